@@ -1,0 +1,13 @@
+"""A durable event log behind plain HTTP; this package is the server and its command line.
+
+Map, from the inside out (the arrows of import point inward; `tests/test_tidy.py` holds them):
+
+- leaves: `limits`, `model`, `rendered`, `errors`, `entries`, `appends` — values and rules without
+  I/O, clock or event loop; `clock`, `metrics`, `settings` — the only places for what they name
+- `engine` — topics, the write path, the apply path and the read path; state of the event loop
+- `wal` — files: the journal, sealed segments, snapshots, and the faults of disks
+- `api` — HTTP on top of the engine
+- `cli` — the `topics` command; `server` — the wiring, the only module that sees everything
+
+Nothing is imported here, so that a tool may load one format module without loading the server.
+"""
