@@ -1,0 +1,128 @@
+"""A block: a short run of consecutive records in columns, immutable once made.
+
+The one form in which records rest and travel: the tail of a log is a list of blocks, a segment is
+packed from blocks and read back as blocks, a snapshot keeps the encoded blocks of what is not
+sealed. Which records are deleted is not here: whoever holds a block holds its dead flags. A leaf:
+beyond the standard library only msgspec, so the segment reader and its helper process can load it.
+"""
+
+from __future__ import annotations
+
+from array import array
+from itertools import accumulate, chain
+from typing import Final
+
+import msgspec
+
+from topics_server.limits import RECORD_FRAMING_BYTES
+
+_VERSION: Final = 1
+
+
+class Block(msgspec.Struct, frozen=True, gc=False):
+    """Records `first_seq .. first_seq + count - 1`, shape of every column: (count,).
+
+    `times`: commit times in ms, `array('q')`. `ends`: `array('I')` of 2 x count byte offsets into
+    `body`, for each record the end of its `data` and the end of its `meta`; `data` of record i
+    starts where `meta` of record i - 1 ends. An absent `meta` is empty. `kinds`: one byte a record
+    (`PayloadKind`). `hops`: one byte a record, how many routers it went through.
+    """
+
+    first_seq: int
+    times: array[int]
+    ends: array[int]
+    body: bytes
+    tags: list[str | None]
+    nodes: list[str | None]
+    kinds: bytes
+    hops: bytes
+
+    @property
+    def count(self) -> int:
+        """How many records the block holds."""
+        return len(self.times)
+
+    @property
+    def last_seq(self) -> int:
+        """Seq of the last record; `first_seq - 1` when the block is empty."""
+        return self.first_seq + len(self.times) - 1
+
+    def data(self, row: int) -> bytes:
+        """The payload of one row, verbatim."""
+        return self.body[self.ends[2 * row - 1] if row else 0 : self.ends[2 * row]]
+
+    def meta(self, row: int) -> bytes:
+        """The `meta` object of one row, verbatim; empty where absent."""
+        return self.body[self.ends[2 * row] : self.ends[2 * row + 1]]
+
+    def payload_bytes(self, row: int) -> int:
+        """Length of `data` plus `meta` of one row."""
+        return self.ends[2 * row + 1] - (self.ends[2 * row - 1] if row else 0)
+
+
+def record_bytes(data: bytes, meta: bytes, tag: str | None, node: str | None) -> int:
+    """What one record counts in `bytes` and `cap_bytes`: data + meta + framing (§0.10)."""
+    # Tags and nodes count in characters, which for ASCII are bytes.
+    framing = RECORD_FRAMING_BYTES + (len(tag) if tag else 0) + (len(node) if node else 0)
+    return len(data) + len(meta) + framing
+
+
+def make_block(
+    first_seq: int,
+    times: array[int],
+    datas: list[bytes],
+    metas: list[bytes],
+    tags: list[str | None],
+    nodes: list[str | None],
+) -> Block:
+    """Freeze parallel columns of JSON records into a block; the lists are copied."""
+    count = len(datas)
+    assert count == len(metas) == len(tags) == len(nodes) == len(times) > 0
+    pieces = list(chain.from_iterable(zip(datas, metas, strict=True)))
+    return Block(
+        first_seq=first_seq,
+        times=times,
+        ends=array("I", accumulate(map(len, pieces))),
+        body=b"".join(pieces),
+        tags=list(tags),
+        nodes=list(nodes),
+        kinds=bytes(count),
+        hops=bytes(count),
+    )
+
+
+def encode_block(block: Block) -> bytes:
+    """One C call to self-contained bytes; `decode_block` is its inverse. Version in front."""
+    return msgspec.msgpack.encode(
+        (
+            _VERSION,
+            block.first_seq,
+            block.times.tobytes(),
+            block.ends.tobytes(),
+            block.body,
+            block.tags,
+            block.nodes,
+            block.kinds,
+            block.hops,
+        )
+    )
+
+
+_Encoded = tuple[int, int, bytes, bytes, bytes, list[str | None], list[str | None], bytes, bytes]
+_DECODER: Final = msgspec.msgpack.Decoder(_Encoded)
+
+
+def decode_block(encoded: bytes | memoryview) -> Block:
+    """Bytes of `encode_block` back to the block. Raises `ValueError` for anything else."""
+    try:
+        version, first_seq, times, ends, body, tags, nodes, kinds, hops = _DECODER.decode(encoded)
+    except msgspec.DecodeError as error:
+        raise ValueError(f"not an encoded block: {error}") from None
+    if version != _VERSION:
+        raise ValueError(f"block version {version} is newer than {_VERSION}")
+    block = Block(first_seq, array("q"), array("I"), body, tags, nodes, kinds, hops)
+    block.times.frombytes(times)
+    block.ends.frombytes(ends)
+    if len(block.ends) != 2 * block.count or len(tags) != block.count or len(nodes) != block.count:
+        raise ValueError("columns of an encoded block differ in length")
+    return block

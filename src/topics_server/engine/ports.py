@@ -1,0 +1,216 @@
+"""What the engine needs of the world, named as protocols: journal, segments, snapshots, workers.
+
+`wal/` satisfies the storage ones without importing the engine; tests satisfy them with lists.
+All callbacks run on the loop's thread. Methods marked *blocking* are called off the loop only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol, TypeVar
+
+from topics_server.blocks import Block
+from topics_server.entries import Entry
+from topics_server.handoff import SegmentPlan, ShardProgress, SnapshotImage, TopicFacts
+from topics_server.model import TagMatch
+
+T = TypeVar("T")
+
+
+class Journal(Protocol):
+    """The write-ahead log. One writer, the loop; entries of one shard are written in lsn order."""
+
+    @property
+    def shard_count(self) -> int:
+        """How many shards are open for writing."""
+        ...
+
+    def shard_of(self, topic_id: int) -> int:
+        """The shard a topic's entries go to, fixed for the life of the wal set."""
+        ...
+
+    def listen(self, callback: Callable[[ShardProgress], None]) -> None:
+        """Say who is told of progress (once, before the first submit)."""
+        ...
+
+    def submit(self, lsn: int, entry: Entry, *, shard: int, urgent: bool, sync: bool) -> None:
+        """Queue one entry. Raises `TopicsError` `throttled` (queue full), `storage_read_only`.
+
+        `urgent`: may use the reserve when the disk is full (deletes, drops, floors). `sync`:
+        somebody waits for its sync.
+        """
+        ...
+
+    def reopen(self, shard: int) -> None:
+        """The loop has undone everything from `failed_from` on: take submissions again."""
+        ...
+
+    def read_only_shards(self) -> Sequence[int]:
+        """Shards whose sync failed."""
+        ...
+
+    async def sync_all(self) -> None:
+        """Return once everything submitted before the call is synced on every shard."""
+        ...
+
+    def trim(self, start_lsn: int) -> None:
+        """Every entry below `start_lsn` is in the older snapshot: its files may go."""
+        ...
+
+    async def close(self) -> None:
+        """Write and sync what is queued, end the threads."""
+        ...
+
+
+class SealedIndex(Protocol):
+    """The mapped columns of one sealed segment; row r is seq `first_seq + r`. Never blocks long."""
+
+    @property
+    def segment_id(self) -> int:
+        """Number of the segment within its topic, never reused there."""
+        ...
+
+    @property
+    def first_seq(self) -> int:
+        """Seq of row 0."""
+        ...
+
+    @property
+    def last_seq(self) -> int:
+        """Seq of the last row."""
+        ...
+
+    def time(self, row: int) -> int:
+        """Commit time of a row, ms."""
+        ...
+
+    def first_row_since(self, ts: int) -> int:
+        """The first row whose commit time is >= `ts`; the row count if there is none."""
+        ...
+
+    def record_bytes(self, row: int) -> int:
+        """What the row counts in `bytes` (see `blocks.record_bytes`)."""
+        ...
+
+    def record_bytes_between(self, first_row: int, end_row: int, dead: bytes | bytearray) -> int:
+        """Sum of `record_bytes` over rows `first_row..end_row - 1` whose `dead` byte is 0."""
+        ...
+
+    def node_rows(self, nodes: frozenset[str], first_row: int, end_row: int) -> bytes:
+        """One byte per row of the range: 1 where the row's node is in `nodes`."""
+        ...
+
+    def flags(self) -> bytes:
+        """A copy of the delete flags as found on disk: 0 live, 1 dead; one byte a row."""
+        ...
+
+
+class Segments(Protocol):
+    """Sealed segments of all topics, hot and cold, with their manifests."""
+
+    def put(self, plan: SegmentPlan, facts: TopicFacts) -> SealedIndex:
+        """*Blocking.* Pack, write, sync, rename, list in the manifest; return its columns."""
+        ...
+
+    def read(self, topic_id: int, segment_id: int, first_row: int, end_row: int) -> Block:
+        """*Blocking.* Rows as a block, every record's checksum verified.
+
+        A record that fails is damage: raises `errors.Damaged` with the first and last bad row.
+        """
+        ...
+
+    def find_tags(self, topic_id: int, segment_id: int, match: TagMatch) -> Sequence[int]:
+        """*Blocking.* Rows (ascending) whose tag matches, dead ones included."""
+        ...
+
+    def flip(self, topic_id: int, rows: dict[int, Sequence[int]]) -> None:
+        """*Blocking.* Set delete flags {segment id: rows}, in every tier's copy, and sync."""
+        ...
+
+    def drop(self, topic_id: int, segment_ids: Sequence[int], facts: TopicFacts) -> None:
+        """*Blocking.* Take segments off the manifest, sync it, then unlink their files."""
+        ...
+
+    def drop_topic(self, topic_id: int) -> None:
+        """*Blocking.* Remove everything a dropped topic has, in both tiers. Idempotent."""
+        ...
+
+    def relocate(self, topic_id: int, segment_id: int, facts: TopicFacts) -> None:
+        """*Blocking.* Copy hot -> cold, sync, list, unlink hot; flips during it hit both files."""
+        ...
+
+    def write_manifest(self, facts: TopicFacts) -> None:
+        """*Blocking.* Replace the manifest with these facts and the segments as they are."""
+        ...
+
+    def open_topic(self, topic_id: int) -> tuple[TopicFacts, list[SealedIndex]] | None:
+        """*Blocking, recovery.* Manifest and columns; `None` if the topic has no manifest.
+
+        Raises `StartRefused` for a listed file that is missing.
+        """
+        ...
+
+    def topics_on_disk(self) -> list[int]:
+        """*Blocking, recovery.* Ids that have a folder, in either tier."""
+        ...
+
+    def bytes_of(self, topic_id: int) -> tuple[int, int]:
+        """(hot, cold) bytes of the topic's files, from memory."""
+        ...
+
+    def is_cold(self, topic_id: int, segment_id: int) -> bool:
+        """Whether the segment lies in the cold folder, from memory."""
+        ...
+
+
+class Snapshots(Protocol):
+    """Published snapshots; the newest valid one wins, two are kept."""
+
+    def write(self, image: SnapshotImage) -> int:
+        """*Blocking.* Publish (temp, sync, rename, directory sync) and prune.
+
+        Returns the `start_lsn` of the older kept snapshot, to which the journal may be trimmed
+        (0 while only one exists).
+        """
+        ...
+
+    def newest(self) -> SnapshotImage | None:
+        """*Blocking, recovery.* The newest valid snapshot; corrupt ones are removed."""
+        ...
+
+
+class Replay(Protocol):
+    """The journal as found at start, before it is open for writing."""
+
+    def entries(self, start_lsn: int) -> Iterator[tuple[int, Entry]]:
+        """*Blocking.* Entries of all shards with lsn >= start, merged by lsn.
+
+        Raises `StartRefused` if the journal does not reach back to `start_lsn`, `Corrupt` for
+        damage below what is known to be synced. Torn tails end a shard, kept aside.
+        """
+        ...
+
+    @property
+    def progress(self) -> float:
+        """0.0 to 1.0 of the bytes to read."""
+        ...
+
+
+class Offload(Protocol):
+    """Runs blocking calls off the loop; in tests, deterministically on it."""
+
+    async def run(self, call: Callable[[], T]) -> T:
+        """The result (or exception) of `call`, run on a worker thread."""
+        ...
+
+
+class Clock(Protocol):
+    """Time as the engine's drivers see it."""
+
+    def now_ms(self) -> int:
+        """Wall clock, ms since the epoch; may step."""
+        ...
+
+    def monotonic_ms(self) -> float:
+        """Monotonic clock, ms."""
+        ...

@@ -1,0 +1,87 @@
+"""The two families of errors: refusals (somebody asked for what a rule forbids) and damage.
+
+`TopicsError` is raised where the rule is known and turned into HTTP in `api/problems.py` only.
+`StorageError` and its kinds are raised in `wal/` (the only place that catches `OSError`).
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from typing import Any
+
+
+class Code(enum.Enum):
+    """Stable machine-readable codes of the contract (§0.6); the value is what clients see."""
+
+    INVALID_REQUEST = "invalid_request"
+    BATCH_TOO_LARGE = "batch_too_large"
+    RECORD_TOO_LARGE = "record_too_large"
+    UNAUTHORIZED = "unauthorized"
+    FORBIDDEN = "forbidden"
+    NOT_FOUND = "not_found"
+    TOPIC_NOT_FOUND = "topic_not_found"
+    METHOD_NOT_ALLOWED = "method_not_allowed"
+    NOT_ACCEPTABLE = "not_acceptable"
+    TOPIC_EXISTS_INCOMPATIBLE = "topic_exists_incompatible"
+    TOPIC_NOT_EMPTY = "topic_not_empty"
+    PAYLOAD_TOO_LARGE = "payload_too_large"
+    UNSUPPORTED_MEDIA_TYPE = "unsupported_media_type"
+    TOPIC_FULL = "topic_full"
+    THROTTLED = "throttled"
+    INTERNAL = "internal"
+    NOT_READY = "not_ready"
+    SHUTTING_DOWN = "shutting_down"
+    STORAGE_READ_ONLY = "storage_read_only"
+
+
+class TopicsError(Exception):
+    """A refusal in the contract's words: `code`, a human `message`, optional `detail`."""
+
+    def __init__(self, code: Code, message: str, detail: Mapping[str, Any] | None = None) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.detail: dict[str, Any] = dict(detail or {})
+
+
+def invalid(message: str, field: str | None = None) -> TopicsError:
+    """A 400 `invalid_request`; `field` is the path of the value, e.g. `records[3].tag`."""
+    return TopicsError(Code.INVALID_REQUEST, message, {"field": field} if field else None)
+
+
+class StorageError(Exception):
+    """Damage or refusal of the disk. `path` names the file when there is one."""
+
+    def __init__(self, message: str, path: str | None = None) -> None:
+        super().__init__(f"{path}: {message}" if path else message)
+        self.path = path
+
+
+class Torn(StorageError):
+    """Bytes fail their check above what is known to have been synced: an unfinished write."""
+
+
+class Corrupt(StorageError):
+    """Bytes fail their check below what is known to have been synced: damage, never repaired."""
+
+
+class ReadOnly(StorageError):
+    """A sync failed: its outcome is unknown, the shard takes no writes until a restart."""
+
+
+class DiskFull(StorageError):
+    """The disk refused a write (ENOSPC, EDQUOT, EFBIG, EIO on write, too many open files)."""
+
+
+class StartRefused(StorageError):
+    """The data directory cannot be served as it is: locked, newer, foreign, a file missing."""
+
+
+class Damaged(StorageError):
+    """Rows of a sealed segment whose checksum fails, inclusive."""
+
+    def __init__(self, first_row: int, last_row: int) -> None:
+        super().__init__(f"rows {first_row}..{last_row} are damaged")
+        self.first_row = first_row
+        self.last_row = last_row

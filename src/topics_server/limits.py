@@ -1,0 +1,84 @@
+"""Every hard bound of the server, and the relations between them.
+
+Configurable limits (those with an environment name) live in `settings.py`; what is here cannot be
+configured. The relations are asserted at import, so that a changed number cannot break another.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+KIB: Final = 1024
+MIB: Final = 1024 * KIB
+
+# --- seqs and times -----------------------------------------------------------------------
+U32_MAX: Final = 2**32 - 1
+U64_MAX: Final = 2**64 - 1
+# Seqs stay below 2**63 inside (numpy int64 columns); the contract accepts any u64 as a cursor.
+SEQ_MAX: Final = 2**63 - 1
+
+# --- requests -----------------------------------------------------------------------------
+JSON_DEPTH_MAX: Final = 512
+TOPIC_NAME_CHARS_MAX: Final = 255
+IDEMPOTENCY_KEY_CHARS_MAX: Final = 256
+META_KEYS_MAX: Final = 64
+PAGE_SIZE_DEFAULT: Final = 100
+PAGE_SIZE_MAX: Final = 1000
+DIFF_LIMIT_DEFAULT: Final = 256
+DIFF_WAIT_MS_MAX: Final = 30_000
+# The byte budget of one page (contract §11: default 1 MiB, clamped to 8 MiB).
+PAGE_BYTES_DEFAULT: Final = MIB
+PAGE_BYTES_MAX: Final = 8 * MIB
+# Slots one page examines before it returns with its cursor advanced (contract README, Scan bound).
+PAGE_SCAN_SLOTS_MAX: Final = 65_536
+PRIORITY_MAX: Final = 1000
+LEASE_MS_MIN: Final = 100
+LEASE_MS_MAX: Final = 86_400_000
+CLAIM_JITTER_MS_MAX: Final = 5_000
+NODE_FILTER_IDS_MAX: Final = 256
+
+# --- the log ------------------------------------------------------------------------------
+# Records of one block: the unit that is rendered once, cached, sealed and captured.
+BLOCK_RECORDS_MAX: Final = 256
+BLOCK_BYTES_MAX: Final = 4 * MIB
+# What a record costs beside `data`, `meta`, `tag` and `node` in `bytes` and `cap_bytes`.
+RECORD_FRAMING_BYTES: Final = 24
+# Heads reserved ahead of the last ceiling for every class but fsync (DESIGN §3, Heads).
+HEAD_RESERVE_SEQS: Final = 65_536
+# Distinct (range, reason) facts of lost records kept per topic before neighbours merge to `mixed`.
+LOSS_RANGES_MAX: Final = 64
+DEDUPE_KEYS_PER_TOPIC_MAX: Final = 1_000_000
+
+# --- journal ------------------------------------------------------------------------------
+WAL_SHARDS_MAX: Final = 64
+WAL_FILE_BYTES: Final = 64 * MIB
+WAL_FILL_STEP_BYTES: Final = 4 * MIB
+# One frame holds one call; one group holds the frames one write takes.
+FRAME_BYTES_MAX: Final = 256 * MIB
+GROUP_BYTES_MAX: Final = 8 * MIB
+# A group larger than this is written by the shard's thread, never from the loop.
+LOOP_WRITE_BYTES_MAX: Final = 256 * KIB
+# Unsynced bytes above which a write could block on write-back: leave it to the thread.
+LOOP_UNSYNCED_BYTES_MAX: Final = 16 * MIB
+# Bytes waiting in one shard before appends are `throttled`.
+SHARD_QUEUE_BYTES_MAX: Final = 256 * MIB
+
+# --- segments and snapshots ---------------------------------------------------------------
+# Files stay under 2 GiB; a run is cut long before.
+SEGMENT_DATA_BYTES_MAX: Final = 1536 * MIB
+SEGMENT_RECORDS_MAX: Final = 1_048_576
+# A run smaller than this is not sealed by age: it stays in the snapshot.
+SEAL_BY_AGE_BYTES_MIN: Final = 64 * KIB
+SNAPSHOTS_KEPT: Final = 2
+CAPTURE_SLICE_MS: Final = 4
+BLOCK_CACHE_BYTES_MAX: Final = 48 * MIB
+
+assert SEQ_MAX < U64_MAX
+assert DIFF_LIMIT_DEFAULT <= 1000
+assert PAGE_BYTES_DEFAULT <= PAGE_BYTES_MAX
+assert PAGE_SIZE_DEFAULT <= PAGE_SIZE_MAX
+assert BLOCK_RECORDS_MAX <= PAGE_SCAN_SLOTS_MAX <= SEGMENT_RECORDS_MAX
+assert WAL_FILE_BYTES % WAL_FILL_STEP_BYTES == 0
+assert LOOP_WRITE_BYTES_MAX <= GROUP_BYTES_MAX <= FRAME_BYTES_MAX
+assert FRAME_BYTES_MAX < SEGMENT_DATA_BYTES_MAX < 2**31
+assert SHARD_QUEUE_BYTES_MAX >= FRAME_BYTES_MAX

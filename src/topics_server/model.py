@@ -1,0 +1,125 @@
+"""The values everybody speaks of: topics' configuration, gates, tag matches, names, losses.
+
+Frozen values without behaviour that needs a clock, a file or a loop. Any module may import it.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+from typing import Final, NewType
+
+import msgspec
+
+from topics_server.limits import TOPIC_NAME_CHARS_MAX
+
+Seq = NewType("Seq", int)  # position of a record in its topic, from 1
+TopicId = NewType("TopicId", int)  # interned id of one incarnation of a topic, never reused
+Lsn = NewType("Lsn", int)  # server-wide order of entries, from 1
+
+_TOPIC_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,254}")
+
+
+def is_topic_name(name: str) -> bool:
+    """Whether `name` is in the contract's charset and length (§1.1), byte-exact."""
+    return len(name) <= TOPIC_NAME_CHARS_MAX and _TOPIC_NAME.fullmatch(name) is not None
+
+
+class TopicType(enum.Enum):
+    """Kind of a topic (§0.10); cannot change once set."""
+
+    LOG = "log"
+    QUEUE = "queue"
+
+
+class Durability(enum.Enum):
+    """Commit class of a topic (§0.10): where a write lands and when it is acknowledged."""
+
+    EPHEMERAL = "ephemeral"
+    MEMORY = "memory"
+    DISK = "disk"
+    FSYNC = "fsync"
+
+
+class Discard(enum.Enum):
+    """What a full topic does (§0.10): evict the oldest, or refuse the write."""
+
+    OLD = "old"
+    REJECT = "reject"
+
+
+class PayloadKind(enum.IntEnum):
+    """What the bytes of `data` are. Everything but JSON is refused for now; formats carry it."""
+
+    JSON = 0
+    TEXT = 1
+    BYTES = 2
+
+
+class Gate(enum.IntEnum):
+    """What an entry waits for before it is applied: nothing, its write, or its sync."""
+
+    NONE = 0
+    WRITTEN = 1
+    SYNCED = 2
+
+
+GATE_OF: Final[dict[Durability, Gate]] = {
+    Durability.EPHEMERAL: Gate.NONE,
+    Durability.MEMORY: Gate.WRITTEN,
+    Durability.DISK: Gate.WRITTEN,
+    Durability.FSYNC: Gate.SYNCED,
+}
+
+
+class TopicConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """The full configuration of a topic (§0.10), already resolved and clamped."""
+
+    type: TopicType = TopicType.LOG
+    ttl_ms: int = 0
+    cap_records: int = 0
+    cap_bytes: int = 0
+    discard: Discard = Discard.OLD
+    durability: Durability = Durability.DISK
+    priority: int | None = None
+    auto_priority: bool = True
+    auto_create: bool = True
+    idempotency_window_ms: int = 120_000
+    dedupe_node: bool = True
+    lease_ms: int = 30_000
+    claim_jitter_ms: int = 0
+    max_deliveries: int = 0
+    dead_letter: str | None = None
+    leases_durable: bool = False
+
+
+class LossReason(enum.Enum):
+    """Why records are gone involuntarily; the value is the tombstone's `reason` (§3.3)."""
+
+    CAP = "cap"
+    TTL = "ttl"
+    MIXED = "mixed"
+    RECREATED = "recreated"
+    SOURCE_TRIM = "source_trim"
+    DAMAGED = "damaged"
+    RESTART = "restart"
+
+
+class TagMatch(msgspec.Struct, frozen=True):
+    """A delete's predicate on tags (§5): exact, or a literal prefix (an empty prefix: any tag)."""
+
+    text: str
+    is_prefix: bool = False
+
+    def matches(self, tag: str | None) -> bool:
+        """Whether a record with this tag is hit; a record without a tag never is."""
+        if tag is None:
+            return False
+        return tag.startswith(self.text) if self.is_prefix else tag == self.text
+
+
+class SeqRun(msgspec.Struct, frozen=True, array_like=True):
+    """Seqs `first_seq..last_seq`, both inclusive."""
+
+    first_seq: int
+    last_seq: int
