@@ -5,7 +5,7 @@ state into an entry, the entry goes through the ports to the journal, and when i
 *applied*; recovery applies the same entries again. This package never imports `wal`: `ports` names
 what it needs of the disk.
 
-- `log`, `blocks`, `reading`, `tags` — the records of a topic and how a page of them is read
+- `log`, `reading`, `tags` — the records of a topic and how a page of them is read
 - `retention`, `dedupe`, `producers`, `staging` — the rules an append meets
 - `topic`, `registry`, `priority` — one topic; all of them; how hard each may be written
 - `hub`, `subscription` — bells and cursors, for whoever waits

@@ -1,0 +1,285 @@
+"""The architecture as data, and what one source file says about itself.
+
+`MODULES` is DESIGN §5's table: which modules exist, which are pure, and what each may import of
+ours. `tests/test_tidy.py` compares it with the code. A row may stand here before its module exists;
+a module may not exist without its row.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+from collections.abc import Iterator
+from functools import cached_property
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = "topics_server"
+SOURCE = ROOT / "src" / PACKAGE
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Row:
+    """A line of the table; names are relative to the package, a `*` at the end means any rest."""
+
+    pure: bool
+    imports: frozenset[str]
+
+    def allows(self, name: str) -> bool:
+        """Tell whether a module of this row may import the module `name` of ours."""
+        return any(
+            name.startswith(allowed[:-1]) if allowed.endswith("*") else name == allowed
+            for allowed in self.imports
+        )
+
+
+def pure(*imports: str) -> Row:
+    """A module without I/O, clock and event loop."""
+    return Row(True, frozenset(imports))
+
+
+def driver(*imports: str) -> Row:
+    """A module that may touch files, the clock or the event loop."""
+    return Row(False, frozenset(imports))
+
+
+# Values and rules at the bottom: importable by every other module, rows need not list them.
+LEAVES = {
+    "limits": pure(),
+    "errors": pure(),
+    "model": pure("limits"),
+    "rendered": pure("limits", "model"),
+    "appends": pure("limits", "model", "errors"),
+    "entries": pure("limits", "model", "appends"),
+    # Beyond DESIGN §5: the one form in which records rest, and what engine and wal hand over beside
+    # entries. Both sides know them, and neither side may import the other.
+    "blocks": pure("limits"),
+    "handoff": pure("limits", "model", "blocks", "entries"),
+}
+# Effects at the bottom: importable by every module that is not pure.
+EFFECTS = {"clock": driver(), "metrics": driver()}
+
+ENGINE = {
+    "engine.log": pure(),
+    "engine.reading": pure("engine.log"),
+    "engine.tags": pure(),
+    "engine.retention": pure("engine.log"),
+    "engine.dedupe": pure(),
+    "engine.producers": pure(),
+    "engine.staging": pure(),
+    "engine.topic": pure(
+        "engine.log",
+        "engine.reading",
+        "engine.tags",
+        "engine.retention",
+        "engine.dedupe",
+        "engine.producers",
+        "engine.staging",
+    ),
+    "engine.registry": pure("engine.topic"),
+    "engine.priority": pure(),
+    "engine.hub": pure(),
+    "engine.subscription": pure("engine.reading"),
+    "engine.sealing": pure("engine.log"),
+    "engine.ports": pure(),
+    "engine.commits": pure("engine.staging", "engine.ports", "engine.hub"),
+    "engine.store": driver(
+        "engine.registry",
+        "engine.commits",
+        "engine.hub",
+        "engine.reading",
+        "engine.priority",
+        "engine.ports",
+    ),
+    "engine.sealer": driver(
+        "engine.store", "engine.registry", "engine.sealing", "engine.retention", "engine.ports"
+    ),
+    "engine.checkpointer": driver("engine.ports", "engine.registry"),
+    "engine.recovery": driver("engine.ports", "engine.registry", "engine.commits"),
+}
+
+WAL = {
+    "wal.frames": pure(),
+    "wal.segment_format": pure(),
+    "wal.snapshot_format": pure(),
+    "wal.manifest_format": pure(),
+    "wal.layout": pure(),
+    "wal.grouping": pure(),
+    "wal.directory": driver("wal.layout", "wal.fs"),
+    "wal.fs": driver(),
+    "wal.shard": driver("wal.frames", "wal.grouping", "wal.layout", "wal.fs"),
+    "wal.journal": driver("wal.shard", "wal.replay", "wal.layout", "wal.fs"),
+    "wal.replay": driver("wal.frames", "wal.layout", "wal.fs"),
+    # The process that packs a run into segment bytes, off the server's interpreter lock.
+    "wal.packer": driver("wal.segment_format"),
+    "wal.segments": driver(
+        "wal.segment_format", "wal.manifest_format", "wal.layout", "wal.fs", "wal.packer"
+    ),
+    "wal.snapshots": driver("wal.snapshot_format", "wal.layout", "wal.fs"),
+    "wal.dump": driver("wal.replay", "wal.segments", "wal.snapshots"),
+}
+
+SERVICES = {
+    "queue.leases": pure(),
+    "queue.cohort": pure(),
+    "queue.dead_letter": pure(),
+    "queue.service": driver("queue.leases", "queue.cohort", "queue.dead_letter", "engine.store"),
+    "queue.push": driver("queue.service", "engine.hub"),
+    "routers.table": pure(),
+    "routers.forward": pure(),
+    "routers.pump": driver("routers.table", "routers.forward", "engine.store", "engine.hub"),
+    "routers.service": driver("routers.table", "routers.pump", "engine.store"),
+}
+
+API = {
+    "api.bodies": pure(),
+    "api.rendering": pure("engine.reading"),
+    "api.problems": pure(),
+    "api.producer_headers": pure(),
+    "api.keys": pure(),
+    "api.sessions": pure(),
+    "api.guard": driver("api.keys", "api.problems"),
+    # The thin ASGI adapter in front of the data plane's plain functions.
+    "api.http": driver("api.guard", "api.problems"),
+    "api.sse": driver("api.rendering"),
+    "api.fanout": driver("api.rendering", "api.sse", "engine.subscription", "engine.hub"),
+    "api.topics": driver(
+        "api.bodies",
+        "api.rendering",
+        "api.keys",
+        "api.http",
+        "engine.store",
+        "queue.service",
+        "routers.service",
+    ),
+    "api.records": driver(
+        "api.bodies", "api.rendering", "api.producer_headers", "api.http", "engine.store"
+    ),
+    "api.routers": driver("api.bodies", "api.rendering", "api.keys", "routers.service"),
+    "api.queues": driver(
+        "api.keys", "api.bodies", "api.rendering", "api.sse", "queue.service", "queue.push"
+    ),
+    "api.watch": driver(
+        "api.bodies",
+        "api.keys",
+        "api.sessions",
+        "api.sse",
+        "api.fanout",
+        "engine.subscription",
+        "engine.store",
+    ),
+    "api.ws": driver(
+        "api.bodies",
+        "api.rendering",
+        "api.keys",
+        "api.fanout",
+        "engine.subscription",
+        "engine.store",
+    ),
+    "api.probes": driver(
+        "api.rendering",
+        "api.sessions",
+        "api.http",
+        "engine.store",
+        "engine.recovery",
+        "queue.service",
+        "routers.service",
+    ),
+    "api.app": driver(
+        "api.problems",
+        "api.guard",
+        "api.http",
+        "api.topics",
+        "api.records",
+        "api.routers",
+        "api.queues",
+        "api.watch",
+        "api.ws",
+        "api.probes",
+    ),
+}
+
+TOP = {
+    "settings": driver(),
+    "server": driver("*"),
+    "__main__": driver("cli", "server"),
+    # One file a verb; offline verbs read files, `serve` loads the server only when it is called.
+    "cli": driver("cli.*"),
+    "cli.*": driver("cli", "cli.*", "settings", "wal.*", "server"),
+}
+
+MODULES: dict[str, Row] = {**LEAVES, **EFFECTS, **ENGINE, **WAL, **SERVICES, **API, **TOP}
+
+
+def row_of(name: str) -> Row | None:
+    """The row a module falls under: its own, else that of its folder (`cli.*`)."""
+    return MODULES.get(name) or MODULES.get(f"{name.rpartition('.')[0]}.*")
+
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+@dataclasses.dataclass(frozen=True)
+class Import:
+    """One imported name: the absolute module, the member if `from` was used, and the line."""
+
+    module: str
+    member: str
+    line: int
+
+    @property
+    def top(self) -> str:
+        """The distribution's or library module's first name."""
+        return self.module.partition(".")[0]
+
+
+class Module:
+    """One parsed source file; `name` is relative to the package, '' for the package itself."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.text = path.read_text("utf-8")
+        self.tree = ast.parse(self.text, filename=str(path))
+        self.is_package = path.name == "__init__.py"
+        parts = path.relative_to(SOURCE).with_suffix("").parts
+        self.name = ".".join(parts[:-1] if self.is_package else parts)
+
+    @property
+    def where(self) -> str:
+        """The path a reader of a message can open."""
+        return str(self.path.relative_to(ROOT))
+
+    @cached_property
+    def nodes(self) -> list[ast.AST]:
+        """Every node of the file, functions' bodies included."""
+        return list(ast.walk(self.tree))
+
+    @cached_property
+    def imports(self) -> list[Import]:
+        """Every import of the file: lazy ones and those for types only count as well."""
+        found: list[Import] = []
+        for node in self.nodes:
+            if isinstance(node, ast.Import):
+                found.extend(Import(alias.name, "", node.lineno) for alias in node.names)
+            elif isinstance(node, ast.ImportFrom) and not node.level:
+                base = node.module or ""
+                found.extend(Import(base, alias.name, node.lineno) for alias in node.names)
+        return found
+
+    def own_imports(self, known: set[str]) -> Iterator[tuple[str, int]]:
+        """Yield (module of ours, line); `from package import module` means the module."""
+        for item in self.imports:
+            if item.top == PACKAGE:
+                base = item.module.removeprefix(PACKAGE).removeprefix(".")
+                member = f"{base}.{item.member}".removeprefix(".")
+                yield (member if member in known else base), item.line
+
+    @cached_property
+    def functions(self) -> list[Function]:
+        """Every function and method, nested ones included."""
+        return [node for node in self.nodes if isinstance(node, Function)]
+
+
+def load_modules() -> dict[str, Module]:
+    """Parse the package; packages' `__init__` files are among the values."""
+    return {module.name: module for module in map(Module, sorted(SOURCE.rglob("*.py")))}

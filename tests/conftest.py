@@ -1,0 +1,19 @@
+"""What every test relies on: asyncio as the only event loop, and Hypothesis without a deadline.
+
+`--hypothesis-profile=ci` makes property tests repeat exactly; the default profile explores.
+"""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import settings
+
+settings.register_profile("default", deadline=None)
+settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
+settings.load_profile("default")
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    """Tests marked `anyio` run on asyncio: the server knows no other loop."""
+    return "asyncio"

@@ -1,0 +1,403 @@
+"""The architecture, held by tests: who may import whom, where effects live, and how files look.
+
+The table is in `tests/architecture.py`. Each message says what to do; where a rule is wrong for a
+case, its exception is written down here with a reason, never worked around in the code.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import tomllib
+from collections.abc import Iterator
+
+import pytest
+
+from tests.architecture import (
+    EFFECTS,
+    LEAVES,
+    MODULES,
+    PACKAGE,
+    ROOT,
+    Import,
+    Module,
+    load_modules,
+    row_of,
+)
+
+FILE_LINES_MAX = 600
+FILE_LINES_ASK = 400
+FUNCTION_LINES_ASK = 70
+
+# A pure module imports none of these: files, clocks, chance, threads, event loops, servers, logs.
+IO_MODULES = frozenset(
+    """anyio asyncio concurrent fcntl ftplib glob httpx logging mmap multiprocessing os pathlib
+    platform prometheus_client pyspark queue random resource rich secrets select selectors shutil
+    signal socket socketserver sqlite3 sse_starlette ssl starlette subprocess tempfile threading
+    time trio uuid uvicorn uvloop websockets""".split()
+)
+# All that a pure module may use beside the standard library.
+PURE_LIBRARIES = frozenset({"msgspec", "numpy", "orjson", "xxhash"})
+# Spark executors load these without the server's dependencies (DESIGN §5).
+SPARK_SAFE = ("wal.segment_format", "wal.manifest_format", "wal.layout")
+SPARK_LIBRARIES = frozenset({"numpy", "xxhash"})
+
+# Effects and the modules that own them. To add one, write why nobody else can do it for you.
+OWNERS: dict[str, dict[str, str]] = {
+    "time": {"clock": "the only wall and monotonic time"},
+    "random": {"clock": "the only chance"},
+    "secrets": {"clock": "random ids"},
+    "uuid": {"clock": "random ids"},
+    "os": {
+        "wal.fs": "the only open, write, sync and rename",
+        "wal.directory": "the pid and the boot id in the directory's marks",
+        "settings": "the environment and the number of cores",
+    },
+}
+# The top loops: where an unforeseen exception ends, because above them is only the runtime.
+TOP_LOOPS = {
+    "api.http": "a defect in a handler becomes a 500 in the envelope, not a broken connection",
+    "wal.shard": "a defect in the writer thread makes the shard read-only, not silent",
+}
+VAGUE_NAMES = frozenset({"utils", "util", "helpers", "helper", "common", "misc", "manager"})
+
+ALL = load_modules()
+CODE = {name: module for name, module in ALL.items() if not module.is_package or name == "cli"}
+PURE = {name: m for name, m in CODE.items() if (row := row_of(name)) is not None and row.pure}
+
+
+def fail_with(problems: list[str], advice: str) -> None:
+    """Fail once with every problem found, and what to do about them."""
+    if problems:
+        pytest.fail("\n".join([*sorted(problems), f"-> {advice}"]), pytrace=False)
+
+
+def standard_or(item: Import, libraries: frozenset[str]) -> bool:
+    import sys
+
+    return item.top in sys.stdlib_module_names or item.top == PACKAGE or item.top in libraries
+
+
+# -- the table ---------------------------------------------------------------------------------
+
+
+def test_the_table_is_consistent() -> None:
+    """Pure rows import pure rows only; `engine` and `wal` do not know each other."""
+    problems: list[str] = []
+    for name, row in MODULES.items():
+        for allowed in row.imports:
+            if allowed.endswith("*"):
+                continue
+            if allowed not in MODULES:
+                problems.append(f"{name}: its row names {allowed}, which has no row")
+            elif row.pure and not MODULES[allowed].pure:
+                problems.append(f"{name}: is pure, yet its row allows {allowed}, which is not")
+            pair = {name.partition(".")[0], allowed.partition(".")[0]}
+            if pair == {"engine", "wal"}:
+                problems.append(f"{name}: engine and wal never import each other ({allowed})")
+    fail_with(problems, "correct the table in tests/architecture.py")
+
+
+def test_every_module_is_in_the_table() -> None:
+    problems = [
+        f"{module.where}: {name} is not in the module table"
+        for name, module in CODE.items()
+        if row_of(name) is None
+    ]
+    fail_with(
+        problems,
+        "add a row to tests/architecture.py (pure or driver, and what it may import of ours), and "
+        "say in docs/decisions/ which noun left which module if DESIGN §5 does not have it",
+    )
+
+
+@pytest.mark.parametrize("name", sorted(CODE))
+def test_imports_follow_the_table(name: str) -> None:
+    row = row_of(name)
+    if row is None:
+        pytest.fail(f"{name} has no row; see test_every_module_is_in_the_table", pytrace=False)
+    known = set(ALL)
+    anywhere = set() if name in LEAVES else set(LEAVES)
+    if not row.pure and name not in EFFECTS:
+        anywhere |= set(EFFECTS)
+    problems = [
+        f"{ALL[name].where}:{line}: {name} may not import {target or PACKAGE}"
+        for target, line in ALL[name].own_imports(known)
+        if target not in anywhere and not row.allows(target)
+    ]
+    allowed = ", ".join(sorted(row.imports)) or "leaves only"
+    fail_with(
+        problems,
+        f"its row allows: {allowed}. Move the code to where its noun lives, pass the value in, or "
+        "(if the design is wrong) widen the row in tests/architecture.py and write why",
+    )
+
+
+def test_imports_are_absolute_and_whole() -> None:
+    problems: list[str] = []
+    for module in ALL.values():
+        for node in module.nodes:
+            if isinstance(node, ast.ImportFrom) and (node.level or node.names[0].name == "*"):
+                problems.append(f"{module.where}:{node.lineno}: {ast.unparse(node)}")
+    fail_with(problems, f"write `from {PACKAGE}.module import name`")
+
+
+def test_no_import_cycle() -> None:
+    known = set(ALL)
+    graph = {name: {target for target, _ in m.own_imports(known)} for name, m in ALL.items()}
+    problems: list[str] = []
+    for start in graph:
+        seen: set[str] = set()
+        todo = [*graph[start]]
+        while todo:
+            if (name := todo.pop()) not in seen:
+                seen.add(name)
+                todo.extend(graph.get(name, ()))
+        if start in seen:
+            problems.append(f"{start or PACKAGE}: reaches itself through its imports")
+    fail_with(problems, "one of these holds something that belongs further down")
+
+
+# -- purity and effects ------------------------------------------------------------------------
+
+
+def declarations(module: Module) -> Iterator[ast.AST]:
+    """Methods of protocols: they name what somebody else does."""
+    for node in module.nodes:
+        if isinstance(node, ast.ClassDef):
+            bases = {ast.unparse(base).partition("[")[0] for base in node.bases}
+            if "Protocol" in bases:
+                yield from node.body
+
+
+@pytest.mark.parametrize("name", sorted(PURE))
+def test_pure_modules_touch_nothing(name: str) -> None:
+    """No I/O, no clock, no event loop, and no library that brings them."""
+    module = PURE[name]
+    problems: list[str] = []
+    declared = set(declarations(module))
+    for item in module.imports:
+        if item.top in IO_MODULES:
+            problems.append(f"{module.where}:{item.line}: a pure module imports {item.top}")
+        elif not standard_or(item, PURE_LIBRARIES):
+            problems.append(f"{module.where}:{item.line}: {item.top} is not for pure modules")
+    for node in module.nodes:
+        line = f"{module.where}:{getattr(node, 'lineno', 0)}"
+        if isinstance(node, ast.AsyncFunctionDef | ast.Await) and node not in declared:
+            problems.append(f"{line}: async in a pure module")
+        elif isinstance(node, ast.Call):
+            called = ast.unparse(node.func)
+            if called in {"open", "input", "__import__"}:
+                problems.append(f"{line}: {called}() in a pure module")
+            elif re.fullmatch(r"(datetime|date|dt)(\.\w+)*\.(now|utcnow|today)", called):
+                problems.append(f"{line}: {called}() reads the clock")
+    fail_with(problems, "take now_ms, ids and bytes as arguments; let the driver fetch them")
+
+
+def test_spark_can_load_the_formats() -> None:
+    """What executors load reaches nothing beyond the standard library, numpy and xxhash."""
+    known = set(ALL)
+    problems: list[str] = []
+    for start in SPARK_SAFE:
+        seen: set[str] = set()
+        todo = [start]
+        while todo:
+            name = todo.pop()
+            if name in seen or name not in ALL:
+                continue
+            seen.add(name)
+            todo.extend(target for target, _ in ALL[name].own_imports(known))
+            problems.extend(
+                f"{ALL[name].where}:{item.line}: {start} reaches {item.top}"
+                for item in ALL[name].imports
+                if not standard_or(item, SPARK_LIBRARIES)
+            )
+    fail_with(problems, "a format module holds bytes only; keep structs in the driver beside it")
+
+
+def test_effects_live_with_their_owners() -> None:
+    problems = [
+        f"{module.where}:{item.line}: {name} imports {item.top}; its owners are "
+        + ", ".join(f"{owner} ({why})" for owner, why in OWNERS[item.top].items())
+        for name, module in CODE.items()
+        for item in module.imports
+        if item.top in OWNERS and name not in OWNERS[item.top]
+    ]
+    fail_with(problems, "ask the owner, or add yourself to OWNERS in tests/test_tidy.py with why")
+
+
+def test_the_environment_is_read_in_settings_only() -> None:
+    problems: list[str] = []
+    for name, module in CODE.items():
+        if name == "settings":
+            continue
+        for node in module.nodes:
+            if isinstance(node, ast.Attribute) and node.attr in {"environ", "environb", "getenv"}:
+                problems.append(f"{module.where}:{node.lineno}: {ast.unparse(node)}")
+        problems.extend(
+            f"{module.where}:{item.line}: imports {item.module}.{item.member}"
+            for item in module.imports
+            if item.member in {"environ", "getenv"}
+        )
+    fail_with(problems, "add a field to Settings (a command's own option may use click's envvar)")
+
+
+def calls(module: Module, function: str) -> Iterator[int]:
+    """Lines on which the plain name `function` is called."""
+    for node in module.nodes:
+        match node:
+            case ast.Call(func=ast.Name(id=name)) if name == function:
+                yield node.lineno
+
+
+def test_nobody_prints() -> None:
+    problems = [f"{m.where}:{line}: print()" for m in ALL.values() for line in calls(m, "print")]
+    fail_with(problems, "return the text; only cli/ writes to the terminal, with click.echo")
+
+
+def test_only_the_wal_meets_the_disk() -> None:
+    """`engine` and `api` neither open files nor catch `OSError`; in `wal` only `fs` opens them."""
+    problems: list[str] = []
+    for name, module in CODE.items():
+        package = name.partition(".")[0]
+        if package in {"engine", "api"} or (package == "wal" and name != "wal.fs"):
+            problems.extend(f"{module.where}:{line}: open()" for line in calls(module, "open"))
+        if package in {"engine", "api"}:
+            problems.extend(
+                f"{module.where}:{node.lineno}: except {ast.unparse(node.type)}"
+                for node in module.nodes
+                if isinstance(node, ast.ExceptHandler) and node.type is not None
+                if {"OSError", "IOError"} & caught(node)
+            )
+    fail_with(problems, "go through wal.fs and the ports; StorageError is what leaves wal/")
+
+
+# -- exceptions --------------------------------------------------------------------------------
+
+
+def caught(handler: ast.ExceptHandler) -> set[str]:
+    """Names of the exceptions a handler catches; a bare one catches `BaseException`."""
+    if handler.type is None:
+        return {"BaseException"}
+    kinds = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
+    return {ast.unparse(kind) for kind in kinds}
+
+
+def reraises(handler: ast.ExceptHandler) -> bool:
+    last = handler.body[-1]
+    return isinstance(last, ast.Raise) and last.exc is None
+
+
+def test_broad_excepts_stand_in_the_top_loops_only() -> None:
+    """A handler that ends in a bare `raise` cleans up and hides nothing: it is not counted."""
+    problems: list[str] = []
+    for name, module in CODE.items():
+        lines = [
+            node.lineno
+            for node in module.nodes
+            if isinstance(node, ast.ExceptHandler) and not reraises(node)
+            if {"Exception", "BaseException"} & caught(node)
+        ]
+        if len(lines) > (name in TOP_LOOPS):
+            problems.extend(f"{module.where}:{line}: catches everything" for line in lines)
+    loops = "; ".join(f"{name}: {why}" for name, why in TOP_LOOPS.items())
+    fail_with(problems, f"name the exceptions you expect. Allowed, once each: {loops}")
+
+
+# -- files -------------------------------------------------------------------------------------
+
+
+def test_every_module_says_what_it_owns() -> None:
+    problems = [m.where for m in ALL.values() if not (ast.get_docstring(m.tree) or "").strip()]
+    fail_with(problems, "start it with a docstring: what it owns, its invariants, who calls it")
+
+
+def test_packages_hold_a_docstring_only() -> None:
+    """An import here would make Spark, or a tool that wants one format, load the server."""
+    problems = [
+        f"{module.where}: holds more than its docstring"
+        for name, module in ALL.items()
+        if module.is_package and name != "cli" and len(module.tree.body) != 1
+    ]
+    fail_with(problems, "import from the modules themselves")
+
+
+def test_names_say_what_is_inside() -> None:
+    problems = [
+        f"{module.where}: says nothing"
+        for module in ALL.values()
+        if VAGUE_NAMES & {module.path.stem, module.path.parent.name}
+    ]
+    fail_with(problems, "name the noun it owns")
+
+
+def test_no_file_is_over_600_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    """Sizes are a signal: what is long is printed, and only the very long fails."""
+    too_long, long = [], []
+    for module in ALL.values():
+        lines = module.text.count("\n")
+        if lines > FILE_LINES_MAX:
+            too_long.append(f"{module.where}: {lines} lines")
+        elif lines > FILE_LINES_ASK:
+            long.append(f"{module.where}: {lines} lines")
+        for function in module.functions:
+            length = (function.end_lineno or function.lineno) - function.lineno + 1
+            if length > FUNCTION_LINES_ASK:
+                long.append(f"{module.where}:{function.lineno}: {function.name} has {length} lines")
+    if long:
+        with capsys.disabled():
+            print("\nlong; which noun wants to leave?", *sorted(long), sep="\n  ")
+    fail_with(too_long, "split it: ask which noun wants to leave")
+
+
+# -- tests and packaging -----------------------------------------------------------------------
+
+
+def mirrored(folder: str, stem: str) -> bool:
+    """Tell whether `tests/unit/FOLDER/test_STEM.py` names a module: STEM or STEM_anything."""
+    words = stem.split("_")
+    prefix = folder.replace("/", ".") + "." if folder else ""
+    return any(prefix + "_".join(words[:n]) in ALL for n in range(len(words), 0, -1))
+
+
+def test_unit_tests_mirror_the_source() -> None:
+    unit = ROOT / "tests" / "unit"
+    problems: list[str] = []
+    for path in sorted(unit.rglob("test_*.py")):
+        folder = path.parent.relative_to(unit).as_posix().removeprefix(".")
+        if not mirrored(folder, path.stem.removeprefix("test_")):
+            problems.append(f"{path.relative_to(ROOT)}: no module {folder or PACKAGE} of that name")
+    fail_with(
+        problems,
+        "tests/unit/engine/test_log.py (or test_log_more.py) belongs to engine/log.py; what spans "
+        "modules goes to tests/model, tests/storage or tests/api",
+    )
+
+
+def canonical(requirement: str) -> str:
+    """A requirement's distribution name as the lock file spells it."""
+    match = re.match(r"[A-Za-z0-9._-]+", requirement)
+    assert match is not None, requirement
+    return re.sub(r"[-_.]+", "-", match.group()).lower()
+
+
+def test_the_lock_holds_what_the_project_asks_for() -> None:
+    """Every dependency is pinned with hashes, and no registry is named."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+    text = (ROOT / "requirements.lock").read_text("utf-8")
+    pins = re.findall(r"^([a-z0-9.-]+)==((?:[^\n]*\\\n)*[^\n]*)", text, re.MULTILINE)
+    asked = {
+        canonical(requirement)
+        for requirement in [
+            *project["project"]["dependencies"],
+            *project["project"]["optional-dependencies"]["dev"],
+            *project["build-system"]["requires"],
+        ]
+    }
+    problems = [f"requirements.lock: {name} is missing" for name in asked - dict(pins).keys()]
+    problems += [
+        f"requirements.lock: {name} has no hash" for name, rest in pins if "sha256:" not in rest
+    ]
+    if re.search(r"://|--(extra-)?index-url|--find-links", text):
+        problems.append("requirements.lock: names a registry")
+    fail_with(problems, "make it again as docs/decisions/0001-dependencies.md says")
