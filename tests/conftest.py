@@ -14,6 +14,9 @@ settings.load_profile("default")
 
 
 @pytest.fixture
-def anyio_backend() -> str:
-    """Tests marked `anyio` run on asyncio: the server knows no other loop."""
-    return "asyncio"
+def anyio_backend() -> tuple[str, dict[str, bool]]:
+    """Tests marked `anyio` run on asyncio, the only loop there is, in its debug mode.
+
+    Debug mode refuses calls into the loop from another thread, which is how state would be torn.
+    """
+    return "asyncio", {"debug": True}
