@@ -1,0 +1,116 @@
+"""What the store answers: plain values that the API renders. Pure; no rule lives here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from topics_server.blocks import Block
+from topics_server.model import LossReason, TopicConfig
+
+
+class Appended(msgspec.Struct, frozen=True, gc=False):
+    """Outcome of an append: seqs `first_seq..last_seq`, and the head right after it (§2)."""
+
+    first_seq: int
+    last_seq: int
+    head_seq: int
+    created: bool = False
+    deduped: bool = False
+    write_ms: float = 0.0
+    sync_ms: float = 0.0
+
+
+class Gap(msgspec.Struct, frozen=True):
+    """A tombstone: seqs `gap_from..gap_to` (inclusive) are lost, and why (§3.3)."""
+
+    gap_from: int
+    gap_to: int
+    reason: LossReason
+    missed_estimate: int
+
+
+class Piece(msgspec.Struct, frozen=True, gc=False):
+    """Rows of one block that belong to a page, ascending. `rows` is a `range` when unbroken."""
+
+    block: Block
+    rows: Sequence[int]
+
+
+class Page(msgspec.Struct, frozen=True):
+    """One read of one topic (§3): records in pieces, at most one gap, and the next cursor."""
+
+    pieces: list[Piece]
+    next_from_seq: int
+    head_seq: int
+    earliest_seq: int
+    gap: Gap | None = None
+    scanned: int = 0
+
+    @property
+    def caught_up(self) -> bool:
+        """Whether the reader has examined everything up to the head."""
+        return self.next_from_seq == self.head_seq
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to tell: no record and no gap."""
+        return not self.pieces and self.gap is None
+
+
+class ReadRequest(msgspec.Struct, frozen=True):
+    """What a reader asks for, already clamped. `nodes`: records of these nodes are left out."""
+
+    from_seq: int
+    limit: int
+    max_bytes: int
+    nodes: frozenset[str] = frozenset()
+    wait_ms: int = 0
+
+
+class TopicState(msgspec.Struct, frozen=True):
+    """A topic as `GET` shows it (§1.2). Times in ms, `None` if never."""
+
+    name: str
+    topic_id: int
+    epoch: int
+    config: TopicConfig
+    head_seq: int
+    earliest_seq: int
+    evict_floor: int
+    count: int
+    bytes: int
+    disk_bytes: int
+    effective_priority: int
+    last_write_ts: int | None
+    last_read_ts: int | None
+    damaged_records: int = 0
+
+
+class PutOutcome(msgspec.Struct, frozen=True):
+    """Outcome of creating or configuring a topic (§1.1)."""
+
+    created: bool
+    config: TopicConfig
+    write_ms: float = 0.0
+    sync_ms: float = 0.0
+
+
+class Deleted(msgspec.Struct, frozen=True):
+    """Outcome of a delete (§5), and the topic right after it."""
+
+    deleted: int
+    earliest_seq: int
+    head_seq: int
+    count: int
+    bytes: int
+    write_ms: float = 0.0
+    sync_ms: float = 0.0
+
+
+class TopicPage(msgspec.Struct, frozen=True):
+    """One page of the topic list (§1.3), in name order; `next_after` when more follow."""
+
+    topics: list[TopicState]
+    next_after: str | None = None
