@@ -60,14 +60,17 @@ LEAVES = {
 EFFECTS = {"clock": driver(), "metrics": driver()}
 
 ENGINE = {
+    # What the store answers; beyond DESIGN §5, so that `api` renders values without knowing the rules.
+    "engine.answers": pure(),
     "engine.log": pure(),
-    "engine.reading": pure("engine.log"),
+    "engine.reading": pure("engine.log", "engine.answers"),
     "engine.tags": pure(),
     "engine.retention": pure("engine.log"),
     "engine.dedupe": pure(),
     "engine.producers": pure(),
     "engine.staging": pure(),
     "engine.topic": pure(
+        "engine.answers",
         "engine.log",
         "engine.reading",
         "engine.tags",
@@ -76,14 +79,16 @@ ENGINE = {
         "engine.producers",
         "engine.staging",
     ),
-    "engine.registry": pure("engine.topic"),
+    "engine.registry": pure("engine.topic", "engine.answers"),
     "engine.priority": pure(),
     "engine.hub": pure(),
-    "engine.subscription": pure("engine.reading"),
+    "engine.subscription": pure("engine.reading", "engine.answers"),
     "engine.sealing": pure("engine.log"),
     "engine.ports": pure(),
     "engine.commits": pure("engine.staging", "engine.ports", "engine.hub"),
     "engine.store": driver(
+        "engine.answers",
+        "engine.topic",
         "engine.registry",
         "engine.commits",
         "engine.hub",
@@ -133,7 +138,7 @@ SERVICES = {
 
 API = {
     "api.bodies": pure(),
-    "api.rendering": pure("engine.reading"),
+    "api.rendering": pure("engine.reading", "engine.answers"),
     "api.problems": pure(),
     "api.producer_headers": pure(),
     "api.keys": pure(),
@@ -144,6 +149,7 @@ API = {
     "api.sse": driver("api.rendering"),
     "api.fanout": driver("api.rendering", "api.sse", "engine.subscription", "engine.hub"),
     "api.topics": driver(
+        "engine.answers",
         "api.bodies",
         "api.rendering",
         "api.keys",
@@ -153,7 +159,12 @@ API = {
         "routers.service",
     ),
     "api.records": driver(
-        "api.bodies", "api.rendering", "api.producer_headers", "api.http", "engine.store"
+        "engine.answers",
+        "api.bodies",
+        "api.rendering",
+        "api.producer_headers",
+        "api.http",
+        "engine.store",
     ),
     "api.routers": driver("api.bodies", "api.rendering", "api.keys", "routers.service"),
     "api.queues": driver(
@@ -177,6 +188,7 @@ API = {
         "engine.store",
     ),
     "api.probes": driver(
+        "engine.answers",
         "api.rendering",
         "api.sessions",
         "api.http",
