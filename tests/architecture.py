@@ -60,7 +60,7 @@ LEAVES = {
 EFFECTS = {"clock": driver(), "metrics": driver()}
 
 ENGINE = {
-    # What the store answers; beyond DESIGN §5, so that `api` renders values without knowing the rules.
+    # Beyond DESIGN §5: what the store answers, so that `api` renders values and knows no rules.
     "engine.answers": pure(),
     "engine.log": pure(),
     "engine.reading": pure("engine.log", "engine.answers"),
