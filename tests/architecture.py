@@ -62,6 +62,8 @@ EFFECTS = {"clock": driver(), "metrics": driver()}
 ENGINE = {
     # Beyond DESIGN §5: what the store answers, so that `api` renders values and knows no rules.
     "engine.answers": pure(),
+    # Beyond DESIGN §5: recently read blocks of sealed segments, bounded by bytes.
+    "engine.blockcache": pure(),
     "engine.log": pure(),
     "engine.reading": pure("engine.log", "engine.answers"),
     "engine.tags": pure(),
