@@ -1,0 +1,75 @@
+"""Fixtures of the contract tests: any server by URL, or our own as a process.
+
+`TOPICS_CONTRACT_URL` names a running server; tests that need a server of their own (other limits,
+a restart, a crash) are then skipped. Without it, one server is started for the whole session and
+stopped by SIGTERM at its end, which must exit with 0.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from tests.contract.driver import Api, Server
+
+URL: Final = os.environ.get("TOPICS_CONTRACT_URL", "").rstrip("/")
+_numbers: Final = itertools.count(1)
+_run: Final = os.urandom(4).hex()
+
+NewServer = Callable[..., Server]
+
+
+@pytest.fixture(scope="session")
+def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
+    """A client of the shared server."""
+    if URL:
+        client = Api(URL)
+        yield client
+        client.close()
+        return
+    server = Server(tmp_path_factory.mktemp("contract"))
+    yield server.start()
+    server.stop()
+
+
+@pytest.fixture
+def topic() -> str:
+    """A topic name nobody has used."""
+    return new_name("t")
+
+
+def new_name(stem: str) -> str:
+    """A topic name nobody has used, starting with `stem`."""
+    return f"{stem}-{_run}-{next(_numbers)}"
+
+
+@pytest.fixture
+def names() -> Callable[[str], str]:
+    """`new_name`, for tests that need several."""
+    return new_name
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Iterator[NewServer]:
+    """A factory of servers of one's own: `own(TOPICS_X="1")` is a `Server`, not yet started."""
+    if URL:
+        pytest.skip("needs a server of its own; TOPICS_CONTRACT_URL names a shared one")
+    servers: list[Server] = []
+
+    def make(**env: str) -> Server:
+        server = Server(tmp_path / f"server-{len(servers)}", env)
+        servers.append(server)
+        return server
+
+    yield make
+    for server in servers:
+        if server.process is not None:
+            server.signal(signal.SIGKILL)
+        for client in server.clients:
+            client.close()
