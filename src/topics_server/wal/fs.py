@@ -1,0 +1,386 @@
+"""Files and directories as the storage sees them: the only place that opens, writes and syncs.
+
+Owns every `os` call on the data directory and the translation of `OSError` into our errors. All of
+`wal/` takes an `Fs`; `OsFs` is the real one, `tests/storage/fake_disk.py` a failing one. Paths are
+strings joined with "/". Nothing is durable before `File.sync` (bytes) or `Fs.sync_dir` (names: a
+creation, a rename, an unlink). Every call blocks; all may be made from any thread, each file by
+one thread at a time for writing.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import mmap
+import os
+from collections.abc import Sequence
+from typing import Final, Protocol
+
+from topics_server.errors import DiskFull, StartRefused, StorageError
+
+Buffer = bytes | bytearray | memoryview
+
+# What the disk may refuse today and accept tomorrow: answered with "full", never with a stop.
+_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE})
+# Vectors one pwritev takes on every system we know.
+_VECTORS_MAX: Final = 1024
+
+
+class File(Protocol):
+    """An open file; offsets and sizes in bytes."""
+
+    @property
+    def path(self) -> str:
+        """The path it was opened by."""
+        ...
+
+    def pwrite(self, data: Buffer, offset: int) -> None:
+        """Write all of `data` at `offset`, or raise `DiskFull`/`StorageError` (part may stand)."""
+        ...
+
+    def pwritev(self, buffers: Sequence[Buffer], offset: int) -> None:
+        """As `pwrite`, for buffers that follow each other; few system calls."""
+        ...
+
+    def pread(self, length: int, offset: int) -> bytes:
+        """Up to `length` bytes; fewer only at the end of the file."""
+        ...
+
+    def sync(self) -> None:
+        """Make bytes and size durable (fdatasync). A failure means: unknown, never retry."""
+        ...
+
+    def size(self) -> int:
+        """Length in bytes."""
+        ...
+
+    def truncate(self, size: int) -> None:
+        """Set the length; not durable before `sync`."""
+        ...
+
+    def close(self) -> None:
+        """Release the handle; idempotent; does not sync."""
+        ...
+
+
+class Lock(Protocol):
+    """A lock that is held until `release` or until the process ends."""
+
+    def release(self) -> None:
+        """Let go; idempotent."""
+        ...
+
+
+class Fs(Protocol):
+    """A file system; every error is a `StorageError` or one of its kinds."""
+
+    def open(self, path: str, *, write: bool = False, create: bool = False) -> File:
+        """Open for reading, or reading and writing; `create` (implies write): a new, empty file.
+
+        What is there already under that name is emptied. A missing file is a `StorageError`.
+        """
+        ...
+
+    def rename(self, old: str, new: str) -> None:
+        """Replace `new` by `old` atomically; both in the same directory."""
+        ...
+
+    def unlink(self, path: str, *, missing_ok: bool = False) -> None:
+        """Remove a file's name."""
+        ...
+
+    def list_dir(self, path: str) -> list[str]:
+        """Names in a directory, sorted; none if it is missing."""
+        ...
+
+    def make_dir(self, path: str, mode: int = 0o700) -> None:
+        """Make a directory and its parents; not an error if it exists. Parents are not synced."""
+        ...
+
+    def remove_dir(self, path: str) -> None:
+        """Remove an empty directory; not an error if it is missing."""
+        ...
+
+    def sync_dir(self, path: str) -> None:
+        """Make the names in a directory durable."""
+        ...
+
+    def exists(self, path: str) -> bool:
+        """Whether a file or directory has this path."""
+        ...
+
+    def file_size(self, path: str) -> int:
+        """Length of a file in bytes."""
+        ...
+
+    def free_bytes(self, path: str) -> int:
+        """Bytes this process may still use on the file system that holds `path`."""
+        ...
+
+    def total_bytes(self, path: str) -> int:
+        """Size of the file system that holds `path`."""
+        ...
+
+    def map(self, path: str) -> memoryview:
+        """A read-only view of a whole file that shows later writes to it; freed with its views."""
+        ...
+
+    def lock(self, path: str, text: str) -> Lock:
+        """Lock a file (made if missing) and put `text` in it.
+
+        Raises `StartRefused` with the text found inside when somebody else holds it.
+        """
+        ...
+
+
+def storage_error(error: OSError, path: str, *, writing: bool = False) -> StorageError:
+    """The error of ours for an `OSError`; `writing` makes EIO a full disk (it may be relocated)."""
+    reason = error.strerror or str(error)
+    if error.errno in _FULL or (writing and error.errno == errno.EIO):
+        return DiskFull(reason, path)
+    return StorageError(reason, path)
+
+
+class OsFile:
+    """`File` over a descriptor."""
+
+    __slots__ = ("_fd", "path")
+
+    def __init__(self, path: str, fd: int) -> None:
+        self.path = path
+        self._fd = fd
+
+    def pwrite(self, data: Buffer, offset: int) -> None:
+        """See `File.pwrite`."""
+        try:
+            written = os.pwrite(self._fd, data, offset)
+            if written < len(data):
+                self._write_rest(memoryview(data)[written:], offset + written)
+        except OSError as error:
+            raise storage_error(error, self.path, writing=True) from error
+
+    def pwritev(self, buffers: Sequence[Buffer], offset: int) -> None:
+        """See `File.pwritev`."""
+        try:
+            for first in range(0, len(buffers), _VECTORS_MAX):
+                part = buffers[first : first + _VECTORS_MAX]
+                written = os.pwritev(self._fd, part, offset)
+                for buffer in part:
+                    # A short write: what remains goes out buffer by buffer.
+                    if written < len(buffer):
+                        start = max(written, 0)
+                        self._write_rest(memoryview(buffer)[start:], offset + start)
+                    written -= len(buffer)
+                    offset += len(buffer)
+        except OSError as error:
+            raise storage_error(error, self.path, writing=True) from error
+
+    def _write_rest(self, rest: memoryview, offset: int) -> None:
+        while rest:
+            written = os.pwrite(self._fd, rest, offset)
+            if written == 0:
+                raise OSError(errno.ENOSPC, "the disk takes no more bytes")
+            rest = rest[written:]
+            offset += written
+
+    def pread(self, length: int, offset: int) -> bytes:
+        """See `File.pread`."""
+        assert length >= 0
+        try:
+            data = os.pread(self._fd, length, offset)
+            while len(data) < length:
+                more = os.pread(self._fd, length - len(data), offset + len(data))
+                if not more:
+                    break
+                data += more
+        except OSError as error:
+            raise storage_error(error, self.path) from error
+        return data
+
+    def sync(self) -> None:
+        """See `File.sync`."""
+        try:
+            _sync_data(self._fd)
+        except OSError as error:
+            raise StorageError(error.strerror or str(error), self.path) from error
+
+    def size(self) -> int:
+        """See `File.size`."""
+        try:
+            return os.fstat(self._fd).st_size
+        except OSError as error:
+            raise storage_error(error, self.path) from error
+
+    def truncate(self, size: int) -> None:
+        """See `File.truncate`."""
+        try:
+            os.ftruncate(self._fd, size)
+        except OSError as error:
+            raise storage_error(error, self.path, writing=True) from error
+
+    def close(self) -> None:
+        """See `File.close`."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+
+def _sync_data(fd: int) -> None:
+    # macOS syncs to the drive's own cache only, unless it is asked this way.
+    full_sync = getattr(fcntl, "F_FULLFSYNC", None)
+    if full_sync is not None:
+        fcntl.fcntl(fd, full_sync)
+    else:
+        os.fdatasync(fd)
+
+
+class OsLock:
+    """`Lock` over a descriptor that holds the `flock`."""
+
+    __slots__ = ("_fd",)
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def release(self) -> None:
+        """See `Lock.release`."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+
+class OsFs:
+    """`Fs` over the operating system; `file_mode` is given to every file it makes."""
+
+    def __init__(self, file_mode: int = 0o600) -> None:
+        self._file_mode = file_mode
+
+    def open(self, path: str, *, write: bool = False, create: bool = False) -> File:
+        """See `Fs.open`."""
+        flags = os.O_RDWR if write or create else os.O_RDONLY
+        if create:
+            flags |= os.O_CREAT | os.O_TRUNC
+        try:
+            return OsFile(path, os.open(path, flags | os.O_CLOEXEC, self._file_mode))
+        except OSError as error:
+            raise storage_error(error, path, writing=create) from error
+
+    def rename(self, old: str, new: str) -> None:
+        """See `Fs.rename`."""
+        assert old.rpartition("/")[0] == new.rpartition("/")[0]
+        try:
+            os.rename(old, new)
+        except OSError as error:
+            raise storage_error(error, new, writing=True) from error
+
+    def unlink(self, path: str, *, missing_ok: bool = False) -> None:
+        """See `Fs.unlink`."""
+        try:
+            os.unlink(path)
+        except FileNotFoundError as error:
+            if not missing_ok:
+                raise storage_error(error, path) from error
+        except OSError as error:
+            raise storage_error(error, path) from error
+
+    def list_dir(self, path: str) -> list[str]:
+        """See `Fs.list_dir`."""
+        try:
+            return sorted(os.listdir(path))
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise storage_error(error, path) from error
+
+    def make_dir(self, path: str, mode: int = 0o700) -> None:
+        """See `Fs.make_dir`."""
+        try:
+            if not os.path.isdir(path):
+                parent = path.rpartition("/")[0]
+                if parent:
+                    self.make_dir(parent, mode)
+                os.mkdir(path, mode)
+        except FileExistsError as error:
+            if not os.path.isdir(path):
+                raise storage_error(error, path) from error
+        except OSError as error:
+            raise storage_error(error, path, writing=True) from error
+
+    def remove_dir(self, path: str) -> None:
+        """See `Fs.remove_dir`."""
+        try:
+            os.rmdir(path)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise storage_error(error, path) from error
+
+    def sync_dir(self, path: str) -> None:
+        """See `Fs.sync_dir`."""
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+        except OSError as error:
+            raise StorageError(error.strerror or str(error), path) from error
+
+    def exists(self, path: str) -> bool:
+        """See `Fs.exists`."""
+        return os.path.exists(path)
+
+    def file_size(self, path: str) -> int:
+        """See `Fs.file_size`."""
+        try:
+            return os.stat(path).st_size
+        except OSError as error:
+            raise storage_error(error, path) from error
+
+    def free_bytes(self, path: str) -> int:
+        """See `Fs.free_bytes`."""
+        try:
+            stat = os.statvfs(path)
+        except OSError as error:
+            raise storage_error(error, path) from error
+        return stat.f_bavail * stat.f_frsize
+
+    def total_bytes(self, path: str) -> int:
+        """See `Fs.total_bytes`."""
+        try:
+            stat = os.statvfs(path)
+        except OSError as error:
+            raise storage_error(error, path) from error
+        return stat.f_blocks * stat.f_frsize
+
+    def map(self, path: str) -> memoryview:
+        """See `Fs.map`."""
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                if os.fstat(fd).st_size == 0:
+                    return memoryview(b"")
+                return memoryview(mmap.mmap(fd, 0, access=mmap.ACCESS_READ))
+            finally:
+                os.close(fd)
+        except OSError as error:
+            raise storage_error(error, path) from error
+
+    def lock(self, path: str, text: str) -> Lock:
+        """See `Fs.lock`."""
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, self._file_mode)
+        except OSError as error:
+            raise storage_error(error, path, writing=True) from error
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, text.encode(), 0)
+        except BlockingIOError as error:
+            holder = os.pread(fd, 200, 0).decode(errors="replace").strip()
+            os.close(fd)
+            raise StartRefused(f"in use by another server ({holder})", path) from error
+        except OSError as error:
+            os.close(fd)
+            raise storage_error(error, path, writing=True) from error
+        return OsLock(fd)

@@ -1,0 +1,127 @@
+"""Names of files and directories of a data directory, both ways.
+
+Names of topics never reach the file system, ids do. Pure; the cold folder mirrors `segments/`.
+
+    LOCK                                    held while a server runs
+    FORMAT                                  version, boot id, clean-stop mark, wal sets
+    wal/SET-SHARD-NUMBER.wal                journal files: 6, 2 and 10 digits
+    wal/torn/SET-SHARD-NUMBER.wal.OFFSET    bytes of unfinished writes, kept aside by recovery
+    segments/TOPIC/manifest                 TOPIC: the topic id, decimal
+    segments/TOPIC/SEGMENT.data, .idx       SEGMENT: the segment id, 10 digits
+    snapshots/NUMBER.snap                   20 digits
+    views/TOPIC/                            for later
+
+A file that is not finished is called `NAME.tmp` until it is renamed; leftovers may be removed.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final, NamedTuple
+
+LOCK: Final = "LOCK"
+FORMAT: Final = "FORMAT"
+WAL: Final = "wal"
+TORN: Final = "torn"
+SEGMENTS: Final = "segments"
+SNAPSHOTS: Final = "snapshots"
+VIEWS: Final = "views"
+MANIFEST: Final = "manifest"
+TEMP_SUFFIX: Final = ".tmp"
+DATA_SUFFIX: Final = ".data"
+IDX_SUFFIX: Final = ".idx"
+SNAPSHOT_SUFFIX: Final = ".snap"
+
+_WAL_FILE: Final = re.compile(r"([0-9]{6})-([0-9]{2})-([0-9]{10})\.wal", re.ASCII)
+_SEGMENT_FILE: Final = re.compile(r"([0-9]{10})\.(data|idx)", re.ASCII)
+_SNAPSHOT_FILE: Final = re.compile(r"([0-9]{20})\.snap", re.ASCII)
+_TOPIC_DIR: Final = re.compile(r"[1-9][0-9]{0,19}|0", re.ASCII)
+
+
+class WalName(NamedTuple):
+    """What the name of a journal file says; sorts by set, shard, number."""
+
+    wal_set: int
+    shard: int
+    number: int
+
+
+def join(*parts: str) -> str:
+    """Parts of a path put together."""
+    return "/".join(parts)
+
+
+def parent(path: str) -> str:
+    """The directory a path lies in; `.` for a bare name."""
+    head, slash, _ = path.rpartition("/")
+    return head or ("/" if slash else ".")
+
+
+def temp(path: str) -> str:
+    """The name a file has until it is finished; in the same directory."""
+    return path + TEMP_SUFFIX
+
+
+def is_temp(name: str) -> bool:
+    """Whether a name is that of an unfinished file."""
+    return name.endswith(TEMP_SUFFIX)
+
+
+def wal_file(name: WalName) -> str:
+    """File name of a journal file."""
+    assert 0 <= name.wal_set < 10**6
+    assert 0 <= name.shard < 100
+    assert 0 <= name.number < 10**10
+    return f"{name.wal_set:06d}-{name.shard:02d}-{name.number:010d}.wal"
+
+
+def parse_wal_file(name: str) -> WalName | None:
+    """The reverse of `wal_file`; `None` for any other name."""
+    found = _WAL_FILE.fullmatch(name)
+    return WalName(*map(int, found.groups())) if found else None
+
+
+def torn_file(name: WalName, offset: int) -> str:
+    """File name, in `wal/torn`, of the bytes found at `offset` of a journal file."""
+    return f"{wal_file(name)}.{offset}"
+
+
+def topic_dir(topic_id: int) -> str:
+    """Directory name of a topic in `segments/` and in the cold folder."""
+    assert topic_id >= 0
+    return str(topic_id)
+
+
+def parse_topic_dir(name: str) -> int | None:
+    """The reverse of `topic_dir`; `None` for any other name."""
+    return int(name) if _TOPIC_DIR.fullmatch(name) else None
+
+
+def segment_data(segment_id: int) -> str:
+    """File name of a segment's records."""
+    assert 0 <= segment_id < 10**10
+    return f"{segment_id:010d}{DATA_SUFFIX}"
+
+
+def segment_idx(segment_id: int) -> str:
+    """File name of a segment's columns."""
+    assert 0 <= segment_id < 10**10
+    return f"{segment_id:010d}{IDX_SUFFIX}"
+
+
+def parse_segment_file(name: str) -> tuple[int, str] | None:
+    """(segment id, `.data` or `.idx`) of a segment's file name; `None` for any other name."""
+    found = _SEGMENT_FILE.fullmatch(name)
+    return (int(found[1]), f".{found[2]}") if found else None
+
+
+def snapshot_file(number: int) -> str:
+    """File name of a snapshot; names sort as numbers do."""
+    assert 0 <= number < 10**20
+    return f"{number:020d}{SNAPSHOT_SUFFIX}"
+
+
+def parse_snapshot_file(name: str) -> int | None:
+    """The reverse of `snapshot_file`; `None` for any other name."""
+    found = _SNAPSHOT_FILE.fullmatch(name)
+    return int(found[1]) if found else None
