@@ -1,0 +1,16 @@
+"""What storage tests share: a fake disk per test, its seed printed when the test fails."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.storage.fake_disk import FakeDisk
+
+
+@pytest.fixture
+def disk() -> FakeDisk:
+    """An empty disk with a directory `data`, synced."""
+    disk = FakeDisk(1)
+    disk.make_dir("data")
+    disk.sync_dir(".")
+    return disk
