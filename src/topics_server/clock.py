@@ -1,0 +1,38 @@
+"""The only wall time, monotonic time and random ids of the server.
+
+Drivers take a `SystemClock` (or a fake of the same shape) or call the functions; pure modules get
+`now_ms` and ids as arguments, so that replay decides as the first run did.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+
+
+def now_ms() -> int:
+    """Wall clock in ms since the epoch; may step in either direction."""
+    return time.time_ns() // 1_000_000
+
+
+def monotonic_ms() -> float:
+    """Monotonic clock in ms; for durations and deadlines only."""
+    return time.monotonic_ns() / 1_000_000
+
+
+def random_id(size: int = 16) -> str:
+    """An unguessable URL-safe id of `size` random bytes (16: 128 bits)."""
+    assert size >= 8, "an id of so few bytes is guessable and may collide"
+    return secrets.token_urlsafe(size)
+
+
+class SystemClock:
+    """The machine's clocks behind the methods that `engine.ports.Clock` names."""
+
+    def now_ms(self) -> int:
+        """Wall clock in ms since the epoch; may step."""
+        return now_ms()
+
+    def monotonic_ms(self) -> float:
+        """Monotonic clock in ms."""
+        return monotonic_ms()

@@ -1,0 +1,229 @@
+"""Figures of the server: plain counters that drivers keep, shown as Prometheus text or JSON.
+
+Drivers count (a shard its frames, a histogram its syncs) in plain integers and hand them over as
+facts; nothing here is touched on the way of a request. Only parts that exist report: a figure of an
+absent part is absent, not zero. Pure code does not report. `log` is the server's one logger.
+Called by `wal/shard` (histogram), `server.py` (wiring) and `api/probes`.
+"""
+
+from __future__ import annotations
+
+import logging
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Final
+
+import msgspec
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+
+log: Final = logging.getLogger("topics_server")
+
+# Topics that the per-topic block shows at most; beyond it says that it was cut.
+TOPICS_SHOWN_MAX: Final = 1000
+TEXT_TYPE: Final = b"text/plain; version=0.0.4; charset=utf-8"
+
+# Upper bounds of the sync histogram in microseconds, inclusive; beyond the last is +Inf.
+LATENCY_BOUNDS_US: Final = (
+    *(50, 100, 200, 300, 500, 750, 1_000, 1_500, 2_000, 3_000, 5_000, 7_500, 10_000),
+    *(20_000, 50_000, 100_000, 250_000, 500_000, 1_000_000, 2_500_000, 10_000_000),
+)
+
+
+class LatencyHistogram:
+    """Latencies in microseconds; written by one thread, read by any."""
+
+    __slots__ = ("counts", "sum_us")
+
+    def __init__(self) -> None:
+        self.counts = [0] * (len(LATENCY_BOUNDS_US) + 1)
+        self.sum_us = 0.0
+
+    def observe(self, microseconds: float) -> None:
+        """Count one latency; negative ones (a stepped clock) count as 0."""
+        taken = max(0.0, microseconds)
+        self.counts[bisect_left(LATENCY_BOUNDS_US, taken)] += 1
+        self.sum_us += taken
+
+    @property
+    def count(self) -> int:
+        """How many were observed."""
+        return sum(self.counts)
+
+
+class ShardFacts(msgspec.Struct, frozen=True):
+    """What one journal shard did since the process started, and how it is now."""
+
+    frames: int = 0
+    groups: int = 0
+    syncs: int = 0
+    bytes: int = 0
+    rotations: int = 0
+    queue_depth: int = 0
+    queue_depth_peak: int = 0
+    submit_full: int = 0
+    read_only: bool = False
+    sync_latency: LatencyHistogram | None = None
+
+
+class TopicFacts(msgspec.Struct, frozen=True):
+    """What the per-topic block shows of one topic."""
+
+    name: str
+    head_seq: int
+    earliest_seq: int
+    records: int
+    bytes: int
+
+
+class StoreFacts(msgspec.Struct, frozen=True):
+    """The store's totals; absent while it is being recovered."""
+
+    topics_by_class: dict[str, int]
+    queue_topics: int
+    records_live: int
+    bytes_live: int
+    damaged_records: int
+    topics: Sequence[TopicFacts]
+    topics_truncated: bool
+
+
+class Facts(msgspec.Struct, frozen=True):
+    """Everything one scrape shows, taken on the event loop in one go; cheap to take."""
+
+    ready: bool
+    progress: float
+    uptime_ms: int
+    shards: Sequence[ShardFacts]
+    store: StoreFacts | None = None
+
+
+def as_text(facts: Facts) -> bytes:
+    """Prometheus text exposition, format 0.0.4. Safe on any thread."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_FactsCollector(facts))
+    return generate_latest(registry)
+
+
+def as_values(facts: Facts) -> dict[str, Any]:
+    """The same figures for JSON: a number, or a list of `{"labels", "value"}` where labelled."""
+    values: dict[str, Any] = {}
+    for family in _families(facts):
+        for sample in family.samples:
+            value = int(sample.value) if float(sample.value).is_integer() else sample.value
+            if sample.labels:
+                values.setdefault(sample.name, []).append({"labels": sample.labels, "value": value})
+            else:
+                values[sample.name] = value
+    return values
+
+
+class _FactsCollector(Collector):
+    def __init__(self, facts: Facts) -> None:
+        self._facts = facts
+
+    def collect(self) -> Iterable[Metric]:
+        return _families(self._facts)
+
+
+def _families(facts: Facts) -> Iterator[Metric]:
+    yield GaugeMetricFamily(
+        "topics_ready", "1 when the server takes requests, 0 while it recovers or drains.",
+        value=int(facts.ready),
+    )  # fmt: skip
+    yield GaugeMetricFamily(
+        "topics_recovery_progress", "How far recovery is, 0 to 1.", value=facts.progress
+    )
+    yield GaugeMetricFamily(
+        "topics_uptime_ms", "Milliseconds since the process started.", value=facts.uptime_ms
+    )
+    if facts.store is not None:
+        yield from _store_families(facts.store)
+    if facts.shards:
+        yield from _journal_families(facts.shards)
+
+
+def _store_families(store: StoreFacts) -> Iterator[Metric]:
+    by_class = GaugeMetricFamily(
+        "topics_topics_by_class", "Topics of each durability class.", labels=["class"]
+    )
+    for name, count in sorted(store.topics_by_class.items()):
+        by_class.add_metric([name], count)
+    total = sum(store.topics_by_class.values())
+    yield GaugeMetricFamily("topics_topics", "Topics that exist.", value=total)
+    yield by_class
+    for name, help_text, value in (
+        ("topics_records_live", "Records that can be read.", store.records_live),
+        ("topics_bytes_live", "Bytes of the records that can be read.", store.bytes_live),
+        ("topics_queue_topics", "Topics of type queue.", store.queue_topics),
+        (
+            "topics_records_damaged",
+            "Sealed records whose bytes are damaged.",
+            store.damaged_records,
+        ),
+        (
+            "topics_topic_metrics_truncated",
+            "1 when there are more topics than the per-topic figures show.",
+            int(store.topics_truncated),
+        ),
+    ):
+        yield GaugeMetricFamily(name, help_text, value=value)
+    yield from _topic_families(store.topics)
+
+
+def _topic_families(topics: Sequence[TopicFacts]) -> Iterator[Metric]:
+    head = GaugeMetricFamily("topics_topic_head_seq", "Highest assigned seq.", labels=["topic"])
+    earliest = GaugeMetricFamily(
+        "topics_topic_earliest_seq", "Seq of the first record that can be read.", labels=["topic"]
+    )
+    records = GaugeMetricFamily(
+        "topics_topic_records_live", "Records that can be read.", labels=["topic"]
+    )
+    live = GaugeMetricFamily("topics_topic_bytes_live", "Bytes of those records.", labels=["topic"])
+    for topic in topics:
+        label = [topic.name]
+        head.add_metric(label, topic.head_seq)
+        earliest.add_metric(label, topic.earliest_seq)
+        records.add_metric(label, topic.records)
+        live.add_metric(label, topic.bytes)
+    yield from (head, earliest, records, live)
+
+
+def _journal_families(shards: Sequence[ShardFacts]) -> Iterator[Metric]:
+    for name, help_text, total in (
+        ("frames", "Frames handed to the journal.", sum(s.frames for s in shards)),
+        ("batches", "Groups of frames written by one write.", sum(s.groups for s in shards)),
+        ("fsyncs", "Syncs of journal files.", sum(s.syncs for s in shards)),
+        ("bytes_written", "Bytes of groups written.", sum(s.bytes for s in shards)),
+        ("rotations", "Journal files that were full.", sum(s.rotations for s in shards)),
+        ("submit_full", "Frames refused by a full queue.", sum(s.submit_full for s in shards)),
+    ):
+        yield CounterMetricFamily(f"topics_wal_{name}", help_text, value=total)
+    for name, help_text, value in (
+        ("queue_depth", "Frames waiting to be written.", sum(s.queue_depth for s in shards)),
+        ("queue_depth_peak", "Most that waited.", max(s.queue_depth_peak for s in shards)),
+        ("read_only", "Shards that take no writes.", sum(s.read_only for s in shards)),
+    ):
+        yield GaugeMetricFamily(f"topics_wal_{name}", help_text, value=value)
+    yield _sync_family([s.sync_latency for s in shards if s.sync_latency is not None])
+
+
+def _sync_family(histograms: Sequence[LatencyHistogram]) -> Metric:
+    merged = [sum(column) for column in zip(*(h.counts for h in histograms), strict=True)]
+    merged = merged or [0] * (len(LATENCY_BOUNDS_US) + 1)
+    buckets: list[tuple[str, float]] = []
+    running = 0
+    for bound, count in zip((*map(str, LATENCY_BOUNDS_US), "+Inf"), merged, strict=True):
+        running += count
+        buckets.append((bound, running))
+    family = HistogramMetricFamily(
+        "topics_wal_fsync_latency_us", "Microseconds that a sync of a journal file took."
+    )
+    family.add_metric([], buckets, sum_value=sum(h.sum_us for h in histograms))
+    return family

@@ -1,0 +1,123 @@
+"""Figures: what one scrape shows, as text and as JSON."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from topics_server.metrics import (
+    LATENCY_BOUNDS_US,
+    Facts,
+    LatencyHistogram,
+    ShardFacts,
+    StoreFacts,
+    TopicFacts,
+    as_text,
+    as_values,
+)
+
+
+def facts() -> Facts:
+    fast, slow = LatencyHistogram(), LatencyHistogram()
+    fast.observe(50)
+    slow.observe(51)
+    slow.observe(1e12)
+    return Facts(
+        ready=True,
+        progress=1.0,
+        uptime_ms=84012,
+        shards=[
+            ShardFacts(1, 2, 3, 4, 5, 6, 7, 8, False, fast),
+            ShardFacts(10, 20, 30, 40, 50, 60, 70, 80, True, slow),
+        ],
+        store=StoreFacts(
+            topics_by_class={"disk": 2, "fsync": 1},
+            queue_topics=1,
+            records_live=12,
+            bytes_live=345,
+            damaged_records=0,
+            topics=[TopicFacts("jobs:a", 480231, 468188, 12043, 99)],
+            topics_truncated=True,
+        ),
+    )
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "topics_ready 1.0",
+        "topics_recovery_progress 1.0",
+        "topics_uptime_ms 84012.0",
+        "topics_topics 3.0",
+        'topics_topics_by_class{class="disk"} 2.0',
+        'topics_topics_by_class{class="fsync"} 1.0',
+        "topics_records_live 12.0",
+        "topics_bytes_live 345.0",
+        "topics_queue_topics 1.0",
+        "topics_records_damaged 0.0",
+        "topics_topic_metrics_truncated 1.0",
+        'topics_topic_head_seq{topic="jobs:a"} 480231.0',
+        'topics_topic_earliest_seq{topic="jobs:a"} 468188.0',
+        'topics_topic_records_live{topic="jobs:a"} 12043.0',
+        'topics_topic_bytes_live{topic="jobs:a"} 99.0',
+        "topics_wal_frames_total 11.0",
+        "topics_wal_batches_total 22.0",
+        "topics_wal_fsyncs_total 33.0",
+        "topics_wal_bytes_written_total 44.0",
+        "topics_wal_rotations_total 55.0",
+        "topics_wal_queue_depth 66.0",
+        "topics_wal_queue_depth_peak 70.0",
+        "topics_wal_submit_full_total 88.0",
+        "topics_wal_read_only 1.0",
+        'topics_wal_fsync_latency_us_bucket{le="50"} 1.0',
+        'topics_wal_fsync_latency_us_bucket{le="100"} 2.0',
+        'topics_wal_fsync_latency_us_bucket{le="+Inf"} 3.0',
+        "topics_wal_fsync_latency_us_count 3.0",
+    ],
+)
+def test_the_text_shows_every_figure_of_the_contract(line: str) -> None:
+    assert line in as_text(facts()).decode().splitlines()
+
+
+def test_every_metric_has_help_and_type() -> None:
+    text = as_text(facts()).decode()
+    shown = {re.split(r"[{ ]", line)[0] for line in text.splitlines() if not line.startswith("#")}
+    shown = {re.sub(r"^(topics_wal_fsync_latency_us)_\w+$", r"\1", name) for name in shown}
+    assert shown == set(re.findall(r"^# HELP (\S+) \S", text, re.MULTILINE))
+    assert shown == set(
+        re.findall(r"^# TYPE (\S+) (?:gauge|counter|histogram)$", text, re.MULTILINE)
+    )
+
+
+def test_the_figures_of_absent_parts_are_absent() -> None:
+    text = as_text(Facts(ready=False, progress=0.5, uptime_ms=1, shards=[])).decode()
+    assert "topics_recovery_progress 0.5" in text
+    assert "topics_wal" not in text
+    assert "topics_topics" not in text
+
+
+def test_the_json_snapshot_has_the_same_figures() -> None:
+    values = as_values(facts())
+    assert values["topics_topics"] == 3
+    assert values["topics_wal_frames_total"] == 11
+    assert values["topics_topic_head_seq"] == [{"labels": {"topic": "jobs:a"}, "value": 480231}]
+    names = {
+        re.split(r"[{ ]", line)[0]
+        for line in as_text(facts()).decode().splitlines()
+        if not line.startswith("#")
+    }
+    assert set(values) == names
+
+
+def test_a_latency_falls_into_the_bucket_whose_bound_it_does_not_pass() -> None:
+    histogram = LatencyHistogram()
+    for bound in LATENCY_BOUNDS_US:
+        histogram.observe(bound)
+    assert histogram.counts == [1] * len(LATENCY_BOUNDS_US) + [0]
+    histogram.observe(LATENCY_BOUNDS_US[-1] + 1)
+    histogram.observe(-5)
+    assert histogram.counts[0] == 2
+    assert histogram.counts[-1] == 1
+    assert histogram.count == len(LATENCY_BOUNDS_US) + 2
+    assert histogram.sum_us == sum(LATENCY_BOUNDS_US) + LATENCY_BOUNDS_US[-1] + 1
