@@ -1,0 +1,358 @@
+"""The environment, read once into one frozen `Settings`; nothing else of ours reads it.
+
+Owns every configurable number and path of the server, their allowed ranges, the relations between
+them, and the refusal of unsafe binds. Invariants: a `Settings` that exists is in range and
+consistent; no message ever contains a key. `cli/serve.py` calls `load` and stops at `refusal`;
+everything else takes the value. What cannot be configured is in `limits.py`.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import BeforeValidator, Field, SecretStr, ValidationError, model_validator
+from pydantic.config import JsonDict
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+
+from topics_server.limits import (
+    FRAME_BYTES_MAX,
+    MIB,
+    PAGE_SCAN_SLOTS_MAX,
+    SEGMENT_DATA_BYTES_MAX,
+    SEGMENT_RECORDS_MAX,
+    U64_MAX,
+    WAL_SHARDS_MAX,
+)
+
+PREFIX: Final = "TOPICS_"
+Source = Literal["default", "environment", "flag"]
+
+# Names of the contract that have nothing to bound before a later version; set, they are ignored.
+LATER_NAMES: Final = frozenset(
+    PREFIX + name
+    for name in """PROBE_AUTH MAX_CLAIM MAX_WATCH_TOPICS MAX_ROUTERS MAX_WATCH_SESSIONS
+    MAX_SSE_CONNECTIONS MAX_SSE_CONNECTIONS_PER_KEY MAX_INFLIGHT_PER_KEY""".split()
+)
+# Read by the command line's client verbs (click), not by the server.
+CLIENT_NAMES: Final = frozenset({PREFIX + "URL", PREFIX + "TOKEN"})
+
+# A body is framed together with a header, a key and a creation; all of it must fit one frame.
+_BODY_BYTES_MAX: Final = FRAME_BYTES_MAX - MIB
+_TEXT_BYTES_MAX: Final = 65_535  # lengths of tags and nodes are 16 bits wide on disk
+_DAY_MS: Final = 86_400_000
+
+
+class SettingsError(Exception):
+    """A value that is not allowed; `lines` name variable, value and what is allowed, one each."""
+
+    def __init__(self, lines: list[str]) -> None:
+        super().__init__("\n".join(lines))
+        self.lines = lines
+
+
+def _whole_number(value: object) -> object:
+    # pydantic would take "1_000", " 7" and "5.0" as well.
+    if isinstance(value, str) and re.fullmatch(r"-?[0-9]{1,20}", value) is None:
+        raise ValueError("not a whole number")
+    return int(value) if isinstance(value, str) else value
+
+
+def _switch(value: object) -> object:
+    words = {"1": True, "true": True, "0": False, "false": False}
+    if isinstance(value, str):
+        if (word := value.lower()) not in words:
+            raise ValueError("neither true nor false")
+        return words[word]
+    return value
+
+
+def _octal(value: object) -> object:
+    if not isinstance(value, str):
+        return value
+    # Checked here, so that a message shows the text that was given and not its value.
+    if value.removeprefix("0") not in {"700", "750"}:
+        raise ValueError("not an allowed mode")
+    return int(value, 8)
+
+
+Number = Annotated[int, BeforeValidator(_whole_number)]
+Switch = Annotated[bool, BeforeValidator(_switch)]
+
+
+def _number(default: int | None, low: int, high: int, about: str) -> Any:
+    allowed = f"a whole number of at least {low}"
+    if high != U64_MAX:
+        allowed = f"a whole number from {low} to {high}"
+    extra: JsonDict = {"allowed": allowed}
+    return Field(default, ge=low, le=high, description=about, json_schema_extra=extra)
+
+
+def _other(default: object, allowed: str, about: str) -> Any:
+    return Field(default, description=about, json_schema_extra={"allowed": allowed})
+
+
+def _fitting_shards() -> int:
+    """Writer threads for this machine: one per usable core, at most four."""
+    # Not every system tells which cores are ours.
+    usable = getattr(os, "sched_getaffinity", None)
+    cores = len(usable(0)) if usable is not None else os.cpu_count() or 1
+    return max(1, min(4, cores))
+
+
+def split_host(text: str) -> tuple[str, int | None]:
+    """(host, port or None) of `host`, `host:port`, `::1` or `[::1]:port`; ValueError if neither."""
+    match = re.fullmatch(r"\[([0-9A-Fa-f:.%]+)\](?::([0-9]{1,5}))?", text) or re.fullmatch(
+        r"([A-Za-z0-9._-]+)(?::([0-9]{1,5}))?", text
+    )
+    if match is None:
+        return str(ipaddress.IPv6Address(text)), None
+    host, port = match[1], match[2]
+    if text.startswith("["):
+        ipaddress.IPv6Address(host)
+    if port is not None and int(port) > 65_535:
+        raise ValueError("no such port")
+    return host, None if port is None else int(port)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach `host`; a name we would have to resolve counts as no."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
+
+
+class Settings(BaseSettings):
+    """All of it, in the order of `.env.example`. Sizes are bytes, `_ms` is milliseconds."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=PREFIX, env_ignore_empty=True, frozen=True, extra="forbid"
+    )
+
+    # where it listens
+    host: str = _other("127.0.0.1", "a host name, an address, or host:port", "host, or host:port")
+    port: Number = _number(4000, 0, 65_535, "0 = any free port; a port in TOPICS_HOST wins")
+    port_file: Path | None = _other(None, "a path", "file the bound port is written to")
+
+    # where data live
+    data_dir: Path = _other(Path("./topics-data"), "a path", "local disk, one server process")
+    data_dir_mode: Annotated[Literal[0o700, 0o750], BeforeValidator(_octal)] = _other(
+        0o700, "0700 or 0750", "mode of the data directory, 0700 or 0750"
+    )
+    cold_dir: Path | None = _other(
+        None, "a path", "second, larger disk for old segments; empty = none"
+    )
+    min_free_bytes: Number | None = _number(
+        None, 0, U64_MAX, "appends stop below it; default: the smaller of 256 MiB and 1 %"
+    )
+
+    # journal, snapshots and segments
+    wal_shards: Number = Field(
+        default_factory=_fitting_shards,
+        ge=1,
+        le=WAL_SHARDS_MAX,
+        description="writer threads; default: one per core, at most 4; may change between starts",
+        json_schema_extra={"allowed": f"a whole number from 1 to {WAL_SHARDS_MAX}"},
+    )
+    wal_fsync_interval_ms: Number = _number(
+        200, 1, 600_000, "background sync of classes disk and memory"
+    )
+    checkpoint_interval_ms: Number = _number(
+        30_000, 10, _DAY_MS, "a snapshot at least this often while something changes,"
+    )
+    checkpoint_wal_bytes: Number = _number(
+        64 * MIB, 4096, U64_MAX, "or after this many journal bytes: what a restart must replay"
+    )
+    segment_max_events: Number = _number(
+        65_536, 1, SEGMENT_RECORDS_MAX, "a topic's log is sealed at this many records,"
+    )
+    segment_max_bytes: Number = _number(64 * MIB, 1, SEGMENT_DATA_BYTES_MAX, "this many bytes,")
+    segment_max_age_ms: Number = _number(
+        600_000, 1, 365 * _DAY_MS, "or this age, whichever comes first"
+    )
+    hot_retain_segments: Number = _number(
+        4, 0, U64_MAX, "newest segments of a topic that stay out of the cold folder; 0 = no such"
+    )
+    hot_retain_bytes: Number = _number(0, 0, U64_MAX, "the same by size")
+
+    # who may call
+    api_keys: SecretStr | None = _other(
+        None, "nothing", "not in this version: the server refuses to start when it is set"
+    )
+    allow_insecure_no_auth: Switch = _other(
+        False, "1 or 0", "1 = listen beyond loopback without keys; only in a private network"
+    )
+    ready_degraded: Annotated[Literal[200, 503], BeforeValidator(_whole_number)] = _other(
+        200, "200 or 503", "503 = /v0/ready fails while a shard is read-only"
+    )
+
+    # limits of a request
+    max_body_bytes: Number = _number(64 * MIB, 64, _BODY_BYTES_MAX, "body of a request, inflated")
+    max_batch_records: Number = _number(10_000, 1, SEGMENT_RECORDS_MAX, "records of one append")
+    max_record_bytes: Number = _number(
+        MIB, 1, _BODY_BYTES_MAX, "data and meta of one record; default at most the body's limit"
+    )
+    max_meta_bytes: Number = _number(
+        16_384, 1, _BODY_BYTES_MAX, "at most 64 keys; default at most the record's limit"
+    )
+    max_tag_bytes: Number = _number(256, 1, _TEXT_BYTES_MAX, "tag of a record")
+    max_node_bytes: Number = _number(128, 1, _TEXT_BYTES_MAX, "node of a record or a batch")
+    max_limit: Number = _number(1000, 1, PAGE_SCAN_SLOTS_MAX, "records of one read")
+
+    # limits of the server; 0 = unlimited
+    max_topics: Number = _number(100_000, 0, U64_MAX, "topics; 0 = unlimited")
+    max_total_bytes: Number = _number(0, 0, U64_MAX, "retained bytes of all topics; 0 = unlimited")
+
+    # running it
+    shutdown_grace_ms: Number = _number(
+        10_000, 0, 3_600_000, "requests in flight may take this long when the server stops"
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = _other(
+        "info", "debug, info, warning or error", "debug, info, warning or error"
+    )
+    log_format: Literal["text", "json"] = _other("text", "text or json", "text or json")
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Flags, then the environment; no file is ever read behind the caller's back."""
+        return init_settings, env_settings
+
+    @model_validator(mode="before")
+    @classmethod
+    def _take_port_from_host(cls, values: dict[str, Any]) -> dict[str, Any]:
+        host = values.get("host")
+        if isinstance(host, str):
+            try:
+                name, port = split_host(host)
+            except ValueError:
+                raise ValueError(_complaint("host", host)) from None
+            values = {**values, "host": name, **({} if port is None else {"port": port})}
+        return values
+
+    @model_validator(mode="after")
+    def _relate(self) -> Settings:
+        """A default gives way to a smaller limit around it; two explicit ones must agree."""
+        pairs = (("max_record_bytes", "max_body_bytes"), ("max_meta_bytes", "max_record_bytes"))
+        for inner, outer in pairs:
+            bound: int = getattr(self, outer)
+            if getattr(self, inner) > bound:
+                if inner in self.model_fields_set:
+                    raise ValueError(
+                        f"{variable(inner)}={getattr(self, inner)}: allowed is at most "
+                        f"{variable(outer)}, which is {bound}"
+                    )
+                object.__setattr__(self, inner, bound)
+        assert self.max_meta_bytes <= self.max_record_bytes <= self.max_body_bytes
+        if self.cold_dir is not None and self.cold_dir == self.data_dir:
+            raise ValueError(
+                f"{variable('cold_dir')}={self.cold_dir}: allowed is a folder other than "
+                f"{variable('data_dir')}"
+            )
+        return self
+
+
+def variable(field: str) -> str:
+    """The environment name of a field."""
+    return PREFIX + field.upper()
+
+
+def allowed_values(field: str) -> str:
+    """What a field takes, in words."""
+    extra = Settings.model_fields[field].json_schema_extra
+    assert isinstance(extra, dict), f"{field} says what is allowed"
+    return str(extra["allowed"])
+
+
+def _complaint(field: str, value: object) -> str:
+    return f"{variable(field)}={value}: allowed is {allowed_values(field)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """The settings, where each came from, and what deserves a line in the log."""
+
+    settings: Settings
+    sources: Mapping[str, Source]
+    warnings: tuple[str, ...]
+
+
+def load(flags: Mapping[str, object] | None = None) -> Loaded:
+    """Read the environment; `flags` (field → value, None = not given) override it.
+
+    Raises `SettingsError`. Whether a server may start with the result is `refusal`'s question.
+    """
+    given = {name: value for name, value in (flags or {}).items() if value is not None}
+    assert given.keys() <= Settings.model_fields.keys(), "a flag is a setting"
+    in_environment = {name.upper() for name, value in os.environ.items() if value}
+    if "port" in given and "host" not in given:
+        # The flag is the stronger word: a port inside TOPICS_HOST gives way to it.
+        given["host"] = _without_port(os.environ.get(variable("host")) or "127.0.0.1")
+    elif "port" in given:
+        given["host"] = _without_port(str(given["host"]))
+    try:
+        settings = Settings(**given)  # type: ignore[arg-type]
+    except ValidationError as error:
+        raise SettingsError([_line(item) for item in error.errors(include_url=False)]) from None
+    sources: dict[str, Source] = {}
+    for name in Settings.model_fields:
+        in_env = variable(name) in in_environment
+        sources[name] = (
+            "flag"
+            if name in (flags or {}) and (flags or {})[name] is not None
+            else ("environment" if in_env else "default")
+        )
+    return Loaded(settings, sources, tuple(_warnings(in_environment)))
+
+
+def _without_port(text: str) -> str:
+    try:
+        return split_host(text)[0]
+    except ValueError:
+        return text  # refused with a clear line by the validator
+
+
+def _line(error: Any) -> str:
+    if not error["loc"]:
+        return str(error["msg"]).removeprefix("Value error, ")
+    field = str(error["loc"][0])
+    shown = "***" if field == "api_keys" else error["input"]
+    return _complaint(field, shown)
+
+
+def _warnings(in_environment: set[str]) -> list[str]:
+    known = {variable(name) for name in Settings.model_fields} | CLIENT_NAMES
+    found: list[str] = []
+    for name in sorted(n for n in in_environment if n.startswith(PREFIX)):
+        if name in LATER_NAMES:
+            found.append(f"{name} is set, but has no effect in this version")
+        elif name not in known:
+            found.append(f"{name} is set, but there is no such setting")
+    return found
+
+
+def refusal(settings: Settings) -> str | None:
+    """Why a server must not start with these settings, in one line; None if it may."""
+    if settings.api_keys is not None:
+        return (
+            f"{variable('api_keys')} is set, but this version knows no keys yet: unset it "
+            "(what it protects would be open)"
+        )
+    if not is_loopback(settings.host) and not settings.allow_insecure_no_auth:
+        return (
+            f"{variable('host')}={settings.host} is reachable from other machines and there are "
+            f"no keys: listen on 127.0.0.1, or set {variable('allow_insecure_no_auth')}=1"
+        )
+    return None
