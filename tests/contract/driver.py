@@ -263,7 +263,10 @@ class Server:
         return self.clients[-1]
 
     def environment(self) -> dict[str, str]:
-        """The whole environment of the process: ours without any TOPICS_ name, then `env`."""
+        """The whole environment of the process: ours without any TOPICS_ name, then `env`.
+
+        An empty value in `env` takes the name out, so that the server's default holds.
+        """
         kept = {k: v for k, v in os.environ.items() if not k.startswith("TOPICS_")}
         paths = [str(ROOT / "src"), kept.get("PYTHONPATH", "")]
         kept["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
@@ -272,7 +275,7 @@ class Server:
             "TOPICS_PORT_FILE": str(self.directory / "port"),
             "TOPICS_DATA_DIR": str(self.data_dir),
         }
-        return kept | ours | dict(self.env)
+        return kept | {k: v for k, v in (ours | dict(self.env)).items() if v}
 
     def spawn(self) -> subprocess.Popen[bytes]:
         """Start the process without waiting for it."""

@@ -19,7 +19,7 @@ def mixed(api: Api, topic: str) -> str:
     return topic
 
 
-def _data(api: Api, topic: str, node: object) -> list[str | None]:
+def _data(api: Api, topic: str, node: object) -> list[object]:
     return [r["data"] for r in api.read_all(topic, node=node)]
 
 

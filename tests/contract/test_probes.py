@@ -1,0 +1,173 @@
+"""§8: health, readiness, metrics."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.contract.conftest import NewServer
+from tests.contract.driver import Api, eventually, good
+
+SAMPLE = re.compile(
+    r"^([a-zA-Z_:][a-zA-Z0-9_:]*)(\{[^}]*\})? (-?[0-9.eE+-]+|\+Inf|-Inf|NaN)( [0-9]+)?$"
+)
+
+
+@pytest.mark.parametrize("path", ["/v0/health", "/healthz"])
+def test_health_tells_version_and_uptime(api: Api, path: str) -> None:
+    """§8.1 [8-01, 8.1-01, 9-05]"""
+    first = good(api.http.get(path))
+    assert first["status"] == "ok"
+    assert isinstance(first["version"], str)
+    assert re.match(r"\d+\.\d+", first["version"])
+    assert type(first["uptime_ms"]) is int
+    eventually(
+        lambda: bool(good(api.http.get(path))["uptime_ms"] > first["uptime_ms"]), "uptime grows"
+    )
+
+
+@pytest.mark.parametrize("path", ["/v0/ready", "/readyz"])
+def test_ready_counts_the_topics(api: Api, topic: str, path: str) -> None:
+    """§8.2 [8-01, 8.2-01, 9-05]"""
+    before = good(api.http.get(path))
+    assert before["status"] == "ready"
+    assert before["wal_replay_complete"] is True
+    api.put(topic)
+    assert good(api.http.get(path))["topics"] == before["topics"] + 1
+    api.drop(topic)
+    assert good(api.http.get(path))["topics"] == before["topics"]
+
+
+def test_the_authorization_header_is_ignored_without_keys(api: Api) -> None:
+    """§8 [8-01]"""
+    for path in ("/v0/health", "/v0/ready", "/v0/metrics", "/v0/topics"):
+        answer = api.http.get(path, headers={"Authorization": "Bearer whatever"})
+        assert answer.status_code == 200
+
+
+def _metrics(api: Api) -> tuple[dict[str, float], dict[str, str], set[str]]:
+    answer = api.http.get("/v0/metrics")
+    assert answer.status_code == 200
+    samples: dict[str, float] = {}
+    types: dict[str, str] = {}
+    helped: set[str] = set()
+    for line in answer.text.splitlines():
+        if line.startswith("# TYPE "):
+            _, _, name, kind = line.split(" ", 3)
+            types[name] = kind
+        elif line.startswith("# HELP "):
+            helped.add(line.split(" ", 3)[2])
+        elif line and not line.startswith("#"):
+            match = SAMPLE.match(line)
+            assert match, f"not a sample: {line!r}"
+            samples[match[1] + (match[2] or "")] = float(match[3])
+    return samples, types, helped
+
+
+def test_metrics_are_prometheus_text_by_default(api: Api) -> None:
+    """§8.3 [8.3-01, 8.3-12]"""
+    for headers in ({}, {"Accept": "*/*"}, {"Accept": "text/plain"}):
+        answer = api.http.get("/v0/metrics", headers=headers)
+        media = answer.headers["content-type"].replace(" ", "")
+        assert media.startswith("text/plain;")
+        assert "version=0.0.4" in media
+    assert _metrics(api)[0]
+
+
+def test_every_metric_is_described(api: Api, topic: str) -> None:
+    """§8.3 [8.3-11]"""
+    api.add(topic, 1)
+    samples, types, helped = _metrics(api)
+    for sample in samples:
+        name = sample.partition("{")[0]
+        family = re.sub(r"_(bucket|sum|count)$", "", name)
+        assert name in types or family in types, f"{name} has no TYPE"
+        assert name in helped or family in helped, f"{name} has no HELP"
+
+
+def test_metrics_are_json_when_asked_for(api: Api) -> None:
+    """§8.3 [8.3-02]"""
+    answer = api.http.get("/v0/metrics", headers={"Accept": "application/json"})
+    assert answer.status_code == 200
+    assert answer.headers["content-type"].partition(";")[0] == "application/json"
+    assert isinstance(answer.json(), dict)
+    assert "topics_topics" in answer.text
+
+
+def test_process_figures(api: Api, topic: str) -> None:
+    """§8.3 [8.3-03]"""
+    before = _metrics(api)[0]
+    api.put(topic, {"durability": "fsync"})
+    api.add(topic, "x" * 1000, "y" * 1000)
+    samples = _metrics(api)[0]
+    assert samples["topics_topics"] == before["topics_topics"] + 1
+    by_class = 'topics_topics_by_class{class="fsync"}'
+    assert samples[by_class] == before.get(by_class, 0) + 1
+    assert samples["topics_records_live"] >= before["topics_records_live"] + 2
+    assert samples["topics_bytes_live"] >= before["topics_bytes_live"] + 2000
+    assert samples["topics_ready"] == 1
+    assert samples["topics_recovery_progress"] == 1
+    assert samples["topics_uptime_ms"] > 0
+
+
+def test_topic_figures(api: Api, topic: str) -> None:
+    """§8.3 [8.3-07]"""
+    api.add(topic, *range(10))
+    api.delete(topic, before_seq=4)
+    state = api.get_state(topic)
+    samples = _metrics(api)[0]
+    label = f'{{topic="{topic}"}}'
+    assert samples["topics_topic_head_seq" + label] == 10
+    assert samples["topics_topic_earliest_seq" + label] == 4
+    assert samples["topics_topic_records_live" + label] == 7
+    assert samples["topics_topic_bytes_live" + label] == state["bytes"]
+
+
+def test_the_topic_figures_are_bounded(own: NewServer) -> None:
+    """§8.3 [8.3-08]"""
+    api = own().start()
+    api.put("few")
+    assert _metrics(api)[0].get("topics_topic_metrics_truncated", 0) == 0
+    for number in range(3000):
+        good(api.put(f"t{number}", {"durability": "ephemeral"}))
+    samples = _metrics(api)[0]
+    shown = sum(name.startswith("topics_topic_head_seq{") for name in samples)
+    assert shown == 3001 or samples["topics_topic_metrics_truncated"] > 0
+    assert len(api.http.get("/v0/metrics").content) < 4 * 1024 * 1024
+
+
+def test_journal_figures(api: Api, topic: str) -> None:
+    """§8.3 [8.3-09]"""
+    api.put(topic, {"durability": "fsync"})
+    before = _metrics(api)[0]
+    for number in range(5):
+        api.add(topic, number)
+    after = _metrics(api)[0]
+
+    def total(samples: dict[str, float], name: str) -> float:
+        found = [v for k, v in samples.items() if k.partition("{")[0] == f"topics_wal_{name}"]
+        assert found, f"no topics_wal_{name}"
+        return sum(found)
+
+    for name, least in (("frames_total", 5), ("batches_total", 5), ("fsyncs_total", 1)):
+        assert total(after, name) >= total(before, name) + least
+    assert total(after, "bytes_written_total") > total(before, "bytes_written_total")
+    for name in ("rotations_total", "queue_depth", "queue_depth_peak", "submit_full_total"):
+        assert total(after, name) >= 0
+    assert total(after, "read_only") == 0
+
+
+def test_sync_times_are_a_histogram(api: Api, topic: str) -> None:
+    """§8.3 [8.3-10]"""
+    api.put(topic, {"durability": "fsync"})
+    api.add(topic, 1)
+    samples, types, _ = _metrics(api)
+    assert types["topics_wal_fsync_latency_us"] == "histogram"
+    buckets = {k: v for k, v in samples.items() if k.startswith("topics_wal_fsync_latency_us_b")}
+    assert any('le="+Inf"' in name for name in buckets)
+    counts = [v for k, v in samples.items() if k.startswith("topics_wal_fsync_latency_us_count")]
+    sums = [v for k, v in samples.items() if k.startswith("topics_wal_fsync_latency_us_sum")]
+    assert sum(counts) >= 1
+    assert sum(sums) > 0
+    assert sum(v for k, v in buckets.items() if 'le="+Inf"' in k) == sum(counts)
