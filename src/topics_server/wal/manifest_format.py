@@ -1,0 +1,121 @@
+"""The bytes of a topic's manifest: what the topic is, and which segments hold its sealed records.
+
+Pure, and needs only xxhash beside the standard library: a reader without the server starts here.
+Written by `wal/segments.py` (whole file, temp and rename). Drawn in full in docs/FORMATS.md.
+
+    magic 8 | version u16 | 0 u16 | body bytes u32 | topic id u64 | XXH3-64 of header and body
+    | body: one JSON object, UTF-8 (fields of `Manifest` and `SegmentEntry`, by name)
+
+Invariants: segments ascend by seq and do not overlap; ids of segments are below `next_segment_id`.
+Readers ignore fields they do not know; a changed meaning takes a new version.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import struct
+from typing import Any, Final
+
+import xxhash
+
+from topics_server.errors import Corrupt, StartRefused
+
+VERSION: Final = 1
+MAGIC: Final = b"topicsMF"
+HOT: Final = "hot"
+COLD: Final = "cold"
+_HEADER: Final = struct.Struct("<8sHHIQ")
+_HASH: Final = struct.Struct("<Q")
+HEADER_BYTES: Final = _HEADER.size + _HASH.size
+
+assert HEADER_BYTES == 32
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class SegmentEntry:
+    """One listed segment. `data_checksum`: of `.data` up to its flags (also in its `.idx`)."""
+
+    segment_id: int
+    tier: str
+    first_seq: int
+    last_seq: int
+    first_ts: int
+    last_ts: int
+    data_bytes: int
+    idx_bytes: int
+    data_checksum: int
+
+    @property
+    def record_count(self) -> int:
+        """How many rows."""
+        return self.last_seq - self.first_seq + 1
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Manifest:
+    """A topic and its segments. `config` holds the configuration's fields as plain JSON values.
+
+    `head_seq` is a lower bound (the journal may know more); `holes` are `(first, last)` seqs.
+    """
+
+    topic_id: int
+    name: str
+    epoch: int
+    config: dict[str, Any]
+    head_seq: int
+    evict_floor: int
+    holes: tuple[tuple[int, int], ...]
+    next_segment_id: int
+    segments: tuple[SegmentEntry, ...]
+
+
+def encode_manifest(manifest: Manifest) -> bytes:
+    """The whole file; `decode_manifest` is the inverse."""
+    _check(manifest)
+    fields = {**dataclasses.asdict(manifest)}
+    del fields["topic_id"]
+    body = json.dumps(fields, ensure_ascii=False, separators=(",", ":")).encode()
+    header = _HEADER.pack(MAGIC, VERSION, 0, len(body), manifest.topic_id)
+    return header + _HASH.pack(_checksum(header, body)) + body
+
+
+def _checksum(header: bytes, body: bytes) -> int:
+    return xxhash.xxh3_64_intdigest(header + body)
+
+
+def decode_manifest(encoded: bytes) -> Manifest:
+    """Raises `Corrupt` for damage, `StartRefused` for a newer version."""
+    if len(encoded) < HEADER_BYTES:
+        raise Corrupt("shorter than a manifest's header")
+    magic, version, _, body_bytes, topic_id = _HEADER.unpack_from(encoded)
+    if magic != MAGIC:
+        raise Corrupt(f"does not start with {MAGIC!r}")
+    if version > VERSION:
+        raise StartRefused(f"manifest format {version} is newer than {VERSION}")
+    header, body = encoded[: _HEADER.size], encoded[HEADER_BYTES:]
+    if version != VERSION or len(body) != body_bytes:
+        raise Corrupt("version or size of the manifest do not fit")
+    if _checksum(header, body) != _HASH.unpack_from(encoded, _HEADER.size)[0]:
+        raise Corrupt("checksum of the manifest fails")
+    fields = json.loads(body)
+    segments = tuple(_known(SegmentEntry, entry) for entry in fields.pop("segments"))
+    holes = tuple((first, last) for first, last in fields.pop("holes"))
+    manifest: Manifest = _known(Manifest, fields, topic_id=topic_id, segments=segments, holes=holes)
+    _check(manifest)
+    return manifest
+
+
+def _known(kind: Any, fields: dict[str, Any], **given: Any) -> Any:
+    """A value of a dataclass from the fields it knows; later versions may have added others."""
+    names = {field.name for field in dataclasses.fields(kind)}
+    return kind(**{name: value for name, value in fields.items() if name in names}, **given)
+
+
+def _check(manifest: Manifest) -> None:
+    last_seq = 0
+    for entry in manifest.segments:
+        assert entry.tier in (HOT, COLD), entry
+        assert last_seq < entry.first_seq <= entry.last_seq, entry
+        assert entry.segment_id < manifest.next_segment_id, entry
+        last_seq = entry.last_seq

@@ -1,0 +1,171 @@
+"""A helper process that packs runs into segment bytes, off the server's interpreter lock.
+
+`ProcessPacker` keeps one child (`python -m topics_server.wal.packer`), started at first use; its
+parent only moves bytes through pipes. The child ends when its standard input does, so a server that
+is killed leaves none behind. When it cannot be started or dies, the run is packed by the calling
+thread and the next one tries a new child. Frames, little-endian:
+
+    request:  topic id u64 | segment id u64 | dead bytes u32 | blocks u32 | dead
+              | (length u32 | encoded block) a block
+    response: data bytes u64 | idx bytes u64 | data | idx
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import struct
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from typing import IO, BinaryIO, Final, Protocol
+
+from topics_server.blocks import Block, decode_block, encode_block
+from topics_server.limits import MIB
+from topics_server.wal.segment_blocks import pack
+
+_REQUEST: Final = struct.Struct("<QQII")
+_LENGTH: Final = struct.Struct("<I")
+_RESPONSE: Final = struct.Struct("<QQ")
+_NICENESS: Final = 10
+_END_WAIT_S: Final = 5.0
+
+
+class Packer(Protocol):
+    """Turns a run into `(.data, .idx)`; may be called from any thread."""
+
+    def pack(
+        self, topic_id: int, segment_id: int, blocks: Sequence[Block], dead: bytes
+    ) -> tuple[bytes, bytes]:
+        """*Blocking.* See `segment_blocks.pack`."""
+        ...
+
+    def close(self) -> None:
+        """Release what it holds; idempotent."""
+        ...
+
+
+class InlinePacker:
+    """Packs in the calling thread, lock held: for tests and for when there is no child."""
+
+    def pack(
+        self, topic_id: int, segment_id: int, blocks: Sequence[Block], dead: bytes
+    ) -> tuple[bytes, bytes]:
+        """See `Packer.pack`."""
+        return pack(topic_id, segment_id, blocks, dead)
+
+    def close(self) -> None:
+        """Nothing to release."""
+
+
+class ProcessPacker:
+    """Packs in one child process; runs of several threads wait for each other."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._child: subprocess.Popen[bytes] | None = None
+        self.packed_inline_count = 0  # runs that had to be packed without the child
+
+    @property
+    def child_pid(self) -> int | None:
+        """Process id of the child, while there is one."""
+        return self._child.pid if self._child else None
+
+    def pack(
+        self, topic_id: int, segment_id: int, blocks: Sequence[Block], dead: bytes
+    ) -> tuple[bytes, bytes]:
+        """See `Packer.pack`."""
+        with self._lock:
+            try:
+                return self._ask(topic_id, segment_id, blocks, dead)
+            except (OSError, EOFError, ValueError):
+                # No child, or one that died half-way: its pipes are useless, its work is not lost.
+                self._end()
+        self.packed_inline_count += 1
+        return pack(topic_id, segment_id, blocks, dead)
+
+    def close(self) -> None:
+        """End the child; a later `pack` starts another."""
+        with self._lock:
+            self._end()
+
+    def _ask(
+        self, topic_id: int, segment_id: int, blocks: Sequence[Block], dead: bytes
+    ) -> tuple[bytes, bytes]:
+        child = self._child = self._child or _start()
+        assert child.stdin is not None
+        assert child.stdout is not None
+        child.stdin.write(_REQUEST.pack(topic_id, segment_id, len(dead), len(blocks)))
+        child.stdin.write(dead)
+        for block in blocks:
+            encoded = encode_block(block)
+            child.stdin.write(_LENGTH.pack(len(encoded)))
+            child.stdin.write(encoded)
+        child.stdin.flush()
+        data_bytes, idx_bytes = _RESPONSE.unpack(_read(child.stdout, _RESPONSE.size))
+        return _read(child.stdout, data_bytes), _read(child.stdout, idx_bytes)
+
+    def _end(self) -> None:
+        child, self._child = self._child, None
+        if child is None:
+            return
+        for pipe in (child.stdin, child.stdout):
+            try:
+                if pipe is not None:
+                    pipe.close()
+            except OSError:
+                pass  # bytes that a dead child did not take
+        try:
+            child.wait(_END_WAIT_S)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()
+
+
+def _start() -> subprocess.Popen[bytes]:
+    # -P: the caller's directory is not a place to import from.
+    command = [sys.executable, "-P", "-m", "topics_server.wal.packer"]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, pipesize=MIB)
+
+
+def _read(pipe: IO[bytes], length: int) -> bytes:
+    found = pipe.read(length)
+    if len(found) != length:
+        raise EOFError(f"{len(found)} of {length} bytes")
+    return found
+
+
+def serve(requests: BinaryIO, responses: BinaryIO) -> None:
+    """The child's loop: one response a request, until the requests end."""
+    while header := requests.read(_REQUEST.size):
+        if len(header) < _REQUEST.size:
+            return
+        topic_id, segment_id, dead_bytes, block_count = _REQUEST.unpack(header)
+        try:
+            dead = _read(requests, dead_bytes)
+            blocks = []
+            for _ in range(block_count):
+                (length,) = _LENGTH.unpack(_read(requests, _LENGTH.size))
+                blocks.append(decode_block(_read(requests, length)))
+        except EOFError:
+            return  # the server is gone
+        data, idx = pack(topic_id, segment_id, blocks, dead)
+        for piece in (_RESPONSE.pack(len(data), len(idx)), data, idx):
+            responses.write(piece)
+        responses.flush()
+
+
+def main() -> None:
+    """Run as the child: after the server in priority, deaf to the terminal's interrupt."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.nice(_NICENESS)
+    try:
+        serve(sys.stdin.buffer, sys.stdout.buffer)
+    except BrokenPipeError:
+        # The server is gone; leave without flushing into its closed pipe.
+        os._exit(0)
+
+
+if __name__ == "__main__":
+    main()
