@@ -253,7 +253,10 @@ NUMBERS: Final[dict[str, bytes]] = {
     "a list": b"[1]",
     "1e400": b"1e400",
 }
+# These need not be named by field: a JSON reader may give up on them before it knows where it is.
+UNREADABLE: Final = ("a huge number", "1e400")
 for _what, _value in NUMBERS.items():
+    _named = _what not in UNREADABLE
     for _suffix, _name in (
         ("/diff", "from_seq"),
         ("/diff", "limit"),
@@ -266,7 +269,7 @@ for _what, _value in NUMBERS.items():
                 "POST",
                 "/v0/topics/{t}" + _suffix,
                 b'{"' + _name.encode() + b'":' + _value + b"}",
-                where=_name,
+                where=_name if _named else None,
             ),
         )
     for _name in ("ttl_ms", "cap_records", "cap_bytes", "idempotency_window_ms", "lease_ms"):
@@ -276,7 +279,7 @@ for _what, _value in NUMBERS.items():
                 "PUT",
                 "/v0/topics/{a}",
                 b'{"' + _name.encode() + b'":' + _value + b"}",
-                where=_name,
+                where=_name if _named else None,
             ),
         )
 _add("limit above u32", Bad("POST", "/v0/topics/{t}/diff", b'{"limit":4294967296}', where="limit"))
