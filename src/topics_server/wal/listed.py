@@ -1,0 +1,120 @@
+"""One topic's list of segments, in memory and as its manifest on disk.
+
+Owned by `wal/segments.py`, which holds a topic's `lock` around every change. The manifest is
+replaced in two steps, so that a full disk is met before anything has happened: `prepare` writes
+the new one beside, `publish` renames it. Invariant: `entries` is what the synced manifest lists,
+unless `is_unsure`: a publish failed half-way, and the manifest on disk may be the old or the new
+one. Then no file that either lists may go before another manifest is published.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+
+import msgspec
+
+from topics_server.errors import StorageError
+from topics_server.handoff import TopicFacts
+from topics_server.model import SeqRun, TopicConfig
+from topics_server.wal import layout
+from topics_server.wal.fs import Fs
+from topics_server.wal.manifest_format import (
+    Manifest,
+    SegmentEntry,
+    decode_manifest,
+    encode_manifest,
+)
+from topics_server.wal.publishing import rename_temp, write_temp
+from topics_server.wal.segment_index import SealedColumns
+
+Entries = dict[int, SegmentEntry]
+
+
+@dataclass(slots=True)
+class ListedTopic:
+    """Segments by id. `entries` and `indexes` are replaced, never changed: readers hold no lock."""
+
+    topic_id: int
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    entries: Entries = field(default_factory=dict)
+    indexes: dict[int, SealedColumns] = field(default_factory=dict)
+    next_segment_id: int = 0
+    # Segments that may have files in both tiers: a flip is made in both.
+    doubled: set[int] = field(default_factory=set)
+    # Tiers whose folder of this topic is known to have a durable name.
+    safe_folders: set[str] = field(default_factory=set)
+    is_unsure: bool = False
+
+    def entry(self, segment_id: int) -> SegmentEntry:
+        """The listed segment. Raises `StorageError` if it was dropped."""
+        entry = self.entries.get(segment_id)
+        if entry is None:
+            raise StorageError(f"segment {segment_id} of topic {self.topic_id} is gone")
+        return entry
+
+    def index(self, segment_id: int) -> SealedColumns:
+        """Its columns. Raises `StorageError` if it was dropped."""
+        index = self.indexes.get(segment_id)
+        if index is None:
+            raise StorageError(f"segment {segment_id} of topic {self.topic_id} is gone")
+        return index
+
+    def write(self, fs: Fs, path: str, facts: TopicFacts, entries: Entries) -> None:
+        """Replace the manifest durably; from then on `entries` is what is listed."""
+        self.prepare(fs, path, facts, entries)
+        self.publish(fs, path, entries)
+
+    def prepare(self, fs: Fs, path: str, facts: TopicFacts, entries: Entries) -> None:
+        """Write and sync the next manifest beside the one in force."""
+        assert self.lock.locked()
+        assert facts.topic_id == self.topic_id
+        manifest = Manifest(
+            topic_id=facts.topic_id,
+            name=facts.name,
+            epoch=facts.epoch,
+            config=msgspec.to_builtins(facts.config),
+            head_seq=facts.head_seq,
+            evict_floor=facts.evict_floor,
+            holes=tuple((hole.first_seq, hole.last_seq) for hole in facts.holes),
+            next_segment_id=max([self.next_segment_id, *(key + 1 for key in entries)]),
+            segments=tuple(sorted(entries.values(), key=lambda entry: entry.first_seq)),
+        )
+        write_temp(fs, path, [encode_manifest(manifest)])
+        self.next_segment_id = manifest.next_segment_id
+
+    def publish(self, fs: Fs, path: str, entries: Entries) -> None:
+        """Put the prepared manifest in force."""
+        self.is_unsure = True
+        rename_temp(fs, path)
+        fs.sync_dir(layout.parent(path))
+        self.is_unsure = False
+        self.entries = entries
+
+
+def read_manifest(fs: Fs, path: str) -> Manifest | None:
+    """A manifest as found; `None` if there is none. Raises `Corrupt`, `StartRefused` (newer)."""
+    if not fs.exists(path):
+        return None
+    file = fs.open(path)
+    try:
+        encoded = file.pread(file.size(), 0)
+    finally:
+        file.close()
+    try:
+        return decode_manifest(encoded)
+    except StorageError as error:
+        raise type(error)(str(error), path) from None
+
+
+def facts_of(manifest: Manifest) -> TopicFacts:
+    """The engine's words for what a manifest says beside its segments."""
+    return TopicFacts(
+        topic_id=manifest.topic_id,
+        name=manifest.name,
+        epoch=manifest.epoch,
+        config=msgspec.convert(manifest.config, TopicConfig),
+        head_seq=manifest.head_seq,
+        evict_floor=manifest.evict_floor,
+        holes=[SeqRun(first, last) for first, last in manifest.holes],
+    )

@@ -1,0 +1,339 @@
+"""Sealed segments of all topics, hot and cold, and their manifests. Satisfies `ports.Segments`.
+
+Owns `segments/` and the cold folder. The manifest is the durable list: a segment counts from the
+moment its manifest is synced, and its files go only after a manifest without it is. Methods block
+and come from worker threads: changes of one topic one at a time (a lock per topic, so that a flip
+never meets a copy half made), reads beside them. `bytes_of` and `is_cold` answer from memory.
+
+Invariants: a listed segment's files are complete and synced; while a segment may lie in both tiers
+a flip is made in both; no file that the manifest on disk may list is ever removed.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+
+from topics_server.blocks import Block
+from topics_server.errors import Corrupt, Damaged, StorageError
+from topics_server.handoff import SegmentPlan, TopicFacts
+from topics_server.model import TagMatch
+from topics_server.wal import layout
+from topics_server.wal.fs import Fs
+from topics_server.wal.handles import Handles
+from topics_server.wal.listed import Entries, ListedTopic, facts_of, read_manifest
+from topics_server.wal.manifest_format import COLD, HOT, SegmentEntry
+from topics_server.wal.packer import Packer
+from topics_server.wal.publishing import remove_quietly, rename_temp, write_temp
+from topics_server.wal.segment_blocks import unpack_block
+from topics_server.wal.segment_files import Tiers, copy_to_temp, flags_of, settle
+from topics_server.wal.segment_format import DEAD, decode_index
+from topics_server.wal.segment_index import SealedColumns
+from topics_server.wal.segment_maps import IndexMaps
+
+
+class SealedSegments:
+    """See the module. `max_open_files` is this class's share of the process's descriptors."""
+
+    def __init__(
+        self,
+        fs: Fs,
+        data_dir: str,
+        cold_dir: str | None,
+        packer: Packer,
+        max_open_files: int = 512,
+    ) -> None:
+        assert max_open_files >= 4
+        self._fs: Final = fs
+        self._tiers: Final = Tiers(layout.join(data_dir, layout.SEGMENTS), cold_dir)
+        self._packer: Final = packer
+        self._handles: Final = Handles(fs, max_open_files // 4)
+        self._maps: Final = IndexMaps(fs, self._tiers, self._handles, max_open_files * 3 // 4)
+        self._topics: dict[int, ListedTopic] = {}
+        self._lock: Final = threading.Lock()
+        self._roots_synced = False
+
+    def close(self) -> None:
+        """End the packer, close files; indexes that are still held stay readable."""
+        self._packer.close()
+        self._handles.close()
+
+    # -- sealing ---------------------------------------------------------------------------
+
+    def put(self, plan: SegmentPlan, facts: TopicFacts) -> SealedColumns:
+        """See `ports.Segments.put`."""
+        topic_id, segment_id = plan.topic_id, plan.segment_id
+        assert topic_id == facts.topic_id
+        data, idx = self._packer.pack(topic_id, segment_id, plan.blocks, plan.dead)
+        entry = _entry_of(segment_id, data, idx)
+        assert entry.first_seq == plan.blocks[0].first_seq
+        assert entry.last_seq == plan.blocks[-1].last_seq
+        topic = self._topic(topic_id)
+        with topic.lock:
+            assert segment_id not in topic.entries
+            folder = self._make_folder(topic, HOT)
+            if topic.is_unsure:
+                # The manifest on disk may list an earlier attempt under this very id.
+                self._write_manifest(topic, facts, topic.entries)
+            entries = {**topic.entries, segment_id: entry}
+            paths = self._tiers.paths(HOT, topic_id, segment_id)
+            try:
+                for path, content in zip(paths, (idx, data), strict=True):
+                    write_temp(self._fs, path, [content])
+                for path in paths:
+                    rename_temp(self._fs, path)
+                self._fs.sync_dir(folder)
+                topic.prepare(self._fs, self._manifest_path(topic_id), facts, entries)
+            except StorageError:
+                # Nobody lists them yet, and a full disk wants its room back.
+                for path in paths:
+                    remove_quietly(self._fs, layout.temp(path))
+                    remove_quietly(self._fs, path)
+                raise
+            topic.publish(self._fs, self._manifest_path(topic_id), entries)
+            index = self._maps.make(topic, entry)
+            topic.indexes = {**topic.indexes, segment_id: index}
+        return index
+
+    # -- reading ---------------------------------------------------------------------------
+
+    def read(self, topic_id: int, segment_id: int, first_row: int, end_row: int) -> Block:
+        """See `ports.Segments.read`."""
+        topic = self._topic(topic_id)
+        index = topic.index(segment_id)
+        index.check_flags(first_row, end_row)
+        columns = index.columns()
+        assert 0 <= first_row < end_row <= columns.record_count
+        if columns.flags_offset == 0:
+            raise Damaged(first_row, end_row - 1)  # blank columns: nothing can be read
+        start = int(columns.rows["offset"][first_row])
+        end = columns.record_end(end_row - 1)
+        with self._handles.lease(
+            (topic_id, segment_id), lambda: self._maps.data_path(topic, segment_id)
+        ) as file:
+            data = file.pread(end - start, start)
+        return unpack_block(data, columns, first_row, end_row)
+
+    def find_tags(self, topic_id: int, segment_id: int, match: TagMatch) -> Sequence[int]:
+        """See `ports.Segments.find_tags`; rows that were dead when packed are not found."""
+        return self._topic(topic_id).index(segment_id).rows_of(match)
+
+    # -- changing --------------------------------------------------------------------------
+
+    def flip(self, topic_id: int, rows: dict[int, Sequence[int]]) -> None:
+        """See `ports.Segments.flip`. Segments that were dropped meanwhile are passed over."""
+        topic = self._topic(topic_id)
+        with topic.lock:
+            for segment_id, hit in rows.items():
+                entry = topic.entries.get(segment_id)
+                if entry is None or not len(hit):
+                    continue
+                both = segment_id in topic.doubled
+                for tier in (HOT, COLD) if both else (entry.tier,):
+                    path = self._tiers.data_path(tier, topic_id, segment_id)
+                    if not both or self._fs.exists(path):
+                        self._flip_file(path, entry, hit)
+
+    def _flip_file(self, path: str, entry: SegmentEntry, hit: Sequence[int]) -> None:
+        rows = np.unique(np.asarray(hit, "<i8"))
+        assert 0 <= int(rows[0]) <= int(rows[-1]) < entry.record_count
+        firsts = rows[np.diff(rows, prepend=-2) > 1]
+        lasts = rows[np.diff(rows, append=entry.record_count + 1) > 1]
+        base = entry.data_bytes - entry.record_count
+        file = self._fs.open(path, write=True)
+        try:
+            if flags_of(file, entry) is None:
+                return  # a file of the wrong size is damaged whole, and never read
+            for first, last in zip(firsts.tolist(), lasts.tolist(), strict=True):
+                file.pwrite(bytes([DEAD]) * (last - first + 1), base + first)
+            file.sync()
+        finally:
+            file.close()
+
+    def drop(self, topic_id: int, segment_ids: Sequence[int], facts: TopicFacts) -> None:
+        """See `ports.Segments.drop`. Ids that are not listed are passed over."""
+        topic = self._topic(topic_id)
+        with topic.lock:
+            gone = {number for number in segment_ids if number in topic.entries}
+            kept = {key: entry for key, entry in topic.entries.items() if key not in gone}
+            self._write_manifest(topic, facts, kept)
+            indexes = topic.indexes
+            topic.indexes = {key: index for key, index in indexes.items() if key not in gone}
+            for segment_id in gone:
+                self._forget(topic_id, segment_id, indexes.get(segment_id))
+                topic.doubled.discard(segment_id)
+                for tier in (HOT,) if self._tiers.cold is None else (HOT, COLD):
+                    for path in self._tiers.paths(tier, topic_id, segment_id):
+                        self._fs.unlink(path, missing_ok=True)
+
+    def drop_topic(self, topic_id: int) -> None:
+        """See `ports.Segments.drop_topic`. The manifest goes first: no half topic is left."""
+        topic = self._topic(topic_id)
+        with topic.lock:
+            indexes, topic.indexes, topic.entries = topic.indexes, {}, {}
+            for segment_id, index in indexes.items():
+                self._forget(topic_id, segment_id, index)
+            for folder in self._tiers.folders(topic_id):
+                if not self._fs.exists(folder):
+                    continue
+                names = self._fs.list_dir(folder)
+                if layout.MANIFEST in names:
+                    self._fs.unlink(layout.join(folder, layout.MANIFEST))
+                    self._fs.sync_dir(folder)
+                    names.remove(layout.MANIFEST)
+                for name in names:
+                    self._fs.unlink(layout.join(folder, name), missing_ok=True)
+                self._fs.remove_dir(folder)
+        with self._lock:
+            self._topics.pop(topic_id, None)
+
+    def relocate(self, topic_id: int, segment_id: int, facts: TopicFacts) -> None:
+        """See `ports.Segments.relocate`. Nothing to do if it is gone or cold already."""
+        topic = self._topic(topic_id)
+        with topic.lock:
+            entry = topic.entries.get(segment_id)
+            if entry is None or entry.tier == COLD:
+                return
+            folder = self._make_folder(topic, COLD)
+            hot_paths = self._tiers.paths(HOT, topic_id, segment_id)
+            cold_paths = self._tiers.paths(COLD, topic_id, segment_id)
+            # From here to the end the segment may lie in both tiers, also if a step fails.
+            topic.doubled.add(segment_id)
+            try:
+                for source, target in zip(hot_paths, cold_paths, strict=True):
+                    copy_to_temp(self._fs, source, target)
+            except StorageError:
+                for target in cold_paths:
+                    remove_quietly(self._fs, layout.temp(target))
+                raise
+            for target in cold_paths:
+                rename_temp(self._fs, target)
+            self._fs.sync_dir(folder)
+            moved = {**topic.entries, segment_id: replace(entry, tier=COLD)}
+            self._write_manifest(topic, facts, moved)
+            self._forget(topic_id, segment_id, topic.indexes.get(segment_id))
+            for path in hot_paths:
+                self._fs.unlink(path, missing_ok=True)
+            topic.doubled.discard(segment_id)
+
+    def _forget(self, topic_id: int, segment_id: int, index: SealedColumns | None) -> None:
+        """Let go of files that are about to be unlinked; readers in mid-flight keep theirs."""
+        self._handles.drop((topic_id, segment_id))
+        if index is not None:
+            index.unmap()
+
+    # -- manifests and folders -------------------------------------------------------------
+
+    def write_manifest(self, facts: TopicFacts) -> None:
+        """See `ports.Segments.write_manifest`."""
+        topic = self._topic(facts.topic_id)
+        with topic.lock:
+            self._write_manifest(topic, facts, topic.entries)
+
+    def _write_manifest(self, topic: ListedTopic, facts: TopicFacts, entries: Entries) -> None:
+        self._make_folder(topic, HOT)
+        topic.write(self._fs, self._manifest_path(topic.topic_id), facts, entries)
+
+    def _manifest_path(self, topic_id: int) -> str:
+        return layout.join(self._tiers.folder(HOT, topic_id), layout.MANIFEST)
+
+    def _make_folder(self, topic: ListedTopic, tier: str) -> str:
+        """The topic's folder in a tier, its name durable (also if an earlier sync of it failed)."""
+        folder = self._tiers.folder(tier, topic.topic_id)
+        if tier not in topic.safe_folders:
+            root = layout.parent(folder)
+            is_first = not self._fs.exists(root)
+            self._fs.make_dir(folder)
+            self._fs.sync_dir(root)
+            if is_first:
+                self._fs.sync_dir(layout.parent(root))
+            topic.safe_folders.add(tier)
+        return folder
+
+    # -- recovery --------------------------------------------------------------------------
+
+    def open_topic(self, topic_id: int) -> tuple[TopicFacts, list[SealedColumns]] | None:
+        """See `ports.Segments.open_topic`. Raises `Corrupt` for a damaged manifest."""
+        self._sync_roots()
+        path = self._manifest_path(topic_id)
+        manifest = read_manifest(self._fs, path)
+        if manifest is None:
+            return None
+        if manifest.topic_id != topic_id:
+            raise Corrupt(f"is the manifest of topic {manifest.topic_id}", path)
+        settled = settle(self._fs, self._tiers, manifest)
+        topic = ListedTopic(topic_id, next_segment_id=manifest.next_segment_id)
+        topic.entries = {entry.segment_id: entry for entry in settled.segments}
+        with self._lock:
+            self._topics[topic_id] = topic
+        indexes = [self._maps.open(topic, entry) for entry in settled.segments]
+        topic.indexes = {index.segment_id: index for index in indexes}
+        facts = facts_of(manifest)
+        if settled != manifest:
+            with topic.lock:
+                self._write_manifest(topic, facts, topic.entries)
+        return facts, indexes
+
+    def topics_on_disk(self) -> list[int]:
+        """See `ports.Segments.topics_on_disk`."""
+        self._sync_roots()
+        found: set[int] = set()
+        for root in (self._tiers.hot, self._tiers.cold):
+            names = [] if root is None else self._fs.list_dir(root)
+            numbers = map(layout.parse_topic_dir, names)
+            found.update(number for number in numbers if number is not None)
+        return sorted(found)
+
+    def _sync_roots(self) -> None:
+        """Once: the names of topics' folders that recovery is about to rely on."""
+        if self._roots_synced:
+            return
+        for root in (self._tiers.hot, self._tiers.cold):
+            if root is not None and self._fs.exists(root):
+                self._fs.sync_dir(root)
+        self._roots_synced = True
+
+    # -- from memory -----------------------------------------------------------------------
+
+    def bytes_of(self, topic_id: int) -> tuple[int, int]:
+        """See `ports.Segments.bytes_of`."""
+        sizes = {HOT: 0, COLD: 0}
+        topic = self._topics.get(topic_id)
+        for entry in topic.entries.values() if topic else ():
+            sizes[entry.tier] += entry.data_bytes + entry.idx_bytes
+        return sizes[HOT], sizes[COLD]
+
+    def is_cold(self, topic_id: int, segment_id: int) -> bool:
+        """See `ports.Segments.is_cold`."""
+        topic = self._topics.get(topic_id)
+        entry = topic.entries.get(segment_id) if topic else None
+        return entry is not None and entry.tier == COLD
+
+    def _topic(self, topic_id: int) -> ListedTopic:
+        with self._lock:
+            topic = self._topics.get(topic_id)
+            if topic is None:
+                topic = self._topics[topic_id] = ListedTopic(topic_id)
+            return topic
+
+
+def _entry_of(segment_id: int, data: bytes, idx: bytes) -> SegmentEntry:
+    """What a manifest says of a segment that was just packed."""
+    columns = decode_index(idx, verify=False)
+    assert columns.segment_id == segment_id
+    assert len(data) == columns.flags_offset + columns.record_count
+    return SegmentEntry(
+        segment_id=segment_id,
+        tier=HOT,
+        first_seq=columns.first_seq,
+        last_seq=columns.first_seq + columns.record_count - 1,
+        first_ts=int(columns.rows["ts"][0]),
+        last_ts=int(columns.rows["ts"][-1]),
+        data_bytes=len(data),
+        idx_bytes=len(idx),
+        data_checksum=columns.data_checksum,
+    )
