@@ -1,0 +1,42 @@
+"""The route table, and nothing else: which function answers which method of which path (§9)."""
+
+from __future__ import annotations
+
+from topics_server.api import openapi, probes, records, topics
+from topics_server.api.http import Application, Request, Response, Route, Routes
+from topics_server.api.state import ServerState
+
+
+def build_routes() -> Routes:
+    """Every path of the server; a template without a row is 404."""
+    return Routes(
+        (
+            Route("/v0/topics", {"GET": topics.list_topics}),
+            Route(
+                "/v0/topics/{topic}",
+                {
+                    "PUT": topics.put_topic,
+                    "GET": topics.get_topic,
+                    "DELETE": topics.drop_topic,
+                    "POST": records.append,
+                },
+            ),
+            Route("/v0/topics/{topic}/diff", {"POST": records.diff}),
+            Route("/v0/topics/{topic}/delete", {"POST": records.delete}),
+            Route("/v0/health", {"GET": probes.health}),
+            Route("/healthz", {"GET": probes.health}),
+            Route("/v0/ready", {"GET": probes.ready}),
+            Route("/readyz", {"GET": probes.ready}),
+            Route("/v0/metrics", {"GET": probes.metrics}),
+            Route("/v0/openapi.json", {"GET": _openapi}),
+        )
+    )
+
+
+def _openapi(_state: ServerState, _request: Request) -> Response:
+    return Response(200, openapi.document_bytes())
+
+
+def build_app(state: ServerState) -> Application:
+    """The ASGI application of one server."""
+    return Application(state, build_routes())

@@ -1,0 +1,318 @@
+"""The request shapes beside the append body: configuration, diff, delete, queries, list cursors.
+
+Pure. Each is decoded once into the value the store takes, resolved and clamped. Unknown fields are
+ignored, wrong types are `invalid_request` with the field's path. What has a documented clamp is
+clamped, never refused. An optional field without a default of its own may be null; null for any
+other is a wrong type. Called by `api/topics` and `api/records`.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Mapping
+from typing import Annotated, Any, Final, TypeVar
+from urllib.parse import parse_qsl
+
+import msgspec
+from msgspec import UNSET, Meta, UnsetType
+
+from topics_server.appends import decode_json, exceeds_depth
+from topics_server.engine.answers import ReadRequest
+from topics_server.errors import TopicsError, invalid
+from topics_server.limits import (
+    CLAIM_JITTER_MS_MAX,
+    DIFF_LIMIT_DEFAULT,
+    DIFF_WAIT_MS_MAX,
+    IDEMPOTENCY_KEY_CHARS_MAX,
+    JSON_DEPTH_MAX,
+    LEASE_MS_MAX,
+    LEASE_MS_MIN,
+    NODE_FILTER_IDS_MAX,
+    PAGE_BYTES_DEFAULT,
+    PAGE_BYTES_MAX,
+    PAGE_SIZE_DEFAULT,
+    PAGE_SIZE_MAX,
+    PRIORITY_MAX,
+    U64_MAX,
+)
+from topics_server.model import (
+    Discard,
+    Durability,
+    TagMatch,
+    TopicConfig,
+    TopicType,
+    is_topic_name,
+)
+from topics_server.rendered import META, TAGS
+
+T = TypeVar("T")
+
+# msgspec cannot bound above int64; `_check_u64` adds the upper end.
+U64 = Annotated[int, Meta(ge=0)]
+I32 = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
+
+_DEFAULTS: Final = TopicConfig()
+
+
+class _Config(msgspec.Struct, gc=False):
+    type: TopicType | UnsetType = UNSET
+    ttl_ms: U64 = _DEFAULTS.ttl_ms
+    cap_records: U64 = _DEFAULTS.cap_records
+    cap_bytes: U64 = _DEFAULTS.cap_bytes
+    discard: Discard = _DEFAULTS.discard
+    durable: bool = False
+    durability: Durability | UnsetType = UNSET
+    priority: I32 | None = None
+    auto_priority: bool = _DEFAULTS.auto_priority
+    auto_create: bool = _DEFAULTS.auto_create
+    idempotency_window_ms: U64 = _DEFAULTS.idempotency_window_ms
+    dedupe_node: bool = _DEFAULTS.dedupe_node
+    lease_ms: U64 = _DEFAULTS.lease_ms
+    claim_jitter_ms: U64 = _DEFAULTS.claim_jitter_ms
+    max_deliveries: U64 = _DEFAULTS.max_deliveries
+    dead_letter: str | None = None
+    leases_durable: bool = _DEFAULTS.leases_durable
+
+
+class _Diff(msgspec.Struct, gc=False):
+    from_seq: U64 = 0
+    limit: U64 = 0
+    node: str | list[str] | None = None
+    include_tags: bool = False
+    include_meta: bool = True
+    wait_ms: U64 = 0
+    max_batch_bytes: U64 = 0
+
+
+class _Delete(msgspec.Struct, gc=False):
+    before_seq: U64 | None = None
+    match: str | list[Any] | None = None
+
+
+class _Cursor(msgspec.Struct):
+    after: str
+
+
+_CONFIG: Final = msgspec.json.Decoder(_Config)
+_DIFF: Final = msgspec.json.Decoder(_Diff)
+_DELETE: Final = msgspec.json.Decoder(_Delete)
+_CURSOR: Final = msgspec.json.Decoder(_Cursor)
+_CONFIG_U64: Final = (
+    *("ttl_ms", "cap_records", "cap_bytes", "idempotency_window_ms"),
+    *("lease_ms", "claim_jitter_ms", "max_deliveries"),
+)
+_DIFF_U64: Final = ("from_seq", "limit", "wait_ms", "max_batch_bytes")
+
+
+class ConfigRequest(msgspec.Struct, frozen=True):
+    """A configuration, resolved; `keep_type`: the request left `type` out."""
+
+    config: TopicConfig
+    keep_type: bool
+
+
+class DeleteRequest(msgspec.Struct, frozen=True):
+    """What to delete; at least one of the two is given."""
+
+    before_seq: int | None
+    match: TagMatch | None
+
+
+def decode_config(body: bytes, topic: str) -> ConfigRequest:
+    """A `PUT` body or an inline `config` (§0.10) of the topic `topic`; clamps and resolves."""
+    sent = _decode(_CONFIG, body)
+    _check_u64(sent, _CONFIG_U64)
+    if sent.dead_letter is not None:
+        _check_dead_letter(sent.dead_letter, topic)
+    priority = sent.priority
+    if priority is not None:
+        priority = max(-PRIORITY_MAX, min(PRIORITY_MAX, priority))
+    durability = sent.durability
+    if durability is UNSET:
+        durability = Durability.FSYNC if sent.durable else Durability.DISK
+    config = TopicConfig(
+        type=TopicType.LOG if sent.type is UNSET else sent.type,
+        ttl_ms=sent.ttl_ms,
+        cap_records=sent.cap_records,
+        cap_bytes=sent.cap_bytes,
+        discard=sent.discard,
+        durability=durability,
+        priority=priority,
+        auto_priority=sent.auto_priority,
+        auto_create=sent.auto_create,
+        idempotency_window_ms=sent.idempotency_window_ms,
+        dedupe_node=sent.dedupe_node,
+        lease_ms=max(LEASE_MS_MIN, min(LEASE_MS_MAX, sent.lease_ms)),
+        claim_jitter_ms=min(CLAIM_JITTER_MS_MAX, sent.claim_jitter_ms),
+        max_deliveries=sent.max_deliveries,
+        dead_letter=sent.dead_letter,
+        leases_durable=sent.leases_durable,
+    )
+    assert LEASE_MS_MIN <= config.lease_ms <= LEASE_MS_MAX
+    return ConfigRequest(config, keep_type=sent.type is UNSET)
+
+
+def decode_inline_config(config: bytes, topic: str) -> TopicConfig:
+    """The `config` of an append body; its fields are told as `config.<field>`."""
+    try:
+        return decode_config(config, topic).config
+    except TopicsError as error:
+        field = error.detail.get("field")
+        raise invalid(error.message, f"config.{field}" if field else "config") from None
+
+
+def _check_dead_letter(name: str, topic: str) -> None:
+    if not is_topic_name(name):
+        raise invalid("dead_letter must be a topic name", "dead_letter")
+    if name == topic:
+        raise invalid("dead_letter must be another topic", "dead_letter")
+
+
+def decode_diff(body: bytes, max_limit: int) -> tuple[ReadRequest, int]:
+    """A diff body (§3), clamped, and what of the records is shown (`TAGS`, `META`)."""
+    sent = _decode(_DIFF, body)
+    _check_u64(sent, _DIFF_U64)
+    match sent.node:
+        case None:
+            nodes: frozenset[str] = frozenset()
+        case str(node):
+            nodes = frozenset((node,))
+        case several:
+            if len(several) > NODE_FILTER_IDS_MAX:
+                raise invalid(f"node takes at most {NODE_FILTER_IDS_MAX} ids", "node")
+            nodes = frozenset(several)
+    request = ReadRequest(
+        from_seq=sent.from_seq,
+        limit=min(sent.limit or DIFF_LIMIT_DEFAULT, max_limit),
+        max_bytes=min(sent.max_batch_bytes or PAGE_BYTES_DEFAULT, PAGE_BYTES_MAX),
+        nodes=nodes,
+        wait_ms=min(sent.wait_ms, DIFF_WAIT_MS_MAX),
+    )
+    assert request.limit > 0
+    assert request.max_bytes > 0
+    return request, (TAGS if sent.include_tags else 0) | (META if sent.include_meta else 0)
+
+
+def decode_delete(body: bytes) -> DeleteRequest:
+    """A delete body (§5)."""
+    sent = _decode(_DELETE, body)
+    if sent.before_seq is None and sent.match is None:
+        raise invalid("one of before_seq and match is required")
+    _check_u64(sent, ("before_seq",))
+    match sent.match:
+        case None:
+            match = None
+        case str(tag):
+            match = TagMatch(tag)
+        case parts:
+            match = _tag_match(parts)
+    return DeleteRequest(sent.before_seq, match)
+
+
+def _tag_match(parts: list[Any]) -> TagMatch:
+    if len(parts) != 3:
+        raise invalid('match must be a string or ["tag", "Eq"|"Glob", value]', "match")
+    field, operator, value = parts
+    if field != "tag":
+        raise invalid('match[0] must be "tag"', "match[0]")
+    if operator not in ("Eq", "Glob"):
+        raise invalid('match[1] must be "Eq" or "Glob"', "match[1]")
+    if not isinstance(value, str):
+        raise invalid("match[2] must be a string", "match[2]")
+    if operator == "Eq":
+        return TagMatch(value)
+    if not value.endswith("*"):
+        raise invalid("a Glob ends with *", "match[2]")
+    if "*" in value[:-1]:
+        raise invalid("a Glob has one *, at its end", "match[2]")
+    return TagMatch(value[:-1], is_prefix=True)
+
+
+def _decode(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
+    value = decode_json(decoder, body)
+    if exceeds_depth(body):
+        raise invalid(f"JSON is nested deeper than {JSON_DEPTH_MAX} levels")
+    return value
+
+
+def _check_u64(sent: msgspec.Struct, fields: tuple[str, ...]) -> None:
+    for field in fields:
+        value = getattr(sent, field)
+        if value is not None and value > U64_MAX:
+            raise invalid(f"{field} must be at most {U64_MAX}", field)
+
+
+# --- headers and queries ------------------------------------------------------------------
+
+
+def header_key(value: bytes | None) -> str | None:
+    """The `Idempotency-Key` header (§0.8); an empty one is refused."""
+    if value is None:
+        return None
+    try:
+        key = value.decode()
+    except UnicodeDecodeError:
+        raise invalid("Idempotency-Key must be UTF-8", "Idempotency-Key") from None
+    if not key:
+        raise invalid("Idempotency-Key must not be empty", "Idempotency-Key")
+    if len(key) > IDEMPOTENCY_KEY_CHARS_MAX:
+        most = IDEMPOTENCY_KEY_CHARS_MAX
+        raise invalid(f"Idempotency-Key has at most {most} characters", "Idempotency-Key")
+    return key
+
+
+def parse_query(query: bytes) -> dict[str, str]:
+    """The query's parameters, decoded; the first of a repeated one counts."""
+    if not query:
+        return {}
+    try:
+        pairs = parse_qsl(query.decode("ascii"), keep_blank_values=True, errors="strict")
+    except UnicodeDecodeError:
+        raise invalid("the query is not percent-encoded UTF-8") from None
+    except ValueError as error:
+        raise invalid(f"the query cannot be read: {error}") from None
+    return dict(reversed(pairs))
+
+
+def query_bool(query: Mapping[str, str], name: str, default: bool) -> bool:
+    """A query parameter that is `true` or `false`."""
+    match query.get(name):
+        case None:
+            return default
+        case "true":
+            return True
+        case "false":
+            return False
+        case _:
+            raise invalid(f"{name} must be true or false", name)
+
+
+def query_page_size(query: Mapping[str, str]) -> int:
+    """`page_size` of a list: 100 when absent or 0, at most 1000."""
+    sent = query.get("page_size")
+    if sent is None:
+        return PAGE_SIZE_DEFAULT
+    if not (sent.isascii() and sent.isdigit()) or len(sent) > 20:
+        raise invalid("page_size must be a non-negative integer", "page_size")
+    return min(int(sent) or PAGE_SIZE_DEFAULT, PAGE_SIZE_MAX)
+
+
+def encode_cursor(after: str) -> str:
+    """The opaque cursor of the page that follows the topic `after`."""
+    return base64.urlsafe_b64encode(msgspec.json.encode(_Cursor(after))).decode("ascii")
+
+
+def query_cursor(query: Mapping[str, str]) -> str | None:
+    """The topic after which a page starts; raises `invalid_request` for what we never gave out."""
+    sent = query.get("cursor")
+    if sent is None:
+        return None
+    try:
+        standard = sent.replace("-", "+").replace("_", "/")
+        after = _CURSOR.decode(base64.b64decode(standard, validate=True)).after
+    except (binascii.Error, ValueError, msgspec.DecodeError):
+        raise invalid("the cursor is not one of ours", "cursor") from None
+    if not is_topic_name(after):
+        raise invalid("the cursor is not one of ours", "cursor")
+    return after

@@ -1,0 +1,132 @@
+"""The one table from error codes to HTTP: status, headers and the envelope (contract §0.5, §0.6).
+
+Pure. Everything that is refused anywhere ends here; called by `api/http` for errors that handlers
+raise.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from topics_server.errors import Code, DiskFull, ReadOnly, StorageError, TopicsError
+
+Headers = tuple[tuple[bytes, bytes], ...]
+
+STATUS_OF: Final[dict[Code, int]] = {
+    Code.INVALID_REQUEST: 400,
+    Code.BATCH_TOO_LARGE: 400,
+    Code.RECORD_TOO_LARGE: 400,
+    Code.UNAUTHORIZED: 401,
+    Code.FORBIDDEN: 403,
+    Code.NOT_FOUND: 404,
+    Code.TOPIC_NOT_FOUND: 404,
+    Code.METHOD_NOT_ALLOWED: 405,
+    Code.NOT_ACCEPTABLE: 406,
+    Code.TOPIC_EXISTS_INCOMPATIBLE: 409,
+    Code.TOPIC_NOT_EMPTY: 409,
+    Code.PAYLOAD_TOO_LARGE: 413,
+    Code.UNSUPPORTED_MEDIA_TYPE: 415,
+    Code.TOPIC_FULL: 422,
+    Code.THROTTLED: 429,
+    Code.INTERNAL: 500,
+    Code.NOT_READY: 503,
+    Code.SHUTTING_DOWN: 503,
+    Code.STORAGE_READ_ONLY: 503,
+}
+
+# Seconds after which trying again makes sense, where the error does not say it itself.
+RETRY_AFTER_S: Final[dict[Code, int]] = {
+    Code.THROTTLED: 1,
+    Code.NOT_READY: 1,
+    Code.SHUTTING_DOWN: 2,
+    Code.STORAGE_READ_ONLY: 30,
+}
+
+_encode: Final = msgspec.json.Encoder().encode
+
+assert set(STATUS_OF) == set(Code), "every code has its status"
+assert {code for code, status in STATUS_OF.items() if status in (429, 503)} == set(RETRY_AFTER_S)
+
+
+def status_of(error: TopicsError) -> int:
+    """The HTTP status of a refusal."""
+    return STATUS_OF[error.code]
+
+
+def headers_of(error: TopicsError) -> Headers:
+    """What a refusal carries beside its body: `Retry-After` where trying again helps."""
+    seconds = RETRY_AFTER_S.get(error.code)
+    if seconds is None:
+        return ()
+    retry_after_ms = error.detail.get("retry_after_ms")
+    if isinstance(retry_after_ms, int):
+        seconds = max(1, -(-retry_after_ms // 1000))
+    return ((b"retry-after", b"%d" % seconds),)
+
+
+def envelope(error: TopicsError) -> bytes:
+    """The body of a refusal; `detail` is absent when there is nothing to say."""
+    told: dict[str, object] = {"code": error.code.value, "message": error.message}
+    if error.detail:
+        told["detail"] = error.detail
+    return _encode({"error": told})
+
+
+def from_storage(error: StorageError) -> TopicsError:
+    """What a client is told when the disk refused; file names stay in the log."""
+    match error:
+        case ReadOnly():
+            return TopicsError(
+                Code.STORAGE_READ_ONLY,
+                "a sync failed: this part of the storage takes no writes until a restart",
+            )
+        case DiskFull():
+            return TopicsError(Code.THROTTLED, "the disk refused the write", {"limit": "disk"})
+        case _:
+            return internal()
+
+
+def internal() -> TopicsError:
+    """A defect of ours; the log has the details."""
+    return TopicsError(Code.INTERNAL, "an internal error; the server's log has the details")
+
+
+def method_not_allowed(method: str, allow: str) -> TopicsError:
+    """405 for a known path; the caller adds the `Allow` header."""
+    return TopicsError(
+        Code.METHOD_NOT_ALLOWED, f"{method} is not possible here; use {allow}", {"allow": allow}
+    )
+
+
+def not_found(path: str) -> TopicsError:
+    """404 for a path that is no endpoint."""
+    return TopicsError(Code.NOT_FOUND, "no such endpoint", {"path": path[:256]})
+
+
+def too_large(max_bytes: int) -> TopicsError:
+    """413 for a body over the limit, as sent or inflated."""
+    return TopicsError(
+        Code.PAYLOAD_TOO_LARGE,
+        f"the body is larger than {max_bytes} bytes",
+        {"limit": "max_body_bytes", "max": max_bytes},
+    )
+
+
+def no_json() -> TopicsError:
+    """415 for a body without the JSON media type; names what to add."""
+    return TopicsError(
+        Code.UNSUPPORTED_MEDIA_TYPE,
+        "the body's Content-Type must be application/json; with curl, "
+        "add -H 'content-type: application/json'",
+    )
+
+
+def unknown_encoding(encoding: str) -> TopicsError:
+    """415 for a Content-Encoding other than gzip."""
+    return TopicsError(
+        Code.UNSUPPORTED_MEDIA_TYPE,
+        "Content-Encoding must be gzip or absent",
+        {"content_encoding": encoding[:256]},
+    )

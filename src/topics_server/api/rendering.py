@@ -1,0 +1,221 @@
+"""Responses of the topic endpoints: values of the store -> JSON bytes. Pure.
+
+Topic names need no escaping (their charset has nothing to escape), so responses are formatted as
+bytes; records come from the render cache as slices that hold the payloads verbatim. `performance`
+is measured: times in milliseconds, handed in by the handler. Called by `api/topics`, `api/records`.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any, Final
+
+import msgspec
+
+from topics_server.engine.answers import (
+    Appended,
+    Deleted,
+    Gap,
+    Page,
+    PutOutcome,
+    TopicPage,
+    TopicState,
+)
+from topics_server.model import Durability, TopicConfig
+from topics_server.rendered import RenderCache
+
+_encode: Final = msgspec.json.Encoder().encode
+
+
+def _performance(total_ms: float) -> bytes:
+    return b'"performance":{"server_total_ms":%.3f}}' % total_ms
+
+
+def _write_performance(total_ms: float, write_ms: float, sync_ms: float) -> bytes:
+    return (
+        b'"performance":{"server_total_ms":%.3f,"wal_append_ms":%.3f,"fsync_ms":%.3f,'
+        b'"throttle_wait_ms":0.0}}'
+    ) % (total_ms, write_ms, sync_ms)
+
+
+def render_json(value: dict[str, Any], total_ms: float) -> bytes:
+    """Any object with `performance` added: for answers that nobody waits for."""
+    assert "performance" not in value
+    return _encode(value | {"performance": {"server_total_ms": round(total_ms, 3)}})
+
+
+def render_appended(name: str, done: Appended, *, with_seqs: bool, total_ms: float) -> bytes:
+    """The answer to an append (§2)."""
+    first, last = done.first_seq, done.last_seq
+    assert 0 < first <= last <= done.head_seq
+    seqs = b""
+    if with_seqs:
+        listed = b"[%d]" % first if first == last else _encode(list(range(first, last + 1)))
+        seqs = b'"seqs":%b,' % listed
+    return (
+        b'{"topic":"%b","first_seq":%d,"last_seq":%d,%b"head_seq":%d,"count":%d,"created":%b,'
+        b'"deduped":%b,%b'
+    ) % (
+        name.encode("ascii"),
+        first,
+        last,
+        seqs,
+        done.head_seq,
+        last - first + 1,
+        b"true" if done.created else b"false",
+        b"true" if done.deduped else b"false",
+        _write_performance(total_ms, done.write_ms, done.sync_ms),
+    )
+
+
+def render_page(name: str, page: Page, shown: int, cache: RenderCache) -> list[bytes | memoryview]:
+    """The answer to a diff (§3) up to its performance, as parts to be joined."""
+    parts: list[bytes | memoryview] = [b'{"topic":"%b","records":[' % name.encode("ascii")]
+    for piece in page.pieces:
+        for part in cache.slices(piece.block, piece.rows, shown):
+            parts.append(part)
+            parts.append(b",")
+    if len(parts) > 1:
+        parts.pop()
+    assert page.next_from_seq <= page.head_seq
+    parts.append(
+        b'],"next_from_seq":%d,"head_seq":%d,"earliest_seq":%d,"caught_up":%b,"tombstone":%b,'
+        b'"lag":%d,'
+        % (
+            page.next_from_seq,
+            page.head_seq,
+            page.earliest_seq,
+            b"true" if page.caught_up else b"false",
+            b"null" if page.gap is None else _tombstone(page.gap, page),
+            page.head_seq - page.next_from_seq,
+        )
+    )
+    return parts
+
+
+def page_performance(total_ms: float, scanned: int) -> bytes:
+    """The last part of a diff's answer."""
+    return (
+        b'"performance":{"server_total_ms":%.3f,"records_scanned":%d,"throttle_wait_ms":0.0}}'
+    ) % (total_ms, scanned)
+
+
+def _tombstone(gap: Gap, page: Page) -> bytes:
+    assert gap.gap_from <= gap.gap_to
+    return (
+        b'{"gap_from":%d,"gap_to":%d,"reason":"%b","missed_estimate":%d,"earliest_seq":%d,'
+        b'"head_seq":%d}'
+    ) % (
+        gap.gap_from,
+        gap.gap_to,
+        gap.reason.value.encode("ascii"),
+        gap.missed_estimate,
+        page.earliest_seq,
+        page.head_seq,
+    )
+
+
+def render_deleted(name: str, done: Deleted, total_ms: float) -> bytes:
+    """The answer to a delete (§5)."""
+    return (
+        b'{"topic":"%b","deleted":%d,"earliest_seq":%d,"head_seq":%d,"count":%d,"bytes":%d,%b'
+    ) % (
+        name.encode("ascii"),
+        done.deleted,
+        done.earliest_seq,
+        done.head_seq,
+        done.count,
+        done.bytes,
+        _write_performance(total_ms, done.write_ms, done.sync_ms),
+    )
+
+
+def render_put(name: str, outcome: PutOutcome, total_ms: float) -> bytes:
+    """The answer to a PUT (§1.1)."""
+    return b'{"topic":"%b","created":%b,"config":%b,%b' % (
+        name.encode("ascii"),
+        b"true" if outcome.created else b"false",
+        render_config(outcome.config),
+        _write_performance(total_ms, outcome.write_ms, outcome.sync_ms),
+    )
+
+
+@lru_cache(maxsize=1024)
+def render_config(config: TopicConfig) -> bytes:
+    """The full configuration in the contract's order (§0.10)."""
+    durability = config.durability
+    return _encode(
+        {
+            "type": config.type.value,
+            "ttl_ms": config.ttl_ms,
+            "cap_records": config.cap_records,
+            "cap_bytes": config.cap_bytes,
+            "discard": config.discard.value,
+            "durable": durability is Durability.FSYNC,
+            "durability": durability.value,
+            "priority": config.priority,
+            "auto_priority": config.auto_priority,
+            "auto_create": config.auto_create,
+            "idempotency_window_ms": config.idempotency_window_ms,
+            "dedupe_node": config.dedupe_node,
+            "lease_ms": config.lease_ms,
+            "claim_jitter_ms": config.claim_jitter_ms,
+            "max_deliveries": config.max_deliveries,
+            "dead_letter": config.dead_letter,
+            "leases_durable": config.leases_durable,
+        }
+    )
+
+
+def render_state(state: TopicState, total_ms: float) -> bytes:
+    """The answer to a state read (§1.2)."""
+    return (
+        b'{"topic":"%b","type":"%b","head_seq":%d,"earliest_seq":%d,"next_seq":%d,"count":%d,'
+        b'"bytes":%d,"disk_bytes":%d,"damaged_records":%d,"config":%b,"effective_priority":%d,'
+        b'"last_write_ts":%b,"last_read_ts":%b,%b'
+    ) % (
+        state.name.encode("ascii"),
+        state.config.type.value.encode("ascii"),
+        state.head_seq,
+        state.earliest_seq,
+        state.head_seq + 1,
+        state.count,
+        state.bytes,
+        state.disk_bytes,
+        state.damaged_records,
+        render_config(state.config),
+        state.effective_priority,
+        _or_null(state.last_write_ts),
+        _or_null(state.last_read_ts),
+        _performance(total_ms),
+    )
+
+
+def _or_null(value: int | None) -> bytes:
+    return b"null" if value is None else b"%d" % value
+
+
+def render_topics(page: TopicPage, next_cursor: str | None, total_ms: float) -> bytes:
+    """The answer to a list (§1.3)."""
+    value: dict[str, Any] = {
+        "topics": [
+            {
+                "topic": state.name,
+                "head_seq": state.head_seq,
+                "earliest_seq": state.earliest_seq,
+                "count": state.count,
+                "bytes": state.bytes,
+                "durable": state.config.durability is Durability.FSYNC,
+                "effective_priority": state.effective_priority,
+            }
+            for state in page.topics
+        ]
+    }
+    if next_cursor is not None:
+        value["next_cursor"] = next_cursor
+    return render_json(value, total_ms)
+
+
+def render_dropped(name: str, dropped: bool, total_ms: float) -> bytes:
+    """The answer to a topic's DELETE (§1.4)."""
+    return render_json({"topic": name, "deleted": dropped, "routers_removed": []}, total_ms)

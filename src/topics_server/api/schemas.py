@@ -1,0 +1,268 @@
+"""JSON schemas of the API's requests and answers, for the OpenAPI document. Pure, data only.
+
+Defaults, clamps and enumerations come from `limits` and `model`, so that they cannot drift. Used by
+`api/openapi`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from topics_server.errors import Code
+from topics_server.limits import (
+    CLAIM_JITTER_MS_MAX,
+    DIFF_LIMIT_DEFAULT,
+    DIFF_WAIT_MS_MAX,
+    LEASE_MS_MAX,
+    LEASE_MS_MIN,
+    NODE_FILTER_IDS_MAX,
+    PAGE_BYTES_DEFAULT,
+    PAGE_BYTES_MAX,
+    PRIORITY_MAX,
+    U64_MAX,
+)
+from topics_server.model import Discard, Durability, LossReason, TopicConfig, TopicType
+
+Schema = dict[str, Any]
+
+_DEFAULTS: Final = TopicConfig()
+
+
+def ref(name: str) -> Schema:
+    """A reference to a named schema."""
+    return {"$ref": f"#/components/schemas/{name}"}
+
+
+def object_of(required: str, **properties: Schema) -> Schema:
+    """An object; `required` names members, separated by spaces."""
+    names = required.split()
+    assert set(names) <= set(properties)
+    schema: Schema = {"type": "object", "properties": properties}
+    return schema | {"required": names} if names else schema
+
+
+def text(about: str = "", **more: Any) -> Schema:
+    """A string."""
+    return {"type": "string"} | ({"description": about} if about else {}) | more
+
+
+def u64(about: str = "", **more: Any) -> Schema:
+    """An unsigned 64-bit integer."""
+    told = {"description": about} if about else {}
+    return {"type": "integer", "minimum": 0, "maximum": U64_MAX} | told | more
+
+
+def boolean(default: bool | None = None, about: str = "") -> Schema:
+    """A boolean."""
+    told = {"description": about} if about else {}
+    return {"type": "boolean"} | ({} if default is None else {"default": default}) | told
+
+
+def list_of(items: Schema, **more: Any) -> Schema:
+    """An array."""
+    return {"type": "array", "items": items} | more
+
+
+def config_schema() -> Schema:
+    """The configuration of a topic, with every default."""
+    name = {"type": ["string", "null"], "default": None}
+    return object_of(
+        "",
+        type=text("Cannot change once set.", enum=_values(TopicType), default="log"),
+        ttl_ms=u64("Age after which records expire; 0 is off.", default=_DEFAULTS.ttl_ms),
+        cap_records=u64("Records retained at most; 0 is off.", default=_DEFAULTS.cap_records),
+        cap_bytes=u64("Bytes retained at most; 0 is off.", default=_DEFAULTS.cap_bytes),
+        discard=text("What a full topic does.", enum=_values(Discard), default="old"),
+        durable=boolean(
+            False, "Short for `durability` `fsync` or `disk`; asked if that is absent."
+        ),
+        durability=text("The commit class.", enum=_values(Durability), default="disk"),
+        priority={
+            "type": ["integer", "null"],
+            "default": None,
+            "minimum": -(2**31),
+            "maximum": 2**31 - 1,
+            "description": f"Clamped to {PRIORITY_MAX} either way.",
+        },
+        auto_priority=boolean(_DEFAULTS.auto_priority),
+        auto_create=boolean(_DEFAULTS.auto_create),
+        idempotency_window_ms=u64(default=_DEFAULTS.idempotency_window_ms),
+        dedupe_node=boolean(_DEFAULTS.dedupe_node),
+        lease_ms=u64(f"Clamped to {LEASE_MS_MIN}..{LEASE_MS_MAX}.", default=_DEFAULTS.lease_ms),
+        claim_jitter_ms=u64(
+            f"Clamped to {CLAIM_JITTER_MS_MAX}.", default=_DEFAULTS.claim_jitter_ms
+        ),
+        max_deliveries=u64(default=_DEFAULTS.max_deliveries),
+        dead_letter=name | {"description": "Another topic's name."},
+        leases_durable=boolean(_DEFAULTS.leases_durable),
+    )
+
+
+def _values(kind: type[TopicType | Discard | Durability | LossReason]) -> list[str]:
+    return [member.value for member in kind]
+
+
+def all_schemas() -> Schema:
+    """Every named schema, as `components.schemas` holds them."""
+    return {
+        "TopicConfig": config_schema(),
+        **_request_schemas(),
+        **_record_schemas(),
+        **_answer_schemas(),
+    }
+
+
+def _request_schemas() -> Schema:
+    eq = {"prefixItems": [{"const": "tag"}, {"enum": ["Eq", "Glob"]}, {"type": "string"}]}
+    sent = object_of(
+        "data",
+        data={"description": "Any JSON value, kept byte for byte."},
+        tag={"type": ["string", "null"]},
+        node={"type": ["string", "null"]},
+        meta={"type": ["object", "null"]},
+    )
+    return {
+        "AppendRequest": object_of(
+            "records",
+            records=list_of(sent, minItems=1),
+            node={"type": ["string", "null"], "description": "For records without their own."},
+            idempotency_key={"type": ["string", "null"], "maxLength": 256},
+            create={"type": ["boolean", "null"], "description": "Overrides `auto_create`."},
+            config={"anyOf": [ref("TopicConfig"), {"type": "null"}]},
+            disable_backpressure={"type": ["boolean", "null"], "default": False},
+        ),
+        "DiffRequest": object_of(
+            "",
+            from_seq=u64("Exclusive; 0 is the earliest retained.", default=0),
+            limit=u64("Clamped; 0 is the default.", default=DIFF_LIMIT_DEFAULT),
+            node={
+                "anyOf": [
+                    text(),
+                    list_of(text(), maxItems=NODE_FILTER_IDS_MAX),
+                    {"type": "null"},
+                ],
+                "description": "Records of these nodes are left out.",
+            },
+            include_tags=boolean(False),
+            include_meta=boolean(True),
+            wait_ms=u64(f"Clamped to {DIFF_WAIT_MS_MAX}.", default=0),
+            max_batch_bytes=u64(
+                f"Clamped to {PAGE_BYTES_MAX}; 0 is the default.", default=PAGE_BYTES_DEFAULT
+            ),
+        ),
+        "DeleteRequest": object_of(
+            "",
+            before_seq={"anyOf": [u64("Exclusive."), {"type": "null"}]},
+            match={
+                "anyOf": [
+                    text("An exact tag."),
+                    {"type": "array", "minItems": 3, "maxItems": 3, **eq},
+                    {"type": "null"},
+                ]
+            },
+        )
+        | {"description": "At least one of the two; both are joined by AND."},
+    }
+
+
+def _record_schemas() -> Schema:
+    lost = {"description": "Lost by eviction, expiry or damage; inclusive at both ends."}
+    return {
+        "Record": object_of(
+            "$seq $ts data",
+            **{"$seq": u64(), "$ts": u64("Milliseconds."), "$node": text(), "$tag": text()},
+            data={},
+            meta={"type": "object"},
+        ),
+        "Tombstone": object_of(
+            "gap_from gap_to reason missed_estimate earliest_seq head_seq",
+            gap_from=u64(),
+            gap_to=u64(),
+            reason=text(enum=_values(LossReason)),
+            missed_estimate=u64(),
+            earliest_seq=u64(),
+            head_seq=u64(),
+        )
+        | lost,
+    }
+
+
+def _answer_schemas() -> Schema:
+    performance = {"performance": ref("Performance")}
+    place = {"topic": text(), "head_seq": u64(), "earliest_seq": u64()}
+    size = {"count": u64(), "bytes": u64()}
+    stamp = {"type": ["integer", "null"]}
+    row = place | size | {"durable": boolean(), "effective_priority": {"type": "integer"}}
+    done = {"topic": text(), "created": boolean()}
+    state = {
+        **(place | size),
+        "type": text(enum=_values(TopicType)),
+        "next_seq": u64(),
+        "disk_bytes": u64(),
+        "damaged_records": u64(),
+        "config": ref("TopicConfig"),
+        "effective_priority": {"type": "integer"},
+        "last_write_ts": stamp,
+        "last_read_ts": stamp,
+        **performance,
+    }
+    page = {
+        **place,
+        "records": list_of(ref("Record")),
+        "next_from_seq": u64(),
+        "caught_up": boolean(),
+        "tombstone": {"anyOf": [ref("Tombstone"), {"type": "null"}]},
+        "lag": u64(),
+        **performance,
+    }
+    appended = {
+        **done,
+        **{name: u64() for name in ("first_seq", "last_seq", "head_seq", "count")},
+        "seqs": list_of(u64()),
+        "deduped": boolean(),
+        **performance,
+    }
+    listed = {
+        "topics": list_of(_all(row)),
+        "next_cursor": text("Absent on the last page."),
+        **performance,
+    }
+    dropped = {"topic": text(), "deleted": boolean(), "routers_removed": list_of(text())}
+    told = object_of("code message", code=text(enum=_codes()), message=text(), detail=object_of(""))
+    times = ("server_total_ms", "wal_append_ms", "fsync_ms", "throttle_wait_ms")
+    return {
+        "Performance": object_of(
+            "server_total_ms",
+            **{name: {"type": "number"} for name in times},
+            records_scanned=u64(),
+        ),
+        "Error": object_of("error", error=told),
+        "PutResult": _all(done | {"config": ref("TopicConfig")} | performance),
+        "TopicState": _all(state),
+        "Page": _all(page),
+        "AppendResult": _all(appended, optional="seqs"),
+        "DeleteResult": _all(place | size | {"deleted": u64()} | performance),
+        "DropResult": _all(dropped | performance),
+        "TopicList": _all(listed, optional="next_cursor"),
+        "Health": _all(
+            {"status": {"const": "ok"}, "version": text(), "uptime_ms": u64()} | performance
+        ),
+        "Ready": _all(
+            {
+                "status": text(enum=["ready", "degraded"]),
+                "wal_replay_complete": {"const": True},
+                "topics": u64(),
+                "read_only_shards": list_of(u64()),
+            }
+            | performance,
+            optional="read_only_shards",
+        ),
+    }
+
+
+def _codes() -> list[str]:
+    return [code.value for code in Code]
+
+
+def _all(properties: dict[str, Schema], optional: str = "") -> Schema:
+    return object_of(" ".join(name for name in properties if name != optional), **properties)

@@ -1,0 +1,63 @@
+"""The control plane of topics: PUT (§1.1), state (§1.2), list (§1.3), DELETE (§1.4).
+
+Plain functions of the server's state and one request. Called through the route table in `api/app`.
+"""
+
+from __future__ import annotations
+
+from topics_server.api.bodies import (
+    decode_config,
+    encode_cursor,
+    parse_query,
+    query_bool,
+    query_cursor,
+    query_page_size,
+)
+from topics_server.api.guard import admit
+from topics_server.api.http import Request, Response
+from topics_server.api.rendering import (
+    render_dropped,
+    render_put,
+    render_state,
+    render_topics,
+)
+from topics_server.api.state import ServerState
+
+
+async def put_topic(state: ServerState, request: Request) -> Response:
+    """`PUT /v0/topics/{topic}`: create a topic or replace its configuration; no body is `{}`."""
+    store = admit(state)
+    asked = decode_config(request.body or b"{}", request.name)
+    outcome = await store.put_topic(request.name, asked.config, keep_type=asked.keep_type)
+    body = render_put(request.name, outcome, request.elapsed_ms())
+    return Response(201 if outcome.created else 200, body)
+
+
+def get_topic(state: ServerState, request: Request) -> Response:
+    """`GET /v0/topics/{topic}`: the topic's state."""
+    store = admit(state)
+    touch = query_bool(parse_query(request.query), "touch", True)
+    found = store.state(request.name, touch=touch)
+    return Response(200, render_state(found, request.elapsed_ms()))
+
+
+def list_topics(state: ServerState, request: Request) -> Response:
+    """`GET /v0/topics`: a page of topics in name order."""
+    store = admit(state)
+    query = parse_query(request.query)
+    page = store.list_topics(
+        prefix=query.get("prefix", ""),
+        after=query_cursor(query),
+        page_size=query_page_size(query),
+        touch=query_bool(query, "touch", False),
+    )
+    cursor = None if page.next_after is None else encode_cursor(page.next_after)
+    return Response(200, render_topics(page, cursor, request.elapsed_ms()))
+
+
+async def drop_topic(state: ServerState, request: Request) -> Response:
+    """`DELETE /v0/topics/{topic}`: the topic with everything it holds."""
+    store = admit(state)
+    if_empty = query_bool(parse_query(request.query), "if_empty", False)
+    dropped = await store.drop_topic(request.name, if_empty=if_empty)
+    return Response(200, render_dropped(request.name, dropped, request.elapsed_ms()))
