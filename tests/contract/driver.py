@@ -268,14 +268,17 @@ class Server:
         An empty value in `env` takes the name out, so that the server's default holds.
         """
         kept = {k: v for k, v in os.environ.items() if not k.startswith("TOPICS_")}
-        paths = [str(ROOT / "src"), kept.get("PYTHONPATH", "")]
-        kept["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
+        # The caller's own folder comes first, so that it can shadow.
+        paths = [self.env.get("PYTHONPATH", ""), str(ROOT / "src"), kept.get("PYTHONPATH", "")]
+        joined = os.pathsep.join(path for path in paths if path)
         ours = {
             "TOPICS_PORT": "0",
             "TOPICS_PORT_FILE": str(self.directory / "port"),
             "TOPICS_DATA_DIR": str(self.data_dir),
         }
-        return kept | {k: v for k, v in (ours | dict(self.env)).items() if v}
+        return (
+            kept | {k: v for k, v in (ours | dict(self.env)).items() if v} | {"PYTHONPATH": joined}
+        )
 
     def spawn(self) -> subprocess.Popen[bytes]:
         """Start the process without waiting for it."""
