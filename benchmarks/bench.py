@@ -1,0 +1,154 @@
+"""What a case is given: options, a scratch folder, servers, the load generator, interleaved rounds.
+
+One `Bench` serves one case and cleans up after it: every process it started is gone and its folder
+removed when the `with` block ends, whatever happened. Made by `__main__`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+from benchmarks.figures import Series
+from benchmarks.floor import start_floor
+from benchmarks.loader import Loader, Sample
+from benchmarks.machine import calibration_ms
+from benchmarks.process import Reply, ServerProcess
+from benchmarks.requests import write_requests
+from benchmarks.server import start_server
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the command line said; the same for all cases."""
+
+    rounds: int
+    seconds: float
+    quick: bool
+    folder: Path  # where scratch folders are made: the file system that is measured
+    command: tuple[str, ...]  # what starts the server
+    records: int  # of the memory case
+
+    def scaled(self, count: int, quick: int) -> int:
+        """A size: `count`, or `quick` in a quick run."""
+        return quick if self.quick else count
+
+
+Side = Callable[[], Sample]
+
+
+class Bench:
+    """The means of one case."""
+
+    def __init__(self, options: Options, noise_ms: list[float]) -> None:
+        self.options = options
+        self._noise_ms = noise_ms
+        self.folder = Path(tempfile.mkdtemp(prefix="topics-bench-", dir=options.folder))
+        self.folder.chmod(0o700)
+        self.loader = Loader()
+        self._servers: list[ServerProcess] = []
+
+    # -- processes ------------------------------------------------------------------------------
+
+    def start(
+        self, name: str = "data", settings: Mapping[str, str] | None = None, *, wait: bool = True
+    ) -> ServerProcess:
+        """Start our server on the scratch directory `name` (kept, if it exists)."""
+        server = start_server(self.folder / name, settings, self.options.command)
+        self._servers.append(server)
+        if wait:
+            server.wait_ready("/v0/ready")
+        return server
+
+    def start_floor(self, name: str, reply: Reply) -> ServerProcess:
+        """Start a floor that gives this answer."""
+        floor = start_floor(self.folder, name, reply)
+        self._servers.append(floor)
+        return floor
+
+    # -- load -----------------------------------------------------------------------------------
+
+    def requests(self, name: str, requests: Sequence[bytes]) -> Path:
+        """A request file in the scratch folder."""
+        return write_requests(self.folder / f"{name}.requests", requests)
+
+    def load(
+        self,
+        server: ServerProcess,
+        requests: Path,
+        *,
+        connections: int = 1,
+        seconds: float | None = None,
+        count: int = 0,
+        loader: Loader | None = None,
+    ) -> Sample:
+        """Closed-loop load of one round; the sample carries the server's CPU time a request."""
+        before = server.cpu_seconds()
+        sample = (loader or self.loader).run(
+            server.port,
+            requests,
+            connections=connections,
+            seconds=self.options.seconds if seconds is None else seconds,
+            count=count,
+        )
+        used_us = (server.cpu_seconds() - before) / sample.count * 1e6
+        return dataclasses.replace(sample, server_cpu_us=used_us)
+
+    def fill(
+        self, server: ServerProcess, requests: Path, count: int, connections: int = 64
+    ) -> None:
+        """Send every request of a file once, as fast as it goes; not measured."""
+        self.loader.run(
+            server.port,
+            requests,
+            connections=connections,
+            seconds=1800,
+            count=count,
+            from_start=True,
+        )
+
+    def interleave(
+        self, sides: Mapping[str, Side], *, rounds: int | None = None, warm: bool = True
+    ) -> dict[str, list[Sample]]:
+        """Run every side once a round, another one first each round; noise is measured in between.
+
+        `warm`: one round before that is thrown away.
+        """
+        names = list(sides)
+        taken: dict[str, list[Sample]] = {name: [] for name in names}
+        if warm:
+            for side in sides.values():
+                side()
+        for turn in range(rounds or self.options.rounds):
+            self._noise_ms.append(calibration_ms())
+            shift = turn % len(names)
+            for name in names[shift:] + names[:shift]:
+                taken[name].append(sides[name]())
+        return taken
+
+    # -- the end --------------------------------------------------------------------------------
+
+    def __enter__(self) -> Bench:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for server in self._servers:
+            server.kill()
+        self.loader.close()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def series(samples: Sequence[Sample], name: str, label: str) -> Series:
+    """One attribute of the samples of all rounds, with its unit."""
+    unit = {"rate": "requests/s"}.get(name) or ("us" if name.endswith("_us") else "ms")
+    return Series(label, unit, tuple(float(getattr(sample, name)) for sample in samples))

@@ -1,0 +1,96 @@
+"""Talks to one load generator process: jobs out, samples back.
+
+Owned by `Bench`; a case that needs two loads at once takes a second `Loader`.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+
+class BenchmarkError(Exception):
+    """A benchmark could not be measured: an answer was not 2xx, a process did not come up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One round of one side; times in milliseconds, CPU in microseconds a request."""
+
+    count: int
+    seconds: float
+    rate: float
+    p50_ms: float
+    p90_ms: float
+    p99_ms: float
+    max_ms: float
+    generator_cpu_us: float
+    server_cpu_us: float = 0.0
+
+
+class Loader:
+    """A load generator process; end it with `close` or a `with` block."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "benchmarks.load"],
+            cwd=Path(__file__).parents[1],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def begin(self, **job: Any) -> None:
+        """Send a job without waiting for it; `finish` takes the answer."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(job, default=str) + "\n")
+        self._process.stdin.flush()
+
+    def finish(self) -> Sample:
+        """The answer to the oldest job begun; raises BenchmarkError if a request failed."""
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise BenchmarkError("the load generator ended")
+        answer = json.loads(line)
+        if "failed" in answer:
+            raise BenchmarkError(f"load generator: {answer['failed']}")
+        errors, first = answer.pop("errors"), answer.pop("first_error")
+        if errors:
+            raise BenchmarkError(f"{errors} of {answer['count']} requests failed, first: {first}")
+        if not answer["count"]:
+            raise BenchmarkError("no request was answered")
+        return Sample(**answer)
+
+    def run(self, port: int, requests: Path, **job: Any) -> Sample:
+        """Run one job to its end."""
+        self.begin(port=port, requests=requests, **job)
+        return self.finish()
+
+    def close(self) -> None:
+        """End the process: it leaves when its input does."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.close()
+        try:
+            self._process.wait(timeout=5)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait(timeout=5)
+        self._process.stdout.close()
+
+    def __enter__(self) -> Loader:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()

@@ -1,0 +1,160 @@
+"""Server processes: start, wait until ready, read what the kernel counts, end.
+
+Base of `server` and `floor`. Invariant: whoever starts a process ends it, by its own handle, also
+when the benchmark fails. Linux only where `/proc` is read.
+"""
+
+from __future__ import annotations
+
+import http.client
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+from benchmarks.loader import BenchmarkError
+
+IDLE_SECONDS = 2.0
+TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """One HTTP answer."""
+
+    status: int
+    headers: tuple[tuple[str, str], ...]
+    body: bytes
+
+
+class ServerProcess:
+    """A server child process listening on a port it chose itself."""
+
+    def __init__(
+        self, command: Sequence[str], environment: dict[str, str], port_file: Path, log: Path
+    ) -> None:
+        port_file.unlink(missing_ok=True)
+        self._log_path = log
+        self._log = log.open("ab")
+        self.started_at = time.perf_counter()
+        self._process = subprocess.Popen(
+            command,
+            cwd=Path(__file__).parents[1],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=self._log,
+            stderr=self._log,
+        )
+        self._port_file = port_file
+        self._connection: http.client.HTTPConnection | None = None
+        self._called_at = 0.0
+        self.port = 0
+
+    @property
+    def pid(self) -> int:
+        """Process id."""
+        return self._process.pid
+
+    def wait_ready(self, path: str, timeout_s: float = 120.0) -> float:
+        """Wait until `GET path` answers 200; seconds since the process was started."""
+        deadline = self.started_at + timeout_s
+        while time.perf_counter() < deadline:
+            if self._process.poll() is not None:
+                raise BenchmarkError(f"server ended with {self._process.returncode}: {self.tail()}")
+            if not self.port and self._port_file.exists():
+                self.port = int(self._port_file.read_text().strip() or 0)
+            if self.port:
+                try:
+                    if self.call("GET", path, timeout_s=10).status == 200:
+                        return time.perf_counter() - self.started_at
+                except (OSError, http.client.HTTPException):
+                    self._hang_up()
+            time.sleep(0.005)
+        raise BenchmarkError(f"server not ready after {timeout_s:.0f} s: {self.tail()}")
+
+    def tail(self) -> str:
+        """The end of what the process wrote, for error messages."""
+        self._log.flush()
+        return self._log_path.read_bytes()[-1500:].decode("utf-8", "replace")
+
+    def call(
+        self, method: str, path: str, body: bytes | None = None, *, timeout_s: float = 120.0
+    ) -> Reply:
+        """One control request over a kept connection; no part of what is measured."""
+        if time.monotonic() - self._called_at > IDLE_SECONDS:
+            self._hang_up()  # the server may have closed it just now
+        if self._connection is None:
+            self._connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout_s)
+        headers = {} if body is None else {"content-type": "application/json"}
+        self._connection.request(method, path, body, headers)
+        answer = self._connection.getresponse()
+        reply = Reply(answer.status, tuple(answer.getheaders()), answer.read())
+        self._called_at = time.monotonic()
+        return reply
+
+    def expect(self, method: str, path: str, body: bytes | None = None) -> bytes:
+        """Like `call`, and anything but 2xx is a BenchmarkError."""
+        reply = self.call(method, path, body)
+        if not 200 <= reply.status < 300:
+            raise BenchmarkError(f"{method} {path}: {reply.status} {reply.body[:300]!r}")
+        return reply.body
+
+    def rss_anon_bytes(self) -> int:
+        """Anonymous resident memory now; 0 if the process is gone."""
+        try:
+            text = Path(f"/proc/{self.pid}/status").read_text()
+        except OSError:
+            return 0
+        for line in text.splitlines():
+            if line.startswith("RssAnon:"):
+                return int(line.split()[1]) * 1024
+        return 0
+
+    def cpu_seconds(self) -> float:
+        """CPU time of all threads so far, user and system."""
+        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / TICKS_PER_SECOND
+
+    def stop(self, timeout_s: float = 120.0) -> float:
+        """Stop as an operator does, by SIGTERM; seconds it took. It must exit 0."""
+        self._hang_up()
+        began = time.perf_counter()
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGTERM)
+        try:
+            code = self._process.wait(timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise BenchmarkError(f"server did not stop in {timeout_s:.0f} s") from None
+        if code not in (0, -signal.SIGTERM):
+            raise BenchmarkError(f"server stopped with exit code {code}: {self.tail()}")
+        self._log.close()
+        return time.perf_counter() - began
+
+    def kill(self) -> None:
+        """End at once, by SIGKILL; harmless when it has ended."""
+        self._hang_up()
+        if self._process.poll() is None:
+            self._process.kill()
+        self._process.wait(timeout=30)
+        self._log.close()
+
+    def _hang_up(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def __enter__(self) -> ServerProcess:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.kill()
