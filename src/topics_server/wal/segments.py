@@ -155,10 +155,10 @@ class SealedSegments:
             file.close()
 
     def drop(self, topic_id: int, segment_ids: Sequence[int], facts: TopicFacts) -> None:
-        """See `ports.Segments.drop`. Ids that are not listed are passed over."""
+        """See `ports.Segments.drop`. May be repeated: ids not listed only lose their files."""
         topic = self._topic(topic_id)
         with topic.lock:
-            gone = {number for number in segment_ids if number in topic.entries}
+            gone = set(segment_ids)
             kept = {key: entry for key, entry in topic.entries.items() if key not in gone}
             self._write_manifest(topic, facts, kept)
             indexes = topic.indexes

@@ -1,0 +1,122 @@
+"""Published snapshots on a failing disk: the newest valid one wins, two are kept."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from tests.storage.fake_disk import FakeDisk, Mode, SimulatedCrash
+from topics_server.errors import DiskFull, StartRefused
+from topics_server.handoff import SnapshotImage
+from topics_server.wal.snapshots import PublishedSnapshots
+
+FOLDER = "data/snapshots"
+
+
+def image(start_lsn: int) -> SnapshotImage:
+    parts = [(n, b"%d-%d" % (n, start_lsn)) for n in range(5)]
+    return SnapshotImage(start_lsn, start_lsn + 10, 6, parts)
+
+
+def disk_with_folder(seed: int = 0) -> FakeDisk:
+    disk = FakeDisk(seed)
+    disk.make_dir("data")
+    disk.sync_dir(".")
+    return disk
+
+
+def files(disk: FakeDisk) -> list[str]:
+    return [f"{FOLDER}/{name}" for name in disk.list_dir(FOLDER)]
+
+
+def test_nothing_is_found_in_an_empty_directory() -> None:
+    assert PublishedSnapshots(disk_with_folder(), "data").newest() is None
+
+
+def test_write_returns_the_start_of_the_older_kept_one() -> None:
+    snapshots = PublishedSnapshots(disk_with_folder(), "data")
+    assert [snapshots.write(image(lsn)) for lsn in (10, 20, 30)] == [0, 10, 20]
+
+
+def test_two_snapshots_are_kept_and_the_newest_wins() -> None:
+    disk = disk_with_folder()
+    snapshots = PublishedSnapshots(disk, "data")
+    for lsn in (10, 20, 30):
+        snapshots.write(image(lsn))
+    assert len(files(disk)) == 2
+    assert PublishedSnapshots(disk, "data").newest() == image(30)
+
+
+def test_a_corrupt_snapshot_is_removed_and_does_not_count() -> None:
+    disk = disk_with_folder()
+    snapshots = PublishedSnapshots(disk, "data")
+    for lsn in (10, 20):
+        snapshots.write(image(lsn))
+    disk.corrupt(files(disk)[-1], 70)
+    again = PublishedSnapshots(disk, "data")
+    assert again.newest() == image(10)
+    assert len(files(disk)) == 1
+    assert again.write(image(30)) == 10
+    assert again.write(image(40)) == 30
+
+
+def test_an_older_one_that_was_never_read_does_not_decide_the_trim() -> None:
+    disk = disk_with_folder()
+    snapshots = PublishedSnapshots(disk, "data")
+    for lsn in (10, 20):
+        snapshots.write(image(lsn))
+    disk.corrupt(files(disk)[0], 70)
+    again = PublishedSnapshots(disk, "data")
+    assert again.newest() == image(20)
+    assert again.write(image(30)) == 20
+    assert len(files(disk)) == 2
+
+
+def test_a_newer_format_is_neither_read_nor_removed() -> None:
+    disk = disk_with_folder()
+    PublishedSnapshots(disk, "data").write(image(10))
+    (path,) = files(disk)
+    disk.corrupt(path, 8, 0x03)
+    with pytest.raises(StartRefused, match="newer"):
+        PublishedSnapshots(disk, "data").newest()
+    assert files(disk) == [path]
+
+
+def test_a_full_disk_keeps_what_was_published() -> None:
+    disk = disk_with_folder()
+    snapshots = PublishedSnapshots(disk, "data")
+    snapshots.write(image(10))
+    disk.fail("write", "enospc")
+    with pytest.raises(DiskFull):
+        snapshots.write(image(20))
+    assert len(files(disk)) == 1
+    assert snapshots.write(image(30)) == 10
+    assert PublishedSnapshots(disk, "data").newest() == image(30)
+
+
+@pytest.mark.parametrize("mode", ["kill", "power"])
+@pytest.mark.parametrize("seed", range(8))
+def test_a_crash_at_any_operation_leaves_the_old_or_the_new_one(mode: Mode, seed: int) -> None:
+    for nth in itertools.count(1):
+        disk = disk_with_folder(seed)
+        snapshots = PublishedSnapshots(disk, "data")
+        for lsn in (10, 20):
+            snapshots.write(image(lsn))
+        disk.crash_at(nth)
+        acknowledged = False
+        try:
+            snapshots.write(image(30))
+            acknowledged = True
+        except SimulatedCrash:
+            pass
+        disk.crash(mode)
+        disk = disk.reopen()
+        found = PublishedSnapshots(disk, "data").newest()
+        assert found in ([image(30)] if acknowledged else [image(20), image(30)]), nth
+        assert not [name for name in files(disk) if name.endswith(".tmp")]
+        # What recovery has seen stays: a later power loss must not take it back.
+        disk.crash("power")
+        assert PublishedSnapshots(disk.reopen(), "data").newest() == found
+        if acknowledged:
+            return

@@ -1,0 +1,69 @@
+"""Packing and unpacking runs, property-based; making an index again from its records."""
+
+from __future__ import annotations
+
+from array import array
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.storage.segment_samples import sample_blocks
+from topics_server.blocks import Block, make_block
+from topics_server.wal.segment_blocks import pack, rebuild_index, unpack_block
+from topics_server.wal.segment_format import decode_index
+
+NAMES = st.none() | st.text(st.characters(exclude_categories=["Cs"]), max_size=6)
+RECORDS = st.lists(
+    st.tuples(st.binary(max_size=30), st.binary(max_size=5), NAMES, NAMES), min_size=1, max_size=40
+)
+
+
+def block_of(first_seq: int, records: list[tuple[bytes, bytes, str | None, str | None]]) -> Block:
+    datas, metas, tags, nodes = (list(column) for column in zip(*records, strict=True))
+    times = array("q", range(len(records)))
+    return make_block(first_seq, times, datas, metas, tags, nodes)
+
+
+@given(RECORDS, RECORDS)
+def test_whatever_is_packed_is_unpacked(
+    first: list[tuple[bytes, bytes, str | None, str | None]],
+    second: list[tuple[bytes, bytes, str | None, str | None]],
+) -> None:
+    blocks = [block_of(9, first), block_of(9 + len(first), second)]
+    data, idx = pack(1, 2, blocks, bytes(len(first) + len(second)))
+    columns = decode_index(idx)
+    row = 0
+    for block in blocks:
+        end = row + block.count
+        start = int(columns.rows["offset"][row])
+        assert unpack_block(data[start : columns.record_end(end - 1)], columns, row, end) == block
+        row = end
+    assert rebuild_index(data) == idx
+
+
+def test_counted_bytes_count_names_by_characters() -> None:
+    block = make_block(1, array("q", [5]), [b"12345"], [b"{}"], ["äö"], ["n"])
+    columns = decode_index(pack(1, 1, [block], bytes(1))[1])
+    assert int(columns.rows["counted_bytes"][0]) == 5 + 2 + 24 + 2 + 1
+
+
+def test_an_index_is_not_made_from_damaged_records() -> None:
+    data, _ = pack(1, 1, sample_blocks(1, 30), bytes(30))
+    for offset in range(0, len(data) - 30, 7):
+        broken = bytearray(data)
+        broken[offset] ^= 0x02
+        assert rebuild_index(bytes(broken)) is None, offset
+
+
+def test_an_index_is_made_whatever_the_flags_say() -> None:
+    data, idx = pack(1, 1, sample_blocks(1, 30), bytes(30))
+    assert rebuild_index(data[:-30] + b"\xff" * 30) == idx
+
+
+def test_blocks_that_do_not_follow_each_other_are_refused() -> None:
+    first, second = sample_blocks(1, 32)
+    apart = msgspec.structs.replace(second, first_seq=40)
+    with pytest.raises(AssertionError):
+        pack(1, 1, [first, apart], bytes(32))
