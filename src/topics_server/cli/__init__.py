@@ -1,0 +1,67 @@
+"""The command `topics`: one file a verb, loaded when it is called, so that `--help` is quick.
+
+Owns the list of verbs. Exit codes: 0 done, 1 the server (or a file) refused or has no such thing,
+2 wrong usage or no server to talk to. Results go to standard output, everything else to standard
+error. Map: `client` (HTTP), `output` (NDJSON or table), `cutting`, `lines`, `loading`, `resume`
+(the verb `load`), `flags` (settings as options); every other module is the verb of its name.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Final
+
+import click
+
+VERBS: Final = {
+    "serve": "Start the server.",
+    "put": "Create a topic or replace its configuration.",
+    "append": "Append one record.",
+    "load": "Append every line of an NDJSON file; resumes where it stopped.",
+    "read": "Print records from a position on; follow new ones.",
+    "ls": "List topics.",
+    "info": "Show a topic's state and configuration.",
+    "delete": "Delete records by tag or position, for good.",
+    "rm": "Remove a topic and all its records, for good.",
+    "verify": "Check a data directory offline; changes nothing.",
+    "dump": "Print what a data directory holds, offline; changes nothing.",
+    "config": "Show the server's settings and where each came from.",
+}
+
+
+class Verbs(click.Group):
+    """A group that imports a verb's module only when the verb is used."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Verbs in the order in which one meets them."""
+        return list(VERBS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import `topics_server.cli.VERB` and take its `command`."""
+        if cmd_name not in VERBS:
+            return None
+        module = importlib.import_module(f"{__name__}.{cmd_name}")
+        command = module.command
+        assert isinstance(command, click.Command), f"{cmd_name} has a command"
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """List the verbs from the table above, without importing any."""
+        with formatter.section("Commands"):
+            formatter.write_dl(list(VERBS.items()))
+
+
+@click.group(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="topics-server", prog_name="topics")
+def main() -> None:
+    r"""A durable event log behind plain HTTP.
+
+    \b
+    topics serve                               start a server on 127.0.0.1:4000
+    topics append jobs '{"n": 1}' --tag a      append a record
+    topics read jobs --follow                  print records as they come
+
+    Verbs that talk to a server take --url and --token, or TOPICS_URL and TOPICS_TOKEN from the
+    environment. Output is a table on a terminal and one JSON value a line in a pipe; --json and
+    --table choose. Exit codes: 0 done, 1 refused or not found, 2 wrong usage or no server.
+    """

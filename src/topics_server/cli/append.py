@@ -1,0 +1,89 @@
+"""`topics append`: one record, its data verbatim by the byte (§2)."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+import msgspec
+
+from topics_server.cli.client import Client, Failure, server_options, topic_path
+from topics_server.cli.output import format_options, show_object
+
+
+@click.command("append")
+@click.argument("topic")
+@click.argument("data", required=False)
+@click.option("--file", "-f", metavar="FILE|-", help="Take the data from a file, - = input.")
+@click.option("--tag", help="Tag, to delete by later.")
+@click.option("--node", help="Who writes; reads of that node leave the record out.")
+@click.option("--meta", metavar="JSON", help="Small headers, a JSON object.")
+@click.option("--key", help="Idempotency key: a repeated call appends once.")
+@click.option("--create/--no-create", default=None, help="Whether to create a missing topic.")
+@format_options
+@server_options
+def command(
+    topic: str,
+    data: str | None,
+    file: str | None,
+    tag: str | None,
+    node: str | None,
+    meta: str | None,
+    key: str | None,
+    create: bool | None,
+    client: Client,
+    as_json: bool,
+) -> None:
+    """Append one record to TOPIC.
+
+    DATA is JSON and is stored as it is; without it the record is taken from --file or standard
+    input. A string needs its quotes: topics append TOPIC '"hello"'
+    """
+    record = b'{"data":' + _json(_data(data, file), topic, data)
+    if meta is not None:
+        try:
+            msgspec.json.decode(meta, type=dict[str, msgspec.Raw])
+        except msgspec.DecodeError as error:
+            raise click.UsageError(f"--meta is not a JSON object: {error}") from None
+        record += b',"meta":' + meta.encode()
+    for name, value in (("tag", tag), ("node", node)):
+        if value is not None:
+            record += f',"{name}":'.encode() + msgspec.json.encode(value)
+    body = b'{"records":[' + record + b"}]"
+    if key is not None:
+        body += b',"idempotency_key":' + msgspec.json.encode(key)
+    if create is not None:
+        body += b',"create":' + msgspec.json.encode(create)
+    answer = client.call("POST", topic_path(topic), body + b"}", repeatable=key is not None)
+    show_object(answer, as_json=as_json)
+
+
+def _data(data: str | None, file: str | None) -> bytes:
+    if data is not None and file is not None:
+        raise click.UsageError("DATA and --file: give one of them")
+    if data is not None:
+        return data.encode(errors="surrogateescape")
+    if file is None and sys.stdin.isatty():
+        raise click.UsageError("no DATA; give it as an argument, by --file or on standard input")
+    try:
+        if file is None or file == "-":
+            return sys.stdin.buffer.read()
+        with open(file, "rb") as opened:
+            return opened.read()
+    except OSError as error:
+        raise Failure(f"{file}: {error.strerror}") from None
+
+
+def _json(text: bytes, topic: str, argument: str | None) -> bytes:
+    """`text` if it is one JSON value; a usage error that suggests the quotes if not."""
+    try:
+        text.decode()
+        msgspec.json.decode(text, type=msgspec.Raw)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        message = f"the data is not JSON: {error}"
+        if argument is not None:
+            quoted = msgspec.json.encode(argument.encode(errors="replace").decode()).decode()
+            if "'" not in quoted:
+                message += f"\nFor a string, write:  topics append {topic} '{quoted}'"
+        raise click.UsageError(message) from None
+    return text.strip()

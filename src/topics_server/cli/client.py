@@ -1,0 +1,197 @@
+"""One connection to a server, for the verbs that need one.
+
+Owns `--url`/`--token`, requests over a kept-alive connection, and what a failure looks like:
+`Refused` (the server said no: exit code 1, shown as `code: message`) and `Unreachable` (nobody
+answered: exit code 2). Blocking; one request at a time. The token is sent and never shown.
+"""
+
+from __future__ import annotations
+
+import functools
+import http.client
+import ssl
+from collections.abc import Callable
+from typing import IO, Any, Final, ParamSpec, TypeVar
+from urllib.parse import quote, urlsplit
+
+import click
+import msgspec
+
+TIMEOUT_S: Final = 60.0
+DEFAULT_URL: Final = "http://127.0.0.1:4000"
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Failure(click.ClickException):
+    """Something was refused or does not fit: one line, exit code 1."""
+
+    exit_code = 1
+
+    def show(self, file: IO[Any] | None = None) -> None:
+        """Print the line as it is, without a prefix."""
+        click.echo(self.message, err=True)
+
+
+class Refused(Failure):
+    """The server's answer was an error; `status`, `code` and `retry_after_s` are its words."""
+
+    def __init__(self, status: int, code: str, message: str, retry_after_s: float | None) -> None:
+        super().__init__(f"{code}: {message}")
+        self.status = status
+        self.code = code
+        self.retry_after_s = retry_after_s
+
+
+class Unreachable(Failure):
+    """No connection, or it broke; `sent` tells whether the server may have seen the request."""
+
+    exit_code = 2
+
+    def __init__(self, message: str, *, sent: bool) -> None:
+        super().__init__(message)
+        self.sent = sent
+
+
+class _Problem(msgspec.Struct):
+    code: str
+    message: str = ""
+    detail: dict[str, Any] | None = None
+
+
+class _Envelope(msgspec.Struct):
+    error: _Problem
+
+
+class Client:
+    """Talks to one server."""
+
+    def __init__(self, url: str, token: str | None = None) -> None:
+        parts = urlsplit(url)
+        try:
+            port = parts.port
+        except ValueError:
+            port = -1
+        if parts.scheme not in {"http", "https"} or not parts.hostname or port == -1:
+            raise click.UsageError(f"{url!r} is no URL of a server; one looks like {DEFAULT_URL}")
+        self.url = url.rstrip("/")
+        self._secure = parts.scheme == "https"
+        self._host, self._port = parts.hostname, port
+        self._path = parts.path.rstrip("/")
+        self._token = token
+        self._connection: http.client.HTTPConnection | None = None
+
+    def call(
+        self,
+        method: str,
+        path: str,
+        body: bytes | None = None,
+        *,
+        timeout_s: float = TIMEOUT_S,
+        repeatable: bool = False,
+    ) -> bytes:
+        """The body of a 2xx answer. Raises `Refused` or `Unreachable`.
+
+        A kept connection may have been closed by the server meanwhile; a `repeatable` request is
+        then sent once more on a new one.
+        """
+        reused = self._connection is not None
+        try:
+            return self._call(method, path, body, timeout_s)
+        except Unreachable:
+            if not (reused and repeatable):
+                raise
+        return self._call(method, path, body, timeout_s)
+
+    def _call(self, method: str, path: str, body: bytes | None, timeout_s: float) -> bytes:
+        headers = {"Accept": "application/json"}
+        if body is not None:
+            headers["Content-Type"] = "application/json"
+        if self._token:
+            headers["Authorization"] = f"Bearer {self._token}"
+        connection = self._connect(timeout_s)
+        try:
+            connection.request(method, self._path + path, body, headers)
+            response = connection.getresponse()
+            answer = response.read()
+        except TimeoutError:
+            self.close()
+            raise Unreachable(
+                f"{self.url} did not answer within {timeout_s:.0f} s", sent=True
+            ) from None
+        except (OSError, http.client.HTTPException) as error:
+            self.close()
+            reason = str(error) or type(error).__name__
+            raise Unreachable(f"the connection to {self.url} broke: {reason}", sent=True) from None
+        if response.will_close:
+            self.close()
+        if response.status >= 300:
+            raise _refusal(response.status, response.headers.get("Retry-After"), answer)
+        return answer
+
+    def _connect(self, timeout_s: float) -> http.client.HTTPConnection:
+        if self._connection is None:
+            kind: Any = http.client.HTTPSConnection if self._secure else http.client.HTTPConnection
+            connection: http.client.HTTPConnection = kind(self._host, self._port, timeout=timeout_s)
+            try:
+                connection.connect()
+            except (OSError, ssl.SSLError) as error:
+                reason = error.strerror or str(error)
+                raise Unreachable(f"cannot connect to {self.url}: {reason}", sent=False) from None
+            self._connection = connection
+        assert self._connection.sock is not None, "a kept connection is open"
+        self._connection.sock.settimeout(timeout_s)
+        return self._connection
+
+    def close(self) -> None:
+        """Drop the connection; the next call makes a new one."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+
+def _refusal(status: int, retry_after: str | None, answer: bytes) -> Refused:
+    try:
+        problem = msgspec.json.decode(answer, type=_Envelope).error
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        reason = http.client.responses.get(status, "no answer of a topics server")
+        problem = _Problem(f"http_{status}", reason)
+    field = (problem.detail or {}).get("field")
+    message = problem.message
+    if isinstance(field, str) and field not in message:
+        message = f"{message} ({field})"
+    seconds = float(retry_after) if retry_after is not None and retry_after.isdigit() else None
+    return Refused(status, problem.code, message, seconds)
+
+
+def topic_path(topic: str, rest: str = "") -> str:
+    """The path of a topic; whatever the name holds stays inside its segment."""
+    return f"/v0/topics/{quote(topic, safe='')}{rest}"
+
+
+def server_options(verb: Callable[P, R]) -> Callable[..., R]:
+    """Add `--url` and `--token`; the verb gets a `client`."""
+
+    @click.option(
+        "--url",
+        envvar="TOPICS_URL",
+        default=DEFAULT_URL,
+        show_default=True,
+        metavar="URL",
+        help="Server to talk to.  [env: TOPICS_URL]",
+    )
+    @click.option(
+        "--token",
+        envvar="TOPICS_TOKEN",
+        metavar="KEY",
+        help="Key to present; better in the environment.  [env: TOPICS_TOKEN]",
+    )
+    @functools.wraps(verb)
+    def with_client(*args: Any, url: str, token: str | None, **kwargs: Any) -> R:
+        client = Client(url, token)
+        try:
+            return verb(*args, client=client, **kwargs)  # type: ignore[arg-type]
+        finally:
+            client.close()
+
+    return with_client

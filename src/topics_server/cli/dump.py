@@ -1,0 +1,32 @@
+"""`topics dump DIR`: what a data directory holds, one JSON object a line. Offline and read-only."""
+
+from __future__ import annotations
+
+import click
+import msgspec
+
+from topics_server.cli.client import Failure
+from topics_server.cli.output import write_line
+from topics_server.errors import StorageError
+
+
+def _as_text(value: object) -> str:
+    if isinstance(value, bytes | bytearray | memoryview):
+        return bytes(value).decode(errors="backslashreplace")
+    return str(value)
+
+
+@click.command("dump")
+@click.argument("directory", metavar="DIR", type=click.Path(exists=True, file_okay=False))
+@click.option("--cold-dir", type=click.Path(file_okay=False), help="Where older segments lie.")
+def command(directory: str, cold_dir: str | None) -> None:
+    """Print journal, snapshots, segments and manifests in DIR; changes nothing."""
+    from topics_server.wal.dump import dump
+    from topics_server.wal.fs import OsFs
+
+    encoder = msgspec.json.Encoder(enc_hook=_as_text)
+    try:
+        for item in dump(OsFs(), directory, cold_dir):
+            write_line(encoder.encode(item))
+    except StorageError as error:
+        raise Failure(str(error)) from None

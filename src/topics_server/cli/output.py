@@ -1,0 +1,98 @@
+"""How results look: one JSON value a line (pipes, `--json`) or tables (terminals, `--table`).
+
+JSON is the server's own bytes. The one change made to them: line breaks, which JSON has only
+between its tokens, become spaces, or a value would not be a line.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, ParamSpec, TypeVar
+
+import click
+import msgspec
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def format_options(verb: Callable[P, R]) -> Callable[..., R]:
+    """Add `--json`/`--table`; the verb gets `as_json`, decided by the terminal if neither."""
+
+    @click.option(
+        "--json/--table",
+        "as_json",
+        default=None,
+        help="One JSON value a line, or a table; default: a table on a terminal.",
+    )
+    @functools.wraps(verb)
+    def with_format(*args: Any, as_json: bool | None, **kwargs: Any) -> R:
+        chosen = not sys.stdout.isatty() if as_json is None else as_json
+        return verb(*args, as_json=chosen, **kwargs)  # type: ignore[arg-type]
+
+    return with_format
+
+
+def one_line(value: bytes) -> bytes:
+    """A JSON value without line breaks (JSON strings cannot contain any)."""
+    if b"\n" in value or b"\r" in value:
+        value = value.replace(b"\n", b" ").replace(b"\r", b" ")
+    return value
+
+
+def write_line(value: bytes) -> None:
+    """Write one JSON value as a line of standard output."""
+    click.echo(one_line(value))
+
+
+def note(text: str) -> None:
+    """A line for the person, on standard error."""
+    click.echo(text, err=True)
+
+
+def show_object(answer: bytes, *, as_json: bool) -> None:
+    """Print an answer that is one JSON object."""
+    if as_json:
+        write_line(answer)
+        return
+    fields: dict[str, Any] = msgspec.json.decode(answer)
+    rows: list[tuple[str, str]] = []
+    for name, value in fields.items():
+        if name == "performance":
+            continue
+        if isinstance(value, Mapping):
+            rows.extend((f"{name}.{inner}", cell(v)) for inner, v in value.items())
+        else:
+            rows.append((name, cell(value)))
+    show_table(("", ""), rows)
+
+
+def cell(value: object) -> str:
+    """A JSON value as the text of a cell."""
+    if isinstance(value, str):
+        return value
+    return msgspec.json.encode(value).decode()
+
+
+def show_table(
+    head: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: Sequence[str] = ()
+) -> None:
+    """Print a table; columns named in `numbers` are right-aligned. No heads: no head line."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, show_header=any(head), pad_edge=False, header_style="bold")
+    for name in head:
+        table.add_column(name, justify="right" if name in numbers else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(text) for text in row))  # Text: brackets in data are no markup
+    Console(highlight=False, soft_wrap=False).print(table)
+
+
+def confirm(question: str, *, yes: bool) -> None:
+    """Ask on a terminal before what cannot be undone; scripts and `--yes` are not asked."""
+    if not yes and sys.stdin.isatty() and sys.stdout.isatty():
+        click.confirm(question, abort=True)
