@@ -10,8 +10,8 @@ from html import escape
 
 from benchmarks.figures import Figure, Report, spelled
 
-WIDTH = 1000
-LABEL_WIDTH = 440
+WIDTH = 1090
+LABEL_WIDTH = 460
 TRACK_WIDTH = 380
 LIMIT_AT = 0.5  # where on the track the bar stands; what is twice the limit ends the track
 ROW = 30
@@ -68,7 +68,7 @@ def _row(figure: Figure, y: int) -> str:
     end, low, high = place(value), place(judged.low), place(judged.high)
     at_limit = place(bar.limit)
     shown = f"{spelled(value, judged.unit)}  ({bar.sense} {spelled(bar.limit, judged.unit)})"
-    name = figure.name if len(figure.name) < 68 else figure.name[:65] + "…"
+    name = figure.name if len(figure.name) < 66 else figure.name[:64] + "…"
     return "".join(
         [
             _text(16, y + 4, name),

@@ -12,6 +12,7 @@ from benchmarks.terminal import bar_text, spread
 
 BEGIN = "<!-- figures: begin (written by `python -m benchmarks --write-docs`) -->"
 END = "<!-- figures: end -->"
+CHART = "performance.svg"  # shown when it lies beside the document
 DOCUMENT = Path(__file__).parents[1] / "docs" / "PERFORMANCE.md"
 
 
@@ -36,6 +37,8 @@ def tables(report: Report) -> str:
             lines += ["|---|---|---|---|---|"]
             lines += [_row(figure) for figure in rows]
             lines.append("")
+    if (DOCUMENT.parent / CHART).exists():
+        lines += [f"![each figure beside its bar]({CHART})", ""]
     lines += [f"- {case}: not run, {why}" for case, why in report.skipped.items()]
     lines += [f"- {case}: **failed**, {why}" for case, why in report.errors.items()]
     return "\n".join(lines).strip() + "\n"

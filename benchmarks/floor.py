@@ -1,8 +1,9 @@
 """The floor: a bare ASGI application that reads a request and sends an answer given in advance.
 
-It runs in a process of its own, under uvicorn with the flags the server uses, gets the same request
-bytes and sends the same response bytes (status, headers, body, as the server answered them once).
-What it does not do is the work: so `ours / floor` says what the work costs on this machine now.
+It runs in a process of its own, under uvicorn with the flags of `topics_server/server.py`, gets
+the same request bytes and sends the same response bytes (status, headers, body, as the server
+answered them once). What it does not do is the work: so `ours / floor` says what the work costs on
+this machine now.
 Started by `start_floor`; run as `python -m benchmarks.floor ANSWER PORT_FILE`.
 """
 
@@ -72,10 +73,12 @@ def main(answer: str, port_file: str) -> None:
         ws="none",
         lifespan="off",
         access_log=False,
-        log_level="warning",
+        log_config=None,
         date_header=False,
         server_header=False,
         proxy_headers=False,
+        backlog=2048,
+        timeout_keep_alive=75,
     )
     Path(port_file).write_text(str(listener.getsockname()[1]))
     uvicorn.Server(config).run(sockets=[listener])
