@@ -1,0 +1,206 @@
+"""All topics by name and id, their epochs, their totals; a projection of the journal.
+
+A name has at most one visible topic. `epochs` survive a drop, so that the next topic of that name
+is known to be another one; ids are never reused. A topic that is being created is `pending`,
+with what is staged on it, until its creation is applied. Called by commits, the store and recovery.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right, insort
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final
+
+from topics_server.engine.ports import SealedIndex
+from topics_server.engine.topic import Applied, Topic
+from topics_server.entries import Entry, RecordsAppended, TopicDropped, TopicPut
+from topics_server.model import Durability, TopicConfig, TopicType
+
+# Dropped names whose epoch is remembered; the oldest are forgotten (ids stay unique).
+DROPPED_NAMES_MAX: Final = 100_000
+# Above so many new names the list is sorted once instead of inserting each.
+_INSERTS_MAX: Final = 32
+
+
+class Registry:
+    """The topics. `next_topic_id`: ids below it may have been used.
+
+    `sealed_of`: set in replay only; the segments found on disk for a topic that is created again.
+    """
+
+    def __init__(self) -> None:
+        self._by_name: dict[str, Topic] = {}
+        self._by_id: dict[int, Topic] = {}
+        self.pending: dict[int, Topic] = {}
+        self.dropped_epochs: dict[str, int] = {}
+        self.next_topic_id = 1
+        self.sealed_of: Callable[[int], Sequence[SealedIndex]] | None = None
+        self.records_live = 0
+        self.bytes_live = 0
+        self.queue_topics = 0
+        self._classes: Counter[Durability] = Counter()
+        self._counted: dict[int, tuple[int, int]] = {}
+        self._names: list[str] = []
+        self._new_names: list[str] = []
+
+    def __len__(self) -> int:
+        return len(self._by_name)
+
+    def find(self, name: str) -> Topic | None:
+        """The topic of a name."""
+        return self._by_name.get(name)
+
+    def get(self, topic_id: int) -> Topic | None:
+        """The topic of an id, unless it is pending."""
+        return self._by_id.get(topic_id)
+
+    def ids(self) -> list[int]:
+        """The ids of all topics as they are now."""
+        return list(self._by_id)
+
+    def __iter__(self) -> Iterator[Topic]:
+        return iter(list(self._by_id.values()))
+
+    @property
+    def damaged_records(self) -> int:
+        """Records lost to damage, of all topics there are."""
+        return sum(topic.log.damaged_records for topic in self._by_id.values())
+
+    def counts_by_class(self) -> dict[Durability, int]:
+        """How many topics each class has."""
+        return {durability: self._classes[durability] for durability in Durability}
+
+    def decide_create(self, name: str, config: TopicConfig, now_ms: int) -> tuple[Topic, TopicPut]:
+        """A pending topic of a new id and the entry that creates it.
+
+        The caller submits the entry (or an append that carries it) and has it either applied or
+        the topic abandoned.
+        """
+        assert name not in self._by_name
+        epoch = self.dropped_epochs.get(name, 0) + 1
+        creation = TopicPut(self.next_topic_id, name, epoch, config, now_ms)
+        self.next_topic_id += 1
+        topic = Topic.provisional(creation)
+        self.pending[topic.topic_id] = topic
+        return topic, creation
+
+    def abandon(self, topic_id: int) -> None:
+        """The creation failed: the pending topic is forgotten, its id is not used again."""
+        self.pending.pop(topic_id, None)
+
+    # -- applying --------------------------------------------------------------------------
+
+    def apply(self, lsn: int, entry: Entry) -> Applied:
+        """Apply an entry to its topic; for one that is gone it changes nothing (replay)."""
+        topic = self._by_id.get(entry.topic_id)
+        if topic is None:
+            creation = entry.creation if isinstance(entry, RecordsAppended) else entry
+            if not isinstance(creation, TopicPut) or not creation.created:
+                return Applied()
+            topic = self._create(creation)
+        before = topic.config
+        applied = topic.apply(lsn, entry)
+        if isinstance(entry, TopicDropped):
+            if lsn == topic.applied_lsn:
+                self._remove(topic)
+            return applied
+        if topic.config is not before:
+            self._count_kind(before, -1)
+            self._count_kind(topic.config, 1)
+        self.recount(topic)
+        return applied
+
+    def recount(self, topic: Topic) -> None:
+        """Take over the topic's counts: after a change that was not an entry, call this."""
+        log = topic.log
+        records, weight = self._counted[topic.topic_id]
+        if records != log.live_count or weight != log.live_bytes:
+            self.records_live += log.live_count - records
+            self.bytes_live += log.live_bytes - weight
+            self._counted[topic.topic_id] = (log.live_count, log.live_bytes)
+        assert self.records_live >= 0
+        assert self.bytes_live >= 0
+
+    def adopt(self, topic: Topic) -> None:
+        """Make a topic visible: one that was restored, or created just now."""
+        assert topic.name not in self._by_name
+        assert topic.topic_id not in self._by_id
+        self._by_name[topic.name] = topic
+        self._by_id[topic.topic_id] = topic
+        self.next_topic_id = max(self.next_topic_id, topic.topic_id + 1)
+        self.dropped_epochs.pop(topic.name, None)
+        self._new_names.append(topic.name)
+        self._count_kind(topic.config, 1)
+        self._counted[topic.topic_id] = (0, 0)
+        self.recount(topic)
+
+    def _create(self, entry: TopicPut) -> Topic:
+        older = self._by_name.get(entry.name)
+        if older is not None:
+            # Replay over a newer snapshot part than this name's first topic: its drop is behind us.
+            self._remove(older)
+        topic = self.pending.pop(entry.topic_id, None) or Topic.provisional(entry)
+        if self.sealed_of is not None:
+            for index in self.sealed_of(entry.topic_id):
+                topic.log.adopt_sealed(index, bytearray(index.flags()))
+        self.adopt(topic)
+        return topic
+
+    def _remove(self, topic: Topic) -> None:
+        del self._by_name[topic.name]
+        del self._by_id[topic.topic_id]
+        records, weight = self._counted.pop(topic.topic_id)
+        self.records_live -= records
+        self.bytes_live -= weight
+        self._count_kind(topic.config, -1)
+        self._merge_names()
+        del self._names[bisect_left(self._names, topic.name)]
+        self.remember_epoch(topic.name, topic.epoch)
+
+    def remember_epoch(self, name: str, epoch: int) -> None:
+        """A dropped name's last epoch; beyond the bound the oldest is forgotten."""
+        self.dropped_epochs.pop(name, None)
+        self.dropped_epochs[name] = epoch
+        if len(self.dropped_epochs) > DROPPED_NAMES_MAX:
+            del self.dropped_epochs[next(iter(self.dropped_epochs))]
+
+    def _count_kind(self, config: TopicConfig, step: int) -> None:
+        self._classes[config.durability] += step
+        if config.type is TopicType.QUEUE:
+            self.queue_topics += step
+
+    # -- listing ---------------------------------------------------------------------------
+
+    def page(
+        self, *, prefix: str, after: str | None, page_size: int
+    ) -> tuple[list[Topic], str | None]:
+        """Up to `page_size` topics in name order, and the name to go on after if more follow."""
+        assert page_size > 0
+        self._merge_names()
+        names = self._names
+        start = bisect_left(names, prefix)
+        if after is not None:
+            start = max(start, bisect_right(names, after))
+        found: list[Topic] = []
+        for index in range(start, len(names)):
+            name = names[index]
+            if not name.startswith(prefix):
+                break
+            if len(found) == page_size:
+                return found, found[-1].name
+            found.append(self._by_name[name])
+        return found, None
+
+    def _merge_names(self) -> None:
+        new = self._new_names
+        if not new:
+            return
+        if len(new) > _INSERTS_MAX:
+            self._names += new
+            self._names.sort()
+        else:
+            for name in new:
+                insort(self._names, name)
+        self._new_names = []
+        assert len(self._names) == len(self._by_name)

@@ -1,0 +1,489 @@
+"""One topic: what may be done to it (`decide_*`) and what was (`apply`).
+
+`decide_*` looks at the visible state plus all that is staged, changes nothing and returns an entry
+or refuses. `stage` notes an entry under way, `commit_staged` and `undo_from` take it off again,
+`apply` changes visible state and never fails. Invariants: `head_seq <= staged_seq`,
+`evict_floor <= earliest_seq`, an entry with an lsn up to `applied_lsn` is ignored. Called by the
+registry, by commits, the store, the sealer and recovery; all on the loop.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Collection, Mapping, Sequence
+from typing import Final, assert_never
+
+import msgspec
+import numpy as np
+
+from topics_server.appends import DecodedAppend, decode_append
+from topics_server.engine import deletion, retention
+from topics_server.engine.admission import AppendLimits as AppendLimits
+from topics_server.engine.admission import check_key, check_limits
+from topics_server.engine.dedupe import Duplicate as Duplicate
+from topics_server.engine.dedupe import KeyMemory
+from topics_server.engine.log import Log
+from topics_server.engine.ports import SealedIndex
+from topics_server.engine.staging import Staged, Staging
+from topics_server.entries import (
+    Entry,
+    Floor,
+    FloorMoved,
+    HeadReserved,
+    RecordsAppended,
+    RecordsDeleted,
+    TopicDropped,
+    TopicPut,
+)
+from topics_server.errors import Code, TopicsError, invalid
+from topics_server.handoff import SegmentPlan, TopicFacts
+from topics_server.limits import HEAD_RESERVE_SEQS
+from topics_server.model import (
+    GATE_OF,
+    Durability,
+    Gate,
+    LossReason,
+    SeqRun,
+    TagMatch,
+    TopicConfig,
+)
+
+Flips = dict[int, "array[int]"]
+
+
+class Applied(msgspec.Struct, frozen=True, gc=False):
+    """What applying one entry did beside changing state.
+
+    `flips`: sealed rows newly deleted, by segment, to be flipped on disk (they are pending in the
+    topic too). `dead_segments`: those without a live record, see `sealing.plan_drops`. `ring`:
+    readers may find something new.
+    """
+
+    ring: bool = False
+    deleted: int = 0
+    flips: Flips = {}
+    dead_segments: Sequence[int] = ()
+
+
+_NOTHING: Final = Applied()
+_RUNG: Final = Applied(ring=True)
+
+
+class Topic:
+    """One incarnation of a topic. Times in ms; `last_write_ts` and `last_read_ts` None if never.
+
+    `ceiling_seq`: seqs up to it may be handed out without each being synced. `revision` changes
+    with everything a capture would show. `pending_flips`: dead sealed rows whose flag on disk is
+    not synced yet. `journaled_seq`: records above it are in no frame and no file.
+    """
+
+    __slots__ = (
+        "applied_lsn",
+        "ceiling_seq",
+        "config",
+        "created_ts",
+        "epoch",
+        "journaled_seq",
+        "keys",
+        "last_read_ts",
+        "last_write_ts",
+        "log",
+        "name",
+        "pending_flips",
+        "revision",
+        "staging",
+        "topic_id",
+    )
+
+    def __init__(
+        self, topic_id: int, name: str, epoch: int, config: TopicConfig, created_ts: int
+    ) -> None:
+        self.topic_id = topic_id
+        self.name = name
+        self.epoch = epoch
+        self.config = config
+        self.created_ts = created_ts
+        self.log = Log()
+        self.keys = KeyMemory()
+        self.staging = Staging()
+        self.applied_lsn = 0
+        self.ceiling_seq = HEAD_RESERVE_SEQS
+        self.last_write_ts: int | None = None
+        self.last_read_ts: int | None = None
+        self.revision = 0
+        self.pending_flips: Flips = {}
+        self.journaled_seq = 0
+
+    @classmethod
+    def provisional(cls, creation: TopicPut) -> Topic:
+        """A topic as its creation makes it; nobody sees it until the registry applies that."""
+        return cls(creation.topic_id, creation.name, creation.epoch, creation.config, creation.ts)
+
+    # -- looking ---------------------------------------------------------------------------
+
+    @property
+    def dedupe(self) -> KeyMemory:
+        """The idempotency keys, in flight and remembered."""
+        return self.keys
+
+    @property
+    def staged_seq(self) -> int:
+        """The last seq assigned, applied or not."""
+        return max(self.log.head_seq, self.staging.last_seq)
+
+    @property
+    def staged_ceiling_seq(self) -> int:
+        """The highest ceiling, applied or not."""
+        return max(self.ceiling_seq, self.staging.ceiling_seq)
+
+    @property
+    def delete_gate(self) -> Gate:
+        """What a delete or a moved floor waits for: what touches journaled records is journaled."""
+        if self.is_ephemeral and self.journaled_seq >= self.log.earliest_seq:
+            return Gate.WRITTEN
+        return GATE_OF[self.config.durability]
+
+    def facts(self) -> TopicFacts:
+        """What the manifest says of the topic."""
+        log = self.log
+        holes = [SeqRun(hole.first_seq, hole.last_seq) for hole in log.holes]
+        return TopicFacts(
+            topic_id=self.topic_id,
+            name=self.name,
+            epoch=self.epoch,
+            config=self.config,
+            head_seq=log.head_seq,
+            evict_floor=log.evict_floor,
+            holes=holes,
+        )
+
+    @property
+    def is_ephemeral(self) -> bool:
+        """Whether records are never written."""
+        return self.config.durability is Durability.EPHEMERAL
+
+    def earliest_seq(self, now_ms: int) -> int:
+        """The first seq that is live and not expired; `head_seq + 1` if there is none."""
+        return retention.first_unexpired(self.log, self.config.ttl_ms, now_ms)
+
+    def live(self, now_ms: int) -> tuple[int, int]:
+        """How many records are live and not expired, and what they count in bytes."""
+        log = self.log
+        earliest = self.earliest_seq(now_ms)
+        if earliest == log.earliest_seq:
+            return log.live_count, log.live_bytes
+        count, weight = log.live_between(log.earliest_seq, earliest - 1)
+        return log.live_count - count, log.live_bytes - weight
+
+    # -- deciding --------------------------------------------------------------------------
+
+    def decide_append(
+        self,
+        decoded: DecodedAppend,
+        body: bytes,
+        header_key: str | None,
+        now_ms: int,
+        limits: AppendLimits,
+        creation: TopicPut | None = None,
+    ) -> RecordsAppended | Duplicate:
+        """An append with its seqs, time and floor, or the one it repeats.
+
+        Raises `TopicsError`: invalid_request, batch_too_large, record_too_large, topic_full.
+        """
+        if decoded.count == 0:
+            raise invalid("records must not be empty", "records")
+        key = check_key(decoded.idempotency_key, header_key)
+        config = self.config
+        if key is not None:
+            known = self.keys.find(key, config.idempotency_window_ms, now_ms)
+            if known is not None:
+                return known
+        check_limits(decoded, limits)
+        log, staging = self.log, self.staging
+        ts = max(now_ms, log.last_ts, staging.last_ts)
+        floor = None
+        if config.cap_records or config.cap_bytes:
+            name = self.name
+            floor = retention.append_floor(log, staging, config, decoded, now_ms, name)
+        first_seq = self.staged_seq + 1
+        assert floor is None or floor.seq < first_seq + decoded.count, "the newest record stays"
+        return RecordsAppended(
+            topic_id=self.topic_id,
+            first_seq=first_seq,
+            count=decoded.count,
+            ts=ts,
+            body=body,
+            header_key=header_key if decoded.idempotency_key is None else None,
+            creation=creation,
+            floor=floor,
+            decoded=decoded,
+        )
+
+    def segments_to_search(self, before_seq: int | None, now_ms: int) -> list[int]:
+        """Segments that a delete by tag has to be searched for, off the loop."""
+        first, last = self._delete_range(before_seq, now_ms)
+        return deletion.segments_to_search(self.log, first, last)
+
+    def decide_delete(
+        self,
+        before_seq: int | None,
+        match: TagMatch | None,
+        hits: Mapping[int, Sequence[int]],
+        now_ms: int,
+    ) -> RecordsDeleted | None:
+        """A delete with its exact seqs, at this point in time; None if it hits nothing.
+
+        `hits`: rows by segment for every segment of `segments_to_search` as it is *now*; unused
+        without a `match`.
+        """
+        assert before_seq is not None or match is not None
+        first, last = self._delete_range(before_seq, now_ms)
+        if match is None:
+            runs = deletion.runs_of_range(self.log, first, last)
+        else:
+            runs = deletion.runs_of_match(self.log, first, last, match, hits)
+        if runs is None:
+            return None
+        return RecordsDeleted(self.topic_id, now_ms, runs[0], runs[1])
+
+    def _delete_range(self, before_seq: int | None, now_ms: int) -> tuple[int, int]:
+        head = self.log.head_seq
+        last = head if before_seq is None else min(head, before_seq - 1)
+        return self.earliest_seq(now_ms), last
+
+    def decide_put(self, config: TopicConfig, now_ms: int) -> TopicPut | None:
+        """A new configuration; None if it is the one there is.
+
+        A changed cap or TTL carries the floor as the old one has it now, so that nothing that is
+        lost comes back. Raises `topic_exists_incompatible` for another type.
+        """
+        old = self.config
+        if config.type is not old.type:
+            raise TopicsError(
+                Code.TOPIC_EXISTS_INCOMPATIBLE,
+                f"the topic is a {old.type.value} and stays one",
+                {"topic": self.name, "field": "type"},
+            )
+        if config == old:
+            return None
+        floor = retention.standing_floor(self.log, self.staging, old, now_ms)
+        if floor is None and self.is_ephemeral and self.log.evict_floor > 1:
+            # Appends that moved the floor so far left no frame.
+            floor = Floor(self.log.evict_floor, self.log.losses.ranges[-1].reason)
+        return TopicPut(
+            topic_id=self.topic_id,
+            name=self.name,
+            epoch=self.epoch,
+            config=config,
+            ts=now_ms,
+            head_seq=self.log.head_seq,
+            created=False,
+            floor=floor,
+        )
+
+    def decide_expiry(self, now_ms: int) -> FloorMoved | None:
+        """The floor that is due by TTL, or by a cap that was tightened; None if none is."""
+        config, log = self.config, self.log
+        if log.live_count == 0 or not (config.ttl_ms or config.cap_records or config.cap_bytes):
+            return None
+        floor = retention.standing_floor(log, self.staging, config, now_ms)
+        return None if floor is None else FloorMoved(self.topic_id, now_ms, floor)
+
+    def decide_drop(self, now_ms: int, *, if_empty: bool = False) -> TopicDropped:
+        """The end of the topic. Raises `topic_not_empty` if it must be empty and is not."""
+        if if_empty:
+            count = self.live(now_ms)[0] + self.staged_seq - self.log.head_seq
+            if count:
+                raise TopicsError(
+                    Code.TOPIC_NOT_EMPTY,
+                    f'topic "{self.name}" is not empty',
+                    {"topic": self.name, "count": count},
+                )
+        return TopicDropped(self.topic_id, self.name, now_ms)
+
+    def decide_reservation(self, count: int) -> HeadReserved | None:
+        """A higher ceiling, when `count` more records come near the last one or pass it.
+
+        To be submitted before their append, which then waits for it in the FIFO if it has to.
+        Class fsync needs none: there every head is synced.
+        """
+        if self.config.durability is Durability.FSYNC:
+            return None
+        wanted = self.staged_seq + count
+        if wanted + HEAD_RESERVE_SEQS // 2 <= self.staged_ceiling_seq:
+            return None
+        return HeadReserved(self.topic_id, wanted + HEAD_RESERVE_SEQS)
+
+    # -- staging ---------------------------------------------------------------------------
+
+    def stage(self, lsn: int, entry: Entry) -> None:
+        """Note that this entry is under way."""
+        key = None
+        if isinstance(entry, RecordsAppended):
+            assert entry.first_seq == self.staged_seq + 1
+            assert entry.decoded is not None
+            key = entry.decoded.idempotency_key or entry.header_key
+            if key is not None:
+                self.keys.stage(key, entry.first_seq, entry.count, lsn)
+        self.staging.push(Staged(lsn, entry, key))
+
+    def commit_staged(self, lsn: int) -> None:
+        """Take the front entry off; `apply` it in the same turn."""
+        self.staging.pop(lsn)
+
+    def undo_from(self, lsn: int) -> None:
+        """Forget the entries of this lsn and later: nobody has seen them."""
+        for staged in self.staging.pop_from(lsn):
+            if staged.key is not None:
+                self.keys.undo(staged.key)
+        assert self.log.head_seq <= self.staged_seq
+
+    # -- applying --------------------------------------------------------------------------
+
+    def apply(self, lsn: int, entry: Entry) -> Applied:
+        """Change visible state. Never fails; an entry that is in already changes nothing."""
+        if lsn <= self.applied_lsn:
+            return _NOTHING
+        if isinstance(entry, RecordsAppended):
+            applied = self._apply_append(lsn, entry)
+        elif isinstance(entry, RecordsDeleted):
+            applied = self._apply_delete(entry)
+        elif isinstance(entry, FloorMoved):
+            applied = self._apply_floor(entry.floor)
+        elif isinstance(entry, TopicPut):
+            applied = self._apply_put(entry)
+        elif isinstance(entry, HeadReserved):
+            self.ceiling_seq = max(self.ceiling_seq, entry.ceiling_seq)
+            applied = _NOTHING
+        elif isinstance(entry, TopicDropped):
+            applied = _RUNG
+        else:
+            assert_never(entry)
+        self.applied_lsn = lsn
+        self.revision += 1
+        assert self.log.evict_floor <= self.log.earliest_seq <= self.log.head_seq + 1
+        return applied
+
+    def _apply_append(self, lsn: int, entry: RecordsAppended) -> Applied:
+        log = self.log
+        decoded = entry.decoded or decode_append(entry.body)
+        assert decoded.count == entry.count > 0
+        ahead = entry.first_seq - log.head_seq - 1
+        if ahead == 0:
+            log.append(entry.ts, decoded, lsn)
+        else:
+            self._replay_records(lsn, entry, decoded, ahead)
+        if entry.creation is not None or not self.is_ephemeral:
+            self.journaled_seq = log.head_seq
+        if self.last_write_ts is None or self.last_write_ts < entry.ts:
+            self.last_write_ts = entry.ts
+        key = decoded.idempotency_key
+        if key is None:
+            key = entry.header_key
+        if key is not None:
+            window_ms = self.config.idempotency_window_ms
+            self.keys.remember(key, entry.first_seq, entry.count, entry.ts, window_ms)
+        return _RUNG if entry.floor is None else self._apply_floor(entry.floor)
+
+    def _replay_records(
+        self, lsn: int, entry: RecordsAppended, decoded: DecodedAppend, ahead: int
+    ) -> None:
+        """Replay: records up to the head are in already; seqs above it are a hole."""
+        if ahead > 0:
+            self.log.jump_head(entry.first_seq - 1, LossReason.DAMAGED)
+        elif -ahead < decoded.count:
+            new = slice(-ahead, None)
+            decoded = DecodedAppend(
+                datas=decoded.datas[new],
+                metas=decoded.metas[new],
+                tags=decoded.tags[new],
+                nodes=decoded.nodes[new],
+            )
+        else:
+            return
+        self.log.append(max(entry.ts, self.log.last_ts), decoded, lsn)
+
+    def _apply_floor(self, floor: Floor) -> Applied:
+        log = self.log
+        log.raise_floor(floor)
+        # Only the front can have died.
+        if log.sealed_count and log.runs[0].live_count == 0:
+            return Applied(ring=True, dead_segments=log.dead_segments())
+        return _RUNG
+
+    def _apply_delete(self, entry: RecordsDeleted) -> Applied:
+        log = self.log
+        firsts, lasts = deletion.columns_of(entry.firsts, entry.lasts)
+        if len(lasts) and int(lasts[-1]) > log.head_seq:
+            # The seqs were handed out, even if their records left no frame (class ephemeral).
+            log.jump_head(int(lasts[-1]), LossReason.RESTART)
+        deleted, flips = log.delete(firsts, lasts)
+        self.add_pending(flips)
+        dead = log.dead_segments() if flips else ()
+        return Applied(ring=True, deleted=deleted, flips=flips, dead_segments=dead)
+
+    def _apply_put(self, entry: TopicPut) -> Applied:
+        assert entry.topic_id == self.topic_id
+        log = self.log
+        reason = LossReason.RESTART if self.is_ephemeral else LossReason.DAMAGED
+        log.jump_head(entry.head_seq, reason)
+        if not self.is_ephemeral or entry.config.durability is not Durability.EPHEMERAL:
+            # Without the class ephemeral on either side, captures and segments hold the records.
+            self.journaled_seq = log.head_seq
+        self.config = entry.config
+        return _RUNG if entry.floor is None else self._apply_floor(entry.floor)
+
+    # -- sealing and recovery --------------------------------------------------------------
+
+    def mark_sealed(self, plan: SegmentPlan, index: SealedIndex) -> Flips:
+        """The plan's run is sealed; what died meanwhile, to be flipped, is pending too."""
+        self.revision += 1
+        died = self.log.mark_sealed(plan, index)
+        flips = {index.segment_id: died} if died else {}
+        self.add_pending(flips)
+        return flips
+
+    def add_pending(self, flips: Flips) -> None:
+        """These sealed rows are dead and their flag on disk is not synced."""
+        for segment_id, rows in flips.items():
+            self.pending_flips.setdefault(segment_id, array("I")).extend(rows)
+
+    def flips_done(self, flips: Mapping[int, Sequence[int]]) -> None:
+        """The flags of these rows are synced: they are pending no more."""
+        self.revision += 1
+        for segment_id, rows in flips.items():
+            left = np.setdiff1d(self.pending_flips.pop(segment_id, array("I")), rows)
+            if len(left):
+                self.pending_flips[segment_id] = array("I", left.astype(np.uint32).tobytes())
+
+    def segments_dropped(self, segment_ids: Collection[int]) -> None:
+        """These segments, none with a live record, are no longer the topic's."""
+        self.revision += 1
+        self.log.forget_segments(segment_ids)
+        for segment_id in segment_ids:
+            self.pending_flips.pop(segment_id, None)
+
+    def note_damage(self, segment_id: int, first_row: int, last_row: int) -> int:
+        """A sealed range cannot be read: readers get a tombstone. How many records that costs."""
+        self.revision += 1
+        return self.log.note_damage(segment_id, first_row, last_row)
+
+    def finish_recovery(self, *, clean_stop: bool, same_boot: bool) -> bool:
+        """After replay: skip the seqs that may have been handed out and lost. Whether any were.
+
+        After an unclean stop an ephemeral topic's head is its ceiling and all its records are
+        gone; that of class memory or disk is only if the machine went down, for after a mere kill
+        nothing is missing; class fsync never loses a seq.
+        """
+        log = self.log
+        before = log.head_seq, log.live_count
+        if self.is_ephemeral:
+            if not clean_stop:
+                log.jump_head(self.ceiling_seq, LossReason.RESTART)
+            if log.live_count:
+                log.lose_all(LossReason.RESTART)
+        elif not (clean_stop or same_boot or self.config.durability is Durability.FSYNC):
+            log.jump_head(self.ceiling_seq, LossReason.DAMAGED)
+        moved = (log.head_seq, log.live_count) != before
+        self.revision += moved
+        return moved
