@@ -51,17 +51,20 @@ class Verbs(click.Group):
             formatter.write_dl(list(VERBS.items()))
 
 
-@click.group(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"]})
+HELP: Final = """A durable event log behind plain HTTP.
+
+\b
+topics serve                             start a server on 127.0.0.1:4000
+topics append jobs '{"n": 1}' --tag a    append a record
+topics read jobs --follow                print records as they come
+
+Verbs that talk to a server take --url and --token, or TOPICS_URL and TOPICS_TOKEN from the
+environment. Output is a table on a terminal and one JSON value a line in a pipe; --json and
+--table choose. Exit codes: 0 done, 1 refused or not found, 2 wrong usage or no server.
+"""
+
+
+@click.group(cls=Verbs, help=HELP, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="topics-server", prog_name="topics")
 def main() -> None:
-    r"""A durable event log behind plain HTTP.
-
-    \b
-    topics serve                               start a server on 127.0.0.1:4000
-    topics append jobs '{"n": 1}' --tag a      append a record
-    topics read jobs --follow                  print records as they come
-
-    Verbs that talk to a server take --url and --token, or TOPICS_URL and TOPICS_TOKEN from the
-    environment. Output is a table on a terminal and one JSON value a line in a pipe; --json and
-    --table choose. Exit codes: 0 done, 1 refused or not found, 2 wrong usage or no server.
-    """
+    """Run the verb that is named (see `HELP`)."""

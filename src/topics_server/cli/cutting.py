@@ -87,9 +87,9 @@ class Cutter:
         return [
             Cut(
                 bytes(wholes[n] if takes_line else row.data),
-                _text(row.tag, first_line + n, self._shape.tag),
-                _text(row.node, first_line + n, self._shape.node),
-                _object(row.meta, first_line + n, self._shape.meta),
+                _text(row, "tag", first_line + n, self._shape.tag),
+                _text(row, "node", first_line + n, self._shape.node),
+                _object(row, "meta", first_line + n, self._shape.meta),
             )
             for n, row in enumerate(rows)
         ]
@@ -156,18 +156,20 @@ def _row_decoder(shape: Shape) -> msgspec.json.Decoder[Any] | None:
         raise ValueError("a field of a line can become one part of a record only")
     fields: list[Any] = []
     for part, name in names:
-        if name is None:
-            fields.append((part, UnsetType, msgspec.field(default=UNSET, name=f"\0{part}")))
-        elif part == "data":
+        if name is not None and part == "data":
             fields.append((part, Raw, msgspec.field(name=name)))
-        else:
-            fields.append((part, Value, msgspec.field(default=UNSET, name=name)))
-    # Required fields first, as any class has them.
-    row = msgspec.defstruct("Row", sorted(fields, key=lambda field: field[1] is not Raw))
-    return msgspec.json.Decoder(row)
+        elif name is not None:
+            fields.append((part, Raw | UnsetType, msgspec.field(default=UNSET, name=name)))
+    try:
+        return msgspec.json.Decoder(msgspec.defstruct("Row", fields))
+    except ValueError:
+        raise ValueError(
+            "a field name must not contain \\, a quote or a control character"
+        ) from None
 
 
-def _text(value: Value, line: int, name: str | None) -> bytes | None:
+def _text(row: object, part: str, line: int, name: str | None) -> bytes | None:
+    value: Value = getattr(row, part, UNSET)
     if value is UNSET or (text := bytes(value)) == b"null":
         return None
     if not text.startswith(b'"'):
@@ -175,7 +177,8 @@ def _text(value: Value, line: int, name: str | None) -> bytes | None:
     return text
 
 
-def _object(value: Value, line: int, name: str | None) -> bytes | None:
+def _object(row: object, part: str, line: int, name: str | None) -> bytes | None:
+    value: Value = getattr(row, part, UNSET)
     if value is UNSET or (text := bytes(value)) == b"null":
         return None
     if not text.startswith(b"{"):

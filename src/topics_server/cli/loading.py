@@ -58,7 +58,7 @@ class _Record(msgspec.Struct):
     data: msgspec.Raw
     tag: str | None = msgspec.field(name="$tag", default=None)
     node: str | None = msgspec.field(name="$node", default=None)
-    meta: msgspec.Raw | None = None
+    meta: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
 
 
 class Plan(msgspec.Struct, frozen=True):
@@ -181,7 +181,7 @@ class Loading:
         for page in pages(self._client, self._plan.topic, after, {"include_tags": True}):
             for raw in page.records:
                 record = msgspec.json.decode(raw, type=_Record)
-                meta = None if record.meta is None else bytes(record.meta)
+                meta = None if record.meta is msgspec.UNSET else bytes(record.meta)
                 print_ = fingerprint(bytes(record.data), record.tag, record.node, meta)
                 if record.seq <= state.head_seq:
                     records.append(TailRecord(record.seq, print_))
@@ -275,11 +275,10 @@ class Loading:
             except (Refused, Unreachable) as error:
                 if not self._may_repeat(error) or monotonic_ms() >= deadline_ms:
                     lines = f"lines {body.first_line} to {body.last_line}"
-                    failure = Failure(
-                        f"{error.message} ({lines} were not confirmed; run it again to go on)"
-                    )
-                    failure.exit_code = error.exit_code
-                    raise failure from None
+                    message = f"{error.message} ({lines} not confirmed; run it again to go on)"
+                    if isinstance(error, Unreachable):
+                        raise Unreachable(message, sent=error.sent) from None
+                    raise Failure(message) from None
                 if isinstance(error, Refused) and error.retry_after_s is not None:
                     pause_s = max(RETRY_PAUSE_S, error.retry_after_s)
             threading.Event().wait(min(pause_s, RETRY_PAUSE_MAX_S))
