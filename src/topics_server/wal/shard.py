@@ -1,0 +1,468 @@
+"""One shard: what the loop submits becomes groups, is written, synced, and reported.
+
+Loop thread only, but for `_work`, which the shard's worker runs. The file side (`tail`) belongs to
+the worker while a job is under way (`_busy`), else to the loop; there is no lock. What one loop
+turn submits is a group: small, on an idle shard, below the filled mark and with little unsynced, it
+is written at the end of the turn and reported there; everything else goes to the worker, one job
+and one post to the loop at a time (DESIGN §3, Write 5).
+
+    OPEN ──write refused──> FAILED ──reopen──> FULL ──room found──> OPEN
+      └──────sync failed──────┴───────────────────┴──> READ_ONLY (for ever)
+
+FAILED takes nothing; FULL takes urgent entries and looks for room every `RETRY_MS`. A failed group
+takes everything queued behind it along, so what is undone is a suffix that nobody has seen.
+Called by `journal`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import enum
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+
+from topics_server.clock import monotonic_ms
+from topics_server.entries import Entry
+from topics_server.errors import Code, DiskFull, ReadOnly, StorageError, TopicsError
+from topics_server.handoff import ShardProgress
+from topics_server.limits import (
+    LOOP_UNSYNCED_BYTES_MAX,
+    LOOP_WRITE_BYTES_MAX,
+    SHARD_QUEUE_BYTES_MAX,
+)
+from topics_server.metrics import log
+from topics_server.wal.frames import encode_entry
+from topics_server.wal.grouping import NextGroup, QueuedFrame, take_group
+from topics_server.wal.tail import Tail
+from topics_server.wal.workers import Worker
+
+DISK_FULL: Final = "disk_full"
+READ_ONLY: Final = "read_only"
+# How often a full shard looks for room.
+RETRY_MS: Final = 500
+
+
+class State(enum.Enum):
+    """See the module's diagram; CLOSED is the end of a clean stop."""
+
+    OPEN = "open"
+    FAILED = "failed"
+    FULL = "full"
+    READ_ONLY = "read_only"
+    CLOSED = "closed"
+
+
+class Counters(msgspec.Struct):
+    """What the shard did since the process started; the loop writes them, anybody may read."""
+
+    frames: int = 0
+    groups: int = 0
+    syncs: int = 0
+    bytes: int = 0
+    loop_groups: int = 0
+    queue_depth_peak: int = 0
+    submit_full: int = 0
+
+
+class _Job(msgspec.Struct, frozen=True, gc=False):
+    """What the worker does in one go: cut, write, sync, make room; each only if asked."""
+
+    group: NextGroup | None = None
+    cut: bool = False
+    sync: bool = False
+    prepare: bool = False
+
+
+class _Outcome(msgspec.Struct, gc=False):
+    job: _Job
+    written: bool = False
+    synced: bool = False
+    error: str | None = None
+    reason: str = ""
+    write_ms: float = 0.0
+    sync_ms: float = 0.0
+
+
+class Shard:
+    """One shard, open for writing."""
+
+    def __init__(
+        self,
+        number: int,
+        tail: Tail,
+        worker: Worker,
+        loop: asyncio.AbstractEventLoop,
+        *,
+        sync_interval_ms: int,
+        observe_sync_us: Callable[[float], None] | None = None,
+    ) -> None:
+        self.number: Final = number
+        self.tail: Final = tail
+        self.counters: Final = Counters()
+        self.state = State.OPEN
+        self.on_progress: Callable[[ShardProgress], None] | None = None
+        self._worker: Final = worker
+        self._loop: Final = loop
+        self._sync_interval_s: Final = sync_interval_ms / 1000
+        self._observe_sync_us: Final = observe_sync_us
+        self._queue: Final[deque[QueuedFrame]] = deque()
+        self._queue_bytes = 0
+        self._submitted_lsn = self._written_lsn = self._synced_lsn = tail.last_lsn
+        # First entry, written and not synced, whose sync somebody waits for.
+        self._sync_from_lsn: int | None = None
+        self._sync_wanted = False
+        self._probe_wanted = False
+        self._busy = False
+        self._flush_scheduled = False
+        self._sync_timer: asyncio.TimerHandle | None = None
+        self._probe_timer: asyncio.TimerHandle | None = None
+        self._waiters: list[tuple[int, asyncio.Future[None]]] = []
+        # First entry of a group that a write on the loop failed for, until its cut is done.
+        self._failed_lsn = 0
+        self._idle: asyncio.Future[None] | None = None
+
+    # -- the loop's side -------------------------------------------------------------------
+
+    @property
+    def queue_depth(self) -> int:
+        """Entries waiting to be written."""
+        return len(self._queue)
+
+    def submit(self, lsn: int, entry: Entry, *, urgent: bool, sync: bool) -> None:
+        """Queue one entry; written at the end of this turn at the earliest."""
+        if self.state is not State.OPEN:
+            self._check_state(urgent)
+        if self._queue_bytes > SHARD_QUEUE_BYTES_MAX:
+            self.counters.submit_full += 1
+            raise TopicsError(
+                Code.THROTTLED, "the journal's queue is full", {"limit": "journal_queue"}
+            )
+        assert lsn > self._submitted_lsn, "lsns of a shard ascend"
+        buffers = encode_entry(lsn, entry)
+        frame_bytes = len(buffers[0]) if len(buffers) == 1 else sum(map(len, buffers))
+        self._queue.append(QueuedFrame(lsn, buffers, frame_bytes, sync, urgent))
+        self._queue_bytes += frame_bytes
+        self._submitted_lsn = lsn
+        if not self._flush_scheduled:
+            self._flush_scheduled = True
+            self._loop.call_soon(self._flush)
+
+    def _check_state(self, urgent: bool) -> None:
+        if self.state is State.READ_ONLY:
+            raise TopicsError(
+                Code.STORAGE_READ_ONLY,
+                "a disk sync failed: this storage is read-only until the server restarts",
+                {"shard": self.number},
+            )
+        assert self.state is not State.CLOSED, "nothing is submitted after close"
+        if self.state is State.FAILED or not urgent:
+            self.counters.submit_full += 1
+            raise TopicsError(Code.THROTTLED, "the disk is full", {"limit": "disk"})
+
+    def reopen(self) -> None:
+        """Everything from `failed_from` on is undone: take urgent entries, look for room."""
+        if self.state is not State.FAILED:
+            return
+        self.state = State.FULL
+        self._submitted_lsn = self._written_lsn
+        self._probe()
+
+    def _probe(self) -> None:
+        self._probe_timer = None
+        self._probe_wanted = True
+        self._pump_later()
+
+    def start(self) -> None:
+        """Make room ahead of the first entry."""
+        self._pump_later()
+
+    def _pump_later(self) -> None:
+        if not self._flush_scheduled:
+            self._flush_scheduled = True
+            self._loop.call_soon(self._flush)
+
+    async def sync_all(self) -> None:
+        """Return once everything submitted so far is synced. Raises `ReadOnly`."""
+        if self.state is State.READ_ONLY:
+            raise ReadOnly("a sync failed", self.tail.path)
+        target = self._submitted_lsn
+        if self._synced_lsn >= target:
+            return
+        future: asyncio.Future[None] = self._loop.create_future()
+        self._waiters.append((target, future))
+        self._sync_wanted = True
+        self._pump_later()
+        await future
+
+    async def close(self) -> None:
+        """Write and sync what is queued, then let go of worker and files."""
+        try:
+            await self.sync_all()
+        except ReadOnly as error:
+            log.warning("shard %d ends read-only: %s", self.number, error)
+        self.state = State.CLOSED
+        if self._busy:
+            self._idle = self._loop.create_future()
+            await self._idle
+        for timer in (self._sync_timer, self._probe_timer):
+            if timer is not None:
+                timer.cancel()
+        self._worker.close()
+        self.tail.close()
+
+    # -- turns -----------------------------------------------------------------------------
+
+    def _flush(self) -> None:
+        self._flush_scheduled = False
+        if len(self._queue) > self.counters.queue_depth_peak:
+            self.counters.queue_depth_peak = len(self._queue)
+        self._pump()
+
+    def _pump(self) -> None:
+        """Do the next thing there is to do; ends with the worker busy, or with nothing to do."""
+        while not self._busy and self.state in (State.OPEN, State.FULL):
+            if self._queue:
+                if self._may_write_here():
+                    self._write_here(self._take())
+                    continue
+                group = self._take()
+                sync = group.sync_from_lsn is not None or self._wants_sync()
+                self._start(_Job(group, sync=sync))
+            elif self._wants_sync():
+                self._start(_Job(sync=True))
+            elif self._probe_wanted or (self.state is State.OPEN and self.tail.wants_room):
+                self._start(_Job(prepare=True))
+            else:
+                if not self.tail.dirty_bytes:
+                    self._mark()
+                return
+
+    def _wants_sync(self) -> bool:
+        return self._sync_wanted or self._sync_from_lsn is not None
+
+    def _may_write_here(self) -> bool:
+        """Whether the group about to be taken may be written from the loop, without blocking."""
+        size = self._queue_bytes
+        return (
+            size <= LOOP_WRITE_BYTES_MAX
+            and not self._wants_sync()
+            and self.tail.dirty_bytes + size <= LOOP_UNSYNCED_BYTES_MAX
+            and self.tail.has_room(size)
+            and (self.tail.has_spare or all(frame.urgent for frame in self._queue))
+        )
+
+    def _take(self) -> NextGroup:
+        group = take_group(self._queue)
+        self._queue_bytes -= group.frames_bytes
+        assert self._queue_bytes >= 0
+        return group
+
+    def _write_here(self, group: NextGroup) -> None:
+        began_ms = monotonic_ms()
+        try:
+            self.tail.write(group)
+        except StorageError as error:
+            log.warning("shard %d: write refused: %s", self.number, error)
+            self._fail_group(group)
+            return
+        self.counters.loop_groups += 1
+        self._note_written(group)
+        self._report(write_ms=monotonic_ms() - began_ms)
+
+    def _note_written(self, group: NextGroup) -> None:
+        counters = self.counters
+        counters.groups += 1
+        counters.frames += group.frame_count
+        counters.bytes += group.frames_bytes
+        assert group.first_lsn > self._written_lsn
+        self._written_lsn = group.last_lsn
+        if group.sync_from_lsn is not None and self._sync_from_lsn is None:
+            self._sync_from_lsn = group.sync_from_lsn
+        if self._sync_timer is None:
+            self._sync_timer = self._loop.call_later(self._sync_interval_s, self._sync_due)
+
+    def _sync_due(self) -> None:
+        self._sync_timer = None
+        if self.tail.dirty_bytes or self._busy:
+            self._sync_wanted = True
+            self._pump()
+
+    def _mark(self) -> None:
+        try:
+            self.tail.mark()
+        except StorageError as error:
+            log.warning("shard %d: mark refused: %s", self.number, error)
+            self._start(_Job(cut=True))
+
+    # -- the worker's side -----------------------------------------------------------------
+
+    def _start(self, job: _Job) -> None:
+        assert not self._busy
+        self._busy = True
+        if job.sync:
+            self._sync_wanted = False
+        if job.prepare:
+            self._probe_wanted = False
+        self._worker.run(lambda: self._work(job), self._done)
+
+    def _work(self, job: _Job) -> _Outcome:
+        """On the worker: the blocking calls of one job; never raises."""
+        outcome = _Outcome(job)
+        try:
+            if job.cut:
+                self._cut_back(outcome)
+            if job.group is not None:
+                began_ms = monotonic_ms()
+                self.tail.make_room(job.group.frames_bytes, urgent=job.group.urgent)
+                self.tail.write(job.group)
+                outcome.written = True
+                outcome.write_ms = monotonic_ms() - began_ms
+            if job.sync:
+                began_ms = monotonic_ms()
+                self.tail.sync()
+                outcome.sync_ms = monotonic_ms() - began_ms
+                outcome.synced = True
+            if job.prepare:
+                self.tail.prepare()
+        except DiskFull as error:
+            outcome.error, outcome.reason = DISK_FULL, str(error)
+            if self.tail.is_broken:
+                self._cut_back(outcome)
+        except StorageError as error:
+            outcome.error, outcome.reason = READ_ONLY, str(error)
+        except Exception as error:
+            # A defect must not end in silence with clients waiting: the outcome is unknown.
+            log.exception("shard %d: defect in the writer", self.number)
+            outcome.error, outcome.reason = READ_ONLY, repr(error)
+        return outcome
+
+    def _cut_back(self, outcome: _Outcome) -> None:
+        """Zero what a failed write left; if that fails too, the outcome is unknown."""
+        try:
+            self.tail.cut()
+            outcome.synced = True
+        except StorageError as error:
+            outcome.error, outcome.reason = READ_ONLY, f"cannot cut back: {error}"
+
+    def _done(self, outcome: _Outcome) -> None:
+        """Back on the loop: tell what came of a job, and go on."""
+        self._busy = False
+        if self._idle is not None:
+            self._idle.set_result(None)
+            return
+        job = outcome.job
+        if outcome.error == READ_ONLY:
+            self._become_read_only(outcome.reason)
+            return
+        if outcome.written and job.group is not None:
+            self._note_written(job.group)
+        if outcome.synced:
+            self._note_synced(outcome.sync_ms)
+        if outcome.error == DISK_FULL and job.prepare:
+            # Nobody's entry failed; ordinary ones are refused until there is room.
+            self._wait_for_room(outcome.reason)
+        elif outcome.error == DISK_FULL or self.state is State.FAILED:
+            assert not outcome.written
+            first = job.group.first_lsn if job.group is not None else None
+            self._report_failure(first, outcome)
+        else:
+            if job.prepare and self.state is State.FULL:
+                log.info("shard %d: there is room again", self.number)
+                self.state = State.OPEN
+            if outcome.written or outcome.synced:
+                self._report(write_ms=outcome.write_ms, sync_ms=outcome.sync_ms)
+        self._pump()
+
+    def _note_synced(self, sync_ms: float) -> None:
+        self.counters.syncs += 1
+        if self._observe_sync_us is not None:
+            self._observe_sync_us(sync_ms * 1000)
+        # The worker had the file to itself: what is written is synced.
+        self._synced_lsn = self._written_lsn
+        self._sync_from_lsn = None
+        self._sync_wanted = False
+
+    # -- reports ---------------------------------------------------------------------------
+
+    def _report(
+        self,
+        *,
+        failed_from: int | None = None,
+        error: str | None = None,
+        write_ms: float = 0.0,
+        sync_ms: float = 0.0,
+    ) -> None:
+        assert self._synced_lsn <= self._written_lsn
+        if self.on_progress is not None:
+            self.on_progress(
+                ShardProgress(
+                    self.number,
+                    self._written_lsn,
+                    self._synced_lsn,
+                    failed_from,
+                    error,
+                    write_ms,
+                    sync_ms,
+                )
+            )
+        if self._waiters:
+            self._settle_waiters(failed_from)
+
+    def _settle_waiters(self, failed_from: int | None) -> None:
+        waiters, self._waiters = self._waiters, []
+        for target, future in waiters:
+            if failed_from is not None:
+                target = min(target, failed_from - 1)
+            if future.done():
+                continue
+            if self.state is State.READ_ONLY:
+                future.set_exception(ReadOnly("a sync failed", self.tail.path))
+            elif self._synced_lsn >= target:
+                future.set_result(None)
+            else:
+                self._waiters.append((target, future))
+        # Somebody still waits: sync again as soon as the shard can.
+        self._sync_wanted = self._sync_wanted or bool(self._waiters)
+
+    def _fail_group(self, group: NextGroup) -> None:
+        """A write on the loop was refused: cut back on the worker, then answer."""
+        self.state = State.FAILED
+        self._failed_lsn = group.first_lsn
+        self._drop_queue()
+        self._start(_Job(cut=True))
+
+    def _drop_queue(self) -> None:
+        self._queue.clear()
+        self._queue_bytes = 0
+
+    def _report_failure(self, first_lsn: int | None, outcome: _Outcome) -> None:
+        failed_from = self._failed_lsn if first_lsn is None else first_lsn
+        assert failed_from > self._written_lsn
+        self.state = State.FAILED
+        self._drop_queue()
+        log.warning(
+            "shard %d: entries from lsn %d refused: %s",
+            self.number,
+            failed_from,
+            outcome.reason or "write failed",
+        )
+        self._report(failed_from=failed_from, error=DISK_FULL)
+
+    def _wait_for_room(self, reason: str) -> None:
+        if self.state is State.OPEN:
+            log.warning("shard %d: no room ahead: %s", self.number, reason)
+            self.state = State.FULL
+        if self._probe_timer is None:
+            self._probe_timer = self._loop.call_later(RETRY_MS / 1000, self._probe)
+
+    def _become_read_only(self, reason: str) -> None:
+        log.error("shard %d is read-only until a restart: %s", self.number, reason)
+        failed_from = self._written_lsn + 1
+        if self._sync_from_lsn is not None:
+            failed_from = min(failed_from, self._sync_from_lsn)
+        self.state = State.READ_ONLY
+        self._drop_queue()
+        self._report(failed_from=failed_from, error=READ_ONLY)

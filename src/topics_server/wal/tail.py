@@ -1,0 +1,299 @@
+"""The end of one shard's journal: the file groups go to, the room ahead of them, rotation.
+
+Plain blocking calls without threads or loop; whoever has the shard's turn (its worker, or the loop
+while the worker is idle) calls them, never two at a time. Invariants:
+
+- Groups are written only below `filled`, where the file is zeros already: a write never grows it.
+- A file's header and name are synced before its first group is written, and a file is synced whole
+  before the next one gets its first group. Recovery tells torn from corrupt by that.
+- There is a *spare*: the next file, made ahead, with `reserve_bytes` filled. Ordinary groups are
+  written only while there is one, so what a full disk leaves for urgent entries is a whole spare.
+- After a failed write nothing is written before `cut` has zeroed what may have landed.
+
+Called by `shard`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+from topics_server.errors import DiskFull
+from topics_server.limits import GROUP_BYTES_MAX, MIB, WAL_FILE_BYTES, WAL_FILL_STEP_BYTES
+from topics_server.wal import layout
+from topics_server.wal.frames import FRAME_HEADER_BYTES, Opening, encode_opening
+from topics_server.wal.fs import File, Fs
+from topics_server.wal.grouping import NextGroup
+from topics_server.wal.groups import (
+    FILE_HEADER_BYTES,
+    GROUP_HEADER_BYTES,
+    FileHeader,
+    encode_file_header,
+    encode_group,
+    group_length,
+)
+
+RESERVE_BYTES: Final = MIB
+_ZEROS: Final = bytes(MIB)
+_OPENING_BYTES: Final = FRAME_HEADER_BYTES + 16
+
+assert RESERVE_BYTES < WAL_FILL_STEP_BYTES <= WAL_FILE_BYTES
+assert GROUP_BYTES_MAX < WAL_FILE_BYTES
+
+
+class Sizes(NamedTuple):
+    """How large journal files are and how far ahead they are filled; tests use small ones."""
+
+    file_bytes: int = WAL_FILE_BYTES
+    fill_step_bytes: int = WAL_FILL_STEP_BYTES
+    reserve_bytes: int = RESERVE_BYTES
+
+
+class ClosedFile(NamedTuple):
+    """A journal file that gets no more groups; every entry in it has an lsn <= `last_lsn`."""
+
+    path: str
+    last_lsn: int
+
+
+class _Live:
+    """A file that is open for writing."""
+
+    __slots__ = ("file", "file_id", "filled", "number")
+
+    def __init__(self, file: File, file_id: int, number: int) -> None:
+        self.file = file
+        self.file_id = file_id
+        self.number = number
+        self.filled = 0
+
+    def fill(self, upto: int) -> None:
+        """Write zeros up to a position; what a failed call has filled stays and is not counted."""
+        position = self.filled
+        while position < upto:
+            step = min(len(_ZEROS), upto - position)
+            self.file.pwrite(_ZEROS if step == len(_ZEROS) else _ZEROS[:step], position)
+            position += step
+            self.filled = position
+
+
+class Tail:
+    """Where one shard writes. `end`: the next group's position; `last_lsn`: the last one written.
+
+    `dirty_bytes`: bytes of groups written and not synced (marks do not count).
+    """
+
+    def __init__(
+        self,
+        fs: Fs,
+        wal_dir: str,
+        wal_set: int,
+        shard: int,
+        *,
+        number: int,
+        opening: Opening,
+        new_file_id: Callable[[], int],
+        sizes: Sizes,
+    ) -> None:
+        assert sizes.reserve_bytes > FILE_HEADER_BYTES + group_length(_OPENING_BYTES)
+        assert sizes.file_bytes >= sizes.fill_step_bytes >= sizes.reserve_bytes
+        self._fs: Final = fs
+        self._wal_dir: Final = wal_dir
+        self._wal_set: Final = wal_set
+        self._shard: Final = shard
+        self._new_file_id: Final = new_file_id
+        self._sizes: Final = sizes
+        self._next_number = number
+        self._opening: Opening | None = opening
+        self._spares: list[_Live] = []
+        self._limit = sizes.file_bytes
+        self._marked = FILE_HEADER_BYTES
+        self._broken_bytes = 0
+        self.closed: list[ClosedFile] = []
+        self.last_lsn = self.synced_lsn = opening.previous_lsn
+        self.dirty_bytes = 0
+        self.rotations = 0
+        self.end = self.synced_bytes = FILE_HEADER_BYTES
+        self._live = self._make_file(FILE_HEADER_BYTES)
+
+    # -- what is there ---------------------------------------------------------------------
+
+    @property
+    def path(self) -> str:
+        """The file groups go to."""
+        return self._live.file.path
+
+    def has_room(self, frames_bytes: int) -> bool:
+        """Whether a group of so many bytes of frames fits where the file is zeros already."""
+        if self._opening is not None:
+            frames_bytes += _OPENING_BYTES
+        return self.end + group_length(frames_bytes) <= self._live.filled
+
+    @property
+    def has_spare(self) -> bool:
+        """Whether the next file is there: without it only urgent entries are written."""
+        return bool(self._spares)
+
+    @property
+    def wants_room(self) -> bool:
+        """Whether `prepare` has something to do."""
+        ahead = min(self._limit, self.end + self._sizes.fill_step_bytes // 2)
+        return not self._spares or self._live.filled < ahead
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether a write failed and `cut` has not succeeded since."""
+        return self._broken_bytes > 0
+
+    # -- room ------------------------------------------------------------------------------
+
+    def prepare(self) -> None:
+        """Fill ahead and have a spare. Raises `DiskFull`."""
+        if not self._spares:
+            self._make_spare()
+        self._fill_to(min(self._limit, self.end + self._sizes.fill_step_bytes))
+
+    def make_room(self, frames_bytes: int, *, urgent: bool) -> None:
+        """Make `has_room` true. Raises `DiskFull`; urgent ones may use up the spare first."""
+        if self.has_room(frames_bytes):
+            if not urgent and not self._spares:
+                self._make_spare()
+            return
+        try:
+            self._make_ordinary_room(frames_bytes)
+        except DiskFull:
+            if not urgent:
+                raise
+            if not self.has_room(frames_bytes) and self._spares and self._opening is None:
+                self._rotate()
+            if not self.has_room(frames_bytes):
+                self._fill_to(self.end + group_length(frames_bytes + _OPENING_BYTES))
+        assert self.has_room(frames_bytes)
+
+    def _make_ordinary_room(self, frames_bytes: int) -> None:
+        if not self._spares:
+            self._make_spare()
+        needed = group_length(frames_bytes + _OPENING_BYTES)
+        if self.end + needed > self._limit and self._opening is None:
+            # A spare for the time after, before this one is used.
+            if len(self._spares) < 2:
+                self._make_spare()
+            self._rotate()
+        if self.end + needed > self._limit:
+            assert self.end == FILE_HEADER_BYTES
+            self._limit = self.end + needed
+        step = self._sizes.fill_step_bytes
+        self._fill_to(min(self._limit, max(self.end + needed, self.end + step)))
+
+    def _fill_to(self, upto: int) -> None:
+        if upto > self._live.filled:
+            self._live.fill(upto)
+
+    def _make_spare(self) -> None:
+        self._spares.append(self._make_file(self._sizes.reserve_bytes))
+
+    def _make_file(self, fill_bytes: int) -> _Live:
+        """A new file with a header, filled and synced, name included."""
+        number = self._next_number
+        path = layout.join(
+            self._wal_dir, layout.wal_file(layout.WalName(self._wal_set, self._shard, number))
+        )
+        file_id = self._new_file_id()
+        header = FileHeader(self._wal_set, self._shard, number, file_id, self.synced_lsn)
+        file = self._fs.open(path, create=True)
+        live = _Live(file, file_id, number)
+        try:
+            live.fill(fill_bytes)
+            file.pwrite(encode_file_header(header), 0)
+            file.sync()
+            self._fs.sync_dir(self._wal_dir)
+        except DiskFull:
+            # Give back what it took: others need it more. A leftover name is found unused.
+            file.close()
+            self._fs.unlink(path, missing_ok=True)
+            raise
+        self._next_number = number + 1
+        return live
+
+    def _rotate(self) -> None:
+        assert self._spares
+        assert self._opening is None, "an empty file is never left behind"
+        old = self._live
+        self.sync()
+        self._opening = Opening(old.number, self.end, self.last_lsn)
+        self.closed.append(ClosedFile(old.file.path, self.last_lsn))
+        self._live = self._spares.pop(0)
+        self._limit = self._sizes.file_bytes
+        self.end = self.synced_bytes = self._marked = FILE_HEADER_BYTES
+        self.rotations += 1
+        old.file.close()
+
+    # -- bytes -----------------------------------------------------------------------------
+
+    def write(self, group: NextGroup) -> None:
+        """One write. On failure nothing counts as written and `cut` must follow."""
+        assert not self._broken_bytes, "cut before writing again"
+        assert group.first_lsn > self.last_lsn, "lsns of a shard ascend"
+        buffers, frames_bytes = group.buffers, group.frames_bytes
+        count = group.frame_count
+        if self._opening is not None:
+            buffers = [encode_opening(self._opening), *buffers]
+            frames_bytes += _OPENING_BYTES
+            count += 1
+        self._write(buffers, frames_bytes, count)
+        self._opening = None
+        self.last_lsn = group.last_lsn
+        self.dirty_bytes += frames_bytes
+
+    def _write(self, buffers: list[bytes], frames_bytes: int, count: int) -> None:
+        live, end, synced = self._live, self.end, self.synced_bytes
+        length = group_length(frames_bytes)
+        assert end + length <= live.filled, "never write where the file is not zeros"
+        encoded = encode_group(
+            buffers,
+            frames_bytes,
+            count,
+            file_id=live.file_id,
+            position=end,
+            synced_bytes=synced,
+        )
+        self._broken_bytes = length
+        live.file.pwritev(encoded, end)
+        self._broken_bytes = 0
+        self.end = end + length
+        self._marked = synced
+
+    def sync(self) -> None:
+        """Make every group written so far durable. A failure is final."""
+        self._live.file.sync()
+        self.synced_bytes = self.end
+        self.synced_lsn = self.last_lsn
+        self.dirty_bytes = 0
+
+    def mark(self) -> None:
+        """Say in the file how far it is synced, unless something says so already.
+
+        The mark itself is neither synced nor counted as dirty: nothing is lost with it.
+        """
+        has_space = self._live.filled >= self.end + GROUP_HEADER_BYTES
+        if self._marked < self.synced_bytes and self._opening is None and has_space:
+            self._write([], 0, 0)
+
+    def cut(self) -> None:
+        """Zero what a failed write may have left, and sync. Raises if neither way works."""
+        length = self._broken_bytes
+        assert length
+        try:
+            for start in range(0, length, len(_ZEROS)):
+                self._live.file.pwrite(_ZEROS[: length - start], self.end + start)
+        except DiskFull:
+            # A disk that copies on write may have no room even for zeros; giving back works.
+            self._live.file.truncate(self.end)
+            self._live.filled = self.end
+        self.sync()
+        self._broken_bytes = 0
+
+    def close(self) -> None:
+        """Let go of the files; an unused spare stays for recovery to remove."""
+        for live in (self._live, *self._spares):
+            live.file.close()

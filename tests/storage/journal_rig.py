@@ -1,0 +1,239 @@
+"""A journal on a fake disk, driven by a seed: what was promised is remembered and checked.
+
+One `Life` is one process: it recovers, submits, may crash. `Promises` outlives them: what was
+reported synced survives a power loss, what was reported written survives a kill, what was reported
+failed never comes back, and what recovery handed out once is there for ever.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from typing import Any
+
+from tests.storage.fake_disk import FakeDisk, Mode, SimulatedCrash
+from topics_server.entries import Entry, HeadReserved, RecordsAppended, RecordsDeleted
+from topics_server.errors import TopicsError
+from topics_server.handoff import ShardProgress
+from topics_server.wal.journal import Journal
+from topics_server.wal.replay import JournalReplay, ReplayReport
+from topics_server.wal.tail import Sizes
+from topics_server.wal.workers import InlineWorker
+
+WAL = "data/wal"
+SMALL = Sizes(file_bytes=16_384, fill_step_bytes=4_096, reserve_bytes=1_024)
+
+
+def append(topic_id: int, first_seq: int, body: bytes = b'{"records":[{"data":1}]}') -> Entry:
+    return RecordsAppended(topic_id, first_seq, 1, 1_700_000_000_000, body)
+
+
+def random_entry(rng: random.Random, lsn: int) -> Entry:
+    topic_id = rng.randrange(8)
+    kind = rng.random()
+    if kind < 0.1:
+        return HeadReserved(topic_id, lsn * 10)
+    if kind < 0.2:
+        run = lsn.to_bytes(8, "little")
+        return RecordsDeleted(topic_id, 5, run, run)
+    size = rng.choice((10, 100, 700, 3_000)) if rng.random() < 0.95 else 20_000
+    return append(topic_id, lsn, bytes([65 + lsn % 26]) * rng.randint(1, size))
+
+
+class Promises:
+    """What every later life must find; `start_lsn` is where a snapshot takes over."""
+
+    def __init__(self) -> None:
+        self.submitted: dict[int, Entry] = {}
+        self.shard: dict[int, int] = {}
+        self.written: set[int] = set()
+        self.synced: set[int] = set()
+        self.failed: set[int] = set()
+        self.unknown: set[int] = set()
+        self.start_lsn = 0
+
+    def check(self, found: dict[int, Entry], mode: Mode | None) -> None:
+        """Compare what a recovery found with what was promised before it."""
+        for lsn, entry in found.items():
+            assert entry == self.submitted[lsn], f"lsn {lsn} came back as something else"
+        kept = self.synced if mode == "power" else self.synced | self.written
+        missing = {lsn for lsn in kept if lsn >= self.start_lsn} - set(found) - self.unknown
+        assert not missing, f"promised after {mode}, gone: {sorted(missing)}"
+        back = self.failed & set(found)
+        assert not back, f"refused, yet back: {sorted(back)}"
+        # What was handed out to `apply` is visible to readers from now on.
+        self.unknown -= set(found)
+        self.synced = set(found) | {lsn for lsn in self.synced if lsn < self.start_lsn}
+        self.written = set(self.synced)
+        self.unknown.clear()
+        # Entries of earlier lives are settled; later progress speaks of later ones.
+        self.shard.clear()
+
+
+class Life:
+    """One process on the disk, from its recovery to its end."""
+
+    def __init__(
+        self,
+        disk: FakeDisk,
+        promises: Promises | None = None,
+        *,
+        shards: int = 2,
+        wal_set: int = 1,
+        sync_interval_ms: int = 100_000,
+        sizes: Sizes = SMALL,
+        turns: Callable[[], int] | None = None,
+    ) -> None:
+        self.disk = disk
+        self.promises = promises or Promises()
+        self.rng = disk.rng
+        self.loop = asyncio.new_event_loop()
+        self.loop.set_exception_handler(self._on_exception)
+        self.defects: list[BaseException] = []
+        self.progress: list[ShardProgress] = []
+        self.found: dict[int, Entry] = {}
+        self.report = ReplayReport()
+        self.next_lsn = max(self.promises.submitted, default=0) + 1
+        self.refused: list[TopicsError] = []
+        self._shards = shards
+        self._wal_set = wal_set
+        self._sync_interval_ms = sync_interval_ms
+        self._sizes = sizes
+        self._turns = turns or (lambda: self.rng.choice((0, 0, 1, 3)))
+        self.journal: Journal
+
+    def _on_exception(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        if error is None:
+            error = AssertionError(context["message"])
+        if not isinstance(error, SimulatedCrash):
+            self.defects.append(error)
+
+    def recover(self, mode: Mode | None = None) -> dict[int, Entry]:
+        """Replay, check the promises, open for writing; returns what was found."""
+        replay = JournalReplay(self.disk, WAL)
+        found = list(replay.entries(self.promises.start_lsn))
+        lsns = [lsn for lsn, _ in found]
+        assert lsns == sorted(set(lsns))
+        self.found = dict(found)
+        self.report = replay.report
+        self.promises.check(self.found, mode)
+        self.journal = Journal.create(
+            self.disk,
+            WAL,
+            replay,
+            wal_set=self._wal_set,
+            shard_count=self._shards,
+            loop=self.loop,
+            workers=lambda name: InlineWorker(self.loop, self._turns),
+            sync_interval_ms=self._sync_interval_ms,
+            sizes=self._sizes,
+            file_ids=lambda: self.rng.getrandbits(64),
+        )
+        self.journal.listen(self._on_progress)
+        return self.found
+
+    def _on_progress(self, progress: ShardProgress) -> None:
+        self.progress.append(progress)
+        promises = self.promises
+        for lsn, shard in promises.shard.items():
+            if shard != progress.shard or lsn in promises.failed or lsn in promises.unknown:
+                continue
+            if lsn <= progress.synced_lsn:
+                promises.synced.add(lsn)
+            if lsn <= progress.written_lsn:
+                promises.written.add(lsn)
+            if progress.failed_from is not None and lsn >= progress.failed_from:
+                if progress.error == "read_only":
+                    promises.unknown.add(lsn)
+                else:
+                    assert lsn not in promises.written, "what was written is undone"
+                    promises.failed.add(lsn)
+        if progress.failed_from is not None and progress.error == "disk_full":
+            self.journal.reopen(progress.shard)
+
+    def submit(self, entry: Entry, *, urgent: bool = False, sync: bool = False) -> int | None:
+        """Submit one entry; its lsn, or `None` if it was refused."""
+        lsn = self.next_lsn
+        shard = self.journal.shard_of(entry.topic_id)
+        try:
+            self.journal.submit(lsn, entry, shard=shard, urgent=urgent, sync=sync)
+        except TopicsError as error:
+            self.refused.append(error)
+            return None
+        self.next_lsn += 1
+        self.promises.submitted[lsn] = entry
+        self.promises.shard[lsn] = shard
+        return lsn
+
+    def turn(self, count: int = 1) -> None:
+        """Let the loop go round."""
+
+        async def sleep() -> None:
+            for _ in range(count):
+                await asyncio.sleep(0)
+
+        self.loop.run_until_complete(sleep())
+
+    def settle(self) -> None:
+        """Let everything under way finish."""
+        self.turn(60)
+
+    def close(self) -> None:
+        """A clean stop."""
+        self.loop.run_until_complete(self.journal.close())
+        self.end()
+
+    def end(self) -> None:
+        """Forget the process; raises what went wrong in it."""
+        for task in asyncio.all_tasks(self.loop):
+            task.cancel()
+        self.loop.close()
+        if self.defects:
+            raise self.defects[0]
+
+    def die(self, mode: Mode) -> FakeDisk:
+        """Crash; the disk the next process finds."""
+        self.disk.crash(mode)
+        self.end()
+        return self.disk.reopen()
+
+
+def new_disk(seed: int, *, capacity_bytes: int | None = None) -> FakeDisk:
+    """A disk with an empty, synced data directory."""
+    disk = FakeDisk(seed, capacity_bytes=capacity_bytes)
+    disk.make_dir("data")
+    disk.sync_dir(".")
+    disk.make_dir(WAL)
+    disk.sync_dir("data")
+    return disk
+
+
+def run_life(disk: FakeDisk, promises: Promises, mode: Mode | None, steps: int) -> bool:
+    """A random life that ends whenever the disk crashes under it, or after `steps` turns.
+
+    Returns whether its recovery was complete.
+    """
+    rng = disk.rng
+    life = Life(disk, promises, sync_interval_ms=rng.choice((0, 100_000)))
+    recovered = False
+    try:
+        life.recover(mode)
+        recovered = True
+        for _ in range(steps):
+            for _ in range(rng.choice((0, 1, 1, 2, 6))):
+                entry = random_entry(rng, life.next_lsn)
+                urgent = isinstance(entry, RecordsDeleted)
+                life.submit(entry, urgent=urgent, sync=rng.random() < 0.3)
+            life.turn(rng.choice((1, 1, 2, 5)))
+            if rng.random() < 0.05 and promises.synced:
+                promises.start_lsn = max(promises.start_lsn, rng.choice(sorted(promises.synced)))
+                life.journal.trim(promises.start_lsn)
+            if disk.crashed:
+                break
+    except SimulatedCrash:
+        pass
+    finally:
+        life.end()
+    return recovered
