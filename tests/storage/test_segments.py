@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.storage.fake_disk import FakeDisk, Fault, Mode, SimulatedCrash
+from tests.storage.fake_disk import FakeDisk, Fault, Mode, Op, SimulatedCrash
 from tests.storage.segment_samples import (
     TOPIC,
     sample_block,
@@ -208,21 +208,33 @@ def test_a_relocated_segment_is_read_from_the_cold_folder_only() -> None:
     check_readable(again, indexes[1])
 
 
-def test_a_delete_acked_while_its_segment_moves_to_the_cold_tier_stays_deleted() -> None:
+@pytest.mark.parametrize(
+    ("moment", "where"),
+    [
+        ("open", f"{COLD_FOLDER}/0000000001.data.tmp"),
+        ("sync", f"{COLD_FOLDER}/0000000001.data.tmp"),
+        ("sync_dir", COLD_FOLDER),
+        ("rename", f"{HOT_FOLDER}/manifest"),
+        ("unlink", f"{HOT_FOLDER}/0000000001.data"),
+    ],
+)
+def test_a_delete_acked_while_its_segment_moves_to_the_cold_tier_stays_deleted(
+    moment: str, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The flip of another thread waits for the move, whatever its step."""
     disk = empty_disk()
     segments = two_segments(disk)
     flips: list[threading.Thread] = []
-    plain_sync_dir = disk.sync_dir
+    plain_step = disk.step
 
-    def sync_dir(path: str) -> None:
-        if path == COLD_FOLDER and not flips:
+    def step(op: Op, path: str) -> None:
+        if (op, path) == (moment, where) and not flips:
             flips.append(threading.Thread(target=segments.flip, args=(TOPIC, {1: [33]})))
             flips[0].start()
-            flips[0].join(0.1)
-        plain_sync_dir(path)
+            flips[0].join(0.05)
+        plain_step(op, path)
 
-    disk.sync_dir = sync_dir  # type: ignore[method-assign]
+    monkeypatch.setattr(disk, "step", step)
     segments.relocate(TOPIC, 1, sample_facts())
     flips[0].join(10)
     disk.crash("power")
