@@ -45,6 +45,8 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 # Bodies larger than this are inflated and deflated off the event loop.
 _OFF_LOOP_BYTES: Final = 64 * KIB
+# Below this gzip saves nothing worth its time.
+_DEFLATED_BYTES_MIN: Final = 256
 
 
 class ClientGoneError(Exception):
@@ -253,17 +255,13 @@ class Application:
         except Exception:
             log.exception("defect while serving %s %s", scope["method"], scope["path"])
             response = response_of(internal())
+        told = list(response.headers)
         body = response.body
-        told = [(b"content-type", response.content_type), *response.headers]
-        if response.status == 204:
-            told = [*response.headers]
-        elif b"accept-encoding" in headers and accepts_gzip(headers[b"accept-encoding"]):
-            if len(body) > _OFF_LOOP_BYTES:
-                body = await asyncio.to_thread(deflate, body)
-            else:
-                body = deflate(body)
-            told += [(b"content-encoding", b"gzip"), (b"vary", b"accept-encoding")]
         if response.status != 204:
+            told.append((b"content-type", response.content_type))
+            if len(body) >= _DEFLATED_BYTES_MIN and accepts_gzip(headers.get(b"accept-encoding")):
+                body = await _deflated(body)
+                told += [(b"content-encoding", b"gzip"), (b"vary", b"accept-encoding")]
             told.append((b"content-length", b"%d" % len(body)))
         await send({"type": "http.response.start", "status": response.status, "headers": told})
         if scope["method"] == "HEAD":
@@ -295,6 +293,12 @@ class Application:
         )
         answer = handler(self.state, request)
         return answer if isinstance(answer, Response) else await answer
+
+
+async def _deflated(body: bytes) -> bytes:
+    if len(body) > _OFF_LOOP_BYTES:
+        return await asyncio.to_thread(deflate, body)
+    return deflate(body)
 
 
 async def _gone(receive: Receive) -> None:

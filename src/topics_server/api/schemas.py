@@ -37,8 +37,12 @@ def object_of(required: str, **properties: Schema) -> Schema:
     """An object; `required` names members, separated by spaces."""
     names = required.split()
     assert set(names) <= set(properties)
-    schema: Schema = {"type": "object", "properties": properties}
-    return schema | {"required": names} if names else schema
+    schema: Schema = {"type": "object"}
+    if properties:
+        schema["properties"] = properties
+    if names:
+        schema["required"] = names
+    return schema
 
 
 def text(about: str = "", **more: Any) -> Schema:

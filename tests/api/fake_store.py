@@ -1,0 +1,232 @@
+"""A store in a dict: just enough behind the API to see what the API itself does.
+
+No rule of the engine is tested with it; the real store has its own tests. `trouble` is raised by
+the next call, `gate` holds appends until it is set, `drained` ends waiting reads.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from array import array
+from collections.abc import Sequence
+
+from topics_server.appends import DecodedAppend
+from topics_server.blocks import make_block
+from topics_server.engine.answers import (
+    Appended,
+    Deleted,
+    Gap,
+    Page,
+    Piece,
+    PutOutcome,
+    ReadRequest,
+    TopicPage,
+    TopicState,
+)
+from topics_server.errors import Code, TopicsError
+from topics_server.model import Durability, TagMatch, TopicConfig, TopicType
+
+
+@dataclasses.dataclass
+class FakeRecord:
+    seq: int
+    data: bytes
+    meta: bytes
+    tag: str | None
+    node: str | None
+
+
+@dataclasses.dataclass
+class FakeTopic:
+    config: TopicConfig
+    records: list[FakeRecord] = dataclasses.field(default_factory=list)
+    head_seq: int = 0
+    touched: int = 0
+    keys: dict[str, tuple[int, int]] = dataclasses.field(default_factory=dict)
+
+
+TIME_MS = 1_748_450_001_000
+
+
+class FakeStore:
+    def __init__(self) -> None:
+        self.topics: dict[str, FakeTopic] = {}
+        self.trouble: Exception | None = None
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.moved = asyncio.Event()
+        self.reads_cancelled = 0
+        self.gap: Gap | None = None
+        self.read_only: list[int] = []
+        self.last_read: ReadRequest | None = None
+        self.last_delete: tuple[int | None, TagMatch | None] | None = None
+        self.damaged_records = 0
+
+    def _topic(self, name: str) -> FakeTopic:
+        self._maybe_fail()
+        if name not in self.topics:
+            raise TopicsError(Code.TOPIC_NOT_FOUND, f'no "{name}"', {"topic": name})
+        return self.topics[name]
+
+    def _maybe_fail(self) -> None:
+        if self.trouble is not None:
+            trouble, self.trouble = self.trouble, None
+            raise trouble
+
+    async def append(
+        self,
+        name: str,
+        body: bytes,
+        decoded: DecodedAppend,
+        *,
+        header_key: str | None,
+        config: TopicConfig | None,
+    ) -> Appended:
+        self._maybe_fail()
+        assert body
+        await self.gate.wait()
+        created = name not in self.topics
+        if created and decoded.create is False:
+            raise TopicsError(Code.TOPIC_NOT_FOUND, "absent", {"topic": name})
+        topic = self.topics.setdefault(name, FakeTopic(config or TopicConfig()))
+        key = decoded.idempotency_key or header_key
+        if key in topic.keys:
+            first, last = topic.keys[key]
+            return Appended(first, last, topic.head_seq, deduped=True)
+        first = topic.head_seq + 1
+        topic.records += [
+            FakeRecord(first + row, *columns)
+            for row, columns in enumerate(
+                zip(decoded.datas, decoded.metas, decoded.tags, decoded.nodes, strict=True)
+            )
+        ]
+        topic.head_seq += decoded.count
+        if key is not None:
+            topic.keys[key] = (first, topic.head_seq)
+        self.moved.set()
+        return Appended(first, topic.head_seq, topic.head_seq, created, False, 0.25, 0.5)
+
+    async def read(self, name: str, request: ReadRequest) -> Page:
+        self.last_read = request
+        page = self._page(self._topic(name), request)
+        if page.is_empty and request.wait_ms:
+            self.moved.clear()
+            try:
+                await asyncio.wait_for(self.moved.wait(), request.wait_ms / 1000)
+            except TimeoutError:
+                pass
+            except asyncio.CancelledError:
+                self.reads_cancelled += 1
+                raise
+            page = self._page(self._topic(name), request)
+        return page
+
+    def _page(self, topic: FakeTopic, request: ReadRequest) -> Page:
+        after = [record for record in topic.records if record.seq > request.from_seq]
+        shown = [record for record in after[: request.limit] if record.node not in request.nodes]
+        pieces = []
+        if shown:
+            whole = after[: request.limit]
+            block = make_block(
+                whole[0].seq,
+                array("q", [TIME_MS] * len(whole)),
+                [record.data for record in whole],
+                [record.meta for record in whole],
+                [record.tag for record in whole],
+                [record.node for record in whole],
+            )
+            rows = [record.seq - whole[0].seq for record in shown]
+            pieces.append(Piece(block, rows))
+        last = after[: request.limit][-1].seq if after else topic.head_seq
+        next_seq = topic.head_seq if len(after) <= request.limit else last
+        earliest = topic.records[0].seq if topic.records else topic.head_seq + 1
+        return Page(pieces, next_seq, topic.head_seq, earliest, self.gap, len(after))
+
+    async def delete(self, name: str, *, before_seq: int | None, match: TagMatch | None) -> Deleted:
+        topic = self._topic(name)
+        self.last_delete = (before_seq, match)
+        kept = [
+            record
+            for record in topic.records
+            if (before_seq is not None and record.seq >= before_seq)
+            or (match is not None and not match.matches(record.tag))
+        ]
+        count = len(topic.records) - len(kept)
+        topic.records = kept
+        earliest = kept[0].seq if kept else topic.head_seq + 1
+        return Deleted(count, earliest, topic.head_seq, len(kept), 10 * len(kept), 0.1, 0.2)
+
+    async def put_topic(self, name: str, config: TopicConfig, *, keep_type: bool) -> PutOutcome:
+        self._maybe_fail()
+        created = name not in self.topics
+        topic = self.topics.setdefault(name, FakeTopic(config))
+        if not created and not keep_type and topic.config.type is not config.type:
+            raise TopicsError(Code.TOPIC_EXISTS_INCOMPATIBLE, "type", {"topic": name})
+        topic.config = config
+        return PutOutcome(created, config, 0.1, 0.2)
+
+    async def drop_topic(self, name: str, *, if_empty: bool) -> bool:
+        self._maybe_fail()
+        if if_empty and name in self.topics and self.topics[name].records:
+            raise TopicsError(Code.TOPIC_NOT_EMPTY, "not empty", {"topic": name})
+        return self.topics.pop(name, None) is not None
+
+    def state(self, name: str, *, touch: bool) -> TopicState:
+        topic = self._topic(name)
+        topic.touched += touch
+        return self._state(name)
+
+    def _state(self, name: str) -> TopicState:
+        topic = self.topics[name]
+        return TopicState(
+            name=name,
+            topic_id=1,
+            epoch=1,
+            config=topic.config,
+            head_seq=topic.head_seq,
+            earliest_seq=topic.records[0].seq if topic.records else topic.head_seq + 1,
+            evict_floor=1,
+            count=len(topic.records),
+            bytes=sum(len(record.data) for record in topic.records),
+            disk_bytes=77,
+            effective_priority=topic.config.priority or 0,
+            last_write_ts=TIME_MS if topic.records else None,
+            last_read_ts=None,
+        )
+
+    def list_topics(
+        self, *, prefix: str, after: str | None, page_size: int, touch: bool
+    ) -> TopicPage:
+        self._maybe_fail()
+        names = [n for n in sorted(self.topics) if n.startswith(prefix) and n > (after or "")]
+        for name in names[:page_size]:
+            self.topics[name].touched += touch
+        more = names[page_size - 1] if len(names) > page_size else None
+        return TopicPage([self._state(name) for name in names[:page_size]], more)
+
+    @property
+    def topic_count(self) -> int:
+        return len(self.topics)
+
+    @property
+    def records_live(self) -> int:
+        return sum(len(topic.records) for topic in self.topics.values())
+
+    @property
+    def bytes_live(self) -> int:
+        return 5
+
+    @property
+    def queue_topics(self) -> int:
+        return sum(topic.config.type is TopicType.QUEUE for topic in self.topics.values())
+
+    def counts_by_class(self) -> dict[Durability, int]:
+        return {Durability.DISK: len(self.topics)}
+
+    def read_only_shards(self) -> Sequence[int]:
+        return self.read_only
+
+    def topic_states(self, limit: int) -> tuple[list[TopicState], bool]:
+        names = sorted(self.topics)
+        return [self._state(name) for name in names[:limit]], len(names) > limit
