@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,6 +39,10 @@ class Options:
         """A size: `count`, or `quick` in a quick run."""
         return quick if self.quick else count
 
+
+SETTLE_TURNS = 50
+SETTLE_STEP_SECONDS = 0.1
+RESTING_SHARE = 0.25
 
 Side = Callable[[], Sample]
 
@@ -87,7 +92,10 @@ class Bench:
         count: int = 0,
         loader: Loader | None = None,
     ) -> Sample:
-        """Closed-loop load of one round; the sample carries the server's CPU time a request."""
+        """Closed-loop load of one round, then wait until the server rests.
+
+        The sample carries the server's CPU time a request.
+        """
         before = server.cpu_seconds()
         sample = (loader or self.loader).run(
             server.port,
@@ -97,6 +105,7 @@ class Bench:
             count=count,
         )
         used_us = (server.cpu_seconds() - before) / sample.count * 1e6
+        settle(server)
         return dataclasses.replace(sample, server_cpu_us=used_us)
 
     def fill(
@@ -146,6 +155,15 @@ class Bench:
             server.kill()
         self.loader.close()
         shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def settle(server: ServerProcess) -> None:
+    """Wait until a server rests (sealing what a round brought), or the next side pays for it."""
+    for _ in range(SETTLE_TURNS):
+        before = server.cpu_seconds()
+        time.sleep(SETTLE_STEP_SECONDS)
+        if server.cpu_seconds() - before <= SETTLE_STEP_SECONDS * RESTING_SHARE:
+            return
 
 
 def series(samples: Sequence[Sample], name: str, label: str) -> Series:

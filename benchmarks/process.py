@@ -31,6 +31,30 @@ class Reply:
     body: bytes
 
 
+def read_proc(name: str) -> str:
+    """A file of `/proc`; empty when the process is gone."""
+    try:
+        return Path(f"/proc/{name}").read_text()
+    except OSError:
+        return ""
+
+
+def family(pid: int) -> list[int]:
+    """A process and all below it."""
+    found = [pid]
+    for member in found:  # grows while it is walked
+        found += map(int, read_proc(f"{member}/task/{member}/children").split())
+    return found
+
+
+def rss_anon_bytes(pid: int) -> int:
+    """Anonymous resident memory of one process."""
+    for line in read_proc(f"{pid}/status").splitlines():
+        if line.startswith("RssAnon:"):
+            return int(line.split()[1]) * 1024
+    return 0
+
+
 class ServerProcess:
     """A server child process listening on a port it chose itself."""
 
@@ -104,20 +128,16 @@ class ServerProcess:
         return reply.body
 
     def rss_anon_bytes(self) -> int:
-        """Anonymous resident memory now; 0 if the process is gone."""
-        try:
-            text = Path(f"/proc/{self.pid}/status").read_text()
-        except OSError:
-            return 0
-        for line in text.splitlines():
-            if line.startswith("RssAnon:"):
-                return int(line.split()[1]) * 1024
-        return 0
+        """Anonymous resident memory now, of its child processes too; 0 if it is gone."""
+        return sum(rss_anon_bytes(pid) for pid in family(self.pid))
 
     def cpu_seconds(self) -> float:
-        """CPU time of all threads so far, user and system."""
-        fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / TICKS_PER_SECOND
+        """CPU time so far of all threads and child processes, user and system."""
+        ticks = 0
+        for pid in family(self.pid):
+            fields = read_proc(f"{pid}/stat").rpartition(")")[2].split()
+            ticks += sum(map(int, fields[11:15]))  # of children that have ended as well
+        return ticks / TICKS_PER_SECOND
 
     def stop(self, timeout_s: float = 120.0) -> float:
         """Stop as an operator does, by SIGTERM; seconds it took. It must exit 0."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import time
 
 from benchmarks.bench import Bench
 from benchmarks.cases.many_topics import TOPICS, TOPICS_QUICK, create_topics
@@ -15,6 +16,7 @@ from benchmarks.server import STILL
 RECORDS = 1_000_000
 RECORDS_QUICK = 50_000
 TOPIC = "log"
+SEALED_QUIET_SECONDS = 2.0
 
 
 def fill_records(bench: Bench, server: ServerProcess, records: int) -> None:
@@ -29,6 +31,21 @@ def check_records(server: ServerProcess, records: int) -> None:
     state = server.expect("GET", f"/v0/topics/{TOPIC}")
     if b'"head_seq":%d,' % records not in state.replace(b" ", b""):
         raise BenchmarkError(f"{records:,} records expected: {state[:200]!r}")
+
+
+def wait_sealed(bench: Bench, name: str) -> int:
+    """Wait until no segment has been added for a while; how many there are."""
+    count, quiet_s = -1, 0.0
+    for _ in range(600):
+        found = len(list((bench.folder / name).glob("segments/*/*.data")))
+        quiet_s = quiet_s + 0.1 if found == count else 0.0
+        count = found
+        if quiet_s >= SEALED_QUIET_SECONDS:
+            break
+        time.sleep(0.1)
+    if not count:
+        raise BenchmarkError("nothing was sealed")
+    return count
 
 
 def idle_floor(bench: Bench) -> Series:
@@ -65,6 +82,7 @@ def recovery(bench: Bench) -> list[Figure]:
     sealing = {"TOPICS_SEGMENT_MAX_EVENTS": str(records // 20)}
     server = bench.start("sealed", sealing)
     fill_records(bench, server, records)
+    segments = wait_sealed(bench, "sealed")
     stopped_s = server.stop()
     sealed = restarts(bench, "sealed", sealing, records)
     shutil.rmtree(bench.folder / "sealed")
@@ -89,7 +107,7 @@ def recovery(bench: Bench) -> list[Figure]:
             f"{records:,} sealed and checkpointed records",
             sealed,
             1.5,
-            f"the stop before it took {stopped_s:.2f} s",
+            f"{segments} segments; the stop before took {stopped_s:.2f} s",
         ),
         figure(f"{records:,} records in an un-checkpointed journal, after kill -9", replayed, 5.0),
         figure(f"{topics:,} topics of 10 records, checkpointed", many, 5.0),

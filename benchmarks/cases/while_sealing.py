@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.bench import Bench, series
+from benchmarks.bench import Bench, series, settle
 from benchmarks.figures import Bar, Figure, ratios
 from benchmarks.loader import BenchmarkError, Loader, Sample
 from benchmarks.process import ServerProcess
@@ -23,7 +22,6 @@ SMALL_SEGMENTS = CHECKPOINTS | {"TOPICS_SEGMENT_MAX_EVENTS": "1000"}
 # Where 100 records come with each append, a thousand would be hundreds of segments a second.
 LARGER_SEGMENTS = CHECKPOINTS | {"TOPICS_SEGMENT_MAX_EVENTS": "20000"}
 OTHER_TOPICS = 1000
-SETTLE_SECONDS = 0.3
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +68,7 @@ def empty_topics(server: ServerProcess) -> None:
     for topic, durability in (("fast", b"disk"), ("sure", b"fsync")):
         server.expect("DELETE", f"/v0/topics/{topic}")
         server.expect("PUT", f"/v0/topics/{topic}", b'{"durability":"%s"}' % durability)
-    time.sleep(SETTLE_SECONDS)
+    settle(server)
 
 
 def while_sealing(bench: Bench) -> list[Figure]:
