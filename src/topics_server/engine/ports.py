@@ -143,7 +143,7 @@ class Segments(Protocol):
         """*Blocking.* Replace the manifest with these facts and the segments as they are."""
         ...
 
-    def open_topic(self, topic_id: int) -> tuple[TopicFacts, list[SealedIndex]] | None:
+    def open_topic(self, topic_id: int) -> tuple[TopicFacts, Sequence[SealedIndex]] | None:
         """*Blocking, recovery.* Manifest and columns; `None` if the topic has no manifest.
 
         Raises `StartRefused` for a listed file that is missing.

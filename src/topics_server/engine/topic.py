@@ -448,6 +448,10 @@ class Topic:
         for segment_id, rows in flips.items():
             self.pending_flips.setdefault(segment_id, array("I")).extend(rows)
 
+    def copy_of_flips(self) -> dict[int, Sequence[int]]:
+        """The pending flips as they are now, to be made off the loop."""
+        return {segment_id: array("I", rows) for segment_id, rows in self.pending_flips.items()}
+
     def flips_done(self, flips: Mapping[int, Sequence[int]]) -> None:
         """The flags of these rows are synced: they are pending no more."""
         self.revision += 1

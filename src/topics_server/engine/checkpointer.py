@@ -1,0 +1,136 @@
+"""Checkpoints: capture every topic in slices, publish a snapshot, trim the journal.
+
+A topic is captured with the lsn applied to it, so slices need not be taken at one moment; the
+snapshot's start is the oldest lsn not applied when the capture began, and replay from there meets
+every part. Every shard is synced up to the last captured lsn before the snapshot is published, and
+the journal is trimmed to the *older* kept snapshot's start (DESIGN §3, Checkpoint). Topics that
+did not move since the last capture reuse its encoded form. Loop thread, writing off the loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from topics_server.engine.capture import capture
+from topics_server.engine.commits import Commits
+from topics_server.engine.epochs import EPOCHS_PART, capture_epochs
+from topics_server.engine.ports import Clock, Journal, Offload, Snapshots
+from topics_server.engine.registry import Registry
+from topics_server.engine.topic import Applied
+from topics_server.entries import Entry
+from topics_server.errors import StorageError
+from topics_server.handoff import SnapshotImage
+from topics_server.limits import CAPTURE_SLICE_MS
+from topics_server.metrics import log
+
+# A tail this large is sealed before a capture rather than written into every snapshot.
+SEAL_BEFORE_CAPTURE_BYTES: Final = 1024 * 1024
+# How often it is asked whether enough was journaled.
+_POLL_MS: Final = 500
+
+
+class Checkpointer:
+    """Takes checkpoints, on a timer or when told. One at a time."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        commits: Commits,
+        journal: Journal,
+        snapshots: Snapshots,
+        offload: Offload,
+        clock: Clock,
+        seal_tails: Callable[[int], Awaitable[None]],
+    ) -> None:
+        self._registry = registry
+        self._commits = commits
+        self._journal = journal
+        self._snapshots = snapshots
+        self._offload = offload
+        self._clock = clock
+        self._seal_tails = seal_tails
+        self._busy = asyncio.Lock()
+        # Encoded parts of topics that have not moved since they were captured.
+        self._parts: dict[int, bytes] = {}
+        self._last_lsn = 0
+        self.trim_lsn = 0
+        self.taken_count = 0
+        self.longest_slice_ms = 0.0
+        self.last_duration_ms = 0.0
+        commits.observers.append(self._observe)
+
+    def _observe(self, lsn: int, entry: Entry, applied: Applied) -> None:
+        self._parts.pop(entry.topic_id, None)
+
+    def moved(self, topic_id: int) -> None:
+        """Something of the topic changed that is not an entry (sealed, flipped, damaged)."""
+        self._parts.pop(topic_id, None)
+
+    async def take(self, *, final: bool = False) -> None:
+        """Take one checkpoint. Raises `StorageError` if it could not be published.
+
+        `final`: the server is stopping; tails stay in the snapshot rather than being sealed.
+        """
+        async with self._busy:
+            began_ms = self._clock.monotonic_ms()
+            if not final:
+                await self._seal_tails(SEAL_BEFORE_CAPTURE_BYTES)
+            start_lsn = self._commits.oldest_pending_lsn()
+            parts = await self._capture()
+            last_lsn = self._commits.next_lsn - 1
+            image = SnapshotImage(
+                start_lsn=start_lsn,
+                last_lsn=last_lsn,
+                next_topic_id=self._registry.next_topic_id,
+                parts=parts,
+            )
+            await self._journal.sync_all()
+            trim_lsn = await self._offload.run(lambda: self._snapshots.write(image))
+            if trim_lsn:
+                self.trim_lsn = trim_lsn
+                self._journal.trim(trim_lsn)
+            self.taken_count += 1
+            self._last_lsn = last_lsn
+            self.last_duration_ms = self._clock.monotonic_ms() - began_ms
+
+    async def _capture(self) -> list[tuple[int, bytes]]:
+        """Encode every topic, never holding the loop longer than a slice."""
+        parts: list[tuple[int, bytes]] = [(EPOCHS_PART, capture_epochs(self._registry))]
+        slice_began_ms = self._clock.monotonic_ms()
+        for topic_id in self._registry.ids():
+            topic = self._registry.get(topic_id)
+            if topic is None:
+                continue  # dropped while others were captured
+            part = self._parts.get(topic_id)
+            if part is None:
+                part = self._parts[topic_id] = capture(topic)
+            parts.append((topic_id, part))
+            spent_ms = self._clock.monotonic_ms() - slice_began_ms
+            if spent_ms >= CAPTURE_SLICE_MS:
+                self.longest_slice_ms = max(self.longest_slice_ms, spent_ms)
+                await asyncio.sleep(0)
+                slice_began_ms = self._clock.monotonic_ms()
+        return parts
+
+    async def run(self, interval_ms: int, max_wal_bytes: int, wal_bytes: Callable[[], int]) -> None:
+        """Take a checkpoint every interval, or after so many journal bytes, until cancelled.
+
+        Nothing is taken while nothing is written. `wal_bytes`: bytes journaled since the start.
+        """
+        taken_ms = self._clock.monotonic_ms()
+        taken_bytes = wal_bytes()
+        while True:
+            await asyncio.sleep(min(interval_ms, _POLL_MS) / 1000)
+            if self._commits.next_lsn - 1 == self._last_lsn:
+                continue
+            is_due = self._clock.monotonic_ms() - taken_ms >= interval_ms
+            if not is_due and wal_bytes() - taken_bytes < max_wal_bytes:
+                continue
+            taken_ms = self._clock.monotonic_ms()
+            taken_bytes = wal_bytes()
+            try:
+                await self.take()
+            except StorageError as error:
+                log.warning("checkpoint failed, the journal is kept: %s", error)

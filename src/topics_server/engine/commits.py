@@ -1,0 +1,258 @@
+"""Tickets: from a decided entry to applied state, in order. The only caller of `apply`.
+
+An entry joins the FIFO of its topic and, unless its gate is NONE, one shard's queue. Progress of a
+shard meets gates; what stands met at the front of a FIFO is applied, and its ticket resolves. So
+nothing uncommitted is reachable from a read, and a topic's entries never overtake each other even
+when its class changes in mid-flight.
+
+Invariants: the front of a FIFO is never met (it would have been applied); a failure undoes a suffix
+of each FIFO, which nobody has seen; an lsn is used once. Called by `engine/store` (submit), by the
+journal (progress) and by `engine/recovery` (replay). Loop thread only; no I/O.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from topics_server.engine.hub import Hub
+from topics_server.engine.ports import Journal
+from topics_server.engine.registry import Registry
+from topics_server.engine.topic import Applied, Topic
+from topics_server.entries import Entry
+from topics_server.errors import Code, TopicsError
+from topics_server.handoff import ShardProgress
+from topics_server.model import Gate
+
+DISK_FULL: Final = "disk_full"
+READ_ONLY: Final = "read_only"
+
+
+class Ticket:
+    """One entry on its way. `applied` is set when it is done, `error` when it never will be."""
+
+    __slots__ = (
+        "applied",
+        "entry",
+        "error",
+        "gate",
+        "lsn",
+        "met",
+        "sync_ms",
+        "topic",
+        "topic_id",
+        "waiters",
+        "write_ms",
+    )
+
+    def __init__(self, lsn: int, entry: Entry, gate: Gate, topic: Topic) -> None:
+        self.lsn = lsn
+        self.entry = entry
+        self.gate = gate
+        self.topic = topic
+        self.topic_id: int = entry.topic_id
+        self.met = gate is Gate.NONE
+        self.applied: Applied | None = None
+        self.error: TopicsError | None = None
+        self.write_ms = 0.0
+        self.sync_ms = 0.0
+        self.waiters: list[Callable[[], None]] = []
+
+    @property
+    def is_done(self) -> bool:
+        """Whether it was applied or has failed."""
+        return self.applied is not None or self.error is not None
+
+    def settle(self) -> None:
+        """Tell everybody who waits, once."""
+        assert self.is_done
+        waiters, self.waiters = self.waiters, []
+        for waiter in waiters:
+            waiter()
+
+
+class Commits:
+    """All FIFOs and all shards' queues of one server."""
+
+    def __init__(self, registry: Registry, journal: Journal, hub: Hub, next_lsn: int) -> None:
+        assert next_lsn >= 1
+        self._registry = registry
+        self._journal = journal
+        self._hub = hub
+        self._next_lsn = next_lsn
+        self._fifos: dict[int, deque[Ticket]] = {}
+        shards = range(journal.shard_count)
+        self._unwritten: list[deque[Ticket]] = [deque() for _ in shards]
+        self._unsynced: list[deque[Ticket]] = [deque() for _ in shards]
+        self._synced_lsn = [next_lsn - 1 for _ in shards]
+        self.read_only_shards: list[int] = []
+        # Told of every applied entry (sealer, checkpointer, quotas); must not raise.
+        self.observers: list[Callable[[int, Entry, Applied], None]] = []
+        journal.listen(self.on_progress)
+
+    @property
+    def next_lsn(self) -> int:
+        """The lsn the next entry gets."""
+        return self._next_lsn
+
+    def oldest_pending_lsn(self) -> int:
+        """The oldest lsn not applied yet; `next_lsn` when nothing is in flight."""
+        fronts = [fifo[0].lsn for fifo in self._fifos.values()]
+        return min(fronts, default=self._next_lsn)
+
+    def synced_lsn(self, topic_id: int) -> int:
+        """Entries of this topic up to this lsn are synced."""
+        return self._synced_lsn[self._journal.shard_of(topic_id)]
+
+    def is_idle(self, topic_id: int) -> bool:
+        """Whether the topic has nothing in flight."""
+        return topic_id not in self._fifos
+
+    def newest(self, topic_id: int) -> Ticket | None:
+        """The youngest ticket in flight of a topic."""
+        fifo = self._fifos.get(topic_id)
+        return fifo[-1] if fifo else None
+
+    def find(self, topic_id: int, lsn: int) -> Ticket | None:
+        """The ticket of one entry still in flight."""
+        for ticket in self._fifos.get(topic_id, ()):
+            if ticket.lsn == lsn:
+                return ticket
+        return None
+
+    def submit(self, entry: Entry, gate: Gate, topic: Topic, *, urgent: bool = False) -> Ticket:
+        """Give the entry its lsn and place; applied at once if nothing has to be waited for.
+
+        Raises `TopicsError`: `storage_read_only` on a read-only shard, `throttled` when the
+        shard's queue or the disk is full; then nothing was staged.
+        """
+        shard = self._journal.shard_of(entry.topic_id)
+        if shard in self.read_only_shards:
+            raise read_only_error(shard)
+        lsn = self._next_lsn
+        if gate is not Gate.NONE:
+            self._journal.submit(lsn, entry, shard=shard, urgent=urgent, sync=gate is Gate.SYNCED)
+        self._next_lsn = lsn + 1
+        ticket = Ticket(lsn, entry, gate, topic)
+        topic.stage(lsn, entry)
+        fifo = self._fifos.get(entry.topic_id)
+        if fifo is None:
+            fifo = self._fifos[entry.topic_id] = deque()
+        fifo.append(ticket)
+        if gate is Gate.NONE:
+            self._drain([fifo])
+        elif gate is Gate.WRITTEN:
+            self._unwritten[shard].append(ticket)
+        else:
+            self._unsynced[shard].append(ticket)
+        return ticket
+
+    def on_progress(self, progress: ShardProgress) -> None:
+        """Meet gates up to the shard's watermarks; undo what failed."""
+        shard = progress.shard
+        assert progress.synced_lsn <= progress.written_lsn
+        self._synced_lsn[shard] = max(self._synced_lsn[shard], progress.synced_lsn)
+        touched: dict[int, deque[Ticket]] = {}
+        waiting = self._unwritten[shard]
+        while waiting and waiting[0].lsn <= progress.written_lsn:
+            self._meet(waiting.popleft(), progress, touched)
+        waiting = self._unsynced[shard]
+        while waiting and waiting[0].lsn <= progress.synced_lsn:
+            self._meet(waiting.popleft(), progress, touched)
+        if progress.failed_from is not None:
+            self._fail(shard, progress.failed_from, progress.error or READ_ONLY)
+        self._drain(touched.values())
+
+    def _meet(
+        self, ticket: Ticket, progress: ShardProgress, touched: dict[int, deque[Ticket]]
+    ) -> None:
+        ticket.met = True
+        ticket.write_ms = progress.write_ms
+        ticket.sync_ms = progress.sync_ms if ticket.gate is Gate.SYNCED else 0.0
+        fifo = self._fifos.get(ticket.topic_id)
+        if fifo is not None:
+            touched[ticket.topic_id] = fifo
+
+    def _drain(self, fifos: Iterable[deque[Ticket]]) -> None:
+        """Apply every met front, ring each touched topic once, then resolve the tickets."""
+        settled: list[Ticket] = []
+        rung: dict[int, None] = {}
+        for fifo in fifos:
+            while fifo and fifo[0].met:
+                ticket = fifo.popleft()
+                ticket.topic.commit_staged(ticket.lsn)
+                self._apply(ticket, rung)
+                settled.append(ticket)
+                if not fifo:
+                    del self._fifos[ticket.topic_id]
+        for topic_id in rung:
+            self._hub.ring(topic_id)
+        for ticket in settled:
+            ticket.settle()
+
+    def _apply(self, ticket: Ticket, rung: dict[int, None]) -> None:
+        applied = self._registry.apply(ticket.lsn, ticket.entry)
+        ticket.applied = applied
+        for observer in self.observers:
+            observer(ticket.lsn, ticket.entry, applied)
+        if applied.ring:
+            rung[ticket.topic_id] = None
+
+    def _fail(self, shard: int, failed_from: int, error: str) -> None:
+        """Undo every entry of the shard from `failed_from` on, and what stands behind one."""
+        if error == READ_ONLY and shard not in self.read_only_shards:
+            self.read_only_shards.append(shard)
+        doomed = [fifo for fifo in self._fifos.values() if self._on_shard(fifo, shard)]
+        failed: list[Ticket] = []
+        for fifo in doomed:
+            failed.extend(self._cut(fifo, failed_from))
+        for queue in (self._unwritten[shard], self._unsynced[shard]):
+            while queue and queue[-1].lsn >= failed_from:
+                queue.pop()
+        refusal = read_only_error(shard) if error == READ_ONLY else disk_full_error()
+        for ticket in failed:
+            ticket.error = refusal
+        if error != READ_ONLY:
+            self._journal.reopen(shard)
+        for ticket in failed:
+            ticket.settle()
+
+    def _on_shard(self, fifo: deque[Ticket], shard: int) -> bool:
+        return self._journal.shard_of(fifo[0].topic_id) == shard
+
+    def _cut(self, fifo: deque[Ticket], failed_from: int) -> list[Ticket]:
+        """Take the suffix that starts at the first failed ticket off a FIFO, and unstage it."""
+        kept = 0
+        for ticket in fifo:
+            # A ticket without a frame fails only behind one that has; its lsn says where it stands.
+            if ticket.lsn >= failed_from and ticket.gate is not Gate.NONE:
+                break
+            kept += 1
+        cut = list(fifo)[kept:]
+        if not cut:
+            return cut
+        for _ in cut:
+            fifo.pop()
+        cut[0].topic.undo_from(cut[0].lsn)
+        # Does something only if the topic was still being created.
+        self._registry.abandon(cut[0].topic_id)
+        if not fifo:
+            del self._fifos[cut[0].topic_id]
+        return cut
+
+
+def read_only_error(shard: int) -> TopicsError:
+    """503: a sync of this shard failed; it takes no writes until the server is restarted."""
+    return TopicsError(
+        Code.STORAGE_READ_ONLY,
+        "a disk sync failed: this topic's storage is read-only until the server restarts",
+        {"shard": shard},
+    )
+
+
+def disk_full_error() -> TopicsError:
+    """429: the disk refused the write; nothing of the call was stored."""
+    return TopicsError(
+        Code.THROTTLED, "the disk refused the write; nothing was stored", {"limit": "disk"}
+    )

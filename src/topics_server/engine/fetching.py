@@ -1,0 +1,117 @@
+"""Payloads and tags of sealed records: read off the loop, cached as blocks, damage told.
+
+Turns a page plan into a page. Holds no rule of reading. A segment that went between plan and read
+is no error: the plan is made again. Called by `engine/store` only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from topics_server.blocks import Block
+from topics_server.engine.answers import Page
+from topics_server.engine.blockcache import BlockCache
+from topics_server.engine.ports import Offload, Segments
+from topics_server.engine.reading import Fetch, PagePlan, complete
+from topics_server.engine.registry import Registry
+from topics_server.engine.topic import Topic
+from topics_server.errors import Damaged, StorageError
+from topics_server.limits import BLOCK_CACHE_BYTES_MAX
+from topics_server.metrics import log
+from topics_server.model import TagMatch
+
+
+class Fetcher:
+    """Reads sealed segments for the store."""
+
+    def __init__(self, registry: Registry, segments: Segments, offload: Offload) -> None:
+        self._registry = registry
+        self._segments = segments
+        self._offload = offload
+        self._cache = BlockCache(BLOCK_CACHE_BYTES_MAX)
+        # Told when damage was found in a topic: its next capture must show it.
+        self.on_moved: list[Callable[[int], None]] = []
+
+    async def complete(self, topic: Topic, plan: PagePlan) -> Page | None:
+        """The page of a plan; `None` if the plan must be made again.
+
+        Raises `StorageError` when a segment that is still listed cannot be read.
+        """
+        wanted = plan.fetches()
+        if not wanted:
+            return complete(plan, {})
+        topic_id = topic.topic_id
+        fetched: dict[Fetch, Block] = {}
+        missing: list[Fetch] = []
+        for fetch in wanted:
+            block = self._cache.get((topic_id, fetch.segment_id, fetch.first_row))
+            if block is not None and block.count == fetch.end_row - fetch.first_row:
+                fetched[fetch] = block
+            else:
+                missing.append(fetch)
+        for fetch in missing:
+            block = await self._read(topic, fetch)
+            if block is None:
+                return None
+            fetched[fetch] = block
+        return complete(plan, fetched)
+
+    async def _read(self, topic: Topic, fetch: Fetch) -> Block | None:
+        topic_id = topic.topic_id
+        try:
+            block = await self._offload.run(
+                lambda: self._segments.read(
+                    topic_id, fetch.segment_id, fetch.first_row, fetch.end_row
+                )
+            )
+        except Damaged as damage:
+            self._note_damage(topic, fetch.segment_id, damage)
+            return None
+        except StorageError:
+            if fetch.segment_id in topic.log.segment_ids():
+                raise
+            return None
+        self._cache.put((topic_id, fetch.segment_id, fetch.first_row), block)
+        return block
+
+    def _note_damage(self, topic: Topic, segment_id: int, damage: Damaged) -> None:
+        if segment_id not in topic.log.segment_ids():
+            return
+        count = topic.note_damage(segment_id, damage.first_row, damage.last_row)
+        if self._registry.get(topic.topic_id) is topic:
+            self._registry.recount(topic)
+        log.error(
+            "topic %s: segment %d is damaged, %d records are lost (%s)",
+            topic.name,
+            segment_id,
+            count,
+            damage,
+        )
+        for told in self.on_moved:
+            told(topic.topic_id)
+
+    async def find_tags(
+        self, topic_id: int, segment_ids: Sequence[int], match: TagMatch
+    ) -> dict[int, Sequence[int]]:
+        """Rows by segment whose tag matches; a segment that is gone is left out."""
+
+        def search() -> dict[int, Sequence[int]]:
+            found: dict[int, Sequence[int]] = {}
+            for segment_id in segment_ids:
+                try:
+                    found[segment_id] = self._segments.find_tags(topic_id, segment_id, match)
+                except StorageError as error:
+                    failed[segment_id] = error
+            return found
+
+        failed: dict[int, StorageError] = {}
+        found = await self._offload.run(search)
+        topic = self._registry.get(topic_id)
+        for segment_id, error in failed.items():
+            if topic is not None and segment_id in topic.log.segment_ids():
+                raise error
+        return found
+
+    def disk_bytes(self, topic_id: int) -> int:
+        """Bytes of the topic's sealed files, hot and cold."""
+        return sum(self._segments.bytes_of(topic_id))

@@ -1,0 +1,151 @@
+"""The boot sequence over ports and projections: restore, replay, judge, make durable.
+
+Newest valid snapshot -> parts restored on their sealed segments -> every later entry applied by
+lsn, through the same `apply` as live. Then heads jump where an unclean stop demands it, flips that
+are missing are made, and files of topics nobody knows go. Bounded by the un-checkpointed tail. Runs
+on the loop in slices, so that probes answer and tell the progress.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from functools import partial
+from typing import Final
+
+import msgspec
+
+from topics_server.engine.capture import restore
+from topics_server.engine.epochs import EPOCHS_PART, restore_epochs
+from topics_server.engine.ports import Offload, Replay, SealedIndex, Segments
+from topics_server.engine.registry import Registry
+from topics_server.errors import StartRefused
+from topics_server.handoff import SnapshotImage
+
+# Entries applied, or parts restored, between two turns of the loop.
+_SLICE: Final = 64
+
+
+class Stop(msgspec.Struct, frozen=True):
+    """How the last run ended: with its clean-stop mark, and under the same kernel boot."""
+
+    was_clean: bool
+    same_boot: bool
+
+
+class Recovered(msgspec.Struct):
+    """What recovery found, for the report at start."""
+
+    last_lsn: int = 0
+    topics: int = 0
+    entries: int = 0
+    heads_moved: int = 0
+    holes: int = 0
+    flips: int = 0
+    folders_removed: int = 0
+    had_snapshot: bool = False
+
+
+class Recovery:
+    """One boot. `progress` is 0.0 to 1.0 while `run` is under way."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        segments: Segments,
+        image: SnapshotImage | None,
+        replay: Replay,
+        offload: Offload,
+    ) -> None:
+        self._registry = registry
+        self._segments = segments
+        self._image = image
+        self._replay = replay
+        self._offload = offload
+        self._restored = 0.0
+        self._on_disk: set[int] = set()
+        self.found = Recovered()
+
+    @property
+    def progress(self) -> float:
+        """How much of the snapshot and the journal is done."""
+        return min(1.0, 0.3 * self._restored + 0.7 * self._replay.progress)
+
+    async def run(self, stop: Stop) -> Recovered:
+        """Bring all topics back. Raises `StartRefused`, `Corrupt`: the data cannot be served."""
+        start_lsn = await self._restore()
+        await self._apply_journal(start_lsn)
+        self._finish_topics(stop)
+        await self._finish_segments()
+        self.found.topics = len(self._registry)
+        self.found.holes = sum(len(topic.log.holes) for topic in self._registry)
+        return self.found
+
+    async def _restore(self) -> int:
+        image = self._image
+        self._on_disk = set(await self._offload.run(self._segments.topics_on_disk))
+        if image is None:
+            self._restored = 1.0
+            return 1
+        self.found.had_snapshot = True
+        self.found.last_lsn = image.last_lsn
+        self._registry.next_topic_id = image.next_topic_id
+        for number, (topic_id, part) in enumerate(image.parts):
+            if topic_id == EPOCHS_PART:
+                restore_epochs(self._registry, part)
+                continue
+            topic = restore(part, self._sealed_of(topic_id))
+            assert topic.topic_id == topic_id
+            self._registry.adopt(topic)
+            if number % _SLICE == 0:
+                self._restored = number / len(image.parts)
+                await asyncio.sleep(0)
+        self._restored = 1.0
+        return image.start_lsn
+
+    async def _apply_journal(self, start_lsn: int) -> None:
+        # A topic created since the snapshot may have sealed segments already: they are attached
+        # before its first record is applied, so that sealed records are not taken twice.
+        self._registry.sealed_of = self._sealed_of
+        for number, (lsn, entry) in enumerate(self._replay.entries(start_lsn)):
+            self._registry.apply(lsn, entry)
+            self.found.last_lsn = max(self.found.last_lsn, lsn)
+            self.found.entries += 1
+            if number % _SLICE == 0:
+                await asyncio.sleep(0)
+        self._registry.sealed_of = None
+
+    def _sealed_of(self, topic_id: int) -> Sequence[SealedIndex]:
+        if topic_id not in self._on_disk:
+            return []
+        opened = self._segments.open_topic(topic_id)
+        return [] if opened is None else opened[1]
+
+    def _finish_topics(self, stop: Stop) -> None:
+        """Skip the seqs that may have been handed out and lost (DESIGN §3, Heads)."""
+        for topic in self._registry:
+            if topic.finish_recovery(clean_stop=stop.was_clean, same_boot=stop.same_boot):
+                self.found.heads_moved += 1
+                self._registry.recount(topic)
+
+    async def _finish_segments(self) -> None:
+        """Make missing flips, remove the folders of dropped topics."""
+        for topic in self._registry:
+            if topic.pending_flips:
+                flips = topic.copy_of_flips()
+                await self._offload.run(partial(self._segments.flip, topic.topic_id, flips))
+                topic.flips_done(flips)
+                self.found.flips += sum(map(len, flips.values()))
+        for topic_id in sorted(self._on_disk):
+            if self._registry.get(topic_id) is None:
+                self._check_known(topic_id)
+                await self._offload.run(partial(self._segments.drop_topic, topic_id))
+                self.found.folders_removed += 1
+
+    def _check_known(self, topic_id: int) -> None:
+        """A folder may go only if its topic is known to have been dropped, never by ignorance."""
+        if topic_id >= self._registry.next_topic_id:
+            raise StartRefused(
+                f"segments of topic {topic_id} are here, but neither the snapshots nor the journal "
+                "know that topic: a part of the data directory is missing"
+            )

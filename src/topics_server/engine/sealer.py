@@ -1,0 +1,273 @@
+"""Background work on sealed data: expiry, seal, flip, relocate, drop. One job a topic at a time.
+
+Everything is decided on the loop by pure modules; packing, writing and unlinking happen off it.
+Only records whose frames are synced are sealed; a file goes only after the entry that made it
+useless is synced; a flip stays pending, and in every snapshot, until it is synced (DESIGN §3).
+A failed job is logged and tried again later: nothing is lost by not sealing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+from typing import Final
+
+import msgspec
+
+from topics_server.engine import sealing
+from topics_server.engine.commits import Commits
+from topics_server.engine.ports import Clock, Journal, Offload, Segments
+from topics_server.engine.registry import Registry
+from topics_server.engine.topic import Applied, Topic
+from topics_server.entries import Entry, RecordsAppended, TopicDropped, TopicPut
+from topics_server.errors import StorageError, TopicsError
+from topics_server.limits import SEAL_BY_AGE_BYTES_MIN
+from topics_server.metrics import log
+
+# How often topics with a TTL are looked at, and how long after a failure a topic is tried again.
+_EXPIRY_INTERVAL_S: Final = 1.0
+_RETRY_S: Final = 2.0
+# Topics looked at between two turns of the loop.
+_SLICE: Final = 256
+
+
+class SealingRules(msgspec.Struct, frozen=True):
+    """When a run is sealed and when a segment turns cold (contract README, Sealing defaults)."""
+
+    max_records: int
+    max_bytes: int
+    max_age_ms: int
+    retain_segments: int
+    retain_bytes: int
+    has_cold: bool
+
+
+class Sealer:
+    """Told of every applied entry; keeps the set of topics with something to do."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        commits: Commits,
+        journal: Journal,
+        segments: Segments,
+        offload: Offload,
+        clock: Clock,
+        rules: SealingRules,
+    ) -> None:
+        self._registry = registry
+        self._commits = commits
+        self._journal = journal
+        self._segments = segments
+        self._offload = offload
+        self._clock = clock
+        self._rules = rules
+        # Topics with work now, in order; with a tail worth a segment; with a TTL; dropped, by lsn.
+        self._due: dict[int, None] = {}
+        self._aging: dict[int, None] = {}
+        self._expiring: dict[int, None] = {}
+        self._dropped: dict[int, int] = {}
+        self._bell = asyncio.Event()
+        self._one_job = asyncio.Lock()
+        self.sealed_count = 0
+        self.dropped_count = 0
+        self.relocated_count = 0
+        self.failed_count = 0
+        # Told when a topic changed by something that is not an entry.
+        self.on_moved: list[Callable[[int], None]] = []
+        commits.observers.append(self.observe)
+
+    # --- who has work -------------------------------------------------------------------
+
+    def observe(self, lsn: int, entry: Entry, applied: Applied) -> None:
+        """Take note of an applied entry; cheap, called for every one."""
+        topic_id = entry.topic_id
+        if isinstance(entry, TopicDropped):
+            self._dropped[topic_id] = lsn
+            self._due.pop(topic_id, None)
+            self._aging.pop(topic_id, None)
+            self._expiring.pop(topic_id, None)
+            self._bell.set()
+            return
+        topic = self._registry.get(topic_id)
+        if topic is None:
+            return  # a topic that was dropped meanwhile
+        if isinstance(entry, TopicPut) or (
+            isinstance(entry, RecordsAppended) and entry.creation is not None
+        ):
+            self._track(topic)
+        tail_bytes = topic.log.tail_bytes
+        is_long = topic.log.tail_count >= self._rules.max_records
+        if is_long or tail_bytes >= SEAL_BY_AGE_BYTES_MIN:
+            self._aging[topic_id] = None
+            if is_long or tail_bytes >= self._rules.max_bytes:
+                self._enqueue(topic_id)
+        if applied.flips or applied.dead_segments:
+            self._enqueue(topic_id)
+
+    def adopt(self, topic: Topic) -> None:
+        """Take note of a topic that recovery brought back."""
+        self._track(topic)
+        if topic.log.tail_bytes >= SEAL_BY_AGE_BYTES_MIN:
+            self._aging[topic.topic_id] = None
+
+    def _track(self, topic: Topic) -> None:
+        if topic.config.ttl_ms:
+            self._expiring[topic.topic_id] = None
+        else:
+            self._expiring.pop(topic.topic_id, None)
+        self._enqueue(topic.topic_id)
+
+    def _enqueue(self, topic_id: int) -> None:
+        self._due[topic_id] = None
+        self._bell.set()
+
+    # --- the loop -----------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Work until cancelled."""
+        next_look = 0.0
+        while True:
+            now_s = self._clock.monotonic_ms() / 1000
+            if now_s >= next_look:
+                next_look = now_s + _EXPIRY_INTERVAL_S
+                await self._look_at_clocks()
+            while self._due or self._dropped:
+                await self._work_once()
+            self._bell.clear()
+            try:
+                async with asyncio.timeout(_EXPIRY_INTERVAL_S):
+                    await self._bell.wait()
+            except TimeoutError:
+                pass
+
+    async def _look_at_clocks(self) -> None:
+        """Expire what is past its TTL; look again at tails worth a segment. In slices."""
+        now_ms = self._clock.now_ms()
+        for number, topic_id in enumerate(list(self._expiring)):
+            topic = self._registry.get(topic_id)
+            if topic is not None:
+                self._move_floor(topic, now_ms)
+            if number % _SLICE == 0:
+                await asyncio.sleep(0)
+        for topic_id in self._aging:
+            self._enqueue(topic_id)
+
+    def _move_floor(self, topic: Topic, now_ms: int) -> None:
+        entry = topic.decide_expiry(now_ms)
+        if entry is None:
+            return
+        try:
+            self._commits.submit(entry, topic.delete_gate, topic, urgent=True)
+        except TopicsError:
+            pass  # read-only or full: expired records stay hidden by their age
+
+    async def _work_once(self) -> None:
+        if self._dropped:
+            topic_id, lsn = next(iter(self._dropped.items()))
+            await self._drop_topic(topic_id, lsn)
+            return
+        topic_id = next(iter(self._due))
+        del self._due[topic_id]
+        topic = self._registry.get(topic_id)
+        if topic is None:
+            return
+        try:
+            await self.tend(topic)
+        except StorageError as error:
+            self.failed_count += 1
+            log.warning("background work on topic %s failed: %s", topic.name, error)
+            asyncio.get_running_loop().call_later(_RETRY_S, self._enqueue, topic_id)
+
+    async def tend(self, topic: Topic, *, force_seal: bool = False) -> None:
+        """Do all there is to do for one topic, in an order that is safe at every step."""
+        async with self._one_job:
+            self._move_floor(topic, self._clock.now_ms())
+            await self._flip(topic)
+            while await self._seal(topic, force=force_seal):
+                await self._flip(topic)
+            await self._drop_segments(topic)
+            await self._relocate(topic)
+
+    async def seal_tails(self, min_bytes: int) -> None:
+        """Seal every tail of at least `min_bytes` (asked for before a checkpoint)."""
+        for topic_id in list(self._aging):
+            topic = self._registry.get(topic_id)
+            if topic is None or topic.is_ephemeral or topic.log.tail_bytes < min_bytes:
+                continue
+            try:
+                await self.tend(topic, force_seal=True)
+            except StorageError as error:
+                self.failed_count += 1
+                log.warning("sealing topic %s before a checkpoint failed: %s", topic.name, error)
+
+    # --- jobs ---------------------------------------------------------------------------
+
+    async def _seal(self, topic: Topic, *, force: bool) -> bool:
+        rules = self._rules
+        plan = sealing.plan_seal(
+            topic,
+            self._commits.synced_lsn(topic.topic_id),
+            self._clock.now_ms(),
+            max_records=rules.max_records,
+            max_bytes=rules.max_bytes,
+            max_age_ms=rules.max_age_ms,
+            force=force,
+        )
+        if plan is None:
+            return False
+        facts = topic.facts()
+        index = await self._offload.run(partial(self._segments.put, plan, facts))
+        # Slots that died while the file was written are flipped like any later delete.
+        topic.mark_sealed(plan, index)
+        if topic.log.tail_bytes < SEAL_BY_AGE_BYTES_MIN:
+            self._aging.pop(topic.topic_id, None)
+        self.sealed_count += 1
+        self._moved(topic)
+        return True
+
+    async def _flip(self, topic: Topic) -> None:
+        while topic.pending_flips:
+            flips = topic.copy_of_flips()
+            await self._offload.run(partial(self._segments.flip, topic.topic_id, flips))
+            topic.flips_done(flips)
+            self._moved(topic)
+
+    async def _drop_segments(self, topic: Topic) -> None:
+        segment_ids = sealing.plan_drops(topic)
+        if not segment_ids:
+            return
+        # What made them useless must be durable before they go.
+        await self._journal.sync_all()
+        topic.segments_dropped(segment_ids)
+        facts = topic.facts()
+        await self._offload.run(partial(self._segments.drop, topic.topic_id, segment_ids, facts))
+        self.dropped_count += len(segment_ids)
+        self._moved(topic)
+
+    async def _relocate(self, topic: Topic) -> None:
+        rules = self._rules
+        if not rules.has_cold:
+            return
+        for segment_id in sealing.plan_relocation(
+            topic, self._segments.is_cold, rules.retain_segments, rules.retain_bytes
+        ):
+            facts = topic.facts()
+            await self._offload.run(
+                partial(self._segments.relocate, topic.topic_id, segment_id, facts)
+            )
+            self.relocated_count += 1
+
+    def _moved(self, topic: Topic) -> None:
+        for told in self.on_moved:
+            told(topic.topic_id)
+
+    async def _drop_topic(self, topic_id: int, lsn: int) -> None:
+        assert self._commits.synced_lsn(topic_id) >= lsn, "a drop is applied once synced"
+        try:
+            await self._offload.run(partial(self._segments.drop_topic, topic_id))
+        except StorageError as error:
+            self.failed_count += 1
+            log.warning("files of dropped topic %d are still there: %s", topic_id, error)
+        del self._dropped[topic_id]

@@ -1,0 +1,365 @@
+"""One node: storage and engine, wired; opened, recovered, served and closed.
+
+Takes everything that touches the world as a parameter, so that the same node runs on a real disk
+and on a failing one in tests. The order of `start` is the order of DESIGN §3, Recover; nothing is
+written before the clean-stop mark is removed, nothing is served before what was found is durable.
+Called by `server.py` and by the simulations.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Final, TypeVar
+
+from topics_server.api.state import ServerState
+from topics_server.clock import SystemClock
+from topics_server.engine.admission import AppendLimits
+from topics_server.engine.checkpointer import Checkpointer
+from topics_server.engine.commits import Commits
+from topics_server.engine.fetching import Fetcher
+from topics_server.engine.hub import Hub
+from topics_server.engine.ports import Clock, Offload
+from topics_server.engine.recovery import Recovery, Stop
+from topics_server.engine.registry import Registry
+from topics_server.engine.sealer import Sealer, SealingRules
+from topics_server.engine.store import Quotas, Store
+from topics_server.errors import StorageError
+from topics_server.limits import MIB
+from topics_server.metrics import LatencyHistogram, ShardFacts, log
+from topics_server.settings import Settings
+from topics_server.wal.directory import Directory, read_boot_id
+from topics_server.wal.fs import Fs, OsFs
+from topics_server.wal.journal import Journal, thread_workers
+from topics_server.wal.packer import Packer, ProcessPacker
+from topics_server.wal.replay import JournalReplay
+from topics_server.wal.segments import SealedSegments
+from topics_server.wal.shard import State
+from topics_server.wal.snapshots import PublishedSnapshots
+from topics_server.wal.tail import Sizes
+from topics_server.wal.workers import Worker
+
+T = TypeVar("T")
+WorkerFactory = Callable[[asyncio.AbstractEventLoop], Callable[[str], Worker]]
+
+_OFFLOAD_THREADS: Final = 4
+# Of the open files the process may have, the store's share; the rest is for connections.
+_STORE_FILES_SHARE: Final = 4
+_STORE_FILES_MAX: Final = 4096
+_SPACE_CHECK_S: Final = 1.0
+_MIN_FREE_BYTES_MAX: Final = 256 * MIB
+
+
+class ThreadOffload:
+    """Blocking calls on a few threads of our own."""
+
+    def __init__(self) -> None:
+        self._pool = concurrent.futures.ThreadPoolExecutor(_OFFLOAD_THREADS, "offload")
+
+    async def run(self, call: Callable[[], T]) -> T:
+        """See `engine.ports.Offload`."""
+        return await asyncio.get_running_loop().run_in_executor(self._pool, call)
+
+    def close(self) -> None:
+        """Wait for calls under way; take no more."""
+        self._pool.shutdown()
+
+
+class Node:
+    """Storage and engine of one data directory."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        directory: Directory,
+        segments: SealedSegments,
+        *,
+        fs: Fs,
+        clock: Clock,
+        offload: Offload,
+        workers: WorkerFactory,
+        sizes: Sizes,
+    ) -> None:
+        self.settings = settings
+        self.registry = Registry()
+        self.hub = Hub()
+        self.segments = segments
+        self.report = ""
+        self._directory = directory
+        self._fs = fs
+        self._clock = clock
+        self._offload = offload
+        self._workers = workers
+        self._sizes = sizes
+        self._snapshots = PublishedSnapshots(fs, directory.root)
+        self._recovery: Recovery | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._sync_latency = [LatencyHistogram() for _ in range(settings.wal_shards)]
+        self.state = ServerState(
+            settings=settings, progress=self._progress, shards=self._shard_facts
+        )
+        # Set by `start`.
+        self.journal: Journal
+        self.commits: Commits
+        self.checkpointer: Checkpointer
+        self.sealer: Sealer
+        self.store: Store
+
+    @classmethod
+    def open(
+        cls,
+        settings: Settings,
+        open_files: int,
+        *,
+        fs: Fs | None = None,
+        clock: Clock | None = None,
+        offload: Offload | None = None,
+        workers: WorkerFactory = thread_workers,
+        packer: Packer | None = None,
+        boot_id: str | None = None,
+        sizes: Sizes = Sizes(),  # noqa: B008 -- an immutable value
+    ) -> Node:
+        """*Blocking.* Lock the data directory. Raises `StartRefused` with one clear line."""
+        fs = fs or OsFs()
+        directory = Directory.open(
+            fs,
+            str(settings.data_dir),
+            boot_id=read_boot_id(fs) if boot_id is None else boot_id,
+            mode=settings.data_dir_mode,
+        )
+        segments = SealedSegments(
+            fs,
+            directory.root,
+            None if settings.cold_dir is None else str(settings.cold_dir),
+            packer or ProcessPacker(),
+            max(16, min(_STORE_FILES_MAX, open_files // _STORE_FILES_SHARE)),
+        )
+        return cls(
+            settings,
+            directory,
+            segments,
+            fs=fs,
+            clock=clock or SystemClock(),
+            offload=offload or ThreadOffload(),
+            workers=workers,
+            sizes=sizes,
+        )
+
+    def abandon(self) -> None:
+        """Let go of the directory without having started."""
+        self.segments.close()
+        self._directory.close()
+
+    # --- start ----------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Recover, open the journal, start background work; ready when it returns.
+
+        Raises `StartRefused`, `Corrupt`: the directory cannot be served, and was not changed.
+        """
+        directory = self._directory
+        image = await self._offload.run(self._snapshots.newest)
+        replay = JournalReplay(
+            self._fs,
+            directory.wal_dir,
+            wal_sets=directory.wal_sets,
+            synced_lsn=0 if image is None else image.last_lsn,
+        )
+        self._recovery = Recovery(self.registry, self.segments, image, replay, self._offload)
+        # Before anything is written: from here on a stop is unclean until it is noted as clean.
+        await self._offload.run(directory.begin)
+        stop = Stop(was_clean=directory.was_clean, same_boot=directory.same_boot)
+        found = await self._recovery.run(stop)
+        next_lsn = max(found.last_lsn, 0 if image is None else image.last_lsn) + 1
+        await self._open_journal(replay, next_lsn, publish=found.heads_moved > 0)
+        self._wire_store()
+        for topic in self.registry:
+            self.sealer.adopt(topic)
+        self._start_tasks()
+        torn = "".join(f", cut a torn write in {torn.path}" for torn in replay.report.torn)
+        self.report = (
+            f"{found.topics} topics, {found.entries} journal entries replayed, "
+            f"{found.heads_moved} heads moved, {found.flips} delete flags made{torn}"
+        )
+        self.state.store = self.store
+        if self.state.phase == "replaying":
+            self.state.phase = "ready"
+
+    async def _open_journal(self, replay: JournalReplay, next_lsn: int, *, publish: bool) -> None:
+        directory, settings = self._directory, self.settings
+        wal_set, is_new_set = directory.wal_set_for(settings.wal_shards)
+        self.journal = Journal.create(
+            self._fs,
+            directory.wal_dir,
+            replay,
+            wal_set=wal_set,
+            shard_count=settings.wal_shards,
+            loop=asyncio.get_running_loop(),
+            workers=self._workers(asyncio.get_running_loop()),
+            sync_interval_ms=settings.wal_fsync_interval_ms,
+            sizes=self._sizes,
+            observe_sync_us=[histogram.observe for histogram in self._sync_latency],
+        )
+        self.commits = Commits(self.registry, self.journal, self.hub, next_lsn)
+        self.sealer = Sealer(
+            self.registry,
+            self.commits,
+            self.journal,
+            self.segments,
+            self._offload,
+            self._clock,
+            SealingRules(
+                max_records=settings.segment_max_events,
+                max_bytes=settings.segment_max_bytes,
+                max_age_ms=settings.segment_max_age_ms,
+                retain_segments=settings.hot_retain_segments,
+                retain_bytes=settings.hot_retain_bytes,
+                has_cold=settings.cold_dir is not None,
+            ),
+        )
+        self.checkpointer = Checkpointer(
+            self.registry,
+            self.commits,
+            self.journal,
+            self._snapshots,
+            self._offload,
+            self._clock,
+            self.sealer.seal_tails,
+        )
+        self.sealer.on_moved.append(self.checkpointer.moved)
+        # Heads that moved are published before this boot is noted, and a new wal set starts on a
+        # snapshot, so that no entry of it depends on how the old one was sharded.
+        if publish or (is_new_set and not directory.is_new):
+            await self.checkpointer.take(final=True)
+        oldest = self.checkpointer.trim_lsn
+        await self._offload.run(
+            lambda: directory.note_wal_set(
+                wal_set, settings.wal_shards, next_lsn, oldest_start_lsn=oldest
+            )
+        )
+        await self._offload.run(directory.note_boot)
+
+    def _wire_store(self) -> None:
+        settings = self.settings
+        fetcher = Fetcher(self.registry, self.segments, self._offload)
+        fetcher.on_moved.append(self.checkpointer.moved)
+        self.store = Store(
+            self.registry,
+            self.commits,
+            self.hub,
+            fetcher,
+            self._clock,
+            AppendLimits(
+                max_batch_records=settings.max_batch_records,
+                max_record_bytes=settings.max_record_bytes,
+                max_meta_bytes=settings.max_meta_bytes,
+                max_tag_bytes=settings.max_tag_bytes,
+                max_node_bytes=settings.max_node_bytes,
+            ),
+            Quotas(settings.max_topics, settings.max_total_bytes),
+        )
+
+    def _start_tasks(self) -> None:
+        settings = self.settings
+        self._spawn(self.sealer.run())
+        self._spawn(
+            self.checkpointer.run(
+                settings.checkpoint_interval_ms, settings.checkpoint_wal_bytes, self._wal_bytes
+            )
+        )
+        self._spawn(self._watch_space())
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        task.add_done_callback(_tell_defect)
+        self._tasks.append(task)
+
+    async def _watch_space(self) -> None:
+        """Refuse appends while the disk is nearly full (contract README, Disk nearly full)."""
+        root = self._directory.root
+        min_free = self.settings.min_free_bytes
+        if min_free is None:
+            total = await self._offload.run(lambda: self._fs.total_bytes(root))
+            min_free = min(_MIN_FREE_BYTES_MAX, total // 100)
+        while True:
+            free = await self._offload.run(lambda: self._fs.free_bytes(root))
+            is_low = free < min_free
+            if is_low != self.store.is_disk_low:
+                self.store.is_disk_low = is_low
+                log.warning(
+                    "%d bytes are free, appends need %d: %s",
+                    free,
+                    min_free,
+                    "refused" if is_low else "accepted again",
+                )
+            await asyncio.sleep(_SPACE_CHECK_S)
+
+    # --- facts ----------------------------------------------------------------------------
+
+    def _progress(self) -> float:
+        return 0.0 if self._recovery is None else self._recovery.progress
+
+    def _wal_bytes(self) -> int:
+        return sum(shard.counters.bytes for shard in self.journal.shards)
+
+    def _shard_facts(self) -> Sequence[ShardFacts]:
+        if self.state.store is None:
+            return ()
+        return [
+            ShardFacts(
+                frames=shard.counters.frames,
+                groups=shard.counters.groups,
+                syncs=shard.counters.syncs,
+                bytes=shard.counters.bytes,
+                rotations=shard.tail.rotations,
+                queue_depth=shard.queue_depth,
+                queue_depth_peak=shard.counters.queue_depth_peak,
+                submit_full=shard.counters.submit_full,
+                read_only=shard.state is State.READ_ONLY,
+                sync_latency=latency,
+            )
+            for shard, latency in zip(self.journal.shards, self._sync_latency, strict=True)
+        ]
+
+    # --- stop -----------------------------------------------------------------------------
+
+    def begin_drain(self) -> None:
+        """Take no new requests; answer whoever waits."""
+        self.state.phase = "draining"
+        if self.state.store is not None:
+            self.store.drain()
+
+    async def close(self) -> None:
+        """Finish what is in flight, take the final snapshot, let go of everything.
+
+        If the start did not succeed, nothing is written.
+        """
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        try:
+            if self.state.store is not None:
+                await self._close_journal()
+        finally:
+            self.segments.close()
+            if isinstance(self._offload, ThreadOffload):
+                self._offload.close()
+            self._directory.close()
+
+    async def _close_journal(self) -> None:
+        try:
+            await self.journal.sync_all()
+            await self.checkpointer.take(final=True)
+        except StorageError as error:
+            log.warning("no final snapshot, the next start replays the journal: %s", error)
+            await self.journal.close()
+            return
+        await self.journal.close()
+        self._directory.note_clean_stop()
+
+
+def _tell_defect(task: asyncio.Task[None]) -> None:
+    """Background work never ends by itself: if it does, that is a defect worth a traceback."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.error("background work ended", exc_info=error)

@@ -1,0 +1,188 @@
+"""The process: one socket, one loop, one node; from the first check to exit code 0.
+
+`run` refuses what cannot be served with one line and exit code 1, listens while recovery runs (so
+that probes tell its progress), and on SIGTERM or SIGINT stops accepting, finishes what is in flight
+and takes the final snapshot. Wiring of storage and engine is `node.py`'s; HTTP is uvicorn's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import json
+import logging
+import os
+import resource
+import signal
+import socket
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import uvicorn
+
+from topics_server.api.app import build_app
+from topics_server.clock import monotonic_ms
+from topics_server.errors import StorageError
+from topics_server.metrics import log
+from topics_server.node import Node
+from topics_server.settings import Settings
+
+# Few, large objects live long here: collect rarely, and never what recovery loaded.
+_GC_THRESHOLDS: Final = (50_000, 50, 100)
+_BACKLOG: Final = 2048
+_KEEP_ALIVE_S: Final = 75
+
+
+class JsonLines(logging.Formatter):
+    """One JSON object a line: time, level, event."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Render one log record."""
+        line = {
+            "ts": int(record.created * 1000),
+            "level": record.levelname.lower(),
+            "event": record.getMessage(),
+        }
+        if record.exc_info:
+            line["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(line)
+
+
+def set_up_logging(settings: Settings) -> None:
+    """Text or JSON lines on standard error; uvicorn's own lines only from warnings on."""
+    handler = logging.StreamHandler(sys.stderr)
+    if settings.log_format == "json":
+        handler.setFormatter(JsonLines())
+    else:
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(message)s"))
+    logging.root.handlers[:] = [handler]
+    logging.root.setLevel(logging.WARNING)
+    log.setLevel(settings.log_level.upper())
+
+
+class HttpServer(uvicorn.Server):
+    """uvicorn without its own signal handling: a stop is ours to order."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave signals to `run`, which drains first."""
+        yield
+
+
+def bind(settings: Settings) -> socket.socket:
+    """The listening socket. Raises `OSError` with the address in its text."""
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((settings.host, settings.port))
+        listener.listen(_BACKLOG)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def raise_open_files() -> int:
+    """Raise the soft limit of open files to the hard one; returns what is allowed now."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return hard
+
+
+def write_port_file(path: Path, port: int) -> None:
+    """Tell the bound port; whoever sees the file sees the whole number."""
+    beside = path.with_name(path.name + ".tmp")
+    beside.write_text(f"{port}\n")
+    beside.replace(path)
+
+
+def run(settings: Settings) -> int:
+    """Serve until a signal; returns the exit code."""
+    set_up_logging(settings)
+    os.umask(0o077)
+    open_files = raise_open_files()
+    try:
+        node = Node.open(settings, open_files)
+    except StorageError as error:
+        log.error("cannot start: %s", error)
+        return 1
+    try:
+        listener = bind(settings)
+    except OSError as error:
+        log.error("cannot listen on %s port %d: %s", settings.host, settings.port, error.strerror)
+        node.abandon()
+        return 1
+    config = uvicorn.Config(
+        build_app(node.state),
+        loop="uvloop",
+        http="httptools",
+        ws="none",
+        lifespan="off",
+        access_log=False,
+        log_config=None,
+        date_header=False,
+        server_header=False,
+        proxy_headers=False,
+        backlog=_BACKLOG,
+        timeout_keep_alive=_KEEP_ALIVE_S,
+        timeout_graceful_shutdown=max(1, settings.shutdown_grace_ms // 1000),
+    )
+    with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
+        return runner.run(_serve(settings, node, HttpServer(config), listener))
+
+
+async def _serve(
+    settings: Settings, node: Node, server: HttpServer, listener: socket.socket
+) -> int:
+    loop = asyncio.get_running_loop()
+
+    def stop() -> None:
+        node.begin_drain()
+        server.should_exit = True
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop)
+    host, port = listener.getsockname()[:2]
+    began_ms = monotonic_ms()
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    if settings.port_file is not None:
+        write_port_file(settings.port_file, port)
+    failure = await _boot(node, serving)
+    if failure is not None:
+        log.error("cannot start: %s", failure)
+        stop()
+    elif node.state.phase == "ready":
+        took_ms = monotonic_ms() - began_ms
+        shown = f"[{host}]" if ":" in host else host
+        log.info("ready on http://%s:%d after %.0f ms: %s", shown, port, took_ms, node.report)
+    await serving
+    await node.close()
+    return 0 if failure is None else 1
+
+
+async def _boot(node: Node, serving: asyncio.Task[None]) -> str | None:
+    """Recover while the socket answers probes; why that failed, if it did.
+
+    A signal during recovery ends `serving`; recovery is left where it is, for nothing of it is lost.
+    """
+    gc.disable()
+    starting = asyncio.create_task(node.start())
+    await asyncio.wait((starting, serving), return_when=asyncio.FIRST_COMPLETED)
+    if not starting.done():
+        starting.cancel()
+        await asyncio.gather(starting, return_exceptions=True)
+        return None
+    try:
+        starting.result()
+    except StorageError as error:
+        return str(error)
+    finally:
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(*_GC_THRESHOLDS)
+        gc.enable()
+    return None
