@@ -145,11 +145,9 @@ class Settings(BaseSettings):
     data_dir_mode: Annotated[Literal[0o700, 0o750], BeforeValidator(_octal)] = _other(
         0o700, "0700 or 0750", "mode of the data directory, 0700 or 0750"
     )
-    cold_dir: Path | None = _other(
-        None, "a path", "second, larger disk for old segments; empty = none"
-    )
+    cold_dir: Path | None = _other(None, "a path", "second, larger disk for old segments")
     min_free_bytes: Number | None = _number(
-        None, 0, U64_MAX, "appends stop below it; default: the smaller of 256 MiB and 1 %"
+        None, 0, U64_MAX, "appends stop below it; unset: 256 MiB or 1 %, the smaller"
     )
 
     # journal, snapshots and segments
@@ -157,36 +155,36 @@ class Settings(BaseSettings):
         default_factory=_fitting_shards,
         ge=1,
         le=WAL_SHARDS_MAX,
-        description="writer threads; default: one per core, at most 4; may change between starts",
+        description="writer threads; unset: one per core, at most 4",
         json_schema_extra={"allowed": f"a whole number from 1 to {WAL_SHARDS_MAX}"},
     )
     wal_fsync_interval_ms: Number = _number(
         200, 1, 600_000, "background sync of classes disk and memory"
     )
     checkpoint_interval_ms: Number = _number(
-        30_000, 10, _DAY_MS, "a snapshot at least this often while something changes,"
+        30_000, 10, _DAY_MS, "longest time between snapshots while writing"
     )
     checkpoint_wal_bytes: Number = _number(
-        64 * MIB, 4096, U64_MAX, "or after this many journal bytes: what a restart must replay"
+        64 * MIB, 4096, U64_MAX, "journal bytes after which one is made"
     )
     segment_max_events: Number = _number(
-        65_536, 1, SEGMENT_RECORDS_MAX, "a topic's log is sealed at this many records,"
+        65_536, 1, SEGMENT_RECORDS_MAX, "records at which a segment is sealed"
     )
-    segment_max_bytes: Number = _number(64 * MIB, 1, SEGMENT_DATA_BYTES_MAX, "this many bytes,")
+    segment_max_bytes: Number = _number(64 * MIB, 1, SEGMENT_DATA_BYTES_MAX, "bytes at which it is")
     segment_max_age_ms: Number = _number(
-        600_000, 1, 365 * _DAY_MS, "or this age, whichever comes first"
+        600_000, 1, 365 * _DAY_MS, "age at which it is, whichever comes first"
     )
     hot_retain_segments: Number = _number(
-        4, 0, U64_MAX, "newest segments of a topic that stay out of the cold folder; 0 = no such"
+        4, 0, U64_MAX, "newest segments of a topic kept hot; 0 = off"
     )
-    hot_retain_bytes: Number = _number(0, 0, U64_MAX, "the same by size")
+    hot_retain_bytes: Number = _number(0, 0, U64_MAX, "newest bytes of a topic kept hot; 0 = off")
 
     # who may call
     api_keys: SecretStr | None = _other(
-        None, "nothing", "not in this version: the server refuses to start when it is set"
+        None, "nothing", "not in this version: set, the server refuses to start"
     )
     allow_insecure_no_auth: Switch = _other(
-        False, "1 or 0", "1 = listen beyond loopback without keys; only in a private network"
+        False, "1 or 0", "1 = other machines may call, without keys"
     )
     ready_degraded: Annotated[Literal[200, 503], BeforeValidator(_whole_number)] = _other(
         200, "200 or 503", "503 = /v0/ready fails while a shard is read-only"
@@ -195,11 +193,9 @@ class Settings(BaseSettings):
     # limits of a request
     max_body_bytes: Number = _number(64 * MIB, 64, _BODY_BYTES_MAX, "body of a request, inflated")
     max_batch_records: Number = _number(10_000, 1, SEGMENT_RECORDS_MAX, "records of one append")
-    max_record_bytes: Number = _number(
-        MIB, 1, _BODY_BYTES_MAX, "data and meta of one record; default at most the body's limit"
-    )
+    max_record_bytes: Number = _number(MIB, 1, _BODY_BYTES_MAX, "data and meta of one record")
     max_meta_bytes: Number = _number(
-        16_384, 1, _BODY_BYTES_MAX, "at most 64 keys; default at most the record's limit"
+        16_384, 1, _BODY_BYTES_MAX, "meta of one record (at most 64 keys)"
     )
     max_tag_bytes: Number = _number(256, 1, _TEXT_BYTES_MAX, "tag of a record")
     max_node_bytes: Number = _number(128, 1, _TEXT_BYTES_MAX, "node of a record or a batch")
@@ -211,7 +207,7 @@ class Settings(BaseSettings):
 
     # running it
     shutdown_grace_ms: Number = _number(
-        10_000, 0, 3_600_000, "requests in flight may take this long when the server stops"
+        10_000, 0, 3_600_000, "for requests in flight when it stops"
     )
     log_level: Literal["debug", "info", "warning", "error"] = _other(
         "info", "debug, info, warning or error", "debug, info, warning or error"

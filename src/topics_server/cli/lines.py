@@ -25,6 +25,7 @@ STANDARD_INPUT: Final = "-"
 _BLOCK_BYTES: Final = MIB
 _GZIP_MAGIC: Final = b"\x1f\x8b"
 _BOM: Final = b"\xef\xbb\xbf"
+_HEAD_BYTES: Final = max(len(_GZIP_MAGIC), len(_BOM))
 
 
 class Batch(msgspec.Struct, gc=False):
@@ -80,7 +81,7 @@ class _Counted(io.RawIOBase):
     def __init__(self, stream: BinaryIO, *, owned: bool) -> None:
         self._stream = stream
         self._owned = owned
-        self.head = stream.read(len(_GZIP_MAGIC))
+        self.head = stream.read(_HEAD_BYTES)
         self._unread = self.head
         self.position = 0
 
@@ -89,12 +90,14 @@ class _Counted(io.RawIOBase):
 
     def read(self, size: int = -1, /) -> bytes:
         """What was peeked at first, then the stream."""
-        if self._unread:
-            data, self._unread = self._unread, b""
+        if size < 0:
+            data, self._unread = self._unread + self._stream.read(), b""
+        elif size <= len(self._unread):
+            data, self._unread = self._unread[:size], self._unread[size:]
         else:
             # read1: what a pipe holds now is enough, waiting for a full block is not needed.
             read1 = getattr(self._stream, "read1", self._stream.read)
-            data = read1(size)
+            data, self._unread = self._unread + read1(size - len(self._unread)), b""
         self.position += len(data)
         return data
 
@@ -105,7 +108,7 @@ class _Counted(io.RawIOBase):
 
 
 def _inflated(raw: _Counted) -> BinaryIO | _Counted:
-    if raw.head != _GZIP_MAGIC:
+    if not raw.head.startswith(_GZIP_MAGIC):
         return raw
     return gzip.GzipFile(fileobj=raw)  # type: ignore[return-value]
 

@@ -1,0 +1,275 @@
+"""`settings`: ranges, relations, sources, refusals; and `.env.example` tells all of it."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from topics_server.settings import (
+    LATER_NAMES,
+    Settings,
+    SettingsError,
+    allowed_values,
+    is_loopback,
+    load,
+    refusal,
+    split_host,
+    variable,
+)
+
+EXAMPLE = Path(__file__).parents[2] / ".env.example"
+
+
+@pytest.fixture(autouse=True)
+def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in list(os.environ):
+        if name.upper().startswith("TOPICS_"):
+            monkeypatch.delenv(name)
+
+
+def the_line(**flags: object) -> str:
+    """What is wrong with the environment as it is; exactly one line."""
+    with pytest.raises(SettingsError) as caught:
+        load(flags)
+    assert len(caught.value.lines) == 1
+    assert "\n" not in caught.value.lines[0]
+    return caught.value.lines[0]
+
+
+def test_nothing_has_to_be_set() -> None:
+    found = load()
+    assert (found.settings.host, found.settings.port) == ("127.0.0.1", 4000)
+    assert found.settings.data_dir == Path("topics-data")
+    assert 1 <= found.settings.wal_shards <= 4
+    assert set(found.sources.values()) == {"default"}
+    assert found.warnings == ()
+    assert refusal(found.settings) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("TOPICS_PORT", "seventy"),
+        ("TOPICS_PORT", "65536"),
+        ("TOPICS_PORT", "-1"),
+        ("TOPICS_PORT", "4000.0"),
+        ("TOPICS_PORT", " 4000"),
+        ("TOPICS_PORT", "4_000"),
+        ("TOPICS_PORT", "٤"),
+        ("TOPICS_HOST", "a b"),
+        ("TOPICS_HOST", "localhost:99999"),
+        ("TOPICS_HOST", "localhost:"),
+        ("TOPICS_HOST", "[::1"),
+        ("TOPICS_HOST", "[nine]:4000"),
+        ("TOPICS_HOST", "http://localhost"),
+        ("TOPICS_DATA_DIR_MODE", "0777"),
+        ("TOPICS_DATA_DIR_MODE", "0755"),
+        ("TOPICS_DATA_DIR_MODE", "448"),
+        ("TOPICS_DATA_DIR_MODE", "private"),
+        ("TOPICS_MIN_FREE_BYTES", "5MB"),
+        ("TOPICS_MIN_FREE_BYTES", "-1"),
+        ("TOPICS_WAL_SHARDS", "0"),
+        ("TOPICS_WAL_SHARDS", "65"),
+        ("TOPICS_WAL_SHARDS", "x"),
+        ("TOPICS_WAL_FSYNC_INTERVAL_MS", "0"),
+        ("TOPICS_SEGMENT_MAX_EVENTS", "many"),
+        ("TOPICS_SEGMENT_MAX_EVENTS", "0"),
+        ("TOPICS_SEGMENT_MAX_BYTES", "64MiB"),
+        ("TOPICS_SEGMENT_MAX_AGE_MS", "-5"),
+        ("TOPICS_HOT_RETAIN_SEGMENTS", "99999999999999999999"),
+        ("TOPICS_MAX_LIMIT", "-5"),
+        ("TOPICS_MAX_LIMIT", "0"),
+        ("TOPICS_MAX_BODY_BYTES", "1e6"),
+        ("TOPICS_MAX_TAG_BYTES", "65536"),
+        ("TOPICS_MAX_TOPICS", "none"),
+        ("TOPICS_READY_DEGRADED", "500"),
+        ("TOPICS_ALLOW_INSECURE_NO_AUTH", "maybe"),
+        ("TOPICS_LOG_LEVEL", "loud"),
+        ("TOPICS_LOG_FORMAT", "xml"),
+    ],
+)
+def test_a_bad_value_is_one_line_with_name_value_and_what_is_allowed(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    monkeypatch.setenv(name, value)
+    field = name.removeprefix("TOPICS_").lower()
+    assert the_line() == f"{name}={value}: allowed is {allowed_values(field)}"
+
+
+def test_every_bad_value_gets_its_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOPICS_PORT", "x")
+    monkeypatch.setenv("TOPICS_MAX_LIMIT", "y")
+    with pytest.raises(SettingsError) as caught:
+        load()
+    assert sorted(line.partition("=")[0] for line in caught.value.lines) == [
+        "TOPICS_MAX_LIMIT",
+        "TOPICS_PORT",
+    ]
+
+
+def test_a_flag_wins_over_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOPICS_MAX_LIMIT", "5")
+    monkeypatch.setenv("TOPICS_MAX_TOPICS", "6")
+    found = load({"max_limit": "7", "max_topics": None})
+    assert (found.settings.max_limit, found.settings.max_topics) == (7, 6)
+    assert found.sources["max_limit"] == "flag"
+    assert found.sources["max_topics"] == "environment"
+    assert found.sources["port"] == "default"
+
+
+def test_an_empty_variable_is_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOPICS_COLD_DIR", "")
+    monkeypatch.setenv("TOPICS_API_KEYS", "")
+    found = load()
+    assert found.settings.cold_dir is None
+    assert found.sources["cold_dir"] == "default"
+    assert refusal(found.settings) is None
+
+
+def test_no_file_is_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / ".env").write_text("TOPICS_PORT=5\n")
+    monkeypatch.chdir(tmp_path)
+    assert load().settings.port == 4000
+
+
+def test_settings_cannot_change() -> None:
+    with pytest.raises(ValueError, match="frozen"):
+        load().settings.port = 5
+
+
+# -- where it listens --------------------------------------------------------------------------
+
+
+def test_a_port_in_the_host_wins_over_the_port(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOPICS_HOST", "[::1]:77")
+    monkeypatch.setenv("TOPICS_PORT", "78")
+    assert (load().settings.host, load().settings.port) == ("::1", 77)
+
+
+def test_a_port_flag_wins_over_a_port_in_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOPICS_HOST", "localhost:77")
+    found = load({"port": "5"})
+    assert (found.settings.host, found.settings.port) == ("localhost", 5)
+    assert load({"port": "5", "host": "127.0.0.2:6"}).settings.port == 5
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("localhost", ("localhost", None)),
+        ("localhost:0", ("localhost", 0)),
+        ("0.0.0.0:80", ("0.0.0.0", 80)),
+        ("::", ("::", None)),
+        ("::1", ("::1", None)),
+        ("[::1]", ("::1", None)),
+        ("[::1]:65535", ("::1", 65535)),
+    ],
+)
+def test_hosts_and_ports_are_told_apart(text: str, expected: tuple[str, int | None]) -> None:
+    assert split_host(text) == expected
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.9.9.9", "::1", "localhost", "LOCALHOST"])
+def test_loopback_may_go_without_keys(host: str) -> None:
+    assert is_loopback(host)
+    assert refusal(load({"host": host}).settings) is None
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "0.0.0.0:0", "192.168.1.1", "example.org"])
+def test_other_binds_want_to_be_insisted_on(host: str) -> None:
+    reason = refusal(load({"host": host}).settings)
+    assert reason is not None
+    assert "TOPICS_ALLOW_INSECURE_NO_AUTH=1" in reason
+    assert "\n" not in reason
+    assert refusal(load({"host": host, "allow_insecure_no_auth": "1"}).settings) is None
+
+
+def test_keys_refuse_to_start_and_are_never_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOPICS_API_KEYS", "secret-1:read")
+    found = load()
+    reason = refusal(found.settings)
+    assert reason is not None
+    assert "TOPICS_API_KEYS" in reason
+    assert "\n" not in reason
+    assert "secret-1" not in reason + repr(found)
+
+
+# -- relations ---------------------------------------------------------------------------------
+
+
+def test_default_limits_give_way_to_a_smaller_one_around_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("TOPICS_MAX_BODY_BYTES", "1000")
+    settings = load().settings
+    assert (settings.max_record_bytes, settings.max_meta_bytes) == (1000, 1000)
+
+
+def test_limits_that_contradict_each_other_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOPICS_MAX_BODY_BYTES", "1000")
+    monkeypatch.setenv("TOPICS_MAX_RECORD_BYTES", "2000")
+    line = the_line()
+    assert "TOPICS_MAX_RECORD_BYTES=2000" in line
+    assert "TOPICS_MAX_BODY_BYTES, which is 1000" in line
+
+
+def test_meta_is_part_of_a_record() -> None:
+    assert "TOPICS_MAX_META_BYTES=60" in the_line(max_meta_bytes="60", max_record_bytes="50")
+
+
+def test_the_cold_folder_is_another_one() -> None:
+    assert "TOPICS_COLD_DIR" in the_line(data_dir="x", cold_dir="x")
+
+
+# -- names -------------------------------------------------------------------------------------
+
+
+def test_unknown_names_are_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOPICS_PROT", "5000")
+    monkeypatch.setenv("TOPICS_MAX_CLAIM", "5")
+    monkeypatch.setenv("TOPICS_URL", "http://localhost")
+    assert load().warnings == (
+        "TOPICS_MAX_CLAIM is set, but has no effect in this version",
+        "TOPICS_PROT is set, but there is no such setting",
+    )
+
+
+def test_later_names_are_not_settings_yet() -> None:
+    assert not LATER_NAMES & {variable(name) for name in Settings.model_fields}
+
+
+def test_the_example_lists_every_setting_with_its_default_and_a_line() -> None:
+    pattern = re.compile(r"^# (TOPICS_[A-Z_]+)=(\S*) +(\S.*)$", re.MULTILINE)
+    found = {
+        name: (default, about) for name, default, about in pattern.findall(EXAMPLE.read_text())
+    }
+    assert found == {
+        variable(name): (example_default(name), field.description)
+        for name, field in Settings.model_fields.items()
+    }
+    assert list(found) == [variable(name) for name in Settings.model_fields]
+
+
+def example_default(name: str) -> str:
+    """A default as the example writes it: empty where unset, or where the machine decides."""
+    default = Settings.model_fields[name].default
+    if name == "wal_shards" or default is None:
+        return ""
+    if name == "data_dir":
+        return f"./{default}"
+    if name == "data_dir_mode":
+        return f"{default:04o}"
+    return str(default).lower() if isinstance(default, bool) else str(default)
+
+
+def test_the_defaults_of_the_example_are_the_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
+    untouched = dict(load().settings)
+    for line in EXAMPLE.read_text().splitlines():
+        if match := re.match(r"# (TOPICS_[A-Z_]+)=(\S+)", line):
+            monkeypatch.setenv(match[1], match[2])
+    found = load()
+    assert dict(found.settings) == untouched
+    assert found.sources["port"] == "environment"
