@@ -228,8 +228,18 @@ class Log:
         self.head_seq += count
         self.last_ts = ts
         assert block.first_seq + len(block.dead) == self.head_seq + 1, "the open block is unbroken"
-        if len(block.dead) >= BLOCK_RECORDS_MAX or block.live_bytes >= BLOCK_BYTES_MAX:
+        if len(block.dead) >= BLOCK_RECORDS_MAX:
+            self._freeze_full(block)
+        elif block.live_bytes >= BLOCK_BYTES_MAX:
             self.freeze_open()
+
+    def _freeze_full(self, block: OpenBlock) -> None:
+        """Freeze the open block up to its last full block; the rest stays open."""
+        rest = block.split_rest()
+        self.freeze_open()
+        if rest is not None:
+            self.open = rest
+            self.runs.append(rest)
 
     def freeze_open(self) -> None:
         """Turn the open block, if any, into frozen ones. Nothing visible changes."""

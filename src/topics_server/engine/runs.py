@@ -11,12 +11,13 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
+from itertools import accumulate
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from topics_server.blocks import Block, make_block, record_bytes
+from topics_server.blocks import Block, record_bytes
 from topics_server.engine.ports import SealedIndex
 from topics_server.engine.tags import TagRows
 from topics_server.limits import BLOCK_BYTES_MAX, BLOCK_RECORDS_MAX, RECORD_FRAMING_BYTES
@@ -316,14 +317,47 @@ class OpenBlock(Run):
 
     def _block(self, first_row: int, end_row: int) -> Block:
         part = slice(first_row, end_row)
-        return make_block(
-            self.first_seq + first_row,
-            self.times[part],
-            self.datas[part],
-            self.metas[part],
-            self.tags[part],
-            self.nodes[part],
+        datas, metas = self.datas[part], self.metas[part]
+        if any(metas):
+            pieces = datas * 2
+            pieces[::2] = datas
+            pieces[1::2] = metas
+            ends = array("I", accumulate(map(len, pieces)))
+        else:
+            pieces = datas
+            data_ends = array("I", accumulate(map(len, datas)))
+            ends = array("I", np.repeat(np.frombuffer(data_ends, np.uint32), 2).tobytes())
+        count = len(datas)
+        return Block(
+            first_seq=self.first_seq + first_row,
+            times=self.times[part],
+            ends=ends,
+            body=b"".join(pieces),
+            tags=self.tags[part],
+            nodes=self.nodes[part],
+            kinds=bytes(count),
+            hops=bytes(count),
         )
+
+    def split_rest(self) -> OpenBlock | None:
+        """Take the rows behind the last full block off, as an open block of their own."""
+        full = len(self.dead) - len(self.dead) % BLOCK_RECORDS_MAX
+        if full == len(self.dead):
+            return None
+        rest = OpenBlock(self.first_seq + full)
+        rest.datas, self.datas = self.datas[full:], self.datas[:full]
+        rest.metas, self.metas = self.metas[full:], self.metas[:full]
+        rest.tags, self.tags = self.tags[full:], self.tags[:full]
+        rest.nodes, self.nodes = self.nodes[full:], self.nodes[:full]
+        rest.times, self.times = self.times[full:], self.times[:full]
+        rest.dead, self.dead = self.dead[full:], self.dead[:full]
+        rest.last_lsn = self.last_lsn
+        rest.live_count = rest.dead.count(0)
+        rest.live_bytes = rest.live_bytes_between(0, len(rest.dead))
+        self.live_count -= rest.live_count
+        self.live_bytes -= rest.live_bytes
+        self._view = None
+        return rest
 
     def frozen(self) -> list[TailBlock]:
         """All rows as frozen blocks, each within both bounds of a block (or of one record)."""
