@@ -71,6 +71,12 @@ class Promises:
         self.shard.clear()
 
 
+    def synced_below(self) -> int:
+        """Every entry below this lsn is synced or was refused."""
+        open_lsns = set(self.shard) - self.synced - self.failed
+        return max(self.start_lsn, min(open_lsns, default=max(self.shard, default=0) + 1))
+
+
 class Life:
     """One process on the disk, from its recovery to its end."""
 
@@ -227,8 +233,9 @@ def run_life(disk: FakeDisk, promises: Promises, mode: Mode | None, steps: int) 
                 urgent = isinstance(entry, RecordsDeleted)
                 life.submit(entry, urgent=urgent, sync=rng.random() < 0.3)
             life.turn(rng.choice((1, 1, 2, 5)))
-            if rng.random() < 0.05 and promises.synced:
-                promises.start_lsn = max(promises.start_lsn, rng.choice(sorted(promises.synced)))
+            if rng.random() < 0.05:
+                # A snapshot is published only when every shard is synced up to its start.
+                promises.start_lsn = rng.randint(promises.start_lsn, promises.synced_below())
                 life.journal.trim(promises.start_lsn)
             if disk.crashed:
                 break

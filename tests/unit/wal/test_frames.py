@@ -1,0 +1,158 @@
+"""Frames: every kind to its golden bytes and back, and what is refused inside a valid group."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+from typing import Final
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from topics_server.entries import (
+    Entry,
+    Floor,
+    FloorMoved,
+    HeadReserved,
+    RecordsAppended,
+    RecordsDeleted,
+    TopicDropped,
+    TopicPut,
+)
+from topics_server.errors import Corrupt
+from topics_server.limits import FRAME_BYTES_MAX
+from topics_server.model import Discard, Durability, LossReason, TopicConfig, TopicType
+from topics_server.wal.frames import (
+    FRAME_HEADER_BYTES,
+    Opening,
+    decode_frames,
+    encode_entry,
+    encode_opening,
+)
+
+VECTORS: Final = Path(__file__).parents[2] / "vectors" / "wal"
+TS: Final = 1_700_000_000_123
+
+PUT: Final = TopicPut(
+    topic_id=7,
+    name="orders",
+    epoch=2,
+    config=TopicConfig(
+        type=TopicType.QUEUE,
+        ttl_ms=60_000,
+        cap_records=10,
+        cap_bytes=4096,
+        discard=Discard.REJECT,
+        durability=Durability.FSYNC,
+        priority=5,
+        auto_priority=False,
+        dead_letter="orders-dead",
+        max_deliveries=3,
+    ),
+    ts=TS,
+    head_seq=41,
+    created=False,
+    floor=Floor(12, LossReason.MIXED),
+)
+BODY: Final = '{"records":[{"data":{"a":1.0},"tag":"x"},{"data":"é"}]}'.encode()
+
+GOLDEN: Final[dict[str, tuple[int, Entry]]] = {
+    "topic_put": (3, PUT),
+    "topic_dropped": (4, TopicDropped(7, "orders", TS)),
+    "records_appended": (5, RecordsAppended(7, 42, 2, TS, BODY)),
+    "records_appended_extra": (
+        6,
+        RecordsAppended(7, 44, 2, TS, BODY, "key-1", PUT, Floor(40, LossReason.CAP), 1),
+    ),
+    "records_deleted": (
+        7,
+        RecordsDeleted(7, TS, struct.pack("<3Q", 1, 5, 9), struct.pack("<3Q", 2, 5, 12)),
+    ),
+    "floor_moved": (8, FloorMoved(7, TS, Floor(41, LossReason.TTL))),
+    "head_reserved": (2**63, HeadReserved(7, 65_577)),
+}
+
+
+def decode_one(data: bytes) -> tuple[int, Entry]:
+    opening, entries = decode_frames(data, 0, len(data), 1, 64)
+    assert opening is None
+    return entries[0]
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_golden_frame_decodes_and_encodes_to_the_same_bytes(name: str) -> None:
+    data = (VECTORS / f"{name}.frame").read_bytes()
+    assert decode_one(data) == GOLDEN[name]
+    assert b"".join(encode_entry(*GOLDEN[name])) == data
+
+
+def test_golden_opening() -> None:
+    data = (VECTORS / "opening.frame").read_bytes()
+    opening = Opening(previous_number=3, previous_end=4096, previous_lsn=99)
+    assert encode_opening(opening) == data
+    assert decode_frames(data, 0, len(data), 1, 64) == (opening, [])
+
+
+def test_every_kind_has_a_golden_frame() -> None:
+    kinds = {(VECTORS / f"{name}.frame").read_bytes()[4] for name in [*GOLDEN, "opening"]}
+    assert kinds == {1, 2, 3, 4, 5, 6, 7}
+
+
+def test_a_large_body_is_referenced_not_copied() -> None:
+    body = b"x" * 100_000
+    buffers = encode_entry(1, RecordsAppended(1, 1, 1, TS, body))
+    assert any(buffer is body for buffer in buffers)
+    assert decode_one(b"".join(buffers))[1] == RecordsAppended(1, 1, 1, TS, body)
+
+
+def test_the_decoded_body_is_never_written() -> None:
+    from topics_server.appends import decode_append
+
+    plain = RecordsAppended(7, 42, 2, TS, BODY)
+    with_decoded = RecordsAppended(7, 42, 2, TS, BODY, decoded=decode_append(BODY))
+    assert encode_entry(5, plain) == encode_entry(5, with_decoded)
+
+
+@given(
+    st.binary(max_size=9000),
+    st.none() | st.text(st.characters(exclude_categories=["Cs"]), max_size=256),
+    st.none() | st.builds(Floor, st.integers(0, 2**63 - 1), st.sampled_from(LossReason)),
+    st.integers(1, 2**64 - 1),
+)
+def test_appends_come_back_as_they_were(
+    body: bytes, key: str | None, floor: Floor | None, lsn: int
+) -> None:
+    entry = RecordsAppended(9, 2**62, 1, TS, body, key, None, floor)
+    assert decode_one(b"".join(encode_entry(lsn, entry))) == (lsn, entry)
+
+
+def damaged(name: str, offset: int, value: bytes) -> bytes:
+    data = bytearray((VECTORS / f"{name}.frame").read_bytes())
+    data[offset : offset + len(value)] = value
+    return bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (damaged("head_reserved", 4, b"\x00"), "kind is not known"),
+        (damaged("head_reserved", 4, b"\x63"), "newer version"),
+        (damaged("head_reserved", 5, b"\x02"), "format 2"),
+        (damaged("head_reserved", 0, b"\x00"), "frame of"),
+        (damaged("head_reserved", 0, struct.pack("<I", FRAME_BYTES_MAX)), "frame of"),
+        (damaged("head_reserved", 8, bytes(8)), "impossible"),
+        (damaged("records_appended", 6, b"\xff\xff"), "impossible"),
+        (damaged("records_deleted", 40, b"\x04"), "columns"),
+        (damaged("topic_put", 16, b"\x08"), "topic ids differ"),
+        (damaged("floor_moved", 44, b"\xc1"), "frame of kind 6"),
+        (damaged("topic_dropped", 44, b"\xff"), "frame of kind 3"),
+        (damaged("records_appended_extra", 44, b"\xc1"), "frame of kind 4"),
+        (damaged("opening", 5, b"\x07"), "opening"),
+        (b"\x00" * (FRAME_HEADER_BYTES - 1), "run past"),
+        ((VECTORS / "head_reserved.frame").read_bytes() + bytes(8), "8 bytes behind"),
+    ],
+)
+def test_a_frame_that_cannot_be_read_is_corrupt(data: bytes, reason: str) -> None:
+    with pytest.raises(Corrupt, match=reason):
+        decode_frames(data, 0, len(data), 1, 64)
