@@ -26,7 +26,7 @@ from prometheus_client.registry import Collector
 log: Final = logging.getLogger("topics_server")
 
 # Topics that the per-topic block shows at most; beyond it says that it was cut.
-TOPICS_SHOWN_MAX: Final = 1000
+TOPICS_SHOWN_MAX: Final = 2000
 TEXT_TYPE: Final = b"text/plain; version=0.0.4; charset=utf-8"
 
 # Upper bounds of the sync histogram in microseconds, inclusive; beyond the last is +Inf.
@@ -108,7 +108,8 @@ def as_text(facts: Facts) -> bytes:
     """Prometheus text exposition, format 0.0.4. Safe on any thread."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_FactsCollector(facts))
-    return generate_latest(registry)
+    text = generate_latest(registry)
+    return text if facts.store is None else text + _topic_text(facts.store.topics)
 
 
 def as_values(facts: Facts) -> dict[str, Any]:
@@ -121,7 +122,7 @@ def as_values(facts: Facts) -> dict[str, Any]:
                 values.setdefault(sample.name, []).append({"labels": sample.labels, "value": value})
             else:
                 values[sample.name] = value
-    return values
+    return values if facts.store is None else values | _topic_values(facts.store.topics)
 
 
 class _FactsCollector(Collector):
@@ -174,25 +175,33 @@ def _store_families(store: StoreFacts) -> Iterator[Metric]:
         ),
     ):
         yield GaugeMetricFamily(name, help_text, value=value)
-    yield from _topic_families(store.topics)
 
 
-def _topic_families(topics: Sequence[TopicFacts]) -> Iterator[Metric]:
-    head = GaugeMetricFamily("topics_topic_head_seq", "Highest assigned seq.", labels=["topic"])
-    earliest = GaugeMetricFamily(
-        "topics_topic_earliest_seq", "Seq of the first record that can be read.", labels=["topic"]
-    )
-    records = GaugeMetricFamily(
-        "topics_topic_records_live", "Records that can be read.", labels=["topic"]
-    )
-    live = GaugeMetricFamily("topics_topic_bytes_live", "Bytes of those records.", labels=["topic"])
-    for topic in topics:
-        label = [topic.name]
-        head.add_metric(label, topic.head_seq)
-        earliest.add_metric(label, topic.earliest_seq)
-        records.add_metric(label, topic.records)
-        live.add_metric(label, topic.bytes)
-    yield from (head, earliest, records, live)
+_TOPIC_FIGURES: Final = (
+    ("topics_topic_head_seq", "Highest assigned seq.", "head_seq"),
+    ("topics_topic_earliest_seq", "Seq of the first record that can be read.", "earliest_seq"),
+    ("topics_topic_records_live", "Records that can be read.", "records"),
+    ("topics_topic_bytes_live", "Bytes of those records.", "bytes"),
+)
+
+
+def _topic_text(topics: Sequence[TopicFacts]) -> bytes:
+    """The per-topic block; by hand, as the library takes ten times as long for thousands of it.
+
+    Topic names have nothing to escape.
+    """
+    lines: list[str] = []
+    for name, help_text, field in _TOPIC_FIGURES:
+        lines += (f"# HELP {name} {help_text}\n", f"# TYPE {name} gauge\n")
+        lines += [f'{name}{{topic="{t.name}"}} {getattr(t, field)}.0\n' for t in topics]
+    return "".join(lines).encode("ascii")
+
+
+def _topic_values(topics: Sequence[TopicFacts]) -> dict[str, Any]:
+    return {
+        name: [{"labels": {"topic": t.name}, "value": getattr(t, field)} for t in topics]
+        for name, _, field in _TOPIC_FIGURES
+    }
 
 
 def _journal_families(shards: Sequence[ShardFacts]) -> Iterator[Metric]:

@@ -125,19 +125,20 @@ class FakeStore:
     def _page(self, topic: FakeTopic, request: ReadRequest) -> Page:
         after = [record for record in topic.records if record.seq > request.from_seq]
         shown = [record for record in after[: request.limit] if record.node not in request.nodes]
-        pieces = []
-        if shown:
-            whole = after[: request.limit]
-            block = make_block(
-                whole[0].seq,
-                array("q", [TIME_MS] * len(whole)),
-                [record.data for record in whole],
-                [record.meta for record in whole],
-                [record.tag for record in whole],
-                [record.node for record in whole],
+        pieces = [
+            Piece(
+                make_block(
+                    record.seq,
+                    array("q", [TIME_MS]),
+                    [record.data],
+                    [record.meta],
+                    [record.tag],
+                    [record.node],
+                ),
+                range(1),
             )
-            rows = [record.seq - whole[0].seq for record in shown]
-            pieces.append(Piece(block, rows))
+            for record in shown
+        ]
         last = after[: request.limit][-1].seq if after else topic.head_seq
         next_seq = topic.head_seq if len(after) <= request.limit else last
         earliest = topic.records[0].seq if topic.records else topic.head_seq + 1
