@@ -72,7 +72,7 @@ class Manifest:
 
 def encode_manifest(manifest: Manifest) -> bytes:
     """The whole file; `decode_manifest` is the inverse."""
-    _check(manifest)
+    assert (objection := _objection(manifest)) is None, objection
     fields = {**dataclasses.asdict(manifest)}
     del fields["topic_id"]
     body = json.dumps(fields, ensure_ascii=False, separators=(",", ":")).encode()
@@ -102,7 +102,9 @@ def decode_manifest(encoded: bytes) -> Manifest:
     segments = tuple(_known(SegmentEntry, entry) for entry in fields.pop("segments"))
     holes = tuple((first, last) for first, last in fields.pop("holes"))
     manifest: Manifest = _known(Manifest, fields, topic_id=topic_id, segments=segments, holes=holes)
-    _check(manifest)
+    objection = _objection(manifest)
+    if objection is not None:
+        raise Corrupt(objection)
     return manifest
 
 
@@ -112,10 +114,15 @@ def _known(kind: Any, fields: dict[str, Any], **given: Any) -> Any:
     return kind(**{name: value for name, value in fields.items() if name in names}, **given)
 
 
-def _check(manifest: Manifest) -> None:
+def _objection(manifest: Manifest) -> str | None:
+    """What is impossible about a manifest, if anything."""
     last_seq = 0
     for entry in manifest.segments:
-        assert entry.tier in (HOT, COLD), entry
-        assert last_seq < entry.first_seq <= entry.last_seq, entry
-        assert entry.segment_id < manifest.next_segment_id, entry
+        if entry.tier not in (HOT, COLD):
+            return f"segment {entry.segment_id} lies in an unknown tier {entry.tier!r}"
+        if not last_seq < entry.first_seq <= entry.last_seq:
+            return f"seqs of segment {entry.segment_id} do not follow"
+        if not entry.segment_id < manifest.next_segment_id:
+            return f"segment {entry.segment_id} has an id that was not given out yet"
         last_seq = entry.last_seq
+    return None

@@ -1,0 +1,272 @@
+"""A data directory looked at from outside: `verify` it, `dump` what it holds. Offline, read-only.
+
+Called by `topics verify` and `topics dump`, and at the end of every crash test. It works on what a
+killed server left: torn tails above what was synced are information, not problems. `dump` puts
+together what recovery would: segments with their flags, the newest snapshot's tails, the journal.
+"""
+
+from __future__ import annotations
+
+import base64
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from topics_server.appends import decode_append
+from topics_server.blocks import Block, make_block
+from topics_server.entries import (
+    Entry,
+    FloorMoved,
+    RecordsAppended,
+    RecordsDeleted,
+    TopicDropped,
+    TopicPut,
+)
+from topics_server.errors import Damaged, StartRefused, StorageError
+from topics_server.handoff import SnapshotImage
+from topics_server.limits import BLOCK_RECORDS_MAX
+from topics_server.model import PayloadKind
+from topics_server.wal import layout
+from topics_server.wal.directory import FormatMark, read_format
+from topics_server.wal.fs import File, Fs
+from topics_server.wal.listed import read_manifest
+from topics_server.wal.manifest_format import Manifest, SegmentEntry
+from topics_server.wal.parts import PartView, decode_part
+from topics_server.wal.segment_blocks import unpack_block
+from topics_server.wal.segment_files import Tiers, flags_of, load_index
+from topics_server.wal.segment_format import Array, Columns
+from topics_server.wal.verifying import (
+    Report,
+    open_journal,
+    verify_journal,
+    verify_segments,
+    verify_snapshots,
+)
+
+__all__ = ["Report", "dump", "verify"]
+
+Item = dict[str, Any]
+
+
+def _mark(fs: Fs, data_dir: str) -> FormatMark:
+    mark = read_format(fs, data_dir)
+    if mark is None:
+        raise StartRefused("not a data directory: it has no FORMAT", data_dir)
+    return mark
+
+
+def _tiers(data_dir: str, cold_dir: str | None) -> Tiers:
+    return Tiers(layout.join(data_dir, layout.SEGMENTS), cold_dir)
+
+
+def verify(fs: Fs, data_dir: str, cold_dir: str | None = None) -> Report:
+    """Check everything. Raises `StartRefused` only for what is no data directory of ours."""
+    mark = _mark(fs, data_dir)
+    report = Report()
+    report.counts["clean_stop"] = int(mark.clean_stop)
+    verify_segments(fs, _tiers(data_dir, cold_dir), report)
+    snapshots = verify_snapshots(fs, data_dir, report)
+    verify_journal(fs, data_dir, mark, snapshots, report)
+    return report
+
+
+# -- dump --------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Topic:
+    """What is known of one topic before its records are read."""
+
+    name: str
+    floor: int = 0
+    manifest: Manifest | None = None
+    part: PartView | None = None
+    appends: list[tuple[int, RecordsAppended]] = field(default_factory=list)
+    # Deleted by the journal: parallel runs.
+    firsts: list[int] = field(default_factory=list)
+    lasts: list[int] = field(default_factory=list)
+
+    def is_deleted(self, seqs: Array) -> Array:
+        """Which of these seqs the journal or the floor has taken."""
+        gone: Array = seqs < self.floor
+        if self.firsts:
+            order = np.argsort(np.array(self.firsts))
+            firsts = np.array(self.firsts)[order]
+            # The furthest end of all runs that begin at or before one: runs may overlap.
+            reach = np.maximum.accumulate(np.array(self.lasts)[order])
+            at = np.searchsorted(firsts, seqs, side="right") - 1
+            gone |= (at >= 0) & (reach[at] >= seqs)
+        return gone
+
+
+def dump(
+    fs: Fs, data_dir: str, cold_dir: str | None = None, *, with_journal: bool = False
+) -> Iterator[Item]:
+    """One dict a record, by topic and seq; then, `with_journal`, one an entry.
+
+    `data` and `meta` are `msgspec.Raw`, verbatim. A record that cannot be read says `damaged`.
+    Raises `StorageError` for a directory that recovery would refuse.
+    """
+    mark = _mark(fs, data_dir)
+    report = Report()
+    snapshots = verify_snapshots(fs, data_dir, report)
+    newest = snapshots[0] if snapshots else None
+    tiers = _tiers(data_dir, cold_dir)
+    topics = _topics_of(fs, tiers, newest)
+    entries: list[Item] = []
+    start_lsn = newest.start_lsn if newest else 0
+    for lsn, entry in open_journal(fs, data_dir, mark, newest).entries(start_lsn):
+        _note_entry(topics, lsn, entry)
+        if with_journal:
+            entries.append(_entry_item(lsn, entry))
+    for topic_id in sorted(topics):
+        yield from _records_of(fs, tiers, topic_id, topics[topic_id])
+    yield from entries
+
+
+def _topics_of(fs: Fs, tiers: Tiers, newest: SnapshotImage | None) -> dict[int, _Topic]:
+    """Topics that have a manifest or a part of the newest snapshot."""
+    topics: dict[int, _Topic] = {}
+    for topic_id, encoded in newest.parts if newest else ():
+        part = decode_part(encoded)
+        topics[topic_id] = _Topic(part.name, part.evict_floor, part=part)
+    for name in fs.list_dir(tiers.hot):
+        topic_id_found = layout.parse_topic_dir(name)
+        if topic_id_found is None:
+            continue
+        manifest = read_manifest(fs, layout.join(tiers.hot, name, layout.MANIFEST))
+        if manifest is not None:
+            topic = topics.setdefault(topic_id_found, _Topic(manifest.name))
+            topic.manifest = manifest
+            topic.floor = max(topic.floor, manifest.evict_floor)
+    return topics
+
+
+def _note_entry(topics: dict[int, _Topic], lsn: int, entry: Entry) -> None:
+    """What a journal entry changes of what is dumped."""
+    match entry:
+        case TopicDropped():
+            topics.pop(entry.topic_id, None)
+        case TopicPut():
+            topic = topics.setdefault(entry.topic_id, _Topic(entry.name))
+            topic.floor = max(topic.floor, entry.floor.seq if entry.floor else 0)
+        case RecordsAppended():
+            name = entry.creation.name if entry.creation else str(entry.topic_id)
+            topic = topics.setdefault(entry.topic_id, _Topic(name))
+            topic.floor = max(topic.floor, entry.floor.seq if entry.floor else 0)
+            topic.appends.append((lsn, entry))
+        case RecordsDeleted() if entry.topic_id in topics:
+            topics[entry.topic_id].firsts += np.frombuffer(entry.firsts, "<u8").tolist()
+            topics[entry.topic_id].lasts += np.frombuffer(entry.lasts, "<u8").tolist()
+        case FloorMoved() if entry.topic_id in topics:
+            topic = topics[entry.topic_id]
+            topic.floor = max(topic.floor, entry.floor.seq)
+
+
+def _entry_item(lsn: int, entry: Entry) -> Item:
+    fields = {name: getattr(entry, name) for name in entry.__struct_fields__}
+    fields.pop("decoded", None)
+    if isinstance(entry, RecordsAppended):
+        fields["body"] = entry.body.decode(errors="backslashreplace")
+    if isinstance(entry, RecordsDeleted):
+        for name in ("firsts", "lasts"):
+            fields[name] = np.frombuffer(fields[name], "<u8").tolist()
+    return {"lsn": lsn, "entry": type(entry).__name__, **fields}
+
+
+def _records_of(fs: Fs, tiers: Tiers, topic_id: int, topic: _Topic) -> Iterator[Item]:
+    """Every record of a topic once: sealed, then the snapshot's tail, then the journal."""
+    last_seq = 0
+    for entry in topic.manifest.segments if topic.manifest else ():
+        yield from _segment_items(fs, tiers, topic_id, topic, entry)
+        last_seq = entry.last_seq
+    for block, dead in topic.part.blocks() if topic.part else ():
+        yield from _block_items(topic, block, dead, "snapshot", last_seq)
+        last_seq = max(last_seq, block.last_seq)
+    for lsn, append in topic.appends:
+        block = _block_of(append)
+        yield from _block_items(topic, block, bytes(block.count), f"journal {lsn}", last_seq)
+        last_seq = max(last_seq, block.last_seq)
+
+
+def _block_of(append: RecordsAppended) -> Block:
+
+    decoded = append.decoded or decode_append(append.body)
+    times = array("q", [append.ts]) * append.count
+    return make_block(
+        append.first_seq, times, decoded.datas, decoded.metas, decoded.tags, decoded.nodes
+    )
+
+
+def _block_items(
+    topic: _Topic, block: Block, dead: bytes, where: str, after_seq: int
+) -> Iterator[Item]:
+    """The records of a block above `after_seq`; `dead` is one byte a record."""
+    gone = topic.is_deleted(np.arange(block.first_seq, block.last_seq + 1))
+    for row in range(max(0, after_seq + 1 - block.first_seq), block.count):
+        data, meta = block.data(row), block.meta(row)
+        item: Item = {
+            "topic": topic.name,
+            "seq": block.first_seq + row,
+            "ts": block.times[row],
+            "node": block.nodes[row],
+            "tag": block.tags[row],
+            "data": msgspec.Raw(data) if data else None,
+            "meta": msgspec.Raw(meta) if meta else None,
+            "deleted": bool(dead[row]) or bool(gone[row]),
+            "where": where,
+        }
+        if block.kinds[row] != PayloadKind.JSON:
+            item["data"] = base64.b64encode(data).decode()
+            item["encoding"] = "base64"
+        yield item
+
+
+def _segment_items(
+    fs: Fs, tiers: Tiers, topic_id: int, topic: _Topic, entry: SegmentEntry
+) -> Iterator[Item]:
+    where = f"{entry.tier} segment {entry.segment_id}"
+    idx_path, data_path = tiers.paths(entry.tier, topic_id, entry.segment_id)
+    try:
+        columns = load_index(fs, idx_path, topic_id, entry, verify=True)
+        file = fs.open(data_path)
+    except StorageError as error:
+        for seq in range(entry.first_seq, entry.last_seq + 1):
+            yield {"topic": topic.name, "seq": seq, "damaged": str(error), "where": where}
+        return
+    try:
+        dead = bytearray(flags_of(file, entry) or bytes(entry.record_count))
+        for row in topic.part.flipped_rows(entry.segment_id) if topic.part else ():
+            dead[row] = 1
+        for first in range(0, entry.record_count, BLOCK_RECORDS_MAX):
+            end = min(first + BLOCK_RECORDS_MAX, entry.record_count)
+            start = int(columns.rows["offset"][first])
+            data = file.pread(columns.record_end(end - 1) - start, start)
+            try:
+                block = unpack_block(data, columns, first, end)
+            except Damaged:
+                yield from _one_by_one(topic, file, columns, (first, end), dead, where)
+                continue
+            yield from _block_items(topic, block, bytes(dead[first:end]), where, 0)
+    finally:
+        file.close()
+
+
+def _one_by_one(
+    topic: _Topic, file: File, columns: Columns, rows: tuple[int, int], dead: bytearray, where: str
+) -> Iterator[Item]:
+    """The records of a range of which some are damaged."""
+    for row in range(*rows):
+        start = int(columns.rows["offset"][row])
+        data = file.pread(columns.record_end(row) - start, start)
+        try:
+            block = unpack_block(data, columns, row, row + 1)
+        except Damaged as error:
+            seq = columns.first_seq + row
+            yield {"topic": topic.name, "seq": seq, "damaged": str(error), "where": where}
+            continue
+        yield from _block_items(topic, block, bytes(dead[row : row + 1]), where, 0)

@@ -1,0 +1,264 @@
+"""Checks of a data directory at rest: segments, manifests, snapshots, journal. Read-only.
+
+Called by `wal/dump.py`. What a crash may leave (torn tails, leftovers, a segment in both tiers) is
+information; what no crash may leave is a problem. Nothing here repairs anything.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+import numpy as np
+import xxhash
+
+from topics_server.entries import RecordsAppended
+from topics_server.errors import StorageError
+from topics_server.handoff import SnapshotImage
+from topics_server.wal import layout
+from topics_server.wal.directory import FormatMark
+from topics_server.wal.fs import File, Fs
+from topics_server.wal.listed import read_manifest
+from topics_server.wal.manifest_format import COLD, HOT, SegmentEntry
+from topics_server.wal.parts import decode_part
+from topics_server.wal.replay import JournalReplay
+from topics_server.wal.segment_files import Tiers, load_index
+from topics_server.wal.segment_format import (
+    DATA_HEADER_BYTES,
+    RECORD_HEADER,
+    Columns,
+    bad_rows,
+    damaged_flags,
+    decode_data_header,
+)
+from topics_server.wal.snapshots import load_snapshot
+
+_ROWS_AT_ONCE = 4096
+
+
+@dataclass(slots=True)
+class Report:
+    """What was found. `problems`: damage; `infos`: what a crash may leave; `counts`: by thing."""
+
+    problems: list[str] = field(default_factory=list)
+    infos: list[str] = field(default_factory=list)
+    counts: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether there is no problem."""
+        return not self.problems
+
+
+# -- segments ----------------------------------------------------------------------------------
+
+
+def verify_segments(fs: Fs, tiers: Tiers, report: Report) -> None:
+    """Every topic folder of both tiers."""
+    ids: set[int] = set()
+    for root in (tiers.hot, tiers.cold):
+        names = [] if root is None else fs.list_dir(root)
+        ids.update(number for name in names if (number := layout.parse_topic_dir(name)) is not None)
+    for topic_id in sorted(ids):
+        report.counts["topic_folders"] += 1
+        path = layout.join(tiers.folder(HOT, topic_id), layout.MANIFEST)
+        try:
+            manifest = read_manifest(fs, path)
+        except StorageError as error:
+            report.problems.append(str(error))
+            continue
+        if manifest is None:
+            report.infos.append(f"{tiers.folder(HOT, topic_id)}: no manifest, files are leftovers")
+            continue
+        if manifest.topic_id != topic_id:
+            report.problems.append(f"{path}: is the manifest of topic {manifest.topic_id}")
+        for entry in manifest.segments:
+            _verify_segment(fs, tiers, topic_id, entry, report)
+        listed = {entry.segment_id for entry in manifest.segments}
+        for folder in tiers.folders(topic_id):
+            for name in fs.list_dir(folder):
+                found = layout.parse_segment_file(name)
+                if layout.is_temp(name) or (found is not None and found[0] not in listed):
+                    report.infos.append(f"{folder}/{name}: leftover of an unfinished job")
+
+
+def _verify_segment(
+    fs: Fs, tiers: Tiers, topic_id: int, entry: SegmentEntry, report: Report
+) -> None:
+    report.counts["segments"] += 1
+    report.counts[f"segments_{entry.tier}"] += 1
+    if entry.tier == COLD and tiers.cold is None:
+        report.problems.append(
+            f"topic {topic_id}: segment {entry.segment_id} is cold, and no cold folder was named"
+        )
+        return
+    idx_path, data_path = tiers.paths(entry.tier, topic_id, entry.segment_id)
+    missing = [path for path in (idx_path, data_path) if not fs.exists(path)]
+    if missing:
+        hint = "; is the cold disk mounted?" if entry.tier == COLD else ""
+        report.problems.append(f"{missing[0]}: a listed segment file is missing{hint}")
+        return
+    other = HOT if entry.tier == COLD else COLD
+    if tiers.cold is not None and fs.exists(tiers.data_path(other, topic_id, entry.segment_id)):
+        report.infos.append(f"{data_path}: in both tiers, its move was interrupted")
+    columns: Columns | None = None
+    try:
+        columns = load_index(fs, idx_path, topic_id, entry, verify=True)
+    except StorageError as error:
+        report.problems.append(str(error))
+    file = fs.open(data_path)
+    try:
+        if file.size() != entry.data_bytes:
+            report.problems.append(
+                f"{data_path}: {file.size()} bytes, listed with {entry.data_bytes}"
+            )
+            return
+        for problem in _data_problems(file, topic_id, entry, columns, report):
+            report.problems.append(f"{data_path}: {problem}")
+    except StorageError as error:
+        report.problems.append(f"{data_path}: {error}")
+    finally:
+        file.close()
+
+
+def _data_problems(
+    file: File, topic_id: int, entry: SegmentEntry, columns: Columns | None, report: Report
+) -> list[str]:
+    """Header, records, whole checksum and flags of a `.data` of the right size."""
+    problems: list[str] = []
+    encoded = file.pread(DATA_HEADER_BYTES, 0)
+    try:
+        header = decode_data_header(encoded)
+        if (header.topic_id, header.segment_id, header.first_seq, header.file_bytes) != (
+            topic_id,
+            entry.segment_id,
+            entry.first_seq,
+            entry.data_bytes,
+        ):
+            problems.append("the header is that of another segment")
+    except StorageError as error:
+        problems.append(str(error))
+    flags_offset = entry.data_bytes - entry.record_count
+    digest = xxhash.xxh3_64(encoded)
+    if columns is None:
+        for at in range(DATA_HEADER_BYTES, flags_offset, 2**20):
+            digest.update(file.pread(min(2**20, flags_offset - at), at))
+    else:
+        for first in range(0, entry.record_count, _ROWS_AT_ONCE):
+            end = min(first + _ROWS_AT_ONCE, entry.record_count)
+            start = int(columns.rows["offset"][first])
+            data = file.pread(columns.record_end(end - 1) - start, start)
+            digest.update(data)
+            problems += _record_problems(data, columns, first, end)
+    if digest.intdigest() != entry.data_checksum:
+        problems.append("checksum of the records fails")
+    flags = file.pread(entry.record_count, flags_offset)
+    for row in damaged_flags(flags).tolist():
+        problems.append(f"delete flag of seq {entry.first_seq + row} is {flags[row]:#04x}")
+    report.counts["sealed_records"] += entry.record_count
+    report.counts["sealed_deleted"] += entry.record_count - flags.count(0)
+    return problems
+
+
+def _record_problems(data: bytes, columns: Columns, first: int, end: int) -> list[str]:
+    rows = bad_rows(data, columns, first, end)
+    problems = [f"checksum of seq {columns.first_seq + first + row} fails" for row in rows]
+    starts = columns.rows["offset"][first:end].astype("<i8") - int(columns.rows["offset"][first])
+    width = RECORD_HEADER.itemsize
+    content = np.frombuffer(data, "u1")
+    if not problems and int(starts[-1]) + width <= len(content):
+        headers = content[starts[:, None] + np.arange(width)].view(RECORD_HEADER).ravel()
+        expected = np.arange(columns.first_seq + first, columns.first_seq + end, dtype="<u8")
+        if (headers["seq"] != expected).any():
+            problems.append(f"seqs from {int(expected[0])} on do not follow each other")
+        if (headers["ts"] != columns.rows["ts"][first:end]).any():
+            problems.append(f"times from seq {int(expected[0])} on differ from the index")
+    return problems
+
+
+# -- snapshots ---------------------------------------------------------------------------------
+
+
+def verify_snapshots(fs: Fs, data_dir: str, report: Report) -> list[SnapshotImage]:
+    """Every snapshot; the valid ones, newest first, without looking at who made their parts."""
+    folder = layout.join(data_dir, layout.SNAPSHOTS)
+    valid: list[SnapshotImage] = []
+    for name in sorted(fs.list_dir(folder), reverse=True):
+        path = layout.join(folder, name)
+        if layout.is_temp(name):
+            report.infos.append(f"{path}: leftover of an unfinished job")
+        if layout.parse_snapshot_file(name) is None:
+            continue
+        report.counts["snapshots"] += 1
+        try:
+            image = load_snapshot(fs, path)
+            valid.append(image)
+            for topic_id, encoded in image.parts:
+                _verify_part(topic_id, encoded)
+        except StorageError as error:
+            report.problems.append(str(error) if error.path else f"{path}: {error}")
+    report.counts["snapshot_parts"] = len(valid[0].parts) if valid else 0
+    return valid
+
+
+def _verify_part(topic_id: int, encoded: bytes) -> None:
+    """Raises `StorageError`."""
+    part = decode_part(encoded)
+    if part.topic_id != topic_id:
+        raise StorageError(f"part of topic {topic_id} says it is topic {part.topic_id}")
+    last_seq = 0
+    for block, _ in part.blocks():
+        if block.first_seq <= last_seq:
+            raise StorageError(f"topic {topic_id}: seq {block.first_seq} twice in the tail")
+        last_seq = block.last_seq
+    if last_seq > part.head_seq:
+        raise StorageError(f"topic {topic_id}: the tail ends above its head {part.head_seq}")
+
+
+# -- journal -----------------------------------------------------------------------------------
+
+
+def open_journal(
+    fs: Fs, data_dir: str, mark: FormatMark, newest: SnapshotImage | None
+) -> JournalReplay:
+    """The journal for reading only."""
+    return JournalReplay(
+        fs,
+        layout.join(data_dir, layout.WAL),
+        wal_sets=[(s.wal_set, s.shard_count, s.first_lsn) for s in mark.wal_sets],
+        synced_lsn=newest.last_lsn if newest else 0,
+        read_only=True,
+    )
+
+
+def verify_journal(
+    fs: Fs, data_dir: str, mark: FormatMark, snapshots: list[SnapshotImage], report: Report
+) -> None:
+    """Every group from the oldest valid snapshot's start on; no seq of a topic twice."""
+    replay = open_journal(fs, data_dir, mark, snapshots[0] if snapshots else None)
+    start_lsn = snapshots[-1].start_lsn if snapshots else 0
+    last_seqs: dict[int, int] = {}
+    try:
+        for lsn, entry in replay.entries(start_lsn):
+            report.counts["journal_entries"] += 1
+            if not isinstance(entry, RecordsAppended):
+                continue
+            report.counts["journal_records"] += entry.count
+            last_seq = last_seqs.get(entry.topic_id, 0)
+            if entry.first_seq <= last_seq:
+                report.problems.append(
+                    f"lsn {lsn}: seq {entry.first_seq} of topic {entry.topic_id} is given twice"
+                )
+            elif last_seq and entry.first_seq != last_seq + 1:
+                report.infos.append(
+                    f"lsn {lsn}: topic {entry.topic_id} goes from seq {last_seq} to "
+                    f"{entry.first_seq} (a head that jumped after a crash)"
+                )
+            last_seqs[entry.topic_id] = entry.first_seq + entry.count - 1
+    except StorageError as error:
+        report.problems.append(f"journal: {error}")
+    report.counts["journal_files"] = replay.report.files
+    for torn in replay.report.torn:
+        report.infos.append(
+            f"{torn.path}: unfinished write of {torn.length} bytes at {torn.offset} ({torn.reason})"
+        )

@@ -1,0 +1,225 @@
+"""`verify` and `dump` on what a killed server left: nothing moves, damage is named."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+import numpy as np
+import pytest
+
+from tests.storage.fake_disk import FakeDisk
+from tests.storage.journal_rig import Life
+from topics_server.appends import decode_append
+from topics_server.engine.capture import capture
+from topics_server.engine.sealing import plan_seal
+from topics_server.engine.topic import Topic
+from topics_server.entries import Entry, RecordsAppended, RecordsDeleted, TopicPut
+from topics_server.errors import Corrupt, StartRefused
+from topics_server.handoff import SnapshotImage
+from topics_server.model import TopicConfig
+from topics_server.wal.directory import Directory
+from topics_server.wal.dump import dump, verify
+from topics_server.wal.packer import InlinePacker
+from topics_server.wal.segments import SealedSegments
+from topics_server.wal.snapshots import PublishedSnapshots
+
+TOPIC = 3
+TS = 1_700_000_000_000
+HOT = f"data/segments/{TOPIC}"
+
+
+def bodies(first: int, count: int) -> bytes:
+    records = [
+        b'{"data":{"n" : %d},"tag":"t%d","meta":{"m":%d}}' % (n, n, n)
+        for n in range(first, first + count)
+    ]
+    return b'{"node":"u1","records":[' + b",".join(records) + b"]}"
+
+
+def append(first_seq: int, count: int) -> RecordsAppended:
+    body = bodies(first_seq, count)
+    return RecordsAppended(TOPIC, first_seq, count, TS, body, decoded=decode_append(body))
+
+
+def delete(*seqs: int) -> RecordsDeleted:
+    column = np.array(seqs, "<u8").tobytes()
+    return RecordsDeleted(TOPIC, TS, column, column)
+
+
+def killed_server(seed: int = 1) -> FakeDisk:
+    """Seqs 1-3 sealed (2 dead), 4-6 in the snapshot (5 dead), 7-9 in the journal (9 dead)."""
+    disk = FakeDisk(seed)
+    Directory.open(disk, "data", boot_id="boot").note_wal_set(1, 2, 1)
+    life = Life(disk)
+    life.recover()
+    topic = Topic(TOPIC, "orders", 1, TopicConfig(), TS)
+    segments = SealedSegments(disk, "data", "cold", InlinePacker())
+
+    def commit(entry: Entry) -> None:
+        lsn = life.submit(entry, sync=True)
+        assert lsn is not None
+        topic.apply(lsn, entry)
+
+    commit(TopicPut(TOPIC, "orders", 1, TopicConfig(), TS))
+    commit(append(1, 3))
+    commit(delete(2))
+    plan = plan_seal(topic, 3, TS, 3, 2**20, 2**40, force=True)
+    assert plan is not None
+    topic.mark_sealed(plan, segments.put(plan, topic.facts()))
+    commit(append(4, 3))
+    commit(delete(5))
+    life.settle()
+    PublishedSnapshots(disk, "data").write(
+        SnapshotImage(start_lsn=6, last_lsn=5, next_topic_id=4, parts=[(TOPIC, capture(topic))])
+    )
+    commit(append(7, 3))
+    life.settle()
+    commit(delete(9))
+    life.settle()
+    return life.die("kill")
+
+
+def test_every_record_is_dumped_once_from_wherever_it_is() -> None:
+    items = list(dump(killed_server(), "data", "cold"))
+    assert [item["seq"] for item in items] == list(range(1, 10))
+    assert [item["deleted"] for item in items] == [n in (2, 5, 9) for n in range(1, 10)]
+    assert [item["where"].split()[0] for item in items] == ["hot"] * 3 + ["snapshot"] * 3 + [
+        "journal"
+    ] * 3
+    line = msgspec.json.encode(items[6])
+    assert line == (
+        b'{"topic":"orders","seq":7,"ts":1700000000000,"node":"u1","tag":"t7",'
+        b'"data":{"n" : 7},"meta":{"m":7},"deleted":false,"where":"journal 6"}'
+    )
+    assert items[1]["data"] is None
+
+
+def test_entries_are_dumped_on_request() -> None:
+    items = list(dump(killed_server(), "data", "cold", with_journal=True))[9:]
+    assert [(item["lsn"], item["entry"]) for item in items] == [
+        (6, "RecordsAppended"),
+        (7, "RecordsDeleted"),
+    ]
+    assert items[1]["firsts"] == [9]
+    assert msgspec.json.encode(items)
+
+
+def test_what_a_killed_server_left_is_whole() -> None:
+    report = verify(killed_server(), "data", "cold")
+    assert report.problems == []
+    assert report.is_clean
+    counts = report.counts
+    assert (counts["segments"], counts["sealed_records"], counts["sealed_deleted"]) == (1, 3, 1)
+    assert (counts["snapshots"], counts["snapshot_parts"], counts["journal_entries"]) == (1, 1, 2)
+
+
+def test_verify_and_dump_change_nothing() -> None:
+    disk = killed_server()
+    before = len(disk.log)
+    verify(disk, "data", "cold")
+    list(dump(disk, "data", "cold", with_journal=True))
+    assert {op for op, _ in disk.log[before:]} <= {"open"}
+
+
+def test_a_torn_tail_is_information() -> None:
+    disk = killed_server()
+    names = [name for name in disk.list_dir("data/wal") if name.endswith(".wal")]
+    last = max(names, key=lambda name: disk.content(f"data/wal/{name}").rstrip(b"\0").__len__())
+    path = f"data/wal/{last}"
+    end = len(disk.content(path).rstrip(b"\0"))
+    file = disk.open(path, write=True)
+    file.pwrite(b"\xffGR\0 half a group", (end + 63) // 64 * 64)
+    report = verify(disk, "data", "cold")
+    assert report.problems == []
+    assert len(report.infos) == 1
+    assert "unfinished write" in report.infos[0]
+
+
+def flip_byte(path: str, offset: int) -> Callable[[FakeDisk], None]:
+    def damage(disk: FakeDisk) -> None:
+        disk.corrupt(path, offset % len(disk.content(path)), 0x10)
+
+    return damage
+
+
+def remove(path: str) -> Callable[[FakeDisk], None]:
+    return lambda disk: disk.unlink(path)
+
+
+DATA, IDX, MANIFEST = f"{HOT}/0000000001.data", f"{HOT}/0000000001.idx", f"{HOT}/manifest"
+SNAPSHOT = "data/snapshots/00000000000000000001.snap"
+DAMAGES = {
+    "record": (flip_byte(DATA, 64 + 33), "checksum of seq 1 fails"),
+    "record's own checksum": (flip_byte(DATA, -4), "checksum of the records fails"),
+    "header": (flip_byte(DATA, 20), "checksum of the segment's header fails"),
+    "flag": (flip_byte(DATA, -3), "delete flag of seq 1 is 0x10"),
+    "index": (flip_byte(IDX, 140), "checksum of the index fails"),
+    "manifest": (flip_byte(MANIFEST, 90), "checksum of the manifest fails"),
+    "snapshot part": (flip_byte(SNAPSHOT, 70), "checksum of the part of topic 3 fails"),
+    "snapshot table": (flip_byte(SNAPSHOT, -1), "checksum of the snapshot's header and table"),
+    "data missing": (remove(DATA), "listed segment file is missing"),
+    "index missing": (remove(IDX), "listed segment file is missing"),
+}
+
+
+@pytest.mark.parametrize("name", list(DAMAGES))
+def test_damage_is_a_problem_and_named(name: str) -> None:
+    damage, expected = DAMAGES[name]
+    disk = killed_server()
+    damage(disk)
+    report = verify(disk, "data", "cold")
+    assert not report.is_clean
+    assert any(expected in problem for problem in report.problems), report.problems
+
+
+def test_damage_in_the_journal_below_what_was_synced_is_a_problem() -> None:
+    disk = killed_server()
+    for name in disk.list_dir("data/wal"):
+        at = disk.content(f"data/wal/{name}").find(b'"t7"')
+        if at > 0:
+            disk.corrupt(f"data/wal/{name}", at)
+    report = verify(disk, "data", "cold")
+    assert len(report.problems) == 1
+    assert "shows that it was synced" in report.problems[0]
+    with pytest.raises(Corrupt):
+        list(dump(disk, "data", "cold"))
+
+
+def test_a_damaged_record_does_not_hide_its_neighbours() -> None:
+    disk = killed_server()
+    flip_byte(DATA, 64 + 33)(disk)
+    items = list(dump(disk, "data", "cold"))
+    assert [item["seq"] for item in items] == list(range(1, 10))
+    assert "damaged" in items[0]
+    assert items[2]["tag"] == "t3"
+
+
+def test_a_cold_folder_that_is_not_named_is_a_problem() -> None:
+    disk = killed_server()
+    segments = SealedSegments(disk, "data", "cold", InlinePacker())
+    found = segments.open_topic(TOPIC)
+    assert found is not None
+    segments.relocate(TOPIC, 1, found[0])
+    assert verify(disk, "data", "cold").problems == []
+    assert next(dump(disk, "data", "cold"))["where"] == "cold segment 1"
+    assert any("no cold folder" in problem for problem in verify(disk, "data").problems)
+    elsewhere = verify(disk, "data", "elsewhere").problems
+    assert any("is the cold disk mounted" in problem for problem in elsewhere)
+
+
+def test_leftovers_of_a_crash_are_information() -> None:
+    disk = killed_server()
+    for name in ("0000000009.data", "0000000001.idx.tmp"):
+        disk.open(f"{HOT}/{name}", create=True)
+    report = verify(disk, "data", "cold")
+    assert report.problems == []
+    assert len(report.infos) == 2
+
+
+def test_what_is_no_data_directory_is_refused() -> None:
+    disk = FakeDisk()
+    disk.make_dir("data")
+    for call in (verify, lambda fs, path: list(dump(fs, path))):
+        with pytest.raises(StartRefused, match="no FORMAT"):
+            call(disk, "data")
