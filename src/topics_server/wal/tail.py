@@ -109,6 +109,7 @@ class Tail:
         self._limit = sizes.file_bytes
         self._marked = FILE_HEADER_BYTES
         self._broken_bytes = 0
+        self._refused_bytes = 0
         self.closed: list[ClosedFile] = []
         self.last_lsn = self.synced_lsn = opening.previous_lsn
         self.dirty_bytes = 0
@@ -148,9 +149,12 @@ class Tail:
     # -- room ------------------------------------------------------------------------------
 
     def prepare(self) -> None:
-        """Fill ahead and have a spare. Raises `DiskFull`."""
+        """Fill ahead and have a spare, and room for what was refused last. Raises `DiskFull`."""
         if not self._spares:
             self._make_spare()
+        if self._refused_bytes:
+            self._make_ordinary_room(self._refused_bytes)
+            self._refused_bytes = 0
         self._fill_to(min(self._limit, self.end + self._sizes.fill_step_bytes))
 
     def make_room(self, frames_bytes: int, *, urgent: bool) -> None:
@@ -163,6 +167,8 @@ class Tail:
             self._make_ordinary_room(frames_bytes)
         except DiskFull:
             if not urgent:
+                # A group of unusual size does not keep ordinary ones waiting.
+                self._refused_bytes = min(frames_bytes, self._sizes.fill_step_bytes)
                 raise
             if not self.has_room(frames_bytes) and self._spares and self._opening is None:
                 self._rotate()

@@ -1,0 +1,311 @@
+"""A shard's promises, one by one: gates, full disks, failed syncs, rotation, the reserve."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.storage.fake_disk import FakeDisk
+from tests.storage.journal_rig import SMALL, WAL, Life, append, new_disk
+from topics_server.entries import RecordsDeleted
+from topics_server.errors import Code, ReadOnly
+from topics_server.limits import LOOP_WRITE_BYTES_MAX, SHARD_QUEUE_BYTES_MAX
+from topics_server.wal.shard import State
+
+WAL_FILES = f"{WAL}/*.wal"
+
+
+def started(disk: FakeDisk, *, shards: int = 1, turns: int = 1) -> Life:
+    """A life whose shards have made their room, so that small groups go from the loop."""
+    life = Life(disk, shards=shards, turns=lambda: turns)
+    life.recover()
+    life.settle()
+    disk.log.clear()
+    return life
+
+
+def delete(lsn: int) -> RecordsDeleted:
+    run = lsn.to_bytes(8, "little")
+    return RecordsDeleted(0, 1, run, run)
+
+
+def test_a_turn_is_one_group_and_one_write_from_the_loop() -> None:
+    life = started(new_disk(1))
+    for seq in range(5):
+        life.submit(append(0, seq))
+    assert life.disk.log == []
+    life.turn(2)
+    assert [op for op, _ in life.disk.log] == ["write"]
+    assert [p.written_lsn for p in life.progress] == [5]
+    assert life.progress[0].synced_lsn == 0
+    assert life.journal.shards[0].counters.loop_groups == 1
+    life.close()
+
+
+def test_entries_that_want_a_sync_share_one() -> None:
+    life = started(new_disk(1))
+    for seq in range(5):
+        life.submit(append(0, seq), sync=seq % 2 == 0)
+    life.settle()
+    assert [op for op, _ in life.disk.log if op == "sync"] == ["sync"]
+    assert life.progress[-1].synced_lsn == 5
+    life.close()
+
+
+def test_a_mark_behind_the_last_sync_says_how_far_it_reached() -> None:
+    disk = new_disk(1)
+    life = started(disk)
+    life.submit(append(0, 1), sync=True)
+    life.settle()
+    assert [op for op, _ in disk.log] == ["write", "sync", "write"]
+    life.settle()
+    assert len(disk.log) == 3, "a mark is not followed by another"
+    life.close()
+
+
+def test_a_large_group_is_left_to_the_worker() -> None:
+    life = started(new_disk(1))
+    body = b"x" * (LOOP_WRITE_BYTES_MAX + 1)
+    life.submit(append(0, 1, body))
+    life.settle()
+    counters = life.journal.shards[0].counters
+    assert (counters.groups, counters.loop_groups) == (1, 0)
+    again = Life(life.die("kill"), life.promises, shards=1)
+    assert again.recover("kill")[1] == append(0, 1, body)
+    again.close()
+
+
+def test_what_is_submitted_during_a_sync_waits_and_shares_the_next() -> None:
+    life = started(new_disk(1), turns=20)
+    life.submit(append(0, 1), sync=True)
+    life.turn(2)
+    for seq in range(2, 6):
+        life.submit(append(0, seq), sync=True)
+        life.turn()
+    assert life.journal.shards[0].queue_depth == 4
+    life.settle()
+    assert life.journal.shards[0].counters.syncs == 2
+    assert life.progress[-1].synced_lsn == 5
+    life.close()
+
+
+def test_files_rotate_and_an_entry_larger_than_a_file_gets_its_own() -> None:
+    life = started(new_disk(3))
+    for seq in range(1, 20):
+        life.submit(append(0, seq, b"y" * 3_000))
+        life.turn(3)
+    life.submit(append(0, 20, b"z" * 40_000))
+    life.settle()
+    assert life.journal.shards[0].tail.rotations >= 4
+    again = Life(life.die("kill"), life.promises, shards=1)
+    assert len(again.recover("kill")) == 20
+    again.close()
+
+
+def test_a_refused_write_is_undone_answered_and_forgotten() -> None:
+    disk = new_disk(2)
+    life = started(disk)
+    life.submit(append(0, 1), sync=True)
+    life.settle()
+    disk.fail("write", "enospc", path=WAL_FILES)
+    failed = life.submit(append(0, 2))
+    life.turn(2)
+    # Refused until the loop has undone it; then taken again, for there is room.
+    life.settle()
+    failure = next(p for p in life.progress if p.failed_from is not None)
+    assert (failure.failed_from, failure.error) == (failed, "disk_full")
+    assert life.journal.shards[0].state is State.OPEN
+    kept = life.submit(append(0, 3), sync=True)
+    life.settle()
+    again = Life(life.die("power"), life.promises, shards=1)
+    assert set(again.recover("power")) == {1, kept}
+    again.close()
+
+
+def test_a_full_disk_refuses_appends_but_takes_deletes_from_the_reserve() -> None:
+    disk = new_disk(4)
+    life = started(disk)
+    disk.capacity_bytes = disk.used_bytes()
+    accepted = 0
+    for seq in range(1, 200):
+        if life.submit(append(0, seq, b"w" * 400)) is not None:
+            accepted += 1
+        life.turn(4)
+    assert 0 < accepted < 100
+    assert life.journal.shards[0].state is State.FULL
+    assert life.refused[-1].code is Code.THROTTLED
+    assert life.refused[-1].detail == {"limit": "disk"}
+    deletes = [life.submit(delete(lsn), urgent=True, sync=True) for lsn in range(5)]
+    life.settle()
+    assert None not in deletes
+    assert life.progress[-1].synced_lsn == deletes[-1]
+    disk.capacity_bytes = None
+    life.journal.shards[0]._probe()
+    life.settle()
+    assert life.submit(append(0, 999), sync=True) is not None
+    life.settle()
+    again = Life(life.die("power"), life.promises, shards=1)
+    assert set(deletes) <= set(again.recover("power"))
+    again.close()
+
+
+def test_a_failed_sync_makes_the_shard_read_only_and_its_neighbour_not() -> None:
+    disk = new_disk(5)
+    life = started(disk, shards=2)
+    written = life.submit(append(0, 1))
+    life.turn(2)
+    waiting = life.submit(append(0, 2), sync=True)
+    disk.fail("sync", "eio", path=f"{WAL}/000001-00-*")
+    life.settle()
+    failure = next(p for p in life.progress if p.failed_from is not None)
+    assert (failure.error, failure.failed_from) == ("read_only", waiting)
+    assert written is not None
+    assert failure.written_lsn >= written
+    assert life.journal.read_only_shards() == [0]
+    assert life.submit(append(0, 3), urgent=True) is None
+    assert life.refused[-1].code is Code.STORAGE_READ_ONLY
+    assert life.submit(append(1, 1), sync=True) is not None
+    life.settle()
+    with pytest.raises(ReadOnly):
+        life.loop.run_until_complete(life.journal.sync_all())
+    life.close()
+
+
+def test_a_failed_background_sync_fails_nobody_that_was_answered() -> None:
+    disk = new_disk(6)
+    life = started(disk)
+    last = life.submit(append(0, 1))
+    life.turn(2)
+    disk.fail("sync", "eio", path=WAL_FILES)
+    with pytest.raises(ReadOnly):
+        life.loop.run_until_complete(life.journal.sync_all())
+    failure = next(p for p in life.progress if p.failed_from is not None)
+    assert last is not None
+    assert failure.failed_from == last + 1
+    life.end()
+
+
+def test_a_write_that_cannot_be_cut_back_makes_the_shard_read_only() -> None:
+    disk = new_disk(7)
+    life = started(disk)
+    life.submit(append(0, 1))
+    disk.fail("write", "eio", path=WAL_FILES, times=None)
+    disk.fail("truncate", "eio", path=WAL_FILES)
+    life.settle()
+    assert life.journal.read_only_shards() == [0]
+    life.end()
+
+
+def test_room_is_given_back_where_even_zeros_are_refused() -> None:
+    disk = new_disk(8)
+    life = started(disk)
+    life.submit(append(0, 1), sync=True)
+    life.settle()
+    disk.fail("write", "enospc", path=WAL_FILES, times=2)
+    life.submit(append(0, 2))
+    life.settle()
+    kept = life.submit(append(0, 3), sync=True)
+    life.settle()
+    again = Life(life.die("power"), life.promises, shards=1)
+    assert set(again.recover("power")) == {1, kept}
+    again.close()
+
+
+def test_too_many_open_files_is_a_full_disk() -> None:
+    disk = new_disk(9)
+    life = started(disk)
+    disk.fail("open", "emfile", times=None)
+    for seq in range(1, 100):
+        life.submit(append(0, seq, b"v" * 900))
+        life.turn(4)
+    assert life.refused[-1].detail == {"limit": "disk"}
+    assert life.journal.read_only_shards() == []
+    life.end()
+
+
+def test_a_full_queue_throttles_without_taking_anything() -> None:
+    life = started(new_disk(10))
+    life.journal.shards[0]._queue_bytes = SHARD_QUEUE_BYTES_MAX + 1
+    assert life.submit(append(0, 1)) is None
+    assert life.refused[-1].detail == {"limit": "journal_queue"}
+    assert life.journal.shards[0].counters.submit_full == 1
+    life.journal.shards[0]._queue_bytes = 0
+    life.end()
+
+
+def test_sync_all_waits_for_everything_submitted_before_it() -> None:
+    life = started(new_disk(11), shards=2)
+    for topic_id in range(4):
+        life.submit(append(topic_id, 1))
+    life.loop.run_until_complete(life.journal.sync_all())
+    assert life.promises.synced == {1, 2, 3, 4}
+    life.close()
+
+
+def test_close_writes_and_syncs_what_is_queued() -> None:
+    disk = new_disk(12)
+    life = started(disk)
+    life.submit(append(0, 1))
+    life.close()
+    disk.crash("power")
+    again = Life(disk.reopen(), life.promises, shards=1)
+    assert set(again.recover("power")) == {1}
+    again.close()
+
+
+def test_unsynced_entries_are_synced_after_the_interval() -> None:
+    life = Life(new_disk(13), shards=1, sync_interval_ms=0)
+    life.recover()
+    life.settle()
+    life.submit(append(0, 1))
+    life.settle()
+    assert life.progress[-1].synced_lsn == 1
+    life.close()
+
+
+def test_trim_removes_files_whose_entries_are_all_below() -> None:
+    disk = new_disk(14)
+    life = started(disk)
+    for seq in range(1, 30):
+        life.submit(append(0, seq, b"t" * 2_000))
+        life.turn(3)
+    life.loop.run_until_complete(life.journal.sync_all())
+    before = len(disk.list_dir(WAL))
+    life.promises.start_lsn = 20
+    life.journal.trim(20)
+    life.settle()
+    assert len(disk.list_dir(WAL)) < before
+    again = Life(life.die("power"), life.promises, shards=1)
+    assert min(again.recover("power")) == 20
+    again.journal.trim(30)
+    again.settle()
+    assert len(disk.reopen().list_dir(WAL) if disk.crashed else []) >= 1
+    again.close()
+
+
+@pytest.mark.parametrize("mode", ["kill", "power"])
+def test_a_crash_at_every_operation_of_a_short_script_breaks_no_promise(mode: str) -> None:
+    ending = "kill" if mode == "kill" else "power"
+    nth = 0
+    while True:
+        nth += 1
+        disk = new_disk(nth)
+        life = Life(disk, shards=2, turns=lambda: 1, sizes=SMALL)
+        life.recover()
+        life.settle()
+        disk.crash_at(nth)
+        for seq in range(1, 12):
+            life.submit(append(seq % 2, seq, b"c" * 1_500), sync=seq % 3 == 0)
+            life.turn(4)
+            if disk.crashed:
+                break
+        life.settle()
+        crashed = disk.crashed
+        again = Life(life.die("kill" if ending == "kill" else "power"), life.promises, shards=2)
+        again.recover("kill" if ending == "kill" else "power")
+        # What recovery handed out survives the next power loss, whatever it was before.
+        third = Life(again.die("power"), again.promises, shards=2)
+        third.recover("power")
+        third.close()
+        if not crashed:
+            break
+    assert nth > 20
