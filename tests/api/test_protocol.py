@@ -151,6 +151,23 @@ async def test_a_gzip_body_is_read(api: Api, encoding: str) -> None:
     assert api.store.topics["jobs"].records[0].data == b"1"
 
 
+async def test_an_identity_encoding_is_none(api: Api) -> None:
+    headers = JSON | {"content-encoding": "identity"}
+    answer = await api.http.post("/v0/topics/jobs", content=ONE, headers=headers)
+    assert answer.status_code == 201
+
+
+async def test_a_large_response_is_packed_whole(api: Api) -> None:
+    api.settings.max_body_bytes = 10_000_000
+    data = ["x" * 10_000 + str(number) for number in range(50)]
+    await api.append("jobs", *data)
+    answer = await api.http.post(
+        "/v0/topics/jobs/diff", json={}, headers={"accept-encoding": "gzip"}
+    )
+    assert int(answer.headers["content-length"]) < 100_000
+    assert [record["data"] for record in answer.json()["records"]] == data
+
+
 async def test_a_large_gzip_body_is_read_off_the_loop(api: Api) -> None:
     api.settings.max_body_bytes = 10_000_000
     datas = [str(number) * 9 for number in range(70_000)]
@@ -400,6 +417,19 @@ async def test_a_client_that_leaves_in_its_body_appends_nothing(api: Api) -> Non
     await asyncio.wait_for(client.serving, 10)
     assert client.sent == []
     assert api.store.topics == {}
+
+
+async def test_a_websocket_is_turned_away(api: Api) -> None:
+    sent: list[Any] = []
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "websocket.connect"}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    await api.app({"type": "websocket", "path": "/v0/ws", "headers": []}, receive, send)
+    assert [message["type"] for message in sent] == ["websocket.close"]
 
 
 async def test_the_lifespan_is_acknowledged(api: Api) -> None:

@@ -270,8 +270,6 @@ def parse_query(query: bytes) -> dict[str, str]:
         pairs = parse_qsl(query.decode("ascii"), keep_blank_values=True, errors="strict")
     except UnicodeDecodeError:
         raise invalid("the query is not percent-encoded UTF-8") from None
-    except ValueError as error:
-        raise invalid(f"the query cannot be read: {error}") from None
     return dict(reversed(pairs))
 
 

@@ -53,10 +53,6 @@ class ClientGoneError(Exception):
     """The client hung up while a handler waited for it alone; nothing is answered."""
 
 
-async def _nobody() -> None:
-    await asyncio.Event().wait()
-
-
 class Request(msgspec.Struct, gc=False):
     """One request as handlers see it.
 
@@ -70,7 +66,7 @@ class Request(msgspec.Struct, gc=False):
     query: bytes
     body: bytes
     started_ms: float
-    gone: Callable[[], Awaitable[None]] = _nobody
+    gone: Callable[[], Awaitable[None]]
 
     def elapsed_ms(self) -> float:
         """Milliseconds since the request arrived."""
@@ -192,36 +188,28 @@ def _check_types(headers: Mapping[bytes, bytes]) -> bool:
 
 
 async def _receive_all(receive: Receive, max_bytes: int) -> bytes:
-    message = await receive()
-    if message["type"] == "http.disconnect":
-        raise ClientGoneError
-    body: bytes = message.get("body", b"")
-    if not message.get("more_body", False):
-        if len(body) > max_bytes:
-            raise too_large(max_bytes)
-        return body
-    chunks = [body]
-    size = len(body)
-    while message.get("more_body", False):
-        if size > max_bytes:
-            raise too_large(max_bytes)
+    chunks: list[bytes] = []
+    size = 0
+    more = True
+    while more:
         message = await receive()
         if message["type"] == "http.disconnect":
             raise ClientGoneError
-        chunk = message.get("body", b"")
-        chunks.append(chunk)
+        chunk: bytes = message.get("body", b"")
         size += len(chunk)
-    if size > max_bytes:
-        raise too_large(max_bytes)
-    return b"".join(chunks)
+        if size > max_bytes:
+            raise too_large(max_bytes)
+        chunks.append(chunk)
+        more = message.get("more_body", False)
+    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+
+# --- the adapter ------------------------------------------------------------------------------
 
 
 def response_of(error: TopicsError, extra: Headers = ()) -> Response:
     """A refusal as a response."""
     return Response(status_of(error), envelope(error), headers_of(error) + extra)
-
-
-# --- the adapter ------------------------------------------------------------------------------
 
 
 class Application:

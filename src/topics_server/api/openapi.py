@@ -95,53 +95,9 @@ def _topic_paths() -> Schema:
         "required": True,
         "schema": text(pattern="^[A-Za-z0-9][A-Za-z0-9._:-]{0,254}$"),
     }
-    listing = _operation(
-        "listTopics",
-        "Topics in name order, one page at a time.",
-        {"200": _answer("A page of topics.", ref("TopicList"))},
-        codes=_READS,
-        parameters=(
-            _query("prefix", text(), "Only names that start with it."),
-            _query(
-                "page_size",
-                {"type": "integer", "minimum": 0, "default": PAGE_SIZE_DEFAULT},
-                f"At most {PAGE_SIZE_MAX}; 0 is the default.",
-            ),
-            _query("cursor", text(), "`next_cursor` of the page before."),
-            _query("touch", boolean(False), "Count as interest in the listed topics."),
-        ),
-    )
     return {
-        "/v0/topics": {"get": listing},
-        "/v0/topics/{topic}": {
-            "parameters": [name],
-            "put": _operation(
-                "putTopic",
-                "Create a topic, or replace its configuration.",
-                {
-                    "200": _answer("It was there.", ref("PutResult")),
-                    "201": _answer("It was created.", ref("PutResult")),
-                },
-                codes=(*_WRITES, *_TAKES_BODY, Code.TOPIC_EXISTS_INCOMPATIBLE),
-                body=ref("TopicConfig"),
-                is_body_required=False,
-            ),
-            "get": _operation(
-                "getTopic",
-                "The topic's state.",
-                {"200": _answer("The state.", ref("TopicState"))},
-                codes=(*_READS, Code.TOPIC_NOT_FOUND),
-                parameters=(_query("touch", boolean(True), "Count as interest in the topic."),),
-            ),
-            "delete": _operation(
-                "dropTopic",
-                "Remove the topic with everything it holds.",
-                {"200": _answer("It is gone.", ref("DropResult"))},
-                codes=(*_WRITES, Code.TOPIC_NOT_EMPTY),
-                parameters=(_query("if_empty", boolean(False), "Only if it holds no record."),),
-            ),
-            "post": _append(),
-        },
+        "/v0/topics": {"get": _listing()},
+        "/v0/topics/{topic}": {"parameters": [name], **_topic()},
         "/v0/topics/{topic}/diff": {
             "parameters": [name],
             "post": _operation(
@@ -162,6 +118,56 @@ def _topic_paths() -> Schema:
                 body=ref("DeleteRequest"),
             ),
         },
+    }
+
+
+def _listing() -> Schema:
+    return _operation(
+        "listTopics",
+        "Topics in name order, one page at a time.",
+        {"200": _answer("A page of topics.", ref("TopicList"))},
+        codes=_READS,
+        parameters=(
+            _query("prefix", text(), "Only names that start with it."),
+            _query(
+                "page_size",
+                {"type": "integer", "minimum": 0, "default": PAGE_SIZE_DEFAULT},
+                f"At most {PAGE_SIZE_MAX}; 0 is the default.",
+            ),
+            _query("cursor", text(), "`next_cursor` of the page before."),
+            _query("touch", boolean(False), "Count as interest in the listed topics."),
+        ),
+    )
+
+
+def _topic() -> Schema:
+    return {
+        "put": _operation(
+            "putTopic",
+            "Create a topic, or replace its configuration.",
+            {
+                "200": _answer("It was there.", ref("PutResult")),
+                "201": _answer("It was created.", ref("PutResult")),
+            },
+            codes=(*_WRITES, *_TAKES_BODY, Code.TOPIC_EXISTS_INCOMPATIBLE),
+            body=ref("TopicConfig"),
+            is_body_required=False,
+        ),
+        "get": _operation(
+            "getTopic",
+            "The topic's state.",
+            {"200": _answer("The state.", ref("TopicState"))},
+            codes=(*_READS, Code.TOPIC_NOT_FOUND),
+            parameters=(_query("touch", boolean(True), "Count as interest in the topic."),),
+        ),
+        "delete": _operation(
+            "dropTopic",
+            "Remove the topic with everything it holds.",
+            {"200": _answer("It is gone.", ref("DropResult"))},
+            codes=(*_WRITES, Code.TOPIC_NOT_EMPTY),
+            parameters=(_query("if_empty", boolean(False), "Only if it holds no record."),),
+        ),
+        "post": _append(),
     }
 
 

@@ -113,6 +113,7 @@ def all_schemas() -> Schema:
         **_request_schemas(),
         **_record_schemas(),
         **_answer_schemas(),
+        **_other_answers(),
     }
 
 
@@ -232,6 +233,19 @@ def _answer_schemas() -> Schema:
         **performance,
     }
     dropped = {"topic": text(), "deleted": boolean(), "routers_removed": list_of(text())}
+    return {
+        "PutResult": _all(done | {"config": ref("TopicConfig")} | performance),
+        "TopicState": _all(state),
+        "Page": _all(page),
+        "AppendResult": _all(appended, optional="seqs"),
+        "DeleteResult": _all(place | size | {"deleted": u64()} | performance),
+        "DropResult": _all(dropped | performance),
+        "TopicList": _all(listed, optional="next_cursor"),
+    }
+
+
+def _other_answers() -> Schema:
+    performance = {"performance": ref("Performance")}
     told = object_of("code message", code=text(enum=_codes()), message=text(), detail=object_of(""))
     times = ("server_total_ms", "wal_append_ms", "fsync_ms", "throttle_wait_ms")
     return {
@@ -241,13 +255,6 @@ def _answer_schemas() -> Schema:
             records_scanned=u64(),
         ),
         "Error": object_of("error", error=told),
-        "PutResult": _all(done | {"config": ref("TopicConfig")} | performance),
-        "TopicState": _all(state),
-        "Page": _all(page),
-        "AppendResult": _all(appended, optional="seqs"),
-        "DeleteResult": _all(place | size | {"deleted": u64()} | performance),
-        "DropResult": _all(dropped | performance),
-        "TopicList": _all(listed, optional="next_cursor"),
         "Health": _all(
             {"status": {"const": "ok"}, "version": text(), "uptime_ms": u64()} | performance
         ),
