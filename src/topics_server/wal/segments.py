@@ -37,7 +37,10 @@ from topics_server.wal.segment_maps import IndexMaps
 
 
 class SealedSegments:
-    """See the module. `max_open_files` is this class's share of the process's descriptors."""
+    """See the module. `max_open_files` is its share of the process's descriptors (mappings too).
+
+    `cold_dir` mirrors `segments/`; `dir_mode` is given to the folders it makes.
+    """
 
     def __init__(
         self,
@@ -46,11 +49,13 @@ class SealedSegments:
         cold_dir: str | None,
         packer: Packer,
         max_open_files: int = 512,
+        dir_mode: int = 0o700,
     ) -> None:
         assert max_open_files >= 4
         self._fs: Final = fs
         self._tiers: Final = Tiers(layout.join(data_dir, layout.SEGMENTS), cold_dir)
         self._packer: Final = packer
+        self._dir_mode: Final = dir_mode
         self._handles: Final = Handles(fs, max_open_files // 4)
         self._maps: Final = IndexMaps(fs, self._tiers, self._handles, max_open_files * 3 // 4)
         self._topics: dict[int, ListedTopic] = {}
@@ -247,7 +252,7 @@ class SealedSegments:
         if tier not in topic.safe_folders:
             root = layout.parent(folder)
             is_first = not self._fs.exists(root)
-            self._fs.make_dir(folder)
+            self._fs.make_dir(folder, self._dir_mode)
             self._fs.sync_dir(root)
             if is_first:
                 self._fs.sync_dir(layout.parent(root))
