@@ -14,7 +14,7 @@ from typing import Final
 
 from tests.contract.driver import Server, good
 from tests.crash.ledger import Call, Json, TopicLedger, View, bounds
-from tests.crash.turnover import Turnover
+from tests.crash.turnover import Turnover, TurnoverWriter
 from tests.crash.writers import PAD, Connection, Moments, Writer, send
 from topics_server.wal.dump import verify
 from topics_server.wal.fs import OsFs
@@ -132,13 +132,14 @@ class Torture:
             for number in range(WRITERS - 1)
         ]
         last = self.turnover.writer(self._port(), seed)
-        for writer in (*writers, last):
+        everybody: list[Writer | TurnoverWriter] = [*writers, last]
+        for writer in everybody:
             writer.start()
         time.sleep(self.rng.uniform(0.05, 1.5))
         self._kill()
-        for writer in (*writers, last):
+        for writer in everybody:
             writer.stop.set()
-        for writer in (*writers, last):
+        for writer in everybody:
             writer.join(30)
             assert not writer.is_alive(), "a writer hangs"
         self._fail_on(last.problems)
