@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import click
+import msgspec
 
 from topics_server.cli.flags import loaded, settings_flags
 from topics_server.settings import refusal
@@ -27,6 +28,8 @@ def command(ctx: click.Context, /, **flags: Any) -> None:
         click.echo(reason, err=True)
         ctx.exit(2)
     for line in found.warnings:
+        if found.settings.log_format == "json":
+            line = msgspec.json.encode({"level": "warning", "event": line}).decode()
         click.echo(line, err=True)
     from topics_server.server import run
 

@@ -1,0 +1,187 @@
+"""The verbs for topics and records: output, exit codes, and bytes that stay as they are."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Topics
+from tests.contract.driver import Api
+
+ODD = '{"b":1e400, "a": [1 ,2],\t"a":3, "\\u0061":"\\u00e9é", "n":-0.0 }'
+
+
+def test_a_record_comes_back_byte_for_byte(topics: Topics, topic: str) -> None:
+    made = topics.good("append", topic, ODD, "--tag", "a b", "--node", "n", "--meta", '{"k" : 1}')
+    assert made.value["seqs"] == [1]
+    line = topics.good("read", topic, "--tags").out
+    assert b'"data":' + ODD.encode() in line
+    assert b'"meta":{"k" : 1}' in line
+    assert line.count(b"\n") == 1
+    (record,) = topics.good("read", topic, "--tags").lines
+    assert (record["$seq"], record["$tag"], record["$node"]) == (1, "a b", "n")
+
+
+def test_data_comes_from_a_file_or_standard_input(
+    topics: Topics, topic: str, tmp_path: Path
+) -> None:
+    (tmp_path / "data.json").write_text("[1,\n 2]\n")
+    topics.good("append", topic, "--file", "data.json")
+    topics.good("append", topic, "--file", "-", stdin=b' "two" \n')
+    topics.good("append", topic, stdin=b"3")
+    ran = topics.good("read", topic)
+    # A line break between tokens is the one byte that a line cannot keep.
+    assert ran.out.splitlines()[0].endswith(b'"data":[1,  2]}')
+    assert [record["data"] for record in ran.lines] == [[1, 2], "two", 3]
+
+
+@pytest.mark.parametrize("data", ["hello", "{a:1}", "1 2", "", '{"a":1'])
+def test_data_that_is_not_json_is_wrong_usage(topics: Topics, topic: str, data: str) -> None:
+    ran = topics("append", topic, data)
+    assert ran.code == 2
+    assert "not JSON" in ran.err
+    assert ran.out == b""
+
+
+def test_a_string_without_quotes_is_told_how_to_quote(alone: Topics) -> None:
+    assert """topics append jobs '"hello"'""" in alone("append", "jobs", "hello").err
+
+
+def test_a_key_appends_once(topics: Topics, topic: str) -> None:
+    first = topics.good("append", topic, "1", "--key", "k").value
+    again = topics.good("append", topic, "1", "--key", "k").value
+    assert (first["deduped"], again["deduped"]) == (False, True)
+    assert again["seqs"] == first["seqs"]
+
+
+def test_put_sets_what_is_given_and_the_rest_to_defaults(topics: Topics, topic: str) -> None:
+    made = topics.good("put", topic, "--durability", "fsync", "--cap-records", "5").value
+    assert made["created"] is True
+    assert (made["config"]["durability"], made["config"]["cap_records"]) == ("fsync", 5)
+    again = topics.good("put", topic, "--no-dedupe-node").value
+    assert (again["config"]["durability"], again["config"]["dedupe_node"]) == ("disk", False)
+
+
+def test_read_goes_from_a_position_to_a_limit(topics: Topics, topic: str, api: Api) -> None:
+    api.add(topic, *range(2500))
+    seqs = [record["$seq"] for record in topics.good("read", topic).lines]
+    assert seqs == list(range(1, 2501))
+    some = topics.good("read", topic, "--from", "1100", "--limit", "1200").lines
+    assert [record["data"] for record in some] == list(range(1100, 2300))
+
+
+def test_read_leaves_out_nodes(topics: Topics, topic: str, api: Api) -> None:
+    for node in "abc":
+        api.add(topic, node, node=node)
+    found = topics.good("read", topic, "--node", "a", "--node", "c").lines
+    assert [record["data"] for record in found] == ["b"]
+
+
+def test_a_gap_is_a_line_and_a_word(topics: Topics, topic: str, api: Api) -> None:
+    api.put(topic, {"cap_records": 2})
+    api.add(topic, 1, 2, 3, 4, 5)
+    ran = topics.good("read", topic)
+    gap, *records = ran.lines
+    assert (gap["tombstone"]["gap_from"], gap["tombstone"]["reason"]) == (1, "cap")
+    assert [record["$seq"] for record in records] == list(range(gap["tombstone"]["gap_to"] + 1, 6))
+    assert ran.message.startswith(f"gap: records 1 to {gap['tombstone']['gap_to']} are gone (cap)")
+
+
+def test_follow_prints_records_as_they_come(topics: Topics, topic: str, api: Api) -> None:
+    api.add(topic, "there")
+    reader = topics.spawn("read", topic, "--follow", "--limit", "3")
+    assert reader.stdout is not None
+    assert b'"there"' in reader.stdout.readline()
+    api.add(topic, "second")
+    assert b'"second"' in reader.stdout.readline()
+    api.add(topic, "third")
+    assert b'"third"' in reader.stdout.readline()
+    assert reader.wait(20) == 0
+    reader.stdout.close()
+
+
+def test_ls_and_info_tell_what_the_server_tells(topics: Topics, topic: str, api: Api) -> None:
+    api.add(topic, 1, 2)
+    (listed,) = topics.good("ls", "--prefix", topic).lines
+    assert (listed["topic"], listed["count"]) == (topic, 2)
+    assert topics.good("info", topic).value["head_seq"] == 2
+    assert topic in topics.good("ls", "--table").out.decode()
+    assert "config.durability" in topics.good("info", topic, "--table").out.decode()
+
+
+def test_tables_show_data_as_data(topics: Topics, topic: str, api: Api) -> None:
+    api.add(topic, "[red]not markup[/red]")
+    assert "[red]not markup" in topics.good("read", topic, "--table").out.decode()
+
+
+def test_delete_by_tag_prefix_and_position(topics: Topics, topic: str, api: Api) -> None:
+    for tag in ("a", "a1", "b", "b"):
+        api.add(topic, tag, tag=tag)
+    assert topics.good("delete", topic, "--tag", "a").value["deleted"] == 1
+    assert topics.good("delete", topic, "--tag-prefix", "a").value["deleted"] == 1
+    assert topics.good("delete", topic, "--tag", "b", "--before", "4").value["deleted"] == 1
+    assert topics.good("delete", topic, "--before", "9").value["count"] == 0
+
+
+@pytest.mark.parametrize(
+    "words", [[], ["--tag", "a", "--tag-prefix", "b"], ["--tag-prefix", "a*"], ["--before", "-1"]]
+)
+def test_delete_wants_to_know_what(alone: Topics, words: list[str]) -> None:
+    assert alone("delete", "jobs", *words).code == 2
+
+
+def test_rm_removes_and_says_when_there_was_nothing(topics: Topics, topic: str, api: Api) -> None:
+    api.add(topic, 1)
+    assert topics("rm", topic, "--if-empty").message.startswith("topic_not_empty: ")
+    assert topics.good("rm", topic).value["deleted"] is True
+    again = topics("rm", topic)
+    assert (again.code, again.out) == (1, b"")
+    assert again.message.startswith("topic_not_found: ")
+
+
+@pytest.mark.parametrize(
+    "words", [["read", "t-none"], ["info", "t-none"], ["append", "t-none", "1", "--no-create"]]
+)
+def test_what_is_not_found_is_exit_code_1(topics: Topics, words: list[str]) -> None:
+    ran = topics(*words)
+    assert (ran.code, ran.out) == (1, b"")
+    assert ran.message.startswith("topic_not_found: ")
+
+
+def test_a_name_never_leaves_its_path_segment(topics: Topics) -> None:
+    ran = topics("info", "../health")
+    assert ran.code == 1
+    assert ran.message.startswith("invalid_request: ")
+
+
+@pytest.mark.parametrize("words", [["ls"], ["append", "t", "1"], ["read", "t"]])
+def test_no_server_is_exit_code_2(alone: Topics, words: list[str]) -> None:
+    ran = alone(*words)
+    assert ran.code == 2
+    assert ran.message.startswith("cannot connect to http://127.0.0.1:1")
+
+
+@pytest.mark.parametrize("url", ["localhost:4000", "ftp://x", "http://", "http://x:99999"])
+def test_a_bad_url_is_wrong_usage(alone: Topics, url: str) -> None:
+    ran = alone("ls", "--url", url)
+    assert ran.code == 2
+    assert "no URL of a server" in ran.err
+
+
+@pytest.mark.parametrize(("answer", "stays"), [("n", True), ("y", False)])
+def test_on_a_terminal_rm_asks_first(
+    topics: Topics, topic: str, api: Api, answer: str, stays: bool
+) -> None:
+    api.add(topic, 1)
+    person, terminal = os.openpty()
+    try:
+        verb = topics.spawn("rm", topic, stdin=terminal, stdout=terminal, stderr=subprocess.STDOUT)
+        os.write(person, f"{answer}\n".encode())
+        assert verb.wait(20) == (1 if stays else 0)
+    finally:
+        os.close(terminal)
+        os.close(person)
+    assert (api.state(topic).status_code == 200) is stays
