@@ -571,3 +571,17 @@ def test_a_full_disk_gets_its_room_back_from_a_segment_that_was_not_listed() -> 
     with pytest.raises(StorageError):
         put_third(segments)
     assert disk.used_bytes() == before
+
+
+@pytest.mark.parametrize("op", ["write", "sync", "rename", "sync_dir", "unlink"])
+def test_a_drop_that_failed_is_made_up_for_by_the_next_change(op: Op) -> None:
+    disk = empty_disk()
+    segments = two_segments(disk)
+    disk.fail(op, "enospc", path=f"{HOT_FOLDER}*")
+    with pytest.raises(StorageError):
+        drop_first(segments)
+    put_third(segments)
+    disk.crash("power")
+    disk = disk.reopen()
+    assert set(listed(opened(disk))) == {2, 3}
+    assert not [path for path in files(disk) if "0000000001" in path]

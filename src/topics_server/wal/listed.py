@@ -42,6 +42,8 @@ class ListedTopic:
     next_segment_id: int = 0
     # Segments that may have files in both tiers: a flip is made in both.
     doubled: set[int] = field(default_factory=set)
+    # Segments to be dropped whose manifest or files a failure has kept.
+    doomed: set[int] = field(default_factory=set)
     # Tiers whose folder of this topic is known to have a durable name.
     safe_folders: set[str] = field(default_factory=set)
     is_unsure: bool = False

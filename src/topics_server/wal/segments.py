@@ -79,6 +79,7 @@ class SealedSegments:
         assert entry.last_seq == plan.blocks[-1].last_seq
         topic = self._topic(topic_id)
         with topic.lock:
+            self._finish_drops(topic, facts)
             assert segment_id not in topic.entries
             folder = self._make_folder(topic, HOT)
             if topic.is_unsure:
@@ -160,26 +161,34 @@ class SealedSegments:
             file.close()
 
     def drop(self, topic_id: int, segment_ids: Sequence[int], facts: TopicFacts) -> None:
-        """See `ports.Segments.drop`. May be repeated: ids not listed only lose their files."""
+        """See `ports.Segments.drop`. If it fails, the topic's next change of any kind does it."""
         topic = self._topic(topic_id)
         with topic.lock:
-            gone = set(segment_ids)
-            kept = {key: entry for key, entry in topic.entries.items() if key not in gone}
-            self._write_manifest(topic, facts, kept)
-            indexes = topic.indexes
-            topic.indexes = {key: index for key, index in indexes.items() if key not in gone}
-            for segment_id in gone:
-                self._forget(topic_id, segment_id, indexes.get(segment_id))
-                topic.doubled.discard(segment_id)
-                for tier in (HOT,) if self._tiers.cold is None else (HOT, COLD):
-                    for path in self._tiers.paths(tier, topic_id, segment_id):
-                        self._fs.unlink(path, missing_ok=True)
+            topic.doomed.update(segment_ids)
+            self._finish_drops(topic, facts)
+
+    def _finish_drops(self, topic: ListedTopic, facts: TopicFacts) -> None:
+        if not topic.doomed:
+            return
+        gone = topic.doomed
+        kept = {key: entry for key, entry in topic.entries.items() if key not in gone}
+        self._write_manifest(topic, facts, kept)
+        indexes = topic.indexes
+        topic.indexes = {key: index for key, index in indexes.items() if key not in gone}
+        for segment_id in sorted(gone):
+            self._forget(topic.topic_id, segment_id, indexes.get(segment_id))
+            for tier in (HOT,) if self._tiers.cold is None else (HOT, COLD):
+                for path in self._tiers.paths(tier, topic.topic_id, segment_id):
+                    self._fs.unlink(path, missing_ok=True)
+            topic.doubled.discard(segment_id)
+            gone.discard(segment_id)
 
     def drop_topic(self, topic_id: int) -> None:
         """See `ports.Segments.drop_topic`. The manifest goes first: no half topic is left."""
         topic = self._topic(topic_id)
         with topic.lock:
             indexes, topic.indexes, topic.entries = topic.indexes, {}, {}
+            topic.doomed.clear()
             for segment_id, index in indexes.items():
                 self._forget(topic_id, segment_id, index)
             for folder in self._tiers.folders(topic_id):
@@ -200,6 +209,7 @@ class SealedSegments:
         """See `ports.Segments.relocate`. Nothing to do if it is gone or cold already."""
         topic = self._topic(topic_id)
         with topic.lock:
+            self._finish_drops(topic, facts)
             entry = topic.entries.get(segment_id)
             if entry is None or entry.tier == COLD:
                 return
@@ -237,6 +247,7 @@ class SealedSegments:
         """See `ports.Segments.write_manifest`."""
         topic = self._topic(facts.topic_id)
         with topic.lock:
+            self._finish_drops(topic, facts)
             self._write_manifest(topic, facts, topic.entries)
 
     def _write_manifest(self, topic: ListedTopic, facts: TopicFacts, entries: Entries) -> None:
