@@ -52,6 +52,7 @@ OWNERS: dict[str, dict[str, str]] = {
         "wal.fs": "the only open, write, sync and rename",
         "wal.directory": "the pid and the boot id in the directory's marks",
         "settings": "the environment and the number of cores",
+        "wal.packer": "the niceness of the helper process",
     },
 }
 # The top loops: where an unforeseen exception ends, because above them is only the runtime.

@@ -19,7 +19,8 @@ GRAMMAR: Final = 1
 
 T = TypeVar("T")
 
-_NO_META: Final = msgspec.Raw(b"")
+# A union with None would take nothing but null: absence is the empty value.
+_ABSENT: Final = msgspec.Raw(b"")
 _STRINGS: Final = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
 _NOT_BRACKETS: Final = bytes(set(range(256)) - set(b"[]{}"))
 _FIELD_PATH: Final = re.compile(r" - at `(?:key in )?\$\.?([^`]*)`$")
@@ -29,7 +30,7 @@ class _Record(msgspec.Struct, gc=False):
     data: msgspec.Raw
     tag: str | None = None
     node: str | None = None
-    meta: msgspec.Raw = _NO_META
+    meta: msgspec.Raw = _ABSENT
 
 
 class _Body(msgspec.Struct, gc=False):
@@ -37,7 +38,7 @@ class _Body(msgspec.Struct, gc=False):
     node: str | None = None
     idempotency_key: str | None = None
     create: bool | None = None
-    config: msgspec.Raw | None = None
+    config: msgspec.Raw = _ABSENT
     disable_backpressure: bool | None = None
 
 
@@ -81,7 +82,7 @@ def decode_append(body: bytes) -> DecodedAppend:
     if body.count(b"[") + body.count(b"{") > JSON_DEPTH_MAX:
         _check_depths(datas, metas)
     assert len(datas) == len(metas)
-    config = None if decoded.config is None else bytes(decoded.config)
+    config = bytes(decoded.config)
     return DecodedAppend(
         datas=datas,
         metas=metas,
@@ -89,7 +90,7 @@ def decode_append(body: bytes) -> DecodedAppend:
         nodes=[node if record.node is None else record.node for record in records],
         idempotency_key=decoded.idempotency_key,
         create=decoded.create,
-        config=None if config == b"null" else config,
+        config=None if config in (b"", b"null") else config,
         disable_backpressure=bool(decoded.disable_backpressure),
     )
 

@@ -12,7 +12,6 @@ import contextlib
 import gc
 import json
 import logging
-import os
 import resource
 import signal
 import socket
@@ -103,7 +102,6 @@ def write_port_file(path: Path, port: int) -> None:
 def run(settings: Settings) -> int:
     """Serve until a signal; returns the exit code."""
     set_up_logging(settings)
-    os.umask(0o077)
     open_files = raise_open_files()
     try:
         node = Node.open(settings, open_files)

@@ -14,7 +14,6 @@ pytestmark = pytest.mark.anyio
 
 # appends.py declares `config: msgspec.Raw | None`, which msgspec reads as "null only"; with
 # `config: msgspec.Raw = _NO_META` these pass, and the mark goes.
-INLINE_CONFIG = pytest.mark.xfail(strict=True, reason="an inline config is refused by appends.py")
 
 
 async def test_put_creates_with_201_and_changes_with_200(api: Api) -> None:
@@ -89,13 +88,11 @@ async def test_an_empty_idempotency_header_is_400_and_appends_nothing(api: Api) 
     assert "jobs" not in api.store.topics
 
 
-@INLINE_CONFIG
 async def test_an_inline_configuration_is_used_for_a_new_topic(api: Api) -> None:
     await api.append("jobs", 1, config={"durability": "memory"})
     assert api.store.topics["jobs"].config.durability is Durability.MEMORY
 
 
-@INLINE_CONFIG
 async def test_a_bad_inline_configuration_is_400_and_creates_nothing(api: Api) -> None:
     answer = await api.append("jobs", 1, config={"dead_letter": "jobs"})
     assert answer.status_code == 400
