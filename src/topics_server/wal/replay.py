@@ -1,8 +1,7 @@
 """The journal as found at start: its entries by lsn, what of it is torn, and making it durable.
 
-Each shard's files form a chain: a file's first group names the file before it, where that one ended
-and its last lsn. A chain that does not reach back to the snapshot's start, or has a gap above it,
-refuses start. Where a group fails its check (DESIGN §4, Torn or corrupt):
+Which files are read is for `chain` to say. Where a group fails its check (DESIGN §4, Torn or
+corrupt):
 
 - a later file holds a valid group -> this file was synced whole: *corrupt*;
 - a readable group behind it says it was synced, by its mark or by an lsn the snapshot is known to
@@ -22,44 +21,18 @@ import heapq
 import itertools
 from collections.abc import Iterator, Sequence
 from operator import itemgetter
-from typing import Final, NoReturn
+from typing import Final
 
 import msgspec
 
 from topics_server.entries import Entry
-from topics_server.errors import Corrupt, StartRefused
-from topics_server.limits import MIB
+from topics_server.errors import Corrupt
 from topics_server.wal import layout
+from topics_server.wal.chain import JournalFile, Key, check_sets, needed_chain, open_files
 from topics_server.wal.frames import Opening
-from topics_server.wal.fs import File, Fs
-from topics_server.wal.groups import (
-    ALIGNMENT,
-    FILE_HEADER_BYTES,
-    GROUP_HEADER_BYTES,
-    Ending,
-    FileHeader,
-    Group,
-    Scan,
-    decode_file_header,
-    find_group,
-    scan,
-)
-
-_CHUNK_BYTES: Final = MIB
-_ZEROS: Final = bytes(_CHUNK_BYTES)
-
-assert _CHUNK_BYTES % ALIGNMENT == 0
-
-
-class TornRange(msgspec.Struct, frozen=True):
-    """Bytes of an unfinished write, cut from a file and kept aside in `kept`."""
-
-    path: str
-    offset: int
-    length: int
-    groups_dropped: int
-    reason: str
-    kept: str
+from topics_server.wal.fs import Fs
+from topics_server.wal.groups import FILE_HEADER_BYTES, Ending, Group
+from topics_server.wal.repair import TornRange, make_durable
 
 
 class ReplayReport(msgspec.Struct):
@@ -90,21 +63,6 @@ class OldFile(msgspec.Struct, frozen=True):
     last_lsn: int
 
 
-class _Found:
-    """One file as it lies there. `first`: its first group, `None` if it has no valid one."""
-
-    def __init__(self, path: str, file: File, size: int, header: FileHeader) -> None:
-        self.path = path
-        self.file = file
-        self.size = size
-        self.header = header
-        self.first: Group | None = None
-        # Filled while it is read.
-        self.last_lsn = 0
-        self.synced_bytes = FILE_HEADER_BYTES
-        self.end = FILE_HEADER_BYTES
-
-
 class JournalReplay:
     """One reading of the journal in `wal_dir`.
 
@@ -129,11 +87,11 @@ class JournalReplay:
         self._bytes_total = 1
         self._bytes_done = 0
         self._unused: list[str] = []
-        self._torn: list[tuple[_Found, TornRange]] = []
-        self._lasts: list[_Found] = []
+        self._torn: list[tuple[JournalFile, TornRange]] = []
+        self._lasts: list[JournalFile] = []
         self.is_finished = False
         self.report: Final = ReplayReport()
-        self.ends: Final[dict[tuple[int, int], ShardEnd]] = {}
+        self.ends: Final[dict[Key, ShardEnd]] = {}
         self.old_files: Final[list[OldFile]] = []
 
     @property
@@ -147,11 +105,13 @@ class JournalReplay:
         Raises `StartRefused`, `Corrupt`; then nothing was changed on disk.
         """
         assert not self.is_finished, "a journal is read once"
-        shards = self._open_files()
-        self._check_sets(set(shards), start_lsn)
+        shards, unfinished = open_files(self._fs, self._wal_dir, write=not self._read_only)
+        self._note_numbers(shards, unfinished)
+        check_sets(self._wal_dir, self._wal_sets, set(shards), start_lsn)
         streams = []
         for key, files in sorted(shards.items()):
-            chain = self._chain(key, files, start_lsn)
+            chain = needed_chain(self._wal_dir, key, files, start_lsn)
+            self._note_old_files(files)
             self._bytes_total += sum(found.size for found in chain)
             streams.append(self._shard_entries(key, files, chain, start_lsn))
         try:
@@ -159,7 +119,10 @@ class JournalReplay:
                 self.report.entries += 1
                 yield lsn, entry
             if not self._read_only:
-                self._make_durable()
+                self.report.rewritten_bytes = make_durable(
+                    self._fs, self._wal_dir, self._torn, self._lasts, self._unused
+                )
+                self.report.removed += self._unused
         finally:
             for found in itertools.chain(*shards.values()):
                 found.file.close()
@@ -168,112 +131,37 @@ class JournalReplay:
 
     # -- which files -----------------------------------------------------------------------
 
-    def _open_files(self) -> dict[tuple[int, int], list[_Found]]:
-        """Files by (set, shard), ascending by number; every header checked, first groups read."""
-        shards: dict[tuple[int, int], list[_Found]] = {}
-        names = [layout.parse_wal_file(name) for name in self._fs.list_dir(self._wal_dir)]
-        for name in sorted(name for name in names if name is not None):
-            path = layout.join(self._wal_dir, layout.wal_file(name))
-            self.report.files += 1
-            file = self._fs.open(path, write=not self._read_only)
-            size = file.size()
-            header = decode_file_header(file.pread(FILE_HEADER_BYTES, 0))
-            if header is None:
-                if any(_dirty_chunks(file, FILE_HEADER_BYTES, size)):
-                    raise Corrupt("the file header fails its check", path)
-                # Its making was cut short: no group was ever written to it.
-                file.close()
-                self._unused.append(path)
-                self._seen_number(name)
-                continue
-            if header[:3] != name:
-                raise Corrupt(f"the header says {layout.wal_file(_name_of(header))}", path)
-            found = _Found(path, file, size, header)
-            first = self._scan_from(found, FILE_HEADER_BYTES, one=True)
-            found.first = first.groups[0] if first.groups else None
-            if found.first is not None and found.first.opening is None:
-                raise Corrupt("the first group does not say which file it continues", path)
-            shards.setdefault((name.wal_set, name.shard), []).append(found)
-            self._seen_number(name)
-        return shards
+    def _note_numbers(
+        self, shards: dict[Key, list[JournalFile]], unfinished: list[layout.WalName]
+    ) -> None:
+        """No number is given twice, not even that of a file that is about to be removed."""
+        names = unfinished + [found.name for found in itertools.chain(*shards.values())]
+        for name in sorted(names):
+            self.ends[name.wal_set, name.shard] = ShardEnd(name.number + 1, Opening(0, 0, 0))
+        self._unused += [layout.join(self._wal_dir, layout.wal_file(name)) for name in unfinished]
+        self.report.files = len(names)
 
-    def _seen_number(self, name: layout.WalName) -> None:
-        self.ends[name.wal_set, name.shard] = ShardEnd(name.number + 1, Opening(0, 0, 0))
-
-    def _check_sets(self, present: set[tuple[int, int]], start_lsn: int) -> None:
-        """Every shard of a set that is needed has a file: a missing one is not an empty one."""
-        for index, (wal_set, shard_count, _) in enumerate(self._wal_sets):
-            is_last = index + 1 == len(self._wal_sets)
-            if not is_last and self._wal_sets[index + 1][2] <= start_lsn:
-                continue
-            for shard in range(shard_count):
-                if (wal_set, shard) not in present:
-                    raise StartRefused(
-                        f"journal files of wal set {wal_set}, shard {shard} are missing",
-                        self._wal_dir,
-                    )
-
-    def _chain(self, key: tuple[int, int], files: list[_Found], start_lsn: int) -> list[_Found]:
-        """The files that hold groups and must be read: from the last back to `start_lsn`."""
+    def _note_old_files(self, files: list[JournalFile]) -> None:
         used = [found for found in files if found.first is not None]
-        needed: list[_Found] = []
-        opening = Opening(0, 0, 0)
-        for found in reversed(used):
-            if needed and opening.previous_lsn < start_lsn:
-                break
-            if needed and opening.previous_number != found.header.number:
-                self._refuse_gap(key, files, opening, start_lsn)
-            needed.append(found)
-            assert found.first is not None
-            assert found.first.opening is not None
-            opening = found.first.opening
-        after_lsn = opening.previous_lsn if needed else max(f.header.after_lsn for f in files)
-        if after_lsn >= max(start_lsn, 1):
-            raise StartRefused(
-                f"the journal of wal set {key[0]}, shard {key[1]} begins after lsn {after_lsn}, "
-                f"but replay starts at lsn {start_lsn}",
-                self._wal_dir,
-            )
-        self._note_old_files(used)
-        needed.reverse()
-        return needed
-
-    def _refuse_gap(
-        self, key: tuple[int, int], files: list[_Found], opening: Opening, start_lsn: int
-    ) -> NoReturn:
-        number = opening.previous_number
-        for found in files:
-            if found.header.number == number:
-                raise Corrupt("no valid group, but a later file holds groups", found.path)
-        raise StartRefused(
-            f"journal file {number} of wal set {key[0]}, shard {key[1]} is missing; replay starts "
-            f"at lsn {start_lsn}",
-            self._wal_dir,
-        )
-
-    def _note_old_files(self, used: list[_Found]) -> None:
         for found, follower in itertools.pairwise(used):
-            assert follower.first is not None
-            assert follower.first.opening is not None
-            self.old_files.append(OldFile(found.path, follower.first.opening.previous_lsn))
+            self.old_files.append(OldFile(found.path, follower.opening.previous_lsn))
 
     # -- entries ---------------------------------------------------------------------------
 
     def _shard_entries(
-        self, key: tuple[int, int], files: list[_Found], chain: list[_Found], start_lsn: int
+        self, key: Key, files: list[JournalFile], chain: list[JournalFile], start_lsn: int
     ) -> Iterator[tuple[int, Entry]]:
         last_lsn = 0
         for index, found in enumerate(chain):
             self.report.files_read += 1
             follower = chain[index + 1] if index + 1 < len(chain) else None
-            found.last_lsn = last_lsn
             for group in self._groups(found, follower, start_lsn):
                 self.report.groups += 1
                 self.report.bytes += group.length
                 for lsn, entry in group.entries:
                     if lsn <= last_lsn:
                         raise Corrupt(f"lsn {lsn} follows {last_lsn}", found.path)
-                    last_lsn = found.last_lsn = lsn
+                    last_lsn = lsn
                     if lsn >= start_lsn:
                         yield lsn, entry
             self._bytes_done += found.size
@@ -282,11 +170,13 @@ class JournalReplay:
         self._check_synced_tail(files, last_lsn, start_lsn)
         self._end_shard(key, files, chain, last_lsn, start_lsn)
 
-    def _groups(self, found: _Found, follower: _Found | None, start_lsn: int) -> Iterator[Group]:
+    def _groups(
+        self, found: JournalFile, follower: JournalFile | None, start_lsn: int
+    ) -> Iterator[Group]:
         """Groups of one file; judges where they end."""
         position = FILE_HEADER_BYTES
         while True:
-            result = self._scan_from(found, position)
+            result = found.scan(position)
             for group in result.groups:
                 found.end = group.end
                 found.synced_bytes = max(found.synced_bytes, group.synced_bytes)
@@ -299,9 +189,7 @@ class JournalReplay:
                 result = result._replace(ending=Ending.FAILED, reason="the file ends in a group")
                 break
         if follower is not None:
-            assert follower.first is not None
-            assert follower.first.opening is not None
-            expected = follower.first.opening.previous_end
+            expected = follower.opening.previous_end
             if result.ending is Ending.FAILED or position != expected:
                 raise Corrupt(
                     f"{result.reason or 'nothing'} at {position}, but the file was synced up to "
@@ -311,29 +199,14 @@ class JournalReplay:
         else:
             self._judge_tail(found, position, result.reason, start_lsn)
 
-    def _scan_from(self, found: _Found, position: int, *, one: bool = False) -> Scan:
-        """Decode what one chunk holds from a position on; reads on for a group larger than it."""
-        length = GROUP_HEADER_BYTES if one else _CHUNK_BYTES
-        while True:
-            buffer = found.file.pread(min(length, found.size - position), position)
-            try:
-                result = scan(buffer, position, found.header.file_id, found.size)
-            except Corrupt as error:
-                raise Corrupt(str(error), found.path) from error
-            if result.ending is not Ending.MORE or result.groups:
-                return result
-            if length >= result.needed_bytes:
-                return result  # the file is shorter than it said
-            length = result.needed_bytes
-
-    def _judge_tail(self, found: _Found, position: int, reason: str, start_lsn: int) -> None:
+    def _judge_tail(self, found: JournalFile, position: int, reason: str, start_lsn: int) -> None:
         """Nothing valid at `position` of a shard's last file: clean, torn or corrupt?"""
-        dirty_end = max(_dirty_chunks(found.file, position, found.size), default=position)
+        dirty_end = found.dirty_end(position)
         if dirty_end == position:
             return
         known_lsn = max(self._synced_lsn, start_lsn - 1)
         dropped = 0
-        for group in self._groups_behind(found, position):
+        for group in found.groups_behind(position):
             dropped += 1
             first_lsn = group.entries[0][0] if group.entries else None
             if group.synced_bytes > position or (first_lsn and first_lsn <= known_lsn):
@@ -342,30 +215,16 @@ class JournalReplay:
                     "shows that it was synced",
                     found.path,
                 )
-        name = layout.torn_file(_name_of(found.header), position)
+        name = layout.torn_file(found.name, position)
         kept = layout.join(self._wal_dir, layout.TORN, name)
         reason = reason or "zeros where a group begins"
         torn = TornRange(found.path, position, dirty_end - position, dropped, reason, kept)
         self._torn.append((found, torn))
         self.report.torn.append(torn)
 
-    def _groups_behind(self, found: _Found, position: int) -> Iterator[Group]:
-        """Every valid group behind a bad one, wherever it begins."""
-        position += ALIGNMENT
-        while found.size - position >= GROUP_HEADER_BYTES:
-            length = min(_CHUNK_BYTES + GROUP_HEADER_BYTES, found.size - position)
-            buffer = found.file.pread(length, position)
-            offset = find_group(buffer, 0, len(buffer), position, found.size)
-            if offset < 0:
-                position += _CHUNK_BYTES
-                continue
-            result = self._scan_from(found, position + offset, one=True)
-            yield from result.groups
-            position = result.groups[-1].end if result.groups else position + offset + ALIGNMENT
-
     # -- the end ---------------------------------------------------------------------------
 
-    def _check_synced_tail(self, files: list[_Found], last_lsn: int, start_lsn: int) -> None:
+    def _check_synced_tail(self, files: list[JournalFile], last_lsn: int, start_lsn: int) -> None:
         """A header made when the shard was synced up to an lsn proves that its entries existed."""
         for found in files:
             if found.header.after_lsn > last_lsn and found.header.after_lsn >= start_lsn:
@@ -377,9 +236,9 @@ class JournalReplay:
 
     def _end_shard(
         self,
-        key: tuple[int, int],
-        files: list[_Found],
-        chain: list[_Found],
+        key: Key,
+        files: list[JournalFile],
+        chain: list[JournalFile],
         last_lsn: int,
         start_lsn: int,
     ) -> None:
@@ -394,62 +253,8 @@ class JournalReplay:
                 # Never used, or its first group is torn; nothing in it counts.
                 self._judge_tail(found, FILE_HEADER_BYTES, "", start_lsn)
                 self._unused.append(found.path)
+            elif found.first is None:
+                # Below what was read: not judged, removed when its neighbours are.
+                self.old_files.append(OldFile(found.path, last_lsn))
         self.ends[key] = ShardEnd(self.ends[key].next_number, opening)
         self.report.last_lsn = max(self.report.last_lsn, last_lsn)
-
-    def _make_durable(self) -> None:
-        """Cut, rewrite, sync: a later power cut takes back nothing that recovery relied on."""
-        if self.report.torn:
-            torn_dir = layout.join(self._wal_dir, layout.TORN)
-            self._fs.make_dir(torn_dir)
-            for found, torn in self._torn:
-                self._keep_aside(found, torn)
-            self._fs.sync_dir(torn_dir)
-            self._fs.sync_dir(self._wal_dir)
-        for found, torn in self._torn:
-            for start in range(0, torn.length, len(_ZEROS)):
-                piece = _ZEROS[: min(len(_ZEROS), torn.length - start)]
-                found.file.pwrite(piece, torn.offset + start)
-            found.file.sync()
-        for found in self._lasts:
-            self._write_again(found)
-        self._fs.sync_dir(self._wal_dir)
-        for path in self._unused:
-            self._fs.unlink(path)
-            self.report.removed.append(path)
-        if self._unused:
-            self._fs.sync_dir(self._wal_dir)
-
-    def _keep_aside(self, found: _Found, torn: TornRange) -> None:
-        copy = self._fs.open(torn.kept, create=True)
-        for start in range(0, torn.length, _CHUNK_BYTES):
-            length = min(_CHUNK_BYTES, torn.length - start)
-            copy.pwrite(found.file.pread(length, torn.offset + start), start)
-        copy.sync()
-        copy.close()
-
-    def _write_again(self, found: _Found) -> None:
-        """In place: after a failed sync the cache may hold what the disk does not."""
-        position = found.synced_bytes
-        while position < found.end:
-            data = found.file.pread(min(_CHUNK_BYTES, found.end - position), position)
-            assert data, "the groups were read a moment ago"
-            found.file.pwrite(data, position)
-            position += len(data)
-            self.report.rewritten_bytes += len(data)
-        found.file.sync()
-
-
-def _name_of(header: FileHeader) -> layout.WalName:
-    return layout.WalName(header.wal_set, header.shard, header.number)
-
-
-def _dirty_chunks(file: File, position: int, size: int) -> Iterator[int]:
-    """Position behind the last byte that is not zero, for each chunk that has one."""
-    while position < size:
-        data = file.pread(min(_CHUNK_BYTES, size - position), position)
-        if not data:
-            return
-        if data.count(0) != len(data):
-            yield position + len(data.rstrip(b"\0"))
-        position += len(data)

@@ -26,7 +26,7 @@ import msgspec
 
 from topics_server.clock import monotonic_ms
 from topics_server.entries import Entry
-from topics_server.errors import Code, DiskFull, ReadOnly, StorageError, TopicsError
+from topics_server.errors import Code, ReadOnly, StorageError, TopicsError
 from topics_server.handoff import ShardProgress
 from topics_server.limits import (
     LOOP_UNSYNCED_BYTES_MAX,
@@ -36,11 +36,10 @@ from topics_server.limits import (
 from topics_server.metrics import log
 from topics_server.wal.frames import encode_entry
 from topics_server.wal.grouping import NextGroup, QueuedFrame, take_group
+from topics_server.wal.jobs import DISK_FULL, READ_ONLY, Job, Outcome, do_job
 from topics_server.wal.tail import Tail
 from topics_server.wal.workers import Worker
 
-DISK_FULL: Final = "disk_full"
-READ_ONLY: Final = "read_only"
 # How often a full shard looks for room.
 RETRY_MS: Final = 500
 
@@ -65,25 +64,6 @@ class Counters(msgspec.Struct):
     loop_groups: int = 0
     queue_depth_peak: int = 0
     submit_full: int = 0
-
-
-class _Job(msgspec.Struct, frozen=True, gc=False):
-    """What the worker does in one go: cut, write, sync, make room; each only if asked."""
-
-    group: NextGroup | None = None
-    cut: bool = False
-    sync: bool = False
-    prepare: bool = False
-
-
-class _Outcome(msgspec.Struct, gc=False):
-    job: _Job
-    written: bool = False
-    synced: bool = False
-    error: str | None = None
-    reason: str = ""
-    write_ms: float = 0.0
-    sync_ms: float = 0.0
 
 
 class Shard:
@@ -230,11 +210,11 @@ class Shard:
                     continue
                 group = self._take()
                 sync = group.sync_from_lsn is not None or self._wants_sync()
-                self._start(_Job(group, sync=sync))
+                self._start(Job(group, sync=sync))
             elif self._wants_sync():
-                self._start(_Job(sync=True))
+                self._start(Job(sync=True))
             elif self._probe_wanted or (self.state is State.OPEN and self.tail.wants_room):
-                self._start(_Job(prepare=True))
+                self._start(Job(prepare=True))
             else:
                 if not self.tail.dirty_bytes:
                     self._mark()
@@ -295,11 +275,11 @@ class Shard:
             self.tail.mark()
         except StorageError as error:
             log.warning("shard %d: mark refused: %s", self.number, error)
-            self._start(_Job(cut=True))
+            self._start(Job(cut=True))
 
     # -- the worker's side -----------------------------------------------------------------
 
-    def _start(self, job: _Job) -> None:
+    def _start(self, job: Job) -> None:
         assert not self._busy
         self._busy = True
         if job.sync:
@@ -308,46 +288,16 @@ class Shard:
             self._probe_wanted = False
         self._worker.run(lambda: self._work(job), self._done)
 
-    def _work(self, job: _Job) -> _Outcome:
-        """On the worker: the blocking calls of one job; never raises."""
-        outcome = _Outcome(job)
+    def _work(self, job: Job) -> Outcome:
+        """On the worker; never raises."""
         try:
-            if job.cut:
-                self._cut_back(outcome)
-            if job.group is not None:
-                began_ms = monotonic_ms()
-                self.tail.make_room(job.group.frames_bytes, urgent=job.group.urgent)
-                self.tail.write(job.group)
-                outcome.written = True
-                outcome.write_ms = monotonic_ms() - began_ms
-            if job.sync:
-                began_ms = monotonic_ms()
-                self.tail.sync()
-                outcome.sync_ms = monotonic_ms() - began_ms
-                outcome.synced = True
-            if job.prepare:
-                self.tail.prepare()
-        except DiskFull as error:
-            outcome.error, outcome.reason = DISK_FULL, str(error)
-            if self.tail.is_broken:
-                self._cut_back(outcome)
-        except StorageError as error:
-            outcome.error, outcome.reason = READ_ONLY, str(error)
+            return do_job(self.tail, job)
         except Exception as error:
             # A defect must not end in silence with clients waiting: the outcome is unknown.
             log.exception("shard %d: defect in the writer", self.number)
-            outcome.error, outcome.reason = READ_ONLY, repr(error)
-        return outcome
+            return Outcome(job, error=READ_ONLY, reason=repr(error))
 
-    def _cut_back(self, outcome: _Outcome) -> None:
-        """Zero what a failed write left; if that fails too, the outcome is unknown."""
-        try:
-            self.tail.cut()
-            outcome.synced = True
-        except StorageError as error:
-            outcome.error, outcome.reason = READ_ONLY, f"cannot cut back: {error}"
-
-    def _done(self, outcome: _Outcome) -> None:
+    def _done(self, outcome: Outcome) -> None:
         """Back on the loop: tell what came of a job, and go on."""
         self._busy = False
         if self._idle is not None:
@@ -432,13 +382,13 @@ class Shard:
         self.state = State.FAILED
         self._failed_lsn = group.first_lsn
         self._drop_queue()
-        self._start(_Job(cut=True))
+        self._start(Job(cut=True))
 
     def _drop_queue(self) -> None:
         self._queue.clear()
         self._queue_bytes = 0
 
-    def _report_failure(self, first_lsn: int | None, outcome: _Outcome) -> None:
+    def _report_failure(self, first_lsn: int | None, outcome: Outcome) -> None:
         failed_from = self._failed_lsn if first_lsn is None else first_lsn
         assert failed_from > self._written_lsn
         self.state = State.FAILED

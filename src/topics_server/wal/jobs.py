@@ -1,0 +1,77 @@
+"""What a shard's worker does in one go: cut, write, sync, make room.
+
+Blocking calls on the shard's `tail`, in that order, each only if asked; every refusal of the disk
+becomes a value. Called by `shard`.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from topics_server.clock import monotonic_ms
+from topics_server.errors import DiskFull, StorageError
+from topics_server.wal.grouping import NextGroup
+from topics_server.wal.tail import Tail
+
+DISK_FULL: Final = "disk_full"
+READ_ONLY: Final = "read_only"
+
+
+class Job(msgspec.Struct, frozen=True, gc=False):
+    """What the worker does in one go: cut, write, sync, make room; each only if asked."""
+
+    group: NextGroup | None = None
+    cut: bool = False
+    sync: bool = False
+    prepare: bool = False
+
+
+class Outcome(msgspec.Struct, gc=False):
+    """What came of a job. `error` is `DISK_FULL`, `READ_ONLY` (outcome unknown) or nothing."""
+
+    job: Job
+    written: bool = False
+    synced: bool = False
+    error: str | None = None
+    reason: str = ""
+    write_ms: float = 0.0
+    sync_ms: float = 0.0
+
+
+def do_job(tail: Tail, job: Job) -> Outcome:
+    """*Blocking.* Never raises a `StorageError`."""
+    outcome = Outcome(job)
+    try:
+        if job.cut:
+            _cut_back(tail, outcome)
+        if job.group is not None:
+            began_ms = monotonic_ms()
+            tail.make_room(job.group.frames_bytes, urgent=job.group.urgent)
+            tail.write(job.group)
+            outcome.written = True
+            outcome.write_ms = monotonic_ms() - began_ms
+        if job.sync:
+            began_ms = monotonic_ms()
+            tail.sync()
+            outcome.sync_ms = monotonic_ms() - began_ms
+            outcome.synced = True
+        if job.prepare:
+            tail.prepare()
+    except DiskFull as error:
+        outcome.error, outcome.reason = DISK_FULL, str(error)
+        if tail.is_broken:
+            _cut_back(tail, outcome)
+    except StorageError as error:
+        outcome.error, outcome.reason = READ_ONLY, str(error)
+    return outcome
+
+
+def _cut_back(tail: Tail, outcome: Outcome) -> None:
+    """Zero what a failed write left; if that fails too, the outcome is unknown."""
+    try:
+        tail.cut()
+        outcome.synced = True
+    except StorageError as error:
+        outcome.error, outcome.reason = READ_ONLY, f"cannot cut back: {error}"

@@ -1,0 +1,80 @@
+"""Making durable what recovery found: torn tails cut, what may be unsynced written again, synced.
+
+Later power cuts then take back nothing that recovery relied on. Every step can be repeated after a
+crash in the middle, with the same outcome. Called by `replay` when the last entry was taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from topics_server.wal import layout
+from topics_server.wal.chain import CHUNK_BYTES, JournalFile
+from topics_server.wal.fs import Fs
+
+_ZEROS: Final = bytes(CHUNK_BYTES)
+
+
+class TornRange(msgspec.Struct, frozen=True):
+    """Bytes of an unfinished write, cut from a file and kept aside in `kept`."""
+
+    path: str
+    offset: int
+    length: int
+    groups_dropped: int
+    reason: str
+    kept: str
+
+
+def make_durable(
+    fs: Fs,
+    wal_dir: str,
+    torn_files: Sequence[tuple[JournalFile, TornRange]],
+    lasts: Sequence[JournalFile],
+    unused: Sequence[str],
+) -> int:
+    """Keep aside, cut, write again, sync, remove; returns the bytes written again."""
+    if torn_files:
+        torn_dir = layout.join(wal_dir, layout.TORN)
+        fs.make_dir(torn_dir)
+        for found, torn in torn_files:
+            _keep_aside(fs, found, torn)
+        fs.sync_dir(torn_dir)
+        fs.sync_dir(wal_dir)
+    for found, torn in torn_files:
+        for start in range(0, torn.length, len(_ZEROS)):
+            piece = _ZEROS[: min(len(_ZEROS), torn.length - start)]
+            found.file.pwrite(piece, torn.offset + start)
+        found.file.sync()
+    rewritten_bytes = sum(_write_again(found) for found in lasts)
+    # Names are relied on as well: that a file is there, and that a trimmed one is not.
+    fs.sync_dir(wal_dir)
+    for path in unused:
+        fs.unlink(path)
+    if unused:
+        fs.sync_dir(wal_dir)
+    return rewritten_bytes
+
+
+def _keep_aside(fs: Fs, found: JournalFile, torn: TornRange) -> None:
+    copy = fs.open(torn.kept, create=True)
+    for start in range(0, torn.length, CHUNK_BYTES):
+        length = min(CHUNK_BYTES, torn.length - start)
+        copy.pwrite(found.file.pread(length, torn.offset + start), start)
+    copy.sync()
+    copy.close()
+
+
+def _write_again(found: JournalFile) -> int:
+    """In place: after a failed sync the cache may hold what the disk does not."""
+    position = found.synced_bytes
+    while position < found.end:
+        data = found.file.pread(min(CHUNK_BYTES, found.end - position), position)
+        assert data, "the groups were read a moment ago"
+        found.file.pwrite(data, position)
+        position += len(data)
+    found.file.sync()
+    return max(0, found.end - found.synced_bytes)
