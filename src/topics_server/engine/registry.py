@@ -148,13 +148,13 @@ class Registry:
         return topic
 
     def _remove(self, topic: Topic) -> None:
+        self._merge_names()
         del self._by_name[topic.name]
         del self._by_id[topic.topic_id]
         records, weight = self._counted.pop(topic.topic_id)
         self.records_live -= records
         self.bytes_live -= weight
         self._count_kind(topic.config, -1)
-        self._merge_names()
         del self._names[bisect_left(self._names, topic.name)]
         self.remember_epoch(topic.name, topic.epoch)
 

@@ -146,6 +146,11 @@ class Driver:
         self.hold(entry)
         return self.release()
 
+    def replay(self, entry: Entry) -> Applied:
+        """Apply an entry as recovery does: nothing was staged, its body is decoded again."""
+        self.lsn += 1
+        return self.topic.apply(self.lsn, entry)
+
     def delete(
         self, before_seq: int | None = None, match: TagMatch | None = None, *, hold: bool = False
     ) -> int:

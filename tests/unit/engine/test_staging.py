@@ -1,0 +1,91 @@
+"""The FIFO of what is decided and not applied."""
+
+from __future__ import annotations
+
+import pytest
+
+from topics_server.appends import DecodedAppend
+from topics_server.blocks import record_bytes
+from topics_server.engine.staging import Staged, Staging
+from topics_server.entries import (
+    Entry,
+    Floor,
+    FloorMoved,
+    HeadReserved,
+    RecordsAppended,
+    TopicDropped,
+    TopicPut,
+)
+from topics_server.model import LossReason, TopicConfig
+
+DECODED = DecodedAppend([b"1", b"22"], [b"", b"{}"], ["t", None], [None, "n"])
+CREATION = TopicPut(1, "t", 1, TopicConfig(), 5)
+
+
+def append(first_seq: int, ts: int, floor: int = 0, creation: TopicPut | None = None) -> Entry:
+    lost = Floor(floor, LossReason.CAP) if floor else None
+    return RecordsAppended(1, first_seq, 2, ts, b"", floor=lost, creation=creation, decoded=DECODED)
+
+
+def staging_of(*entries: Entry) -> Staging:
+    staging = Staging()
+    for number, entry in enumerate(entries, 1):
+        staging.push(Staged(number * 10, entry, None))
+    return staging
+
+
+def test_an_empty_fifo_changes_nothing() -> None:
+    staging = Staging()
+    assert len(staging) == 0
+    assert (staging.last_seq, staging.last_ts, staging.floor_seq, staging.ceiling_seq) == (0,) * 4
+    assert not staging.has_control
+
+
+def test_the_newest_append_says_seq_and_time() -> None:
+    floor = FloorMoved(1, 9, Floor(7, LossReason.TTL))
+    staging = staging_of(append(5, 100, floor=3), append(7, 120), floor, HeadReserved(1, 99))
+    assert (staging.last_seq, staging.last_ts) == (8, 120)
+    assert (staging.floor_seq, staging.ceiling_seq) == (7, 99)
+    assert [staged.first_seq for staged in staging.appends()] == [5, 7]
+
+
+def test_entries_leave_in_order_only() -> None:
+    staging = staging_of(append(1, 1), append(3, 1))
+    with pytest.raises(AssertionError):
+        staging.pop(20)
+    staging = staging_of(append(1, 1), append(3, 1))
+    assert staging.pop(10).first_seq == 1
+    assert staging.pop(20).first_seq == 3
+
+
+def test_a_suffix_is_undone_oldest_first() -> None:
+    staging = staging_of(append(1, 1), append(3, 2), append(5, 3))
+    assert [staged.first_seq for staged in staging.pop_from(15)] == [3, 5]
+    assert (staging.last_seq, staging.last_ts, len(staging)) == (2, 1, 1)
+    assert staging.pop_from(11) == []
+
+
+def test_lsns_ascend() -> None:
+    staging = staging_of(append(1, 1))
+    with pytest.raises(AssertionError):
+        staging.push(Staged(10, append(3, 1), None))
+
+
+@pytest.mark.parametrize(
+    ("entry", "is_control"),
+    [
+        (CREATION, True),
+        (TopicDropped(1, "t", 5), True),
+        (append(1, 1, creation=CREATION), True),
+        (append(1, 1), False),
+        (HeadReserved(1, 5), False),
+    ],
+)
+def test_creating_configuring_and_dropping_are_control(entry: Entry, is_control: bool) -> None:
+    assert staging_of(entry).has_control is is_control
+
+
+def test_an_append_weighs_its_records_and_everything_else_nothing() -> None:
+    expected = record_bytes(b"1", b"", "t", None) + record_bytes(b"22", b"{}", None, "n")
+    assert Staged(1, append(1, 1), None).weight() == expected
+    assert Staged(1, HeadReserved(1, 5), None).weight() == 0
