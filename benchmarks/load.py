@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import gc
 import json
+import os
 import select
 import socket
 import struct
@@ -246,8 +247,9 @@ def alone(job: dict[str, Any], requests: Requests) -> dict[str, Any]:
     """One connection on a blocking socket: nothing to poll for, one call less a request.
 
     With `rate`, a request every 1/rate seconds (late ones at once), as probes are sent; without it
-    the next request follows the answer.
+    the next request follows the answer. A file that appears at `stop` ends the job early.
     """
+    stop = str(job.get("stop", ""))
     replies = int(job.get("replies", 0))
     left = int(job.get("count") or 1 << 62)
     rate = float(job.get("rate", 0))
@@ -264,6 +266,8 @@ def alone(job: dict[str, Any], requests: Requests) -> dict[str, Any]:
     now_ns = due_ns = tally.started_ns
     end_ns = due_ns + int(float(job["seconds"]) * 1e9)
     while due_ns < end_ns and left > 0:
+        if stop and os.path.exists(stop):
+            break
         left -= 1
         if due_ns > now_ns:
             time.sleep((due_ns - now_ns) / 1e9)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import shutil
+import time
 from pathlib import Path
 
 from benchmarks.bench import Bench, series
@@ -16,6 +17,7 @@ from benchmarks.server import STILL, newest_snapshot_ns
 TOPICS = 100_000
 TOPICS_QUICK = 2_000
 PROBES_PER_SECOND = 1000
+PROBE_SECONDS_MIN, PROBE_SECONDS_MAX = 3.0, 90.0
 SMALL_CHECKPOINT_MS = "300"
 
 
@@ -77,19 +79,36 @@ def many_topics(bench: Bench) -> list[Figure]:
 def paused_side(bench: Bench, settings: dict[str, str], probes: Path, name: str) -> Sample:
     """One round: a fresh start over the same data, then probes once a millisecond.
 
-    After a start every topic is captured anew, so each round meets a first, full checkpoint.
+    After a start every topic is captured anew, so each round meets a first, full checkpoint: where
+    checkpoints are taken, probing goes on until the first one is published.
     """
-    shutil.copytree(bench.folder / "many", bench.folder / name)
+    data, stop = bench.folder / name, bench.folder / f"{name}.stop"
+    shutil.copytree(bench.folder / "many", data)
     server = bench.start(name, settings)
-    before_ns = newest_snapshot_ns(bench.folder / name)
-    sample = bench.loader.run(
-        server.port, probes, rate=PROBES_PER_SECOND, seconds=max(3.0, bench.options.seconds)
+    before_ns = newest_snapshot_ns(data)
+    bench.loader.begin(
+        port=server.port,
+        requests=probes,
+        rate=PROBES_PER_SECOND,
+        seconds=PROBE_SECONDS_MAX,
+        stop=stop,
     )
+    quiet = settings is STILL
+    began = time.monotonic()
+    elapsed = 0.0
+    while elapsed < PROBE_SECONDS_MAX:
+        time.sleep(0.1)
+        elapsed = time.monotonic() - began
+        taken = newest_snapshot_ns(data) > before_ns
+        if elapsed >= PROBE_SECONDS_MIN and (taken or quiet):
+            break
+    stop.touch()
+    sample = bench.loader.finish()
     server.kill()
-    taken = newest_snapshot_ns(bench.folder / name) > before_ns
-    if taken != (settings is not STILL):
+    if taken == quiet:
         raise BenchmarkError(f"{name}: a checkpoint was taken: {taken}")
-    shutil.rmtree(bench.folder / name)
+    shutil.rmtree(data)
+    stop.unlink()
     return sample
 
 
