@@ -1,4 +1,7 @@
-"""`topics dump DIR`: what a data directory holds, one JSON object a line. Offline and read-only."""
+"""`topics dump DIR`: what a data directory holds, one JSON object a line. Offline and read-only.
+
+A record's `data` and `meta` are its bytes, but for line breaks (see `output`).
+"""
 
 from __future__ import annotations
 
@@ -19,14 +22,15 @@ def _as_text(value: object) -> str:
 @click.command("dump")
 @click.argument("directory", metavar="DIR", type=click.Path(exists=True, file_okay=False))
 @click.option("--cold-dir", type=click.Path(file_okay=False), help="Where older segments lie.")
-def command(directory: str, cold_dir: str | None) -> None:
-    """Print journal, snapshots, segments and manifests in DIR; changes nothing."""
+@click.option("--journal", is_flag=True, help="Then also the journal's entries.")
+def command(directory: str, cold_dir: str | None, journal: bool) -> None:
+    """Print the records that lie in DIR, by topic and seq; changes nothing."""
     from topics_server.wal.dump import dump
     from topics_server.wal.fs import OsFs
 
     encoder = msgspec.json.Encoder(enc_hook=_as_text)
     try:
-        for item in dump(OsFs(), directory, cold_dir):
+        for item in dump(OsFs(), directory, cold_dir, with_journal=journal):
             write_line(encoder.encode(item))
     except StorageError as error:
         raise Failure(str(error)) from None
