@@ -166,9 +166,10 @@ class _FakeFile:
         assert not self._closed, f"{self.path} is closed"
         try:
             self._disk.step("sync", self.path)
-        except StorageError:
+        except StorageError as error:
             self._inode.sync_failed(self._disk.rng)
-            raise
+            # Whatever its cause, as OsFs has it: a failed sync is not a full disk.
+            raise StorageError(str(error)) from error
         self._inode.sync()
 
     def size(self) -> int:
@@ -456,7 +457,10 @@ class FakeDisk:
         self.check_alive()
         if path not in self._dirs:
             raise StorageError("ENOENT", path)
-        self.step("sync_dir", path)
+        try:
+            self.step("sync_dir", path)
+        except StorageError as error:
+            raise StorageError(str(error)) from error
         self._apply_dir_ops(self._pending.pop(path, []))
 
     def exists(self, path: str) -> bool:

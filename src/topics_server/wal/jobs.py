@@ -1,4 +1,4 @@
-"""What a shard's worker does in one go: cut, write, sync, make room.
+"""What a shard's worker does in one go: cut, write, sync, make room; and what shards count.
 
 Blocking calls on the shard's `tail`, in that order, each only if asked; every refusal of the disk
 becomes a value. Called by `shard`.
@@ -17,6 +17,18 @@ from topics_server.wal.tail import Tail
 
 DISK_FULL: Final = "disk_full"
 READ_ONLY: Final = "read_only"
+
+
+class Counters(msgspec.Struct):
+    """What the shard did since the process started; the loop writes them, anybody may read."""
+
+    frames: int = 0
+    groups: int = 0
+    syncs: int = 0
+    bytes: int = 0
+    loop_groups: int = 0
+    queue_depth_peak: int = 0
+    submit_full: int = 0
 
 
 class Job(msgspec.Struct, frozen=True, gc=False):

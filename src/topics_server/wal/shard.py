@@ -22,8 +22,6 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
-import msgspec
-
 from topics_server.clock import monotonic_ms
 from topics_server.entries import Entry
 from topics_server.errors import Code, ReadOnly, StorageError, TopicsError
@@ -36,7 +34,7 @@ from topics_server.limits import (
 from topics_server.metrics import log
 from topics_server.wal.frames import encode_entry
 from topics_server.wal.grouping import NextGroup, QueuedFrame, take_group
-from topics_server.wal.jobs import DISK_FULL, READ_ONLY, Job, Outcome, do_job
+from topics_server.wal.jobs import DISK_FULL, READ_ONLY, Counters, Job, Outcome, do_job
 from topics_server.wal.tail import Tail
 from topics_server.wal.workers import Worker
 
@@ -52,18 +50,6 @@ class State(enum.Enum):
     FULL = "full"
     READ_ONLY = "read_only"
     CLOSED = "closed"
-
-
-class Counters(msgspec.Struct):
-    """What the shard did since the process started; the loop writes them, anybody may read."""
-
-    frames: int = 0
-    groups: int = 0
-    syncs: int = 0
-    bytes: int = 0
-    loop_groups: int = 0
-    queue_depth_peak: int = 0
-    submit_full: int = 0
 
 
 class Shard:
@@ -347,16 +333,9 @@ class Shard:
     ) -> None:
         assert self._synced_lsn <= self._written_lsn
         if self.on_progress is not None:
+            shard, written, synced = self.number, self._written_lsn, self._synced_lsn
             self.on_progress(
-                ShardProgress(
-                    self.number,
-                    self._written_lsn,
-                    self._synced_lsn,
-                    failed_from,
-                    error,
-                    write_ms,
-                    sync_ms,
-                )
+                ShardProgress(shard, written, synced, failed_from, error, write_ms, sync_ms)
             )
         if self._waiters:
             self._settle_waiters(failed_from)
