@@ -61,6 +61,7 @@ class SealedSegments:
         self._topics: dict[int, ListedTopic] = {}
         self._lock: Final = threading.Lock()
         self._roots_synced = False
+        self._safe_roots: Final[set[str]] = set()
 
     def close(self) -> None:
         """End the packer, close files; indexes that are still held stay readable."""
@@ -262,11 +263,12 @@ class SealedSegments:
         folder = self._tiers.folder(tier, topic.topic_id)
         if tier not in topic.safe_folders:
             root = layout.parent(folder)
-            is_first = not self._fs.exists(root)
             self._fs.make_dir(folder, self._dir_mode)
             self._fs.sync_dir(root)
-            if is_first:
+            if root not in self._safe_roots:
+                # Also if the root is there: whoever made it may have died before this.
                 self._fs.sync_dir(layout.parent(root))
+                self._safe_roots.add(root)
             topic.safe_folders.add(tier)
         return folder
 
