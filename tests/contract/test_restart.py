@@ -169,10 +169,16 @@ def test_segments_are_sealed_by_size_as_well(own: NewServer, topic: str) -> None
     """S [S-11]"""
     server = own(TOPICS_SEGMENT_MAX_BYTES="100000")
     api = server.start()
-    for _ in range(20):
-        api.add(topic, *["x" * 10_000] * 5)
-    eventually(lambda: len(_segments(server.data_dir)) >= 3, "segments appear", within_s=20)
-    assert len(_whole(api, topic)) == 100
+    sealed = 0
+    for _ in range(3):
+        api.add(topic, *["x" * 10_000] * 20)
+
+        def is_sealed(before: int = sealed) -> bool:
+            return len(_segments(server.data_dir)) > before
+
+        eventually(is_sealed, "another segment appears", within_s=20)
+        sealed = len(_segments(server.data_dir))
+    assert len(_whole(api, topic)) == 60
 
 
 def test_moving_to_the_cold_folder_changes_no_answer(
