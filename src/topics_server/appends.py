@@ -8,6 +8,7 @@ an old frame unreadable. `data` and `meta` stay the bytes that were sent. Everyb
 from __future__ import annotations
 
 import re
+from itertools import chain
 from typing import Final, TypeVar
 
 import msgspec
@@ -21,6 +22,7 @@ T = TypeVar("T")
 
 # A union with None would take nothing but null: absence is the empty value.
 _ABSENT: Final = msgspec.Raw(b"")
+_NO_META: Final = b""
 _STRINGS: Final = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
 _NOT_BRACKETS: Final = bytes(set(range(256)) - set(b"[]{}"))
 _FIELD_PATH: Final = re.compile(r" - at `(?:key in )?\$\.?([^`]*)`$")
@@ -74,12 +76,14 @@ def decode_append(body: bytes) -> DecodedAppend:
     decoded = decode_json(_DECODER, body)
     records = decoded.records
     node = decoded.node
-    metas = [bytes(record.meta) for record in records]
+    metas = [_NO_META if record.meta is _ABSENT else bytes(record.meta) for record in records]
     datas = [bytes(record.data) for record in records]
-    for index, meta in enumerate(metas):
-        if meta:
-            metas[index] = _checked_meta(meta, index)
-    if body.count(b"[") + body.count(b"{") > JSON_DEPTH_MAX:
+    if metas.count(_NO_META) != len(metas):
+        for index, meta in enumerate(metas):
+            if meta:
+                metas[index] = _checked_meta(meta, index)
+    # A value of depth n has at least 2n bytes: short values need no look.
+    if max(map(len, chain(datas, metas)), default=0) > 2 * JSON_DEPTH_MAX:
         _check_depths(datas, metas)
     assert len(datas) == len(metas)
     config = bytes(decoded.config)
@@ -131,7 +135,6 @@ def _checked_meta(meta: bytes, index: int) -> bytes:
 
 
 def _check_depths(datas: list[bytes], metas: list[bytes]) -> None:
-    # A value of depth n has at least 2n bytes: short values need no look.
     for name, values in (("data", datas), ("meta", metas)):
         for index, value in enumerate(values):
             if len(value) > 2 * JSON_DEPTH_MAX and exceeds_depth(value):
