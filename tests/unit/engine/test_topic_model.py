@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from tests.unit.engine.drive import Driver, Record, records_of
 from topics_server.appends import decode_append
@@ -81,6 +81,10 @@ class TopicMachine(RuleBasedStateMachine):
         super().__init__()
         self.driver = Driver()
         self.naive = Naive()
+
+    @initialize(config=CONFIGS)
+    def configure(self, config: TopicConfig) -> None:
+        self.driver.topic.config = config
 
     # -- commands --------------------------------------------------------------------------
 

@@ -1,0 +1,84 @@
+"""Blocks: columns in, columns out, the same bytes."""
+
+from __future__ import annotations
+
+from array import array
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from topics_server.blocks import Block, decode_block, encode_block, make_block, record_bytes
+from topics_server.limits import RECORD_FRAMING_BYTES
+
+TEXTS = st.none() | st.text(max_size=5)
+RECORDS = st.lists(
+    st.tuples(st.binary(max_size=20), st.binary(max_size=5), TEXTS, TEXTS), min_size=1, max_size=30
+)
+Records = list[tuple[bytes, bytes, str | None, str | None]]
+
+
+def block_of(records: Records) -> Block:
+    datas, metas, tags, nodes = (list(column) for column in zip(*records, strict=True))
+    return make_block(7, array("q", range(len(records))), datas, metas, tags, nodes)
+
+
+@given(RECORDS)
+def test_a_block_gives_back_what_it_was_made_of(records: Records) -> None:
+    block = block_of(records)
+    assert (block.count, block.first_seq, block.last_seq) == (len(records), 7, 6 + len(records))
+    for row, (data, meta, tag, node) in enumerate(records):
+        assert (block.data(row), block.meta(row)) == (data, meta)
+        assert (block.tags[row], block.nodes[row]) == (tag, node)
+        assert block.payload_bytes(row) == len(data) + len(meta)
+
+
+@given(RECORDS)
+def test_encoding_and_decoding_change_nothing(records: Records) -> None:
+    block = block_of(records)
+    again = decode_block(encode_block(block))
+    assert again == block
+    assert decode_block(memoryview(encode_block(block))) == block
+
+
+def test_the_columns_are_copies() -> None:
+    tags: list[str | None] = ["t"]
+    block = make_block(1, array("q", [1]), [b"1"], [b""], tags, [None])
+    tags[0] = "other"
+    assert block.tags == ["t"]
+
+
+def test_columns_of_different_length_are_a_mistake_of_the_caller() -> None:
+    with pytest.raises(AssertionError):
+        make_block(1, array("q", [1]), [b"1", b"2"], [b""], [None], [None])
+    with pytest.raises(AssertionError):
+        make_block(1, array("q"), [], [], [], [])
+
+
+def test_a_record_counts_its_payload_its_texts_and_a_fixed_framing() -> None:
+    assert record_bytes(b"123", b"{}", "tag", "node") == 3 + 2 + 3 + 4 + RECORD_FRAMING_BYTES
+    assert record_bytes(b"", b"", None, None) == RECORD_FRAMING_BYTES
+
+
+def changed(position: int, value: object) -> bytes:
+    fields = msgspec.msgpack.decode(encode_block(block_of([(b"1", b"", None, None)])))
+    fields[position] = value
+    return msgspec.msgpack.encode(fields)
+
+
+@pytest.mark.parametrize(
+    ("encoded", "says"),
+    [
+        (b"", "not an encoded block"),
+        (b"\x93\x01", "not an encoded block"),
+        (changed(1, "seq"), "not an encoded block"),
+        (changed(0, 2), "version 2"),
+        (changed(3, b"\x00" * 4), "differ in length"),
+        (changed(5, ["a", "b"]), "differ in length"),
+        (changed(6, []), "differ in length"),
+    ],
+)
+def test_what_is_no_block_is_refused(encoded: bytes, says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        decode_block(encoded)
