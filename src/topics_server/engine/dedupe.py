@@ -55,10 +55,8 @@ class KeyMemory:
         # Times ascend, so a key that comes again moves to the end.
         remembered.pop(key, None)
         remembered[key] = (first_seq, count, ts)
-        while remembered:
-            oldest = next(iter(remembered))
-            in_window = ts - remembered[oldest][2] < window_ms or oldest == key
+        while (oldest := next(iter(remembered))) != key:
+            in_window = ts - remembered[oldest][2] < window_ms
             if in_window and len(remembered) <= DEDUPE_KEYS_PER_TOPIC_MAX:
                 break
             del remembered[oldest]
-        assert key in remembered

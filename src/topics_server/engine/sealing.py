@@ -71,8 +71,6 @@ def _first_run(
         if run and block.first_seq != run[-1].last_seq + 1:
             return run, True
         if records + block.count > max_records:
-            if records == max_records:
-                return run, True
             log.runs[index : index + 1] = block.split(max_records - records)
             continue
         if run and size + len(block.block.body) > max_bytes:

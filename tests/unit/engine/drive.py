@@ -94,12 +94,20 @@ class Driver:
         self.indexes: dict[int, FakeIndex] = {}
         self.limits = AppendLimits()
 
-    def body(self, *records: object, tag: str | None = None, node: str | None = None) -> bytes:
+    def body(
+        self,
+        *records: object,
+        tag: str | None = None,
+        node: str | None = None,
+        meta: dict[str, int] | None = None,
+    ) -> bytes:
         rows: list[dict[str, object]] = []
         for data in records:
             row: dict[str, object] = {"data": data}
             if tag is not None:
                 row["tag"] = tag
+            if meta is not None and len(rows) % 2:
+                row["meta"] = meta
             rows.append(row)
         return json.dumps({"records": rows, **({"node": node} if node else {})}).encode()
 

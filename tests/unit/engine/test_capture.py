@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import msgspec
+import numpy as np
 import pytest
 
 from tests.unit.engine.drive import Driver, FakeIndex, records_of, seqs_of
@@ -167,6 +168,19 @@ def test_blocks_with_dead_rows_keep_their_weight() -> None:
     driver = restored(driver)
     assert driver.topic.log.live_bytes == before
     assert driver.delete(match=TagMatch("a")) == 101
+
+
+def test_dead_blocks_come_back_where_they_keep_a_run_unbroken() -> None:
+    driver = Driver()
+    driver.append(*range(900))
+    driver.topic.log.delete(np.array([257]), np.array([512]))
+    driver = restored(driver)
+    assert [run.count for run in driver.topic.log.runs] == [256, 256, 256, 132]
+    part = capture(driver.topic)
+    driver.seal(256)
+    driver = restored(driver, part)
+    assert [run.count for run in driver.topic.log.runs] == [256, 256, 132]
+    assert len(seqs_of(driver.read(0))) == 900 - 256
 
 
 def test_a_prepared_capture_is_of_its_moment() -> None:

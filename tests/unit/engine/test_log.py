@@ -76,6 +76,19 @@ def test_looking_up_live_seqs_over_all_kinds_of_runs() -> None:
     assert log.live_between(601, 700) == (0, 0)
 
 
+def test_dead_runs_are_stepped_over() -> None:
+    driver = Driver()
+    for _ in range(3):
+        driver.append(*range(256))
+        driver.seal()
+    log = driver.topic.log
+    log.delete(np.array([257]), np.array([512]))
+    assert log.live_between(1, 768) == (512, log.live_bytes)
+    assert log.delete(np.array([200]), np.array([600]))[0] == 57 + 88
+    assert log.next_live(200) == 601
+    assert log.last_live_below(601) == 199
+
+
 def test_walking_over_live_records_by_count_and_bytes() -> None:
     driver = Driver()
     driver.append(*[0] * 300)

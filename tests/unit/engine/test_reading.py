@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from tests.unit.engine.drive import Driver, records_of, seqs_of
@@ -361,3 +362,29 @@ def test_complete_wants_every_fetch() -> None:
     plan = driver.plan(ReadRequest(0, 10, 1 << 20))
     with pytest.raises(KeyError):
         reading.complete(plan, {})
+
+
+def test_a_floor_that_reaches_a_hole_leaves_the_hole_its_reason() -> None:
+    driver = Driver(TopicConfig(cap_records=3))
+    driver.append(*range(3))
+    driver.replay(RecordsAppended(1, 10, 1, 2_000, driver.body("a")))
+    driver.append(11)
+    driver.append(12)
+    gaps = [page.gap for page in pages_of(driver) if page.gap]
+    assert gaps == [Gap(1, 3, LossReason.CAP, 3), Gap(4, 9, LossReason.DAMAGED, 6)]
+
+
+def test_expiry_above_a_hole_is_told_to_a_cursor_behind_the_hole() -> None:
+    driver = holed()
+    driver.put(TopicConfig(ttl_ms=100))
+    driver.now_ms += 10_000
+    assert driver.read(9).gap == Gap(10, 11, LossReason.TTL, 2)
+
+
+def test_the_dead_end_of_a_segment_is_stepped_over() -> None:
+    driver = filled(600)
+    driver.seal()
+    driver.append("x")
+    driver.topic.log.delete(np.array([580]), np.array([600]))
+    assert seqs_of(driver.read(500)) == [*range(501, 580), 601]
+    assert seqs_of(driver.read(590)) == [601]

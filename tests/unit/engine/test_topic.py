@@ -421,3 +421,26 @@ def test_a_recovered_head_at_its_ceiling_does_not_jump_again() -> None:
     driver = Driver()
     assert driver.topic.finish_recovery(clean_stop=False, same_boot=False)
     assert not driver.topic.finish_recovery(clean_stop=False, same_boot=False)
+
+
+def test_expired_records_are_not_counted_as_live() -> None:
+    driver = Driver(TopicConfig(ttl_ms=100))
+    appended(driver, 1, 2)
+    driver.now_ms += 60
+    appended(driver, 3)
+    weight = driver.topic.log.live_bytes
+    assert driver.topic.live(driver.now_ms) == (3, weight)
+    driver.now_ms += 60
+    assert driver.topic.live(driver.now_ms) == (1, weight // 3)
+    assert driver.topic.earliest_seq(driver.now_ms) == 3
+
+
+def test_dropping_segments_forgets_their_pending_flips() -> None:
+    driver = Driver()
+    appended(driver, 1)
+    driver.seal()
+    driver.delete(2)
+    driver.topic.segments_dropped([1])
+    assert not driver.topic.pending_flips
+    driver.topic.flips_done({1: [0]})
+    assert not driver.topic.pending_flips

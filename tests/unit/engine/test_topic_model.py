@@ -96,8 +96,9 @@ class TopicMachine(RuleBasedStateMachine):
         size=st.integers(0, 30),
     )
     def append(self, count: int, times: int, tag: str | None, node: str | None, size: int) -> None:
+        meta = {"m": size} if size % 2 else None
         for _ in range(times):
-            self.append_once(self.driver.body(*["x" * size] * count, tag=tag, node=node))
+            self.append_once(self.driver.body(*["x" * size] * count, tag=tag, node=node, meta=meta))
 
     @rule(count=st.integers(200, 700), tag=TAGS)
     def append_many(self, count: int, tag: str | None) -> None:
