@@ -7,8 +7,8 @@ import pytest
 from tests.storage.fake_disk import FakeDisk
 from tests.storage.journal_rig import SMALL, WAL, Life, append, new_disk
 from topics_server.errors import Corrupt, StartRefused
-from topics_server.wal.frames import Opening
-from topics_server.wal.groups import FILE_HEADER_BYTES, decode_file_header, scan
+from topics_server.wal.frames import Opening, encode_entry
+from topics_server.wal.groups import FILE_HEADER_BYTES, decode_file_header, encode_group, scan
 from topics_server.wal.replay import JournalReplay
 
 FIRST = f"{WAL}/000001-00-0000000001.wal"
@@ -277,3 +277,23 @@ def test_replay_reads_groups_larger_than_a_chunk() -> None:
     again = Life(life.die("power"), life.promises, shards=1, sizes=SMALL)
     assert len(again.recover("power")) == 2
     again.close()
+
+
+def test_lsns_that_do_not_ascend_are_corrupt() -> None:
+    disk = written(new_disk(1), 2, sync=False).die("kill")
+    data = disk.content(FIRST)
+    header = decode_file_header(data[:FILE_HEADER_BYTES])
+    assert header is not None
+    end = groups_of(disk, FIRST)[-1][1]
+    buffers = encode_entry(2, append(0, 9))
+    group = encode_group(
+        buffers,
+        sum(map(len, buffers)),
+        1,
+        file_id=header.file_id,
+        position=end,
+        synced_bytes=FILE_HEADER_BYTES,
+    )
+    disk.open(FIRST, write=True).pwritev(group, end)
+    with pytest.raises(Corrupt, match="lsn 2 follows 2"):
+        read(disk)

@@ -309,3 +309,68 @@ def test_a_crash_at_every_operation_of_a_short_script_breaks_no_promise(mode: st
         if not crashed:
             break
     assert nth > 20
+
+
+def test_a_defect_in_the_writer_makes_the_shard_read_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    life = started(new_disk(15))
+
+    def broken() -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(life.journal.shards[0].tail, "sync", broken)
+    life.submit(append(0, 1), sync=True)
+    life.settle()
+    assert life.journal.read_only_shards() == [0]
+    assert life.progress[-1].failed_from == 1
+    life.end()
+
+
+def test_a_refused_mark_is_cut_and_costs_nobody_anything() -> None:
+    disk = new_disk(16)
+    life = started(disk)
+    disk.fail("write", "partial", path=WAL_FILES, nth=2)
+    life.submit(append(0, 1), sync=True)
+    life.settle()
+    assert all(p.failed_from is None for p in life.progress)
+    kept = life.submit(append(0, 2), sync=True)
+    life.settle()
+    again = Life(life.die("power"), life.promises, shards=1)
+    assert set(again.recover("power")) == {1, kept}
+    again.close()
+
+
+def test_files_that_cannot_be_removed_are_found_by_the_next_start() -> None:
+    disk = new_disk(17)
+    life = started(disk)
+    for seq in range(1, 20):
+        life.submit(append(0, seq, b"t" * 2_000), sync=True)
+        life.turn(5)
+    life.settle()
+    disk.fail("unlink", "eio")
+    life.journal.trim(15)
+    life.loop.run_until_complete(life.journal.close())
+    life.end()
+    disk.crash("kill")
+    life.promises.start_lsn = 15
+    again = Life(disk.reopen(), life.promises, shards=1)
+    again.recover("kill")
+    before = len(again.disk.list_dir(WAL))
+    again.journal.trim(15)
+    again.settle()
+    assert len(again.disk.list_dir(WAL)) < before
+    again.close()
+
+
+def test_sync_latencies_are_observed_in_microseconds() -> None:
+    seen: list[float] = []
+    disk = new_disk(18)
+    life = started(disk)
+    shard = life.journal.shards[0]
+    object.__setattr__(shard, "_observe_sync_us", seen.append)
+    life.submit(append(0, 1), sync=True)
+    life.settle()
+    assert len(seen) == shard.counters.syncs == 1
+    assert seen[0] >= 0
+    life.close()

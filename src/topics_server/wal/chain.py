@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final, NoReturn
 
-from topics_server.errors import Corrupt, StartRefused
+from topics_server.errors import Corrupt, StartRefused, StorageError
 from topics_server.limits import MIB
 from topics_server.wal import layout
 from topics_server.wal.frames import Opening
@@ -74,7 +74,7 @@ class JournalFile:
             if result.ending is not Ending.MORE or result.groups:
                 return result
             if length >= result.needed_bytes:
-                return result  # the file is shorter than it said
+                raise StorageError("the file became shorter while it was read", self.path)
             length = result.needed_bytes
 
     def groups_behind(self, position: int) -> Iterator[Group]:

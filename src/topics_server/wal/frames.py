@@ -85,14 +85,12 @@ _PLAIN: Final = _AppendExtra(None, None, None, 1)
 def encode_entry(lsn: int, entry: Entry) -> list[bytes]:
     """One frame as buffers that follow each other; a large body is referenced, not copied."""
     assert lsn > 0
-    if type(entry) is RecordsAppended:
-        return _encode_append(lsn, entry)
     topic_id = entry.topic_id
     ts = first_seq = count = 0
     payload = b""
     match entry:
         case RecordsAppended():
-            raise AssertionError("encoded above")
+            return _encode_append(lsn, entry)
         case TopicPut():
             kind, ts, payload = Kind.TOPIC_PUT, entry.ts, _encode(entry)
         case TopicDropped():

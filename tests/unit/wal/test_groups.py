@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Final
 
 import pytest
+import xxhash
 
 from topics_server.entries import HeadReserved
 from topics_server.errors import StartRefused
@@ -74,13 +75,18 @@ def test_any_flipped_byte_of_a_file_header_fails_it(offset: int) -> None:
 
 
 def test_a_newer_file_version_is_refused() -> None:
-    import xxhash
-
     data = bytearray(FILE[:FILE_HEADER_BYTES])
     data[8] = 2
     data[56:64] = xxhash.xxh3_64_intdigest(bytes(data[:56])).to_bytes(8, "little")
     with pytest.raises(StartRefused, match="version 2"):
         decode_file_header(bytes(data))
+
+
+def test_another_magic_is_no_journal_file() -> None:
+    data = bytearray(FILE[:FILE_HEADER_BYTES])
+    data[1:7] = b"puzzle"
+    data[56:64] = xxhash.xxh3_64_intdigest(bytes(data[:56])).to_bytes(8, "little")
+    assert decode_file_header(bytes(data)) is None
 
 
 def test_a_short_header_is_none() -> None:
