@@ -180,12 +180,15 @@ class Log:
             row = run.dead.find(0, start)
             while row >= 0:
                 if walked >= count and walked_bytes >= weight:
-                    return run.first_seq + row, walked, walked_bytes
+                    # Not the next live seq: what was deleted between the two is nobody's loss.
+                    behind = self.last_live_below(run.first_seq + row) + 1
+                    return max(seq, behind), walked, walked_bytes
                 walked += 1
                 if weight > 0:
                     walked_bytes += run.row_bytes(row)
                 row = run.dead.find(0, row + 1)
-        return self.head_seq + 1, walked, walked_bytes
+        behind = self.last_live_below(self.head_seq + 1) + 1
+        return max(seq, behind), walked, walked_bytes
 
     def hole_at_or_after(self, seq: int) -> Hole | None:
         """The first hole that ends at `seq` or later."""

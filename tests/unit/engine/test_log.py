@@ -104,6 +104,11 @@ def test_walking_over_live_records_by_count_and_bytes() -> None:
     assert log.advance_live(1, 1_000, 0)[:2] == (601, 600)
     driver.delete(301)
     assert log.advance_live(1, 5, 0)[:2] == (306, 5)
+    log.delete(np.array([304]), np.array([320]))
+    assert log.advance_live(1, 3, 0)[:2] == (304, 3)
+    assert log.advance_live(1, 4, 0)[:2] == (322, 4)
+    log.delete(np.array([590]), np.array([600]))
+    assert log.advance_live(1, 1_000, 0)[0] == 590
 
 
 def test_a_floor_loses_everything_below_and_only_rises() -> None:

@@ -123,11 +123,16 @@ class TopicMachine(RuleBasedStateMachine):
             return
         while _over(config, sizes) and len(sizes) > 1:
             sizes.pop(0)
+        before = set(naive.records)
         entry = self.driver.append_body(body)
         assert isinstance(entry, RecordsAppended)
         assert entry.ts == max(now_ms, naive.last_ts)
         naive.apply(entry)
         expected = [seq for seq, _ in sizes]
+        if entry.floor is not None:
+            lost = entry.floor.seq - 1
+            assert lost not in expected
+            assert lost in before or lost >= entry.first_seq, "what was deleted is nobody's loss"
         assert sorted(naive.records) == expected, "exactly the oldest are evicted"
 
     @rule(share=st.floats(0, 1.1))
@@ -167,6 +172,7 @@ class TopicMachine(RuleBasedStateMachine):
         topic, now_ms = self.driver.topic, self.driver.now_ms
         entry = topic.decide_expiry(now_ms)
         if entry is not None:
+            assert entry.floor.seq - 1 in self.naive.records
             self.driver.commit(entry)
             self.naive.apply(entry)
         assert sorted(self.naive.records) == self.naive.live_at(topic.config, now_ms)
