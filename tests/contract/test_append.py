@@ -131,6 +131,13 @@ def test_a_node_has_at_most_128_bytes_of_utf8(api: Api, topic: str, unit: str) -
     assert api.get_state(topic)["head_seq"] == 2
 
 
+def test_a_batch_node_nobody_uses_is_bounded_too(api: Api, topic: str) -> None:
+    """§2 [2-09]"""
+    answer = api.append(topic, [{"data": 0, "node": "own"}], node="n" * 129)
+    assert refused(answer, 400, "invalid_request")["field"] == "node"
+    refused(api.state(topic), 404, "topic_not_found")
+
+
 def test_meta_is_an_object_of_at_most_64_keys_and_16_kib(api: Api, topic: str) -> None:
     """§2 [2-10, 2-22]"""
     good(api.append(topic, [{"data": 0, "meta": {f"k{n}": n for n in range(64)}}]))

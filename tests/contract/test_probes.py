@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -129,8 +130,8 @@ def test_the_topic_figures_are_bounded(own: NewServer) -> None:
     api = own().start()
     api.put("few")
     assert _metrics(api)[0].get("topics_topic_metrics_truncated", 0) == 0
-    for number in range(3000):
-        good(api.put(f"t{number}", {"durability": "ephemeral"}))
+    with ThreadPoolExecutor(16) as pool:
+        list(pool.map(lambda n: good(api.put(f"t{n}", {"durability": "ephemeral"})), range(3000)))
     samples = _metrics(api)[0]
     shown = sum(name.startswith("topics_topic_head_seq{") for name in samples)
     assert shown == 3001 or samples["topics_topic_metrics_truncated"] > 0
