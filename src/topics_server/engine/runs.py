@@ -12,7 +12,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left
 from itertools import accumulate
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,12 +36,17 @@ def weigh(
     if count == 1:
         return record_bytes(datas[0], metas[0], tags[0], nodes[0])
     total = RECORD_FRAMING_BYTES * count + sum(map(len, datas)) + sum(map(len, metas))
-    # `count` compares identity first: cheaper than summing a column that is mostly empty.
-    if tags.count(None) != count:
-        total += sum(map(len, filter(None, tags)))
-    if nodes.count(None) != count:
-        total += sum(map(len, filter(None, nodes)))
-    return total
+    return total + _chars(tags) + _chars(nodes)
+
+
+def _chars(texts: list[str | None]) -> int:
+    """How many characters a column has. Counting and joining are one C call each."""
+    absent = texts.count(None)
+    if absent == len(texts):
+        return 0
+    if absent:
+        return len("".join(filter(None, texts)))
+    return len("".join(cast("list[str]", texts)))
 
 
 class Run:
@@ -387,13 +392,7 @@ class OpenBlock(Run):
 
 
 def _text_bytes(block: Block, first_row: int, end_row: int) -> int:
-    tags, nodes = block.tags[first_row:end_row], block.nodes[first_row:end_row]
-    total = 0
-    if tags.count(None) != len(tags):
-        total += sum(map(len, filter(None, tags)))
-    if nodes.count(None) != len(nodes):
-        total += sum(map(len, filter(None, nodes)))
-    return total
+    return _chars(block.tags[first_row:end_row]) + _chars(block.nodes[first_row:end_row])
 
 
 def slice_block(block: Block, first_row: int, end_row: int) -> Block:
