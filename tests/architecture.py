@@ -151,8 +151,15 @@ WAL = {
     "wal.workers": driver(),
     "wal.directory": driver("wal.layout", "wal.fs"),
     "wal.tail": driver("wal.frames", "wal.groups", "wal.grouping", "wal.layout", "wal.fs"),
-    "wal.shard": driver("wal.frames", "wal.grouping", "wal.tail", "wal.workers"),
-    "wal.replay": driver("wal.frames", "wal.groups", "wal.layout", "wal.fs"),
+    # What a shard's worker does in one go: cut, write, sync, make room.
+    "wal.jobs": driver("wal.grouping", "wal.tail"),
+    "wal.shard": driver("wal.frames", "wal.grouping", "wal.jobs", "wal.tail", "wal.workers"),
+    # Which journal files must be there; what of them is torn; making durable what was found.
+    "wal.chain": driver("wal.frames", "wal.groups", "wal.layout", "wal.fs"),
+    "wal.repair": driver("wal.chain", "wal.layout", "wal.fs"),
+    "wal.replay": driver(
+        "wal.chain", "wal.frames", "wal.fs", "wal.groups", "wal.layout", "wal.repair"
+    ),
     "wal.journal": driver(
         "wal.frames", "wal.fs", "wal.layout", "wal.replay", "wal.shard", "wal.tail", "wal.workers"
     ),

@@ -47,13 +47,14 @@ class _Body(msgspec.Struct, gc=False):
 class DecodedAppend(msgspec.Struct, frozen=True, gc=False):
     """One append, decoded: four parallel columns of `count` records and the call's own fields.
 
-    `metas[i]` is `b""` where absent; `nodes[i]` already has the batch's default.
+    `metas[i]` is `b""` where absent; `nodes[i]` already has the batch's default, `batch_node`.
     """
 
     datas: list[bytes]
     metas: list[bytes]
     tags: list[str | None]
     nodes: list[str | None]
+    batch_node: str | None = None
     idempotency_key: str | None = None
     create: bool | None = None
     config: bytes | None = None
@@ -92,6 +93,7 @@ def decode_append(body: bytes) -> DecodedAppend:
         metas=metas,
         tags=[record.tag for record in records],
         nodes=[node if record.node is None else record.node for record in records],
+        batch_node=node,
         idempotency_key=decoded.idempotency_key,
         create=decoded.create,
         config=None if config in (b"", b"null") else config,

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 import msgspec
 
@@ -49,6 +50,10 @@ class TopicFacts(msgspec.Struct, frozen=True):
     head_seq: int
     evict_floor: int
     holes: list[SeqRun]
+
+
+# The part of a snapshot that is no topic's (topics count from 1): epochs of dropped names.
+EPOCHS_PART: Final = 0
 
 
 class SnapshotImage(msgspec.Struct, frozen=True):

@@ -47,6 +47,9 @@ _OFFLOAD_THREADS: Final = 4
 # Of the open files the process may have, the store's share; the rest is for connections.
 _STORE_FILES_SHARE: Final = 4
 _STORE_FILES_MAX: Final = 4096
+# A tail is never bounded closer than this, however small the segments are.
+_TAIL_RECORDS_MIN: Final = 262_144
+_TAIL_BYTES_MIN: Final = 64 * MIB
 _SPACE_CHECK_S: Final = 1.0
 _MIN_FREE_BYTES_MAX: Final = 256 * MIB
 
@@ -134,6 +137,7 @@ class Node:
             None if settings.cold_dir is None else str(settings.cold_dir),
             packer or ProcessPacker(),
             max(16, min(_STORE_FILES_MAX, open_files // _STORE_FILES_SHARE)),
+            settings.data_dir_mode,
         )
         return cls(
             settings,
@@ -227,7 +231,7 @@ class Node:
             self._clock,
             self.sealer.seal_tails,
         )
-        self.sealer.on_moved.append(self.checkpointer.moved)
+        self.sealer.on_moved += [self.checkpointer.moved, self.hub.ring]
         # Heads that moved are published before this boot is noted, and a new wal set starts on a
         # snapshot, so that no entry of it depends on how the old one was sharded.
         if publish or (is_new_set and not directory.is_new):
@@ -257,7 +261,12 @@ class Node:
                 max_tag_bytes=settings.max_tag_bytes,
                 max_node_bytes=settings.max_node_bytes,
             ),
-            Quotas(settings.max_topics, settings.max_total_bytes),
+            Quotas(
+                max_topics=settings.max_topics,
+                max_total_bytes=settings.max_total_bytes,
+                max_tail_records=max(_TAIL_RECORDS_MIN, 4 * settings.segment_max_events),
+                max_tail_bytes=max(_TAIL_BYTES_MIN, 2 * settings.segment_max_bytes),
+            ),
         )
 
     def _start_tasks(self) -> None:

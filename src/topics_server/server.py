@@ -165,7 +165,7 @@ async def _serve(
 async def _boot(node: Node, serving: asyncio.Task[None]) -> str | None:
     """Recover while the socket answers probes; why that failed, if it did.
 
-    A signal during recovery ends `serving`; recovery is left where it is, for nothing of it is lost.
+    A signal during recovery ends `serving`; recovery is dropped, which loses nothing.
     """
     gc.disable()
     starting = asyncio.create_task(node.start())
@@ -179,7 +179,7 @@ async def _boot(node: Node, serving: asyncio.Task[None]) -> str | None:
     except StorageError as error:
         return str(error)
     finally:
-        gc.collect()
+        # No collection first: it would stop the loop for as long as it takes to walk everything.
         gc.freeze()
         gc.set_threshold(*_GC_THRESHOLDS)
         gc.enable()

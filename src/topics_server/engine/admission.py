@@ -57,6 +57,9 @@ def check_limits(decoded: DecodedAppend, limits: AppendLimits) -> None:
         _check_records(decoded, limits)
     if decoded.tags.count(None) != count:
         _check_texts(decoded.tags, "tag", limits.max_tag_bytes)
+    node = decoded.batch_node
+    if node is not None and len(node.encode()) > limits.max_node_bytes:
+        raise invalid(f"node is over {limits.max_node_bytes} bytes", "node")
     if decoded.nodes.count(None) != count:
         _check_texts(decoded.nodes, "node", limits.max_node_bytes)
 

@@ -11,7 +11,10 @@ from topics_server.model import LossReason, TopicConfig
 
 
 class Appended(msgspec.Struct, frozen=True, gc=False):
-    """Outcome of an append: seqs `first_seq..last_seq`, and the head right after it (§2)."""
+    """Outcome of an append: seqs `first_seq..last_seq`, and the head right after it (§2).
+
+    `parked_ms`: how long it waited for the topic's tail to be sealed.
+    """
 
     first_seq: int
     last_seq: int
@@ -20,6 +23,7 @@ class Appended(msgspec.Struct, frozen=True, gc=False):
     deduped: bool = False
     write_ms: float = 0.0
     sync_ms: float = 0.0
+    parked_ms: float = 0.0
 
 
 class Gap(msgspec.Struct, frozen=True):

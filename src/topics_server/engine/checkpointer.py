@@ -15,13 +15,13 @@ from typing import Final
 
 from topics_server.engine.capture import capture
 from topics_server.engine.commits import Commits
-from topics_server.engine.epochs import EPOCHS_PART, capture_epochs
+from topics_server.engine.epochs import capture_epochs
 from topics_server.engine.ports import Clock, Journal, Offload, Snapshots
 from topics_server.engine.registry import Registry
 from topics_server.engine.topic import Applied
 from topics_server.entries import Entry
 from topics_server.errors import StorageError
-from topics_server.handoff import SnapshotImage
+from topics_server.handoff import EPOCHS_PART, SnapshotImage
 from topics_server.limits import CAPTURE_SLICE_MS
 from topics_server.metrics import log
 
@@ -74,12 +74,15 @@ class Checkpointer:
         `final`: the server is stopping; tails stay in the snapshot rather than being sealed.
         """
         async with self._busy:
+            if self._commits.is_broken:
+                raise StorageError("a defect was met: what is in memory must not be published")
             began_ms = self._clock.monotonic_ms()
             if not final:
                 await self._seal_tails(SEAL_BEFORE_CAPTURE_BYTES)
             start_lsn = self._commits.oldest_pending_lsn()
             parts = await self._capture()
             last_lsn = self._commits.next_lsn - 1
+            assert start_lsn <= last_lsn + 1
             image = SnapshotImage(
                 start_lsn=start_lsn,
                 last_lsn=last_lsn,

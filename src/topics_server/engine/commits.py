@@ -87,6 +87,9 @@ class Commits:
         self._unsynced: list[deque[Ticket]] = [deque() for _ in shards]
         self._synced_lsn = [next_lsn - 1 for _ in shards]
         self.read_only_shards: list[int] = []
+        # True while entries are applied. Found true anywhere else, an `apply` has failed: a defect
+        # after which memory and journal may differ. Nothing is written any more until a restart.
+        self.is_broken = False
         # Told of every applied entry (sealer, checkpointer, quotas); must not raise.
         self.observers: list[Callable[[int, Entry, Applied], None]] = []
         journal.listen(self.on_progress)
@@ -98,7 +101,7 @@ class Commits:
 
     def oldest_pending_lsn(self) -> int:
         """The oldest lsn not applied yet; `next_lsn` when nothing is in flight."""
-        fronts = [fifo[0].lsn for fifo in self._fifos.values()]
+        fronts = [fifo[0].lsn for fifo in self._fifos.values() if fifo]
         return min(fronts, default=self._next_lsn)
 
     def synced_lsn(self, topic_id: int) -> int:
@@ -127,6 +130,8 @@ class Commits:
         Raises `TopicsError`: `storage_read_only` on a read-only shard, `throttled` when the
         shard's queue or the disk is full; then nothing was staged.
         """
+        if self.is_broken:
+            raise TopicsError(Code.INTERNAL, "a defect was met; restart the server")
         shard = self._journal.shard_of(entry.topic_id)
         if shard in self.read_only_shards:
             raise read_only_error(shard)
@@ -178,6 +183,7 @@ class Commits:
         """Apply every met front, ring each touched topic once, then resolve the tickets."""
         settled: list[Ticket] = []
         rung: dict[int, None] = {}
+        self.is_broken = True
         for fifo in fifos:
             while fifo and fifo[0].met:
                 ticket = fifo.popleft()
@@ -186,6 +192,7 @@ class Commits:
                 settled.append(ticket)
                 if not fifo:
                     del self._fifos[ticket.topic_id]
+        self.is_broken = False
         for topic_id in rung:
             self._hub.ring(topic_id)
         for ticket in settled:

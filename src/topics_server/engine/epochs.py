@@ -11,9 +11,6 @@ import msgspec
 
 from topics_server.engine.registry import Registry
 
-# No topic has this id: they count from 1.
-EPOCHS_PART: Final = 0
-
 _VERSION: Final = 1
 _DECODER: Final = msgspec.msgpack.Decoder(tuple[int, dict[str, int]])
 

@@ -16,11 +16,11 @@ from typing import Final
 import msgspec
 
 from topics_server.engine.capture import restore
-from topics_server.engine.epochs import EPOCHS_PART, restore_epochs
+from topics_server.engine.epochs import restore_epochs
 from topics_server.engine.ports import Offload, Replay, SealedIndex, Segments
 from topics_server.engine.registry import Registry
 from topics_server.errors import StartRefused
-from topics_server.handoff import SnapshotImage
+from topics_server.handoff import EPOCHS_PART, SnapshotImage
 
 # Entries applied, or parts restored, between two turns of the loop.
 _SLICE: Final = 64

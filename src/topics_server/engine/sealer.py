@@ -107,10 +107,14 @@ class Sealer:
             self._enqueue(topic_id)
 
     def adopt(self, topic: Topic) -> None:
-        """Take note of a topic that recovery brought back."""
-        self._track(topic)
-        if topic.log.tail_bytes >= SEAL_BY_AGE_BYTES_MIN:
+        """Take note of a topic that recovery brought back; most have nothing to do."""
+        config, log_ = topic.config, topic.log
+        if config.ttl_ms:
+            self._expiring[topic.topic_id] = None
+        if log_.tail_bytes >= SEAL_BY_AGE_BYTES_MIN:
             self._aging[topic.topic_id] = None
+        if log_.sealed_count or config.ttl_ms or config.cap_records or config.cap_bytes:
+            self._enqueue(topic.topic_id)
 
     def _track(self, topic: Topic) -> None:
         if topic.config.ttl_ms:

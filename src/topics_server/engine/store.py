@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from typing import Final
 
 import msgspec
 
@@ -36,12 +37,17 @@ from topics_server.entries import RecordsAppended, TopicPut
 from topics_server.errors import Code, TopicsError
 from topics_server.model import GATE_OF, Durability, Gate, TagMatch, TopicConfig
 
+# How long an append waits for its topic's tail to be sealed before it is refused.
+_PARK_MS_MAX: Final = 5_000
+
 
 class Quotas(msgspec.Struct, frozen=True):
-    """Bounds over all topics; 0 is unlimited (§11)."""
+    """Bounds over all topics; 0 is unlimited (§11). A longer or larger tail parks appends."""
 
     max_topics: int
     max_total_bytes: int
+    max_tail_records: int
+    max_tail_bytes: int
 
 
 class Store:
@@ -93,6 +99,11 @@ class Store:
         topic = self._registry.find(name)
         if topic is None:
             return await self._append_creating(name, body, decoded, header_key, config)
+        parked_ms = 0.0
+        if self._has_long_tail(topic):
+            parked_ms = await self._until_sealed(topic)
+            if self._registry.find(name) is not topic or name in self._settling:
+                return await self.append(name, body, decoded, header_key=header_key, config=config)
         now_ms = self._clock.now_ms()
         entry = topic.decide_append(decoded, body, header_key, now_ms, self._append_limits)
         if isinstance(entry, Duplicate):
@@ -108,7 +119,24 @@ class Store:
             head_seq=max(last_seq, topic.log.head_seq),
             write_ms=ticket.write_ms,
             sync_ms=ticket.sync_ms,
+            parked_ms=parked_ms,
         )
+
+    def _has_long_tail(self, topic: Topic) -> bool:
+        """Whether sealing is so far behind that memory would grow with the load."""
+        log, quotas = topic.log, self._quotas
+        is_long = log.tail_count > quotas.max_tail_records or log.tail_bytes > quotas.max_tail_bytes
+        return is_long and not topic.is_ephemeral
+
+    async def _until_sealed(self, topic: Topic) -> float:
+        """Park until the tail is shorter; how long that took, ms. Raises `throttled`."""
+        began_ms = self._clock.monotonic_ms()
+        while self._has_long_tail(topic):
+            left_ms = began_ms + _PARK_MS_MAX - self._clock.monotonic_ms()
+            if left_ms <= 0:
+                raise _limit_reached("unsealed", "records come faster than they can be sealed")
+            await self._ring_or_timeout(topic.topic_id, left_ms)
+        return self._clock.monotonic_ms() - began_ms
 
     def _submit_append(self, topic: Topic, entry: RecordsAppended) -> Ticket:
         # The reservation goes first: the FIFO makes an append that passes the ceiling wait for it.
@@ -200,8 +228,10 @@ class Store:
 
     async def _wait_for_bell(self, topic: Topic, head_seq: int, timeout_ms: float) -> None:
         """Return when the topic moved past `head_seq`, was dropped, or the time is over."""
-        if topic.log.head_seq != head_seq:
-            return
+        if topic.log.head_seq == head_seq:
+            await self._ring_or_timeout(topic.topic_id, timeout_ms)
+
+    async def _ring_or_timeout(self, topic_id: int, timeout_ms: float) -> None:
         loop = asyncio.get_running_loop()
         rung: asyncio.Future[None] = loop.create_future()
 
@@ -210,12 +240,12 @@ class Store:
                 rung.set_result(None)
 
         timer = loop.call_later(timeout_ms / 1000, ring)
-        self._hub.add(topic.topic_id, ring)
+        self._hub.add(topic_id, ring)
         try:
             await rung
         finally:
             timer.cancel()
-            self._hub.remove(topic.topic_id, ring)
+            self._hub.remove(topic_id, ring)
 
     # --- delete -------------------------------------------------------------------------
 

@@ -27,7 +27,7 @@ from topics_server.entries import (
     TopicPut,
 )
 from topics_server.errors import Damaged, StartRefused, StorageError
-from topics_server.handoff import SnapshotImage
+from topics_server.handoff import EPOCHS_PART, SnapshotImage
 from topics_server.limits import BLOCK_RECORDS_MAX
 from topics_server.model import PayloadKind
 from topics_server.wal import layout
@@ -132,6 +132,8 @@ def _topics_of(fs: Fs, tiers: Tiers, newest: SnapshotImage | None) -> dict[int, 
     """Topics that have a manifest or a part of the newest snapshot."""
     topics: dict[int, _Topic] = {}
     for topic_id, encoded in newest.parts if newest else ():
+        if topic_id == EPOCHS_PART:
+            continue
         part = decode_part(encoded)
         topics[topic_id] = _Topic(part.name, part.evict_floor, part=part)
     for name in fs.list_dir(tiers.hot):
