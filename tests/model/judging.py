@@ -1,0 +1,288 @@
+"""Is what a reader sees one of the states the model allows? And which one.
+
+`Seen` is a whole topic as read through the store; `differs` compares it with one plain state;
+`Track` keeps a topic's calls since the last check and finds, after a crash, the prefix of them that
+survived: nothing acknowledged may be missing after a kill, nothing synced after a power loss.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+from tests.model.plain import Answer, Delete, Plain, Rec, Step
+from tests.model.world import FakeClock
+from topics_server.engine.answers import Gap, ReadRequest
+from topics_server.engine.store import Store
+from topics_server.errors import Code, TopicsError
+from topics_server.model import LossReason, TopicConfig
+
+End = Literal["none", "clean", "kill", "power"]
+_TOLD_LOSSES: Final = frozenset({LossReason.CAP, LossReason.TTL, LossReason.MIXED})
+
+
+@dataclass(slots=True)
+class Seen:
+    """One topic as a reader sees it from seq 0 on, at one moment."""
+
+    records: dict[int, Rec]
+    gaps: list[Gap]
+    head: int
+    earliest: int
+    count: int
+    config: TopicConfig
+    now_ms: int
+
+
+async def look(store: Store, name: str, clock: FakeClock) -> Seen | None:
+    """Read a whole topic at one moment, page by page; None if there is no such topic."""
+    for _ in range(20):
+        before = clock.now_ms(), clock.steps
+        seen = await _look_once(store, name, before[0])
+        if (clock.now_ms(), clock.steps) == before:
+            return seen
+    raise AssertionError("the clock does not stand still")
+
+
+async def _look_once(store: Store, name: str, now_ms: int) -> Seen | None:
+    try:
+        state = store.state(name, touch=False)
+    except TopicsError as error:
+        if error.code is not Code.TOPIC_NOT_FOUND:
+            raise
+        return None
+    records: dict[int, Rec] = {}
+    gaps: list[Gap] = []
+    cursor = 0
+    for _ in range(1000):
+        page = await store.read(name, ReadRequest(cursor, 500, 1 << 22))
+        gaps += [page.gap] if page.gap is not None else []
+        for piece in page.pieces:
+            block = piece.block
+            for row in piece.rows:
+                seq = block.first_seq + row
+                assert seq > max(records, default=0), f"{name}: {seq} comes after a later one"
+                rec = Rec(
+                    bytes(block.data(row)),
+                    bytes(block.meta(row)),
+                    block.tags[row],
+                    block.nodes[row],
+                    block.times[row],
+                )
+                records[seq] = rec
+        if page.caught_up:
+            return Seen(
+                records,
+                gaps,
+                page.head_seq,
+                page.earliest_seq,
+                state.count,
+                state.config,
+                now_ms,
+            )
+        assert page.next_from_seq > cursor, f"{name}: a page that does not move"
+        cursor = page.next_from_seq
+    raise AssertionError(f"{name}: 1,000 pages and no end")
+
+
+def covers(gaps: Sequence[Gap], first: int, last: int) -> bool:
+    """Whether every seq of a range is in some gap."""
+    for gap in sorted(gaps, key=lambda gap: gap.gap_from):
+        if gap.gap_from <= first <= gap.gap_to:
+            first = gap.gap_to + 1
+    return first > last
+
+
+def differs(plain: Plain, seen: Seen | None, *, may_jump: bool) -> str | None:
+    """What is wrong with `seen` if `plain` is the truth; None if nothing is."""
+    if seen is None or not plain.exists:
+        return None if (seen is not None) == plain.exists else f"exists: {plain.exists}"
+    if seen.config != plain.config:
+        return f"config {seen.config}"
+    jumped = seen.head > plain.head
+    if seen.head < plain.head or (jumped and not may_jump):
+        return f"head {seen.head}, not {plain.head}"
+    if jumped and not covers(seen.gaps, plain.head + 1, seen.head):
+        return f"seqs {plain.head + 1}..{seen.head} are missing in silence"
+    if seen.count != len(seen.records):
+        return f"count {seen.count}, but {len(seen.records)} records are read"
+    return _records_differ(plain, seen) or _gaps_differ(plain, seen)
+
+
+def _records_differ(plain: Plain, seen: Seen) -> str | None:
+    for seq, rec in seen.records.items():
+        expected = plain.records.get(seq)
+        if expected is None:
+            return f"seq {seq} is there: {rec}"
+        if plain.is_ephemeral():
+            # The last time went with the records; it may begin anew.
+            rec = rec._replace(ts=expected.ts)
+        if rec != expected:
+            return f"seq {seq} is {rec}, not {expected}"
+        if plain.is_hidden(seq, seen.now_ms):
+            return f"seq {seq} is past its TTL and still read"
+    for seq in plain.records:
+        if seq in seen.records or seq in plain.maybe_gone:
+            continue
+        if seq >= plain.hidden_below:
+            return f"seq {seq} is missing: {plain.records[seq]}"
+        if not covers(seen.gaps, seq, seq):
+            return f"seq {seq} expired in silence"
+    return None
+
+
+def _gaps_differ(plain: Plain, seen: Seen) -> str | None:
+    lost = [(1, plain.floor - 1), *plain.holes]
+    for first, last in lost:
+        if first <= last and not covers(seen.gaps, first, last):
+            return f"seqs {first}..{last} are lost, but only {seen.gaps} are told"
+    for gap in seen.gaps:
+        if any(gap.gap_from <= seq <= gap.gap_to for seq in seen.records):
+            return f"{gap} tells records as lost that are read"
+        if gap.reason in _TOLD_LOSSES:
+            has_lost = plain.floor > 1 or plain.hidden_below > 1
+            if not has_lost or gap.gap_to >= max(seen.earliest, 2):
+                return f"{gap}, but nothing was evicted up to there"
+        elif not _is_hole(plain, gap):
+            return f"{gap}, but there is no such hole"
+    return None
+
+
+def _is_hole(plain: Plain, gap: Gap) -> bool:
+    """Whether it lies in holes, or above the head (which has jumped)."""
+    holes = [Gap(a, b, gap.reason, 0) for a, b in (*plain.holes, (1, plain.vague_below - 1))]
+    return covers(
+        [*holes, Gap(plain.head + 1, gap.gap_to, gap.reason, 0)], gap.gap_from, gap.gap_to
+    )
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    """One call: `answer` once acknowledged; `synced` once it must survive a power loss.
+
+    `is_fact`: it changed something. Others are answered at once and say nothing of those before.
+    """
+
+    step: Step
+    answer: Answer | None = None
+    synced: bool = False
+    is_fact: bool = False
+
+
+@dataclass(slots=True)
+class Track:
+    """One topic of a run: the state at the last check, and the calls since."""
+
+    name: str
+    config: TopicConfig
+    base: Plain = field(default_factory=Plain)
+    live: Plain = field(default_factory=Plain)
+    entries: list[Entry] = field(default_factory=list)
+    # No seq up to this one may ever be given away again.
+    used_head: int = 0
+
+    def settle(self, entry: Entry) -> None:
+        """A call of this boot is acknowledged, in the order of the calls."""
+        assert entry.answer is not None
+        expected = self.live.apply(entry.step)
+        assert _fits(entry.answer, expected), (
+            f"{self.name}: {entry.step} answered {entry.answer}, not {expected}"
+        )
+        self.used_head = self.live.head
+
+    def check(self, seen: Seen | None, end: End, max_ms: int) -> None:
+        """Compare after the boot ended like this; start anew from what is there.
+
+        `max_ms` is the latest time the clock has ever shown.
+        """
+        closest: list[str] = []
+        for count, plain in self._candidates(end):
+            plain.expire(max_ms)
+            may_jump = end == "power" or (end == "kill" and plain.is_ephemeral())
+            wrong = differs(plain, seen, may_jump=may_jump)
+            if wrong is None:
+                self._start_anew(plain, seen)
+                return
+            closest.append(f"first {count} of {len(self.entries)} calls: {wrong}")
+        calls = "\n  ".join(f"{e.step} -> {e.answer} synced={e.synced}" for e in self.entries)
+        raise AssertionError(
+            f"{self.name} after {end}: no state fits\n "
+            + "\n ".join(closest)
+            + f"\n seen {seen and sorted(seen.records)}"
+            + f"\n gaps {seen and seen.gaps}\n calls:\n  {calls}"
+        )
+
+    def _kept_at_least(self, end: End) -> int:
+        if end in ("none", "clean"):
+            return len(self.entries)
+        certain = [
+            index + 1
+            for index, entry in enumerate(self.entries)
+            if entry.is_fact and (entry.synced or end != "power")
+        ]
+        return max(certain, default=0)
+
+    def _candidates(self, end: End) -> Iterator[tuple[int, Plain]]:
+        at_least = self._kept_at_least(end)
+        plain = self.base.copy()
+        found: list[tuple[int, Plain]] = []
+        last_fact = max((i for i, e in enumerate(self.entries) if e.is_fact), default=-1)
+        for count in range(len(self.entries) + 1):
+            if count:
+                entry = self.entries[count - 1]
+                if entry.answer is None and count - 1 < last_fact:
+                    # Refused by a read-only shard, and what came later counts: another topic's
+                    # incarnation, on another shard.
+                    continue
+                answer = plain.apply(entry.step)
+                assert not entry.is_fact or _fits(entry.answer, answer), (
+                    f"{self.name}: {entry.step} answered {entry.answer}, not {answer}"
+                )
+            if count >= at_least:
+                found.append((count, plain.copy()))
+        for count, state in reversed(found):
+            if end == "power":
+                lost = [entry.step for entry in self.entries[count:]]
+                deletes = [step for step in lost if isinstance(step, Delete)]
+                state.maybe_gone |= frozenset(s for step in deletes for s in state.hits(step))
+            if end != "none" and state.is_ephemeral() and state.exists:
+                _lose(state)
+            yield count, state
+            if state.lazy:
+                state = state.copy()
+                state.evict()
+                yield count, state
+
+    def _start_anew(self, plain: Plain, seen: Seen | None) -> None:
+        if seen is not None:
+            if seen.head > plain.head:
+                plain.holes.append((plain.head + 1, seen.head))
+            plain.head = seen.head
+            for seq in [seq for seq in plain.records if seq not in seen.records]:
+                del plain.records[seq]
+                if seq not in plain.maybe_gone:
+                    plain.floor = max(plain.floor, seq + 1)
+            plain.maybe_gone = frozenset()
+            same = any(e.step for e in self.entries) or self.used_head == 0
+            assert same or seen.head >= self.used_head
+        self.base = plain
+        self.live = plain.copy()
+        self.entries = []
+        self.used_head = plain.head
+
+
+def _lose(plain: Plain) -> None:
+    """An ephemeral topic after its process: nothing but the head. What was deleted may be told."""
+    plain.holes += [(seq, seq) for seq in plain.records]
+    plain.records.clear()
+    plain.keys.clear()
+    plain.lazy = False
+    plain.vague_below = plain.head + 1
+
+
+def _fits(answer: Answer | None, expected: Answer) -> bool:
+    assert answer is not None
+    if answer[0] == expected[0] == "deleted":
+        return expected[1] is None or answer == expected
+    return answer == expected

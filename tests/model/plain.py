@@ -1,0 +1,224 @@
+"""The plain model: a topic as a dict of records, and what each call does to it. No cleverness.
+
+Follows the contract's words (§0.8, §0.10, §2, §5) with loops over a dict, not the engine's code.
+What the contract leaves open is left open here: see `Plain.lazy` and `Plain.hidden_below`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from topics_server.model import Discard, Durability, TagMatch, TopicConfig
+
+FRAMING_BYTES = 24
+
+
+class Rec(NamedTuple):
+    """A record as a reader gets it."""
+
+    data: bytes
+    meta: bytes
+    tag: str | None
+    node: str | None
+    ts: int
+
+    @property
+    def weight(self) -> int:
+        """What it counts under `cap_bytes`."""
+        framing = FRAMING_BYTES + len(self.tag or "") + len(self.node or "")
+        return len(self.data) + len(self.meta) + framing
+
+
+@dataclass(slots=True)
+class Append:
+    """One append at `now_ms`, when the clock has shown up to `max_ms`; `records` with ts 0."""
+
+    records: list[Rec]
+    key: str | None
+    in_header: bool
+    now_ms: int = 0
+    max_ms: int = 0
+    creates: TopicConfig | None = None
+
+
+@dataclass(slots=True)
+class Delete:
+    """One delete at `now_ms`."""
+
+    before_seq: int | None
+    match: TagMatch | None
+    now_ms: int = 0
+    max_ms: int = 0
+
+
+@dataclass(slots=True)
+class Put:
+    """Create or configure."""
+
+    config: TopicConfig
+    now_ms: int = 0
+    max_ms: int = 0
+
+
+@dataclass(slots=True)
+class Drop:
+    """Drop the topic."""
+
+    now_ms: int = 0
+    max_ms: int = 0
+
+
+Step = Append | Delete | Put | Drop
+Answer = tuple[object, ...]
+
+
+@dataclass(slots=True)
+class Plain:
+    """One topic. `floor`: seqs below it were lost to a cap or a TTL; `holes`: to something else.
+
+    `lazy`: a cap was tightened and the eviction may be under way. `hidden_below`: seqs that have
+    been past their TTL at some time (the clock may have been set back since). `maybe_gone`: hit by
+    a delete that a power loss took from the journal; a flag in a segment may have been quicker.
+    `vague_below`: seqs of an ephemeral topic that a restart took, told whether deleted or not.
+    """
+
+    exists: bool = False
+    config: TopicConfig = field(default_factory=TopicConfig)
+    records: dict[int, Rec] = field(default_factory=dict)
+    head: int = 0
+    floor: int = 1
+    last_ts: int = 0
+    holes: list[tuple[int, int]] = field(default_factory=list)
+    keys: dict[str, tuple[int, int, int]] = field(default_factory=dict)
+    lazy: bool = False
+    hidden_below: int = 1
+    maybe_gone: frozenset[int] = frozenset()
+    vague_below: int = 1
+
+    def copy(self) -> Plain:
+        """Another one that can be changed."""
+        return dataclasses.replace(
+            self, records=dict(self.records), holes=list(self.holes), keys=dict(self.keys)
+        )
+
+    def apply(self, step: Step) -> Answer:
+        """Do what the call does; what it answers."""
+        match step:
+            case Append():
+                return self._append(step)
+            case Delete():
+                return self._delete(step)
+            case Put():
+                return self._put(step)
+            case Drop():
+                existed = self.exists
+                fresh = Plain()
+                for each in dataclasses.fields(Plain):
+                    setattr(self, each.name, getattr(fresh, each.name))
+                return ("dropped", existed)
+
+    def _append(self, step: Append) -> Answer:
+        if not self.exists:
+            self.exists = True
+            self.config = step.creates or TopicConfig()
+        window_ms = self.config.idempotency_window_ms
+        known = self.keys.get(step.key) if step.key is not None else None
+        if known is not None and step.now_ms - known[2] < window_ms:
+            return ("deduped", known[0], known[1])
+        self.expire(step.max_ms)
+        added = len(step.records)
+        ts = max(step.now_ms, self.last_ts)
+        new = [rec._replace(ts=ts) for rec in step.records]
+        if self.config.discard is Discard.REJECT and self._is_over(new):
+            return ("full",)
+        first = self.head + 1
+        for index, rec in enumerate(new):
+            self.records[first + index] = rec
+        self.head += added
+        self.last_ts = ts
+        self.evict()
+        if step.key is not None:
+            self.keys[step.key] = (first, added, ts)
+        return ("appended", first, added)
+
+    def _is_over(self, new: list[Rec]) -> bool:
+        config = self.config
+        if config.cap_records and len(self.records) + len(new) > config.cap_records:
+            return True
+        weight = sum(r.weight for r in self.records.values()) + sum(r.weight for r in new)
+        return bool(config.cap_bytes) and weight > config.cap_bytes
+
+    def evict(self) -> None:
+        """Lose the oldest until the caps hold; the newest record stays."""
+        self.lazy = False
+        config = self.config
+        if not (config.cap_records or config.cap_bytes) or config.discard is Discard.REJECT:
+            return
+        weight = sum(rec.weight for rec in self.records.values())
+        for seq in sorted(self.records):
+            over = config.cap_records and len(self.records) > config.cap_records
+            if not over and not (config.cap_bytes and weight > config.cap_bytes):
+                return
+            if len(self.records) == 1:
+                return
+            weight -= self.records.pop(seq).weight
+            self.floor = seq + 1
+
+    def expire(self, now_ms: int) -> None:
+        """What is past its TTL now may be gone for good from now on."""
+        if self.config.ttl_ms:
+            for seq, rec in self.records.items():
+                if rec.ts < now_ms - self.config.ttl_ms:
+                    self.hidden_below = max(self.hidden_below, seq + 1)
+
+    def is_hidden(self, seq: int, now_ms: int) -> bool:
+        """Whether a record is past its TTL at this moment."""
+        ttl_ms = self.config.ttl_ms
+        return bool(ttl_ms) and self.records[seq].ts < now_ms - ttl_ms
+
+    def hits(self, step: Delete) -> list[int]:
+        """The records a delete matches."""
+        last = self.head if step.before_seq is None else step.before_seq - 1
+        return [
+            seq
+            for seq, rec in self.records.items()
+            if seq <= last and (step.match is None or step.match.matches(rec.tag))
+        ]
+
+    def _delete(self, step: Delete) -> Answer:
+        self.expire(step.max_ms)
+        hit = self.hits(step)
+        # A record that has expired is not there to be deleted: it stays a told loss.
+        hit = [seq for seq in hit if not self.is_hidden(seq, step.now_ms)]
+        unsure = frozenset(seq for seq in hit if seq < self.hidden_below)
+        self.maybe_gone |= unsure
+        for seq in hit:
+            if seq not in unsure:
+                del self.records[seq]
+        return ("deleted", None if unsure else len(hit))
+
+    def _put(self, step: Put) -> Answer:
+        created = not self.exists
+        if self.exists and step.config != self.config:
+            # The floor as of now, under the old configuration, is settled first.
+            self.expire(step.max_ms)
+            for seq in [seq for seq in self.records if self.is_hidden(seq, step.now_ms)]:
+                del self.records[seq]
+                self.floor = max(self.floor, seq + 1)
+            self.evict()
+        self.exists = True
+        self.config = step.config
+        before = len(self.records), self.floor
+        self.lazy = before != self._evicted_marks()
+        return ("put", created)
+
+    def _evicted_marks(self) -> tuple[int, int]:
+        other = self.copy()
+        other.evict()
+        return len(other.records), other.floor
+
+    def is_ephemeral(self) -> bool:
+        """Whether nothing of its records outlives the process."""
+        return self.config.durability is Durability.EPHEMERAL

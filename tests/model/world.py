@@ -1,0 +1,232 @@
+"""A whole node on a failing disk, in one thread and in virtual time: every run is its seed.
+
+`VirtualLoop` is an event loop without files or sockets: when nothing is ready it moves its clock
+to the next timer, and it ends the run as soon as the disk is gone. `World` opens nodes on one
+disk after the other, runs them until closed or killed, and gives the next what a crash left.
+Called by the simulations of `tests/model`, `tests/crash` and `tests/design7`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+from tests.storage.fake_disk import FakeDisk, Mode, SimulatedCrash
+from topics_server.node import Node
+from topics_server.settings import Settings
+from topics_server.wal.packer import InlinePacker
+from topics_server.wal.tail import Sizes
+from topics_server.wal.workers import InlineWorker, Worker
+
+T = TypeVar("T")
+
+SMALL: Final = Sizes(file_bytes=16_384, fill_step_bytes=4_096, reserve_bytes=1_024)
+# Longer than any retry or interval of the server; a loop that runs on is a defect.
+_TURNS_MAX: Final = 200_000
+
+
+class Stalled(AssertionError):
+    """Everybody waits for something that will never happen."""
+
+
+class VirtualLoop(asyncio.BaseEventLoop):
+    """Time stands still while there is work, and jumps when there is none."""
+
+    def __init__(self, disk: FakeDisk) -> None:
+        super().__init__()
+        self._now = 0.0
+        self._turns = 0
+        self._disk = disk
+        self.defects: list[BaseException] = []
+        # BaseEventLoop asks its selector how long to wait: that is all it is used for.
+        self._selector = self
+        self.set_exception_handler(self._note)
+
+    def _note(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        if error is not None and not isinstance(error, SimulatedCrash):
+            self.defects.append(error)
+
+    def time(self) -> float:
+        """Virtual seconds."""
+        return self._now
+
+    def select(self, timeout: float | None) -> list[Any]:
+        """Nothing ever comes from outside: jump to the next timer."""
+        self._turns += 1
+        if self._disk.crashed:
+            raise SimulatedCrash
+        if timeout is None or self._turns > _TURNS_MAX:
+            raise Stalled(f"after {self._turns} turns, at {self._now:.1f} s")
+        self._now += timeout
+        return []
+
+    def _process_events(self, event_list: list[Any]) -> None:
+        """There are none."""
+
+    def _write_to_self(self) -> None:
+        """There is no other thread."""
+
+
+class FakeClock:
+    """A wall clock that only tests move, and the loop's own time as the monotonic one."""
+
+    def __init__(self, now_ms: int = 1_700_000_000_000) -> None:
+        self.base_ms = now_ms
+        self.max_ms = now_ms
+        self.steps = 0
+        self.loop: VirtualLoop | None = None
+
+    def now_ms(self) -> int:
+        """See `engine.ports.Clock`."""
+        now_ms = self.base_ms + int(self.monotonic_ms())
+        self.max_ms = max(self.max_ms, now_ms)
+        return now_ms
+
+    def monotonic_ms(self) -> float:
+        """See `engine.ports.Clock`."""
+        return 0.0 if self.loop is None else self.loop.time() * 1000
+
+    def step(self, by_ms: int) -> None:
+        """Somebody sets the clock."""
+        self.base_ms += by_ms
+        self.steps += 1
+
+    def hand_over(self, loop: VirtualLoop | None) -> None:
+        """Another loop's time counts from now on; the wall clock does not jump."""
+        self.base_ms = self.now_ms()
+        self.loop = loop
+
+
+class LaterOffload:
+    """Runs blocking calls on the loop, some turns later."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self._rng = rng
+
+    async def run(self, call: Callable[[], T]) -> T:
+        """See `engine.ports.Offload`."""
+        for _ in range(self._rng.choice((0, 0, 1, 3))):
+            await asyncio.sleep(0)
+        return call()
+
+
+_SETTINGS: Final[dict[str, Settings]] = {}
+
+
+def settings_of(changes: dict[str, Any]) -> Settings:
+    """Settings with these fields; each kind is made once, for that takes longer than many runs."""
+    name = repr(sorted(changes.items()))
+    found = _SETTINGS.get(name)
+    if found is None:
+        found = _SETTINGS[name] = Settings(**changes)
+    return found
+
+
+class World:
+    """One disk, one clock, one node at a time. `changes`: settings that differ from small ones."""
+
+    def __init__(self, seed: int, **changes: Any) -> None:
+        self.rng = random.Random(seed)
+        self.disk = FakeDisk(seed)
+        self.clock = FakeClock()
+        self.changes: dict[str, Any] = {
+            "data_dir": Path("data"),
+            "wal_shards": 2,
+            "min_free_bytes": 0,
+            "segment_max_events": 8,
+            "segment_max_age_ms": 3_600_000,
+            "checkpoint_interval_ms": 3_600_000,
+            **changes,
+        }
+        self.node: Node | None = None
+        self.loop: VirtualLoop | None = None
+
+    @property
+    def is_up(self) -> bool:
+        """Whether a node is running."""
+        return self.node is not None
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run to its end. Raises `SimulatedCrash` as soon as the disk is gone."""
+        loop = self.loop
+        assert loop is not None
+        task = loop.create_task(work)
+        try:
+            return loop.run_until_complete(task)
+        finally:
+            if loop.defects:
+                raise loop.defects[0]
+
+    def start(self) -> Node:
+        """Open and recover. Raises what the node raises; `SimulatedCrash` if the disk goes."""
+        assert self.node is None
+        self.loop = loop = VirtualLoop(self.disk)
+        self.clock.hand_over(loop)
+        node = Node.open(
+            settings_of(self.changes),
+            64,
+            fs=self.disk,
+            clock=self.clock,
+            offload=LaterOffload(self.rng),
+            workers=self._workers,
+            packer=InlinePacker(),
+            boot_id=self.disk.boot_id,
+            sizes=SMALL,
+        )
+        self.run(node.start())
+        self.node = node
+        return node
+
+    def _workers(self, loop: asyncio.AbstractEventLoop) -> Callable[[str], Worker]:
+        return lambda name: InlineWorker(loop, lambda: self.rng.choice((0, 0, 1, 2)))
+
+    def stop(self) -> None:
+        """A clean stop: drain, final snapshot, mark."""
+        node = self.node
+        assert node is not None
+        node.begin_drain()
+        self.run(node.close())
+        self._end()
+
+    def crash(self, mode: Mode) -> None:
+        """The process (or the machine) dies now; the disk is ready for the next one."""
+        self.disk.crash(mode)
+        self._end()
+        self.disk = self.disk.reopen()
+
+    def abandon(self) -> None:
+        """Let go of whatever is still running: the test is over."""
+        if not self.disk.crashed:
+            self.disk.crash("kill")
+        self._end()
+
+    def _end(self) -> None:
+        self.node = None
+        loop, self.loop = self.loop, None
+        self.clock.hand_over(None)
+        if loop is not None:
+            _bury(loop)
+
+
+def _bury(loop: VirtualLoop) -> None:
+    """Cancel what is left; nothing it does on its way out can touch the disk."""
+    loop._disk = FakeDisk()
+    tasks = asyncio.all_tasks(loop)
+    for task in tasks:
+        task.cancel()
+
+    async def gather() -> None:
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    for _ in range(3):
+        burial = loop.create_task(gather())
+        try:
+            loop.run_until_complete(burial)
+        except RuntimeError:
+            continue  # stopped by the end of what ran when the disk went
+        break
+    loop.close()
