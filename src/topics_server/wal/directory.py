@@ -84,7 +84,6 @@ class Directory:
         """
         if not fs.exists(root):
             fs.make_dir(root, mode)
-            fs.sync_dir(layout.parent(root))
         _refuse_foreign(fs, root)
         lock = fs.lock(layout.join(root, layout.LOCK), f"pid {os.getpid()}")
         try:
@@ -93,6 +92,8 @@ class Directory:
             mark = read_format(fs, root)
             directory = cls(fs, root, lock, mark or FormatMark(), boot_id)
             if mark is None:
+                # Not only when it was made just now: whoever made it may have been killed.
+                fs.sync_dir(layout.parent(root))
                 directory._write(FormatMark())
             for name in (layout.WAL, layout.SEGMENTS, layout.SNAPSHOTS):
                 fs.make_dir(layout.join(root, name), mode)
