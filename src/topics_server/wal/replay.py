@@ -119,6 +119,7 @@ class JournalReplay:
                 self.report.entries += 1
                 yield lsn, entry
             if not self._read_only:
+                self._keep_one_file(shards)
                 self.report.rewritten_bytes = make_durable(
                     self._fs, self._wal_dir, self._torn, self._lasts, self._unused
                 )
@@ -145,6 +146,12 @@ class JournalReplay:
         used = [found for found in files if found.first is not None]
         for found, follower in itertools.pairwise(used):
             self.old_files.append(OldFile(found.path, follower.opening.previous_lsn))
+
+    def _keep_one_file(self, shards: dict[Key, list[JournalFile]]) -> None:
+        """A shard without any file counts as missing: a crash must not find it so."""
+        for files in shards.values():
+            if all(found.path in self._unused for found in files):
+                self._unused.remove(files[-1].path)
 
     # -- entries ---------------------------------------------------------------------------
 
