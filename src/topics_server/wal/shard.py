@@ -344,7 +344,8 @@ class Shard:
         waiters, self._waiters = self._waiters, []
         for target, future in waiters:
             if failed_from is not None:
-                target = min(target, failed_from - 1)
+                # Everything above is undone; lsns between may be other shards'.
+                target = min(target, self._written_lsn)
             if future.done():
                 continue
             if self.state is State.READ_ONLY:
