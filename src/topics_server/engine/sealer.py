@@ -221,6 +221,7 @@ class Sealer:
         )
         if plan is None:
             return False
+        await self._sync_what_killed(topic)
         facts = topic.facts()
         index = await self._offload.run(partial(self._segments.put, plan, facts))
         # Slots that died while the file was written are flipped like any later delete.
@@ -230,6 +231,18 @@ class Sealer:
         self.sealed_count += 1
         self._moved(topic)
         return True
+
+    async def _sync_what_killed(self, topic: Topic) -> None:
+        """What a plan leaves out as dead was killed by entries that must outlive the segment."""
+        lsn = topic.applied_lsn
+        if self._commits.synced_lsn(topic.topic_id) >= lsn:
+            return
+        try:
+            await self._journal.sync_all()
+        except StorageError:
+            # Another shard's failure is none of this topic's.
+            if self._commits.synced_lsn(topic.topic_id) < lsn:
+                raise
 
     async def _flip(self, topic: Topic) -> None:
         while topic.pending_flips:
