@@ -1,0 +1,135 @@
+"""Golden data directories: what a server once wrote is read by this one, byte for byte.
+
+Each vector is the directory of a killed server; see `tests/vectors/make_store.py`. A vector that
+fails here means stored bytes changed their meaning: mend the code, never the vector.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.contract.driver import Server, good
+from tests.vectors.stored import STATE_FIELDS, VECTORS, Expected, opened, read_back, unpack
+from topics_server.wal.dump import verify
+from topics_server.wal.fs import OsFs
+
+NAMES = sorted(path.name for path in VECTORS.glob("store-v*"))
+
+
+@pytest.fixture(params=NAMES)
+def stored(request: pytest.FixtureRequest, tmp_path: Path) -> Expected:
+    """A copy of one vector in `tmp_path`, and what must be read of it."""
+    return unpack(VECTORS / request.param, tmp_path)
+
+
+def problems(folder: Path) -> list[str]:
+    """What `verify` complains about."""
+    return verify(OsFs(), str(folder / "data"), str(folder / "cold")).problems
+
+
+def test_there_is_a_vector_of_every_format_that_was_released() -> None:
+    assert NAMES[0] == "store-v1"
+
+
+def test_a_golden_directory_verifies_clean(stored: Expected, tmp_path: Path) -> None:
+    report = verify(OsFs(), str(tmp_path / "data"), str(tmp_path / "cold"))
+    assert report.problems == []
+    assert report.counts["segments_cold"] > 0
+    assert report.counts["segments_hot"] > 0
+    assert report.counts["sealed_deleted"] > 0
+    assert report.counts["snapshots"] == 2
+    assert report.counts["journal_records"] > 0
+    assert report.counts["clean_stop"] == 0, "the server was killed"
+
+
+@pytest.mark.anyio
+async def test_a_golden_directory_is_read_byte_by_byte(stored: Expected, tmp_path: Path) -> None:
+    async with opened(tmp_path, stored) as http:
+        for name, expected in stored.topics.items():
+            assert await read_back(http, name) == expected, name
+        for name in stored.absent:
+            assert (await http.get(f"/v0/topics/{name}")).status_code == 404, name
+    assert problems(tmp_path) == []
+
+
+@pytest.mark.anyio
+async def test_it_reads_the_same_after_a_clean_stop(stored: Expected, tmp_path: Path) -> None:
+    async with opened(tmp_path, stored) as http:
+        assert (await http.get("/v0/ready")).status_code == 200
+    assert verify(OsFs(), str(tmp_path / "data"), str(tmp_path / "cold")).counts["clean_stop"] == 1
+    async with opened(tmp_path, stored) as http:
+        for name, expected in stored.topics.items():
+            assert await read_back(http, name) == expected, name
+    assert problems(tmp_path) == []
+
+
+@pytest.mark.anyio
+async def test_stored_keys_still_answer_a_retry(stored: Expected, tmp_path: Path) -> None:
+    async with opened(tmp_path, stored) as http:
+        for retry in stored.retries:
+            target = f"/v0/topics/{retry['topic']}"
+            answer = await http.post(target, json=retry["body"], headers=retry["headers"])
+            assert answer.json()["deduped"] is True, retry
+            assert answer.json()["seqs"] == retry["seqs"], retry
+
+
+@pytest.mark.anyio
+async def test_stored_tags_still_find_their_records(stored: Expected, tmp_path: Path) -> None:
+    async with opened(tmp_path, stored) as http:
+        for delete in stored.deletes:
+            name = delete["topic"]
+            before = stored.topics[name]["state"]["count"]
+            hit = [told for told in stored.topics[name]["told"] if is_hit(told, delete["match"])]
+            assert hit, "the vector has records of this tag"
+            target = f"/v0/topics/{name}/delete"
+            answer = (await http.post(target, json={"match": delete["match"]})).json()
+            assert answer["deleted"] == len(hit), delete
+            assert answer["count"] == before - len(hit), delete
+            after = await read_back(http, name)
+            assert not [told for told in after["told"] if is_hit(told, delete["match"])]
+    assert problems(tmp_path) == []
+
+
+def is_hit(told: object, match: object) -> bool:
+    """Whether a record as it was told has a tag that the match of a delete hits."""
+    if not isinstance(told, str) or '"$tag":"' not in told:
+        return False
+    tag = told.split('"$tag":"', 1)[1].split('"', 1)[0]
+    return tag == match if isinstance(match, str) else tag.startswith(str(match[2])[:-1])  # type: ignore[index]
+
+
+@pytest.mark.anyio
+async def test_heads_jump_and_records_stay_when_the_boot_is_another_one(
+    stored: Expected, tmp_path: Path
+) -> None:
+    async with opened(tmp_path, stored, boot_id="22222222-2222-4222-8222-222222222222") as http:
+        for name, expected in stored.topics.items():
+            found = await read_back(http, name)
+            # Of a power cut only the tombstone is new: what seqs were reserved is a gap.
+            assert records(found["told"]) == records(expected["told"]), name
+            assert found["state"]["head_seq"] >= expected["state"]["head_seq"], name
+    assert problems(tmp_path) == []
+
+
+def records(told: list[object]) -> list[object]:
+    """The records of what a topic tells, without tombstones."""
+    return [item for item in told if isinstance(item, str)]
+
+
+def test_a_real_server_serves_a_golden_directory(stored: Expected, tmp_path: Path) -> None:
+    environment = {**stored.environment, "TOPICS_COLD_DIR": str(tmp_path / "cold")}
+    server = Server(tmp_path, environment)
+    api = server.start()
+    try:
+        for name, expected in stored.topics.items():
+            state = good(api.state(name))
+            assert set(STATE_FIELDS) <= set(state)
+            assert state["config"] == expected["state"]["config"], name
+            found = [record["$seq"] for record in api.read_all(name)]
+            # This clock stands later than the vector's, but its topics with a TTL are empty.
+            assert len(found) == len(records(expected["told"])), name
+    finally:
+        server.stop()
+    assert problems(tmp_path) == []

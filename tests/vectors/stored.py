@@ -1,0 +1,129 @@
+"""A golden data directory: unpacking it, opening a node on the copy, reading everything back.
+
+A vector is a folder `store-vN` with `store.tar.gz` (folders `data` and `cold`, as a killed server
+left them) and `expected.json` (what must be read of it). Opening says which boot and which moment
+it is, so that neither heads jump nor records expire between the making and the test. Called by
+`make_store` and by `tests/storage/test_vector_store.py`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import tarfile
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any, Final
+
+import httpx
+import msgspec
+
+from topics_server.api.app import build_app
+from topics_server.node import Node
+from topics_server.settings import Settings
+from topics_server.wal.packer import InlinePacker
+
+VECTORS: Final = Path(__file__).resolve().parent
+BOOT_ID: Final = "00000000-0000-4000-8000-000000000001"
+NODE: Final = "node-a"
+# What of a topic's state is a fact of the data; the rest depends on who reads, and when.
+STATE_FIELDS: Final = (
+    *("topic", "type", "head_seq", "earliest_seq", "next_seq", "count", "bytes"),
+    *("damaged_records", "config", "last_write_ts"),
+)
+_PAGES_MAX: Final = 1_000
+
+
+class Expected(msgspec.Struct):
+    """`expected.json`. `topics`: by name, see `read_back`; `absent`: names that are 404.
+
+    `seen_ms`: when the answers were taken. `environment`: settings of the server that wrote it.
+    `retries` and `deletes`: requests whose answers only the stored keys, tags and flags can give.
+    """
+
+    note: str
+    seen_ms: int
+    environment: dict[str, str]
+    topics: dict[str, Any]
+    absent: list[str]
+    retries: list[dict[str, Any]]
+    deletes: list[dict[str, Any]]
+
+
+class _Page(msgspec.Struct):
+    records: list[msgspec.Raw]
+    next_from_seq: int
+    caught_up: bool
+    tombstone: dict[str, Any] | None
+
+
+class StandingClock:
+    """The moment at which the vector's answers were taken, for as long as anybody asks."""
+
+    def __init__(self, now_ms: int) -> None:
+        self._now_ms = now_ms
+
+    def now_ms(self) -> int:
+        """See `engine.ports.Clock`."""
+        return self._now_ms
+
+    def monotonic_ms(self) -> float:
+        """See `engine.ports.Clock`."""
+        return 0.0
+
+
+def unpack(vector: Path, target: Path) -> Expected:
+    """Put the vector's folders into `target`; what must be read of them."""
+    with tarfile.open(vector / "store.tar.gz") as archive:
+        archive.extractall(target, filter="data")
+    return msgspec.json.decode((vector / "expected.json").read_bytes(), type=Expected)
+
+
+@contextlib.asynccontextmanager
+async def opened(
+    folder: Path, expected: Expected, boot_id: str = BOOT_ID
+) -> AsyncIterator[httpx.AsyncClient]:
+    """A node on `folder/data` and `folder/cold`, spoken to in-process; closed cleanly."""
+    names = {k.removeprefix("TOPICS_").lower(): v for k, v in expected.environment.items()}
+    settings = Settings(
+        **{**names, "data_dir": folder / "data", "cold_dir": folder / "cold"}  # type: ignore[arg-type]
+    )
+    clock = StandingClock(expected.seen_ms)
+    node = Node.open(settings, 256, clock=clock, packer=InlinePacker(), boot_id=boot_id)
+    try:
+        await node.start()
+        transport = httpx.ASGITransport(app=build_app(node.state), raise_app_exceptions=True)
+        async with httpx.AsyncClient(transport=transport, base_url="http://vector") as http:
+            yield http
+        node.begin_drain()
+    finally:
+        await node.close()
+
+
+async def read_back(http: httpx.AsyncClient, name: str) -> dict[str, Any]:
+    """Everything a topic tells: state, every record by the byte, tombstones where they came."""
+    state = (await http.get(f"/v0/topics/{name}", params={"touch": "false"})).json()
+    told: list[Any] = []
+    from_seq = 0
+    for _ in range(_PAGES_MAX):
+        page = await _page(http, name, from_seq)
+        if page.tombstone is not None:
+            told.append(page.tombstone)
+        told += [bytes(record).decode() for record in page.records]
+        from_seq = page.next_from_seq
+        if page.caught_up:
+            break
+    else:
+        raise AssertionError(f"{name}: not caught up after {_PAGES_MAX} pages")
+    filtered = await http.post(f"/v0/topics/{name}/diff", json={"node": NODE, "limit": 1000})
+    return {
+        "state": {field: state[field] for field in STATE_FIELDS},
+        "told": told,
+        "seqs_without_node": [record["$seq"] for record in filtered.json()["records"]],
+    }
+
+
+async def _page(http: httpx.AsyncClient, name: str, from_seq: int) -> _Page:
+    body = {"from_seq": from_seq, "limit": 1000, "include_tags": True}
+    answer = await http.post(f"/v0/topics/{name}/diff", json=body)
+    assert answer.status_code == 200, answer.text
+    return msgspec.json.decode(answer.content, type=_Page)
