@@ -86,6 +86,9 @@ def plan_page(topic: Topic, request: ReadRequest, now_ms: int) -> PagePlan:
     hole = log.hole_at_or_after(seq) if log.holes else None
     if hole is not None:
         last = hole.first_seq - 1
+    if gap is not None and seq < retention.expired_floor(log, topic.config.ttl_ms, now_ms):
+        # What follows the hole has expired: the next page tells that.
+        last = seq - 1
     nodes = request.nodes if topic.config.dedupe_node else frozenset[str]()
     scan = _Scan(log, request.limit, request.max_bytes, nodes)
     next_from_seq = scan.run(seq, last) if seq <= last else seq - 1
