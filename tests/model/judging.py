@@ -38,11 +38,21 @@ class Seen:
 async def look(store: Store, name: str, clock: FakeClock) -> Seen | None:
     """Read a whole topic at one moment, page by page; None if there is no such topic."""
     for _ in range(20):
-        before = clock.now_ms(), clock.steps
-        seen = await _look_once(store, name, before[0])
-        if (clock.now_ms(), clock.steps) == before:
+        before = _marks(store, name, clock)
+        seen = await _look_once(store, name, clock.now_ms())
+        if _marks(store, name, clock) == before:
             return seen
     raise AssertionError("the clock does not stand still")
+
+
+def _marks(store: Store, name: str, clock: FakeClock) -> tuple[object, ...]:
+    """What changes when the clock is set, or when the background evicts between two pages."""
+    moment = clock.now_ms(), clock.steps
+    try:
+        state = store.state(name, touch=False)
+    except TopicsError:
+        return moment
+    return (*moment, state.head_seq, state.earliest_seq, state.evict_floor, state.count)
 
 
 async def _look_once(store: Store, name: str, now_ms: int) -> Seen | None:
