@@ -231,6 +231,7 @@ API = {
     "api.sessions": pure(),
     "api.state": driver("engine.answers"),
     "api.guard": driver("api.keys", "api.problems", "api.state"),
+    "api.transport": driver(),
     # The thin ASGI adapter in front of the data plane's plain functions.
     "api.http": driver("api.coding", "api.guard", "api.problems", "api.state"),
     "api.sse": driver("api.rendering"),

@@ -23,6 +23,7 @@ from typing import Final
 import uvicorn
 
 from topics_server.api.app import build_app
+from topics_server.api.transport import JoinedHttp
 from topics_server.clock import monotonic_ms
 from topics_server.errors import StorageError
 from topics_server.metrics import log
@@ -117,7 +118,7 @@ def run(settings: Settings) -> int:
     config = uvicorn.Config(
         build_app(node.state),
         loop="uvloop",
-        http="httptools",
+        http=JoinedHttp,
         ws="none",
         lifespan="off",
         access_log=False,

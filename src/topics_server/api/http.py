@@ -45,6 +45,10 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 # Bodies larger than this are inflated and deflated off the event loop.
 _OFF_LOOP_BYTES: Final = 64 * KIB
+# Paths whose name is known to be one; beyond, all are forgotten and checked again.
+_NAMES_MAX: Final = 8192
+# A plain declared length has no more digits than this.
+_LENGTH_DIGITS_MAX: Final = 15
 # Below this gzip saves nothing worth its time.
 _DEFLATED_BYTES_MIN: Final = 256
 
@@ -106,6 +110,7 @@ class Routes:
         self.table = tuple(table)
         self._fixed: dict[bytes, Route] = {}
         self._named: dict[tuple[bytes, ...], Route] = {}
+        self._names: dict[bytes, str] = {}
         for route in self.table:
             path = route.template.encode("ascii")
             if not route.is_named:
@@ -114,6 +119,15 @@ class Routes:
             segments = path.split(b"/")
             assert segments[3] == b"{topic}", route.template
             self._named[(*segments[1:3], *segments[4:])] = route
+
+    def name_at(self, raw_path: bytes, segment: bytes) -> str:
+        """The topic name of a named route's path, checked once; raises `invalid_request`."""
+        name = self._names.get(raw_path)
+        if name is None:
+            if len(self._names) >= _NAMES_MAX:
+                self._names.clear()
+            name = self._names[raw_path] = name_of(segment)
+        return name
 
     def find(self, raw_path: bytes) -> tuple[Route | None, bytes]:
         """The route of a path as it was sent, and its name segment, unescaped."""
@@ -187,24 +201,38 @@ def _check_types(headers: Mapping[bytes, bytes]) -> bool:
     return True
 
 
-async def _receive_all(receive: Receive, max_bytes: int) -> bytes:
+def _is_plain(headers: Mapping[bytes, bytes], max_bytes: int) -> bool:
+    """Whether the head of a request with a body raises no question about that body."""
+    declared = headers.get(b"content-length", b"")
+    return (
+        headers.get(b"content-type") == JSON_TYPE
+        and b"content-encoding" not in headers
+        and len(declared) <= _LENGTH_DIGITS_MAX
+        and declared.isdigit()
+        and int(declared) <= max_bytes
+    )
+
+
+async def _receive_all(
+    receive: Receive, max_bytes: int, message: MutableMapping[str, Any] | None = None
+) -> bytes:
+    """Every chunk of a body, from the message that was received already, if any."""
     chunks: list[bytes] = []
     size = 0
     more = True
     while more:
-        message = await receive()
+        if message is None:
+            message = await receive()
         if message["type"] == "http.disconnect":
             raise ClientGoneError
         chunk: bytes = message.get("body", b"")
+        chunks.append(chunk)
         size += len(chunk)
         if size > max_bytes:
             raise too_large(max_bytes)
-        chunks.append(chunk)
         more = message.get("more_body", False)
+        message = None
     return chunks[0] if len(chunks) == 1 else b"".join(chunks)
-
-
-# --- the adapter ------------------------------------------------------------------------------
 
 
 def response_of(error: TopicsError, extra: Headers = ()) -> Response:
@@ -270,12 +298,21 @@ class Application:
             if method == "OPTIONS":
                 return Response(204, b"", allow)
             return response_of(method_not_allowed(method[:32], route.allow), allow)
-        name = name_of(segment) if route.is_named else ""
+        name = self.routes.name_at(raw_path, segment) if route.is_named else ""
         body = b""
         if method in ("POST", "PUT"):
             # Nobody should send 64 MiB to hear that the server is not ready.
             admit(self.state)
-            body = await read_body(headers, receive, self.state.settings.max_body_bytes)
+            max_bytes = self.state.settings.max_body_bytes
+            if _is_plain(headers, max_bytes):
+                # The common case, in one step: a JSON body that came with its head.
+                message = await receive()
+                if message["type"] == "http.request" and not message.get("more_body", False):
+                    body = message["body"]
+                else:
+                    body = await _receive_all(receive, max_bytes, message)
+            else:
+                body = await read_body(headers, receive, max_bytes)
         request = Request(
             method, name, headers, scope["query_string"], body, started_ms, partial(_gone, receive)
         )

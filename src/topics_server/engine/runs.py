@@ -370,7 +370,9 @@ class OpenBlock(Run):
         row, count = 0, len(self.dead)
         while row < count:
             end = min(count, row + BLOCK_RECORDS_MAX)
-            if sum(map(len, self.datas[row:end])) > BLOCK_BYTES_MAX:
+            # All live and light enough: the common case needs no sum.
+            is_light = self.live_count == count and self.live_bytes <= BLOCK_BYTES_MAX
+            if not is_light and sum(map(len, self.datas[row:end])) > BLOCK_BYTES_MAX:
                 end = self._end_within_bytes(row, end)
             dead = self.dead[row:end]
             whole = row == 0 and end == count

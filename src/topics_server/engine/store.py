@@ -35,6 +35,7 @@ from topics_server.engine.registry import Registry
 from topics_server.engine.topic import Topic
 from topics_server.entries import RecordsAppended, TopicPut
 from topics_server.errors import Code, TopicsError
+from topics_server.limits import HEAD_RESERVE_SEQS
 from topics_server.model import GATE_OF, Durability, Gate, TagMatch, TopicConfig
 
 # How long an append waits for its topic's tail to be sealed before it is refused.
@@ -140,9 +141,11 @@ class Store:
 
     def _submit_append(self, topic: Topic, entry: RecordsAppended) -> Ticket:
         # The reservation goes first: the FIFO makes an append that passes the ceiling wait for it.
-        reservation = topic.decide_reservation(entry.count)
-        if reservation is not None:
-            self._commits.submit(reservation, Gate.SYNCED, topic)
+        last_seq = entry.first_seq + entry.count - 1
+        if topic.ceiling_seq - last_seq < HEAD_RESERVE_SEQS // 2:
+            reservation = topic.decide_reservation(entry.count)
+            if reservation is not None:
+                self._commits.submit(reservation, Gate.SYNCED, topic)
         gate = GATE_OF[topic.config.durability]
         if entry.floor is not None:
             # What evicts journaled records is journaled, whatever the class is now.
