@@ -149,9 +149,12 @@ def _evict_point(
         for offset, size in enumerate(_sizes(columns)):
             if first + offset < seq:
                 continue
-            if count >= over_count and weight >= over_bytes:
+            if (count >= over_count and weight >= over_bytes) or first + offset == newest:
                 break
             point = first + offset + 1
             count += 1
             weight += size
-    return max(seq, min(point, newest))
+    if point > newest:
+        # Behind the last one before the newest: what was deleted between is nobody's loss.
+        point = log.last_live_below(newest) + 1
+    return max(seq, point)
