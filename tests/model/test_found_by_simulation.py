@@ -1,4 +1,4 @@
-"""Found by the simulation: what has expired behind a hole is told, never delivered."""
+"""What the simulation found, as small tests of their own."""
 
 from __future__ import annotations
 
@@ -18,5 +18,21 @@ def test_expired_records_behind_a_hole_are_not_read() -> None:
         seen = bench.look()
         assert list(seen.records) == []
         assert seen.gaps[-1].gap_to == first + 1
+    finally:
+        bench.world.abandon()
+
+
+def test_a_record_too_large_for_its_cap_evicts_nothing_that_was_deleted() -> None:
+    """Guard: engine/retention.py, `_evict_point` stops before the newest record."""
+    bench = Bench()
+    try:
+        bench.put(cap_bytes=1)
+        bench.append()
+        bench.delete(before_seq=2)
+        bench.append()
+        seen = bench.look()
+        assert (list(seen.records), seen.gaps) == ([2], [])
+        bench.append()
+        assert [(g.gap_from, g.gap_to) for g in bench.look().gaps] == [(1, 2)]
     finally:
         bench.world.abandon()
