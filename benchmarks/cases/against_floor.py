@@ -12,6 +12,7 @@ from benchmarks.figures import Bar, Figure, ratios
 from benchmarks.loader import BenchmarkError, Sample
 from benchmarks.process import Reply, ServerProcess
 from benchmarks.requests import append_body, append_request, diff_request
+from benchmarks.server import STILL
 
 TOPIC = "bench"
 CONNECTIONS = (1, 16)
@@ -68,8 +69,8 @@ def compare(
 
 
 def appends(bench: Bench, case: str, count: int, limit: float) -> list[Figure]:
-    """Appends of `count` records each, class disk."""
-    server = bench.start()
+    """Appends of `count` records each, class disk; sealing and checkpoints have their own case."""
+    server = bench.start(settings=STILL)
     server.expect("PUT", f"/v0/topics/{TOPIC}", b'{"durability":"disk"}')
     # A thousand different requests: no cache of ours may profit from one body sent again.
     firsts = range(0, 1000 * count, count) if count == 1 else range(0, 100 * count, count)

@@ -8,7 +8,6 @@ an old frame unreadable. `data` and `meta` stay the bytes that were sent. Everyb
 from __future__ import annotations
 
 import re
-from itertools import chain
 from typing import Final, TypeVar
 
 import msgspec
@@ -23,6 +22,8 @@ T = TypeVar("T")
 # A union with None would take nothing but null: absence is the empty value.
 _ABSENT: Final = msgspec.Raw(b"")
 _NO_META: Final = b""
+# A body up to this size may be kept for whatever it carries.
+_PINNED_BYTES_MIN: Final = 65_536
 _STRINGS: Final = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
 _NOT_BRACKETS: Final = bytes(set(range(256)) - set(b"[]{}"))
 _FIELD_PATH: Final = re.compile(r" - at `(?:key in )?\$\.?([^`]*)`$")
@@ -47,6 +48,9 @@ class _Body(msgspec.Struct, gc=False):
 class DecodedAppend(msgspec.Struct, frozen=True, gc=False):
     """One append, decoded: four parallel columns of `count` records and the call's own fields.
 
+    `datas` may be views into the body (length, slicing by `b"".join` and `bytes()` work alike).
+    `longest_bytes`: of the longest `data`.
+
     `metas[i]` is `b""` where absent; `nodes[i]` already has the batch's default, `batch_node`.
     """
 
@@ -54,6 +58,7 @@ class DecodedAppend(msgspec.Struct, frozen=True, gc=False):
     metas: list[bytes]
     tags: list[str | None]
     nodes: list[str | None]
+    longest_bytes: int = 0
     batch_node: str | None = None
     idempotency_key: str | None = None
     create: bool | None = None
@@ -78,13 +83,20 @@ def decode_append(body: bytes) -> DecodedAppend:
     records = decoded.records
     node = decoded.node
     metas = [_NO_META if record.meta is _ABSENT else bytes(record.meta) for record in records]
-    datas = [bytes(record.data) for record in records]
+    # Views into the body: copied once, when a block is made of them.
+    datas: list[bytes] = [record.data for record in records]
+    longest_bytes = max(map(len, datas), default=0)
+    if len(body) > _PINNED_BYTES_MIN and len(body) > 2 * sum(map(len, datas)):
+        # A body that is mostly something else must not be kept for a few bytes of it.
+        datas = [bytes(data) for data in datas]
+    longest_meta = 0
     if metas.count(_NO_META) != len(metas):
+        longest_meta = max(map(len, metas))
         for index, meta in enumerate(metas):
             if meta:
                 metas[index] = _checked_meta(meta, index)
     # A value of depth n has at least 2n bytes: short values need no look.
-    if max(map(len, chain(datas, metas)), default=0) > 2 * JSON_DEPTH_MAX:
+    if max(longest_bytes, longest_meta) > 2 * JSON_DEPTH_MAX:
         _check_depths(datas, metas)
     assert len(datas) == len(metas)
     config = bytes(decoded.config)
@@ -93,6 +105,7 @@ def decode_append(body: bytes) -> DecodedAppend:
         metas=metas,
         tags=[record.tag for record in records],
         nodes=[node if record.node is None else record.node for record in records],
+        longest_bytes=longest_bytes,
         batch_node=node,
         idempotency_key=decoded.idempotency_key,
         create=decoded.create,
@@ -139,7 +152,7 @@ def _checked_meta(meta: bytes, index: int) -> bytes:
 def _check_depths(datas: list[bytes], metas: list[bytes]) -> None:
     for name, values in (("data", datas), ("meta", metas)):
         for index, value in enumerate(values):
-            if len(value) > 2 * JSON_DEPTH_MAX and exceeds_depth(value):
+            if len(value) > 2 * JSON_DEPTH_MAX and exceeds_depth(bytes(value)):
                 raise _too_deep(f"records[{index}].{name}")
 
 

@@ -53,7 +53,8 @@ def check_limits(decoded: DecodedAppend, limits: AppendLimits) -> None:
     longest_meta = max(map(len, decoded.metas)) if any(decoded.metas) else 0
     if longest_meta:
         _check_metas(decoded.metas, longest_meta, limits)
-    if max(map(len, decoded.datas)) + longest_meta > limits.max_record_bytes:
+    longest_data = decoded.longest_bytes or max(map(len, decoded.datas))
+    if longest_data + longest_meta > limits.max_record_bytes:
         _check_records(decoded, limits)
     if decoded.tags.count(None) != count:
         _check_texts(decoded.tags, "tag", limits.max_tag_bytes)

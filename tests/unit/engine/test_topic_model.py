@@ -55,7 +55,7 @@ class Naive:
                 self.head += 1
                 assert self.head == entry.first_seq + offset
                 self.records[self.head] = (
-                    decoded.datas[offset],
+                    bytes(decoded.datas[offset]),
                     decoded.metas[offset],
                     decoded.tags[offset],
                     decoded.nodes[offset],
