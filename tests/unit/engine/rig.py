@@ -1,0 +1,399 @@
+"""An engine over lists: journal, segments and snapshots that a test moves by hand.
+
+`ListJournal` takes entries and says nothing until it is told to; `ListSegments` keeps runs as
+Python objects and notes what was done in which order; `Rig` wires them as `node.py` does. No disk,
+no thread, and no time but the test's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from tests.unit.engine.drive import FakeIndex
+from topics_server.appends import DecodedAppend, decode_append
+from topics_server.blocks import Block
+from topics_server.engine.admission import AppendLimits
+from topics_server.engine.answers import Appended, Deleted, Page, ReadRequest
+from topics_server.engine.checkpointer import Checkpointer
+from topics_server.engine.commits import Commits
+from topics_server.engine.fetching import Fetcher
+from topics_server.engine.hub import Hub
+from topics_server.engine.ports import SealedIndex
+from topics_server.engine.registry import Registry
+from topics_server.engine.sealer import Sealer, SealingRules
+from topics_server.engine.store import Quotas, Store
+from topics_server.entries import Entry
+from topics_server.errors import Code, Damaged, StorageError, TopicsError
+from topics_server.handoff import SegmentPlan, ShardProgress, SnapshotImage, TopicFacts
+from topics_server.model import TagMatch, TopicConfig
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Submitted:
+    """One entry as the journal got it."""
+
+    lsn: int
+    entry: Entry
+    shard: int
+    urgent: bool
+    sync: bool
+
+
+class ListJournal:
+    """Satisfies `Journal`: says nothing until a test says `write`, `sync` or `fail`.
+
+    Topic t belongs to shard t mod `shard_count`.
+    """
+
+    def __init__(self, shard_count: int = 2) -> None:
+        self.shard_count = shard_count
+        self.submitted: list[Submitted] = []
+        self.refusal: TopicsError | None = None
+        self.reopened: list[int] = []
+        self.trimmed: list[int] = []
+        self.events: list[str] = []
+        self.written = [0] * shard_count
+        self.synced = [0] * shard_count
+        self._told: Callable[[ShardProgress], None] = lambda progress: None
+
+    def shard_of(self, topic_id: int) -> int:
+        return topic_id % self.shard_count
+
+    def listen(self, callback: Callable[[ShardProgress], None]) -> None:
+        self._told = callback
+
+    def submit(self, lsn: int, entry: Entry, *, shard: int, urgent: bool, sync: bool) -> None:
+        if self.refusal is not None:
+            raise self.refusal
+        assert shard == self.shard_of(entry.topic_id)
+        self.submitted.append(Submitted(lsn, entry, shard, urgent, sync))
+
+    def reopen(self, shard: int) -> None:
+        self.reopened.append(shard)
+
+    def read_only_shards(self) -> Sequence[int]:
+        return ()
+
+    async def sync_all(self) -> None:
+        self.events.append("sync_all")
+        self.sync_everything()
+
+    def trim(self, start_lsn: int) -> None:
+        self.trimmed.append(start_lsn)
+
+    async def close(self) -> None:
+        self.events.append("close")
+
+    # -- what tests say --------------------------------------------------------------------
+
+    @property
+    def entries(self) -> list[Entry]:
+        return [item.entry for item in self.submitted]
+
+    def last_lsn(self, shard: int) -> int:
+        return max((item.lsn for item in self.submitted if item.shard == shard), default=0)
+
+    def write(self, shard: int, lsn: int | None = None) -> None:
+        """All up to `lsn` (default: everything) is written, not synced."""
+        self.written[shard] = self.last_lsn(shard) if lsn is None else lsn
+        self.post(shard, write_ms=0.5)
+
+    def sync(self, shard: int, lsn: int | None = None) -> None:
+        """All up to `lsn` is written and synced."""
+        self.synced[shard] = self.last_lsn(shard) if lsn is None else lsn
+        self.written[shard] = max(self.written[shard], self.synced[shard])
+        self.post(shard, write_ms=0.5, sync_ms=2.0)
+
+    def sync_everything(self) -> None:
+        for shard in range(self.shard_count):
+            self.sync(shard)
+
+    def fail(self, shard: int, failed_from: int, error: str) -> None:
+        """The group that starts at this lsn failed; it and what came later is no more."""
+        self.submitted = [
+            item for item in self.submitted if item.shard != shard or item.lsn < failed_from
+        ]
+        self.post(shard, failed_from=failed_from, error=error)
+
+    def post(
+        self,
+        shard: int,
+        *,
+        failed_from: int | None = None,
+        error: str | None = None,
+        write_ms: float = 0.0,
+        sync_ms: float = 0.0,
+    ) -> None:
+        self._told(
+            ShardProgress(
+                shard=shard,
+                written_lsn=self.written[shard],
+                synced_lsn=self.synced[shard],
+                failed_from=failed_from,
+                error=error,
+                write_ms=write_ms,
+                sync_ms=sync_ms,
+            )
+        )
+
+
+class ListSegments:
+    """Satisfies `Segments`; `events` tells what was done, in order."""
+
+    def __init__(self) -> None:
+        self.kept: dict[int, dict[int, FakeIndex]] = {}
+        self.facts: dict[int, TopicFacts] = {}
+        self.cold: set[tuple[int, int]] = set()
+        self.events: list[str] = []
+        self.fault: StorageError | None = None
+        self.damaged: dict[tuple[int, int], tuple[int, int]] = {}
+        self.reads = 0
+        # Called once, in the middle of the next job: what happens on the loop meanwhile.
+        self.meanwhile: Callable[[], None] | None = None
+
+    def _step(self, event: str) -> None:
+        if self.fault is not None:
+            raise self.fault
+        self.events.append(event)
+        meanwhile, self.meanwhile = self.meanwhile, None
+        if meanwhile is not None:
+            meanwhile()
+
+    def _index(self, topic_id: int, segment_id: int) -> FakeIndex:
+        if self.fault is not None:
+            raise self.fault
+        found = self.kept.get(topic_id, {}).get(segment_id)
+        if found is None:
+            raise StorageError(f"no segment {segment_id} of topic {topic_id}")
+        return found
+
+    def put(self, plan: SegmentPlan, facts: TopicFacts) -> SealedIndex:
+        self._step(f"put {plan.segment_id}")
+        index = FakeIndex(plan)
+        self.kept.setdefault(plan.topic_id, {})[plan.segment_id] = index
+        self.facts[plan.topic_id] = facts
+        return index
+
+    def read(self, topic_id: int, segment_id: int, first_row: int, end_row: int) -> Block:
+        index = self._index(topic_id, segment_id)
+        self.reads += 1
+        bad = self.damaged.get((topic_id, segment_id))
+        if bad is not None and bad[0] < end_row and first_row <= bad[1]:
+            raise Damaged(*bad)
+        return index.read(first_row, end_row)
+
+    def find_tags(self, topic_id: int, segment_id: int, match: TagMatch) -> Sequence[int]:
+        rows = self._index(topic_id, segment_id).tag_rows(match)
+        self._step(f"find {segment_id}")
+        return rows
+
+    def flip(self, topic_id: int, rows: dict[int, Sequence[int]]) -> None:
+        self._step(f"flip {sorted(rows)}")
+        for segment_id, dead in rows.items():
+            for row in dead:
+                self.kept[topic_id][segment_id].disk_flags[row] = 1
+
+    def drop(self, topic_id: int, segment_ids: Sequence[int], facts: TopicFacts) -> None:
+        self._step(f"drop {list(segment_ids)}")
+        self.facts[topic_id] = facts
+        for segment_id in segment_ids:
+            del self.kept[topic_id][segment_id]
+
+    def drop_topic(self, topic_id: int) -> None:
+        self._step(f"drop topic {topic_id}")
+        self.kept.pop(topic_id, None)
+
+    def relocate(self, topic_id: int, segment_id: int, facts: TopicFacts) -> None:
+        self._step(f"relocate {segment_id}")
+        self.cold.add((topic_id, segment_id))
+
+    def write_manifest(self, facts: TopicFacts) -> None:
+        self._step("manifest")
+
+    def open_topic(self, topic_id: int) -> tuple[TopicFacts, Sequence[SealedIndex]] | None:
+        if topic_id not in self.facts:
+            return None
+        return self.facts[topic_id], list(self.kept.get(topic_id, {}).values())
+
+    def topics_on_disk(self) -> list[int]:
+        return sorted(self.kept)
+
+    def bytes_of(self, topic_id: int) -> tuple[int, int]:
+        sizes = [
+            (len(index.rows), (topic_id, segment_id) in self.cold)
+            for segment_id, index in self.kept.get(topic_id, {}).items()
+        ]
+        return sum(n for n, cold in sizes if not cold), sum(n for n, cold in sizes if cold)
+
+    def is_cold(self, topic_id: int, segment_id: int) -> bool:
+        return (topic_id, segment_id) in self.cold
+
+
+class ListSnapshots:
+    """Satisfies `Snapshots`: keeps every image; answers with the older kept one's start."""
+
+    def __init__(self, events: list[str]) -> None:
+        self.images: list[SnapshotImage] = []
+        self.fault: StorageError | None = None
+        self._events = events
+
+    def write(self, image: SnapshotImage) -> int:
+        if self.fault is not None:
+            raise self.fault
+        self._events.append("publish")
+        self.images.append(image)
+        return self.images[-2].start_lsn if len(self.images) > 1 else 0
+
+    def newest(self) -> SnapshotImage | None:
+        return self.images[-1] if self.images else None
+
+
+class ListReplay:
+    """Satisfies `Replay` with these entries."""
+
+    def __init__(self, *entries: tuple[int, Entry]) -> None:
+        self._entries = entries
+        self.asked_from: int | None = None
+
+    def entries(self, start_lsn: int) -> Iterator[tuple[int, Entry]]:
+        self.asked_from = start_lsn
+        yield from ((lsn, entry) for lsn, entry in self._entries if lsn >= start_lsn)
+
+    @property
+    def progress(self) -> float:
+        return 1.0 if self.asked_from is not None else 0.0
+
+
+class NowOffload:
+    """Satisfies `Offload`: blocking calls run on the spot."""
+
+    async def run(self, call: Callable[[], T]) -> T:
+        return call()
+
+
+class HandClock:
+    """Satisfies `Clock`: stands still until a test moves it."""
+
+    def __init__(self, now_ms: int = 1_000_000) -> None:
+        self.wall_ms = now_ms
+        self.steady_ms = 0.0
+
+    def now_ms(self) -> int:
+        return self.wall_ms
+
+    def monotonic_ms(self) -> float:
+        return self.steady_ms
+
+    def move(self, by_ms: int) -> None:
+        self.wall_ms += by_ms
+        self.steady_ms += by_ms
+
+
+RULES = SealingRules(
+    max_records=8,
+    max_bytes=1 << 30,
+    max_age_ms=600_000,
+    retain_segments=1,
+    retain_bytes=0,
+    has_cold=False,
+)
+NO_QUOTAS = Quotas(
+    max_topics=0, max_total_bytes=0, max_tail_records=1 << 30, max_tail_bytes=1 << 40
+)
+
+
+class Rig:
+    """One engine, wired as `node.py` does, its journal prompt unless told otherwise."""
+
+    def __init__(
+        self,
+        *,
+        is_prompt: bool = True,
+        quotas: Quotas = NO_QUOTAS,
+        rules: SealingRules = RULES,
+    ) -> None:
+        self.registry = Registry()
+        self.hub = Hub()
+        self.clock = HandClock()
+        self.journal = PromptJournal() if is_prompt else ListJournal()
+        self.segments = ListSegments()
+        self.segments.events = self.journal.events
+        self.snapshots = ListSnapshots(self.journal.events)
+        self.commits = Commits(self.registry, self.journal, self.hub, 1)
+        offload = NowOffload()
+        self.sealer = Sealer(
+            self.registry, self.commits, self.journal, self.segments, offload, self.clock, rules
+        )
+        self.checkpointer = Checkpointer(
+            self.registry,
+            self.commits,
+            self.journal,
+            self.snapshots,
+            offload,
+            self.clock,
+            self.sealer.seal_tails,
+        )
+        self.sealer.on_moved += [self.checkpointer.moved, self.hub.ring]
+        self.fetcher = Fetcher(self.registry, self.segments, offload)
+        self.fetcher.on_moved.append(self.checkpointer.moved)
+        self.store = Store(
+            self.registry, self.commits, self.hub, self.fetcher, self.clock, AppendLimits(), quotas
+        )
+
+    async def append(
+        self,
+        name: str,
+        *datas: object,
+        tag: str | None = None,
+        key: str | None = None,
+        create: bool | None = None,
+        config: TopicConfig | None = None,
+    ) -> Appended:
+        """Append one record per datum, each with this tag."""
+        body, decoded = body_of(*datas, tag=tag, create=create)
+        return await self.store.append(name, body, decoded, header_key=key, config=config)
+
+    async def read(self, name: str, from_seq: int = 0, wait_ms: int = 0) -> Page:
+        return await self.store.read(name, ReadRequest(from_seq, 1000, 1 << 20, wait_ms=wait_ms))
+
+    async def delete(
+        self, name: str, *, before_seq: int | None = None, tag: str | None = None
+    ) -> Deleted:
+        match = None if tag is None else TagMatch(tag)
+        return await self.store.delete(name, before_seq=before_seq, match=match)
+
+
+class PromptJournal(ListJournal):
+    """A disk that is done with an entry before the next turn of the loop."""
+
+    def submit(self, lsn: int, entry: Entry, *, shard: int, urgent: bool, sync: bool) -> None:
+        super().submit(lsn, entry, shard=shard, urgent=urgent, sync=sync)
+        asyncio.get_running_loop().call_soon(self.sync, shard, lsn)
+
+    def sync(self, shard: int, lsn: int | None = None) -> None:
+        """Never behind what was synced before."""
+        newest = self.last_lsn(shard) if lsn is None else lsn
+        super().sync(shard, max(newest, self.synced[shard]))
+
+
+def body_of(
+    *datas: object, tag: str | None = None, create: bool | None = None
+) -> tuple[bytes, DecodedAppend]:
+    """An append's bytes, and what they decode to."""
+    records = [{"data": data, **({} if tag is None else {"tag": tag})} for data in datas]
+    body: dict[str, object] = {"records": records}
+    if create is not None:
+        body["create"] = create
+    encoded = json.dumps(body).encode()
+    return encoded, decode_append(encoded)
+
+
+def throttled(limit: str = "queue") -> TopicsError:
+    """What a full queue says."""
+    return TopicsError(Code.THROTTLED, "full", {"limit": limit})
