@@ -1,0 +1,238 @@
+"""The boot sequence over lists: from which lsn, in which order, and what is never removed."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.unit.engine.drive import seqs_of
+from tests.unit.engine.rig import ListReplay, ListSegments, NowOffload, Rig, body_of
+from topics_server.engine.answers import ReadRequest
+from topics_server.engine.reading import plan_page
+from topics_server.engine.recovery import Recovered, Recovery, Stop
+from topics_server.engine.registry import Registry
+from topics_server.entries import Entry, RecordsAppended, TopicDropped, TopicPut
+from topics_server.errors import StartRefused
+from topics_server.handoff import SnapshotImage
+from topics_server.limits import HEAD_RESERVE_SEQS
+from topics_server.model import Durability, TopicConfig
+
+pytestmark = pytest.mark.anyio
+
+CLEAN = Stop(was_clean=True, same_boot=True)
+KILLED = Stop(was_clean=False, same_boot=True)
+POWER_CUT = Stop(was_clean=False, same_boot=False)
+
+
+class Boot:
+    """One recovery of this journal on these segments."""
+
+    def __init__(
+        self,
+        *entries: tuple[int, Entry],
+        image: SnapshotImage | None = None,
+        segments: ListSegments | None = None,
+    ) -> None:
+        self.registry = Registry()
+        self.segments = segments or ListSegments()
+        self.replay = ListReplay(*entries)
+        self.recovery = Recovery(self.registry, self.segments, image, self.replay, NowOffload())
+
+    async def run(self, stop: Stop = CLEAN) -> Recovered:
+        return await self.recovery.run(stop)
+
+    def head(self, name: str) -> int:
+        topic = self.registry.find(name)
+        assert topic is not None
+        return topic.log.head_seq
+
+
+def created(topic_id: int, name: str, config: TopicConfig | None = None) -> TopicPut:
+    return TopicPut(topic_id, name, 1, config or TopicConfig(), 1)
+
+
+def appended(topic_id: int, first_seq: int, *datas: object) -> RecordsAppended:
+    body, _ = body_of(*datas)
+    return RecordsAppended(topic_id, first_seq, len(datas), 2, body)
+
+
+async def test_an_empty_directory_is_replayed_from_the_first_lsn() -> None:
+    boot = Boot()
+    found = await boot.run()
+    assert boot.replay.asked_from == 1
+    assert (found.topics, found.entries, found.last_lsn, found.had_snapshot) == (0, 0, 0, False)
+
+
+async def test_entries_are_applied_again_as_they_were() -> None:
+    boot = Boot((1, created(1, "t")), (2, appended(1, 1, "a", "b")), (5, appended(1, 3, "c")))
+    found = await boot.run()
+    assert boot.head("t") == 3
+    assert (found.topics, found.entries, found.last_lsn) == (1, 3, 5)
+
+
+async def test_a_snapshot_says_where_replay_starts_and_what_ids_are_taken() -> None:
+    rig = Rig()
+    await rig.append("t", 1, 2)
+    await rig.checkpointer.take()
+    image = rig.snapshots.images[0]
+    boot = Boot((2, appended(1, 3, "c")), image=image)
+    found = await boot.run()
+    assert boot.replay.asked_from == image.start_lsn == 2
+    assert boot.head("t") == 3
+    assert found.had_snapshot
+    assert boot.registry.next_topic_id == 2
+
+
+async def test_the_last_lsn_is_that_of_the_snapshot_when_the_journal_is_shorter() -> None:
+    image = SnapshotImage(start_lsn=8, last_lsn=9, next_topic_id=3, parts=[])
+    assert (await Boot(image=image).run()).last_lsn == 9
+
+
+async def test_an_entry_that_its_part_has_already_changes_nothing() -> None:
+    rig = Rig()
+    await rig.append("t", 1, 2)
+    await rig.checkpointer.take()
+    image = SnapshotImage(
+        start_lsn=1, last_lsn=1, next_topic_id=2, parts=rig.snapshots.images[0].parts
+    )
+    boot = Boot((1, rig.journal.entries[0]), image=image)
+    await boot.run()
+    assert boot.head("t") == 2
+    assert boot.registry.records_live == 2
+
+
+async def test_sealed_records_are_not_taken_twice_when_no_snapshot_knows_the_segment() -> None:
+    rig = Rig()
+    await rig.append("t", *range(8))
+    topic = rig.registry.find("t")
+    assert topic is not None
+    await rig.sealer.tend(topic)
+    await rig.append("t", 8)
+    entries = [(item.lsn, item.entry) for item in rig.journal.submitted]
+    boot = Boot(*entries, segments=rig.segments)
+    await boot.run()
+    again = boot.registry.find("t")
+    assert again is not None
+    assert (again.log.sealed_seq, again.log.head_seq, again.log.live_count) == (8, 9, 9)
+
+
+async def test_epochs_of_dropped_names_survive() -> None:
+    rig = Rig()
+    await rig.append("t", 1)
+    await rig.store.drop_topic("t", if_empty=False)
+    await rig.checkpointer.take()
+    boot = Boot(image=rig.snapshots.images[0])
+    await boot.run()
+    topic, _ = boot.registry.decide_create("t", TopicConfig(), 1)
+    assert (topic.epoch, topic.topic_id) == (2, 2)
+
+
+@pytest.mark.parametrize(
+    ("durability", "stop", "head"),
+    [
+        (Durability.EPHEMERAL, CLEAN, 0),
+        (Durability.EPHEMERAL, KILLED, HEAD_RESERVE_SEQS),
+        (Durability.EPHEMERAL, POWER_CUT, HEAD_RESERVE_SEQS),
+        (Durability.MEMORY, KILLED, 1),
+        (Durability.DISK, KILLED, 1),
+        (Durability.DISK, CLEAN, 1),
+        (Durability.DISK, POWER_CUT, HEAD_RESERVE_SEQS),
+        (Durability.MEMORY, POWER_CUT, HEAD_RESERVE_SEQS),
+        (Durability.FSYNC, POWER_CUT, 1),
+    ],
+)
+async def test_a_head_jumps_only_where_a_seq_may_have_been_handed_out_and_lost(
+    durability: Durability, stop: Stop, head: int
+) -> None:
+    entries: list[tuple[int, Entry]] = [(1, created(1, "t", TopicConfig(durability=durability)))]
+    if durability is not Durability.EPHEMERAL:
+        entries.append((2, appended(1, 1, "a")))
+    boot = Boot(*entries)
+    found = await boot.run(stop)
+    assert boot.head("t") == head
+    assert found.heads_moved == (head == HEAD_RESERVE_SEQS)
+
+
+async def test_flips_that_a_snapshot_holds_are_made_before_anybody_reads() -> None:
+    rig = Rig()
+    await rig.append("t", *range(8))
+    topic = rig.registry.find("t")
+    assert topic is not None
+    await rig.sealer.tend(topic)
+    await rig.delete("t", before_seq=3)
+    await rig.checkpointer.take()
+    assert topic.pending_flips
+    boot = Boot(image=rig.snapshots.images[0], segments=rig.segments)
+    found = await boot.run()
+    assert found.flips == 2
+    assert rig.segments.kept[1][1].disk_flags[:3] == bytes([1, 1, 0])
+    again = boot.registry.find("t")
+    assert again is not None
+    assert not again.pending_flips
+
+
+async def test_a_delete_in_the_journal_is_flipped_too() -> None:
+    rig = Rig()
+    await rig.append("t", *range(8))
+    topic = rig.registry.find("t")
+    assert topic is not None
+    await rig.sealer.tend(topic)
+    await rig.delete("t", before_seq=3)
+    entries = [(item.lsn, item.entry) for item in rig.journal.submitted]
+    assert (await Boot(*entries, segments=rig.segments).run()).flips == 2
+
+
+async def test_the_folder_of_a_dropped_topic_is_removed() -> None:
+    rig = Rig()
+    await rig.append("t", *range(8))
+    topic = rig.registry.find("t")
+    assert topic is not None
+    await rig.sealer.tend(topic)
+    boot = Boot((1, rig.journal.entries[0]), (2, TopicDropped(1, "t", 1)), segments=rig.segments)
+    found = await boot.run()
+    assert found.folders_removed == 1
+    assert rig.segments.kept == {}
+
+
+async def test_a_folder_that_nobody_knows_refuses_start_and_stays() -> None:
+    rig = Rig()
+    await rig.append("t", *range(8))
+    topic = rig.registry.find("t")
+    assert topic is not None
+    await rig.sealer.tend(topic)
+    with pytest.raises(StartRefused, match="topic 1"):
+        await Boot(segments=rig.segments).run()
+    assert 1 in rig.segments.kept
+
+
+async def test_a_missing_segment_refuses_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    segments = ListSegments()
+    segments.kept[1] = {}
+
+    def missing(topic_id: int) -> None:
+        raise StartRefused("a listed file is missing", "segments/1/0000000001.data")
+
+    monkeypatch.setattr(segments, "open_topic", missing)
+    with pytest.raises(StartRefused, match="missing"):
+        await Boot((1, created(1, "t")), segments=segments).run()
+
+
+async def test_progress_goes_from_nothing_to_one() -> None:
+    boot = Boot((1, created(1, "t")))
+    assert boot.recovery.progress == 0.0
+    await boot.run()
+    assert boot.recovery.progress == 1.0
+
+
+async def test_what_was_recovered_reads_as_before() -> None:
+    rig = Rig()
+    await rig.append("t", *range(5), tag="a")
+    await rig.delete("t", before_seq=2)
+    entries = [(item.lsn, item.entry) for item in rig.journal.submitted]
+    boot = Boot(*entries)
+    await boot.run()
+    topic = boot.registry.find("t")
+    assert topic is not None
+    plan = plan_page(topic, ReadRequest(0, 100, 1 << 20), 1_000_000)
+    page = await Rig().fetcher.complete(topic, plan)
+    assert page is not None
+    assert seqs_of(page) == seqs_of(await rig.read("t")) == [2, 3, 4, 5]
