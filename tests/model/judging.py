@@ -238,13 +238,20 @@ class Track:
         plain = self.base.copy()
         found: list[tuple[int, Plain]] = []
         last_fact = max((i for i, e in enumerate(self.entries) if e.is_fact), default=-1)
+        doubtful: Plain | None = None
         for count in range(len(self.entries) + 1):
             if count:
                 entry = self.entries[count - 1]
                 if entry.answer is None and count - 1 < last_fact:
                     # Refused by a read-only shard, and what came later counts: another topic's
-                    # incarnation, on another shard.
+                    # incarnation, on another shard. Where that is lost, this may stand.
+                    doubtful = doubtful or plain.copy()
+                    doubtful.apply(entry.step)
+                    if count >= at_least:
+                        found.append((count, doubtful.copy()))
                     continue
+                if entry.is_fact:
+                    doubtful = None
                 answer = plain.apply(entry.step)
                 assert not entry.is_fact or _fits(entry.answer, answer), (
                     f"{self.name}: {entry.step} answered {entry.answer}, not {answer}"
