@@ -140,6 +140,8 @@ async def _serve(
     loop = asyncio.get_running_loop()
 
     def stop() -> None:
+        if not server.should_exit:
+            log.info("stopping: no new connections, finishing what is in flight")
         node.begin_drain()
         server.should_exit = True
 
@@ -160,6 +162,7 @@ async def _serve(
         log.info("ready on http://%s:%d after %.0f ms: %s", shown, port, took_ms, node.report)
     await serving
     await node.close()
+    log.info("stopped")
     return 0 if failure is None else 1
 
 
