@@ -209,6 +209,8 @@ class Sealer:
     # --- jobs ---------------------------------------------------------------------------
 
     async def _seal(self, topic: Topic, *, force: bool) -> bool:
+        if self._registry.get(topic.topic_id) is not topic:
+            return False  # dropped meanwhile
         rules = self._rules
         plan = sealing.plan_seal(
             topic,
@@ -283,7 +285,9 @@ class Sealer:
     async def _drop_topic(self, topic_id: int, lsn: int) -> None:
         assert self._commits.synced_lsn(topic_id) >= lsn, "a drop is applied once synced"
         try:
-            await self._offload.run(partial(self._segments.drop_topic, topic_id))
+            # Not beside a job of that topic, which would write files again.
+            async with self._one_job:
+                await self._offload.run(partial(self._segments.drop_topic, topic_id))
         except StorageError as error:
             self.failed_count += 1
             log.warning("files of dropped topic %d are still there: %s", topic_id, error)
