@@ -120,13 +120,15 @@ class Checkpointer:
     async def run(self, interval_ms: int, max_wal_bytes: int, wal_bytes: Callable[[], int]) -> None:
         """Take a checkpoint every interval, or after so many journal bytes, until cancelled.
 
-        Nothing is taken while nothing is written. `wal_bytes`: bytes journaled since the start.
+        Nothing is taken while nothing is written, but for one that lets the journal go. `wal_bytes`: bytes journaled since the start.
         """
         taken_ms = self._clock.monotonic_ms()
         taken_bytes = wal_bytes()
         while True:
             await asyncio.sleep(min(interval_ms, _POLL_MS) / 1000)
-            if self._commits.next_lsn - 1 == self._last_lsn:
+            next_lsn = self._commits.next_lsn
+            # One more after the last write: the journal is kept back to the older snapshot.
+            if next_lsn - 1 == self._last_lsn and self.trim_lsn in (0, next_lsn):
                 continue
             is_due = self._clock.monotonic_ms() - taken_ms >= interval_ms
             if not is_due and wal_bytes() - taken_bytes < max_wal_bytes:
