@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from tests.design7.bench import Bench
+import asyncio
+
+from tests.design7.bench import TOPIC, Bench
 from topics_server.model import Durability
 
 
@@ -34,5 +36,28 @@ def test_a_record_too_large_for_its_cap_evicts_nothing_that_was_deleted() -> Non
         assert (list(seen.records), seen.gaps) == ([2], [])
         bench.append()
         assert [(g.gap_from, g.gap_to) for g in bench.look().gaps] == [(1, 2)]
+    finally:
+        bench.world.abandon()
+
+
+def test_a_topic_dropped_while_it_is_sealed_leaves_no_files() -> None:
+    """Guard: engine/sealer.py, a drop waits for the job and the job looks for the drop."""
+    bench = Bench()
+    try:
+        bench.put()
+        for _ in range(20):
+            bench.append(8)
+        topic = bench.node.registry.find(TOPIC)
+        assert topic is not None
+
+        async def both() -> None:
+            sealing = asyncio.ensure_future(bench.node.sealer.tend(topic, force_seal=True))
+            await bench.store.drop_topic(TOPIC, if_empty=False)
+            await sealing
+            await asyncio.sleep(2)
+
+        bench.world.run(both())
+        left = [path for path in bench.world.disk._files if "segments" in path]
+        assert left == []
     finally:
         bench.world.abandon()
