@@ -27,6 +27,8 @@ from topics_server.metrics import log
 
 # A tail this large is sealed before a capture rather than written into every snapshot.
 SEAL_BEFORE_CAPTURE_BYTES: Final = 1024 * 1024
+# Encoded parts up to this size are kept for the next checkpoint; larger ones are made again.
+_KEPT_PART_BYTES_MAX: Final = 4096
 # How often it is asked whether enough was journaled.
 _POLL_MS: Final = 500
 
@@ -108,7 +110,9 @@ class Checkpointer:
                 continue  # dropped while others were captured
             part = self._parts.get(topic_id)
             if part is None:
-                part = self._parts[topic_id] = capture(topic)
+                part = capture(topic)
+                if len(part) <= _KEPT_PART_BYTES_MAX:
+                    self._parts[topic_id] = part
             parts.append((topic_id, part))
             spent_ms = self._clock.monotonic_ms() - slice_began_ms
             if spent_ms >= CAPTURE_SLICE_MS:
@@ -120,7 +124,8 @@ class Checkpointer:
     async def run(self, interval_ms: int, max_wal_bytes: int, wal_bytes: Callable[[], int]) -> None:
         """Take a checkpoint every interval, or after so many journal bytes, until cancelled.
 
-        Nothing is taken while nothing is written, but for one that lets the journal go. `wal_bytes`: bytes journaled since the start.
+        Nothing is taken while nothing is written, but for one that lets the journal go.
+        `wal_bytes`: bytes journaled since the start.
         """
         taken_ms = self._clock.monotonic_ms()
         taken_bytes = wal_bytes()

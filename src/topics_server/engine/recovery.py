@@ -91,17 +91,23 @@ class Recovery:
         self.found.last_lsn = image.last_lsn
         self._registry.next_topic_id = image.next_topic_id
         for number, (topic_id, part) in enumerate(image.parts):
-            if topic_id == EPOCHS_PART:
-                restore_epochs(self._registry, part)
-                continue
-            topic = restore(part, self._sealed_of(topic_id))
-            assert topic.topic_id == topic_id
-            self._registry.adopt(topic)
+            try:
+                self._restore_part(topic_id, part)
+            except ValueError as error:
+                raise StartRefused(f"the snapshot's part of topic {topic_id}: {error}") from None
             if number % _SLICE == 0:
                 self._restored = number / len(image.parts)
                 await asyncio.sleep(0)
         self._restored = 1.0
         return image.start_lsn
+
+    def _restore_part(self, topic_id: int, part: bytes) -> None:
+        if topic_id == EPOCHS_PART:
+            restore_epochs(self._registry, part)
+            return
+        topic = restore(part, self._sealed_of(topic_id))
+        assert topic.topic_id == topic_id
+        self._registry.adopt(topic)
 
     async def _apply_journal(self, start_lsn: int) -> None:
         # A topic created since the snapshot may have sealed segments already: they are attached
