@@ -8,7 +8,9 @@ Map, from the inside out (the arrows of import point inward; `tests/test_tidy.py
 - `engine` — topics, the write path, the apply path and the read path; state of the event loop
 - `wal` — files: the journal, sealed segments, snapshots, and the faults of disks
 - `api` — HTTP on top of the engine
-- `cli` — the `topics` command; `server` — the wiring, the only module that sees everything
+- `node` — storage and engine of one data directory, wired: open, recover, serve, close
+- `server` — the process around a node: socket, signals, logging, exit code
+- `cli` — the `topics` command; its verb `serve` runs `server`
 
 Nothing is imported here, so that a tool may load one format module without loading the server.
 """

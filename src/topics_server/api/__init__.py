@@ -5,7 +5,10 @@ in `problems` only. The data plane (append, diff, delete, state) is plain functi
 bytes to response bytes; `http` is the thin adapter that calls them from ASGI.
 
 - `bodies`, `rendering`, `problems` — pure: request shapes, response shapes, the table of errors
-- `guard` — admission: body cap, in-flight cap, readiness
-- `http`, `topics`, `records`, `probes` — the handlers
-- `app` — routes and middleware order, nothing else
+- `guard` — admission: readiness, and bodies too large by what they declare
+- `http` — requests as values, the adapter; `coding` (gzip in and out), `transport` (a response
+  leaves in one piece)
+- `topics`, `records`, `probes` — the handlers
+- `state` — what every handler is given: settings, store, phase
+- `app` — the routes, nothing else; `openapi` and `schemas` — the same routes as a document
 """
