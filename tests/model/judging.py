@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from tests.model.plain import Answer, Delete, Plain, Rec, Step
+from tests.model.plain import Answer, Append, Delete, Plain, Put, Rec, Step
 from tests.model.world import FakeClock
 from topics_server.engine.answers import Gap, ReadRequest
 from topics_server.engine.store import Store
@@ -258,6 +258,13 @@ class Track:
                 )
             if count >= at_least:
                 found.append((count, plain.copy()))
+        if not self.live.exists:
+            # Creations that read-only shards refused are topics of their own: any may stand alone.
+            for entry in self.entries[last_fact + 1 :]:
+                if entry.answer is None and isinstance(entry.step, Append | Put):
+                    alone = Plain()
+                    alone.apply(entry.step)
+                    found.insert(0, (len(self.entries), alone))
         for count, state in reversed(found):
             if end == "power":
                 lost = [entry.step for entry in self.entries[count:]]
