@@ -51,6 +51,8 @@ _STORE_FILES_MAX: Final = 4096
 _TAIL_RECORDS_MIN: Final = 262_144
 _TAIL_BYTES_MIN: Final = 64 * MIB
 _SPACE_CHECK_S: Final = 1.0
+# The journal may take one part in so many of the file system between two checkpoints.
+_WAL_SHARE: Final = 8
 _MIN_FREE_BYTES_MAX: Final = 256 * MIB
 
 
@@ -95,6 +97,7 @@ class Node:
         self._offload = offload
         self._workers = workers
         self._sizes = sizes
+        self._total_bytes = fs.total_bytes(directory.root)
         self._snapshots = PublishedSnapshots(fs, directory.root)
         self._recovery: Recovery | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -121,7 +124,7 @@ class Node:
         workers: WorkerFactory = thread_workers,
         packer: Packer | None = None,
         boot_id: str | None = None,
-        sizes: Sizes = Sizes(),  # noqa: B008 -- an immutable value
+        sizes: Sizes | None = None,
     ) -> Node:
         """*Blocking.* Lock the data directory. Raises `StartRefused` with one clear line."""
         fs = fs or OsFs()
@@ -147,7 +150,7 @@ class Node:
             clock=clock or SystemClock(),
             offload=offload or ThreadOffload(),
             workers=workers,
-            sizes=sizes,
+            sizes=sizes or journal_sizes(fs.total_bytes(directory.root), settings.wal_shards),
         )
 
     def abandon(self) -> None:
@@ -171,10 +174,8 @@ class Node:
             synced_lsn=0 if image is None else image.last_lsn,
         )
         self._recovery = Recovery(self.registry, self.segments, image, replay, self._offload)
-        # Before anything is written: from here on a stop is unclean until it is noted as clean.
-        await self._offload.run(directory.begin)
         stop = Stop(was_clean=directory.was_clean, same_boot=directory.same_boot)
-        found = await self._recovery.run(stop)
+        found = await self._recovery.run(stop, directory.begin)
         next_lsn = max(found.last_lsn, 0 if image is None else image.last_lsn) + 1
         await self._open_journal(replay, next_lsn, publish=found.heads_moved > 0)
         self._wire_store()
@@ -274,7 +275,10 @@ class Node:
         self._spawn(self.sealer.run())
         self._spawn(
             self.checkpointer.run(
-                settings.checkpoint_interval_ms, settings.checkpoint_wal_bytes, self._wal_bytes
+                settings.checkpoint_interval_ms,
+                min(settings.checkpoint_wal_bytes, self._total_bytes // _WAL_SHARE),
+                self._wal_bytes,
+                lambda: self.store.is_disk_low,
             )
         )
         self._spawn(self._watch_space())
@@ -289,8 +293,7 @@ class Node:
         root = self._directory.root
         min_free = self.settings.min_free_bytes
         if min_free is None:
-            total = await self._offload.run(lambda: self._fs.total_bytes(root))
-            min_free = min(_MIN_FREE_BYTES_MAX, total // 100)
+            min_free = min(_MIN_FREE_BYTES_MAX, self._total_bytes // 100)
         while True:
             free = await self._offload.run(lambda: self._fs.free_bytes(root))
             is_low = free < min_free
@@ -366,6 +369,17 @@ class Node:
             return
         await self.journal.close()
         self._directory.note_clean_stop()
+
+
+def journal_sizes(total_bytes: int, shard_count: int) -> Sizes:
+    """Journal files that fit the file system: a small disk is not all preallocated files.
+
+    A file is let go only as a whole, so on a small disk files are small too.
+    """
+    share = total_bytes // (4 * _WAL_SHARE * shard_count)
+    whole = Sizes()
+    file_bytes = max(whole.fill_step_bytes, min(whole.file_bytes, share // MIB * MIB))
+    return whole._replace(file_bytes=file_bytes)
 
 
 def _tell_defect(task: asyncio.Task[None]) -> None:

@@ -165,7 +165,7 @@ class Settings(BaseSettings):
         30_000, 10, _DAY_MS, "longest time between snapshots while writing"
     )
     checkpoint_wal_bytes: Number = _number(
-        64 * MIB, 4096, U64_MAX, "journal bytes after which one is made"
+        256 * MIB, 4096, U64_MAX, "journal bytes after which one is made"
     )
     segment_max_events: Number = _number(
         65_536, 1, SEGMENT_RECORDS_MAX, "records at which a segment is sealed"

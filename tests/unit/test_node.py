@@ -230,7 +230,6 @@ async def test_a_refused_start_writes_no_snapshot_and_sets_no_mark(disk: FakeDis
     await node.close()
 
 
-@pytest.mark.xfail(reason="Node.start removes the clean-stop mark before it can refuse")
 async def test_a_refused_start_does_not_turn_a_clean_stop_into_a_loss(disk: FakeDisk) -> None:
     node = await started(disk)
     await append(node, "t", *range(8))

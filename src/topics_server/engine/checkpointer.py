@@ -31,6 +31,7 @@ SEAL_BEFORE_CAPTURE_BYTES: Final = 1024 * 1024
 _KEPT_PART_BYTES_MAX: Final = 4096
 # How often it is asked whether enough was journaled.
 _POLL_MS: Final = 500
+_LOW_DISK_INTERVAL_MS: Final = 1000
 
 
 class Checkpointer:
@@ -121,11 +122,18 @@ class Checkpointer:
                 slice_began_ms = self._clock.monotonic_ms()
         return parts
 
-    async def run(self, interval_ms: int, max_wal_bytes: int, wal_bytes: Callable[[], int]) -> None:
+    async def run(
+        self,
+        interval_ms: int,
+        max_wal_bytes: int,
+        wal_bytes: Callable[[], int],
+        is_disk_low: Callable[[], bool],
+    ) -> None:
         """Take a checkpoint every interval, or after so many journal bytes, until cancelled.
 
         Nothing is taken while nothing is written, but for one that lets the journal go.
-        `wal_bytes`: bytes journaled since the start.
+        `wal_bytes`: bytes journaled since the start. While the disk is low checkpoints come
+        quickly: what the journal gives back is the room that is missing.
         """
         taken_ms = self._clock.monotonic_ms()
         taken_bytes = wal_bytes()
@@ -135,7 +143,8 @@ class Checkpointer:
             # One more after the last write: the journal is kept back to the older snapshot.
             if next_lsn - 1 == self._last_lsn and self.trim_lsn in (0, next_lsn):
                 continue
-            is_due = self._clock.monotonic_ms() - taken_ms >= interval_ms
+            wait_ms = min(interval_ms, _LOW_DISK_INTERVAL_MS) if is_disk_low() else interval_ms
+            is_due = self._clock.monotonic_ms() - taken_ms >= wait_ms
             if not is_due and wal_bytes() - taken_bytes < max_wal_bytes:
                 continue
             taken_ms = self._clock.monotonic_ms()

@@ -9,7 +9,7 @@ on the loop in slices, so that probes answer and tell the progress.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
 
@@ -71,10 +71,13 @@ class Recovery:
         """How much of the snapshot and the journal is done."""
         return min(1.0, 0.3 * self._restored + 0.7 * self._replay.progress)
 
-    async def run(self, stop: Stop) -> Recovered:
+    async def run(self, stop: Stop, begin: Callable[[], None]) -> Recovered:
         """Bring all topics back. Raises `StartRefused`, `Corrupt`: the data cannot be served."""
         start_lsn = await self._restore()
         await self._apply_journal(start_lsn)
+        self._check_known()
+        # From here on a stop is unclean until noted as clean; a refusal above leaves the mark.
+        await self._offload.run(begin)
         self._finish_topics(stop)
         await self._finish_segments()
         self.found.topics = len(self._registry)
@@ -144,14 +147,14 @@ class Recovery:
                 self.found.flips += sum(map(len, flips.values()))
         for topic_id in sorted(self._on_disk):
             if self._registry.get(topic_id) is None:
-                self._check_known(topic_id)
                 await self._offload.run(partial(self._segments.drop_topic, topic_id))
                 self.found.folders_removed += 1
 
-    def _check_known(self, topic_id: int) -> None:
+    def _check_known(self) -> None:
         """A folder may go only if its topic is known to have been dropped, never by ignorance."""
-        if topic_id >= self._registry.next_topic_id:
-            raise StartRefused(
-                f"segments of topic {topic_id} are here, but neither the snapshots nor the journal "
-                "know that topic: a part of the data directory is missing"
-            )
+        for topic_id in self._on_disk:
+            if topic_id >= self._registry.next_topic_id:
+                raise StartRefused(
+                    f"segments of topic {topic_id} are here, but neither the snapshots nor the "
+                    "journal know that topic: a part of the data directory is missing"
+                )

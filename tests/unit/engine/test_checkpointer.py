@@ -142,7 +142,7 @@ async def test_two_checkpoints_are_taken_one_after_the_other() -> None:
 async def run_for(rig: Rig, journaled: list[int], interval_ms: int, max_bytes: int) -> None:
     """Let the timer look a few times."""
     running = asyncio.create_task(
-        rig.checkpointer.run(interval_ms, max_bytes, lambda: journaled[0])
+        rig.checkpointer.run(interval_ms, max_bytes, lambda: journaled[0], lambda: False)
     )
     for _ in range(10):
         await asyncio.sleep(0.001)
@@ -171,7 +171,9 @@ async def test_one_is_due_after_so_many_bytes_or_so_long(
     await run_for(rig, [0], 60_000, 100)
     assert rig.checkpointer.taken_count == 0
     journaled = [0]
-    running = asyncio.create_task(rig.checkpointer.run(60_000, 100, lambda: journaled[0]))
+    running = asyncio.create_task(
+        rig.checkpointer.run(60_000, 100, lambda: journaled[0], lambda: False)
+    )
     await asyncio.sleep(0)
     journaled[0] = 100
     await asyncio.sleep(0.01)
@@ -189,7 +191,7 @@ async def test_a_failed_checkpoint_ends_no_timer(monkeypatch: pytest.MonkeyPatch
     rig = Rig()
     await rig.append("a", 1)
     rig.snapshots.fault = StorageError("no room")
-    running = asyncio.create_task(rig.checkpointer.run(0, 1, lambda: 0))
+    running = asyncio.create_task(rig.checkpointer.run(0, 1, lambda: 0, lambda: False))
     await asyncio.sleep(0.005)
     rig.snapshots.fault = None
     await asyncio.sleep(0.01)

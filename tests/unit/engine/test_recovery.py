@@ -38,7 +38,7 @@ class Boot:
         self.recovery = Recovery(self.registry, self.segments, image, self.replay, NowOffload())
 
     async def run(self, stop: Stop = CLEAN) -> Recovered:
-        return await self.recovery.run(stop)
+        return await self.recovery.run(stop, lambda: None)
 
     def head(self, name: str) -> int:
         topic = self.registry.find(name)
