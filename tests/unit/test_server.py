@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
+import gc
 import json
 import logging
+import os
 import resource
+import signal
 import socket
 import sys
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 
 from topics_server.metrics import log
@@ -27,9 +34,14 @@ from topics_server.settings import Settings
 
 
 @pytest.fixture(autouse=True)
-def _logging_as_before() -> Iterator[None]:
+def _process_as_before() -> Iterator[None]:
     handlers, level, ours = logging.root.handlers[:], logging.root.level, log.level
+    thresholds, files = gc.get_threshold(), resource.getrlimit(resource.RLIMIT_NOFILE)
     yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, files)
+    gc.unfreeze()
+    gc.set_threshold(*thresholds)
+    gc.enable()
     logging.root.handlers[:] = handlers
     logging.root.setLevel(level)
     log.setLevel(ours)
@@ -129,6 +141,89 @@ def test_open_files_are_raised_to_what_is_allowed() -> None:
         assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+# -- a whole life -----------------------------------------------------------------------------
+
+
+def run_with(settings: Settings, meanwhile: Callable[[int], None]) -> int:
+    """Run a server in this thread; another calls `meanwhile` with the port, then sends SIGTERM."""
+    path = settings.port_file
+    assert path is not None
+    problems: list[BaseException] = []
+
+    def visit() -> None:
+        deadline = time.monotonic() + 30
+        while not path.exists() and time.monotonic() < deadline:
+            time.sleep(0.005)
+        try:
+            meanwhile(int(path.read_text()))
+        except BaseException as problem:
+            problems.append(problem)
+        finally:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    visitor = threading.Thread(target=visit)
+    # Should the server end before it takes signals, ours must not end the tests.
+    before = signal.signal(signal.SIGTERM, lambda number, frame: None)
+    try:
+        visitor.start()
+        code = run(settings)
+        visitor.join()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert problems == []
+    return code
+
+
+def get(port: int, path: str) -> httpx.Response:
+    return httpx.get(f"http://127.0.0.1:{port}{path}", trust_env=False, timeout=10)
+
+
+def wait_until_ready(port: int) -> None:
+    for _ in range(2_000):
+        if get(port, "/v0/ready").status_code == 200:
+            return
+        time.sleep(0.005)
+    raise AssertionError("not ready")
+
+
+def test_a_server_serves_until_sigterm_and_ends_with_code_0_and_a_clean_stop(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = settings_of(tmp_path, port_file=tmp_path / "port", log_format="json")
+    assert run_with(settings, wait_until_ready) == 0
+    events = [json.loads(line)["event"] for line in lines_of(capsys)]
+    assert events[0].startswith("ready on http://127.0.0.1:")
+    assert json.loads((tmp_path / "data" / "FORMAT").read_text())["clean_stop"] is True
+
+
+def test_a_signal_during_recovery_ends_with_code_0_and_writes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def start(node: Node) -> None:
+        await asyncio.sleep(3_600)
+
+    def visit(port: int) -> None:
+        assert get(port, "/v0/health").status_code == 200
+        answer = get(port, "/v0/ready")
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "not_ready")
+
+    monkeypatch.setattr(Node, "start", start)
+    assert run_with(settings_of(tmp_path, port_file=tmp_path / "port"), visit) == 0
+    assert list((tmp_path / "data" / "snapshots").iterdir()) == []
+
+
+def test_data_that_cannot_be_served_end_with_code_1_and_the_reason(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = settings_of(tmp_path, port_file=tmp_path / "port")
+    assert run_with(settings, wait_until_ready) == 0
+    for path in (tmp_path / "data" / "wal").glob("*.wal"):
+        path.unlink()
+    capsys.readouterr()
+    assert run(settings) == 1
+    assert any("cannot start: " in line and "missing" in line for line in lines_of(capsys))
 
 
 # -- exit code 1 ------------------------------------------------------------------------------

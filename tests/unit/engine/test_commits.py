@@ -297,6 +297,17 @@ def test_what_needs_no_disk_stays_when_a_later_entry_fails(desk: Desk) -> None:
     assert code_of(last) is Code.THROTTLED
 
 
+def test_a_failure_spares_what_the_shard_was_given_before(desk: Desk) -> None:
+    other = desk.create("t-on-the-same-shard")
+    earlier = desk.append(desk.topics[0], Gate.SYNCED, 1)
+    failed = desk.append(other, Gate.WRITTEN, 1)
+    desk.journal.fail(1, failed.lsn, DISK_FULL)
+    assert code_of(failed) is Code.THROTTLED
+    done = [earlier.is_done]
+    desk.journal.sync(1)
+    assert [*done, earlier.applied is not None] == [False, True]
+
+
 def test_a_creation_that_failed_leaves_the_name_free_and_its_id_unused(desk: Desk) -> None:
     topic, creation = desk.registry.decide_create("new", TopicConfig(), 1)
     shard = desk.journal.shard_of(topic.topic_id)
