@@ -14,8 +14,9 @@ from tests.storage.fake_disk import FakeDisk
 from tests.unit.engine.rig import HandClock, body_of
 from topics_server.engine.answers import ReadRequest
 from topics_server.errors import StartRefused
+from topics_server.limits import MIB
 from topics_server.model import Durability, TopicConfig
-from topics_server.node import Node
+from topics_server.node import Node, journal_sizes
 from topics_server.settings import Settings
 from topics_server.wal.directory import read_format
 from topics_server.wal.packer import InlinePacker
@@ -247,6 +248,18 @@ async def test_a_refused_start_does_not_turn_a_clean_stop_into_a_loss(disk: Fake
     node = await started(disk, boot_id="boot-2")
     assert node.store.state("t", touch=False).head_seq == 8
     await node.close()
+
+
+@pytest.mark.parametrize("shards", [1, 4, 64])
+@pytest.mark.parametrize("total_mib", [1, 64, 1 << 10, 1 << 20])
+async def test_journal_files_leave_most_of_a_small_disk_alone(total_mib: int, shards: int) -> None:
+    whole = Sizes()
+    sizes = journal_sizes(total_mib * MIB, shards)
+    assert whole.fill_step_bytes <= sizes.file_bytes <= whole.file_bytes
+    if sizes.file_bytes > whole.fill_step_bytes:
+        assert sizes.file_bytes * shards <= total_mib * MIB // 32
+    if total_mib == 1 << 20:
+        assert sizes == whole
 
 
 # -- running ----------------------------------------------------------------------------------
