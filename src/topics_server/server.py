@@ -140,7 +140,7 @@ async def _serve(
     loop = asyncio.get_running_loop()
 
     def stop() -> None:
-        if not server.should_exit:
+        if node.state.phase == "ready":
             log.info("stopping: no new connections, finishing what is in flight")
         node.begin_drain()
         server.should_exit = True
@@ -162,7 +162,8 @@ async def _serve(
         log.info("ready on http://%s:%d after %.0f ms: %s", shown, port, took_ms, node.report)
     await serving
     await node.close()
-    log.info("stopped")
+    if failure is None:
+        log.info("stopped")
     return 0 if failure is None else 1
 
 

@@ -98,7 +98,13 @@ class FakeStore:
         topic.records += [
             FakeRecord(first + row, *columns)
             for row, columns in enumerate(
-                zip(decoded.datas, decoded.metas, decoded.tags, decoded.nodes, strict=True)
+                zip(
+                    map(bytes, decoded.datas),
+                    decoded.metas,
+                    decoded.tags,
+                    decoded.nodes,
+                    strict=True,
+                )
             )
         ]
         topic.head_seq += decoded.count

@@ -1,7 +1,8 @@
 """DESIGN §7, the rows this store touches: each mistake has a test of its own name.
 
 Each docstring ends with the line that guards, by file and words; with that line taken out the test
-fails (tried by hand in a copy of the tree).
+fails. That was tried by hand in a copy of the tree for all but these: a missing segment, damage in
+the middle of the journal, sealing at start, a delete while its segment moves.
 """
 
 from __future__ import annotations

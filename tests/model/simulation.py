@@ -80,7 +80,9 @@ class Simulation:
 
     def run(self) -> None:
         """All boots and a last look. Raises `AssertionError` with the seed."""
-        logging.getLogger("topics_server").setLevel(logging.CRITICAL)
+        logger = logging.getLogger("topics_server")
+        level = logger.level
+        logger.setLevel(logging.CRITICAL)
         try:
             for _ in range(self.boots):
                 self._boot()
@@ -89,6 +91,7 @@ class Simulation:
             error.add_note(f"seed {self.seed}")
             raise
         finally:
+            logger.setLevel(level)
             self.world.abandon()
 
     # -- boots -----------------------------------------------------------------------------
