@@ -235,7 +235,7 @@ class Sealer:
         return True
 
     async def _sync_what_killed(self, topic: Topic) -> None:
-        """What a plan leaves out as dead was killed by entries that must outlive the segment."""
+        """What a plan takes for dead was killed by entries that must be durable before it acts."""
         lsn = topic.applied_lsn
         if self._commits.synced_lsn(topic.topic_id) >= lsn:
             return
@@ -258,7 +258,7 @@ class Sealer:
         if not segment_ids:
             return
         # What made them useless must be durable before they go.
-        await self._journal.sync_all()
+        await self._sync_what_killed(topic)
         topic.segments_dropped(segment_ids)
         facts = topic.facts()
         await self._offload.run(partial(self._segments.drop, topic.topic_id, segment_ids, facts))
