@@ -153,12 +153,19 @@ async def test_a_flip_stays_pending_until_it_is_made() -> None:
 
 
 async def test_a_dead_segment_goes_only_when_what_killed_it_is_synced() -> None:
-    rig = Rig()
-    await rig.append("t", *range(8))
-    await worked(rig)
-    await rig.delete("t", before_seq=9)
+    rig = Rig(is_prompt=False)
+    appending = asyncio.create_task(rig.append("t", *range(8)))
+    await asyncio.sleep(0)
+    rig.journal.sync(1)
+    await appending
+    await rig.sealer.tend(topic_of(rig))
+    deleting = asyncio.create_task(rig.delete("t", before_seq=9))
+    await asyncio.sleep(0)
+    rig.journal.write(1)  # written, and so acknowledged; not synced
+    assert (await deleting).deleted == 8
     rig.journal.events.clear()
-    await worked(rig)
+    await rig.sealer.tend(topic_of(rig))
+    await rig.sealer.tend(topic_of(rig))
     events = rig.journal.events
     assert events.index("sync_all") < events.index("drop [1]")
     assert topic_of(rig).log.segment_ids() == ()
