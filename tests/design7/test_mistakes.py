@@ -1,13 +1,16 @@
 """DESIGN §7, the rows this store touches: each mistake has a test of its own name.
 
-Each docstring ends with the line that guards, by file and words; with that line taken out the test
-fails. That was tried by hand in a copy of the tree for all but these: a missing segment, damage in
-the middle of the journal, sealing at start, a delete while its segment moves.
+Each docstring names the line that guards, by file and words; with that line taken out of a copy of
+the tree the test fails, by an assertion of its own. Where two lines guard the same, the docstring
+says which is tested alone and which stands behind or before it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import threading
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
 
 import pytest
 
@@ -15,9 +18,13 @@ from tests.design7.bench import TOPIC, Bench
 from tests.design7.conftest import NewBench
 from tests.storage.fake_disk import Mode, SimulatedCrash
 from topics_server.appends import decode_append
-from topics_server.errors import Code, Corrupt, StartRefused, TopicsError
-from topics_server.model import Durability, LossReason, TagMatch
+from topics_server.engine.ports import Offload
+from topics_server.engine.topic import Topic
+from topics_server.errors import Code, Corrupt, StartRefused, StorageError, TopicsError
+from topics_server.model import Durability, LossReason, TagMatch, TopicConfig
 from topics_server.wal import layout
+
+T = TypeVar("T")
 
 HOWS = ["kill", "power", "clean", "kill after checkpoint", "power after sealing"]
 
@@ -145,14 +152,19 @@ def test_an_older_snapshot_is_used_only_with_its_whole_journal(bench: Bench) -> 
     assert after.head == before.head
 
 
-def test_a_journal_that_does_not_reach_back_refuses_start(bench: Bench) -> None:
-    """Guards: wal/chain.py, `needed_chain`; behind it engine/recovery.py, `_check_known`."""
+def test_a_journal_that_does_not_reach_back_refuses_start(new_bench: NewBench) -> None:
+    """Nothing is sealed, so that only the journal can say it. Guard: wal/chain.py, `needed_chain`,
+    `if after_lsn >= max(start_lsn, 1)`. For topics with segments engine/recovery.py,
+    `_check_known`, stands behind it.
+    """
+    bench = new_bench(segment_max_events=100_000)
     _checkpoint_and_trim(bench)
+    assert bench.node.sealer.sealed_count == 0
     assert len(_snapshots(bench)) == 2
     bench.world.crash("kill")
     for path in _snapshots(bench):
         bench.world.disk.corrupt(path, bench.world.disk.file_size(path) // 2)
-    with pytest.raises(StartRefused):
+    with pytest.raises(StartRefused, match=r"begins after lsn \d+, but replay starts at lsn 1"):
         bench.world.start()
 
 
@@ -176,8 +188,8 @@ async def _move_and_delete(bench: Bench, done: list[str]) -> None:
 def test_a_delete_acknowledged_while_its_segment_moves_stays(
     new_bench: NewBench, mode: Mode
 ) -> None:
-    """At every disk operation of move, flip and two checkpoints. Guard: wal/segments.py, a flip
-    during a relocation goes into both files.
+    """At every other disk operation of move, flip and two checkpoints. Guard: engine/topic.py,
+    `flips_done`, `np.setdiff1d`: what was not in the flip stays pending.
     """
     acknowledged = 0
     for nth in range(1, 90, 2):
@@ -203,6 +215,105 @@ def test_a_delete_acknowledged_while_its_segment_moves_stays(
     assert acknowledged > 20
 
 
+class _Meanwhile:
+    """An offload that first does something else on the loop, once."""
+
+    def __init__(self, offload: Offload, work: Coroutine[Any, Any, object]) -> None:
+        self._offload = offload
+        self._work: Coroutine[Any, Any, object] | None = work
+
+    async def run(self, call: Callable[[], T]) -> T:
+        """See `engine.ports.Offload`."""
+        work, self._work = self._work, None
+        if work is not None:
+            await work
+        return await self._offload.run(call)
+
+
+@pytest.mark.parametrize("mode", ["kill", "power"])
+def test_a_delete_acknowledged_while_its_segment_is_written_stays(bench: Bench, mode: Mode) -> None:
+    """The file is packed with its records alive. Guard: engine/topic.py, `mark_sealed`,
+    `self.add_pending(flips)`.
+    """
+    bench.put()
+    bench.append(3, tag="a")
+    bench.append(3, tag="b")
+    sealer = bench.node.sealer
+    deleting = bench.store.delete(TOPIC, before_seq=None, match=TagMatch("a"))
+    sealer._offload = _Meanwhile(sealer._offload, deleting)
+    bench.tend(force_seal=True)
+    assert sealer.sealed_count == 1
+    assert bench.seqs() == [4, 5, 6]
+    bench.checkpoint()
+    bench.checkpoint()
+    bench.crash(mode)
+    assert bench.seqs() == [4, 5, 6]
+
+
+def _one_hot_segment(new_bench: NewBench) -> tuple[Bench, Topic, dict[str, str]]:
+    """A bench whose topic has 8 records in segment 1, hot, and the paths of its records by tier."""
+    bench = new_bench(cold_dir="cold", hot_retain_segments=5)
+    bench.put()
+    bench.append(8, tag="a")
+    bench.tend(force_seal=True)
+    topic = bench.node.registry.find(TOPIC)
+    assert topic is not None
+    ours = layout.join(layout.topic_dir(topic.topic_id), layout.segment_data(1))
+    paths = {"hot": layout.join("data", layout.SEGMENTS, ours), "cold": layout.join("cold", ours)}
+    assert bench.world.disk.exists(paths["hot"])
+    assert not bench.world.disk.exists(paths["cold"])
+    return bench, topic, paths
+
+
+def _flagged(bench: Bench, path: str) -> list[int]:
+    """Rows of a segment of 8 whose delete flag is set on disk."""
+    return [row for row, flag in enumerate(bench.world.disk.content(path)[-8:]) if flag]
+
+
+def test_a_flip_waits_for_the_copy_that_is_under_way(
+    new_bench: NewBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The copy has been read, and is not in its place yet. Guard: wal/segments.py, `flip` is
+    `with topic.lock`. Before it, in a running server: engine/sealer.py, `async with self._one_job`.
+    """
+    bench, topic, paths = _one_hot_segment(new_bench)
+    segments, disk = bench.node.segments, bench.world.disk
+    flipping = threading.Thread(target=segments.flip, args=(topic.topic_id, {1: [2, 5]}))
+    rename = disk.rename
+
+    def rename_while_flipping(old: str, new: str) -> None:
+        if new == paths["cold"]:
+            flipping.start()
+            flipping.join(0.2)  # without the guard it is over long before
+        rename(old, new)
+
+    monkeypatch.setattr(disk, "rename", rename_while_flipping)
+    segments.relocate(topic.topic_id, 1, topic.facts())
+    flipping.join(10)
+    assert not flipping.is_alive()
+    assert not disk.exists(paths["hot"])
+    assert _flagged(bench, paths["cold"]) == [2, 5]
+
+
+def test_a_flip_after_half_a_move_is_in_both_copies(new_bench: NewBench) -> None:
+    """Which of them the manifest on disk lists is not known. Guard: wal/segments.py, `flip` writes
+    `for tier in (HOT, COLD) if both`. Behind it, at start: wal/segment_files.py, `merge_flags`.
+    """
+    bench, topic, paths = _one_hot_segment(new_bench)
+    disk = bench.world.disk
+    disk.fail("sync_dir", "eio", path=layout.parent(paths["hot"]))
+    with pytest.raises(StorageError, match="EIO"):
+        bench.node.segments.relocate(topic.topic_id, 1, topic.facts())
+    assert disk.exists(paths["hot"])
+    assert disk.exists(paths["cold"])
+    assert bench.delete(before_seq=4) == 3
+    bench.tend()
+    assert _flagged(bench, paths["hot"]) == [0, 1, 2]
+    assert _flagged(bench, paths["cold"]) == [0, 1, 2]
+    bench.crash("power")
+    assert bench.seqs() == [4, 5, 6, 7, 8]
+
+
 @pytest.mark.parametrize("mode", ["kill", "power"])
 def test_a_flip_pending_at_a_checkpoint_is_in_the_snapshot(bench: Bench, mode: Mode) -> None:
     """The flags cannot be written, the journal is trimmed. Guard: engine/capture.py, the part
@@ -224,9 +335,14 @@ def test_a_flip_pending_at_a_checkpoint_is_in_the_snapshot(bench: Bench, mode: M
     assert [seq for seq in bench.seqs() if seq <= 16] == list(range(9, 17))
 
 
+@pytest.mark.parametrize("suffix", [".data", ".idx"])
 @pytest.mark.parametrize("where", ["hot", "cold"])
-def test_a_listed_segment_that_is_missing_refuses_start(new_bench: NewBench, where: str) -> None:
-    """Guard: wal/segments.py, `open_topic` refuses a listed file that is in neither folder."""
+def test_a_listed_segment_that_is_missing_refuses_start(
+    new_bench: NewBench, where: str, suffix: str
+) -> None:
+    """Guard: wal/segment_files.py, `_settle_segment`, `elif not (has_hot if ...)`. Behind it start
+    fails anyway, by ENOENT, as soon as such a file is opened.
+    """
     bench = new_bench(cold_dir="cold", hot_retain_segments=1)
     bench.put()
     for _ in range(5):
@@ -236,18 +352,23 @@ def test_a_listed_segment_that_is_missing_refuses_start(new_bench: NewBench, whe
     bench.world.disk.crash("kill")
     disk = bench.world.disk = bench.world.disk.reopen()
     root = "cold" if where == "cold" else "data/segments"
-    gone = [p for p in disk._files if p.startswith(root + "/") and p.endswith(".data")]
+    gone = [p for p in disk._files if p.startswith(root + "/") and p.endswith(suffix)]
     assert gone
     for path in gone:
         disk.unlink(path)
-    with pytest.raises(StartRefused, match=r"\.data|segment"):
+    with pytest.raises(StorageError) as caught:
         bench.world.start()
+    assert "a listed segment file is missing" in str(caught.value)
+    assert isinstance(caught.value, StartRefused)
+    assert caught.value.path in gone
 
 
 def test_preallocation_never_runs_beside_a_write(bench: Bench) -> None:
-    """While the shard's worker has a job (zero-filling, syncing), the loop writes nothing.
+    """While the shard's worker has a job (zero-filling, syncing), the loop writes nothing; and what
+    is filled begins where it ended last, above every group.
 
-    Guard: wal/shard.py, `_pump` goes on only `while not self._busy`.
+    Guards: wal/shard.py, `_pump` goes on only `while not self._busy`; wal/tail.py, `fill`,
+    `position = self.filled`.
     """
     bench.put(Durability.DISK)
     shard = bench.node.journal.shards[0]
@@ -285,12 +406,15 @@ def test_preallocation_never_runs_beside_a_write(bench: Bench) -> None:
 
 @pytest.mark.parametrize("fault", ["enospc", "partial", "eio"])
 def test_one_full_disk_leaves_no_hole(bench: Bench, fault: str) -> None:
-    """Guard: engine/commits.py, `_cut` undoes what is staged from the failed entry on."""
+    """Guard: engine/commits.py, `_cut`, `cut[0].topic.undo_from(cut[0].lsn)`."""
     bench.put()
     bench.append(2)
+    topic = bench.node.registry.find(TOPIC)
+    assert topic is not None
     assert fault in ("enospc", "partial", "eio")
     bench.world.disk.fail("write", fault, path="data/wal/*")  # type: ignore[arg-type]
     assert refused(bench, 4) is Code.THROTTLED
+    assert topic.staged_seq == topic.log.head_seq == 2, "seqs of what was refused are given away"
     bench.wait(3)
     assert bench.append(2).first_seq == 3
     bench.crash("power")
@@ -302,44 +426,75 @@ def test_one_full_disk_leaves_no_hole(bench: Bench, fault: str) -> None:
     assert not seen.gaps
 
 
-def test_damage_in_the_middle_of_the_journal_refuses_start(bench: Bench) -> None:
-    """One flipped bit below what was synced. Guard: wal/replay.py, `_judge_tail` and `_groups`."""
+@pytest.mark.parametrize("has_follower", [False, True])
+def test_damage_in_the_middle_of_the_journal_refuses_start(
+    bench: Bench, has_follower: bool
+) -> None:
+    """One flipped bit below what was synced. Guards in wal/replay.py, by what is behind it: a group
+    of the same file, `_judge_tail`, `if group.synced_bytes > position`; another file, `_groups`,
+    `if result.ending is Ending.FAILED or position != expected`.
+    """
     bench.put()
     for _ in range(6):
         bench.append(3)
-    path = bench.node.journal.shards[0].tail.path
+    shard = bench.node.journal.shards[0]
+    path = shard.tail.path
+    while has_follower and shard.tail.rotations < 2:
+        bench.append(40)
+    before = bench.seqs()
     bench.world.crash("kill")
     disk = bench.world.disk
     place = disk.content(path).index(b'"data":7')
     disk.corrupt(path, place)
     damaged = disk.content(path)
-    with pytest.raises(Corrupt, match="wal"):
+    shown = "a later file holds groups" if has_follower else "shows that it was synced"
+    with pytest.raises(Corrupt, match=f"^{path}: .*{shown}"):
         bench.world.start()
     assert disk.content(path) == damaged
     bench.world.abandon()
     bench.world.disk = disk = disk.reopen()
     disk.corrupt(path, place)
     bench.world.start()
-    assert bench.seqs() == list(range(1, 19))
+    assert bench.seqs() == before
 
 
-def test_starting_seals_and_syncs_nothing_per_topic(new_bench: NewBench) -> None:
-    """Guard: engine/sealing.py, a small tail is not sealed by `force` or age at start."""
-    syncs = []
-    for topics in (4, 80):
-        bench = new_bench(segment_max_events=1000)
-        for number in range(topics):
-            for _ in range(3):
-                bench.append(name=f"t{number}")
-        bench.restart()
-        bench.wait(5)
-        assert bench.node.sealer.sealed_count == 0
-        log = bench.world.disk.log
-        syncs.append(sum(op in ("sync", "sync_dir") for op, _ in log))
-        bench.world.abandon()
-    few, many = syncs
-    # The last boot alone differs by nothing; both boots share the disk's log.
-    assert many - few < 80 * 4
+def _start_up_log(bench: Bench, topics: int, how: str, capped: bool) -> list[str]:
+    """Make small topics, end by `how`: what the next start does to the disk until it is idle."""
+    config = TopicConfig(durability=Durability.FSYNC, cap_records=100 if capped else 0)
+    for number in range(topics):
+        name = f"t{number}"
+        bench.world.run(bench.store.put_topic(name, config, keep_type=False))
+        for _ in range(3):
+            bench.append(name=name)
+    bench.checkpoint()
+    if how == "clean":
+        bench.world.stop()
+    else:
+        bench.world.crash("kill" if how == "kill" else "power")
+    disk = bench.world.disk
+    at = len(disk.log)
+    bench.world.start()
+    bench.wait(5)
+    assert bench.node.sealer.sealed_count == 0
+    assert len(bench.look(f"t{topics - 1}").records) == 3
+    return [f"{op} {path}" for op, path in disk.log[at:] if op != "open"]
+
+
+@pytest.mark.parametrize("how", ["clean", "kill", "power"])
+@pytest.mark.parametrize("capped", [False, True])
+def test_starting_seals_and_syncs_nothing_per_topic(
+    new_bench: NewBench, how: str, capped: bool
+) -> None:
+    """80 small topics cost exactly the writes and syncs of 4. Guard: engine/sealing.py,
+    `plan_seal`, `if not (is_full or force or is_old(...))`. Without a cap engine/sealer.py,
+    `adopt`, `if log_.sealed_count or ...`, stands before it: those runs fail with both lines out.
+    """
+    few, many = (
+        _start_up_log(new_bench(segment_max_events=1000), topics, how, capped) for topics in (4, 80)
+    )
+    assert not [line for line in many if f"/{layout.SEGMENTS}/" in line]
+    assert sum(line.startswith("sync") for line in few) > 0
+    assert len(many) == len(few), many
 
 
 @pytest.mark.parametrize("sealed", [False, True])
