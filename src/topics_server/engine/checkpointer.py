@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Final
 
 from topics_server.engine.capture import capture
@@ -31,6 +32,7 @@ SEAL_BEFORE_CAPTURE_BYTES: Final = 1024 * 1024
 _KEPT_PART_BYTES_MAX: Final = 4096
 # How often it is asked whether enough was journaled.
 _POLL_MS: Final = 500
+_FREED_AT_ONCE: Final = 5_000
 _LOW_DISK_INTERVAL_MS: Final = 1000
 
 
@@ -62,6 +64,8 @@ class Checkpointer:
         self.taken_count = 0
         self.longest_slice_ms = 0.0
         self.last_duration_ms = 0.0
+        # Told after each one that was published.
+        self.on_taken: list[Callable[[], None]] = []
         commits.observers.append(self._observe)
 
     def _observe(self, lsn: int, entry: Entry, applied: Applied) -> None:
@@ -93,13 +97,20 @@ class Checkpointer:
                 parts=parts,
             )
             await self._journal.sync_all()
-            trim_lsn = await self._offload.run(lambda: self._snapshots.write(image))
+            trim_lsn = await self._offload.run(partial(self._snapshots.write, image))
+            del image
+            # Letting go of 100,000 parts at once would be felt.
+            while parts:
+                del parts[-_FREED_AT_ONCE:]
+                await asyncio.sleep(0)
             if trim_lsn:
                 self.trim_lsn = trim_lsn
                 self._journal.trim(trim_lsn)
             self.taken_count += 1
             self._last_lsn = last_lsn
             self.last_duration_ms = self._clock.monotonic_ms() - began_ms
+        for told in self.on_taken:
+            told()
 
     async def _capture(self) -> list[tuple[int, bytes]]:
         """Encode every topic, never holding the loop longer than a slice."""
