@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+import msgspec
+
 from tests.unit.engine.drive import FakeIndex
 from topics_server.appends import DecodedAppend, decode_append
 from topics_server.blocks import Block
@@ -247,7 +249,8 @@ class ListSnapshots:
         if self.fault is not None:
             raise self.fault
         self._events.append("publish")
-        self.images.append(image)
+        # The checkpointer lets go of its list of parts; what is published stays.
+        self.images.append(msgspec.structs.replace(image, parts=list(image.parts)))
         return self.images[-2].start_lsn if len(self.images) > 1 else 0
 
     def newest(self) -> SnapshotImage | None:
