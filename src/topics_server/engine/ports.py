@@ -167,7 +167,7 @@ class Snapshots(Protocol):
     """Published snapshots; the newest valid one wins, two are kept."""
 
     def write(self, image: SnapshotImage) -> int:
-        """*Blocking.* Publish (temp, sync, rename, directory sync) and prune.
+        """*Blocking.* Publish (temp, sync, rename, directory sync) and prune; keep nothing of it.
 
         Returns the `start_lsn` of the older kept snapshot, to which the journal may be trimmed
         (0 while only one exists).
