@@ -15,11 +15,12 @@ from topics_server.engine.capture import capture
 from topics_server.engine.sealing import plan_seal
 from topics_server.engine.topic import Topic
 from topics_server.entries import Entry, RecordsAppended, RecordsDeleted, TopicPut
-from topics_server.errors import Corrupt, StartRefused
+from topics_server.errors import StartRefused
 from topics_server.handoff import SnapshotImage
 from topics_server.model import TopicConfig
 from topics_server.wal.directory import Directory
-from topics_server.wal.dump import dump, verify
+from topics_server.wal.dump import Item, JournalUnread, dump, verify
+from topics_server.wal.groups import GROUP_MAGIC
 from topics_server.wal.packer import InlinePacker
 from topics_server.wal.segments import SealedSegments
 from topics_server.wal.snapshots import PublishedSnapshots
@@ -182,8 +183,57 @@ def test_damage_in_the_journal_below_what_was_synced_is_a_problem() -> None:
     report = verify(disk, "data", "cold")
     assert len(report.problems) == 1
     assert "shows that it was synced" in report.problems[0]
-    with pytest.raises(Corrupt):
-        list(dump(disk, "data", "cold"))
+
+
+def dumped(disk: FakeDisk, *, with_journal: bool = False) -> tuple[list[Item], JournalUnread]:
+    """What is dumped of a directory with a damaged journal, and what is said at the end."""
+    items: list[Item] = []
+    with pytest.raises(JournalUnread) as caught:
+        items.extend(dump(disk, "data", "cold", with_journal=with_journal))
+    return items, caught.value
+
+
+def find_in_journal(disk: FakeDisk, part: bytes) -> tuple[str, int]:
+    """Where these bytes are: file and offset."""
+    paths = [f"data/wal/{name}" for name in disk.list_dir("data/wal") if name.endswith(".wal")]
+    (found,) = [(p, disk.content(p).find(part)) for p in paths if part in disk.content(p)]
+    return found
+
+
+def test_a_damaged_journal_costs_only_what_lies_in_it() -> None:
+    disk = killed_server()
+    path, at = find_in_journal(disk, b'"t7"')
+    disk.corrupt(path, at)
+    items, said = dumped(disk)
+    assert [item["seq"] for item in items] == [1, 2, 3, 4, 5, 6]
+    assert [item["deleted"] for item in items] == [False, True, False, False, True, False]
+    assert (said.path, said.last_lsn) == (path, 0)
+    group = disk.content(path).rfind(GROUP_MAGIC, 0, at)
+    assert f"could not be read; what it adds or deletes behind that is not shown: {path}: " in str(
+        said
+    )
+    assert f" at {group}, but the group at " in str(said)
+
+
+def test_what_lies_before_the_damage_is_dumped() -> None:
+    disk = killed_server()
+    path, at = find_in_journal(disk, np.array([9], "<u8").tobytes() * 2)
+    disk.corrupt(path, at)
+    items, said = dumped(disk, with_journal=True)
+    assert said.last_lsn == 6
+    assert "was read up to lsn 6 only" in str(said)
+    assert [item["seq"] for item in items[:-1]] == list(range(1, 10))
+    assert not items[8]["deleted"]  # its delete is what is damaged
+    assert items[-1]["lsn"] == 6
+
+
+def test_a_missing_journal_costs_only_what_lay_in_it() -> None:
+    disk = killed_server()
+    for name in disk.list_dir("data/wal"):
+        disk.unlink(f"data/wal/{name}")
+    items, said = dumped(disk)
+    assert [item["seq"] for item in items] == [1, 2, 3, 4, 5, 6]
+    assert "journal files of wal set 1, shard 0 are missing" in str(said)
 
 
 def test_a_damaged_record_does_not_hide_its_neighbours() -> None:

@@ -1,6 +1,7 @@
 """`topics dump DIR`: what a data directory holds, one JSON object a line. Offline and read-only.
 
-A record's `data` and `meta` are its bytes, but for line breaks (see `output`).
+A record's `data` and `meta` are its bytes, but for line breaks (see `output`). Exit code 1: some of
+the journal could not be read, standard error says which part; all that could be was printed.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 Called by `topics verify` and `topics dump`, and at the end of every crash test. It works on what a
 killed server left: torn tails above what was synced are information, not problems. `dump` puts
-together what recovery would: segments with their flags, the newest snapshot's tails, the journal.
+together what recovery would: segments with their flags, the newest snapshot's tails, the journal. A
+journal that recovery would refuse costs only what lies in it from the damage on.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from topics_server.wal.fs import File, Fs
 from topics_server.wal.listed import read_manifest
 from topics_server.wal.manifest_format import Manifest, SegmentEntry
 from topics_server.wal.parts import PartView, decode_part
+from topics_server.wal.replay import JournalReplay
 from topics_server.wal.segment_blocks import unpack_block
 from topics_server.wal.segment_files import Tiers, flags_of, load_index
 from topics_server.wal.segment_format import Array, Columns
@@ -47,7 +49,7 @@ from topics_server.wal.verifying import (
     verify_snapshots,
 )
 
-__all__ = ["Report", "dump", "verify"]
+__all__ = ["JournalUnread", "Report", "dump", "verify"]
 
 Item = dict[str, Any]
 
@@ -103,13 +105,29 @@ class _Topic:
         return gone
 
 
+class JournalUnread(StorageError):
+    """Some of the journal could not be read. `last_lsn`: entries up to it were; 0: none was.
+
+    What the entries behind it did, deletes included, is unknown. The text names file and offset.
+    """
+
+    def __init__(self, cause: StorageError, last_lsn: int) -> None:
+        extent = f"was read up to lsn {last_lsn} only" if last_lsn else "could not be read"
+        super().__init__(
+            f"the journal {extent}; what it adds or deletes behind that is not shown: {cause}"
+        )
+        self.path = cause.path
+        self.last_lsn = last_lsn
+
+
 def dump(
     fs: Fs, data_dir: str, cold_dir: str | None = None, *, with_journal: bool = False
 ) -> Iterator[Item]:
     """One dict a record, by topic and seq; then, `with_journal`, one an entry.
 
     `data` and `meta` are `msgspec.Raw`, verbatim. A record that cannot be read says `damaged`.
-    Raises `StorageError` for a directory that recovery would refuse.
+    Raises `JournalUnread` after the last item if the journal is damaged or incomplete;
+    `StorageError` at once if the directory is not ours, or a manifest cannot be read.
     """
     mark = _mark(fs, data_dir)
     report = Report()
@@ -118,14 +136,32 @@ def dump(
     tiers = _tiers(data_dir, cold_dir)
     topics = _topics_of(fs, tiers, newest)
     entries: list[Item] = []
-    start_lsn = newest.start_lsn if newest else 0
-    for lsn, entry in open_journal(fs, data_dir, mark, newest).entries(start_lsn):
-        _note_entry(topics, lsn, entry)
-        if with_journal:
-            entries.append(_entry_item(lsn, entry))
+    replay = open_journal(fs, data_dir, mark, newest)
+    unread = _note_entries(
+        topics, replay, newest.start_lsn if newest else 0, entries if with_journal else None
+    )
     for topic_id in sorted(topics):
         yield from _records_of(fs, tiers, topic_id, topics[topic_id])
     yield from entries
+    if unread is not None:
+        raise unread
+
+
+def _note_entries(
+    topics: dict[int, _Topic], replay: JournalReplay, start_lsn: int, items: list[Item] | None
+) -> JournalUnread | None:
+    """Take in the journal as far as it can be read; `items`: gets each entry as one."""
+    last_lsn = 0
+    try:
+        for lsn, entry in replay.entries(start_lsn):
+            assert lsn >= last_lsn, "merged by lsn: what was read is a whole prefix"
+            last_lsn = lsn
+            _note_entry(topics, lsn, entry)
+            if items is not None:
+                items.append(_entry_item(lsn, entry))
+    except StorageError as error:
+        return JournalUnread(error, last_lsn)
+    return None
 
 
 def _topics_of(fs: Fs, tiers: Tiers, newest: SnapshotImage | None) -> dict[int, _Topic]:
