@@ -517,8 +517,9 @@ def test_a_delete_is_durable_before_it_is_acknowledged(new_bench: NewBench, seal
 
 
 def test_a_failed_sync_is_never_tried_again(bench: Bench) -> None:
-    """The shard is read-only: reads go on, nothing is acknowledged, nothing synced. Guard:
-    wal/shard.py, `_become_read_only` and `_check_state`.
+    """The shard is read-only: reads go on, nothing is acknowledged, nothing synced. Guards, each
+    alone: wal/shard.py, `self.state = State.READ_ONLY`; engine/commits.py, `_fail`,
+    `self.read_only_shards.append(shard)`. Behind both: wal/shard.py, `_check_state`.
     """
     bench.put()
     bench.append(3)
