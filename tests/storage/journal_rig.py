@@ -70,7 +70,6 @@ class Promises:
         # Entries of earlier lives are settled; later progress speaks of later ones.
         self.shard.clear()
 
-
     def synced_below(self) -> int:
         """Every entry below this lsn is synced or was refused."""
         open_lsns = set(self.shard) - self.synced - self.failed
