@@ -33,7 +33,7 @@ from topics_server.settings import Settings
 # A collection stops the loop for about 1 us an object it looks at. So the young are looked at often
 # and few at a time, the old never: all of 100,000 topics would be 130 ms, and nothing of ours is a
 # cycle that lives that long.
-_GC_THRESHOLDS: Final = (1_000, 8, 1_000_000)
+_GC_THRESHOLDS: Final = (700, 2, 1_000_000)
 # How long a worker thread may keep the interpreter from the loop (5 ms by default).
 _SWITCH_INTERVAL_S: Final = 0.0005
 _BACKLOG: Final = 2048
