@@ -15,13 +15,13 @@ import tempfile
 from pathlib import Path
 
 from benchmarks.bench import Bench, Options
-from benchmarks.cases.redis import NotInstalled
 from benchmarks.cases.registry import CASES
 from benchmarks.chart import chart
 from benchmarks.document import write_document
 from benchmarks.figures import Report, report_from_json
 from benchmarks.loader import BenchmarkError
 from benchmarks.machine import describe, file_system_of
+from benchmarks.peers import NotInstalled
 from benchmarks.server import DEFAULT_COMMAND
 from benchmarks.terminal import say, show, summary
 

@@ -72,9 +72,12 @@ class Bench:
 
     def start_floor(self, name: str, reply: Reply) -> ServerProcess:
         """Start a floor that gives this answer."""
-        floor = start_floor(self.folder, name, reply)
-        self._servers.append(floor)
-        return floor
+        return self.owned(start_floor(self.folder, name, reply))
+
+    def owned(self, process: ServerProcess) -> ServerProcess:
+        """A process a case started by itself: it is ended with the others."""
+        self._servers.append(process)
+        return process
 
     # -- load -----------------------------------------------------------------------------------
 
@@ -96,14 +99,22 @@ class Bench:
 
         The sample carries the server's CPU time a request.
         """
-        before = server.cpu_seconds()
-        sample = (loader or self.loader).run(
-            server.port,
-            requests,
-            connections=connections,
-            seconds=self.options.seconds if seconds is None else seconds,
-            count=count,
+        return self.costed(
+            server,
+            lambda: (loader or self.loader).run(
+                server.port,
+                requests,
+                connections=connections,
+                seconds=self.options.seconds if seconds is None else seconds,
+                count=count,
+            ),
         )
+
+    @staticmethod
+    def costed(server: ServerProcess, side: Side) -> Sample:
+        """One round with the server's CPU time a request; returns when the server rests."""
+        before = server.cpu_seconds()
+        sample = side()
         used_us = (server.cpu_seconds() - before) / sample.count * 1e6
         settle(server)
         return dataclasses.replace(sample, server_cpu_us=used_us)

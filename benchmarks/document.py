@@ -1,17 +1,33 @@
-"""Writes the figures of a report into docs/PERFORMANCE.md, between its two markers.
+"""Writes the figures of a report into docs/PERFORMANCE.md, between two markers a group of cases.
 
-The text around the markers is written by hand; what is between them is never edited by hand.
+The text around the markers is written by hand; what is between them is never edited by hand. A
+report replaces the blocks it has something for and leaves the others, so that the figures of one
+run of each group stand side by side, each with its own date and machine.
 """
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Collection
 from pathlib import Path
 
+from benchmarks.cases.registry import (
+    LEASE_CASES,
+    LIVE_CASES,
+    QUEUE_CASES,
+    ROUTER_CASES,
+    STORE_CASES,
+)
 from benchmarks.figures import Figure, Report, spelled
 from benchmarks.terminal import bar_text, spread
 
-BEGIN = "<!-- figures: begin (written by `python -m benchmarks --write-docs`) -->"
-END = "<!-- figures: end -->"
+BLOCKS: dict[str, Collection[str]] = {
+    "figures": STORE_CASES,
+    "figures, live": LIVE_CASES,
+    "figures, queues": QUEUE_CASES,
+    "figures, leases": LEASE_CASES,
+    "figures, routers": ROUTER_CASES,
+}
 CHART = "performance.svg"  # shown when it lies beside the document
 DOCUMENT = Path(__file__).parents[1] / "docs" / "PERFORMANCE.md"
 
@@ -57,11 +73,32 @@ def _row(figure: Figure) -> str:
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
+def part(report: Report, cases: Collection[str]) -> Report | None:
+    """What a report says of some cases; None if it says nothing."""
+    figures = [figure for figure in report.figures if figure.case in cases]
+    errors = {case: why for case, why in report.errors.items() if case in cases}
+    skipped = {case: why for case, why in report.skipped.items() if case in cases}
+    if not (figures or errors or skipped):
+        return None
+    return dataclasses.replace(report, figures=figures, errors=errors, skipped=skipped)
+
+
 def write_document(report: Report, path: Path = DOCUMENT) -> None:
     """Replace what stands between the markers; raises ValueError if they are not there once."""
     text = path.read_text(encoding="utf-8")
-    if text.count(BEGIN) != 1 or text.count(END) != 1:
-        raise ValueError(f"{path.name} must contain each marker once")
-    before, _, rest = text.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    path.write_text(f"{before}{BEGIN}\n{tables(report)}{END}{after}", encoding="utf-8")
+    for block, cases in BLOCKS.items():
+        about = part(report, cases)
+        if about is not None:
+            text = replaced(text, block, tables(about))
+    path.write_text(text, encoding="utf-8")
+
+
+def replaced(text: str, block: str, content: str) -> str:
+    """The document with another content of one block."""
+    begin = f"<!-- {block}: begin (written by `python -m benchmarks --write-docs`) -->"
+    end = f"<!-- {block}: end -->"
+    if text.count(begin) != 1 or text.count(end) != 1:
+        raise ValueError(f"{DOCUMENT.name} must contain each marker of `{block}` once")
+    before, _, rest = text.partition(begin)
+    _, _, after = rest.partition(end)
+    return f"{before}{begin}\n{content}{end}{after}"

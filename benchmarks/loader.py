@@ -1,6 +1,7 @@
 """Talks to one load generator process: jobs out, samples back.
 
-Owned by `Bench`; a case that needs two loads at once takes a second `Loader`.
+Owned by `Bench`; a case that needs two loads at once takes a second `Loader`. `watching` talks to
+the watching client the same way.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 
 class BenchmarkError(Exception):
@@ -31,14 +32,15 @@ class Sample:
     max_ms: float
     generator_cpu_us: float
     server_cpu_us: float = 0.0
+    answer_p50_ms: float = 0.0  # of the writer's own answers, where watchers are measured
 
 
 class Loader:
     """A load generator process; end it with `close` or a `with` block."""
 
-    def __init__(self) -> None:
+    def __init__(self, module: str = "benchmarks.load") -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.load"],
+            [sys.executable, "-m", module],
             cwd=Path(__file__).parents[1],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -51,15 +53,24 @@ class Loader:
         self._process.stdin.write(json.dumps(job, default=str) + "\n")
         self._process.stdin.flush()
 
-    def finish(self) -> Sample:
-        """The answer to the oldest job begun; raises BenchmarkError if a request failed."""
+    def answer(self) -> dict[str, Any]:
+        """The answer to the oldest job begun, as it came; raises BenchmarkError if it failed."""
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
             raise BenchmarkError("the load generator ended")
-        answer = json.loads(line)
+        answer: dict[str, Any] = json.loads(line)
         if "failed" in answer:
             raise BenchmarkError(f"load generator: {answer['failed']}")
+        return answer
+
+    def finish(self) -> Sample:
+        """The sample of the oldest job begun; raises BenchmarkError if a request failed."""
+        return self.sample(self.answer())
+
+    @staticmethod
+    def sample(answer: dict[str, Any]) -> Sample:
+        """The sample in an answer; raises BenchmarkError if it tells of errors."""
         errors, first = answer.pop("errors"), answer.pop("first_error")
         if errors:
             raise BenchmarkError(f"{errors} of {answer['count']} requests failed, first: {first}")
@@ -84,7 +95,7 @@ class Loader:
             self._process.wait(timeout=5)
         self._process.stdout.close()
 
-    def __enter__(self) -> Loader:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(

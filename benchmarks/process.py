@@ -6,6 +6,7 @@ when the benchmark fails. Linux only where `/proc` is read.
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import os
 import signal
@@ -55,6 +56,15 @@ def rss_anon_bytes(pid: int) -> int:
     return 0
 
 
+def cpu_seconds(pid: int) -> float:
+    """CPU time so far of a process and all below it, user and system."""
+    ticks = 0
+    for member in family(pid):
+        fields = read_proc(f"{member}/stat").rpartition(")")[2].split()
+        ticks += sum(map(int, fields[11:15]))  # of children that have ended as well
+    return ticks / TICKS_PER_SECOND
+
+
 class ServerProcess:
     """A server child process listening on a port it chose itself."""
 
@@ -87,11 +97,7 @@ class ServerProcess:
         """Wait until `GET path` answers 200; seconds since the process was started."""
         deadline = self.started_at + timeout_s
         while time.perf_counter() < deadline:
-            if self._process.poll() is not None:
-                raise BenchmarkError(f"server ended with {self._process.returncode}: {self.tail()}")
-            if not self.port and self._port_file.exists():
-                self.port = int(self._port_file.read_text().strip() or 0)
-            if self.port:
+            if self._look_for_port():
                 try:
                     if self.call("GET", path, timeout_s=10).status == 200:
                         return time.perf_counter() - self.started_at
@@ -99,6 +105,29 @@ class ServerProcess:
                     self._hang_up()
             time.sleep(0.005)
         raise BenchmarkError(f"server not ready after {timeout_s:.0f} s: {self.tail()}")
+
+    def wait_port(self, timeout_s: float = 30.0) -> None:
+        """Wait until the process listens; for those that speak no HTTP."""
+        deadline = self.started_at + timeout_s
+        while not self._look_for_port():
+            if time.perf_counter() > deadline:
+                raise BenchmarkError(f"no port after {timeout_s:.0f} s: {self.tail()}")
+            time.sleep(0.005)
+
+    def _look_for_port(self) -> int:
+        if self._process.poll() is not None:
+            raise BenchmarkError(f"server ended with {self._process.returncode}: {self.tail()}")
+        if not self.port and self._port_file.exists():
+            self.port = int(self._port_file.read_text().strip() or 0)
+        return self.port
+
+    def open_sockets(self) -> int:
+        """Sockets the process holds now."""
+        count = 0
+        for link in Path(f"/proc/{self.pid}/fd").iterdir():
+            with contextlib.suppress(OSError):  # closed since it was listed
+                count += os.readlink(link).startswith("socket:")
+        return count
 
     def tail(self) -> str:
         """The end of what the process wrote, for error messages."""
@@ -133,11 +162,7 @@ class ServerProcess:
 
     def cpu_seconds(self) -> float:
         """CPU time so far of all threads and child processes, user and system."""
-        ticks = 0
-        for pid in family(self.pid):
-            fields = read_proc(f"{pid}/stat").rpartition(")")[2].split()
-            ticks += sum(map(int, fields[11:15]))  # of children that have ended as well
-        return ticks / TICKS_PER_SECOND
+        return cpu_seconds(self.pid)
 
     def stop(self, timeout_s: float = 120.0) -> float:
         """Stop as an operator does, by SIGTERM; seconds it took. It must exit 0."""

@@ -6,17 +6,22 @@ from collections.abc import Callable
 
 from benchmarks.bench import Bench
 from benchmarks.cases.against_floor import append_1, append_100, diff_1000
+from benchmarks.cases.fanout import fanout, wake_up
 from benchmarks.cases.larger_than_memory import memory
+from benchmarks.cases.leases import claim_flat, expiry
+from benchmarks.cases.many_streams import idle_watchers, sessions, stuck_watchers
 from benchmarks.cases.many_topics import many_topics, pauses
+from benchmarks.cases.queues import queue_delivery, queues
 from benchmarks.cases.recovery import recovery
 from benchmarks.cases.redis import redis
+from benchmarks.cases.routers import routed_recovery, routers
 from benchmarks.cases.syncs import fsync_16, fsync_lone
 from benchmarks.cases.while_sealing import while_sealing
 from benchmarks.figures import Figure
 
 Case = Callable[[Bench], list[Figure]]
 
-CASES: dict[str, Case] = {
+STORE_CASES: dict[str, Case] = {
     "append-1": append_1,
     "append-100": append_100,
     "diff-1000": diff_1000,
@@ -29,3 +34,28 @@ CASES: dict[str, Case] = {
     "memory": memory,
     "redis": redis,
 }
+
+LIVE_CASES: dict[str, Case] = {
+    "fanout": fanout,
+    "wake-up": wake_up,
+    "idle-watchers": idle_watchers,
+    "stuck-watchers": stuck_watchers,
+    "sessions": sessions,
+}
+
+ROUTER_CASES: dict[str, Case] = {
+    "routers": routers,
+    "routed-recovery": routed_recovery,
+}
+
+QUEUE_CASES: dict[str, Case] = {
+    "queues": queues,
+    "queue-delivery": queue_delivery,
+}
+
+LEASE_CASES: dict[str, Case] = {
+    "claim-flat": claim_flat,
+    "expiry": expiry,
+}
+
+CASES = STORE_CASES | LIVE_CASES | QUEUE_CASES | LEASE_CASES | ROUTER_CASES

@@ -8,25 +8,52 @@ an old frame unreadable. `data` and `meta` stay the bytes that were sent. Everyb
 from __future__ import annotations
 
 import re
-from typing import Final, TypeVar
+from collections.abc import Sequence
+from typing import Annotated, Final, TypeVar
 
 import msgspec
 
 from topics_server.errors import TopicsError, invalid
-from topics_server.limits import JSON_DEPTH_MAX
+from topics_server.limits import DELAY_MS_MAX, JSON_DEPTH_MAX, RECORD_FRAMING_BYTES, U64_MAX
 
-GRAMMAR: Final = 1
+# Grammar 1 knows no delays and passes over fields of these names, whatever they hold.
+PLAIN_GRAMMAR: Final = 1
+GRAMMAR: Final = 2
 
 T = TypeVar("T")
+# Record index, milliseconds, and whether those are a time (else from the commit on).
+Delay = tuple[int, int, bool]
 
 # A union with None would take nothing but null: absence is the empty value.
 _ABSENT: Final = msgspec.Raw(b"")
 _NO_META: Final = b""
 # A body up to this size may be kept for whatever it carries.
 _PINNED_BYTES_MIN: Final = 65_536
+# A tag of so many characters is within the default limit whatever they are.
+_PLAIN_TAG_CHARS_MAX: Final = 64
 _STRINGS: Final = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
 _NOT_BRACKETS: Final = bytes(set(range(256)) - set(b"[]{}"))
 _FIELD_PATH: Final = re.compile(r" - at `(?:key in )?\$\.?([^`]*)`$")
+
+
+class _Call(msgspec.Struct, gc=False, kw_only=True):
+    node: str | None = None
+    idempotency_key: str | None = None
+    create: bool | None = None
+    config: msgspec.Raw = _ABSENT
+    disable_backpressure: bool | None = None
+
+
+_NO_CALL: Final = _Call()
+
+
+class _PlainRecord(msgspec.Struct, gc=False, forbid_unknown_fields=True):
+    data: msgspec.Raw
+    tag: Annotated[str, msgspec.Meta(max_length=_PLAIN_TAG_CHARS_MAX)] | None = None
+
+
+class _PlainBody(_Call, gc=False, kw_only=True):
+    records: list[_PlainRecord]
 
 
 class _Record(msgspec.Struct, gc=False):
@@ -36,92 +63,248 @@ class _Record(msgspec.Struct, gc=False):
     meta: msgspec.Raw = _ABSENT
 
 
-class _Body(msgspec.Struct, gc=False):
+class _Body(_Call, gc=False, kw_only=True):
     records: list[_Record]
-    node: str | None = None
-    idempotency_key: str | None = None
-    create: bool | None = None
-    config: msgspec.Raw = _ABSENT
-    disable_backpressure: bool | None = None
+
+
+class _DelayedRecord(_Record, gc=False):
+    delay_ms: int | None = None
+    deliver_at_ms: int | None = None
+
+
+class _DelayedBody(_Call, gc=False, kw_only=True):
+    records: list[_DelayedRecord]
 
 
 class DecodedAppend(msgspec.Struct, frozen=True, gc=False):
     """One append, decoded: four parallel columns of `count` records and the call's own fields.
 
     `datas` may be views into the body (length, slicing by `b"".join` and `bytes()` work alike).
-    `longest_bytes`: of the longest `data`.
-
     `metas[i]` is `b""` where absent; `nodes[i]` already has the batch's default, `batch_node`.
+    Summed once, for all who ask: `longest_bytes` of a `data`, `payload_bytes` of data and meta,
+    `text_chars` of tags and nodes; no tag has more than `tag_chars_max` characters. `has_nodes` is
+    false where there are no nodes but the batch's. `delays`: of the few records that have one.
+    `hops`: one byte a record, how many routers it went through; empty where none did.
     """
 
     datas: list[bytes]
     metas: list[bytes]
     tags: list[str | None]
     nodes: list[str | None]
-    longest_bytes: int = 0
+    longest_bytes: int
+    payload_bytes: int
+    text_chars: int
+    tag_chars_max: int
+    has_metas: bool = False
+    has_nodes: bool = False
     batch_node: str | None = None
     idempotency_key: str | None = None
     create: bool | None = None
     config: bytes | None = None
     disable_backpressure: bool = False
+    delays: tuple[Delay, ...] = ()
+    hops: bytes = b""
+
+    @property
+    def grammar(self) -> int:
+        """The oldest grammar that reads these records from their body."""
+        return GRAMMAR if self.delays else PLAIN_GRAMMAR
 
     @property
     def count(self) -> int:
         """How many records the call carries."""
         return len(self.datas)
 
+    @property
+    def weight(self) -> int:
+        """What the records count in `bytes` together; agrees with `blocks.record_bytes`."""
+        return RECORD_FRAMING_BYTES * len(self.datas) + self.payload_bytes + self.text_chars
 
+
+_PLAIN_DECODER: Final = msgspec.json.Decoder(_PlainBody)
 _DECODER: Final = msgspec.json.Decoder(_Body)
+_DELAYED_DECODER: Final = msgspec.json.Decoder(_DelayedBody)
 
 
-def decode_append(body: bytes) -> DecodedAppend:
-    """Decode an append body (grammar version 1).
+def decode_append(body: bytes, grammar: int = GRAMMAR) -> DecodedAppend:
+    """Decode an append body: a request's by the newest grammar, a frame's by the one it names.
 
     Raises `TopicsError` `invalid_request` with the path of a wrong type in `detail.field`.
     """
-    decoded = decode_json(_DECODER, body)
-    records = decoded.records
-    node = decoded.node
+    try:
+        plain = _PLAIN_DECODER.decode(body)
+    except (msgspec.DecodeError, RecursionError):
+        # Something beside data and short tags, or something wrong: the whole grammar tells.
+        return _decode_full(body, grammar)
+    check_utf8(body)
+    records, node = plain.records, plain.node
+    count = len(records)
+    datas: list[bytes] = [record.data for record in records]
+    tags = [record.tag for record in records]
+    sizes = list(map(len, datas))
+    longest_bytes = max(sizes, default=0)
+    metas = [_NO_META] * count
+    # A value of depth n has at least 2n bytes: short values need no look.
+    if longest_bytes > 2 * JSON_DEPTH_MAX:
+        _check_depths(datas, metas)
+    payload_bytes = sum(sizes)
+    return DecodedAppend(
+        _unpinned(datas, body, payload_bytes),
+        metas,
+        tags,
+        [node] * count,
+        longest_bytes,
+        payload_bytes,
+        chars_of(tags) + (len(node) * count if node else 0),
+        _PLAIN_TAG_CHARS_MAX,
+        False,
+        False,
+        node,
+        plain.idempotency_key,
+        plain.create,
+        _config_of(plain),
+        bool(plain.disable_backpressure),
+    )
+
+
+def _decode_full(body: bytes, grammar: int = GRAMMAR) -> DecodedAppend:
+    decoded: _Body | _DelayedBody
+    delays: tuple[Delay, ...] = ()
+    if grammar == PLAIN_GRAMMAR or not _may_delay(body):
+        decoded = decode_json(_DECODER, body)
+    else:
+        decoded = decode_json(_DELAYED_DECODER, body)
+        delays = _delays_of(decoded.records)
+    records, node = decoded.records, decoded.node
     metas = [_NO_META if record.meta is _ABSENT else bytes(record.meta) for record in records]
+    for index, meta in enumerate(metas):
+        if meta:
+            metas[index] = _checked_meta(meta, index)
     # Views into the body: copied once, when a block is made of them.
     datas: list[bytes] = [record.data for record in records]
-    longest_bytes = max(map(len, datas), default=0)
-    if len(body) > _PINNED_BYTES_MIN and len(body) > 2 * sum(map(len, datas)):
-        # A body that is mostly something else must not be kept for a few bytes of it.
-        datas = [bytes(data) for data in datas]
-    longest_meta = 0
-    if metas.count(_NO_META) != len(metas):
-        longest_meta = max(map(len, metas))
-        for index, meta in enumerate(metas):
-            if meta:
-                metas[index] = _checked_meta(meta, index)
-    # A value of depth n has at least 2n bytes: short values need no look.
-    if max(longest_bytes, longest_meta) > 2 * JSON_DEPTH_MAX:
-        _check_depths(datas, metas)
-    assert len(datas) == len(metas)
-    config = bytes(decoded.config)
+    _check_depths(datas, metas)
+    return of_columns(
+        _unpinned(datas, body, sum(map(len, datas))),
+        metas,
+        [record.tag for record in records],
+        [node if record.node is None else record.node for record in records],
+        decoded,
+        delays,
+    )
+
+
+def _may_delay(body: bytes) -> bool:
+    """Whether a field may have the name of a delay, however it is spelt. One byte is found fast."""
+    return (b"_" in body and b"_ms" in body) or (b"\\" in body and b"\\u" in body)
+
+
+def _delays_of(records: list[_DelayedRecord]) -> tuple[Delay, ...]:
+    found: list[Delay] = []
+    for index, record in enumerate(records):
+        delay_ms, at_ms = record.delay_ms, record.deliver_at_ms
+        if delay_ms is None and at_ms is None:
+            continue
+        path = f"records[{index}]"
+        if delay_ms is not None and at_ms is not None:
+            raise invalid("delay_ms and deliver_at_ms exclude each other", f"{path}.delay_ms")
+        if delay_ms is not None:
+            found.append((index, _checked_u64(delay_ms, f"{path}.delay_ms"), False))
+        elif at_ms is not None:
+            found.append((index, _checked_u64(at_ms, f"{path}.deliver_at_ms"), True))
+    return tuple(found)
+
+
+def _checked_u64(value: int, path: str) -> int:
+    if not 0 <= value <= U64_MAX:
+        raise invalid(f"expected an integer of 0 to {U64_MAX}", path)
+    return value
+
+
+def deliver_times(
+    body: bytes, decoded: DecodedAppend | None, grammar: int, ts: int
+) -> list[tuple[int, int]]:
+    """Which records of an append committed at `ts` are to be had later: (index, time in ms).
+
+    `decoded` is None in replay. Clamped to `DELAY_MS_MAX` from the commit on.
+    """
+    if grammar == PLAIN_GRAMMAR:
+        return []
+    delays = (decoded or decode_append(body, grammar)).delays
+    times = ((index, ms if is_time else ts + ms) for index, ms, is_time in delays)
+    return [(index, min(at_ms, ts + DELAY_MS_MAX)) for index, at_ms in times if at_ms > ts]
+
+
+def of_columns(
+    datas: list[bytes],
+    metas: list[bytes],
+    tags: list[str | None],
+    nodes: list[str | None],
+    call: _Call = _NO_CALL,
+    delays: tuple[Delay, ...] = (),
+    hops: bytes = b"",
+) -> DecodedAppend:
+    """The append of these records, summed up."""
+    assert len(hops) in (0, len(datas))
+    assert len(datas) == len(metas) == len(tags) == len(nodes)
     return DecodedAppend(
         datas=datas,
         metas=metas,
-        tags=[record.tag for record in records],
-        nodes=[node if record.node is None else record.node for record in records],
-        longest_bytes=longest_bytes,
-        batch_node=node,
-        idempotency_key=decoded.idempotency_key,
-        create=decoded.create,
-        config=None if config in (b"", b"null") else config,
-        disable_backpressure=bool(decoded.disable_backpressure),
+        tags=tags,
+        nodes=nodes,
+        longest_bytes=max(map(len, datas), default=0),
+        payload_bytes=sum(map(len, datas)) + sum(map(len, metas)),
+        text_chars=chars_of(tags) + chars_of(nodes),
+        tag_chars_max=max((len(tag) for tag in tags if tag), default=0),
+        has_metas=any(metas),
+        has_nodes=any(nodes),
+        batch_node=call.node,
+        idempotency_key=call.idempotency_key,
+        create=call.create,
+        config=_config_of(call),
+        disable_backpressure=bool(call.disable_backpressure),
+        delays=delays,
+        hops=hops,
     )
+
+
+def chars_of(texts: Sequence[str | None]) -> int:
+    """How many characters a column has: one C call for a full one."""
+    try:
+        return len("".join(texts))  # type: ignore[arg-type]
+    except TypeError:
+        return len("".join(filter(None, texts)))
+
+
+def _unpinned(datas: list[bytes], body: bytes, data_bytes: int) -> list[bytes]:
+    """A body that is mostly something else must not be kept for a few bytes of it."""
+    if len(body) > _PINNED_BYTES_MIN and len(body) > 2 * data_bytes:
+        return [bytes(data) for data in datas]
+    return datas
+
+
+def _config_of(call: _Call) -> bytes | None:
+    config = call.config
+    if config is _ABSENT:
+        return None
+    raw = bytes(config)
+    return None if raw == b"null" else raw
+
+
+def check_utf8(body: bytes) -> None:
+    """Raises `invalid_request` for bad UTF-8: msgspec skips over strings without a look."""
+    if body.isascii():
+        return
+    try:
+        body.decode()
+    except UnicodeDecodeError as error:
+        raise invalid(f"body is not valid UTF-8 (byte {error.start})") from None
 
 
 def decode_json(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
     """Decode any request body; raises `invalid_request` for bad UTF-8, syntax, types or depth."""
+    check_utf8(body)
     try:
-        # msgspec does not check UTF-8 inside the strings it skips.
-        body.decode()
         value = decoder.decode(body)
-    except UnicodeDecodeError as error:
-        raise invalid(f"body is not valid UTF-8 (byte {error.start})") from None
     except msgspec.ValidationError as error:
         raise _wrong_type(str(error)) from None
     except msgspec.DecodeError as error:

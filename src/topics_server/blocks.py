@@ -3,17 +3,17 @@
 The one form in which records rest and travel: the tail of a log is a list of blocks, a segment is
 packed from blocks and read back as blocks, a snapshot keeps the encoded blocks of what is not
 sealed. Which records are deleted is not here: whoever holds a block holds its dead flags. A leaf:
-beyond the standard library only msgspec and numpy, so that the helper process can load it.
+beyond the standard library only msgspec, so that the helper process can load it.
 """
 
 from __future__ import annotations
 
 from array import array
-from itertools import chain
+from collections.abc import Sequence
+from itertools import accumulate, chain
 from typing import Final
 
 import msgspec
-import numpy as np
 
 from topics_server.limits import RECORD_FRAMING_BYTES
 
@@ -33,8 +33,8 @@ class Block(msgspec.Struct, frozen=True, gc=False):
     times: array[int]
     ends: array[int]
     body: bytes
-    tags: list[str | None]
-    nodes: list[str | None]
+    tags: Sequence[str | None]
+    nodes: Sequence[str | None]
     kinds: bytes
     hops: bytes
 
@@ -72,33 +72,37 @@ def make_block(
     first_seq: int,
     times: array[int],
     datas: list[bytes],
-    metas: list[bytes],
-    tags: list[str | None],
-    nodes: list[str | None],
+    metas: list[bytes] | None,
+    tags: Sequence[str | None],
+    nodes: Sequence[str | None],
+    hops: bytes = b"",
 ) -> Block:
-    """Freeze parallel columns of JSON records into a block; the lists are copied."""
+    """Freeze parallel columns of JSON records into a block, which keeps `tags` and `nodes`.
+
+    `metas` is None where no record has one; `hops` is empty where no router had a part.
+    """
     count = len(datas)
-    assert count == len(metas) == len(tags) == len(nodes) == len(times) > 0
-    ends: array[int] = array("I")
-    if metas.count(b"") == count:
-        lengths = np.fromiter(map(len, datas), np.uint32, count)
+    assert count == len(tags) == len(nodes) == len(times) > 0
+    ends: array[int]
+    if metas is None:
         body = b"".join(datas)
-        ends.frombytes(np.repeat(np.cumsum(lengths, dtype=np.uint32), 2).tobytes())
+        data_ends = array("I", accumulate(map(len, datas)))
+        ends = array("I", bytes(8 * count))
+        ends[::2] = ends[1::2] = data_ends
     else:
         pieces = list(chain.from_iterable(zip(datas, metas, strict=True)))
-        lengths = np.fromiter(map(len, pieces), np.uint32, 2 * count)
         body = b"".join(pieces)
-        ends.frombytes(np.cumsum(lengths, dtype=np.uint32).tobytes())
+        ends = array("I", accumulate(map(len, pieces)))
     assert ends[-1] == len(body)
     return Block(
         first_seq=first_seq,
         times=times,
         ends=ends,
         body=body,
-        tags=list(tags),
-        nodes=list(nodes),
+        tags=tags,
+        nodes=nodes,
         kinds=bytes(count),
-        hops=bytes(count),
+        hops=hops or bytes(count),
     )
 
 

@@ -26,6 +26,11 @@ def random_id(size: int = 16) -> str:
     return secrets.token_urlsafe(size)
 
 
+def random_u64() -> int:
+    """Where a count begins whose numbers no other start of the server has handed out."""
+    return secrets.randbits(64)
+
+
 class SystemClock:
     """The machine's clocks behind the methods that `engine.ports.Clock` names."""
 

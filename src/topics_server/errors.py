@@ -21,10 +21,13 @@ class Code(enum.Enum):
     FORBIDDEN = "forbidden"
     NOT_FOUND = "not_found"
     TOPIC_NOT_FOUND = "topic_not_found"
+    ROUTER_NOT_FOUND = "router_not_found"
     METHOD_NOT_ALLOWED = "method_not_allowed"
     NOT_ACCEPTABLE = "not_acceptable"
     TOPIC_EXISTS_INCOMPATIBLE = "topic_exists_incompatible"
     TOPIC_NOT_EMPTY = "topic_not_empty"
+    NOT_A_QUEUE = "not_a_queue"
+    ROUTER_CYCLE = "router_cycle"
     PAYLOAD_TOO_LARGE = "payload_too_large"
     UNSUPPORTED_MEDIA_TYPE = "unsupported_media_type"
     TOPIC_FULL = "topic_full"
@@ -48,6 +51,11 @@ class TopicsError(Exception):
 def invalid(message: str, field: str | None = None) -> TopicsError:
     """A 400 `invalid_request`; `field` is the path of the value, e.g. `records[3].tag`."""
     return TopicsError(Code.INVALID_REQUEST, message, {"field": field} if field else None)
+
+
+def topic_not_found(name: str) -> TopicsError:
+    """404 in the contract's words."""
+    return TopicsError(Code.TOPIC_NOT_FOUND, f'topic "{name}" does not exist', {"topic": name})
 
 
 class StorageError(Exception):

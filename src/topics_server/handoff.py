@@ -11,7 +11,8 @@ from typing import Final
 import msgspec
 
 from topics_server.blocks import Block
-from topics_server.model import SeqRun, TopicConfig
+from topics_server.entries import LEASES_ID, ROUTERS_ID, SESSIONS_ID, CursorAt, SessionOptions
+from topics_server.model import Hole, RouterDefinition, SeqRun, TopicConfig
 
 
 class ShardProgress(msgspec.Struct, frozen=True):
@@ -52,12 +53,142 @@ class TopicFacts(msgspec.Struct, frozen=True):
     holes: list[SeqRun]
 
 
-# The part of a snapshot that is no topic's (topics count from 1): epochs of dropped names.
+# Parts of a snapshot that are no topic's (topics count from 1): epochs of dropped names, the watch
+# sessions, the leases and the routers, each in as many pieces as there are.
 EPOCHS_PART: Final = 0
+SESSIONS_PART: Final = SESSIONS_ID
+LEASES_PART: Final = LEASES_ID
+ROUTERS_PART: Final = ROUTERS_ID
+
+
+class TailPart(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """An encoded block of the unsealed tail and, one byte a record, which are dead."""
+
+    block: bytes
+    dead: bytes
+    last_lsn: int
+
+
+class TopicPart(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A topic as captured, in the order in which its fields lie there.
+
+    `keys`: of idempotency, with what `engine/dedupe` remembers of each. `flips`: by segment, `<u4`
+    rows that are dead though their flag may not be set yet. `cursors`: of the routers into the
+    topic, by id, the seq up to which each examined its source and how many copies it made.
+    """
+
+    version: int
+    topic_id: int
+    name: str
+    epoch: int
+    config: TopicConfig
+    created_ts: int
+    applied_lsn: int
+    head_seq: int
+    ceiling_seq: int
+    journaled_seq: int
+    evict_floor: int
+    last_ts: int
+    last_write_ts: int | None
+    last_read_ts: int | None
+    damaged_records: int
+    next_segment_id: int
+    holes: list[Hole]
+    losses: list[Hole]
+    keys: dict[str, tuple[int, int, int]]
+    flips: dict[int, bytes]
+    tail: list[TailPart]
+    cursors: dict[int, tuple[int, int]] = {}
+
+
+class SessionImage(msgspec.Struct, frozen=True, array_like=True):
+    """A watch session as captured. `lsn`: its newest entry that is in here already."""
+
+    wid: str
+    options: SessionOptions
+    cursors: list[CursorAt]
+    opened_ts: int
+    last_used_ts: int
+    is_streaming: bool
+    lsn: int
+
+
+class SessionsPart(msgspec.Struct, frozen=True, array_like=True):
+    """One piece of the captured sessions. `applied_lsn`: entries up to it are in all pieces."""
+
+    version: int
+    applied_lsn: int
+    sessions: list[SessionImage]
+
+
+class LeaseImage(msgspec.Struct, frozen=True, array_like=True):
+    """A lease as captured; `deliveries` counts this one."""
+
+    seq: int
+    lease_id: int
+    node: str
+    deadline_ms: int
+    deliveries: int
+    claimed_ts: int
+    connection: int
+
+
+class QueueImage(msgspec.Struct, frozen=True, array_like=True):
+    """What a queue has beside its records, or a piece of it: lists of several pieces add up.
+
+    `heard_lsn`: entries of the queue's own topic up to it are in here. `returned` and `delayed`:
+    pairs of seq and when it can be claimed, ms. `deliveries`: pairs of seq and count of jobs that
+    are not leased. `moved`: jobs whose copy is in the dead-letter topic, yet to be deleted here.
+    """
+
+    queue_id: int
+    heard_lsn: int
+    next_fresh_seq: int
+    dead_lettered: int
+    leases: list[LeaseImage]
+    returned: list[tuple[int, int]]
+    delayed: list[tuple[int, int]]
+    deliveries: list[tuple[int, int]]
+    moved: list[int]
+
+
+class LeasesPart(msgspec.Struct, frozen=True, array_like=True):
+    """One piece of the captured leases. `applied_lsn`: lease entries up to it are in all pieces."""
+
+    version: int
+    applied_lsn: int
+    queues: list[QueueImage]
+
+
+class RouterImage(msgspec.Struct, frozen=True, array_like=True):
+    """A router as captured; its cursor is in the part of its destination."""
+
+    router_id: int
+    name: str
+    created_ts: int
+    definition: RouterDefinition
+    source_id: int
+    dest_id: int
+    start_seq: int
+    known_seq: int
+
+
+class RoutersPart(msgspec.Struct, frozen=True, array_like=True):
+    """One piece of the captured routers. `applied_lsn`: their entries up to it are in all pieces.
+
+    `sources`: ids of topics that were the source of some router when or after replay of this
+    snapshot begins. `next_router_id`: ids below it may have been used.
+    """
+
+    version: int
+    applied_lsn: int
+    next_router_id: int
+    sources: list[int]
+    routers: list[RouterImage]
 
 
 class SnapshotImage(msgspec.Struct, frozen=True):
-    """A whole snapshot in memory: opaque parts, each `(topic id, bytes)`, and where replay starts.
+    """A whole snapshot in memory: opaque parts, each `(id, bytes)`, and where replay starts.
 
     `start_lsn`: replay needs every entry from this lsn on. `last_lsn`: the highest lsn any part
     has applied. `next_topic_id`: ids below it may have been used.

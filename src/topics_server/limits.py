@@ -35,7 +35,12 @@ PRIORITY_MAX: Final = 1000
 LEASE_MS_MIN: Final = 100
 LEASE_MS_MAX: Final = 86_400_000
 CLAIM_JITTER_MS_MAX: Final = 5_000
+# A job waits at most ten years; what asks for more is clamped.
+DELAY_MS_MAX: Final = 10 * 366 * 86_400_000
 NODE_FILTER_IDS_MAX: Final = 256
+
+# Records of one move; their seqs are in the extra of its frame, which has a u16 of bytes.
+MOVE_RECORDS_MAX: Final = 1_000
 
 # --- the log ------------------------------------------------------------------------------
 # Records of one block: the unit that is rendered once, cached, sealed and captured.
@@ -57,7 +62,7 @@ WAL_FILL_STEP_BYTES: Final = 4 * MIB
 FRAME_BYTES_MAX: Final = 256 * MIB
 GROUP_BYTES_MAX: Final = 8 * MIB
 # A group larger than this is written by the shard's thread, never from the loop.
-LOOP_WRITE_BYTES_MAX: Final = 256 * KIB
+LOOP_WRITE_BYTES_MAX: Final = MIB
 # Unsynced bytes above which a write could block on write-back: leave it to the thread.
 LOOP_UNSYNCED_BYTES_MAX: Final = 16 * MIB
 # Bytes waiting in one shard before appends are `throttled`.
@@ -78,6 +83,7 @@ assert DIFF_LIMIT_DEFAULT <= 1000
 assert PAGE_BYTES_DEFAULT <= PAGE_BYTES_MAX
 assert PAGE_SIZE_DEFAULT <= PAGE_SIZE_MAX
 assert BLOCK_RECORDS_MAX <= PAGE_SCAN_SLOTS_MAX <= SEGMENT_RECORDS_MAX
+assert 10 * MOVE_RECORDS_MAX < 2**15
 assert WAL_FILE_BYTES % WAL_FILL_STEP_BYTES == 0
 assert LOOP_WRITE_BYTES_MAX <= GROUP_BYTES_MAX <= FRAME_BYTES_MAX
 assert FRAME_BYTES_MAX < SEGMENT_DATA_BYTES_MAX < 2**31

@@ -27,6 +27,8 @@ log: Final = logging.getLogger("topics_server")
 
 # Topics that the per-topic block shows at most; beyond it says that it was cut.
 TOPICS_SHOWN_MAX: Final = 2000
+# Routers that the per-router block shows, likewise.
+ROUTERS_SHOWN_MAX: Final = 2000
 TEXT_TYPE: Final = b"text/plain; version=0.0.4; charset=utf-8"
 
 # Upper bounds of the sync histogram in microseconds, inclusive; beyond the last is +Inf.
@@ -72,6 +74,15 @@ class ShardFacts(msgspec.Struct, frozen=True):
     sync_latency: LatencyHistogram | None = None
 
 
+class QueueFacts(msgspec.Struct, frozen=True):
+    """What the per-topic block shows of a queue beside that."""
+
+    ready: int
+    in_flight: int
+    delayed: int
+    dead_lettered: int
+
+
 class TopicFacts(msgspec.Struct, frozen=True):
     """What the per-topic block shows of one topic."""
 
@@ -80,6 +91,7 @@ class TopicFacts(msgspec.Struct, frozen=True):
     earliest_seq: int
     records: int
     bytes: int
+    queue: QueueFacts | None = None
 
 
 class StoreFacts(msgspec.Struct, frozen=True):
@@ -94,6 +106,23 @@ class StoreFacts(msgspec.Struct, frozen=True):
     topics_truncated: bool
 
 
+class RouterFacts(msgspec.Struct, frozen=True):
+    """What the per-router block shows of one router; `stalled` is 0 or 1."""
+
+    name: str
+    forwarded: int
+    lag: int
+    stalled: int
+
+
+class RoutersFacts(msgspec.Struct, frozen=True):
+    """All routers; absent while they are being recovered."""
+
+    count: int
+    routers: Sequence[RouterFacts]
+    truncated: bool
+
+
 class Facts(msgspec.Struct, frozen=True):
     """Everything one scrape shows, taken on the event loop in one go; cheap to take."""
 
@@ -102,6 +131,10 @@ class Facts(msgspec.Struct, frozen=True):
     uptime_ms: int
     shards: Sequence[ShardFacts]
     store: StoreFacts | None = None
+    connections: int = 0
+    watch_sessions: int | None = None
+    leases_in_flight: int | None = None
+    routers: RoutersFacts | None = None
 
 
 def as_text(facts: Facts) -> bytes:
@@ -109,7 +142,11 @@ def as_text(facts: Facts) -> bytes:
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_FactsCollector(facts))
     text = generate_latest(registry)
-    return text if facts.store is None else text + _topic_text(facts.store.topics)
+    if facts.store is not None:
+        text += _topic_text(facts.store.topics)
+    if facts.routers is not None:
+        text += _router_text(facts.routers.routers)
+    return text
 
 
 def as_values(facts: Facts) -> dict[str, Any]:
@@ -122,7 +159,11 @@ def as_values(facts: Facts) -> dict[str, Any]:
                 values.setdefault(sample.name, []).append({"labels": sample.labels, "value": value})
             else:
                 values[sample.name] = value
-    return values if facts.store is None else values | _topic_values(facts.store.topics)
+    if facts.store is not None:
+        values |= _topic_values(facts.store.topics)
+    if facts.routers is not None:
+        values |= _router_values(facts.routers.routers)
+    return values
 
 
 class _FactsCollector(Collector):
@@ -144,8 +185,28 @@ def _families(facts: Facts) -> Iterator[Metric]:
     yield GaugeMetricFamily(
         "topics_uptime_ms", "Milliseconds since the process started.", value=facts.uptime_ms
     )
+    yield GaugeMetricFamily(
+        "topics_sse_connections", "Streams and WebSockets that are open.", value=facts.connections
+    )
+    if facts.watch_sessions is not None:
+        yield GaugeMetricFamily(
+            "topics_watch_sessions", "Watch sessions that exist.", value=facts.watch_sessions
+        )
+    if facts.leases_in_flight is not None:
+        yield GaugeMetricFamily(
+            "topics_queue_leases_in_flight",
+            "Leases of all queues that have not expired.",
+            value=facts.leases_in_flight,
+        )
     if facts.store is not None:
         yield from _store_families(facts.store)
+    if facts.routers is not None:
+        yield GaugeMetricFamily("topics_routers", "Routers that exist.", value=facts.routers.count)
+        yield GaugeMetricFamily(
+            "topics_router_metrics_truncated",
+            "1 when there are more routers than the per-router figures show.",
+            value=int(facts.routers.truncated),
+        )
     if facts.shards:
         yield from _journal_families(facts.shards)
 
@@ -183,6 +244,13 @@ _TOPIC_FIGURES: Final = (
     ("topics_topic_records_live", "Records that can be read.", "records"),
     ("topics_topic_bytes_live", "Bytes of those records.", "bytes"),
 )
+# Only queues have these.
+_QUEUE_FIGURES: Final = (
+    ("topics_topic_queue_ready", "Jobs that can be claimed.", "ready"),
+    ("topics_topic_queue_in_flight", "Jobs that are leased.", "in_flight"),
+    ("topics_topic_queue_delayed", "Jobs whose time has not come.", "delayed"),
+    ("topics_topic_queue_dead_lettered", "Jobs moved to the dead-letter topic.", "dead_lettered"),
+)
 
 
 def _topic_text(topics: Sequence[TopicFacts]) -> bytes:
@@ -194,13 +262,48 @@ def _topic_text(topics: Sequence[TopicFacts]) -> bytes:
     for name, help_text, field in _TOPIC_FIGURES:
         lines += (f"# HELP {name} {help_text}\n", f"# TYPE {name} gauge\n")
         lines += [f'{name}{{topic="{t.name}"}} {getattr(t, field)}.0\n' for t in topics]
+    queues = [(t.name, t.queue) for t in topics if t.queue is not None]
+    for name, help_text, field in _QUEUE_FIGURES if queues else ():
+        lines += (f"# HELP {name} {help_text}\n", f"# TYPE {name} gauge\n")
+        lines += [f'{name}{{topic="{topic}"}} {getattr(q, field)}.0\n' for topic, q in queues]
     return "".join(lines).encode("ascii")
 
 
 def _topic_values(topics: Sequence[TopicFacts]) -> dict[str, Any]:
-    return {
+    values: dict[str, Any] = {
         name: [{"labels": {"topic": t.name}, "value": getattr(t, field)} for t in topics]
         for name, _, field in _TOPIC_FIGURES
+    }
+    queues = [(t.name, t.queue) for t in topics if t.queue is not None]
+    if queues:
+        values |= {
+            name: [{"labels": {"topic": topic}, "value": getattr(q, field)} for topic, q in queues]
+            for name, _, field in _QUEUE_FIGURES
+        }
+    return values
+
+
+# Name, type, help and field.
+_ROUTER_FIGURES: Final = (
+    ("topics_router_forwarded_total", "counter", "Copies made since it was created.", "forwarded"),
+    ("topics_router_lag", "gauge", "Seqs of its source that it has not examined.", "lag"),
+    ("topics_router_stalled", "gauge", "1 when its destination takes nothing.", "stalled"),
+)
+
+
+def _router_text(routers: Sequence[RouterFacts]) -> bytes:
+    """The per-router block, as the per-topic one; router names have nothing to escape either."""
+    lines: list[str] = []
+    for name, kind, help_text, field in _ROUTER_FIGURES if routers else ():
+        lines += (f"# HELP {name} {help_text}\n", f"# TYPE {name} {kind}\n")
+        lines += [f'{name}{{router="{r.name}"}} {getattr(r, field)}.0\n' for r in routers]
+    return "".join(lines).encode("ascii")
+
+
+def _router_values(routers: Sequence[RouterFacts]) -> dict[str, Any]:
+    return {
+        name: [{"labels": {"router": r.name}, "value": getattr(r, field)} for r in routers]
+        for name, _, _, field in (_ROUTER_FIGURES if routers else ())
     }
 
 

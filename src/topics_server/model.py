@@ -10,6 +10,7 @@ import re
 from typing import Final, NewType
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from topics_server.limits import TOPIC_NAME_CHARS_MAX
 
@@ -18,11 +19,17 @@ TopicId = NewType("TopicId", int)  # interned id of one incarnation of a topic, 
 Lsn = NewType("Lsn", int)  # server-wide order of entries, from 1
 
 _TOPIC_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,254}")
+_ROUTER_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:>-]{0,254}")
 
 
 def is_topic_name(name: str) -> bool:
     """Whether `name` is in the contract's charset and length (§1.1), byte-exact."""
     return len(name) <= TOPIC_NAME_CHARS_MAX and _TOPIC_NAME.fullmatch(name) is not None
+
+
+def is_router_name(name: str) -> bool:
+    """Whether `name` may be a router's: the charset of topics and `>` (§6)."""
+    return len(name) <= TOPIC_NAME_CHARS_MAX and _ROUTER_NAME.fullmatch(name) is not None
 
 
 class TopicType(enum.Enum):
@@ -73,7 +80,11 @@ GATE_OF: Final[dict[Durability, Gate]] = {
 
 
 class TopicConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """The full configuration of a topic (§0.10), already resolved and clamped."""
+    """The full configuration of a topic (§0.10), already resolved and clamped.
+
+    `lease_log`, beyond the contract: the topic that is told of this queue's leases. Unset, it is
+    not encoded: files of topics without one are what they were before there was such a field.
+    """
 
     type: TopicType = TopicType.LOG
     ttl_ms: int = 0
@@ -91,6 +102,7 @@ class TopicConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_deliveries: int = 0
     dead_letter: str | None = None
     leases_durable: bool = False
+    lease_log: str | UnsetType = UNSET
 
 
 class LossReason(enum.Enum):
@@ -118,8 +130,47 @@ class TagMatch(msgspec.Struct, frozen=True):
         return tag.startswith(self.text) if self.is_prefix else tag == self.text
 
 
+class Hole(msgspec.Struct, frozen=True, array_like=True):
+    """Seqs `first_seq..last_seq` (inclusive) are lost, and why.
+
+    `missed`: how many records that stands for; 0 if one for each seq.
+    """
+
+    first_seq: int
+    last_seq: int
+    reason: LossReason
+    missed: int = 0
+
+    @property
+    def missed_count(self) -> int:
+        """How many records are lost."""
+        return self.missed or self.last_seq - self.first_seq + 1
+
+
 class SeqRun(msgspec.Struct, frozen=True, array_like=True):
     """Seqs `first_seq..last_seq`, both inclusive."""
 
     first_seq: int
     last_seq: int
+
+
+class Guarantee(enum.Enum):
+    """Delivery mode of a router (§6)."""
+
+    AT_LEAST_ONCE = "at_least_once"
+    EXACTLY_ONCE = "exactly_once"
+
+
+class RouterDefinition(msgspec.Struct, frozen=True):
+    """What a router does (§6): which records of `source` are copied to `dest`, and how.
+
+    `filter`: only records whose tag matches; None for all.
+    """
+
+    source: str
+    dest: str
+    preserve_node: bool = True
+    preserve_tag: bool = True
+    filter: TagMatch | None = None
+    allow_cycle: bool = False
+    guarantee: Guarantee = Guarantee.AT_LEAST_ONCE

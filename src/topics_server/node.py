@@ -13,21 +13,34 @@ import concurrent.futures
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Final, TypeVar
 
+from topics_server.api.fanout import Fanout
 from topics_server.api.state import ServerState
-from topics_server.clock import SystemClock
+from topics_server.clock import SystemClock, random_u64
 from topics_server.engine.admission import AppendLimits
 from topics_server.engine.checkpointer import Checkpointer
 from topics_server.engine.commits import Commits
+from topics_server.engine.feeds import Feeds
 from topics_server.engine.fetching import Fetcher
 from topics_server.engine.hub import Hub
+from topics_server.engine.moves import Moves
+from topics_server.engine.pages import Pages
 from topics_server.engine.ports import Clock, Offload
+from topics_server.engine.projections import Projections
 from topics_server.engine.recovery import Recovery, Stop
 from topics_server.engine.registry import Registry
 from topics_server.engine.sealer import Sealer, SealingRules
+from topics_server.engine.sessions import SessionTable
 from topics_server.engine.store import Quotas, Store
+from topics_server.engine.watching import WatchSessions
+from topics_server.entries import LEASES_ID, ROUTERS_ID, SESSIONS_ID
 from topics_server.errors import StorageError
 from topics_server.limits import MIB
 from topics_server.metrics import LatencyHistogram, ShardFacts, log
+from topics_server.queue.books import QueueBooks
+from topics_server.queue.service import QueueService
+from topics_server.routers.pump import Pump
+from topics_server.routers.service import RouterService
+from topics_server.routers.table import RouterTable
 from topics_server.settings import Settings
 from topics_server.wal.directory import Directory, read_boot_id
 from topics_server.wal.fs import Fs, OsFs
@@ -61,10 +74,19 @@ class ThreadOffload:
 
     def __init__(self) -> None:
         self._pool = concurrent.futures.ThreadPoolExecutor(_OFFLOAD_THREADS, "offload")
+        self._calls: set[concurrent.futures.Future[Any]] = set()
 
     async def run(self, call: Callable[[], T]) -> T:
         """See `engine.ports.Offload`."""
-        return await asyncio.get_running_loop().run_in_executor(self._pool, call)
+        under_way = self._pool.submit(call)
+        self._calls.add(under_way)
+        under_way.add_done_callback(self._calls.discard)
+        return await asyncio.wrap_future(under_way)
+
+    async def settled(self) -> None:
+        """Return when no call is under way: one goes on although who awaited it was cancelled."""
+        while calls := [call for call in self._calls if not call.done()]:
+            await asyncio.wait([asyncio.wrap_future(call) for call in calls])
 
     def close(self) -> None:
         """Wait for calls under way; take no more."""
@@ -100,6 +122,16 @@ class Node:
         self._total_bytes = fs.total_bytes(directory.root)
         self._snapshots = PublishedSnapshots(fs, directory.root)
         self._recovery: Recovery | None = None
+        self._wal_set = 0
+        self._is_new_set = False
+        self._session_table = SessionTable()
+        self.books = QueueBooks(random_u64())
+        self.router_table = RouterTable()
+        self._projections: Projections = {
+            SESSIONS_ID: self._session_table,
+            LEASES_ID: self.books,
+            ROUTERS_ID: self.router_table,
+        }
         self._tasks: list[asyncio.Task[None]] = []
         self._sync_latency = [LatencyHistogram() for _ in range(settings.wal_shards)]
         self.state = ServerState(
@@ -108,9 +140,16 @@ class Node:
         # Set by `start`.
         self.journal: Journal
         self.commits: Commits
+        self.moves: Moves
         self.checkpointer: Checkpointer
         self.sealer: Sealer
         self.store: Store
+        self.sessions: WatchSessions
+        self.fanout: Fanout
+        self.queues: QueueService
+        self.pages: Pages
+        self.pump: Pump
+        self.routers: RouterService
 
     @classmethod
     def open(
@@ -173,32 +212,59 @@ class Node:
             wal_sets=directory.wal_sets,
             synced_lsn=0 if image is None else image.last_lsn,
         )
-        self._recovery = Recovery(self.registry, self.segments, image, replay, self._offload)
-        stop = Stop(was_clean=directory.was_clean, same_boot=directory.same_boot)
+        self._recovery = Recovery(
+            self.registry,
+            self.segments,
+            image,
+            replay,
+            self._offload,
+            self._projections,
+            [self.books.observe, self.router_table.observe],
+            self.router_table.sources,
+        )
+        # How the last run ended tells which heads are safe; if they were in a snapshot that cannot
+        # be read, they are not.
+        is_whole = not self._snapshots.found_damaged
+        stop = Stop(
+            was_clean=directory.was_clean and is_whole,
+            same_boot=directory.same_boot and is_whole,
+        )
         found = await self._recovery.run(stop, directory.begin)
         next_lsn = max(found.last_lsn, 0 if image is None else image.last_lsn) + 1
-        await self._open_journal(replay, next_lsn, publish=found.heads_moved > 0)
+        self.books.finish_recovery(
+            self._clock.now_ms(), was_clean=stop.was_clean, topics=self.registry
+        )
+        self.router_table.finish_recovery(self.registry)
+        self._open_journal(replay, next_lsn)
+        moved = await self.moves.complete(self._recovery.marks)
+        await self._publish(next_lsn, must=found.heads_moved > 0)
         self._wire_store()
         for topic in self.registry:
             self.sealer.adopt(topic)
         self._start_tasks()
+        self.pump.start()
         torn = "".join(f", cut a torn write in {torn.path}" for torn in replay.report.torn)
         self.report = (
             f"{found.topics} topics, {found.entries} journal entries replayed, "
-            f"{found.heads_moved} heads moved, {found.flips} delete flags made{torn}"
+            f"{found.heads_moved} heads moved, {found.flips} delete flags made, "
+            f"{moved} moves ended{torn}"
         )
         self.state.store = self.store
+        self.state.fanout = self.fanout
+        self.state.sessions = self.sessions
+        self.state.queues = self.queues
+        self.state.routers = self.routers
         if self.state.phase == "replaying":
-            self.state.phase = "ready"
+            self.state.enter("ready")
 
-    async def _open_journal(self, replay: JournalReplay, next_lsn: int, *, publish: bool) -> None:
+    def _open_journal(self, replay: JournalReplay, next_lsn: int) -> None:
         directory, settings = self._directory, self.settings
-        wal_set, is_new_set = directory.wal_set_for(settings.wal_shards)
+        self._wal_set, self._is_new_set = directory.wal_set_for(settings.wal_shards)
         self.journal = Journal.create(
             self._fs,
             directory.wal_dir,
             replay,
-            wal_set=wal_set,
+            wal_set=self._wal_set,
             shard_count=settings.wal_shards,
             loop=asyncio.get_running_loop(),
             workers=self._workers(asyncio.get_running_loop()),
@@ -206,7 +272,24 @@ class Node:
             sizes=self._sizes,
             observe_sync_us=[histogram.observe for histogram in self._sync_latency],
         )
-        self.commits = Commits(self.registry, self.journal, self.hub, next_lsn)
+        self.commits = Commits(self.registry, self.journal, self.hub, next_lsn, self._projections)
+        self.pages = Pages(self.registry, self.commits, self.router_table.sources)
+        for router in self.router_table:
+            self.pages.add_source(router.source_id)
+        self.commits.observers += [
+            self.books.observe,
+            self.router_table.observe,
+            self.pages.observe,
+        ]
+        self.moves = Moves(self.registry, self.commits, self._clock)
+        # Before the first snapshot: it ends the table's recovery.
+        self.sessions = WatchSessions(
+            self._session_table,
+            self.commits,
+            self._clock,
+            ttl_ms=settings.session_ttl_ms,
+            max_sessions=settings.max_watch_sessions,
+        )
         self.sealer = Sealer(
             self.registry,
             self.commits,
@@ -231,19 +314,29 @@ class Node:
             self._offload,
             self._clock,
             self.sealer.seal_tails,
+            self._projections,
+            self.pages,
         )
         self.sealer.on_moved += [self.checkpointer.moved, self.hub.ring]
-        # Heads that moved are published before this boot is noted, and a new wal set starts on a
-        # snapshot, so that no entry of it depends on how the old one was sharded.
-        if publish or (is_new_set and not directory.is_new):
-            await self.checkpointer.take(final=True)
+
+    async def _publish(self, next_lsn: int, *, must: bool) -> None:
+        """Note this boot and the wal set, on a snapshot where it `must` be.
+
+        Heads that moved are published before this boot is noted, and a new wal set starts on a
+        snapshot, so that no entry of it depends on how the old one was sharded.
+        """
+        directory, wal_set = self._directory, self._wal_set
+        if must or (self._is_new_set and not directory.is_new):
+            # While a set is listed each of its shards must have a file: listed anew, then trimmed.
+            await self.checkpointer.take(final=True, trim=False)
         oldest = self.checkpointer.trim_lsn
         await self._offload.run(
             lambda: directory.note_wal_set(
-                wal_set, settings.wal_shards, next_lsn, oldest_start_lsn=oldest
+                wal_set, self.settings.wal_shards, next_lsn, oldest_start_lsn=oldest
             )
         )
         await self._offload.run(directory.note_boot)
+        self.checkpointer.trim()
 
     def _wire_store(self) -> None:
         settings = self.settings
@@ -268,6 +361,39 @@ class Node:
                 max_tail_records=max(_TAIL_RECORDS_MIN, 4 * settings.segment_max_events),
                 max_tail_bytes=max(_TAIL_BYTES_MIN, 2 * settings.segment_max_bytes),
             ),
+            self.moves,
+        )
+        self.store.queue_counts = self.books.counts
+        self.queues = QueueService(
+            self.store,
+            self.books,
+            self.commits,
+            self.hub,
+            self._clock,
+            on_moved=lambda: self.checkpointer.moved(LEASES_ID),
+        )
+        self.pump = Pump(
+            self.router_table,
+            self.store,
+            self.commits,
+            self.hub,
+            self.pages,
+            self._clock,
+            self.checkpointer.moved,
+        )
+        self.routers = RouterService(
+            self.router_table,
+            self.pump,
+            self.store,
+            self.commits,
+            self._clock,
+            max_routers=settings.max_routers,
+        )
+        self.fanout = Fanout(
+            Feeds(self.registry, self.commits, self.hub, fetcher, self._clock),
+            self.state.rendered,
+            buffer_grace_ms=settings.buffer_grace_ms,
+            slow_consumer_timeout_ms=settings.slow_consumer_timeout_ms,
         )
 
     def _start_tasks(self) -> None:
@@ -337,9 +463,13 @@ class Node:
     # --- stop -----------------------------------------------------------------------------
 
     def begin_drain(self) -> None:
-        """Take no new requests; answer whoever waits."""
-        self.state.phase = "draining"
+        """Take no new requests; end every stream; answer whoever waits."""
+        self.state.enter("draining")
         if self.state.store is not None:
+            # A session whose stream is ended here counts as open for the next start.
+            self.sessions.drain()
+            self.queues.drain()
+            self.fanout.drain()
             self.store.drain()
 
     async def close(self) -> None:
@@ -350,6 +480,9 @@ class Node:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        if isinstance(self._offload, ThreadOffload):
+            # A snapshot or segment that is being written is not overtaken by the final ones.
+            await self._offload.settled()
         try:
             if self.state.store is not None:
                 await self._close_journal()
@@ -360,6 +493,9 @@ class Node:
             self._directory.close()
 
     async def _close_journal(self) -> None:
+        await self.queues.close()
+        await self.pump.close()
+        self.sessions.close()
         try:
             await self.journal.sync_all()
             await self.checkpointer.take(final=True)

@@ -21,9 +21,10 @@ from topics_server.blocks import Block
 from topics_server.limits import MIB
 from topics_server.model import PayloadKind
 
-# What of a record is shown: the sum of these. `$seq`, `$ts`, `$node` and `data` always are.
+# What of a record is shown: the sum of these. `$seq`, `$ts` and `$node` always are.
 TAGS: Final = 1
 META: Final = 2
+DATA: Final = 4
 
 RENDER_CACHE_BYTES_MAX: Final = 32 * MIB
 # Blocks of fewer records are cheaper to render again than to keep.
@@ -54,7 +55,7 @@ class Rendered(msgspec.Struct, frozen=True, gc=False):
 
 
 def render_block(block: Block, shown: int) -> Rendered:
-    """Render every record of a block; `shown` is a sum of `TAGS` and `META`."""
+    """Render every record of a block; `shown` is a sum of `TAGS`, `META` and `DATA`."""
     texts = render_rows(block, range(block.count), shown)
     # Latin-1 maps bytes to characters one to one: lengths are byte lengths, nothing is converted.
     body = ",".join(texts).encode("latin-1")
@@ -70,7 +71,9 @@ def render_rows(block: Block, rows: Sequence[int], shown: int) -> list[str]:
     starts, splits, ends = _bounds(block, rows, whole)
     # A whole block is decoded at once, a few rows one by one.
     body = block.body.decode("latin-1") if whole else ""
-    datas = _cut(block, body, starts, splits)
+    datas: Iterable[str] = repeat("")
+    if shown & DATA:
+        datas = [f',"data":{data}' for data in _cut(block, body, starts, splits)]
     metas: Iterable[str] = repeat("")
     if shown & META and splits != ends:
         metas = [f',"meta":{meta}' if meta else "" for meta in _cut(block, body, splits, ends)]
@@ -80,7 +83,7 @@ def render_rows(block: Block, rows: Sequence[int], shown: int) -> list[str]:
     first_seq = block.first_seq
     seqs = range(first_seq, first_seq + len(rows)) if whole else [first_seq + row for row in rows]
     return [
-        f'{{"$seq":{seq},"$ts":{ts}{node}{tag},"data":{data}{meta}}}'
+        f'{{"$seq":{seq},"$ts":{ts}{node}{tag}{data}{meta}}}'
         for seq, ts, node, tag, data, meta in zip(  # noqa: B905 - `repeat` has no end
             seqs, times, nodes, tags, datas, metas
         )
@@ -111,7 +114,9 @@ def _cut(block: Block, body: str, firsts: list[int], ends: list[int]) -> list[st
     return [raw[first:end].decode("latin-1") for first, end in zip(firsts, ends, strict=True)]
 
 
-def _labels(key: str, values: list[str | None], rows: Sequence[int], whole: bool) -> Iterable[str]:
+def _labels(
+    key: str, values: Sequence[str | None], rows: Sequence[int], whole: bool
+) -> Iterable[str]:
     """The member `,"key":"value"` of each row, encoded once for each distinct value."""
     picked = values if whole else [values[row] for row in rows]
     distinct = set(picked)
@@ -138,23 +143,21 @@ class RenderCache:
     def slices(self, block: Block, rows: Sequence[int], shown: int) -> list[bytes | memoryview]:
         """The objects of ascending rows as slices to be joined by commas; at least one row."""
         assert len(rows) > 0
-        rendered = self._get(block, shown)
-        if rendered is None:
+        key = (id(block), shown)
+        entry = self._entries.get(key)
+        if entry is not None:
+            assert entry[0] is block
+            self._entries.move_to_end(key)
+            rendered = entry[1]
+        else:
             few = 2 * len(rows) < block.count or block.count < CACHED_RECORDS_MIN
             if few:
                 return [",".join(render_rows(block, rows, shown)).encode("latin-1")]
             rendered = render_block(block, shown)
             self._put(block, shown, rendered)
+        if len(rows) == len(rendered.offsets) - 1:
+            return [rendered.body]
         return [rendered.rows(first, last) for first, last in _runs(rows)]
-
-    def _get(self, block: Block, shown: int) -> Rendered | None:
-        key = (id(block), shown)
-        entry = self._entries.get(key)
-        if entry is None:
-            return None
-        assert entry[0] is block
-        self._entries.move_to_end(key)
-        return entry[1]
 
     def _put(self, block: Block, shown: int, rendered: Rendered) -> None:
         size = len(rendered.body) + len(block.body) + 4 * len(rendered.offsets) + _ENTRY_BYTES

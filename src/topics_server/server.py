@@ -23,7 +23,7 @@ from typing import Final
 import uvicorn
 
 from topics_server.api.app import build_app
-from topics_server.api.transport import JoinedHttp
+from topics_server.api.connections import HttpConnection, SocketConnection
 from topics_server.clock import monotonic_ms
 from topics_server.errors import StorageError
 from topics_server.metrics import log
@@ -32,12 +32,19 @@ from topics_server.settings import Settings
 
 # A collection stops the loop for about 1 us an object it looks at. So the young are looked at often
 # and few at a time, the old never: all of 100,000 topics would be 130 ms, and nothing of ours is a
-# cycle that lives that long.
+# cycle that lives that long (`api/connections` sees to it that uvicorn's are not either).
 _GC_THRESHOLDS: Final = (700, 2, 1_000_000)
 # How long a worker thread may keep the interpreter from the loop (5 ms by default).
 _SWITCH_INTERVAL_S: Final = 0.0005
 _BACKLOG: Final = 2048
+# What uvicorn logs as errors of ours, and any client can cause: they are answered.
+_CLIENTS_FAULTS: Final = (
+    "ASGI callable returned without completing handshake",
+    "Invalid UTF-8 sequence received from client",
+)
 _KEEP_ALIVE_S: Final = 75
+# How often a WebSocket is asked whether it is still there, and how long it has to answer.
+_PING_S: Final = 20
 
 
 class JsonLines(logging.Formatter):
@@ -55,6 +62,11 @@ class JsonLines(logging.Formatter):
         return json.dumps(line)
 
 
+def _is_news(record: logging.LogRecord) -> bool:
+    """Whether a line of uvicorn's tells more than that a client sent something wrong."""
+    return not record.msg.startswith(_CLIENTS_FAULTS)
+
+
 def set_up_logging(settings: Settings) -> None:
     """Text or JSON lines on standard error; uvicorn's own lines only from warnings on."""
     handler = logging.StreamHandler(sys.stderr)
@@ -65,6 +77,7 @@ def set_up_logging(settings: Settings) -> None:
     logging.root.handlers[:] = [handler]
     logging.root.setLevel(logging.WARNING)
     log.setLevel(settings.log_level.upper())
+    logging.getLogger("uvicorn.error").addFilter(_is_news)
 
 
 class HttpServer(uvicorn.Server):
@@ -123,8 +136,13 @@ def run(settings: Settings) -> int:
     config = uvicorn.Config(
         build_app(node.state),
         loop="uvloop",
-        http=JoinedHttp,
-        ws="none",
+        http=HttpConnection,
+        ws=SocketConnection,
+        ws_max_size=settings.max_ws_message_bytes,
+        ws_ping_interval=_PING_S,
+        ws_ping_timeout=_PING_S,
+        # Frames of many sockets are the same bytes; packed, each would be packed by itself.
+        ws_per_message_deflate=False,
         lifespan="off",
         access_log=False,
         log_config=None,

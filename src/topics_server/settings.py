@@ -35,9 +35,7 @@ Source = Literal["default", "environment", "flag"]
 
 # Names of the contract that have nothing to bound before a later version; set, they are ignored.
 LATER_NAMES: Final = frozenset(
-    PREFIX + name
-    for name in """PROBE_AUTH MAX_CLAIM MAX_WATCH_TOPICS MAX_ROUTERS MAX_WATCH_SESSIONS
-    MAX_SSE_CONNECTIONS MAX_SSE_CONNECTIONS_PER_KEY MAX_INFLIGHT_PER_KEY""".split()
+    PREFIX + name for name in "PROBE_AUTH MAX_SSE_CONNECTIONS_PER_KEY MAX_INFLIGHT_PER_KEY".split()
 )
 # Read by the command line's client verbs (click), not by the server.
 CLIENT_NAMES: Final = frozenset({PREFIX + "URL", PREFIX + "TOKEN"})
@@ -46,6 +44,12 @@ CLIENT_NAMES: Final = frozenset({PREFIX + "URL", PREFIX + "TOKEN"})
 _BODY_BYTES_MAX: Final = FRAME_BYTES_MAX - MIB
 _TEXT_BYTES_MAX: Final = 65_535  # lengths of tags and nodes are 16 bits wide on disk
 _DAY_MS: Final = 86_400_000
+
+# As browsers send it: scheme, host and a port that is not the scheme's own.
+_ORIGIN: Final = re.compile(
+    r"([a-z][a-z0-9+.-]*)://(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(?::([0-9]{1,5}))?"
+)
+_OWN_PORTS: Final = {"http": 80, "https": 443, "ws": 80, "wss": 443}
 
 
 class SettingsError(Exception):
@@ -79,6 +83,23 @@ def _octal(value: object) -> object:
     if value.removeprefix("0") not in {"700", "750"}:
         raise ValueError("not an allowed mode")
     return int(value, 8)
+
+
+def _origins(value: object) -> object:
+    return ",".join(split_origins(value)) if isinstance(value, str) else value
+
+
+def split_origins(text: str) -> list[str]:
+    """Origins of a comma-separated list as browsers write them; ValueError if one is none."""
+    found: list[str] = []
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        match = _ORIGIN.fullmatch(part.lower())
+        if match is None or int(match[3] or 1) not in range(1, 65_536):
+            raise ValueError(f"{part} is no origin")
+        scheme, host, port = match.groups()
+        is_own = port is None or int(port) == _OWN_PORTS.get(scheme)
+        found.append(f"{scheme}://{host}" if is_own else f"{scheme}://{host}:{int(port)}")
+    return found
 
 
 Number = Annotated[int, BeforeValidator(_whole_number)]
@@ -189,6 +210,11 @@ class Settings(BaseSettings):
     ready_degraded: Annotated[Literal[200, 503], BeforeValidator(_whole_number)] = _other(
         200, "200 or 503", "503 = /v0/ready fails while a shard is read-only"
     )
+    cors_origins: Annotated[str, BeforeValidator(_origins)] = _other(
+        "",
+        "scheme://host or scheme://host:port, several separated by commas; no path, no *",
+        "web pages of these origins may call; comma-separated, exact",
+    )
 
     # limits of a request
     max_body_bytes: Number = _number(64 * MIB, 64, _BODY_BYTES_MAX, "body of a request, inflated")
@@ -200,10 +226,32 @@ class Settings(BaseSettings):
     max_tag_bytes: Number = _number(256, 1, _TEXT_BYTES_MAX, "tag of a record")
     max_node_bytes: Number = _number(128, 1, _TEXT_BYTES_MAX, "node of a record or a batch")
     max_limit: Number = _number(1000, 1, PAGE_SCAN_SLOTS_MAX, "records of one read")
+    max_claim: Number = _number(1000, 1, 65_536, "jobs of one claim, ack, nack or extend")
 
     # limits of the server; 0 = unlimited
     max_topics: Number = _number(100_000, 0, U64_MAX, "topics; 0 = unlimited")
+    max_routers: Number = _number(10_000, 0, U64_MAX, "routers; 0 = unlimited")
     max_total_bytes: Number = _number(0, 0, U64_MAX, "retained bytes of all topics; 0 = unlimited")
+
+    # watching
+    max_watch_topics: Number = _number(256, 1, 65_536, "topics of one watch session")
+    max_watch_sessions: Number = _number(10_000, 0, U64_MAX, "watch sessions; 0 = unlimited")
+    max_sse_connections: Number = _number(
+        10_000, 0, U64_MAX, "open streams and WebSockets; 0 = unlimited"
+    )
+    session_ttl_ms: Number = _number(
+        300_000, 1, 365 * _DAY_MS, "how long a session without a stream is kept"
+    )
+    buffer_grace_ms: Number = _number(
+        5_000, 0, 3_600_000, "a full connection is only behind until then"
+    )
+    slow_consumer_timeout_ms: Number = _number(
+        30_000, 1, 3_600_000, "one that stays full for so long is closed"
+    )
+    max_ws_message_bytes: Number = _number(
+        64 * MIB, 64, _BODY_BYTES_MAX, "message of a WebSocket client"
+    )
+    max_ws_commands: Number = _number(64, 1, 65_536, "commands waiting on one WebSocket")
 
     # running it
     shutdown_grace_ms: Number = _number(
@@ -241,7 +289,11 @@ class Settings(BaseSettings):
     @model_validator(mode="after")
     def _relate(self) -> Settings:
         """A default gives way to a smaller limit around it; two explicit ones must agree."""
-        pairs = (("max_record_bytes", "max_body_bytes"), ("max_meta_bytes", "max_record_bytes"))
+        pairs = (
+            ("max_record_bytes", "max_body_bytes"),
+            ("max_meta_bytes", "max_record_bytes"),
+            ("buffer_grace_ms", "slow_consumer_timeout_ms"),
+        )
         for inner, outer in pairs:
             bound: int = getattr(self, outer)
             if getattr(self, inner) > bound:
@@ -252,12 +304,18 @@ class Settings(BaseSettings):
                     )
                 object.__setattr__(self, inner, bound)
         assert self.max_meta_bytes <= self.max_record_bytes <= self.max_body_bytes
+        assert self.buffer_grace_ms <= self.slow_consumer_timeout_ms
         if self.cold_dir is not None and self.cold_dir == self.data_dir:
             raise ValueError(
                 f"{variable('cold_dir')}={self.cold_dir}: allowed is a folder other than "
                 f"{variable('data_dir')}"
             )
         return self
+
+    @property
+    def allowed_origins(self) -> frozenset[bytes]:
+        """`cors_origins` as headers have them."""
+        return frozenset(origin.encode("ascii") for origin in split_origins(self.cors_origins))
 
 
 def variable(field: str) -> str:

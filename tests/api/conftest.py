@@ -8,7 +8,9 @@ from collections.abc import AsyncIterator
 import httpx
 import pytest
 
+from tests.api.fake_routers import FakeRouters
 from tests.api.fake_store import FakeStore
+from tests.storage.fake_disk import FakeDisk
 from topics_server.api.app import build_app
 from topics_server.api.http import Application
 from topics_server.api.state import ServerState
@@ -20,6 +22,12 @@ class FakeSettings:
     max_body_bytes: int = 100_000
     max_limit: int = 1000
     ready_degraded: int = 200
+    allowed_origins: frozenset[bytes] = frozenset()
+    max_watch_topics: int = 256
+    max_sse_connections: int = 100
+    max_ws_commands: int = 8
+    max_claim: int = 1000
+    max_node_bytes: int = 128
 
 
 @dataclasses.dataclass
@@ -30,6 +38,7 @@ class Api:
     app: Application
     state: ServerState
     store: FakeStore
+    routers: FakeRouters
     settings: FakeSettings
 
     async def append(self, topic: str, *datas: object, **more: object) -> httpx.Response:
@@ -41,12 +50,20 @@ class Api:
 
 
 @pytest.fixture
+def disk() -> FakeDisk:
+    """The disk under a real node."""
+    return FakeDisk(1)
+
+
+@pytest.fixture
 async def api() -> AsyncIterator[Api]:
     store, settings = FakeStore(), FakeSettings()
+    routers = FakeRouters(store)
     state = ServerState(
         settings=settings,
         progress=lambda: 0.5,
         store=store,
+        routers=routers,
         phase="ready",
         shards=lambda: [ShardFacts(frames=3)],
     )
@@ -57,4 +74,4 @@ async def api() -> AsyncIterator[Api]:
     async with httpx.AsyncClient(
         transport=transport, base_url="http://topics", headers=headers
     ) as client:
-        yield Api(client, app, state, store, settings)
+        yield Api(client, app, state, store, routers, settings)

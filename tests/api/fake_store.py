@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from topics_server.appends import DecodedAppend
 from topics_server.blocks import make_block
@@ -82,6 +82,7 @@ class FakeStore:
         *,
         header_key: str | None,
         config: TopicConfig | None,
+        submitted: Callable[[], None] | None = None,
     ) -> Appended:
         self._maybe_fail()
         assert body
@@ -112,6 +113,14 @@ class FakeStore:
             topic.keys[key] = (first, topic.head_seq)
         self.moved.set()
         return Appended(first, topic.head_seq, topic.head_seq, created, False, 0.25, 0.5)
+
+    def append_now(
+        self, name: str, body: bytes, decoded: DecodedAppend, *, header_key: str | None
+    ) -> None:
+        """There is always something to wait for here."""
+
+    def read_now(self, name: str, request: ReadRequest) -> None:
+        """Nothing is in memory here."""
 
     async def read(self, name: str, request: ReadRequest) -> Page:
         self.last_read = request

@@ -419,7 +419,8 @@ async def test_a_client_that_leaves_in_its_body_appends_nothing(api: Api) -> Non
     assert api.store.topics == {}
 
 
-async def test_a_websocket_is_turned_away(api: Api) -> None:
+@pytest.mark.parametrize("path", ["/v0/wss", "/", "/v0/topics/jobs", "/v0/ws/"])
+async def test_a_websocket_elsewhere_is_turned_away(api: Api, path: str) -> None:
     sent: list[Any] = []
 
     async def receive() -> dict[str, Any]:
@@ -428,8 +429,15 @@ async def test_a_websocket_is_turned_away(api: Api) -> None:
     async def send(message: Any) -> None:
         sent.append(message)
 
-    await api.app({"type": "websocket", "path": "/v0/ws", "headers": []}, receive, send)
+    scope = {"type": "websocket", "path": path, "headers": []}
+    await api.app(scope, receive, send)
     assert [message["type"] for message in sent] == ["websocket.close"]
+    sent.clear()
+    await api.app(scope | {"extensions": {"websocket.http.response": {}}}, receive, send)
+    start, body = sent
+    assert (start["type"], start["status"]) == ("websocket.http.response.start", 404)
+    assert dict(start["headers"])[b"content-length"] == b"%d" % len(body["body"])
+    assert json.loads(body["body"])["error"]["code"] == "not_found"
 
 
 async def test_the_lifespan_is_acknowledged(api: Api) -> None:

@@ -17,6 +17,7 @@ from typing import Final
 import pytest
 
 from tests.contract.driver import Api, Server
+from tests.contract.subscriptions import Clients
 
 URL: Final = os.environ.get("TOPICS_CONTRACT_URL", "").rstrip("/")
 _numbers: Final = itertools.count(1)
@@ -53,6 +54,13 @@ def new_name(stem: str) -> str:
 def names() -> Callable[[str], str]:
     """`new_name`, for tests that need several."""
     return new_name
+
+
+@pytest.fixture
+def clients() -> Iterator[Clients]:
+    """Opens streams and sockets; all that a test left open is closed behind it."""
+    with Clients() as opened:
+        yield opened
 
 
 @pytest.fixture

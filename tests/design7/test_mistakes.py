@@ -23,6 +23,7 @@ from topics_server.engine.topic import Topic
 from topics_server.errors import Code, Corrupt, StartRefused, StorageError, TopicsError
 from topics_server.model import Durability, LossReason, TagMatch, TopicConfig
 from topics_server.wal import layout
+from topics_server.wal.jobs import Job
 
 T = TypeVar("T")
 
@@ -367,10 +368,10 @@ def test_a_listed_segment_that_is_missing_refuses_start(
 
 
 def test_preallocation_never_runs_beside_a_write(bench: Bench) -> None:
-    """While the shard's worker has a job (zero-filling, syncing), the loop writes nothing; and what
-    is filled begins where it ended last, above every group.
+    """While the shard's worker has a job that fills, the loop writes nothing; and what is filled
+    begins where it ended last, above every group.
 
-    Guards: wal/shard.py, `_pump` goes on only `while not self._busy`; wal/tail.py, `fill`,
+    Guards: wal/jobs.py, `only_syncs`, `or self.prepare`; wal/tail.py, `fill`,
     `position = self.filled`.
     """
     bench.put(Durability.DISK)
@@ -388,8 +389,8 @@ def test_preallocation_never_runs_beside_a_write(bench: Bench) -> None:
     assert written > 200
     assert shard.tail.rotations > 1
     bench.wait(2)
-    assert not shard._busy
-    shard._busy = True
+    assert shard._job is None
+    shard._job = Job(prepare=True)
     before = shard.tail.end
     body = bench.body(1)
 
@@ -399,7 +400,7 @@ def test_preallocation_never_runs_beside_a_write(bench: Bench) -> None:
         for _ in range(50):
             await asyncio.sleep(0)
         was_written = shard.tail.end != before or task.done()
-        shard._busy = False
+        shard._job = None
         shard._pump()
         await task
         return was_written

@@ -10,7 +10,6 @@ calls allow. Called by tests/model and tests/crash.
 from __future__ import annotations
 
 import asyncio
-import logging
 import random
 from collections.abc import Coroutine, Sequence
 from typing import Any, Final
@@ -80,19 +79,10 @@ class Simulation:
 
     def run(self) -> None:
         """All boots and a last look. Raises `AssertionError` with the seed."""
-        logger = logging.getLogger("topics_server")
-        level = logger.level
-        logger.setLevel(logging.CRITICAL)
-        try:
+        with self.world.life(self.seed):
             for _ in range(self.boots):
                 self._boot()
             self._boot(is_last=True)
-        except Exception as error:
-            error.add_note(f"seed {self.seed}")
-            raise
-        finally:
-            logger.setLevel(level)
-            self.world.abandon()
 
     # -- boots -----------------------------------------------------------------------------
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 
 from tests.design7.bench import TOPIC, Bench
+from tests.storage.fake_disk import SimulatedCrash
 from topics_server.model import Durability
 
 
@@ -61,3 +63,26 @@ def test_a_topic_dropped_while_it_is_sealed_leaves_no_files() -> None:
         assert left == []
     finally:
         bench.world.abandon()
+
+
+def test_a_start_with_another_shard_count_can_be_killed_anywhere() -> None:
+    """Guard: node.py, `_publish` trims the old set's files only after it is no longer listed."""
+    # Which of the two is done first is decided by the seed.
+    for seed, nth in itertools.product(range(1, 13), range(38, 49)):
+        bench = Bench(seed, wal_shards=2)
+        try:
+            bench.put()
+            bench.append(3)
+            world = bench.world
+            world.stop()
+            world.changes["wal_shards"] = 1
+            world.disk.crash_at(nth)
+            try:
+                world.start()
+                world.run(asyncio.sleep(0.1))
+            except SimulatedCrash:
+                world.crash("kill")
+                world.start()
+            assert list(bench.look().records) == [1, 2, 3]
+        finally:
+            bench.world.abandon()

@@ -88,8 +88,10 @@ class TopicMachine(RuleBasedStateMachine):
                 discard=Discard.OLD,
             )
         )
-        # A tightened cap evicts in the background.
+        # A tightened cap evicts in the background, and what that journals is applied some turns
+        # of the loop later.
         self.bench.tend()
+        self.bench.wait(0.01)
         self.plain.evict()
 
     def _put(self, config: TopicConfig) -> None:

@@ -9,8 +9,10 @@ Called by the simulations of `tests/model`, `tests/crash` and `tests/design7`.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
 import random
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -102,16 +104,22 @@ class FakeClock:
 
 
 class LaterOffload:
-    """Runs blocking calls on the loop, some turns later."""
+    """Runs blocking calls on the loop, some turns later; what came of them is heard later still."""
 
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
 
     async def run(self, call: Callable[[], T]) -> T:
         """See `engine.ports.Offload`."""
-        for _ in range(self._rng.choice((0, 0, 1, 3))):
+        await self._turns()
+        result = call()
+        await self._turns()
+        return result
+
+    async def _turns(self) -> None:
+        # Now and then long enough for a whole checkpoint in between.
+        for _ in range(self._rng.choice((0, 0, 0, 1, 3, 40))):
             await asyncio.sleep(0)
-        return call()
 
 
 _SETTINGS: Final[dict[str, Settings]] = {}
@@ -142,6 +150,8 @@ class World:
             "checkpoint_interval_ms": 3_600_000,
             **changes,
         }
+        # What is started; simulations that watch a node from inside have their own.
+        self.node_type: type[Node] = Node
         self.node: Node | None = None
         self.loop: VirtualLoop | None = None
 
@@ -149,6 +159,21 @@ class World:
     def is_up(self) -> bool:
         """Whether a node is running."""
         return self.node is not None
+
+    @contextlib.contextmanager
+    def life(self, seed: int) -> Iterator[None]:
+        """All that happens, in silence: what fails tells the seed, nothing is left running."""
+        logger = logging.getLogger("topics_server")
+        level = logger.level
+        logger.setLevel(logging.CRITICAL)
+        try:
+            yield
+        except BaseException as error:
+            error.add_note(f"seed {seed}")
+            raise
+        finally:
+            logger.setLevel(level)
+            self.abandon()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run to its end. Raises `SimulatedCrash` as soon as the disk is gone."""
@@ -167,7 +192,7 @@ class World:
         assert self.node is None
         self.loop = loop = VirtualLoop(self.disk)
         self.clock.hand_over(loop)
-        node = Node.open(
+        node = self.node_type.open(
             settings_of(self.changes),
             64,
             fs=self.disk,

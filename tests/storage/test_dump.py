@@ -13,8 +13,22 @@ from tests.storage.journal_rig import Life
 from topics_server.appends import decode_append
 from topics_server.engine.capture import capture
 from topics_server.engine.sealing import plan_seal
+from topics_server.engine.sessions import SessionTable
 from topics_server.engine.topic import Topic
-from topics_server.entries import Entry, RecordsAppended, RecordsDeleted, TopicPut
+from topics_server.entries import (
+    RESERVED_ID_MIN,
+    SESSIONS_ID,
+    CursorAt,
+    Entry,
+    RecordsAppended,
+    RecordsDeleted,
+    SessionEntry,
+    SessionMoved,
+    SessionOpened,
+    SessionOptions,
+    SessionsClosed,
+    TopicPut,
+)
 from topics_server.errors import StartRefused
 from topics_server.handoff import SnapshotImage
 from topics_server.model import TopicConfig
@@ -273,3 +287,88 @@ def test_what_is_no_data_directory_is_refused() -> None:
     for call in (verify, lambda fs, path: list(dump(fs, path))):
         with pytest.raises(StartRefused, match="no FORMAT"):
             call(disk, "data")
+
+
+# -- watch sessions ------------------------------------------------------------------------
+
+
+def watched_server(*more: tuple[int, bytes]) -> FakeDisk:
+    """One session in the snapshot; in the journal it moves, and another comes and goes."""
+    disk = FakeDisk(1)
+    Directory.open(disk, "data", boot_id="boot").note_wal_set(1, 2, 1)
+    life = Life(disk)
+    life.recover()
+    table = SessionTable()
+
+    def commit(entry: SessionEntry) -> None:
+        lsn = life.submit(entry, urgent=True)
+        assert lsn is not None
+        table.apply(lsn, entry)
+
+    options = SessionOptions([], 256, 262_144, 15_000, 6, False)
+    commit(SessionOpened("wid_kept", TS, options, [CursorAt("orders", TOPIC, 1, 4)]))
+    life.settle()
+    parts = [(SESSIONS_ID, part) for part in table.capture()]
+    PublishedSnapshots(disk, "data").write(
+        SnapshotImage(start_lsn=2, last_lsn=1, next_topic_id=4, parts=[*parts, *more])
+    )
+    commit(SessionMoved("wid_kept", TS, False, [CursorAt("orders", TOPIC, 1, 9)]))
+    commit(SessionOpened("wid_gone", TS, options, []))
+    commit(SessionsClosed(["wid_gone"], TS))
+    life.settle()
+    return life.die("kill")
+
+
+def test_watch_sessions_are_verified_and_counted() -> None:
+    report = verify(watched_server(), "data")
+    assert report.problems == []
+    assert (report.counts["watch_sessions"], report.counts["journal_entries"]) == (1, 3)
+
+
+def test_entries_of_watch_sessions_are_dumped_on_request_and_are_no_records() -> None:
+    disk = watched_server()
+    assert list(dump(disk, "data")) == []
+    items = list(dump(disk, "data", with_journal=True))
+    assert msgspec.json.encode(items[0]) == (
+        b'{"lsn":2,"entry":"SessionMoved","wid":"wid_kept","ts":1700000000000,'
+        b'"is_streaming":false,"cursors":[["orders",3,1,9]]}'
+    )
+    assert [item["entry"] for item in items[1:]] == ["SessionOpened", "SessionsClosed"]
+
+
+def sessions_part(*images: list[object], version: int = 1) -> bytes:
+    return msgspec.msgpack.encode([version, 1, list(images)])
+
+
+def image_of(wid: str, lsn: int) -> list[object]:
+    return [wid, [[], 1, 1, 1, 4, False], [], TS, TS, False, lsn]
+
+
+@pytest.mark.parametrize(
+    ("part_id", "part", "expected"),
+    [
+        (SESSIONS_ID, b"\xc1", "not a part of the watch sessions"),
+        (SESSIONS_ID, sessions_part(version=2), "has version 2, not 1"),
+        (SESSIONS_ID, sessions_part(image_of("wid_kept", 0)), "wid_kept is there twice"),
+        (SESSIONS_ID, sessions_part(image_of("wid_new", 2)), "wid_new is newer than its snapshot"),
+        (RESERVED_ID_MIN, b"later", "newer version"),
+    ],
+)
+def test_a_part_of_watch_sessions_that_makes_no_sense_is_a_problem(
+    part_id: int, part: bytes, expected: str
+) -> None:
+    report = verify(watched_server((part_id, part)), "data")
+    assert len(report.problems) == 1
+    assert expected in report.problems[0]
+
+
+@pytest.mark.parametrize("offset", [0, 8, 45, 60])
+def test_a_byte_flipped_in_a_frame_of_a_session_is_found(offset: int) -> None:
+    disk = watched_server()
+    path, at = find_in_journal(disk, b"wid_kept\xa2ts\xcf")
+    frame = disk.content(path).rfind(b"\xff" * 8, 0, at) - 16
+    disk.corrupt(path, frame + offset)
+    report = verify(disk, "data")
+    assert report.problems or report.infos
+    # Damaged or torn, nothing of that group is taken for an entry.
+    assert report.counts["journal_entries"] < 3

@@ -374,3 +374,144 @@ def test_sync_latencies_are_observed_in_microseconds() -> None:
     assert len(seen) == shard.counters.syncs == 1
     assert seen[0] >= 0
     life.close()
+
+
+# -- writes beside a job ------------------------------------------------------------------------
+
+
+def syncing(disk: FakeDisk) -> Life:
+    """A life in which the worker is about to sync entry 1, which nobody waits for."""
+    life = Life(disk, shards=1, turns=lambda: 20, sync_interval_ms=0)
+    life.recover()
+    life.settle()
+    life.submit(append(0, 1))
+    while life.journal.shards[0]._job is None:
+        life.turn()
+    assert life.progress[-1].written_lsn == 1
+    assert life.journal.shards[0].counters.syncs == 0
+    return life
+
+
+def test_entries_are_written_beside_a_sync_that_nobody_waits_for() -> None:
+    life = syncing(new_disk(1))
+    shard = life.journal.shards[0]
+    life.submit(append(0, 2))
+    life.turn(2)
+    assert (life.progress[-1].written_lsn, life.progress[-1].synced_lsn) == (2, 0)
+    assert (shard.counters.loop_groups, shard.counters.syncs) == (2, 0)
+    life.settle()
+    assert life.progress[-1].synced_lsn == 2
+    again = Life(life.die("power"), life.promises, shards=1)
+    assert set(again.recover("power")) == {1, 2}
+    again.close()
+
+
+def test_a_sync_covers_what_was_written_before_it_began(monkeypatch: pytest.MonkeyPatch) -> None:
+    life = syncing(new_disk(1))
+    shard = life.journal.shards[0]
+    tail = shard.tail
+    end, written_bytes = tail.end, tail.written_bytes
+    file = tail._live.file
+
+    class WrittenMeanwhile:
+        """The disk syncs what it had; then, before the call returns, the loop writes."""
+
+        path = file.path
+
+        def sync(self) -> None:
+            file.sync()
+            tail._live.file = file
+            life.submit(append(0, 2), sync=True)
+            shard._flush()
+
+    monkeypatch.setattr(tail._live, "file", WrittenMeanwhile())
+    while life.progress[-1].synced_lsn == 0:
+        life.turn()
+    first = next(p for p in life.progress if p.synced_lsn)
+    assert (first.written_lsn, first.synced_lsn) == (2, 1)
+    assert (tail.synced_bytes, tail.synced_lsn) == (end, 1)
+    assert tail.dirty_bytes == tail.written_bytes - written_bytes > 0
+    assert shard._sync_from_lsn == 2, "somebody still waits"
+    while life.progress[-1].synced_lsn == 1:
+        life.turn()
+    assert (life.progress[-1].synced_lsn, tail.dirty_bytes) == (2, 0)
+    life.close()
+
+
+def test_what_wants_a_sync_is_not_covered_by_the_one_under_way() -> None:
+    life = syncing(new_disk(1))
+    shard = life.journal.shards[0]
+    life.submit(append(0, 2), sync=True)
+    life.turn(2)
+    life.submit(append(0, 3))
+    life.turn(2)
+    # Written beside the sync, the first; behind an entry that waits for one, the second is not.
+    assert (life.progress[-1].written_lsn, shard.queue_depth) == (2, 1)
+    life.settle()
+    assert shard.counters.syncs >= 2
+    assert life.progress[-1].synced_lsn == 3
+    life.close()
+
+
+def test_a_write_that_fails_beside_a_sync_is_cut_behind_it() -> None:
+    disk = new_disk(4)
+    life = syncing(disk)
+    disk.fail("write", "enospc", path=WAL_FILES)
+    failed = life.submit(append(0, 2))
+    life.turn(2)
+    shard = life.journal.shards[0]
+    assert (shard.state, life.progress[-1].failed_from) == (State.FAILED, None)
+    while (failure := life.progress[-1]).failed_from is None:
+        life.turn()
+    assert not shard.tail.is_broken
+    life.settle()
+    assert (failure.failed_from, failure.written_lsn, failure.synced_lsn) == (failed, 1, 1)
+    assert shard.state is State.OPEN
+    kept = life.submit(append(0, 3), sync=True)
+    life.settle()
+    again = Life(life.die("power"), life.promises, shards=1)
+    assert set(again.recover("power")) == {1, kept}
+    again.close()
+
+
+def test_a_failed_sync_takes_nothing_back_that_was_written_beside_it() -> None:
+    disk = new_disk(5)
+    life = syncing(disk)
+    life.submit(append(0, 2))
+    life.turn(2)
+    disk.fail("sync", "eio", path=WAL_FILES)
+    life.settle()
+    assert life.journal.shards[0].state is State.READ_ONLY
+    failure = next(p for p in life.progress if p.failed_from is not None)
+    assert (failure.failed_from, failure.written_lsn) == (3, 2)
+    life.end()
+
+
+def test_where_writes_wait_for_a_sync_none_is_made_beside_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    life = syncing(new_disk(1))
+    shard = life.journal.shards[0]
+    slow_ms = iter((-1.0, -1.0, 1e9, -1.0, -1.0, -1.0))
+    for seq in range(2, 8):
+        # One fast write in between: a busy machine, and counting starts again.
+        monkeypatch.setattr("topics_server.wal.shard._SLOW_WRITE_MS", next(slow_ms))
+        while shard._job is None or not shard._job.only_syncs:
+            life.turn()
+        lsn = life.submit(append(0, seq))
+        life.turn(2)
+        assert (life.progress[-1].written_lsn, shard.queue_depth) == (lsn, 0)
+        syncs = shard.counters.syncs
+        while shard.counters.syncs == syncs:
+            life.turn()
+        life.submit(append(0, 100 + seq))
+        life.turn(2)
+    while shard._job is None or not shard._job.only_syncs:
+        life.turn()
+    before = life.progress[-1].written_lsn
+    lsn = life.submit(append(0, 9))
+    life.turn(2)
+    assert (life.progress[-1].written_lsn, shard.queue_depth) == (before, 1)
+    life.settle()
+    assert life.progress[-1].synced_lsn == lsn
+    life.close()

@@ -8,9 +8,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from topics_server.appends import decode_append, exceeds_depth
+from topics_server import appends
+from topics_server.appends import (
+    PLAIN_GRAMMAR,
+    DecodedAppend,
+    decode_append,
+    deliver_times,
+    exceeds_depth,
+    of_columns,
+)
+from topics_server.blocks import record_bytes
 from topics_server.errors import Code, TopicsError
-from topics_server.limits import JSON_DEPTH_MAX
+from topics_server.limits import DELAY_MS_MAX, JSON_DEPTH_MAX
 
 JSON_VALUES = st.recursive(
     st.none()
@@ -51,6 +60,66 @@ def test_data_and_meta_stay_the_bytes_that_were_sent(data: bytes) -> None:
 def test_any_json_is_data(value: object) -> None:
     data = json.dumps(value).encode()
     assert [*map(bytes, decode_append(one(data)).datas)] == [data]
+
+
+TEXTS = st.sampled_from(["", "t", "ünï", "x" * 64, "x" * 65]) | st.text(max_size=8)
+RECORD = st.fixed_dictionaries(
+    {"data": st.sampled_from([0, "ü", {"a": [1]}])},
+    optional={
+        "tag": st.none() | TEXTS,
+        "node": st.none() | TEXTS,
+        "meta": st.sampled_from([None, {}, {"k": 1}]),
+        "later": st.just(1),
+    },
+)
+CALL = st.fixed_dictionaries(
+    {"records": st.lists(RECORD, max_size=4)},
+    optional={
+        "node": st.none() | TEXTS,
+        "idempotency_key": st.none() | TEXTS,
+        "create": st.none() | st.booleans(),
+        "config": st.sampled_from([None, {"ttl_ms": 1}]),
+        "disable_backpressure": st.none() | st.booleans(),
+        "later": st.just(1),
+    },
+)
+
+
+def columns(decoded: DecodedAppend) -> tuple[object, ...]:
+    """What a call says, without what is summed up of it."""
+    return (
+        [*map(bytes, decoded.datas)],
+        decoded.metas,
+        decoded.tags,
+        decoded.nodes,
+        decoded.batch_node,
+        decoded.idempotency_key,
+        decoded.create,
+        decoded.config,
+        decoded.disable_backpressure,
+    )
+
+
+@given(CALL, st.booleans())
+def test_plain_calls_are_read_like_all_others(call: dict[str, object], ascii_only: bool) -> None:
+    body = json.dumps(call, ensure_ascii=ascii_only).encode(errors="replace")
+    decoded = decode_append(body)
+    full = appends._decode_full(body)
+    assert columns(decoded) == columns(full)
+    assert (decoded.weight, decoded.longest_bytes) == (full.weight, full.longest_bytes)
+    assert decoded.tag_chars_max >= full.tag_chars_max
+
+
+@given(CALL)
+def test_sums_are_those_of_the_records(call: dict[str, object]) -> None:
+    decoded = decode_append(json.dumps(call).encode())
+    records = list(zip(decoded.datas, decoded.metas, decoded.tags, decoded.nodes, strict=True))
+    assert decoded.weight == sum(record_bytes(*record) for record in records)
+    assert decoded.payload_bytes == sum(len(data) + len(meta) for data, meta, _, _ in records)
+    assert decoded.longest_bytes == max((len(data) for data, _, _, _ in records), default=0)
+    assert decoded.tag_chars_max >= max((len(tag or "") for tag in decoded.tags), default=0)
+    again = of_columns(decoded.datas, decoded.metas, decoded.tags, decoded.nodes)
+    assert again.weight == decoded.weight
 
 
 def test_the_batch_node_is_a_default() -> None:
@@ -142,3 +211,71 @@ def test_brackets_in_strings_are_no_depth() -> None:
     assert decode_append(one(b"[" + text + b"]")).count == 1
     assert exceeds_depth(b"[" * 513 + b"]" * 513)
     assert not exceeds_depth(b"[" + b"[]," * 1_000 + b"[]]")
+
+
+# -- delays --------------------------------------------------------------------------------
+
+
+def delayed(fields: bytes) -> bytes:
+    return b'{"records":[{"data":1},{"data":2,' + fields + b"}]}"
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        (b'"delay_ms":500', [(1, 1_500)]),
+        (b'"deliver_at_ms":7000', [(1, 7_000)]),
+        (b'"d\\u0065lay_ms":500', [(1, 1_500)]),
+        (b'"delay_ms":0', []),
+        (b'"deliver_at_ms":1000', []),
+        (b'"delay_ms":null,"deliver_at_ms":null', []),
+        (b'"delay_ms":null,"deliver_at_ms":7000', [(1, 7_000)]),
+        (b'"delay_ms":18446744073709551615', [(1, 1_000 + DELAY_MS_MAX)]),
+        (b'"deliver_at_ms":18446744073709551615', [(1, 1_000 + DELAY_MS_MAX)]),
+    ],
+)
+def test_a_record_may_say_when_it_is_to_be_had(
+    fields: bytes, expected: list[tuple[int, int]]
+) -> None:
+    body = delayed(fields)
+    decoded = decode_append(body)
+    assert deliver_times(body, decoded, decoded.grammar, 1_000) == expected
+    # Replay has the body and its grammar only.
+    assert deliver_times(body, None, decoded.grammar, 1_000) == expected
+    assert [*map(bytes, decoded.datas)] == [b"1", b"2"]
+
+
+def test_only_delays_need_the_newer_grammar() -> None:
+    assert decode_append(delayed(b'"delay_ms":1')).grammar == 2
+    assert decode_append(delayed(b'"delay_ms":null')).grammar == 1
+    assert decode_append(delayed(b'"tag":"delay_ms"')).grammar == 1
+    assert decode_append(one(b'{"delay_ms":"x"}')).grammar == 1
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        (b'"delay_ms":"5"', "records[1].delay_ms"),
+        (b'"delay_ms":5.5', "records[1].delay_ms"),
+        (b'"delay_ms":true', "records[1].delay_ms"),
+        (b'"delay_ms":-1', "records[1].delay_ms"),
+        (b'"delay_ms":18446744073709551616', "records[1].delay_ms"),
+        (b'"deliver_at_ms":[]', "records[1].deliver_at_ms"),
+        (b'"deliver_at_ms":-1', "records[1].deliver_at_ms"),
+        (b'"deliver_at_ms":99999999999999999999999', "records[1].deliver_at_ms"),
+        (b'"delay_ms":1,"deliver_at_ms":1', "records[1].delay_ms"),
+        (b'"delay_ms":0,"deliver_at_ms":0', "records[1].delay_ms"),
+    ],
+)
+def test_a_wrong_delay_is_refused_with_its_path(fields: bytes, field: str) -> None:
+    with pytest.raises(TopicsError) as refused:
+        decode_append(delayed(fields))
+    assert refused.value.code is Code.INVALID_REQUEST
+    assert refused.value.detail == {"field": field}
+
+
+@pytest.mark.parametrize("fields", [b'"delay_ms":"soon"', b'"delay_ms":1,"deliver_at_ms":[]'])
+def test_a_frame_of_the_first_grammar_stays_readable_whatever_it_says(fields: bytes) -> None:
+    decoded = decode_append(delayed(fields), PLAIN_GRAMMAR)
+    assert (decoded.count, decoded.delays, decoded.grammar) == (2, (), 1)
+    assert deliver_times(delayed(fields), None, PLAIN_GRAMMAR, 1_000) == []

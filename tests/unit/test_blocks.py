@@ -42,11 +42,14 @@ def test_encoding_and_decoding_change_nothing(records: Records) -> None:
     assert decode_block(memoryview(encode_block(block))) == block
 
 
-def test_the_columns_are_copies() -> None:
-    tags: list[str | None] = ["t"]
-    block = make_block(1, array("q", [1]), [b"1"], [b""], tags, [None])
-    tags[0] = "other"
-    assert block.tags == ["t"]
+@given(st.lists(st.binary(max_size=9), min_size=1, max_size=300))
+def test_a_column_without_meta_need_not_be_there(datas: list[bytes]) -> None:
+    count = len(datas)
+    times = array("q", [5]) * count
+    absent: list[str | None] = [None] * count
+    block = make_block(1, times, datas, None, absent, absent)
+    assert block == make_block(1, times, datas, [b""] * count, absent, absent)
+    assert [block.data(row) for row in range(count)] == datas
 
 
 def test_columns_of_different_length_are_a_mistake_of_the_caller() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from topics_server.clock import SystemClock, monotonic_ms, now_ms, random_id
+from topics_server.clock import SystemClock, monotonic_ms, now_ms, random_id, random_u64
 
 
 def test_wall_time_is_integer_milliseconds_of_this_century() -> None:
@@ -26,3 +26,10 @@ def test_ids_are_url_safe_and_differ() -> None:
     assert len(ids) == 1000
     assert all(name.replace("-", "").replace("_", "").isalnum() for name in ids)
     assert all(len(name) == 22 for name in ids)
+
+
+def test_counts_begin_somewhere_else_at_every_start() -> None:
+    begins = {random_u64() for _ in range(100)}
+    assert len(begins) == 100
+    assert all(0 <= begin < 2**64 for begin in begins)
+    assert max(begins) > 2**56

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import re
 
+import msgspec
 import pytest
 
 from topics_server.metrics import (
     LATENCY_BOUNDS_US,
     Facts,
     LatencyHistogram,
+    RouterFacts,
+    RoutersFacts,
     ShardFacts,
     StoreFacts,
     TopicFacts,
@@ -40,6 +43,9 @@ def facts() -> Facts:
             topics=[TopicFacts("jobs:a", 480231, 468188, 12043, 99)],
             topics_truncated=True,
         ),
+        routers=RoutersFacts(
+            3, [RouterFacts("a->b", 480231, 7, 0), RouterFacts("a->c", 0, 9, 1)], True
+        ),
     )
 
 
@@ -61,6 +67,14 @@ def facts() -> Facts:
         'topics_topic_earliest_seq{topic="jobs:a"} 468188.0',
         'topics_topic_records_live{topic="jobs:a"} 12043.0',
         'topics_topic_bytes_live{topic="jobs:a"} 99.0',
+        "topics_routers 3.0",
+        "topics_router_metrics_truncated 1.0",
+        'topics_router_forwarded_total{router="a->b"} 480231.0',
+        'topics_router_lag{router="a->b"} 7.0',
+        'topics_router_stalled{router="a->b"} 0.0',
+        'topics_router_stalled{router="a->c"} 1.0',
+        "# TYPE topics_router_forwarded_total counter",
+        "# TYPE topics_router_lag gauge",
         "topics_wal_frames_total 11.0",
         "topics_wal_batches_total 22.0",
         "topics_wal_fsyncs_total 33.0",
@@ -95,12 +109,23 @@ def test_the_figures_of_absent_parts_are_absent() -> None:
     assert "topics_recovery_progress 0.5" in text
     assert "topics_wal" not in text
     assert "topics_topics" not in text
+    assert "topics_router" not in text
+
+
+def test_without_routers_there_is_their_number_and_no_block() -> None:
+    empty = msgspec.structs.replace(facts(), routers=RoutersFacts(0, [], False))
+    text = as_text(empty).decode()
+    assert "\ntopics_routers 0.0\n" in text
+    assert "topics_router_lag" not in text
+    assert "topics_router_lag" not in as_values(empty)
 
 
 def test_the_json_snapshot_has_the_same_figures() -> None:
     values = as_values(facts())
     assert values["topics_topics"] == 3
     assert values["topics_wal_frames_total"] == 11
+    assert values["topics_routers"] == 3
+    assert values["topics_router_lag"][1] == {"labels": {"router": "a->c"}, "value": 9}
     assert values["topics_topic_head_seq"] == [{"labels": {"topic": "jobs:a"}, "value": 480231}]
     names = {
         re.split(r"[{ ]", line)[0]

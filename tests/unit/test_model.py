@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
-from topics_server.model import GATE_OF, Durability, Gate, TagMatch, is_topic_name
+from topics_server.model import GATE_OF, Durability, Gate, TagMatch, TopicConfig, is_topic_name
 
 
 @pytest.mark.parametrize(
@@ -65,3 +66,12 @@ def test_every_class_has_its_gate() -> None:
         Durability.FSYNC: Gate.SYNCED,
     }
     assert Gate.NONE < Gate.WRITTEN < Gate.SYNCED
+
+
+def test_a_topic_without_a_lease_log_is_encoded_as_before_there_was_one() -> None:
+    """Golden frames hold the bytes; here is why they hold."""
+    plain = msgspec.msgpack.encode(TopicConfig())
+    assert b"lease_log" not in plain
+    assert msgspec.msgpack.decode(plain, type=TopicConfig).lease_log is msgspec.UNSET
+    logged = TopicConfig(lease_log="leases")
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(logged), type=TopicConfig) == logged

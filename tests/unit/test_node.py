@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
@@ -16,7 +17,7 @@ from topics_server.engine.answers import ReadRequest
 from topics_server.errors import StartRefused
 from topics_server.limits import MIB
 from topics_server.model import Durability, TopicConfig
-from topics_server.node import Node, journal_sizes
+from topics_server.node import Node, ThreadOffload, journal_sizes
 from topics_server.settings import Settings
 from topics_server.wal.directory import read_format
 from topics_server.wal.packer import InlinePacker
@@ -318,3 +319,26 @@ async def test_a_draining_node_answers_whoever_waits(disk: FakeDisk) -> None:
     assert node.state.phase == "draining"
     assert (await waiting).is_empty
     await node.close()
+
+
+@pytest.mark.anyio
+async def test_a_call_whose_caller_was_cancelled_is_waited_for() -> None:
+    """Else the final snapshot could be written beside one that is being written."""
+    offload = ThreadOffload()
+    may_end, has_begun = threading.Event(), threading.Event()
+
+    def call() -> None:
+        has_begun.set()
+        assert may_end.wait(10)
+
+    caller = asyncio.create_task(offload.run(call))
+    await asyncio.to_thread(has_begun.wait, 10)
+    caller.cancel()
+    await asyncio.gather(caller, return_exceptions=True)
+    settled = asyncio.create_task(offload.settled())
+    await asyncio.sleep(0.02)
+    assert not settled.done()
+    may_end.set()
+    await asyncio.wait_for(settled, 10)
+    await asyncio.wait_for(offload.settled(), 1)
+    offload.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import gc
 import json
@@ -19,6 +20,8 @@ from pathlib import Path
 
 import httpx
 import pytest
+from websockets.exceptions import ConnectionClosed
+from websockets.sync.client import ClientConnection, connect
 
 from topics_server.metrics import log
 from topics_server.node import Node
@@ -62,6 +65,22 @@ def settings_of(tmp_path: Path, **changes: object) -> Settings:
 
 
 # -- logging --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("line", "is_told"),
+    [
+        ("Invalid UTF-8 sequence received from client.", False),
+        ("ASGI callable returned without completing handshake.", False),
+        ("Exception in ASGI application\n", True),
+    ],
+)
+def test_what_any_client_can_cause_is_no_error_of_ours(
+    tmp_path: Path, line: str, is_told: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    set_up_logging(settings_of(tmp_path))
+    logging.getLogger("uvicorn.error").error(line)
+    assert (line.strip() in capsys.readouterr().err) is is_told
 
 
 def test_a_json_line_is_one_object_with_time_level_and_event() -> None:
@@ -224,6 +243,145 @@ def test_data_that_cannot_be_served_end_with_code_1_and_the_reason(
     capsys.readouterr()
     assert run(settings) == 1
     assert any("cannot start: " in line and "missing" in line for line in lines_of(capsys))
+
+
+# -- streams and WebSockets -------------------------------------------------------------------
+
+
+def watched(port: int, count: int = 1) -> list[str]:
+    """The paths of new sessions over a topic with one record."""
+    url = f"http://127.0.0.1:{port}/v0"
+    with httpx.Client(trust_env=False, timeout=10) as client:
+        assert client.post(f"{url}/topics/jobs", json={"records": [{"data": 1}]}).is_success
+        answers = [client.post(f"{url}/watch", json={"topics": {"jobs": {}}}) for _ in range(count)]
+    return [str(answer.json()["stream_url"]) for answer in answers]
+
+
+def ask(port: int, path: str) -> socket.socket:
+    """Send a GET; nothing is read."""
+    sock = socket.create_connection(("127.0.0.1", port), timeout=30)
+    sock.sendall(f"GET {path} HTTP/1.1\r\nhost: x\r\naccept: */*\r\n\r\n".encode())
+    return sock
+
+
+def read_until(sock: socket.socket, mark: bytes) -> bytes:
+    """What comes, up to a mark."""
+    received = b""
+    while mark not in received:
+        piece = sock.recv(65_536)
+        assert piece, received
+        received += piece
+    return received
+
+
+def read_all(sock: socket.socket) -> bytes:
+    """What comes, up to the end of the connection."""
+    received = b""
+    while piece := sock.recv(65_536):
+        received += piece
+    sock.close()
+    return received
+
+
+def open_socket(port: int) -> contextlib.AbstractContextManager[ClientConnection]:
+    return connect(f"ws://127.0.0.1:{port}/v0/ws", proxy=None, open_timeout=10)
+
+
+def test_a_stop_ends_streams_and_sockets_at_once(tmp_path: Path) -> None:
+    streams: list[socket.socket] = []
+    sockets: list[ClientConnection] = []
+    signalled = 0.0
+
+    def visit(port: int) -> None:
+        nonlocal signalled
+        wait_until_ready(port)
+        for path in watched(port, 100):
+            streams.append(ask(port, path))
+            read_until(streams[-1], b"caught-up")
+        sockets.extend(stack.enter_context(open_socket(port)) for _ in range(10))
+        signalled = time.monotonic()
+
+    with contextlib.ExitStack() as stack:
+        assert run_with(settings_of(tmp_path, port_file=tmp_path / "port"), visit) == 0
+        # Waiting for them would take the whole of shutdown_grace_ms, ten seconds.
+        assert time.monotonic() - signalled < 5
+        assert {read_all(stream)[-5:] for stream in streams} == {b"0\r\n\r\n"}
+        for peer in sockets:
+            with pytest.raises(ConnectionClosed) as caught:
+                peer.recv(timeout=10)
+            assert caught.value.rcvd is not None
+            assert caught.value.rcvd.code == 1001
+
+
+def test_a_stream_waits_for_recovery_and_is_answered_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = settings_of(tmp_path, port_file=tmp_path / "port")
+    paths: list[str] = []
+
+    def visit(port: int) -> None:
+        wait_until_ready(port)
+        paths.extend(watched(port))
+
+    assert run_with(settings, visit) == 0
+    may_start = threading.Event()
+    start = Node.start
+
+    async def start_late(node: Node) -> None:
+        await asyncio.to_thread(may_start.wait, 10)
+        await start(node)
+
+    def come_back(port: int) -> None:
+        stream = ask(port, paths[0])
+        assert get(port, "/v0/ready").status_code == 503
+        assert get(port, "/v0/topics/jobs").status_code == 503
+        may_start.set()
+        received = read_until(stream, b"caught-up")
+        assert received.startswith(b"HTTP/1.1 200 OK\r\n")
+        assert b'"$seq":1' in received
+        stream.close()
+
+    monkeypatch.setattr(Node, "start", start_late)
+    (tmp_path / "port").unlink()
+    assert run_with(settings, come_back) == 0
+
+
+def test_a_stop_during_recovery_hangs_up_on_a_stream_that_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A browser that is told 503 would never come back."""
+    waiting: list[socket.socket] = []
+
+    async def start(node: Node) -> None:
+        await asyncio.sleep(3_600)
+
+    def visit(port: int) -> None:
+        waiting.append(ask(port, "/v0/watch/wid_x"))
+        # Answered behind it, so it was heard.
+        assert get(port, "/v0/ready").status_code == 503
+
+    monkeypatch.setattr(Node, "start", start)
+    assert run_with(settings_of(tmp_path, port_file=tmp_path / "port"), visit) == 0
+    assert read_all(waiting[0]) == b""
+    assert [line.split()[2:] for line in lines_of(capsys)] == [["INFO", "stopped"]]
+
+
+def test_sockets_are_not_packed_and_their_messages_bounded(tmp_path: Path) -> None:
+    settings = settings_of(tmp_path, port_file=tmp_path / "port", max_ws_message_bytes=1_000)
+
+    def visit(port: int) -> None:
+        wait_until_ready(port)
+        with open_socket(port) as peer:
+            assert peer.protocol.extensions == []
+            peer.send('{"op":"ping","request_id":"%s"}' % ("x" * 200))
+            assert json.loads(peer.recv(timeout=10))["op"] == "pong"
+            peer.send("x" * 1_001)
+            with pytest.raises(ConnectionClosed) as caught:
+                peer.recv(timeout=10)
+            assert caught.value.rcvd is not None
+            assert caught.value.rcvd.code == 1009
+
+    assert run_with(settings, visit) == 0
 
 
 # -- exit code 1 ------------------------------------------------------------------------------

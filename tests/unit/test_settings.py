@@ -86,6 +86,23 @@ def test_nothing_has_to_be_set() -> None:
         ("TOPICS_MAX_TAG_BYTES", "65536"),
         ("TOPICS_MAX_TOPICS", "none"),
         ("TOPICS_READY_DEGRADED", "500"),
+        ("TOPICS_CORS_ORIGINS", "*"),
+        ("TOPICS_CORS_ORIGINS", "https://*.example.org"),
+        ("TOPICS_CORS_ORIGINS", "null"),
+        ("TOPICS_CORS_ORIGINS", "example.org"),
+        ("TOPICS_CORS_ORIGINS", "http://example.org/"),
+        ("TOPICS_CORS_ORIGINS", "http://example.org/page"),
+        ("TOPICS_CORS_ORIGINS", "http://user@example.org"),
+        ("TOPICS_CORS_ORIGINS", "http://example.org:0"),
+        ("TOPICS_CORS_ORIGINS", "http://example.org:65536"),
+        ("TOPICS_CORS_ORIGINS", "http://a http://b"),
+        ("TOPICS_CORS_ORIGINS", "http://bücher.example"),
+        ("TOPICS_MAX_WATCH_TOPICS", "0"),
+        ("TOPICS_MAX_WATCH_SESSIONS", "-1"),
+        ("TOPICS_SESSION_TTL_MS", "0"),
+        ("TOPICS_SLOW_CONSUMER_TIMEOUT_MS", "0"),
+        ("TOPICS_MAX_WS_MESSAGE_BYTES", "63"),
+        ("TOPICS_MAX_WS_COMMANDS", "0"),
         ("TOPICS_ALLOW_INSECURE_NO_AUTH", "maybe"),
         ("TOPICS_LOG_LEVEL", "loud"),
         ("TOPICS_LOG_FORMAT", "xml"),
@@ -220,6 +237,26 @@ def test_meta_is_part_of_a_record() -> None:
     assert "TOPICS_MAX_META_BYTES=60" in the_line(max_meta_bytes="60", max_record_bytes="50")
 
 
+def test_a_buffer_is_given_no_more_grace_than_a_slow_consumer_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert load({"slow_consumer_timeout_ms": "100"}).settings.buffer_grace_ms == 100
+    line = the_line(slow_consumer_timeout_ms="100", buffer_grace_ms="200")
+    assert "TOPICS_BUFFER_GRACE_MS=200" in line
+    assert "TOPICS_SLOW_CONSUMER_TIMEOUT_MS, which is 100" in line
+
+
+def test_origins_are_kept_as_browsers_write_them() -> None:
+    assert load().settings.allowed_origins == frozenset()
+    sent = "http://localhost:8000, HTTPS://Example.org:443,http://[::1]:80,,chrome-extension://abc"
+    assert load({"cors_origins": sent}).settings.allowed_origins == {
+        b"http://localhost:8000",
+        b"https://example.org",
+        b"http://[::1]",
+        b"chrome-extension://abc",
+    }
+
+
 def test_the_cold_folder_is_another_one() -> None:
     assert "TOPICS_COLD_DIR" in the_line(data_dir="x", cold_dir="x")
 
@@ -229,10 +266,10 @@ def test_the_cold_folder_is_another_one() -> None:
 
 def test_unknown_names_are_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TOPICS_PROT", "5000")
-    monkeypatch.setenv("TOPICS_MAX_CLAIM", "5")
+    monkeypatch.setenv("TOPICS_MAX_INFLIGHT_PER_KEY", "5")
     monkeypatch.setenv("TOPICS_URL", "http://localhost")
     assert load().warnings == (
-        "TOPICS_MAX_CLAIM is set, but has no effect in this version",
+        "TOPICS_MAX_INFLIGHT_PER_KEY is set, but has no effect in this version",
         "TOPICS_PROT is set, but there is no such setting",
     )
 

@@ -1,6 +1,6 @@
 """Makes a golden data directory: a real server is driven over HTTP, killed twice, and copied.
 
-    .venv/bin/python -m tests.vectors.make_store store-v2
+    .venv/bin/python -m tests.vectors.make_store store-v4
 
 Vectors are never made again, only added: what a released server once wrote must be readable for
 ever, and a vector that is regenerated proves nothing. An existing folder is therefore refused.
@@ -8,7 +8,12 @@ ever, and a vector that is regenerated proves nothing. An existing folder is the
 What a vector holds: topics of every class; sealed segments in the hot and the cold folder; delete
 flags; two snapshots; a journal tail that no snapshot covers; idempotency keys of a body and of a
 header; floors of a cap and of a TTL; a head that jumped after a lost boot; deletes in the tail; a
-dropped topic, a recreated one, a reconfigured one.
+dropped topic, a recreated one, a reconfigured one. From v2 on watch sessions: one that the newest
+snapshot has, one that it has and that was moved since, one of the journal's tail. From v3 on:
+leases, durable and soft, in a snapshot and in the journal; jobs that were given back, extended,
+acked and delayed; dead letters with their marks (v3 itself has no sessions). From v4 on routers: a
+fan, a chain, a filter with stamps, a queue; copies in segments, snapshots and the journal, with
+payloads and without; what a source had lost; routers changed, removed, gone with their topic.
 """
 
 from __future__ import annotations
@@ -24,10 +29,20 @@ from pathlib import Path
 from typing import Any, Final
 
 import httpx
+import httpx_sse
 import msgspec
 
 from tests.contract.driver import Api, Server, eventually, good
-from tests.vectors.stored import BOOT_ID, NODE, VECTORS, Expected, opened, read_back
+from tests.vectors.stored import (
+    BOOT_ID,
+    NODE,
+    VECTORS,
+    Expected,
+    opened,
+    read_back,
+    read_queue,
+    router_of,
+)
 
 ENVIRONMENT: Final = {
     "TOPICS_WAL_SHARDS": "2",
@@ -35,7 +50,17 @@ ENVIRONMENT: Final = {
     "TOPICS_HOT_RETAIN_SEGMENTS": "1",
     "TOPICS_MIN_FREE_BYTES": "0",
     "TOPICS_CHECKPOINT_INTERVAL_MS": "3600000",
+    "TOPICS_SESSION_TTL_MS": "3600000",
 }
+WATCHED: Final = ("fsync", "disk", "again")
+# Durable leases and soft ones.
+QUEUES: Final = ("held", "soft")
+# Those that are there at the end, and two that went.
+ROUTERS: Final = (
+    *("r-all->r-far", "r-going->r-left", "r-short->r-full"),
+    *("r-source->r-all", "r-source->r-jobs", "r-source->r-tagged"),
+)
+DAY_MS: Final = 86_400_000
 CLASSES: Final = ("fsync", "disk", "memory", "ephemeral")
 # Values a parser would not give back as they came.
 ODD_BODY: Final = (
@@ -65,6 +90,124 @@ def post(api: Api, topic: str, body: bytes, **headers: str) -> dict[str, Any]:
     return good(api.http.post(f"/v0/topics/{topic}", content=body, headers=sent))
 
 
+def watch(api: Api, from_seq: int) -> str:
+    """A new session over a few topics; its wid."""
+    topics = {name: {"from_seq": from_seq} for name in WATCHED}
+    wid: str = good(api.http.post("/v0/watch", json={"topics": topics, "limit": 7}))["wid"]
+    return wid
+
+
+def follow(api: Api, wid: str) -> dict[str, int]:
+    """Stream a session until it is caught up with all its topics; where that was."""
+    seen: dict[str, int] = {}
+    with (
+        httpx.Client(base_url=api.url, timeout=10, trust_env=False) as http,
+        httpx_sse.connect_sse(http, "GET", f"/v0/watch/{wid}") as stream,
+    ):
+        for event in stream.iter_sse():
+            if event.event == "caught-up":
+                told = event.json()
+                seen[told["topic"]] = told["head_seq"]
+                if len(seen) == len(WATCHED):
+                    return seen
+    raise AssertionError("the stream ended before it was caught up")
+
+
+def ask(api: Api, queue: str, verb: str, **fields: object) -> dict[str, Any]:
+    """One call of a worker."""
+    return good(api.http.post(f"/v0/topics/{queue}/{verb}", json={"node": NODE, **fields}))
+
+
+def first_jobs(api: Api) -> None:
+    """Jobs that are leased, given back, delayed and done, for the snapshots."""
+    for queue in QUEUES:
+        config = {"type": "queue", "leases_durable": queue == "held", "durability": "fsync"}
+        good(api.put(queue, {**config, "max_deliveries": 2, "dead_letter": f"{queue}-dead"}))
+        good(api.append(queue, orders(0, 20)))
+        good(api.append(queue, [{"data": 20, "delay_ms": DAY_MS}]))
+        good(api.append(queue, [{"data": 21, "deliver_at_ms": int(time.time() * 1000) + DAY_MS}]))
+        assert ask(api, queue, "claim", max=8, lease_ms=DAY_MS)["count"] == 8
+        assert ask(api, queue, "ack", seqs=[1, 2])["acked"] == 2
+        assert ask(api, queue, "nack", seqs=[3])["nacked"] == 1
+        assert ask(api, queue, "nack", seqs=[4], delay_ms=DAY_MS)["nacked"] == 1
+
+
+def last_jobs(api: Api) -> None:
+    """More of the same for the journal's tail, and jobs that die."""
+    for queue in QUEUES:
+        good(api.append(queue, [{"data": 22, "delay_ms": DAY_MS}, {"data": 23}]))
+        # The third job is delivered for the second time, given back, and dies when it is due again.
+        # Of the soft ones four were leased when the server was killed: they come first.
+        claimed = ask(api, queue, "claim", max=1 if queue == "held" else 5, lease_ms=DAY_MS)
+        assert 3 in [job["$seq"] for job in claimed["claimed"]]
+        assert ask(api, queue, "nack", seqs=[3])["nacked"] == 1
+        assert ask(api, queue, "claim", max=2, lease_ms=DAY_MS)["count"] == 2
+        eventually(lambda: api.get_state(queue)["queue"]["dead_lettered"] == 1, "a dead letter")  # noqa: B023
+    held = [6, 7]
+    assert ask(api, "held", "extend", seqs=held, lease_ms=DAY_MS // 2)["extended"] == 2
+    assert ask(api, "held", "ack", seqs=[5])["acked"] == 1
+
+
+def route(api: Api, source: str, dest: str, **fields: object) -> None:
+    """Make or change a router."""
+    body = {"source": source, "dest": dest, **fields}
+    good(api.http.put(f"/v0/routers/{source}->{dest}", json=body))
+
+
+def settled(api: Api, *lagging: str) -> None:
+    """Wait until all routers there are but these have nothing to copy."""
+
+    def is_so() -> bool:
+        names = [row["router"] for row in good(api.http.get("/v0/routers"))["routers"]]
+        rows = [good(api.http.get(f"/v0/routers/{name}")) for name in names]
+        return all((row["lag"] == 0) != (row["router"] in lagging) for row in rows)
+
+    eventually(is_so, "the routers have caught up")
+
+
+def first_routers(api: Api) -> None:
+    """Routers and copies for segments and snapshots."""
+    good(api.put("r-jobs", {"type": "queue", "durability": "fsync"}))
+    good(api.put("r-full", {"cap_records": 10, "discard": "reject"}))
+    good(api.put("r-short", {"cap_records": 15}))
+    route(api, "r-source", "r-all")
+    odd = ["tag", "Glob", "order-*"]
+    route(api, "r-source", "r-tagged", filter=odd, guarantee="exactly_once", preserve_node=False)
+    route(api, "r-all", "r-far", preserve_tag=False, guarantee="exactly_once")
+    route(api, "r-source", "r-jobs", filter=["tag", "Eq", "order-1"])
+    route(api, "r-short", "r-full")
+    route(api, "r-going", "r-left")
+    good(api.append("r-short", orders(0, 10)))
+    settled(api)
+    # The destination is full: what the source evicts meanwhile is lost to it.
+    good(api.append("r-short", orders(10, 12)))
+    good(api.append("r-short", orders(22, 12)))
+    for start in range(0, 90, 30):
+        good(api.append("r-source", orders(start, 30)))
+    good(api.append("r-going", orders(0, 6)))
+    settled(api, "r-short->r-full")
+    good(api.delete("r-full", before_seq=6))
+    good(api.delete("r-all", match="order-3"))
+    eventually(lambda: api.get_state("r-full")["head_seq"] > 10, "it goes on")
+
+
+def last_routers(api: Api) -> None:
+    """Copies for the journal's tail; what was changed, trimmed and dropped behind them."""
+    good(api.append("r-source", orders(90, 30)))
+    post(api, "r-source", ODD_BODY)
+    settled(api, "r-short->r-full")
+    good(api.delete("r-all", match="order-7"))
+    good(api.delete("r-source", before_seq=100))
+    route(api, "r-source", "r-jobs", filter=["tag", "Eq", "order-5"])
+    good(api.append("r-source", orders(120, 20)))
+    good(api.append("r-going", orders(6, 6)))
+    settled(api, "r-short->r-full")
+    good(api.http.delete("/v0/routers/r-all->r-far"))
+    good(api.append("r-source", orders(140, 5)))
+    good(api.drop("r-going"))
+    settled(api, "r-short->r-full")
+
+
 def first_run(api: Api, cold: Path) -> None:
     """Sealed history: hot and cold segments, flags, floors, names that come and go."""
     for durability in CLASSES:
@@ -79,6 +222,8 @@ def first_run(api: Api, cold: Path) -> None:
         good(api.append("capped", orders(start, 30)))
     good(api.append("expired", orders(0, 45)))
     good(api.append("work", orders(0, 5)))
+    first_jobs(api)
+    first_routers(api)
     for name in ("gone", "again"):
         good(api.append(name, orders(0, 50)))
         good(api.drop(name))
@@ -111,6 +256,8 @@ def last_run(api: Api) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     good(api.append("created-late", orders(0, 7), config={"durability": "fsync"}))
     good(api.append("dropped-late", orders(0, 7)))
     good(api.drop("dropped-late"))
+    last_jobs(api)
+    last_routers(api)
     deletes: list[dict[str, Any]] = [
         {"topic": "disk", "match": "order-5"},
         {"topic": "fsync", "match": ["tag", "Glob", "order-*"]},
@@ -139,16 +286,25 @@ def pack(folder: Path, target: Path) -> None:
             archive.add(folder / name, arcname=name, filter=anonymous)
 
 
-async def live_answers(url: str, names: list[str]) -> dict[str, Any]:
+Answers = tuple[dict[str, Any], dict[str, Any]]
+
+
+async def answers_of(http: httpx.AsyncClient, names: list[str]) -> Answers:
+    """What is said of the topics, and of the queues beside."""
+    topics = {name: await read_back(http, name) for name in names}
+    return topics, {name: await read_queue(http, name) for name in QUEUES}
+
+
+async def live_answers(url: str, names: list[str]) -> Answers:
     """What the server says before it is killed."""
     async with httpx.AsyncClient(base_url=url, trust_env=False) as http:
-        return {name: await read_back(http, name) for name in names}
+        return await answers_of(http, names)
 
 
-async def answers_of_copy(folder: Path, expected: Expected, names: list[str]) -> dict[str, Any]:
+async def answers_of_copy(folder: Path, expected: Expected, names: list[str]) -> Answers:
     """What a node on a copy says."""
     async with opened(folder, expected) as http:
-        return {name: await read_back(http, name) for name in names}
+        return await answers_of(http, names)
 
 
 def make(name: str) -> None:
@@ -160,28 +316,42 @@ def make(name: str) -> None:
         folder = Path(scratch)
         server = Server(folder, {**ENVIRONMENT, "TOPICS_COLD_DIR": str(folder / "cold")})
         server.env = {**server.env, "TOPICS_CHECKPOINT_INTERVAL_MS": "200"}
-        first_run(server.start(), folder / "cold")
+        api = server.start()
+        first_run(api, folder / "cold")
+        kept, moved = watch(api, 1), watch(api, 2)
         snapshots = server.data_dir / "snapshots"
+        newest = max(snapshots.glob("*.snap"), default=None)
         eventually(lambda: len(list(snapshots.glob("*.snap"))) == 2, "two snapshots")
+        eventually(lambda: max(snapshots.glob("*.snap")) != newest, "one with the sessions")
         server.signal(signal.SIGKILL)
         change_boot(server.data_dir, "11111111-1111-4111-8111-111111111111")
         server.env = {**ENVIRONMENT, "TOPICS_COLD_DIR": str(folder / "cold")}
         api = server.start()
         retries, deletes = last_run(api)
+        late = watch(api, 3)
+        sessions = {kept: dict.fromkeys(WATCHED, 1), late: dict.fromkeys(WATCHED, 3)}
+        sessions[moved] = follow(api, moved)
         time.sleep(1.0)  # flags and segments of this run, as far as they are due
         names = sorted(topic["topic"] for topic in good(api.topics(page_size=1000))["topics"])
-        topics = asyncio.run(live_answers(api.url, names))
+        topics, queues = asyncio.run(live_answers(api.url, names))
+        routers = {name: router_of(api.http.get(f"/v0/routers/{name}")) for name in ROUTERS[2:]}
         seen_ms = int(time.time() * 1000)
         server.signal(signal.SIGKILL)
         change_boot(server.data_dir, BOOT_ID)
         vector.mkdir()
         pack(folder, vector / "store.tar.gz")
-        absent = ["gone", "dropped-late"]
+        absent = ["gone", "dropped-late", "r-going"]
         note = "written by tests/vectors/make_store.py; never to be made again"
-        expected = Expected(note, seen_ms, ENVIRONMENT, topics, absent, retries, deletes)
+        expected = Expected(
+            note, seen_ms, ENVIRONMENT, topics, absent, retries, deletes, sessions, queues, routers
+        )
         # Only a start can say what is told of records that were never on disk.
-        after = asyncio.run(answers_of_copy(folder, expected, names))
+        after, queues_after = asyncio.run(answers_of_copy(folder, expected, names))
         topics["ephemeral"] = after["ephemeral"]
+        # Likewise of leases that a kill takes.
+        queues["soft"] = queues_after["soft"]
+        assert queues_after == queues, "durable leases are as they were"
+        assert not queues["soft"]["leases"], "soft ones are gone"
         differing = [name for name in names if after[name] != topics[name]]
         (vector / "expected.json").write_bytes(
             msgspec.json.format(msgspec.json.encode(expected), indent=1) + b"\n"

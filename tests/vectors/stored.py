@@ -38,6 +38,9 @@ class Expected(msgspec.Struct):
 
     `seen_ms`: when the answers were taken. `environment`: settings of the server that wrote it.
     `retries` and `deletes`: requests whose answers only the stored keys, tags and flags can give.
+    `sessions`: by wid, the seq up to which each topic was told.
+    `queues`: by name, see `read_queue`; none in vectors from before there were leases. `routers`:
+    by name, see `router_of`.
     """
 
     note: str
@@ -47,6 +50,9 @@ class Expected(msgspec.Struct):
     absent: list[str]
     retries: list[dict[str, Any]]
     deletes: list[dict[str, Any]]
+    sessions: dict[str, dict[str, int]] = {}
+    queues: dict[str, Any] = {}
+    routers: dict[str, Any] = {}
 
 
 class _Page(msgspec.Struct):
@@ -74,7 +80,10 @@ class StandingClock:
 def unpack(vector: Path, target: Path) -> Expected:
     """Put the vector's folders into `target`; what must be read of them."""
     with tarfile.open(vector / "store.tar.gz") as archive:
-        archive.extractall(target, filter="data")
+        if hasattr(tarfile, "data_filter"):
+            archive.extractall(target, filter="data")
+        else:  # before Python 3.11.4, which Debian 12 does not have; the archive is ours
+            archive.extractall(target)
     return msgspec.json.decode((vector / "expected.json").read_bytes(), type=Expected)
 
 
@@ -83,6 +92,15 @@ async def opened(
     folder: Path, expected: Expected, boot_id: str = BOOT_ID
 ) -> AsyncIterator[httpx.AsyncClient]:
     """A node on `folder/data` and `folder/cold`, spoken to in-process; closed cleanly."""
+    async with node_of(folder, expected, boot_id) as node:
+        transport = httpx.ASGITransport(app=build_app(node.state), raise_app_exceptions=True)
+        async with httpx.AsyncClient(transport=transport, base_url="http://vector") as http:
+            yield http
+
+
+@contextlib.asynccontextmanager
+async def node_of(folder: Path, expected: Expected, boot_id: str = BOOT_ID) -> AsyncIterator[Node]:
+    """A node on `folder/data` and `folder/cold`; closed cleanly."""
     names = {k.removeprefix("TOPICS_").lower(): v for k, v in expected.environment.items()}
     settings = Settings(
         **{**names, "data_dir": folder / "data", "cold_dir": folder / "cold"}  # type: ignore[arg-type]
@@ -91,9 +109,7 @@ async def opened(
     node = Node.open(settings, 256, clock=clock, packer=InlinePacker(), boot_id=boot_id)
     try:
         await node.start()
-        transport = httpx.ASGITransport(app=build_app(node.state), raise_app_exceptions=True)
-        async with httpx.AsyncClient(transport=transport, base_url="http://vector") as http:
-            yield http
+        yield node
         node.begin_drain()
     finally:
         await node.close()
@@ -120,6 +136,20 @@ async def read_back(http: httpx.AsyncClient, name: str) -> dict[str, Any]:
         "told": told,
         "seqs_without_node": [record["$seq"] for record in filtered.json()["records"]],
     }
+
+
+async def read_queue(http: httpx.AsyncClient, name: str) -> dict[str, Any]:
+    """What a queue knows beside its records: how many jobs are where, and every lease."""
+    state = (await http.get(f"/v0/topics/{name}", params={"touch": "false"})).json()
+    leases = (await http.get(f"/v0/topics/{name}/leases", params={"page_size": "1000"})).json()
+    return {"queue": state["queue"], "leases": leases["leases"]}
+
+
+def router_of(answer: httpx.Response) -> dict[str, Any]:
+    """What a router is, and how far it got."""
+    assert answer.status_code == 200, answer.text
+    told: dict[str, Any] = answer.json()
+    return {key: value for key, value in told.items() if key not in ("performance", "reason")}
 
 
 async def _page(http: httpx.AsyncClient, name: str, from_seq: int) -> _Page:

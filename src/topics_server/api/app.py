@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from topics_server.api import openapi, probes, records, topics
+from topics_server.api import openapi, probes, queues, records, routers, topics, watch, ws
 from topics_server.api.http import Application, Request, Response, Route, Routes
 from topics_server.api.state import ServerState
 
@@ -20,9 +20,29 @@ def build_routes() -> Routes:
                     "DELETE": topics.drop_topic,
                     "POST": records.append,
                 },
+                {"GET": topics.get_topic, "POST": records.append_now},
             ),
-            Route("/v0/topics/{topic}/diff", {"POST": records.diff}),
+            Route("/v0/topics/{topic}/diff", {"POST": records.diff}, {"POST": records.diff_now}),
             Route("/v0/topics/{topic}/delete", {"POST": records.delete}),
+            Route("/v0/topics/{topic}/claim", {"POST": queues.claim}),
+            Route("/v0/topics/{topic}/ack", {"POST": queues.ack}),
+            Route("/v0/topics/{topic}/nack", {"POST": queues.nack}),
+            Route("/v0/topics/{topic}/extend", {"POST": queues.extend}),
+            Route("/v0/topics/{topic}/work", {"GET": queues.work}),
+            Route("/v0/topics/{topic}/redrive", {"POST": queues.redrive}),
+            Route("/v0/topics/{topic}/leases", {"GET": queues.leases}),
+            Route("/v0/routers", {"GET": routers.list_routers}),
+            Route(
+                "/v0/routers/{router}",
+                {
+                    "PUT": routers.put_router,
+                    "GET": routers.get_router,
+                    "DELETE": routers.drop_router,
+                },
+            ),
+            Route("/v0/watch", {"POST": watch.open_session}),
+            Route("/v0/watch/{wid}", {"GET": watch.stream}),
+            Route("/v0/ws", {"GET": ws.no_upgrade}),
             Route("/v0/health", {"GET": probes.health}),
             Route("/healthz", {"GET": probes.health}),
             Route("/v0/ready", {"GET": probes.ready}),
@@ -39,4 +59,4 @@ def _openapi(_state: ServerState, _request: Request) -> Response:
 
 def build_app(state: ServerState) -> Application:
     """The ASGI application of one server."""
-    return Application(state, build_routes())
+    return Application(state, build_routes(), {b"/v0/ws": ws.serve})

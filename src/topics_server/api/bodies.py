@@ -3,14 +3,14 @@
 Pure. Each is decoded once into the value the store takes, resolved and clamped. Unknown fields are
 ignored, wrong types are `invalid_request` with the field's path. What has a documented clamp is
 clamped, never refused. An optional field without a default of its own may be null; null for any
-other is a wrong type. Called by `api/topics` and `api/records`.
+other is a wrong type. Called by `api/topics` and `api/records`; other shapes are made of its parts.
 """
 
 from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, Final, TypeVar
 from urllib.parse import parse_qsl
 
@@ -44,7 +44,7 @@ from topics_server.model import (
     TopicType,
     is_topic_name,
 )
-from topics_server.rendered import META, TAGS
+from topics_server.rendered import DATA, META, TAGS
 
 T = TypeVar("T")
 
@@ -73,6 +73,7 @@ class _Config(msgspec.Struct, gc=False):
     max_deliveries: U64 = _DEFAULTS.max_deliveries
     dead_letter: str | None = None
     leases_durable: bool = _DEFAULTS.leases_durable
+    lease_log: str | None = None
 
 
 class _Diff(msgspec.Struct, gc=False):
@@ -121,10 +122,10 @@ class DeleteRequest(msgspec.Struct, frozen=True):
 
 def decode_config(body: bytes, topic: str) -> ConfigRequest:
     """A `PUT` body or an inline `config` (§0.10) of the topic `topic`; clamps and resolves."""
-    sent = _decode(_CONFIG, body)
+    sent = decode_body(_CONFIG, body)
     _check_u64(sent, _CONFIG_U64)
-    if sent.dead_letter is not None:
-        _check_dead_letter(sent.dead_letter, topic)
+    for field in ("dead_letter", "lease_log"):
+        _check_other_topic(getattr(sent, field), field, topic)
     priority = sent.priority
     if priority is not None:
         priority = max(-PRIORITY_MAX, min(PRIORITY_MAX, priority))
@@ -148,6 +149,7 @@ def decode_config(body: bytes, topic: str) -> ConfigRequest:
         max_deliveries=sent.max_deliveries,
         dead_letter=sent.dead_letter,
         leases_durable=sent.leases_durable,
+        lease_log=UNSET if sent.lease_log is None else sent.lease_log,
     )
     assert LEASE_MS_MIN <= config.lease_ms <= LEASE_MS_MAX
     return ConfigRequest(config, keep_type=sent.type is UNSET)
@@ -162,16 +164,18 @@ def decode_inline_config(config: bytes, topic: str) -> TopicConfig:
         raise invalid(error.message, f"config.{field}" if field else "config") from None
 
 
-def _check_dead_letter(name: str, topic: str) -> None:
+def _check_other_topic(name: str | None, field: str, topic: str) -> None:
+    if name is None:
+        return
     if not is_topic_name(name):
-        raise invalid("dead_letter must be a topic name", "dead_letter")
+        raise invalid(f"{field} must be a topic name", field)
     if name == topic:
-        raise invalid("dead_letter must be another topic", "dead_letter")
+        raise invalid(f"{field} must be another topic", field)
 
 
 def decode_diff(body: bytes, max_limit: int) -> tuple[ReadRequest, int]:
-    """A diff body (§3), clamped, and what of the records is shown (`TAGS`, `META`)."""
-    sent = _decode(_DIFF, body)
+    """A diff body (§3), clamped, and what of the records is shown (`TAGS`, `META`, `DATA`)."""
+    sent = decode_body(_DIFF, body)
     _check_u64(sent, _DIFF_U64)
     match sent.node:
         case None:
@@ -191,45 +195,52 @@ def decode_diff(body: bytes, max_limit: int) -> tuple[ReadRequest, int]:
     )
     assert request.limit > 0
     assert request.max_bytes > 0
-    return request, (TAGS if sent.include_tags else 0) | (META if sent.include_meta else 0)
+    shown = (TAGS if sent.include_tags else 0) | (META if sent.include_meta else 0)
+    return request, shown | DATA
 
 
 def decode_delete(body: bytes) -> DeleteRequest:
     """A delete body (§5)."""
-    sent = _decode(_DELETE, body)
+    sent = decode_body(_DELETE, body)
     if sent.before_seq is None and sent.match is None:
         raise invalid("one of before_seq and match is required")
     _check_u64(sent, ("before_seq",))
-    match sent.match:
+    return DeleteRequest(sent.before_seq, tag_match(sent.match))
+
+
+def tag_match(sent: str | list[Any] | None) -> TagMatch | None:
+    """A `match` on tags: an exact tag, or `["tag", "Eq"|"Glob", value]`."""
+    match sent:
         case None:
-            match = None
+            return None
         case str(tag):
-            match = TagMatch(tag)
+            return TagMatch(tag)
         case parts:
-            match = _tag_match(parts)
-    return DeleteRequest(sent.before_seq, match)
+            return tag_tuple(parts, "match")
 
 
-def _tag_match(parts: list[Any]) -> TagMatch:
+def tag_tuple(parts: list[Any], where: str) -> TagMatch:
+    """`["tag", "Eq"|"Glob", value]` of the field `where`."""
     if len(parts) != 3:
-        raise invalid('match must be a string or ["tag", "Eq"|"Glob", value]', "match")
+        raise invalid(f'{where} has three parts: ["tag", "Eq"|"Glob", value]', where)
     field, operator, value = parts
     if field != "tag":
-        raise invalid('match[0] must be "tag"', "match[0]")
+        raise invalid(f'{where}[0] must be "tag"', f"{where}[0]")
     if operator not in ("Eq", "Glob"):
-        raise invalid('match[1] must be "Eq" or "Glob"', "match[1]")
+        raise invalid(f'{where}[1] must be "Eq" or "Glob"', f"{where}[1]")
     if not isinstance(value, str):
-        raise invalid("match[2] must be a string", "match[2]")
+        raise invalid(f"{where}[2] must be a string", f"{where}[2]")
     if operator == "Eq":
         return TagMatch(value)
     if not value.endswith("*"):
-        raise invalid("a Glob ends with *", "match[2]")
+        raise invalid("a Glob ends with *", f"{where}[2]")
     if "*" in value[:-1]:
-        raise invalid("a Glob has one *, at its end", "match[2]")
+        raise invalid("a Glob has one *, at its end", f"{where}[2]")
     return TagMatch(value[:-1], is_prefix=True)
 
 
-def _decode(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
+def decode_body(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
+    """A whole body of one shape; raises `invalid_request` with the field's path."""
     value = decode_json(decoder, body)
     if exceeds_depth(body):
         raise invalid(f"JSON is nested deeper than {JSON_DEPTH_MAX} levels")
@@ -297,12 +308,14 @@ def query_page_size(query: Mapping[str, str]) -> int:
 
 
 def encode_cursor(after: str) -> str:
-    """The opaque cursor of the page that follows the topic `after`."""
+    """The opaque cursor of the page that follows the name `after`."""
     return base64.urlsafe_b64encode(msgspec.json.encode(_Cursor(after))).decode("ascii")
 
 
-def query_cursor(query: Mapping[str, str]) -> str | None:
-    """The topic after which a page starts; raises `invalid_request` for what we never gave out."""
+def query_cursor(
+    query: Mapping[str, str], is_name: Callable[[str], bool] = is_topic_name
+) -> str | None:
+    """The name after which a page starts; raises `invalid_request` for what we never gave out."""
     sent = query.get("cursor")
     if sent is None:
         return None
@@ -311,6 +324,6 @@ def query_cursor(query: Mapping[str, str]) -> str | None:
         after = _CURSOR.decode(base64.b64decode(standard, validate=True)).after
     except (binascii.Error, ValueError, msgspec.DecodeError):
         raise invalid("the cursor is not one of ours", "cursor") from None
-    if not is_topic_name(after):
+    if not is_name(after):
         raise invalid("the cursor is not one of ours", "cursor")
     return after

@@ -1,14 +1,68 @@
 """Admission: plain calls that any front end makes before a handler runs.
 
-Readiness here decides for the data plane and the control plane alike; probes do not ask. Keys,
-scopes and caps are decided here too once they exist. Called by handlers and by `api/http`.
+Readiness here decides for the data plane and the control plane alike; probes do not ask. So does
+the cap on open streams and WebSockets: each holds a `ConnectionSlot` from before its first byte
+until it is gone. Keys and scopes are decided here too once they exist. Called by handlers and by
+`api/http`.
 """
 
 from __future__ import annotations
 
+from typing import Final
+
 from topics_server.api.problems import too_large
 from topics_server.api.state import ServerState, Store
 from topics_server.errors import Code, TopicsError, invalid
+
+# What counts as asking for an event stream, the most specific first.
+_STREAM_TYPES: Final = (b"text/event-stream", b"text/*", b"*/*")
+
+
+class ConnectionSlot:
+    """The place of one open stream or WebSocket; free again once, however often it is freed."""
+
+    __slots__ = ("_state",)
+
+    def __init__(self, state: ServerState) -> None:
+        """Take a place. Raises `throttled` where all are taken."""
+        most = state.settings.max_sse_connections
+        if most and state.connections >= most:
+            raise TopicsError(
+                Code.THROTTLED,
+                f"there are {most} open streams and WebSockets already",
+                {"limit": "max_sse_connections", "max": most},
+            )
+        self._state: ServerState | None = state
+        state.connections += 1
+
+    def free(self) -> None:
+        """Give the place back."""
+        state, self._state = self._state, None
+        if state is not None:
+            state.connections -= 1
+            assert state.connections >= 0
+
+
+def check_accepts_stream(accept: bytes | None) -> None:
+    """Refuse who would not take an event stream; no `Accept`, or an empty one, takes anything."""
+    if accept is None or not accept.strip():
+        return
+    weights: dict[bytes, bool] = {}
+    for offer in accept.split(b","):
+        kind, _, parameters = offer.partition(b";")
+        weights[kind.strip().lower()] = not _is_excluded(parameters)
+    if not next((weights[kind] for kind in _STREAM_TYPES if kind in weights), False):
+        raise TopicsError(Code.NOT_ACCEPTABLE, "this is an event stream: accept text/event-stream")
+
+
+def _is_excluded(parameters: bytes) -> bool:
+    """Whether a weight of zero stands among the parameters: `q=0`, `q=0.000`."""
+    for parameter in parameters.split(b";"):
+        name, _, value = parameter.partition(b"=")
+        if name.strip().lower() == b"q":
+            value = value.strip()
+            return value[:1] == b"0" and not value.strip(b"0.")
+    return False
 
 
 def admit(state: ServerState) -> Store:

@@ -1,23 +1,27 @@
 """The thin ASGI adapter: requests as plain values in, one response out, and nothing in between.
 
 It routes by the path's segments as they were sent, reads the body with its limit, calls the handler
-(a plain function of `ServerState` and `Request`), and sends one start and one body message. Errors
-that handlers raise become the envelope here, in the one place; an unforeseen one is logged and
-becomes `internal`. A client that hangs up changes nothing: no handler is ever cancelled by it.
-A faster front door may call `Routes.find` and the handlers itself. Used by `api/app`.
+(a plain function of `ServerState` and `Request`), and sends one start and one body message; an
+`EventStream` gets its head and then the connection. Errors that handlers raise become the envelope
+here, in the one place; an unforeseen one is logged and becomes `internal`. A client that hangs up
+changes nothing: no handler is ever cancelled by it. Web pages of the listed origins, and of no
+other, are told that they may read what is answered. A WebSocket goes to its path's own handler.
+`answer_now` is for `api/direct`: the same, where nothing has to be waited for. Used by `api/app`.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import Any, Final
 from urllib.parse import unquote_to_bytes
 
 import msgspec
 
 from topics_server.api.coding import JSON_TYPE, accepts_gzip, deflate, inflate, is_json_type
+from topics_server.api.cors import cors_headers
 from topics_server.api.guard import admit, check_declared_length
 from topics_server.api.problems import (
     Headers,
@@ -32,19 +36,20 @@ from topics_server.api.problems import (
     too_large,
     unknown_encoding,
 )
+from topics_server.api.sockets import Socket
 from topics_server.api.state import ServerState
 from topics_server.clock import monotonic_ms
 from topics_server.errors import StorageError, TopicsError, invalid
 from topics_server.limits import KIB
 from topics_server.metrics import log
-from topics_server.model import is_topic_name
+from topics_server.model import is_router_name, is_topic_name
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 # Bodies larger than this are inflated and deflated off the event loop.
-_OFF_LOOP_BYTES: Final = 64 * KIB
+OFF_LOOP_BYTES: Final = 64 * KIB
 # Paths whose name is known to be one; beyond, all are forgotten and checked again.
 _NAMES_MAX: Final = 8192
 # A plain declared length has no more digits than this.
@@ -57,11 +62,16 @@ class ClientGoneError(Exception):
     """The client hung up while a handler waited for it alone; nothing is answered."""
 
 
+class HangUpError(Exception):
+    """The connection is closed without an answer: what makes an `EventSource` try again."""
+
+
 class Request(msgspec.Struct, gc=False):
     """One request as handlers see it.
 
-    `name` is the path's topic name (valid), else empty; `headers` have lower-case names; `body` is
-    inflated; `started_ms` is of the monotonic clock. `gone` returns when the client hung up.
+    `name` is the path's topic or router (valid), else empty; `headers` have lower-case names;
+    `body` is inflated; `started_ms` is of the monotonic clock. `gone` returns when the client hung
+    up.
     """
 
     method: str
@@ -78,25 +88,76 @@ class Request(msgspec.Struct, gc=False):
 
 
 class Response(msgspec.Struct, frozen=True, gc=False):
-    """One response; `headers` beside content type, length and encoding."""
+    """One response; `headers` beside content type, length and encoding.
+
+    The quick form of a handler may give its body in `pieces` instead.
+    """
 
     status: int
     body: bytes
     headers: Headers = ()
     content_type: bytes = JSON_TYPE
+    pieces: Sequence[bytes | memoryview] = ()
 
 
-Handler = Callable[[ServerState, Request], "Response | Awaitable[Response]"]
+class EventStream(msgspec.Struct, frozen=True, gc=False):
+    """A 200 without an end of its own: after its head the connection is `run`'s.
+
+    `run` sends body messages until it or the client ends the response. `free` is called in any
+    case, also where `run` is not (`HEAD`), and lets go of what was taken for the stream.
+    """
+
+    headers: Headers
+    run: Callable[[Receive, Send], Awaitable[None]]
+    free: Callable[[], None]
+
+
+class Underway(msgspec.Struct, frozen=True, gc=False):
+    """A response there will be: `when_settled` calls back, once, from when on `answer` gives it.
+
+    `answer` may raise what a handler may.
+    """
+
+    when_settled: Callable[[Callable[[], object]], None]
+    answer: Callable[[], Response]
+
+
+Answer = Response | EventStream
+Handler = Callable[[ServerState, Request], "Answer | Awaitable[Answer]"]
+# A handler's form for requests that have nothing to wait for before their outcome is on its way;
+# None, and nothing done, for those that have. It never waits for `Request.gone`.
+QuickHandler = Callable[[ServerState, Request], "Response | Underway | None"]
+SocketHandler = Callable[[ServerState, Scope, Receive, Send], Awaitable[None]]
 
 
 class Route:
-    """The methods of one path template; GET brings HEAD, and OPTIONS is always there."""
+    """The methods of one path template; GET brings HEAD, and OPTIONS is always there.
 
-    __slots__ = ("allow", "handlers", "is_named", "template")
+    `quick`: of some methods the quick form beside the handler; both give the same answers.
+    """
 
-    def __init__(self, template: str, handlers: Mapping[str, Handler]) -> None:
+    __slots__ = (
+        "allow",
+        "handlers",
+        "is_named",
+        "is_of_router",
+        "is_of_topic",
+        "quick",
+        "template",
+    )
+
+    def __init__(
+        self,
+        template: str,
+        handlers: Mapping[str, Handler],
+        quick: Mapping[str, QuickHandler] = MappingProxyType({}),
+    ) -> None:
+        assert quick.keys() <= handlers.keys()
         self.template = template
+        self.quick = dict(quick)
         self.is_named = "{" in template
+        self.is_of_topic = "/{topic}" in template
+        self.is_of_router = "/{router}" in template
         self.handlers = dict(handlers)
         if "GET" in self.handlers:
             self.handlers["HEAD"] = self.handlers["GET"]
@@ -104,33 +165,48 @@ class Route:
 
 
 class Routes:
-    """Paths to routes. A template has at most one parameter, the topic's name in third place."""
+    """Paths to routes. A template has at most one parameter, in third place: `{topic}` or another.
+
+    A topic's or router's name is checked here; what else stands there is its handler's to judge.
+    """
 
     def __init__(self, table: Iterable[Route]) -> None:
         self.table = tuple(table)
         self._fixed: dict[bytes, Route] = {}
         self._named: dict[tuple[bytes, ...], Route] = {}
-        self._names: dict[bytes, str] = {}
+        # Paths that were asked for: their route and the topic's name.
+        self._known: dict[bytes, tuple[Route, str]] = {}
         for route in self.table:
             path = route.template.encode("ascii")
             if not route.is_named:
                 self._fixed[path] = route
                 continue
             segments = path.split(b"/")
-            assert segments[3] == b"{topic}", route.template
+            assert segments[3][:1] + segments[3][-1:] == b"{}", route.template
             self._named[(*segments[1:3], *segments[4:])] = route
 
-    def name_at(self, raw_path: bytes, segment: bytes) -> str:
-        """The topic name of a named route's path, checked once; raises `invalid_request`."""
-        name = self._names.get(raw_path)
-        if name is None:
-            if len(self._names) >= _NAMES_MAX:
-                self._names.clear()
-            name = self._names[raw_path] = name_of(segment)
-        return name
+    def name_at(self, route: Route, raw_path: bytes, segment: bytes) -> str:
+        """What stands in the path of a named route; a topic's name is checked, once.
+
+        Raises `invalid_request`.
+        """
+        if route.is_of_router:
+            return router_name_of(segment)
+        if not route.is_of_topic:
+            return segment.decode("latin-1")
+        known = self._known.get(raw_path)
+        if known is None:
+            if len(self._known) >= _NAMES_MAX:
+                self._known.clear()
+            known = self._known[raw_path] = (route, name_of(segment))
+        return known[1]
+
+    def known(self, raw_path: bytes) -> tuple[Route, str] | None:
+        """The route of a topic's path and its name, if they were asked for before."""
+        return self._known.get(raw_path)
 
     def find(self, raw_path: bytes) -> tuple[Route | None, bytes]:
-        """The route of a path as it was sent, and its name segment, unescaped."""
+        """The route of a path as it was sent, and its named segment, unescaped."""
         route = self._fixed.get(raw_path)
         if route is not None:
             return route, b""
@@ -159,6 +235,18 @@ def name_of(segment: bytes) -> str:
     return name
 
 
+def router_name_of(segment: bytes) -> str:
+    """A router's name from its decoded path segment; raises `invalid_request`."""
+    name = segment.decode("latin-1")
+    if not is_router_name(name):
+        raise invalid(
+            "a router name has 1 to 255 characters of A-Z a-z 0-9 . _ : - > and starts with a "
+            "letter or digit",
+            "router",
+        )
+    return name
+
+
 # --- bodies in --------------------------------------------------------------------------------
 
 
@@ -181,7 +269,7 @@ async def read_body(headers: Mapping[bytes, bytes], receive: Receive, max_bytes:
         is_packed = _check_types(headers)
     if not is_packed:
         return body
-    if len(body) > _OFF_LOOP_BYTES:
+    if len(body) > OFF_LOOP_BYTES:
         return await asyncio.to_thread(inflate, body, max_bytes)
     return inflate(body, max_bytes)
 
@@ -213,6 +301,10 @@ def _is_plain(headers: Mapping[bytes, bytes], max_bytes: int) -> bool:
     )
 
 
+def _is_bodiless(headers: Mapping[bytes, bytes]) -> bool:
+    return b"content-length" not in headers and b"transfer-encoding" not in headers
+
+
 async def _receive_all(
     receive: Receive, max_bytes: int, message: MutableMapping[str, Any] | None = None
 ) -> bytes:
@@ -240,12 +332,46 @@ def response_of(error: TopicsError, extra: Headers = ()) -> Response:
     return Response(status_of(error), envelope(error), headers_of(error) + extra)
 
 
+def response_to(error: Exception, method: str, path: str) -> Response:
+    """What a client is told of what a handler raised; what it is not told is logged."""
+    if isinstance(error, TopicsError):
+        return response_of(error)
+    if isinstance(error, StorageError):
+        log.error("storage refused %s %s: %s", method, path, error)
+        return response_of(from_storage(error))
+    log.error("defect while serving %s %s", method, path, exc_info=error)
+    return response_of(internal())
+
+
+def wants_gzip(size: int, headers: Mapping[bytes, bytes]) -> bool:
+    """Whether a body of so many bytes is packed for who sent these headers."""
+    return size >= _DEFLATED_BYTES_MIN and accepts_gzip(headers.get(b"accept-encoding"))
+
+
+def tell_of_body(
+    told: list[tuple[bytes, bytes]], response: Response, size: int, *, is_packed: bool
+) -> None:
+    """Add to the headers what they tell of a body of `size` bytes, as it is sent."""
+    if response.status != 204:
+        told.append((b"content-type", response.content_type))
+        if is_packed:
+            told += [(b"content-encoding", b"gzip"), (b"vary", b"accept-encoding")]
+        told.append((b"content-length", b"%d" % size))
+
+
 class Application:
     """The ASGI application over a route table; holds nothing but references."""
 
-    def __init__(self, state: ServerState, routes: Routes) -> None:
+    def __init__(
+        self,
+        state: ServerState,
+        routes: Routes,
+        sockets: Mapping[bytes, SocketHandler] = MappingProxyType({}),
+    ) -> None:
         self.state = state
         self.routes = routes
+        self.sockets = sockets
+        self._origins = state.settings.allowed_origins
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection scope, as ASGI has it."""
@@ -254,7 +380,7 @@ class Application:
         elif scope["type"] == "lifespan":
             await _lifespan(receive, send)
         else:
-            await send({"type": "websocket.close", "code": 1000})
+            await self._serve_socket(scope, receive, send)
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         started_ms = monotonic_ms()
@@ -263,30 +389,66 @@ class Application:
             response = await self._answer(scope, headers, receive, started_ms)
         except ClientGoneError:
             return
-        except TopicsError as error:
-            response = response_of(error)
-        except StorageError as error:
-            log.error("storage refused %s %s: %s", scope["method"], scope["path"], error)
-            response = response_of(from_storage(error))
-        except Exception:
-            log.exception("defect while serving %s %s", scope["method"], scope["path"])
-            response = response_of(internal())
-        told = list(response.headers)
+        except HangUpError:
+            await _hang_up(receive, send)
+            return
+        except Exception as error:
+            response = response_to(error, scope["method"], scope["path"])
+        told = self.told(response, scope["method"], headers)
+        if isinstance(response, EventStream):
+            await _stream(response, told, scope["method"], receive, send)
+            return
         body = response.body
-        if response.status != 204:
-            told.append((b"content-type", response.content_type))
-            if len(body) >= _DEFLATED_BYTES_MIN and accepts_gzip(headers.get(b"accept-encoding")):
-                body = await _deflated(body)
-                told += [(b"content-encoding", b"gzip"), (b"vary", b"accept-encoding")]
-            told.append((b"content-length", b"%d" % len(body)))
+        is_packed = wants_gzip(len(body), headers)
+        if is_packed:
+            body = await deflated(body)
+        tell_of_body(told, response, len(body), is_packed=is_packed)
         await send({"type": "http.response.start", "status": response.status, "headers": told})
         if scope["method"] == "HEAD":
             body = b""
         await send({"type": "http.response.body", "body": body})
 
+    def told(
+        self, response: Answer, method: str, headers: Mapping[bytes, bytes]
+    ) -> list[tuple[bytes, bytes]]:
+        """The headers of an answer, but for those that tell of its body."""
+        told = list(response.headers)
+        if self._origins and headers.get(b"origin") in self._origins:
+            told += cors_headers(method, headers, response.headers)
+        return told
+
+    def answer_now(
+        self, method: str, raw_path: bytes, headers: Mapping[bytes, bytes], body: bytes
+    ) -> Response | Underway | None:
+        """Serve a whole request by the quick form of its handler; None if that cannot be.
+
+        Then nothing was done: whatever is unusual about it is for `__call__` to tell. Raises what
+        handlers raise.
+        """
+        started_ms = monotonic_ms()
+        route: Route | None
+        known = self.routes.known(raw_path)
+        if known is not None:
+            route, name = known
+        else:
+            route, segment = self.routes.find(raw_path)
+            name = ""
+        quick = None if route is None else route.quick.get(method)
+        if quick is None or not (
+            _is_plain(headers, self.state.settings.max_body_bytes)
+            if method == "POST"
+            else _is_bodiless(headers)
+        ):
+            return None
+        if not name:
+            assert route is not None
+            name = self.routes.name_at(route, raw_path, segment)
+        request = Request(method, name, headers, b"", body, started_ms, _gone_never)
+        return quick(self.state, request)
+
     async def _answer(
         self, scope: Scope, headers: dict[bytes, bytes], receive: Receive, started_ms: float
-    ) -> Response:
+    ) -> Answer:
         raw_path: bytes = scope.get("raw_path") or scope["path"].encode("utf-8")
         route, segment = self.routes.find(raw_path)
         method: str = scope["method"]
@@ -298,7 +460,7 @@ class Application:
             if method == "OPTIONS":
                 return Response(204, b"", allow)
             return response_of(method_not_allowed(method[:32], route.allow), allow)
-        name = self.routes.name_at(raw_path, segment) if route.is_named else ""
+        name = self.routes.name_at(route, raw_path, segment) if route.is_named else ""
         body = b""
         if method in ("POST", "PUT"):
             # Nobody should send 64 MiB to hear that the server is not ready.
@@ -317,13 +479,61 @@ class Application:
             method, name, headers, scope["query_string"], body, started_ms, partial(_gone, receive)
         )
         answer = handler(self.state, request)
-        return answer if isinstance(answer, Response) else await answer
+        return answer if isinstance(answer, (Response, EventStream)) else await answer
+
+    async def _serve_socket(self, scope: Scope, receive: Receive, send: Send) -> None:
+        raw_path: bytes = scope.get("raw_path") or scope["path"].encode("utf-8")
+        handler = self.sockets.get(raw_path)
+        if handler is not None:
+            await handler(self.state, scope, receive, send)
+        else:
+            await refuse_socket(scope, send, not_found(raw_path.decode("latin-1")))
 
 
-async def _deflated(body: bytes) -> bytes:
-    if len(body) > _OFF_LOOP_BYTES:
+async def refuse_socket(scope: Scope, send: Send, error: TopicsError) -> None:
+    """Answer a WebSocket's opening with a refusal: the envelope, where the server can send one."""
+    if "websocket.http.response" not in scope.get("extensions", {}):
+        await send({"type": "websocket.close", "code": 1000})
+        return
+    response = response_of(error)
+    told = [
+        *response.headers,
+        (b"content-type", response.content_type),
+        (b"content-length", b"%d" % len(response.body)),
+    ]
+    start = {"type": "websocket.http.response.start", "status": response.status, "headers": told}
+    await send(start)
+    await send({"type": "websocket.http.response.body", "body": response.body})
+
+
+async def _stream(
+    stream: EventStream, told: list[tuple[bytes, bytes]], method: str, receive: Receive, send: Send
+) -> None:
+    try:
+        await send({"type": "http.response.start", "status": 200, "headers": told})
+        if method == "HEAD":
+            await send({"type": "http.response.body", "body": b""})
+        else:
+            await stream.run(receive, send)
+    finally:
+        stream.free()
+
+
+async def _hang_up(receive: Receive, send: Send) -> None:
+    """Close the connection below ASGI, which knows no such thing; returns when it is closed."""
+    Socket(send).abort()
+    await _gone(receive)
+
+
+async def deflated(body: bytes) -> bytes:
+    """The body as gzip; packed off the event loop if it is large."""
+    if len(body) > OFF_LOOP_BYTES:
         return await asyncio.to_thread(deflate, body)
     return deflate(body)
+
+
+async def _gone_never() -> None:
+    raise AssertionError("a quick handler waits for nobody")
 
 
 async def _gone(receive: Receive) -> None:

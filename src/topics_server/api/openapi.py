@@ -13,7 +13,7 @@ from typing import Final
 import msgspec
 
 from topics_server.api.problems import STATUS_OF
-from topics_server.api.schemas import Schema, all_schemas, boolean, object_of, ref, text
+from topics_server.api.schemas import Schema, all_schemas, boolean, object_of, ref, text, u64
 from topics_server.errors import Code
 from topics_server.limits import PAGE_SIZE_DEFAULT, PAGE_SIZE_MAX
 
@@ -36,7 +36,9 @@ def document() -> Schema:
             "description": "A durable event log behind plain HTTP.",
             "license": {"name": "MIT", "identifier": "MIT"},
         },
-        "paths": _topic_paths() | _probe_paths(),
+        "paths": (
+            _topic_paths() | _queue_paths() | _router_paths() | _watch_paths() | _probe_paths()
+        ),
         "components": {"schemas": all_schemas()},
     }
 
@@ -88,13 +90,17 @@ _TAKES_BODY: Final = (Code.PAYLOAD_TOO_LARGE, Code.UNSUPPORTED_MEDIA_TYPE)
 _WRITES: Final = (*_READS, Code.THROTTLED, Code.STORAGE_READ_ONLY)
 
 
-def _topic_paths() -> Schema:
-    name = {
+def _name() -> Schema:
+    return {
         "name": "topic",
         "in": "path",
         "required": True,
         "schema": text(pattern="^[A-Za-z0-9][A-Za-z0-9._:-]{0,254}$"),
     }
+
+
+def _topic_paths() -> Schema:
+    name = _name()
     return {
         "/v0/topics": {"get": _listing()},
         "/v0/topics/{topic}": {"parameters": [name], **_topic()},
@@ -194,6 +200,171 @@ def _append() -> Schema:
             },
         ),
     )
+
+
+def _queue_paths() -> Schema:
+    gone = (Code.TOPIC_NOT_FOUND, Code.NOT_A_QUEUE)
+    verbs = (
+        ("claim", "claimJobs", "Lease jobs to a node, waiting for the first if asked to.", ()),
+        ("ack", "ackJobs", "Complete leased jobs, which deletes them.", (Code.BATCH_TOO_LARGE,)),
+        ("nack", "nackJobs", "Give leased jobs back.", (Code.BATCH_TOO_LARGE,)),
+        ("extend", "extendJobs", "Hold leased jobs for longer.", (Code.BATCH_TOO_LARGE,)),
+        (
+            "redrive",
+            "redriveJobs",
+            "Make dead letters of this queue jobs again.",
+            (Code.BATCH_TOO_LARGE, Code.TOPIC_FULL),
+        ),
+    )
+    posts = {
+        f"/v0/topics/{{topic}}/{verb}": {
+            "parameters": [_name()],
+            "post": _operation(
+                operation_id,
+                summary,
+                {"200": _answer("It is done.", ref(f"{verb.capitalize()}Result"))},
+                codes=(*_WRITES, *_TAKES_BODY, *gone, *more),
+                body=ref(f"{verb.capitalize()}Request"),
+            ),
+        }
+        for verb, operation_id, summary, more in verbs
+    }
+    return posts | {
+        "/v0/topics/{topic}/leases": {"parameters": [_name()], "get": _leases(gone)},
+        "/v0/topics/{topic}/work": {"parameters": [_name()], "get": _work(gone)},
+    }
+
+
+def _leases(gone: tuple[Code, ...]) -> Schema:
+    return _operation(
+        "listLeases",
+        "Who holds which job until when, one page at a time.",
+        {"200": _answer("A page of leases, by seq.", ref("LeaseList"))},
+        codes=(*_READS, *gone),
+        parameters=(
+            _query(
+                "page_size",
+                {"type": "integer", "minimum": 0, "default": PAGE_SIZE_DEFAULT},
+                f"At most {PAGE_SIZE_MAX}; 0 is the default.",
+            ),
+            _query("cursor", text(), "`next_cursor` of the page before."),
+        ),
+    )
+
+
+def _work(gone: tuple[Code, ...]) -> Schema:
+    node = _query("node", text(minLength=1), "Who the jobs are leased to.")
+    return _operation(
+        "work",
+        "Jobs as they come, at most `max` in flight; all are released when the stream ends.",
+        {"200": _answer("Server-sent events: `job`, `error`.", text(), "text/event-stream")},
+        codes=(*_READS, *gone, Code.NOT_ACCEPTABLE, Code.THROTTLED),
+        parameters=(
+            node | {"required": True},
+            _query("max", {"type": "integer", "minimum": 0, "default": 1}, "Jobs in flight."),
+            _query("lease_ms", u64(), "The topic's own by default; clamped."),
+        ),
+    )
+
+
+def _router_paths() -> Schema:
+    name = {
+        "name": "router",
+        "in": "path",
+        "required": True,
+        "schema": text(pattern="^[A-Za-z0-9][A-Za-z0-9._:>-]{0,254}$"),
+    }
+    refusals = (Code.TOPIC_NOT_FOUND, Code.ROUTER_CYCLE, Code.TOPIC_EXISTS_INCOMPATIBLE)
+    listing = _operation(
+        "listRouters",
+        "Routers in name order, one page at a time.",
+        {"200": _answer("A page of routers.", ref("RouterList"))},
+        codes=_READS,
+        parameters=(
+            _query("prefix", text(), "Only names that start with it."),
+            _query("source", text(), "Only those of this source."),
+            _query("dest", text(), "Only those into this destination."),
+            _query(
+                "page_size",
+                {"type": "integer", "minimum": 0, "default": PAGE_SIZE_DEFAULT},
+                f"At most {PAGE_SIZE_MAX}; 0 is the default.",
+            ),
+            _query("cursor", text(), "`next_cursor` of the page before."),
+        ),
+    )
+    one = {
+        "put": _operation(
+            "putRouter",
+            "Create a router, or replace its definition.",
+            {
+                "200": _answer("It was there.", ref("RouterPutResult")),
+                "201": _answer("It was created.", ref("RouterPutResult")),
+            },
+            codes=(*_WRITES, *_TAKES_BODY, *refusals),
+            body=ref("RouterRequest"),
+        ),
+        "get": _operation(
+            "getRouter",
+            "What a router does, and how far it is.",
+            {"200": _answer("Its state.", ref("RouterState"))},
+            codes=(*_READS, Code.ROUTER_NOT_FOUND),
+        ),
+        "delete": _operation(
+            "dropRouter",
+            "Stop forwarding; what was copied stays.",
+            {"200": _answer("It is gone.", ref("RouterDropResult"))},
+            codes=_WRITES,
+        ),
+    }
+    return {
+        "/v0/routers": {"get": listing},
+        "/v0/routers/{router}": {"parameters": [name], **one},
+    }
+
+
+def _watch_paths() -> Schema:
+    wid = {"name": "wid", "in": "path", "required": True, "schema": text(pattern="^wid_")}
+    last_id = {
+        "name": "Last-Event-ID",
+        "in": "header",
+        "schema": text(),
+        "description": "The last `id` seen: go on behind it. What is no id is ignored.",
+    }
+    stream = _answer(
+        "Server-sent events: `record`, `tombstone`, `caught-up`, `topic-deleted`, `error`.",
+        text(),
+        "text/event-stream",
+    )
+    return {
+        "/v0/watch": {
+            "post": _operation(
+                "openWatch",
+                "Make a watch session over several topics.",
+                {"200": _answer("The session, and where its stream is.", ref("WatchSession"))},
+                codes=(*_READS, *_TAKES_BODY, Code.TOPIC_NOT_FOUND, Code.THROTTLED),
+                body=ref("WatchRequest"),
+                parameters=(_query("lenient", boolean(False), "Leave unknown topics out."),),
+            )
+        },
+        "/v0/watch/{wid}": {
+            "parameters": [wid],
+            "get": _operation(
+                "watch",
+                "The stream of a session; another one that is open is ended.",
+                {"200": stream},
+                codes=(Code.NOT_FOUND, Code.NOT_ACCEPTABLE, Code.THROTTLED, Code.INTERNAL),
+                parameters=(last_id,),
+            ),
+        },
+        "/v0/ws": {
+            "get": _operation(
+                "openWebSocket",
+                "One WebSocket to publish and to follow topics; a page's origin must be allowed.",
+                {"101": {"description": "JSON text messages, either way."}},
+                codes=(*_READS, Code.FORBIDDEN, Code.THROTTLED),
+            )
+        },
+    }
 
 
 def _probe_paths() -> Schema:

@@ -12,13 +12,18 @@ from importlib.metadata import PackageNotFoundError, version
 from topics_server.api.guard import refusal
 from topics_server.api.http import Request, Response
 from topics_server.api.rendering import render_json
-from topics_server.api.state import ServerState, Store
+from topics_server.api.state import Routers, ServerState, Store
 from topics_server.clock import monotonic_ms
+from topics_server.engine.answers import TopicState
 from topics_server.errors import Code, TopicsError
 from topics_server.metrics import (
+    ROUTERS_SHOWN_MAX,
     TEXT_TYPE,
     TOPICS_SHOWN_MAX,
     Facts,
+    QueueFacts,
+    RouterFacts,
+    RoutersFacts,
     StoreFacts,
     TopicFacts,
     as_text,
@@ -85,12 +90,17 @@ def facts_of(state: ServerState) -> Facts:
     """Everything a scrape shows, as of now."""
     store = state.store if state.phase != "replaying" else None
     progress = 1.0 if store is not None else min(1.0, max(0.0, state.progress()))
+    sessions, queues, routers = state.sessions, state.queues, state.routers
     return Facts(
         ready=state.phase == "ready",
         progress=progress,
         uptime_ms=_uptime_ms(state),
         shards=state.shards(),
         store=None if store is None else _store_facts(store),
+        connections=state.connections,
+        watch_sessions=None if sessions is None else len(sessions),
+        leases_in_flight=None if queues is None else queues.in_flight(),
+        routers=None if routers is None else _routers_facts(routers),
     )
 
 
@@ -104,10 +114,39 @@ def _store_facts(store: Store) -> StoreFacts:
         bytes_live=store.bytes_live,
         damaged_records=store.damaged_records,
         topics=[
-            TopicFacts(topic.name, topic.head_seq, topic.earliest_seq, topic.count, topic.bytes)
+            TopicFacts(
+                topic.name,
+                topic.head_seq,
+                topic.earliest_seq,
+                topic.count,
+                topic.bytes,
+                _queue_facts(topic),
+            )
             for topic in shown
         ],
         topics_truncated=truncated,
+    )
+
+
+def _queue_facts(topic: TopicState) -> QueueFacts | None:
+    queue = topic.queue
+    if queue is None:
+        return None
+    return QueueFacts(queue.ready, queue.in_flight, queue.delayed, queue.dead_lettered)
+
+
+def _routers_facts(routers: Routers) -> RoutersFacts:
+    shown, truncated = routers.states(ROUTERS_SHOWN_MAX)
+    assert len(shown) <= ROUTERS_SHOWN_MAX
+    return RoutersFacts(
+        len(routers),
+        [
+            RouterFacts(
+                router.name, router.forwarded_total, router.lag, int(router.stalled is not None)
+            )
+            for router in shown
+        ],
+        truncated,
     )
 
 

@@ -2,12 +2,16 @@
 
 Plain functions of the server's state and one request; each returns one response or raises
 `TopicsError`. An append or delete that was begun goes on whether or not its client stays; a
-long-poll whose client hangs up ends. Called through the route table in `api/app`.
+long-poll whose client hangs up ends. `append` and `diff` have a quick form each, which does the
+same by the same functions where nothing has to be waited for. Called through the route table in
+`api/app`.
 """
 
 from __future__ import annotations
 
 import asyncio
+
+import msgspec
 
 from topics_server.api.bodies import (
     decode_delete,
@@ -18,7 +22,7 @@ from topics_server.api.bodies import (
     query_bool,
 )
 from topics_server.api.guard import admit
-from topics_server.api.http import ClientGoneError, Request, Response
+from topics_server.api.http import ClientGoneError, Request, Response, Underway
 from topics_server.api.rendering import (
     page_performance,
     render_appended,
@@ -26,23 +30,58 @@ from topics_server.api.rendering import (
     render_page,
 )
 from topics_server.api.state import ServerState, Store
-from topics_server.appends import decode_append
-from topics_server.engine.answers import Page, ReadRequest
+from topics_server.appends import DecodedAppend, decode_append
+from topics_server.engine.answers import Appended, Page, ReadRequest
+
+
+class _Append(msgspec.Struct, frozen=True, gc=False):
+    """An append as asked for."""
+
+    decoded: DecodedAppend
+    key: str | None
+    with_seqs: bool
+
+
+def _asked_append(request: Request) -> _Append:
+    query = request.query
+    with_seqs = query_bool(parse_query(query), "return_seqs", True) if query else True
+    key = header_key(request.headers.get(b"idempotency-key"))
+    return _Append(decode_append(request.body), key, with_seqs)
+
+
+def _appended(request: Request, done: Appended, *, with_seqs: bool) -> Response:
+    body = render_appended(request.name, done, with_seqs=with_seqs, total_ms=request.elapsed_ms())
+    return Response(201 if done.created else 200, body)
 
 
 async def append(state: ServerState, request: Request) -> Response:
     """`POST /v0/topics/{topic}`: append one or many records."""
     store = admit(state)
-    query = request.query
-    with_seqs = query_bool(parse_query(query), "return_seqs", True) if query else True
-    key = header_key(request.headers.get(b"idempotency-key"))
-    decoded = decode_append(request.body)
+    asked = _asked_append(request)
+    decoded = asked.decoded
     config = None
     if decoded.config is not None:
         config = decode_inline_config(decoded.config, request.name)
-    done = await store.append(request.name, request.body, decoded, header_key=key, config=config)
-    body = render_appended(request.name, done, with_seqs=with_seqs, total_ms=request.elapsed_ms())
-    return Response(201 if done.created else 200, body)
+    name, body, key = request.name, request.body, asked.key
+    done = await store.append(name, body, decoded, header_key=key, config=config)
+    return _appended(request, done, with_seqs=asked.with_seqs)
+
+
+def append_now(state: ServerState, request: Request) -> Underway | None:
+    """The quick form of `append`: to a topic that is there, without a configuration."""
+    store = admit(state)
+    asked = _asked_append(request)
+    decoded = asked.decoded
+    if decoded.config is not None:
+        return None
+    appending = store.append_now(request.name, request.body, decoded, header_key=asked.key)
+    if appending is None:
+        return None
+    with_seqs = asked.with_seqs
+    return Underway(
+        appending.when_settled,
+        lambda: _appended(request, appending.outcome(), with_seqs=with_seqs),
+    )
 
 
 async def diff(state: ServerState, request: Request) -> Response:
@@ -53,9 +92,23 @@ async def diff(state: ServerState, request: Request) -> Response:
         page = await _wait(store, request, asked)
     else:
         page = await store.read(request.name, asked)
+    return Response(200, b"".join(_page(state, request, page, shown)))
+
+
+def diff_now(state: ServerState, request: Request) -> Response | None:
+    """The quick form of `diff`: of what is in memory, without waiting for more."""
+    store = admit(state)
+    asked, shown = decode_diff(request.body, state.settings.max_limit)
+    page = None if asked.wait_ms else store.read_now(request.name, asked)
+    if page is None:
+        return None
+    return Response(200, b"", pieces=_page(state, request, page, shown))
+
+
+def _page(state: ServerState, request: Request, page: Page, shown: int) -> list[bytes | memoryview]:
     parts = render_page(request.name, page, shown, state.rendered)
     parts.append(page_performance(request.elapsed_ms(), page.scanned))
-    return Response(200, b"".join(parts))
+    return parts
 
 
 async def _wait(store: Store, request: Request, asked: ReadRequest) -> Page:

@@ -1,12 +1,14 @@
-"""Responses of the topic endpoints: values of the store -> JSON bytes. Pure.
+"""Responses of the endpoints of topics and routers: values -> JSON bytes. Pure.
 
 Topic names need no escaping (their charset has nothing to escape), so responses are formatted as
 bytes; records come from the render cache as slices that hold the payloads verbatim. `performance`
-is measured: times in milliseconds, handed in by the handler. Called by `api/topics`, `api/records`.
+is measured: times in milliseconds, handed in by the handler. Called by `api/topics`, `api/records`,
+`api/routers`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, Final
 
@@ -21,8 +23,9 @@ from topics_server.engine.answers import (
     TopicPage,
     TopicState,
 )
-from topics_server.model import Durability, TopicConfig
+from topics_server.model import Durability, RouterDefinition, TopicConfig
 from topics_server.rendered import RenderCache
+from topics_server.routers.answers import RouterOutcome, RouterPage, RouterState
 
 _encode: Final = msgspec.json.Encoder().encode
 
@@ -167,6 +170,8 @@ def render_config(config: TopicConfig) -> bytes:
             "dead_letter": config.dead_letter,
             "leases_durable": config.leases_durable,
         }
+        # Ours, so it is there only where it is set.
+        | ({"lease_log": config.lease_log} if isinstance(config.lease_log, str) else {})
     )
 
 
@@ -174,7 +179,7 @@ def render_state(state: TopicState, total_ms: float) -> bytes:
     """The answer to a state read (§1.2)."""
     return (
         b'{"topic":"%b","type":"%b","head_seq":%d,"earliest_seq":%d,"next_seq":%d,"count":%d,'
-        b'"bytes":%d,"disk_bytes":%d,"damaged_records":%d,"config":%b,"effective_priority":%d,'
+        b'"bytes":%d,"disk_bytes":%d,"damaged_records":%d,"config":%b,%b"effective_priority":%d,'
         b'"last_write_ts":%b,"last_read_ts":%b,%b'
     ) % (
         state.name.encode("ascii"),
@@ -187,6 +192,7 @@ def render_state(state: TopicState, total_ms: float) -> bytes:
         state.disk_bytes,
         state.damaged_records,
         render_config(state.config),
+        b"" if state.queue is None else b'"queue":%b,' % _encode(state.queue),
         state.effective_priority,
         _or_null(state.last_write_ts),
         _or_null(state.last_read_ts),
@@ -219,6 +225,78 @@ def render_topics(page: TopicPage, next_cursor: str | None, total_ms: float) -> 
     return render_json(value, total_ms)
 
 
-def render_dropped(name: str, dropped: bool, total_ms: float) -> bytes:
-    """The answer to a topic's DELETE (§1.4)."""
-    return render_json({"topic": name, "deleted": dropped, "routers_removed": []}, total_ms)
+def render_dropped(name: str, dropped: bool, routers: Sequence[str], total_ms: float) -> bytes:
+    """The answer to a topic's DELETE (§1.4); `routers` went with it."""
+    told = {"topic": name, "deleted": dropped, "routers_removed": list(routers)}
+    return render_json(told, total_ms)
+
+
+# --- routers ----------------------------------------------------------------------------------
+
+
+def _definition(name: str, definition: RouterDefinition, **more: Any) -> dict[str, Any]:
+    """A router's definition as the contract lays it out; `more` behind its name."""
+    match = definition.filter
+    if match is None:
+        shown = None
+    elif match.is_prefix:
+        shown = ("tag", "Glob", f"{match.text}*")
+    else:
+        shown = ("tag", "Eq", match.text)
+    return {
+        "router": name,
+        **more,
+        "source": definition.source,
+        "dest": definition.dest,
+        "preserve_node": definition.preserve_node,
+        "preserve_tag": definition.preserve_tag,
+        "filter": shown,
+        "allow_cycle": definition.allow_cycle,
+        "guarantee": definition.guarantee.value,
+    }
+
+
+def render_router_put(name: str, outcome: RouterOutcome, total_ms: float) -> bytes:
+    """The answer to a router's PUT (§6)."""
+    told = _encode(_definition(name, outcome.definition, created=outcome.created))
+    measured = _write_performance(total_ms, outcome.write_ms, outcome.sync_ms)
+    return told[:-1] + b"," + measured
+
+
+def render_router(state: RouterState, total_ms: float) -> bytes:
+    """A router's definition, and beyond the contract how far it is and why it stands still."""
+    told = _definition(state.name, state.definition)
+    told |= {
+        "forwarded_total": state.forwarded_total,
+        "cursor_seq": state.cursor_seq,
+        "lag": state.lag,
+        "state": "running" if state.stalled is None else "stalled",
+    }
+    if state.stalled is not None:
+        code, message = state.stalled
+        told["reason"] = {"code": code, "message": message}
+    return render_json(told, total_ms)
+
+
+def render_routers(page: RouterPage, next_cursor: str | None, total_ms: float) -> bytes:
+    """A page of routers."""
+    told: dict[str, Any] = {
+        "routers": [
+            {
+                "router": state.name,
+                "source": state.definition.source,
+                "dest": state.definition.dest,
+                "guarantee": state.definition.guarantee.value,
+                "forwarded_total": state.forwarded_total,
+            }
+            for state in page.routers
+        ]
+    }
+    if next_cursor is not None:
+        told["next_cursor"] = next_cursor
+    return render_json(told, total_ms)
+
+
+def render_router_dropped(name: str, dropped: bool, total_ms: float) -> bytes:
+    """The answer to a router's DELETE."""
+    return render_json({"router": name, "deleted": dropped}, total_ms)

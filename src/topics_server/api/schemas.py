@@ -8,6 +8,13 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from topics_server.api.queue_bodies import CLAIM_WAIT_MS_MAX, NACK_DELAY_MS_MAX
+from topics_server.api.watch_bodies import (
+    FRAME_BYTES_DEFAULT,
+    HEARTBEAT_MS_DEFAULT,
+    HEARTBEAT_MS_MAX,
+    HEARTBEAT_MS_MIN,
+)
 from topics_server.errors import Code
 from topics_server.limits import (
     CLAIM_JITTER_MS_MAX,
@@ -19,9 +26,17 @@ from topics_server.limits import (
     PAGE_BYTES_DEFAULT,
     PAGE_BYTES_MAX,
     PRIORITY_MAX,
+    U32_MAX,
     U64_MAX,
 )
-from topics_server.model import Discard, Durability, LossReason, TopicConfig, TopicType
+from topics_server.model import (
+    Discard,
+    Durability,
+    Guarantee,
+    LossReason,
+    TopicConfig,
+    TopicType,
+)
 
 Schema = dict[str, Any]
 
@@ -99,10 +114,14 @@ def config_schema() -> Schema:
         max_deliveries=u64(default=_DEFAULTS.max_deliveries),
         dead_letter=name | {"description": "Another topic's name."},
         leases_durable=boolean(_DEFAULTS.leases_durable),
+        lease_log={
+            "type": ["string", "null"],
+            "description": "Is told of this queue's leases; shown where there is one.",
+        },
     )
 
 
-def _values(kind: type[TopicType | Discard | Durability | LossReason]) -> list[str]:
+def _values(kind: type[TopicType | Discard | Durability | LossReason | Guarantee]) -> list[str]:
     return [member.value for member in kind]
 
 
@@ -113,18 +132,61 @@ def all_schemas() -> Schema:
         **_request_schemas(),
         **_record_schemas(),
         **_answer_schemas(),
+        **_queue_requests(),
+        **_queue_answers(),
+        **_router_schemas(),
         **_other_answers(),
     }
 
 
+def _watch_request() -> Schema:
+    start = object_of(
+        "",
+        from_seq=u64("Exclusive; 0 is the earliest retained.", default=0),
+        tail=boolean(False, "Start at the head, whatever `from_seq` says."),
+    )
+    beats = f"Clamped to {HEARTBEAT_MS_MIN}..{HEARTBEAT_MS_MAX}."
+    return object_of(
+        "topics",
+        topics={"type": "object", "minProperties": 1, "additionalProperties": start},
+        node=_nodes(),
+        limit=u64("Of one frame; clamped, 0 is the default.", default=DIFF_LIMIT_DEFAULT),
+        max_batch_bytes=u64(
+            f"Of one frame; 0 is {PAGE_BYTES_DEFAULT}, clamped to {PAGE_BYTES_MAX}.",
+            default=FRAME_BYTES_DEFAULT,
+        ),
+        heartbeat_ms=u64(beats, default=HEARTBEAT_MS_DEFAULT),
+        include_meta=boolean(True),
+        include_tags=boolean(False),
+        include_data=boolean(True),
+        consistency=text(
+            "`strong`: only what is synced.", enum=["eventual", "strong"], default="eventual"
+        ),
+        cursor={"type": ["string", "null"], "description": "An `id` seen before: go on behind it."},
+    )
+
+
+def _nodes() -> Schema:
+    return {
+        "anyOf": [text(), list_of(text(), maxItems=NODE_FILTER_IDS_MAX), {"type": "null"}],
+        "description": "Records of these nodes are left out.",
+    }
+
+
+def _tag_tuple() -> Schema:
+    parts = [{"const": "tag"}, {"enum": ["Eq", "Glob"]}, {"type": "string"}]
+    return {"type": "array", "minItems": 3, "maxItems": 3, "prefixItems": parts}
+
+
 def _request_schemas() -> Schema:
-    eq = {"prefixItems": [{"const": "tag"}, {"enum": ["Eq", "Glob"]}, {"type": "string"}]}
     sent = object_of(
         "data",
         data={"description": "Any JSON value, kept byte for byte."},
         tag={"type": ["string", "null"]},
         node={"type": ["string", "null"]},
         meta={"type": ["object", "null"]},
+        delay_ms={"type": ["integer", "null"], "description": "A job waits for so long."},
+        deliver_at_ms={"type": ["integer", "null"], "description": "Or until then."},
     )
     return {
         "AppendRequest": object_of(
@@ -140,14 +202,7 @@ def _request_schemas() -> Schema:
             "",
             from_seq=u64("Exclusive; 0 is the earliest retained.", default=0),
             limit=u64("Clamped; 0 is the default.", default=DIFF_LIMIT_DEFAULT),
-            node={
-                "anyOf": [
-                    text(),
-                    list_of(text(), maxItems=NODE_FILTER_IDS_MAX),
-                    {"type": "null"},
-                ],
-                "description": "Records of these nodes are left out.",
-            },
+            node=_nodes(),
             include_tags=boolean(False),
             include_meta=boolean(True),
             wait_ms=u64(f"Clamped to {DIFF_WAIT_MS_MAX}.", default=0),
@@ -155,13 +210,14 @@ def _request_schemas() -> Schema:
                 f"Clamped to {PAGE_BYTES_MAX}; 0 is the default.", default=PAGE_BYTES_DEFAULT
             ),
         ),
+        "WatchRequest": _watch_request(),
         "DeleteRequest": object_of(
             "",
             before_seq={"anyOf": [u64("Exclusive."), {"type": "null"}]},
             match={
                 "anyOf": [
                     text("An exact tag."),
-                    {"type": "array", "minItems": 3, "maxItems": 3, **eq},
+                    _tag_tuple(),
                     {"type": "null"},
                 ]
             },
@@ -206,6 +262,7 @@ def _answer_schemas() -> Schema:
         "disk_bytes": u64(),
         "damaged_records": u64(),
         "config": ref("TopicConfig"),
+        "queue": ref("QueueCounts"),
         "effective_priority": {"type": "integer"},
         "last_write_ts": stamp,
         "last_read_ts": stamp,
@@ -233,14 +290,154 @@ def _answer_schemas() -> Schema:
         **performance,
     }
     dropped = {"topic": text(), "deleted": boolean(), "routers_removed": list_of(text())}
+    watched = _all({"from_seq": u64(), "head_seq": u64(), "earliest_seq": u64()})
+    session = {
+        "wid": text("Who knows it can open the stream."),
+        "stream_url": text(),
+        "session_ttl_ms": u64("How long the session lives without a stream."),
+        "topics": {"type": "object", "additionalProperties": watched},
+        **performance,
+    }
     return {
+        "WatchSession": _all(session),
         "PutResult": _all(done | {"config": ref("TopicConfig")} | performance),
-        "TopicState": _all(state),
+        "TopicState": _all(state, optional="queue"),
         "Page": _all(page),
         "AppendResult": _all(appended, optional="seqs"),
         "DeleteResult": _all(place | size | {"deleted": u64()} | performance),
         "DropResult": _all(dropped | performance),
         "TopicList": _all(listed, optional="next_cursor"),
+    }
+
+
+def _held(**more: Schema) -> Schema:
+    """Leases of a node."""
+    return {
+        "node": text("Who holds them.", minLength=1),
+        "seqs": list_of(u64(), minItems=1),
+        "lease_ids": {
+            "type": ["array", "null"],
+            "items": text(),
+            "description": "One a seq: what does not match the lease there is now is skipped.",
+        },
+        **more,
+    }
+
+
+def _queue_requests() -> Schema:
+    lease_ms = f"Clamped to {LEASE_MS_MIN}..{LEASE_MS_MAX}."
+    match: Schema = {"anyOf": [text("An exact tag."), {"type": "array"}, {"type": "null"}]}
+    return {
+        "ClaimRequest": object_of(
+            "node",
+            node=text("Who claims.", minLength=1),
+            max={"type": "integer", "minimum": 0, "maximum": U32_MAX, "default": 1},
+            lease_ms={"anyOf": [u64(lease_ms), {"type": "null"}]},
+            wait_ms=u64(f"For the first job; clamped to {CLAIM_WAIT_MS_MAX}.", default=0),
+        ),
+        "AckRequest": object_of("node seqs", **_held()),
+        "NackRequest": object_of(
+            "node seqs",
+            **_held(delay_ms=u64(f"Clamped to {NACK_DELAY_MS_MAX}.", default=0)),
+        ),
+        "ExtendRequest": object_of(
+            "node seqs lease_ms",
+            **_held(lease_ms=u64(lease_ms), no_more={"type": "boolean", "default": False}),
+        ),
+        "RedriveRequest": object_of(
+            "",
+            **{"from": text("Where the dead letters are; the queue's dead_letter by default.")},
+            seqs=list_of(u64(), minItems=1),
+            tag=text("An exact tag."),
+            match=match | {"description": "As in a delete."},
+            all=boolean(False),
+            after_seq=u64("`next_after_seq` of the call before.", default=0),
+            max={"type": "integer", "minimum": 0, "maximum": U32_MAX},
+        )
+        | {"description": "Exactly one of `seqs`, `tag`, `match` and `all`."},
+    }
+
+
+def _queue_answers() -> Schema:
+    performance = {"performance": ref("Performance")}
+    counted = {"ready": u64(), "in_flight": u64()}
+    skipped = {"topic": text(), "skipped": list_of(u64())}
+    job = {
+        "$seq": u64(),
+        "lease_id": text(pattern="^lease_[0-9a-f]+$"),
+        "deadline": u64("Milliseconds."),
+        "$ts": u64("Milliseconds."),
+        "$node": text(),
+        "$tag": text(),
+        "deliveries": u64("This one counted."),
+        "data": {},
+        "meta": {"type": "object"},
+    }
+    lease = {
+        "seq": u64(),
+        "node": text(),
+        "lease_id": text(),
+        "deadline": u64(),
+        "deliveries": u64(),
+        "claimed_ts": u64(),
+    }
+    claimed = {
+        "topic": text(),
+        "claimed": list_of(object_of("$seq lease_id deadline $ts deliveries data", **job)),
+        "count": u64(),
+        "ready": u64(),
+    }
+    deadlines = {"type": "object", "additionalProperties": u64()}
+    redriven = {"from": text(), "redriven": u64(), "more": boolean(), "next_after_seq": u64()}
+    listed = {"topic": text(), "leases": list_of(_all(lease)), "next_cursor": text()}
+    return {
+        "QueueCounts": _all(counted | {"delayed": u64(), "dead_lettered": u64()}),
+        "ClaimResult": _all(claimed | performance),
+        "AckResult": _all(skipped | {"acked": u64()} | counted | performance),
+        "NackResult": _all(skipped | {"nacked": u64()} | counted | performance),
+        "ExtendResult": _all(skipped | {"extended": u64(), "deadlines": deadlines} | performance),
+        "RedriveResult": _all(skipped | redriven | performance),
+        "LeaseList": _all(listed | performance, optional="next_cursor"),
+    }
+
+
+def _router_schemas() -> Schema:
+    performance = {"performance": ref("Performance")}
+    topics = {"source": text(), "dest": text()}
+    guarantee = text(enum=_values(Guarantee), default=Guarantee.AT_LEAST_ONCE.value)
+    rules = {
+        "preserve_node": boolean(True, "Copies keep `$node`."),
+        "preserve_tag": boolean(True, "Copies keep `$tag`."),
+        "filter": {
+            "anyOf": [_tag_tuple(), {"type": "null"}],
+            "description": "Copies only records whose tag matches, as in a delete.",
+        },
+        "allow_cycle": boolean(False, "It may close a cycle; copies then end at the hop cap."),
+        "guarantee": guarantee,
+    }
+    listed = {"router": text(), **topics, "guarantee": guarantee, "forwarded_total": u64()}
+    place = {
+        "forwarded_total": u64("Copies made since it was created."),
+        "cursor_seq": u64("Its source is examined up to here."),
+        "lag": u64("Seqs of its source behind that."),
+        "state": text(enum=["running", "stalled"]),
+        "reason": object_of("code message", code=text(enum=_codes()), message=text())
+        | {"description": "Why it is stalled; else absent."},
+    }
+    page = {"routers": list_of(_all(listed)), "next_cursor": text("Absent on the last page.")}
+    defined = {"router": text(), **topics, **rules}
+    return {
+        "RouterRequest": object_of(
+            "source dest",
+            **topics,
+            **rules,
+            create_dest=boolean(True, "Topics that are absent are created."),
+            **{"from": text("Where a new one starts.", enum=["earliest", "head"], default="head")},
+        ),
+        "RouterPutResult": _all(defined | {"created": boolean()} | performance),
+        "RouterState": _all(defined | place | performance, optional="reason"),
+        "RouterList": _all(page | performance, optional="next_cursor"),
+        "RouterDropResult": _all({"router": text(), "deleted": boolean()} | performance),
     }
 
 

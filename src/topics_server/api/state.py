@@ -1,16 +1,19 @@
 """What every handler is given: settings, the store once there is one, and the server's phase.
 
-`server.py` makes one `ServerState`, sets `store` and moves `phase` forward: replaying -> ready ->
-draining, never back. `Store` names what the API asks of the engine; `engine/store.py` satisfies it.
-Loop thread only.
+`node.py` makes one `ServerState`, sets `store` and the services, and moves `phase` forward:
+replaying -> ready -> draining, never back. `Store` and `Routers` name what the API asks of the
+engine and of the routers; `engine/store.py` and `routers/service.py` satisfy them. Loop thread
+only.
 """
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Literal, Protocol
 
+from topics_server.api.fanout import Fanout
 from topics_server.appends import DecodedAppend
 from topics_server.clock import monotonic_ms
 from topics_server.engine.answers import (
@@ -22,9 +25,12 @@ from topics_server.engine.answers import (
     TopicPage,
     TopicState,
 )
+from topics_server.engine.watching import WatchSessions
 from topics_server.metrics import ShardFacts
 from topics_server.model import Durability, TagMatch, TopicConfig
+from topics_server.queue.service import QueueService
 from topics_server.rendered import RenderCache
+from topics_server.routers.answers import RouterOutcome, RouterPage, RouterSpec, RouterState
 
 Phase = Literal["replaying", "ready", "draining"]
 
@@ -47,6 +53,48 @@ class ApiSettings(Protocol):
         """Status of `/v0/ready` while a shard is read-only: 200 or 503."""
         ...
 
+    @property
+    def allowed_origins(self) -> frozenset[bytes]:
+        """Origins whose web pages may call, as the header has them."""
+        ...
+
+    @property
+    def max_watch_topics(self) -> int:
+        """Topics of one watch session, or of one subscribe command."""
+        ...
+
+    @property
+    def max_sse_connections(self) -> int:
+        """Open streams and WebSockets together; 0 is unlimited."""
+        ...
+
+    @property
+    def max_claim(self) -> int:
+        """Jobs of one claim, ack, nack or extend."""
+        ...
+
+    @property
+    def max_node_bytes(self) -> int:
+        """Bytes of a node's name."""
+        ...
+
+    @property
+    def max_ws_commands(self) -> int:
+        """Commands waiting on one WebSocket."""
+        ...
+
+
+class Appending(Protocol):
+    """An append on its way."""
+
+    def when_settled(self, told: Callable[[], object]) -> None:
+        """Call `told`, which must not raise, once there is an outcome."""
+        ...
+
+    def outcome(self) -> Appended:
+        """What came of it. Raises the `TopicsError` it failed with."""
+        ...
+
 
 class Store(Protocol):
     """The engine as the API sees it. Names are valid topic names; refusals are `TopicsError`."""
@@ -59,12 +107,26 @@ class Store(Protocol):
         *,
         header_key: str | None,
         config: TopicConfig | None,
+        submitted: Callable[[], None] | None = None,
     ) -> Appended:
-        """Append the records of one call, all or none; `config` only if this creates the topic."""
+        """Append the records of one call, all or none; `config` only if this creates the topic.
+
+        `submitted` may be told before it returns: what is appended from then on comes behind.
+        """
+        ...
+
+    def append_now(
+        self, name: str, body: bytes, decoded: DecodedAppend, *, header_key: str | None
+    ) -> Appending | None:
+        """Begin what `append` does, if nothing has to be waited for first."""
         ...
 
     async def read(self, name: str, request: ReadRequest) -> Page:
         """One page after a cursor; waits while there is nothing to tell."""
+        ...
+
+    def read_now(self, name: str, request: ReadRequest) -> Page | None:
+        """That page, if it is in memory; waits for nothing."""
         ...
 
     async def delete(self, name: str, *, before_seq: int | None, match: TagMatch | None) -> Deleted:
@@ -127,18 +189,89 @@ class Store(Protocol):
         ...
 
 
+class Routers(Protocol):
+    """The routers as the API sees them. Names are valid; refusals are `TopicsError`."""
+
+    async def put(self, name: str, spec: RouterSpec) -> RouterOutcome:
+        """Create a router, with the topics it needs, or replace its definition."""
+        ...
+
+    def get(self, name: str) -> RouterState:
+        """A router's definition and how far it is."""
+        ...
+
+    def page(
+        self,
+        *,
+        prefix: str,
+        source: str | None,
+        dest: str | None,
+        after: str | None,
+        page_size: int,
+    ) -> RouterPage:
+        """Routers in name order, those after `after`."""
+        ...
+
+    async def delete(self, name: str) -> bool:
+        """Drop a router; False if it was not there."""
+        ...
+
+    def routers_of(self, topic_name: str) -> list[str]:
+        """The routers from and into a topic, sorted."""
+        ...
+
+    def states(self, limit: int) -> tuple[list[RouterState], bool]:
+        """States of at most `limit` routers, and whether there are more."""
+        ...
+
+    def __len__(self) -> int:
+        """How many routers exist."""
+        ...
+
+
 @dataclasses.dataclass(slots=True, kw_only=True)
 class ServerState:
     """The one shared state of all handlers.
 
     `progress` tells how far recovery is (0 to 1); `started_ms` is of the monotonic clock; `shards`
-    tells the journal's figures.
+    tells the journal's figures; `connections` counts open streams and WebSockets (`api/guard`).
     """
 
     settings: ApiSettings
     progress: Callable[[], float]
     store: Store | None = None
+    fanout: Fanout | None = None
+    sessions: WatchSessions | None = None
+    queues: QueueService | None = None
+    routers: Routers | None = None
     phase: Phase = "replaying"
     started_ms: float = dataclasses.field(default_factory=monotonic_ms)
     shards: Callable[[], Sequence[ShardFacts]] = tuple
     rendered: RenderCache = dataclasses.field(default_factory=RenderCache)
+    connections: int = 0
+    _waiting: set[asyncio.Future[None]] = dataclasses.field(default_factory=set)
+
+    def enter(self, phase: Phase) -> None:
+        """Move to a later phase, and tell who waits for it."""
+        self.phase = phase
+        for waiting in list(self._waiting):
+            if not waiting.done():
+                waiting.set_result(None)
+
+    def next_phase(self) -> asyncio.Future[None]:
+        """Done when the phase moves, which may be before anybody has begun to wait."""
+        waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.add(waiting)
+        waiting.add_done_callback(self._waiting.discard)
+        return waiting
+
+    def watching(self) -> tuple[Fanout, WatchSessions]:
+        """What streams are made of; there once the server was ready."""
+        assert self.fanout is not None
+        assert self.sessions is not None
+        return self.fanout, self.sessions
+
+    @property
+    def waiting(self) -> int:
+        """How many wait for the next phase."""
+        return len(self._waiting)

@@ -29,6 +29,8 @@ async def put_topic(state: ServerState, request: Request) -> Response:
     store = admit(state)
     asked = decode_config(request.body or b"{}", request.name)
     outcome = await store.put_topic(request.name, asked.config, keep_type=asked.keep_type)
+    if state.queues is not None:
+        state.queues.configured(request.name, outcome.config)
     body = render_put(request.name, outcome, request.elapsed_ms())
     return Response(201 if outcome.created else 200, body)
 
@@ -59,5 +61,8 @@ async def drop_topic(state: ServerState, request: Request) -> Response:
     """`DELETE /v0/topics/{topic}`: the topic with everything it holds."""
     store = admit(state)
     if_empty = query_bool(parse_query(request.query), "if_empty", False)
+    # They go with the topic, so afterwards nobody knows them.
+    routers = [] if state.routers is None else state.routers.routers_of(request.name)
     dropped = await store.drop_topic(request.name, if_empty=if_empty)
-    return Response(200, render_dropped(request.name, dropped, request.elapsed_ms()))
+    removed = routers if dropped else []
+    return Response(200, render_dropped(request.name, dropped, removed, request.elapsed_ms()))

@@ -1,32 +1,47 @@
-"""Responses leave in one piece: a head waits for the body that is sent right behind it.
+"""uvicorn's HTTP protocol with shorter ways for what comes most: one body in, one answer out.
 
 uvicorn writes head and body apart, and the event loop hands each to the kernel at once: two system
-calls, two packets, and a client that wakes up for half an answer. `JoinedHttp` is uvicorn's own
-protocol with a transport in between that holds a head until the next write, or until the end of the
-loop's turn if none comes (a stream that has nothing to say yet). Used by `server`.
+calls, two packets, and a client that wakes up for half an answer. `JoinedWrites` is a transport
+that holds a head until the next write, or until the end of the loop's turn if none comes (a stream
+that has nothing to say yet). `JoinedCycle` sends an answer whose length is known in one piece, and
+hands a body that came in one piece over without a copy. While others are being answered too, that
+piece leaves when all their work of this turn is done: clients that are woken one by one in between
+take the processor, and send their next requests one by one. `JoinedHttp` puts both in place of
+uvicorn's, for requests without anything unusual in their first line; uvicorn serves all others.
+Used by `server`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import re
+from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any, Final
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import (
+    STATUS_LINE,
+    HttpToolsProtocol,
+    RequestResponseCycle,
+)
 
 _HEAD: Final = b"HTTP/1.1 "
 # Up to this, putting two pieces together is cheaper than telling the kernel of both.
 _COPIED_BYTES_MAX: Final = 16_384
+# A path that is its own escaped form, without a query: nothing in it has to be parsed.
+_PLAIN_PATH: Final = re.compile(rb"(?:/[A-Za-z0-9._:-]+)+")
 
 
 class JoinedWrites:
     """The transport of one connection, but for `write`, `close` and `abort`."""
 
-    __slots__ = ("_held", "_loop", "_transport")
+    __slots__ = ("_held", "_loop", "_past", "_transport")
 
     def __init__(self, transport: Any, loop: asyncio.AbstractEventLoop) -> None:
         self._transport = transport
         self._loop = loop
         self._held: bytes | None = None
+        self._past = transport.write
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)
@@ -36,15 +51,38 @@ class JoinedWrites:
         held = self._held
         if held is not None:
             self._held = None
-            if len(data) <= _COPIED_BYTES_MAX:
-                self._transport.write(held + data)
-            else:
-                self._transport.writelines((held, data))
+            self.write_joined(held, data)
         elif data[:9] == _HEAD:
             self._held = data
             self._loop.call_soon(self._flush)
         else:
             self._transport.write(data)
+
+    def writer(self) -> Any:
+        """What writes bytes that are no head: past this object, unless something is held back."""
+        return self._past if self._held is None else self.write
+
+    def write_soon(self, head: bytes, body: bytes) -> None:
+        """Send two pieces as one, behind all that the loop's turn has to do."""
+        self._flush()
+        self._held = head + body
+        self._loop.call_soon(self._flush)
+
+    def write_joined(self, head: bytes, body: bytes) -> None:
+        """Send two pieces as one, behind what is held back."""
+        self._flush()
+        if len(body) <= _COPIED_BYTES_MAX:
+            self._transport.write(head + body)
+        else:
+            self._transport.writelines((head, body))
+
+    def write_pieces(self, head: bytes, pieces: Sequence[bytes | memoryview], size: int) -> None:
+        """Send a head and a body in pieces, of `size` bytes together, as one."""
+        self._flush()
+        if size <= _COPIED_BYTES_MAX:
+            self._transport.write(b"".join((head, *pieces)))
+        else:
+            self._transport.writelines((head, *pieces))
 
     def _flush(self) -> None:
         held = self._held
@@ -63,9 +101,187 @@ class JoinedWrites:
         self._transport.abort()
 
 
+class JoinedCycle(RequestResponseCycle):
+    """One request and its answer."""
+
+    transport: Any
+    body: Any
+    under_way: Any = ()
+    _start: Any = None
+
+    async def receive(self) -> Any:
+        """The body, as ASGI has it; see uvicorn's."""
+        is_whole = not (self.more_body or self.response_complete or self.disconnected)
+        if is_whole and self.body and not self.waiting_for_100_continue:
+            self.flow.resume_reading()
+            self.message_event.clear()
+            body, self.body = self.body, bytearray()
+            return {"type": "http.request", "body": bytes(body), "more_body": False}
+        return await super().receive()
+
+    async def send(self, message: Any) -> None:
+        """Hold back the start of an answer of known length, then send it whole."""
+        start = self._start
+        if start is not None:
+            self._start = None
+            if not message.get("more_body", False) and not self.disconnected:
+                self._answer(start, message["body"])
+                return
+            await super().send(start)
+        elif self._is_plain(message):
+            self._start = message
+            return
+        await super().send(message)
+
+    def _is_plain(self, message: Any) -> bool:
+        """Whether this starts an answer that can be sent whole."""
+        return (
+            message["type"] == "http.response.start"
+            and not self.response_started
+            and self.keep_alive
+            and not self.flow.write_paused
+            # `api/http` puts it last; a stream has none.
+            and _is_sized(message["headers"])
+            and self.scope["method"] != "HEAD"
+        )
+
+    def _answer(self, start: Any, body: bytes) -> None:
+        headers = [*self.default_headers, *start["headers"]]
+        joined = head_of(start["status"], headers)
+        assert int(headers[-1][1]) == len(body)
+        self.response_started = self.response_complete = True
+        self.waiting_for_100_continue = False
+        if len(self.under_way) > 1 and len(body) <= _COPIED_BYTES_MAX:
+            self.transport.write_soon(joined, body)
+        else:
+            self.transport.write_joined(joined, body)
+        self.message_event.set()
+        self.on_response()
+
+
+def head_of(status: int, headers: list[tuple[bytes, bytes]]) -> bytes:
+    """The head of an answer whose last header tells its length."""
+    name, value = headers[-1]
+    assert name == b"content-length"
+    return b"%bcontent-length: %d\r\n\r\n" % (_lines_of(status, tuple(headers[:-1])), int(value))
+
+
+@lru_cache(maxsize=256)
+def _lines_of(status: int, headers: tuple[tuple[bytes, bytes], ...]) -> bytes:
+    """The first lines of a head, which most answers have in common."""
+    head = [STATUS_LINE[status]]
+    for name, value in headers:
+        head += (name, b": ", value, b"\r\n")
+    joined = b"".join(head)
+    assert joined.count(b"\n") == len(headers) + 1, "no header holds a line break"
+    return joined
+
+
+def _is_sized(headers: Any) -> bool:
+    """Whether the last header is the length, where `api/http` puts it; a stream has none."""
+    return bool(headers) and headers[-1][0] == b"content-length"
+
+
 class JoinedHttp(HttpToolsProtocol):
-    """uvicorn's protocol over `JoinedWrites`."""
+    """uvicorn's protocol over `JoinedWrites`.
+
+    Its timer for connections that are kept alive runs on while requests come, and looks at the
+    clock when it ends: stopping and starting it would cost more than all else between two requests.
+    """
+
+    _idle_since = 0.0
 
     def connection_made(self, transport: Any) -> None:
         """See `asyncio.Protocol`."""
         super().connection_made(JoinedWrites(transport, self.loop))  # type: ignore[arg-type]
+
+    def on_headers_complete(self) -> None:
+        """Start to serve the request whose head is there."""
+        if self.is_plain_head():
+            self.begin()
+        else:
+            super().on_headers_complete()
+
+    def is_plain_head(self) -> bool:
+        """Whether the head asks for nothing unusual, and no other request is being answered."""
+        parser = self.parser
+        before: Any = self.cycle
+        return (
+            _PLAIN_PATH.fullmatch(self.url) is not None
+            and not self.root_path
+            and self.limit_concurrency is None
+            and (before is None or before.response_complete)
+            and not parser.should_upgrade()
+            and parser.get_http_version() == "1.1"
+        )
+
+    def begin(self) -> None:
+        """Start the application on a request with a plain head."""
+        parser, url, scope = self.parser, self.url, self.scope
+        scope["method"] = parser.get_method().decode("ascii")
+        scope["path"] = url.decode("ascii")
+        scope["raw_path"] = url
+        scope["query_string"] = b""
+        self.cycle = JoinedCycle(
+            scope=scope,
+            transport=self.transport,
+            flow=self.flow,
+            logger=self.logger,
+            access_logger=self.access_logger,
+            access_log=False,
+            default_headers=self.server_state.default_headers,
+            message_event=asyncio.Event(),
+            expect_100_continue=self.expect_100_continue,
+            keep_alive=parser.should_keep_alive(),
+            on_response=self.on_response_complete,
+        )
+        self.cycle.under_way = self.tasks
+        self._start_asgi_task(self.cycle, self.app)
+
+    def on_response_complete(self) -> None:
+        """The answer is out: start the next request of a pipeline, or wait for one."""
+        self._idle_since = self.loop.time()
+        if self.pipeline or self.timeout_keep_alive_task is None:
+            super().on_response_complete()
+            return
+        self.server_state.total_requests += 1
+        if not self.transport.is_closing():
+            self.flow.resume_reading()
+
+    def _unset_keepalive_if_required(self) -> None:
+        """What uvicorn calls whenever bytes come: the timer runs on."""
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """See `asyncio.Protocol`."""
+        super().connection_lost(exc)
+        super()._unset_keepalive_if_required()
+
+    def handle_websocket_upgrade(self) -> None:
+        """Hand the connection over, without the timer."""
+        super()._unset_keepalive_if_required()
+        super().handle_websocket_upgrade()
+
+    def timeout_keep_alive_handler(self) -> None:
+        """Close the connection if it was idle all the time; else look again later."""
+        self.timeout_keep_alive_task = None
+        cycle: Any = self.cycle
+        if cycle is not None and not cycle.response_complete:
+            # Its answer starts the timer again.
+            return
+        left_s = self._idle_since + self.timeout_keep_alive - self.loop.time()
+        if left_s > 0:
+            self.timeout_keep_alive_task = self.loop.call_later(
+                left_s, self.timeout_keep_alive_handler
+            )
+        else:
+            super().timeout_keep_alive_handler()
+
+    def on_body(self, body: bytes) -> None:
+        """Take a piece of the body; the first one as it is."""
+        cycle: Any = self.cycle
+        if not cycle.body:
+            if isinstance(cycle, JoinedCycle) and not cycle.response_complete:
+                cycle.body, body = body, b""
+        elif isinstance(cycle.body, bytes):
+            cycle.body = bytearray(cycle.body)
+        super().on_body(body)

@@ -3,7 +3,8 @@
 Owns the list of verbs. Exit codes: 0 done, 1 the server (or a file) refused or has no such thing,
 2 wrong usage or no server to talk to. Results go to standard output, everything else to standard
 error. Map: `client` (HTTP), `output` (NDJSON or table), `cutting`, `lines`, `loading`, `resume`
-(the verb `load`), `flags` (settings as options); every other module is the verb of its name.
+(the verb `load`), `streams` (the verbs `tail` and `watch`), `graph` (the verb `routers`), `flags`
+(settings as options); every other module is the verb of its name.
 """
 
 from __future__ import annotations
@@ -19,6 +20,14 @@ VERBS: Final = {
     "append": "Append one record.",
     "load": "Append every line of an NDJSON file; resumes where it stopped.",
     "read": "Print records from a position on; follow new ones.",
+    "tail": "Print new records of one or more topics as they come; resumes by itself.",
+    "watch": "Print the frames of a stream, one JSON value a line.",
+    "pub": "Publish standard input, a record a line, over a WebSocket.",
+    "enqueue": "Enqueue one job.",
+    "work": "Run a command for every job of a queue.",
+    "queue": "Show how queues stand; a live board on a terminal.",
+    "router": "Create, show, list and remove routers, which forward records.",
+    "routers": "List routers; as a tree or for Graphviz with --graph.",
     "ls": "List topics.",
     "info": "Show a topic's state and configuration.",
     "delete": "Delete records by tag or position, for good.",
@@ -56,7 +65,7 @@ HELP: Final = """A durable event log behind plain HTTP.
 \b
 topics serve                             start a server on 127.0.0.1:4000
 topics append jobs '{"n": 1}' --tag a    append a record
-topics read jobs --follow                print records as they come
+topics tail jobs                         print records as they come
 
 Verbs that talk to a server take --url and --token, or TOPICS_URL and TOPICS_TOKEN from the
 environment. Output is a table on a terminal and one JSON value a line in a pipe; --json and

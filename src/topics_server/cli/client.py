@@ -81,6 +81,11 @@ class Client:
         self._token = token
         self._connection: http.client.HTTPConnection | None = None
 
+    @property
+    def authorization(self) -> dict[str, str]:
+        """The header that presents the token, for connections that are not ours (streams)."""
+        return {"Authorization": f"Bearer {self._token}"} if self._token else {}
+
     def call(
         self,
         method: str,
@@ -104,11 +109,9 @@ class Client:
         return self._call(method, path, body, timeout_s)
 
     def _call(self, method: str, path: str, body: bytes | None, timeout_s: float) -> bytes:
-        headers = {"Accept": "application/json"}
+        headers = {"Accept": "application/json", **self.authorization}
         if body is not None:
             headers["Content-Type"] = "application/json"
-        if self._token:
-            headers["Authorization"] = f"Bearer {self._token}"
         connection = self._connect(timeout_s)
         try:
             connection.request(method, self._path + path, body, headers)
@@ -126,7 +129,7 @@ class Client:
         if response.will_close:
             self.close()
         if response.status >= 300:
-            raise _refusal(response.status, response.headers.get("Retry-After"), answer)
+            raise refusal(response.status, response.headers.get("Retry-After"), answer)
         return answer
 
     def _connect(self, timeout_s: float) -> http.client.HTTPConnection:
@@ -150,7 +153,8 @@ class Client:
             self._connection = None
 
 
-def _refusal(status: int, retry_after: str | None, answer: bytes) -> Refused:
+def refusal(status: int, retry_after: str | None, answer: bytes) -> Refused:
+    """What an answer that is no success says; its body is an envelope, or not ours at all."""
     try:
         problem = msgspec.json.decode(answer, type=_Envelope).error
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -167,6 +171,11 @@ def _refusal(status: int, retry_after: str | None, answer: bytes) -> Refused:
 def topic_path(topic: str, rest: str = "") -> str:
     """The path of a topic; whatever the name holds stays inside its segment."""
     return f"/v0/topics/{quote(topic, safe='')}{rest}"
+
+
+def router_path(router: str) -> str:
+    """The path of a router."""
+    return f"/v0/routers/{quote(router, safe='')}"
 
 
 def server_options(verb: Callable[P, R]) -> Callable[..., R]:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 from urllib.parse import urlencode
 
 import click
 import msgspec
 
 from topics_server.cli.client import Client, server_options
-from topics_server.cli.output import cell, format_options, show_table, write_line
+from topics_server.cli.output import format_options, show_rows
 
 COLUMNS = ("topic", "count", "bytes", "earliest_seq", "head_seq", "durable")
 PAGE_SIZE = 1000
@@ -27,15 +26,7 @@ class _Page(msgspec.Struct):
 @server_options
 def command(prefix: str, client: Client, as_json: bool) -> None:
     """List topics."""
-    if as_json:
-        for topic in _topics(client, prefix):
-            write_line(bytes(topic))
-        return
-    rows: list[list[str]] = []
-    for topic in _topics(client, prefix):
-        fields: dict[str, Any] = msgspec.json.decode(topic)
-        rows.append([cell(fields.get(name)) for name in COLUMNS])
-    show_table(COLUMNS, rows, numbers=COLUMNS[1:5])
+    show_rows(_topics(client, prefix), COLUMNS, COLUMNS[1:5], as_json=as_json)
 
 
 def _topics(client: Client, prefix: str) -> Iterator[msgspec.Raw]:

@@ -69,6 +69,21 @@ def show_object(answer: bytes, *, as_json: bool) -> None:
     show_table(("", ""), rows)
 
 
+def show_rows(
+    rows: Iterable[msgspec.Raw], columns: Sequence[str], numbers: Sequence[str], *, as_json: bool
+) -> None:
+    """Print objects as they come, one a line, or these members of theirs as a table."""
+    if as_json:
+        for row in rows:
+            write_line(bytes(row))
+        return
+    cells: list[list[str]] = []
+    for row in rows:
+        fields: dict[str, Any] = msgspec.json.decode(row)
+        cells.append([cell(fields.get(name)) for name in columns])
+    show_table(columns, cells, numbers=numbers)
+
+
 def cell(value: object) -> str:
     """A JSON value as the text of a cell."""
     if isinstance(value, str):

@@ -2,12 +2,11 @@
 
 The decoder knows grammar only, so a lowered limit never makes an old frame unreadable; here, in
 decide, limits are refused with the contract's codes and the path of the value in `detail.field`.
-The common case costs a few C calls a column, a record is looked at only when its column is over.
+The decoder summed up what is asked here, a record is looked at only when its column may be over.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Final
 
 import msgspec
@@ -50,18 +49,18 @@ def check_limits(decoded: DecodedAppend, limits: AppendLimits) -> None:
             f"{count} records are more than {limits.max_batch_records}",
             {"field": "records", "max_batch_records": limits.max_batch_records},
         )
-    longest_meta = max(map(len, decoded.metas)) if any(decoded.metas) else 0
-    if longest_meta:
+    longest_meta = 0
+    if decoded.has_metas:
+        longest_meta = max(map(len, decoded.metas))
         _check_metas(decoded.metas, longest_meta, limits)
-    longest_data = decoded.longest_bytes or max(map(len, decoded.datas))
-    if longest_data + longest_meta > limits.max_record_bytes:
+    if decoded.longest_bytes + longest_meta > limits.max_record_bytes:
         _check_records(decoded, limits)
-    if decoded.tags.count(None) != count:
+    if decoded.tag_chars_max * _CHAR_BYTES_MAX > limits.max_tag_bytes:
         _check_texts(decoded.tags, "tag", limits.max_tag_bytes)
     node = decoded.batch_node
     if node is not None and len(node.encode()) > limits.max_node_bytes:
         raise invalid(f"node is over {limits.max_node_bytes} bytes", "node")
-    if decoded.nodes.count(None) != count:
+    if decoded.has_nodes:
         _check_texts(decoded.nodes, "node", limits.max_node_bytes)
 
 
@@ -88,8 +87,7 @@ def _check_metas(metas: list[bytes], longest: int, limits: AppendLimits) -> None
 
 
 def _check_texts(texts: list[str | None], name: str, max_bytes: int) -> None:
-    distinct: Iterable[str] = {text for text in texts if text}
-    if max(map(len, distinct), default=0) * _CHAR_BYTES_MAX <= max_bytes:
+    if max(map(len, filter(None, texts)), default=0) * _CHAR_BYTES_MAX <= max_bytes:
         return
     for index, text in enumerate(texts):
         if text and len(text.encode()) > max_bytes:

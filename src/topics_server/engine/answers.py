@@ -73,6 +73,15 @@ class ReadRequest(msgspec.Struct, frozen=True):
     wait_ms: int = 0
 
 
+class QueueCounts(msgspec.Struct, frozen=True):
+    """The jobs of a queue (§10.7). `delayed`: neither ready nor in flight until their time."""
+
+    ready: int
+    in_flight: int
+    delayed: int
+    dead_lettered: int
+
+
 class TopicState(msgspec.Struct, frozen=True):
     """A topic as `GET` shows it (§1.2). Times in ms, `None` if never."""
 
@@ -90,6 +99,7 @@ class TopicState(msgspec.Struct, frozen=True):
     last_write_ts: int | None
     last_read_ts: int | None
     damaged_records: int = 0
+    queue: QueueCounts | None = None
 
 
 class PutOutcome(msgspec.Struct, frozen=True):
@@ -109,6 +119,14 @@ class Deleted(msgspec.Struct, frozen=True):
     head_seq: int
     count: int
     bytes: int
+    write_ms: float = 0.0
+    sync_ms: float = 0.0
+
+
+class DeletedSeqs(msgspec.Struct, frozen=True):
+    """Outcome of a delete of exact seqs: those that lived, each told to one caller only."""
+
+    seqs: list[int]
     write_ms: float = 0.0
     sync_ms: float = 0.0
 

@@ -17,48 +17,19 @@ import msgspec
 import numpy as np
 
 from topics_server.blocks import Block, decode_block, encode_block
-from topics_server.engine.losses import Hole, Losses
+from topics_server.engine.losses import Losses
 from topics_server.engine.ports import SealedIndex
 from topics_server.engine.runs import TailBlock, slice_block
-from topics_server.engine.topic import Topic
+from topics_server.engine.topic import RouterCursor, Topic
+from topics_server.handoff import TailPart, TopicPart
 from topics_server.limits import RECORD_FRAMING_BYTES
-from topics_server.model import LossReason, TopicConfig
+from topics_server.model import Hole, LossReason
 
 _VERSION: Final = 1
 
 
-class _TailPart(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    block: bytes
-    dead: bytes
-    last_lsn: int
-
-
-class _Part(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    version: int
-    topic_id: int
-    name: str
-    epoch: int
-    config: TopicConfig
-    created_ts: int
-    applied_lsn: int
-    head_seq: int
-    ceiling_seq: int
-    journaled_seq: int
-    evict_floor: int
-    last_ts: int
-    last_write_ts: int | None
-    last_read_ts: int | None
-    damaged_records: int
-    next_segment_id: int
-    holes: list[Hole]
-    losses: list[Hole]
-    keys: dict[str, tuple[int, int, int]]
-    flips: dict[int, bytes]
-    tail: list[_TailPart]
-
-
 _ENCODER: Final = msgspec.msgpack.Encoder()
-_DECODER: Final = msgspec.msgpack.Decoder(_Part)
+_DECODER: Final = msgspec.msgpack.Decoder(TopicPart)
 
 
 class Captured:
@@ -66,13 +37,13 @@ class Captured:
 
     __slots__ = ("_part", "_tail")
 
-    def __init__(self, part: _Part, tail: list[tuple[Block, bytes, int]]) -> None:
+    def __init__(self, part: TopicPart, tail: list[tuple[Block, bytes, int]]) -> None:
         self._part = part
         self._tail = tail
 
     def encode(self) -> bytes:
         """The part's bytes; touches nothing that changes."""
-        tail = [_TailPart(encode_block(block), dead, lsn) for block, dead, lsn in self._tail]
+        tail = [TailPart(encode_block(block), dead, lsn) for block, dead, lsn in self._tail]
         return _ENCODER.encode(msgspec.structs.replace(self._part, tail=tail))
 
 
@@ -86,7 +57,7 @@ def prepare(topic: Topic) -> Captured:
         if block is not None:
             view = block.block_of(0, block.count)
             tail.append((view, bytes(block.dead), block.last_lsn))
-    part = _Part(
+    part = TopicPart(
         version=_VERSION,
         topic_id=topic.topic_id,
         name=topic.name,
@@ -108,6 +79,7 @@ def prepare(topic: Topic) -> Captured:
         keys=dict(topic.keys.remembered),
         flips={segment_id: rows.tobytes() for segment_id, rows in topic.pending_flips.items()},
         tail=[],
+        cursors={router: (at.seq, at.copy_count) for router, at in topic.cursors.items()},
     )
     return Captured(part, tail)
 
@@ -135,13 +107,31 @@ def restore(encoded: bytes, sealed: Sequence[SealedIndex]) -> Topic:
     topic.last_write_ts = part.last_write_ts
     topic.last_read_ts = part.last_read_ts
     topic.keys.remembered.update(part.keys)
-    _restore_log(topic, part, sealed)
-    if topic.is_ephemeral:
-        topic.log.lose_all(LossReason.RESTART)
+    topic.cursors = {router: RouterCursor(*cursor) for router, cursor in part.cursors.items()}
+    if not topic.is_ephemeral:
+        _restore_log(topic, part, sealed)
+        return topic
+    next_id = part.next_segment_id
+    _restore_log(topic, part, [index for index in sealed if index.segment_id < next_id])
+    topic.log.lose_all(LossReason.RESTART)
+    _adopt_newer(topic, [index for index in sealed if index.segment_id >= next_id])
     return topic
 
 
-def _restore_log(topic: Topic, part: _Part, sealed: Sequence[SealedIndex]) -> None:
+def _adopt_newer(topic: Topic, sealed: Sequence[SealedIndex]) -> None:
+    """What was sealed since the capture saw an ephemeral topic: it is of another class by now.
+
+    All before it is lost: in memory then, or skipped by starts that nobody has noted.
+    """
+    log = topic.log
+    if sealed:
+        last_lost = sealed[0].first_seq - 1
+        log.holes = [Hole(1, last_lost, LossReason.RESTART)] if last_lost else []
+    for index in sealed:
+        log.adopt_sealed(index, bytearray(index.flags()))
+
+
+def _restore_log(topic: Topic, part: TopicPart, sealed: Sequence[SealedIndex]) -> None:
     log = topic.log
     log.head_seq = part.head_seq
     log.evict_floor = part.evict_floor
@@ -153,17 +143,39 @@ def _restore_log(topic: Topic, part: _Part, sealed: Sequence[SealedIndex]) -> No
     log.next_segment_id = part.next_segment_id
     for index in sealed:
         dead = bytearray(index.flags())
-        pending = part.flips.get(index.segment_id)
-        if pending is not None:
-            rows = array("I", pending)
-            np.frombuffer(dead, np.uint8)[np.frombuffer(rows, np.uint32)] = 1
-            topic.pending_flips[index.segment_id] = rows
+        pending = array("I", part.flips.get(index.segment_id, b""))
+        if index.segment_id >= part.next_segment_id and not topic.is_ephemeral:
+            pending.extend(_died_in_tail(part, index, dead))
+        if pending:
+            np.frombuffer(dead, np.uint8)[np.frombuffer(pending, np.uint32)] = 1
+            topic.pending_flips[index.segment_id] = pending
         _kill_holes(dead, index.first_seq, log.holes)
         log.adopt_sealed(index, dead)
     sealed_seq = log.sealed_seq
     for kept in part.tail:
         _restore_block(topic, kept, sealed_seq)
     assert log.evict_floor <= log.earliest_seq <= log.head_seq + 1
+
+
+def _died_in_tail(part: TopicPart, index: SealedIndex, flags: bytearray) -> array[int]:
+    """Rows of a segment that the capture saw in the tail still, dead, and whose flags say live.
+
+    They died while the segment was being written. The entries that killed them are in the part and
+    are not replayed; what is not in its tail any more, up to its head, is dead as well.
+    """
+    first = index.first_seq
+    count = max(0, min(index.last_seq, part.head_seq) - first + 1)
+    dead = bytearray(b"\x01") * count
+    for kept in part.tail:
+        block = decode_block(kept.block)
+        start = max(block.first_seq, first)
+        end = min(block.last_seq + 1, first + count)
+        if start < end:
+            offset = block.first_seq
+            dead[start - first : end - first] = kept.dead[start - offset : end - offset]
+    rows = np.flatnonzero(np.frombuffer(dead, np.uint8) > np.frombuffer(flags, np.uint8)[:count])
+    rows = rows[rows >= part.evict_floor - first]
+    return array("I", rows.astype(np.uint32).tobytes())
 
 
 def _kill_holes(dead: bytearray, first_seq: int, holes: list[Hole]) -> None:
@@ -175,7 +187,7 @@ def _kill_holes(dead: bytearray, first_seq: int, holes: list[Hole]) -> None:
             dead[start:end] = b"\x01" * (end - start)
 
 
-def _restore_block(topic: Topic, kept: _TailPart, sealed_seq: int) -> None:
+def _restore_block(topic: Topic, kept: TailPart, sealed_seq: int) -> None:
     """A block of the captured tail, but for what was sealed since."""
     block = decode_block(kept.block)
     dead = bytearray(kept.dead)

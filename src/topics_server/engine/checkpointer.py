@@ -1,26 +1,29 @@
 """Checkpoints: capture every topic in slices, publish a snapshot, trim the journal.
 
 A topic is captured with the lsn applied to it, so slices need not be taken at one moment; the
-snapshot's start is the oldest lsn not applied when the capture began, and replay from there meets
-every part. Every shard is synced up to the last captured lsn before the snapshot is published, and
-the journal is trimmed to the *older* kept snapshot's start (DESIGN §3, Checkpoint). Topics that
-did not move since the last capture reuse its encoded form. Loop thread, writing off the loop.
+snapshot's start is the oldest lsn not applied (or held) when the capture began, and replay from
+there meets every part. Every shard is synced up to the last captured lsn before the snapshot is
+published, and the journal is trimmed to the *older* kept snapshot's start (DESIGN §3, Checkpoint).
+Topics that did not move since the last capture reuse its encoded form; projections are always
+captured anew, for what they hold may move without an entry. Loop thread, writing off the loop.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 from typing import Final
 
 from topics_server.engine.capture import capture
 from topics_server.engine.commits import Commits
 from topics_server.engine.epochs import capture_epochs
+from topics_server.engine.pages import Pages
 from topics_server.engine.ports import Clock, Journal, Offload, Snapshots
+from topics_server.engine.projections import NO_PROJECTIONS, Projections
 from topics_server.engine.registry import Registry
 from topics_server.engine.topic import Applied
-from topics_server.entries import Entry
+from topics_server.entries import RESERVED_ID_MIN, Entry
 from topics_server.errors import StorageError
 from topics_server.handoff import EPOCHS_PART, SnapshotImage
 from topics_server.limits import CAPTURE_SLICE_MS
@@ -48,7 +51,10 @@ class Checkpointer:
         offload: Offload,
         clock: Clock,
         seal_tails: Callable[[int], Awaitable[None]],
+        projections: Projections = NO_PROJECTIONS,
+        pages: Pages | None = None,
     ) -> None:
+        self._pages = pages
         self._registry = registry
         self._commits = commits
         self._journal = journal
@@ -56,10 +62,13 @@ class Checkpointer:
         self._offload = offload
         self._clock = clock
         self._seal_tails = seal_tails
+        self._projections = projections
         self._busy = asyncio.Lock()
         # Encoded parts of topics that have not moved since they were captured.
         self._parts: dict[int, bytes] = {}
         self._last_lsn = 0
+        # Something a capture would show has changed without an entry.
+        self._has_moved = False
         self.trim_lsn = 0
         self.taken_count = 0
         self.longest_slice_ms = 0.0
@@ -72,13 +81,19 @@ class Checkpointer:
         self._parts.pop(entry.topic_id, None)
 
     def moved(self, topic_id: int) -> None:
-        """Something of the topic changed that is not an entry (sealed, flipped, damaged)."""
+        """Something of the topic changed that is not an entry (sealed, flipped, damaged).
+
+        The id may be a projection's, when what must not wait for an entry moved there.
+        """
+        if topic_id >= RESERVED_ID_MIN:
+            self._has_moved = True
         self._parts.pop(topic_id, None)
 
-    async def take(self, *, final: bool = False) -> None:
+    async def take(self, *, final: bool = False, trim: bool = True) -> None:
         """Take one checkpoint. Raises `StorageError` if it could not be published.
 
         `final`: the server is stopping; tails stay in the snapshot rather than being sealed.
+        `trim`: let the journal go that no snapshot needs; else `self.trim` does it later.
         """
         async with self._busy:
             if self._commits.is_broken:
@@ -86,7 +101,11 @@ class Checkpointer:
             began_ms = self._clock.monotonic_ms()
             if not final:
                 await self._seal_tails(SEAL_BEFORE_CAPTURE_BYTES)
-            start_lsn = self._commits.oldest_pending_lsn()
+            if self._pages is not None:
+                await self._pages.quiesced()
+                self._pages.begin_capture()
+            start_lsn = self._commits.start_lsn()
+            self._has_moved = False
             parts = await self._capture()
             last_lsn = self._commits.next_lsn - 1
             assert start_lsn <= last_lsn + 1
@@ -105,33 +124,47 @@ class Checkpointer:
                 await asyncio.sleep(0)
             if trim_lsn:
                 self.trim_lsn = trim_lsn
-                self._journal.trim(trim_lsn)
+            if trim:
+                self.trim()
             self.taken_count += 1
             self._last_lsn = last_lsn
             self.last_duration_ms = self._clock.monotonic_ms() - began_ms
         for told in self.on_taken:
             told()
 
+    def trim(self) -> None:
+        """Let the journal go that no kept snapshot needs."""
+        if self.trim_lsn:
+            self._journal.trim(self.trim_lsn)
+
     async def _capture(self) -> list[tuple[int, bytes]]:
-        """Encode every topic, never holding the loop longer than a slice."""
+        """Encode everything there is, never holding the loop longer than a slice."""
         parts: list[tuple[int, bytes]] = [(EPOCHS_PART, capture_epochs(self._registry))]
         slice_began_ms = self._clock.monotonic_ms()
-        for topic_id in self._registry.ids():
-            topic = self._registry.get(topic_id)
-            if topic is None:
-                continue  # dropped while others were captured
-            part = self._parts.get(topic_id)
-            if part is None:
-                part = capture(topic)
-                if len(part) <= _KEPT_PART_BYTES_MAX:
-                    self._parts[topic_id] = part
-            parts.append((topic_id, part))
+        for part in self._encoded():
+            parts.append(part)
             spent_ms = self._clock.monotonic_ms() - slice_began_ms
             if spent_ms >= CAPTURE_SLICE_MS:
                 self.longest_slice_ms = max(self.longest_slice_ms, spent_ms)
                 await asyncio.sleep(0)
                 slice_began_ms = self._clock.monotonic_ms()
         return parts
+
+    def _encoded(self) -> Iterator[tuple[int, bytes]]:
+        """One part after the other, each as it is when it is asked for."""
+        for reserved_id, projection in self._projections.items():
+            for part in projection.capture():
+                yield reserved_id, part
+        for topic_id in self._registry.ids():
+            topic = self._registry.get(topic_id)
+            if topic is None:
+                continue  # dropped while others were captured
+            kept = self._parts.get(topic_id)
+            if kept is None:
+                kept = capture(topic)
+                if len(kept) <= _KEPT_PART_BYTES_MAX:
+                    self._parts[topic_id] = kept
+            yield topic_id, kept
 
     async def run(
         self,
@@ -152,7 +185,8 @@ class Checkpointer:
             await asyncio.sleep(min(interval_ms, _POLL_MS) / 1000)
             next_lsn = self._commits.next_lsn
             # One more after the last write: the journal is kept back to the older snapshot.
-            if next_lsn - 1 == self._last_lsn and self.trim_lsn in (0, next_lsn):
+            is_published = next_lsn - 1 == self._last_lsn and not self._has_moved
+            if is_published and self.trim_lsn in (0, next_lsn):
                 continue
             wait_ms = min(interval_ms, _LOW_DISK_INTERVAL_MS) if is_disk_low() else interval_ms
             is_due = self._clock.monotonic_ms() - taken_ms >= wait_ms

@@ -1,9 +1,9 @@
 """Tickets: from a decided entry to applied state, in order. The only caller of `apply`.
 
-An entry joins the FIFO of its topic and, unless its gate is NONE, one shard's queue. Progress of a
-shard meets gates; what stands met at the front of a FIFO is applied, and its ticket resolves. So
-nothing uncommitted is reachable from a read, and a topic's entries never overtake each other even
-when its class changes in mid-flight.
+An entry joins the FIFO of its topic (or of what has a reserved id) and, unless its gate is NONE,
+one shard's queue. Progress of a shard meets gates; what stands met at the front of a FIFO is
+applied, and its ticket resolves. So nothing uncommitted is reachable from a read, and a topic's
+entries never overtake each other even when its class changes in mid-flight.
 
 Invariants: the front of a FIFO is never met (it would have been applied); a failure undoes a suffix
 of each FIFO, which nobody has seen; an lsn is used once. Called by `engine/store` (submit), by the
@@ -18,9 +18,10 @@ from typing import Final
 
 from topics_server.engine.hub import Hub
 from topics_server.engine.ports import Journal
+from topics_server.engine.projections import NO_PROJECTIONS, Owner, Projections
 from topics_server.engine.registry import Registry
-from topics_server.engine.topic import Applied, Topic
-from topics_server.entries import Entry
+from topics_server.engine.topic import Applied
+from topics_server.entries import RESERVED_ID_MIN, Entry
 from topics_server.errors import Code, TopicsError
 from topics_server.handoff import ShardProgress
 from topics_server.model import Gate
@@ -39,25 +40,25 @@ class Ticket:
         "gate",
         "lsn",
         "met",
+        "owner",
         "sync_ms",
-        "topic",
         "topic_id",
         "waiters",
         "write_ms",
     )
 
-    def __init__(self, lsn: int, entry: Entry, gate: Gate, topic: Topic) -> None:
+    def __init__(self, lsn: int, entry: Entry, gate: Gate, owner: Owner) -> None:
         self.lsn = lsn
         self.entry = entry
         self.gate = gate
-        self.topic = topic
+        self.owner = owner
         self.topic_id: int = entry.topic_id
         self.met = gate is Gate.NONE
         self.applied: Applied | None = None
         self.error: TopicsError | None = None
         self.write_ms = 0.0
         self.sync_ms = 0.0
-        self.waiters: list[Callable[[], None]] = []
+        self.waiters: list[Callable[[], object]] = []
 
     @property
     def is_done(self) -> bool:
@@ -75,9 +76,18 @@ class Ticket:
 class Commits:
     """All FIFOs and all shards' queues of one server."""
 
-    def __init__(self, registry: Registry, journal: Journal, hub: Hub, next_lsn: int) -> None:
+    def __init__(
+        self,
+        registry: Registry,
+        journal: Journal,
+        hub: Hub,
+        next_lsn: int,
+        projections: Projections = NO_PROJECTIONS,
+    ) -> None:
         assert next_lsn >= 1
+        assert all(reserved_id >= RESERVED_ID_MIN for reserved_id in projections)
         self._registry = registry
+        self._projections = projections
         self._journal = journal
         self._hub = hub
         self._next_lsn = next_lsn
@@ -86,12 +96,16 @@ class Commits:
         self._unwritten: list[deque[Ticket]] = [deque() for _ in shards]
         self._unsynced: list[deque[Ticket]] = [deque() for _ in shards]
         self._synced_lsn = [next_lsn - 1 for _ in shards]
+        # Applied entries that replay must still meet.
+        self._held: set[int] = set()
         self.read_only_shards: list[int] = []
         # True while entries are applied. Found true anywhere else, an `apply` has failed: a defect
         # after which memory and journal may differ. Nothing is written any more until a restart.
         self.is_broken = False
         # Told of every applied entry (sealer, checkpointer, quotas); must not raise.
         self.observers: list[Callable[[int, Entry, Applied], None]] = []
+        # Told when a shard was synced further, after what that applied was rung.
+        self.on_synced: list[Callable[[], None]] = []
         journal.listen(self.on_progress)
 
     @property
@@ -104,9 +118,36 @@ class Commits:
         fronts = [fifo[0].lsn for fifo in self._fifos.values() if fifo]
         return min(fronts, default=self._next_lsn)
 
+    def hold(self, lsn: int) -> None:
+        """Replay must meet this entry, applied or not, until it is released."""
+        assert lsn not in self._held
+        self._held.add(lsn)
+
+    def release(self, lsn: int) -> None:
+        """What the entry demands is done."""
+        self._held.remove(lsn)
+
+    def start_lsn(self) -> int:
+        """Where replay of a snapshot has to begin whose capture begins now."""
+        return min(self.oldest_pending_lsn(), min(self._held, default=self._next_lsn))
+
     def synced_lsn(self, topic_id: int) -> int:
         """Entries of this topic up to this lsn are synced."""
         return self._synced_lsn[self._journal.shard_of(topic_id)]
+
+    def place_beside(self, topic_id: int) -> None:
+        """Let the next topic that is made be of the same shard as this one."""
+        shard = self._journal.shard_of(topic_id)
+        while self._journal.shard_of(self._registry.next_topic_id) != shard:
+            self._registry.next_topic_id += 1
+
+    def shard_of(self, topic_id: int) -> int:
+        """The shard of the journal a topic's entries go to."""
+        return self._journal.shard_of(topic_id)
+
+    def same_shard(self, topic_id: int, other_id: int) -> bool:
+        """Whether entries of both topics are in the same shard of the journal."""
+        return self._journal.shard_of(topic_id) == self._journal.shard_of(other_id)
 
     def is_idle(self, topic_id: int) -> bool:
         """Whether the topic has nothing in flight."""
@@ -124,11 +165,12 @@ class Commits:
                 return ticket
         return None
 
-    def submit(self, entry: Entry, gate: Gate, topic: Topic, *, urgent: bool = False) -> Ticket:
+    def submit(self, entry: Entry, gate: Gate, owner: Owner, *, urgent: bool = False) -> Ticket:
         """Give the entry its lsn and place; applied at once if nothing has to be waited for.
 
-        Raises `TopicsError`: `storage_read_only` on a read-only shard, `throttled` when the
-        shard's queue or the disk is full; then nothing was staged.
+        `owner`: the topic, or the projection of a reserved id. Raises `TopicsError`:
+        `storage_read_only` on a read-only shard, `throttled` when the shard's queue or the disk is
+        full; then nothing was staged.
         """
         if self.is_broken:
             raise TopicsError(Code.INTERNAL, "a defect was met; restart the server")
@@ -139,8 +181,8 @@ class Commits:
         if gate is not Gate.NONE:
             self._journal.submit(lsn, entry, shard=shard, urgent=urgent, sync=gate is Gate.SYNCED)
         self._next_lsn = lsn + 1
-        ticket = Ticket(lsn, entry, gate, topic)
-        topic.stage(lsn, entry)
+        ticket = Ticket(lsn, entry, gate, owner)
+        owner.stage(lsn, entry)
         fifo = self._fifos.get(entry.topic_id)
         if fifo is None:
             fifo = self._fifos[entry.topic_id] = deque()
@@ -157,6 +199,7 @@ class Commits:
         """Meet gates up to the shard's watermarks; undo what failed."""
         shard = progress.shard
         assert progress.synced_lsn <= progress.written_lsn
+        is_synced_further = progress.synced_lsn > self._synced_lsn[shard]
         self._synced_lsn[shard] = max(self._synced_lsn[shard], progress.synced_lsn)
         touched: dict[int, deque[Ticket]] = {}
         waiting = self._unwritten[shard]
@@ -168,6 +211,9 @@ class Commits:
         if progress.failed_from is not None:
             self._fail(shard, progress.failed_from, progress.error or READ_ONLY)
         self._drain(touched.values())
+        if is_synced_further:
+            for told in self.on_synced:
+                told()
 
     def _meet(
         self, ticket: Ticket, progress: ShardProgress, touched: dict[int, deque[Ticket]]
@@ -180,26 +226,32 @@ class Commits:
             touched[ticket.topic_id] = fifo
 
     def _drain(self, fifos: Iterable[deque[Ticket]]) -> None:
-        """Apply every met front, ring each touched topic once, then resolve the tickets."""
+        """Apply every met front, resolve the tickets, then ring each touched topic once.
+
+        So who appended goes on before those who are told of it.
+        """
         settled: list[Ticket] = []
         rung: dict[int, None] = {}
-        self.is_broken = True
+        was_broken, self.is_broken = self.is_broken, True
         for fifo in fifos:
             while fifo and fifo[0].met:
                 ticket = fifo.popleft()
-                ticket.topic.commit_staged(ticket.lsn)
+                ticket.owner.commit_staged(ticket.lsn)
                 self._apply(ticket, rung)
                 settled.append(ticket)
                 if not fifo:
                     del self._fifos[ticket.topic_id]
-        self.is_broken = False
-        for topic_id in rung:
-            self._hub.ring(topic_id)
+        self.is_broken = was_broken
         for ticket in settled:
             ticket.settle()
+        for topic_id in rung:
+            self._hub.ring(topic_id)
 
     def _apply(self, ticket: Ticket, rung: dict[int, None]) -> None:
-        applied = self._registry.apply(ticket.lsn, ticket.entry)
+        if ticket.topic_id < RESERVED_ID_MIN:
+            applied = self._registry.apply(ticket.lsn, ticket.entry)
+        else:
+            applied = self._projections[ticket.topic_id].apply(ticket.lsn, ticket.entry)
         ticket.applied = applied
         for observer in self.observers:
             observer(ticket.lsn, ticket.entry, applied)
@@ -241,7 +293,7 @@ class Commits:
             return cut
         for _ in cut:
             fifo.pop()
-        cut[0].topic.undo_from(cut[0].lsn)
+        cut[0].owner.undo_from(cut[0].lsn)
         # Does something only if the topic was still being created.
         self._registry.abandon(cut[0].topic_id)
         if not fifo:

@@ -32,6 +32,22 @@ class Fetcher:
         # Told when damage was found in a topic: its next capture must show it.
         self.on_moved: list[Callable[[int], None]] = []
 
+    def resident(self, topic: Topic, plan: PagePlan) -> Page | None:
+        """The page of a plan if nothing of it has to be read from disk."""
+        fetched: dict[Fetch, Block] = {}
+        for fetch in plan.fetches():
+            block = self._cached(topic.topic_id, fetch)
+            if block is None:
+                return None
+            fetched[fetch] = block
+        return complete(plan, fetched)
+
+    def _cached(self, topic_id: int, fetch: Fetch) -> Block | None:
+        block = self._cache.get((topic_id, fetch.segment_id, fetch.first_row))
+        if block is None or block.count != fetch.end_row - fetch.first_row:
+            return None
+        return block
+
     async def complete(self, topic: Topic, plan: PagePlan) -> Page | None:
         """The page of a plan; `None` if the plan must be made again.
 
@@ -44,8 +60,8 @@ class Fetcher:
         fetched: dict[Fetch, Block] = {}
         missing: list[Fetch] = []
         for fetch in wanted:
-            block = self._cache.get((topic_id, fetch.segment_id, fetch.first_row))
-            if block is not None and block.count == fetch.end_row - fetch.first_row:
+            block = self._cached(topic_id, fetch)
+            if block is not None:
                 fetched[fetch] = block
             else:
                 missing.append(fetch)

@@ -18,13 +18,13 @@ from typing import Final
 import numpy as np
 
 from topics_server.appends import DecodedAppend
-from topics_server.engine.losses import Hole, Losses, with_hole
+from topics_server.engine.losses import Losses, with_hole
 from topics_server.engine.ports import SealedIndex
-from topics_server.engine.runs import OpenBlock, Rows, Run, SealedRun, TailBlock, weigh
+from topics_server.engine.runs import OpenBlock, Rows, Run, SealedRun, TailBlock
 from topics_server.entries import Floor
 from topics_server.handoff import SegmentPlan
 from topics_server.limits import BLOCK_BYTES_MAX, BLOCK_RECORDS_MAX
-from topics_server.model import LossReason
+from topics_server.model import Hole, LossReason
 
 _FIRST: Final = attrgetter("first_seq")
 _LAST_TIME: Final = attrgetter("last_time")
@@ -201,29 +201,18 @@ class Log:
 
     def append(self, ts: int, decoded: DecodedAppend, lsn: int) -> None:
         """Put records behind the head, live, all with one commit time."""
+        count, weight = decoded.count, decoded.weight
         block = self.open
-        first_seq = self.head_seq + 1
+        if block is not None and len(block.dead) + count > BLOCK_RECORDS_MAX:
+            # Not torn in two: what is frozen as a whole is copied once.
+            self.freeze_open()
+            block = None
         if block is None:
-            block = self.open = OpenBlock(first_seq)
+            block = self.open = OpenBlock(self.head_seq + 1)
             self.runs.append(block)
-        datas = decoded.datas
-        count = len(datas)
-        if count == 1:
-            block.times.append(ts)
-            block.dead.append(0)
-        else:
-            block.times.extend(array("q", (ts,)) * count)
-            block.dead.extend(bytes(count))
-        block.datas.extend(datas)
-        block.metas.extend(decoded.metas)
-        block.tags.extend(decoded.tags)
-        block.nodes.extend(decoded.nodes)
-        weight = weigh(datas, decoded.metas, decoded.tags, decoded.nodes)
-        block.live_count += count
-        block.live_bytes += weight
-        block.last_lsn = lsn
+        block.extend(ts, decoded, weight, lsn)
         if self.live_count == 0:
-            self.earliest_seq = first_seq
+            self.earliest_seq = self.head_seq + 1
         self.live_count += count
         self.live_bytes += weight
         self.tail_count += count
@@ -261,6 +250,19 @@ class Log:
         self.head_seq = seq
         if self.live_count == 0:
             self.earliest_seq = seq + 1
+
+    def lose_slot(self, seq: int, missed: int) -> None:
+        """Make this seq a dead slot for so many records a router could not copy.
+
+        It is the next one, or in replay one that was passed already.
+        """
+        if seq > self.head_seq:
+            self.freeze_open()
+            self.head_seq = seq
+            if self.live_count == 0:
+                self.earliest_seq = seq + 1
+        if seq >= self.evict_floor:
+            self.holes = with_hole(self.holes, Hole(seq, seq, LossReason.SOURCE_TRIM, missed))
 
     # -- dying -----------------------------------------------------------------------------
 

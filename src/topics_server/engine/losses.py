@@ -7,18 +7,8 @@ of ranges. Both are read by `reading` to make tombstones and kept by `engine/log
 
 from __future__ import annotations
 
-import msgspec
-
 from topics_server.limits import LOSS_RANGES_MAX
-from topics_server.model import LossReason
-
-
-class Hole(msgspec.Struct, frozen=True, array_like=True):
-    """Seqs `first_seq..last_seq` (inclusive) are lost, and why."""
-
-    first_seq: int
-    last_seq: int
-    reason: LossReason
+from topics_server.model import Hole, LossReason
 
 
 class Losses:
@@ -56,12 +46,16 @@ class Losses:
 
 
 def with_hole(holes: list[Hole], new: Hole) -> list[Hole]:
-    """The holes with one more: ascending, disjoint; touching ones of one reason become one."""
+    """The holes with one more: ascending, disjoint; touching ones of one reason become one.
+
+    But a seq that stands for what a router could not copy stays one of its own.
+    """
     assert new.first_seq <= new.last_seq
     merged: list[Hole] = []
     for hole in sorted([*holes, new], key=lambda hole: hole.first_seq):
         before = merged[-1] if merged else None
-        if before and before.reason is hole.reason and hole.first_seq <= before.last_seq + 1:
+        is_alike = before and before.reason is hole.reason and not (before.missed or hole.missed)
+        if before and is_alike and hole.first_seq <= before.last_seq + 1:
             last = max(before.last_seq, hole.last_seq)
             merged[-1] = Hole(before.first_seq, last, hole.reason)
         elif before and hole.first_seq <= before.last_seq:

@@ -26,7 +26,10 @@ class Journal(Protocol):
         ...
 
     def shard_of(self, topic_id: int) -> int:
-        """The shard a topic's entries go to, fixed for the life of the wal set."""
+        """The shard a topic's entries go to, fixed for the life of the wal set.
+
+        Reserved ids go to shard 0.
+        """
         ...
 
     def listen(self, callback: Callable[[ShardProgress], None]) -> None:
@@ -175,7 +178,7 @@ class Snapshots(Protocol):
         ...
 
     def newest(self) -> SnapshotImage | None:
-        """*Blocking, recovery.* The newest valid snapshot; corrupt ones are removed."""
+        """*Blocking, recovery.* The newest valid snapshot; corrupt ones do not count."""
         ...
 
 

@@ -77,15 +77,18 @@ def complete(plan: PagePlan, fetched: Mapping[Fetch, Block]) -> Page:
     )
 
 
-def plan_page(topic: Topic, request: ReadRequest, now_ms: int) -> PagePlan:
-    """The page after `request.from_seq` as the topic is now; changes nothing."""
+def plan_page(topic: Topic, request: ReadRequest, now_ms: int, upto_seq: int = SEQ_MAX) -> PagePlan:
+    """The page after `request.from_seq` as the topic is now; changes nothing.
+
+    Nothing behind `upto_seq` is examined: a reader of what is synced ends there.
+    """
     log = topic.log
     earliest = topic.earliest_seq(now_ms)
     gap, seq = _gap(topic, request.from_seq, earliest, now_ms)
-    last = log.head_seq
+    last = min(log.head_seq, upto_seq)
     hole = log.hole_at_or_after(seq) if log.holes else None
     if hole is not None:
-        last = hole.first_seq - 1
+        last = min(last, hole.first_seq - 1)
     if gap is not None and seq < retention.expired_floor(log, topic.config.ttl_ms, now_ms):
         # What follows the hole has expired: the next page tells that.
         last = seq - 1
@@ -111,7 +114,7 @@ def _gap(topic: Topic, from_seq: int, earliest: int, now_ms: int) -> tuple[Gap |
     if log.holes:
         hole = log.hole_at_or_after(seq)
         if hole is not None and hole.first_seq <= seq:
-            missed = hole.last_seq - seq + 1
+            missed = hole.missed if hole.missed else hole.last_seq - seq + 1
             return Gap(seq, hole.last_seq, hole.reason, missed), hole.last_seq + 1
     expired = retention.expired_floor(log, topic.config.ttl_ms, now_ms)
     if seq >= expired:
@@ -154,6 +157,10 @@ class _Scan:
                 break
             if run.live_count == 0:
                 continue
+            if self._takes_whole(run, seq, last):
+                if self.is_full:
+                    return self._over_dead(run.last_seq, last)
+                continue
             row = max(0, seq - run.first_seq)
             end = min(run.count, last - run.first_seq + 1)
             if isinstance(run, SealedRun):
@@ -165,6 +172,25 @@ class _Scan:
             if row < end or self.is_full:
                 return self._over_dead(run.first_seq + row - 1, last)
         return last
+
+    def _takes_whole(self, run: Run, seq: int, last: int) -> bool:
+        """Take all of a frozen block, as most pages do with most blocks: as `_take`, at once."""
+        count = len(run.dead)
+        if (
+            not isinstance(run, TailBlock)
+            or not run.live_count == count <= self.limit
+            or not seq <= run.first_seq <= last - count + 1
+            or run.live_bytes > self.bytes_left
+            or self.scanned + count > PAGE_SCAN_SLOTS_MAX
+            or self.nodes
+        ):
+            return False
+        self.pieces.append(Piece(run.block, range(count)))
+        self.limit -= count
+        self.bytes_left -= run.live_bytes
+        self.scanned += count
+        self.is_full = self.limit == 0
+        return True
 
     def _over_dead(self, examined: int, last: int) -> int:
         """Where only deleted records follow, the cursor is behind them already."""

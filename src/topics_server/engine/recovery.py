@@ -1,25 +1,37 @@
 """The boot sequence over ports and projections: restore, replay, judge, make durable.
 
 Newest valid snapshot -> parts restored on their sealed segments -> every later entry applied by
-lsn, through the same `apply` as live. Then heads jump where an unclean stop demands it, flips that
-are missing are made, and files of topics nobody knows go. Bounded by the un-checkpointed tail. Runs
-on the loop in slices, so that probes answer and tell the progress.
+lsn, through the same `apply` as live, and shown to those who observe live. Then heads jump where an
+unclean stop demands it, flips that are missing are made, and files of topics nobody knows go.
+Source marks are collected for `moves`. Bounded by the un-checkpointed tail. Runs on the loop in
+slices, so that probes answer and tell the progress.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Final
 
 import msgspec
 
+from topics_server.copies import ReplayPayloads
 from topics_server.engine.capture import restore
 from topics_server.engine.epochs import restore_epochs
 from topics_server.engine.ports import Offload, Replay, SealedIndex, Segments
+from topics_server.engine.projections import NO_PROJECTIONS, Projection, Projections
 from topics_server.engine.registry import Registry
-from topics_server.errors import StartRefused
+from topics_server.engine.topic import Applied
+from topics_server.entries import (
+    RESERVED_ID_MIN,
+    Entry,
+    RecordsAppended,
+    RouterPut,
+    Source,
+    TopicDropped,
+)
+from topics_server.errors import StartRefused, StorageError
 from topics_server.handoff import EPOCHS_PART, SnapshotImage
 
 # Entries applied, or parts restored, between two turns of the loop.
@@ -56,8 +68,14 @@ class Recovery:
         image: SnapshotImage | None,
         replay: Replay,
         offload: Offload,
+        projections: Projections = NO_PROJECTIONS,
+        observers: Sequence[Callable[[int, Entry, Applied], None]] = (),
+        sources: Collection[int] = (),
     ) -> None:
+        """`sources`: topics whose records pages without payloads may name; may grow in replay."""
         self._registry = registry
+        self._projections = projections
+        self._observers = observers
         self._segments = segments
         self._image = image
         self._replay = replay
@@ -65,6 +83,11 @@ class Recovery:
         self._restored = 0.0
         self._on_disk: set[int] = set()
         self.found = Recovered()
+        # Source marks met in the journal: whoever opens it deletes what they name, if it lives.
+        self.marks: list[Source] = []
+        self._payloads = ReplayPayloads(sources)
+        # Topics with copies of records that were not met, which must turn out to be dropped.
+        self._unmet: dict[int, str] = {}
 
     @property
     def progress(self) -> float:
@@ -97,8 +120,9 @@ class Recovery:
             try:
                 self._restore_part(topic_id, part)
             except ValueError as error:
-                raise StartRefused(f"the snapshot's part of topic {topic_id}: {error}") from None
-            if number % _SLICE == 0:
+                owner = "what is no topic" if topic_id >= RESERVED_ID_MIN else f"topic {topic_id}"
+                raise StartRefused(f"the snapshot's part of {owner}: {error}") from None
+            if number % _SLICE == 0 or topic_id >= RESERVED_ID_MIN:
                 self._restored = number / len(image.parts)
                 await asyncio.sleep(0)
         self._restored = 1.0
@@ -107,6 +131,9 @@ class Recovery:
     def _restore_part(self, topic_id: int, part: bytes) -> None:
         if topic_id == EPOCHS_PART:
             restore_epochs(self._registry, part)
+            return
+        if topic_id >= RESERVED_ID_MIN:
+            self._projection(topic_id).restore(part)
             return
         topic = restore(part, self._sealed_of(topic_id))
         assert topic.topic_id == topic_id
@@ -117,12 +144,72 @@ class Recovery:
         # before its first record is applied, so that sealed records are not taken twice.
         self._registry.sealed_of = self._sealed_of
         for number, (lsn, entry) in enumerate(self._replay.entries(start_lsn)):
-            self._registry.apply(lsn, entry)
+            self._apply(lsn, entry)
             self.found.last_lsn = max(self.found.last_lsn, lsn)
             self.found.entries += 1
             if number % _SLICE == 0:
                 await asyncio.sleep(0)
+        for topic_id, problem in self._unmet.items():
+            if self._registry.get(topic_id) is not None:
+                raise StartRefused(problem)
         self._registry.sealed_of = None
+        # What was met is in the topics now.
+        self._payloads = ReplayPayloads(())
+
+    def _apply(self, lsn: int, entry: Entry) -> None:
+        if entry.topic_id >= RESERVED_ID_MIN:
+            if isinstance(entry, RouterPut):
+                self._note_ids(entry.source_id, entry.dest_id)
+            applied = self._projection(entry.topic_id).apply(lsn, entry)
+        else:
+            if isinstance(entry, RecordsAppended):
+                met = self._met(lsn, entry)
+                if met is None:
+                    return
+                entry = met
+            if entry.topic_id in self._unmet and not isinstance(entry, TopicDropped):
+                return
+            applied = self._registry.apply(lsn, entry)
+        for observer in self._observers:
+            observer(lsn, entry, applied)
+
+    def _met(self, lsn: int, entry: RecordsAppended) -> RecordsAppended | None:
+        """An append with all that applying it takes; its mark is noted.
+
+        None for a page without payloads whose records lie before the snapshot's start: replay
+        begins at the oldest entry that was not applied when the capture began, and that may lie
+        between the two. The page was applied then, so the snapshot has its copies, unless their
+        topic was dropped before its part was captured: then replay meets that.
+        """
+        if entry.source is not None:
+            self._note_mark(entry.source)
+        try:
+            return self._payloads.meet(entry)
+        except StorageError as error:
+            if self._image is None or lsn > self._image.last_lsn:
+                raise StartRefused(str(error)) from None
+            topic = self._registry.get(entry.topic_id)
+            if topic is not None and lsn > topic.applied_lsn:
+                self._unmet.setdefault(entry.topic_id, str(error))
+            return None
+
+    def _note_mark(self, source: Source) -> None:
+        self.marks.append(source)
+        self._note_ids(source.topic_id)
+
+    def _note_ids(self, *topic_ids: int) -> None:
+        """An entry of another shard may be synced where a topic's creation was not.
+
+        What it names must never be another topic: the ids stay used.
+        """
+        next_id = max(topic_ids) + 1
+        self._registry.next_topic_id = max(self._registry.next_topic_id, next_id)
+
+    def _projection(self, reserved_id: int) -> Projection:
+        found = self._projections.get(reserved_id)
+        if found is None:
+            raise StartRefused(f"id {reserved_id} is not known; was it written by a newer version?")
+        return found
 
     def _sealed_of(self, topic_id: int) -> Sequence[SealedIndex]:
         if topic_id not in self._on_disk:

@@ -12,7 +12,6 @@ from __future__ import annotations
 from topics_server.appends import DecodedAppend
 from topics_server.blocks import record_bytes
 from topics_server.engine.log import Log
-from topics_server.engine.runs import weigh
 from topics_server.engine.staging import Staging
 from topics_server.entries import Floor, RecordsAppended
 from topics_server.errors import Code, TopicsError
@@ -57,23 +56,22 @@ def append_floor(
     decoded: DecodedAppend,
     now_ms: int,
     name: str,
+    slots: int = 0,
 ) -> Floor | None:
     """What appending these records loses, themselves included, so that the caps hold exactly.
 
-    Raises `topic_full` when the topic refuses instead.
+    `slots`: so many seqs without a record come before them. Raises `topic_full` when the topic
+    refuses instead.
     """
     start = max(log.evict_floor, staging.floor_seq)
     expired = max(start, expired_floor(log, config.ttl_ms, now_ms))
-    weight = 0
-    if config.cap_bytes:
-        weight = weigh(decoded.datas, decoded.metas, decoded.tags, decoded.nodes)
     have_count, have_bytes = _projected(log, staging, expired)
-    over = _over(config, have_count + decoded.count, have_bytes + weight)
+    over = _over(config, have_count + decoded.count, have_bytes + decoded.weight)
     floor = expired
     if max(over) > 0:
         if config.discard is Discard.REJECT:
             raise _full(name, config, have_count, have_bytes)
-        floor = _evict_point(log, staging, expired, over, decoded)
+        floor = _evict_point(log, staging, expired, over, decoded, slots)
     return _floor(start, expired, floor)
 
 
@@ -128,7 +126,12 @@ def _sizes(decoded: DecodedAppend | None) -> list[int]:
 
 
 def _evict_point(
-    log: Log, staging: Staging, seq: int, over: tuple[int, int], decoded: DecodedAppend | None
+    log: Log,
+    staging: Staging,
+    seq: int,
+    over: tuple[int, int],
+    decoded: DecodedAppend | None,
+    slots: int = 0,
 ) -> int:
     """The seq behind the records to evict from `seq` on; the newest record is kept."""
     over_count, over_bytes = over
@@ -138,7 +141,7 @@ def _evict_point(
         for staged in staging.appends()
         if isinstance(staged.entry, RecordsAppended)
     ]
-    first_seq = max(log.head_seq, staging.last_seq) + 1
+    first_seq = max(log.head_seq, staging.last_seq) + 1 + slots
     if decoded is not None:
         pending.append((first_seq, decoded))
         first_seq += decoded.count

@@ -11,13 +11,15 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
-from itertools import accumulate
-from typing import Any, Final, cast
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from topics_server.blocks import Block, record_bytes
+from topics_server.appends import DecodedAppend, chars_of
+from topics_server.blocks import Block, make_block, record_bytes
 from topics_server.engine.ports import SealedIndex
 from topics_server.engine.tags import TagRows
 from topics_server.limits import BLOCK_BYTES_MAX, BLOCK_RECORDS_MAX, RECORD_FRAMING_BYTES
@@ -36,17 +38,7 @@ def weigh(
     if count == 1:
         return record_bytes(datas[0], metas[0], tags[0], nodes[0])
     total = RECORD_FRAMING_BYTES * count + sum(map(len, datas)) + sum(map(len, metas))
-    return total + _chars(tags) + _chars(nodes)
-
-
-def _chars(texts: list[str | None]) -> int:
-    """How many characters a column has. Counting and joining are one C call each."""
-    absent = texts.count(None)
-    if absent == len(texts):
-        return 0
-    if absent:
-        return len("".join(filter(None, texts)))
-    return len("".join(cast("list[str]", texts)))
+    return total + chars_of(tags) + chars_of(nodes)
 
 
 class Run:
@@ -187,14 +179,20 @@ class TailBlock(Run):
     __slots__ = ("block", "last_lsn", "tag_rows", "text_bytes")
 
     def __init__(
-        self, block: Block, dead: bytearray, live_count: int, live_bytes: int, last_lsn: int
+        self,
+        block: Block,
+        dead: bytearray,
+        live_count: int,
+        live_bytes: int,
+        last_lsn: int,
+        text_bytes: int = -1,
     ) -> None:
         super().__init__(block.first_seq, dead, live_count, live_bytes)
         assert block.count == len(dead) > 0
         self.block = block
         self.last_lsn = last_lsn
         self.tag_rows: TagRows | None = None
-        self.text_bytes = _text_bytes(block, 0, block.count)
+        self.text_bytes = _text_bytes(block, 0, block.count) if text_bytes < 0 else text_bytes
 
     def time(self, row: int) -> int:
         """Commit time of a row, ms."""
@@ -244,7 +242,7 @@ class TailBlock(Run):
         assert self.live_count == 0
         assert self.live_bytes == 0
         count = len(self.dead)
-        absent: list[str | None] = [None] * count
+        absent = _absent(count)
         old = self.block
         self.block = Block(
             first_seq=old.first_seq,
@@ -272,9 +270,24 @@ class TailBlock(Run):
 
 
 class OpenBlock(Run):
-    """The block that takes appends: growing columns. Frozen when full."""
+    """The block that takes appends: growing columns. Frozen when full.
 
-    __slots__ = ("_view", "datas", "last_lsn", "metas", "nodes", "tags", "times")
+    `text_chars`: of all tags and nodes. Without `has_metas` every meta is absent. `hops` stays
+    empty until a record comes through a router.
+    """
+
+    __slots__ = (
+        "_view",
+        "datas",
+        "has_metas",
+        "hops",
+        "last_lsn",
+        "metas",
+        "nodes",
+        "tags",
+        "text_chars",
+        "times",
+    )
 
     def __init__(self, first_seq: int) -> None:
         super().__init__(first_seq, bytearray(), 0, 0)
@@ -284,7 +297,38 @@ class OpenBlock(Run):
         self.nodes: list[str | None] = []
         self.times: array[int] = array("q")
         self.last_lsn = 0
+        self.text_chars = 0
+        self.has_metas = False
+        self.hops = bytearray()
         self._view: Block | None = None
+
+    def extend(self, ts: int, decoded: DecodedAppend, weight: int, lsn: int) -> None:
+        """Take the records of one call in, live, at the end."""
+        count = decoded.count
+        if decoded.hops or self.hops:
+            if not self.hops:
+                self.hops = bytearray(len(self.dead))
+            self.hops += decoded.hops or bytes(count)
+        if count == 1:
+            self.times.append(ts)
+            self.dead.append(0)
+            self.datas.append(decoded.datas[0])
+            self.metas.append(decoded.metas[0])
+            self.tags.append(decoded.tags[0])
+            self.nodes.append(decoded.nodes[0])
+        else:
+            self.times.extend(array("q", (ts,)) * count)
+            self.dead.extend(bytes(count))
+            self.datas.extend(decoded.datas)
+            self.metas.extend(decoded.metas)
+            self.tags.extend(decoded.tags)
+            self.nodes.extend(decoded.nodes)
+        if decoded.has_metas:
+            self.has_metas = True
+        self.live_count += count
+        self.live_bytes += weight
+        self.text_chars += decoded.text_chars
+        self.last_lsn = lsn
 
     def time(self, row: int) -> int:
         """Commit time of a row, ms."""
@@ -322,26 +366,14 @@ class OpenBlock(Run):
 
     def _block(self, first_row: int, end_row: int) -> Block:
         part = slice(first_row, end_row)
-        datas, metas = self.datas[part], self.metas[part]
-        if any(metas):
-            pieces = datas * 2
-            pieces[::2] = datas
-            pieces[1::2] = metas
-            ends = array("I", accumulate(map(len, pieces)))
-        else:
-            pieces = datas
-            data_ends = array("I", accumulate(map(len, datas)))
-            ends = array("I", np.repeat(np.frombuffer(data_ends, np.uint32), 2).tobytes())
-        count = len(datas)
-        return Block(
-            first_seq=self.first_seq + first_row,
-            times=self.times[part],
-            ends=ends,
-            body=b"".join(pieces),
-            tags=self.tags[part],
-            nodes=self.nodes[part],
-            kinds=bytes(count),
-            hops=bytes(count),
+        return make_block(
+            self.first_seq + first_row,
+            self.times[part],
+            self.datas[part],
+            self.metas[part] if self.has_metas else None,
+            self.tags[part],
+            self.nodes[part],
+            bytes(self.hops[part]),
         )
 
     def split_rest(self) -> OpenBlock | None:
@@ -356,23 +388,31 @@ class OpenBlock(Run):
         rest.nodes, self.nodes = self.nodes[full:], self.nodes[:full]
         rest.times, self.times = self.times[full:], self.times[:full]
         rest.dead, self.dead = self.dead[full:], self.dead[:full]
+        rest.hops, self.hops = self.hops[full:], self.hops[:full]
         rest.last_lsn = self.last_lsn
+        rest.has_metas = self.has_metas
+        rest.text_chars = chars_of(rest.tags) + chars_of(rest.nodes)
         rest.live_count = rest.dead.count(0)
         rest.live_bytes = rest.live_bytes_between(0, len(rest.dead))
         self.live_count -= rest.live_count
         self.live_bytes -= rest.live_bytes
+        self.text_chars -= rest.text_chars
         self._view = None
         return rest
 
     def frozen(self) -> list[TailBlock]:
         """All rows as frozen blocks, each within both bounds of a block (or of one record)."""
+        is_light = self.live_bytes <= BLOCK_BYTES_MAX
+        if is_light and self.live_count == len(self.dead) <= BLOCK_RECORDS_MAX:
+            return [self._whole()]
         blocks: list[TailBlock] = []
         row, count = 0, len(self.dead)
         while row < count:
             end = min(count, row + BLOCK_RECORDS_MAX)
-            # All live and light enough: the common case needs no sum.
-            is_light = self.live_count == count and self.live_bytes <= BLOCK_BYTES_MAX
-            if not is_light and sum(map(len, self.datas[row:end])) > BLOCK_BYTES_MAX:
+            if (
+                not (is_light and self.live_count == count)
+                and sum(map(len, self.datas[row:end])) > BLOCK_BYTES_MAX
+            ):
                 end = self._end_within_bytes(row, end)
             dead = self.dead[row:end]
             whole = row == 0 and end == count
@@ -384,6 +424,15 @@ class OpenBlock(Run):
             row = end
         return blocks
 
+    def _whole(self) -> TailBlock:
+        """All rows, none of them dead, as one block that takes the columns over."""
+        metas = self.metas if self.has_metas else None
+        tags, nodes = _at_rest(self.tags), _at_rest(self.nodes)
+        hops = bytes(self.hops)
+        block = make_block(self.first_seq, self.times, self.datas, metas, tags, nodes, hops)
+        count, weight = self.live_count, self.live_bytes
+        return TailBlock(block, self.dead, count, weight, self.last_lsn, self.text_chars)
+
     def _end_within_bytes(self, first_row: int, end_row: int) -> int:
         total = 0
         for row in range(first_row, end_row):
@@ -393,8 +442,23 @@ class OpenBlock(Run):
         return end_row
 
 
+@lru_cache(maxsize=BLOCK_RECORDS_MAX)
+def _absent(count: int) -> Sequence[str | None]:
+    return (None,) * count
+
+
+def _at_rest(texts: list[str | None]) -> Sequence[str | None]:
+    """A column that never changes again; one without texts is the same for all blocks.
+
+    It takes no memory then. The collector looks at a tuple of texts once and never again.
+    """
+    count = len(texts)
+    return _absent(count) if texts.count(None) == count else tuple(texts)
+
+
 def _text_bytes(block: Block, first_row: int, end_row: int) -> int:
-    return _chars(block.tags[first_row:end_row]) + _chars(block.nodes[first_row:end_row])
+    tags, nodes = block.tags[first_row:end_row], block.nodes[first_row:end_row]
+    return chars_of(tags) + chars_of(nodes)
 
 
 def slice_block(block: Block, first_row: int, end_row: int) -> Block:

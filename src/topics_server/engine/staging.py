@@ -6,23 +6,34 @@ Whoever decides sees the visible state plus this. Called by `engine/topic.py`.
 
 from __future__ import annotations
 
-from collections import deque
+from bisect import bisect_right
+from collections import Counter, deque
+from typing import Final
 
-from topics_server.engine.runs import weigh
+import numpy as np
+
 from topics_server.entries import (
     Entry,
     Floor,
     HeadReserved,
     RecordsAppended,
+    RecordsDeleted,
     TopicDropped,
     TopicPut,
 )
 
+# Deletes of up to so many seqs are known seq by seq.
+_NAMED_SEQS_MAX: Final = 4096
+_Columns = tuple[list[int], list[int]]
+
 
 class Staged:
-    """One entry under way. `first_seq` and `count` are of an append, else 0."""
+    """One entry under way. `first_seq` and `count` are of an append's records, else 0.
 
-    __slots__ = ("count", "entry", "first_seq", "key", "lsn")
+    `last_seq`: the last seq it assigns; 0 if it assigns none.
+    """
+
+    __slots__ = ("count", "entry", "first_seq", "key", "last_seq", "lsn")
 
     def __init__(self, lsn: int, entry: Entry, key: str | None) -> None:
         self.lsn = lsn
@@ -30,9 +41,15 @@ class Staged:
         self.key = key
         self.first_seq = 0
         self.count = 0
+        self.last_seq = 0
         if isinstance(entry, RecordsAppended):
             self.first_seq = entry.first_seq
             self.count = entry.count
+            self.last_seq = entry.first_seq + entry.count - 1
+            if entry.page is not None:
+                slots = entry.slot_count
+                self.first_seq += slots
+                self.count -= slots
 
     def weight(self) -> int:
         """What its records count in bytes; 0 for anything but an append."""
@@ -41,7 +58,7 @@ class Staged:
         assert isinstance(self.entry, RecordsAppended)
         decoded = self.entry.decoded
         assert decoded is not None, "a live append is decoded"
-        return weigh(decoded.datas, decoded.metas, decoded.tags, decoded.nodes)
+        return decoded.weight
 
     @property
     def floor(self) -> Floor | None:
@@ -53,12 +70,17 @@ class Staged:
 
 
 class Staging:
-    """The FIFO. Empty most of the time for all but busy topics."""
+    """The FIFO. Empty most of the time for all but busy topics.
 
-    __slots__ = ("_fifo",)
+    `_dying`: how many deletes under way take a seq; those of many seqs are in `_ranges` instead.
+    """
+
+    __slots__ = ("_dying", "_fifo", "_ranges")
 
     def __init__(self) -> None:
         self._fifo: deque[Staged] = deque()
+        self._dying: Counter[int] = Counter()
+        self._ranges: list[_Columns] = []
 
     def __len__(self) -> int:
         return len(self._fifo)
@@ -67,11 +89,15 @@ class Staging:
         """Join at the back; lsns ascend."""
         assert not self._fifo or self._fifo[-1].lsn < staged.lsn
         self._fifo.append(staged)
+        if isinstance(staged.entry, RecordsDeleted):
+            self._note_delete(staged.entry, is_staged=True)
 
     def pop(self, lsn: int) -> Staged:
         """Take the front, which is the entry of this lsn."""
         staged = self._fifo.popleft()
         assert staged.lsn == lsn, "entries leave in the order in which they came"
+        if isinstance(staged.entry, RecordsDeleted):
+            self._note_delete(staged.entry, is_staged=False)
         return staged
 
     def pop_from(self, lsn: int) -> list[Staged]:
@@ -80,18 +106,50 @@ class Staging:
         while self._fifo and self._fifo[-1].lsn >= lsn:
             undone.append(self._fifo.pop())
         undone.reverse()
+        for staged in undone:
+            if isinstance(staged.entry, RecordsDeleted):
+                self._note_delete(staged.entry, is_staged=False)
         return undone
 
+    def _note_delete(self, entry: RecordsDeleted, *, is_staged: bool) -> None:
+        columns = _columns_of(entry)
+        firsts, lasts = columns
+        if sum(lasts) - sum(firsts) + len(firsts) > _NAMED_SEQS_MAX:
+            if is_staged:
+                self._ranges.append(columns)
+            else:
+                self._ranges.remove(columns)
+            return
+        dying = self._dying
+        for first, last in zip(firsts, lasts, strict=True):
+            for seq in range(first, last + 1):
+                if is_staged:
+                    dying[seq] += 1
+                elif dying[seq] > 1:
+                    dying[seq] -= 1
+                else:
+                    del dying[seq]
+
+    def is_dying(self, seq: int) -> bool:
+        """Whether a delete under way takes this seq."""
+        if seq in self._dying:
+            return True
+        for firsts, lasts in self._ranges:
+            at = bisect_right(firsts, seq) - 1
+            if at >= 0 and seq <= lasts[at]:
+                return True
+        return False
+
     def appends(self) -> list[Staged]:
-        """The appends under way, oldest first."""
+        """The appends under way that bring records, oldest first."""
         return [staged for staged in self._fifo if staged.count]
 
     @property
     def last_seq(self) -> int:
         """The last seq assigned by an entry under way; 0 if none assigns any."""
         for staged in reversed(self._fifo):
-            if staged.count:
-                return staged.first_seq + staged.count - 1
+            if staged.last_seq:
+                return staged.last_seq
         return 0
 
     @property
@@ -114,6 +172,11 @@ class Staging:
         return max(found, default=0)
 
     @property
+    def has_drop(self) -> bool:
+        """Whether the end of the topic is under way."""
+        return any(isinstance(staged.entry, TopicDropped) for staged in self._fifo)
+
+    @property
     def has_control(self) -> bool:
         """Whether a create, configure or drop is under way: commands wait before decide."""
         for staged in self._fifo:
@@ -123,3 +186,8 @@ class Staging:
             if isinstance(entry, RecordsAppended) and entry.creation is not None:
                 return True
         return False
+
+
+def _columns_of(entry: RecordsDeleted) -> _Columns:
+    firsts, lasts = (np.frombuffer(column, "<u8") for column in (entry.firsts, entry.lasts))
+    return firsts.tolist(), lasts.tolist()

@@ -7,48 +7,48 @@ tickets belong to `commits`. Loop thread only; sealed payloads and tags come thr
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import msgspec
 
-from topics_server.appends import DecodedAppend
+from topics_server.appends import DecodedAppend, decode_append
+from topics_server.blocks import Block
 from topics_server.engine.admission import AppendLimits
 from topics_server.engine.answers import (
     Appended,
     Deleted,
+    DeletedSeqs,
     Page,
     PutOutcome,
+    QueueCounts,
     ReadRequest,
     TopicPage,
     TopicState,
 )
+from topics_server.engine.appending import Appending, SeqsDelete
 from topics_server.engine.commits import Commits, Ticket
 from topics_server.engine.dedupe import Duplicate
 from topics_server.engine.fetching import Fetcher
 from topics_server.engine.hub import Hub
+from topics_server.engine.moves import Moves, settled
+from topics_server.engine.moves import OutcomeUnknown as OutcomeUnknown
+from topics_server.engine.picking import decide_delete_seqs, deletable, plan_rows
 from topics_server.engine.ports import Clock
 from topics_server.engine.priority import effective_priority
-from topics_server.engine.reading import plan_page
+from topics_server.engine.quotas import Quotas as Quotas
+from topics_server.engine.quotas import limit_reached
+from topics_server.engine.reading import PagePlan, plan_page
 from topics_server.engine.registry import Registry
 from topics_server.engine.topic import Topic
-from topics_server.entries import RecordsAppended, TopicPut
-from topics_server.errors import Code, TopicsError
-from topics_server.limits import HEAD_RESERVE_SEQS
-from topics_server.model import GATE_OF, Durability, Gate, TagMatch, TopicConfig
+from topics_server.engine.waiting import Settling, ring_or_timeout
+from topics_server.entries import RecordsAppended, RouterPage, Source, TopicPut
+from topics_server.errors import TopicsError, topic_not_found
+from topics_server.limits import HEAD_RESERVE_SEQS, MOVE_RECORDS_MAX
+from topics_server.model import GATE_OF, Durability, Gate, TagMatch, TopicConfig, TopicType
 
 # How long an append waits for its topic's tail to be sealed before it is refused.
 _PARK_MS_MAX: Final = 5_000
-
-
-class Quotas(msgspec.Struct, frozen=True):
-    """Bounds over all topics; 0 is unlimited (§11). A longer or larger tail parks appends."""
-
-    max_topics: int
-    max_total_bytes: int
-    max_tail_records: int
-    max_tail_bytes: int
 
 
 class Store:
@@ -63,6 +63,7 @@ class Store:
         clock: Clock,
         append_limits: AppendLimits,
         quotas: Quotas,
+        moves: Moves,
     ) -> None:
         self._registry = registry
         self._commits = commits
@@ -71,11 +72,14 @@ class Store:
         self._clock = clock
         self._append_limits = append_limits
         self._quotas = quotas
+        self._moves = moves
         # Names with a create, configure or drop in flight: others wait until it is settled.
-        self._settling: dict[str, Ticket] = {}
+        self._settling = Settling()
         # Set by the space watch: appends are refused, everything that frees space goes on.
         self.is_disk_low = False
         self.is_draining = False
+        # Set by the wiring: the jobs of a queue at a time in ms.
+        self.queue_counts: Callable[[Topic, int], QueueCounts] | None = None
 
     # --- append -------------------------------------------------------------------------
 
@@ -87,16 +91,19 @@ class Store:
         *,
         header_key: str | None,
         config: TopicConfig | None,
+        submitted: Callable[[], None] | None = None,
     ) -> Appended:
         """Append the records of one call, all or none (§2).
 
-        `config` is used only if this call creates the topic. Raises `TopicsError`:
-        `topic_not_found`, `topic_full`, `throttled`, `storage_read_only` and the limits' codes.
+        `config` is used only if this call creates the topic. `submitted` is told once the records
+        have their place in the topic: appends begun from then on come behind them. Raises
+        `TopicsError`: `topic_not_found`, `topic_full`, `throttled`, `storage_read_only` and the
+        limits' codes.
         """
         if name in self._settling:
-            await self._until_settled(name)
+            await self._settling.over(name)
         if self.is_disk_low:
-            raise _limit_reached("min_free_bytes", "the disk is nearly full")
+            raise limit_reached("min_free_bytes", "the disk is nearly full")
         topic = self._registry.find(name)
         if topic is None:
             return await self._append_creating(name, body, decoded, header_key, config)
@@ -104,24 +111,44 @@ class Store:
         if self._has_long_tail(topic):
             parked_ms = await self._until_sealed(topic)
             if self._registry.find(name) is not topic or name in self._settling:
-                return await self.append(name, body, decoded, header_key=header_key, config=config)
+                return await self.append(
+                    name, body, decoded, header_key=header_key, config=config, submitted=submitted
+                )
+        appending = self._begin_append(topic, body, decoded, header_key)
+        if isinstance(appending, Duplicate):
+            return await self._duplicate(topic, appending)
+        if submitted is not None:
+            submitted()
+        if not appending.ticket.is_done:
+            await settled(appending.ticket)
+        return appending.outcome(parked_ms=parked_ms)
+
+    def append_now(
+        self, name: str, body: bytes, decoded: DecodedAppend, *, header_key: str | None
+    ) -> Appending | None:
+        """Begin what `append` does if nothing has to be waited for first; None if it has.
+
+        Then nothing was done. Raises what `append` raises.
+        """
+        if name in self._settling:
+            return None
+        if self.is_disk_low:
+            raise limit_reached("min_free_bytes", "the disk is nearly full")
+        topic = self._registry.find(name)
+        if topic is None or self._has_long_tail(topic):
+            return None
+        appending = self._begin_append(topic, body, decoded, header_key)
+        return None if isinstance(appending, Duplicate) else appending
+
+    def _begin_append(
+        self, topic: Topic, body: bytes, decoded: DecodedAppend, header_key: str | None
+    ) -> Appending | Duplicate:
         now_ms = self._clock.now_ms()
         entry = topic.decide_append(decoded, body, header_key, now_ms, self._append_limits)
         if isinstance(entry, Duplicate):
-            return await self._duplicate(topic, entry)
+            return entry
         self._check_total_bytes(decoded)
-        ticket = self._submit_append(topic, entry)
-        if not ticket.is_done:
-            await self._wait(ticket)
-        last_seq = entry.first_seq + entry.count - 1
-        return Appended(
-            first_seq=entry.first_seq,
-            last_seq=last_seq,
-            head_seq=max(last_seq, topic.log.head_seq),
-            write_ms=ticket.write_ms,
-            sync_ms=ticket.sync_ms,
-            parked_ms=parked_ms,
-        )
+        return Appending(topic, entry, self._submit_append(topic, entry))
 
     def _has_long_tail(self, topic: Topic) -> bool:
         """Whether sealing is so far behind that memory would grow with the load."""
@@ -135,8 +162,8 @@ class Store:
         while self._has_long_tail(topic):
             left_ms = began_ms + _PARK_MS_MAX - self._clock.monotonic_ms()
             if left_ms <= 0:
-                raise _limit_reached("unsealed", "records come faster than they can be sealed")
-            await self._ring_or_timeout(topic.topic_id, left_ms)
+                raise limit_reached("unsealed", "records come faster than they can be sealed")
+            await ring_or_timeout(self._hub, topic.topic_id, left_ms)
         return self._clock.monotonic_ms() - began_ms
 
     def _submit_append(self, topic: Topic, entry: RecordsAppended) -> Ticket:
@@ -147,6 +174,10 @@ class Store:
             if reservation is not None:
                 self._commits.submit(reservation, Gate.SYNCED, topic)
         gate = GATE_OF[topic.config.durability]
+        if entry.source is not None and not topic.is_ephemeral:
+            gate = Gate.SYNCED
+        if entry.creation is not None:
+            gate = max(gate, Gate.WRITTEN)
         if entry.floor is not None:
             # What evicts journaled records is journaled, whatever the class is now.
             gate = max(gate, topic.delete_gate)
@@ -179,15 +210,67 @@ class Store:
             self._registry.abandon(topic.topic_id)
             raise
         await self._settle(name, ticket)
-        last_seq = entry.first_seq + entry.count - 1
-        return Appended(
-            first_seq=entry.first_seq,
-            last_seq=last_seq,
-            head_seq=last_seq,
-            created=True,
-            write_ms=ticket.write_ms,
-            sync_ms=ticket.sync_ms,
-        )
+        return Appending(topic, entry, ticket).outcome(created=True)
+
+    async def append_derived(
+        self, name: str, body: bytes, source: Source, *, create: bool = True
+    ) -> Appended:
+        """Move records: append copies, synced, and delete the originals; both before it returns.
+
+        `body` holds one record for each seq of `source`. An ephemeral topic takes the copies as it
+        takes all it has: they are gone after a restart. `create`: make the topic if it is absent.
+        Raises `OutcomeUnknown` when only a restart tells what was moved; any other `TopicsError`
+        says that nothing was, `SourceGone` that some of it is there no more.
+        """
+        decoded = decode_append(body)
+        assert decoded.count == len(source.seqs) <= MOVE_RECORDS_MAX
+        assert decoded.idempotency_key is None
+        topic = self._registry.find(name)
+        if topic is not None and self._has_long_tail(topic):
+            await self._until_sealed(topic)
+        await self._settling.over(name)
+        if self.is_disk_low:
+            raise limit_reached("min_free_bytes", "the disk is nearly full")
+        self._moves.check(source)
+        topic, creation = self._registry.find(name), None
+        now_ms = self._clock.now_ms()
+        if topic is None:
+            if not create:
+                raise topic_not_found(name)
+            topic, creation = self._decide_create(name, TopicConfig(), now_ms)
+        try:
+            limits = self._append_limits
+            entry = topic.decide_append(decoded, body, None, now_ms, limits, creation, source)
+            assert isinstance(entry, RecordsAppended), "what has no key repeats nothing"
+            ticket = self._submit_append(topic, entry)
+        except TopicsError:
+            if creation is not None:
+                self._registry.abandon(topic.topic_id)
+            raise
+        move = self._moves.follow(ticket)
+        if creation is not None:
+            self._settling.hold(name, ticket)
+        await move.finished()
+        return Appending(topic, entry, ticket).outcome(created=creation is not None)
+
+    def append_page(
+        self, topic: Topic, page: RouterPage, decoded: DecodedAppend, body: Callable[[], bytes]
+    ) -> Ticket | None:
+        """Submit the copies of a router's page; None while something is settling on the topic.
+
+        `body`: what a frame has to carry. Nothing was staged when it raises `TopicsError`.
+        """
+        if topic.name in self._settling or topic.staging.has_control:
+            return None
+        if self.is_disk_low:
+            raise limit_reached("min_free_bytes", "the disk is nearly full")
+        if self._has_long_tail(topic):
+            raise limit_reached("unsealed", "records come faster than they can be sealed")
+        self._check_total_bytes(decoded)
+        entry = topic.decide_page(page, decoded, b"", self._clock.now_ms())
+        if not topic.is_ephemeral or entry.floor is not None:
+            entry = msgspec.structs.replace(entry, body=body())
+        return self._submit_append(topic, entry)
 
     async def _duplicate(self, topic: Topic, duplicate: Duplicate) -> Appended:
         """Answer a retry with the original seqs, once the original is safe."""
@@ -200,12 +283,7 @@ class Store:
         return Appended(duplicate.first_seq, last_seq, head_seq, deduped=True)
 
     def _check_total_bytes(self, decoded: DecodedAppend) -> None:
-        limit = self._quotas.max_total_bytes
-        if not limit:
-            return
-        wanted = sum(map(len, decoded.datas)) + sum(map(len, decoded.metas))
-        if self._registry.bytes_live + wanted > limit:
-            raise _limit_reached("max_total_bytes", "the server holds all it may", limit)
+        self._quotas.check_bytes(self._registry, decoded.payload_bytes)
 
     # --- read ---------------------------------------------------------------------------
 
@@ -226,29 +304,33 @@ class Store:
             if left_ms <= 0 or self.is_draining:
                 return page
             request = msgspec.structs.replace(request, from_seq=page.next_from_seq)
-            if page.caught_up:
-                await self._wait_for_bell(topic, page.head_seq, left_ms)
+            if page.caught_up and topic.log.head_seq == page.head_seq:
+                await ring_or_timeout(self._hub, topic.topic_id, left_ms)
 
-    async def _wait_for_bell(self, topic: Topic, head_seq: int, timeout_ms: float) -> None:
-        """Return when the topic moved past `head_seq`, was dropped, or the time is over."""
-        if topic.log.head_seq == head_seq:
-            await self._ring_or_timeout(topic.topic_id, timeout_ms)
+    def read_now(self, name: str, request: ReadRequest) -> Page | None:
+        """The page that `read` gives without waiting for records; None if it is not in memory."""
+        topic = self._existing(name)
+        now_ms = self._clock.now_ms()
+        topic.last_read_ts = now_ms
+        return self._fetcher.resident(topic, plan_page(topic, request, now_ms))
 
-    async def _ring_or_timeout(self, topic_id: int, timeout_ms: float) -> None:
-        loop = asyncio.get_running_loop()
-        rung: asyncio.Future[None] = loop.create_future()
+    async def complete(self, topic: Topic, plan: PagePlan) -> Page | None:
+        """The page of a plan, read from disk where it has to be; None: plan it again."""
+        return await self._fetcher.complete(topic, plan)
 
-        def ring() -> None:
-            if not rung.done():
-                rung.set_result(None)
+    def resident(self, topic: Topic, plan: PagePlan) -> Page | None:
+        """The page of a plan if nothing of it has to be read from disk."""
+        return self._fetcher.resident(topic, plan)
 
-        timer = loop.call_later(timeout_ms / 1000, ring)
-        self._hub.add(topic_id, ring)
-        try:
-            await rung
-        finally:
-            timer.cancel()
-            self._hub.remove(topic_id, ring)
+    async def read_rows(self, topic: Topic, seqs: Sequence[int]) -> list[tuple[Block, int]]:
+        """The records of these seqs (ascending), each as a block and its row in it.
+
+        What is deleted, lost or found damaged is left out.
+        """
+        page = None
+        while page is None:
+            page = await self._fetcher.complete(topic, plan_rows(topic, seqs))
+        return [(piece.block, row) for piece in page.pieces for row in piece.rows]
 
     # --- delete -------------------------------------------------------------------------
 
@@ -257,7 +339,7 @@ class Store:
         assert before_seq is not None or match is not None
         searched: dict[int, Sequence[int]] = {}
         while True:
-            await self._until_settled(name)
+            await self._settling.over(name)
             topic = self._existing(name)
             if match is None:
                 break
@@ -288,11 +370,72 @@ class Store:
             sync_ms=sync_ms,
         )
 
+    def start_delete(self, topic: Topic, seqs: Sequence[int]) -> SeqsDelete:
+        """Submit the delete of those of these seqs (ascending) that live, if any; no waiting.
+
+        What another delete under way takes is not among them. Nothing may be settling on the
+        topic (`settled_topic`). Raises `TopicsError` when it is refused; then nothing was staged.
+        """
+        assert not topic.staging.has_control
+        live = deletable(topic, seqs)
+        if not live:
+            return SeqsDelete([], None)
+        entry = decide_delete_seqs(topic, live, self._clock.now_ms())
+        return SeqsDelete(live, self._commits.submit(entry, topic.delete_gate, topic, urgent=True))
+
+    async def finish_delete(self, delete: SeqsDelete) -> DeletedSeqs:
+        """Wait until the delete is as durable as its topic's class. Raises what it failed with."""
+        ticket = delete.ticket
+        if ticket is None:
+            return DeletedSeqs(delete.seqs)
+        await self._wait(ticket)
+        return DeletedSeqs(delete.seqs, ticket.write_ms, ticket.sync_ms)
+
+    async def delete_seqs(self, name: str, seqs: Sequence[int]) -> DeletedSeqs:
+        """Delete exact seqs (ascending): those that lived, told to one caller only."""
+        topic = await self.settled_topic(name)
+        return await self.finish_delete(self.start_delete(topic, seqs))
+
     # --- topics -------------------------------------------------------------------------
+
+    def topic(self, name: str) -> Topic:
+        """The topic of a name, for services. Raises `topic_not_found`."""
+        return self._existing(name)
+
+    def topic_of(self, topic_id: int) -> Topic | None:
+        """The topic of an id."""
+        return self._registry.get(topic_id)
+
+    async def settled_topic(self, name: str) -> Topic:
+        """The topic of a name once no create, configure or drop of it is in flight."""
+        await self._settling.over(name)
+        return self._existing(name)
+
+    async def create_topic(self, name: str, beside: Topic | None = None) -> Topic:
+        """The topic of a name, durable; made if there is none, on the shard of `beside`."""
+        await self._settling.over(name)
+        topic = self._registry.find(name)
+        while topic is None:
+            if beside is not None:
+                self._commits.place_beside(beside.topic_id)
+            made, entry = self._decide_create(name, TopicConfig(), self._clock.now_ms())
+            try:
+                ticket = self._commits.submit(entry, Gate.SYNCED, made)
+            except TopicsError:
+                self._registry.abandon(made.topic_id)
+                raise
+            await self._settle(name, ticket)
+            await self._settling.over(name)
+            topic = self._registry.find(name)
+        return topic
+
+    def check_room(self, topic_count: int) -> None:
+        """Raises `throttled` unless so many topics more may be made."""
+        self._quotas.check_topics(self._registry, topic_count)
 
     async def put_topic(self, name: str, config: TopicConfig, *, keep_type: bool) -> PutOutcome:
         """Create a topic or replace its configuration (§1.1); durable before it returns."""
-        await self._until_settled(name)
+        await self._settling.over(name)
         now_ms = self._clock.now_ms()
         topic = self._registry.find(name)
         created = topic is None
@@ -316,22 +459,20 @@ class Store:
     async def drop_topic(self, name: str, *, if_empty: bool) -> bool:
         """Remove a topic with all it has (§1.4); durable before it returns. False: not there."""
         while True:
-            await self._until_settled(name)
+            await self._settling.over(name)
             topic = self._registry.find(name)
             if topic is None:
                 return False
             in_flight = self._commits.newest(topic.topic_id)
             if not if_empty or in_flight is None:
                 break
-            await self._settled(in_flight)
+            await settled(in_flight)
         entry = topic.decide_drop(self._clock.now_ms(), if_empty=if_empty)
         await self._settle(name, self._commits.submit(entry, Gate.SYNCED, topic, urgent=True))
         return True
 
     def _decide_create(self, name: str, config: TopicConfig, now_ms: int) -> tuple[Topic, TopicPut]:
-        limit = self._quotas.max_topics
-        if limit and len(self._registry) + len(self._registry.pending) >= limit:
-            raise _limit_reached("max_topics", "the server holds as many topics as it may", limit)
+        self.check_room(1)
         return self._registry.decide_create(name, config, now_ms)
 
     def state(self, name: str, *, touch: bool) -> TopicState:
@@ -356,6 +497,9 @@ class Store:
     def _state_of(self, topic: Topic, now_ms: int) -> TopicState:
         count, live_bytes = topic.live(now_ms)
         config = topic.config
+        queue = None
+        if config.type is TopicType.QUEUE and self.queue_counts is not None:
+            queue = self.queue_counts(topic, now_ms)
         return TopicState(
             name=topic.name,
             topic_id=topic.topic_id,
@@ -371,6 +515,7 @@ class Store:
             last_write_ts=topic.last_write_ts,
             last_read_ts=topic.last_read_ts,
             damaged_records=topic.log.damaged_records,
+            queue=queue,
         )
 
     # --- facts for probes -----------------------------------------------------------------
@@ -428,49 +573,12 @@ class Store:
 
     async def _settle(self, name: str, ticket: Ticket) -> Ticket:
         """Hold the name until the ticket is settled, whether or not the caller stays."""
-        self._settling[name] = ticket
-        if ticket.is_done:
-            del self._settling[name]
-        else:
-            ticket.waiters.append(lambda: self._release(name, ticket))
+        self._settling.hold(name, ticket)
         await self._wait(ticket)
         return ticket
 
-    async def _until_settled(self, name: str) -> None:
-        """Return when no create, configure or drop of the name is in flight."""
-        while (settling := self._settling.get(name)) is not None:
-            await self._settled(settling)
-
-    def _release(self, name: str, ticket: Ticket) -> None:
-        if self._settling.get(name) is ticket:
-            del self._settling[name]
-
     async def _wait(self, ticket: Ticket) -> None:
         """Return when the ticket is applied; raise what it failed with."""
-        await self._settled(ticket)
+        await settled(ticket)
         if ticket.error is not None:
             raise TopicsError(ticket.error.code, ticket.error.message, ticket.error.detail)
-
-    async def _settled(self, ticket: Ticket) -> None:
-        if ticket.is_done:
-            return
-        settled: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-        def tell() -> None:
-            if not settled.done():
-                settled.set_result(None)
-
-        ticket.waiters.append(tell)
-        await settled
-
-
-def topic_not_found(name: str) -> TopicsError:
-    """404 in the contract's words."""
-    return TopicsError(Code.TOPIC_NOT_FOUND, f'topic "{name}" does not exist', {"topic": name})
-
-
-def _limit_reached(limit: str, message: str, maximum: int | None = None) -> TopicsError:
-    detail: dict[str, object] = {"limit": limit}
-    if maximum is not None:
-        detail["max"] = maximum
-    return TopicsError(Code.THROTTLED, message, detail)

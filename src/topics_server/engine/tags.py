@@ -8,6 +8,7 @@ Called by `engine/runs.py`.
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Sequence
 
 from topics_server.model import TagMatch
 
@@ -17,7 +18,7 @@ class TagRows:
 
     __slots__ = ("_names", "_rows")
 
-    def __init__(self, tags: list[str | None]) -> None:
+    def __init__(self, tags: Sequence[str | None]) -> None:
         rows: dict[str, list[int]] = {}
         if tags.count(None) != len(tags):
             for row, tag in enumerate(tags):

@@ -16,7 +16,7 @@ from typing import Final, assert_never
 import msgspec
 import numpy as np
 
-from topics_server.appends import DecodedAppend, decode_append
+from topics_server.appends import DecodedAppend, decode_append, of_columns
 from topics_server.engine import deletion, retention
 from topics_server.engine.admission import AppendLimits as AppendLimits
 from topics_server.engine.admission import check_key, check_limits
@@ -26,12 +26,18 @@ from topics_server.engine.log import Log
 from topics_server.engine.ports import SealedIndex
 from topics_server.engine.staging import Staged, Staging
 from topics_server.entries import (
+    CursorMoved,
     Entry,
     Floor,
     FloorMoved,
     HeadReserved,
+    LeaseEntry,
     RecordsAppended,
     RecordsDeleted,
+    RouterEntry,
+    RouterPage,
+    SessionEntry,
+    Source,
     TopicDropped,
     TopicPut,
 )
@@ -69,12 +75,20 @@ _NOTHING: Final = Applied()
 _RUNG: Final = Applied(ring=True)
 
 
+class RouterCursor(msgspec.Struct):
+    """How far a router into this topic is: it examined its source up to `seq`; copies made."""
+
+    seq: int
+    copy_count: int = 0
+
+
 class Topic:
     """One incarnation of a topic. Times in ms; `last_write_ts` and `last_read_ts` None if never.
 
     `ceiling_seq`: seqs up to it may be handed out without each being synced. `revision` changes
     with everything a capture would show. `pending_flips`: dead sealed rows whose flag on disk is
-    not synced yet. `journaled_seq`: records above it are in no frame and no file.
+    not synced yet. `journaled_seq`: records above it are in no frame and no file. `cursors`: of the
+    routers into this topic, by their ids.
     """
 
     __slots__ = (
@@ -82,6 +96,7 @@ class Topic:
         "ceiling_seq",
         "config",
         "created_ts",
+        "cursors",
         "epoch",
         "journaled_seq",
         "keys",
@@ -113,6 +128,7 @@ class Topic:
         self.revision = 0
         self.pending_flips: Flips = {}
         self.journaled_seq = 0
+        self.cursors: dict[int, RouterCursor] = {}
 
     @classmethod
     def provisional(cls, creation: TopicPut) -> Topic:
@@ -185,8 +201,12 @@ class Topic:
         now_ms: int,
         limits: AppendLimits,
         creation: TopicPut | None = None,
+        source: Source | None = None,
     ) -> RecordsAppended | Duplicate:
         """An append with its seqs, time and floor, or the one it repeats.
+
+        `source`: where its records are moved from; they were within the limits once, and what the
+        server stamps on them does not count.
 
         Raises `TopicsError`: invalid_request, batch_too_large, record_too_large, topic_full.
         """
@@ -198,7 +218,8 @@ class Topic:
             known = self.keys.find(key, config.idempotency_window_ms, now_ms)
             if known is not None:
                 return known
-        check_limits(decoded, limits)
+        if source is None:
+            check_limits(decoded, limits)
         log, staging = self.log, self.staging
         ts = max(now_ms, log.last_ts, staging.last_ts)
         floor = None
@@ -216,7 +237,36 @@ class Topic:
             header_key=header_key if decoded.idempotency_key is None else None,
             creation=creation,
             floor=floor,
+            grammar=decoded.grammar,
             decoded=decoded,
+            source=source,
+        )
+
+    def decide_page(
+        self, page: RouterPage, decoded: DecodedAppend, body: bytes, now_ms: int
+    ) -> RecordsAppended:
+        """The copies of a router's page with their seqs, time and floor.
+
+        `body` is empty where replay finds the records elsewhere. Raises `topic_full`.
+        """
+        log, config = self.log, self.config
+        slots = 1 if page.lost else 0
+        assert decoded.count == page.copy_count
+        assert decoded.count + slots > 0
+        floor = None
+        if decoded.count and (config.cap_records or config.cap_bytes):
+            floor = retention.append_floor(
+                log, self.staging, config, decoded, now_ms, self.name, slots
+            )
+        return RecordsAppended(
+            topic_id=self.topic_id,
+            first_seq=self.staged_seq + 1,
+            count=decoded.count + slots,
+            ts=max(now_ms, log.last_ts, self.staging.last_ts),
+            body=body,
+            floor=floor,
+            decoded=decoded,
+            page=page,
         )
 
     def segments_to_search(self, before_seq: int | None, now_ms: int) -> list[int]:
@@ -355,9 +405,13 @@ class Topic:
         elif isinstance(entry, HeadReserved):
             self.ceiling_seq = max(self.ceiling_seq, entry.ceiling_seq)
             applied = _NOTHING
+        elif isinstance(entry, CursorMoved):
+            self.advance_cursor(entry.router_id, entry.cursor_seq)
+            applied = _NOTHING
         elif isinstance(entry, TopicDropped):
             applied = _RUNG
         else:
+            assert not isinstance(entry, SessionEntry | LeaseEntry | RouterEntry), "of no topic"
             assert_never(entry)
         self.applied_lsn = lsn
         self.revision += 1
@@ -366,13 +420,17 @@ class Topic:
 
     def _apply_append(self, lsn: int, entry: RecordsAppended) -> Applied:
         log = self.log
-        decoded = entry.decoded or decode_append(entry.body)
-        assert decoded.count == entry.count > 0
-        ahead = entry.first_seq - log.head_seq - 1
+        decoded = entry.decoded or decode_append(entry.body, entry.grammar)
+        first_seq = entry.first_seq
+        if entry.page is not None:
+            first_seq += self._apply_page(entry, entry.page)
+        assert decoded.count == entry.count - (first_seq - entry.first_seq)
+        ahead = first_seq - log.head_seq - 1
         if ahead == 0:
-            log.append(entry.ts, decoded, lsn)
+            if decoded.count:
+                log.append(entry.ts, decoded, lsn)
         else:
-            self._replay_records(lsn, entry, decoded, ahead)
+            self._replay_records(lsn, entry, decoded, first_seq)
         if entry.creation is not None or not self.is_ephemeral:
             self.journaled_seq = log.head_seq
         if self.last_write_ts is None or self.last_write_ts < entry.ts:
@@ -385,23 +443,47 @@ class Topic:
             self.keys.remember(key, entry.first_seq, entry.count, entry.ts, window_ms)
         return _RUNG if entry.floor is None else self._apply_floor(entry.floor)
 
+    def _apply_page(self, entry: RecordsAppended, page: RouterPage) -> int:
+        """What a page of a router does beside its records; how many seqs have none."""
+        self.advance_cursor(page.router_id, page.cursor_seq, page.copy_count)
+        if not page.lost:
+            return 0
+        self.log.jump_head(entry.first_seq - 1, LossReason.DAMAGED)
+        self.log.lose_slot(entry.first_seq, page.lost)
+        return 1
+
+    def advance_cursor(self, router_id: int, seq: int, copy_count: int = 0) -> None:
+        """A router into this topic has examined its source up to `seq`; a cursor never goes back.
+
+        Without an entry this may be forgotten: nothing was copied, and it will be examined again.
+        """
+        cursor = self.cursors.get(router_id)
+        if cursor is None:
+            cursor = self.cursors[router_id] = RouterCursor(0)
+        cursor.seq = max(cursor.seq, seq)
+        cursor.copy_count += copy_count
+        self.revision += 1
+
     def _replay_records(
-        self, lsn: int, entry: RecordsAppended, decoded: DecodedAppend, ahead: int
+        self, lsn: int, entry: RecordsAppended, decoded: DecodedAppend, first_seq: int
     ) -> None:
         """Replay: records up to the head are in already; seqs above it are a hole."""
+        ahead = first_seq - self.log.head_seq - 1
         if ahead > 0:
-            self.log.jump_head(entry.first_seq - 1, LossReason.DAMAGED)
+            self.log.jump_head(first_seq - 1, LossReason.DAMAGED)
         elif -ahead < decoded.count:
             new = slice(-ahead, None)
-            decoded = DecodedAppend(
-                datas=decoded.datas[new],
-                metas=decoded.metas[new],
-                tags=decoded.tags[new],
-                nodes=decoded.nodes[new],
+            decoded = of_columns(
+                decoded.datas[new],
+                decoded.metas[new],
+                decoded.tags[new],
+                decoded.nodes[new],
+                hops=decoded.hops[new],
             )
         else:
             return
-        self.log.append(max(entry.ts, self.log.last_ts), decoded, lsn)
+        if decoded.count:
+            self.log.append(max(entry.ts, self.log.last_ts), decoded, lsn)
 
     def _apply_floor(self, floor: Floor) -> Applied:
         log = self.log

@@ -19,16 +19,19 @@ import numpy as np
 
 from topics_server.appends import decode_append
 from topics_server.blocks import Block, make_block
+from topics_server.copies import ReplayPayloads
 from topics_server.entries import (
+    RESERVED_ID_MIN,
     Entry,
     FloorMoved,
     RecordsAppended,
     RecordsDeleted,
+    RouterPut,
     TopicDropped,
     TopicPut,
 )
 from topics_server.errors import Damaged, StartRefused, StorageError
-from topics_server.handoff import EPOCHS_PART, SnapshotImage
+from topics_server.handoff import EPOCHS_PART, SnapshotImage, TopicPart
 from topics_server.limits import BLOCK_RECORDS_MAX
 from topics_server.model import PayloadKind
 from topics_server.wal import layout
@@ -36,14 +39,16 @@ from topics_server.wal.directory import FormatMark, read_format
 from topics_server.wal.fs import File, Fs
 from topics_server.wal.listed import read_manifest
 from topics_server.wal.manifest_format import Manifest, SegmentEntry
-from topics_server.wal.parts import PartView, decode_part
+from topics_server.wal.parts import decode_part, flipped_rows, tail_blocks
 from topics_server.wal.replay import JournalReplay
 from topics_server.wal.segment_blocks import unpack_block
 from topics_server.wal.segment_files import Tiers, flags_of, load_index
 from topics_server.wal.segment_format import Array, Columns
 from topics_server.wal.verifying import (
     Report,
+    meet,
     open_journal,
+    router_sources,
     verify_journal,
     verify_segments,
     verify_snapshots,
@@ -86,7 +91,7 @@ class _Topic:
     name: str
     floor: int = 0
     manifest: Manifest | None = None
-    part: PartView | None = None
+    part: TopicPart | None = None
     appends: list[tuple[int, RecordsAppended]] = field(default_factory=list)
     # Deleted by the journal: parallel runs.
     firsts: list[int] = field(default_factory=list)
@@ -137,9 +142,7 @@ def dump(
     topics = _topics_of(fs, tiers, newest)
     entries: list[Item] = []
     replay = open_journal(fs, data_dir, mark, newest)
-    unread = _note_entries(
-        topics, replay, newest.start_lsn if newest else 0, entries if with_journal else None
-    )
+    unread = _note_entries(topics, replay, newest, entries if with_journal else None)
     for topic_id in sorted(topics):
         yield from _records_of(fs, tiers, topic_id, topics[topic_id])
     yield from entries
@@ -148,15 +151,26 @@ def dump(
 
 
 def _note_entries(
-    topics: dict[int, _Topic], replay: JournalReplay, start_lsn: int, items: list[Item] | None
+    topics: dict[int, _Topic],
+    replay: JournalReplay,
+    newest: SnapshotImage | None,
+    items: list[Item] | None,
 ) -> JournalUnread | None:
     """Take in the journal as far as it can be read; `items`: gets each entry as one."""
     last_lsn = 0
+    sources = router_sources(newest)
+    payloads = ReplayPayloads(sources)
     try:
-        for lsn, entry in replay.entries(start_lsn):
+        for lsn, entry in replay.entries(newest.start_lsn if newest else 0):
             assert lsn >= last_lsn, "merged by lsn: what was read is a whole prefix"
             last_lsn = lsn
-            _note_entry(topics, lsn, entry)
+            if isinstance(entry, RouterPut):
+                sources.add(entry.source_id)
+            whole: Entry | None = entry
+            if isinstance(entry, RecordsAppended):
+                whole = meet(payloads, lsn, entry, newest)
+            if whole is not None:
+                _note_entry(topics, lsn, whole)
             if items is not None:
                 items.append(_entry_item(lsn, entry))
     except StorageError as error:
@@ -168,7 +182,7 @@ def _topics_of(fs: Fs, tiers: Tiers, newest: SnapshotImage | None) -> dict[int, 
     """Topics that have a manifest or a part of the newest snapshot."""
     topics: dict[int, _Topic] = {}
     for topic_id, encoded in newest.parts if newest else ():
-        if topic_id == EPOCHS_PART:
+        if topic_id == EPOCHS_PART or topic_id >= RESERVED_ID_MIN:
             continue
         part = decode_part(encoded)
         topics[topic_id] = _Topic(part.name, part.evict_floor, part=part)
@@ -222,21 +236,27 @@ def _records_of(fs: Fs, tiers: Tiers, topic_id: int, topic: _Topic) -> Iterator[
     for entry in topic.manifest.segments if topic.manifest else ():
         yield from _segment_items(fs, tiers, topic_id, topic, entry)
         last_seq = entry.last_seq
-    for block, dead in topic.part.blocks() if topic.part else ():
+    for block, dead in tail_blocks(topic.part) if topic.part else ():
         yield from _block_items(topic, block, dead, "snapshot", last_seq)
         last_seq = max(last_seq, block.last_seq)
     for lsn, append in topic.appends:
-        block = _block_of(append)
+        made = _block_of(append)
+        if made is None:
+            continue
+        block = made
         yield from _block_items(topic, block, bytes(block.count), f"journal {lsn}", last_seq)
         last_seq = max(last_seq, block.last_seq)
 
 
-def _block_of(append: RecordsAppended) -> Block:
-
-    decoded = append.decoded or decode_append(append.body)
-    times = array("q", [append.ts]) * append.count
+def _block_of(append: RecordsAppended) -> Block | None:
+    """The records of an append; None for one that has none."""
+    decoded = append.decoded or decode_append(append.body, append.grammar)
+    if not decoded.count:
+        return None
+    times = array("q", [append.ts]) * decoded.count
+    first_seq = append.first_seq + append.slot_count
     return make_block(
-        append.first_seq, times, decoded.datas, decoded.metas, decoded.tags, decoded.nodes
+        first_seq, times, decoded.datas, decoded.metas, decoded.tags, decoded.nodes, decoded.hops
     )
 
 
@@ -278,7 +298,7 @@ def _segment_items(
         return
     try:
         dead = bytearray(flags_of(file, entry) or bytes(entry.record_count))
-        for row in topic.part.flipped_rows(entry.segment_id) if topic.part else ():
+        for row in flipped_rows(topic.part, entry.segment_id) if topic.part else ():
             dead[row] = 1
         for first in range(0, entry.record_count, BLOCK_RECORDS_MAX):
             end = min(first + BLOCK_RECORDS_MAX, entry.record_count)

@@ -7,6 +7,8 @@ Drawn in full in `docs/FORMATS.md`. Little-endian.
     +8  u64 lsn       +16 u64 topic id   +24 u64 first seq   +32 i64 ts   +40 u32 count
     +44 extra (msgpack, `RecordsAppended` only), payload
 
+What belongs to no topic has a reserved id there (`entries.RESERVED_ID_MIN`).
+
 No kind or format ever changes its meaning. Frames are never read outside a group whose checksum
 holds (`groups`), so one that cannot be read was made by something else: `Corrupt`, never torn.
 Called by `shard` (encode) and `groups` (decode).
@@ -20,13 +22,31 @@ from typing import Final, NamedTuple, assert_never
 
 import msgspec
 
+from topics_server.appends import GRAMMAR, PLAIN_GRAMMAR
 from topics_server.entries import (
+    LEASES_ID,
+    ROUTERS_ID,
+    SESSIONS_ID,
+    CursorMoved,
     Entry,
     Floor,
     FloorMoved,
     HeadReserved,
+    LeaseEntry,
+    LeasesExtended,
+    LeasesGranted,
+    LeasesReleased,
     RecordsAppended,
     RecordsDeleted,
+    RouterDeleted,
+    RouterEntry,
+    RouterPage,
+    RouterPut,
+    SessionEntry,
+    SessionMoved,
+    SessionOpened,
+    SessionsClosed,
+    Source,
     TopicDropped,
     TopicPut,
 )
@@ -38,6 +58,9 @@ FRAME_HEADER_BYTES: Final = 44
 _FRAME: Final = struct.Struct("<IBBHQQQqI")
 _OPENING: Final = struct.Struct("<QQ")
 _FORMAT: Final = 1
+_SOURCED_FORMAT: Final = 2
+_ROUTED_FORMAT: Final = 3
+_APPEND_FORMATS: Final = (_FORMAT, _SOURCED_FORMAT, _ROUTED_FORMAT)
 # A body smaller than this is copied behind its header: cheaper than one more vector.
 _COPY_BYTES_MAX: Final = 4096
 
@@ -55,6 +78,15 @@ class Kind(enum.IntEnum):
     RECORDS_DELETED = 5
     FLOOR_MOVED = 6
     HEAD_RESERVED = 7
+    SESSION_OPENED = 8
+    SESSION_MOVED = 9
+    SESSIONS_CLOSED = 10
+    LEASES_GRANTED = 11
+    LEASES_RELEASED = 12
+    LEASES_EXTENDED = 13
+    CURSOR_MOVED = 14
+    ROUTER_PUT = 15
+    ROUTER_DELETED = 16
 
 
 class Opening(NamedTuple):
@@ -69,16 +101,40 @@ class Opening(NamedTuple):
 
 
 class _AppendExtra(msgspec.Struct, frozen=True, array_like=True):
+    """Of an append of format 1."""
+
     header_key: str | None
     creation: TopicPut | None
     floor: Floor | None
     grammar: int
 
 
+class _SourcedExtra(_AppendExtra, frozen=True, array_like=True):
+    """Of format 2: grammars after the first, and records that were moved."""
+
+    source: Source | None
+
+
+class _RoutedExtra(_SourcedExtra, frozen=True, array_like=True):
+    """Of format 3: what a router made."""
+
+    page: RouterPage
+
+
 _encode: Final = msgspec.msgpack.Encoder().encode
 _EXTRA_DECODER: Final = msgspec.msgpack.Decoder(_AppendExtra)
+_SOURCED_DECODER: Final = msgspec.msgpack.Decoder(_SourcedExtra)
+_ROUTED_DECODER: Final = msgspec.msgpack.Decoder(_RoutedExtra)
 _PUT_DECODER: Final = msgspec.msgpack.Decoder(TopicPut)
 _FLOOR_DECODER: Final = msgspec.msgpack.Decoder(Floor)
+_OPENED_DECODER: Final = msgspec.msgpack.Decoder(SessionOpened)
+_MOVED_DECODER: Final = msgspec.msgpack.Decoder(SessionMoved)
+_CLOSED_DECODER: Final = msgspec.msgpack.Decoder(SessionsClosed)
+_GRANTED_DECODER: Final = msgspec.msgpack.Decoder(LeasesGranted)
+_RELEASED_DECODER: Final = msgspec.msgpack.Decoder(LeasesReleased)
+_EXTENDED_DECODER: Final = msgspec.msgpack.Decoder(LeasesExtended)
+_ROUTER_DECODER: Final = msgspec.msgpack.Decoder(RouterPut)
+_GONE_DECODER: Final = msgspec.msgpack.Decoder(RouterDeleted)
 _PLAIN: Final = _AppendExtra(None, None, None, 1)
 
 
@@ -104,6 +160,25 @@ def encode_entry(lsn: int, entry: Entry) -> list[bytes]:
             kind, ts, payload = Kind.FLOOR_MOVED, entry.ts, _encode(entry.floor)
         case HeadReserved():
             kind, first_seq = Kind.HEAD_RESERVED, entry.ceiling_seq
+        case CursorMoved():
+            kind, first_seq = Kind.CURSOR_MOVED, entry.cursor_seq
+            payload = entry.router_id.to_bytes(8, "little")
+        case SessionOpened():
+            kind, ts, payload = Kind.SESSION_OPENED, entry.ts, _encode(entry)
+        case SessionMoved():
+            kind, ts, payload = Kind.SESSION_MOVED, entry.ts, _encode(entry)
+        case SessionsClosed():
+            kind, ts, payload = Kind.SESSIONS_CLOSED, entry.ts, _encode(entry)
+        case LeasesGranted():
+            kind, ts, payload = Kind.LEASES_GRANTED, entry.ts, _encode(entry)
+        case LeasesReleased():
+            kind, ts, payload = Kind.LEASES_RELEASED, entry.ts, _encode(entry)
+        case LeasesExtended():
+            kind, ts, payload = Kind.LEASES_EXTENDED, entry.ts, _encode(entry)
+        case RouterPut():
+            kind, ts, payload = Kind.ROUTER_PUT, entry.ts, _encode(entry)
+        case RouterDeleted():
+            kind, ts, payload = Kind.ROUTER_DELETED, entry.ts, _encode(entry)
         case _:
             assert_never(entry)
     length = FRAME_HEADER_BYTES + len(payload)
@@ -114,12 +189,29 @@ def encode_entry(lsn: int, entry: Entry) -> list[bytes]:
 
 def _encode_append(lsn: int, entry: RecordsAppended) -> list[bytes]:
     extra = b""
-    if (
-        entry.header_key is not None
-        or entry.creation is not None
-        or entry.floor is not None
-        or entry.grammar != 1
-    ):
+    form = _FORMAT
+    if entry.page is not None:
+        form = _ROUTED_FORMAT
+        extra = _encode(
+            _RoutedExtra(
+                entry.header_key,
+                entry.creation,
+                entry.floor,
+                entry.grammar,
+                entry.source,
+                entry.page,
+            )
+        )
+        assert len(extra) < 2**16
+    elif entry.grammar != PLAIN_GRAMMAR or entry.source is not None:
+        form = _SOURCED_FORMAT
+        extra = _encode(
+            _SourcedExtra(
+                entry.header_key, entry.creation, entry.floor, entry.grammar, entry.source
+            )
+        )
+        assert len(extra) < 2**16
+    elif entry.header_key is not None or entry.creation is not None or entry.floor is not None:
         extra = _encode(_AppendExtra(entry.header_key, entry.creation, entry.floor, entry.grammar))
     body = entry.body
     length = FRAME_HEADER_BYTES + len(extra) + len(body)
@@ -127,7 +219,7 @@ def _encode_append(lsn: int, entry: RecordsAppended) -> list[bytes]:
     head = _FRAME.pack(
         length,
         4,  # Kind.RECORDS_APPENDED; an enum member costs a lookup on the hottest path
-        _FORMAT,
+        form,
         len(extra),
         lsn,
         entry.topic_id,
@@ -186,13 +278,25 @@ def _decode_opening(fields: tuple[int, ...], frame: bytes, position: int) -> Ope
 def _decode_frame(fields: tuple[int, ...], buffer: bytes, offset: int) -> tuple[int, Entry]:
     length, kind, form, extra_length, lsn, topic_id, first_seq, ts, count = fields
     start, end = offset + FRAME_HEADER_BYTES, offset + length
-    if form != _FORMAT:
+    if form != _FORMAT and not (kind == Kind.RECORDS_APPENDED and form in _APPEND_FORMATS):
         raise ValueError(f"format {form} is not known; was it written by a newer version?")
     if lsn == 0 or start + extra_length > end:
         raise ValueError("impossible frame header")
     if kind == Kind.RECORDS_APPENDED:
         body_start = start + extra_length
-        extra = _EXTRA_DECODER.decode(buffer[start:body_start]) if extra_length else _PLAIN
+        extra: _AppendExtra = _PLAIN
+        source: Source | None = None
+        page: RouterPage | None = None
+        if form == _ROUTED_FORMAT:
+            extra = routed = _ROUTED_DECODER.decode(buffer[start:body_start])
+            source, page = routed.source, routed.page
+        elif form == _SOURCED_FORMAT:
+            extra = sourced = _SOURCED_DECODER.decode(buffer[start:body_start])
+            source = sourced.source
+        elif extra_length:
+            extra = _EXTRA_DECODER.decode(buffer[start:body_start])
+        if not PLAIN_GRAMMAR <= extra.grammar <= GRAMMAR:
+            raise ValueError(f"grammar {extra.grammar} is not known; is it of a newer version?")
         return lsn, RecordsAppended(
             topic_id,
             first_seq,
@@ -203,6 +307,8 @@ def _decode_frame(fields: tuple[int, ...], buffer: bytes, offset: int) -> tuple[
             extra.creation,
             extra.floor,
             extra.grammar,
+            source=source,
+            page=page,
         )
     payload = buffer[start:end]
     match kind:
@@ -221,5 +327,43 @@ def _decode_frame(fields: tuple[int, ...], buffer: bytes, offset: int) -> tuple[
             return lsn, FloorMoved(topic_id, ts, _FLOOR_DECODER.decode(payload))
         case Kind.HEAD_RESERVED:
             return lsn, HeadReserved(topic_id, first_seq)
+        case Kind.CURSOR_MOVED:
+            if len(payload) != 8:
+                raise ValueError("not a router's id")
+            return lsn, CursorMoved(topic_id, int.from_bytes(payload, "little"), first_seq)
+        case Kind.ROUTER_PUT | Kind.ROUTER_DELETED:
+            if topic_id != ROUTERS_ID:
+                raise ValueError("not the id of the routers")
+            return lsn, _decode_router(kind, payload)
+        case Kind.SESSION_OPENED | Kind.SESSION_MOVED | Kind.SESSIONS_CLOSED:
+            if topic_id != SESSIONS_ID:
+                raise ValueError("not the id of the watch sessions")
+            return lsn, _decode_session(kind, payload)
+        case Kind.LEASES_GRANTED | Kind.LEASES_RELEASED | Kind.LEASES_EXTENDED:
+            if topic_id != LEASES_ID:
+                raise ValueError("not the id of the leases")
+            return lsn, _decode_lease(kind, payload)
         case _:
             raise ValueError("kind is not known; was it written by a newer version?")
+
+
+def _decode_session(kind: int, payload: bytes) -> SessionEntry:
+    if kind == Kind.SESSION_OPENED:
+        return _OPENED_DECODER.decode(payload)
+    if kind == Kind.SESSION_MOVED:
+        return _MOVED_DECODER.decode(payload)
+    return _CLOSED_DECODER.decode(payload)
+
+
+def _decode_lease(kind: int, payload: bytes) -> LeaseEntry:
+    if kind == Kind.LEASES_GRANTED:
+        return _GRANTED_DECODER.decode(payload)
+    if kind == Kind.LEASES_RELEASED:
+        return _RELEASED_DECODER.decode(payload)
+    return _EXTENDED_DECODER.decode(payload)
+
+
+def _decode_router(kind: int, payload: bytes) -> RouterEntry:
+    if kind == Kind.ROUTER_PUT:
+        return _ROUTER_DECODER.decode(payload)
+    return _GONE_DECODER.decode(payload)

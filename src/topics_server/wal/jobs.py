@@ -39,6 +39,11 @@ class Job(msgspec.Struct, frozen=True, gc=False):
     sync: bool = False
     prepare: bool = False
 
+    @property
+    def only_syncs(self) -> bool:
+        """Whether all it does is sync: the loop may write meanwhile."""
+        return self.group is None and not (self.cut or self.prepare)
+
 
 class Outcome(msgspec.Struct, gc=False):
     """What came of a job. `error` is `DISK_FULL`, `READ_ONLY` (outcome unknown) or nothing."""
@@ -73,7 +78,8 @@ def do_job(tail: Tail, job: Job) -> Outcome:
             tail.prepare()
     except DiskFull as error:
         outcome.error, outcome.reason = DISK_FULL, str(error)
-        if tail.is_broken:
+        # Without a group a write that is under way, or has failed, is the loop's.
+        if job.group is not None and tail.is_broken:
             _cut_back(tail, outcome)
     except StorageError as error:
         outcome.error, outcome.reason = READ_ONLY, str(error)

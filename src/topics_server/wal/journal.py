@@ -2,8 +2,8 @@
 
 Always opened on new files, after `replay` has made durable what it found; never appends to a file
 of an earlier run. A topic's shard is its id modulo the shard count, for the life of the wal set;
-another shard count means another wal set. Loop thread only. Called through the port by `engine`,
-made by the server's wiring.
+another shard count means another wal set; reserved ids live on shard 0. Loop thread only. Called
+through the port by `engine`, made by the server's wiring.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Final
 import xxhash
 
 from topics_server.clock import random_id
-from topics_server.entries import Entry
+from topics_server.entries import RESERVED_ID_MIN, Entry
 from topics_server.errors import StorageError
 from topics_server.handoff import ShardProgress
 from topics_server.limits import WAL_SHARDS_MAX
@@ -111,8 +111,8 @@ class Journal:
         return len(self.shards)
 
     def shard_of(self, topic_id: int) -> int:
-        """The shard a topic's entries go to."""
-        return topic_id % len(self.shards)
+        """The shard a topic's entries go to; what is no topic's goes to the first."""
+        return topic_id % len(self.shards) if topic_id < RESERVED_ID_MIN else 0
 
     def listen(self, callback: Callable[[ShardProgress], None]) -> None:
         """Say who is told of progress; makes room ahead of the first entry."""

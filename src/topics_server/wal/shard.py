@@ -1,10 +1,12 @@
 """One shard: what the loop submits becomes groups, is written, synced, and reported.
 
 Loop thread only, but for `_work`, which the shard's worker runs. The file side (`tail`) belongs to
-the worker while a job is under way (`_busy`), else to the loop; there is no lock. What one loop
+the worker while a job is under way (`_job`), else to the loop; there is no lock. What one loop
 turn submits is a group: small, on an idle shard, below the filled mark and with little unsynced, it
 is written at the end of the turn and reported there; everything else goes to the worker, one job
-and one post to the loop at a time (DESIGN §3, Write 5).
+and one post to the loop at a time (DESIGN §3, Write 5). A shard is idle also while the worker only
+syncs what nobody waits for, unless writes turn out to wait for the sync
+(`docs/decisions/0016-writes-beside-a-sync.md`).
 
     OPEN ──write refused──> FAILED ──reopen──> FULL ──room found──> OPEN
       └──────sync failed──────┴───────────────────┴──> READ_ONLY (for ever)
@@ -40,6 +42,10 @@ from topics_server.wal.workers import Worker
 
 # How often a full shard looks for room.
 RETRY_MS: Final = 500
+# A write beside a sync that takes longer than this may have waited for it (or for a busy machine);
+# if so many syncs in a row have such a write, this file system lets nobody write meanwhile.
+_SLOW_WRITE_MS: Final = 5.0
+_SLOW_SYNCS_MAX: Final = 3
 
 
 class State(enum.Enum):
@@ -81,8 +87,13 @@ class Shard:
         self._sync_from_lsn: int | None = None
         self._sync_wanted = False
         self._probe_wanted = False
-        self._busy = False
+        self._job: Job | None = None
         self._flush_scheduled = False
+        self._writes_beside_syncs = True
+        self._had_slow_write = False
+        self._slow_syncs = 0
+        # A write on the loop failed beside a job: what it left is cut once that is done.
+        self._cut_wanted = False
         self._sync_timer: asyncio.TimerHandle | None = None
         self._probe_timer: asyncio.TimerHandle | None = None
         self._waiters: list[tuple[int, asyncio.Future[None]]] = []
@@ -170,7 +181,7 @@ class Shard:
         except ReadOnly as error:
             log.warning("shard %d ends read-only: %s", self.number, error)
         self.state = State.CLOSED
-        if self._busy:
+        if self._job is not None:
             self._idle = self._loop.create_future()
             await self._idle
         for timer in (self._sync_timer, self._probe_timer):
@@ -189,15 +200,16 @@ class Shard:
 
     def _pump(self) -> None:
         """Do the next thing there is to do; ends with the worker busy, or with nothing to do."""
-        while not self._busy and self.state in (State.OPEN, State.FULL):
-            if self._queue:
-                if self._may_write_here():
-                    self._write_here(self._take())
-                    continue
+        while self.state in (State.OPEN, State.FULL):
+            if self._queue and self._may_write_here():
+                self._write_here(self._take())
+            elif self._job is not None:
+                return
+            elif self._queue:
                 group = self._take()
                 sync = group.sync_from_lsn is not None or self._wants_sync()
                 self._start(Job(group, sync=sync))
-            elif self._wants_sync():
+            elif self._wants_sync() or self._is_half_dirty():
                 self._start(Job(sync=True))
             elif self._probe_wanted or (self.state is State.OPEN and self.tail.wants_room):
                 self._start(Job(prepare=True))
@@ -209,16 +221,24 @@ class Shard:
     def _wants_sync(self) -> bool:
         return self._sync_wanted or self._sync_from_lsn is not None
 
+    def _is_half_dirty(self) -> bool:
+        """Whether to sync ahead of time, so that the loop may go on writing."""
+        return self._writes_beside_syncs and self.tail.dirty_bytes > LOOP_UNSYNCED_BYTES_MAX // 2
+
     def _may_write_here(self) -> bool:
         """Whether the group about to be taken may be written from the loop, without blocking."""
         size = self._queue_bytes
         return (
-            size <= LOOP_WRITE_BYTES_MAX
+            (self._job is None or self._may_write_beside(self._job))
+            and size <= LOOP_WRITE_BYTES_MAX
             and not self._wants_sync()
             and self.tail.dirty_bytes + size <= LOOP_UNSYNCED_BYTES_MAX
             and self.tail.has_room(size)
             and (self.tail.has_spare or all(frame.urgent for frame in self._queue))
         )
+
+    def _may_write_beside(self, job: Job) -> bool:
+        return self._writes_beside_syncs and job.only_syncs and self.state is State.OPEN
 
     def _take(self) -> NextGroup:
         group = take_group(self._queue)
@@ -234,9 +254,12 @@ class Shard:
             log.warning("shard %d: write refused: %s", self.number, error)
             self._fail_group(group)
             return
+        took_ms = monotonic_ms() - began_ms
+        if took_ms > _SLOW_WRITE_MS and self._job is not None:
+            self._had_slow_write = True
         self.counters.loop_groups += 1
         self._note_written(group)
-        self._report(write_ms=monotonic_ms() - began_ms)
+        self._report(write_ms=took_ms)
 
     def _note_written(self, group: NextGroup) -> None:
         counters = self.counters
@@ -247,12 +270,15 @@ class Shard:
         self._written_lsn = group.last_lsn
         if group.sync_from_lsn is not None and self._sync_from_lsn is None:
             self._sync_from_lsn = group.sync_from_lsn
+        self._sync_later()
+
+    def _sync_later(self) -> None:
         if self._sync_timer is None:
             self._sync_timer = self._loop.call_later(self._sync_interval_s, self._sync_due)
 
     def _sync_due(self) -> None:
         self._sync_timer = None
-        if self.tail.dirty_bytes or self._busy:
+        if self.tail.dirty_bytes or self._job is not None:
             self._sync_wanted = True
             self._pump()
 
@@ -266,8 +292,8 @@ class Shard:
     # -- the worker's side -----------------------------------------------------------------
 
     def _start(self, job: Job) -> None:
-        assert not self._busy
-        self._busy = True
+        assert self._job is None
+        self._job = job
         if job.sync:
             self._sync_wanted = False
         if job.prepare:
@@ -285,7 +311,7 @@ class Shard:
 
     def _done(self, outcome: Outcome) -> None:
         """Back on the loop: tell what came of a job, and go on."""
-        self._busy = False
+        self._job = None
         if self._idle is not None:
             self._idle.set_result(None)
             return
@@ -297,6 +323,10 @@ class Shard:
             self._note_written(job.group)
         if outcome.synced:
             self._note_synced(outcome.sync_ms)
+        if self._cut_wanted:
+            self._cut_wanted = False
+            self._start(Job(cut=True))
+            return
         if outcome.error == DISK_FULL and job.prepare:
             # Nobody's entry failed; ordinary ones are refused until there is room.
             self._wait_for_room(outcome.reason)
@@ -316,10 +346,24 @@ class Shard:
         self.counters.syncs += 1
         if self._observe_sync_us is not None:
             self._observe_sync_us(sync_ms * 1000)
-        # The worker had the file to itself: what is written is synced.
-        self._synced_lsn = self._written_lsn
-        self._sync_from_lsn = None
+        self._synced_lsn = self.tail.synced_lsn
+        if self._sync_from_lsn is not None and self._sync_from_lsn <= self._synced_lsn:
+            self._sync_from_lsn = None
         self._sync_wanted = False
+        if self.tail.dirty_bytes:
+            # Written by the loop meanwhile.
+            self._sync_later()
+        self._judge_writes()
+
+    def _judge_writes(self) -> None:
+        """After a sync: turn writes beside syncs off where they wait for them."""
+        self._slow_syncs = self._slow_syncs + 1 if self._had_slow_write else 0
+        self._had_slow_write = False
+        if self._slow_syncs == _SLOW_SYNCS_MAX:
+            log.info(
+                "shard %d: writes wait for syncs here, so none is made beside one", self.number
+            )
+            self._writes_beside_syncs = False
 
     # -- reports ---------------------------------------------------------------------------
 
@@ -362,7 +406,10 @@ class Shard:
         self.state = State.FAILED
         self._failed_lsn = group.first_lsn
         self._drop_queue()
-        self._start(Job(cut=True))
+        if self._job is None:
+            self._start(Job(cut=True))
+        else:
+            self._cut_wanted = True
 
     def _drop_queue(self) -> None:
         self._queue.clear()

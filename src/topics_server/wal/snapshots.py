@@ -40,6 +40,8 @@ class PublishedSnapshots:
         # (number, start_lsn) of valid snapshots, ascending; `None` before the folder was read.
         self._kept: list[tuple[int, int]] | None = None
         self._is_folder_safe = False
+        # A newer snapshot than the one `newest` gave cannot be read.
+        self.found_damaged = False
 
     def newest(self) -> SnapshotImage | None:
         """See `ports.Snapshots.newest`. Raises `StartRefused` for a newer format."""
@@ -55,7 +57,8 @@ class PublishedSnapshots:
             try:
                 image = load_snapshot(self._fs, path)
             except Corrupt:
-                self._fs.unlink(path)
+                # Left until the next one is written: a start that ends before must know of it too.
+                self.found_damaged = True
                 continue
             self._kept = [(number, image.start_lsn)]
             return image

@@ -1,7 +1,9 @@
 """The end of one shard's journal: the file groups go to, the room ahead of them, rotation.
 
 Plain blocking calls without threads or loop; whoever has the shard's turn (its worker, or the loop
-while the worker is idle) calls them, never two at a time. Invariants:
+while the worker is idle) calls them, never two at a time, with one exception: `write` may run on
+the loop while `sync` runs on the worker. No field is changed by both, and `sync` notes what it
+covers before it begins. Invariants:
 
 - Groups are written only below `filled`, where the file is zeros already: a write never grows it.
 - A file's header and name are synced before its first group is written, and a file is synced whole
@@ -34,7 +36,8 @@ from topics_server.wal.groups import (
 )
 
 RESERVE_BYTES: Final = MIB
-_ZEROS: Final = bytes(MIB)
+# Whole steps in one call: each call costs a turn at the interpreter lock.
+_ZEROS: Final = memoryview(bytes(WAL_FILL_STEP_BYTES))
 _OPENING_BYTES: Final = FRAME_HEADER_BYTES + 16
 
 assert RESERVE_BYTES < WAL_FILL_STEP_BYTES <= WAL_FILE_BYTES
@@ -72,7 +75,7 @@ class _Live:
         position = self.filled
         while position < upto:
             step = min(len(_ZEROS), upto - position)
-            self.file.pwrite(_ZEROS if step == len(_ZEROS) else _ZEROS[:step], position)
+            self.file.pwrite(_ZEROS[:step], position)
             position += step
             self.filled = position
 
@@ -80,7 +83,8 @@ class _Live:
 class Tail:
     """Where one shard writes. `end`: the next group's position; `last_lsn`: the last one written.
 
-    `dirty_bytes`: bytes of groups written and not synced (marks do not count).
+    `written_bytes`, `covered_bytes`: bytes of groups ever written and ever synced (marks do not
+    count).
     """
 
     def __init__(
@@ -112,7 +116,7 @@ class Tail:
         self._refused_bytes = 0
         self.closed: list[ClosedFile] = []
         self.last_lsn = self.synced_lsn = opening.previous_lsn
-        self.dirty_bytes = 0
+        self.written_bytes = self.covered_bytes = 0
         self.rotations = 0
         self.end = self.synced_bytes = FILE_HEADER_BYTES
         self._live = self._make_file(FILE_HEADER_BYTES)
@@ -129,6 +133,11 @@ class Tail:
         if self._opening is not None:
             frames_bytes += _OPENING_BYTES
         return self.end + group_length(frames_bytes) <= self._live.filled
+
+    @property
+    def dirty_bytes(self) -> int:
+        """Bytes of groups written and not synced."""
+        return self.written_bytes - self.covered_bytes
 
     @property
     def has_spare(self) -> bool:
@@ -249,7 +258,7 @@ class Tail:
         self._write(buffers, frames_bytes, count)
         self._opening = None
         self.last_lsn = group.last_lsn
-        self.dirty_bytes += frames_bytes
+        self.written_bytes += frames_bytes
 
     def _write(self, buffers: list[bytes], frames_bytes: int, count: int) -> None:
         live, end, synced = self._live, self.end, self.synced_bytes
@@ -270,11 +279,12 @@ class Tail:
         self._marked = synced
 
     def sync(self) -> None:
-        """Make every group written so far durable. A failure is final."""
+        """Make every group written before this call durable. A failure is final."""
+        end, last_lsn, written_bytes = self.end, self.last_lsn, self.written_bytes
         self._live.file.sync()
-        self.synced_bytes = self.end
-        self.synced_lsn = self.last_lsn
-        self.dirty_bytes = 0
+        self.synced_bytes = end
+        self.synced_lsn = last_lsn
+        self.covered_bytes = written_bytes
 
     def mark(self) -> None:
         """Say in the file how far it is synced, unless something says so already.

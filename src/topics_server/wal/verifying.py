@@ -12,15 +12,28 @@ from dataclasses import dataclass, field
 import numpy as np
 import xxhash
 
-from topics_server.entries import RecordsAppended
+from topics_server.copies import ReplayPayloads
+from topics_server.entries import RESERVED_ID_MIN, RecordsAppended, RouterPut
 from topics_server.errors import StorageError
-from topics_server.handoff import EPOCHS_PART, SnapshotImage
+from topics_server.handoff import (
+    EPOCHS_PART,
+    LEASES_PART,
+    ROUTERS_PART,
+    SESSIONS_PART,
+    SnapshotImage,
+)
 from topics_server.wal import layout
 from topics_server.wal.directory import FormatMark
 from topics_server.wal.fs import File, Fs
 from topics_server.wal.listed import read_manifest
 from topics_server.wal.manifest_format import COLD, HOT, SegmentEntry
-from topics_server.wal.parts import decode_part
+from topics_server.wal.parts import (
+    decode_leases,
+    decode_part,
+    decode_routers,
+    decode_sessions,
+    tail_blocks,
+)
 from topics_server.wal.replay import JournalReplay
 from topics_server.wal.segment_files import Tiers, load_index
 from topics_server.wal.segment_format import (
@@ -193,13 +206,94 @@ def verify_snapshots(fs: Fs, data_dir: str, report: Report) -> list[SnapshotImag
         try:
             image = load_snapshot(fs, path)
             valid.append(image)
-            for topic_id, encoded in image.parts:
-                if topic_id != EPOCHS_PART:
-                    _verify_part(topic_id, encoded)
+            session_count, lease_count = _verify_parts(image)
+            if len(valid) == 1:
+                report.counts["watch_sessions"] = session_count
+                report.counts["leases"] = lease_count
         except StorageError as error:
             report.problems.append(str(error) if error.path else f"{path}: {error}")
     report.counts["snapshot_parts"] = len(valid[0].parts) if valid else 0
     return valid
+
+
+def _verify_parts(image: SnapshotImage) -> tuple[int, int]:
+    """How many watch sessions and leases there are. Raises `StorageError`."""
+    wids: set[str] = set()
+    leased: set[tuple[int, int]] = set()
+    routers: set[str] = set()
+    for part_id, encoded in image.parts:
+        if part_id == SESSIONS_PART:
+            for session in decode_sessions(encoded).sessions:
+                if session.wid in wids:
+                    raise StorageError(f"watch session {session.wid} is there twice")
+                if session.lsn > image.last_lsn:
+                    raise StorageError(f"watch session {session.wid} is newer than its snapshot")
+                wids.add(session.wid)
+        elif part_id == LEASES_PART:
+            _verify_leases(image, encoded, leased)
+        elif part_id == ROUTERS_PART:
+            _verify_routers(image, encoded, routers)
+        elif part_id >= RESERVED_ID_MIN:
+            raise StorageError(f"part {part_id} is not known; was it written by a newer version?")
+        elif part_id != EPOCHS_PART:
+            _verify_part(part_id, encoded)
+    return len(wids), len(leased)
+
+
+def _verify_leases(image: SnapshotImage, encoded: bytes, leased: set[tuple[int, int]]) -> None:
+    """Raises `StorageError`; `leased`: queue and seq of every lease so far."""
+    part = decode_leases(encoded)
+    if part.applied_lsn > image.last_lsn:
+        raise StorageError("the leases are newer than their snapshot")
+    for queue in part.queues:
+        if queue.heard_lsn > image.last_lsn:
+            raise StorageError(
+                f"the leases of queue {queue.queue_id} are newer than their snapshot"
+            )
+        for lease in queue.leases:
+            key = (queue.queue_id, lease.seq)
+            if key in leased:
+                raise StorageError(f"seq {lease.seq} of queue {queue.queue_id} is leased twice")
+            leased.add(key)
+
+
+def router_sources(image: SnapshotImage | None) -> set[int]:
+    """Topics of which replay of a snapshot may meet copies without payloads."""
+    sources: set[int] = set()
+    for part_id, encoded in image.parts if image else ():
+        if part_id == ROUTERS_PART:
+            sources.update(decode_routers(encoded).sources)
+    return sources
+
+
+def meet(
+    payloads: ReplayPayloads, lsn: int, entry: RecordsAppended, image: SnapshotImage | None
+) -> RecordsAppended | None:
+    """The entry with its records at hand; None if those of a page are in the snapshot only.
+
+    Raises `StorageError` for a page whose records are nowhere.
+    """
+    try:
+        return payloads.meet(entry)
+    except StorageError:
+        # Replay begins at the oldest entry that was not applied when the capture began; a page
+        # behind it that was applied may be of records before it.
+        if image is None or lsn > image.last_lsn:
+            raise
+        return None
+
+
+def _verify_routers(image: SnapshotImage, encoded: bytes, names: set[str]) -> None:
+    """Raises `StorageError`; `names`: of every router so far."""
+    part = decode_routers(encoded)
+    if part.applied_lsn > image.last_lsn:
+        raise StorageError("the routers are newer than their snapshot")
+    for router in part.routers:
+        if router.name in names:
+            raise StorageError(f"router {router.name} is there twice")
+        if router.router_id >= part.next_router_id:
+            raise StorageError(f"router {router.name} has an id that was not given out yet")
+        names.add(router.name)
 
 
 def _verify_part(topic_id: int, encoded: bytes) -> None:
@@ -208,7 +302,7 @@ def _verify_part(topic_id: int, encoded: bytes) -> None:
     if part.topic_id != topic_id:
         raise StorageError(f"part of topic {topic_id} says it is topic {part.topic_id}")
     last_seq = 0
-    for block, _ in part.blocks():
+    for block, _ in tail_blocks(part):
         if block.first_seq <= last_seq:
             raise StorageError(f"topic {topic_id}: seq {block.first_seq} twice in the tail")
         last_seq = block.last_seq
@@ -239,11 +333,16 @@ def verify_journal(
     replay = open_journal(fs, data_dir, mark, snapshots[0] if snapshots else None)
     start_lsn = snapshots[-1].start_lsn if snapshots else 0
     last_seqs: dict[int, int] = {}
+    sources = router_sources(snapshots[-1] if snapshots else None)
+    payloads = ReplayPayloads(sources)
     try:
         for lsn, entry in replay.entries(start_lsn):
             report.counts["journal_entries"] += 1
+            if isinstance(entry, RouterPut):
+                sources.add(entry.source_id)
             if not isinstance(entry, RecordsAppended):
                 continue
+            meet(payloads, lsn, entry, snapshots[-1] if snapshots else None)
             report.counts["journal_records"] += entry.count
             last_seq = last_seqs.get(entry.topic_id, 0)
             if entry.first_seq <= last_seq:

@@ -22,7 +22,7 @@ from topics_server.api.bodies import (
 from topics_server.engine.answers import ReadRequest
 from topics_server.errors import Code, TopicsError
 from topics_server.model import Durability, TagMatch, TopicConfig, TopicType
-from topics_server.rendered import META, TAGS
+from topics_server.rendered import DATA, META, TAGS
 
 U64 = 2**64 - 1
 NOT_U64 = ("-1", "1.0", "1e3", '"1"', "true", str(2**64), "[]", "{}")
@@ -61,6 +61,7 @@ def test_every_field_is_taken() -> None:
         "max_deliveries": 7,
         "dead_letter": "jobs.dlq",
         "leases_durable": True,
+        "lease_log": "leases",
         "later_version": {"ignored": [1]},
     }
     decoded = decode_config(json.dumps(sent).encode(), "jobs")
@@ -134,6 +135,9 @@ def test_what_is_no_u64_is_refused_by_its_field(field: str, value: str) -> None:
         ("dead_letter", '""'),
         ("dead_letter", '"self"'),
         ("dead_letter", "5"),
+        ("lease_log", '"a/b"'),
+        ("lease_log", '"self"'),
+        ("lease_log", "true"),
     ],
 )
 def test_a_wrong_value_is_refused_by_its_field(field: str, value: str) -> None:
@@ -146,8 +150,9 @@ def test_a_wrong_value_is_refused_by_its_field(field: str, value: str) -> None:
     assert field_of(refused) == f"config.{field}"
 
 
-def test_the_two_nullable_fields_take_null() -> None:
-    assert decode_config(b'{"priority":null,"dead_letter":null}', "t").config == TopicConfig()
+def test_the_three_nullable_fields_take_null() -> None:
+    sent = b'{"priority":null,"dead_letter":null,"lease_log":null}'
+    assert decode_config(sent, "t").config == TopicConfig()
 
 
 @pytest.mark.parametrize(
@@ -187,7 +192,7 @@ def test_nesting_beyond_the_limit_is_refused_in_unknown_fields_too() -> None:
 def test_an_empty_diff_is_every_default() -> None:
     request, shown = decode_diff(b"{}", 1000)
     assert request == ReadRequest(from_seq=0, limit=256, max_bytes=1024 * 1024)
-    assert shown == META
+    assert shown == META | DATA
 
 
 @pytest.mark.parametrize(
@@ -221,7 +226,7 @@ def test_a_lower_configured_limit_also_bounds_the_default() -> None:
 @pytest.mark.parametrize("meta", [True, False])
 def test_what_is_shown_is_chosen(tags: bool, meta: bool) -> None:
     body = json.dumps({"include_tags": tags, "include_meta": meta}).encode()
-    assert decode_diff(body, 1000)[1] == tags * TAGS + meta * META
+    assert decode_diff(body, 1000)[1] == tags * TAGS + meta * META + DATA
 
 
 @pytest.mark.parametrize("field", ["from_seq", "limit", "wait_ms", "max_batch_bytes"])

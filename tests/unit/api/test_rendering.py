@@ -17,6 +17,10 @@ from topics_server.api.rendering import (
     render_json,
     render_page,
     render_put,
+    render_router,
+    render_router_dropped,
+    render_router_put,
+    render_routers,
     render_state,
     render_topics,
 )
@@ -31,13 +35,21 @@ from topics_server.engine.answers import (
     TopicPage,
     TopicState,
 )
-from topics_server.model import Durability, LossReason, TopicConfig
-from topics_server.rendered import META, RenderCache
+from topics_server.model import (
+    Durability,
+    Guarantee,
+    LossReason,
+    RouterDefinition,
+    TagMatch,
+    TopicConfig,
+)
+from topics_server.rendered import DATA, META, RenderCache
+from topics_server.routers.answers import RouterOutcome, RouterPage, RouterState
 
 TIME_MS = 1_748_450_001_000
 
 
-def page_bytes(page: Page, shown: int = META) -> bytes:
+def page_bytes(page: Page, shown: int = META | DATA) -> bytes:
     parts = render_page("jobs", page, shown, RenderCache())
     return b"".join([*parts, page_performance(0.5, page.scanned)])
 
@@ -147,6 +159,8 @@ def test_a_configuration_has_17_fields_in_the_contract_s_order() -> None:
         *("lease_ms", "claim_jitter_ms", "max_deliveries", "dead_letter", "leases_durable"),
     ]
     assert (told["durable"], told["durability"], told["priority"]) == (True, "fsync", -3)
+    told = json.loads(render_config(TopicConfig(lease_log="leases")))
+    assert (len(told), told["lease_log"]) == (18, "leases")
 
 
 def test_a_state_has_every_field() -> None:
@@ -194,6 +208,80 @@ def test_put_delete_and_drop_have_their_members() -> None:
     deleted = json.loads(render_deleted("jobs", Deleted(3, 4, 9, 6, 60), 0.1))
     assert (deleted["deleted"], deleted["earliest_seq"], deleted["head_seq"]) == (3, 4, 9)
     assert (deleted["count"], deleted["bytes"]) == (6, 60)
-    dropped = json.loads(render_dropped("jobs", False, 0.1))
+    dropped = json.loads(render_dropped("jobs", False, [], 0.1))
     assert (dropped["deleted"], dropped["routers_removed"]) == (False, [])
+    dropped = json.loads(render_dropped("jobs", True, ["a->jobs"], 0.1))
+    assert (dropped["deleted"], dropped["routers_removed"]) == (True, ["a->jobs"])
     assert "performance" in render_json({}, 1.0).decode()
+
+
+# -- routers -----------------------------------------------------------------------------------
+
+DEFINITION = RouterDefinition("orders", "audit")
+MEMBERS = ["source", "dest", "preserve_node", "preserve_tag", "filter", "allow_cycle", "guarantee"]
+
+
+def test_a_router_s_put_has_the_members_and_order_of_the_contract() -> None:
+    body = render_router_put("orders->audit", RouterOutcome(True, DEFINITION, 0.25, 0.5), 1.0)
+    told = json.loads(body)
+    assert list(told) == ["router", "created", *MEMBERS, "performance"]
+    performance = told.pop("performance")
+    assert (performance["wal_append_ms"], performance["fsync_ms"]) == (0.25, 0.5)
+    assert told == {
+        "router": "orders->audit",
+        "created": True,
+        "source": "orders",
+        "dest": "audit",
+        "preserve_node": True,
+        "preserve_tag": True,
+        "filter": None,
+        "allow_cycle": False,
+        "guarantee": "at_least_once",
+    }
+
+
+@pytest.mark.parametrize(
+    ("match", "shown"),
+    [
+        (None, None),
+        (TagMatch("a*b"), ["tag", "Eq", "a*b"]),
+        (TagMatch("public:", is_prefix=True), ["tag", "Glob", "public:*"]),
+        (TagMatch("", is_prefix=True), ["tag", "Glob", "*"]),
+        (TagMatch('"\u2028'), ["tag", "Eq", '"\u2028']),
+    ],
+)
+def test_a_filter_is_shown_as_the_tuple_it_was(
+    match: TagMatch | None, shown: list[str] | None
+) -> None:
+    definition = msgspec.structs.replace(
+        DEFINITION, filter=match, guarantee=Guarantee.EXACTLY_ONCE, preserve_node=False
+    )
+    told = json.loads(render_router(RouterState("r", definition, 1, 2, 3), 0.1))
+    assert told["filter"] == shown
+    assert (told["guarantee"], told["preserve_node"]) == ("exactly_once", False)
+
+
+def test_a_router_that_stands_still_says_why() -> None:
+    running = json.loads(render_router(RouterState("r", DEFINITION, 7, 9, 2), 0.1))
+    place = ["forwarded_total", "cursor_seq", "lag", "state"]
+    assert list(running) == ["router", *MEMBERS, *place, "performance"]
+    assert [running[name] for name in place] == [7, 9, 2, "running"]
+    stalled = RouterState("r", DEFINITION, 7, 9, 2, ("topic_full", "no room"))
+    told = json.loads(render_router(stalled, 0.1))
+    assert list(told) == ["router", *MEMBERS, *place, "reason", "performance"]
+    assert told["state"] == "stalled"
+    assert told["reason"] == {"code": "topic_full", "message": "no room"}
+
+
+def test_a_list_of_routers_has_rows_and_a_cursor_where_more_follow() -> None:
+    page = RouterPage([RouterState("r", DEFINITION, 7, 9, 2)])
+    told = json.loads(render_routers(page, None, 0.1))
+    assert list(told) == ["routers", "performance"]
+    assert [list(row) for row in told["routers"]] == [
+        ["router", "source", "dest", "guarantee", "forwarded_total"]
+    ]
+    assert list(json.loads(render_routers(page, "x", 0.1))) == [
+        *("routers", "next_cursor", "performance")
+    ]
+    dropped = json.loads(render_router_dropped("r", False, 0.1))
+    assert list(dropped) == ["router", "deleted", "performance"]

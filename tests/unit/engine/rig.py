@@ -24,6 +24,7 @@ from topics_server.engine.checkpointer import Checkpointer
 from topics_server.engine.commits import Commits
 from topics_server.engine.fetching import Fetcher
 from topics_server.engine.hub import Hub
+from topics_server.engine.moves import Moves
 from topics_server.engine.ports import SealedIndex
 from topics_server.engine.registry import Registry
 from topics_server.engine.sealer import Sealer, SealingRules
@@ -345,8 +346,16 @@ class Rig:
         self.sealer.on_moved += [self.checkpointer.moved, self.hub.ring]
         self.fetcher = Fetcher(self.registry, self.segments, offload)
         self.fetcher.on_moved.append(self.checkpointer.moved)
+        self.moves = Moves(self.registry, self.commits, self.clock)
         self.store = Store(
-            self.registry, self.commits, self.hub, self.fetcher, self.clock, AppendLimits(), quotas
+            self.registry,
+            self.commits,
+            self.hub,
+            self.fetcher,
+            self.clock,
+            AppendLimits(),
+            quotas,
+            self.moves,
         )
 
     async def append(

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from topics_server.appends import DecodedAppend
+from topics_server.appends import DecodedAppend, of_columns
 from topics_server.engine.admission import AppendLimits, check_key, check_limits
 from topics_server.errors import Code, TopicsError
 
@@ -23,7 +23,7 @@ def batch(count: int = 1, **last: Any) -> DecodedAppend:
     """Records `0`, the last one with these columns."""
     plain = count - 1
     absent: list[str | None] = [None] * plain
-    return DecodedAppend(
+    return of_columns(
         datas=[b"0"] * plain + [last.get("data", b"0")],
         metas=[b""] * plain + [last.get("meta", b"")],
         tags=[*absent, last.get("tag")],
@@ -76,7 +76,7 @@ def test_what_is_over_a_bound_is_refused_with_its_path(
 
 
 def test_data_of_one_record_and_meta_of_another_do_not_add_up() -> None:
-    decoded = DecodedAppend(
+    decoded = of_columns(
         [b"x" * 900, b"0"], [b"", b"{" + b" " * 498 + b"}"], [None] * 2, [None] * 2
     )
     check_limits(decoded, LIMITS)

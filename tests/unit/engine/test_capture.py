@@ -9,9 +9,8 @@ import pytest
 from tests.unit.engine.drive import Driver, FakeIndex, records_of, seqs_of
 from topics_server.engine.capture import capture, prepare, restore
 from topics_server.engine.dedupe import Duplicate
-from topics_server.engine.losses import Hole
 from topics_server.entries import RecordsAppended, RecordsDeleted
-from topics_server.model import Durability, LossReason, TagMatch, TopicConfig
+from topics_server.model import Durability, Hole, LossReason, TagMatch, TopicConfig
 
 
 def restored(driver: Driver, part: bytes | None = None) -> Driver:
@@ -62,6 +61,44 @@ def test_what_was_sealed_since_the_capture_is_not_taken_twice() -> None:
     driver = restored(driver, part)
     assert driver.topic.log.tail_count == 0
     assert seqs_of(driver.read(0)) == list(range(1, 601))
+
+
+@pytest.mark.parametrize("before_seq", [4, 257, 290, 301])
+def test_what_died_while_its_segment_was_written_stays_dead(before_seq: int) -> None:
+    """Planned, deleted, captured, published, killed: neither flag nor replay would tell."""
+    driver = Driver()
+    for _ in range(3):
+        driver.append(*range(100))
+    driver.append(*range(100), tag="t")
+    driver.delete(2)
+    plan = driver.plan_seal(300)
+    assert plan is not None
+    driver.delete(before_seq)
+    driver.delete(match=TagMatch("t"))
+    driver.append("later")
+    part = capture(driver.topic)
+    driver.indexes[plan.segment_id] = index = FakeIndex(plan)
+    assert index.disk_flags.count(1) == 1
+    driver = restored(driver, part)
+    assert seqs_of(driver.read(0)) == [*range(before_seq, 301), 401]
+    sealed = index.last_seq - index.first_seq + 1
+    assert driver.topic.log.live_count == len(range(before_seq, 301)) + 1
+    pending = list(driver.topic.pending_flips.get(plan.segment_id, ()))
+    assert sorted(pending) == [
+        row for row in range(1, sealed) if row + 1 < before_seq or row >= 300
+    ]
+
+
+def test_what_was_appended_after_the_capture_lives_in_its_segment() -> None:
+    driver = Driver()
+    driver.append(*range(10))
+    driver.delete(3)
+    part = capture(driver.topic)
+    driver.append(*range(10))
+    assert driver.seal()
+    driver = restored(driver, part)
+    assert seqs_of(driver.read(0)) == list(range(3, 21))
+    assert not driver.topic.pending_flips
 
 
 def test_a_flip_that_is_not_on_disk_yet_comes_from_the_part() -> None:

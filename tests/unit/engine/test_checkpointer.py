@@ -6,11 +6,14 @@ import asyncio
 
 import pytest
 
-from tests.unit.engine.rig import Rig
+from tests.unit.engine.rig import NowOffload, Rig
+from topics_server.engine import sessions as sessions_module
 from topics_server.engine.capture import restore
-from topics_server.engine.checkpointer import SEAL_BEFORE_CAPTURE_BYTES
+from topics_server.engine.checkpointer import SEAL_BEFORE_CAPTURE_BYTES, Checkpointer
+from topics_server.engine.sessions import SessionTable
+from topics_server.entries import SESSIONS_ID, CursorAt, SessionOpened, SessionOptions
 from topics_server.errors import StorageError
-from topics_server.handoff import EPOCHS_PART, SnapshotImage
+from topics_server.handoff import EPOCHS_PART, SESSIONS_PART, SnapshotImage
 
 pytestmark = pytest.mark.anyio
 
@@ -198,3 +201,98 @@ async def test_a_failed_checkpoint_ends_no_timer(monkeypatch: pytest.MonkeyPatch
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
     assert rig.checkpointer.taken_count == 1
+
+
+# -- what is no topic -----------------------------------------------------------------------
+
+
+def with_sessions(rig: Rig, count: int) -> SessionTable:
+    """Have the rig's checkpoints capture so many sessions of one cursor each."""
+    table = SessionTable()
+    for number in range(count):
+        options = SessionOptions([], 1, 1, 1, 4, False)
+        table.open(SessionOpened(f"w{number}", 1, options, [CursorAt("t", 1, 1, 0)]))
+    rig.checkpointer = Checkpointer(
+        rig.registry,
+        rig.commits,
+        rig.journal,
+        rig.snapshots,
+        NowOffload(),
+        rig.clock,
+        rig.sealer.seal_tails,
+        {SESSIONS_ID: table},
+    )
+    return table
+
+
+async def test_every_checkpoint_shows_the_sessions_as_they_are_now() -> None:
+    rig = Rig()
+    table = with_sessions(rig, 1)
+    session = table.find("w0")
+    assert session is not None
+    table.begin(session)
+    for seq in (0, 7, 9):
+        session.cursors["t"].seq = seq
+        await rig.checkpointer.take()
+        again = SessionTable()
+        again.restore(parts_of(rig.snapshots.images[-1])[SESSIONS_PART])
+        found = again.find("w0")
+        assert found is not None
+        assert found.cursors["t"].seq == seq
+
+
+async def test_a_cursor_that_moves_makes_no_checkpoint_due(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("topics_server.engine.checkpointer._POLL_MS", 0)
+    rig = Rig()
+    table = with_sessions(rig, 1)
+    await rig.append("a", 1)
+    await run_for(rig, [0], 0, 1)
+    session = table.find("w0")
+    assert session is not None
+    session.cursors["t"].seq = 3
+    await run_for(rig, [0], 0, 1)
+    assert rig.checkpointer.taken_count == 1
+
+
+async def test_what_says_that_it_has_moved_makes_one_checkpoint_due(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("topics_server.engine.checkpointer._POLL_MS", 0)
+    rig = Rig()
+    with_sessions(rig, 1)
+    await rig.append("a", 1)
+    await run_for(rig, [0], 0, 1)
+    rig.checkpointer.moved(1)
+    await run_for(rig, [0], 0, 1)
+    assert rig.checkpointer.taken_count == 1, "of a topic the journal has an entry"
+    rig.checkpointer.moved(SESSIONS_ID)
+    await run_for(rig, [0], 0, 1)
+    assert rig.checkpointer.taken_count == 2
+
+
+async def test_the_journal_is_kept_until_it_may_be_trimmed() -> None:
+    rig = Rig()
+    for number in range(2):
+        await rig.append("a", number)
+        await rig.checkpointer.take(trim=False)
+    assert rig.journal.trimmed == []
+    rig.checkpointer.trim()
+    assert rig.journal.trimmed == [rig.snapshots.images[0].start_lsn]
+
+
+async def test_many_sessions_are_captured_in_slices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("topics_server.engine.checkpointer.CAPTURE_SLICE_MS", 0)
+    monkeypatch.setattr(sessions_module, "_PART_CURSORS", 4)
+    rig = Rig()
+    with_sessions(rig, 10)
+    await rig.append("a", 1)
+    turns = 0
+    taking = asyncio.create_task(rig.checkpointer.take())
+    while not taking.done():
+        turns += 1
+        await asyncio.sleep(0)
+    ids = [part_id for part_id, _ in rig.snapshots.images[0].parts]
+    assert ids == [EPOCHS_PART, *[SESSIONS_PART] * 5, 1]
+    assert turns > 5

@@ -8,8 +8,15 @@ from tests.unit.engine.rig import ListJournal, body_of, throttled
 from topics_server.engine.commits import DISK_FULL, READ_ONLY, Commits, Ticket
 from topics_server.engine.hub import Hub
 from topics_server.engine.registry import Registry
+from topics_server.engine.sessions import SessionTable
 from topics_server.engine.topic import AppendLimits, Applied, Topic
-from topics_server.entries import Entry, RecordsAppended
+from topics_server.entries import (
+    SESSIONS_ID,
+    Entry,
+    RecordsAppended,
+    SessionOpened,
+    SessionOptions,
+)
 from topics_server.errors import Code, TopicsError
 from topics_server.model import Durability, Gate, TopicConfig
 
@@ -21,7 +28,10 @@ class Desk:
         self.registry = Registry()
         self.journal = ListJournal()
         self.hub = Hub()
-        self.commits = Commits(self.registry, self.journal, self.hub, 1)
+        self.sessions = SessionTable()
+        self.commits = Commits(
+            self.registry, self.journal, self.hub, 1, projections={SESSIONS_ID: self.sessions}
+        )
         self.topics = [self.create(f"t{n}") for n in range(topics)]
 
     def create(self, name: str) -> Topic:
@@ -132,6 +142,17 @@ def test_topics_do_not_wait_for_each_other(desk: Desk) -> None:
 def test_every_entry_has_an_lsn_of_its_own_ascending(desk: Desk) -> None:
     lsns = [desk.append(topic, Gate.WRITTEN, 1).lsn for topic in desk.topics * 3]
     assert lsns == list(range(lsns[0], lsns[0] + 6))
+
+
+def test_a_snapshot_starts_at_what_is_held_until_it_is_released(desk: Desk) -> None:
+    first, second = desk.commits.next_lsn, desk.commits.next_lsn + 1
+    assert desk.commits.start_lsn() == first
+    desk.commits.hold(first - 1)
+    desk.commits.hold(second)
+    assert desk.commits.start_lsn() == first - 1
+    assert desk.commits.oldest_pending_lsn() == first
+    desk.commits.release(first - 1)
+    assert desk.commits.start_lsn() == first, "never behind what is in flight"
 
 
 def test_the_oldest_pending_lsn_is_the_oldest_that_is_not_applied(desk: Desk) -> None:
@@ -355,3 +376,42 @@ def test_an_ephemeral_topic_is_written_to_without_the_journal() -> None:
     desk.journal.sync(1)
     desk.append(topic, Gate.NONE, 1)
     assert len(desk.journal.submitted) == 1
+
+
+# -- what is no topic -----------------------------------------------------------------------
+
+
+def opened(wid: str) -> SessionOpened:
+    return SessionOpened(wid, 1, SessionOptions([], 1, 1, 1, 4, False), [])
+
+
+def test_a_projection_has_a_fifo_of_its_own_and_is_told_to_observers(desk: Desk) -> None:
+    told: list[tuple[int, Entry]] = []
+    desk.commits.observers.append(lambda lsn, entry, applied: told.append((lsn, entry)))
+    shard = desk.journal.shard_of(SESSIONS_ID)
+    topic = next(t for t in desk.topics if desk.journal.shard_of(t.topic_id) == shard)
+    waiting = desk.append(topic, Gate.SYNCED, 1)
+    ticket = desk.commits.submit(opened("w"), Gate.WRITTEN, desk.sessions, urgent=True)
+    assert desk.commits.newest(SESSIONS_ID) is ticket
+    assert desk.commits.oldest_pending_lsn() == waiting.lsn
+    desk.journal.write(shard)
+    assert ticket.applied is not None, "no topic is in its way"
+    assert not waiting.is_done
+    assert desk.sessions.find("w") is not None
+    assert told == [(ticket.lsn, opened("w"))]
+    assert desk.commits.is_idle(SESSIONS_ID)
+
+
+def test_a_projections_failed_entries_are_undone_and_nothing_else(desk: Desk) -> None:
+    shard = desk.journal.shard_of(SESSIONS_ID)
+    kept = desk.commits.submit(opened("kept"), Gate.WRITTEN, desk.sessions)
+    desk.journal.write(shard)
+    failed = [desk.commits.submit(opened(wid), Gate.WRITTEN, desk.sessions) for wid in ("a", "b")]
+    assert desk.sessions.opening_count == 2
+    desk.journal.fail(shard, failed[0].lsn, DISK_FULL)
+    assert kept.applied is not None
+    assert {code_of(ticket) for ticket in failed} == {Code.THROTTLED}
+    assert (desk.sessions.opening_count, len(desk.sessions)) == (0, 1)
+    again = desk.commits.submit(opened("a"), Gate.WRITTEN, desk.sessions)
+    desk.journal.write(shard)
+    assert again.applied is not None

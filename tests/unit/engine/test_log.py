@@ -7,11 +7,10 @@ import pytest
 
 from tests.unit.engine.drive import Driver, FakeIndex, seqs_of
 from topics_server.engine.log import Log
-from topics_server.engine.losses import Hole
 from topics_server.engine.runs import OpenBlock, SealedRun, TailBlock
 from topics_server.entries import Floor
 from topics_server.limits import BLOCK_BYTES_MAX, BLOCK_RECORDS_MAX
-from topics_server.model import LossReason
+from topics_server.model import Hole, LossReason
 
 CAP, DAMAGED = LossReason.CAP, LossReason.DAMAGED
 
@@ -22,15 +21,36 @@ def kinds(log: Log) -> list[tuple[str, int]]:
 
 def test_full_blocks_are_frozen_and_the_rest_stays_open() -> None:
     driver = Driver()
-    driver.append(*range(100))
+    driver.append(*range(40))
+    driver.append(*range(60))
     assert kinds(driver.topic.log) == [("OpenBlock", 100)]
     driver.append(*range(500))
     log = driver.topic.log
-    assert kinds(log) == [("TailBlock", 256), ("TailBlock", 256), ("OpenBlock", 88)]
-    driver.append(*range(168))
-    assert kinds(log) == [("TailBlock", 256)] * 3
+    assert kinds(log) == [("TailBlock", 100), ("TailBlock", 256), ("OpenBlock", 244)]
+    driver.append(*range(12))
+    assert kinds(log) == [("TailBlock", 100), ("TailBlock", 256), ("TailBlock", 256)]
     assert log.open is None
-    assert seqs_of(driver.read(0, 1000)) == list(range(1, 769))
+    assert seqs_of(driver.read(0, 1000)) == list(range(1, 613))
+
+
+def test_a_call_that_fits_a_block_is_not_torn_in_two() -> None:
+    driver = Driver()
+    driver.append(*range(100), tag="t")
+    driver.append(*range(100), node="nn")
+    driver.append(*range(100))
+    log = driver.topic.log
+    assert kinds(log) == [("TailBlock", 200), ("OpenBlock", 100)]
+    driver.append(*range(156))
+    assert kinds(log) == [("TailBlock", 200), ("TailBlock", 256)]
+    driver.append(*range(300))
+    assert kinds(log)[2:] == [("TailBlock", 256), ("OpenBlock", 44)]
+    log.freeze_open()
+    assert seqs_of(driver.read(0, 1000)) == list(range(1, 757))
+    for run in log.tail():
+        rows = range(run.count)
+        assert run.live_bytes == sum(map(run.row_bytes, rows))
+        tags, nodes = run.block.tags, run.block.nodes
+        assert run.text_bytes == sum(len(tags[row] or "") + len(nodes[row] or "") for row in rows)
 
 
 def test_a_block_is_frozen_by_bytes_too() -> None:
@@ -164,18 +184,32 @@ def test_an_open_block_without_a_live_record_is_let_go() -> None:
     assert seqs_of(driver.read(0)) == [3]
 
 
-def test_a_dead_stretch_of_the_open_block_becomes_a_husk_when_frozen() -> None:
+def test_a_dead_open_block_becomes_a_husk_when_frozen() -> None:
     driver = Driver()
-    driver.append(*range(5))
-    driver.append(*range(300))
-    driver.append(*range(200))
+    driver.append(*range(250))
+    driver.append(*range(100))
     log = driver.topic.log
-    log.delete(np.array([257]), np.array([500]))
-    driver.append(*range(20))
+    log.delete(np.array([251]), np.array([350]))
+    driver.append(*range(200))
     middle = log.runs[1]
     assert isinstance(middle, TailBlock)
-    assert middle.live_count == 12
-    assert len(seqs_of(driver.read(0))) == 525 - 244
+    assert (middle.count, middle.live_count, middle.block.body) == (100, 0, b"")
+    assert len(seqs_of(driver.read(0))) == 450
+
+
+def test_an_open_block_with_dead_rows_is_frozen_with_them() -> None:
+    driver = Driver()
+    driver.append(*range(100), tag="t")
+    driver.append(*range(100), tag="u")
+    log = driver.topic.log
+    log.delete(np.array([20]), np.array([110]))
+    driver.append(*range(100))
+    first = log.runs[0]
+    assert isinstance(first, TailBlock)
+    assert (first.count, first.live_count) == (200, 109)
+    rows = [row for row in range(200) if not first.dead[row]]
+    assert first.live_bytes == sum(map(first.row_bytes, rows))
+    assert len(seqs_of(driver.read(0))) == 209
 
 
 # -- sealing ----------------------------------------------------------------------------------

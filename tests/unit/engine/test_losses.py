@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from topics_server.engine.losses import Hole, Losses, only_reason, with_hole
+from topics_server.engine.losses import Losses, only_reason, with_hole
 from topics_server.limits import LOSS_RANGES_MAX
-from topics_server.model import LossReason
+from topics_server.model import Hole, LossReason
 
 CAP, TTL, MIXED = LossReason.CAP, LossReason.TTL, LossReason.MIXED
 DAMAGED, RESTART = LossReason.DAMAGED, LossReason.RESTART

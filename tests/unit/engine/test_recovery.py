@@ -10,7 +10,23 @@ from topics_server.engine.answers import ReadRequest
 from topics_server.engine.reading import plan_page
 from topics_server.engine.recovery import Recovered, Recovery, Stop
 from topics_server.engine.registry import Registry
-from topics_server.entries import Entry, RecordsAppended, TopicDropped, TopicPut
+from topics_server.engine.sessions import SessionTable
+from topics_server.engine.topic import Applied
+from topics_server.entries import (
+    RESERVED_ID_MIN,
+    SESSIONS_ID,
+    CursorAt,
+    Entry,
+    RecordsAppended,
+    RecordsDeleted,
+    SessionMoved,
+    SessionOpened,
+    SessionOptions,
+    SessionsClosed,
+    Source,
+    TopicDropped,
+    TopicPut,
+)
 from topics_server.errors import StartRefused
 from topics_server.handoff import SnapshotImage
 from topics_server.limits import HEAD_RESERVE_SEQS
@@ -35,7 +51,17 @@ class Boot:
         self.registry = Registry()
         self.segments = segments or ListSegments()
         self.replay = ListReplay(*entries)
-        self.recovery = Recovery(self.registry, self.segments, image, self.replay, NowOffload())
+        self.sessions = SessionTable()
+        self.heard: list[tuple[int, Entry, Applied]] = []
+        self.recovery = Recovery(
+            self.registry,
+            self.segments,
+            image,
+            self.replay,
+            NowOffload(),
+            {SESSIONS_ID: self.sessions},
+            [lambda lsn, entry, applied: self.heard.append((lsn, entry, applied))],
+        )
 
     async def run(self, stop: Stop = CLEAN) -> Recovered:
         return await self.recovery.run(stop, lambda: None)
@@ -236,3 +262,93 @@ async def test_what_was_recovered_reads_as_before() -> None:
     page = await Rig().fetcher.complete(topic, plan)
     assert page is not None
     assert seqs_of(page) == seqs_of(await rig.read("t")) == [2, 3, 4, 5]
+
+
+# -- what is no topic -----------------------------------------------------------------------
+
+OPTIONS = SessionOptions([], 256, 262_144, 15_000, 6, False)
+
+
+def watching(wid: str, *cursors: CursorAt) -> SessionOpened:
+    return SessionOpened(wid, 5, OPTIONS, list(cursors))
+
+
+async def test_watch_sessions_come_back_even_those_of_topics_that_are_gone() -> None:
+    gone = CursorAt("gone", 9, 1, 4)
+    boot = Boot(
+        (1, created(1, "t")),
+        (2, watching("kept", CursorAt("t", 1, 1, 0), gone)),
+        (3, watching("closed")),
+        (4, SessionMoved("kept", 7, True, [CursorAt("t", 1, 1, 3)])),
+        (5, SessionsClosed(["closed"], 8)),
+        (6, SessionMoved("closed", 9, True, [])),
+    )
+    found = await boot.run(KILLED)
+    assert (found.last_lsn, found.entries, found.topics) == (6, 6, 1)
+    (session,) = boot.sessions
+    assert session.positions() == [CursorAt("t", 1, 1, 3), gone]
+    assert session.is_streaming
+
+
+async def test_captured_sessions_are_not_moved_back_by_what_they_have_already() -> None:
+    table = SessionTable()
+    table.apply(3, watching("w", CursorAt("t", 1, 1, 0)))
+    session = table.find("w")
+    assert session is not None
+    session.lsn = 5
+    session.cursors["t"].seq = 8
+    parts = [(SESSIONS_ID, part) for part in table.capture()]
+    boot = Boot(
+        (4, SessionMoved("w", 7, True, [CursorAt("t", 1, 1, 2)])),
+        (5, SessionMoved("w", 8, False, [CursorAt("t", 1, 1, 5)])),
+        image=SnapshotImage(start_lsn=4, last_lsn=5, next_topic_id=1, parts=parts),
+    )
+    await boot.run()
+    again = boot.sessions.find("w")
+    assert again is not None
+    assert again.positions() == [CursorAt("t", 1, 1, 8)]
+
+
+async def test_a_part_of_an_unknown_reserved_id_refuses_start() -> None:
+    image = SnapshotImage(
+        start_lsn=1, last_lsn=0, next_topic_id=1, parts=[(RESERVED_ID_MIN, b"later")]
+    )
+    with pytest.raises(StartRefused, match="newer version"):
+        await Boot(image=image).run()
+
+
+async def test_sessions_that_cannot_be_read_refuse_start() -> None:
+    image = SnapshotImage(start_lsn=1, last_lsn=0, next_topic_id=1, parts=[(SESSIONS_ID, b"\xc1")])
+    with pytest.raises(StartRefused, match="not captured watch sessions"):
+        await Boot(image=image).run()
+
+
+# -- who listens ---------------------------------------------------------------------------
+
+
+async def test_who_observes_hears_every_entry_of_the_replay_and_what_it_did() -> None:
+    entries: list[tuple[int, Entry]] = [
+        (1, created(1, "t")),
+        (2, appended(1, 1, "a", "b")),
+        (3, SessionOpened("wid_a", 5, OPTIONS, [])),
+        (4, RecordsDeleted(1, 6, (1).to_bytes(8, "little"), (1).to_bytes(8, "little"))),
+        (5, appended(7, 1, "of a topic that is gone")),
+    ]
+    boot = Boot(*entries)
+    await boot.run()
+    assert [(lsn, entry) for lsn, entry, _ in boot.heard] == entries
+    assert [applied.deleted for _, _, applied in boot.heard] == [0, 0, 0, 1, 0]
+
+
+async def test_source_marks_are_collected_and_their_topics_ids_stay_used() -> None:
+    body, _ = body_of("a")
+    first, second = Source(1, [4]), Source(9, [1, 2], is_redrive=True)
+    boot = Boot(
+        (1, created(2, "dead")),
+        (2, RecordsAppended(2, 1, 1, 2, body, source=first)),
+        (3, RecordsAppended(5, 1, 1, 2, body, source=second)),
+    )
+    await boot.run()
+    assert boot.recovery.marks == [first, second]
+    # The creation of topic 9 was not synced, the mark was: another topic must not be taken for it.
+    assert boot.registry.next_topic_id == 10

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.engine.drive import FakeIndex
-from topics_server.appends import DecodedAppend
+from topics_server.appends import of_columns
 from topics_server.blocks import Block, make_block, record_bytes
 from topics_server.engine.log import Log
 from topics_server.engine.runs import OpenBlock, Run, SealedRun, TailBlock, slice_block, weigh
@@ -45,7 +45,7 @@ def runs_of(records: Records, dead: list[int]) -> list[Run]:
     log.head_seq = 4
     for number, record in enumerate(records):
         data, meta, tag, node = record
-        log.append(number, DecodedAppend([data], [meta], [tag], [node]), 1)
+        log.append(number, of_columns([data], [meta], [tag], [node]), 1)
     opened = log.open
     assert opened is not None
     for row in dead:

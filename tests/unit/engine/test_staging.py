@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from topics_server.appends import DecodedAppend
+from topics_server.appends import of_columns
 from topics_server.blocks import record_bytes
 from topics_server.engine.staging import Staged, Staging
 from topics_server.entries import (
@@ -13,12 +13,13 @@ from topics_server.entries import (
     FloorMoved,
     HeadReserved,
     RecordsAppended,
+    RecordsDeleted,
     TopicDropped,
     TopicPut,
 )
 from topics_server.model import LossReason, TopicConfig
 
-DECODED = DecodedAppend([b"1", b"22"], [b"", b"{}"], ["t", None], [None, "n"])
+DECODED = of_columns([b"1", b"22"], [b"", b"{}"], ["t", None], [None, "n"])
 CREATION = TopicPut(1, "t", 1, TopicConfig(), 5)
 
 
@@ -89,3 +90,26 @@ def test_an_append_weighs_its_records_and_everything_else_nothing() -> None:
     expected = record_bytes(b"1", b"", "t", None) + record_bytes(b"22", b"{}", None, "n")
     assert Staged(1, append(1, 1), None).weight() == expected
     assert Staged(1, HeadReserved(1, 5), None).weight() == 0
+
+
+def deleted(*runs: tuple[int, int]) -> RecordsDeleted:
+    firsts = b"".join(first.to_bytes(8, "little") for first, _ in runs)
+    lasts = b"".join(last.to_bytes(8, "little") for _, last in runs)
+    return RecordsDeleted(1, 9, firsts, lasts)
+
+
+@pytest.mark.parametrize("width", [1, 5_000])
+def test_seqs_of_deletes_under_way_are_dying_until_the_last_of_them_is_gone(width: int) -> None:
+    wide = (10, 9 + width)
+    staging = staging_of(deleted((3, 3), wide), append(1, 1), deleted(wide, (9_000, 9_000)))
+    dying = {seq for seq in (2, 3, 4, 9, 10, 9 + width, 10 + width, 9_000) if staging.is_dying(seq)}
+    assert dying == {3, 10, 9 + width, 9_000}
+    staging.pop(10)
+    assert [staging.is_dying(seq) for seq in (3, 10, 9_000)] == [False, True, True]
+    staging.pop_from(20)
+    assert not any(staging.is_dying(seq) for seq in (3, 10, 9_000))
+
+
+def test_a_drop_under_way_is_told_from_other_control() -> None:
+    assert staging_of(append(1, 1), TopicDropped(1, "t", 5)).has_drop
+    assert not staging_of(append(1, 1), CREATION).has_drop

@@ -11,20 +11,47 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from topics_server.entries import (
+    LEASES_ID,
+    ROUTERS_ID,
+    SESSIONS_ID,
+    CursorAt,
+    CursorMoved,
     Entry,
     Floor,
     FloorMoved,
     HeadReserved,
+    LeasesExtended,
+    LeasesGranted,
+    LeasesReleased,
     RecordsAppended,
     RecordsDeleted,
+    RouterDeleted,
+    RouterPage,
+    RouterPut,
+    RouterStamp,
+    SessionMoved,
+    SessionOpened,
+    SessionOptions,
+    SessionsClosed,
+    Source,
     TopicDropped,
     TopicPut,
 )
 from topics_server.errors import Corrupt
 from topics_server.limits import FRAME_BYTES_MAX
-from topics_server.model import Discard, Durability, LossReason, TopicConfig, TopicType
+from topics_server.model import (
+    Discard,
+    Durability,
+    Guarantee,
+    LossReason,
+    RouterDefinition,
+    TagMatch,
+    TopicConfig,
+    TopicType,
+)
 from topics_server.wal.frames import (
     FRAME_HEADER_BYTES,
+    Kind,
     Opening,
     decode_frames,
     encode_entry,
@@ -55,6 +82,9 @@ PUT: Final = TopicPut(
     created=False,
     floor=Floor(12, LossReason.MIXED),
 )
+WID: Final = "wid_AAECAwQFBgcICQoLDA0ODw"
+OPTIONS: Final = SessionOptions(["u1", "u2"], 256, 262_144, 15_000, 6, False)
+AT: Final = [CursorAt("orders", 7, 2, 41), CursorAt("payments", 9, 1, 0)]
 BODY: Final = '{"records":[{"data":{"a":1.0},"tag":"x"},{"data":"é"}]}'.encode()
 
 GOLDEN: Final[dict[str, tuple[int, Entry]]] = {
@@ -65,12 +95,80 @@ GOLDEN: Final[dict[str, tuple[int, Entry]]] = {
         6,
         RecordsAppended(7, 44, 2, TS, BODY, "key-1", PUT, Floor(40, LossReason.CAP), 1),
     ),
+    "records_appended_source": (
+        6,
+        RecordsAppended(9, 44, 2, TS, BODY, source=Source(7, [12, 2**62])),
+    ),
+    "records_appended_redrive": (
+        6,
+        RecordsAppended(7, 44, 2, TS, BODY, None, PUT, source=Source(9, [1, 3], is_redrive=True)),
+    ),
+    "records_appended_delayed": (
+        6,
+        RecordsAppended(7, 44, 1, TS, b'{"records":[{"data":1,"delay_ms":500}]}', grammar=2),
+    ),
     "records_deleted": (
         7,
         RecordsDeleted(7, TS, struct.pack("<3Q", 1, 5, 9), struct.pack("<3Q", 2, 5, 12)),
     ),
     "floor_moved": (8, FloorMoved(7, TS, Floor(41, LossReason.TTL))),
     "head_reserved": (2**63, HeadReserved(7, 65_577)),
+    "session_opened": (9, SessionOpened(WID, TS, OPTIONS, AT)),
+    "session_moved": (10, SessionMoved(WID, TS, True, AT[:1])),
+    "sessions_closed": (11, SessionsClosed([WID, "wid_other"], TS)),
+    "leases_granted": (
+        12,
+        LeasesGranted(7, "worker-1", TS, TS + 30_000, 5, [(41, 2**64 - 1), (44, 2**64 - 2)]),
+    ),
+    "leases_released": (13, LeasesReleased(7, TS, [(41, TS), (44, TS + 5_000)])),
+    "leases_extended": (14, LeasesExtended(7, TS, TS + 60_000, [41, 44])),
+    "records_appended_bare": (
+        15,
+        RecordsAppended(9, 44, 4, TS, b"", page=RouterPage(3, 7, 50, [41, 47], [42, 47], lost=5)),
+    ),
+    "records_appended_routed": (
+        16,
+        RecordsAppended(
+            9,
+            48,
+            2,
+            TS,
+            BODY,
+            floor=Floor(40, LossReason.CAP),
+            page=RouterPage(
+                3,
+                7,
+                2**62,
+                [51],
+                [52],
+                preserve_node=False,
+                preserve_tag=False,
+                stamp=RouterStamp("orders->audit", "orders", 2),
+                hops=b"\x02\x01",
+            ),
+        ),
+    ),
+    "cursor_moved": (17, CursorMoved(9, 3, 2**62)),
+    "router_put": (
+        18,
+        RouterPut(
+            3,
+            "orders->audit",
+            TS,
+            RouterDefinition(
+                "orders",
+                "audit",
+                preserve_node=False,
+                filter=TagMatch("public:", is_prefix=True),
+                guarantee=Guarantee.EXACTLY_ONCE,
+            ),
+            7,
+            9,
+            41,
+            44,
+        ),
+    ),
+    "router_deleted": (19, RouterDeleted(3, "orders->audit", TS)),
 }
 
 
@@ -96,7 +194,37 @@ def test_golden_opening() -> None:
 
 def test_every_kind_has_a_golden_frame() -> None:
     kinds = {(VECTORS / f"{name}.frame").read_bytes()[4] for name in [*GOLDEN, "opening"]}
-    assert kinds == {1, 2, 3, 4, 5, 6, 7}
+    assert kinds == set(Kind)
+
+
+@pytest.mark.parametrize("name", [name for name in GOLDEN if name.startswith("session")])
+def test_what_is_no_topics_has_the_reserved_id(name: str) -> None:
+    data = (VECTORS / f"{name}.frame").read_bytes()
+    assert struct.unpack_from("<Q", data, 16) == (SESSIONS_ID,)
+
+
+@pytest.mark.parametrize("name", [name for name in GOLDEN if name.startswith("router_")])
+def test_routers_have_their_own_reserved_id(name: str) -> None:
+    data = (VECTORS / f"{name}.frame").read_bytes()
+    assert struct.unpack_from("<Q", data, 16) == (ROUTERS_ID,)
+
+
+@pytest.mark.parametrize("name", [name for name in GOLDEN if name.startswith("leases")])
+def test_leases_have_their_own_reserved_id(name: str) -> None:
+    data = (VECTORS / f"{name}.frame").read_bytes()
+    assert struct.unpack_from("<Q", data, 16) == (LEASES_ID,)
+
+
+def test_an_append_of_the_first_format_is_as_it_always_was() -> None:
+    data = (VECTORS / "records_appended_extra.frame").read_bytes()
+    assert (data[5], data[FRAME_HEADER_BYTES]) == (1, 0x94)  # msgpack: an array of four
+
+
+@pytest.mark.parametrize("name", ["source", "redrive", "delayed"])
+def test_marks_and_delays_are_refused_by_older_servers(name: str) -> None:
+    """What they would pass over in silence has a format that they do not know."""
+    data = (VECTORS / f"records_appended_{name}.frame").read_bytes()
+    assert (data[5], data[FRAME_HEADER_BYTES]) == (2, 0x95)
 
 
 def test_a_large_body_is_referenced_not_copied() -> None:
@@ -148,6 +276,27 @@ def damaged(name: str, offset: int, value: bytes) -> bytes:
         (damaged("floor_moved", 44, b"\xc1"), "frame of kind 6"),
         (damaged("topic_dropped", 44, b"\xff"), "frame of kind 3"),
         (damaged("records_appended_extra", 44, b"\xc1"), "frame of kind 4"),
+        (damaged("session_opened", 44, b"\xc1"), "frame of kind 8"),
+        (damaged("session_moved", 44, b"\xc1"), "frame of kind 9"),
+        (damaged("sessions_closed", 44, b"\xc1"), "frame of kind 10"),
+        (damaged("records_appended_delayed", 48, b"\x03"), "grammar 3 is not known"),
+        (damaged("records_appended_delayed", 48, b"\x00"), "grammar 0 is not known"),
+        (damaged("session_opened", 16, b"\x07"), "not the id of the watch sessions"),
+        (damaged("leases_granted", 44, b"\xc1"), "frame of kind 11"),
+        (damaged("leases_released", 44, b"\xc1"), "frame of kind 12"),
+        (damaged("leases_extended", 44, b"\xc1"), "frame of kind 13"),
+        (damaged("leases_granted", 16, b"\xff"), "not the id of the leases"),
+        (damaged("leases_extended", 4, b"\x0c"), "missing required field"),
+        (damaged("records_appended_source", 44, b"\x94"), "length 5, got 4"),
+        (damaged("records_appended_source", 5, b"\x03"), "length 6, got 5"),
+        (damaged("records_appended_source", 5, b"\x04"), "format 4"),
+        (damaged("router_put", 16, b"\xff"), "id of the routers"),
+        (damaged("cursor_moved", 0, b"\x33"), "not a router's id"),
+        (damaged("router_put", 44, b"\xc1"), "frame of kind 15"),
+        (damaged("router_deleted", 44, b"\xc1"), "frame of kind 16"),
+        (damaged("records_appended", 5, b"\x02"), "frame of kind 4"),
+        (damaged("session_moved", 5, b"\x02"), "format 2"),
+        (damaged("session_moved", 4, b"\x08"), "missing required field"),
         (damaged("opening", 5, b"\x07"), "opening"),
         (b"\x00" * (FRAME_HEADER_BYTES - 1), "run past"),
         ((VECTORS / "head_reserved.frame").read_bytes() + bytes(8), "8 bytes behind"),

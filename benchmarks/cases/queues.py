@@ -1,0 +1,186 @@
+"""Queues beside redis and JetStream: throughput of each step, and delivery from an idle queue.
+
+Peers answer other promises over other protocols: context, no contest. What each side does for one
+step is in `queue_wires`; the client is one process for all, with as many connections.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from functools import partial
+
+from benchmarks.bench import Bench, settle
+from benchmarks.figures import Figure, Series, ratios
+from benchmarks.loader import Sample
+from benchmarks.peers import Nats, NotInstalled, Redis
+from benchmarks.process import ServerProcess
+from benchmarks.working import PHASES, QueueSide, Workers
+
+WORKERS = (1, 16, 64)
+# Jobs of a round for each second that was asked for, by batch: about as long on our server.
+JOBS_A_SECOND = {1: 1_600, 8: 6_400, 64: 12_800}
+SETTINGS = (
+    "ours: class disk; redis: appendonly, appendfsync everysec; JetStream: file storage, "
+    "sync_interval as it is by default"
+)
+
+Taken = dict[str, list[dict[str, Sample]]]
+
+
+def start_peers(bench: Bench, stack: ExitStack) -> tuple[list[QueueSide], list[str]]:
+    """The peers that are installed, and a line about each that is not."""
+    sides: list[QueueSide] = []
+    missing: list[str] = []
+    for name, start, labels in (
+        (
+            "redis",
+            partial(Redis, bench.folder / "redis", "everysec"),
+            ("redis list", "redis stream"),
+        ),
+        ("JetStream", partial(Nats, bench.folder / "nats", jetstream=True), ("JetStream",)),
+    ):
+        try:
+            peer = start()
+        except NotInstalled as absent:
+            missing.append(f"{name}: not measured, {absent}")
+            continue
+        stack.callback(peer.close)
+        sides += [QueueSide(label, peer.port, peer.pid) for label in labels]
+    return sides, missing
+
+
+def started(
+    bench: Bench, client: Workers, stack: ExitStack
+) -> tuple[ServerProcess, list[QueueSide], list[str]]:
+    """Our server and the peers, each with its queue; ours is the first side."""
+    server = bench.start()
+    peers, missing = start_peers(bench, stack)
+    sides = [QueueSide("ours", server.port, server.pid), *peers]
+    for side in sides:
+        client.setup(side)
+    return server, sides, missing
+
+
+def queues(bench: Bench) -> list[Figure]:
+    """Enqueue, claim and ack with 1, 16 and 64 workers and 1, 8 and 64 jobs a call."""
+    figures: list[Figure] = []
+    with Workers() as client, ExitStack() as stack:
+        server, sides, missing = started(bench, client, stack)
+        for batch, jobs_a_second in JOBS_A_SECOND.items():
+            for workers in WORKERS:
+                # Every worker has at least one call of each kind.
+                calls = max(workers, int(bench.options.seconds * jobs_a_second / batch))
+                taken: Taken = {side.label: [] for side in sides}
+                bench.interleave(
+                    {
+                        side.label: partial(
+                            one_round,
+                            bench,
+                            partial(
+                                client.round, side, workers=workers, batch=batch, jobs=calls * batch
+                            ),
+                            server,
+                            taken[side.label],
+                        )
+                        for side in sides
+                    }
+                )
+                for rounds in taken.values():
+                    del rounds[0]  # the one that is thrown away
+                figures += [
+                    throughput(taken, phase, workers, batch, calls * batch, missing)
+                    for phase in PHASES
+                ]
+    return figures
+
+
+def one_round(
+    bench: Bench,
+    run: Callable[[], dict[str, Sample]],
+    server: ServerProcess,
+    taken: list[dict[str, Sample]],
+) -> Sample:
+    """One side's three phases; returns when our server rests, or the next side pays for it."""
+    samples = run()
+    taken.append(samples)
+    settle(server)
+    return samples["enqueue"]
+
+
+def throughput(
+    taken: Taken, phase: str, workers: int, batch: int, jobs: int, missing: Sequence[str]
+) -> Figure:
+    """Jobs a second of one phase on every side, and ours over each peer."""
+
+    def values(label: str, attribute: str) -> tuple[float, ...]:
+        return tuple(float(getattr(samples[phase], attribute)) for samples in taken[label])
+
+    ours = values("ours", "rate")
+    beside: list[Series] = []
+    for label in taken:
+        if label != "ours":
+            theirs = values(label, "rate")
+            beside += [
+                Series(label, "jobs/s", theirs),
+                ratios(ours, theirs, f"ours / {label}"),
+            ]
+    beside.append(Series("ours, p50 of a call", "ms", values("ours", "p50_ms")))
+    beside.append(Series("ours, p99 of a call", "ms", values("ours", "p99_ms")))
+    cpu = [
+        f"{label} {statistics.median(values(label, 'server_cpu_us')):.0f} + "
+        f"{statistics.median(values(label, 'generator_cpu_us')):.0f} us"
+        for label in taken
+    ]
+    who = "1 worker" if workers == 1 else f"{workers} workers"
+    return Figure(
+        "queues",
+        f"{phase}, {who}, {batch} a call",
+        Series("ours", "jobs/s", ours),
+        None,
+        tuple(beside),
+        (
+            f"CPU a job, server + client: {', '.join(cpu)}",
+            f"{jobs:,} jobs a round",
+            *missing,
+        ),
+    )
+
+
+def queue_delivery(bench: Bench) -> list[Figure]:
+    """From the first byte of an enqueue to the last byte of the job at a worker that waited."""
+    with Workers() as client, ExitStack() as stack:
+        server, sides, missing = started(bench, client, stack)
+        sides.insert(1, QueueSide("ours, pushed", server.port, server.pid))
+        taken = bench.interleave(
+            {side.label: partial(client.idle, side, bench.options.seconds) for side in sides}
+        )
+    notes = {
+        "ours": "ours: a claim with wait_ms; pushed: GET work",
+        "redis list": "redis list: BLMOVE; the lease is written after it and not counted",
+        "redis stream": "redis stream: XREADGROUP BLOCK",
+        "JetStream": "JetStream: a fetch that waits",
+    }
+    figures = []
+    for attribute, name in (("p50_ms", "p50"), ("p99_ms", "p99")):
+        series = [
+            Series(label, "ms", tuple(float(getattr(sample, attribute)) for sample in samples))
+            for label, samples in taken.items()
+        ]
+        figures.append(
+            Figure(
+                "queue-delivery",
+                f"enqueue to delivered on an idle queue, {name}",
+                series[0],
+                None,
+                tuple(
+                    found
+                    for one in series[1:]
+                    for found in (one, ratios(series[0].values, one.values, f"ours / {one.label}"))
+                    if found is one or not one.label.startswith("ours")
+                ),
+                (*(notes[label] for label in taken if label in notes), *missing),
+            )
+        )
+    return figures

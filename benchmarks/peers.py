@@ -1,0 +1,109 @@
+"""Other servers to stand beside: started on a free port, spoken to in their own protocol.
+
+A peer that is not installed raises `NotInstalled` with the line that installs it; the cases say so
+in their result instead of leaving it out. Used by `cases/redis`, `cases/fanout` and `cases/queues`.
+"""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from benchmarks.loader import BenchmarkError
+
+NATS_HELLO = b'CONNECT {"verbose":false}\r\nPING\r\n'
+START_TURNS, START_STEP_SECONDS = 500, 0.01
+
+
+class NotInstalled(Exception):
+    """The case needs a program this machine does not have; the message says how to get it."""
+
+
+def program(name: str) -> str:
+    """The path of an installed program."""
+    found = shutil.which(name)
+    if found is None:
+        raise NotInstalled(f"{name} not found: apt-get install {name}")
+    return found
+
+
+def command(*words: bytes) -> bytes:
+    """A command as redis reads it."""
+    parts = b"".join(b"$%d\r\n%s\r\n" % (len(word), word) for word in words)
+    return b"*%d\r\n" % len(words) + parts
+
+
+class Peer:
+    """A process on a port of its own, ended by `close`."""
+
+    def __init__(self, arguments: Sequence[str], port: int, folder: Path, probe: bytes) -> None:
+        self.port = port
+        with (folder / "log").open("wb") as log:
+            self._process = subprocess.Popen(arguments, stdout=log, stderr=log)
+        for _ in range(START_TURNS):
+            try:
+                with socket.create_connection(("127.0.0.1", port), timeout=1) as link:
+                    link.sendall(probe)
+                    text = b""
+                    while piece := link.recv(4096):
+                        text += piece
+                        if b"PONG" in text:
+                            return
+            except OSError:
+                pass
+            time.sleep(START_STEP_SECONDS)
+        self.close()
+        raise BenchmarkError(f"{arguments[0]} did not come up")
+
+    @property
+    def pid(self) -> int:
+        """Process id."""
+        return self._process.pid
+
+    def close(self) -> None:
+        """End the process."""
+        self._process.terminate()
+        try:
+            self._process.wait(timeout=20)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait(timeout=5)
+
+
+def free_port() -> int:
+    """A port nobody listens on just now."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return int(free.getsockname()[1])
+
+
+class Redis(Peer):
+    """A redis server; its log is synced as `fsync` says (`everysec`, `always`)."""
+
+    def __init__(self, folder: Path, fsync: str) -> None:
+        path = program("redis-server")
+        folder.mkdir()
+        port = free_port()
+        arguments = [path, *f"--port {port} --bind 127.0.0.1 --appendonly yes".split()]
+        arguments += ["--save", "", "--appendfsync", fsync, "--dir", str(folder)]
+        arguments += ["--daemonize", "no"]
+        super().__init__(arguments, port, folder, command(b"PING"))
+
+
+class Nats(Peer):
+    """A NATS server: core only, nothing is kept; or with JetStream and its files beside it."""
+
+    def __init__(self, folder: Path, *, jetstream: bool = False) -> None:
+        path = program("nats-server")
+        folder.mkdir()
+        port = free_port()
+        # No liveness probes between the messages that are counted.
+        conf = 'ping_interval: "1h"\n'
+        if jetstream:
+            conf += f'jetstream {{ store_dir: "{folder / "store"}" }}\n'
+        (folder / "conf").write_text(conf)
+        arguments = [path, "-a", "127.0.0.1", "-p", str(port), "-c", str(folder / "conf")]
+        super().__init__(arguments, port, folder, NATS_HELLO)

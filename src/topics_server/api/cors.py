@@ -1,0 +1,41 @@
+"""Which web pages of other origins may read what is answered: those that are listed, exactly. Pure.
+
+A browser sends its page's `Origin` along; who is listed finds it in the answer, errors and streams
+included, and may send what a preflight (`OPTIONS`) names. Anybody else is answered as if there were
+no such thing, and the browser keeps the answer from the page. Called by `api/http`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from topics_server.api.problems import Headers
+
+# What pages of other origins may send and read beside what every page may.
+_SENT: Final = (
+    b"content-type, authorization, idempotency-key, last-event-id, "
+    b"producer-id, producer-epoch, producer-seq"
+)
+_EXPOSED: Final = (b"access-control-expose-headers", b"allow, retry-after")
+# How long a browser keeps the answer to a preflight.
+_MAX_AGE_S: Final = b"600"
+
+
+def cors_headers(method: str, headers: Mapping[bytes, bytes], answered: Headers) -> Headers:
+    """What is added for a page of a listed origin; `headers` are its request's, `Origin` included.
+
+    `answered` are the headers of the answer: the methods of a path are in its `Allow`.
+    """
+    told = ((b"access-control-allow-origin", headers[b"origin"]), (b"vary", b"origin"))
+    if method != "OPTIONS" or b"access-control-request-method" not in headers:
+        return (*told, _EXPOSED)
+    methods = dict(answered).get(b"allow")
+    if methods is None:
+        return told
+    return (
+        *told,
+        (b"access-control-allow-methods", methods),
+        (b"access-control-allow-headers", _SENT),
+        (b"access-control-max-age", _MAX_AGE_S),
+    )

@@ -1,0 +1,219 @@
+"""The short way of the data plane: from the parser's callback to the answer, without a task.
+
+A request whose head asks for nothing unusual waits, for as long as the bytes just received are
+parsed, for its body. If that is whole then, and its handler has a quick form, the answer is made on
+the spot, or, where it depends on the disk, in the turn of the loop that commits it. Everything else
+begins as any ASGI server would have begun it: behind what was received, with the body so far.
+
+One rule keeps both ways alike: what they do is done by the same functions (routes, checks, handlers
+and their refusals, headers and packing are `http`'s), and a quick form that meets anything to wait
+for has done nothing and leaves the request to the general way
+(`docs/decisions/0024-direct-way.md`). Base of `connections`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, Final
+
+from topics_server.api.coding import deflate
+from topics_server.api.http import (
+    OFF_LOOP_BYTES,
+    Application,
+    Response,
+    Underway,
+    deflated,
+    response_to,
+    tell_of_body,
+    wants_gzip,
+)
+from topics_server.api.transport import JoinedHttp, head_of
+
+_METHODS: Final = {b"POST": "POST", b"GET": "GET"}
+
+
+class _Nobody:
+    """Whom uvicorn wakes when something happens to a request that no task serves."""
+
+    def set(self) -> None:
+        """Nobody is there."""
+
+
+class Pending:
+    """A request that is being answered, as uvicorn's protocol looks at it."""
+
+    __slots__ = (
+        "body",
+        "disconnected",
+        "headers",
+        "keep_alive",
+        "method",
+        "more_body",
+        "path",
+        "response_complete",
+    )
+
+    message_event: Final = _Nobody()
+
+    def __init__(self, method: str, path: bytes, headers: Mapping[bytes, bytes]) -> None:
+        self.method = method
+        self.path = path
+        self.headers = headers
+        self.body = b""
+        self.more_body = self.disconnected = self.response_complete = False
+        # uvicorn's way to say that the server is going down.
+        self.keep_alive = True
+
+
+class DirectHttp(JoinedHttp):
+    """A connection that serves whole requests of the data plane by itself."""
+
+    # A head is there and its request not begun; what there is of its body.
+    _is_held = False
+    _held_body = b""
+    # Whether a request was answered within the call that brought it. Those sent behind it in one
+    # go have a task each: what one client sends must not keep the loop from all others.
+    _had_turn = False
+
+    def data_received(self, data: bytes) -> None:
+        """See `asyncio.Protocol`."""
+        self._had_turn = False
+        super().data_received(data)
+        if self._is_held:
+            self._release()
+
+    def on_message_begin(self) -> None:
+        """A request begins: what ASGI calls its scope is made when it is asked for."""
+        self.url = b""
+        self.headers = []
+        self.expect_100_continue = False
+
+    def _make_scope(self) -> None:
+        url, headers, is_expecting = self.url, self.headers, self.expect_100_continue
+        super().on_message_begin()
+        self.url, self.expect_100_continue = url, is_expecting
+        self.headers += headers
+
+    def on_headers_complete(self) -> None:
+        """Hold a request back that may be whole in a moment; start any other."""
+        if not self.is_plain_head():
+            self._make_scope()
+            super().on_headers_complete()
+        elif (
+            not self._had_turn
+            and self.parser.get_method() in _METHODS
+            and not self.expect_100_continue
+            and not self.flow.write_paused
+            and self.parser.should_keep_alive()
+            and isinstance(self.app, Application)
+        ):
+            self._is_held = True
+        else:
+            self._make_scope()
+            self.begin()
+
+    def on_body(self, body: bytes) -> None:
+        """Take a piece of the body."""
+        if self._is_held:
+            if not self._held_body:
+                self._held_body = body
+                return
+            self._release()
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """The request is whole: serve it."""
+        if self._is_held:
+            if self._serve():
+                return
+            self._release()
+        super().on_message_complete()
+
+    def _release(self) -> None:
+        """Start the application on what was held back."""
+        body, self._held_body = self._held_body, b""
+        self._is_held = False
+        self._make_scope()
+        self.begin()
+        if body:
+            super().on_body(body)
+
+    def _serve(self) -> bool:
+        """Answer the request that was held back, or begin to; False if that cannot be."""
+        method = _METHODS[self.parser.get_method()]
+        pending: Any = Pending(method, self.url, dict(self.headers))
+        app: Any = self.app
+        answer = partial(app.answer_now, method, self.url, pending.headers, self._held_body)
+        before, self.cycle = self.cycle, pending
+        if not self._answer(pending, answer):
+            self.cycle = before
+            return False
+        self._is_held = False
+        self._had_turn = True
+        self._held_body = b""
+        return True
+
+    def _answer(self, pending: Pending, answer: Callable[[], Response | Underway | None]) -> bool:
+        """Send an answer, if its client is still there, or have that done once there is one.
+
+        False, and nothing was done, if there is none. Does not raise: above it are the parser, and
+        whoever has others to tell of what was committed.
+        """
+        try:
+            response = answer()
+            if response is None:
+                return False
+            if isinstance(response, Underway):
+                response.when_settled(partial(self._answer, pending, response.answer))
+            else:
+                self._respond(pending, response)
+        except Exception as error:
+            response = response_to(error, pending.method, pending.path.decode("latin-1"))
+            if pending.response_complete:
+                self.transport.abort()
+            else:
+                self._respond(pending, response)
+        return True
+
+    def _respond(self, pending: Pending, response: Response) -> None:
+        if self.transport.is_closing():
+            return
+        pieces = response.pieces or (response.body,)
+        size = sum(map(len, pieces))
+        if not wants_gzip(size, pending.headers):
+            self._send(pending, response, pieces, size, is_packed=False)
+        elif size <= OFF_LOOP_BYTES:
+            packed = deflate(b"".join(pieces))
+            self._send(pending, response, (packed,), len(packed), is_packed=True)
+        else:
+            task = self.loop.create_task(self._respond_packed(pending, response, b"".join(pieces)))
+            task.add_done_callback(self.tasks.discard)
+            self.tasks.add(task)
+
+    async def _respond_packed(self, pending: Pending, response: Response, body: bytes) -> None:
+        packed = await deflated(body)
+        if not self.transport.is_closing():
+            self._send(pending, response, (packed,), len(packed), is_packed=True)
+
+    def _send(
+        self,
+        pending: Pending,
+        response: Response,
+        pieces: Sequence[bytes | memoryview],
+        size: int,
+        *,
+        is_packed: bool,
+    ) -> None:
+        app: Any = self.app
+        told = app.told(response, pending.method, pending.headers)
+        tell_of_body(told, response, size, is_packed=is_packed)
+        head = head_of(response.status, self.server_state.default_headers + told)
+        if not pending.keep_alive:
+            head = head[:-2] + b"connection: close\r\n\r\n"
+        transport: Any = self.transport
+        transport.write_pieces(head, pieces, size)
+        pending.response_complete = True
+        if not pending.keep_alive:
+            transport.close()
+        self.on_response_complete()

@@ -1,0 +1,136 @@
+"""Answers and frames of queues (§10): jobs with their payloads verbatim, counters, leases. Pure.
+
+A job is rendered once, as a member of a claim's answer or as a `job` event of a push stream; its
+`data` and `meta` are spliced in as they were sent. Called by `api/queues`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import msgspec
+
+from topics_server.api.rendering import render_json
+from topics_server.api.sse import frame
+from topics_server.queue.answers import (
+    Acked,
+    Extended,
+    LeasedJob,
+    LeasePage,
+    Nacked,
+    Redriven,
+)
+from topics_server.queue.jobs import lease_text
+
+_encode: Final = msgspec.json.Encoder().encode
+
+
+def render_job(job: LeasedJob) -> bytes:
+    """The members of a job, without the braces around them."""
+    block, row = job.block, job.row
+    node, tag, meta = block.nodes[row], block.tags[row], block.meta(row)
+    assert block.first_seq + row == job.seq
+    return b'"$seq":%d,"lease_id":"%b","deadline":%d,"$ts":%d%b%b,"deliveries":%d,"data":%b%b' % (
+        job.seq,
+        lease_text(job.lease_id).encode("ascii"),
+        job.deadline_ms,
+        block.times[row],
+        b"" if node is None else b',"$node":%b' % _encode(node),
+        b"" if tag is None else b',"$tag":%b' % _encode(tag),
+        job.deliveries,
+        block.data(row),
+        b',"meta":%b' % meta if meta else b"",
+    )
+
+
+def render_claimed(name: str, jobs: Sequence[LeasedJob], ready: int, total_ms: float) -> bytes:
+    """The answer to a claim (§10.2)."""
+    return b"".join(
+        (
+            b'{"topic":"%b","claimed":[' % name.encode("ascii"),
+            b",".join([b"{%b}" % render_job(job) for job in jobs]),
+            b'],"count":%d,"ready":%d,"performance":{"server_total_ms":%.3f,'
+            b'"throttle_wait_ms":0.0}}' % (len(jobs), ready, total_ms),
+        )
+    )
+
+
+def job_frame(name: str, job: LeasedJob) -> bytes:
+    """A `job` event of a push stream (§10.8); its id is the job's seq."""
+    members = b'{"topic":"%b",%b}' % (name.encode("ascii"), render_job(job))
+    return b"id: %d\n%b" % (job.seq, frame(b"job", members))
+
+
+def render_acked(name: str, done: Acked, total_ms: float) -> bytes:
+    """The answer to an ack (§10.4)."""
+    told: dict[str, Any] = {
+        "topic": name,
+        "acked": done.acked,
+        "skipped": done.skipped,
+        "ready": done.counts.ready,
+        "in_flight": done.counts.in_flight,
+        "performance": {
+            "server_total_ms": round(total_ms, 3),
+            "wal_append_ms": round(done.write_ms, 3),
+            "fsync_ms": round(done.sync_ms, 3),
+        },
+    }
+    return _encode(told)
+
+
+def render_nacked(name: str, done: Nacked, total_ms: float) -> bytes:
+    """The answer to a nack (§10.5)."""
+    told = {
+        "topic": name,
+        "nacked": done.nacked,
+        "skipped": done.skipped,
+        "ready": done.counts.ready,
+        "in_flight": done.counts.in_flight,
+    }
+    return render_json(told, total_ms)
+
+
+def render_extended(name: str, done: Extended, total_ms: float) -> bytes:
+    """The answer to an extend (§10.6)."""
+    told = {
+        "topic": name,
+        "extended": len(done.seqs),
+        "skipped": done.skipped,
+        "deadlines": {str(seq): done.deadline_ms for seq in done.seqs},
+    }
+    return render_json(told, total_ms)
+
+
+def render_leases(name: str, page: LeasePage, next_cursor: str | None, total_ms: float) -> bytes:
+    """A page of leases."""
+    told: dict[str, Any] = {
+        "topic": name,
+        "leases": [
+            {
+                "seq": lease.seq,
+                "node": lease.node,
+                "lease_id": lease_text(lease.lease_id),
+                "deadline": lease.deadline_ms,
+                "deliveries": lease.deliveries,
+                "claimed_ts": lease.claimed_ts,
+            }
+            for lease in page.leases
+        ],
+    }
+    if next_cursor is not None:
+        told["next_cursor"] = next_cursor
+    return render_json(told, total_ms)
+
+
+def render_redriven(name: str, done: Redriven, total_ms: float) -> bytes:
+    """The answer to a redrive."""
+    told = {
+        "topic": name,
+        "from": done.source,
+        "redriven": done.redriven,
+        "skipped": done.skipped,
+        "more": done.more,
+        "next_after_seq": done.next_after_seq,
+    }
+    return render_json(told, total_ms)

@@ -1,0 +1,245 @@
+"""Queues over HTTP (§10): claim, ack, nack, extend, the push stream, and beyond it leases, redrive.
+
+Plain functions of the server's state and one request. An ack, nack, extend or redrive that was
+begun goes on whether or not its client stays; a claim that waits ends when its client hangs up, and
+so does a push stream, whose jobs are released at once. Called through the route table in `api/app`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, cast
+
+from topics_server.api.bodies import parse_query, query_page_size
+from topics_server.api.fanout import FAILED, Stream
+from topics_server.api.guard import ConnectionSlot, admit, check_accepts_stream
+from topics_server.api.http import (
+    Answer,
+    ClientGoneError,
+    EventStream,
+    Receive,
+    Request,
+    Response,
+    Send,
+)
+from topics_server.api.outbox import Send as DrivenSend
+from topics_server.api.problems import status_of
+from topics_server.api.queue_bodies import (
+    ClaimRequest,
+    QueueLimits,
+    decode_ack,
+    decode_claim,
+    decode_extend,
+    decode_nack,
+    decode_redrive,
+    encode_leases_cursor,
+    query_leases_cursor,
+    query_work,
+)
+from topics_server.api.queue_frames import (
+    job_frame,
+    render_acked,
+    render_claimed,
+    render_extended,
+    render_leases,
+    render_nacked,
+    render_redriven,
+)
+from topics_server.api.readiness import until_ready
+from topics_server.api.sse import RETRY, SSE, STREAM_HEADERS, error_frame
+from topics_server.api.state import ServerState
+from topics_server.clock import now_ms
+from topics_server.engine.topic import Topic
+from topics_server.errors import Code, TopicsError
+from topics_server.queue.answers import LeasedJob
+from topics_server.queue.push import Push
+from topics_server.queue.service import QueueService
+
+_HEARTBEAT_MS: Final = 15_000
+# What the stream says when there is no such queue any more (§10.8).
+_NO_QUEUE: Final = error_frame(409, "the topic is not a queue any more")
+
+
+def _admitted(state: ServerState) -> tuple[QueueService, QueueLimits]:
+    """The queues and the bounds of a request, if requests are taken now."""
+    admit(state)
+    assert state.queues is not None, "ready means there are queues"
+    return state.queues, _limits(state)
+
+
+def _limits(state: ServerState) -> QueueLimits:
+    return QueueLimits(state.settings.max_claim, state.settings.max_node_bytes)
+
+
+async def claim(state: ServerState, request: Request) -> Response:
+    """`POST /v0/topics/{topic}/claim`: lease jobs to a node."""
+    queues, limits = _admitted(state)
+    asked = decode_claim(request.body, limits)
+    done = await queues.claim(
+        request.name,
+        asked.node,
+        asked.max_jobs,
+        asked.lease_ms,
+        wait_ms=asked.wait_ms,
+        gone=request.gone,
+    )
+    if done is None:
+        raise ClientGoneError
+    body = render_claimed(request.name, done.jobs, done.ready, request.elapsed_ms())
+    return Response(200, body)
+
+
+async def ack(state: ServerState, request: Request) -> Response:
+    """`POST /v0/topics/{topic}/ack`: complete jobs, which deletes them."""
+    queues, limits = _admitted(state)
+    asked = decode_ack(request.body, limits)
+    done = await queues.ack(request.name, asked.node, asked.seqs, asked.lease_ids)
+    return Response(200, render_acked(request.name, done, request.elapsed_ms()))
+
+
+async def nack(state: ServerState, request: Request) -> Response:
+    """`POST /v0/topics/{topic}/nack`: give jobs back."""
+    queues, limits = _admitted(state)
+    asked = decode_nack(request.body, limits)
+    done = await queues.nack(
+        request.name, asked.node, asked.seqs, asked.lease_ids, delay_ms=asked.delay_ms
+    )
+    return Response(200, render_nacked(request.name, done, request.elapsed_ms()))
+
+
+async def extend(state: ServerState, request: Request) -> Response:
+    """`POST /v0/topics/{topic}/extend`: hold jobs for longer."""
+    queues, limits = _admitted(state)
+    asked = decode_extend(request.body, limits)
+    done = await queues.extend(
+        request.name,
+        asked.node,
+        asked.seqs,
+        asked.lease_ids,
+        lease_ms=asked.lease_ms,
+        no_more=asked.no_more,
+    )
+    return Response(200, render_extended(request.name, done, request.elapsed_ms()))
+
+
+async def redrive(state: ServerState, request: Request) -> Response:
+    """`POST /v0/topics/{topic}/redrive`: make dead letters of this queue jobs again."""
+    queues, limits = _admitted(state)
+    asked = decode_redrive(request.body, request.name, limits)
+    done = await queues.redrive(
+        request.name,
+        asked.source,
+        seqs=asked.seqs,
+        match=asked.match,
+        after_seq=asked.after_seq,
+        max_jobs=asked.max_jobs,
+    )
+    return Response(200, render_redriven(request.name, done, request.elapsed_ms()))
+
+
+async def leases(state: ServerState, request: Request) -> Response:
+    """`GET /v0/topics/{topic}/leases`: who holds what until when."""
+    queues, _ = _admitted(state)
+    query = parse_query(request.query)
+    page = await queues.leases(
+        request.name, after_seq=query_leases_cursor(query), page_size=query_page_size(query)
+    )
+    after_seq = page.next_after_seq
+    cursor = None if after_seq is None else encode_leases_cursor(after_seq)
+    return Response(200, render_leases(request.name, page, cursor, request.elapsed_ms()))
+
+
+# --- the push stream --------------------------------------------------------------------------
+
+
+async def work(state: ServerState, request: Request) -> Answer:
+    """`GET /v0/topics/{topic}/work`: jobs as they come, at most `max` in flight.
+
+    While the journal is replayed it waits, as a GET of a watch session does.
+    """
+    check_accepts_stream(request.headers.get(b"accept"))
+    asked = query_work(parse_query(request.query), _limits(state))
+    await until_ready(state, request)
+    queues = state.queues
+    assert queues is not None, "ready means there are queues"
+    topic, _ = await queues.queue(request.name)
+    # It may have waited for a change of the topic.
+    await until_ready(state, request)
+    slot = ConnectionSlot(state)
+    if request.method == "HEAD":
+        return EventStream(STREAM_HEADERS, _nothing, slot.free)
+    return EventStream(STREAM_HEADERS, Worker(state, queues, topic, asked).run, slot.free)
+
+
+async def _nothing(_receive: Receive, _send: Send) -> None:
+    """What a HEAD streams."""
+
+
+class Worker:
+    """One push stream: what its `Push` claims, as frames on a connection."""
+
+    __slots__ = ("_asked", "_push", "_queues", "_state", "_stream", "_topic")
+
+    def __init__(
+        self, state: ServerState, queues: QueueService, topic: Topic, asked: ClaimRequest
+    ) -> None:
+        self._state = state
+        self._queues = queues
+        self._topic = topic
+        self._asked = asked
+        # There while it runs.
+        self._push: Push
+        self._stream: Stream
+
+    async def run(self, receive: Receive, send: Send) -> None:
+        """Stream until the client leaves or the stream is ended."""
+        asked = self._asked
+        fanout, _ = self._state.watching()
+        stream = self._stream = fanout.open(
+            # The stream runs sends by hand: each is a coroutine, not just any awaitable.
+            cast(DrivenSend, send),
+            SSE,
+            heartbeat_ms=_HEARTBEAT_MS,
+        )
+        push = self._push = Push(
+            self._queues,
+            self._topic,
+            asked.node,
+            asked.max_jobs,
+            asked.lease_ms,
+            deliver=self._deliver,
+            tell=self._tell,
+        )
+        try:
+            # The head may have waited for its socket, and meanwhile the server may be going down.
+            if self._state.phase != "ready":
+                stream.end(at_once=True)
+            else:
+                stream.push(RETRY + SSE.heartbeat(now_ms()))
+                push.start()
+            # A stream that was ended is told as a disconnect, too.
+            while (await receive())["type"] != "http.disconnect":
+                pass
+        finally:
+            push.close()
+            stream.close()
+
+    async def _deliver(self, jobs: Sequence[LeasedJob]) -> None:
+        """Send jobs; return when the socket has taken them."""
+        name = self._topic.name
+        self._stream.push(b"".join([job_frame(name, job) for job in jobs]))
+        await self._stream.flushed()
+        if self._stream.is_over:
+            # It was not read for too long, and its connection may linger.
+            self._push.close()
+
+    def _tell(self, error: TopicsError, is_last: bool) -> None:
+        """Send an error frame, and end with it if it is the last."""
+        if error.code is Code.TOPIC_NOT_FOUND:
+            told = _NO_QUEUE
+        else:
+            told = error_frame(status_of(error), error.message)
+        if is_last:
+            self._stream.end(told, FAILED)
+        else:
+            self._stream.push(told)

@@ -1,0 +1,82 @@
+"""The request shapes of routers (§6): a definition, and the query of a list.
+
+Pure. Decoded once, defaults filled in; wrong types are `invalid_request` with the field's path. A
+filter is one of the tuples that a delete matches with. Called by `api/routers`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final, Literal
+
+import msgspec
+
+from topics_server.api.bodies import (
+    decode_body,
+    query_cursor,
+    query_page_size,
+    tag_tuple,
+)
+from topics_server.errors import invalid
+from topics_server.model import Guarantee, RouterDefinition, is_router_name, is_topic_name
+from topics_server.routers.answers import RouterSpec
+
+
+class _Put(msgspec.Struct, gc=False, rename={"start": "from"}):
+    source: str
+    dest: str
+    preserve_node: bool = True
+    preserve_tag: bool = True
+    create_dest: bool = True
+    filter: list[Any] | None = None
+    allow_cycle: bool = False
+    guarantee: Guarantee = Guarantee.AT_LEAST_ONCE
+    start: Literal["earliest", "head"] = "head"
+
+
+_PUT: Final = msgspec.json.Decoder(_Put)
+
+
+class RouterQuery(msgspec.Struct, frozen=True):
+    """Which routers a page shows: those into or out of a topic, those whose names start so."""
+
+    prefix: str
+    source: str | None
+    dest: str | None
+    after: str | None
+    page_size: int
+
+
+def decode_router(body: bytes) -> RouterSpec:
+    """The body of a `PUT`."""
+    sent = decode_body(_PUT, body)
+    for field, name in (("source", sent.source), ("dest", sent.dest)):
+        if not is_topic_name(name):
+            raise invalid(f"{field} must be a topic name", field)
+    if sent.source == sent.dest:
+        raise invalid("dest must be another topic than source", "dest")
+    definition = RouterDefinition(
+        source=sent.source,
+        dest=sent.dest,
+        preserve_node=sent.preserve_node,
+        preserve_tag=sent.preserve_tag,
+        filter=None if sent.filter is None else tag_tuple(sent.filter, "filter"),
+        allow_cycle=sent.allow_cycle,
+        guarantee=sent.guarantee,
+    )
+    return RouterSpec(definition, sent.create_dest, sent.start == "earliest")
+
+
+def query_routers(query: Mapping[str, str]) -> RouterQuery:
+    """The query of a list; a source or destination that no topic can have is refused."""
+    for field in ("source", "dest"):
+        name = query.get(field)
+        if name is not None and not is_topic_name(name):
+            raise invalid(f"{field} must be a topic name", field)
+    return RouterQuery(
+        prefix=query.get("prefix", ""),
+        source=query.get("source"),
+        dest=query.get("dest"),
+        after=query_cursor(query, is_router_name),
+        page_size=query_page_size(query),
+    )

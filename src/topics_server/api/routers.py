@@ -1,0 +1,60 @@
+"""Routers over HTTP (§6): PUT, state, list, DELETE.
+
+Plain functions of the server's state and one request. Called through the route table in `api/app`.
+"""
+
+from __future__ import annotations
+
+from topics_server.api.bodies import encode_cursor, parse_query
+from topics_server.api.guard import admit
+from topics_server.api.http import Request, Response
+from topics_server.api.rendering import (
+    render_router,
+    render_router_dropped,
+    render_router_put,
+    render_routers,
+)
+from topics_server.api.router_bodies import decode_router, query_routers
+from topics_server.api.state import Routers, ServerState
+
+
+def _admitted(state: ServerState) -> Routers:
+    """The routers, if requests are taken now."""
+    admit(state)
+    assert state.routers is not None, "ready means there are routers"
+    return state.routers
+
+
+async def put_router(state: ServerState, request: Request) -> Response:
+    """`PUT /v0/routers/{router}`: create a router or replace its definition; no body is `{}`."""
+    routers = _admitted(state)
+    outcome = await routers.put(request.name, decode_router(request.body or b"{}"))
+    body = render_router_put(request.name, outcome, request.elapsed_ms())
+    return Response(201 if outcome.created else 200, body)
+
+
+def get_router(state: ServerState, request: Request) -> Response:
+    """`GET /v0/routers/{router}`: what it does, and how far it is."""
+    found = _admitted(state).get(request.name)
+    return Response(200, render_router(found, request.elapsed_ms()))
+
+
+def list_routers(state: ServerState, request: Request) -> Response:
+    """`GET /v0/routers`: a page of routers in name order."""
+    routers = _admitted(state)
+    asked = query_routers(parse_query(request.query))
+    page = routers.page(
+        prefix=asked.prefix,
+        source=asked.source,
+        dest=asked.dest,
+        after=asked.after,
+        page_size=asked.page_size,
+    )
+    cursor = None if page.next_after is None else encode_cursor(page.next_after)
+    return Response(200, render_routers(page, cursor, request.elapsed_ms()))
+
+
+async def drop_router(state: ServerState, request: Request) -> Response:
+    """`DELETE /v0/routers/{router}`: it copies nothing more; its copies stay."""
+    dropped = await _admitted(state).delete(request.name)
+    return Response(200, render_router_dropped(request.name, dropped, request.elapsed_ms()))

@@ -1,0 +1,92 @@
+"""What a stream asks of the connection below its ASGI `send`, and uvicorn does not offer.
+
+Handing bytes that are the same for a thousand sockets straight to each transport, how much waits in
+the write buffer, letting a last frame through although it is full, and hanging up. uvicorn's
+protocols are reached through `send`, a bound method of theirs; under another server (a test client)
+everything here is a harmless no. The one place that knows their insides. Used by `outbox`, `http`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+
+class Socket:
+    """The connection of one response or WebSocket."""
+
+    __slots__ = ("_flow", "_protocol", "_transport", "_writable", "_writer")
+
+    def __init__(self, send: Any) -> None:
+        self._protocol: Any = getattr(send, "__self__", None)
+        self._transport: Any = getattr(self._protocol, "transport", None)
+        # The one of an HTTP response, the other of a WebSocket.
+        self._flow: Any = getattr(self._protocol, "flow", None)
+        self._writable: Any = getattr(self._protocol, "writable", None)
+        # Gives what writes, where the transport is one of ours.
+        self._writer: Any = getattr(self._transport, "writer", None)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the next send would wait; for a WebSocket it says so itself."""
+        return self._flow is not None and self._flow.write_paused
+
+    def writer(self) -> Callable[[bytes], object] | None:
+        """What writes bytes as they go over the wire; None if they have to go through `send`.
+
+        So it is while the socket is full, before the response has begun and after its end. To be
+        used at once.
+        """
+        protocol = self._protocol
+        if self._flow is not None:
+            if (
+                self._flow.write_paused
+                or protocol.disconnected
+                or protocol.response_complete
+                or not protocol.chunked_encoding
+            ):
+                return None
+        elif (
+            self._writable is None
+            or not self._writable.is_set()
+            or not protocol.handshake_complete
+            or protocol.close_sent
+            or protocol.disconnected
+        ):
+            return None
+        found: Callable[[bytes], object] = (
+            self._transport.write if self._writer is None else self._writer()
+        )
+        return found
+
+    def write(self, wire: bytes) -> bool:
+        """Hand over bytes as they go over the wire; False if they have to go through `send`."""
+        writer = self.writer()
+        if writer is None:
+            return False
+        writer(wire)
+        return True
+
+    def buffered_bytes(self) -> int:
+        """Bytes handed over that the kernel has not taken yet."""
+        transport = self._transport
+        return 0 if transport is None else transport.get_write_buffer_size()
+
+    def let_through(self) -> None:
+        """Take what is sent from now on although the buffer is full: it is the last of it."""
+        if self._flow is not None:
+            self._flow.resume_writing()
+        if self._writable is not None:
+            self._writable.set()
+
+    def close_within(self, seconds: float) -> None:
+        """Close once everything is sent, in `seconds` in any case."""
+        if self._transport is not None:
+            self._transport.close()
+            asyncio.get_running_loop().call_later(seconds, self._transport.abort)
+
+    def abort(self) -> None:
+        """Hang up at once."""
+        if self._transport is not None:
+            self._transport.abort()

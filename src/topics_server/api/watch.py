@@ -1,0 +1,255 @@
+"""Watching over server-sent events: `POST /v0/watch` and `GET /v0/watch/{wid}` (§7).
+
+The POST makes a session and tells, before any stream opens, where each topic is read from. The GET
+is one `Watcher`: it has the session from its first byte to its last, takes it over from an earlier
+GET that is still there, and leaves it where its client is to go on. What is told is the fan-out's
+business, how it is written `sse`'s. Called through the route table in `api/app`; loop thread only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final, cast
+
+from topics_server.api.bodies import parse_query, query_bool
+from topics_server.api.cursor_ids import IdOf, Place, Positions, decode_id
+from topics_server.api.fanout import GOING_AWAY, Stream
+from topics_server.api.guard import ConnectionSlot, admit, check_accepts_stream
+from topics_server.api.http import (
+    Answer,
+    EventStream,
+    Receive,
+    Request,
+    Response,
+    Send,
+)
+from topics_server.api.outbox import Send as DrivenSend
+from topics_server.api.readiness import until_ready
+from topics_server.api.rendering import render_json
+from topics_server.api.sse import RETRY, SSE, STREAM_HEADERS, error_frame
+from topics_server.api.state import ServerState
+from topics_server.api.watch_bodies import Start, decode_watch
+from topics_server.engine.cursors import Cursor
+from topics_server.engine.feeds import Feeds, TopicView
+from topics_server.engine.sessions import WatchSession
+from topics_server.engine.subscription import Options
+from topics_server.errors import Code, TopicsError
+from topics_server.limits import U64_MAX
+
+_TAKEN_OVER: Final = error_frame(409, "another connection has taken this watch session over")
+_FIRST_EPOCH: Final = 1
+# The id of no topic: whoever stood in one that is gone, and by now has no id any more.
+_NO_TOPIC_ID: Final = 0
+
+
+async def open_session(state: ServerState, request: Request) -> Response:
+    """`POST /v0/watch`: make a session; its stream is opened by a GET."""
+    admit(state)
+    settings = state.settings
+    sent = decode_watch(
+        request.body, max_topics=settings.max_watch_topics, max_limit=settings.max_limit
+    )
+    is_lenient = query_bool(parse_query(request.query), "lenient", False)
+    fanout, sessions = state.watching()
+    views = _resolve(fanout.feeds, sent.topics, is_lenient=is_lenient)
+    cursors = _starting(views, sent.topics, sent.positions)
+    session = await sessions.open(sent.options, list(cursors.values()))
+    told = {
+        "wid": session.wid,
+        "stream_url": f"/v0/watch/{session.wid}",
+        "session_ttl_ms": sessions.ttl_ms,
+        "topics": {
+            name: {
+                "from_seq": cursors[name].seq,
+                "head_seq": view.head_seq,
+                "earliest_seq": view.earliest_seq,
+            }
+            for name, view in views.items()
+        },
+    }
+    return Response(200, render_json(told, request.elapsed_ms()))
+
+
+def _resolve(feeds: Feeds, names: Mapping[str, Start], *, is_lenient: bool) -> dict[str, TopicView]:
+    """The topics as they are now. Raises `topic_not_found`; if lenient, leaves such ones out."""
+    views: dict[str, TopicView] = {}
+    for name in names:
+        view = feeds.resolve(name)
+        if view is not None:
+            views[name] = view
+        elif not is_lenient:
+            message = f'topic "{name}" does not exist'
+            raise TopicsError(Code.TOPIC_NOT_FOUND, message, {"topic": name})
+    return views
+
+
+def _starting(
+    views: Mapping[str, TopicView], starts: Mapping[str, Start], positions: Positions
+) -> dict[str, Cursor]:
+    """Where a new session reads each topic from: behind the `cursor` sent along, if any."""
+    cursors: dict[str, Cursor] = {}
+    for name, view in views.items():
+        start = starts[name]
+        seq = view.head_seq if start.tail else start.from_seq
+        cursors[name] = Cursor(name, view.topic_id, view.epoch, seq)
+    if isinstance(positions, dict):
+        for name in positions.keys() & views.keys():
+            view = views[name]
+            # The JSON form speaks of the first topic of a name only.
+            topic_id = view.topic_id if view.epoch == _FIRST_EPOCH else _NO_TOPIC_ID
+            cursors[name] = Cursor(name, topic_id, _FIRST_EPOCH, positions[name])
+        return cursors
+    places = {place.topic_id: place for place in positions}
+    for name, view in views.items():
+        place = places.pop(view.topic_id, None)
+        if place is not None:
+            cursors[name].seq = place.seq
+    kept = {place.topic_id for place in positions} - places.keys()
+    oldest = min((place.epoch for place in places.values()), default=U64_MAX)
+    for name, view in views.items():
+        if view.topic_id not in kept and oldest < view.epoch:
+            # Places have no names. One that is left may be of a topic this name had before, of
+            # which the reader is then told that it is gone; else it would miss what is new.
+            cursors[name] = Cursor(name, _NO_TOPIC_ID, oldest, 0)
+    return cursors
+
+
+async def stream(state: ServerState, request: Request) -> Answer:
+    """`GET /v0/watch/{wid}`: the stream of a session."""
+    check_accepts_stream(request.headers.get(b"accept"))
+    await until_ready(state, request)
+    _, sessions = state.watching()
+    session = sessions.find(request.name)
+    if session is None:
+        raise TopicsError(
+            Code.NOT_FOUND,
+            "there is no such watch session (any more): POST /v0/watch makes one",
+        )
+    if request.method == "HEAD":
+        return EventStream(STREAM_HEADERS, _nothing, ConnectionSlot(state).free)
+    watcher = Watcher(state, session, request.headers.get(b"last-event-id"))
+    return EventStream(STREAM_HEADERS, watcher.run, watcher.free)
+
+
+async def _nothing(_receive: Receive, _send: Send) -> None:
+    """What a HEAD streams."""
+
+
+class Watcher:
+    """One GET of a session. Whoever makes one calls `free`, `run` or not."""
+
+    __slots__ = ("_is_replaced", "_session", "_slot", "_state", "_stream")
+
+    def __init__(self, state: ServerState, session: WatchSession, last_id: bytes | None) -> None:
+        """Take the session over. Raises `throttled`."""
+        older = session.stream
+        if isinstance(older, Watcher):
+            older.replace()
+        self._state = state
+        self._session = session
+        self._stream: Stream | None = None
+        self._is_replaced = False
+        self._slot = ConnectionSlot(state)
+        fanout, sessions = state.watching()
+        if last_id is not None:
+            resume(fanout.feeds, session, last_id)
+        sessions.begin(session)
+        session.stream = self
+
+    def replace(self) -> None:
+        """Another GET has the session from now on."""
+        self._is_replaced = True
+        if self._stream is not None:
+            self._stream.end(_TAKEN_OVER)
+        # Not only when its client has taken note: else a session could keep itself out.
+        self._slot.free()
+
+    async def run(self, receive: Receive, send: Send) -> None:
+        """Stream until the client leaves or the stream is ended."""
+        session = self._session
+        options = session.options
+        fanout, _ = self._state.watching()
+        stream = self._stream = fanout.open(
+            # The stream runs sends by hand: each is a coroutine, not just any awaitable.
+            cast(DrivenSend, send),
+            SSE,
+            heartbeat_ms=options.heartbeat_ms,
+            id_of=IdOf(session.cursors.values()),
+        )
+        try:
+            # The head may have waited for its socket, and meanwhile something else came.
+            if self._is_replaced:
+                stream.end(_TAKEN_OVER)
+            elif self._state.phase != "ready":
+                stream.end(code=GOING_AWAY)
+            else:
+                stream.push(RETRY)
+                followed = Options(
+                    limit=options.limit,
+                    max_bytes=options.max_batch_bytes,
+                    nodes=frozenset(options.nodes),
+                    shown=options.shown,
+                    strong=options.strong,
+                )
+                for cursor in session.cursors.values():
+                    stream.follow(cursor, followed)
+            # A body is of no interest. A stream that was ended is told as a disconnect, too.
+            while (await receive())["type"] != "http.disconnect":
+                pass
+        finally:
+            stream.close()
+
+    def free(self) -> None:
+        """Let go of the session, which stays where the stream left it."""
+        session = self._session
+        if session.stream is self:
+            session.stream = None
+        _, sessions = self._state.watching()
+        sessions.end(session)
+        self._slot.free()
+
+
+def resume(feeds: Feeds, session: WatchSession, last_id: bytes) -> None:
+    """Go back to where the client saw the last frame (§7.4); never forward.
+
+    But a session that came back with a restart may be behind its client: it catches up, at most to
+    the head. What is no id of this session changes nothing.
+    """
+    try:
+        positions = decode_id(last_id.strip())
+    except ValueError:
+        return
+    cursors = list(session.cursors.values())
+    if isinstance(positions, dict):
+        for cursor in cursors:
+            if cursor.name in positions:
+                # The JSON form speaks of the first topic of a name only.
+                is_first = cursor.epoch == _FIRST_EPOCH
+                topic_id = cursor.topic_id if is_first else _NO_TOPIC_ID
+                place = Place(topic_id, _FIRST_EPOCH, positions[cursor.name])
+                _go_back(feeds, cursor, place, may_advance=session.is_restored)
+        return
+    if len(positions) != len(cursors):
+        return
+    known = {cursor.topic_id: index for index, cursor in enumerate(cursors)}
+    # Which topic that is, several may share: it says nothing of whose id this is.
+    known.pop(_NO_TOPIC_ID, None)
+    if any(known.get(place.topic_id, index) != index for index, place in enumerate(positions)):
+        return  # of another session, with topics of this one
+    for cursor, place in zip(cursors, positions, strict=True):
+        _go_back(feeds, cursor, place, may_advance=session.is_restored)
+
+
+def _go_back(feeds: Feeds, cursor: Cursor, place: Place, *, may_advance: bool) -> None:
+    is_same = place.topic_id == cursor.topic_id
+    if is_same and place.seq <= cursor.seq:
+        cursor.seq = place.seq
+    elif not is_same and place.epoch < cursor.epoch:
+        # It never saw the topic that there is now: it is told of it again, from the start.
+        cursor.topic_id, cursor.epoch, cursor.seq = place.topic_id, place.epoch, place.seq
+    elif may_advance:
+        view = feeds.resolve(cursor.name)
+        if view is not None and view.topic_id == place.topic_id:
+            seq = min(place.seq, view.head_seq)
+            cursor.seq = max(cursor.seq, seq) if is_same else seq
+            cursor.topic_id, cursor.epoch = view.topic_id, view.epoch

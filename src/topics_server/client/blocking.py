@@ -1,0 +1,158 @@
+"""`Queue`: one queue of one server, for plain code without an event loop.
+
+The blocking twin of `queue.AsyncQueue`: the same calls, errors and patience over a blocking
+connection. Threads may share one.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import httpx
+
+from topics_server.client import calls
+from topics_server.client.calls import Call
+from topics_server.client.effects import Effects, new_key
+from topics_server.client.errors import ClientError
+from topics_server.client.patience import Patience
+from topics_server.client.queue import (
+    JSON_BODY,
+    PATIENCE_MS,
+    TIMEOUT_MS,
+    answer_of,
+    headers,
+    is_worn,
+    unreachable,
+    verified,
+)
+from topics_server.client.values import (
+    Acked,
+    Claimed,
+    Enqueued,
+    Extended,
+    Job,
+    Nacked,
+    NewJob,
+    QueueState,
+)
+
+T = TypeVar("T")
+
+
+class Queue:
+    """A queue by name and `url`, or by its URL alone; the fields are `AsyncQueue`'s."""
+
+    def __init__(
+        self,
+        queue: str,
+        *,
+        url: str | None = None,
+        token: str | None = None,
+        timeout_ms: int = TIMEOUT_MS,
+        patience_ms: int = PATIENCE_MS,
+        create: bool | None = None,
+        config: Mapping[str, Any] | None = None,
+        effects: Effects | None = None,
+    ) -> None:
+        self.place = calls.place(queue, url)
+        self._patience_ms = patience_ms
+        self._create = create
+        self._config = dict(config or {})
+        self._effects = effects or Effects()
+        self._timeout_s = timeout_ms / 1000
+        self._http = httpx.Client(
+            base_url=self.place.url,
+            headers=headers(token),
+            timeout=self._timeout_s,
+            trust_env=False,
+            verify=verified(self.place.url),
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._http.close()
+
+    def enqueue(
+        self,
+        data: Any,
+        *,
+        tag: str | None = None,
+        meta: dict[str, Any] | None = None,
+        key: str | None = None,
+        delay_ms: int | None = None,
+        deliver_at_ms: int | None = None,
+    ) -> Enqueued:
+        """Store one job; fields and errors as `AsyncQueue.enqueue`."""
+        job = NewJob(data=data, tag=tag, meta=meta, delay_ms=delay_ms, deliver_at_ms=deliver_at_ms)
+        return self.enqueue_many([job], key=key)
+
+    def enqueue_many(self, jobs: Iterable[NewJob], *, key: str | None = None) -> Enqueued:
+        """Store jobs with consecutive seqs, all of them or none."""
+        call = calls.enqueue(
+            self.place, jobs, key=key or new_key(), create=self._create, config=self._config
+        )
+        patience = Patience(self._patience_ms)
+        while True:
+            try:
+                return self._do(call)
+            except ClientError as error:
+                pause_ms = patience.pause_ms(error, self._effects.chance())
+                if pause_ms is None:
+                    raise
+            threading.Event().wait(pause_ms / 1000)
+
+    def claim(
+        self, node: str, *, max_jobs: int = 1, lease_ms: int | None = None, wait_ms: int = 0
+    ) -> Claimed:
+        """Lease up to `max_jobs` to `node`; as `AsyncQueue.claim`."""
+        return self._do(
+            calls.claim(self.place, node, max_jobs=max_jobs, lease_ms=lease_ms, wait_ms=wait_ms)
+        )
+
+    def ack(self, node: str, jobs: Sequence[Job]) -> Acked:
+        """Delete jobs that are done, for good; those whose lease is over are `skipped`."""
+        return self._do(calls.ack(self.place, node, jobs))
+
+    def nack(self, node: str, jobs: Sequence[Job], *, delay_ms: int = 0) -> Nacked:
+        """Release jobs; they are claimable again after `delay_ms`."""
+        return self._do(calls.nack(self.place, node, jobs, delay_ms=delay_ms))
+
+    def extend(self, node: str, jobs: Sequence[Job], *, lease_ms: int) -> Extended:
+        """Let leases last `lease_ms` from now; `skipped` ones are lost."""
+        return self._do(calls.extend(self.place, node, jobs, lease_ms=lease_ms))
+
+    def state(self) -> QueueState:
+        """Counters and configuration; raises `NotFound` and `NotAQueue`."""
+        return self._do(calls.state(self.place))
+
+    def _do(self, call: Call[T]) -> T:
+        tries = 2 if call.repeatable else 1
+        while True:
+            tries -= 1
+            try:
+                response = self._http.request(
+                    call.method,
+                    call.path,
+                    content=call.body,
+                    headers=JSON_BODY if call.body is not None else None,
+                    timeout=self._timeout_s + call.wait_ms / 1000,
+                )
+            except httpx.TransportError as error:
+                if not (tries and is_worn(error)):
+                    raise unreachable(error, self.place.url) from None
+            else:
+                return answer_of(response, call)

@@ -1,0 +1,279 @@
+"""The requests of §10 as values: what to send and how to read the answer.
+
+Pure: `queue` (async) and `blocking` perform a `Call`, nothing else knows the paths and the bodies.
+`repeatable` calls may be sent twice without harm: those with a fence or an idempotency key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final, Generic, TypeVar
+from urllib.parse import quote, urlencode, urlsplit
+
+import msgspec
+
+from topics_server.client.errors import BadAnswer, NotAQueue
+from topics_server.client.values import (
+    Acked,
+    Claimed,
+    Counters,
+    Enqueued,
+    Extended,
+    Job,
+    Nacked,
+    NewJob,
+    QueueState,
+)
+
+T = TypeVar("T")
+DEFAULT_URL: Final = "http://127.0.0.1:4000"
+CLAIM_MAX: Final = 1000
+_TOPICS: Final = "/v0/topics/"
+
+
+class Call(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
+    """One request; `read` makes the answer's body a value."""
+
+    method: str
+    path: str
+    body: bytes | None
+    read: Callable[[bytes], T]
+    repeatable: bool
+    wait_ms: int = 0  # what the server may take beside its work
+
+
+class Place(msgspec.Struct, frozen=True):
+    """A queue and the server it is on."""
+
+    url: str
+    name: str
+
+    def path(self, rest: str = "") -> str:
+        """The path of the queue; whatever the name holds stays inside its segment."""
+        return f"{_TOPICS}{quote(self.name, safe='')}{rest}"
+
+
+def place(queue: str, url: str | None) -> Place:
+    """A queue by name, or by its URL (`http://host:4000/v0/topics/jobs`).
+
+    Raises `ValueError` for what is neither.
+    """
+    if "://" in queue:
+        base, found, name = queue.partition(_TOPICS)
+        if url is not None:
+            raise ValueError("the queue is given by its URL: leave url out")
+        if not found or not name or "/" in name:
+            raise ValueError(f"{queue!r} is no URL of a queue; one ends in {_TOPICS}NAME")
+    else:
+        base, name = url or DEFAULT_URL, queue
+    parts = urlsplit(base)
+    if parts.scheme not in {"http", "https"} or not parts.hostname:
+        raise ValueError(f"{base!r} is no URL of a server; one looks like {DEFAULT_URL}")
+    if not name:
+        raise ValueError("a queue has a name")
+    return Place(base.rstrip("/"), name)
+
+
+class _Row(msgspec.Struct):
+    """A claimed job as the server writes it."""
+
+    seq: int = msgspec.field(name="$seq")
+    ts_ms: int = msgspec.field(name="$ts")
+    lease_id: str
+    deadline: int
+    deliveries: int
+    data: msgspec.Raw
+    tag: str | None = msgspec.field(name="$tag", default=None)
+    meta: msgspec.Raw = msgspec.Raw(b"null")
+
+    def job(self, queue: str) -> Job:
+        meta = bytes(self.meta)
+        return Job(
+            queue=queue,
+            seq=self.seq,
+            lease_id=self.lease_id,
+            deadline_ms=self.deadline,
+            ts_ms=self.ts_ms,
+            deliveries=self.deliveries,
+            raw=bytes(self.data),
+            tag=self.tag,
+            raw_meta=None if meta == b"null" else meta,
+        )
+
+
+class _Claimed(msgspec.Struct):
+    claimed: list[_Row]
+    ready: int = 0
+
+
+class _Stored(msgspec.Struct):
+    first_seq: int
+    last_seq: int
+    created: bool = False
+    deduped: bool = False
+
+
+class _State(msgspec.Struct):
+    topic: str
+    head_seq: int
+    count: int
+    queue: Counters | None = None
+    config: dict[str, Any] = {}
+
+
+def reader(kind: type[T]) -> Callable[[bytes], T]:
+    """Answers of this type; raises `BadAnswer` for others."""
+    decoder = msgspec.json.Decoder(kind)
+
+    def read(answer: bytes) -> T:
+        try:
+            return decoder.decode(answer)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise BadAnswer(f"no answer of a topics server: {error}") from None
+
+    return read
+
+
+_read_acked: Final = reader(Acked)
+_read_nacked: Final = reader(Nacked)
+_read_extended: Final = reader(Extended)
+_read_state: Final = reader(_State)
+_read_claimed: Final = reader(_Claimed)
+_read_row: Final = reader(_Row)
+_read_stored: Final = reader(_Stored)
+
+
+def _post(
+    where: Place,
+    rest: str,
+    body: Mapping[str, Any],
+    read: Callable[[bytes], T],
+    *,
+    repeatable: bool,
+) -> Call[T]:
+    text = msgspec.json.encode(body)
+    return Call(method="POST", path=where.path(rest), body=text, read=read, repeatable=repeatable)
+
+
+def enqueue(
+    where: Place,
+    jobs: Iterable[NewJob],
+    *,
+    key: str,
+    create: bool | None,
+    config: Mapping[str, Any],
+) -> Call[Enqueued]:
+    """Append jobs, all or none. A missing topic becomes a queue with `config`."""
+    records = [_record(job) for job in jobs]
+    if not records:
+        raise ValueError("there is no job to enqueue")
+    body: dict[str, Any] = {
+        "records": records,
+        "idempotency_key": key,
+        "config": {"type": "queue", **config},
+    }
+    if create is not None:
+        body["create"] = create
+    return _post(where, "?return_seqs=false", body, _enqueued, repeatable=True)
+
+
+def _record(job: NewJob) -> dict[str, Any]:
+    if job.delay_ms is not None and job.deliver_at_ms is not None:
+        raise ValueError("delay_ms and deliver_at_ms: give one of them")
+    fields = {
+        "tag": job.tag,
+        "meta": job.meta,
+        "delay_ms": job.delay_ms,
+        "deliver_at_ms": job.deliver_at_ms,
+    }
+    return {"data": job.data, **{k: v for k, v in fields.items() if v is not None}}
+
+
+def _enqueued(answer: bytes) -> Enqueued:
+    found = _read_stored(answer)
+    return Enqueued(found.first_seq, found.last_seq, found.created, found.deduped)
+
+
+def claim(
+    where: Place, node: str, *, max_jobs: int, lease_ms: int | None, wait_ms: int
+) -> Call[Claimed]:
+    """Lease up to `max_jobs`, waiting up to `wait_ms` for the first."""
+    if max_jobs < 1:
+        raise ValueError("a claim takes one job or more")
+    body: dict[str, Any] = {"node": node, "max": min(max_jobs, CLAIM_MAX)}
+    if lease_ms is not None:
+        body["lease_ms"] = lease_ms
+    if wait_ms:
+        body["wait_ms"] = wait_ms
+
+    def read(answer: bytes) -> Claimed:
+        found = _read_claimed(answer)
+        return Claimed([row.job(where.name) for row in found.claimed], found.ready)
+
+    call = _post(where, "/claim", body, read, repeatable=False)
+    return msgspec.structs.replace(call, wait_ms=wait_ms)
+
+
+def _fenced(jobs: Sequence[Job], node: str) -> dict[str, Any]:
+    if not 0 < len(jobs) <= CLAIM_MAX:
+        raise ValueError(f"a call names 1 to {CLAIM_MAX} jobs")
+    return {
+        "node": node,
+        "seqs": [job.seq for job in jobs],
+        "lease_ids": [job.lease_id for job in jobs],
+    }
+
+
+def ack(where: Place, node: str, jobs: Sequence[Job]) -> Call[Acked]:
+    """Delete these jobs, as far as they are under these leases."""
+    return _post(where, "/ack", _fenced(jobs, node), _read_acked, repeatable=True)
+
+
+def nack(where: Place, node: str, jobs: Sequence[Job], *, delay_ms: int) -> Call[Nacked]:
+    """Release these jobs, as far as they are under these leases."""
+    body = {**_fenced(jobs, node), "delay_ms": delay_ms}
+    return _post(where, "/nack", body, _read_nacked, repeatable=True)
+
+
+def extend(
+    where: Place, node: str, jobs: Sequence[Job], *, lease_ms: int, no_more: bool = False
+) -> Call[Extended]:
+    """Let these leases last `lease_ms` from now.
+
+    `no_more`: the streams they came over are to bring nothing else.
+    """
+    body = {**_fenced(jobs, node), "lease_ms": lease_ms}
+    if no_more:
+        body["no_more"] = True
+    return _post(where, "/extend", body, _read_extended, repeatable=True)
+
+
+def state(where: Place) -> Call[QueueState]:
+    """Counters and configuration."""
+    return Call(
+        method="GET",
+        path=where.path("?touch=false"),
+        body=None,
+        read=_state_of,
+        repeatable=True,
+    )
+
+
+def _state_of(answer: bytes) -> QueueState:
+    found = _read_state(answer)
+    if found.queue is None:
+        raise NotAQueue(409, "not_a_queue", f"topic {found.topic!r} is a plain log")
+    return QueueState(found.topic, found.head_seq, found.count, found.queue, found.config)
+
+
+def work_path(where: Place, node: str, *, max_jobs: int, lease_ms: int | None) -> str:
+    """The path of a stream that pushes jobs."""
+    query: dict[str, str | int] = {"node": node, "max": min(max_jobs, CLAIM_MAX)}
+    if lease_ms is not None:
+        query["lease_ms"] = lease_ms
+    return where.path(f"/work?{urlencode(query)}")
+
+
+def pushed(where: Place, payload: bytes) -> Job:
+    """The job of a stream's frame."""
+    return _read_row(payload).job(where.name)

@@ -1,0 +1,43 @@
+"""The outside world of a client: its clock, its pauses, its chance, its name.
+
+The only module here that reads them, so that tests can hand in another `Effects`. Times are
+milliseconds of the event loop's own clock: never the wall's, which may jump.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import secrets
+import socket
+
+NODE_BYTES_MAX = 128
+
+
+class Effects:
+    """The real ones."""
+
+    def now_ms(self) -> float:
+        """Milliseconds since some moment; never goes back."""
+        return asyncio.get_running_loop().time() * 1000
+
+    async def sleep_ms(self, wait_ms: float) -> None:
+        """Wait."""
+        await asyncio.sleep(wait_ms / 1000)
+
+    def chance(self) -> float:
+        """A number from 0 to 1."""
+        return random.random()
+
+
+def new_key() -> str:
+    """An idempotency key that nobody else has."""
+    return secrets.token_hex(16)
+
+
+def new_node() -> str:
+    """A name for a worker: host, process, and chance, since a process may have several."""
+    tail = f"-{os.getpid()}-{secrets.token_hex(4)}"
+    host = socket.gethostname().encode()[: NODE_BYTES_MAX - len(tail)]
+    return host.decode(errors="ignore") + tail

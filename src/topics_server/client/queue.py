@@ -1,0 +1,284 @@
+"""`AsyncQueue`: one queue of one server, for coroutines.
+
+Owns the HTTP connection and nothing else: requests are `calls`, errors are `errors`. Every method
+raises the kinds of `errors`; `Unreachable` after the patience of the call is used up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Final, Self, TypeVar
+
+import httpx
+import httpx_sse
+import msgspec
+
+from topics_server.client import calls
+from topics_server.client.calls import Call
+from topics_server.client.effects import Effects, new_key
+from topics_server.client.errors import (
+    BadAnswer,
+    ClientError,
+    Unavailable,
+    Unreachable,
+    refusal,
+)
+from topics_server.client.patience import Patience
+from topics_server.client.values import (
+    Acked,
+    Claimed,
+    Enqueued,
+    Extended,
+    Job,
+    Nacked,
+    NewJob,
+    QueueState,
+)
+
+T = TypeVar("T")
+TIMEOUT_MS: Final = 30_000
+PATIENCE_MS: Final = 10_000
+# A stream says something every 15 s; one that is silent for longer than two of them is dead.
+SILENCE_MS: Final = 35_000
+# Less than `sources.OPENING_MS`: a server that is away is not one whose stream is held back.
+CONNECT_MS: Final = 4000
+JSON_BODY: Final = {"Content-Type": "application/json"}
+
+
+class Advice(msgspec.Struct, frozen=True):
+    """A frame of a stream that brings no job, but shows that the stream is alive."""
+
+
+class _Trouble(msgspec.Struct):
+    code: int
+    error: str = ""
+    retry_after_ms: int | None = None
+
+
+_read_trouble: Final = calls.reader(_Trouble)
+
+
+def headers(token: str | None) -> dict[str, str]:
+    """What every request carries."""
+    # Plain: what is compressed on its way is gathered first, and a stream must not be.
+    found = {"Accept": "application/json", "Accept-Encoding": "identity"}
+    return {**found, "Authorization": f"Bearer {token}"} if token else found
+
+
+def verified(url: str) -> bool:
+    """Whether certificates matter; loading them takes tens of milliseconds."""
+    return url.startswith("https:")
+
+
+def unreachable(error: httpx.TransportError, url: str) -> Unreachable:
+    """What a broken connection means."""
+    sent = not isinstance(error, httpx.ConnectError | httpx.ConnectTimeout | httpx.PoolTimeout)
+    if isinstance(error, httpx.TimeoutException):
+        return Unreachable(f"{url} did not answer in time", sent=sent)
+    return Unreachable(f"{url}: {str(error) or type(error).__name__}", sent=sent)
+
+
+def is_worn(error: httpx.TransportError) -> bool:
+    """Whether this may be a kept connection that the server closed meanwhile."""
+    return not isinstance(error, httpx.TimeoutException | httpx.ConnectError)
+
+
+def answer_of(response: httpx.Response, call: Call[T]) -> T:
+    """The value of a 2xx answer; raises what another one says."""
+    if not response.is_success:
+        retry_after = response.headers.get("Retry-After")
+        raise refusal(response.status_code, retry_after, response.content)
+    return call.read(response.content)
+
+
+def _trouble(payload: bytes, last: ClientError) -> ClientError:
+    """What a stream that ends now ended by; advice (429) is no end."""
+    trouble = _read_trouble(payload)
+    if trouble.code == 429:
+        return last
+    # Whatever it is, opening the stream again tells it with a status of its own.
+    code = f"stream_{trouble.code}"
+    return Unavailable(trouble.code, code, trouble.error, None, trouble.retry_after_ms)
+
+
+class AsyncQueue:
+    """A queue by name and `url`, or by its URL alone.
+
+    `token`: the key to present. `timeout_ms`: of one request. `patience_ms`: how long `enqueue`
+    tries again when the server is away or throttles; 0 = once. `create`: whether `enqueue` makes a
+    missing queue (left out: as the server is set), `config`: with which configuration.
+    """
+
+    def __init__(
+        self,
+        queue: str,
+        *,
+        url: str | None = None,
+        token: str | None = None,
+        timeout_ms: int = TIMEOUT_MS,
+        patience_ms: int = PATIENCE_MS,
+        create: bool | None = None,
+        config: Mapping[str, Any] | None = None,
+        effects: Effects | None = None,
+    ) -> None:
+        self.place = calls.place(queue, url)
+        self._patience_ms = patience_ms
+        self._create = create
+        self._config = dict(config or {})
+        self._effects = effects or Effects()
+        self._timeout_s = timeout_ms / 1000
+        self._http = httpx.AsyncClient(
+            base_url=self.place.url,
+            headers=headers(token),
+            timeout=self._timeout_s,
+            trust_env=False,
+            verify=verified(self.place.url),
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=16),
+        )
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._http.aclose()
+
+    # -- jobs in ---------------------------------------------------------------------------------
+
+    async def enqueue(
+        self,
+        data: Any,
+        *,
+        tag: str | None = None,
+        meta: dict[str, Any] | None = None,
+        key: str | None = None,
+        delay_ms: int | None = None,
+        deliver_at_ms: int | None = None,
+    ) -> Enqueued:
+        """Store one job; `data` is anything msgspec encodes as JSON.
+
+        `key` makes calls idempotent within the topic's window: whoever calls again with the same
+        key gets the first call's seq. Without one, tries of this call are one job all the same.
+        `delay_ms` (from now) or `deliver_at_ms` (since 1970) hold the job back.
+
+        Raises `QueueFull`, `InvalidRequest`, `NotFound`, `Unauthorized`; `Unreachable`,
+        `Throttled` and `Unavailable` once patience is over.
+        """
+        job = NewJob(data=data, tag=tag, meta=meta, delay_ms=delay_ms, deliver_at_ms=deliver_at_ms)
+        return await self.enqueue_many([job], key=key)
+
+    async def enqueue_many(self, jobs: Iterable[NewJob], *, key: str | None = None) -> Enqueued:
+        """Store jobs with consecutive seqs, all of them or none; errors as `enqueue`."""
+        call = calls.enqueue(
+            self.place, jobs, key=key or new_key(), create=self._create, config=self._config
+        )
+        patience = Patience(self._patience_ms)
+        while True:
+            try:
+                return await self._do(call)
+            except ClientError as error:
+                pause_ms = patience.pause_ms(error, self._effects.chance())
+                if pause_ms is None:
+                    raise
+            await self._effects.sleep_ms(pause_ms)
+
+    # -- jobs out --------------------------------------------------------------------------------
+
+    async def claim(
+        self, node: str, *, max_jobs: int = 1, lease_ms: int | None = None, wait_ms: int = 0
+    ) -> Claimed:
+        """Lease up to `max_jobs` to `node` for `lease_ms` (left out: the queue's own).
+
+        `wait_ms`: wait so long for the first job. Tried once: if the answer is lost
+        (`Unreachable` with `sent`), what it leased comes back when the lease ends.
+        """
+        return await self._do(
+            calls.claim(self.place, node, max_jobs=max_jobs, lease_ms=lease_ms, wait_ms=wait_ms)
+        )
+
+    async def ack(self, node: str, jobs: Sequence[Job]) -> Acked:
+        """Delete jobs that are done, for good; those whose lease is over are `skipped`."""
+        return await self._do(calls.ack(self.place, node, jobs))
+
+    async def nack(self, node: str, jobs: Sequence[Job], *, delay_ms: int = 0) -> Nacked:
+        """Release jobs; they are claimable again after `delay_ms`."""
+        return await self._do(calls.nack(self.place, node, jobs, delay_ms=delay_ms))
+
+    async def extend(
+        self,
+        node: str,
+        jobs: Sequence[Job],
+        *,
+        lease_ms: int,
+        no_more: bool = False,
+        timeout_ms: int | None = None,
+    ) -> Extended:
+        """Let leases last `lease_ms` from now; `skipped` ones are lost.
+
+        `no_more`: the streams of `work` that brought them are to bring nothing else.
+        """
+        call = calls.extend(self.place, node, jobs, lease_ms=lease_ms, no_more=no_more)
+        return await self._do(call, timeout_ms=timeout_ms)
+
+    async def state(self) -> QueueState:
+        """Counters and configuration; raises `NotFound` and `NotAQueue`."""
+        return await self._do(calls.state(self.place))
+
+    async def work(
+        self, node: str, *, max_jobs: int = 1, lease_ms: int | None = None
+    ) -> AsyncGenerator[Job | Advice, None]:
+        """Jobs as the server pushes them, at most `max_jobs` of them not acked.
+
+        Ends only by an error: `Unreachable` when the stream breaks. With its end the server takes
+        back every lease that came over it.
+        """
+        path = calls.work_path(self.place, node, max_jobs=max_jobs, lease_ms=lease_ms)
+        connect_s = min(self._timeout_s, CONNECT_MS / 1000)
+        timeout = httpx.Timeout(self._timeout_s, connect=connect_s, read=SILENCE_MS / 1000)
+        last: ClientError = Unreachable("the server ended the stream", sent=True)
+        try:
+            async with httpx_sse.aconnect_sse(self._http, "GET", path, timeout=timeout) as source:
+                if source.response.status_code != 200:
+                    retry_after = source.response.headers.get("Retry-After")
+                    answer = await source.response.aread()
+                    raise refusal(source.response.status_code, retry_after, answer)
+                async for event in source.aiter_sse():
+                    if event.event == "job":
+                        yield calls.pushed(self.place, event.data.encode())
+                        continue
+                    if event.event == "error":
+                        last = _trouble(event.data.encode(), last)
+                    yield Advice()
+        except httpx_sse.SSEError as error:
+            raise BadAnswer(str(error)) from None
+        except httpx.TransportError as error:
+            raise unreachable(error, self.place.url) from None
+        raise last
+
+    async def _do(self, call: Call[T], *, timeout_ms: int | None = None) -> T:
+        tries = 2 if call.repeatable else 1
+        timeout_s = self._timeout_s if timeout_ms is None else timeout_ms / 1000
+        while True:
+            tries -= 1
+            try:
+                response = await self._http.request(
+                    call.method,
+                    call.path,
+                    content=call.body,
+                    headers=JSON_BODY if call.body is not None else None,
+                    timeout=timeout_s + call.wait_ms / 1000,
+                )
+            except httpx.TransportError as error:
+                if not (tries and is_worn(error)):
+                    raise unreachable(error, self.place.url) from None
+            else:
+                return answer_of(response, call)

@@ -1,0 +1,205 @@
+"""What one sends to a queue and gets back from it, as values.
+
+`Job` is what a handler works on; its payload stays the bytes that were enqueued until it is asked
+for. Times are milliseconds: `_ms` lengths, `ts_ms` and `deadline_ms` since 1970 by the server's
+clock. No I/O; `calls` reads and writes these.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import msgspec
+
+T = TypeVar("T")
+
+
+class Lost(threading.Event):
+    """Set when a job's lease is gone: somebody else may work on the job, so stop.
+
+    `is_set()` and `wait(timeout)` (seconds, blocking) for threads, `wait_async()` for coroutines.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._calls: list[Callable[[], None]] = []
+        self._adding = threading.Lock()
+
+    def set(self) -> None:
+        """Tell everybody who waits."""
+        with self._adding:
+            super().set()
+            calls, self._calls = self._calls, []
+        for call in calls:
+            call()
+
+    async def wait_async(self) -> None:
+        """Return once it is set."""
+        loop = asyncio.get_running_loop()
+        told = asyncio.Event()
+
+        def tell() -> None:
+            loop.call_soon_threadsafe(told.set)
+
+        with self._adding:
+            if self.is_set():
+                return
+            self._calls.append(tell)
+        try:
+            await told.wait()
+        finally:
+            with self._adding:
+                if tell in self._calls:
+                    self._calls.remove(tell)
+
+
+class Job(msgspec.Struct, kw_only=True, eq=False):
+    """One delivery of a job.
+
+    `seq` names the job, `lease_id` this delivery of it. `deliveries` counts from 1. `raw` and
+    `raw_meta` are JSON as it was enqueued, by the byte. `lost` is set when the lease is gone.
+    """
+
+    queue: str
+    seq: int
+    lease_id: str
+    deadline_ms: int
+    ts_ms: int
+    deliveries: int
+    raw: bytes
+    tag: str | None = None
+    raw_meta: bytes | None = None
+    lost: Lost = msgspec.field(default_factory=Lost)
+
+    @property
+    def data(self) -> Any:
+        """The payload as plain Python values."""
+        return _plain(self.raw)
+
+    @property
+    def meta(self) -> dict[str, Any]:
+        """The small headers; empty if there are none."""
+        found = {} if self.raw_meta is None else _plain(self.raw_meta)
+        assert isinstance(found, dict), "the server takes objects only"
+        return found
+
+    def data_as(self, kind: type[T]) -> T:
+        """The payload as a dataclass, a msgspec Struct or any other type msgspec knows.
+
+        Raises `msgspec.ValidationError` if it does not fit.
+        """
+        return msgspec.json.decode(self.raw, type=kind)
+
+
+def _plain(text: bytes) -> Any:
+    try:
+        return msgspec.json.decode(text)
+    except msgspec.DecodeError:
+        return json.loads(text)  # numbers that fit no float, like 1e400
+
+
+class NewJob(msgspec.Struct, kw_only=True, frozen=True):
+    """A job to enqueue with others: `data` is anything msgspec encodes as JSON.
+
+    `msgspec.Raw(bytes)` is sent by the byte. At most one of `delay_ms` (from now) and
+    `deliver_at_ms` (since 1970) holds the job back.
+    """
+
+    data: Any
+    tag: str | None = None
+    meta: dict[str, Any] | None = None
+    delay_ms: int | None = None
+    deliver_at_ms: int | None = None
+
+
+class Enqueued(msgspec.Struct):
+    """Jobs that are stored; `deduped`: an earlier call of the same key had stored them."""
+
+    first_seq: int
+    last_seq: int
+    created: bool = False
+    deduped: bool = False
+
+    @property
+    def seq(self) -> int:
+        """The seq of the only job."""
+        assert self.first_seq == self.last_seq, "several were enqueued"
+        return self.first_seq
+
+
+class Claimed(msgspec.Struct):
+    """Jobs leased by one call, by ascending seq; `ready` more were claimable after it."""
+
+    jobs: list[Job]
+    ready: int = 0
+
+
+class Acked(msgspec.Struct):
+    """`acked` jobs are done and deleted; `skipped` seqs were not under these leases."""
+
+    acked: int
+    skipped: list[int] = []
+    ready: int = 0
+    in_flight: int = 0
+
+
+class Nacked(msgspec.Struct):
+    """`nacked` jobs are released; `skipped` seqs were not under these leases."""
+
+    nacked: int
+    skipped: list[int] = []
+    ready: int = 0
+    in_flight: int = 0
+
+
+class Extended(msgspec.Struct):
+    """`extended` leases end at `deadlines` (ms since 1970, by seq); `skipped` seqs are lost."""
+
+    extended: int
+    skipped: list[int] = []
+    deadlines: dict[int, int] = {}
+
+
+class Counters(msgspec.Struct):
+    """How many jobs are claimable, held back, leased, and were moved away as dead."""
+
+    ready: int = 0
+    in_flight: int = 0
+    dead_lettered: int = 0
+    delayed: int = 0
+
+
+class QueueState(msgspec.Struct):
+    """A queue's state; `config` as the server tells it."""
+
+    topic: str
+    head_seq: int
+    count: int
+    queue: Counters
+    config: dict[str, Any] = {}
+
+    @property
+    def lease_ms(self) -> int:
+        """How long a claim holds a job unless it says otherwise."""
+        found = self.config.get("lease_ms", 30_000)
+        assert isinstance(found, int), "a number in the contract"
+        return found
+
+
+class Stats(msgspec.Struct):
+    """What a worker did with the jobs it was given.
+
+    `done` were acked after their handler returned, `dropped` after `Drop` or `Dead`; `failed` were
+    released for another try; `lost` had their lease taken before their end was recorded;
+    `released` were given back unfinished by a stop.
+    """
+
+    done: int = 0
+    dropped: int = 0
+    failed: int = 0
+    lost: int = 0
+    released: int = 0

@@ -1,0 +1,377 @@
+"""Readers with bells over many topics: who is woken when a topic moves, and what it reads then.
+
+One bell per followed topic, not one per reader. What rings within a loop turn is collected; in a
+later turn, when whoever appended has its answer, every reader concerned is pumped once, a few
+milliseconds at a time. Readers that stand at the same place share one `Batch`. Sealed payloads are
+fetched off the loop, once for all who wait for them. Loop thread only. Used by `api/fanout`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Final, Protocol
+
+import msgspec
+
+from topics_server.engine.commits import Commits
+from topics_server.engine.cursors import Cursor
+from topics_server.engine.fetching import Fetcher
+from topics_server.engine.hub import Hub
+from topics_server.engine.ports import Clock
+from topics_server.engine.registry import Registry
+from topics_server.engine.subscription import Batch, Options, Place, Track, deleted, plan, settle
+from topics_server.engine.synced import SyncedHeads
+from topics_server.engine.topic import Applied, Topic
+from topics_server.entries import Entry
+from topics_server.errors import StorageError, TopicsError
+from topics_server.limits import SEQ_MAX
+from topics_server.metrics import log
+
+# How long readers are pumped before others have a turn of the loop.
+_SLICE_MS: Final = 2.0
+_PUMPED_AT_ONCE: Final = 8
+# Small: what the first are sent is read by their clients while the others are still gone over.
+_TOLD_AT_ONCE: Final = 16
+# Distinct options of which one object is kept.
+_OPTIONS_MAX: Final = 1024
+# Of a place that nobody has asked for.
+_UNKNOWN: Final = Batch([], [], 0, more=False)
+# Batches kept while readers at the same places may still come.
+_SHARED_MAX: Final = 512
+
+
+class TopicView(msgspec.Struct, frozen=True):
+    """A topic as who subscribes is told of it."""
+
+    topic_id: int
+    epoch: int
+    head_seq: int
+    earliest_seq: int
+
+
+# What is to be written, and by what: done behind the work that decided on it.
+Writes = list[tuple[Callable[[bytes], object], bytes]]
+
+
+class Reader(Protocol):
+    """One stream, as the feeds see it."""
+
+    def ring(self, track: Track) -> None:
+        """The topic of a track moved, or what was fetched for it is here."""
+        ...
+
+    def pump(self) -> None:
+        """Take what is ready."""
+        ...
+
+    def give(self, track: Track, batch: Batch, now: float, writes: Writes) -> bool:
+        """Take a batch at once, if nothing else is to be taken before it; whether it was taken.
+
+        `now`: of the monotonic clock, ms. What is to be sent joins `writes`.
+        """
+        ...
+
+    def fail(self, track: Track, error: TopicsError | StorageError) -> None:
+        """What the track stands at cannot be read."""
+        ...
+
+
+def _write(writes: Writes) -> None:
+    """Do what was decided, all of it: one that fails keeps nobody else from theirs."""
+    left = iter(writes)
+    try:
+        for writer, wire in left:
+            writer(wire)
+    finally:
+        for writer, wire in left:
+            writer(wire)
+        writes.clear()
+
+
+class _Feed:
+    """The followers of one topic; its bell."""
+
+    __slots__ = ("feeds", "is_rung", "members", "topic_id")
+
+    def __init__(self, feeds: Feeds, topic_id: int) -> None:
+        self.feeds = feeds
+        self.topic_id = topic_id
+        self.members: dict[Track, Reader] = {}
+        self.is_rung = False
+
+    def ring(self) -> None:
+        if not self.is_rung:
+            self.is_rung = True
+            self.feeds.rung(self)
+
+
+class Feeds:
+    """All followed topics of one server."""
+
+    def __init__(
+        self, registry: Registry, commits: Commits, hub: Hub, fetcher: Fetcher, clock: Clock
+    ) -> None:
+        self._registry = registry
+        self._commits = commits
+        self._hub = hub
+        self._fetcher = fetcher
+        self._clock = clock
+        self._feeds: dict[int, _Feed] = {}
+        self._rung: list[_Feed] = []
+        self._waiting: dict[Reader, None] = {}
+        self._pumped: deque[Reader] = deque()
+        self._passes: deque[Iterator[int]] = deque()
+        self._is_scheduled = False
+        self._options: dict[Options, Options] = {}
+        self._shared: dict[tuple[Place, int, int], Batch] = {}
+        self._fetching: dict[tuple[Place, int], list[tuple[Track, Reader]]] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._synced = SyncedHeads(commits.synced_lsn)
+        self._loop = asyncio.get_running_loop()
+
+    # --- who follows ------------------------------------------------------------------------
+
+    def resolve(self, name: str) -> TopicView | None:
+        """The topic of a name as it is now."""
+        topic = self._registry.find(name)
+        if topic is None:
+            return None
+        earliest = topic.earliest_seq(self._clock.now_ms())
+        return TopicView(topic.topic_id, topic.epoch, topic.log.head_seq, earliest)
+
+    def follow(self, reader: Reader, cursor: Cursor, options: Options) -> Track | None:
+        """Tell `reader` of a topic from its cursor on; `None` if there is no such topic.
+
+        It is rung at once, if only to be told that it is caught up.
+        """
+        topic = self._registry.find(cursor.name)
+        if topic is None:
+            return None
+        if len(self._options) >= _OPTIONS_MAX:
+            self._options.clear()
+        # The same object for equal options: places are compared often.
+        track = Track(cursor, topic, self._options.setdefault(options, options))
+        feed = self._feeds.get(topic.topic_id)
+        if feed is None:
+            feed = self._feeds[topic.topic_id] = _Feed(self, topic.topic_id)
+            self._hub.add(topic.topic_id, feed.ring)
+        feed.members[track] = reader
+        if options.strong:
+            self._follow_synced(topic)
+        self._wake(reader, track)
+        return track
+
+    def unfollow(self, track: Track) -> None:
+        """Nothing more is told of it."""
+        topic_id = track.topic.topic_id
+        feed = self._feeds[topic_id]
+        del feed.members[track]
+        if not feed.members:
+            del self._feeds[topic_id]
+            self._hub.remove(topic_id, feed.ring)
+        if track.options.strong:
+            self._unfollow_synced(topic_id)
+
+    def forget(self, reader: Reader) -> None:
+        """The reader is gone; its tracks were unfollowed."""
+        self._waiting.pop(reader, None)
+
+    def _follow_synced(self, topic: Topic) -> None:
+        if not len(self._synced):
+            self._commits.observers.append(self._on_applied)
+            self._commits.on_synced.append(self._on_synced)
+        self._synced.follow(topic)
+
+    def _unfollow_synced(self, topic_id: int) -> None:
+        self._synced.unfollow(topic_id)
+        if not len(self._synced):
+            self._commits.observers.remove(self._on_applied)
+            self._commits.on_synced.remove(self._on_synced)
+
+    def _on_applied(self, lsn: int, entry: Entry, applied: Applied) -> None:
+        self._synced.note(entry.topic_id, lsn)
+
+    def _on_synced(self) -> None:
+        for topic_id in self._synced.advance():
+            self._hub.ring(topic_id)
+
+    # --- turns ------------------------------------------------------------------------------
+
+    def rung(self, feed: _Feed) -> None:
+        """A topic moved: its readers are pumped in a turn to come."""
+        self._rung.append(feed)
+        self._schedule()
+
+    def again(self, reader: Reader) -> None:
+        """The reader has more to take, or can take more."""
+        self._waiting[reader] = None
+        self._schedule()
+
+    def _wake(self, reader: Reader, track: Track) -> None:
+        reader.ring(track)
+        self.again(reader)
+
+    def _schedule(self) -> None:
+        if not self._is_scheduled:
+            self._is_scheduled = True
+            # Who appended was resolved before the bell and is answered first in the same turn.
+            self._loop.call_soon(self._turn)
+
+    def _turn(self) -> None:
+        # First of all: should anything below fail, the next bell begins a turn again.
+        self._is_scheduled = False
+        until_ms = self._clock.monotonic_ms() + _SLICE_MS
+        rung, self._rung = self._rung, []
+        for feed in rung:
+            feed.is_rung = False
+            self._passes.append(self._tell(feed))
+        while self._passes and self._clock.monotonic_ms() < until_ms:
+            # A few members each; a pass that is done is over.
+            if next(self._passes[0], None) is None:
+                self._passes.popleft()
+        self._pump_waiting(until_ms)
+        if self._waiting or self._rung or self._passes:
+            self._schedule()
+        elif not self._is_scheduled:
+            self._shared.clear()
+
+    def _tell(self, feed: _Feed) -> Iterator[int]:
+        """Go over the followers of a topic that moved; yields now and then.
+
+        Those who are live and stand together, which is nearly all, are handed the same batch on the
+        spot. The others are pumped, with all that they follow. A few are gone over at a time, and
+        written to behind that: code that takes turns with the kernel's finds no cache warm.
+        """
+        batches: dict[tuple[int, int], Batch | None] = {}
+        batch: Batch | None = None
+        seq, options = -1, None
+        now_ms = self._clock.monotonic_ms()
+        writes: Writes = []
+        members = list(feed.members.items())
+        for start in range(0, len(members), _TOLD_AT_ONCE):
+            try:
+                for track, reader in members[start : start + _TOLD_AT_ONCE]:
+                    if track not in feed.members:
+                        continue  # it went while others were told
+                    is_live = track.is_live and not track.is_fresh
+                    # Equal options are one object here, and most stand where the one before stands.
+                    if is_live and (track.cursor.seq != seq or track.options is not options):
+                        seq, options = track.cursor.seq, track.options
+                        key = (seq, id(options))
+                        batch = batches.get(key, _UNKNOWN)
+                        if batch is _UNKNOWN:
+                            batch = batches[key] = self._resident(track.topic, track.place)
+                    if (
+                        not is_live
+                        or batch is None
+                        or not reader.give(track, batch, now_ms, writes)
+                    ):
+                        reader.ring(track)
+                        self._waiting[reader] = None
+            finally:
+                _write(writes)
+            yield start
+            now_ms = self._clock.monotonic_ms()
+
+    def _resident(self, topic: Topic, place: Place) -> Batch | None:
+        """What readers at a place are told, if there is anything, in one go and from memory."""
+        if self._registry.get(topic.topic_id) is not topic:
+            return None
+        upto_seq = self._upto_seq(topic, place.options)
+        batch = self._at(topic, place, upto_seq)
+        return batch if batch is not None and batch.events and not batch.more else None
+
+    def _pump_waiting(self, until_ms: float) -> None:
+        """Pump who waits, in order, until the slice is over; who has more waits behind the rest."""
+        pumped = self._pumped
+        while True:
+            if not pumped:
+                pumped.extend(self._waiting)
+                self._waiting.clear()
+                if not pumped:
+                    return
+            for _ in range(min(len(pumped), _PUMPED_AT_ONCE)):
+                pumped.popleft().pump()
+            if self._clock.monotonic_ms() > until_ms:
+                self._waiting = dict.fromkeys(pumped) | self._waiting
+                pumped.clear()
+                return
+
+    # --- reading ----------------------------------------------------------------------------
+
+    def read(self, reader: Reader, track: Track, *, may_fetch: bool) -> Batch | None:
+        """What the track is told next; `None` if that has to be read from disk.
+
+        Then it `is_fetching` and `reader` is rung when it is here, or, unless it `may_fetch`,
+        nothing was begun.
+        """
+        topic = track.topic
+        if self._registry.get(topic.topic_id) is not topic:
+            return deleted(track.cursor.name, topic.log.head_seq)
+        place = track.place
+        if track.fetched is not None:
+            fetched, track.fetched = track.fetched, None
+            if fetched[0] == place:
+                return fetched[1]
+        upto_seq = self._upto_seq(topic, track.options)
+        batch = self._at(topic, place, upto_seq)
+        if batch is None and may_fetch:
+            self._begin_fetch(reader, track, place, upto_seq)
+        return batch
+
+    def _upto_seq(self, topic: Topic, options: Options) -> int:
+        return self._synced.seq(topic.topic_id) if options.strong else SEQ_MAX
+
+    def _at(self, topic: Topic, place: Place, upto_seq: int) -> Batch | None:
+        """The batch of a place, the same for all; `None` if a part of it is not in memory."""
+        key = (place, topic.revision, upto_seq)
+        batch = self._shared.get(key)
+        if batch is not None:
+            return batch
+        topic.last_read_ts = now_ms = self._clock.now_ms()
+        page = self._fetcher.resident(topic, plan(topic, place, upto_seq, now_ms))
+        if page is None:
+            return None
+        if len(self._shared) >= _SHARED_MAX:
+            self._shared.clear()
+        batch = self._shared[key] = settle(topic.name, place, page, upto_seq)
+        return batch
+
+    def _begin_fetch(self, reader: Reader, track: Track, place: Place, upto_seq: int) -> None:
+        track.is_fetching = True
+        key = (place, upto_seq)
+        waiting = self._fetching.get(key)
+        if waiting is not None:
+            waiting.append((track, reader))
+            return
+        self._fetching[key] = [(track, reader)]
+        task = self._loop.create_task(self._fetch(track.topic, place, upto_seq))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _fetch(self, topic: Topic, place: Place, upto_seq: int) -> None:
+        """Read sealed payloads for everybody who stands at the place."""
+        batch: Batch | None = None
+        error: StorageError | None = None
+        try:
+            page_plan = plan(topic, place, upto_seq, self._clock.now_ms())
+            page = await self._fetcher.complete(topic, page_plan)
+            if page is not None:
+                batch = settle(topic.name, place, page, upto_seq)
+        except StorageError as failed:
+            log.error("topic %s cannot be read for its followers: %s", topic.name, failed)
+            error = failed
+        for track, reader in self._fetching.pop((place, upto_seq)):
+            track.is_fetching = False
+            feed = self._feeds.get(topic.topic_id)
+            if feed is None or track not in feed.members:
+                continue  # it went away meanwhile
+            if error is not None:
+                reader.fail(track, error)
+                continue
+            if batch is not None:
+                track.fetched = (place, batch)
+            # Without a batch something moved while it was read: it is planned again.
+            self._wake(reader, track)

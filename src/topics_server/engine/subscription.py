@@ -1,0 +1,193 @@
+"""What one reader of a topic is told next: records, a tombstone, caught-up, topic-deleted. Pure.
+
+A `Track` is one topic as one stream follows it. `plan` says what to read for it, `settle` turns the
+page into a `Batch`: events that depend on nothing but where the reader stands and what it asked
+for, so that readers standing at the same place share the batch, and what was rendered of it. The
+rules of §7.5 are here; the tombstone rule itself is `reading`'s. Called by `feeds`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from topics_server.engine.answers import Page, ReadRequest
+from topics_server.engine.cursors import Cursor
+from topics_server.engine.reading import PagePlan, plan_page
+from topics_server.engine.topic import Topic
+from topics_server.limits import SEQ_MAX
+from topics_server.model import LossReason
+from topics_server.rendered import DATA, META
+
+FROM_SEQ_TOO_OLD: Final = "from_seq_too_old"
+# What a reader had no part in: told by another name to one who has just come back (§7.5).
+_INVOLUNTARY: Final = frozenset((LossReason.CAP, LossReason.TTL, LossReason.MIXED))
+
+
+class Options(msgspec.Struct, frozen=True):
+    """How a topic is followed (§7.2); readers with equal options share what is rendered.
+
+    `shown`: a sum of `rendered.TAGS`, `META` and `DATA`. `strong`: only what is synced.
+    """
+
+    limit: int = 256
+    max_bytes: int = 262_144
+    nodes: frozenset[str] = frozenset()
+    shown: int = META | DATA
+    strong: bool = False
+
+
+class Records(msgspec.Struct, frozen=True):
+    """New records of one topic; `to_seq` is the last seq examined, the reader's next cursor."""
+
+    topic: str
+    page: Page
+    shown: int
+    from_seq: int
+    to_seq: int
+    head_seq: int
+
+
+class Tombstone(msgspec.Struct, frozen=True):
+    """Seqs `gap_from..gap_to` are lost (§3.3, §7.5)."""
+
+    topic: str
+    reason: str
+    gap_from: int
+    gap_to: int
+    earliest_seq: int
+    head_seq: int
+
+
+class CaughtUp(msgspec.Struct, frozen=True):
+    """The topic is drained to its head; from now on the reader is live."""
+
+    topic: str
+    head_seq: int
+
+
+class TopicDeleted(msgspec.Struct, frozen=True):
+    """The topic is gone; nothing more of it follows on this stream."""
+
+    topic: str
+    head_seq: int
+    reason: str = "deleted"
+
+
+Event = Records | Tombstone | CaughtUp | TopicDeleted
+
+
+class Place(NamedTuple):
+    """All that decides what a reader is told next, beside the topic itself."""
+
+    topic_id: int
+    from_seq: int
+    options: Options
+    is_fresh: bool
+    is_live: bool
+
+
+class Batch:
+    """What a reader at one place is told, and where each event leaves its cursor.
+
+    `seqs[i]` is the cursor behind `events[i]`, `end_seq` the one behind all. `more`: the head is
+    not reached. `is_last`: the topic is gone. `rendered`: what connections made of it, by kind of
+    connection.
+    """
+
+    __slots__ = ("end_seq", "events", "is_last", "more", "rendered", "seqs")
+
+    def __init__(self, events: list[Event], seqs: list[int], end_seq: int, *, more: bool) -> None:
+        assert len(events) == len(seqs)
+        self.events = events
+        self.seqs = seqs
+        self.end_seq = end_seq
+        self.more = more
+        self.is_last = False
+        self.rendered: dict[object, Any] = {}
+
+
+class Track:
+    """One topic as one stream follows it.
+
+    `topic` is the incarnation that is read, whatever the cursor says it last was. `is_fresh`: the
+    reader was away, losses are told as `from_seq_too_old`. `is_live`: it was told caught-up and
+    has not fallen behind since. `is_ready`: it waits for its turn. `is_fetching`: what it is told
+    next is read from disk; `fetched` is what came of that.
+    """
+
+    __slots__ = (
+        "cursor",
+        "fetched",
+        "is_fetching",
+        "is_fresh",
+        "is_live",
+        "is_ready",
+        "options",
+        "topic",
+    )
+
+    def __init__(self, cursor: Cursor, topic: Topic, options: Options) -> None:
+        self.cursor = cursor
+        self.topic = topic
+        self.options = options
+        self.is_fresh = True
+        self.is_live = False
+        self.is_ready = False
+        self.is_fetching = False
+        self.fetched: tuple[Place, Batch] | None = None
+
+    @property
+    def place(self) -> Place:
+        """Where the reader stands now."""
+        cursor, topic = self.cursor, self.topic
+        # Of another incarnation nothing was read: beyond any head, as the tombstone rule has it.
+        from_seq = cursor.seq if cursor.topic_id == topic.topic_id else SEQ_MAX
+        return Place(topic.topic_id, from_seq, self.options, self.is_fresh, self.is_live)
+
+    def move(self, batch: Batch, seq: int) -> None:
+        """The reader was handed what lies up to `seq` of this batch."""
+        cursor, topic = self.cursor, self.topic
+        cursor.topic_id, cursor.epoch, cursor.seq = topic.topic_id, topic.epoch, seq
+        self.is_fresh = False
+        self.is_live = not batch.more
+
+
+def plan(topic: Topic, place: Place, upto_seq: int, now_ms: int) -> PagePlan:
+    """What to read for readers at a place; `upto_seq` bounds those who want only what is synced."""
+    options = place.options
+    request = ReadRequest(place.from_seq, options.limit, options.max_bytes, options.nodes)
+    return plan_page(topic, request, now_ms, upto_seq)
+
+
+def settle(name: str, place: Place, page: Page, upto_seq: int) -> Batch:
+    """The events of a page, in the order in which they are told."""
+    events: list[Event] = []
+    seqs: list[int] = []
+    seq = place.from_seq
+    end_seq = page.next_from_seq
+    head_seq = max(min(page.head_seq, upto_seq), end_seq)
+    gap = page.gap
+    if gap is not None:
+        is_late = place.is_fresh and gap.reason in _INVOLUNTARY
+        reason = FROM_SEQ_TOO_OLD if is_late else gap.reason.value
+        seq = max(gap.gap_to, 0)
+        events.append(Tombstone(name, reason, gap.gap_from, seq, page.earliest_seq, head_seq))
+        seqs.append(seq)
+    if page.pieces:
+        options = place.options
+        events.append(Records(name, page, options.shown, seq, end_seq, head_seq))
+        seqs.append(end_seq)
+    more = end_seq < head_seq
+    if not more and not place.is_live:
+        events.append(CaughtUp(name, head_seq))
+        seqs.append(end_seq)
+    return Batch(events, seqs, end_seq, more=more)
+
+
+def deleted(name: str, head_seq: int) -> Batch:
+    """What a reader of a topic that is gone is told."""
+    batch = Batch([TopicDeleted(name, head_seq)], [head_seq], head_seq, more=False)
+    batch.is_last = True
+    return batch

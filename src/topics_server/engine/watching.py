@@ -1,0 +1,166 @@
+"""Watch sessions as the API uses them: opened, found, followed, expired; journaled as they go.
+
+Watching is reading: when the journal refuses an entry, the session goes on in memory, and only a
+restart would lose it. Only an opening waits for its entry. Called by `api/watch`; loop thread only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Final
+
+from topics_server.clock import random_id
+from topics_server.engine.commits import Commits, Ticket
+from topics_server.engine.cursors import Cursor
+from topics_server.engine.ports import Clock
+from topics_server.engine.sessions import SessionTable, WatchSession
+from topics_server.entries import (
+    CursorAt,
+    Entry,
+    SessionEntry,
+    SessionMoved,
+    SessionOpened,
+    SessionOptions,
+    SessionsClosed,
+)
+from topics_server.errors import Code, TopicsError
+from topics_server.metrics import log
+from topics_server.model import Gate
+
+_WID_BYTES: Final = 16
+
+
+class WatchSessions:
+    """The sessions of a server that has recovered. `max_sessions`: 0 is unlimited.
+
+    `ttl_ms`: how long a session lives without a stream.
+    """
+
+    def __init__(
+        self,
+        table: SessionTable,
+        commits: Commits,
+        clock: Clock,
+        *,
+        ttl_ms: int,
+        max_sessions: int,
+    ) -> None:
+        assert ttl_ms > 0
+        assert max_sessions >= 0
+        self._table = table
+        self._commits = commits
+        self._clock = clock
+        self._max_sessions = max_sessions
+        self.ttl_ms = ttl_ms
+        self._is_draining = False
+        self._is_closed = False
+        # Told once until the journal takes an entry again.
+        self._is_refused = False
+        table.finish_recovery(clock.now_ms())
+
+    def __len__(self) -> int:
+        return len(self._table)
+
+    async def open(self, options: SessionOptions, cursors: Sequence[Cursor]) -> WatchSession:
+        """A new session that starts at these cursors (it makes its own), safe from a kill.
+
+        Raises `throttled` when there are as many as there may be.
+        """
+        now_ms = self._clock.now_ms()
+        self._reclaim(now_ms)
+        if self._max_sessions:
+            count = len(self._table) + self._table.opening_count
+            if count >= self._max_sessions:
+                raise TopicsError(
+                    Code.THROTTLED,
+                    "the server holds as many watch sessions as it may",
+                    {"limit": "max_watch_sessions", "max": self._max_sessions},
+                )
+        positions = [CursorAt(at.name, at.topic_id, at.epoch, at.seq) for at in cursors]
+        entry = SessionOpened(f"wid_{random_id(_WID_BYTES)}", now_ms, options, positions)
+        ticket = self._submit(entry)
+        if ticket is not None:
+            await _settled(ticket)
+        session = self._table.open(entry)
+        if ticket is None or ticket.error is not None:
+            session.noted = None
+        return session
+
+    def find(self, wid: str) -> WatchSession | None:
+        """The session of an id, unless it has expired. Finding it does not count as use."""
+        self._reclaim(self._clock.now_ms())
+        return self._table.find(wid)
+
+    def begin(self, session: WatchSession) -> None:
+        """A stream of the session opened. Each has one `end`, also if another took it over.
+
+        A client that went back is noted, lest a restart skip what it is about to be told again.
+        """
+        if not self._table.begin(session):
+            # The older stream has moved it since; where to is in a snapshot at most.
+            session.noted = None
+        now_ms = self._clock.now_ms()
+        self._submit(SessionMoved(session.wid, now_ms, True, session.take_note()))
+
+    def end(self, session: WatchSession) -> None:
+        """A stream of the session ended, its cursors being where they are."""
+        now_ms = self._clock.now_ms()
+        if self._table.end(session, now_ms, is_cut=self._is_draining):
+            self._submit(
+                SessionMoved(session.wid, now_ms, session.is_streaming, session.take_note())
+            )
+
+    def drain(self) -> None:
+        """Streams that end from now on were ended by us: for the next start they were open."""
+        self._is_draining = True
+
+    def close(self) -> None:
+        """The journal is about to close: nothing is written any more."""
+        self._is_closed = True
+
+    def _reclaim(self, now_ms: int) -> None:
+        expired = self._table.expire(now_ms, self.ttl_ms)
+        if expired:
+            self._submit(SessionsClosed(expired, now_ms))
+
+    def _submit(self, entry: SessionEntry) -> Ticket | None:
+        """Journal an entry; None if the journal does not take it."""
+        if self._is_closed:
+            return None
+        try:
+            ticket = self._commits.submit(entry, Gate.WRITTEN, self._table, urgent=True)
+        except TopicsError as error:
+            self._refused(entry, error)
+            return None
+        ticket.waiters.append(lambda: self._told(ticket))
+        return ticket
+
+    def _told(self, ticket: Ticket) -> None:
+        if ticket.error is not None:
+            self._refused(ticket.entry, ticket.error)
+        else:
+            self._is_refused = False
+
+    def _refused(self, entry: Entry, error: TopicsError) -> None:
+        if isinstance(entry, SessionMoved):
+            session = self._table.find(entry.wid)
+            if session is not None:
+                session.noted = None
+        if not self._is_refused:
+            self._is_refused = True
+            log.warning("watch sessions go on in memory only: %s", error.message)
+
+
+async def _settled(ticket: Ticket) -> None:
+    """Return when the ticket is applied or has failed, whichever way."""
+    if ticket.is_done:
+        return
+    settled: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def tell() -> None:
+        if not settled.done():
+            settled.set_result(None)
+
+    ticket.waiters.append(tell)
+    await settled

@@ -1,0 +1,74 @@
+"""What the queue service answers: plain values that the API renders. Pure; no rule lives here."""
+
+from __future__ import annotations
+
+import msgspec
+
+from topics_server.blocks import Block
+from topics_server.engine.answers import QueueCounts
+from topics_server.queue.jobs import LeaseView
+
+
+class LeasedJob(msgspec.Struct, frozen=True, gc=False):
+    """A job that was handed out, and its record, which is row `row` of `block`."""
+
+    seq: int
+    lease_id: int
+    deadline_ms: int
+    deliveries: int
+    block: Block
+    row: int
+
+
+class Claimed(msgspec.Struct, frozen=True):
+    """Outcome of a claim (§10.2): jobs by seq, and how many others can be claimed."""
+
+    jobs: list[LeasedJob]
+    ready: int
+
+
+class Acked(msgspec.Struct, frozen=True):
+    """Outcome of an ack (§10.4): how many jobs are completed and deleted."""
+
+    acked: int
+    skipped: list[int]
+    counts: QueueCounts
+    write_ms: float = 0.0
+    sync_ms: float = 0.0
+
+
+class Nacked(msgspec.Struct, frozen=True):
+    """Outcome of a nack (§10.5)."""
+
+    nacked: int
+    skipped: list[int]
+    counts: QueueCounts
+
+
+class Extended(msgspec.Struct, frozen=True):
+    """Outcome of an extend (§10.6): the leases of `seqs` end at `deadline_ms`."""
+
+    seqs: list[int]
+    deadline_ms: int
+    skipped: list[int]
+
+
+class Redriven(msgspec.Struct, frozen=True):
+    """Outcome of a redrive: dead letters of `source` that are jobs again.
+
+    `skipped`: asked for, but not there, not of this queue, or leased. `more`: there may be others
+    behind `next_after_seq`.
+    """
+
+    source: str
+    redriven: int
+    skipped: list[int]
+    more: bool
+    next_after_seq: int
+
+
+class LeasePage(msgspec.Struct, frozen=True):
+    """Leases by seq; `next_after_seq` when more follow."""
+
+    leases: list[LeaseView]
+    next_after_seq: int | None = None

@@ -1,0 +1,126 @@
+"""The record a dead job becomes, and the job a dead letter becomes again (§10.6, redrive).
+
+`data`, `tag`, `node` and `meta` stay what they are, byte for byte; what is known of the job's end
+is added to `meta`, as its last three members, and taken off again by the redrive:
+
+    {"trace":"z9"}  ->  {"trace":"z9","$dead_letter_from":"jobs","$dead_letter_deliveries":5,
+                         "$dead_letter_src_seq":480101}
+
+Where `meta` was absent a space before the last brace says so, for `{}` must stay `{}`. A letter
+that dies again has its new stamps behind the old ones: parsers of JSON take the last of equal
+names. Called by `queue/service`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Final
+
+import msgspec
+
+from topics_server.model import is_topic_name
+
+# Exact, since valid JSON has `,"$` and `{"$` nowhere but where a member's name begins, and what
+# follows it up to the last brace is on the level of `meta` itself.
+_STAMPED: Final = re.compile(
+    rb'(,|\{[ \t\r\n]*)"\$dead_letter_from":"([A-Za-z0-9][A-Za-z0-9._:-]{0,254})",'
+    rb'"\$dead_letter_deliveries":(0|[1-9][0-9]{0,18}),'
+    rb'"\$dead_letter_src_seq":([1-9][0-9]{0,18})( ?)\}\Z'
+)
+
+
+class Letter(msgspec.Struct, frozen=True, gc=False):
+    """A record as it is stored: `data` and `meta` as they were sent, `meta` empty if absent."""
+
+    data: bytes
+    tag: str | None = None
+    node: str | None = None
+    meta: bytes = b""
+
+
+class Stamps(msgspec.Struct, frozen=True, gc=False):
+    """How a job died: in which queue, after how many deliveries, and what its seq was there."""
+
+    from_topic: str
+    deliveries: int
+    src_seq: int
+
+
+def stamp(letter: Letter, stamps: Stamps) -> Letter:
+    """The dead letter that this job becomes."""
+    assert is_topic_name(stamps.from_topic)
+    members = (
+        f'"$dead_letter_from":"{stamps.from_topic}",'
+        f'"$dead_letter_deliveries":{stamps.deliveries},'
+        f'"$dead_letter_src_seq":{stamps.src_seq}'
+    ).encode()
+    meta = letter.meta
+    if not meta:
+        stamped = b"{" + members + b" }"
+    else:
+        assert meta.startswith(b"{")
+        assert meta.endswith(b"}")
+        comma = b"," if meta[1:-1].strip() else b""
+        stamped = meta[:-1] + comma + members + b"}"
+    return Letter(letter.data, letter.tag, letter.node, stamped)
+
+
+def stamps_of(meta: bytes) -> Stamps | None:
+    """How the job died; None if this is the `meta` of no dead letter."""
+    found = _find(meta)
+    if found is None:
+        return None
+    return Stamps(found.group(2).decode(), int(found.group(3)), int(found.group(4)))
+
+
+def unstamp(letter: Letter) -> Letter:
+    """The job that this dead letter was; what is no dead letter stays what it is."""
+    found = _find(letter.meta)
+    if found is None:
+        return letter
+    if found.group(5):
+        meta = b""
+    elif found.group(1) == b",":
+        meta = letter.meta[: found.start()] + b"}"
+    else:
+        meta = found.group(1) + b"}"
+    return Letter(letter.data, letter.tag, letter.node, meta)
+
+
+def _find(meta: bytes) -> re.Match[bytes] | None:
+    """Where the stamps are: behind other members, or alone with or without the mark of absence."""
+    found = _STAMPED.search(meta)
+    if found is None:
+        return None
+    is_marked = bool(found.group(5))
+    if found.group(1) == b",":
+        return None if is_marked else found
+    assert found.start() == 0, "the first brace is that of the object itself"
+    return None if is_marked and found.group(1) != b"{" else found
+
+
+def dead_body(dead: Iterable[tuple[Letter, Stamps]]) -> bytes:
+    """The body of an append that makes dead letters of these jobs."""
+    return append_body(stamp(letter, stamps) for letter, stamps in dead)
+
+
+def redriven_body(letters: Iterable[Letter]) -> bytes:
+    """The body of an append that makes jobs of these dead letters again."""
+    return append_body(map(unstamp, letters))
+
+
+def append_body(letters: Iterable[Letter]) -> bytes:
+    """The body of an append of these records, `data` and `meta` as they are."""
+    return b'{"records":[' + b",".join(map(_record, letters)) + b"]}"
+
+
+def _record(letter: Letter) -> bytes:
+    fields = [b'{"data":' + letter.data]
+    if letter.tag is not None:
+        fields.append(b'"tag":' + msgspec.json.encode(letter.tag))
+    if letter.node is not None:
+        fields.append(b'"node":' + msgspec.json.encode(letter.node))
+    if letter.meta:
+        fields.append(b'"meta":' + letter.meta)
+    return b",".join(fields) + b"}"

@@ -1,0 +1,153 @@
+"""One push stream (§10.8): keeps up to `max` jobs leased to one connection, until it ends.
+
+It stands in its queue's line like any claimer, and wants as many jobs as its connection has fewer
+than `max`: an ack, a nack or an expiry makes room for the next, unless it is held back. What it is
+granted is read and handed to the connection a few jobs at a time, each lot once the socket took the
+one before. When it ends, everything it still holds is released at once. Called by `api/queues`;
+loop thread only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final
+
+from topics_server.engine.topic import Topic
+from topics_server.errors import Code, StorageError, TopicsError
+from topics_server.queue.alarm import Alarm
+from topics_server.queue.answers import LeasedJob
+from topics_server.queue.line import Grant, Line
+from topics_server.queue.service import QueueService
+
+# Jobs read and handed over at a time.
+_LOT_JOBS: Final = 16
+# How long a stream that was refused its leases waits before it asks again.
+_PAUSE_MS: Final = 1_000
+
+
+class Push:
+    """One connection's claims.
+
+    `deliver` hands jobs over and returns when there is room for more; `tell` says what is wrong and
+    whether the stream ends with it.
+    """
+
+    def __init__(
+        self,
+        service: QueueService,
+        topic: Topic,
+        node: str,
+        max_jobs: int,
+        lease_ms: int | None,
+        *,
+        deliver: Callable[[Sequence[LeasedJob]], Awaitable[None]],
+        tell: Callable[[TopicsError, bool], None],
+    ) -> None:
+        self.node = node
+        self.lease_ms = lease_ms
+        self.connection = service.next_connection()
+        self._service = service
+        self._topic = topic
+        self._max_jobs = max_jobs
+        self._deliver = deliver
+        self._tell = tell
+        self._delivering: asyncio.Task[None] | None = None
+        self._pause: Alarm | None = None
+        self._line: Line | None = None
+        self._is_over = False
+        self._is_held_back = False
+
+    def start(self) -> None:
+        """Claim jobs from now on."""
+        assert self._line is None
+        self._line = self._service.attend(self._topic, self)
+
+    def close(self) -> None:
+        """The connection is gone: release what it holds, at once. Idempotent."""
+        if self._is_over:
+            return
+        self._is_over = True
+        if self._pause is not None:
+            self._pause.cancel()
+        if self._line is not None:
+            self._service.leave(self._line, self)
+        self._service.release_connection(self._topic, self.connection)
+
+    # -- as a claimer ----------------------------------------------------------------------
+
+    def wanted(self, now_ms: int) -> int:
+        """See `line.Claimer`; so for all below."""
+        if self._is_over or self._is_held_back:
+            return 0
+        if self._delivering is not None or self._pause is not None:
+            return 0
+        return self._service.room(self._topic, self.connection, self._max_jobs, now_ms)
+
+    def take(self, grant: Grant) -> None:
+        """Hand the jobs over, and want nothing more until that is done."""
+        assert self._delivering is None
+        self._delivering = asyncio.get_running_loop().create_task(self._hand_over(grant))
+
+    def fail(self, error: TopicsError) -> None:
+        """Tell it, and ask again in a while; or end, if nothing is to be had before a restart."""
+        if self._is_over:
+            return
+        if error.code is not Code.THROTTLED:
+            self._end(error)
+            return
+        self._tell(error, False)
+        self._pause = self._service.alarm(_PAUSE_MS, self._go_on)
+
+    def passed(self) -> None:
+        """It waits."""
+
+    def lost(self, error: TopicsError) -> None:
+        """There is no such queue any more."""
+        self._end(error)
+
+    def hold_back(self) -> None:
+        """Its worker stops: what it holds it finishes, what it would be given is for others."""
+        self._is_held_back = True
+
+    def drain(self) -> None:
+        """Its connection is ended by whoever drains; its leases go now."""
+        self.close()
+
+    def tick(self) -> None:
+        """Its pause may be over."""
+        if self._pause is not None:
+            self._pause.tick()
+
+    # -- handing over ----------------------------------------------------------------------
+
+    def _go_on(self) -> None:
+        self._pause = None
+        self._service.stir(self._topic)
+
+    async def _hand_over(self, grant: Grant) -> None:
+        seqs = [job.seq for job in grant.claim.jobs]
+        try:
+            for start in range(0, len(seqs), _LOT_JOBS):
+                jobs = await self._service.read(grant, seqs[start], _LOT_JOBS)
+                if self._is_over:
+                    # Releasing came too early for leases that were not safe yet.
+                    self._service.give_back(grant, seqs[start])
+                    return
+                if jobs:
+                    await self._deliver(jobs)
+        except TopicsError as error:
+            self._delivering = None
+            self.fail(error)
+            return
+        except StorageError as error:
+            self._end(TopicsError(Code.INTERNAL, f"jobs cannot be read: {error}"))
+            return
+        finally:
+            self._delivering = None
+        self._service.stir(self._topic)
+
+    def _end(self, error: TopicsError) -> None:
+        if not self._is_over:
+            self.close()
+            self._tell(error, True)

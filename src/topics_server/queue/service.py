@@ -1,0 +1,425 @@
+"""Queues as the API uses them: claim, ack, nack, extend, and who waits for jobs (§10).
+
+A claim is decided and applied in one turn, unless the queue's leases are durable: then it waits for
+its entry like any write. Whoever waits (a claim with `wait_ms`, a push stream, everybody while a
+coalescing window is open) stands in the queue's line (`lines`). Payloads are read after the
+decision; what cannot be read is given back. An ack is the delete of the records, as
+durable as the topic's class. All decisions are the book's; who goes away changes none of them.
+Called by `api/queues`, `api/probes`, `queue/push`; loop thread only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Final
+
+from topics_server.engine.answers import QueueCounts
+from topics_server.engine.appending import SeqsDelete
+from topics_server.engine.commits import Commits, Ticket
+from topics_server.engine.hub import Hub
+from topics_server.engine.moves import settled
+from topics_server.engine.ports import Clock
+from topics_server.engine.store import Store
+from topics_server.engine.topic import Topic
+from topics_server.entries import LeasesExtended, LeasesReleased
+from topics_server.errors import Code, StorageError, TopicsError, invalid
+from topics_server.metrics import log
+from topics_server.model import TagMatch, TopicConfig, TopicType
+from topics_server.queue.alarm import Alarm
+from topics_server.queue.answers import (
+    Acked,
+    Claimed,
+    Extended,
+    LeasedJob,
+    LeasePage,
+    Nacked,
+    Redriven,
+)
+from topics_server.queue.books import QueueBooks
+from topics_server.queue.lease_log import LeaseLogs
+from topics_server.queue.leases import LeaseBook
+from topics_server.queue.leasing import Leasing
+from topics_server.queue.line import Claimer, Grant, Line, Poll
+from topics_server.queue.lines import Lines
+from topics_server.queue.moving import Mover
+
+_NO_COUNTS: Final = QueueCounts(0, 0, 0, 0)
+
+
+class QueueService:
+    """The queues of a server that has recovered.
+
+    `on_moved` is told of what changed without an entry in the journal.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        books: QueueBooks,
+        commits: Commits,
+        hub: Hub,
+        clock: Clock,
+        *,
+        on_moved: Callable[[], None],
+    ) -> None:
+        self._store = store
+        self._books = books
+        self._clock = clock
+        # Deletes of acked jobs under way, by queue and seq.
+        self._acking: dict[tuple[int, int], SeqsDelete] = {}
+        # Leases may outlive a kill: a connection of another start never has the same number.
+        self._connections = itertools.count((clock.now_ms() << 20) + 1)
+        self.lines = Lines(store, books, hub, clock)
+        self.logs = LeaseLogs(store)
+        self.mover = Mover(store, books, clock, self.lines.stir, self.logs)
+        self.leasing = Leasing(
+            books, commits, clock, self.logs, stir=self.lines.stir, on_moved=on_moved
+        )
+        self.lines.leasing = self.leasing
+        self.lines.mover = self.mover
+
+    # -- claim -----------------------------------------------------------------------------
+
+    async def claim(
+        self,
+        name: str,
+        node: str,
+        max_jobs: int,
+        lease_ms: int | None,
+        *,
+        wait_ms: int,
+        gone: Callable[[], Awaitable[None]],
+    ) -> Claimed | None:
+        """Lease jobs to a node (§10.2); waits up to `wait_ms` for the first one.
+
+        `gone` returns when nobody waits for the answer any more; then it is None, and what was
+        leased is given back.
+        """
+        topic, _ = await self.queue(name)
+        topic.last_read_ts = self._clock.now_ms()
+        poll = Poll(node, max_jobs, lease_ms)
+        line = self.lines.line(topic)
+        line.join(poll)
+        try:
+            jitter_ms = topic.config.claim_jitter_ms
+            if not wait_ms or self.lines.is_draining:
+                line.tell_passed(poll)
+            if jitter_ms and not self.lines.is_draining:
+                line.open_window(jitter_ms)
+            else:
+                line.serve()
+            if not poll.outcome.done() and not await self._waited(line, poll, wait_ms, gone):
+                self._give_up(poll)
+                return None
+            grant = poll.outcome.result()
+        finally:
+            self.lines.leave(line, poll)
+        jobs = [] if grant is None else await self.read(grant, grant.claim.jobs[0].seq)
+        return Claimed(jobs, self._counts(topic).ready)
+
+    async def _waited(
+        self, line: Line, poll: Poll, wait_ms: int, gone: Callable[[], Awaitable[None]]
+    ) -> bool:
+        """Wait for the outcome; False if the caller went away before."""
+        self.lines.listen(line)
+        if wait_ms:
+
+            def late() -> None:
+                # The window it joined is still for it.
+                if line.has_window:
+                    line.tell_passed(poll)
+                else:
+                    poll.passed()
+
+            poll.limit = Alarm(self._clock, wait_ms, late)
+        leaving = asyncio.ensure_future(gone())
+        try:
+            await asyncio.wait((poll.outcome, leaving), return_when=asyncio.FIRST_COMPLETED)
+            return not leaving.done()
+        finally:
+            leaving.cancel()
+            if poll.limit is not None:
+                poll.limit.cancel()
+
+    def _give_up(self, poll: Poll) -> None:
+        """Nobody is there for the answer."""
+        if not poll.outcome.done():
+            poll.outcome.cancel()
+        elif poll.outcome.exception() is None:
+            grant = poll.outcome.result()
+            if grant is not None:
+                self.leasing.give_back(grant)
+
+    async def read(self, grant: Grant, from_seq: int, limit: int | None = None) -> list[LeasedJob]:
+        """The granted jobs from this seq on with their records, once the leases are safe.
+
+        What is gone meanwhile is left out. If it cannot be read, it is given back and this raises.
+        """
+        if grant.ticket is not None:
+            await settled(grant.ticket)
+            raise_if_failed(grant.ticket)
+        claim = grant.claim
+        jobs = {job.seq: job for job in claim.jobs if job.seq >= from_seq}
+        seqs = list(jobs)[:limit]
+        try:
+            rows = await self._store.read_rows(grant.topic, seqs)
+        except (StorageError, TopicsError):
+            self.leasing.give_back(grant, from_seq)
+            raise
+        found: list[LeasedJob] = []
+        for block, row in rows:
+            job = jobs[block.first_seq + row]
+            found.append(
+                LeasedJob(job.seq, job.lease_id, claim.deadline_ms, job.deliveries, block, row)
+            )
+        return found
+
+    # -- ack -------------------------------------------------------------------------------
+
+    async def ack(
+        self, name: str, node: str, seqs: Sequence[int], lease_ids: Sequence[int] | None
+    ) -> Acked:
+        """Complete jobs (§10.4): delete those that this node holds."""
+        topic, book = await self.queue(name)
+        matched = book.decide_ack(node, seqs, lease_ids)
+        delete = self._start_ack(topic, book, sorted(matched.seqs))
+        deleted = set(delete.seqs)
+        skipped = matched.skipped + [seq for seq in matched.seqs if seq not in deleted]
+        acked = len(deleted)
+        # A retry of an ack that is still under way waits with it.
+        joined = {id(other): other for other in self._acks_of(topic, matched.joining)}
+        done = await self._store.finish_delete(delete)
+        for other in joined.values():
+            await self._store.finish_delete(other)
+            acked += len(set(other.seqs).intersection(matched.joining))
+        return Acked(acked, skipped, self._counts(topic), done.write_ms, done.sync_ms)
+
+    def _acks_of(self, topic: Topic, seqs: Iterable[int]) -> list[SeqsDelete]:
+        found = (self._acking.get((topic.topic_id, seq)) for seq in seqs)
+        return [delete for delete in found if delete is not None]
+
+    def _start_ack(self, topic: Topic, book: LeaseBook, seqs: list[int]) -> SeqsDelete:
+        events = self.leasing.events(topic, book, "acked", seqs)
+        book.begin_ack(seqs)
+        try:
+            delete = self._store.start_delete(topic, seqs)
+        except TopicsError:
+            book.cancel_ack(seqs)
+            raise
+        if len(delete.seqs) < len(seqs):
+            # Somebody deletes them already, which is none of this node's doing.
+            book.cancel_ack(set(seqs).difference(delete.seqs))
+            events = [event for event in events if event.seq in set(delete.seqs)]
+        ticket = delete.ticket
+        if ticket is None:
+            return delete
+        for seq in delete.seqs:
+            self._acking[topic.topic_id, seq] = delete
+
+        def finish() -> None:
+            for seq in delete.seqs:
+                del self._acking[topic.topic_id, seq]
+            if ticket.error is not None:
+                book.cancel_ack(delete.seqs)
+            else:
+                self.leasing.note(topic, events)
+            self.lines.stir(topic.topic_id)
+
+        if ticket.is_done:
+            finish()
+        else:
+            ticket.waiters.append(finish)
+        return delete
+
+    # -- nack, extend, leases --------------------------------------------------------------
+
+    async def nack(
+        self,
+        name: str,
+        node: str,
+        seqs: Sequence[int],
+        lease_ids: Sequence[int] | None,
+        *,
+        delay_ms: int,
+    ) -> Nacked:
+        """Give jobs back (§10.5), claimable again after the delay."""
+        topic, book = await self.queue(name)
+        now_ms = self._clock.now_ms()
+        entry, skipped = book.decide_nack(now_ms, node, seqs, lease_ids, delay_ms)
+        if entry is not None:
+            await self._change(topic, book, entry)
+        nacked = 0 if entry is None else len(entry.jobs)
+        return Nacked(nacked, skipped, self._counts(topic))
+
+    async def extend(
+        self,
+        name: str,
+        node: str,
+        seqs: Sequence[int],
+        lease_ids: Sequence[int] | None,
+        *,
+        lease_ms: int,
+        no_more: bool = False,
+    ) -> Extended:
+        """Hold jobs until `lease_ms` from now (§10.6).
+
+        `no_more`: the push streams over which those that count came claim nothing any more.
+        """
+        topic, book = await self.queue(name)
+        now_ms = self._clock.now_ms()
+        entry, skipped = book.decide_extend(now_ms, node, seqs, lease_ids, lease_ms)
+        if entry is None:
+            return Extended([], now_ms + lease_ms, skipped)
+        if no_more:
+            self.lines.hold_back(topic.topic_id, book.connections_of(entry.seqs))
+        await self._change(topic, book, entry)
+        return Extended(entry.seqs, entry.deadline_ms, skipped)
+
+    async def leases(self, name: str, *, after_seq: int, page_size: int) -> LeasePage:
+        """Who holds what until when, by seq."""
+        _, book = await self.queue(name)
+        found = book.leases_after(self._clock.now_ms(), after_seq, page_size + 1)
+        if len(found) <= page_size:
+            return LeasePage(found)
+        return LeasePage(found[:page_size], found[page_size - 1].seq)
+
+    async def _change(
+        self, topic: Topic, book: LeaseBook, entry: LeasesReleased | LeasesExtended
+    ) -> None:
+        """Commit a change of leases and wait for it as the queue's leases are durable."""
+        ticket = self.leasing.change(topic, book, entry)
+        if ticket is not None:
+            await settled(ticket)
+            raise_if_failed(ticket)
+
+    # -- redrive ---------------------------------------------------------------------------
+
+    async def redrive(
+        self,
+        name: str,
+        source: str | None,
+        *,
+        seqs: Sequence[int] | None,
+        match: TagMatch | None,
+        after_seq: int,
+        max_jobs: int,
+    ) -> Redriven:
+        """Make dead letters of this queue jobs again: these, those that match, or all.
+
+        `source`: the topic they are in; None for the one that the queue names.
+        """
+        queue, _ = await self.queue(name)
+        if source is None:
+            source = queue.config.dead_letter
+            if source is None:
+                raise invalid("the queue has no dead_letter topic: say where from", "from")
+        return await self.mover.redrive(
+            queue,
+            await self._store.settled_topic(source),
+            seqs=seqs,
+            match=match,
+            after_seq=after_seq,
+            max_jobs=max_jobs,
+        )
+
+    # -- who waits -------------------------------------------------------------------------
+
+    async def queue(self, name: str) -> tuple[Topic, LeaseBook]:
+        """The queue of this name. Raises `topic_not_found`, `not_a_queue`."""
+        topic = await self._store.settled_topic(name)
+        if topic.config.type is not TopicType.QUEUE:
+            raise not_a_queue(name)
+        book = self._books.find(topic.topic_id)
+        assert book is not None, "a queue has a book"
+        return topic, book
+
+    def configured(self, name: str, config: TopicConfig) -> None:
+        """A topic is so configured: warn where dead letters would not outlive a restart."""
+        if config.type is not TopicType.QUEUE or config.dead_letter is None:
+            return
+        try:
+            target = self._store.topic(config.dead_letter)
+        except TopicsError:
+            return  # it will be made, of class disk
+        if target.is_ephemeral:
+            log.warning(
+                "dead letters of %s go to %s, which is ephemeral: a restart loses them",
+                name,
+                target.name,
+            )
+
+    # -- for push streams ------------------------------------------------------------------
+
+    def next_connection(self) -> int:
+        """The number of a new push stream."""
+        return next(self._connections)
+
+    def room(self, topic: Topic, connection: int, max_jobs: int, now_ms: int) -> int:
+        """How many jobs a push stream holds less than it may."""
+        book = self._books.find(topic.topic_id)
+        held = max_jobs if book is None else book.connection_count(now_ms, connection)
+        return max(0, max_jobs - held)
+
+    def attend(self, topic: Topic, claimer: Claimer) -> Line:
+        """Have a claimer wait in line from now on."""
+        return self.lines.attend(topic, claimer)
+
+    def leave(self, line: Line, claimer: Claimer) -> None:
+        """It waits no more."""
+        self.lines.leave(line, claimer)
+
+    def stir(self, topic: Topic) -> None:
+        """Who waits there may be given something."""
+        self.lines.stir(topic.topic_id)
+
+    def give_back(self, grant: Grant, from_seq: int) -> None:
+        """Release granted jobs from this seq on: nobody was handed them."""
+        self.leasing.give_back(grant, from_seq)
+
+    def release_connection(self, topic: Topic, connection: int) -> None:
+        """A push stream has ended: what it holds is claimable at once (§10.8)."""
+        book = self._books.find(topic.topic_id)
+        if book is not None:
+            entry = book.decide_release(self._clock.now_ms(), connection)
+            self.leasing.release(topic, book, entry)
+
+    def alarm(self, after_ms: float, ring: Callable[[], None]) -> Alarm:
+        """Have something done later."""
+        return Alarm(self._clock, after_ms, ring)
+
+    # -- counts and the end ----------------------------------------------------------------
+
+    def _counts(self, topic: Topic) -> QueueCounts:
+        if self._books.find(topic.topic_id) is None:
+            return _NO_COUNTS  # dropped meanwhile
+        return self._books.counts(topic, self._clock.now_ms())
+
+    def in_flight(self) -> int:
+        """Leases of all queues that have not expired."""
+        return self._books.in_flight(self._clock.now_ms())
+
+    def tick(self) -> None:
+        """Do what timers would do by now: for clocks that are moved by hand."""
+        self.lines.tick()
+
+    def drain(self) -> None:
+        """The server is going down: whoever waits is answered, push streams let go of all."""
+        self.lines.drain()
+
+    async def close(self) -> None:
+        """Return when nothing of ours is on its way to the journal any more."""
+        await self.mover.finish()
+        await self.logs.flush()
+
+
+def not_a_queue(name: str) -> TopicsError:
+    """409 in the contract's words."""
+    return TopicsError(Code.NOT_A_QUEUE, f'topic "{name}" is not a queue', {"topic": name})
+
+
+def raise_if_failed(ticket: Ticket) -> None:
+    """Raise what the ticket failed with, for each who asks anew."""
+    if ticket.error is not None:
+        raise TopicsError(ticket.error.code, ticket.error.message, ticket.error.detail)

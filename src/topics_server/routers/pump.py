@@ -1,0 +1,527 @@
+"""The pump: reads sources from the routers' cursors and appends copies to their destinations.
+
+Off the write path. A bell says that a source moved; its routers are queued, and worked off a page
+at a time, one router after the other, a fraction of a millisecond in each turn of the loop. A
+router has one page in flight: cursor and copies become visible in the same apply, then it goes on.
+What its destination refuses makes it wait and try again, longer each time; nobody else waits for
+it. Pages that are alike are read and made once for all routers that stand at the same place. Loop
+thread only; sealed records are read off it. Called by `routers/service` and by the wiring.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import Final
+
+from topics_server.engine.answers import ReadRequest
+from topics_server.engine.commits import Commits, Ticket
+from topics_server.engine.hub import Hub
+from topics_server.engine.pages import Pages
+from topics_server.engine.ports import Clock
+from topics_server.engine.reading import PagePlan, plan_page
+from topics_server.engine.store import Store
+from topics_server.engine.topic import Topic
+from topics_server.entries import CursorMoved, RouterPage, RouterStamp
+from topics_server.errors import Code, StorageError, TopicsError
+from topics_server.limits import MIB
+from topics_server.metrics import log
+from topics_server.model import GATE_OF, Gate, Guarantee, RouterDefinition, TagMatch
+from topics_server.routers.evidence import held_copies
+from topics_server.routers.forward import Copies, copy_page
+from topics_server.routers.routes import (
+    PAGE_RECORDS,
+    RETRY_MS_MIN,
+    Crowd,
+    Route,
+    SourceRoutes,
+)
+from topics_server.routers.table import Router, RouterTable
+
+_PAGE_BYTES: Final = MIB
+# How long routers are worked off before others have a turn of the loop.
+_SLICE_MS: Final = 0.5
+# While others write (twice within so long), a turn ends after so few pages and the loop is theirs
+# for so long: meanwhile pages grow.
+_OTHERS_MS: Final = 50.0
+_BUSY_PAGES: Final = 2
+_REST_S: Final = 0.001
+# Routers of one source that are queued at once.
+_QUEUED_AT_ONCE: Final = 64
+_RETRY_MS_MAX: Final = 1_000.0
+# Pages that wait for one shard's write, or its sync: what is met at once is applied at once.
+_IN_FLIGHT_MAX: Final = 16
+# Pages kept while routers at the same place may still come.
+_SHARED_MAX: Final = 32
+# After so many seqs without a copy the cursor is journaled, lest a restart examine them again.
+_UNNOTED_SEQS_MAX: Final = 16_384
+
+_ShareKey = tuple[int, int, int, int, TagMatch | None, bool, bool, bool, RouterStamp | None]
+
+
+class Pump:
+    """All routers of one server at work. Nothing moves until `start`."""
+
+    def __init__(
+        self,
+        table: RouterTable,
+        store: Store,
+        commits: Commits,
+        hub: Hub,
+        pages: Pages,
+        clock: Clock,
+        moved: Callable[[int], None],
+    ) -> None:
+        """`moved`: told of a topic whose cursors moved without an entry."""
+        self._table = table
+        self._store = store
+        self._commits = commits
+        self._hub = hub
+        self._pages = pages
+        self._clock = clock
+        self._moved = moved
+        self._routes: dict[int, Route] = {}
+        self._sources: dict[int, SourceRoutes] = {}
+        self._ready: deque[Route | SourceRoutes] = deque()
+        self._shared: dict[_ShareKey, Copies] = {}
+        self._crowds: dict[tuple[int, Gate], Crowd] = {}
+        self._is_scheduled = False
+        self._is_closed = False
+        # What others submitted until the last look is told from what is ours.
+        self._lsn_seen = 0
+        self._submitted = 0
+        self._others_wrote_ms = -_OTHERS_MS
+        self._others_until_ms = 0.0
+        # Pages of this turn; whether the next one is to come later.
+        self._pages_sent = 0
+        self._is_resting = False
+        self._loop = asyncio.get_running_loop()
+
+    # -- which routers there are -----------------------------------------------------------
+
+    def start(self) -> None:
+        """Everything is recovered and may be read and written."""
+        self._table.on_put = self.put
+        self._table.on_gone = self.gone
+        for router in self._table:
+            self.put(router)
+
+    def put(self, router: Router) -> None:
+        """The router is there, or changed: it goes on from its cursor."""
+        route = self._routes.get(router.router_id)
+        if route is None:
+            topic = self._store.topic_of(router.source_id)
+            if topic is None:
+                return
+            route = self._routes[router.router_id] = Route(router)
+            source = self._sources.get(router.source_id)
+            if source is None:
+                source = self._sources[router.source_id] = SourceRoutes(
+                    router.source_id, self.queue, self.queue_source
+                )
+                self._hub.add(router.source_id, source.ring)
+            source.routes[router.router_id] = route
+            self._pages.add_source(topic.topic_id)
+        route.is_held = False
+        # What the destination holds is looked for anew: much may have been deleted by now.
+        route.known = None
+        self._unstall(route)
+        self.queue(route)
+
+    def gone(self, router: Router) -> None:
+        """The router is no more: nothing new sets out."""
+        route = self._routes.pop(router.router_id, None)
+        if route is None:
+            return
+        route.is_over = True
+        if route.timer is not None:
+            route.timer.cancel()
+        if route.fetching is not None:
+            route.fetching.cancel()
+        source = self._sources[router.source_id]
+        del source.routes[router.router_id]
+        if not source.routes:
+            del self._sources[router.source_id]
+            self._hub.remove(router.source_id, source.ring)
+            self._pages.remove_source(router.source_id)
+        if route.in_flight is None:
+            self._forget_cursor(router)
+
+    def _forget_cursor(self, router: Router) -> None:
+        dest = self._store.topic_of(router.dest_id)
+        if dest is not None:
+            dest.cursors.pop(router.router_id, None)
+            self._moved(dest.topic_id)
+
+    async def hold(self, router: Router) -> None:
+        """Let nothing new set out, and return when nothing is in flight, until `put`."""
+        route = self._routes.get(router.router_id)
+        if route is None:
+            return
+        route.is_held = True
+        while route.in_flight is not None:
+            settled: asyncio.Future[None] = self._loop.create_future()
+            route.in_flight.waiters.append(partial(_resolve, settled))
+            await settled
+
+    def release(self, router: Router) -> None:
+        """What it was held for did not happen: it goes on as it is."""
+        route = self._routes.get(router.router_id)
+        if route is not None:
+            route.is_held = False
+            self.queue(route)
+
+    def cursor(self, router: Router) -> tuple[int, int]:
+        """Up to where its source was examined, and how many copies it made."""
+        dest = self._store.topic_of(router.dest_id)
+        at = None if dest is None else dest.cursors.get(router.router_id)
+        if at is None:
+            return router.start_seq, 0
+        return max(router.start_seq, at.seq), at.copy_count
+
+    def stalled(self, router: Router) -> tuple[str, str] | None:
+        """Why the router waits; None if it runs."""
+        route = self._routes.get(router.router_id)
+        return None if route is None else route.stalled
+
+    async def close(self) -> None:
+        """Nothing new sets out from now on; return when nothing reads any more."""
+        self._is_closed = True
+        self._ready.clear()
+        fetching = [route.fetching for route in self._routes.values() if route.fetching]
+        for route in self._routes.values():
+            if route.timer is not None:
+                route.timer.cancel()
+                route.timer = None
+        for task in fetching:
+            task.cancel()
+        await asyncio.gather(*fetching, return_exceptions=True)
+
+    # -- whose turn it is ------------------------------------------------------------------
+
+    def queue(self, route: Route) -> None:
+        """Look at this router when its turn comes."""
+        if not route.is_queued and not route.is_waiting and not self._is_closed:
+            route.is_queued = True
+            self._ready.append(route)
+            self._schedule()
+
+    def queue_source(self, source: SourceRoutes) -> None:
+        """Look at all routers of this source, a few at a time."""
+        if not source.is_queued and not self._is_closed:
+            source.is_queued = True
+            self._ready.append(source)
+            self._schedule()
+
+    def _schedule(self) -> None:
+        if not self._is_scheduled:
+            self._is_scheduled = True
+            if self._is_resting:
+                self._loop.call_later(_REST_S, self._turn)
+            else:
+                self._loop.call_soon(self._turn)
+
+    def _turn(self) -> None:
+        self._is_scheduled = self._is_resting = False
+        ready = self._ready
+        now_ms = self._clock.monotonic_ms()
+        are_others = self._are_others_writing(now_ms)
+        ends_ms = now_ms + _SLICE_MS
+        self._pages_sent = 0
+        while ready:
+            turn = ready.popleft()
+            turn.is_queued = False
+            if isinstance(turn, Route):
+                self._advance(turn)
+                if turn.in_flight is None:
+                    self._admit()
+            else:
+                self._spread(turn)
+            if are_others and self._pages_sent >= _BUSY_PAGES:
+                self._is_resting = True
+                break
+            if self._clock.monotonic_ms() >= ends_ms:
+                break
+        if ready:
+            self._schedule()
+        elif not any(crowd.waiting for crowd in self._crowds.values()):
+            self._shared.clear()
+
+    def _are_others_writing(self, now_ms: float) -> bool:
+        """Whether there were entries of late that are not ours, and more than now and then."""
+        next_lsn = self._commits.next_lsn
+        if next_lsn - self._lsn_seen > self._submitted:
+            if now_ms - self._others_wrote_ms < _OTHERS_MS:
+                self._others_until_ms = now_ms + _OTHERS_MS
+            self._others_wrote_ms = now_ms
+        self._lsn_seen, self._submitted = next_lsn, 0
+        return now_ms < self._others_until_ms
+
+    def _spread(self, source: SourceRoutes) -> None:
+        waiting = source.waiting
+        for _ in range(min(_QUEUED_AT_ONCE, len(waiting))):
+            self.queue(waiting.pop())
+        if waiting:
+            self.queue_source(source)
+
+    # -- one page --------------------------------------------------------------------------
+
+    def _advance(self, route: Route) -> None:
+        """Copy the next page of a router, if there is one and it can be read at once."""
+        if route.is_waiting:
+            return
+        router = route.router
+        source = self._store.topic_of(router.source_id)
+        dest = self._store.topic_of(router.dest_id)
+        if source is None or dest is None:
+            return
+        cursor_seq, _ = self.cursor(router)
+        if cursor_seq >= source.log.head_seq:
+            return
+        crowd = self._crowd_of(dest)
+        if crowd.count >= _IN_FLIGHT_MAX:
+            route.is_queued = True
+            crowd.waiting.append(route)
+            return
+        if not self._has_evidence(route, dest, cursor_seq):
+            return
+        try:
+            copies = self._copies(route, source, dest, cursor_seq)
+            if copies is not None:
+                self._send(route, source, dest, copies)
+        except TopicsError as error:
+            self._refused(route, error)
+
+    def _crowd_of(self, dest: Topic) -> Crowd:
+        key = (self._commits.shard_of(dest.topic_id), GATE_OF[dest.config.durability])
+        crowd = self._crowds.get(key)
+        if crowd is None:
+            crowd = self._crowds[key] = Crowd()
+        return crowd
+
+    def _leave(self, crowd: Crowd) -> None:
+        """A page was settled: the next router's turn may come."""
+        crowd.count -= 1
+        self._admit()
+
+    def _admit(self) -> None:
+        """Where there is room, queue one router that waits for it.
+
+        Called for each that leaves, and for each whose turn came and who sent nothing: so none
+        waits while nobody is in flight.
+        """
+        for crowd in self._crowds.values():
+            while crowd.waiting and crowd.count < _IN_FLIGHT_MAX:
+                route = crowd.waiting.popleft()
+                route.is_queued = False
+                self.queue(route)
+                if route.is_queued:
+                    break
+
+    def _has_evidence(self, route: Route, dest: Topic, cursor_seq: int) -> bool:
+        """Whether it is known what the destination holds of what comes next."""
+        router = route.router
+        if cursor_seq >= router.known_seq:
+            route.known = None
+            return True
+        stamp = self._stamp(router)
+        if stamp is None or route.known is not None:
+            return True
+
+        async def look() -> None:
+            assert stamp is not None
+            route.known = await held_copies(self._store, self._clock, dest, stamp)
+
+        self._read(route, look)
+        return False
+
+    def _stamp(self, router: Router) -> RouterStamp | None:
+        definition = router.definition
+        if definition.guarantee is not Guarantee.EXACTLY_ONCE:
+            return None
+        source = self._store.topic_of(router.source_id)
+        assert source is not None
+        return RouterStamp(router.name, source.name, source.epoch)
+
+    def _copies(self, route: Route, source: Topic, dest: Topic, cursor_seq: int) -> Copies | None:
+        """The copies of the next page; None if it is being read."""
+        router = route.router
+        definition = router.definition
+        stamp = self._stamp(router)
+        known = () if stamp is None or route.known is None else route.known
+        key = self._key(source, cursor_seq, route.limit, definition, stamp)
+        copies = None if known else self._shared.get(key)
+        if copies is None:
+            plan = self._plan(source, cursor_seq, route.limit)
+            page = self._store.resident(source, plan)
+            if page is None:
+                self._read(route, partial(self._fetch, source, plan))
+                return None
+            copies = copy_page(page, definition, stamp, known)
+            if len(self._shared) >= _SHARED_MAX:
+                self._shared.clear()
+            if not known:
+                self._shared[key] = copies
+        return copies
+
+    @staticmethod
+    def _key(
+        source: Topic,
+        cursor_seq: int,
+        limit: int,
+        definition: RouterDefinition,
+        stamp: RouterStamp | None,
+    ) -> _ShareKey:
+        return (
+            source.topic_id,
+            source.revision,
+            cursor_seq,
+            limit,
+            definition.filter,
+            definition.preserve_node,
+            definition.preserve_tag,
+            definition.allow_cycle,
+            stamp,
+        )
+
+    def _plan(self, source: Topic, cursor_seq: int, limit: int) -> PagePlan:
+        request = ReadRequest(cursor_seq, limit, _PAGE_BYTES)
+        return plan_page(source, request, self._clock.now_ms())
+
+    async def _fetch(self, source: Topic, plan: PagePlan) -> None:
+        """Bring what a plan needs into the cache; it is planned again then."""
+        await self._store.complete(source, plan)
+
+    def _read(self, route: Route, reading: Callable[[], Coroutine[None, None, None]]) -> None:
+        """Read something off the loop for this router, then look at it again."""
+
+        async def read() -> None:
+            failure: StorageError | TopicsError | None = None
+            try:
+                await reading()
+            except (StorageError, TopicsError) as error:
+                failure = error
+            finally:
+                route.fetching = None
+            if route.is_over:
+                return
+            if failure is None:
+                self.queue(route)
+            elif isinstance(failure, TopicsError):
+                self._refused(route, failure)
+            else:
+                log.error("router %s cannot read: %s", route.router.name, failure)
+                self._stall(route, Code.INTERNAL.value, "what it reads cannot be read")
+
+        route.fetching = self._loop.create_task(read())
+
+    def _send(self, route: Route, source: Topic, dest: Topic, copies: Copies) -> None:
+        """Submit the copies, or move the cursor where there are none."""
+        router = route.router
+        if copies.is_empty:
+            dest.advance_cursor(router.router_id, copies.cursor_seq)
+            self._moved(dest.topic_id)
+            self._note(route, dest, copies.cursor_seq)
+            self._unstall(route)
+            self.queue(route)
+            return
+        page = RouterPage(
+            router_id=router.router_id,
+            source_id=router.source_id,
+            cursor_seq=copies.cursor_seq,
+            firsts=copies.firsts,
+            lasts=copies.lasts,
+            preserve_node=router.definition.preserve_node,
+            preserve_tag=router.definition.preserve_tag,
+            stamp=copies.stamp,
+            lost=copies.lost,
+            hops=copies.hops,
+        )
+        is_bare = bool(copies.firsts) and self._pages.may_go_bare(source, dest, copies.firsts[0])
+        body = copies.body if copies.firsts and not is_bare else bytes
+        ticket = self._store.append_page(dest, page, copies.decoded, body)
+        if ticket is None:
+            # Something is settling on the destination.
+            self._wait(route)
+            return
+        self._submitted += 1
+        self._pages_sent += 1
+        if is_bare:
+            self._pages.follow_bare(ticket)
+        route.noted_seq = copies.cursor_seq
+        if ticket.is_done:
+            self._settled(route, ticket)
+        else:
+            route.in_flight = ticket
+            crowd = self._crowd_of(dest)
+            crowd.count += 1
+            ticket.waiters.append(partial(self._leave, crowd))
+            ticket.waiters.append(partial(self._settled, route, ticket))
+
+    def _settled(self, route: Route, ticket: Ticket) -> None:
+        route.in_flight = None
+        if route.is_over:
+            # Its last page has brought its cursor back.
+            self._forget_cursor(route.router)
+            return
+        if ticket.error is not None:
+            self._refused(route, ticket.error)
+            return
+        self._unstall(route)
+        if route.limit < PAGE_RECORDS:
+            route.limit = min(PAGE_RECORDS, 2 * route.limit)
+        self.queue(route)
+
+    def _note(self, route: Route, dest: Topic, cursor_seq: int) -> None:
+        """Journal a cursor that came far without a copy. Refused, it is tried again later."""
+        unnoted = cursor_seq - max(route.noted_seq, route.router.start_seq)
+        if unnoted < _UNNOTED_SEQS_MAX or dest.is_ephemeral or dest.staging.has_control:
+            return
+        entry = CursorMoved(dest.topic_id, route.router.router_id, cursor_seq)
+        try:
+            self._commits.submit(entry, max(Gate.WRITTEN, GATE_OF[dest.config.durability]), dest)
+        except TopicsError:
+            return
+        route.noted_seq = cursor_seq
+
+    # -- waiting ---------------------------------------------------------------------------
+
+    def _refused(self, route: Route, error: TopicsError) -> None:
+        """The destination takes no such page now: a smaller one, or later."""
+        if error.code is Code.TOPIC_FULL and route.limit > 1:
+            route.limit = max(1, route.limit // 8)
+            self.queue(route)
+            return
+        self._stall(route, error.code.value, error.message)
+
+    def _stall(self, route: Route, code: str, message: str) -> None:
+        if route.stalled is None:
+            log.warning("router %s waits: %s", route.router.name, message)
+        route.stalled = (code, message)
+        self._wait(route)
+
+    def _unstall(self, route: Route) -> None:
+        if route.stalled is not None:
+            log.info("router %s goes on", route.router.name)
+            route.stalled = None
+        route.retry_ms = RETRY_MS_MIN
+        if route.timer is not None:
+            route.timer.cancel()
+            route.timer = None
+
+    def _wait(self, route: Route) -> None:
+        if self._is_closed or route.is_over or route.timer is not None:
+            return
+        route.timer = self._loop.call_later(route.retry_ms / 1000, self._again, route)
+        route.retry_ms = min(_RETRY_MS_MAX, 2 * route.retry_ms)
+
+    def _again(self, route: Route) -> None:
+        route.timer = None
+        self.queue(route)
+
+
+def _resolve(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)

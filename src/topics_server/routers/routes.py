@@ -1,0 +1,104 @@
+"""What the pump knows of each router at work: where it waits, and for what. No rule, no I/O.
+
+Used by `routers/pump` only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+from topics_server.engine.commits import Ticket
+from topics_server.routers.table import Router
+
+PAGE_RECORDS: Final = 1_000
+RETRY_MS_MIN: Final = 10.0
+
+
+class Route:
+    """One router at work."""
+
+    __slots__ = (
+        "fetching",
+        "in_flight",
+        "is_held",
+        "is_over",
+        "is_queued",
+        "known",
+        "limit",
+        "noted_seq",
+        "retry_ms",
+        "router",
+        "stalled",
+        "timer",
+    )
+
+    def __init__(self, router: Router) -> None:
+        self.router = router
+        self.is_queued = False
+        # Reconfigured or removed: nothing new sets out.
+        self.is_held = False
+        self.is_over = False
+        self.in_flight: Ticket | None = None
+        self.fetching: asyncio.Task[None] | None = None
+        self.timer: asyncio.TimerHandle | None = None
+        self.stalled: tuple[str, str] | None = None
+        self.retry_ms = RETRY_MS_MIN
+        # Records of a page; fewer where the destination has little room.
+        self.limit = PAGE_RECORDS
+        # Seqs up to `router.known_seq` whose copies the destination holds; None: not known yet.
+        self.known: set[int] | None = None
+        self.noted_seq = 0
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether something has to happen before it can go on."""
+        return (
+            self.is_held
+            or self.is_over
+            or self.in_flight is not None
+            or self.fetching is not None
+            or self.timer is not None
+        )
+
+
+class SourceRoutes:
+    """The routers of one topic; its bell."""
+
+    __slots__ = ("is_queued", "queue", "queue_all", "routes", "topic_id", "waiting")
+
+    def __init__(
+        self,
+        topic_id: int,
+        queue: Callable[[Route], None],
+        queue_all: Callable[[SourceRoutes], None],
+    ) -> None:
+        self.topic_id = topic_id
+        self.queue = queue
+        self.queue_all = queue_all
+        self.routes: dict[int, Route] = {}
+        self.is_queued = False
+        # Of the routes that are being queued, those that are not yet.
+        self.waiting: list[Route] = []
+
+    def ring(self) -> None:
+        """The topic moved."""
+        if len(self.routes) == 1:
+            for route in self.routes.values():
+                self.queue(route)
+        else:
+            self.waiting = list(self.routes.values())
+            self.waiting.reverse()
+            self.queue_all(self)
+
+
+class Crowd:
+    """The pages in flight to one shard under one gate, and the routers that wait for room."""
+
+    __slots__ = ("count", "waiting")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.waiting: deque[Route] = deque()

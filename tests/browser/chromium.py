@@ -1,0 +1,143 @@
+"""A headless Chromium, driven by the DevTools protocol: pages are opened and asked, nothing else.
+
+Owns finding the program, its process with a profile of its own in a temporary folder, and one
+socket a page. Blocking; every wait is bounded. Only the process group started here is ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import websockets.sync.client
+from websockets.sync.connection import Connection
+
+NAMES: Final = ("chromium", "chromium-browser", "google-chrome")
+INSTALL: Final = "no Chromium here; on Debian: apt-get install chromium"
+WITHIN_S: Final = 20.0
+FLAGS: Final = """--headless=new --no-sandbox --disable-gpu --disable-quic --disable-dev-shm-usage
+    --no-first-run --disable-background-networking --disable-component-update --disable-sync
+    --disable-default-apps --disable-extensions --metrics-recording-only --no-proxy-server
+    --remote-debugging-port=0""".split()
+
+
+def program() -> str | None:
+    """The path of the first Chromium there is."""
+    return next((path for name in NAMES if (path := shutil.which(name))), None)
+
+
+class Page:
+    """One tab."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._number = 0
+        self.exceptions: list[str] = []  # what no code of the page caught
+
+    def call(self, method: str, **params: Any) -> dict[str, Any]:
+        """One command of the protocol and its answer."""
+        self._number += 1
+        command = {"id": self._number, "method": method, "params": params}
+        self._connection.send(json.dumps(command))
+        deadline = time.monotonic() + WITHIN_S
+        while True:
+            text = self._connection.recv(timeout=max(deadline - time.monotonic(), 0.001))
+            answer = json.loads(text)
+            if answer.get("method") == "Runtime.exceptionThrown":
+                self.exceptions.append(json.dumps(answer["params"]["exceptionDetails"])[:1000])
+            if answer.get("id") == self._number:
+                assert "error" not in answer, f"{method}: {answer['error']}"
+                found: dict[str, Any] = answer["result"]
+                return found
+
+    def evaluate(self, script: str) -> Any:
+        """The value of an expression; a promise is waited for."""
+        answer = self.call(
+            "Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True
+        )
+        assert "exceptionDetails" not in answer, f"{script}: {answer['exceptionDetails']}"
+        return answer["result"].get("value")
+
+    def wait(self, script: str, what: str, within_s: float = WITHIN_S) -> None:
+        """Until an expression is true; fails with what the page shows."""
+        deadline = time.monotonic() + within_s
+        while not self.evaluate(script):
+            if time.monotonic() > deadline:
+                shown = self.evaluate("document.body.innerText")[:600]
+                raise AssertionError(f"not within {within_s} s: {what}; the page shows:\n{shown}")
+            time.sleep(0.05)
+
+
+class Browser:
+    """The running program; see `running`."""
+
+    def __init__(self, socket_url: str) -> None:
+        self._url = socket_url
+        self._base = socket_url.partition("/devtools/")[0]
+
+    @contextlib.contextmanager
+    def page(self, url: str) -> Iterator[Page]:
+        """A tab with this page, which is loaded; closed at the end."""
+        with self._connect(self._url) as browser:
+            target = Page(browser).call("Target.createTarget", url="about:blank")["targetId"]
+            with self._connect(f"{self._base}/devtools/page/{target}") as connection:
+                page = Page(connection)
+                page.call("Runtime.enable")
+                page.call("Page.navigate", url=url)
+                is_loaded = f"location.href === {json.dumps(url)} && document.readyState"
+                page.wait(f'{is_loaded} === "complete"', f"{url} is loaded")
+                yield page
+
+    def close(self) -> None:
+        """End the program."""
+        with self._connect(self._url) as browser:
+            Page(browser).call("Browser.close")
+
+    def _connect(self, url: str) -> contextlib.AbstractContextManager[Connection]:
+        return websockets.sync.client.connect(url, max_size=None, compression=None, proxy=None)
+
+
+@contextlib.contextmanager
+def running(path: str) -> Iterator[Browser]:
+    """Start the program, and end it with everything it started."""
+    with tempfile.TemporaryDirectory(prefix="chromium-", ignore_cleanup_errors=True) as folder:
+        log = Path(folder) / "log.txt"
+        profile = Path(folder) / "profile"
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                [path, *FLAGS, f"--user-data-dir={profile}", "about:blank"],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, "HOME": folder, "XDG_CONFIG_HOME": folder, "TMPDIR": folder},
+                start_new_session=True,
+            )
+        try:
+            browser = Browser(_socket_url(process, profile / "DevToolsActivePort", log))
+            yield browser
+            browser.close()  # so that it ends its own processes
+            process.wait(WITHIN_S)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def _socket_url(process: subprocess.Popen[bytes], file: Path, log: Path) -> str:
+    deadline = time.monotonic() + WITHIN_S
+    while True:
+        lines = file.read_text().split() if file.exists() else []
+        if len(lines) == 2:
+            return f"ws://127.0.0.1:{lines[0]}{lines[1]}"
+        if process.poll() is not None or time.monotonic() > deadline:
+            raise AssertionError(f"Chromium did not start:\n{log.read_text(errors='replace')}")
+        time.sleep(0.05)

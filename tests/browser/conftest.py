@@ -1,0 +1,84 @@
+"""One Chromium, one static file server, and topics servers on a port that stays.
+
+The pages are served from `pages.origin`, which the servers list; the same pages are also at
+`pages.stranger`, an origin that nobody lists.
+"""
+
+from __future__ import annotations
+
+import functools
+import http.server
+import random
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from tests.browser import chromium
+from tests.contract.driver import ROOT, Server
+
+
+class Pages(NamedTuple):
+    """Where the example pages are."""
+
+    origin: str
+    stranger: str
+
+
+class Quiet(http.server.SimpleHTTPRequestHandler):
+    """Serves files without a word."""
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Say nothing."""
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[chromium.Browser]:
+    """The browser of the session."""
+    path = chromium.program()
+    if path is None:
+        pytest.skip(chromium.INSTALL)
+    with chromium.running(path) as found:
+        yield found
+
+
+@pytest.fixture(scope="session")
+def pages() -> Iterator[Pages]:
+    """The folder of the examples, served as `python -m http.server` serves it."""
+    handler = functools.partial(Quiet, directory=str(ROOT / "examples" / "browser"))
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+    thread.start()
+    port = server.server_port
+    yield Pages(f"http://127.0.0.1:{port}", f"http://localhost:{port}")
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def lasting_port() -> int:
+    """A free port that no outgoing connection is given while its server is away."""
+    for _ in range(100):
+        port = random.randrange(20_000, 32_000)
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+    raise AssertionError("no free port in 100 tries")
+
+
+@pytest.fixture
+def server(tmp_path: Path, pages: Pages) -> Iterator[Server]:
+    """A running server that lists the pages' origin and comes back on the same port."""
+    env = {"TOPICS_CORS_ORIGINS": pages.origin, "TOPICS_PORT": str(lasting_port())}
+    made = Server(tmp_path / "server", env)
+    made.start()
+    yield made
+    if made.process is not None:
+        made.signal(signal.SIGKILL)

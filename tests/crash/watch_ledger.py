@@ -1,0 +1,242 @@
+"""What the writers of a watch chaos run know: every record, delete, cap and incarnation of a topic.
+
+Writers ask again after a crash until they are answered, so an outcome is unknown only where a crash
+may forget it: a record of an ephemeral topic. Such records float: who sees one first binds its seq.
+Moments are numbers of one counter that everything in the run draws from. No I/O.
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+from tests.crash.ledger import Delete, Json
+
+_PAD: Final = "0123456789abcdefghijklmnopqrstuvwxyz" * 1000
+
+# Of a record to be written: node, tag, pad_bytes, has_meta.
+Sort = tuple[str | None, str | None, int, bool]
+
+
+@dataclass(slots=True)
+class Written:
+    """One record: what it looks like, when it was sent, and when its seq was acknowledged."""
+
+    id: str
+    topic: str
+    incarnation: int
+    node: str | None
+    tag: str | None
+    pad_bytes: int
+    has_meta: bool
+    sent: int
+    acked: int | None = None
+
+    def data(self) -> Json:
+        """Its payload, made anew: nobody has to keep it."""
+        return {"id": self.id, "pad": _PAD[: self.pad_bytes]}
+
+    def meta(self) -> Json:
+        """Its `meta`, where it has one."""
+        return {"of": self.id}
+
+    def body(self) -> Json:
+        """The record as an append sends it."""
+        whole: Json = {"data": self.data()}
+        if self.node is not None:
+            whole["node"] = self.node
+        if self.tag is not None:
+            whole["tag"] = self.tag
+        if self.has_meta:
+            whole["meta"] = self.meta()
+        return whole
+
+
+@dataclass(slots=True)
+class Caps:
+    """The caps in force from the moment `sent` on; `head_end` is the head when others followed."""
+
+    cap_records: int
+    cap_bytes: int
+    sent: int
+    head_end: int | None = None
+
+
+@dataclass(slots=True)
+class Incarnation:
+    """One life of a topic, from its creation to its removal."""
+
+    topic: str
+    number: int
+    is_ephemeral: bool
+    created_sent: int
+    record_bytes_max: int
+    stops: list[int]
+    records: dict[int, Written] = field(default_factory=dict)
+    floating: dict[str, Written] = field(default_factory=dict)
+    deletes: list[Delete] = field(default_factory=list)
+    caps: list[Caps] = field(default_factory=list)
+    head_seq: int = 0
+    created_acked: int | None = None
+    dropped_sent: int | None = None
+    dropped_acked: int | None = None
+    # Made when no writer writes any more.
+    _tops: list[tuple[int, int]] = field(default_factory=list)
+    _deleted: dict[int, tuple[int | None, int | None]] = field(default_factory=dict)
+    _seqs: list[int] = field(default_factory=list)
+
+    def bind(self, seq: int, written: Written) -> str | None:
+        """Note whose seq this is; the problem if it is somebody else's."""
+        other = self.records.get(seq)
+        if other is not None and other.id != written.id:
+            return f"seq {seq} is {other.id} for one and {written.id} for another"
+        self.records[seq] = written
+        self.head_seq = max(self.head_seq, seq)
+        return None
+
+    def is_alive_between(self, first: int, last: int) -> bool:
+        """Whether it may have existed at some moment of the span."""
+        return self.created_sent < last and (
+            self.dropped_acked is None or self.dropped_acked > first
+        )
+
+    def may_be_deleted(self, seq: int, at: int) -> bool:
+        """Whether a delete that was sent by then can have taken the record."""
+        sent, _ = self._deletes_of(seq)
+        return sent is not None and sent < at
+
+    def was_surely_deleted(self, seq: int, at: int) -> bool:
+        """Whether a delete of it was acknowledged by then."""
+        _, acked = self._deletes_of(seq)
+        return acked is not None and acked < at
+
+    def _deletes_of(self, seq: int) -> tuple[int | None, int | None]:
+        """Moments: the earliest delete that may hit the seq; the earliest that surely did."""
+        # Asked only when no writer writes any more, so an answer stays true.
+        found = self._deleted.get(seq)
+        if found is not None:
+            return found
+        written = self.records.get(seq)
+        may: int | None = None
+        sure: int | None = None
+        for delete in self.deletes if written is not None else ():
+            assert written is not None
+            if not delete.hits(seq, written.tag):
+                continue
+            if delete.acked is not None and delete.acked < written.sent:
+                continue  # it was over before the record was sent
+            may = delete.sent if may is None else min(may, delete.sent)
+            if written.acked and written.acked < delete.sent and delete.acked is not None:
+                sure = delete.acked if sure is None else min(sure, delete.acked)
+        self._deleted[seq] = may, sure
+        return may, sure
+
+    def top_at(self, at: int) -> int:
+        """The largest seq of a record that was sent by then."""
+        if not self._tops:
+            top = 0
+            for sent, seq in sorted((w.sent, seq) for seq, w in self.records.items()):
+                top = max(top, seq)
+                self._tops.append((sent, top))
+        index = bisect.bisect_left(self._tops, (at, 0))
+        return self._tops[index - 1][1] if index else 0
+
+    def evictable_to(self, at: int, head_seq: int) -> int:
+        """The largest seq that the caps in force up to `at` can have evicted; 0 if none.
+
+        `head_seq` is the head as the reader knows it; records not yet told to him evict as well.
+        """
+        head_seq = max(head_seq, self.top_at(at))
+        largest = 0
+        for caps in self.caps:
+            if caps.sent >= at:
+                break
+            head = head_seq if caps.head_end is None else min(head_seq, caps.head_end)
+            if caps.cap_records:
+                largest = max(largest, head - caps.cap_records)
+            if caps.cap_bytes:
+                largest = max(largest, head + 1 - caps.cap_bytes // self.record_bytes_max)
+        return largest
+
+    def first_kept(self, first: int, last: int, at: int) -> int | None:
+        """The first seq of a range that neither a stop nor a delete can have taken by then."""
+        stop = self._last_stop(at)
+        # Of an ephemeral head's jumps there are many seqs, and no record: only records are walked.
+        seqs = range(first, last + 1) if stop is None else self._written_seqs(first, last)
+        for seq in seqs:
+            is_taken = stop is not None and self.records[seq].sent < stop
+            if not is_taken and not self.may_be_deleted(seq, at):
+                return seq
+        return None
+
+    def is_any_lost_by_stop(self, first: int, last: int, at: int) -> bool:
+        """Whether a stop of the server by then can have taken an ephemeral record of a range."""
+        stop = self._last_stop(at)
+        if stop is None:
+            return False
+        seqs = self._written_seqs(first, last)
+        return len(seqs) <= last - first or any(self.records[seq].sent < stop for seq in seqs)
+
+    def _last_stop(self, at: int) -> int | None:
+        """The last stop before a moment; it takes what any earlier one takes."""
+        if not self.is_ephemeral:
+            return None
+        index = bisect.bisect_left(self.stops, at)
+        return self.stops[index - 1] if index else None
+
+    def _written_seqs(self, first: int, last: int) -> list[int]:
+        if len(self._seqs) != len(self.records):
+            self._seqs = sorted(self.records)
+        return self._seqs[bisect.bisect_left(self._seqs, first) : bisect.bisect(self._seqs, last)]
+
+
+class Ledger:
+    """All topics of a run. `stops`: the moments after which nothing of a dead server happens."""
+
+    def __init__(self) -> None:
+        self._moments: Iterator[int] = itertools.count(1)
+        self.now = 0
+        self.stops: list[int] = []
+        self.topics: dict[str, list[Incarnation]] = {}
+        self.written: dict[str, Written] = {}
+
+    def moment(self) -> int:
+        """A number larger than every one before."""
+        self.now = next(self._moments)
+        return self.now
+
+    def may_be_absent(self, topic: str, first: int, last: int) -> bool:
+        """Whether there may have been no such topic at some moment of the span."""
+        lives: list[Incarnation | None] = [*self.topics[topic], None]
+        for life, following in itertools.pairwise(lives):
+            assert life is not None
+            if life.dropped_sent is None or life.dropped_sent > last:
+                continue
+            back = following.created_acked if following is not None else None
+            if back is None or back > first:
+                return True
+        return False
+
+    def create(self, topic: str, *, is_ephemeral: bool, record_bytes_max: int) -> Incarnation:
+        """The next incarnation, about to be created."""
+        lives = self.topics.setdefault(topic, [])
+        assert not lives or lives[-1].dropped_sent is not None, f"{topic} exists"
+        made = Incarnation(
+            topic, len(lives) + 1, is_ephemeral, self.moment(), record_bytes_max, self.stops
+        )
+        lives.append(made)
+        return made
+
+    def compose(self, incarnation: Incarnation, number: int, *records: Sort) -> list[Written]:
+        """The records of append `number`."""
+        sent = self.moment()
+        made = [
+            Written(f"{number}.{i}", incarnation.topic, incarnation.number, *sort, sent)
+            for i, sort in enumerate(records)
+        ]
+        for written in made:
+            self.written[written.id] = written
+        return made
