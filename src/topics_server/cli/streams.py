@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import select
-import signal
 import stat
 import sys
 import threading
@@ -402,37 +402,33 @@ def watch_options(verb: Callable[P, R]) -> Callable[..., R]:
 @contextlib.contextmanager
 def stopped_by_reader() -> Iterator[None]:
     """Ctrl-C, and the end of whoever reads our output, end the verb as a success."""
-    is_watched = _watch_output()
+    _watch_output()
     try:
-        try:
-            yield
-            sys.stdout.flush()
-        except BrokenPipeError:
-            # What is still buffered has no reader; the interpreter's own flush must not complain.
-            sys.stdout = None
-        if is_watched:
-            signal.signal(signal.SIGINT, signal.SIG_IGN)  # the watcher is late, the verb is done
+        yield
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # What is still buffered has no reader; the interpreter's own flush must not complain.
+        sys.stdout = None
     except KeyboardInterrupt:
         pass
 
 
-def _watch_output() -> bool:
+def _watch_output() -> None:
     """Notice the end of a pipe also while there is nothing to write, as `tail -f` does."""
     try:
         descriptor = sys.stdout.fileno()
         mode = Path(f"/dev/fd/{descriptor}").stat().st_mode
     except (OSError, ValueError):
-        return False
+        return
     if not (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)):
-        return False
+        return
     poll = select.poll()
     poll.register(descriptor, 0)  # errors only: the reader is gone
-    main = threading.main_thread().ident
-    assert main is not None
 
     def wait() -> None:
         poll.poll()
-        signal.pthread_kill(main, signal.SIGINT)  # also out of a blocking read
+        # At once, also out of a blocking read. An exception raised in the main thread instead may
+        # land in a clean-up, where Python prints it; these verbs only read, so nothing is half done.
+        os._exit(0)
 
     threading.Thread(target=wait, daemon=True).start()
-    return True
