@@ -428,7 +428,7 @@ def _watch_output() -> None:
     def wait() -> None:
         poll.poll()
         # At once, also out of a blocking read. An exception raised in the main thread instead may
-        # land in a clean-up, where Python prints it; these verbs only read, so nothing is half done.
+        # land in a clean-up, where Python prints it. These verbs only read: nothing is half done.
         os._exit(0)
 
     threading.Thread(target=wait, daemon=True).start()
