@@ -389,7 +389,8 @@ API = {
     "api.cursor_ids": pure("engine.cursors"),
     "api.watch_bodies": pure("api.bodies", "api.cursor_ids"),
     "api.schemas": pure("api.queue_bodies", "api.watch_bodies"),
-    "api.openapi": pure("api.problems", "api.schemas"),
+    "api.operations": pure("api.problems", "api.schemas"),
+    "api.openapi": pure("api.operations", "api.schemas"),
     "api.producer_headers": pure(),
     "api.keys": pure(),
     "api.sessions": pure(),
@@ -518,6 +519,8 @@ API = {
         "api.guard",
         "api.state",
     ),
+    # The page that shows the description, from an installed package's files.
+    "api.reference": driver("api.http", "api.state"),
     "api.app": driver(
         "api.problems",
         "api.guard",
@@ -530,6 +533,7 @@ API = {
         "api.ws",
         "api.probes",
         "api.openapi",
+        "api.reference",
         "api.state",
     ),
 }

@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-from topics_server.api import openapi, probes, queues, records, routers, topics, watch, ws
+from topics_server.api import (
+    openapi,
+    probes,
+    queues,
+    records,
+    reference,
+    routers,
+    topics,
+    watch,
+    ws,
+)
 from topics_server.api.http import Application, Request, Response, Route, Routes
 from topics_server.api.state import ServerState
 
@@ -49,6 +59,8 @@ def build_routes() -> Routes:
             Route("/readyz", {"GET": probes.ready}),
             Route("/v0/metrics", {"GET": probes.metrics}),
             Route("/v0/openapi.json", {"GET": _openapi}),
+            Route("/v0/docs", {"GET": reference.page}),
+            Route("/v0/docs/{file}", {"GET": reference.file}),
         )
     )
 
