@@ -408,7 +408,13 @@ API = {
     "api.connections": driver("api.direct"),
     # The thin ASGI adapter in front of the data plane's plain functions.
     "api.http": driver(
-        "api.coding", "api.cors", "api.guard", "api.problems", "api.sockets", "api.state"
+        "api.coding",
+        "api.cors",
+        "api.guard",
+        "api.observing",
+        "api.problems",
+        "api.sockets",
+        "api.state",
     ),
     "api.readiness": driver("api.http", "api.state"),
     "api.sse": pure("engine.subscription"),
@@ -506,18 +512,16 @@ API = {
         "engine.cursors",
         "engine.subscription",
     ),
+    # What every answer is counted and told to; a line in each of the two ways of a request.
+    "api.observing": driver(),
+    "api.figures": driver("api.fanout", "api.state", "engine.answers"),
     "api.probes": driver(
-        "engine.answers",
-        "api.rendering",
-        "api.sessions",
-        "api.http",
-        "engine.store",
-        "engine.recovery",
-        "queue.service",
-        "routers.answers",
-        "routers.service",
+        "api.figures",
         "api.guard",
+        "api.http",
+        "api.rendering",
         "api.state",
+        "exposition",
     ),
     # The page that shows the description, from an installed package's files.
     "api.reference": driver("api.http", "api.state"),
@@ -540,6 +544,8 @@ API = {
 
 TOP = {
     "settings": driver(),
+    # Prints the figures that `metrics` names.
+    "exposition": driver(),
     # Storage and engine of one data directory, on any file system: the simulations' node too.
     "node": driver("*"),
     "server": driver("*"),
