@@ -389,7 +389,8 @@ API = {
     "api.cursor_ids": pure("engine.cursors"),
     "api.watch_bodies": pure("api.bodies", "api.cursor_ids"),
     "api.schemas": pure("api.queue_bodies", "api.watch_bodies"),
-    "api.openapi": pure("api.problems", "api.schemas"),
+    "api.operations": pure("api.problems", "api.schemas"),
+    "api.openapi": pure("api.operations", "api.schemas"),
     "api.producer_headers": pure(),
     "api.keys": pure(),
     # Who calls, and whether they may: 401 and 403.
@@ -419,6 +420,7 @@ API = {
         "api.cors",
         "api.guard",
         "api.keys",
+        "api.observing",
         "api.problems",
         "api.sockets",
         "api.state",
@@ -526,19 +528,19 @@ API = {
         "engine.cursors",
         "engine.subscription",
     ),
+    # What every answer is counted and told to; a line in each of the two ways of a request.
+    "api.observing": driver(),
+    "api.figures": driver("api.fanout", "api.keys", "api.state", "api.visible", "engine.answers"),
     "api.probes": driver(
-        "engine.answers",
-        "api.rendering",
-        "api.sessions",
-        "api.http",
-        "engine.store",
-        "engine.recovery",
-        "queue.service",
-        "routers.answers",
-        "routers.service",
+        "api.figures",
         "api.guard",
+        "api.http",
+        "api.rendering",
         "api.state",
+        "exposition",
     ),
+    # The page that shows the description, from an installed package's files.
+    "api.reference": driver("api.http", "api.state"),
     "api.app": driver(
         "api.problems",
         "api.guard",
@@ -552,12 +554,15 @@ API = {
         "api.ws",
         "api.probes",
         "api.openapi",
+        "api.reference",
         "api.state",
     ),
 }
 
 TOP = {
     "settings": driver("api.keys"),
+    # Prints the figures that `metrics` names.
+    "exposition": driver(),
     # Storage and engine of one data directory, on any file system: the simulations' node too.
     "node": driver("*"),
     "server": driver("*"),

@@ -30,6 +30,7 @@ from topics_server.api.http import (
 )
 from topics_server.api.keys import Recalled
 from topics_server.api.transport import JoinedHttp, head_of
+from topics_server.clock import monotonic_ms
 
 _METHODS: Final = {b"POST": "POST", b"GET": "GET"}
 
@@ -53,6 +54,7 @@ class Pending:
         "more_body",
         "path",
         "response_complete",
+        "started_ms",
     )
 
     message_event: Final = _Nobody()
@@ -65,6 +67,7 @@ class Pending:
         self.more_body = self.disconnected = self.response_complete = False
         # uvicorn's way to say that the server is going down.
         self.keep_alive = True
+        self.started_ms = monotonic_ms()
 
 
 class DirectHttp(JoinedHttp):
@@ -217,6 +220,9 @@ class DirectHttp(JoinedHttp):
         app: Any = self.app
         told = app.told(response, pending.method, pending.headers)
         tell_of_body(told, response, size, is_packed=is_packed)
+        app.observer.answered(
+            pending.method, pending.path, response.status, size, pending.started_ms
+        )
         head = head_of(response.status, self.server_state.default_headers + told)
         if not pending.keep_alive:
             head = head[:-2] + b"connection: close\r\n\r\n"
