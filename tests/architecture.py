@@ -400,6 +400,7 @@ API = {
     "api.visible": pure("api.access", "api.keys", "engine.answers"),
     "api.sessions": pure(),
     "api.state": driver(
+        "api.hosts",
         "api.fanout",
         "api.keys",
         "api.tickets",
@@ -411,10 +412,14 @@ API = {
     "api.guard": driver("api.keys", "api.problems", "api.state"),
     "api.transport": driver(),
     # Whole requests of the data plane, from the parser's callback to the answer.
-    "api.direct": driver("api.coding", "api.http", "api.keys", "api.transport"),
+    "api.direct": driver(
+        "api.request_ids", "api.intake", "api.coding", "api.http", "api.keys", "api.transport"
+    ),
     "api.connections": driver("api.direct"),
     # The thin ASGI adapter in front of the data plane's plain functions.
     "api.http": driver(
+        "api.intake",
+        "api.request_ids",
         "api.access",
         "api.coding",
         "api.cors",
@@ -425,7 +430,12 @@ API = {
         "api.sockets",
         "api.state",
     ),
-    "api.readiness": driver("api.http", "api.state"),
+    # Bodies on their way in.
+    "api.intake": driver("api.coding", "api.guard", "api.problems"),
+    "api.request_ids": driver(),
+    # Which `Host` a request may name.
+    "api.hosts": pure(),
+    "api.readiness": driver("api.intake", "api.http", "api.state"),
     "api.sse": pure("engine.subscription"),
     # What uvicorn's protocols know of a connection and ASGI does not tell.
     "api.sockets": driver(),
@@ -445,6 +455,7 @@ API = {
         "api.visible",
     ),
     "api.records": driver(
+        "api.intake",
         "engine.answers",
         "api.bodies",
         "api.rendering",
@@ -471,6 +482,7 @@ API = {
     "api.queue_bodies": pure("api.bodies", "queue.jobs"),
     "api.queue_frames": pure("api.rendering", "api.sse", "queue.answers", "queue.jobs"),
     "api.queues": driver(
+        "api.intake",
         "api.access",
         "api.bodies",
         "api.fanout",
@@ -490,6 +502,7 @@ API = {
         "queue.service",
     ),
     "api.watch": driver(
+        "api.intake",
         "api.access",
         "api.bodies",
         "api.cursor_ids",
@@ -513,6 +526,8 @@ API = {
     "api.ws_commands": pure("api.bodies", "api.watch_bodies", "engine.subscription"),
     "api.ws_frames": pure("engine.answers", "engine.subscription"),
     "api.ws": driver(
+        "api.request_ids",
+        "api.intake",
         "api.access",
         "api.fanout",
         "api.guard",
@@ -560,7 +575,9 @@ API = {
 }
 
 TOP = {
-    "settings": driver("api.keys"),
+    "settings": driver("api.hosts", "api.keys", "key_file"),
+    # The keys as configured: the environment's and the file's.
+    "key_file": driver("api.keys"),
     # Prints the figures that `metrics` names.
     "exposition": driver(),
     # Storage and engine of one data directory, on any file system: the simulations' node too.

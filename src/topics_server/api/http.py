@@ -21,9 +21,18 @@ from urllib.parse import unquote_to_bytes
 import msgspec
 
 from topics_server.api.access import authorized, authorized_stream, check_name
-from topics_server.api.coding import JSON_TYPE, accepts_gzip, deflate, inflate, is_json_type
+from topics_server.api.coding import JSON_TYPE, accepts_gzip, deflate
 from topics_server.api.cors import cors_headers
-from topics_server.api.guard import admit, check_declared_length
+from topics_server.api.guard import admit
+from topics_server.api.intake import (
+    OFF_LOOP_BYTES,
+    ClientGoneError,
+    Receive,
+    is_bodiless,
+    is_plain,
+    read_body,
+    receive_all,
+)
 from topics_server.api.keys import EVERYBODY, Caller, Recalled
 from topics_server.api.observing import Observer
 from topics_server.api.problems import (
@@ -33,36 +42,27 @@ from topics_server.api.problems import (
     headers_of,
     internal,
     method_not_allowed,
-    no_json,
     not_found,
     status_of,
-    too_large,
-    unknown_encoding,
 )
+from topics_server.api.request_ids import NAME as REQUEST_ID
+from topics_server.api.request_ids import request_id as request_id_of
 from topics_server.api.sockets import Socket
 from topics_server.api.state import ServerState
 from topics_server.clock import monotonic_ms
 from topics_server.errors import StorageError, TopicsError, invalid
-from topics_server.limits import KIB
 from topics_server.metrics import RequestFigures, log
 from topics_server.model import is_router_name, is_topic_name
 
 Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
-# Bodies larger than this are inflated and deflated off the event loop.
-OFF_LOOP_BYTES: Final = 64 * KIB
+# Of every answer: it is what it says it is, and is for who asked. A handler may say otherwise.
+_GUARDS: Final = ((b"x-content-type-options", b"nosniff"), (b"cache-control", b"no-store"))
 # Paths whose name is known to be one; beyond, all are forgotten and checked again.
 _NAMES_MAX: Final = 8192
-# A plain declared length has no more digits than this.
-_LENGTH_DIGITS_MAX: Final = 15
 # Below this gzip saves nothing worth its time.
 _DEFLATED_BYTES_MIN: Final = 256
-
-
-class ClientGoneError(Exception):
-    """The client hung up while a handler waited for it alone; nothing is answered."""
 
 
 class HangUpError(Exception):
@@ -263,99 +263,20 @@ def router_name_of(segment: bytes) -> str:
     return name
 
 
-# --- bodies in --------------------------------------------------------------------------------
-
-
-async def read_body(headers: Mapping[bytes, bytes], receive: Receive, max_bytes: int) -> bytes:
-    """The whole body, inflated; `max_bytes` bounds it as sent and as inflated.
-
-    What the headers alone tell is refused before a byte is read.
-    """
-    declared = headers.get(b"content-length")
-    if declared is not None:
-        check_declared_length(declared, max_bytes)
-    is_packed = False
-    is_announced = declared != b"0" if declared is not None else b"transfer-encoding" in headers
-    if is_announced:
-        is_packed = _check_types(headers)
-    body = await _receive_all(receive, max_bytes)
-    if not body:
-        return body
-    if not is_announced:
-        is_packed = _check_types(headers)
-    if not is_packed:
-        return body
-    if len(body) > OFF_LOOP_BYTES:
-        return await asyncio.to_thread(inflate, body, max_bytes)
-    return inflate(body, max_bytes)
-
-
-def _check_types(headers: Mapping[bytes, bytes]) -> bool:
-    """Refuse what is not JSON or not known encoding; tells whether the body is gzip."""
-    if not is_json_type(headers.get(b"content-type")):
-        raise no_json()
-    encoding = headers.get(b"content-encoding")
-    if encoding is None:
-        return False
-    encoding = encoding.strip().lower()
-    if encoding in (b"", b"identity"):
-        return False
-    if encoding not in (b"gzip", b"x-gzip"):
-        raise unknown_encoding(encoding.decode("latin-1"))
-    return True
-
-
-def _is_plain(headers: Mapping[bytes, bytes], max_bytes: int) -> bool:
-    """Whether the head of a request with a body raises no question about that body."""
-    declared = headers.get(b"content-length", b"")
-    return (
-        headers.get(b"content-type") == JSON_TYPE
-        and b"content-encoding" not in headers
-        and len(declared) <= _LENGTH_DIGITS_MAX
-        and declared.isdigit()
-        and int(declared) <= max_bytes
-    )
-
-
-def _is_bodiless(headers: Mapping[bytes, bytes]) -> bool:
-    return b"content-length" not in headers and b"transfer-encoding" not in headers
-
-
-async def _receive_all(
-    receive: Receive, max_bytes: int, message: MutableMapping[str, Any] | None = None
-) -> bytes:
-    """Every chunk of a body, from the message that was received already, if any."""
-    chunks: list[bytes] = []
-    size = 0
-    more = True
-    while more:
-        if message is None:
-            message = await receive()
-        if message["type"] == "http.disconnect":
-            raise ClientGoneError
-        chunk: bytes = message.get("body", b"")
-        chunks.append(chunk)
-        size += len(chunk)
-        if size > max_bytes:
-            raise too_large(max_bytes)
-        more = message.get("more_body", False)
-        message = None
-    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
-
-
 def response_of(error: TopicsError, extra: Headers = ()) -> Response:
     """A refusal as a response."""
     return Response(status_of(error), envelope(error), headers_of(error) + extra)
 
 
-def response_to(error: Exception, method: str, path: str) -> Response:
+def response_to(error: Exception, method: str, path: str, request_id: bytes) -> Response:
     """What a client is told of what a handler raised; what it is not told is logged."""
     if isinstance(error, TopicsError):
         return response_of(error)
     if isinstance(error, StorageError):
-        log.error("storage refused %s %s: %s", method, path, error)
+        log.error("storage refused %s %s (%s): %s", method, path, request_id.decode("ascii"), error)
         return response_of(from_storage(error))
-    log.error("defect while serving %s %s", method, path, exc_info=error)
+    shown = request_id.decode("ascii")
+    log.error("defect while serving %s %s (%s)", method, path, shown, exc_info=error)
     return response_of(internal())
 
 
@@ -365,14 +286,24 @@ def wants_gzip(size: int, headers: Mapping[bytes, bytes]) -> bool:
 
 
 def tell_of_body(
-    told: list[tuple[bytes, bytes]], response: Response, size: int, *, is_packed: bool
+    told: list[tuple[bytes, bytes]],
+    response: Response,
+    size: int,
+    request_id: bytes,
+    *,
+    is_packed: bool,
 ) -> None:
-    """Add to the headers what they tell of a body of `size` bytes, as it is sent."""
-    if response.status != 204:
-        told.append((b"content-type", response.content_type))
-        if is_packed:
-            told += [(b"content-encoding", b"gzip"), (b"vary", b"accept-encoding")]
-        told.append((b"content-length", b"%d" % size))
+    """Add to the headers what they tell of a body of `size` bytes, as it is sent.
+
+    What differs from answer to answer comes last: the request's id, then the length.
+    """
+    if response.status == 204:
+        told.append((REQUEST_ID, request_id))
+        return
+    told.append((b"content-type", response.content_type))
+    if is_packed:
+        told += [(b"content-encoding", b"gzip"), (b"vary", b"accept-encoding")]
+    told += [(REQUEST_ID, request_id), (b"content-length", b"%d" % size)]
 
 
 class Application:
@@ -403,6 +334,7 @@ class Application:
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         started_ms = monotonic_ms()
         headers = dict(scope["headers"])
+        request_id = request_id_of(headers)
         try:
             response = await self._answer(scope, headers, receive, started_ms)
         except ClientGoneError:
@@ -411,18 +343,19 @@ class Application:
             await _hang_up(receive, send)
             return
         except Exception as error:
-            response = response_to(error, scope["method"], scope["path"])
+            response = response_to(error, scope["method"], scope["path"], request_id)
         told = self.told(response, scope["method"], headers)
         raw_path: bytes = scope.get("raw_path") or scope["path"].encode("utf-8")
         if isinstance(response, EventStream):
             self.observer.answered(scope["method"], raw_path, 200, 0, started_ms)
+            told.append((REQUEST_ID, request_id))
             await _stream(response, told, scope["method"], receive, send)
             return
         body = response.body
         is_packed = wants_gzip(len(body), headers)
         if is_packed:
             body = await deflated(body)
-        tell_of_body(told, response, len(body), is_packed=is_packed)
+        tell_of_body(told, response, len(body), request_id, is_packed=is_packed)
         self.observer.answered(scope["method"], raw_path, response.status, len(body), started_ms)
         await send({"type": "http.response.start", "status": response.status, "headers": told})
         if scope["method"] == "HEAD":
@@ -433,7 +366,7 @@ class Application:
         self, response: Answer, method: str, headers: Mapping[bytes, bytes]
     ) -> list[tuple[bytes, bytes]]:
         """The headers of an answer, but for those that tell of its body."""
-        told = list(response.headers)
+        told = _guarded(response.headers) if response.headers else list(_GUARDS)
         if self._origins and headers.get(b"origin") in self._origins:
             told += cors_headers(method, headers, response.headers)
         return told
@@ -452,6 +385,7 @@ class Application:
         the connection's. Raises what handlers raise.
         """
         started_ms = monotonic_ms()
+        self.state.hosts.check(headers.get(b"host"))
         route: Route | None
         known = self.routes.known(raw_path)
         if known is not None:
@@ -461,9 +395,9 @@ class Application:
             name = ""
         quick = None if route is None else route.quick.get(method)
         if quick is None or not (
-            _is_plain(headers, self.state.settings.max_body_bytes)
+            is_plain(headers, self.state.settings.max_body_bytes)
             if method == "POST"
-            else _is_bodiless(headers)
+            else is_bodiless(headers)
         ):
             return None
         assert route is not None
@@ -480,6 +414,7 @@ class Application:
     async def _answer(
         self, scope: Scope, headers: dict[bytes, bytes], receive: Receive, started_ms: float
     ) -> Answer:
+        self.state.hosts.check(headers.get(b"host"))
         raw_path: bytes = scope.get("raw_path") or scope["path"].encode("utf-8")
         route, segment = self.routes.find(raw_path)
         method: str = scope["method"]
@@ -500,13 +435,13 @@ class Application:
             # Nobody should send 64 MiB to hear that the server is not ready.
             admit(self.state)
             max_bytes = self.state.settings.max_body_bytes
-            if _is_plain(headers, max_bytes):
+            if is_plain(headers, max_bytes):
                 # The common case, in one step: a JSON body that came with its head.
                 message = await receive()
                 if message["type"] == "http.request" and not message.get("more_body", False):
                     body = message["body"]
                 else:
-                    body = await _receive_all(receive, max_bytes, message)
+                    body = await receive_all(receive, max_bytes, message)
             else:
                 body = await read_body(headers, receive, max_bytes)
         request = Request(
@@ -548,17 +483,21 @@ class Application:
             await refuse_socket(scope, send, not_found(raw_path.decode("latin-1")))
 
 
+def _guarded(headers: Headers) -> list[tuple[bytes, bytes]]:
+    """These headers and the guards, unless they speak of the same."""
+    names = {name for name, _ in headers}
+    return [*(guard for guard in _GUARDS if guard[0] not in names), *headers]
+
+
 async def refuse_socket(scope: Scope, send: Send, error: TopicsError) -> None:
     """Answer a WebSocket's opening with a refusal: the envelope, where the server can send one."""
     if "websocket.http.response" not in scope.get("extensions", {}):
         await send({"type": "websocket.close", "code": 1000})
         return
     response = response_of(error)
-    told = [
-        *response.headers,
-        (b"content-type", response.content_type),
-        (b"content-length", b"%d" % len(response.body)),
-    ]
+    told = _guarded(response.headers)
+    request_id = request_id_of(dict(scope["headers"]))
+    tell_of_body(told, response, len(response.body), request_id, is_packed=False)
     start = {"type": "websocket.http.response.start", "status": response.status, "headers": told}
     await send(start)
     await send({"type": "websocket.http.response.body", "body": response.body})
