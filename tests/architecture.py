@@ -561,6 +561,8 @@ API = {
 
 TOP = {
     "settings": driver("api.keys"),
+    # Lines on standard error, and the thread that writes them.
+    "logs": driver(),
     # Prints the figures that `metrics` names.
     "exposition": driver(),
     # Storage and engine of one data directory, on any file system: the simulations' node too.

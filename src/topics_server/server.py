@@ -10,8 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-import json
-import logging
 import resource
 import signal
 import socket
@@ -22,6 +20,7 @@ from typing import Final
 
 import uvicorn
 
+from topics_server import logs
 from topics_server.api.app import build_app
 from topics_server.api.connections import HttpConnection, SocketConnection
 from topics_server.clock import monotonic_ms
@@ -37,47 +36,9 @@ _GC_THRESHOLDS: Final = (700, 2, 1_000_000)
 # How long a worker thread may keep the interpreter from the loop (5 ms by default).
 _SWITCH_INTERVAL_S: Final = 0.0005
 _BACKLOG: Final = 2048
-# What uvicorn logs as errors of ours, and any client can cause: they are answered.
-_CLIENTS_FAULTS: Final = (
-    "ASGI callable returned without completing handshake",
-    "Invalid UTF-8 sequence received from client",
-)
 _KEEP_ALIVE_S: Final = 75
 # How often a WebSocket is asked whether it is still there, and how long it has to answer.
 _PING_S: Final = 20
-
-
-class JsonLines(logging.Formatter):
-    """One JSON object a line: time, level, event."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        """Render one log record."""
-        line = {
-            "ts": int(record.created * 1000),
-            "level": record.levelname.lower(),
-            "event": record.getMessage(),
-        }
-        if record.exc_info:
-            line["traceback"] = self.formatException(record.exc_info)
-        return json.dumps(line)
-
-
-def _is_news(record: logging.LogRecord) -> bool:
-    """Whether a line of uvicorn's tells more than that a client sent something wrong."""
-    return not record.msg.startswith(_CLIENTS_FAULTS)
-
-
-def set_up_logging(settings: Settings) -> None:
-    """Text or JSON lines on standard error; uvicorn's own lines only from warnings on."""
-    handler = logging.StreamHandler(sys.stderr)
-    if settings.log_format == "json":
-        handler.setFormatter(JsonLines())
-    else:
-        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(message)s"))
-    logging.root.handlers[:] = [handler]
-    logging.root.setLevel(logging.WARNING)
-    log.setLevel(settings.log_level.upper())
-    logging.getLogger("uvicorn.error").addFilter(_is_news)
 
 
 class HttpServer(uvicorn.Server):
@@ -119,7 +80,14 @@ def write_port_file(path: Path, port: int) -> None:
 
 def run(settings: Settings) -> int:
     """Serve until a signal; returns the exit code."""
-    set_up_logging(settings)
+    output = logs.set_up(settings)
+    try:
+        return _run(settings, output)
+    finally:
+        output.close()
+
+
+def _run(settings: Settings, output: logs.LogOutput) -> int:
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     if settings.api_keys is None:
         log.warning("no keys: whoever reaches this server may do everything (TOPICS_API_KEYS)")
@@ -135,8 +103,12 @@ def run(settings: Settings) -> int:
         log.error("cannot listen on %s port %d: %s", settings.host, settings.port, error.strerror)
         node.abandon()
         return 1
+    app = build_app(node.state)
+    if (access := logs.access_log(settings, output)) is not None:
+        app.observer.access = access.note
+    node.state.log_lines_dropped = lambda: output.dropped
     config = uvicorn.Config(
-        build_app(node.state),
+        app,
         loop="uvloop",
         http=HttpConnection,
         ws=SocketConnection,

@@ -279,6 +279,12 @@ class Settings(BaseSettings):
         "info", "debug, info, warning or error", "debug, info, warning or error"
     )
     log_format: Literal["text", "json"] = _other("text", "text or json", "text or json")
+    access_log: Literal["off", "sampled", "full"] = _other(
+        "off", "off, sampled or full", "a line a request: off, sampled or full"
+    )
+    access_log_sample: Number = _number(
+        100, 1, 1_000_000, "sampled: one request of so many, and every 5xx"
+    )
 
     @classmethod
     def settings_customise_sources(
