@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Literal, Protocol
 
 from topics_server.api.fanout import Fanout
+from topics_server.api.patience import Patience
 from topics_server.appends import DecodedAppend
 from topics_server.clock import monotonic_ms
 from topics_server.engine.answers import (
@@ -234,7 +235,8 @@ class ServerState:
     """The one shared state of all handlers.
 
     `progress` tells how far recovery is (0 to 1); `started_ms` is of the monotonic clock; `shards`
-    tells the journal's figures; `connections` counts open streams and WebSockets (`api/guard`).
+    tells the journal's figures; `patience` is with connections; `connections` counts open streams
+    and WebSockets (`api/guard`).
     """
 
     settings: ApiSettings
@@ -248,6 +250,7 @@ class ServerState:
     started_ms: float = dataclasses.field(default_factory=monotonic_ms)
     shards: Callable[[], Sequence[ShardFacts]] = tuple
     rendered: RenderCache = dataclasses.field(default_factory=RenderCache)
+    patience: Patience = dataclasses.field(default_factory=Patience)
     connections: int = 0
     _waiting: set[asyncio.Future[None]] = dataclasses.field(default_factory=set)
 
