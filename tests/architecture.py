@@ -403,6 +403,7 @@ API = {
         "api.fanout",
         "api.keys",
         "api.tickets",
+        "api.patience",
         "engine.answers",
         "engine.watching",
         "queue.service",
@@ -411,7 +412,11 @@ API = {
     "api.guard": driver("api.keys", "api.problems", "api.state"),
     "api.transport": driver(),
     # Whole requests of the data plane, from the parser's callback to the answer.
-    "api.direct": driver("api.coding", "api.http", "api.keys", "api.transport"),
+    "api.direct": driver("api.coding", "api.http", "api.keys", "api.strict", "api.transport"),
+    # What a head may be, how long clients are waited for, and the connection that holds them to it.
+    "api.heads": pure(),
+    "api.patience": driver("api.heads"),
+    "api.strict": driver("api.heads", "api.http", "api.patience", "api.problems", "api.transport"),
     "api.connections": driver("api.direct"),
     # The thin ASGI adapter in front of the data plane's plain functions.
     "api.http": driver(

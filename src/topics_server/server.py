@@ -23,10 +23,12 @@ import uvicorn
 from topics_server import logs
 from topics_server.api.app import build_app
 from topics_server.api.connections import HttpConnection, SocketConnection
+from topics_server.api.heads import Bounds
+from topics_server.api.patience import Patience, Waits
 from topics_server.clock import monotonic_ms
 from topics_server.errors import StorageError
 from topics_server.metrics import log
-from topics_server.node import Node
+from topics_server.node import Node, store_files
 from topics_server.settings import Settings
 
 # A collection stops the loop for about 1 us an object it looks at. So the young are looked at often
@@ -36,7 +38,8 @@ _GC_THRESHOLDS: Final = (700, 2, 1_000_000)
 # How long a worker thread may keep the interpreter from the loop (5 ms by default).
 _SWITCH_INTERVAL_S: Final = 0.0005
 _BACKLOG: Final = 2048
-_KEEP_ALIVE_S: Final = 75
+# Files that are neither connections nor segments: journal, snapshots, pipes, the listener.
+_OTHER_FILES: Final = 128
 # How often a WebSocket is asked whether it is still there, and how long it has to answer.
 _PING_S: Final = 20
 
@@ -69,6 +72,27 @@ def raise_open_files() -> int:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     return hard
+
+
+def patience_with(settings: Settings, open_files: int) -> Patience:
+    """What connections are held to; the files of the store are not theirs."""
+    most = settings.max_connections
+    if most is None:
+        most = max(16, open_files - store_files(open_files) - _OTHER_FILES) if open_files > 0 else 0
+    return Patience(
+        Bounds(
+            url_bytes=settings.max_url_bytes,
+            header_count=settings.max_headers,
+            header_bytes=settings.max_header_bytes,
+        ),
+        Waits(
+            header_s=settings.header_timeout_ms / 1000,
+            body_s=settings.body_timeout_ms / 1000,
+            keep_alive_s=settings.keep_alive_ms / 1000,
+            write_s=settings.write_timeout_ms / 1000,
+        ),
+        most,
+    )
 
 
 def write_port_file(path: Path, port: int) -> None:
@@ -107,6 +131,7 @@ def _run(settings: Settings, output: logs.LogOutput) -> int:
     if (access := logs.access_log(settings, output)) is not None:
         app.observer.access = access.note
     node.state.log_lines_dropped = lambda: output.dropped
+    node.state.patience = patience_with(settings, open_files)
     config = uvicorn.Config(
         app,
         loop="uvloop",
@@ -124,7 +149,6 @@ def _run(settings: Settings, output: logs.LogOutput) -> int:
         server_header=False,
         proxy_headers=False,
         backlog=_BACKLOG,
-        timeout_keep_alive=_KEEP_ALIVE_S,
         timeout_graceful_shutdown=max(1, settings.shutdown_grace_ms // 1000),
     )
     with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
@@ -148,6 +172,7 @@ async def _serve(
     host, port = listener.getsockname()[:2]
     began_ms = monotonic_ms()
     serving = asyncio.create_task(server.serve(sockets=[listener]))
+    looking = asyncio.create_task(node.state.patience.run(server.server_state.connections))
     if settings.port_file is not None:
         write_port_file(settings.port_file, port)
     failure = await _boot(node, serving)
@@ -160,6 +185,7 @@ async def _serve(
         shown = f"[{host}]" if ":" in host else host
         log.info("ready on http://%s:%d after %.0f ms: %s", shown, port, took_ms, node.report)
     await serving
+    looking.cancel()
     await node.close()
     if failure is None:
         log.info("stopped")
