@@ -15,6 +15,7 @@ import contextlib
 import functools
 import os
 import select
+import ssl
 import stat
 import sys
 import threading
@@ -204,8 +205,13 @@ class Following:
         self._positions = self._open()
         read_s = 2 * int(self._options["heartbeat_ms"]) / 1000 + SLACK_S
         timeout = httpx.Timeout(CONNECT_S, read=read_s)
+        # As the session's own connection does: SSL_CERT_FILE may name whom to trust.
+        trusted = ssl.create_default_context() if self._client.url.startswith("https:") else False
         with httpx.Client(
-            timeout=timeout, trust_env=False, headers=self._client.authorization
+            timeout=timeout,
+            trust_env=False,
+            verify=trusted,
+            headers=self._client.authorization,
         ) as http:
             while self._positions.live:
                 try:
