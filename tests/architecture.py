@@ -392,9 +392,12 @@ API = {
     "api.openapi": pure("api.problems", "api.schemas"),
     "api.producer_headers": pure(),
     "api.keys": pure(),
+    # Who calls, and whether they may: 401 and 403.
+    "api.access": pure("api.keys"),
     "api.sessions": pure(),
     "api.state": driver(
         "api.fanout",
+        "api.keys",
         "engine.answers",
         "engine.watching",
         "queue.service",
@@ -403,11 +406,18 @@ API = {
     "api.guard": driver("api.keys", "api.problems", "api.state"),
     "api.transport": driver(),
     # Whole requests of the data plane, from the parser's callback to the answer.
-    "api.direct": driver("api.coding", "api.http", "api.transport"),
+    "api.direct": driver("api.coding", "api.http", "api.keys", "api.transport"),
     "api.connections": driver("api.direct"),
     # The thin ASGI adapter in front of the data plane's plain functions.
     "api.http": driver(
-        "api.coding", "api.cors", "api.guard", "api.problems", "api.sockets", "api.state"
+        "api.access",
+        "api.coding",
+        "api.cors",
+        "api.guard",
+        "api.keys",
+        "api.problems",
+        "api.sockets",
+        "api.state",
     ),
     "api.readiness": driver("api.http", "api.state"),
     "api.sse": pure("engine.subscription"),
@@ -492,6 +502,7 @@ API = {
     "api.ws_commands": pure("api.bodies", "api.watch_bodies", "engine.subscription"),
     "api.ws_frames": pure("engine.answers", "engine.subscription"),
     "api.ws": driver(
+        "api.access",
         "api.fanout",
         "api.guard",
         "api.http",
@@ -522,6 +533,7 @@ API = {
         "api.problems",
         "api.guard",
         "api.http",
+        "api.keys",
         "api.topics",
         "api.records",
         "api.routers",
@@ -535,7 +547,7 @@ API = {
 }
 
 TOP = {
-    "settings": driver(),
+    "settings": driver("api.keys"),
     # Storage and engine of one data directory, on any file system: the simulations' node too.
     "node": driver("*"),
     "server": driver("*"),

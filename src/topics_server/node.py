@@ -14,6 +14,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Final, TypeVar
 
 from topics_server.api.fanout import Fanout
+from topics_server.api.keys import KeyRing
 from topics_server.api.state import ServerState
 from topics_server.clock import SystemClock, random_u64
 from topics_server.engine.admission import AppendLimits
@@ -134,8 +135,12 @@ class Node:
         }
         self._tasks: list[asyncio.Task[None]] = []
         self._sync_latency = [LatencyHistogram() for _ in range(settings.wal_shards)]
+        grants = () if settings.api_keys is None else settings.api_keys.grants
         self.state = ServerState(
-            settings=settings, progress=self._progress, shards=self._shard_facts
+            settings=settings,
+            progress=self._progress,
+            keys=KeyRing(grants, covers_probes=settings.probe_auth),
+            shards=self._shard_facts,
         )
         # Set by `start`.
         self.journal: Journal

@@ -121,6 +121,8 @@ def run(settings: Settings) -> int:
     """Serve until a signal; returns the exit code."""
     set_up_logging(settings)
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
+    if settings.api_keys is None:
+        log.warning("no keys: whoever reaches this server may do everything (TOPICS_API_KEYS)")
     open_files = raise_open_files()
     try:
         node = Node.open(settings, open_files)

@@ -28,6 +28,7 @@ from topics_server.api.http import (
     tell_of_body,
     wants_gzip,
 )
+from topics_server.api.keys import Recalled
 from topics_server.api.transport import JoinedHttp, head_of
 
 _METHODS: Final = {b"POST": "POST", b"GET": "GET"}
@@ -75,6 +76,12 @@ class DirectHttp(JoinedHttp):
     # Whether a request was answered within the call that brought it. Those sent behind it in one
     # go have a task each: what one client sends must not keep the loop from all others.
     _had_turn = False
+
+    def connection_made(self, transport: Any) -> None:
+        """See `asyncio.Protocol`."""
+        super().connection_made(transport)
+        # Whose token it was that came last: every request of a connection presents it anew.
+        self._recalled = Recalled()
 
     def data_received(self, data: bytes) -> None:
         """See `asyncio.Protocol`."""
@@ -144,7 +151,9 @@ class DirectHttp(JoinedHttp):
         method = _METHODS[self.parser.get_method()]
         pending: Any = Pending(method, self.url, dict(self.headers))
         app: Any = self.app
-        answer = partial(app.answer_now, method, self.url, pending.headers, self._held_body)
+        answer = partial(
+            app.answer_now, method, self.url, pending.headers, self._held_body, self._recalled
+        )
         before, self.cycle = self.cycle, pending
         if not self._answer(pending, answer):
             self.cycle = before

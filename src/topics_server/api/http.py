@@ -20,9 +20,11 @@ from urllib.parse import unquote_to_bytes
 
 import msgspec
 
+from topics_server.api.access import authorized, check_name
 from topics_server.api.coding import JSON_TYPE, accepts_gzip, deflate, inflate, is_json_type
 from topics_server.api.cors import cors_headers
 from topics_server.api.guard import admit, check_declared_length
+from topics_server.api.keys import EVERYBODY, Caller, Recalled
 from topics_server.api.problems import (
     Headers,
     envelope,
@@ -69,9 +71,9 @@ class HangUpError(Exception):
 class Request(msgspec.Struct, gc=False):
     """One request as handlers see it.
 
-    `name` is the path's topic or router (valid), else empty; `headers` have lower-case names;
-    `body` is inflated; `started_ms` is of the monotonic clock. `gone` returns when the client hung
-    up.
+    `name` is the path's topic or router (valid, and inside the caller's prefixes), else empty;
+    `headers` have lower-case names; `body` is inflated; `started_ms` is of the monotonic clock.
+    `gone` returns when the client hung up. `caller` may do what the route asks for.
     """
 
     method: str
@@ -81,6 +83,7 @@ class Request(msgspec.Struct, gc=False):
     body: bytes
     started_ms: float
     gone: Callable[[], Awaitable[None]]
+    caller: Caller = EVERYBODY
 
     def elapsed_ms(self) -> float:
         """Milliseconds since the request arrived."""
@@ -133,6 +136,7 @@ SocketHandler = Callable[[ServerState, Scope, Receive, Send], Awaitable[None]]
 class Route:
     """The methods of one path template; GET brings HEAD, and OPTIONS is always there.
 
+    `needs`: of each method what a key must grant: scopes, or `keys.ANY_KEY`, or `keys.PROBE`.
     `quick`: of some methods the quick form beside the handler; both give the same answers.
     """
 
@@ -142,6 +146,7 @@ class Route:
         "is_named",
         "is_of_router",
         "is_of_topic",
+        "needs",
         "quick",
         "template",
     )
@@ -151,16 +156,20 @@ class Route:
         template: str,
         handlers: Mapping[str, Handler],
         quick: Mapping[str, QuickHandler] = MappingProxyType({}),
+        *,
+        needs: Mapping[str, int],
     ) -> None:
-        assert quick.keys() <= handlers.keys()
+        assert quick.keys() <= handlers.keys() == needs.keys(), template
         self.template = template
         self.quick = dict(quick)
+        self.needs = dict(needs)
         self.is_named = "{" in template
         self.is_of_topic = "/{topic}" in template
         self.is_of_router = "/{router}" in template
         self.handlers = dict(handlers)
         if "GET" in self.handlers:
             self.handlers["HEAD"] = self.handlers["GET"]
+            self.needs["HEAD"] = self.needs["GET"]
         self.allow = ", ".join(sorted({*self.handlers, "OPTIONS"}))
 
 
@@ -418,12 +427,17 @@ class Application:
         return told
 
     def answer_now(
-        self, method: str, raw_path: bytes, headers: Mapping[bytes, bytes], body: bytes
+        self,
+        method: str,
+        raw_path: bytes,
+        headers: Mapping[bytes, bytes],
+        body: bytes,
+        recalled: Recalled,
     ) -> Response | Underway | None:
         """Serve a whole request by the quick form of its handler; None if that cannot be.
 
-        Then nothing was done: whatever is unusual about it is for `__call__` to tell. Raises what
-        handlers raise.
+        Then nothing was done: whatever is unusual about it is for `__call__` to tell. `recalled` is
+        the connection's. Raises what handlers raise.
         """
         started_ms = monotonic_ms()
         route: Route | None
@@ -440,10 +454,15 @@ class Application:
             else _is_bodiless(headers)
         ):
             return None
+        assert route is not None
+        caller = authorized(
+            self.state.keys, headers.get(b"authorization"), route.needs[method], recalled
+        )
         if not name:
-            assert route is not None
             name = self.routes.name_at(route, raw_path, segment)
-        request = Request(method, name, headers, b"", body, started_ms, _gone_never)
+        if caller.prefixes:
+            check_name(caller, name, "topic")
+        request = Request(method, name, headers, b"", body, started_ms, _gone_never, caller)
         return quick(self.state, request)
 
     async def _answer(
@@ -460,7 +479,10 @@ class Application:
             if method == "OPTIONS":
                 return Response(204, b"", allow)
             return response_of(method_not_allowed(method[:32], route.allow), allow)
+        caller = authorized(self.state.keys, headers.get(b"authorization"), route.needs[method])
         name = self.routes.name_at(route, raw_path, segment) if route.is_named else ""
+        if caller.prefixes and (route.is_of_topic or route.is_of_router):
+            check_name(caller, name, "topic" if route.is_of_topic else "router")
         body = b""
         if method in ("POST", "PUT"):
             # Nobody should send 64 MiB to hear that the server is not ready.
@@ -476,7 +498,14 @@ class Application:
             else:
                 body = await read_body(headers, receive, max_bytes)
         request = Request(
-            method, name, headers, scope["query_string"], body, started_ms, partial(_gone, receive)
+            method,
+            name,
+            headers,
+            scope["query_string"],
+            body,
+            started_ms,
+            partial(_gone, receive),
+            caller,
         )
         answer = handler(self.state, request)
         return answer if isinstance(answer, (Response, EventStream)) else await answer

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Literal, Protocol
 
 from topics_server.api.fanout import Fanout
+from topics_server.api.keys import KeyRing
 from topics_server.appends import DecodedAppend
 from topics_server.clock import monotonic_ms
 from topics_server.engine.answers import (
@@ -233,12 +234,14 @@ class Routers(Protocol):
 class ServerState:
     """The one shared state of all handlers.
 
-    `progress` tells how far recovery is (0 to 1); `started_ms` is of the monotonic clock; `shards`
-    tells the journal's figures; `connections` counts open streams and WebSockets (`api/guard`).
+    `progress` tells how far recovery is (0 to 1); `keys` who may call; `started_ms` is of the
+    monotonic clock; `shards` tells the journal's figures; `connections` counts open streams and
+    WebSockets (`api/guard`).
     """
 
     settings: ApiSettings
     progress: Callable[[], float]
+    keys: KeyRing = dataclasses.field(default_factory=KeyRing)
     store: Store | None = None
     fanout: Fanout | None = None
     sessions: WatchSessions | None = None

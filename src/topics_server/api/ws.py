@@ -19,9 +19,11 @@ from functools import partial
 from typing import Any, Final, cast
 
 from topics_server.api import ws_frames
+from topics_server.api.access import authorized
 from topics_server.api.fanout import FAILED, GOING_AWAY, Fanout, Stream
 from topics_server.api.guard import ConnectionSlot, admit
 from topics_server.api.http import Receive, Request, Response, Scope, Send, refuse_socket
+from topics_server.api.keys import ANY_KEY
 from topics_server.api.outbox import Send as DrivenSend
 from topics_server.api.problems import from_storage, internal
 from topics_server.api.state import ServerState
@@ -56,7 +58,9 @@ async def serve(state: ServerState, scope: Scope, receive: Receive, send: Send) 
     if (await receive())["type"] != "websocket.connect":
         return
     try:
-        check_origin(dict(scope["headers"]), state.settings.allowed_origins)
+        headers = dict(scope["headers"])
+        authorized(state.keys, headers.get(b"authorization"), ANY_KEY)
+        check_origin(headers, state.settings.allowed_origins)
         admit(state)
         slot = ConnectionSlot(state)
     except TopicsError as refusal:
