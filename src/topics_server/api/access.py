@@ -8,8 +8,12 @@ name outside the prefixes is refused in the same words whether or not it exists.
 
 from __future__ import annotations
 
+import binascii
+from base64 import urlsafe_b64decode
+from collections.abc import Iterable, Mapping
 from typing import Final
 
+from topics_server.api.bodies import parse_query
 from topics_server.api.keys import (
     ANY_KEY,
     EVERYBODY,
@@ -20,10 +24,15 @@ from topics_server.api.keys import (
     Recalled,
     bearer_token,
 )
+from topics_server.api.tickets import Tickets
 from topics_server.errors import Code, TopicsError
 
 _NO_KEY: Final = "this server asks for a key: Authorization: Bearer <key>"
 _UNKNOWN_KEY: Final = "the key is not one of this server's"
+_UNKNOWN_TICKET: Final = "the ticket is used, expired, or for another session"
+# The subprotocol that a WebSocket speaks, and the one that carries a key: it is never selected.
+SUBPROTOCOL: Final = "topics.v0"
+_KEY_SUBPROTOCOL: Final = "topics.bearer."
 
 
 def authorized(
@@ -38,6 +47,61 @@ def authorized(
     caller = identified(ring, bearer_token(authorization), recalled)
     check_scopes(caller, max(need, ANY_KEY))
     return caller
+
+
+def authorized_stream(
+    ring: KeyRing,
+    tickets: Tickets,
+    headers: Mapping[bytes, bytes],
+    query: bytes,
+    wid: str,
+    need: int,
+    now_ms: float,
+) -> Caller:
+    """The same for the GET of a stream, where the query may hold `token` or, of `wid`, `ticket`.
+
+    A header counts before both. Raises `unauthorized`, `forbidden`; `invalid_request` for a query
+    that is none.
+    """
+    authorization = headers.get(b"authorization")
+    if not ring.is_on or authorization is not None or not query:
+        return authorized(ring, authorization, need)
+    asked = parse_query(query)
+    ticket = asked.get("ticket") if wid else None
+    if ticket is not None:
+        caller = tickets.redeem(ticket, wid, now_ms)
+        if caller is None or caller.key not in ring.keys:
+            raise unauthorized(_UNKNOWN_TICKET)
+        caller = caller.key.caller
+    else:
+        token = asked.get("token", "").encode("utf-8", "surrogatepass")
+        caller = identified(ring, token or None)
+    check_scopes(caller, need)
+    return caller
+
+
+def authorized_socket(
+    ring: KeyRing, headers: Mapping[bytes, bytes], subprotocols: Iterable[str]
+) -> Caller:
+    """The same for a WebSocket's opening, which a browser sends with a subprotocol only.
+
+    `topics.bearer.<base64url of the key>`. Raises `unauthorized`.
+    """
+    authorization = headers.get(b"authorization")
+    if not ring.is_on or authorization is not None:
+        return authorized(ring, authorization, ANY_KEY)
+    return identified(ring, _subprotocol_token(subprotocols))
+
+
+def _subprotocol_token(subprotocols: Iterable[str]) -> bytes | None:
+    for offered in subprotocols:
+        if offered.startswith(_KEY_SUBPROTOCOL):
+            coded = offered.removeprefix(_KEY_SUBPROTOCOL)
+            try:
+                return urlsafe_b64decode(coded + "=" * (-len(coded) % 4)) or None
+            except (binascii.Error, ValueError):
+                return None
+    return None
 
 
 def identified(ring: KeyRing, token: bytes | None, recalled: Recalled | None = None) -> Caller:

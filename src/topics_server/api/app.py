@@ -36,7 +36,12 @@ def build_routes() -> Routes:
             _post("nack", queues.nack, WRITE),
             _post("extend", queues.extend, WRITE),
             _post("redrive", queues.redrive, WRITE),
-            Route("/v0/topics/{topic}/work", {"GET": queues.work}, needs={"GET": READ | WRITE}),
+            Route(
+                "/v0/topics/{topic}/work",
+                {"GET": queues.work},
+                needs={"GET": READ | WRITE},
+                is_stream=True,
+            ),
             Route("/v0/topics/{topic}/leases", {"GET": queues.leases}, needs={"GET": READ}),
             Route("/v0/routers", {"GET": routers.list_routers}, needs={"GET": READ}),
             Route(
@@ -49,7 +54,7 @@ def build_routes() -> Routes:
                 needs={"PUT": ADMIN, "GET": READ, "DELETE": DELETE},
             ),
             Route("/v0/watch", {"POST": watch.open_session}, needs={"POST": READ}),
-            Route("/v0/watch/{wid}", {"GET": watch.stream}, needs={"GET": READ}),
+            Route("/v0/watch/{wid}", {"GET": watch.stream}, needs={"GET": READ}, is_stream=True),
             Route("/v0/ws", {"GET": ws.no_upgrade}, needs={"GET": ANY_KEY}),
             Route("/v0/health", {"GET": probes.health}, needs={"GET": PROBE}),
             Route("/healthz", {"GET": probes.health}, needs={"GET": PROBE}),

@@ -20,7 +20,7 @@ from urllib.parse import unquote_to_bytes
 
 import msgspec
 
-from topics_server.api.access import authorized, check_name
+from topics_server.api.access import authorized, authorized_stream, check_name
 from topics_server.api.coding import JSON_TYPE, accepts_gzip, deflate, inflate, is_json_type
 from topics_server.api.cors import cors_headers
 from topics_server.api.guard import admit, check_declared_length
@@ -137,6 +137,7 @@ class Route:
     """The methods of one path template; GET brings HEAD, and OPTIONS is always there.
 
     `needs`: of each method what a key must grant: scopes, or `keys.ANY_KEY`, or `keys.PROBE`.
+    `is_stream`: a browser's `EventSource` may call, which has nothing but a URL for its key.
     `quick`: of some methods the quick form beside the handler; both give the same answers.
     """
 
@@ -146,6 +147,7 @@ class Route:
         "is_named",
         "is_of_router",
         "is_of_topic",
+        "is_stream",
         "needs",
         "quick",
         "template",
@@ -158,11 +160,13 @@ class Route:
         quick: Mapping[str, QuickHandler] = MappingProxyType({}),
         *,
         needs: Mapping[str, int],
+        is_stream: bool = False,
     ) -> None:
         assert quick.keys() <= handlers.keys() == needs.keys(), template
         self.template = template
         self.quick = dict(quick)
         self.needs = dict(needs)
+        self.is_stream = is_stream
         self.is_named = "{" in template
         self.is_of_topic = "/{topic}" in template
         self.is_of_router = "/{router}" in template
@@ -479,7 +483,7 @@ class Application:
             if method == "OPTIONS":
                 return Response(204, b"", allow)
             return response_of(method_not_allowed(method[:32], route.allow), allow)
-        caller = authorized(self.state.keys, headers.get(b"authorization"), route.needs[method])
+        caller = self._caller(route, method, headers, scope["query_string"], segment)
         name = self.routes.name_at(route, raw_path, segment) if route.is_named else ""
         if caller.prefixes and (route.is_of_topic or route.is_of_router):
             check_name(caller, name, "topic" if route.is_of_topic else "router")
@@ -509,6 +513,23 @@ class Application:
         )
         answer = handler(self.state, request)
         return answer if isinstance(answer, (Response, EventStream)) else await answer
+
+    def _caller(
+        self,
+        route: Route,
+        method: str,
+        headers: Mapping[bytes, bytes],
+        query: bytes,
+        segment: bytes,
+    ) -> Caller:
+        """Who makes a request, if they may; raises `unauthorized`, `forbidden`."""
+        state, need = self.state, route.needs[method]
+        if not route.is_stream:
+            return authorized(state.keys, headers.get(b"authorization"), need)
+        wid = "" if route.is_of_topic else segment.decode("latin-1")
+        return authorized_stream(
+            state.keys, state.tickets, headers, query, wid, need, monotonic_ms()
+        )
 
     async def _serve_socket(self, scope: Scope, receive: Receive, send: Send) -> None:
         raw_path: bytes = scope.get("raw_path") or scope["path"].encode("utf-8")

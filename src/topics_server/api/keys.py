@@ -35,6 +35,7 @@ _SECRET: Final = re.compile(r"[\x21-\x2b\x2d-\x39\x3b-\x7e]+")
 # How a topic's or a router's name may begin.
 _PREFIX: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:>-]{0,254}")
 _BEARER: Final = b"bearer "
+_OWNER: Final = b"topics-owner:"
 
 
 class KeysError(ValueError):
@@ -67,6 +68,30 @@ class Caller:
         """Whether the name of a topic or router is inside the prefixes."""
         return not self.prefixes or name.startswith(self.prefixes)
 
+    def until_revoked(self, end: Callable[[], None]) -> bool:
+        """Have `end` called once the key is taken away or grants other things.
+
+        False, and nothing is kept, if that has happened already. `forget` takes it back.
+        """
+        key = self.key
+        if key is None:
+            return True
+        if self.is_stale:
+            return False
+        key.open.add(end)
+        return True
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether the key was taken away, or grants other things."""
+        key = self.key
+        return key is not None and (key.caller is not self or key.is_revoked)
+
+    def forget(self, end: Callable[[], None]) -> None:
+        """See `until_revoked`; does nothing where `end` is not known."""
+        if self.key is not None:
+            self.key.open.discard(end)
+
 
 EVERYBODY: Final = Caller(None, ALL, ())
 
@@ -75,15 +100,18 @@ class Key:
     """One configured key, and what is counted of its use.
 
     `in_flight`: requests being served; `streams`: open streams and sockets. `caller` is what it
-    grants now. `open`: what ends each of its streams, for when it is taken away.
+    grants now; `is_revoked`: it is not configured any more. `open`: what ends each of its streams.
+    `owner` stands for it on disk, in what it made: a digest of its digest.
     """
 
-    __slots__ = ("caller", "digest", "in_flight", "open", "streams")
+    __slots__ = ("caller", "digest", "in_flight", "is_revoked", "open", "owner", "streams")
 
     def __init__(self, grant: Grant) -> None:
         self.digest = grant.digest
+        self.owner = hashlib.sha256(_OWNER + grant.digest).hexdigest()[:32]
         self.in_flight = 0
         self.streams = 0
+        self.is_revoked = False
         self.open: set[Callable[[], None]] = set()
         self.caller = Caller(self, grant.scopes, grant.prefixes)
 
@@ -134,7 +162,8 @@ class KeyRing:
     def replace(self, grants: Sequence[Grant]) -> list[Key]:
         """Take these keys from now on; those of the former that are gone or grant other things.
 
-        Must not be empty: keys that are on stay on.
+        Their streams are ended; whose key stays comes back with what it grants now. `grants` must
+        not be empty: keys that are on stay on.
         """
         assert grants, "a ring with keys keeps some"
         former = {key.digest: key for key in self.keys}
@@ -150,7 +179,14 @@ class KeyRing:
             keys.append(key)
         self.keys = tuple(keys)
         self.generation += 1
-        return [*touched, *former.values()]
+        for key in former.values():
+            key.is_revoked = True
+        touched += former.values()
+        for key in touched:
+            for end in tuple(key.open):
+                end()
+            key.open.clear()
+        return touched
 
 
 def bearer_token(authorization: bytes | None) -> bytes | None:

@@ -30,6 +30,7 @@ from topics_server.api.rendering import (
     render_page,
 )
 from topics_server.api.state import ServerState, Store
+from topics_server.api.visible import check_config
 from topics_server.appends import DecodedAppend, decode_append
 from topics_server.engine.answers import Appended, Page, ReadRequest
 
@@ -62,6 +63,7 @@ async def append(state: ServerState, request: Request) -> Response:
     config = None
     if decoded.config is not None:
         config = decode_inline_config(decoded.config, request.name)
+        check_config(request.caller, config, "config.")
     name, body, key = request.name, request.body, asked.key
     done = await store.append(name, body, decoded, header_key=key, config=config)
     return _appended(request, done, with_seqs=asked.with_seqs)

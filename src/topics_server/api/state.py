@@ -15,6 +15,7 @@ from typing import Literal, Protocol
 
 from topics_server.api.fanout import Fanout
 from topics_server.api.keys import KeyRing
+from topics_server.api.tickets import Tickets
 from topics_server.appends import DecodedAppend
 from topics_server.clock import monotonic_ms
 from topics_server.engine.answers import (
@@ -209,8 +210,9 @@ class Routers(Protocol):
         dest: str | None,
         after: str | None,
         page_size: int,
+        may_name: Callable[[str], bool] | None = None,
     ) -> RouterPage:
-        """Routers in name order, those after `after`."""
+        """Routers in name order after `after`; all of whose names `may_name` takes, if given."""
         ...
 
     async def delete(self, name: str) -> bool:
@@ -234,14 +236,15 @@ class Routers(Protocol):
 class ServerState:
     """The one shared state of all handlers.
 
-    `progress` tells how far recovery is (0 to 1); `keys` who may call; `started_ms` is of the
-    monotonic clock; `shards` tells the journal's figures; `connections` counts open streams and
-    WebSockets (`api/guard`).
+    `progress` tells how far recovery is (0 to 1); `keys` who may call, `tickets` what lets into
+    streams; `started_ms` is of the monotonic clock; `shards` tells the journal's figures;
+    `connections` counts open streams and WebSockets (`api/guard`).
     """
 
     settings: ApiSettings
     progress: Callable[[], float]
     keys: KeyRing = dataclasses.field(default_factory=KeyRing)
+    tickets: Tickets = dataclasses.field(default_factory=Tickets)
     store: Store | None = None
     fanout: Fanout | None = None
     sessions: WatchSessions | None = None
