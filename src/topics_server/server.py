@@ -102,6 +102,17 @@ def write_port_file(path: Path, port: int) -> None:
     beside.replace(path)
 
 
+def port_file_problem(path: Path) -> str | None:
+    """Why the port cannot be told there; None if it can."""
+    try:
+        beside = path.with_name(path.name + ".tmp")
+        beside.write_text("")
+        beside.unlink()
+    except (OSError, ValueError) as error:
+        return getattr(error, "strerror", None) or "no name of a file"
+    return "a folder" if path.is_dir() else None
+
+
 def run(settings: Settings) -> int:
     """Serve until a signal; returns the exit code."""
     output = logs.set_up(settings)
@@ -112,6 +123,9 @@ def run(settings: Settings) -> int:
 
 
 def _run(settings: Settings, output: logs.LogOutput) -> int:
+    if settings.port_file and (problem := port_file_problem(settings.port_file)):
+        log.error("cannot start: TOPICS_PORT_FILE=%s: %s", settings.port_file, problem)
+        return 1
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     if settings.api_keys is None:
         log.warning("no keys: whoever reaches this server may do everything (TOPICS_API_KEYS)")
