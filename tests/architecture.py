@@ -404,6 +404,7 @@ API = {
         "api.fanout",
         "api.keys",
         "api.tickets",
+        "api.patience",
         "engine.answers",
         "engine.watching",
         "queue.service",
@@ -413,12 +414,20 @@ API = {
     "api.transport": driver(),
     # Whole requests of the data plane, from the parser's callback to the answer.
     "api.direct": driver(
-        "api.request_ids", "api.intake", "api.coding", "api.http", "api.keys", "api.transport"
+        "api.coding",
+        "api.http",
+        "api.keys",
+        "api.request_ids",
+        "api.strict",
+        "api.transport",
     ),
+    # What a head may be, how long clients are waited for, and the connection that holds them to it.
+    "api.heads": pure(),
+    "api.patience": driver("api.heads"),
+    "api.strict": driver("api.heads", "api.http", "api.patience", "api.problems", "api.transport"),
     "api.connections": driver("api.direct"),
     # The thin ASGI adapter in front of the data plane's plain functions.
     "api.http": driver(
-        "api.intake",
         "api.request_ids",
         "api.access",
         "api.coding",
@@ -427,15 +436,15 @@ API = {
         "api.keys",
         "api.observing",
         "api.problems",
+        "api.receiving",
         "api.sockets",
         "api.state",
     ),
-    # Bodies on their way in.
-    "api.intake": driver("api.coding", "api.guard", "api.problems"),
+    "api.receiving": driver("api.coding", "api.guard", "api.problems"),
     "api.request_ids": driver(),
     # Which `Host` a request may name.
     "api.hosts": pure(),
-    "api.readiness": driver("api.intake", "api.http", "api.state"),
+    "api.readiness": driver("api.http", "api.state"),
     "api.sse": pure("engine.subscription"),
     # What uvicorn's protocols know of a connection and ASGI does not tell.
     "api.sockets": driver(),
@@ -455,7 +464,6 @@ API = {
         "api.visible",
     ),
     "api.records": driver(
-        "api.intake",
         "engine.answers",
         "api.bodies",
         "api.rendering",
@@ -482,7 +490,6 @@ API = {
     "api.queue_bodies": pure("api.bodies", "queue.jobs"),
     "api.queue_frames": pure("api.rendering", "api.sse", "queue.answers", "queue.jobs"),
     "api.queues": driver(
-        "api.intake",
         "api.access",
         "api.bodies",
         "api.fanout",
@@ -502,7 +509,6 @@ API = {
         "queue.service",
     ),
     "api.watch": driver(
-        "api.intake",
         "api.access",
         "api.bodies",
         "api.cursor_ids",
@@ -527,7 +533,6 @@ API = {
     "api.ws_frames": pure("engine.answers", "engine.subscription"),
     "api.ws": driver(
         "api.request_ids",
-        "api.intake",
         "api.access",
         "api.fanout",
         "api.guard",
@@ -578,6 +583,8 @@ TOP = {
     "settings": driver("api.hosts", "api.keys", "key_file"),
     # The keys as configured: the environment's and the file's.
     "key_file": driver("api.keys"),
+    # Lines on standard error, and the thread that writes them.
+    "logs": driver(),
     # Prints the figures that `metrics` names.
     "exposition": driver(),
     # Storage and engine of one data directory, on any file system: the simulations' node too.

@@ -188,7 +188,7 @@ class Node:
             directory.root,
             None if settings.cold_dir is None else str(settings.cold_dir),
             packer or ProcessPacker(),
-            max(16, min(_STORE_FILES_MAX, open_files // _STORE_FILES_SHARE)),
+            store_files(open_files),
             settings.data_dir_mode,
         )
         return cls(
@@ -535,6 +535,11 @@ class Node:
             return
         await self.journal.close()
         self._directory.note_clean_stop()
+
+
+def store_files(open_files: int) -> int:
+    """How many of the files that the process may have open are the segments'."""
+    return max(16, min(_STORE_FILES_MAX, open_files // _STORE_FILES_SHARE))
 
 
 def journal_sizes(total_bytes: int, shard_count: int) -> Sizes:

@@ -24,15 +24,6 @@ from topics_server.api.access import authorized, authorized_stream, check_name
 from topics_server.api.coding import JSON_TYPE, accepts_gzip, deflate
 from topics_server.api.cors import cors_headers
 from topics_server.api.guard import admit
-from topics_server.api.intake import (
-    OFF_LOOP_BYTES,
-    ClientGoneError,
-    Receive,
-    is_bodiless,
-    is_plain,
-    read_body,
-    receive_all,
-)
 from topics_server.api.keys import EVERYBODY, Caller, Recalled
 from topics_server.api.observing import Observer
 from topics_server.api.problems import (
@@ -45,6 +36,9 @@ from topics_server.api.problems import (
     not_found,
     status_of,
 )
+from topics_server.api.receiving import OFF_LOOP_BYTES as OFF_LOOP_BYTES
+from topics_server.api.receiving import ClientGoneError as ClientGoneError
+from topics_server.api.receiving import is_bodiless, is_plain, read_body, receive_all
 from topics_server.api.request_ids import NAME as REQUEST_ID
 from topics_server.api.request_ids import request_id as request_id_of
 from topics_server.api.sockets import Socket
@@ -55,6 +49,7 @@ from topics_server.metrics import RequestFigures, log
 from topics_server.model import is_router_name, is_topic_name
 
 Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 # Of every answer: it is what it says it is, and is for who asked. A handler may say otherwise.

@@ -14,8 +14,15 @@ from topics_server.api.access import check_name
 from topics_server.api.bodies import parse_query, query_page_size
 from topics_server.api.fanout import FAILED, Stream
 from topics_server.api.guard import ConnectionSlot, admit, check_accepts_stream
-from topics_server.api.http import Answer, EventStream, Request, Response, Send
-from topics_server.api.intake import ClientGoneError, Receive
+from topics_server.api.http import (
+    Answer,
+    ClientGoneError,
+    EventStream,
+    Receive,
+    Request,
+    Response,
+    Send,
+)
 from topics_server.api.keys import Caller
 from topics_server.api.outbox import Send as DrivenSend
 from topics_server.api.problems import status_of

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import asyncio
 
-from topics_server.api.http import HangUpError, Request
-from topics_server.api.intake import ClientGoneError
+from topics_server.api.http import ClientGoneError, HangUpError, Request
 from topics_server.api.state import ServerState
 
 

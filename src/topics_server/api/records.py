@@ -22,8 +22,7 @@ from topics_server.api.bodies import (
     query_bool,
 )
 from topics_server.api.guard import admit
-from topics_server.api.http import Request, Response, Underway
-from topics_server.api.intake import ClientGoneError
+from topics_server.api.http import ClientGoneError, Request, Response, Underway
 from topics_server.api.rendering import (
     page_performance,
     render_appended,

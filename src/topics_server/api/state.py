@@ -16,6 +16,7 @@ from typing import Literal, Protocol
 from topics_server.api.fanout import Fanout
 from topics_server.api.hosts import Hosts
 from topics_server.api.keys import KeyRing
+from topics_server.api.patience import Patience
 from topics_server.api.tickets import Tickets
 from topics_server.appends import DecodedAppend
 from topics_server.clock import monotonic_ms
@@ -232,7 +233,8 @@ class ServerState:
     `progress` tells how far recovery is (0 to 1); `keys` who may call, `tickets` what lets into
     streams, `hosts` what this server is called; `started_ms` is of the monotonic clock; `shards`
     tells the journal's figures; `connections` counts open streams and WebSockets (`api/guard`);
-    `requests` tells what became of requests, `disk` (*blocking*) what lies on it.
+    `requests` tells what became of requests, `disk` (*blocking*) what lies on it; `patience` is
+    with connections.
     """
 
     settings: ApiSettings
@@ -249,6 +251,7 @@ class ServerState:
     started_ms: float = dataclasses.field(default_factory=monotonic_ms)
     shards: Callable[[], Sequence[ShardFacts]] = tuple
     rendered: RenderCache = dataclasses.field(default_factory=RenderCache)
+    patience: Patience = dataclasses.field(default_factory=Patience)
     connections: int = 0
     requests: Callable[[], Sequence[RouteFacts]] = tuple
     # Set by `node` and `server`: figures that are theirs to know.

@@ -28,8 +28,7 @@ from topics_server.api.access import (
 )
 from topics_server.api.fanout import FAILED, GOING_AWAY, REFUSED, Fanout, Stream
 from topics_server.api.guard import ConnectionSlot, admit
-from topics_server.api.http import Request, Response, Scope, Send, refuse_socket
-from topics_server.api.intake import Receive
+from topics_server.api.http import Receive, Request, Response, Scope, Send, refuse_socket
 from topics_server.api.keys import ADMIN, EVERYBODY, READ, WRITE, Caller
 from topics_server.api.outbox import Send as DrivenSend
 from topics_server.api.problems import from_storage, internal

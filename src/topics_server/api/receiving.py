@@ -1,6 +1,6 @@
-"""Bodies on their way in: what their head says of them, their bytes, and those bytes inflated.
+"""Request bodies: read whole, with their limit, inflated; what the head alone tells is refused.
 
-What the headers alone tell is refused before a byte is read. Called by `api/http`.
+Called by `api/http`.
 """
 
 from __future__ import annotations
