@@ -147,7 +147,8 @@ def operation(
     `scopes` are those that a key needs, None where no key is asked for; `in_url` names the other
     ways to say who asks.
     """
-    guarded = () if scopes is None else _GUARDED
+    # Whoever calls: a server without keys takes its own names only (`Host`).
+    guarded = (Code.FORBIDDEN,) if scopes is None else _GUARDED
     described: Schema = {
         "operationId": operation_id,
         "summary": summary,

@@ -29,6 +29,8 @@ from topics_server.api.heads import (
 from topics_server.api.http import Application, response_of
 from topics_server.api.patience import Patience, Waits
 from topics_server.api.problems import internal
+from topics_server.api.request_ids import NAME as REQUEST_ID
+from topics_server.api.request_ids import request_id
 from topics_server.api.transport import JoinedHttp, head_of
 from topics_server.errors import Code, TopicsError, invalid
 from topics_server.limits import KIB, PIPELINED_MAX
@@ -291,6 +293,7 @@ class StrictHttp(JoinedHttp):
         told += [
             (b"content-type", response.content_type),
             (b"connection", b"close"),
+            (REQUEST_ID, request_id({})),
             (b"content-length", b"%d" % len(response.body)),
         ]
         head = head_of(response.status, [*self.server_state.default_headers, *told])
