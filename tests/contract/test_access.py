@@ -176,7 +176,7 @@ def session(server: Guarded, caller: str, query: str = "") -> Any:
 
 
 def test_a_session_is_opened_by_the_key_that_made_it_only(server: Guarded) -> None:
-    """§7.1 [0.2-28, 0.2-29]"""
+    """§7.1 [0.2-28, 0.2-29, 7.1-06, 7.7-02]"""
     url = session(server, "prefix")["stream_url"]
     assert server.ask("prefix", "GET", url).status == 200
     for caller in ("none", "wrong", "all", "read"):
@@ -202,7 +202,7 @@ def test_whose_a_session_is_outlives_a_restart_and_a_crash(tmp_path: Path) -> No
 
 
 def test_a_token_in_the_url_opens_streams_and_nothing_else(server: Guarded) -> None:
-    """§7.1: parsed as a form, the first counts, a header wins."""
+    """§7.1 [7.1-06, 7.1-08, 7.1-09]; a header wins."""
     server.good("PUT", "/v0/topics/t.jobs", QUEUE)
     url = session(server, "all")["stream_url"]
     token = f"token={KEYS['all']}"
@@ -255,6 +255,7 @@ def test_a_browser_hands_its_key_to_a_socket_as_a_subprotocol(server: Guarded) -
 
 
 def test_a_file_of_keys_is_read_anew_on_sighup(own: NewServer, tmp_path: Path) -> None:
+    """§12 [12-04]: those of the environment stay as they are."""
     file = tmp_path / "keys"
     file.write_text("# ours\nstays-key\nleaves-key:rw\nshrinks-key::t.\n")
     file.chmod(0o600)
