@@ -34,7 +34,7 @@ Described = dict[str, dict[str, Member]]
 
 @cache
 def described() -> Described:
-    """Frames by heading (`event record`, `op ack`, `command ping`, `a record`) and their members."""
+    """Frames by heading (`event record`, `op ack`, `a record`) and their members."""
     found: Described = {}
     for section in re.split(r"^### ", FILE.read_text(), flags=re.M)[1:]:
         heading = section.partition("\n")[0].replace("`", "")
@@ -58,8 +58,8 @@ def check(heading: str, frame: dict[str, Any]) -> None:
         kind = members[name].type
         if kind == "any":
             continue
-        is_right = isinstance(value, _TYPES[kind]) and (kind == "boolean" or value is not True)
-        assert is_right and (kind == "boolean" or value is not False), f"{name} of {where}"
+        assert isinstance(value, _TYPES[kind]), f"{name} of {where}"
+        assert kind == "boolean" or not isinstance(value, bool), f"{name} of {where}"
     for record in frame.get("records", ()):
         if heading != "command publish":
             check("a record", record)

@@ -219,7 +219,7 @@ _VERBS: Final = (
     ("extend", "extendJobs", "Hold leased jobs for longer.", ("write",), (Code.BATCH_TOO_LARGE,)),
     (
         *("redrive", "redriveJobs", "Make dead letters of this queue jobs again."),
-        *(_WORKS, (Code.BATCH_TOO_LARGE, Code.TOPIC_FULL)),
+        *(("write",), (Code.BATCH_TOO_LARGE, Code.TOPIC_FULL)),
     ),
 )
 
@@ -378,6 +378,7 @@ def _watch() -> Schema:
         "The stream of a session; another one that is open is ended.",
         {"200": answer(about, text(), STREAM)},
         tag="watch",
+        scopes=("read",),
         codes=(*READS, Code.NOT_FOUND, Code.NOT_ACCEPTABLE),
         parameters=(last_id,),
         in_url=("token", "ticket"),
@@ -427,10 +428,7 @@ def _server_paths() -> Schema:
 def _probe(operation_id: str, summary: str, schema: str, *codes: Code) -> Schema:
     told = {"200": answer("The figures.", ref(schema))}
     # Without a key, unless TOPICS_PROBE_AUTH asks for one.
-    refusals = (*codes, Code.UNAUTHORIZED)
-    return {
-        "get": operation(operation_id, summary, told, tag="server", scopes=None, codes=refusals)
-    }
+    return {"get": operation(operation_id, summary, told, tag="server", scopes=None, codes=codes)}
 
 
 def _shown(operation_id: str, summary: str, schema: Schema, media: str) -> Schema:
