@@ -29,7 +29,7 @@ from topics_server.engine.answers import (
     TopicState,
 )
 from topics_server.engine.watching import WatchSessions
-from topics_server.metrics import DiskFacts, PressureFacts, RecoveryFacts, RouteFacts, ShardFacts
+from topics_server.metrics import DiskFacts, RecoveryFacts, RouteFacts, ShardFacts
 from topics_server.model import Durability, TagMatch, TopicConfig
 from topics_server.queue.service import QueueService
 from topics_server.rendered import RenderCache
@@ -252,9 +252,7 @@ class ServerState:
     connections: int = 0
     requests: Callable[[], Sequence[RouteFacts]] = tuple
     # Set by `node` and `server`: figures that are theirs to know.
-    http_connections: Callable[[], int] | None = None
     disk: Callable[[], DiskFacts] | None = None
-    pressure: Callable[[], PressureFacts] | None = None
     recovery: RecoveryFacts | None = None
     log_lines_dropped: Callable[[], int] | None = None
     _waiting: set[asyncio.Future[None]] = dataclasses.field(default_factory=set)
