@@ -537,7 +537,9 @@ API = {
     ),
     # What every answer is counted and told to; a line in each of the two ways of a request.
     "api.observing": driver(),
-    "api.figures": driver("api.fanout", "api.keys", "api.state", "api.visible", "engine.answers"),
+    "api.figures": driver(
+        "api.patience", "api.fanout", "api.keys", "api.state", "api.visible", "engine.answers"
+    ),
     "api.probes": driver(
         "api.figures",
         "api.guard",
