@@ -389,7 +389,8 @@ API = {
     "api.cursor_ids": pure("engine.cursors"),
     "api.watch_bodies": pure("api.bodies", "api.cursor_ids"),
     "api.schemas": pure("api.queue_bodies", "api.watch_bodies"),
-    "api.openapi": pure("api.problems", "api.schemas"),
+    "api.operations": pure("api.problems", "api.schemas"),
+    "api.openapi": pure("api.operations", "api.schemas"),
     "api.producer_headers": pure(),
     "api.keys": pure(),
     # Who calls, and whether they may: 401 and 403.
@@ -402,6 +403,7 @@ API = {
         "api.fanout",
         "api.keys",
         "api.tickets",
+        "api.patience",
         "engine.answers",
         "engine.watching",
         "queue.service",
@@ -410,7 +412,11 @@ API = {
     "api.guard": driver("api.keys", "api.problems", "api.state"),
     "api.transport": driver(),
     # Whole requests of the data plane, from the parser's callback to the answer.
-    "api.direct": driver("api.coding", "api.http", "api.keys", "api.transport"),
+    "api.direct": driver("api.coding", "api.http", "api.keys", "api.strict", "api.transport"),
+    # What a head may be, how long clients are waited for, and the connection that holds them to it.
+    "api.heads": pure(),
+    "api.patience": driver("api.heads"),
+    "api.strict": driver("api.heads", "api.http", "api.patience", "api.problems", "api.transport"),
     "api.connections": driver("api.direct"),
     # The thin ASGI adapter in front of the data plane's plain functions.
     "api.http": driver(
@@ -419,6 +425,7 @@ API = {
         "api.cors",
         "api.guard",
         "api.keys",
+        "api.observing",
         "api.problems",
         "api.sockets",
         "api.state",
@@ -526,19 +533,19 @@ API = {
         "engine.cursors",
         "engine.subscription",
     ),
+    # What every answer is counted and told to; a line in each of the two ways of a request.
+    "api.observing": driver(),
+    "api.figures": driver("api.fanout", "api.keys", "api.state", "api.visible", "engine.answers"),
     "api.probes": driver(
-        "engine.answers",
-        "api.rendering",
-        "api.sessions",
-        "api.http",
-        "engine.store",
-        "engine.recovery",
-        "queue.service",
-        "routers.answers",
-        "routers.service",
+        "api.figures",
         "api.guard",
+        "api.http",
+        "api.rendering",
         "api.state",
+        "exposition",
     ),
+    # The page that shows the description, from an installed package's files.
+    "api.reference": driver("api.http", "api.state"),
     "api.app": driver(
         "api.problems",
         "api.guard",
@@ -552,12 +559,17 @@ API = {
         "api.ws",
         "api.probes",
         "api.openapi",
+        "api.reference",
         "api.state",
     ),
 }
 
 TOP = {
     "settings": driver("api.keys"),
+    # Lines on standard error, and the thread that writes them.
+    "logs": driver(),
+    # Prints the figures that `metrics` names.
+    "exposition": driver(),
     # Storage and engine of one data directory, on any file system: the simulations' node too.
     "node": driver("*"),
     "server": driver("*"),

@@ -36,6 +36,10 @@ class Code(enum.Enum):
     NOT_READY = "not_ready"
     SHUTTING_DOWN = "shutting_down"
     STORAGE_READ_ONLY = "storage_read_only"
+    # Beyond the contract: of connections, not of what was asked for.
+    REQUEST_TIMEOUT = "request_timeout"
+    URI_TOO_LONG = "uri_too_long"
+    HEADERS_TOO_LARGE = "headers_too_large"
 
 
 class TopicsError(Exception):

@@ -39,6 +39,9 @@ CLAIM_JITTER_MS_MAX: Final = 5_000
 DELAY_MS_MAX: Final = 10 * 366 * 86_400_000
 NODE_FILTER_IDS_MAX: Final = 256
 
+# Requests that wait on one connection behind the one that is being answered.
+PIPELINED_MAX: Final = 128
+
 # Records of one move; their seqs are in the extra of its frame, which has a u16 of bytes.
 MOVE_RECORDS_MAX: Final = 1_000
 

@@ -36,7 +36,7 @@ from topics_server.engine.watching import WatchSessions
 from topics_server.entries import LEASES_ID, ROUTERS_ID, SESSIONS_ID
 from topics_server.errors import StorageError
 from topics_server.limits import MIB
-from topics_server.metrics import LatencyHistogram, ShardFacts, log
+from topics_server.metrics import DiskFacts, LatencyHistogram, RecoveryFacts, ShardFacts, log
 from topics_server.queue.books import QueueBooks
 from topics_server.queue.service import QueueService
 from topics_server.routers.pump import Pump
@@ -121,6 +121,10 @@ class Node:
         self._workers = workers
         self._sizes = sizes
         self._total_bytes = fs.total_bytes(directory.root)
+        min_free = settings.min_free_bytes
+        if min_free is None:
+            min_free = min(_MIN_FREE_BYTES_MAX, self._total_bytes // 100)
+        self._min_free_bytes = min_free
         self._snapshots = PublishedSnapshots(fs, directory.root)
         self._recovery: Recovery | None = None
         self._wal_set = 0
@@ -141,6 +145,7 @@ class Node:
             progress=self._progress,
             keys=KeyRing(grants, covers_probes=settings.probe_auth),
             shards=self._shard_facts,
+            disk=self._disk_facts,
         )
         # Set by `start`.
         self.journal: Journal
@@ -183,7 +188,7 @@ class Node:
             directory.root,
             None if settings.cold_dir is None else str(settings.cold_dir),
             packer or ProcessPacker(),
-            max(16, min(_STORE_FILES_MAX, open_files // _STORE_FILES_SHARE)),
+            store_files(open_files),
             settings.data_dir_mode,
         )
         return cls(
@@ -210,6 +215,7 @@ class Node:
         Raises `StartRefused`, `Corrupt`: the directory cannot be served, and was not changed.
         """
         directory = self._directory
+        began_ms = self._clock.monotonic_ms()
         image = await self._offload.run(self._snapshots.newest)
         replay = JournalReplay(
             self._fs,
@@ -253,6 +259,12 @@ class Node:
             f"{found.topics} topics, {found.entries} journal entries replayed, "
             f"{found.heads_moved} heads moved, {found.flips} delete flags made, "
             f"{moved} moves ended{torn}"
+        )
+        self.state.recovery = RecoveryFacts(
+            duration_ms=int(self._clock.monotonic_ms() - began_ms),
+            entries=found.entries,
+            records=self.registry.records_live,
+            torn_files=len(replay.report.torn),
         )
         self.state.store = self.store
         self.state.fanout = self.fanout
@@ -422,9 +434,7 @@ class Node:
     async def _watch_space(self) -> None:
         """Refuse appends while the disk is nearly full (contract README, Disk nearly full)."""
         root = self._directory.root
-        min_free = self.settings.min_free_bytes
-        if min_free is None:
-            min_free = min(_MIN_FREE_BYTES_MAX, self._total_bytes // 100)
+        min_free = self._min_free_bytes
         while True:
             free = await self._offload.run(lambda: self._fs.free_bytes(root))
             is_low = free < min_free
@@ -461,9 +471,24 @@ class Node:
                 submit_full=shard.counters.submit_full,
                 read_only=shard.state is State.READ_ONLY,
                 sync_latency=latency,
+                group_frames=shard.counters.group_frames,
+                write_us=shard.counters.write_us,
             )
             for shard, latency in zip(self.journal.shards, self._sync_latency, strict=True)
         ]
+
+    def _disk_facts(self) -> DiskFacts:
+        """*Blocking.*"""
+        (hot_files, hot_bytes), (cold_files, cold_bytes) = self.segments.totals()
+        return DiskFacts(
+            hot_files=hot_files,
+            hot_bytes=hot_bytes,
+            cold_files=cold_files,
+            cold_bytes=cold_bytes,
+            free_bytes=self._fs.free_bytes(self._directory.root),
+            total_bytes=self._total_bytes,
+            min_free_bytes=self._min_free_bytes,
+        )
 
     # --- stop -----------------------------------------------------------------------------
 
@@ -510,6 +535,11 @@ class Node:
             return
         await self.journal.close()
         self._directory.note_clean_stop()
+
+
+def store_files(open_files: int) -> int:
+    """How many of the files that the process may have open are the segments'."""
+    return max(16, min(_STORE_FILES_MAX, open_files // _STORE_FILES_SHARE))
 
 
 def journal_sizes(total_bytes: int, shard_count: int) -> Sizes:

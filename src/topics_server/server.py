@@ -10,8 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-import json
-import logging
 import resource
 import signal
 import socket
@@ -22,12 +20,15 @@ from typing import Final
 
 import uvicorn
 
+from topics_server import logs
 from topics_server.api.app import build_app
 from topics_server.api.connections import HttpConnection, SocketConnection
+from topics_server.api.heads import Bounds
+from topics_server.api.patience import Patience, Waits
 from topics_server.clock import monotonic_ms
 from topics_server.errors import StorageError
 from topics_server.metrics import log
-from topics_server.node import Node
+from topics_server.node import Node, store_files
 from topics_server.settings import Settings
 
 # A collection stops the loop for about 1 us an object it looks at. So the young are looked at often
@@ -37,47 +38,10 @@ _GC_THRESHOLDS: Final = (700, 2, 1_000_000)
 # How long a worker thread may keep the interpreter from the loop (5 ms by default).
 _SWITCH_INTERVAL_S: Final = 0.0005
 _BACKLOG: Final = 2048
-# What uvicorn logs as errors of ours, and any client can cause: they are answered.
-_CLIENTS_FAULTS: Final = (
-    "ASGI callable returned without completing handshake",
-    "Invalid UTF-8 sequence received from client",
-)
-_KEEP_ALIVE_S: Final = 75
+# Files that are neither connections nor segments: journal, snapshots, pipes, the listener.
+_OTHER_FILES: Final = 128
 # How often a WebSocket is asked whether it is still there, and how long it has to answer.
 _PING_S: Final = 20
-
-
-class JsonLines(logging.Formatter):
-    """One JSON object a line: time, level, event."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        """Render one log record."""
-        line = {
-            "ts": int(record.created * 1000),
-            "level": record.levelname.lower(),
-            "event": record.getMessage(),
-        }
-        if record.exc_info:
-            line["traceback"] = self.formatException(record.exc_info)
-        return json.dumps(line)
-
-
-def _is_news(record: logging.LogRecord) -> bool:
-    """Whether a line of uvicorn's tells more than that a client sent something wrong."""
-    return not record.msg.startswith(_CLIENTS_FAULTS)
-
-
-def set_up_logging(settings: Settings) -> None:
-    """Text or JSON lines on standard error; uvicorn's own lines only from warnings on."""
-    handler = logging.StreamHandler(sys.stderr)
-    if settings.log_format == "json":
-        handler.setFormatter(JsonLines())
-    else:
-        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(message)s"))
-    logging.root.handlers[:] = [handler]
-    logging.root.setLevel(logging.WARNING)
-    log.setLevel(settings.log_level.upper())
-    logging.getLogger("uvicorn.error").addFilter(_is_news)
 
 
 class HttpServer(uvicorn.Server):
@@ -110,6 +74,27 @@ def raise_open_files() -> int:
     return hard
 
 
+def patience_with(settings: Settings, open_files: int) -> Patience:
+    """What connections are held to; the files of the store are not theirs."""
+    most = settings.max_connections
+    if most is None:
+        most = max(16, open_files - store_files(open_files) - _OTHER_FILES) if open_files > 0 else 0
+    return Patience(
+        Bounds(
+            url_bytes=settings.max_url_bytes,
+            header_count=settings.max_headers,
+            header_bytes=settings.max_header_bytes,
+        ),
+        Waits(
+            header_s=settings.header_timeout_ms / 1000,
+            body_s=settings.body_timeout_ms / 1000,
+            keep_alive_s=settings.keep_alive_ms / 1000,
+            write_s=settings.write_timeout_ms / 1000,
+        ),
+        most,
+    )
+
+
 def write_port_file(path: Path, port: int) -> None:
     """Tell the bound port; whoever sees the file sees the whole number."""
     beside = path.with_name(path.name + ".tmp")
@@ -130,7 +115,14 @@ def port_file_problem(path: Path) -> str | None:
 
 def run(settings: Settings) -> int:
     """Serve until a signal; returns the exit code."""
-    set_up_logging(settings)
+    output = logs.set_up(settings)
+    try:
+        return _run(settings, output)
+    finally:
+        output.close()
+
+
+def _run(settings: Settings, output: logs.LogOutput) -> int:
     if settings.port_file and (problem := port_file_problem(settings.port_file)):
         log.error("cannot start: TOPICS_PORT_FILE=%s: %s", settings.port_file, problem)
         return 1
@@ -149,8 +141,13 @@ def run(settings: Settings) -> int:
         log.error("cannot listen on %s port %d: %s", settings.host, settings.port, error.strerror)
         node.abandon()
         return 1
+    app = build_app(node.state)
+    if (access := logs.access_log(settings, output)) is not None:
+        app.observer.access = access.note
+    node.state.log_lines_dropped = lambda: output.dropped
+    node.state.patience = patience_with(settings, open_files)
     config = uvicorn.Config(
-        build_app(node.state),
+        app,
         loop="uvloop",
         http=HttpConnection,
         ws=SocketConnection,
@@ -166,7 +163,6 @@ def run(settings: Settings) -> int:
         server_header=False,
         proxy_headers=False,
         backlog=_BACKLOG,
-        timeout_keep_alive=_KEEP_ALIVE_S,
         timeout_graceful_shutdown=max(1, settings.shutdown_grace_ms // 1000),
     )
     with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
@@ -177,6 +173,7 @@ async def _serve(
     settings: Settings, node: Node, server: HttpServer, listener: socket.socket
 ) -> int:
     loop = asyncio.get_running_loop()
+    node.state.http_connections = lambda: len(server.server_state.connections)
 
     def stop() -> None:
         if node.state.phase == "ready":
@@ -189,6 +186,7 @@ async def _serve(
     host, port = listener.getsockname()[:2]
     began_ms = monotonic_ms()
     serving = asyncio.create_task(server.serve(sockets=[listener]))
+    looking = asyncio.create_task(node.state.patience.run(server.server_state.connections))
     if settings.port_file is not None:
         write_port_file(settings.port_file, port)
     failure = await _boot(node, serving)
@@ -201,6 +199,7 @@ async def _serve(
         shown = f"[{host}]" if ":" in host else host
         log.info("ready on http://%s:%d after %.0f ms: %s", shown, port, took_ms, node.report)
     await serving
+    looking.cancel()
     await node.close()
     if failure is None:
         log.info("stopped")

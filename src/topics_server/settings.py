@@ -251,6 +251,24 @@ class Settings(BaseSettings):
     max_routers: Number = _number(10_000, 0, U64_MAX, "routers; 0 = unlimited")
     max_total_bytes: Number = _number(0, 0, U64_MAX, "retained bytes of all topics; 0 = unlimited")
 
+    # connections
+    max_connections: Number | None = _number(
+        None, 0, U64_MAX, "open connections; 0 = unlimited; unset: what open files allow"
+    )
+    max_url_bytes: Number = _number(8192, 1024, 65_536, "target of a request: path and query")
+    max_headers: Number = _number(100, 16, 1000, "header fields of a request")
+    max_header_bytes: Number = _number(65_536, 1024, MIB, "header fields of a request together")
+    header_timeout_ms: Number = _number(
+        10_000, 100, 3_600_000, "for the head of a request, or the first byte of the first"
+    )
+    body_timeout_ms: Number = _number(
+        30_000, 100, 3_600_000, "in which 4 KiB more of a body have to come"
+    )
+    keep_alive_ms: Number = _number(75_000, 100, _DAY_MS, "between two requests of a connection")
+    write_timeout_ms: Number = _number(
+        30_000, 100, 3_600_000, "in which a client has to read on in its answer"
+    )
+
     # watching
     max_watch_topics: Number = _number(256, 1, 65_536, "topics of one watch session")
     max_watch_sessions: Number = _number(10_000, 0, U64_MAX, "watch sessions; 0 = unlimited")
@@ -279,6 +297,12 @@ class Settings(BaseSettings):
         "info", "debug, info, warning or error", "debug, info, warning or error"
     )
     log_format: Literal["text", "json"] = _other("text", "text or json", "text or json")
+    access_log: Literal["off", "sampled", "full"] = _other(
+        "off", "off, sampled or full", "a line a request: off, sampled or full"
+    )
+    access_log_sample: Number = _number(
+        100, 1, 1_000_000, "sampled: one request of so many, and every 5xx"
+    )
 
     @classmethod
     def settings_customise_sources(

@@ -74,9 +74,5 @@ class FakeRouters:
             if topic_name in (state.definition.source, state.definition.dest)
         )
 
-    def states(self, limit: int) -> tuple[list[RouterState], bool]:
-        states = [self.routers[name] for name in sorted(self.routers)]
-        return states[:limit], len(states) > limit
-
     def __len__(self) -> int:
         return len(self.routers)

@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-from topics_server.api import openapi, probes, queues, records, routers, topics, watch, ws
+from topics_server.api import (
+    openapi,
+    probes,
+    queues,
+    records,
+    reference,
+    routers,
+    topics,
+    watch,
+    ws,
+)
 from topics_server.api.http import Application, Handler, Request, Response, Route, Routes
 from topics_server.api.keys import ADMIN, ANY_KEY, DELETE, PROBE, READ, WRITE
 from topics_server.api.state import ServerState
@@ -62,6 +72,8 @@ def build_routes() -> Routes:
             Route("/readyz", {"GET": probes.ready}, needs={"GET": PROBE}),
             Route("/v0/metrics", {"GET": probes.metrics}, needs={"GET": READ}),
             Route("/v0/openapi.json", {"GET": _openapi}, needs={"GET": PROBE}),
+            Route("/v0/docs", {"GET": reference.page}, needs={"GET": PROBE}),
+            Route("/v0/docs/{file}", {"GET": reference.file}, needs={"GET": PROBE}),
         )
     )
 

@@ -29,7 +29,10 @@ from topics_server.api.http import (
     wants_gzip,
 )
 from topics_server.api.keys import Recalled
-from topics_server.api.transport import JoinedHttp, head_of
+from topics_server.api.strict import StrictHttp
+from topics_server.api.transport import head_of
+from topics_server.clock import monotonic_ms
+from topics_server.errors import TopicsError
 
 _METHODS: Final = {b"POST": "POST", b"GET": "GET"}
 
@@ -53,6 +56,7 @@ class Pending:
         "more_body",
         "path",
         "response_complete",
+        "started_ms",
     )
 
     message_event: Final = _Nobody()
@@ -65,9 +69,10 @@ class Pending:
         self.more_body = self.disconnected = self.response_complete = False
         # uvicorn's way to say that the server is going down.
         self.keep_alive = True
+        self.started_ms = monotonic_ms()
 
 
-class DirectHttp(JoinedHttp):
+class DirectHttp(StrictHttp):
     """A connection that serves whole requests of the data plane by itself."""
 
     # A head is there and its request not begun; what there is of its body.
@@ -92,21 +97,24 @@ class DirectHttp(JoinedHttp):
 
     def on_message_begin(self) -> None:
         """A request begins: what ASGI calls its scope is made when it is asked for."""
+        self.begin_message()
         self.url = b""
         self.headers = []
         self.expect_100_continue = False
 
     def _make_scope(self) -> None:
         url, headers, is_expecting = self.url, self.headers, self.expect_100_continue
-        super().on_message_begin()
+        super(StrictHttp, self).on_message_begin()
         self.url, self.expect_100_continue = url, is_expecting
         self.headers += headers
 
     def on_headers_complete(self) -> None:
         """Hold a request back that may be whole in a moment; start any other."""
-        if not self.is_plain_head():
+        if not self.check_head():
             self._make_scope()
-            super().on_headers_complete()
+            # Not `StrictHttp`'s, which would check the head again.
+            super(StrictHttp, self).on_headers_complete()
+            self.settle_head()
         elif (
             not self._had_turn
             and self.parser.get_method() in _METHODS
@@ -119,6 +127,7 @@ class DirectHttp(JoinedHttp):
         else:
             self._make_scope()
             self.begin()
+            self.settle_head()
 
     def on_body(self, body: bytes) -> None:
         """Take a piece of the body."""
@@ -131,11 +140,12 @@ class DirectHttp(JoinedHttp):
 
     def on_message_complete(self) -> None:
         """The request is whole: serve it."""
+        self.end_message()
         if self._is_held:
             if self._serve():
                 return
             self._release()
-        super().on_message_complete()
+        super(StrictHttp, self).on_message_complete()
 
     def _release(self) -> None:
         """Start the application on what was held back."""
@@ -143,13 +153,20 @@ class DirectHttp(JoinedHttp):
         self._is_held = False
         self._make_scope()
         self.begin()
+        self.settle_head()
         if body:
             super().on_body(body)
+
+    def refuse(self, error: TopicsError | None) -> None:
+        """Forget what was held back; the rest is as with any."""
+        self._is_held = False
+        self._held_body = b""
+        super().refuse(error)
 
     def _serve(self) -> bool:
         """Answer the request that was held back, or begin to; False if that cannot be."""
         method = _METHODS[self.parser.get_method()]
-        pending: Any = Pending(method, self.url, dict(self.headers))
+        pending: Any = Pending(method, self.url, self.fields)
         app: Any = self.app
         answer = partial(
             app.answer_now, method, self.url, pending.headers, self._held_body, self._recalled
@@ -217,6 +234,9 @@ class DirectHttp(JoinedHttp):
         app: Any = self.app
         told = app.told(response, pending.method, pending.headers)
         tell_of_body(told, response, size, is_packed=is_packed)
+        app.observer.answered(
+            pending.method, pending.path, response.status, size, pending.started_ms
+        )
         head = head_of(response.status, self.server_state.default_headers + told)
         if not pending.keep_alive:
             head = head[:-2] + b"connection: close\r\n\r\n"

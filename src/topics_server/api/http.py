@@ -25,6 +25,7 @@ from topics_server.api.coding import JSON_TYPE, accepts_gzip, deflate, inflate, 
 from topics_server.api.cors import cors_headers
 from topics_server.api.guard import admit, check_declared_length
 from topics_server.api.keys import EVERYBODY, Caller, Recalled
+from topics_server.api.observing import Observer
 from topics_server.api.problems import (
     Headers,
     envelope,
@@ -43,7 +44,7 @@ from topics_server.api.state import ServerState
 from topics_server.clock import monotonic_ms
 from topics_server.errors import StorageError, TopicsError, invalid
 from topics_server.limits import KIB
-from topics_server.metrics import log
+from topics_server.metrics import RequestFigures, log
 from topics_server.model import is_router_name, is_topic_name
 
 Scope = MutableMapping[str, Any]
@@ -143,6 +144,7 @@ class Route:
 
     __slots__ = (
         "allow",
+        "figures",
         "handlers",
         "is_named",
         "is_of_router",
@@ -175,6 +177,7 @@ class Route:
             self.handlers["HEAD"] = self.handlers["GET"]
             self.needs["HEAD"] = self.needs["GET"]
         self.allow = ", ".join(sorted({*self.handlers, "OPTIONS"}))
+        self.figures = {method: RequestFigures() for method in (*self.handlers, "OPTIONS")}
 
 
 class Routes:
@@ -384,6 +387,8 @@ class Application:
         self.state = state
         self.routes = routes
         self.sockets = sockets
+        self.observer = Observer(routes.table, routes.known, routes.find)
+        state.requests = self.observer.facts
         self._origins = state.settings.allowed_origins
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -408,7 +413,9 @@ class Application:
         except Exception as error:
             response = response_to(error, scope["method"], scope["path"])
         told = self.told(response, scope["method"], headers)
+        raw_path: bytes = scope.get("raw_path") or scope["path"].encode("utf-8")
         if isinstance(response, EventStream):
+            self.observer.answered(scope["method"], raw_path, 200, 0, started_ms)
             await _stream(response, told, scope["method"], receive, send)
             return
         body = response.body
@@ -416,6 +423,7 @@ class Application:
         if is_packed:
             body = await deflated(body)
         tell_of_body(told, response, len(body), is_packed=is_packed)
+        self.observer.answered(scope["method"], raw_path, response.status, len(body), started_ms)
         await send({"type": "http.response.start", "status": response.status, "headers": told})
         if scope["method"] == "HEAD":
             body = b""

@@ -37,6 +37,9 @@ STATUS_OF: Final[dict[Code, int]] = {
     Code.NOT_READY: 503,
     Code.SHUTTING_DOWN: 503,
     Code.STORAGE_READ_ONLY: 503,
+    Code.REQUEST_TIMEOUT: 408,
+    Code.URI_TOO_LONG: 414,
+    Code.HEADERS_TOO_LARGE: 431,
 }
 
 # Seconds after which trying again makes sense, where the error does not say it itself.

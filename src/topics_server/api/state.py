@@ -15,6 +15,7 @@ from typing import Literal, Protocol
 
 from topics_server.api.fanout import Fanout
 from topics_server.api.keys import KeyRing
+from topics_server.api.patience import Patience
 from topics_server.api.tickets import Tickets
 from topics_server.appends import DecodedAppend
 from topics_server.clock import monotonic_ms
@@ -28,7 +29,7 @@ from topics_server.engine.answers import (
     TopicState,
 )
 from topics_server.engine.watching import WatchSessions
-from topics_server.metrics import ShardFacts
+from topics_server.metrics import DiskFacts, PressureFacts, RecoveryFacts, RouteFacts, ShardFacts
 from topics_server.model import Durability, TagMatch, TopicConfig
 from topics_server.queue.service import QueueService
 from topics_server.rendered import RenderCache
@@ -186,10 +187,6 @@ class Store(Protocol):
         """Journal shards that take no writes until a restart."""
         ...
 
-    def topic_states(self, limit: int) -> tuple[list[TopicState], bool]:
-        """States of at most `limit` topics, and whether there are more."""
-        ...
-
 
 class Routers(Protocol):
     """The routers as the API sees them. Names are valid; refusals are `TopicsError`."""
@@ -223,10 +220,6 @@ class Routers(Protocol):
         """The routers from and into a topic, sorted."""
         ...
 
-    def states(self, limit: int) -> tuple[list[RouterState], bool]:
-        """States of at most `limit` routers, and whether there are more."""
-        ...
-
     def __len__(self) -> int:
         """How many routers exist."""
         ...
@@ -238,7 +231,8 @@ class ServerState:
 
     `progress` tells how far recovery is (0 to 1); `keys` who may call, `tickets` what lets into
     streams; `started_ms` is of the monotonic clock; `shards` tells the journal's figures;
-    `connections` counts open streams and WebSockets (`api/guard`).
+    `connections` counts open streams and WebSockets (`api/guard`); `requests` tells what became of
+    requests, `disk` (*blocking*) what lies on it; `patience` is with connections.
     """
 
     settings: ApiSettings
@@ -254,7 +248,15 @@ class ServerState:
     started_ms: float = dataclasses.field(default_factory=monotonic_ms)
     shards: Callable[[], Sequence[ShardFacts]] = tuple
     rendered: RenderCache = dataclasses.field(default_factory=RenderCache)
+    patience: Patience = dataclasses.field(default_factory=Patience)
     connections: int = 0
+    requests: Callable[[], Sequence[RouteFacts]] = tuple
+    # Set by `node` and `server`: figures that are theirs to know.
+    http_connections: Callable[[], int] | None = None
+    disk: Callable[[], DiskFacts] | None = None
+    pressure: Callable[[], PressureFacts] | None = None
+    recovery: RecoveryFacts | None = None
+    log_lines_dropped: Callable[[], int] | None = None
     _waiting: set[asyncio.Future[None]] = dataclasses.field(default_factory=set)
 
     def enter(self, phase: Phase) -> None:

@@ -33,7 +33,7 @@ _PLAIN_PATH: Final = re.compile(rb"(?:/[A-Za-z0-9._:-]+)+")
 
 
 class JoinedWrites:
-    """The transport of one connection, but for `write`, `close` and `abort`."""
+    """The transport of one connection, but for `write`, `finish`, `close` and `abort`."""
 
     __slots__ = ("_held", "_loop", "_past", "_transport")
 
@@ -89,6 +89,11 @@ class JoinedWrites:
         if held is not None:
             self._held = None
             self._transport.write(held)
+
+    def finish(self) -> None:
+        """Send what is held back, then say that no more is coming."""
+        self._flush()
+        self._transport.write_eof()
 
     def close(self) -> None:
         """Send what is held back, then close."""
@@ -185,8 +190,8 @@ def _is_sized(headers: Any) -> bool:
 class JoinedHttp(HttpToolsProtocol):
     """uvicorn's protocol over `JoinedWrites`.
 
-    Its timer for connections that are kept alive runs on while requests come, and looks at the
-    clock when it ends: stopping and starting it would cost more than all else between two requests.
+    It has no timers: starting and stopping one would cost more than all else between two requests.
+    How long is waited for whom is `api/patience`'s.
     """
 
     _idle_since = 0.0
@@ -241,40 +246,12 @@ class JoinedHttp(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         """The answer is out: start the next request of a pipeline, or wait for one."""
         self._idle_since = self.loop.time()
-        if self.pipeline or self.timeout_keep_alive_task is None:
-            super().on_response_complete()
-            return
         self.server_state.total_requests += 1
-        if not self.transport.is_closing():
-            self.flow.resume_reading()
-
-    def _unset_keepalive_if_required(self) -> None:
-        """What uvicorn calls whenever bytes come: the timer runs on."""
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """See `asyncio.Protocol`."""
-        super().connection_lost(exc)
-        super()._unset_keepalive_if_required()
-
-    def handle_websocket_upgrade(self) -> None:
-        """Hand the connection over, without the timer."""
-        super()._unset_keepalive_if_required()
-        super().handle_websocket_upgrade()
-
-    def timeout_keep_alive_handler(self) -> None:
-        """Close the connection if it was idle all the time; else look again later."""
-        self.timeout_keep_alive_task = None
-        cycle: Any = self.cycle
-        if cycle is not None and not cycle.response_complete:
-            # Its answer starts the timer again.
+        if self.transport.is_closing():
             return
-        left_s = self._idle_since + self.timeout_keep_alive - self.loop.time()
-        if left_s > 0:
-            self.timeout_keep_alive_task = self.loop.call_later(
-                left_s, self.timeout_keep_alive_handler
-            )
-        else:
-            super().timeout_keep_alive_handler()
+        self.flow.resume_reading()
+        if self.pipeline:
+            self._start_asgi_task(*self.pipeline.pop())
 
     def on_body(self, body: bytes) -> None:
         """Take a piece of the body; the first one as it is."""

@@ -7,7 +7,6 @@ the topic's recency.
 
 from __future__ import annotations
 
-import contextlib
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,6 +18,7 @@ import msgspec
 
 from topics_server.cli.client import Client, Failure, Refused, server_options, topic_path
 from topics_server.cli.output import note, write_line
+from topics_server.cli.stopping import stopped_by_user
 from topics_server.clock import monotonic_ms
 
 INTERVAL_S: Final = 1.0
@@ -97,7 +97,7 @@ def command(
     is_board = sys.stdout.isatty() and not as_json
     lines = not is_board if as_json is None else as_json
     board = Board(client, names)
-    with contextlib.suppress(KeyboardInterrupt):
+    with stopped_by_user():
         if is_board:
             _show_live(board, interval)
         elif not watch:

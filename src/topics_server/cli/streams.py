@@ -11,16 +11,10 @@ The watchdog is the socket's own read timeout, because any byte, a heartbeat too
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import os
-import select
 import ssl
-import stat
-import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from typing import Any, Final, ParamSpec, TypeVar
 
 import click
@@ -403,38 +397,3 @@ def watch_options(verb: Callable[P, R]) -> Callable[..., R]:
         return verb(*args, options=options, **kwargs)  # type: ignore[arg-type]
 
     return with_options
-
-
-@contextlib.contextmanager
-def stopped_by_reader() -> Iterator[None]:
-    """Ctrl-C, and the end of whoever reads our output, end the verb as a success."""
-    _watch_output()
-    try:
-        yield
-        sys.stdout.flush()
-    except BrokenPipeError:
-        # What is still buffered has no reader; the interpreter's own flush must not complain.
-        sys.stdout = None
-    except KeyboardInterrupt:
-        pass
-
-
-def _watch_output() -> None:
-    """Notice the end of a pipe also while there is nothing to write, as `tail -f` does."""
-    try:
-        descriptor = sys.stdout.fileno()
-        mode = Path(f"/dev/fd/{descriptor}").stat().st_mode
-    except (OSError, ValueError):
-        return
-    if not (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)):
-        return
-    poll = select.poll()
-    poll.register(descriptor, 0)  # errors only: the reader is gone
-
-    def wait() -> None:
-        poll.poll()
-        # At once, also out of a blocking read. An exception raised in the main thread instead may
-        # land in a clean-up, where Python prints it. These verbs only read: nothing is half done.
-        os._exit(0)
-
-    threading.Thread(target=wait, daemon=True).start()

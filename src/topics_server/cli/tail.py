@@ -16,6 +16,7 @@ import msgspec
 from topics_server.cli.client import Client, Failure, server_options
 from topics_server.cli.output import format_options, note, one_line, write_line
 from topics_server.cli.read import as_row
+from topics_server.cli.stopping import stopped_by_reader
 from topics_server.cli.streams import (
     Following,
     Frame,
@@ -23,7 +24,6 @@ from topics_server.cli.streams import (
     Tombstone,
     TopicDeleted,
     Trouble,
-    stopped_by_reader,
     watch_options,
 )
 

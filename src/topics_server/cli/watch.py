@@ -13,12 +13,12 @@ import msgspec
 
 from topics_server.cli.client import Client, Failure, server_options
 from topics_server.cli.output import write_line
+from topics_server.cli.stopping import stopped_by_reader
 from topics_server.cli.streams import (
     CaughtUp,
     Following,
     Frame,
     TopicDeleted,
-    stopped_by_reader,
     watch_options,
 )
 from topics_server.limits import SEQ_MAX

@@ -96,11 +96,6 @@ class RouterService:
             return []
         return self._table.of_topic(topic.topic_id)
 
-    def states(self, limit: int) -> tuple[list[RouterState], bool]:
-        """At most `limit` routers, and whether there are more."""
-        page = self.page(prefix="", source=None, dest=None, after=None, page_size=limit)
-        return page.routers, page.next_after is not None
-
     def _state(self, router: Router) -> RouterState:
         cursor_seq, copy_count = self._pump.cursor(router)
         source = self._store.topic_of(router.source_id)

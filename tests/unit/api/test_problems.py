@@ -41,6 +41,9 @@ from topics_server.errors import Code, Corrupt, DiskFull, ReadOnly, TopicsError
         ("not_ready", 503),
         ("shutting_down", 503),
         ("storage_read_only", 503),
+        ("request_timeout", 408),
+        ("uri_too_long", 414),
+        ("headers_too_large", 431),
     ],
 )
 def test_every_code_has_the_status_of_the_contract(code: str, status: int) -> None:

@@ -23,7 +23,8 @@ class Wire:
 
     def __init__(self) -> None:
         self.pieces: list[bytes] = []
-        self.closing = False
+        self.closing = self.aborted = self.ended = False
+        self.unsent = 0
 
     def write(self, data: bytes) -> None:
         self.pieces.append(bytes(data))
@@ -39,6 +40,15 @@ class Wire:
 
     def close(self) -> None:
         self.closing = True
+
+    def abort(self) -> None:
+        self.closing = self.aborted = True
+
+    def write_eof(self) -> None:
+        self.ended = True
+
+    def get_write_buffer_size(self) -> int:
+        return self.unsent
 
     def pause_reading(self) -> None: ...
 
@@ -180,73 +190,6 @@ async def test_a_header_with_a_line_break_is_never_sent() -> None:
     protocol.data_received(POST % (0, b""))
     await turns()
     assert b"x-b" not in b"".join(wire.pieces)
-    protocol.connection_lost(None)
-
-
-async def test_an_idle_connection_is_closed_after_its_time_and_a_busy_one_is_not() -> None:
-    protocol, wire = connect(Echo(), timeout_keep_alive=1)
-    clock = [1000.0]
-    timers: list[tuple[float, Any]] = []
-
-    class Loop:
-        """The loop, with a clock and timers of ours."""
-
-        def time(self) -> float:
-            return clock[0]
-
-        def call_later(self, delay: float, call: Any) -> asyncio.TimerHandle:
-            timers.append((clock[0] + delay, call))
-            return asyncio.get_running_loop().call_later(1000, call)
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(asyncio.get_running_loop(), name)
-
-    protocol.loop = Loop()
-    for _ in range(3):
-        protocol.data_received(POST % (1, b"1"))
-        await turns()
-        clock[0] += 0.75
-    assert [due for due, _ in timers] == [1001.0], "one timer for all answers"
-    clock[0] = 1001.0
-    protocol._idle_since = 1000.75
-    protocol.timeout_keep_alive_task.cancel()
-    timers.pop()[1]()
-    assert [due for due, _ in timers] == [1001.75]
-    assert not wire.is_closing()
-    clock[0] = 1001.75
-    protocol.timeout_keep_alive_task.cancel()
-    timers.pop()[1]()
-    assert wire.is_closing()
-    assert not timers
-    protocol.connection_lost(None)
-
-
-async def test_the_timer_ends_with_the_connection_and_with_its_protocol() -> None:
-    for error in (None, OSError("reset")):
-        protocol, _ = connect(Echo())
-        protocol.data_received(POST % (1, b"1"))
-        await turns()
-        timer = protocol.timeout_keep_alive_task
-        assert not timer.cancelled()
-        protocol.connection_lost(error)
-        assert timer.cancelled()
-        assert protocol.timeout_keep_alive_task is None
-
-
-async def test_a_request_under_way_is_never_timed_out() -> None:
-    protocol, wire = connect(Echo())
-    protocol.data_received(POST % (1, b"1"))
-    await turns()
-    protocol.data_received(POST % (2, b"1"))
-    await turns()
-    protocol.timeout_keep_alive_task.cancel()
-    protocol._idle_since = -1e9
-    protocol.timeout_keep_alive_handler()
-    assert not wire.is_closing()
-    assert not protocol.timeout_keep_alive_task
-    protocol.data_received(b"2")
-    await turns()
-    assert protocol.timeout_keep_alive_task, "its answer starts the timer again"
     protocol.connection_lost(None)
 
 

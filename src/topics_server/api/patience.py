@@ -1,0 +1,134 @@
+"""How long clients are waited for, and how many there may be: one look at all of them a second.
+
+A connection knows its own times (`api/strict`); here is who asks it, in slices, so that ten
+thousand of them never hold the loop up, and who counts what came of it. The cap on connections
+keeps file descriptors for the store: at the cap the longest idle make room, and where none is idle
+the newest is refused. `server` runs it, from before recovery on; `api/state` hands it to
+connections.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Iterable
+from typing import Any, Final, Protocol
+
+import msgspec
+
+from topics_server.api.heads import Bounds
+from topics_server.errors import Code, TopicsError
+
+KINDS: Final = ("header", "body", "idle", "write", "linger")
+_LOOK_S: Final = 1.0
+# Connections looked at in one turn of the loop.
+_SLICE: Final = 256
+# Of the cap, what is let go at once where it is reached: a part in so many.
+_EVICTED_SHARE: Final = 16
+# A look for idle connections finds nothing new for so long, seconds.
+_EVICT_AGAIN_S: Final = 0.1
+
+
+class Waits(msgspec.Struct, frozen=True):
+    """Patience in seconds: with a head, a body that does not get on, a connection between two
+    requests, a client that does not read, and one that was told to leave.
+
+    A body gets on if `body_bytes_min` more bytes come in `body_s`.
+    """
+
+    header_s: float = 10.0
+    body_s: float = 30.0
+    keep_alive_s: float = 75.0
+    write_s: float = 30.0
+    linger_s: float = 3.0
+    body_bytes_min: int = 4096
+
+
+class Patient(Protocol):
+    """What is asked of a connection."""
+
+    @property
+    def idle_since(self) -> float | None:
+        """Since when it waits for a request, seconds of the loop's clock; None if it does not."""
+        ...
+
+    def overdue(self, now: float, waits: Waits) -> str | None:
+        """What its client has kept us waiting for too long."""
+        ...
+
+    def time_out(self, kind: str) -> None:
+        """End it."""
+        ...
+
+
+class Patience:
+    """The bounds of all connections, and what became of those that went beyond.
+
+    `timeouts` counts ended connections by kind, `evicted` idle ones that made room, `refused` new
+    ones that found none; `most` is the cap (0: none), `open` how many there were at the last look.
+    """
+
+    def __init__(
+        self, bounds: Bounds | None = None, waits: Waits | None = None, most: int = 0
+    ) -> None:
+        self.bounds = bounds or Bounds()
+        self.waits = waits or Waits()
+        self.most = most
+        self.open = 0
+        self.timeouts = dict.fromkeys(KINDS, 0)
+        self.evicted = 0
+        self.refused = 0
+        self._evicted_at = -1.0
+
+    def crowded(self, connections: Collection[Any], newest: Patient) -> TopicsError | None:
+        """Make room for the newest of these connections, or say why it is refused."""
+        self.open = len(connections)
+        if not self.most or self.open <= self.most or self._evict(connections, newest):
+            return None
+        self.refused += 1
+        return TopicsError(
+            Code.THROTTLED,
+            f"there are {self.most} open connections already",
+            {"limit": "max_connections", "max": self.most},
+        )
+
+    def _evict(self, connections: Iterable[Any], newest: Patient) -> bool:
+        """Close the connections that have been idle for longest; whether there were any."""
+        now = asyncio.get_running_loop().time()
+        if now - self._evicted_at < _EVICT_AGAIN_S:
+            return False
+        self._evicted_at = now
+        idle: list[tuple[float, int, Patient]] = []
+        for number, connection in enumerate(connections):
+            since = getattr(connection, "idle_since", None)
+            if since is not None and connection is not newest:
+                idle.append((since, number, connection))
+        idle.sort()
+        leaving = idle[: max(1, self.most // _EVICTED_SHARE)]
+        for _, _, connection in leaving:
+            connection.time_out("idle")
+        self.evicted += len(leaving)
+        return bool(leaving)
+
+    async def run(self, connections: Iterable[Any]) -> None:
+        """Look at `connections`, a set that changes, until cancelled."""
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            await self.look(connections)
+
+    async def look(self, connections: Iterable[Any]) -> None:
+        """Look at each connection once."""
+        found = list(connections)
+        self.open = len(found)
+        now = asyncio.get_running_loop().time()
+        for start in range(0, len(found), _SLICE):
+            if start:
+                await asyncio.sleep(0)
+            for connection in found[start : start + _SLICE]:
+                if hasattr(connection, "overdue"):
+                    self._ask(connection, now)
+
+    def _ask(self, connection: Patient, now: float) -> None:
+        kind = connection.overdue(now, self.waits)
+        if kind is not None:
+            self.timeouts[kind] += 1
+            connection.time_out(kind)

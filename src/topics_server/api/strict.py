@@ -1,0 +1,432 @@
+"""A connection that takes nothing unclear: one reading of its bytes, or a refusal and its end.
+
+The parser refuses most of what could be read in two ways; `api/heads` has the rest. Whatever is
+refused gets the envelope, behind the answers of the requests before it, and is the last that the
+connection hears; what was sent behind it, or behind a request that ends the connection, is never
+looked at. A request that is answered before it was whole (its body refused, say) may send a little
+more, then the connection ends too.
+
+Here is also what a connection knows of its own slowness. Nothing is timed on the way of a request
+that comes whole: `overdue` is asked once a second by `api/patience`, and what it needs is noted
+only where bytes end in the middle of a request. Base of `api/direct`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import httptools
+
+from topics_server.api.heads import (
+    Bounds,
+    check_fields,
+    check_size,
+    check_target,
+    is_host,
+    size_of,
+    too_large_fields,
+)
+from topics_server.api.http import Application, response_of
+from topics_server.api.patience import Patience, Waits
+from topics_server.api.problems import internal
+from topics_server.api.transport import JoinedHttp, head_of
+from topics_server.errors import Code, TopicsError, invalid
+from topics_server.limits import KIB, PIPELINED_MAX
+from topics_server.metrics import log
+
+# What may come behind the answer of a request that was refused before it was whole.
+_SWALLOWED_BYTES_MAX: Final = 256 * KIB
+# What chunks may take beside the bytes that are in them: so much, and so many times those.
+_FRAMING_BYTES_MAX: Final = 64 * KIB
+_FRAMING_SHARE_MAX: Final = 8
+_DEFAULT: Final = Patience()
+
+
+class RefusedError(Exception):
+    """Ends the parser; `StrictHttp` knows the refusal."""
+
+
+class StrictHttp(JoinedHttp):
+    """A connection as it should be."""
+
+    patience: Patience = _DEFAULT
+    bounds: Bounds = _DEFAULT.bounds
+    # The header fields of the newest head by their names.
+    fields: dict[bytes, bytes]
+    # A request is there that is not whole.
+    is_partial = False
+    # Nothing more is looked at: the parser has ended, or the last request was read.
+    _is_over = False
+    # The request being read is the last.
+    _is_last = False
+    _refusal: bytes | None = None
+    _raised: TopicsError | None = None
+    _has_head = False
+    _small_bytes = _DEFAULT.bounds.small_bytes
+    # The newest request when this one came.
+    _before: Any = None
+    _is_large = False
+    # Since when a request is partial; 0: what there was came whole. On the loop's clock, seconds.
+    _partial_since = 0.0
+    _made_at = 0.0
+    _head_bytes = 0
+    _body_bytes = 0
+    _measured_bytes = 0
+    _framing_bytes = 0
+    _swallowed_bytes = 0
+    # Bytes of the body at the beginning of the time in which some more must have come.
+    _marked_bytes = 0
+    _unsent_bytes = 0
+    _unsent_since = 0.0
+    _lingers_since = 0.0
+
+    def connection_made(self, transport: Any) -> None:
+        """See `asyncio.Protocol`."""
+        super().connection_made(transport)
+        self._made_at = self._idle_since = self.loop.time()
+        app: Any = self.app
+        if isinstance(app, Application):
+            self.patience = app.state.patience
+            self.bounds = self.patience.bounds
+            self._small_bytes = self.bounds.small_bytes
+            refusal = self.patience.crowded(self.connections, self)
+            if refusal is not None:
+                # Nobody waits for it to be read: the place is needed.
+                self._is_over = True
+                self.transport.write(self._rendered(refusal))
+                self.transport.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """See `asyncio.Protocol`."""
+        super().connection_lost(exc)
+        self._before = None
+
+    # --- bytes in ---------------------------------------------------------------------------
+
+    def data_received(self, data: bytes) -> None:
+        """See `asyncio.Protocol`."""
+        if self._is_over:
+            self._swallow(data)
+            return
+        if self._partial_since or len(data) > self._small_bytes:
+            self._is_large = True
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            if self._should_upgrade():
+                self.handle_websocket_upgrade()
+                return
+            self._is_over = True
+        except httptools.HttpParserError as error:
+            self.refuse(self._cause_of(error))
+            return
+        if self.is_partial:
+            self._measure(data)
+
+    def on_message_begin(self) -> None:
+        """A request begins, unless the one before it was the last."""
+        self.begin_message()
+        super().on_message_begin()
+
+    def begin_message(self) -> None:
+        """Note that a request begins. Raises where none may."""
+        if self._is_last:
+            self._is_over = True
+            raise RefusedError
+        self.is_partial = True
+        self._has_head = False
+
+    def on_message_complete(self) -> None:
+        """The request is whole."""
+        self.end_message()
+        super().on_message_complete()
+
+    def end_message(self) -> None:
+        """Note that the request is whole."""
+        self.is_partial = False
+        if self._partial_since:
+            self._partial_since = 0.0
+            self._head_bytes = self._swallowed_bytes = self._framing_bytes = 0
+            self._is_large = False
+
+    def check_head(self) -> bool:
+        """Refuse a head that is unclear; tells whether it is plain (`is_plain_head`).
+
+        Raises what ends the parser.
+        """
+        headers = self.headers
+        fields = self.fields = dict(headers)
+        self._has_head = True
+        is_plain = self.is_plain_head()
+        if (
+            is_plain
+            and not self._is_large
+            and len(headers) == len(fields) <= self.bounds.header_count
+            and b"transfer-encoding" not in fields
+            and is_host(fields.get(b"host", b""))
+        ):
+            return True
+        try:
+            self._check_unusual_head()
+        except TopicsError as error:
+            self._raised = error
+            raise RefusedError from None
+        return is_plain
+
+    def _check_unusual_head(self) -> None:
+        parser, fields = self.parser, self.fields
+        check_size(self.url, self.headers, self.bounds)
+        version = parser.get_http_version()
+        check_fields(self.headers, fields, version)
+        self.url = check_target(self.url, version, fields.get(b"host"))
+        self._before = self.cycle
+        if len(self.pipeline) >= PIPELINED_MAX:
+            raise TopicsError(
+                Code.THROTTLED,
+                f"over {PIPELINED_MAX} requests wait on this connection",
+                {"limit": "pipelined", "max": PIPELINED_MAX},
+            )
+        if parser.should_upgrade():
+            if self._should_upgrade():
+                self._check_socket()
+            self._is_last = True
+        elif version != "1.1" or not parser.should_keep_alive():
+            self._is_last = True
+
+    def _check_socket(self) -> None:
+        """Refuse the opening of a WebSocket that is anything else as well."""
+        has_body = self.fields.get(b"content-length", b"0") != b"0"
+        if has_body or b"transfer-encoding" in self.fields:
+            raise invalid("the opening of a WebSocket has no body")
+        if self.parser.get_method() != b"GET" or self.parser.get_http_version() != "1.1":
+            raise invalid("a WebSocket is opened by GET, in HTTP/1.1")
+        if not self._is_idle():
+            raise invalid("a WebSocket is opened on a connection of its own")
+
+    def on_headers_complete(self) -> None:
+        """Check the head, then go on as with any."""
+        self.check_head()
+        super().on_headers_complete()
+        self.settle_head()
+
+    def settle_head(self) -> None:
+        """Behind the start of a request that is served by a task."""
+        self._body_bytes = self._marked_bytes = self._measured_bytes = 0
+        if self.parser.should_upgrade() and not self._should_upgrade():
+            self.cycle.keep_alive = False
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Take a field of the head; one behind a body is dropped."""
+        if self._has_head:
+            return
+        name = name.lower()
+        if name == b"expect" and value.lower() == b"100-continue":
+            self.expect_100_continue = True
+        self.headers.append((name, value))
+
+    def on_body(self, body: bytes) -> None:
+        """Take a piece of the body."""
+        self._body_bytes += len(body)
+        super().on_body(body)
+
+    def _measure(self, data: bytes) -> None:
+        """Note where a request stands that is not whole; refuse it where it is out of bounds."""
+        is_first = not self._partial_since
+        if is_first:
+            self._partial_since = self.loop.time()
+        if not self._has_head:
+            # Of the first piece only what is parsed: the rest may belong to requests before it.
+            known = len(self.url) + size_of(self.headers)
+            self._head_bytes = known if is_first else self._head_bytes + len(data)
+            bounds = self.bounds
+            if self._head_bytes > bounds.header_bytes + bounds.url_bytes:
+                self.refuse(too_large_fields("max_header_bytes", bounds.header_bytes))
+            return
+        came = self._body_bytes - self._measured_bytes
+        self._measured_bytes = self._body_bytes
+        if not is_first:
+            self._framing_bytes += max(0, len(data) - came)
+        cycle: Any = self.cycle
+        if cycle is not None and cycle.response_complete:
+            self._swallow(data)
+        elif self._framing_bytes > _FRAMING_BYTES_MAX + _FRAMING_SHARE_MAX * self._body_bytes:
+            self.refuse(invalid("the body is nearly all framing", "Transfer-Encoding"))
+
+    # --- refusals ---------------------------------------------------------------------------
+
+    def _cause_of(self, error: httptools.HttpParserError) -> TopicsError | None:
+        """What is told of bytes that the parser, or a callback of ours, does not take."""
+        raised, self._raised = self._raised, None
+        if raised is not None:
+            return raised
+        cause = error.__context__
+        if isinstance(cause, RefusedError):
+            return None
+        unclear = (UnicodeDecodeError, httptools.HttpParserInvalidURLError)
+        if isinstance(error, httptools.HttpParserCallbackError) and not isinstance(cause, unclear):
+            log.error("defect while reading a request", exc_info=cause)
+            return internal()
+        return invalid("this is not a request of HTTP/1.1")
+
+    def refuse(self, error: TopicsError | None) -> None:
+        """Look at nothing more; answer with `error`, behind what is being answered, and end.
+
+        None: what came is not even refused, as the connection ends by itself.
+        """
+        self._is_over = True
+        self.is_partial = False
+        if error is None or self.transport.is_closing():
+            return
+        self._refusal = self._rendered(error)
+        self._drop_unclear()
+        if self._is_idle():
+            self._send_refusal()
+
+    def _rendered(self, error: TopicsError) -> bytes:
+        response = response_of(error)
+        app: Any = self.app
+        told = list(response.headers)
+        if isinstance(app, Application):
+            told = app.told(response, "GET", {})
+        told += [
+            (b"content-type", response.content_type),
+            (b"connection", b"close"),
+            (b"content-length", b"%d" % len(response.body)),
+        ]
+        head = head_of(response.status, [*self.server_state.default_headers, *told])
+        return head + response.body
+
+    def _drop_unclear(self) -> None:
+        """Forget the request whose body turned out to be unclear: the refusal is its answer."""
+        cycle: Any = self.cycle
+        if cycle is None or cycle.response_complete or not cycle.more_body:
+            return
+        waiting = [entry for entry in self.pipeline if entry[0] is not cycle]
+        if len(waiting) < len(self.pipeline):
+            self.pipeline.clear()
+            self.pipeline.extend(waiting)
+            self.cycle = self._before
+            return
+        cycle.disconnected = True
+        cycle.message_event.set()
+        if cycle.response_started:
+            self._refusal = None
+            self.transport.close()
+        else:
+            cycle.response_complete = True
+
+    def _is_idle(self) -> bool:
+        """Whether no request is being answered or waits to be."""
+        cycle: Any = self.cycle
+        return not self.pipeline and (cycle is None or cycle.response_complete)
+
+    def _send_refusal(self) -> None:
+        refusal, self._refusal = self._refusal, None
+        if refusal is not None and not self.transport.is_closing():
+            self.transport.write(refusal)
+            self._linger()
+
+    def _linger(self) -> None:
+        """Say that no more is coming, and wait a little for the client to see it and to end.
+
+        Closed at once, what it still sends would be answered with a reset, which may overtake what
+        it was told.
+        """
+        self._is_over = True
+        if not self._lingers_since and not self.transport.is_closing():
+            self._lingers_since = self.loop.time()
+            transport: Any = self.transport
+            transport.finish()
+
+    def _swallow(self, data: bytes) -> None:
+        """Take what nobody asks for any more, up to a bound."""
+        self._swallowed_bytes += len(data)
+        if self._swallowed_bytes > _SWALLOWED_BYTES_MAX:
+            if self._lingers_since:
+                self.transport.abort()
+            elif self._refusal is None and self._is_idle():
+                self._linger()
+                self._swallowed_bytes = 0
+
+    def on_response_complete(self) -> None:
+        """The answer is out: see whether it is the last, or came before its request was whole."""
+        super().on_response_complete()
+        if self.is_partial:
+            self._answered_early()
+        if self._refusal is not None and self._is_idle():
+            self._send_refusal()
+
+    def _answered_early(self) -> None:
+        cycle: Any = self.cycle
+        if not (cycle.response_complete and cycle.more_body):
+            return
+        length = self.fields.get(b"content-length", b"")
+        is_short = length.isdigit() and len(length) < 10 and int(length) <= _SWALLOWED_BYTES_MAX
+        if not is_short or b"expect" in self.fields:
+            # Where the next request begins, only its body could tell; and who was to be told to go
+            # on was not.
+            self._linger()
+
+    # --- patience ---------------------------------------------------------------------------
+
+    def overdue(self, now: float, waits: Waits) -> str | None:
+        """What the client has kept us waiting for too long, at `now` of the loop's clock, or None.
+
+        Asked for again and again: what it answers depends on what it saw before.
+        """
+        transport: Any = self.transport
+        unsent = transport.get_write_buffer_size()
+        if not unsent or unsent < self._unsent_bytes or not self._unsent_bytes:
+            self._unsent_since = now
+        self._unsent_bytes = unsent
+        cycle: Any = self.cycle
+        is_answered = cycle is None or cycle.response_complete
+        if unsent and now - self._unsent_since > waits.write_s:
+            # A stream has its own patience with whom it writes to.
+            is_streaming = not is_answered and getattr(cycle, "response_started", False)
+            if not is_streaming or transport.is_closing():
+                return "write"
+        if self._lingers_since:
+            if unsent:
+                self._lingers_since = now
+            return "linger" if now - self._lingers_since > waits.linger_s else None
+        if transport.is_closing():
+            return None
+        if self.is_partial:
+            return self._overdue_request(now, waits, is_answered=is_answered)
+        if not is_answered or self._is_over:
+            return None
+        if cycle is None and now - self._made_at > waits.header_s:
+            return "header"
+        return "idle" if now - self._idle_since > waits.keep_alive_s else None
+
+    def _overdue_request(self, now: float, waits: Waits, *, is_answered: bool) -> str | None:
+        """Of a request that is not whole."""
+        is_ours = self.flow.read_paused or (not self._has_head and not is_answered)
+        if is_ours:
+            # It may be whole already, if only we would read it.
+            self._partial_since = now
+        elif not self._has_head:
+            return "header" if now - self._partial_since > waits.header_s else None
+        elif now - self._partial_since > waits.body_s:
+            if self._body_bytes - self._marked_bytes < waits.body_bytes_min:
+                return "body"
+            self._partial_since = now
+            self._marked_bytes = self._body_bytes
+        return None
+
+    def time_out(self, kind: str) -> None:
+        """End the connection: with a word, where somebody might listen."""
+        if kind in ("header", "body") and self.is_partial:
+            what = "head" if kind == "header" else "body"
+            self.refuse(TopicsError(Code.REQUEST_TIMEOUT, f"the request's {what} came too slowly"))
+        elif kind in ("header", "idle"):
+            self.transport.close()
+        else:
+            self.transport.abort()
+
+    @property
+    def idle_since(self) -> float | None:
+        """Since when it waits for a request, on the loop's clock, seconds; None if it does not."""
+        is_idle = self._is_idle() and not self.is_partial and not self._is_over
+        return self._idle_since if is_idle else None

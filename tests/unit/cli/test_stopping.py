@@ -1,0 +1,34 @@
+"""Ctrl-C ends a verb wherever it lands."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+
+# The interrupt lands in a destructor, where Python prints what is raised and goes on.
+_LOST = """
+import signal, sys
+from topics_server.cli.stopping import stopped_by_user
+
+class Cleanup:
+    def __del__(self):
+        sys.stdout.write("cleaning\\n")
+        sys.stdout.flush()
+        signal.pause()
+
+with stopped_by_user():
+    Cleanup()
+    while True:
+        signal.pause()
+"""
+
+
+def test_an_interrupt_that_lands_in_a_clean_up_ends_the_verb() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", _LOST], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as verb:
+        assert verb.stdout is not None
+        assert verb.stdout.readline() == b"cleaning\n"
+        verb.send_signal(signal.SIGINT)
+        assert verb.wait(30) == 0
