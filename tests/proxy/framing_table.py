@@ -44,7 +44,6 @@ def main() -> None:
     ):
         server.api.put("framing")
         for case in CASES:
-            print(case.name, flush=True)
             judged = framing.judge(raw, case)
             direct = ", ".join(map(str, case.answers))
             cells = (
