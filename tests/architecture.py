@@ -427,9 +427,11 @@ API = {
         "api.keys",
         "api.observing",
         "api.problems",
+        "api.receiving",
         "api.sockets",
         "api.state",
     ),
+    "api.receiving": driver("api.coding", "api.guard", "api.problems"),
     "api.readiness": driver("api.http", "api.state"),
     "api.sse": pure("engine.subscription"),
     # What uvicorn's protocols know of a connection and ASGI does not tell.

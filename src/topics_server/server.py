@@ -127,8 +127,6 @@ def _run(settings: Settings, output: logs.LogOutput) -> int:
         log.error("cannot start: TOPICS_PORT_FILE=%s: %s", settings.port_file, problem)
         return 1
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
-    if settings.api_keys is None:
-        log.warning("no keys: whoever reaches this server may do everything (TOPICS_API_KEYS)")
     open_files = raise_open_files()
     try:
         node = Node.open(settings, open_files)
@@ -198,6 +196,8 @@ async def _serve(
         took_ms = monotonic_ms() - began_ms
         shown = f"[{host}]" if ":" in host else host
         log.info("ready on http://%s:%d after %.0f ms: %s", shown, port, took_ms, node.report)
+        if settings.api_keys is None:
+            log.warning("no keys: whoever reaches this server may do everything (TOPICS_API_KEYS)")
     await serving
     looking.cancel()
     await node.close()

@@ -21,9 +21,9 @@ from urllib.parse import unquote_to_bytes
 import msgspec
 
 from topics_server.api.access import authorized, authorized_stream, check_name
-from topics_server.api.coding import JSON_TYPE, accepts_gzip, deflate, inflate, is_json_type
+from topics_server.api.coding import JSON_TYPE, accepts_gzip, deflate
 from topics_server.api.cors import cors_headers
-from topics_server.api.guard import admit, check_declared_length
+from topics_server.api.guard import admit
 from topics_server.api.keys import EVERYBODY, Caller, Recalled
 from topics_server.api.observing import Observer
 from topics_server.api.problems import (
@@ -33,17 +33,16 @@ from topics_server.api.problems import (
     headers_of,
     internal,
     method_not_allowed,
-    no_json,
     not_found,
     status_of,
-    too_large,
-    unknown_encoding,
 )
+from topics_server.api.receiving import OFF_LOOP_BYTES as OFF_LOOP_BYTES
+from topics_server.api.receiving import ClientGoneError as ClientGoneError
+from topics_server.api.receiving import is_bodiless, is_plain, read_body, receive_all
 from topics_server.api.sockets import Socket
 from topics_server.api.state import ServerState
 from topics_server.clock import monotonic_ms
 from topics_server.errors import StorageError, TopicsError, invalid
-from topics_server.limits import KIB
 from topics_server.metrics import RequestFigures, log
 from topics_server.model import is_router_name, is_topic_name
 
@@ -51,18 +50,10 @@ Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
-# Bodies larger than this are inflated and deflated off the event loop.
-OFF_LOOP_BYTES: Final = 64 * KIB
 # Paths whose name is known to be one; beyond, all are forgotten and checked again.
 _NAMES_MAX: Final = 8192
-# A plain declared length has no more digits than this.
-_LENGTH_DIGITS_MAX: Final = 15
 # Below this gzip saves nothing worth its time.
 _DEFLATED_BYTES_MIN: Final = 256
-
-
-class ClientGoneError(Exception):
-    """The client hung up while a handler waited for it alone; nothing is answered."""
 
 
 class HangUpError(Exception):
@@ -263,86 +254,6 @@ def router_name_of(segment: bytes) -> str:
     return name
 
 
-# --- bodies in --------------------------------------------------------------------------------
-
-
-async def read_body(headers: Mapping[bytes, bytes], receive: Receive, max_bytes: int) -> bytes:
-    """The whole body, inflated; `max_bytes` bounds it as sent and as inflated.
-
-    What the headers alone tell is refused before a byte is read.
-    """
-    declared = headers.get(b"content-length")
-    if declared is not None:
-        check_declared_length(declared, max_bytes)
-    is_packed = False
-    is_announced = declared != b"0" if declared is not None else b"transfer-encoding" in headers
-    if is_announced:
-        is_packed = _check_types(headers)
-    body = await _receive_all(receive, max_bytes)
-    if not body:
-        return body
-    if not is_announced:
-        is_packed = _check_types(headers)
-    if not is_packed:
-        return body
-    if len(body) > OFF_LOOP_BYTES:
-        return await asyncio.to_thread(inflate, body, max_bytes)
-    return inflate(body, max_bytes)
-
-
-def _check_types(headers: Mapping[bytes, bytes]) -> bool:
-    """Refuse what is not JSON or not known encoding; tells whether the body is gzip."""
-    if not is_json_type(headers.get(b"content-type")):
-        raise no_json()
-    encoding = headers.get(b"content-encoding")
-    if encoding is None:
-        return False
-    encoding = encoding.strip().lower()
-    if encoding in (b"", b"identity"):
-        return False
-    if encoding not in (b"gzip", b"x-gzip"):
-        raise unknown_encoding(encoding.decode("latin-1"))
-    return True
-
-
-def _is_plain(headers: Mapping[bytes, bytes], max_bytes: int) -> bool:
-    """Whether the head of a request with a body raises no question about that body."""
-    declared = headers.get(b"content-length", b"")
-    return (
-        headers.get(b"content-type") == JSON_TYPE
-        and b"content-encoding" not in headers
-        and len(declared) <= _LENGTH_DIGITS_MAX
-        and declared.isdigit()
-        and int(declared) <= max_bytes
-    )
-
-
-def _is_bodiless(headers: Mapping[bytes, bytes]) -> bool:
-    return b"content-length" not in headers and b"transfer-encoding" not in headers
-
-
-async def _receive_all(
-    receive: Receive, max_bytes: int, message: MutableMapping[str, Any] | None = None
-) -> bytes:
-    """Every chunk of a body, from the message that was received already, if any."""
-    chunks: list[bytes] = []
-    size = 0
-    more = True
-    while more:
-        if message is None:
-            message = await receive()
-        if message["type"] == "http.disconnect":
-            raise ClientGoneError
-        chunk: bytes = message.get("body", b"")
-        chunks.append(chunk)
-        size += len(chunk)
-        if size > max_bytes:
-            raise too_large(max_bytes)
-        more = message.get("more_body", False)
-        message = None
-    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
-
-
 def response_of(error: TopicsError, extra: Headers = ()) -> Response:
     """A refusal as a response."""
     return Response(status_of(error), envelope(error), headers_of(error) + extra)
@@ -461,9 +372,9 @@ class Application:
             name = ""
         quick = None if route is None else route.quick.get(method)
         if quick is None or not (
-            _is_plain(headers, self.state.settings.max_body_bytes)
+            is_plain(headers, self.state.settings.max_body_bytes)
             if method == "POST"
-            else _is_bodiless(headers)
+            else is_bodiless(headers)
         ):
             return None
         assert route is not None
@@ -500,13 +411,13 @@ class Application:
             # Nobody should send 64 MiB to hear that the server is not ready.
             admit(self.state)
             max_bytes = self.state.settings.max_body_bytes
-            if _is_plain(headers, max_bytes):
+            if is_plain(headers, max_bytes):
                 # The common case, in one step: a JSON body that came with its head.
                 message = await receive()
                 if message["type"] == "http.request" and not message.get("more_body", False):
                     body = message["body"]
                 else:
-                    body = await _receive_all(receive, max_bytes, message)
+                    body = await receive_all(receive, max_bytes, message)
             else:
                 body = await read_body(headers, receive, max_bytes)
         request = Request(
