@@ -24,7 +24,7 @@ READER: Final = "r3ader-0123456789abcdef"
 BEARER: Final = {"Authorization": f"Bearer {KEY}"}
 FOLLOW: Final = """(() => {
     window.seen = [];
-    const source = new EventSource(%s);
+    window.source = new EventSource(%s);
     source.addEventListener("record", (event) => {
         for (const record of JSON.parse(event.data).records) seen.push(record.$seq);
     });
@@ -86,6 +86,7 @@ def test_keys_open_what_they_grant_and_are_logged_nowhere(
             page.wait("seen.length === 1", "the first record")
             good(client.post("/v0/topics/a", json=body, headers=BEARER))
             page.wait("seen.length === 2", "a record appended meanwhile")
+            page.evaluate("source.close()")
 
         url = f"wss://localhost:{proxy.port}/v0/ws"
         with pytest.raises(websockets.exceptions.InvalidStatus, match="401"):
