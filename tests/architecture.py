@@ -400,6 +400,7 @@ API = {
     "api.visible": pure("api.access", "api.keys", "engine.answers"),
     "api.sessions": pure(),
     "api.state": driver(
+        "api.hosts",
         "api.fanout",
         "api.keys",
         "api.tickets",
@@ -412,7 +413,14 @@ API = {
     "api.guard": driver("api.keys", "api.problems", "api.state"),
     "api.transport": driver(),
     # Whole requests of the data plane, from the parser's callback to the answer.
-    "api.direct": driver("api.coding", "api.http", "api.keys", "api.strict", "api.transport"),
+    "api.direct": driver(
+        "api.coding",
+        "api.http",
+        "api.keys",
+        "api.request_ids",
+        "api.strict",
+        "api.transport",
+    ),
     # What a head may be, how long clients are waited for, and the connection that holds them to it.
     "api.heads": pure(),
     "api.patience": driver("api.heads"),
@@ -420,6 +428,7 @@ API = {
     "api.connections": driver("api.direct"),
     # The thin ASGI adapter in front of the data plane's plain functions.
     "api.http": driver(
+        "api.request_ids",
         "api.access",
         "api.coding",
         "api.cors",
@@ -432,6 +441,9 @@ API = {
         "api.state",
     ),
     "api.receiving": driver("api.coding", "api.guard", "api.problems"),
+    "api.request_ids": driver(),
+    # Which `Host` a request may name.
+    "api.hosts": pure(),
     "api.readiness": driver("api.http", "api.state"),
     "api.sse": pure("engine.subscription"),
     # What uvicorn's protocols know of a connection and ASGI does not tell.
@@ -520,6 +532,7 @@ API = {
     "api.ws_commands": pure("api.bodies", "api.watch_bodies", "engine.subscription"),
     "api.ws_frames": pure("engine.answers", "engine.subscription"),
     "api.ws": driver(
+        "api.request_ids",
         "api.access",
         "api.fanout",
         "api.guard",
@@ -567,7 +580,9 @@ API = {
 }
 
 TOP = {
-    "settings": driver("api.keys"),
+    "settings": driver("api.hosts", "api.keys", "key_file"),
+    # The keys as configured: the environment's and the file's.
+    "key_file": driver("api.keys"),
     # Lines on standard error, and the thread that writes them.
     "logs": driver(),
     # Prints the figures that `metrics` names.

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Literal, Protocol
 
 from topics_server.api.fanout import Fanout
+from topics_server.api.hosts import Hosts
 from topics_server.api.keys import KeyRing
 from topics_server.api.patience import Patience
 from topics_server.api.tickets import Tickets
@@ -230,14 +231,16 @@ class ServerState:
     """The one shared state of all handlers.
 
     `progress` tells how far recovery is (0 to 1); `keys` who may call, `tickets` what lets into
-    streams; `started_ms` is of the monotonic clock; `shards` tells the journal's figures;
-    `connections` counts open streams and WebSockets (`api/guard`); `requests` tells what became of
-    requests, `disk` (*blocking*) what lies on it; `patience` is with connections.
+    streams, `hosts` what this server is called; `started_ms` is of the monotonic clock; `shards`
+    tells the journal's figures; `connections` counts open streams and WebSockets (`api/guard`);
+    `requests` tells what became of requests, `disk` (*blocking*) what lies on it; `patience` is
+    with connections.
     """
 
     settings: ApiSettings
     progress: Callable[[], float]
     keys: KeyRing = dataclasses.field(default_factory=KeyRing)
+    hosts: Hosts = dataclasses.field(default_factory=Hosts)
     tickets: Tickets = dataclasses.field(default_factory=Tickets)
     store: Store | None = None
     fanout: Fanout | None = None
