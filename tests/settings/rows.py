@@ -47,7 +47,9 @@ ROWS: Final[dict[str, Row]] = {
     "hot_retain_segments": Row("-1", _EFFECTS + "test_what_is_kept_hot_by_count_or_bytes"),
     "hot_retain_bytes": Row("1e9", _EFFECTS + "test_what_is_kept_hot_by_count_or_bytes"),
     "api_keys": Row("secret-1:x", _EFFECTS + "test_keys_let_in_who_has_one"),
+    "api_keys_file": Row("missing", _EFFECTS + "test_keys_may_come_from_a_file"),
     "allow_insecure_no_auth": Row("maybe", _SETTINGS + "test_an_open_bind_may_be_insisted_on"),
+    "allowed_hosts": Row("a b", _EFFECTS + "test_only_listed_names_are_served"),
     "probe_auth": Row("yes", _EFFECTS + "test_probes_may_ask_for_a_key_too"),
     "ready_degraded": Row(
         "500", "contract/test_faults.py::test_a_degraded_server_may_be_taken_out_of_rotation"

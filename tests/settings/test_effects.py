@@ -140,6 +140,22 @@ def test_keys_let_in_who_has_one(own: NewServer) -> None:
     assert api.http.get("/v0/topics", headers=KEY).status_code == 200
 
 
+def test_keys_may_come_from_a_file(own: NewServer, tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("hush-hush:read\n")
+    keys.chmod(0o600)
+    api = own(TOPICS_API_KEYS_FILE=str(keys)).start()
+    refused(api.http.get("/v0/topics"), 401, "unauthorized")
+    assert api.http.get("/v0/topics", headers=KEY).status_code == 200
+
+
+def test_only_listed_names_are_served(own: NewServer) -> None:
+    api = own(TOPICS_ALLOWED_HOSTS="events.example").start()
+    with httpx.Client(base_url=api.url, trust_env=False) as http:
+        assert http.get("/v0/topics", headers={"Host": "events.example"}).status_code == 200
+        assert http.get("/v0/topics", headers={"Host": "other.example"}).status_code >= 400
+
+
 def test_probes_may_ask_for_a_key_too(own: NewServer) -> None:
     server = own(TOPICS_API_KEYS="hush-hush:read", TOPICS_PROBE_AUTH="1")
     server.process = server.spawn()
