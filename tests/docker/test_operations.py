@@ -11,7 +11,7 @@ from typing import Final
 
 import pytest
 
-from tests.contract.driver import ROOT, Server
+from tests.contract.driver import ROOT, Server, eventually
 from topics_server.settings import Settings, variable
 
 UNIT: Final = ROOT / "docker" / "systemd" / "topics-server.service"
@@ -80,6 +80,7 @@ def test_a_copy_of_a_stopped_directory_is_the_same_store(tmp_path: Path) -> None
         api.add("events", {"n": number}, tag=f"t{number % 3}")
         api.add("jobs", number)
     api.delete("events", match="t1")
+    eventually(lambda: any(cold.rglob("*.data")), "segments are in the cold folder", 30)
     expected = api.read_all("events", include_tags=True)
     heads = {name: api.get_state(name)["head_seq"] for name in ("events", "jobs")}
     server.stop()
