@@ -31,6 +31,8 @@ STATUS_OF: Final[dict[Code, int]] = {
     Code.ROUTER_CYCLE: 409,
     Code.PAYLOAD_TOO_LARGE: 413,
     Code.UNSUPPORTED_MEDIA_TYPE: 415,
+    Code.PRODUCER_FENCED: 403,
+    Code.PRODUCER_SEQ_CONFLICT: 409,
     Code.TOPIC_FULL: 422,
     Code.THROTTLED: 429,
     Code.INTERNAL: 500,
@@ -64,9 +66,19 @@ def status_of(error: TopicsError) -> int:
 
 
 def headers_of(error: TopicsError) -> Headers:
-    """What a refusal carries beside its body: how to be let in, or when to try again."""
+    """What a refusal carries beside its body.
+
+    How to be let in, when to try again, and what a producer has to know to go on.
+    """
     if error.code is Code.UNAUTHORIZED:
         return _CHALLENGE
+    if error.code is Code.PRODUCER_FENCED:
+        return ((b"producer-epoch", b"%d" % error.detail["epoch"]),)
+    if error.code is Code.PRODUCER_SEQ_CONFLICT:
+        return (
+            (b"producer-expected-seq", b"%d" % error.detail["expected_seq"]),
+            (b"producer-received-seq", b"%d" % error.detail["received_seq"]),
+        )
     seconds = RETRY_AFTER_S.get(error.code)
     if seconds is None:
         return ()
