@@ -3,8 +3,8 @@
 A producer's state is the last request of it that was accepted: on its way, or applied with the
 records it brought, in one entry. Judged against what is on its way, so that requests sent one
 behind another are each other's successors. A producer that appended nothing for `PRODUCER_KEPT_MS`
-is forgotten; while there are `PRODUCERS_PER_TOPIC_MAX` that are not, a new one is refused. The rules
-are those of the producer headers. Called by `engine/topic.py` and `engine/capture.py`.
+is forgotten; while there are `PRODUCERS_PER_TOPIC_MAX` that are not, a new one is refused. The
+rules are those of the producer headers. Called by `engine/topic.py` and `engine/capture.py`.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class Producers:
             )
 
     def stage(self, lsn: int, stamp: ProducerStamp, first_seq: int, count: int, ts: int) -> None:
-        """This request is on its way."""
+        """Note a request that is on its way."""
         accepted = Accepted(stamp.epoch, stamp.seq, first_seq, count, ts)
         self._staged.setdefault(stamp.producer_id, deque()).append((lsn, accepted))
 
@@ -112,7 +112,7 @@ class Producers:
             del self._staged[producer_id]
 
     def accept(self, stamp: ProducerStamp, first_seq: int, count: int, ts: int) -> None:
-        """This request is applied; who appended nothing for long enough at `ts` is forgotten."""
+        """Note a request that is applied; forget who appended nothing for long enough at `ts`."""
         staged = self._staged.get(stamp.producer_id)
         if staged is not None:
             _, oldest_staged = staged.popleft()

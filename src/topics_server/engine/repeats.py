@@ -25,7 +25,20 @@ async def applied(ticket: Ticket) -> None:
         raise TopicsError(ticket.error.code, ticket.error.message, ticket.error.detail)
 
 
-async def of_key(
+async def repeated(
+    commits: Commits,
+    topic: Topic,
+    original: Duplicate | Repeated,
+    producer: ProducerStamp | None,
+    now_ms: int,
+) -> Appended:
+    """Answer a retry once the original is safe. Submits before it waits for anything."""
+    if isinstance(original, Repeated):
+        return await _of_producer(commits, topic, original)
+    return await _of_key(commits, topic, original, producer, now_ms)
+
+
+async def _of_key(
     commits: Commits,
     topic: Topic,
     duplicate: Duplicate,
@@ -48,7 +61,7 @@ async def of_key(
     return Appended(first_seq, last_seq, max(last_seq, topic.log.head_seq), deduped=True)
 
 
-async def of_producer(commits: Commits, topic: Topic, repeated: Repeated) -> Appended:
+async def _of_producer(commits: Commits, topic: Topic, repeated: Repeated) -> Appended:
     """Answer a producer's retry, once the newest of its requests is safe."""
     if repeated.staged_lsn is not None:
         newest = commits.find(topic.topic_id, repeated.staged_lsn)

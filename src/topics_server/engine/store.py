@@ -14,7 +14,6 @@ import msgspec
 
 from topics_server.appends import DecodedAppend, decode_append
 from topics_server.blocks import Block
-from topics_server.engine import repeats
 from topics_server.engine.admission import AppendLimits
 from topics_server.engine.answers import (
     Appended,
@@ -42,7 +41,7 @@ from topics_server.engine.quotas import Quotas as Quotas
 from topics_server.engine.quotas import limit_reached
 from topics_server.engine.reading import PagePlan, plan_page
 from topics_server.engine.registry import Registry
-from topics_server.engine.repeats import applied
+from topics_server.engine.repeats import applied, repeated
 from topics_server.engine.topic import Topic
 from topics_server.engine.waiting import Settling, ring_or_timeout
 from topics_server.entries import RecordsAppended, RouterPage, Source, TopicPut
@@ -133,11 +132,9 @@ class Store:
                     submitted=submitted,
                 )
         appending = self._begin_append(topic, body, decoded, header_key, producer)
-        if isinstance(appending, Duplicate):
+        if not isinstance(appending, Appending):
             now_ms = self._clock.now_ms()
-            return await repeats.of_key(self._commits, topic, appending, producer, now_ms)
-        if isinstance(appending, Repeated):
-            return await repeats.of_producer(self._commits, topic, appending)
+            return await repeated(self._commits, topic, appending, producer, now_ms)
         if submitted is not None:
             submitted()
         if not appending.ticket.is_done:
