@@ -44,6 +44,15 @@ STATUS_OF: Final[dict[Code, int]] = {
     Code.HEADERS_TOO_LARGE: 431,
 }
 
+# What a producer's refusal tells in headers too, and where its detail has that.
+PRODUCER_HEADERS: Final[dict[Code, tuple[tuple[bytes, str], ...]]] = {
+    Code.PRODUCER_FENCED: ((b"producer-epoch", "epoch"),),
+    Code.PRODUCER_SEQ_CONFLICT: (
+        (b"producer-expected-seq", "expected_seq"),
+        (b"producer-received-seq", "received_seq"),
+    ),
+}
+
 # Seconds after which trying again makes sense, where the error does not say it itself.
 RETRY_AFTER_S: Final[dict[Code, int]] = {
     Code.THROTTLED: 1,
@@ -72,13 +81,9 @@ def headers_of(error: TopicsError) -> Headers:
     """
     if error.code is Code.UNAUTHORIZED:
         return _CHALLENGE
-    if error.code is Code.PRODUCER_FENCED:
-        return ((b"producer-epoch", b"%d" % error.detail["epoch"]),)
-    if error.code is Code.PRODUCER_SEQ_CONFLICT:
-        return (
-            (b"producer-expected-seq", b"%d" % error.detail["expected_seq"]),
-            (b"producer-received-seq", b"%d" % error.detail["received_seq"]),
-        )
+    if error.code in PRODUCER_HEADERS:
+        told = PRODUCER_HEADERS[error.code]
+        return tuple((name, b"%d" % error.detail[field]) for name, field in told)
     seconds = RETRY_AFTER_S.get(error.code)
     if seconds is None:
         return ()
