@@ -437,7 +437,14 @@ API = {
     # What a head may be, how long clients are waited for, and the connection that holds them to it.
     "api.heads": pure(),
     "api.patience": driver("api.heads"),
-    "api.strict": driver("api.heads", "api.http", "api.patience", "api.problems", "api.transport"),
+    "api.strict": driver(
+        "api.heads",
+        "api.http",
+        "api.patience",
+        "api.problems",
+        "api.request_ids",
+        "api.transport",
+    ),
     "api.connections": driver("api.direct"),
     # The thin ASGI adapter in front of the data plane's plain functions.
     "api.http": driver(
