@@ -109,7 +109,9 @@ ENGINE = {
         "engine.topic",
     ),
     "engine.sealing": pure("engine.log", "engine.runs", "engine.topic"),
-    "engine.capture": pure("engine.losses", "engine.ports", "engine.runs", "engine.topic"),
+    "engine.capture": pure(
+        "engine.losses", "engine.ports", "engine.producers", "engine.runs", "engine.topic"
+    ),
     "engine.registry": pure("engine.ports", "engine.topic"),
     "engine.epochs": pure("engine.registry"),
     # What the journal carries beside topics: sessions now; leases and the router table later.
@@ -123,6 +125,15 @@ ENGINE = {
         "engine.hub", "engine.ports", "engine.projections", "engine.registry", "engine.topic"
     ),
     "engine.waiting": driver("engine.commits", "engine.hub", "engine.moves"),
+    # What an append is answered that was there before.
+    "engine.repeats": driver(
+        "engine.answers",
+        "engine.commits",
+        "engine.dedupe",
+        "engine.moves",
+        "engine.producers",
+        "engine.topic",
+    ),
     "engine.quotas": pure("engine.registry"),
     # Routers' pages on their way, and what a capture waits for.
     "engine.pages": driver("engine.commits", "engine.registry", "engine.topic"),
@@ -155,9 +166,11 @@ ENGINE = {
         "engine.picking",
         "engine.ports",
         "engine.priority",
+        "engine.producers",
         "engine.quotas",
         "engine.reading",
         "engine.registry",
+        "engine.repeats",
         "engine.topic",
         "engine.waiting",
     ),
@@ -391,7 +404,7 @@ API = {
     "api.schemas": pure("api.queue_bodies", "api.watch_bodies"),
     "api.operations": pure("api.problems", "api.schemas"),
     "api.openapi": pure("api.operations", "api.schemas"),
-    "api.producer_headers": pure(),
+    "api.producer_headers": pure("engine.answers"),
     "api.keys": pure(),
     # Who calls, and whether they may: 401 and 403.
     "api.access": pure("api.bodies", "api.keys", "api.tickets"),
@@ -536,7 +549,9 @@ API = {
         "engine.subscription",
         "engine.watching",
     ),
-    "api.ws_commands": pure("api.bodies", "api.watch_bodies", "engine.subscription"),
+    "api.ws_commands": pure(
+        "api.bodies", "api.producer_headers", "api.watch_bodies", "engine.subscription"
+    ),
     "api.ws_frames": pure("engine.answers", "engine.subscription"),
     "api.ws": driver(
         "api.request_ids",
@@ -557,7 +572,9 @@ API = {
     ),
     # What every answer is counted and told to; a line in each of the two ways of a request.
     "api.observing": driver(),
-    "api.figures": driver("api.fanout", "api.keys", "api.state", "api.visible", "engine.answers"),
+    "api.figures": driver(
+        "api.patience", "api.fanout", "api.keys", "api.state", "api.visible", "engine.answers"
+    ),
     "api.probes": driver(
         "api.figures",
         "api.guard",

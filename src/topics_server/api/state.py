@@ -30,8 +30,8 @@ from topics_server.engine.answers import (
     TopicState,
 )
 from topics_server.engine.watching import WatchSessions
-from topics_server.metrics import DiskFacts, PressureFacts, RecoveryFacts, RouteFacts, ShardFacts
-from topics_server.model import Durability, TagMatch, TopicConfig
+from topics_server.metrics import DiskFacts, RecoveryFacts, RouteFacts, ShardFacts
+from topics_server.model import Durability, ProducerStamp, TagMatch, TopicConfig
 from topics_server.queue.service import QueueService
 from topics_server.rendered import RenderCache
 from topics_server.routers.answers import RouterOutcome, RouterPage, RouterSpec, RouterState
@@ -111,6 +111,7 @@ class Store(Protocol):
         *,
         header_key: str | None,
         config: TopicConfig | None,
+        producer: ProducerStamp | None = None,
         submitted: Callable[[], None] | None = None,
     ) -> Appended:
         """Append the records of one call, all or none; `config` only if this creates the topic.
@@ -120,7 +121,13 @@ class Store(Protocol):
         ...
 
     def append_now(
-        self, name: str, body: bytes, decoded: DecodedAppend, *, header_key: str | None
+        self,
+        name: str,
+        body: bytes,
+        decoded: DecodedAppend,
+        *,
+        header_key: str | None,
+        producer: ProducerStamp | None = None,
     ) -> Appending | None:
         """Begin what `append` does, if nothing has to be waited for first."""
         ...
@@ -255,9 +262,7 @@ class ServerState:
     connections: int = 0
     requests: Callable[[], Sequence[RouteFacts]] = tuple
     # Set by `node` and `server`: figures that are theirs to know.
-    http_connections: Callable[[], int] | None = None
     disk: Callable[[], DiskFacts] | None = None
-    pressure: Callable[[], PressureFacts] | None = None
     recovery: RecoveryFacts | None = None
     log_lines_dropped: Callable[[], int] | None = None
     _waiting: set[asyncio.Future[None]] = dataclasses.field(default_factory=set)

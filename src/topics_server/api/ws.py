@@ -374,6 +374,7 @@ class Connection:
                 command.decoded,
                 header_key=None,
                 config=command.config,
+                producer=command.producer,
                 submitted=partial(job.lane.let_go, job),
             )
         except TopicsError as refusal:
@@ -386,6 +387,7 @@ class Connection:
             command.topic,
             done,
             with_seqs=command.return_seqs,
+            producer=command.producer,
             total_ms=monotonic_ms() - job.began_ms,
         )
 
