@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import AsyncIterator
 
@@ -57,6 +58,13 @@ def disk() -> FakeDisk:
 
 @pytest.fixture
 async def api() -> AsyncIterator[Api]:
+    async with serving() as made:
+        yield made
+
+
+@contextlib.asynccontextmanager
+async def serving() -> AsyncIterator[Api]:
+    """An application that is ready."""
     store, settings = FakeStore(), FakeSettings()
     routers = FakeRouters(store)
     state = ServerState(

@@ -71,7 +71,7 @@ class Request(msgspec.Struct, gc=False):
 
     `name` is the path's topic or router (valid), else empty; `headers` have lower-case names;
     `body` is inflated; `started_ms` is of the monotonic clock. `gone` returns when the client hung
-    up.
+    up. `parked_ms` is how long it waited for its turn under pressure; None if it was not asked to.
     """
 
     method: str
@@ -81,6 +81,7 @@ class Request(msgspec.Struct, gc=False):
     body: bytes
     started_ms: float
     gone: Callable[[], Awaitable[None]]
+    parked_ms: float | None = None
 
     def elapsed_ms(self) -> float:
         """Milliseconds since the request arrived."""

@@ -74,6 +74,8 @@ def _limits(state: ServerState) -> QueueLimits:
 async def claim(state: ServerState, request: Request) -> Response:
     """`POST /v0/topics/{topic}/claim`: lease jobs to a node."""
     queues, limits = _admitted(state)
+    if state.throttle.is_active:
+        await state.throttle.turn(request.name, len(request.body))
     asked = decode_claim(request.body, limits)
     done = await queues.claim(
         request.name,

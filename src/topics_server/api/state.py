@@ -26,6 +26,7 @@ from topics_server.engine.answers import (
     TopicPage,
     TopicState,
 )
+from topics_server.engine.throttle import Throttle
 from topics_server.engine.watching import WatchSessions
 from topics_server.metrics import ShardFacts
 from topics_server.model import Durability, TagMatch, TopicConfig
@@ -92,8 +93,8 @@ class Appending(Protocol):
         """Call `told`, which must not raise, once there is an outcome."""
         ...
 
-    def outcome(self) -> Appended:
-        """What came of it. Raises the `TopicsError` it failed with."""
+    def outcome(self, *, parked_ms: float = 0.0) -> Appended:
+        """What came of it, `parked_ms` after it came. Raises the `TopicsError` it failed with."""
         ...
 
 
@@ -251,6 +252,7 @@ class ServerState:
     shards: Callable[[], Sequence[ShardFacts]] = tuple
     rendered: RenderCache = dataclasses.field(default_factory=RenderCache)
     patience: Patience = dataclasses.field(default_factory=Patience)
+    throttle: Throttle = dataclasses.field(default_factory=Throttle)
     connections: int = 0
     _waiting: set[asyncio.Future[None]] = dataclasses.field(default_factory=set)
 
