@@ -198,8 +198,11 @@ class CursorAt(msgspec.Struct, frozen=True, array_like=True):
     seq: int
 
 
-class SessionOpened(msgspec.Struct, frozen=True):
-    """A watch session is there, its topics in the order in which they were named."""
+class SessionOpened(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A watch session is there, its topics in the order in which they were named.
+
+    `owner`: whose key made it, as `api/keys` tells keys apart; None where there were no keys.
+    """
 
     topic_id: ClassVar[int] = SESSIONS_ID
 
@@ -207,6 +210,7 @@ class SessionOpened(msgspec.Struct, frozen=True):
     ts: int
     options: SessionOptions
     cursors: list[CursorAt]
+    owner: str | None = None
 
 
 class SessionMoved(msgspec.Struct, frozen=True):

@@ -102,7 +102,10 @@ class TopicPart(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class SessionImage(msgspec.Struct, frozen=True, array_like=True):
-    """A watch session as captured. `lsn`: its newest entry that is in here already."""
+    """A watch session as captured. `lsn`: its newest entry that is in here already.
+
+    `owner`: see `entries.SessionOpened`.
+    """
 
     wid: str
     options: SessionOptions
@@ -111,6 +114,7 @@ class SessionImage(msgspec.Struct, frozen=True, array_like=True):
     last_used_ts: int
     is_streaming: bool
     lsn: int
+    owner: str | None = None
 
 
 class SessionsPart(msgspec.Struct, frozen=True, array_like=True):

@@ -1,27 +1,19 @@
-"""Figures of the server: plain counters that drivers keep, shown as Prometheus text or JSON.
+"""Figures of the server: plain counters that drivers keep, and the facts they are handed over as.
 
-Drivers count (a shard its frames, a histogram its syncs) in plain integers and hand them over as
-facts; nothing here is touched on the way of a request. Only parts that exist report: a figure of an
-absent part is absent, not zero. Pure code does not report. `log` is the server's one logger.
-Called by `wal/shard` (histogram), `server.py` (wiring) and `api/probes`.
+Drivers count (a shard its frames, a route its answers) in plain integers; nothing here waits or
+locks. Only parts that exist report: a figure of an absent part is absent, not zero. Pure code does
+not report. `log` is the server's one logger. Called by `wal/shard`, `api/observing`, `node`;
+`api/figures` gathers the facts of a scrape, `exposition` prints them.
 """
 
 from __future__ import annotations
 
 import logging
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Final
+from collections.abc import Sequence
+from typing import Final
 
 import msgspec
-from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    HistogramMetricFamily,
-    Metric,
-)
-from prometheus_client.registry import Collector
 
 log: Final = logging.getLogger("topics_server")
 
@@ -36,6 +28,7 @@ LATENCY_BOUNDS_US: Final = (
     *(50, 100, 200, 300, 500, 750, 1_000, 1_500, 2_000, 3_000, 5_000, 7_500, 10_000),
     *(20_000, 50_000, 100_000, 250_000, 500_000, 1_000_000, 2_500_000, 10_000_000),
 )
+_STEPS: Final = 64
 
 
 class LatencyHistogram:
@@ -59,6 +52,46 @@ class LatencyHistogram:
         return sum(self.counts)
 
 
+class StepHistogram:
+    """Whole numbers of at least 0 by powers of two; cheap enough for what every request does.
+
+    `counts[n]` is how many have n binary digits: those below 2**n and not below 2**(n-1). Written
+    by one thread, read by any.
+    """
+
+    __slots__ = ("counts", "total")
+
+    def __init__(self) -> None:
+        self.counts = [0] * (_STEPS + 1)
+        self.total = 0
+
+    def observe(self, number: int) -> None:
+        """Count one number; negative ones (a stepped clock) by their size."""
+        self.counts[number.bit_length()] += 1
+        self.total += number
+
+
+class RequestFigures:
+    """What became of the requests of one route and method: answers by class, and microseconds."""
+
+    __slots__ = ("classes", "times_us")
+
+    def __init__(self) -> None:
+        # By the first digit of the status; 0 is not used.
+        self.classes = [0] * 6
+        self.times_us = StepHistogram()
+
+
+class RouteFacts(msgspec.Struct, frozen=True):
+    """The answers of one method of one path template, as they were when the facts were taken."""
+
+    route: str
+    method: str
+    classes: Sequence[int]
+    counts: Sequence[int]
+    sum_us: int
+
+
 class ShardFacts(msgspec.Struct, frozen=True):
     """What one journal shard did since the process started, and how it is now."""
 
@@ -72,6 +105,8 @@ class ShardFacts(msgspec.Struct, frozen=True):
     submit_full: int = 0
     read_only: bool = False
     sync_latency: LatencyHistogram | None = None
+    group_frames: StepHistogram | None = None
+    write_us: StepHistogram | None = None
 
 
 class QueueFacts(msgspec.Struct, frozen=True):
@@ -123,8 +158,52 @@ class RoutersFacts(msgspec.Struct, frozen=True):
     truncated: bool
 
 
+class WatchFacts(msgspec.Struct, frozen=True):
+    """Readers of streams and WebSockets: how far behind they are, in seqs."""
+
+    behind: int = 0
+    lag_max: int = 0
+    lag_sum: int = 0
+    slow: int = 0
+
+
+class DiskFacts(msgspec.Struct, frozen=True):
+    """Sealed segments by tier, and the file system of the data directory."""
+
+    hot_files: int = 0
+    hot_bytes: int = 0
+    cold_files: int = 0
+    cold_bytes: int = 0
+    free_bytes: int | None = None
+    total_bytes: int | None = None
+    min_free_bytes: int | None = None
+
+
+class RecoveryFacts(msgspec.Struct, frozen=True):
+    """What the last start did before it was ready."""
+
+    duration_ms: int = 0
+    entries: int = 0
+    records: int = 0
+    torn_files: int = 0
+
+
+class PressureFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """How busy the loop and the journal are, and what was turned away; None is not measured."""
+
+    loop_lag_ms: float | None = None
+    loop_lag_peak_ms: float | None = None
+    loop_lag: LatencyHistogram | None = None
+    backlog_bytes: int | None = None
+    # Effective priority below which requests are throttled now; None: nobody is.
+    throttle_level: float | None = None
+    throttled: int | None = None
+    parked: int | None = None
+    timed_out: int | None = None
+
+
 class Facts(msgspec.Struct, frozen=True):
-    """Everything one scrape shows, taken on the event loop in one go; cheap to take."""
+    """Everything one scrape shows."""
 
     ready: bool
     progress: float
@@ -135,207 +214,11 @@ class Facts(msgspec.Struct, frozen=True):
     watch_sessions: int | None = None
     leases_in_flight: int | None = None
     routers: RoutersFacts | None = None
-
-
-def as_text(facts: Facts) -> bytes:
-    """Prometheus text exposition, format 0.0.4. Safe on any thread."""
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(_FactsCollector(facts))
-    text = generate_latest(registry)
-    if facts.store is not None:
-        text += _topic_text(facts.store.topics)
-    if facts.routers is not None:
-        text += _router_text(facts.routers.routers)
-    return text
-
-
-def as_values(facts: Facts) -> dict[str, Any]:
-    """The same figures for JSON: a number, or a list of `{"labels", "value"}` where labelled."""
-    values: dict[str, Any] = {}
-    for family in _families(facts):
-        for sample in family.samples:
-            value = int(sample.value) if float(sample.value).is_integer() else sample.value
-            if sample.labels:
-                values.setdefault(sample.name, []).append({"labels": sample.labels, "value": value})
-            else:
-                values[sample.name] = value
-    if facts.store is not None:
-        values |= _topic_values(facts.store.topics)
-    if facts.routers is not None:
-        values |= _router_values(facts.routers.routers)
-    return values
-
-
-class _FactsCollector(Collector):
-    def __init__(self, facts: Facts) -> None:
-        self._facts = facts
-
-    def collect(self) -> Iterable[Metric]:
-        return _families(self._facts)
-
-
-def _families(facts: Facts) -> Iterator[Metric]:
-    yield GaugeMetricFamily(
-        "topics_ready", "1 when the server takes requests, 0 while it recovers or drains.",
-        value=int(facts.ready),
-    )  # fmt: skip
-    yield GaugeMetricFamily(
-        "topics_recovery_progress", "How far recovery is, 0 to 1.", value=facts.progress
-    )
-    yield GaugeMetricFamily(
-        "topics_uptime_ms", "Milliseconds since the process started.", value=facts.uptime_ms
-    )
-    yield GaugeMetricFamily(
-        "topics_sse_connections", "Streams and WebSockets that are open.", value=facts.connections
-    )
-    if facts.watch_sessions is not None:
-        yield GaugeMetricFamily(
-            "topics_watch_sessions", "Watch sessions that exist.", value=facts.watch_sessions
-        )
-    if facts.leases_in_flight is not None:
-        yield GaugeMetricFamily(
-            "topics_queue_leases_in_flight",
-            "Leases of all queues that have not expired.",
-            value=facts.leases_in_flight,
-        )
-    if facts.store is not None:
-        yield from _store_families(facts.store)
-    if facts.routers is not None:
-        yield GaugeMetricFamily("topics_routers", "Routers that exist.", value=facts.routers.count)
-        yield GaugeMetricFamily(
-            "topics_router_metrics_truncated",
-            "1 when there are more routers than the per-router figures show.",
-            value=int(facts.routers.truncated),
-        )
-    if facts.shards:
-        yield from _journal_families(facts.shards)
-
-
-def _store_families(store: StoreFacts) -> Iterator[Metric]:
-    by_class = GaugeMetricFamily(
-        "topics_topics_by_class", "Topics of each durability class.", labels=["class"]
-    )
-    for name, count in sorted(store.topics_by_class.items()):
-        by_class.add_metric([name], count)
-    total = sum(store.topics_by_class.values())
-    yield GaugeMetricFamily("topics_topics", "Topics that exist.", value=total)
-    yield by_class
-    for name, help_text, value in (
-        ("topics_records_live", "Records that can be read.", store.records_live),
-        ("topics_bytes_live", "Bytes of the records that can be read.", store.bytes_live),
-        ("topics_queue_topics", "Topics of type queue.", store.queue_topics),
-        (
-            "topics_records_damaged",
-            "Sealed records whose bytes are damaged.",
-            store.damaged_records,
-        ),
-        (
-            "topics_topic_metrics_truncated",
-            "1 when there are more topics than the per-topic figures show.",
-            int(store.topics_truncated),
-        ),
-    ):
-        yield GaugeMetricFamily(name, help_text, value=value)
-
-
-_TOPIC_FIGURES: Final = (
-    ("topics_topic_head_seq", "Highest assigned seq.", "head_seq"),
-    ("topics_topic_earliest_seq", "Seq of the first record that can be read.", "earliest_seq"),
-    ("topics_topic_records_live", "Records that can be read.", "records"),
-    ("topics_topic_bytes_live", "Bytes of those records.", "bytes"),
-)
-# Only queues have these.
-_QUEUE_FIGURES: Final = (
-    ("topics_topic_queue_ready", "Jobs that can be claimed.", "ready"),
-    ("topics_topic_queue_in_flight", "Jobs that are leased.", "in_flight"),
-    ("topics_topic_queue_delayed", "Jobs whose time has not come.", "delayed"),
-    ("topics_topic_queue_dead_lettered", "Jobs moved to the dead-letter topic.", "dead_lettered"),
-)
-
-
-def _topic_text(topics: Sequence[TopicFacts]) -> bytes:
-    """The per-topic block; by hand, as the library takes ten times as long for thousands of it.
-
-    Topic names have nothing to escape.
-    """
-    lines: list[str] = []
-    for name, help_text, field in _TOPIC_FIGURES:
-        lines += (f"# HELP {name} {help_text}\n", f"# TYPE {name} gauge\n")
-        lines += [f'{name}{{topic="{t.name}"}} {getattr(t, field)}.0\n' for t in topics]
-    queues = [(t.name, t.queue) for t in topics if t.queue is not None]
-    for name, help_text, field in _QUEUE_FIGURES if queues else ():
-        lines += (f"# HELP {name} {help_text}\n", f"# TYPE {name} gauge\n")
-        lines += [f'{name}{{topic="{topic}"}} {getattr(q, field)}.0\n' for topic, q in queues]
-    return "".join(lines).encode("ascii")
-
-
-def _topic_values(topics: Sequence[TopicFacts]) -> dict[str, Any]:
-    values: dict[str, Any] = {
-        name: [{"labels": {"topic": t.name}, "value": getattr(t, field)} for t in topics]
-        for name, _, field in _TOPIC_FIGURES
-    }
-    queues = [(t.name, t.queue) for t in topics if t.queue is not None]
-    if queues:
-        values |= {
-            name: [{"labels": {"topic": topic}, "value": getattr(q, field)} for topic, q in queues]
-            for name, _, field in _QUEUE_FIGURES
-        }
-    return values
-
-
-# Name, type, help and field.
-_ROUTER_FIGURES: Final = (
-    ("topics_router_forwarded_total", "counter", "Copies made since it was created.", "forwarded"),
-    ("topics_router_lag", "gauge", "Seqs of its source that it has not examined.", "lag"),
-    ("topics_router_stalled", "gauge", "1 when its destination takes nothing.", "stalled"),
-)
-
-
-def _router_text(routers: Sequence[RouterFacts]) -> bytes:
-    """The per-router block, as the per-topic one; router names have nothing to escape either."""
-    lines: list[str] = []
-    for name, kind, help_text, field in _ROUTER_FIGURES if routers else ():
-        lines += (f"# HELP {name} {help_text}\n", f"# TYPE {name} {kind}\n")
-        lines += [f'{name}{{router="{r.name}"}} {getattr(r, field)}.0\n' for r in routers]
-    return "".join(lines).encode("ascii")
-
-
-def _router_values(routers: Sequence[RouterFacts]) -> dict[str, Any]:
-    return {
-        name: [{"labels": {"router": r.name}, "value": getattr(r, field)} for r in routers]
-        for name, _, _, field in (_ROUTER_FIGURES if routers else ())
-    }
-
-
-def _journal_families(shards: Sequence[ShardFacts]) -> Iterator[Metric]:
-    for name, help_text, total in (
-        ("frames", "Frames handed to the journal.", sum(s.frames for s in shards)),
-        ("batches", "Groups of frames written by one write.", sum(s.groups for s in shards)),
-        ("fsyncs", "Syncs of journal files.", sum(s.syncs for s in shards)),
-        ("bytes_written", "Bytes of groups written.", sum(s.bytes for s in shards)),
-        ("rotations", "Journal files that were full.", sum(s.rotations for s in shards)),
-        ("submit_full", "Frames refused by a full queue.", sum(s.submit_full for s in shards)),
-    ):
-        yield CounterMetricFamily(f"topics_wal_{name}", help_text, value=total)
-    for name, help_text, value in (
-        ("queue_depth", "Frames waiting to be written.", sum(s.queue_depth for s in shards)),
-        ("queue_depth_peak", "Most that waited.", max(s.queue_depth_peak for s in shards)),
-        ("read_only", "Shards that take no writes.", sum(s.read_only for s in shards)),
-    ):
-        yield GaugeMetricFamily(f"topics_wal_{name}", help_text, value=value)
-    yield _sync_family([s.sync_latency for s in shards if s.sync_latency is not None])
-
-
-def _sync_family(histograms: Sequence[LatencyHistogram]) -> Metric:
-    merged = [sum(column) for column in zip(*(h.counts for h in histograms), strict=True)]
-    merged = merged or [0] * (len(LATENCY_BOUNDS_US) + 1)
-    buckets: list[tuple[str, float]] = []
-    running = 0
-    for bound, count in zip((*map(str, LATENCY_BOUNDS_US), "+Inf"), merged, strict=True):
-        running += count
-        buckets.append((bound, running))
-    family = HistogramMetricFamily(
-        "topics_wal_fsync_latency_us", "Microseconds that a sync of a journal file took."
-    )
-    family.add_metric([], buckets, sum_value=sum(h.sum_us for h in histograms))
-    return family
+    version: str = ""
+    requests: Sequence[RouteFacts] = ()
+    http_connections: int | None = None
+    watchers: WatchFacts | None = None
+    disk: DiskFacts | None = None
+    recovery: RecoveryFacts | None = None
+    pressure: PressureFacts | None = None
+    log_lines_dropped: int | None = None

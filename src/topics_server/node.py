@@ -14,6 +14,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Final, TypeVar
 
 from topics_server.api.fanout import Fanout
+from topics_server.api.keys import KeyRing
 from topics_server.api.state import ServerState
 from topics_server.clock import SystemClock, random_u64
 from topics_server.engine.admission import AppendLimits
@@ -37,7 +38,7 @@ from topics_server.engine.watching import WatchSessions
 from topics_server.entries import LEASES_ID, ROUTERS_ID, SESSIONS_ID
 from topics_server.errors import StorageError
 from topics_server.limits import MIB
-from topics_server.metrics import LatencyHistogram, ShardFacts, log
+from topics_server.metrics import DiskFacts, LatencyHistogram, RecoveryFacts, ShardFacts, log
 from topics_server.queue.books import QueueBooks
 from topics_server.queue.service import QueueService
 from topics_server.routers.pump import Pump
@@ -122,6 +123,10 @@ class Node:
         self._workers = workers
         self._sizes = sizes
         self._total_bytes = fs.total_bytes(directory.root)
+        min_free = settings.min_free_bytes
+        if min_free is None:
+            min_free = min(_MIN_FREE_BYTES_MAX, self._total_bytes // 100)
+        self._min_free_bytes = min_free
         self._snapshots = PublishedSnapshots(fs, directory.root)
         self._recovery: Recovery | None = None
         self._wal_set = 0
@@ -136,8 +141,13 @@ class Node:
         }
         self._tasks: list[asyncio.Task[None]] = []
         self._sync_latency = [LatencyHistogram() for _ in range(settings.wal_shards)]
+        grants = () if settings.api_keys is None else settings.api_keys.grants
         self.state = ServerState(
-            settings=settings, progress=self._progress, shards=self._shard_facts
+            settings=settings,
+            progress=self._progress,
+            keys=KeyRing(grants, covers_probes=settings.probe_auth),
+            shards=self._shard_facts,
+            disk=self._disk_facts,
         )
         self.state.throttle = Throttle(self._priority_of, self._backlog_bytes)
         # Set by `start`.
@@ -208,6 +218,7 @@ class Node:
         Raises `StartRefused`, `Corrupt`: the directory cannot be served, and was not changed.
         """
         directory = self._directory
+        began_ms = self._clock.monotonic_ms()
         image = await self._offload.run(self._snapshots.newest)
         replay = JournalReplay(
             self._fs,
@@ -251,6 +262,12 @@ class Node:
             f"{found.topics} topics, {found.entries} journal entries replayed, "
             f"{found.heads_moved} heads moved, {found.flips} delete flags made, "
             f"{moved} moves ended{torn}"
+        )
+        self.state.recovery = RecoveryFacts(
+            duration_ms=int(self._clock.monotonic_ms() - began_ms),
+            entries=found.entries,
+            records=self.registry.records_live,
+            torn_files=len(replay.report.torn),
         )
         self.state.store = self.store
         self.state.fanout = self.fanout
@@ -421,9 +438,7 @@ class Node:
     async def _watch_space(self) -> None:
         """Refuse appends while the disk is nearly full (contract README, Disk nearly full)."""
         root = self._directory.root
-        min_free = self.settings.min_free_bytes
-        if min_free is None:
-            min_free = min(_MIN_FREE_BYTES_MAX, self._total_bytes // 100)
+        min_free = self._min_free_bytes
         while True:
             free = await self._offload.run(lambda: self._fs.free_bytes(root))
             is_low = free < min_free
@@ -469,9 +484,24 @@ class Node:
                 submit_full=shard.counters.submit_full,
                 read_only=shard.state is State.READ_ONLY,
                 sync_latency=latency,
+                group_frames=shard.counters.group_frames,
+                write_us=shard.counters.write_us,
             )
             for shard, latency in zip(self.journal.shards, self._sync_latency, strict=True)
         ]
+
+    def _disk_facts(self) -> DiskFacts:
+        """*Blocking.*"""
+        (hot_files, hot_bytes), (cold_files, cold_bytes) = self.segments.totals()
+        return DiskFacts(
+            hot_files=hot_files,
+            hot_bytes=hot_bytes,
+            cold_files=cold_files,
+            cold_bytes=cold_bytes,
+            free_bytes=self._fs.free_bytes(self._directory.root),
+            total_bytes=self._total_bytes,
+            min_free_bytes=self._min_free_bytes,
+        )
 
     # --- stop -----------------------------------------------------------------------------
 

@@ -10,8 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-import json
-import logging
 import resource
 import signal
 import socket
@@ -22,6 +20,7 @@ from typing import Final
 
 import uvicorn
 
+from topics_server import logs
 from topics_server.api.app import build_app
 from topics_server.api.connections import HttpConnection, SocketConnection
 from topics_server.api.heads import Bounds
@@ -41,46 +40,8 @@ _SWITCH_INTERVAL_S: Final = 0.0005
 _BACKLOG: Final = 2048
 # Files that are neither connections nor segments: journal, snapshots, pipes, the listener.
 _OTHER_FILES: Final = 128
-# What uvicorn logs as errors of ours, and any client can cause: they are answered.
-_CLIENTS_FAULTS: Final = (
-    "ASGI callable returned without completing handshake",
-    "Invalid UTF-8 sequence received from client",
-)
 # How often a WebSocket is asked whether it is still there, and how long it has to answer.
 _PING_S: Final = 20
-
-
-class JsonLines(logging.Formatter):
-    """One JSON object a line: time, level, event."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        """Render one log record."""
-        line = {
-            "ts": int(record.created * 1000),
-            "level": record.levelname.lower(),
-            "event": record.getMessage(),
-        }
-        if record.exc_info:
-            line["traceback"] = self.formatException(record.exc_info)
-        return json.dumps(line)
-
-
-def _is_news(record: logging.LogRecord) -> bool:
-    """Whether a line of uvicorn's tells more than that a client sent something wrong."""
-    return not record.msg.startswith(_CLIENTS_FAULTS)
-
-
-def set_up_logging(settings: Settings) -> None:
-    """Text or JSON lines on standard error; uvicorn's own lines only from warnings on."""
-    handler = logging.StreamHandler(sys.stderr)
-    if settings.log_format == "json":
-        handler.setFormatter(JsonLines())
-    else:
-        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(message)s"))
-    logging.root.handlers[:] = [handler]
-    logging.root.setLevel(logging.WARNING)
-    log.setLevel(settings.log_level.upper())
-    logging.getLogger("uvicorn.error").addFilter(_is_news)
 
 
 class HttpServer(uvicorn.Server):
@@ -141,9 +102,30 @@ def write_port_file(path: Path, port: int) -> None:
     beside.replace(path)
 
 
+def port_file_problem(path: Path) -> str | None:
+    """Why the port cannot be told there; None if it can."""
+    try:
+        beside = path.with_name(path.name + ".tmp")
+        beside.write_text("")
+        beside.unlink()
+    except (OSError, ValueError) as error:
+        return getattr(error, "strerror", None) or "no name of a file"
+    return "a folder" if path.is_dir() else None
+
+
 def run(settings: Settings) -> int:
     """Serve until a signal; returns the exit code."""
-    set_up_logging(settings)
+    output = logs.set_up(settings)
+    try:
+        return _run(settings, output)
+    finally:
+        output.close()
+
+
+def _run(settings: Settings, output: logs.LogOutput) -> int:
+    if settings.port_file and (problem := port_file_problem(settings.port_file)):
+        log.error("cannot start: TOPICS_PORT_FILE=%s: %s", settings.port_file, problem)
+        return 1
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     open_files = raise_open_files()
     try:
@@ -157,9 +139,13 @@ def run(settings: Settings) -> int:
         log.error("cannot listen on %s port %d: %s", settings.host, settings.port, error.strerror)
         node.abandon()
         return 1
+    app = build_app(node.state)
+    if (access := logs.access_log(settings, output)) is not None:
+        app.observer.access = access.note
+    node.state.log_lines_dropped = lambda: output.dropped
     node.state.patience = patience_with(settings, open_files)
     config = uvicorn.Config(
-        build_app(node.state),
+        app,
         loop="uvloop",
         http=HttpConnection,
         ws=SocketConnection,
@@ -185,6 +171,7 @@ async def _serve(
     settings: Settings, node: Node, server: HttpServer, listener: socket.socket
 ) -> int:
     loop = asyncio.get_running_loop()
+    node.state.http_connections = lambda: len(server.server_state.connections)
 
     def stop() -> None:
         if node.state.phase == "ready":
@@ -209,6 +196,8 @@ async def _serve(
         took_ms = monotonic_ms() - began_ms
         shown = f"[{host}]" if ":" in host else host
         log.info("ready on http://%s:%d after %.0f ms: %s", shown, port, took_ms, node.report)
+        if settings.api_keys is None:
+            log.warning("no keys: whoever reaches this server may do everything (TOPICS_API_KEYS)")
     await serving
     looking.cancel()
     await node.close()

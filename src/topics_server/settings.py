@@ -16,10 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BeforeValidator, Field, SecretStr, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, ValidationError, model_validator
 from pydantic.config import JsonDict
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
+from topics_server.api.keys import Grant, parse_keys
 from topics_server.limits import (
     FRAME_BYTES_MAX,
     MIB,
@@ -33,10 +34,6 @@ from topics_server.limits import (
 PREFIX: Final = "TOPICS_"
 Source = Literal["default", "environment", "flag"]
 
-# Names of the contract that have nothing to bound before a later version; set, they are ignored.
-LATER_NAMES: Final = frozenset(
-    PREFIX + name for name in "PROBE_AUTH MAX_SSE_CONNECTIONS_PER_KEY MAX_INFLIGHT_PER_KEY".split()
-)
 # Read by the command line's client verbs (click), not by the server.
 CLIENT_NAMES: Final = frozenset({PREFIX + "URL", PREFIX + "TOKEN"})
 
@@ -149,6 +146,20 @@ def is_loopback(host: str) -> bool:
         return host.lower() == "localhost"
 
 
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """Configured keys, as digests."""
+
+    grants: tuple[Grant, ...]
+
+    def __repr__(self) -> str:
+        return f"{len(self.grants)} keys"
+
+
+def _keys(value: object) -> object:
+    return Keys(parse_keys(value)) if isinstance(value, str) else value
+
+
 class Settings(BaseSettings):
     """All of it, in the order of `.env.example`. Sizes are bytes, `_ms` is milliseconds."""
 
@@ -201,12 +212,15 @@ class Settings(BaseSettings):
     hot_retain_bytes: Number = _number(0, 0, U64_MAX, "newest bytes of a topic kept hot; 0 = off")
 
     # who may call
-    api_keys: SecretStr | None = _other(
-        None, "nothing", "not in this version: set, the server refuses to start"
+    api_keys: Annotated[Keys | None, BeforeValidator(_keys)] = _other(
+        None,
+        "key, key:scopes or key:scopes:prefixes, several separated by commas",
+        "key[:scopes[:prefixes]], comma-separated; README, Keys",
     )
     allow_insecure_no_auth: Switch = _other(
         False, "1 or 0", "1 = other machines may call, without keys"
     )
+    probe_auth: Switch = _other(False, "1 or 0", "1 = health and ready ask for a key, too")
     ready_degraded: Annotated[Literal[200, 503], BeforeValidator(_whole_number)] = _other(
         200, "200 or 503", "503 = /v0/ready fails while a shard is read-only"
     )
@@ -231,6 +245,9 @@ class Settings(BaseSettings):
     # limits of the server; 0 = unlimited
     max_topics: Number = _number(100_000, 0, U64_MAX, "topics; 0 = unlimited")
     max_routers: Number = _number(10_000, 0, U64_MAX, "routers; 0 = unlimited")
+    max_inflight_per_key: Number = _number(
+        1000, 0, U64_MAX, "requests of one key at once; 0 = unlimited"
+    )
     max_total_bytes: Number = _number(0, 0, U64_MAX, "retained bytes of all topics; 0 = unlimited")
 
     # connections
@@ -257,6 +274,9 @@ class Settings(BaseSettings):
     max_sse_connections: Number = _number(
         10_000, 0, U64_MAX, "open streams and WebSockets; 0 = unlimited"
     )
+    max_sse_connections_per_key: Number = _number(
+        1000, 0, U64_MAX, "those of one key; 0 = unlimited"
+    )
     session_ttl_ms: Number = _number(
         300_000, 1, 365 * _DAY_MS, "how long a session without a stream is kept"
     )
@@ -279,6 +299,12 @@ class Settings(BaseSettings):
         "info", "debug, info, warning or error", "debug, info, warning or error"
     )
     log_format: Literal["text", "json"] = _other("text", "text or json", "text or json")
+    access_log: Literal["off", "sampled", "full"] = _other(
+        "off", "off, sampled or full", "a line a request: off, sampled or full"
+    )
+    access_log_sample: Number = _number(
+        100, 1, 1_000_000, "sampled: one request of so many, and every 5xx"
+    )
 
     @classmethod
     def settings_customise_sources(
@@ -400,31 +426,32 @@ def _line(error: Any) -> str:
     if not error["loc"]:
         return str(error["msg"]).removeprefix("Value error, ")
     field = str(error["loc"][0])
-    shown = "***" if field == "api_keys" else error["input"]
-    return _complaint(field, shown)
+    if field == "api_keys":
+        # Never what was given.
+        reason = str(error["msg"]).removeprefix("Value error, ")
+        return f"{variable(field)}: {reason}; allowed is {allowed_values(field)}"
+    return _complaint(field, error["input"])
 
 
 def _warnings(in_environment: set[str]) -> list[str]:
     known = {variable(name) for name in Settings.model_fields} | CLIENT_NAMES
-    found: list[str] = []
-    for name in sorted(n for n in in_environment if n.startswith(PREFIX)):
-        if name in LATER_NAMES:
-            found.append(f"{name} is set, but has no effect in this version")
-        elif name not in known:
-            found.append(f"{name} is set, but there is no such setting")
-    return found
+    strange = sorted(name for name in in_environment - known if name.startswith(PREFIX))
+    return [f"{name} is set, but there is no such setting" for name in strange]
 
 
 def refusal(settings: Settings) -> str | None:
     """Why a server must not start with these settings, in one line; None if it may."""
     if settings.api_keys is not None:
-        return (
-            f"{variable('api_keys')} is set, but this version knows no keys yet: unset it "
-            "(what it protects would be open)"
-        )
+        return None
     if not is_loopback(settings.host) and not settings.allow_insecure_no_auth:
         return (
             f"{variable('host')}={settings.host} is reachable from other machines and there are "
-            f"no keys: listen on 127.0.0.1, or set {variable('allow_insecure_no_auth')}=1"
+            f"no keys: set {variable('api_keys')}, listen on 127.0.0.1, or set "
+            f"{variable('allow_insecure_no_auth')}=1"
         )
     return None
+
+
+def forget_secrets() -> None:
+    """Take the keys' plaintext out of the environment: only digests are needed from now on."""
+    os.environ.pop(variable("api_keys"), None)

@@ -26,6 +26,8 @@ class FakeSettings:
     allowed_origins: frozenset[bytes] = frozenset()
     max_watch_topics: int = 256
     max_sse_connections: int = 100
+    max_sse_connections_per_key: int = 100
+    max_inflight_per_key: int = 100
     max_ws_commands: int = 8
     max_claim: int = 1000
     max_node_bytes: int = 128

@@ -6,6 +6,7 @@ Topics are those of a `FakeStore`; nothing is forwarded. `trouble` is raised by 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 from tests.api.fake_store import FakeStore, FakeTopic
 from topics_server.errors import Code, TopicsError
@@ -49,6 +50,7 @@ class FakeRouters:
         dest: str | None,
         after: str | None,
         page_size: int,
+        may_name: Callable[[str], bool] | None = None,
     ) -> RouterPage:
         found = [
             state
@@ -57,6 +59,7 @@ class FakeRouters:
             and (after is None or name > after)
             and source in (None, state.definition.source)
             and dest in (None, state.definition.dest)
+            and (may_name is None or may_name(name))
         ]
         more = found[page_size - 1].name if len(found) > page_size else None
         return RouterPage(found[:page_size], more)
@@ -70,10 +73,6 @@ class FakeRouters:
             for name, state in self.routers.items()
             if topic_name in (state.definition.source, state.definition.dest)
         )
-
-    def states(self, limit: int) -> tuple[list[RouterState], bool]:
-        states = [self.routers[name] for name in sorted(self.routers)]
-        return states[:limit], len(states) > limit
 
     def __len__(self) -> int:
         return len(self.routers)

@@ -242,7 +242,3 @@ class FakeStore:
 
     def read_only_shards(self) -> Sequence[int]:
         return self.read_only
-
-    def topic_states(self, limit: int) -> tuple[list[TopicState], bool]:
-        names = sorted(self.topics)
-        return [self._state(name) for name in names[:limit]], len(names) > limit

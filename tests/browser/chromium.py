@@ -107,14 +107,14 @@ class Browser:
 
 
 @contextlib.contextmanager
-def running(path: str) -> Iterator[Browser]:
+def running(path: str, *flags: str) -> Iterator[Browser]:
     """Start the program, and end it with everything it started."""
     with tempfile.TemporaryDirectory(prefix="chromium-", ignore_cleanup_errors=True) as folder:
         log = Path(folder) / "log.txt"
         profile = Path(folder) / "profile"
         with log.open("wb") as output:
             process = subprocess.Popen(
-                [path, *FLAGS, f"--user-data-dir={profile}", "about:blank"],
+                [path, *FLAGS, *flags, f"--user-data-dir={profile}", "about:blank"],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,

@@ -23,6 +23,8 @@ from urllib.parse import urlsplit
 
 import httpx
 
+from tests.contract import described
+
 ROOT: Final = Path(__file__).resolve().parents[2]
 START_WITHIN_S: Final = 30.0
 STOP_WITHIN_S: Final = 30.0
@@ -63,12 +65,19 @@ class RawResponse:
 
 
 class Api:
-    """The endpoints of a server by name; each call returns the httpx response unchecked."""
+    """The endpoints of a server by name; each call returns the httpx response unchecked.
 
-    def __init__(self, url: str) -> None:
+    But each must be as the description has it, if `is_described`.
+    """
+
+    def __init__(self, url: str, *, is_described: bool = False) -> None:
         self.url = url
         self.http = httpx.Client(
-            base_url=url, timeout=60, headers={"Accept-Encoding": "identity"}, trust_env=False
+            base_url=url,
+            timeout=60,
+            headers={"Accept-Encoding": "identity"},
+            trust_env=False,
+            event_hooks={"response": [described.check]} if is_described else {},
         )
 
     def close(self) -> None:
@@ -301,7 +310,7 @@ class Server:
         self.process = self.spawn()
         deadline = time.monotonic() + START_WITHIN_S
         port = self._bound_port(deadline)
-        self.clients.append(Api(f"http://127.0.0.1:{port}"))
+        self.clients.append(Api(f"http://127.0.0.1:{port}", is_described=True))
         for _ in range(100_000):
             try:
                 if self.api.http.get("/v0/ready").status_code == 200:

@@ -185,7 +185,9 @@ def test_a_socket_of_another_origin_is_403(open_api: Api, origin: str) -> None:
         ],
     )
     refused(answer, 403, "forbidden")
-    assert gauges(open_api) == before
+    # Fewer than before are those that tests before this one closed.
+    now = gauges(open_api)
+    assert all(n <= b for n, b in zip(now, before, strict=True)), f"{before} -> {now}"
 
 
 def test_a_socket_of_the_same_origin_or_of_none_opens(

@@ -172,3 +172,59 @@ def test_sync_times_are_a_histogram(api: Api, topic: str) -> None:
     assert sum(counts) >= 1
     assert sum(sums) > 0
     assert sum(v for k, v in buckets.items() if 'le="+Inf"' in k) == sum(counts)
+
+
+def test_answers_are_counted_whichever_way_they_went(api: Api, topic: str) -> None:
+    """Small appends are answered at once, large ones and lists by a task; both count."""
+
+    def count(method: str, route: str, code: str) -> float:
+        labels = f'{{route="{route}",method="{method}",code="{code}"}}'
+        return _metrics(api)[0].get(f"topics_http_requests_total{labels}", 0)
+
+    rows = (
+        ("POST", "/v0/topics/:topic", "2xx"),
+        ("POST", "/v0/topics/:topic", "4xx"),
+        ("GET", "/v0/topics", "2xx"),
+        ("POST", "/v0/topics/:topic/diff", "2xx"),
+        ("GET", "other", "4xx"),
+    )
+    api.put(topic)
+    before = [count(*row) for row in rows[:4]] + [count("other", "other", "4xx")]
+    for size in (1, 10, 100_000, 1_000_000 - 1000):
+        api.add(topic, "x" * size)
+    assert api.append(topic, []).status_code == 400
+    api.topics()
+    api.diff(topic)
+    api.http.get("/v0/nowhere")
+    after = [count(*row) for row in rows[:4]] + [count("other", "other", "4xx")]
+    assert [b - a for a, b in zip(before, after, strict=True)] == [4, 1, 1, 1, 1]
+    samples = _metrics(api)[0]
+    labels = '{route="/v0/topics/:topic",method="POST"}'
+    answered = sum(
+        value
+        for name, value in samples.items()
+        if name.startswith("topics_http_requests_total") and labels[1:-1] in name
+    )
+    assert samples[f"topics_http_request_us_count{labels}"] == answered
+
+
+def test_figures_for_an_operator(api: Api, topic: str) -> None:
+    api.add(topic, 1)
+    samples = _metrics(api)[0]
+    for name in (
+        "topics_http_connections",
+        "topics_watch_lag_max",
+        "topics_disk_free_bytes",
+        "topics_recovery_duration_ms",
+        "topics_router_lag_max",
+        "topics_wal_write_us_count",
+        "topics_wal_group_frames_count",
+        "process_resident_memory_bytes",
+        "process_open_fds",
+        'topics_segments{tier="hot"}',
+        "topics_log_lines_dropped_total",
+    ):
+        assert name in samples, name
+    assert samples["topics_http_connections"] >= 1
+    assert samples["topics_wal_group_frames_sum"] == samples["topics_wal_frames_total"]
+    assert any(name.startswith("topics_build_info{") for name in samples)

@@ -87,11 +87,25 @@ def test_an_open_bind_may_be_insisted_on(own: NewServer) -> None:
     assert good(server.start().http.get("/v0/health"))["status"] == "ok"
 
 
-def test_keys_refuse_to_start_until_they_are_supported(own: NewServer) -> None:
-    """S [S-85]"""
-    line = _message(own(TOPICS_API_KEYS="secret-key-1:read").refusal())
-    assert "TOPICS_API_KEYS" in line
-    assert "secret-key-1" not in line
+@pytest.mark.parametrize(
+    "keys",
+    [
+        "secret-key-1:reed",
+        "secret-key-1:read+",
+        "secret-key-1:READ",
+        "secret-key-1::secret/",
+        "secret-key-1:read,",
+        "secret-key-1,secret-key-1:read",
+        ":read",
+        "secret key-1",
+    ],
+)
+def test_malformed_keys_refuse_to_start_and_are_not_shown(own: NewServer, keys: str) -> None:
+    """§0.2 [0.2-26, S-85]"""
+    line = _message(own(TOPICS_API_KEYS=keys).refusal())
+    assert line.startswith("TOPICS_API_KEYS: entry ")
+    assert "secret" not in line
+    assert "reed" not in line
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Options of the crash tests: `./run test-crash --cycles 1000 --seeds 10000`, and of watchers:
 `--watchers 200 --kills 20`, `--slow-sockets 1000 --load-mb 50`, `--idle-streams 2000`, and of
-workers: `--jobs 100000 --workers 16 --kills 50`.
+workers: `--jobs 100000 --workers 16 --kills 50`, and of requests made up from the description:
+`--requests 50000`.
 
 The defaults are small enough for `.ci/run`. They hold too when this file is loaded late (a run over
 all of `tests`), where pytest has parsed its command line already.
@@ -23,6 +24,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--workers", type=int, default=4, help="worker processes (4)")
     group.addoption("--slow-sockets", type=int, default=60, help="sockets never read (60)")
     group.addoption("--load-mb", type=int, default=5, help="MB/s written past them (5)")
+    group.addoption("--requests", type=int, default=1500, help="made-up requests (1500)")
     group.addoption("--idle-streams", type=int, default=200, help="streams without news (200)")
 
 
@@ -85,3 +87,9 @@ def load_mb(request: pytest.FixtureRequest) -> int:
 def idle_streams(request: pytest.FixtureRequest) -> int:
     """How many streams without news are held open."""
     return int(request.config.getoption("--idle-streams", default=200))
+
+
+@pytest.fixture
+def requests(request: pytest.FixtureRequest) -> int:
+    """How many made-up requests a server is sent at least."""
+    return int(request.config.getoption("--requests", default=1500))

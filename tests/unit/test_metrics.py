@@ -7,17 +7,22 @@ import re
 import msgspec
 import pytest
 
+from topics_server.exposition import as_text, as_values
 from topics_server.metrics import (
     LATENCY_BOUNDS_US,
+    DiskFacts,
     Facts,
     LatencyHistogram,
+    PressureFacts,
+    RecoveryFacts,
+    RouteFacts,
     RouterFacts,
     RoutersFacts,
     ShardFacts,
+    StepHistogram,
     StoreFacts,
     TopicFacts,
-    as_text,
-    as_values,
+    WatchFacts,
 )
 
 
@@ -26,12 +31,16 @@ def facts() -> Facts:
     fast.observe(50)
     slow.observe(51)
     slow.observe(1e12)
+    groups, writes = StepHistogram(), StepHistogram()
+    groups.observe(1)
+    groups.observe(3)
+    writes.observe(70)
     return Facts(
         ready=True,
         progress=1.0,
         uptime_ms=84012,
         shards=[
-            ShardFacts(1, 2, 3, 4, 5, 6, 7, 8, False, fast),
+            ShardFacts(1, 2, 3, 4, 5, 6, 7, 8, False, fast, groups, writes),
             ShardFacts(10, 20, 30, 40, 50, 60, 70, 80, True, slow),
         ],
         store=StoreFacts(
@@ -46,6 +55,22 @@ def facts() -> Facts:
         routers=RoutersFacts(
             3, [RouterFacts("a->b", 480231, 7, 0), RouterFacts("a->c", 0, 9, 1)], True
         ),
+        connections=4,
+        watch_sessions=5,
+        leases_in_flight=6,
+        version="1.2.3",
+        requests=[
+            RouteFacts("/v0/topics", "GET", (0, 0, 5, 0, 2, 0), writes.counts, 70),
+            RouteFacts("/v0/watch", "POST", (0,) * 6, StepHistogram().counts, 0),
+        ],
+        http_connections=17,
+        watchers=WatchFacts(behind=2, lag_max=30, lag_sum=40, slow=1),
+        disk=DiskFacts(1, 100, 2, 200, 5000, 9000, 90),
+        recovery=RecoveryFacts(duration_ms=12, entries=34, records=56, torn_files=1),
+        pressure=PressureFacts(
+            loop_lag_ms=1.5, loop_lag=fast, backlog_bytes=9, throttle_level=-3, throttled=8
+        ),
+        log_lines_dropped=3,
     )
 
 
@@ -84,6 +109,43 @@ def facts() -> Facts:
         "topics_wal_queue_depth_peak 70.0",
         "topics_wal_submit_full_total 88.0",
         "topics_wal_read_only 1.0",
+        "topics_sse_connections 4.0",
+        "topics_watch_sessions 5.0",
+        "topics_queue_leases_in_flight 6.0",
+        'topics_build_info{version="1.2.3"} 1.0',
+        'topics_http_requests_total{route="/v0/topics",method="GET",code="2xx"} 5.0',
+        'topics_http_requests_total{route="/v0/topics",method="GET",code="4xx"} 2.0',
+        'topics_http_request_us_bucket{route="/v0/topics",method="GET",le="63"} 0.0',
+        'topics_http_request_us_bucket{route="/v0/topics",method="GET",le="127"} 1.0',
+        'topics_http_request_us_bucket{route="/v0/topics",method="GET",le="+Inf"} 1.0',
+        'topics_http_request_us_count{route="/v0/topics",method="GET"} 1.0',
+        'topics_http_request_us_sum{route="/v0/topics",method="GET"} 70.0',
+        "topics_http_connections 17.0",
+        "topics_watch_behind 2.0",
+        "topics_watch_lag_max 30.0",
+        "topics_watch_lag_sum 40.0",
+        "topics_watch_slow 1.0",
+        'topics_segments{tier="cold"} 2.0',
+        'topics_segment_bytes{tier="hot"} 100.0',
+        "topics_disk_free_bytes 5000.0",
+        "topics_disk_total_bytes 9000.0",
+        "topics_disk_min_free_bytes 90.0",
+        "topics_recovery_duration_ms 12.0",
+        "topics_recovery_entries 34.0",
+        "topics_recovery_records 56.0",
+        "topics_recovery_torn_files 1.0",
+        "topics_loop_lag_ms 1.5",
+        'topics_loop_lag_us_bucket{le="50"} 1.0',
+        "topics_backlog_bytes 9.0",
+        "topics_throttle_level -3.0",
+        "topics_throttled_total 8.0",
+        "topics_log_lines_dropped_total 3.0",
+        "topics_routers_stalled 1.0",
+        "topics_router_lag_max 9.0",
+        'topics_wal_group_frames_bucket{le="1"} 1.0',
+        'topics_wal_group_frames_bucket{le="3"} 2.0',
+        "topics_wal_group_frames_sum 4.0",
+        'topics_wal_write_us_bucket{le="127"} 1.0',
         'topics_wal_fsync_latency_us_bucket{le="50"} 1.0',
         'topics_wal_fsync_latency_us_bucket{le="100"} 2.0',
         'topics_wal_fsync_latency_us_bucket{le="+Inf"} 3.0',
@@ -97,7 +159,9 @@ def test_the_text_shows_every_figure_of_the_contract(line: str) -> None:
 def test_every_metric_has_help_and_type() -> None:
     text = as_text(facts()).decode()
     shown = {re.split(r"[{ ]", line)[0] for line in text.splitlines() if not line.startswith("#")}
-    shown = {re.sub(r"^(topics_wal_fsync_latency_us)_\w+$", r"\1", name) for name in shown}
+    kinds = dict(re.findall(r"^# TYPE (\S+) (\w+)$", text, re.MULTILINE))
+    histograms = "|".join(name for name, kind in kinds.items() if kind == "histogram")
+    shown = {re.sub(rf"^({histograms})_\w+$", r"\1", name) for name in shown}
     assert shown == set(re.findall(r"^# HELP (\S+) \S", text, re.MULTILINE))
     assert shown == set(
         re.findall(r"^# TYPE (\S+) (?:gauge|counter|histogram)$", text, re.MULTILINE)
@@ -116,7 +180,7 @@ def test_without_routers_there_is_their_number_and_no_block() -> None:
     empty = msgspec.structs.replace(facts(), routers=RoutersFacts(0, [], False))
     text = as_text(empty).decode()
     assert "\ntopics_routers 0.0\n" in text
-    assert "topics_router_lag" not in text
+    assert "topics_router_lag{" not in text
     assert "topics_router_lag" not in as_values(empty)
 
 
@@ -146,3 +210,24 @@ def test_a_latency_falls_into_the_bucket_whose_bound_it_does_not_pass() -> None:
     assert histogram.counts[-1] == 1
     assert histogram.count == len(LATENCY_BOUNDS_US) + 2
     assert histogram.sum_us == sum(LATENCY_BOUNDS_US) + LATENCY_BOUNDS_US[-1] + 1
+
+
+def test_a_number_falls_into_the_step_of_its_binary_digits() -> None:
+    histogram = StepHistogram()
+    for number in (0, 1, 2, 3, 4, 63, 64, 2**40):
+        histogram.observe(number)
+    assert histogram.counts[:4] == [1, 1, 2, 1]
+    assert histogram.counts[6] == histogram.counts[7] == histogram.counts[41] == 1
+    assert histogram.total == 0 + 1 + 2 + 3 + 4 + 63 + 64 + 2**40
+
+
+def test_what_was_never_asked_for_has_no_rows() -> None:
+    assert "/v0/watch" not in as_text(facts()).decode()
+    rows = as_values(facts())["topics_http_requests_total"]
+    assert all(row["labels"]["route"] != "/v0/watch" for row in rows)
+
+
+def test_figures_of_the_process_come_along() -> None:
+    text = as_text(facts()).decode()
+    for name in ("resident_memory_bytes", "open_fds", "cpu_seconds_total", "start_time_seconds"):
+        assert re.search(rf"^process_{name} [0-9.e+]+$", text, re.MULTILINE), name

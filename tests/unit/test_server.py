@@ -12,7 +12,6 @@ import os
 import resource
 import signal
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -26,11 +25,9 @@ from websockets.sync.client import ClientConnection, connect
 from topics_server.metrics import log
 from topics_server.node import Node
 from topics_server.server import (
-    JsonLines,
     bind,
     raise_open_files,
     run,
-    set_up_logging,
     write_port_file,
 )
 from topics_server.settings import Settings
@@ -62,69 +59,6 @@ def taken() -> Iterator[int]:
 def settings_of(tmp_path: Path, **changes: object) -> Settings:
     fields: dict[str, object] = {"data_dir": tmp_path / "data", "port": 0, **changes}
     return Settings(**fields)  # type: ignore[arg-type]
-
-
-# -- logging --------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("line", "is_told"),
-    [
-        ("Invalid UTF-8 sequence received from client.", False),
-        ("ASGI callable returned without completing handshake.", False),
-        ("Exception in ASGI application\n", True),
-    ],
-)
-def test_what_any_client_can_cause_is_no_error_of_ours(
-    tmp_path: Path, line: str, is_told: bool, capsys: pytest.CaptureFixture[str]
-) -> None:
-    set_up_logging(settings_of(tmp_path))
-    logging.getLogger("uvicorn.error").error(line)
-    assert (line.strip() in capsys.readouterr().err) is is_told
-
-
-def test_a_json_line_is_one_object_with_time_level_and_event() -> None:
-    record = logging.LogRecord("n", logging.WARNING, "p", 1, 'a "b"\n%d', (7,), None)
-    line = JsonLines().format(record)
-    assert "\n" not in line
-    assert json.loads(line) == {
-        "ts": int(record.created * 1000),
-        "level": "warning",
-        "event": 'a "b"\n7',
-    }
-
-
-def test_a_json_line_of_a_defect_has_its_traceback() -> None:
-    try:
-        raise ArithmeticError("a defect")
-    except ArithmeticError:
-        record = logging.LogRecord("n", logging.ERROR, "p", 1, "x", None, sys.exc_info())
-    line = JsonLines().format(record)
-    assert "\n" not in line
-    assert "ArithmeticError: a defect" in json.loads(line)["traceback"]
-
-
-def test_the_level_is_ours_and_libraries_speak_from_warnings_on(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    set_up_logging(settings_of(tmp_path, log_level="debug", log_format="json"))
-    log.debug("ours")
-    logging.getLogger("uvicorn.error").info("theirs")
-    logging.getLogger("uvicorn.error").warning("theirs, a warning")
-    out, err = capsys.readouterr()
-    assert [json.loads(line)["event"] for line in err.splitlines()] == [
-        "ours",
-        "theirs, a warning",
-    ]
-    assert out == "", "standard output is for results"
-
-
-def test_text_lines_say_level_and_event(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    set_up_logging(settings_of(tmp_path, log_level="warning"))
-    log.info("not shown")
-    log.warning("shown %d", 1)
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.endswith("WARNING shown 1")
 
 
 # -- socket and port --------------------------------------------------------------------------

@@ -2,8 +2,19 @@
 
 from __future__ import annotations
 
-from topics_server.api import openapi, probes, queues, records, routers, topics, watch, ws
-from topics_server.api.http import Application, Request, Response, Route, Routes
+from topics_server.api import (
+    openapi,
+    probes,
+    queues,
+    records,
+    reference,
+    routers,
+    topics,
+    watch,
+    ws,
+)
+from topics_server.api.http import Application, Handler, Request, Response, Route, Routes
+from topics_server.api.keys import ADMIN, ANY_KEY, DELETE, PROBE, READ, WRITE
 from topics_server.api.state import ServerState
 
 
@@ -11,7 +22,7 @@ def build_routes() -> Routes:
     """Every path of the server; a template without a row is 404."""
     return Routes(
         (
-            Route("/v0/topics", {"GET": topics.list_topics}),
+            Route("/v0/topics", {"GET": topics.list_topics}, needs={"GET": READ}),
             Route(
                 "/v0/topics/{topic}",
                 {
@@ -21,17 +32,28 @@ def build_routes() -> Routes:
                     "POST": records.append,
                 },
                 {"GET": topics.get_topic, "POST": records.append_now},
+                needs={"PUT": ADMIN, "GET": READ, "DELETE": DELETE, "POST": WRITE},
             ),
-            Route("/v0/topics/{topic}/diff", {"POST": records.diff}, {"POST": records.diff_now}),
-            Route("/v0/topics/{topic}/delete", {"POST": records.delete}),
-            Route("/v0/topics/{topic}/claim", {"POST": queues.claim}),
-            Route("/v0/topics/{topic}/ack", {"POST": queues.ack}),
-            Route("/v0/topics/{topic}/nack", {"POST": queues.nack}),
-            Route("/v0/topics/{topic}/extend", {"POST": queues.extend}),
-            Route("/v0/topics/{topic}/work", {"GET": queues.work}),
-            Route("/v0/topics/{topic}/redrive", {"POST": queues.redrive}),
-            Route("/v0/topics/{topic}/leases", {"GET": queues.leases}),
-            Route("/v0/routers", {"GET": routers.list_routers}),
+            Route(
+                "/v0/topics/{topic}/diff",
+                {"POST": records.diff},
+                {"POST": records.diff_now},
+                needs={"POST": READ},
+            ),
+            _post("delete", records.delete, DELETE),
+            _post("claim", queues.claim, READ | WRITE),
+            _post("ack", queues.ack, WRITE),
+            _post("nack", queues.nack, WRITE),
+            _post("extend", queues.extend, WRITE),
+            _post("redrive", queues.redrive, WRITE),
+            Route(
+                "/v0/topics/{topic}/work",
+                {"GET": queues.work},
+                needs={"GET": READ | WRITE},
+                is_stream=True,
+            ),
+            Route("/v0/topics/{topic}/leases", {"GET": queues.leases}, needs={"GET": READ}),
+            Route("/v0/routers", {"GET": routers.list_routers}, needs={"GET": READ}),
             Route(
                 "/v0/routers/{router}",
                 {
@@ -39,18 +61,25 @@ def build_routes() -> Routes:
                     "GET": routers.get_router,
                     "DELETE": routers.drop_router,
                 },
+                needs={"PUT": ADMIN, "GET": READ, "DELETE": DELETE},
             ),
-            Route("/v0/watch", {"POST": watch.open_session}),
-            Route("/v0/watch/{wid}", {"GET": watch.stream}),
-            Route("/v0/ws", {"GET": ws.no_upgrade}),
-            Route("/v0/health", {"GET": probes.health}),
-            Route("/healthz", {"GET": probes.health}),
-            Route("/v0/ready", {"GET": probes.ready}),
-            Route("/readyz", {"GET": probes.ready}),
-            Route("/v0/metrics", {"GET": probes.metrics}),
-            Route("/v0/openapi.json", {"GET": _openapi}),
+            Route("/v0/watch", {"POST": watch.open_session}, needs={"POST": READ}),
+            Route("/v0/watch/{wid}", {"GET": watch.stream}, needs={"GET": READ}, is_stream=True),
+            Route("/v0/ws", {"GET": ws.no_upgrade}, needs={"GET": ANY_KEY}),
+            Route("/v0/health", {"GET": probes.health}, needs={"GET": PROBE}),
+            Route("/healthz", {"GET": probes.health}, needs={"GET": PROBE}),
+            Route("/v0/ready", {"GET": probes.ready}, needs={"GET": PROBE}),
+            Route("/readyz", {"GET": probes.ready}, needs={"GET": PROBE}),
+            Route("/v0/metrics", {"GET": probes.metrics}, needs={"GET": READ}),
+            Route("/v0/openapi.json", {"GET": _openapi}, needs={"GET": PROBE}),
+            Route("/v0/docs", {"GET": reference.page}, needs={"GET": PROBE}),
+            Route("/v0/docs/{file}", {"GET": reference.file}, needs={"GET": PROBE}),
         )
     )
+
+
+def _post(verb: str, handler: Handler, need: int) -> Route:
+    return Route(f"/v0/topics/{{topic}}/{verb}", {"POST": handler}, needs={"POST": need})
 
 
 def _openapi(_state: ServerState, _request: Request) -> Response:

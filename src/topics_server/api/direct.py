@@ -19,7 +19,6 @@ from typing import Any, Final
 
 from topics_server.api.coding import deflate
 from topics_server.api.http import (
-    OFF_LOOP_BYTES,
     Application,
     Response,
     Underway,
@@ -28,8 +27,11 @@ from topics_server.api.http import (
     tell_of_body,
     wants_gzip,
 )
+from topics_server.api.keys import Recalled
+from topics_server.api.receiving import OFF_LOOP_BYTES
 from topics_server.api.strict import StrictHttp
 from topics_server.api.transport import head_of
+from topics_server.clock import monotonic_ms
 from topics_server.errors import TopicsError
 
 _METHODS: Final = {b"POST": "POST", b"GET": "GET"}
@@ -54,6 +56,7 @@ class Pending:
         "more_body",
         "path",
         "response_complete",
+        "started_ms",
     )
 
     message_event: Final = _Nobody()
@@ -66,6 +69,7 @@ class Pending:
         self.more_body = self.disconnected = self.response_complete = False
         # uvicorn's way to say that the server is going down.
         self.keep_alive = True
+        self.started_ms = monotonic_ms()
 
 
 class DirectHttp(StrictHttp):
@@ -77,6 +81,12 @@ class DirectHttp(StrictHttp):
     # Whether a request was answered within the call that brought it. Those sent behind it in one
     # go have a task each: what one client sends must not keep the loop from all others.
     _had_turn = False
+
+    def connection_made(self, transport: Any) -> None:
+        """See `asyncio.Protocol`."""
+        super().connection_made(transport)
+        # Whose token it was that came last: every request of a connection presents it anew.
+        self._recalled = Recalled()
 
     def data_received(self, data: bytes) -> None:
         """See `asyncio.Protocol`."""
@@ -158,7 +168,9 @@ class DirectHttp(StrictHttp):
         method = _METHODS[self.parser.get_method()]
         pending: Any = Pending(method, self.url, self.fields)
         app: Any = self.app
-        answer = partial(app.answer_now, method, self.url, pending.headers, self._held_body)
+        answer = partial(
+            app.answer_now, method, self.url, pending.headers, self._held_body, self._recalled
+        )
         before, self.cycle = self.cycle, pending
         if not self._answer(pending, answer):
             self.cycle = before
@@ -222,6 +234,9 @@ class DirectHttp(StrictHttp):
         app: Any = self.app
         told = app.told(response, pending.method, pending.headers)
         tell_of_body(told, response, size, is_packed=is_packed)
+        app.observer.answered(
+            pending.method, pending.path, response.status, size, pending.started_ms
+        )
         head = head_of(response.status, self.server_state.default_headers + told)
         if not pending.keep_alive:
             head = head[:-2] + b"connection: close\r\n\r\n"

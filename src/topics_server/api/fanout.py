@@ -35,6 +35,7 @@ _SLOW_CHECKS: Final = 8
 _BEAT_MS: Final = 50
 # Close codes of WebSockets (RFC 6455); a response has none.
 GOING_AWAY: Final = 1001
+REFUSED: Final = 1008
 TOO_SLOW: Final = 1013
 FAILED: Final = 1011
 

@@ -20,9 +20,13 @@ from urllib.parse import unquote_to_bytes
 
 import msgspec
 
-from topics_server.api.coding import JSON_TYPE, accepts_gzip, deflate, inflate, is_json_type
+from topics_server.api.access import authorized, authorized_stream, check_name
+from topics_server.api.coding import JSON_TYPE, accepts_gzip, deflate
 from topics_server.api.cors import cors_headers
-from topics_server.api.guard import admit, check_declared_length
+from topics_server.api.guard import admit
+from topics_server.api.inflight import Counted, RequestPlace, check_inflight
+from topics_server.api.keys import EVERYBODY, Caller, Recalled
+from topics_server.api.observing import Observer
 from topics_server.api.problems import (
     Headers,
     envelope,
@@ -30,36 +34,32 @@ from topics_server.api.problems import (
     headers_of,
     internal,
     method_not_allowed,
-    no_json,
     not_found,
     status_of,
-    too_large,
-    unknown_encoding,
 )
+from topics_server.api.receiving import (
+    OFF_LOOP_BYTES,
+    ClientGoneError,
+    is_bodiless,
+    is_plain,
+    read_body,
+    receive_all,
+)
+from topics_server.api.receiving import Receive as Receive
 from topics_server.api.sockets import Socket
 from topics_server.api.state import ServerState
 from topics_server.clock import monotonic_ms
 from topics_server.errors import StorageError, TopicsError, invalid
-from topics_server.limits import KIB
-from topics_server.metrics import log
+from topics_server.metrics import RequestFigures, log
 from topics_server.model import is_router_name, is_topic_name
 
 Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
-# Bodies larger than this are inflated and deflated off the event loop.
-OFF_LOOP_BYTES: Final = 64 * KIB
 # Paths whose name is known to be one; beyond, all are forgotten and checked again.
 _NAMES_MAX: Final = 8192
-# A plain declared length has no more digits than this.
-_LENGTH_DIGITS_MAX: Final = 15
 # Below this gzip saves nothing worth its time.
 _DEFLATED_BYTES_MIN: Final = 256
-
-
-class ClientGoneError(Exception):
-    """The client hung up while a handler waited for it alone; nothing is answered."""
 
 
 class HangUpError(Exception):
@@ -69,9 +69,10 @@ class HangUpError(Exception):
 class Request(msgspec.Struct, gc=False):
     """One request as handlers see it.
 
-    `name` is the path's topic or router (valid), else empty; `headers` have lower-case names;
-    `body` is inflated; `started_ms` is of the monotonic clock. `gone` returns when the client hung
-    up. `parked_ms` is how long it waited for its turn under pressure; None if it was not asked to.
+    `name` is the path's topic or router (valid, and inside the caller's prefixes), else empty;
+    `headers` have lower-case names; `body` is inflated; `started_ms` is of the monotonic clock.
+    `gone` returns when the client hung up. `caller` may do what the route asks for. `parked_ms` is
+    how long it waited for its turn under pressure; None if it was not asked to.
     """
 
     method: str
@@ -81,6 +82,7 @@ class Request(msgspec.Struct, gc=False):
     body: bytes
     started_ms: float
     gone: Callable[[], Awaitable[None]]
+    caller: Caller = EVERYBODY
     parked_ms: float | None = None
 
     def elapsed_ms(self) -> float:
@@ -134,15 +136,20 @@ SocketHandler = Callable[[ServerState, Scope, Receive, Send], Awaitable[None]]
 class Route:
     """The methods of one path template; GET brings HEAD, and OPTIONS is always there.
 
+    `needs`: of each method what a key must grant: scopes, or `keys.ANY_KEY`, or `keys.PROBE`.
+    `is_stream`: a browser's `EventSource` may call, which has nothing but a URL for its key.
     `quick`: of some methods the quick form beside the handler; both give the same answers.
     """
 
     __slots__ = (
         "allow",
+        "figures",
         "handlers",
         "is_named",
         "is_of_router",
         "is_of_topic",
+        "is_stream",
+        "needs",
         "quick",
         "template",
     )
@@ -152,17 +159,24 @@ class Route:
         template: str,
         handlers: Mapping[str, Handler],
         quick: Mapping[str, QuickHandler] = MappingProxyType({}),
+        *,
+        needs: Mapping[str, int],
+        is_stream: bool = False,
     ) -> None:
-        assert quick.keys() <= handlers.keys()
+        assert quick.keys() <= handlers.keys() == needs.keys(), template
         self.template = template
         self.quick = dict(quick)
+        self.needs = dict(needs)
+        self.is_stream = is_stream
         self.is_named = "{" in template
         self.is_of_topic = "/{topic}" in template
         self.is_of_router = "/{router}" in template
         self.handlers = dict(handlers)
         if "GET" in self.handlers:
             self.handlers["HEAD"] = self.handlers["GET"]
+            self.needs["HEAD"] = self.needs["GET"]
         self.allow = ", ".join(sorted({*self.handlers, "OPTIONS"}))
+        self.figures = {method: RequestFigures() for method in (*self.handlers, "OPTIONS")}
 
 
 class Routes:
@@ -248,86 +262,6 @@ def router_name_of(segment: bytes) -> str:
     return name
 
 
-# --- bodies in --------------------------------------------------------------------------------
-
-
-async def read_body(headers: Mapping[bytes, bytes], receive: Receive, max_bytes: int) -> bytes:
-    """The whole body, inflated; `max_bytes` bounds it as sent and as inflated.
-
-    What the headers alone tell is refused before a byte is read.
-    """
-    declared = headers.get(b"content-length")
-    if declared is not None:
-        check_declared_length(declared, max_bytes)
-    is_packed = False
-    is_announced = declared != b"0" if declared is not None else b"transfer-encoding" in headers
-    if is_announced:
-        is_packed = _check_types(headers)
-    body = await _receive_all(receive, max_bytes)
-    if not body:
-        return body
-    if not is_announced:
-        is_packed = _check_types(headers)
-    if not is_packed:
-        return body
-    if len(body) > OFF_LOOP_BYTES:
-        return await asyncio.to_thread(inflate, body, max_bytes)
-    return inflate(body, max_bytes)
-
-
-def _check_types(headers: Mapping[bytes, bytes]) -> bool:
-    """Refuse what is not JSON or not known encoding; tells whether the body is gzip."""
-    if not is_json_type(headers.get(b"content-type")):
-        raise no_json()
-    encoding = headers.get(b"content-encoding")
-    if encoding is None:
-        return False
-    encoding = encoding.strip().lower()
-    if encoding in (b"", b"identity"):
-        return False
-    if encoding not in (b"gzip", b"x-gzip"):
-        raise unknown_encoding(encoding.decode("latin-1"))
-    return True
-
-
-def _is_plain(headers: Mapping[bytes, bytes], max_bytes: int) -> bool:
-    """Whether the head of a request with a body raises no question about that body."""
-    declared = headers.get(b"content-length", b"")
-    return (
-        headers.get(b"content-type") == JSON_TYPE
-        and b"content-encoding" not in headers
-        and len(declared) <= _LENGTH_DIGITS_MAX
-        and declared.isdigit()
-        and int(declared) <= max_bytes
-    )
-
-
-def _is_bodiless(headers: Mapping[bytes, bytes]) -> bool:
-    return b"content-length" not in headers and b"transfer-encoding" not in headers
-
-
-async def _receive_all(
-    receive: Receive, max_bytes: int, message: MutableMapping[str, Any] | None = None
-) -> bytes:
-    """Every chunk of a body, from the message that was received already, if any."""
-    chunks: list[bytes] = []
-    size = 0
-    more = True
-    while more:
-        if message is None:
-            message = await receive()
-        if message["type"] == "http.disconnect":
-            raise ClientGoneError
-        chunk: bytes = message.get("body", b"")
-        chunks.append(chunk)
-        size += len(chunk)
-        if size > max_bytes:
-            raise too_large(max_bytes)
-        more = message.get("more_body", False)
-        message = None
-    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
-
-
 def response_of(error: TopicsError, extra: Headers = ()) -> Response:
     """A refusal as a response."""
     return Response(status_of(error), envelope(error), headers_of(error) + extra)
@@ -372,6 +306,8 @@ class Application:
         self.state = state
         self.routes = routes
         self.sockets = sockets
+        self.observer = Observer(routes.table, routes.known, routes.find)
+        state.requests = self.observer.facts
         self._origins = state.settings.allowed_origins
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -384,10 +320,19 @@ class Application:
             await self._serve_socket(scope, receive, send)
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        place = RequestPlace()
+        try:
+            await self._serve_counted(scope, receive, send, place)
+        finally:
+            place.free()
+
+    async def _serve_counted(
+        self, scope: Scope, receive: Receive, send: Send, place: RequestPlace
+    ) -> None:
         started_ms = monotonic_ms()
         headers = dict(scope["headers"])
         try:
-            response = await self._answer(scope, headers, receive, started_ms)
+            response = await self._answer(scope, headers, receive, started_ms, place)
         except ClientGoneError:
             return
         except HangUpError:
@@ -396,7 +341,10 @@ class Application:
         except Exception as error:
             response = response_to(error, scope["method"], scope["path"])
         told = self.told(response, scope["method"], headers)
+        raw_path: bytes = scope.get("raw_path") or scope["path"].encode("utf-8")
         if isinstance(response, EventStream):
+            place.free()
+            self.observer.answered(scope["method"], raw_path, 200, 0, started_ms)
             await _stream(response, told, scope["method"], receive, send)
             return
         body = response.body
@@ -404,6 +352,7 @@ class Application:
         if is_packed:
             body = await deflated(body)
         tell_of_body(told, response, len(body), is_packed=is_packed)
+        self.observer.answered(scope["method"], raw_path, response.status, len(body), started_ms)
         await send({"type": "http.response.start", "status": response.status, "headers": told})
         if scope["method"] == "HEAD":
             body = b""
@@ -419,12 +368,17 @@ class Application:
         return told
 
     def answer_now(
-        self, method: str, raw_path: bytes, headers: Mapping[bytes, bytes], body: bytes
+        self,
+        method: str,
+        raw_path: bytes,
+        headers: Mapping[bytes, bytes],
+        body: bytes,
+        recalled: Recalled,
     ) -> Response | Underway | None:
         """Serve a whole request by the quick form of its handler; None if that cannot be.
 
-        Then nothing was done: whatever is unusual about it is for `__call__` to tell. Raises what
-        handlers raise.
+        Then nothing was done: whatever is unusual about it is for `__call__` to tell. `recalled` is
+        the connection's. Raises what handlers raise.
         """
         started_ms = monotonic_ms()
         route: Route | None
@@ -436,19 +390,38 @@ class Application:
             name = ""
         quick = None if route is None else route.quick.get(method)
         if quick is None or not (
-            _is_plain(headers, self.state.settings.max_body_bytes)
+            is_plain(headers, self.state.settings.max_body_bytes)
             if method == "POST"
-            else _is_bodiless(headers)
+            else is_bodiless(headers)
         ):
             return None
+        assert route is not None
+        caller = authorized(
+            self.state.keys, headers.get(b"authorization"), route.needs[method], recalled
+        )
         if not name:
-            assert route is not None
             name = self.routes.name_at(route, raw_path, segment)
-        request = Request(method, name, headers, b"", body, started_ms, _gone_never)
-        return quick(self.state, request)
+        if caller.prefixes:
+            check_name(caller, name, "topic")
+        request = Request(method, name, headers, b"", body, started_ms, _gone_never, caller)
+        key = caller.key
+        if key is None:
+            return quick(self.state, request)
+        check_inflight(key, self.state.settings.max_inflight_per_key)
+        answer = quick(self.state, request)
+        if not isinstance(answer, Underway):
+            return answer
+        place = RequestPlace()
+        place.take(key, 0)
+        return Underway(answer.when_settled, Counted(place, answer.answer))
 
     async def _answer(
-        self, scope: Scope, headers: dict[bytes, bytes], receive: Receive, started_ms: float
+        self,
+        scope: Scope,
+        headers: dict[bytes, bytes],
+        receive: Receive,
+        started_ms: float,
+        place: RequestPlace,
     ) -> Answer:
         raw_path: bytes = scope.get("raw_path") or scope["path"].encode("utf-8")
         route, segment = self.routes.find(raw_path)
@@ -461,26 +434,54 @@ class Application:
             if method == "OPTIONS":
                 return Response(204, b"", allow)
             return response_of(method_not_allowed(method[:32], route.allow), allow)
+        caller = self._caller(route, method, headers, scope["query_string"], segment)
+        place.take(caller.key, self.state.settings.max_inflight_per_key)
         name = self.routes.name_at(route, raw_path, segment) if route.is_named else ""
+        if caller.prefixes and (route.is_of_topic or route.is_of_router):
+            check_name(caller, name, "topic" if route.is_of_topic else "router")
         body = b""
         if method in ("POST", "PUT"):
             # Nobody should send 64 MiB to hear that the server is not ready.
             admit(self.state)
             max_bytes = self.state.settings.max_body_bytes
-            if _is_plain(headers, max_bytes):
+            if is_plain(headers, max_bytes):
                 # The common case, in one step: a JSON body that came with its head.
                 message = await receive()
                 if message["type"] == "http.request" and not message.get("more_body", False):
                     body = message["body"]
                 else:
-                    body = await _receive_all(receive, max_bytes, message)
+                    body = await receive_all(receive, max_bytes, message)
             else:
                 body = await read_body(headers, receive, max_bytes)
         request = Request(
-            method, name, headers, scope["query_string"], body, started_ms, partial(_gone, receive)
+            method,
+            name,
+            headers,
+            scope["query_string"],
+            body,
+            started_ms,
+            partial(_gone, receive),
+            caller,
         )
         answer = handler(self.state, request)
         return answer if isinstance(answer, (Response, EventStream)) else await answer
+
+    def _caller(
+        self,
+        route: Route,
+        method: str,
+        headers: Mapping[bytes, bytes],
+        query: bytes,
+        segment: bytes,
+    ) -> Caller:
+        """Who makes a request, if they may; raises `unauthorized`, `forbidden`."""
+        state, need = self.state, route.needs[method]
+        if not route.is_stream:
+            return authorized(state.keys, headers.get(b"authorization"), need)
+        wid = "" if route.is_of_topic else segment.decode("latin-1")
+        return authorized_stream(
+            state.keys, state.tickets, headers, query, wid, need, monotonic_ms()
+        )
 
     async def _serve_socket(self, scope: Scope, receive: Receive, send: Send) -> None:
         raw_path: bytes = scope.get("raw_path") or scope["path"].encode("utf-8")

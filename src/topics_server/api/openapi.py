@@ -1,8 +1,8 @@
 """The OpenAPI 3.1 document of the endpoints that exist, built from data.
 
 Held true by tests: its paths and methods are the route table's, its configuration fields and their
-defaults the decoder's, its error codes the table's of `problems`, and `docs/openapi.json` is this
-document. Served as `/v0/openapi.json`.
+defaults the decoder's, its error codes the table's of `problems`, real answers fit its schemas, and
+`docs/openapi.json` is this document. Served as `/v0/openapi.json`; `api/reference` shows it.
 """
 
 from __future__ import annotations
@@ -12,12 +12,42 @@ from typing import Final
 
 import msgspec
 
-from topics_server.api.problems import STATUS_OF
-from topics_server.api.schemas import Schema, all_schemas, boolean, object_of, ref, text, u64
+from topics_server.api.operations import (
+    JSON,
+    READS,
+    STREAM,
+    TAKES_BODY,
+    WRITES,
+    answer,
+    components,
+    in_path,
+    operation,
+    page_queries,
+    query,
+    switch,
+)
+from topics_server.api.schemas import Schema, all_schemas, object_of, ref, text, u64
 from topics_server.errors import Code
-from topics_server.limits import PAGE_SIZE_DEFAULT, PAGE_SIZE_MAX
 
-_JSON: Final = "application/json"
+_ABOUT: Final = (
+    "A durable event log behind plain HTTP: append, read from any position, delete by tag, queues, "
+    "routers, and streams of what is new.\n\n"
+    "Every path also answers `OPTIONS` (204 with `Allow`), and `HEAD` where it answers `GET`. A "
+    "method that a path does not have is 405 `method_not_allowed` with `Allow`; a path that is not "
+    "listed here is 404 `not_found`. Every refusal has the same envelope, `Error`; clients branch "
+    "on `error.code`. Fields may be added to requests and answers: ignore those that you do not "
+    "know. The events of the streams and the messages of the WebSocket are described in "
+    "`docs/FRAMES.md`."
+)
+
+_TAGS: Final = {
+    "topics": "Make, configure, list and remove topics.",
+    "records": "Append, read and delete records.",
+    "queues": "Topics of type `queue`: leases of jobs to workers.",
+    "routers": "Rules that copy what is appended to one topic into another.",
+    "watch": "What is new, as it comes: server-sent events and WebSocket.",
+    "server": "Probes, figures and this description.",
+}
 
 
 def document_bytes() -> bytes:
@@ -33,165 +63,111 @@ def document() -> Schema:
         "info": {
             "title": "topics",
             "version": "v0",
-            "description": "A durable event log behind plain HTTP.",
+            "description": _ABOUT,
             "license": {"name": "MIT", "identifier": "MIT"},
         },
+        "tags": [{"name": name, "description": about} for name, about in _TAGS.items()],
         "paths": (
-            _topic_paths() | _queue_paths() | _router_paths() | _watch_paths() | _probe_paths()
+            _topic_paths()
+            | _record_paths()
+            | _queue_paths()
+            | _router_paths()
+            | _watch_paths()
+            | _server_paths()
         ),
-        "components": {"schemas": all_schemas()},
+        "components": {**components(), "schemas": all_schemas()},
     }
 
 
-def _query(name: str, schema: Schema, about: str) -> Schema:
-    return {"name": name, "in": "query", "schema": schema, "description": about}
+_NAME: Final = in_path(
+    "topic", "^[A-Za-z0-9][A-Za-z0-9._:-]{0,254}$", "A topic's name; case counts."
+)
 
 
-def _answer(about: str, schema: Schema, media: str = _JSON) -> Schema:
-    return {"description": about, "content": {media: {"schema": schema}}}
-
-
-def _operation(
-    operation_id: str,
-    summary: str,
-    answers: dict[str, Schema],
-    *,
-    codes: tuple[Code, ...] = (),
-    body: Schema | None = None,
-    is_body_required: bool = True,
-    parameters: tuple[Schema, ...] = (),
-) -> Schema:
-    """One operation; its refusals are grouped by status, with the codes named."""
-    by_status: dict[int, list[str]] = {}
-    for code in codes:
-        by_status.setdefault(STATUS_OF[code], []).append(code.value)
-    refusals = {
-        str(status): _answer(", ".join(f"`{name}`" for name in names), ref("Error"))
-        for status, names in sorted(by_status.items())
-    }
-    operation: Schema = {
-        "operationId": operation_id,
-        "summary": summary,
-        "responses": answers | refusals,
-    }
-    if parameters:
-        operation["parameters"] = list(parameters)
-    if body is not None:
-        operation["requestBody"] = {
-            "required": is_body_required,
-            "content": {_JSON: {"schema": body}},
-        }
-    return operation
-
-
-_ALWAYS: Final = (Code.INTERNAL, Code.NOT_READY, Code.SHUTTING_DOWN)
-_READS: Final = (Code.INVALID_REQUEST, *_ALWAYS)
-_TAKES_BODY: Final = (Code.PAYLOAD_TOO_LARGE, Code.UNSUPPORTED_MEDIA_TYPE)
-_WRITES: Final = (*_READS, Code.THROTTLED, Code.STORAGE_READ_ONLY)
-
-
-def _name() -> Schema:
-    return {
-        "name": "topic",
-        "in": "path",
-        "required": True,
-        "schema": text(pattern="^[A-Za-z0-9][A-Za-z0-9._:-]{0,254}$"),
-    }
+# --- topics -----------------------------------------------------------------------------------
 
 
 def _topic_paths() -> Schema:
-    name = _name()
+    listing = operation(
+        "listTopics",
+        "Topics in name order, one page at a time; only those that the key may see.",
+        {"200": answer("A page of topics.", ref("TopicList"))},
+        tag="topics",
+        scopes=("read",),
+        codes=READS,
+        parameters=(
+            query("prefix", text(), "Only names that start with it."),
+            *page_queries(),
+            switch("touch", False, "Count as interest in the listed topics."),
+        ),
+    )
+    one = {"put": _put_topic(), "get": _get_topic(), "delete": _drop_topic(), "post": _append()}
     return {
-        "/v0/topics": {"get": _listing()},
-        "/v0/topics/{topic}": {"parameters": [name], **_topic()},
-        "/v0/topics/{topic}/diff": {
-            "parameters": [name],
-            "post": _operation(
-                "readRecords",
-                "The records after a cursor, waiting for new ones if asked to.",
-                {"200": _answer("A page of records.", ref("Page"))},
-                codes=(*_READS, *_TAKES_BODY, Code.TOPIC_NOT_FOUND),
-                body=ref("DiffRequest"),
-            ),
-        },
-        "/v0/topics/{topic}/delete": {
-            "parameters": [name],
-            "post": _operation(
-                "deleteRecords",
-                "Remove records by seq, by tag, or by both.",
-                {"200": _answer("They are gone.", ref("DeleteResult"))},
-                codes=(*_WRITES, *_TAKES_BODY, Code.TOPIC_NOT_FOUND),
-                body=ref("DeleteRequest"),
-            ),
-        },
+        "/v0/topics": {"get": listing},
+        "/v0/topics/{topic}": {"parameters": [_NAME], **one},
     }
 
 
-def _listing() -> Schema:
-    return _operation(
-        "listTopics",
-        "Topics in name order, one page at a time.",
-        {"200": _answer("A page of topics.", ref("TopicList"))},
-        codes=_READS,
-        parameters=(
-            _query("prefix", text(), "Only names that start with it."),
-            _query(
-                "page_size",
-                {"type": "integer", "minimum": 0, "default": PAGE_SIZE_DEFAULT},
-                f"At most {PAGE_SIZE_MAX}; 0 is the default.",
-            ),
-            _query("cursor", text(), "`next_cursor` of the page before."),
-            _query("touch", boolean(False), "Count as interest in the listed topics."),
-        ),
+def _put_topic() -> Schema:
+    return operation(
+        "putTopic",
+        "Create a topic, or replace its configuration.",
+        {
+            "200": answer("It was there.", ref("PutResult")),
+            "201": answer("It was created.", ref("PutResult")),
+        },
+        tag="topics",
+        scopes=("admin",),
+        codes=(*WRITES, *TAKES_BODY, Code.TOPIC_EXISTS_INCOMPATIBLE),
+        body=ref("TopicConfig"),
+        is_body_required=False,
     )
 
 
-def _topic() -> Schema:
-    return {
-        "put": _operation(
-            "putTopic",
-            "Create a topic, or replace its configuration.",
-            {
-                "200": _answer("It was there.", ref("PutResult")),
-                "201": _answer("It was created.", ref("PutResult")),
-            },
-            codes=(*_WRITES, *_TAKES_BODY, Code.TOPIC_EXISTS_INCOMPATIBLE),
-            body=ref("TopicConfig"),
-            is_body_required=False,
-        ),
-        "get": _operation(
-            "getTopic",
-            "The topic's state.",
-            {"200": _answer("The state.", ref("TopicState"))},
-            codes=(*_READS, Code.TOPIC_NOT_FOUND),
-            parameters=(_query("touch", boolean(True), "Count as interest in the topic."),),
-        ),
-        "delete": _operation(
-            "dropTopic",
-            "Remove the topic with everything it holds.",
-            {"200": _answer("It is gone.", ref("DropResult"))},
-            codes=(*_WRITES, Code.TOPIC_NOT_EMPTY),
-            parameters=(_query("if_empty", boolean(False), "Only if it holds no record."),),
-        ),
-        "post": _append(),
-    }
+def _get_topic() -> Schema:
+    return operation(
+        "getTopic",
+        "The topic's state.",
+        {"200": answer("The state.", ref("TopicState"))},
+        tag="topics",
+        scopes=("read",),
+        codes=(*READS, Code.TOPIC_NOT_FOUND),
+        parameters=(switch("touch", True, "Count as interest in the topic."),),
+    )
+
+
+def _drop_topic() -> Schema:
+    return operation(
+        "dropTopic",
+        "Remove the topic with everything it holds, and its routers.",
+        {"200": answer("It is gone.", ref("DropResult"))},
+        tag="topics",
+        scopes=("delete",),
+        codes=(*WRITES, Code.TOPIC_NOT_EMPTY),
+        parameters=(switch("if_empty", False, "Only if it holds no record."),),
+    )
+
+
+# --- records ----------------------------------------------------------------------------------
 
 
 def _append() -> Schema:
-    return _operation(
+    return operation(
         "appendRecords",
         "Append one or many records, all or none.",
         {
-            "200": _answer("The records are appended.", ref("AppendResult")),
-            "201": _answer("So they are, and the topic was created.", ref("AppendResult")),
+            "200": answer("The records are appended.", ref("AppendResult")),
+            "201": answer("So they are, and the topic was created.", ref("AppendResult")),
         },
+        tag="records",
+        scopes=("write",),
         codes=(
             *(Code.BATCH_TOO_LARGE, Code.RECORD_TOO_LARGE, Code.TOPIC_NOT_FOUND, Code.TOPIC_FULL),
-            *(*_WRITES, *_TAKES_BODY),
+            *(*WRITES, *TAKES_BODY),
         ),
         body=ref("AppendRequest"),
         parameters=(
-            _query("return_seqs", boolean(True), "Whether the answer lists `seqs`."),
+            switch("return_seqs", True, "Whether the answer lists `seqs`."),
             {
                 "name": "Idempotency-Key",
                 "in": "header",
@@ -202,195 +178,273 @@ def _append() -> Schema:
     )
 
 
-def _queue_paths() -> Schema:
-    gone = (Code.TOPIC_NOT_FOUND, Code.NOT_A_QUEUE)
-    verbs = (
-        ("claim", "claimJobs", "Lease jobs to a node, waiting for the first if asked to.", ()),
-        ("ack", "ackJobs", "Complete leased jobs, which deletes them.", (Code.BATCH_TOO_LARGE,)),
-        ("nack", "nackJobs", "Give leased jobs back.", (Code.BATCH_TOO_LARGE,)),
-        ("extend", "extendJobs", "Hold leased jobs for longer.", (Code.BATCH_TOO_LARGE,)),
-        (
-            "redrive",
-            "redriveJobs",
-            "Make dead letters of this queue jobs again.",
-            (Code.BATCH_TOO_LARGE, Code.TOPIC_FULL),
-        ),
+def _record_paths() -> Schema:
+    read = operation(
+        "readRecords",
+        "The records after a cursor, waiting for new ones if asked to.",
+        {"200": answer("A page of records.", ref("Page"))},
+        tag="records",
+        scopes=("read",),
+        codes=(*READS, *TAKES_BODY, Code.TOPIC_NOT_FOUND),
+        body=ref("DiffRequest"),
+        is_body_required=False,
     )
+    delete = operation(
+        "deleteRecords",
+        "Remove records by seq, by tag, or by both.",
+        {"200": answer("They are gone.", ref("DeleteResult"))},
+        tag="records",
+        scopes=("delete",),
+        codes=(*WRITES, *TAKES_BODY, Code.TOPIC_NOT_FOUND),
+        body=ref("DeleteRequest"),
+    )
+    return {
+        "/v0/topics/{topic}/diff": {"parameters": [_NAME], "post": read},
+        "/v0/topics/{topic}/delete": {"parameters": [_NAME], "post": delete},
+    }
+
+
+# --- queues -----------------------------------------------------------------------------------
+
+_NO_QUEUE: Final = (Code.TOPIC_NOT_FOUND, Code.NOT_A_QUEUE)
+_WORKS: Final = ("read", "write")
+# Verb, operation, summary, scopes and refusals of its own.
+_VERBS: Final = (
+    ("claim", "claimJobs", "Lease jobs to a node, waiting for the first if asked to.", _WORKS, ()),
+    (
+        *("ack", "ackJobs", "Complete leased jobs, which deletes them."),
+        *(("write",), (Code.BATCH_TOO_LARGE,)),
+    ),
+    ("nack", "nackJobs", "Give leased jobs back.", ("write",), (Code.BATCH_TOO_LARGE,)),
+    ("extend", "extendJobs", "Hold leased jobs for longer.", ("write",), (Code.BATCH_TOO_LARGE,)),
+    (
+        *("redrive", "redriveJobs", "Make dead letters of this queue jobs again."),
+        *(_WORKS, (Code.BATCH_TOO_LARGE, Code.TOPIC_FULL)),
+    ),
+)
+
+
+def _queue_paths() -> Schema:
     posts = {
         f"/v0/topics/{{topic}}/{verb}": {
-            "parameters": [_name()],
-            "post": _operation(
+            "parameters": [_NAME],
+            "post": operation(
                 operation_id,
                 summary,
-                {"200": _answer("It is done.", ref(f"{verb.capitalize()}Result"))},
-                codes=(*_WRITES, *_TAKES_BODY, *gone, *more),
+                {"200": answer("It is done.", ref(f"{verb.capitalize()}Result"))},
+                tag="queues",
+                scopes=scopes,
+                codes=(*WRITES, *TAKES_BODY, *_NO_QUEUE, *more),
                 body=ref(f"{verb.capitalize()}Request"),
             ),
         }
-        for verb, operation_id, summary, more in verbs
+        for verb, operation_id, summary, scopes, more in _VERBS
     }
-    return posts | {
-        "/v0/topics/{topic}/leases": {"parameters": [_name()], "get": _leases(gone)},
-        "/v0/topics/{topic}/work": {"parameters": [_name()], "get": _work(gone)},
-    }
-
-
-def _leases(gone: tuple[Code, ...]) -> Schema:
-    return _operation(
+    leases = operation(
         "listLeases",
         "Who holds which job until when, one page at a time.",
-        {"200": _answer("A page of leases, by seq.", ref("LeaseList"))},
-        codes=(*_READS, *gone),
-        parameters=(
-            _query(
-                "page_size",
-                {"type": "integer", "minimum": 0, "default": PAGE_SIZE_DEFAULT},
-                f"At most {PAGE_SIZE_MAX}; 0 is the default.",
-            ),
-            _query("cursor", text(), "`next_cursor` of the page before."),
-        ),
+        {"200": answer("A page of leases, by seq.", ref("LeaseList"))},
+        tag="queues",
+        scopes=("read",),
+        codes=(*READS, *_NO_QUEUE),
+        parameters=page_queries(),
     )
+    return posts | {
+        "/v0/topics/{topic}/leases": {"parameters": [_NAME], "get": leases},
+        "/v0/topics/{topic}/work": {"parameters": [_NAME], "get": _work()},
+    }
 
 
-def _work(gone: tuple[Code, ...]) -> Schema:
-    node = _query("node", text(minLength=1), "Who the jobs are leased to.")
-    return _operation(
+def _work() -> Schema:
+    node = query("node", text(minLength=1), "Who the jobs are leased to.")
+    depth: Schema = {"type": "integer", "minimum": 0, "default": 1}
+    return operation(
         "work",
         "Jobs as they come, at most `max` in flight; all are released when the stream ends.",
-        {"200": _answer("Server-sent events: `job`, `error`.", text(), "text/event-stream")},
-        codes=(*_READS, *gone, Code.NOT_ACCEPTABLE, Code.THROTTLED),
+        {"200": answer("Server-sent events: `job`, `error`.", text(), STREAM)},
+        tag="queues",
+        scopes=_WORKS,
+        codes=(*READS, *_NO_QUEUE, Code.NOT_ACCEPTABLE),
         parameters=(
             node | {"required": True},
-            _query("max", {"type": "integer", "minimum": 0, "default": 1}, "Jobs in flight."),
-            _query("lease_ms", u64(), "The topic's own by default; clamped."),
+            query("max", depth, "Jobs in flight."),
+            query("lease_ms", u64(), "The topic's own by default; clamped."),
         ),
+        in_url=("token",),
     )
+
+
+# --- routers ----------------------------------------------------------------------------------
 
 
 def _router_paths() -> Schema:
-    name = {
-        "name": "router",
-        "in": "path",
-        "required": True,
-        "schema": text(pattern="^[A-Za-z0-9][A-Za-z0-9._:>-]{0,254}$"),
-    }
-    refusals = (Code.TOPIC_NOT_FOUND, Code.ROUTER_CYCLE, Code.TOPIC_EXISTS_INCOMPATIBLE)
-    listing = _operation(
+    name = in_path("router", "^[A-Za-z0-9][A-Za-z0-9._:>-]{0,254}$", "A router's name.")
+    listing = operation(
         "listRouters",
-        "Routers in name order, one page at a time.",
-        {"200": _answer("A page of routers.", ref("RouterList"))},
-        codes=_READS,
+        "Routers in name order, one page at a time; only those that the key may see.",
+        {"200": answer("A page of routers.", ref("RouterList"))},
+        tag="routers",
+        scopes=("read",),
+        codes=READS,
         parameters=(
-            _query("prefix", text(), "Only names that start with it."),
-            _query("source", text(), "Only those of this source."),
-            _query("dest", text(), "Only those into this destination."),
-            _query(
-                "page_size",
-                {"type": "integer", "minimum": 0, "default": PAGE_SIZE_DEFAULT},
-                f"At most {PAGE_SIZE_MAX}; 0 is the default.",
-            ),
-            _query("cursor", text(), "`next_cursor` of the page before."),
+            query("prefix", text(), "Only names that start with it."),
+            query("source", text(), "Only those of this source."),
+            query("dest", text(), "Only those into this destination."),
+            *page_queries(),
         ),
     )
-    one = {
-        "put": _operation(
-            "putRouter",
-            "Create a router, or replace its definition.",
-            {
-                "200": _answer("It was there.", ref("RouterPutResult")),
-                "201": _answer("It was created.", ref("RouterPutResult")),
-            },
-            codes=(*_WRITES, *_TAKES_BODY, *refusals),
-            body=ref("RouterRequest"),
-        ),
-        "get": _operation(
-            "getRouter",
-            "What a router does, and how far it is.",
-            {"200": _answer("Its state.", ref("RouterState"))},
-            codes=(*_READS, Code.ROUTER_NOT_FOUND),
-        ),
-        "delete": _operation(
-            "dropRouter",
-            "Stop forwarding; what was copied stays.",
-            {"200": _answer("It is gone.", ref("RouterDropResult"))},
-            codes=_WRITES,
-        ),
-    }
+    one = {"put": _put_router(), "get": _get_router(), "delete": _drop_router()}
     return {
         "/v0/routers": {"get": listing},
         "/v0/routers/{router}": {"parameters": [name], **one},
     }
 
 
+def _put_router() -> Schema:
+    return operation(
+        "putRouter",
+        "Create a router, or replace its definition.",
+        {
+            "200": answer("It was there.", ref("RouterPutResult")),
+            "201": answer("It was created.", ref("RouterPutResult")),
+        },
+        tag="routers",
+        scopes=("admin",),
+        codes=(
+            *(*WRITES, *TAKES_BODY),
+            *(Code.TOPIC_NOT_FOUND, Code.ROUTER_CYCLE, Code.TOPIC_EXISTS_INCOMPATIBLE),
+        ),
+        body=ref("RouterRequest"),
+    )
+
+
+def _get_router() -> Schema:
+    return operation(
+        "getRouter",
+        "What a router does, and how far it is.",
+        {"200": answer("Its state.", ref("RouterState"))},
+        tag="routers",
+        scopes=("read",),
+        codes=(*READS, Code.ROUTER_NOT_FOUND),
+    )
+
+
+def _drop_router() -> Schema:
+    return operation(
+        "dropRouter",
+        "Stop forwarding; what was copied stays.",
+        {"200": answer("It is gone.", ref("RouterDropResult"))},
+        tag="routers",
+        scopes=("delete",),
+        codes=WRITES,
+    )
+
+
+# --- watching ---------------------------------------------------------------------------------
+
+
 def _watch_paths() -> Schema:
-    wid = {"name": "wid", "in": "path", "required": True, "schema": text(pattern="^wid_")}
+    wid = in_path("wid", "^wid_", "What `POST /v0/watch` answered.")
+    return {
+        "/v0/watch": {"post": _open_watch()},
+        "/v0/watch/{wid}": {"parameters": [wid], "get": _watch()},
+        "/v0/ws": {"get": _open_socket()},
+    }
+
+
+def _open_watch() -> Schema:
+    return operation(
+        "openWatch",
+        "Make a watch session over several topics.",
+        {"200": answer("The session, and where its stream is.", ref("WatchSession"))},
+        tag="watch",
+        scopes=("read",),
+        codes=(*WRITES, *TAKES_BODY, Code.TOPIC_NOT_FOUND),
+        body=ref("WatchRequest"),
+        parameters=(switch("lenient", False, "Leave unknown topics out."),),
+    )
+
+
+def _watch() -> Schema:
     last_id = {
         "name": "Last-Event-ID",
         "in": "header",
         "schema": text(),
         "description": "The last `id` seen: go on behind it. What is no id is ignored.",
     }
-    stream = _answer(
-        "Server-sent events: `record`, `tombstone`, `caught-up`, `topic-deleted`, `error`.",
-        text(),
-        "text/event-stream",
+    about = "Server-sent events: `record`, `tombstone`, `caught-up`, `topic-deleted`, `error`."
+    return operation(
+        "watch",
+        "The stream of a session; another one that is open is ended.",
+        {"200": answer(about, text(), STREAM)},
+        tag="watch",
+        codes=(*READS, Code.NOT_FOUND, Code.NOT_ACCEPTABLE),
+        parameters=(last_id,),
+        in_url=("token", "ticket"),
     )
-    return {
-        "/v0/watch": {
-            "post": _operation(
-                "openWatch",
-                "Make a watch session over several topics.",
-                {"200": _answer("The session, and where its stream is.", ref("WatchSession"))},
-                codes=(*_READS, *_TAKES_BODY, Code.TOPIC_NOT_FOUND, Code.THROTTLED),
-                body=ref("WatchRequest"),
-                parameters=(_query("lenient", boolean(False), "Leave unknown topics out."),),
-            )
-        },
-        "/v0/watch/{wid}": {
-            "parameters": [wid],
-            "get": _operation(
-                "watch",
-                "The stream of a session; another one that is open is ended.",
-                {"200": stream},
-                codes=(Code.NOT_FOUND, Code.NOT_ACCEPTABLE, Code.THROTTLED, Code.INTERNAL),
-                parameters=(last_id,),
-            ),
-        },
-        "/v0/ws": {
-            "get": _operation(
-                "openWebSocket",
-                "One WebSocket to publish and to follow topics; a page's origin must be allowed.",
-                {"101": {"description": "JSON text messages, either way."}},
-                codes=(*_READS, Code.FORBIDDEN, Code.THROTTLED),
-            )
-        },
-    }
 
 
-def _probe_paths() -> Schema:
-    def probe(operation_id: str, summary: str, schema: str, *codes: Code) -> Schema:
-        answer = _answer("The figures.", ref(schema))
-        return {"get": _operation(operation_id, summary, {"200": answer}, codes=codes)}
+def _open_socket() -> Schema:
+    return operation(
+        "openWebSocket",
+        "One WebSocket to publish and to follow topics; a page's origin must be allowed.",
+        {"101": {"description": "JSON text messages, either way."}},
+        tag="watch",
+        codes=READS,
+    )
 
-    metrics = _operation(
+
+# --- the server itself ------------------------------------------------------------------------
+
+
+def _server_paths() -> Schema:
+    gated = (Code.NOT_READY, Code.SHUTTING_DOWN, Code.STORAGE_READ_ONLY)
+    figures = {"text/plain": {"schema": text()}, JSON: {"schema": ref("Metrics")}}
+    metrics = operation(
         "metrics",
         "Figures as Prometheus text, or as JSON for `Accept: application/json`.",
-        {
-            "200": {
-                "description": "The figures.",
-                "content": {"text/plain": {"schema": text()}, _JSON: {"schema": object_of("")}},
-            }
-        },
+        {"200": {"description": "The figures.", "content": figures}},
+        tag="server",
+        scopes=("read",),
     )
-    gated = (Code.NOT_READY, Code.SHUTTING_DOWN, Code.STORAGE_READ_ONLY)
-    described = _operation(
-        "openapi", "This document.", {"200": _answer("The document.", object_of(""))}
-    )
+    described = _shown("openapi", "This document.", object_of(""), JSON)
+    page = _shown("reference", "This document as a page to read.", text(), "text/html")
     return {
-        "/v0/health": probe("health", "The process serves.", "Health"),
-        "/healthz": probe("healthAlias", "As `/v0/health`.", "Health"),
-        "/v0/ready": probe("ready", "Whether requests are taken.", "Ready", *gated),
-        "/readyz": probe("readyAlias", "As `/v0/ready`.", "Ready", *gated),
+        "/v0/health": _probe("health", "The process serves.", "Health"),
+        "/healthz": _probe("healthAlias", "As `/v0/health`.", "Health"),
+        "/v0/ready": _probe("ready", "Whether requests are taken.", "Ready", *gated),
+        "/readyz": _probe("readyAlias", "As `/v0/ready`.", "Ready", *gated),
         "/v0/metrics": {"get": metrics},
         "/v0/openapi.json": {"get": described},
+        "/v0/docs": {"get": page},
+        "/v0/docs/{file}": {
+            "parameters": [in_path("file", "^[a-z-]+[.](css|js|png)$", "A file of the page.")],
+            "get": _page_file(),
+        },
     }
+
+
+def _probe(operation_id: str, summary: str, schema: str, *codes: Code) -> Schema:
+    told = {"200": answer("The figures.", ref(schema))}
+    # Without a key, unless TOPICS_PROBE_AUTH asks for one.
+    refusals = (*codes, Code.UNAUTHORIZED)
+    return {
+        "get": operation(operation_id, summary, told, tag="server", scopes=None, codes=refusals)
+    }
+
+
+def _shown(operation_id: str, summary: str, schema: Schema, media: str) -> Schema:
+    told = {"200": answer("It is.", schema, media)}
+    return operation(operation_id, summary, told, tag="server", scopes=None)
+
+
+def _page_file() -> Schema:
+    kinds = {media: {"schema": text()} for media in ("text/css", "text/javascript", "image/png")}
+    return operation(
+        "referenceFile",
+        "A script, a style sheet or a picture of that page.",
+        {"200": {"description": "The file.", "content": kinds}},
+        tag="server",
+        scopes=None,
+        codes=(Code.NOT_FOUND,),
+    )

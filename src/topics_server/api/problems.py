@@ -50,6 +50,8 @@ RETRY_AFTER_S: Final[dict[Code, int]] = {
     Code.STORAGE_READ_ONLY: 30,
 }
 
+_CHALLENGE: Final = ((b"www-authenticate", b"Bearer"),)
+
 _encode: Final = msgspec.json.Encoder().encode
 
 assert set(STATUS_OF) == set(Code), "every code has its status"
@@ -62,7 +64,9 @@ def status_of(error: TopicsError) -> int:
 
 
 def headers_of(error: TopicsError) -> Headers:
-    """What a refusal carries beside its body: `Retry-After` where trying again helps."""
+    """What a refusal carries beside its body: how to be let in, or when to try again."""
+    if error.code is Code.UNAUTHORIZED:
+        return _CHALLENGE
     seconds = RETRY_AFTER_S.get(error.code)
     if seconds is None:
         return ()

@@ -10,18 +10,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final, cast
 
+from topics_server.api.access import check_name
 from topics_server.api.bodies import parse_query, query_page_size
 from topics_server.api.fanout import FAILED, Stream
 from topics_server.api.guard import ConnectionSlot, admit, check_accepts_stream
 from topics_server.api.http import (
     Answer,
-    ClientGoneError,
     EventStream,
     Receive,
     Request,
     Response,
     Send,
 )
+from topics_server.api.keys import Caller
 from topics_server.api.outbox import Send as DrivenSend
 from topics_server.api.problems import status_of
 from topics_server.api.queue_bodies import (
@@ -46,7 +47,8 @@ from topics_server.api.queue_frames import (
     render_redriven,
 )
 from topics_server.api.readiness import until_ready
-from topics_server.api.sse import RETRY, SSE, STREAM_HEADERS, error_frame
+from topics_server.api.receiving import ClientGoneError
+from topics_server.api.sse import RETRY, REVOKED, SSE, STREAM_HEADERS, error_frame
 from topics_server.api.state import ServerState
 from topics_server.clock import now_ms
 from topics_server.engine.topic import Topic
@@ -130,13 +132,29 @@ async def redrive(state: ServerState, request: Request) -> Response:
     asked = decode_redrive(request.body, request.name, limits)
     done = await queues.redrive(
         request.name,
-        asked.source,
+        _source(state, request, asked.source),
         seqs=asked.seqs,
         match=asked.match,
         after_seq=asked.after_seq,
         max_jobs=asked.max_jobs,
     )
     return Response(200, render_redriven(request.name, done, request.elapsed_ms()))
+
+
+def _source(state: ServerState, request: Request, source: str | None) -> str | None:
+    """Where a redrive takes letters from; raises `forbidden` if the caller may not name it."""
+    caller = request.caller
+    if source is not None:
+        check_name(caller, source, "from")
+    elif caller.prefixes:
+        source = admit(state).state(request.name, touch=False).config.dead_letter
+        if source is not None and not caller.may_name(source):
+            raise TopicsError(
+                Code.FORBIDDEN,
+                "the queue's dead_letter topic is outside of the names that the key may touch",
+                {"field": "from"},
+            )
+    return source
 
 
 async def leases(state: ServerState, request: Request) -> Response:
@@ -167,10 +185,11 @@ async def work(state: ServerState, request: Request) -> Answer:
     topic, _ = await queues.queue(request.name)
     # It may have waited for a change of the topic.
     await until_ready(state, request)
-    slot = ConnectionSlot(state)
+    slot = ConnectionSlot(state, request.caller.key)
     if request.method == "HEAD":
         return EventStream(STREAM_HEADERS, _nothing, slot.free)
-    return EventStream(STREAM_HEADERS, Worker(state, queues, topic, asked).run, slot.free)
+    worker = Worker(state, queues, topic, asked, request.caller)
+    return EventStream(STREAM_HEADERS, worker.run, slot.free)
 
 
 async def _nothing(_receive: Receive, _send: Send) -> None:
@@ -180,15 +199,21 @@ async def _nothing(_receive: Receive, _send: Send) -> None:
 class Worker:
     """One push stream: what its `Push` claims, as frames on a connection."""
 
-    __slots__ = ("_asked", "_push", "_queues", "_state", "_stream", "_topic")
+    __slots__ = ("_asked", "_caller", "_push", "_queues", "_state", "_stream", "_topic")
 
     def __init__(
-        self, state: ServerState, queues: QueueService, topic: Topic, asked: ClaimRequest
+        self,
+        state: ServerState,
+        queues: QueueService,
+        topic: Topic,
+        asked: ClaimRequest,
+        caller: Caller,
     ) -> None:
         self._state = state
         self._queues = queues
         self._topic = topic
         self._asked = asked
+        self._caller = caller
         # There while it runs.
         self._push: Push
         self._stream: Stream
@@ -216,6 +241,8 @@ class Worker:
             # The head may have waited for its socket, and meanwhile the server may be going down.
             if self._state.phase != "ready":
                 stream.end(at_once=True)
+            elif not self._caller.until_revoked(self._revoke):
+                self._revoke()
             else:
                 stream.push(RETRY + SSE.heartbeat(now_ms()))
                 push.start()
@@ -223,8 +250,14 @@ class Worker:
             while (await receive())["type"] != "http.disconnect":
                 pass
         finally:
+            self._caller.forget(self._revoke)
             push.close()
             stream.close()
+
+    def _revoke(self) -> None:
+        """The key is no more what it was: its jobs are others'."""
+        self._push.close()
+        self._stream.end(REVOKED)
 
     async def _deliver(self, jobs: Sequence[LeasedJob]) -> None:
         """Send jobs; return when the socket has taken them."""

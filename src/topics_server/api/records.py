@@ -24,7 +24,8 @@ from topics_server.api.bodies import (
     query_bool,
 )
 from topics_server.api.guard import admit
-from topics_server.api.http import ClientGoneError, Request, Response, Underway
+from topics_server.api.http import Request, Response, Underway
+from topics_server.api.receiving import ClientGoneError
 from topics_server.api.rendering import (
     page_performance,
     render_appended,
@@ -32,6 +33,7 @@ from topics_server.api.rendering import (
     render_page,
 )
 from topics_server.api.state import ServerState, Store
+from topics_server.api.visible import check_config
 from topics_server.appends import DecodedAppend, decode_append
 from topics_server.engine.answers import Appended, Page, ReadRequest
 from topics_server.errors import StorageError, TopicsError
@@ -70,6 +72,7 @@ async def append(state: ServerState, request: Request) -> Response:
     config = None
     if decoded.config is not None:
         config = decode_inline_config(decoded.config, request.name)
+        check_config(request.caller, config, "config.")
     name, body, key = request.name, request.body, asked.key
     done = await store.append(name, body, decoded, header_key=key, config=config)
     if request.parked_ms:

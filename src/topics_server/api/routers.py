@@ -5,6 +5,7 @@ Plain functions of the server's state and one request. Called through the route 
 
 from __future__ import annotations
 
+from topics_server.api.access import check_name
 from topics_server.api.bodies import encode_cursor, parse_query
 from topics_server.api.guard import admit
 from topics_server.api.http import Request, Response
@@ -16,6 +17,8 @@ from topics_server.api.rendering import (
 )
 from topics_server.api.router_bodies import decode_router, query_routers
 from topics_server.api.state import Routers, ServerState
+from topics_server.api.visible import check_router, shown_conflict
+from topics_server.errors import Code, TopicsError
 
 
 def _admitted(state: ServerState) -> Routers:
@@ -28,7 +31,14 @@ def _admitted(state: ServerState) -> Routers:
 async def put_router(state: ServerState, request: Request) -> Response:
     """`PUT /v0/routers/{router}`: create a router or replace its definition; no body is `{}`."""
     routers = _admitted(state)
-    outcome = await routers.put(request.name, decode_router(request.body or b"{}"))
+    spec = decode_router(request.body or b"{}")
+    check_name(request.caller, spec.definition.source, "source")
+    check_name(request.caller, spec.definition.dest, "dest")
+    _check_known(routers, request)
+    try:
+        outcome = await routers.put(request.name, spec)
+    except TopicsError as error:
+        raise shown_conflict(request.caller, error) from None
     body = render_router_put(request.name, outcome, request.elapsed_ms())
     return Response(201 if outcome.created else 200, body)
 
@@ -36,6 +46,7 @@ async def put_router(state: ServerState, request: Request) -> Response:
 def get_router(state: ServerState, request: Request) -> Response:
     """`GET /v0/routers/{router}`: what it does, and how far it is."""
     found = _admitted(state).get(request.name)
+    check_router(request.caller, found.name, found.definition)
     return Response(200, render_router(found, request.elapsed_ms()))
 
 
@@ -49,6 +60,7 @@ def list_routers(state: ServerState, request: Request) -> Response:
         dest=asked.dest,
         after=asked.after,
         page_size=asked.page_size,
+        may_name=request.caller.may_name if request.caller.prefixes else None,
     )
     cursor = None if page.next_after is None else encode_cursor(page.next_after)
     return Response(200, render_routers(page, cursor, request.elapsed_ms()))
@@ -56,5 +68,20 @@ def list_routers(state: ServerState, request: Request) -> Response:
 
 async def drop_router(state: ServerState, request: Request) -> Response:
     """`DELETE /v0/routers/{router}`: it copies nothing more; its copies stay."""
-    dropped = await _admitted(state).delete(request.name)
+    routers = _admitted(state)
+    _check_known(routers, request)
+    dropped = await routers.delete(request.name)
     return Response(200, render_router_dropped(request.name, dropped, request.elapsed_ms()))
+
+
+def _check_known(routers: Routers, request: Request) -> None:
+    """Raises `forbidden` for a router of this name that goes outside of the caller's names."""
+    if not request.caller.prefixes:
+        return
+    try:
+        found = routers.get(request.name)
+    except TopicsError as error:
+        if error.code is not Code.ROUTER_NOT_FOUND:
+            raise
+    else:
+        check_router(request.caller, found.name, found.definition)

@@ -444,6 +444,8 @@ def _router_schemas() -> Schema:
 def _other_answers() -> Schema:
     performance = {"performance": ref("Performance")}
     told = object_of("code message", code=text(enum=_codes()), message=text(), detail=object_of(""))
+    labels: Schema = {"type": "object", "additionalProperties": text()}
+    labelled = object_of("labels value", labels=labels, value={"type": "number"})
     times = ("server_total_ms", "wal_append_ms", "fsync_ms", "throttle_wait_ms")
     return {
         "Performance": object_of(
@@ -452,6 +454,12 @@ def _other_answers() -> Schema:
             records_scanned=u64(),
         ),
         "Error": object_of("error", error=told),
+        "Metrics": {
+            "type": "object",
+            "description": "Figures by name; the same as in the text.",
+            "properties": {"performance": ref("Performance")},
+            "additionalProperties": {"anyOf": [{"type": "number"}, list_of(labelled)]},
+        },
         "Health": _all(
             {"status": {"const": "ok"}, "version": text(), "uptime_ms": u64()} | performance
         ),

@@ -44,6 +44,10 @@ def error_frame(code: int, message: str, **more: object) -> bytes:
     return frame(b"error", _encode({"code": code, "error": message, **more}))
 
 
+# What a stream says whose key was taken away, or grants other things from now on.
+REVOKED: Final = error_frame(401, "the key of this stream is no longer what it was")
+
+
 def records_json(event: Records, cache: RenderCache) -> bytes:
     """The members of a record frame, without the braces around them; also a WebSocket's."""
     parts: list[bytes | memoryview] = [

@@ -14,7 +14,9 @@ from collections.abc import Callable, Sequence
 from typing import Literal, Protocol
 
 from topics_server.api.fanout import Fanout
+from topics_server.api.keys import KeyRing
 from topics_server.api.patience import Patience
+from topics_server.api.tickets import Tickets
 from topics_server.appends import DecodedAppend
 from topics_server.clock import monotonic_ms
 from topics_server.engine.answers import (
@@ -28,7 +30,7 @@ from topics_server.engine.answers import (
 )
 from topics_server.engine.throttle import Throttle
 from topics_server.engine.watching import WatchSessions
-from topics_server.metrics import ShardFacts
+from topics_server.metrics import DiskFacts, PressureFacts, RecoveryFacts, RouteFacts, ShardFacts
 from topics_server.model import Durability, TagMatch, TopicConfig
 from topics_server.queue.service import QueueService
 from topics_server.rendered import RenderCache
@@ -68,6 +70,16 @@ class ApiSettings(Protocol):
     @property
     def max_sse_connections(self) -> int:
         """Open streams and WebSockets together; 0 is unlimited."""
+        ...
+
+    @property
+    def max_sse_connections_per_key(self) -> int:
+        """Those of one key; 0 is unlimited."""
+        ...
+
+    @property
+    def max_inflight_per_key(self) -> int:
+        """Requests of one key that are served at once; 0 is unlimited."""
         ...
 
     @property
@@ -186,10 +198,6 @@ class Store(Protocol):
         """Journal shards that take no writes until a restart."""
         ...
 
-    def topic_states(self, limit: int) -> tuple[list[TopicState], bool]:
-        """States of at most `limit` topics, and whether there are more."""
-        ...
-
 
 class Routers(Protocol):
     """The routers as the API sees them. Names are valid; refusals are `TopicsError`."""
@@ -210,8 +218,9 @@ class Routers(Protocol):
         dest: str | None,
         after: str | None,
         page_size: int,
+        may_name: Callable[[str], bool] | None = None,
     ) -> RouterPage:
-        """Routers in name order, those after `after`."""
+        """Routers in name order after `after`; all of whose names `may_name` takes, if given."""
         ...
 
     async def delete(self, name: str) -> bool:
@@ -220,10 +229,6 @@ class Routers(Protocol):
 
     def routers_of(self, topic_name: str) -> list[str]:
         """The routers from and into a topic, sorted."""
-        ...
-
-    def states(self, limit: int) -> tuple[list[RouterState], bool]:
-        """States of at most `limit` routers, and whether there are more."""
         ...
 
     def __len__(self) -> int:
@@ -235,13 +240,16 @@ class Routers(Protocol):
 class ServerState:
     """The one shared state of all handlers.
 
-    `progress` tells how far recovery is (0 to 1); `started_ms` is of the monotonic clock; `shards`
-    tells the journal's figures; `patience` is with connections; `connections` counts open streams
-    and WebSockets (`api/guard`).
+    `progress` tells how far recovery is (0 to 1); `keys` who may call, `tickets` what lets into
+    streams; `started_ms` is of the monotonic clock; `shards` tells the journal's figures;
+    `connections` counts open streams and WebSockets (`api/guard`); `requests` tells what became of
+    requests, `disk` (*blocking*) what lies on it; `patience` is with connections.
     """
 
     settings: ApiSettings
     progress: Callable[[], float]
+    keys: KeyRing = dataclasses.field(default_factory=KeyRing)
+    tickets: Tickets = dataclasses.field(default_factory=Tickets)
     store: Store | None = None
     fanout: Fanout | None = None
     sessions: WatchSessions | None = None
@@ -254,6 +262,13 @@ class ServerState:
     patience: Patience = dataclasses.field(default_factory=Patience)
     throttle: Throttle = dataclasses.field(default_factory=Throttle)
     connections: int = 0
+    requests: Callable[[], Sequence[RouteFacts]] = tuple
+    # Set by `node` and `server`: figures that are theirs to know.
+    http_connections: Callable[[], int] | None = None
+    disk: Callable[[], DiskFacts] | None = None
+    pressure: Callable[[], PressureFacts] | None = None
+    recovery: RecoveryFacts | None = None
+    log_lines_dropped: Callable[[], int] | None = None
     _waiting: set[asyncio.Future[None]] = dataclasses.field(default_factory=set)
 
     def enter(self, phase: Phase) -> None:

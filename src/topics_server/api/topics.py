@@ -21,13 +21,16 @@ from topics_server.api.rendering import (
     render_state,
     render_topics,
 )
-from topics_server.api.state import ServerState
+from topics_server.api.state import Routers, ServerState
+from topics_server.api.visible import check_config, sees_router, shown_state
+from topics_server.api.visible import list_topics as visible_topics
 
 
 async def put_topic(state: ServerState, request: Request) -> Response:
     """`PUT /v0/topics/{topic}`: create a topic or replace its configuration; no body is `{}`."""
     store = admit(state)
     asked = decode_config(request.body or b"{}", request.name)
+    check_config(request.caller, asked.config)
     outcome = await store.put_topic(request.name, asked.config, keep_type=asked.keep_type)
     if state.queues is not None:
         state.queues.configured(request.name, outcome.config)
@@ -40,14 +43,17 @@ def get_topic(state: ServerState, request: Request) -> Response:
     store = admit(state)
     touch = query_bool(parse_query(request.query), "touch", True)
     found = store.state(request.name, touch=touch)
-    return Response(200, render_state(found, request.elapsed_ms()))
+    shown = shown_state(request.caller, found)
+    return Response(200, render_state(shown, request.elapsed_ms()))
 
 
 def list_topics(state: ServerState, request: Request) -> Response:
     """`GET /v0/topics`: a page of topics in name order."""
     store = admit(state)
     query = parse_query(request.query)
-    page = store.list_topics(
+    page = visible_topics(
+        store,
+        request.caller,
         prefix=query.get("prefix", ""),
         after=query_cursor(query),
         page_size=query_page_size(query),
@@ -62,7 +68,15 @@ async def drop_topic(state: ServerState, request: Request) -> Response:
     store = admit(state)
     if_empty = query_bool(parse_query(request.query), "if_empty", False)
     # They go with the topic, so afterwards nobody knows them.
-    routers = [] if state.routers is None else state.routers.routers_of(request.name)
+    routers = [] if state.routers is None else _routers_of(state.routers, request)
     dropped = await store.drop_topic(request.name, if_empty=if_empty)
     removed = routers if dropped else []
     return Response(200, render_dropped(request.name, dropped, removed, request.elapsed_ms()))
+
+
+def _routers_of(routers: Routers, request: Request) -> list[str]:
+    """Names of the topic's routers, as far as the caller may know of them."""
+    names, caller = routers.routers_of(request.name), request.caller
+    if not caller.prefixes:
+        return names
+    return [name for name in names if sees_router(caller, name, routers.get(name).definition)]

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final, cast
 
+from topics_server.api.access import check_name, unauthorized
 from topics_server.api.bodies import parse_query, query_bool
 from topics_server.api.cursor_ids import IdOf, Place, Positions, decode_id
 from topics_server.api.fanout import GOING_AWAY, Stream
@@ -23,12 +24,15 @@ from topics_server.api.http import (
     Response,
     Send,
 )
+from topics_server.api.keys import Caller
 from topics_server.api.outbox import Send as DrivenSend
 from topics_server.api.readiness import until_ready
 from topics_server.api.rendering import render_json
-from topics_server.api.sse import RETRY, SSE, STREAM_HEADERS, error_frame
+from topics_server.api.sse import RETRY, REVOKED, SSE, STREAM_HEADERS, error_frame
 from topics_server.api.state import ServerState
+from topics_server.api.tickets import TICKET_TTL_MS
 from topics_server.api.watch_bodies import Start, decode_watch
+from topics_server.clock import monotonic_ms, random_id
 from topics_server.engine.cursors import Cursor
 from topics_server.engine.feeds import Feeds, TopicView
 from topics_server.engine.sessions import WatchSession
@@ -38,6 +42,7 @@ from topics_server.limits import U64_MAX
 
 _TAKEN_OVER: Final = error_frame(409, "another connection has taken this watch session over")
 _FIRST_EPOCH: Final = 1
+_TICKET_BYTES: Final = 16
 # The id of no topic: whoever stood in one that is gone, and by now has no id any more.
 _NO_TOPIC_ID: Final = 0
 
@@ -49,11 +54,17 @@ async def open_session(state: ServerState, request: Request) -> Response:
     sent = decode_watch(
         request.body, max_topics=settings.max_watch_topics, max_limit=settings.max_limit
     )
-    is_lenient = query_bool(parse_query(request.query), "lenient", False)
+    for name in sent.topics:
+        check_name(request.caller, name, f"topics.{name}")
+    query = parse_query(request.query)
+    is_lenient = query_bool(query, "lenient", False)
+    with_ticket = query_bool(query, "ticket", False)
     fanout, sessions = state.watching()
     views = _resolve(fanout.feeds, sent.topics, is_lenient=is_lenient)
     cursors = _starting(views, sent.topics, sent.positions)
-    session = await sessions.open(sent.options, list(cursors.values()))
+    key = request.caller.key
+    owner = None if key is None else key.owner
+    session = await sessions.open(sent.options, list(cursors.values()), owner)
     told = {
         "wid": session.wid,
         "stream_url": f"/v0/watch/{session.wid}",
@@ -67,6 +78,10 @@ async def open_session(state: ServerState, request: Request) -> Response:
             for name, view in views.items()
         },
     }
+    if with_ticket:
+        ticket = f"ticket_{random_id(_TICKET_BYTES)}"
+        state.tickets.issue(ticket, session.wid, request.caller, monotonic_ms())
+        told |= {"ticket": ticket, "ticket_ttl_ms": TICKET_TTL_MS}
     return Response(200, render_json(told, request.elapsed_ms()))
 
 
@@ -125,10 +140,20 @@ async def stream(state: ServerState, request: Request) -> Answer:
             Code.NOT_FOUND,
             "there is no such watch session (any more): POST /v0/watch makes one",
         )
+    if state.keys.is_on:
+        _check_owner(session, request.caller)
     if request.method == "HEAD":
-        return EventStream(STREAM_HEADERS, _nothing, ConnectionSlot(state).free)
-    watcher = Watcher(state, session, request.headers.get(b"last-event-id"))
+        return EventStream(STREAM_HEADERS, _nothing, ConnectionSlot(state, request.caller.key).free)
+    watcher = Watcher(state, session, request.caller, request.headers.get(b"last-event-id"))
     return EventStream(STREAM_HEADERS, watcher.run, watcher.free)
+
+
+def _check_owner(session: WatchSession, caller: Caller) -> None:
+    """Only the key that made a session opens it, and only what it may name today (§7.1)."""
+    if caller.key is None or session.owner != caller.key.owner:
+        raise unauthorized("this watch session was made with another key")
+    for name in session.cursors:
+        check_name(caller, name, f"topics.{name}")
 
 
 async def _nothing(_receive: Receive, _send: Send) -> None:
@@ -138,18 +163,21 @@ async def _nothing(_receive: Receive, _send: Send) -> None:
 class Watcher:
     """One GET of a session. Whoever makes one calls `free`, `run` or not."""
 
-    __slots__ = ("_is_replaced", "_session", "_slot", "_state", "_stream")
+    __slots__ = ("_caller", "_is_replaced", "_session", "_slot", "_state", "_stream")
 
-    def __init__(self, state: ServerState, session: WatchSession, last_id: bytes | None) -> None:
+    def __init__(
+        self, state: ServerState, session: WatchSession, caller: Caller, last_id: bytes | None
+    ) -> None:
         """Take the session over. Raises `throttled`."""
         older = session.stream
         if isinstance(older, Watcher):
             older.replace()
         self._state = state
         self._session = session
+        self._caller = caller
         self._stream: Stream | None = None
         self._is_replaced = False
-        self._slot = ConnectionSlot(state)
+        self._slot = ConnectionSlot(state, caller.key)
         fanout, sessions = state.watching()
         if last_id is not None:
             resume(fanout.feeds, session, last_id)
@@ -180,6 +208,8 @@ class Watcher:
             # The head may have waited for its socket, and meanwhile something else came.
             if self._is_replaced:
                 stream.end(_TAKEN_OVER)
+            elif not self._caller.until_revoked(self._revoke):
+                self._revoke()
             elif self._state.phase != "ready":
                 stream.end(code=GOING_AWAY)
             else:
@@ -197,7 +227,13 @@ class Watcher:
             while (await receive())["type"] != "http.disconnect":
                 pass
         finally:
+            self._caller.forget(self._revoke)
             stream.close()
+
+    def _revoke(self) -> None:
+        """The key is no more what it was."""
+        if self._stream is not None:
+            self._stream.end(REVOKED)
 
     def free(self) -> None:
         """Let go of the session, which stays where the stream left it."""

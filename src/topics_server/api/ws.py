@@ -21,12 +21,21 @@ from typing import Any, Final, cast
 import msgspec
 
 from topics_server.api import ws_frames
-from topics_server.api.fanout import FAILED, GOING_AWAY, Fanout, Stream
+from topics_server.api.access import (
+    SUBPROTOCOL,
+    authorized_socket,
+    check_name,
+    check_scopes,
+    unauthorized,
+)
+from topics_server.api.fanout import FAILED, GOING_AWAY, REFUSED, Fanout, Stream
 from topics_server.api.guard import ConnectionSlot, admit
 from topics_server.api.http import Receive, Request, Response, Scope, Send, refuse_socket
+from topics_server.api.keys import ADMIN, EVERYBODY, READ, WRITE, Caller
 from topics_server.api.outbox import Send as DrivenSend
 from topics_server.api.problems import from_storage, internal
 from topics_server.api.state import ServerState
+from topics_server.api.visible import check_config
 from topics_server.api.ws_commands import (
     Command,
     Ping,
@@ -45,6 +54,7 @@ from topics_server.metrics import log
 _COMMANDS_A_TURN: Final = 16
 # A socket has no heartbeat of ours; this is how often the fan-out looks at one.
 _LOOK_MS: Final = 60_000
+_REVOKED: Final = "the key of this socket is no longer what it was"
 _OWN_PORTS: Final = {b"http": b":80", b"https": b":443"}
 
 
@@ -58,16 +68,20 @@ async def serve(state: ServerState, scope: Scope, receive: Receive, send: Send) 
     if (await receive())["type"] != "websocket.connect":
         return
     try:
-        check_origin(dict(scope["headers"]), state.settings.allowed_origins)
+        headers = dict(scope["headers"])
+        offered = scope.get("subprotocols", ())
+        caller = authorized_socket(state.keys, headers, offered)
+        check_origin(headers, state.settings.allowed_origins)
         admit(state)
-        slot = ConnectionSlot(state)
+        slot = ConnectionSlot(state, caller.key)
     except TopicsError as refusal:
         await refuse_socket(scope, send, refusal)
         return
     try:
-        await send({"type": "websocket.accept"})
+        selected = SUBPROTOCOL if SUBPROTOCOL in offered else None
+        await send({"type": "websocket.accept", "subprotocol": selected})
         assert state.fanout is not None, "ready means there is one"
-        await Connection(state, state.fanout, send).run(receive)
+        await Connection(state, state.fanout, send, caller).run(receive)
     finally:
         slot.free()
 
@@ -145,8 +159,11 @@ class _Job:
 class Connection:
     """One open socket."""
 
-    def __init__(self, state: ServerState, fanout: Fanout, send: Send) -> None:
+    def __init__(
+        self, state: ServerState, fanout: Fanout, send: Send, caller: Caller = EVERYBODY
+    ) -> None:
         self._state = state
+        self._caller = caller
         self._fanout = fanout
         # The stream runs sends by hand, which an awaitable that is no coroutine would not allow.
         driven = cast(DrivenSend, send)
@@ -162,15 +179,22 @@ class Connection:
     async def run(self, receive: Receive) -> None:
         """Take messages until the client or the stream ends the connection."""
         try:
+            if not self._caller.until_revoked(self._revoke):
+                self._revoke()
             await self._take_all(receive)
         except Exception:
             log.exception("defect while serving a WebSocket")
             self._stream.end(ws_frames.error(None, internal()), FAILED)
             raise
         finally:
+            self._caller.forget(self._revoke)
             self._stream.close()
         # Their records are appended whoever asked; nobody reads the answers any more.
         await self._until(lambda: not self._lanes)
+
+    def _revoke(self) -> None:
+        """The key is no more what it was."""
+        self._stream.end(ws_frames.error(None, unauthorized(_REVOKED)), REFUSED)
 
     async def _take_all(self, receive: Receive) -> None:
         count = 0
@@ -199,6 +223,7 @@ class Connection:
             if text is None:
                 raise invalid("commands are JSON text messages; this one is binary")
             command = self._decode(text)
+            self._check(command)
             match command:
                 case Publish():
                     admit(self._state)
@@ -230,6 +255,23 @@ class Connection:
         return decode_command(
             text, max_limit=settings.max_limit, max_topics=settings.max_watch_topics
         )
+
+    def _check(self, command: Command) -> None:
+        """Whether the caller may do this (§7, WebSocket). Raises `forbidden`."""
+        caller = self._caller
+        if caller.key is None:
+            return
+        if caller.is_stale:
+            raise unauthorized(_REVOKED)
+        if isinstance(command, Publish):
+            check_scopes(caller, WRITE if command.config is None else WRITE | ADMIN)
+            check_name(caller, command.topic, "topic")
+            if command.config is not None:
+                check_config(caller, command.config, "config.")
+        elif isinstance(command, Subscribe):
+            check_scopes(caller, READ)
+            for name in command.starts:
+                check_name(caller, name, "topic")
 
     def _subscribe(self, command: Subscribe) -> None:
         """Follow all topics of the command, or none."""

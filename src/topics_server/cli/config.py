@@ -1,4 +1,8 @@
-"""`topics config`: the settings in force and where each came from; secrets masked."""
+"""`topics config`: the settings in force and where each came from; secrets masked.
+
+Exit code 0: a server would start with them. 1: it would refuse, standard error says why. 2: a value
+is not allowed, or two do not go together.
+"""
 
 from __future__ import annotations
 
@@ -43,6 +47,7 @@ def command(
         note(line)
     if (reason := refusal(found.settings)) is not None:
         note(f"the server would not start: {reason}")
+        ctx.exit(1)
 
 
 def _source(ctx: click.Context, parameter: str) -> str:

@@ -11,7 +11,7 @@ import click
 import msgspec
 
 from topics_server.cli.flags import loaded, settings_flags
-from topics_server.settings import refusal
+from topics_server.settings import forget_secrets, refusal
 
 
 @click.command("serve")
@@ -31,6 +31,7 @@ def command(ctx: click.Context, /, **flags: Any) -> None:
         if found.settings.log_format == "json":
             line = msgspec.json.encode({"level": "warning", "event": line}).decode()
         click.echo(line, err=True)
+    forget_secrets()
     from topics_server.server import run
 
     ctx.exit(run(found.settings))

@@ -23,19 +23,30 @@ _END_S: Final = 1.0
 @contextlib.contextmanager
 def stopped_by_user() -> Iterator[None]:
     """Ctrl-C ends the verb as a success."""
-    before = signal.signal(signal.SIGINT, _interrupt)
+    late = threading.Timer(_END_S, os._exit, (0,))
+    late.daemon = True
+
+    def interrupt(_number: int, _frame: Any) -> None:
+        # Where it lands in a clean-up, Python only prints the exception and goes on.
+        if late.ident is None:
+            late.start()
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGINT, interrupt)
     try:
         yield
     except KeyboardInterrupt:
         pass
     finally:
         signal.signal(signal.SIGINT, before)
+        late.cancel()
 
 
 @contextlib.contextmanager
 def stopped_by_reader() -> Iterator[None]:
     """Ctrl-C, and the end of whoever reads our output, end the verb as a success."""
-    _watch_output()
+    ended = threading.Event()
+    _watch_output(ended)
     try:
         with stopped_by_user():
             yield
@@ -43,17 +54,11 @@ def stopped_by_reader() -> Iterator[None]:
     except BrokenPipeError:
         # What is still buffered has no reader; the interpreter's own flush must not complain.
         sys.stdout = None
+    finally:
+        ended.set()
 
 
-def _interrupt(_number: int, _frame: Any) -> None:
-    # Where it lands in a clean-up, Python only prints the exception and goes on.
-    late = threading.Timer(_END_S, os._exit, (0,))
-    late.daemon = True
-    late.start()
-    raise KeyboardInterrupt
-
-
-def _watch_output() -> None:
+def _watch_output(ended: threading.Event) -> None:
     """Notice the end of a pipe also while there is nothing to write, as `tail -f` does."""
     try:
         descriptor = sys.stdout.fileno()
@@ -67,6 +72,7 @@ def _watch_output() -> None:
 
     def wait() -> None:
         poll.poll()
-        os._exit(0)  # at once, also out of a blocking read, and in no clean-up
+        if not ended.is_set():
+            os._exit(0)  # at once, also out of a blocking read, and in no clean-up
 
     threading.Thread(target=wait, daemon=True).start()

@@ -12,6 +12,7 @@ The watchdog is the socket's own read timeout, because any byte, a heartbeat too
 from __future__ import annotations
 
 import functools
+import ssl
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final, ParamSpec, TypeVar
@@ -198,8 +199,13 @@ class Following:
         self._positions = self._open()
         read_s = 2 * int(self._options["heartbeat_ms"]) / 1000 + SLACK_S
         timeout = httpx.Timeout(CONNECT_S, read=read_s)
+        # As the session's own connection does: SSL_CERT_FILE may name whom to trust.
+        trusted = ssl.create_default_context() if self._client.url.startswith("https:") else False
         with httpx.Client(
-            timeout=timeout, trust_env=False, headers=self._client.authorization
+            timeout=timeout,
+            trust_env=False,
+            verify=trusted,
+            headers=self._client.authorization,
         ) as http:
             while self._positions.live:
                 try:

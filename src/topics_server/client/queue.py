@@ -6,6 +6,7 @@ raises the kinds of `errors`; `Unreachable` after the patience of the call is us
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
@@ -66,9 +67,12 @@ def headers(token: str | None) -> dict[str, str]:
     return {**found, "Authorization": f"Bearer {token}"} if token else found
 
 
-def verified(url: str) -> bool:
-    """Whether certificates matter; loading them takes tens of milliseconds."""
-    return url.startswith("https:")
+def verified(url: str) -> ssl.SSLContext | bool:
+    """Who is trusted: whom the machine trusts, or SSL_CERT_FILE names.
+
+    False where certificates do not matter; loading them takes tens of milliseconds.
+    """
+    return ssl.create_default_context() if url.startswith("https:") else False
 
 
 def unreachable(error: httpx.TransportError, url: str) -> Unreachable:

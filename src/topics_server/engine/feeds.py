@@ -141,6 +141,11 @@ class Feeds:
         earliest = topic.earliest_seq(self._clock.now_ms())
         return TopicView(topic.topic_id, topic.epoch, topic.log.head_seq, earliest)
 
+    def lag_of(self, cursor: Cursor) -> int:
+        """Seqs of its topic behind a cursor; 0 where that topic is gone."""
+        topic = self._registry.get(cursor.topic_id)
+        return 0 if topic is None else max(0, topic.log.head_seq - cursor.seq)
+
     def follow(self, reader: Reader, cursor: Cursor, options: Options) -> Track | None:
         """Tell `reader` of a topic from its cursor on; `None` if there is no such topic.
 

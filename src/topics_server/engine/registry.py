@@ -38,6 +38,9 @@ class Registry:
         self.sealed_of: Callable[[int], Sequence[SealedIndex]] | None = None
         self.records_live = 0
         self.bytes_live = 0
+        # Records lost to damage, of all topics there are; and of those that lost any.
+        self.damaged_records = 0
+        self._damaged: dict[int, int] = {}
         self.queue_topics = 0
         self._classes: Counter[Durability] = Counter()
         self._counted: dict[int, tuple[int, int]] = {}
@@ -61,11 +64,6 @@ class Registry:
 
     def __iter__(self) -> Iterator[Topic]:
         return iter(list(self._by_id.values()))
-
-    @property
-    def damaged_records(self) -> int:
-        """Records lost to damage, of all topics there are."""
-        return sum(topic.log.damaged_records for topic in self._by_id.values())
 
     def counts_by_class(self) -> dict[Durability, int]:
         """How many topics each class has."""
@@ -119,6 +117,9 @@ class Registry:
             self.records_live += log.live_count - records
             self.bytes_live += log.live_bytes - weight
             self._counted[topic.topic_id] = (log.live_count, log.live_bytes)
+        if log.damaged_records:
+            self.damaged_records += log.damaged_records - self._damaged.get(topic.topic_id, 0)
+            self._damaged[topic.topic_id] = log.damaged_records
         assert self.records_live >= 0
         assert self.bytes_live >= 0
 
@@ -154,6 +155,7 @@ class Registry:
         records, weight = self._counted.pop(topic.topic_id)
         self.records_live -= records
         self.bytes_live -= weight
+        self.damaged_records -= self._damaged.pop(topic.topic_id, 0)
         self._count_kind(topic.config, -1)
         del self._names[bisect_left(self._names, topic.name)]
         self.remember_epoch(topic.name, topic.epoch)

@@ -42,7 +42,8 @@ class WatchSession:
     `is_streaming`: a stream is open, or was when the server stopped. `is_restored`: came back with
     a restart and had no stream since. `lsn`: the newest entry that is in here already. `noted`:
     a hash of the positions that the journal was told last, None if that is not known. `stream`:
-    the connection that serves it now, for whoever takes it over; never written.
+    the connection that serves it now, for whoever takes it over; never written. `owner`: see
+    `entries.SessionOpened`.
     """
 
     __slots__ = (
@@ -54,15 +55,22 @@ class WatchSession:
         "noted",
         "opened_ts",
         "options",
+        "owner",
         "stream",
         "stream_count",
         "wid",
     )
 
     def __init__(
-        self, wid: str, options: SessionOptions, cursors: Sequence[CursorAt], opened_ts: int
+        self,
+        wid: str,
+        options: SessionOptions,
+        cursors: Sequence[CursorAt],
+        opened_ts: int,
+        owner: str | None = None,
     ) -> None:
         self.wid = wid
+        self.owner = owner
         self.options = options
         self.cursors: dict[str, Cursor] = {}
         self.move(cursors)
@@ -126,7 +134,7 @@ class SessionTable:
         """The session of this entry, from now on there, journaled or not."""
         session = self._sessions.get(entry.wid)
         if session is None:
-            session = WatchSession(entry.wid, entry.options, entry.cursors, entry.ts)
+            session = WatchSession(entry.wid, entry.options, entry.cursors, entry.ts, entry.owner)
             session.take_note()
             self._sessions[entry.wid] = session
             self._idle[entry.wid] = None
@@ -253,7 +261,9 @@ class SessionTable:
             )
         self._applied_lsn = captured.applied_lsn
         for image in captured.sessions:
-            session = WatchSession(image.wid, image.options, image.cursors, image.opened_ts)
+            session = WatchSession(
+                image.wid, image.options, image.cursors, image.opened_ts, image.owner
+            )
             session.last_used_ts = image.last_used_ts
             session.is_streaming = image.is_streaming
             session.lsn = image.lsn
@@ -279,4 +289,5 @@ def _image_of(session: WatchSession) -> SessionImage:
         session.last_used_ts,
         session.is_streaming,
         session.lsn,
+        session.owner,
     )

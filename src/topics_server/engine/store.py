@@ -553,11 +553,6 @@ class Store:
         """Journal shards that take no writes until a restart."""
         return self._commits.read_only_shards
 
-    def topic_states(self, limit: int) -> tuple[list[TopicState], bool]:
-        """At most `limit` topics' states, and whether there are more."""
-        page = self.list_topics(prefix="", after=None, page_size=limit, touch=False)
-        return page.topics, page.next_after is not None
-
     def drain(self) -> None:
         """The server is going down: whoever waits for records is answered now."""
         self.is_draining = True

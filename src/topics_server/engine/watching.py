@@ -62,9 +62,12 @@ class WatchSessions:
     def __len__(self) -> int:
         return len(self._table)
 
-    async def open(self, options: SessionOptions, cursors: Sequence[Cursor]) -> WatchSession:
+    async def open(
+        self, options: SessionOptions, cursors: Sequence[Cursor], owner: str | None = None
+    ) -> WatchSession:
         """A new session that starts at these cursors (it makes its own), safe from a kill.
 
+        `owner` is kept with it: see `entries.SessionOpened`.
         Raises `throttled` when there are as many as there may be.
         """
         now_ms = self._clock.now_ms()
@@ -78,7 +81,7 @@ class WatchSessions:
                     {"limit": "max_watch_sessions", "max": self._max_sessions},
                 )
         positions = [CursorAt(at.name, at.topic_id, at.epoch, at.seq) for at in cursors]
-        entry = SessionOpened(f"wid_{random_id(_WID_BYTES)}", now_ms, options, positions)
+        entry = SessionOpened(f"wid_{random_id(_WID_BYTES)}", now_ms, options, positions, owner)
         ticket = self._submit(entry)
         if ticket is not None:
             await _settled(ticket)

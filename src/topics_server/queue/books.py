@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator
+from itertools import islice
 from typing import Final
 
 import msgspec
@@ -74,9 +75,13 @@ class QueueBooks:
         counts = self._books[topic.topic_id].counts(now_ms, live_jobs(topic, now_ms))
         return QueueCounts(counts.ready, counts.in_flight, counts.delayed, counts.dead_lettered)
 
-    def in_flight(self, now_ms: int) -> int:
-        """Leases of all queues that have not expired."""
-        return sum(book.in_flight(now_ms) for book in self._books.values())
+    def count_in_flight(self, now_ms: int, slice_queues: int) -> Iterator[int]:
+        """Leases of all queues that have not expired: a running sum, after so many queues each."""
+        total = 0
+        books = iter(list(self._books.values()))
+        while chunk := list(islice(books, slice_queues)):
+            total += sum(book.in_flight(now_ms) for book in chunk)
+            yield total
 
     def _next_id(self) -> int:
         self._last_id = self._last_id % U64_MAX + 1

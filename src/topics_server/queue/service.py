@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from typing import Final
 
 from topics_server.engine.answers import QueueCounts
@@ -396,9 +396,9 @@ class QueueService:
             return _NO_COUNTS  # dropped meanwhile
         return self._books.counts(topic, self._clock.now_ms())
 
-    def in_flight(self) -> int:
-        """Leases of all queues that have not expired."""
-        return self._books.in_flight(self._clock.now_ms())
+    def count_in_flight(self, slice_queues: int) -> Iterator[int]:
+        """Leases of all queues that have not expired: a running sum, after so many queues each."""
+        return self._books.count_in_flight(self._clock.now_ms(), slice_queues)
 
     def tick(self) -> None:
         """Do what timers would do by now: for clocks that are moved by hand."""

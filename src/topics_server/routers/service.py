@@ -9,6 +9,7 @@ page in flight meanwhile, and what its source had by then went by the old defini
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Final
 
 from topics_server.engine.commits import Commits, Ticket
@@ -74,10 +75,16 @@ class RouterService:
         dest: str | None,
         after: str | None,
         page_size: int,
+        may_name: Callable[[str], bool] | None = None,
     ) -> RouterPage:
-        """Routers in name order after `after`."""
+        """Routers in name order after `after`; all of whose names `may_name` takes, if given."""
         found, next_after = self._table.page(
-            prefix=prefix, source=source, dest=dest, after=after, size=page_size
+            prefix=prefix,
+            source=source,
+            dest=dest,
+            after=after,
+            size=page_size,
+            may_name=may_name,
         )
         return RouterPage([self._state(router) for router in found], next_after)
 
@@ -88,11 +95,6 @@ class RouterService:
         except TopicsError:
             return []
         return self._table.of_topic(topic.topic_id)
-
-    def states(self, limit: int) -> tuple[list[RouterState], bool]:
-        """At most `limit` routers, and whether there are more."""
-        page = self.page(prefix="", source=None, dest=None, after=None, page_size=limit)
-        return page.routers, page.next_after is not None
 
     def _state(self, router: Router) -> RouterState:
         cursor_seq, copy_count = self._pump.cursor(router)

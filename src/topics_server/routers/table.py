@@ -86,9 +86,19 @@ class RouterTable:
         return sorted({router.name for router in found})
 
     def page(
-        self, *, prefix: str, source: str | None, dest: str | None, after: str | None, size: int
+        self,
+        *,
+        prefix: str,
+        source: str | None,
+        dest: str | None,
+        after: str | None,
+        size: int,
+        may_name: Callable[[str], bool] | None = None,
     ) -> tuple[list[Router], str | None]:
-        """Up to `size` routers in name order, and the name to go on after if more follow."""
+        """Up to `size` routers in name order, and the name to go on after if more follow.
+
+        With `may_name` only those whose own name, source and destination it takes.
+        """
         assert size > 0
         names = self._names
         start = bisect_left(names, prefix)
@@ -104,6 +114,10 @@ class RouterTable:
             if source is not None and definition.source != source:
                 continue
             if dest is not None and definition.dest != dest:
+                continue
+            if may_name is not None and not all(
+                map(may_name, (name, definition.source, definition.dest))
+            ):
                 continue
             if len(found) == size:
                 return found, found[-1].name

@@ -12,6 +12,7 @@ import msgspec
 
 from topics_server.clock import monotonic_ms
 from topics_server.errors import DiskFull, StorageError
+from topics_server.metrics import StepHistogram
 from topics_server.wal.grouping import NextGroup
 from topics_server.wal.tail import Tail
 
@@ -29,6 +30,8 @@ class Counters(msgspec.Struct):
     loop_groups: int = 0
     queue_depth_peak: int = 0
     submit_full: int = 0
+    group_frames: StepHistogram = msgspec.field(default_factory=StepHistogram)
+    write_us: StepHistogram = msgspec.field(default_factory=StepHistogram)
 
 
 class Job(msgspec.Struct, frozen=True, gc=False):

@@ -325,6 +325,15 @@ class SealedSegments:
             sizes[entry.tier] += entry.data_bytes + entry.idx_bytes
         return sizes[HOT], sizes[COLD]
 
+    def totals(self) -> tuple[tuple[int, int], tuple[int, int]]:
+        """(files, bytes) of all sealed segments, hot and cold. Safe on any thread."""
+        files, sizes = {HOT: 0, COLD: 0}, {HOT: 0, COLD: 0}
+        for topic in list(self._topics.values()):
+            for entry in topic.entries.values():
+                files[entry.tier] += 1
+                sizes[entry.tier] += entry.data_bytes + entry.idx_bytes
+        return (files[HOT], sizes[HOT]), (files[COLD], sizes[COLD])
+
     def is_cold(self, topic_id: int, segment_id: int) -> bool:
         """See `ports.Segments.is_cold`."""
         topic = self._topics.get(topic_id)

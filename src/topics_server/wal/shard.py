@@ -263,11 +263,13 @@ class Shard:
         if took_ms > _SLOW_WRITE_MS and self._job is not None:
             self._had_slow_write = True
         self.counters.loop_groups += 1
-        self._note_written(group)
+        self._note_written(group, took_ms)
         self._report(write_ms=took_ms)
 
-    def _note_written(self, group: NextGroup) -> None:
+    def _note_written(self, group: NextGroup, write_ms: float) -> None:
         counters = self.counters
+        counters.group_frames.observe(group.frame_count)
+        counters.write_us.observe(int(write_ms * 1000))
         counters.groups += 1
         counters.frames += group.frame_count
         counters.bytes += group.frames_bytes
@@ -325,7 +327,7 @@ class Shard:
             self._become_read_only(outcome.reason)
             return
         if outcome.written and job.group is not None:
-            self._note_written(job.group)
+            self._note_written(job.group, outcome.write_ms)
         if outcome.synced:
             self._note_synced(outcome.sync_ms)
         if self._cut_wanted:

@@ -20,6 +20,7 @@ from topics_server.api.app import build_app
 from topics_server.api.connections import HttpConnection
 from topics_server.api.direct import Pending
 from topics_server.api.http import Application
+from topics_server.api.keys import Recalled
 from topics_server.api.patience import Waits
 from topics_server.api.state import ServerState
 from topics_server.api.transport import JoinedHttp, head_of
@@ -569,9 +570,11 @@ def test_a_quick_form_stands_beside_a_handler() -> None:
         ("/v0/topics/{topic}", "POST"),
         ("/v0/topics/{topic}/diff", "POST"),
     ]
-    found = app.answer_now("POST", b"/v0/topics/t", {b"content-type": b"text/plain"}, b"{}")
+    found = app.answer_now(
+        "POST", b"/v0/topics/t", {b"content-type": b"text/plain"}, b"{}", Recalled()
+    )
     assert found is None
     plain = {b"content-type": b"application/json", b"content-length": b"2"}
     with pytest.raises(TopicsError) as refused:
-        app.answer_now("POST", b"/v0/topics/t", plain, b"{}")
+        app.answer_now("POST", b"/v0/topics/t", plain, b"{}", Recalled())
     assert refused.value.code is Code.NOT_READY

@@ -69,7 +69,7 @@ def test_detail_is_absent_when_there_is_none() -> None:
 def test_only_429_and_503_say_when_to_try_again() -> None:
     for code in Code:
         error = TopicsError(code, "")
-        assert bool(headers_of(error)) == (status_of(error) in (429, 503))
+        assert (b"retry-after" in dict(headers_of(error))) == (status_of(error) in (429, 503))
 
 
 @pytest.mark.parametrize(("ms", "seconds"), [(1, b"1"), (1000, b"1"), (1001, b"2"), (0, b"1")])

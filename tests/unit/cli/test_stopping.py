@@ -5,6 +5,11 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import time
+
+import pytest
+
+from topics_server.cli import stopping
 
 # The interrupt lands in a destructor, where Python prints what is raised and goes on.
 _LOST = """
@@ -32,3 +37,15 @@ def test_an_interrupt_that_lands_in_a_clean_up_ends_the_verb() -> None:
         assert verb.stdout.readline() == b"cleaning\n"
         verb.send_signal(signal.SIGINT)
         assert verb.wait(30) == 0
+
+
+def test_whoever_goes_on_after_the_verb_is_not_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended: list[int] = []
+    monkeypatch.setattr("os._exit", ended.append)
+    monkeypatch.setattr(stopping, "_END_S", 0.05)
+    with stopping.stopped_by_user():
+        signal.raise_signal(signal.SIGINT)
+    with stopping.stopped_by_reader():
+        pass
+    time.sleep(0.2)
+    assert ended == []

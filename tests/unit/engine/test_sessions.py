@@ -10,6 +10,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from msgspec.structs import replace
 
 from topics_server.engine import sessions as module
 from topics_server.engine.sessions import SessionTable, WatchSession
@@ -24,6 +25,7 @@ from topics_server.entries import (
 from topics_server.handoff import SessionImage, SessionsPart
 
 VECTOR: Final = Path(__file__).parents[2] / "vectors" / "snapshots" / "sessions.part"
+OWNED_VECTOR: Final = VECTOR.with_name("sessions_owned.part")
 TS: Final = 1_700_000_000_000
 TTL_MS: Final = 1_000
 OPTIONS: Final = SessionOptions(["u1"], 100, 65_536, 15_000, 6, True)
@@ -344,12 +346,33 @@ GOLDEN: Final = SessionsPart(
 )
 
 
+OWNER: Final = "3c0a9f9d0c5e4c1f8a2b7d6e5f403122"
+
+
 def test_golden_part() -> None:
-    part = VECTOR.read_bytes()
-    assert msgspec.msgpack.encode(GOLDEN) == part
+    part = OWNED_VECTOR.read_bytes()
+    first, second = GOLDEN.sessions
+    owned = replace(GOLDEN, sessions=[replace(first, owner=OWNER), second])
+    assert msgspec.msgpack.encode(owned) == part
     table = SessionTable()
     table.restore(part)
     assert list(table.capture()) == [part]
+    assert [session.owner for session in table] == [OWNER, None]
+
+
+def test_a_part_from_before_there_were_keys_is_nobodys() -> None:
+    table = SessionTable()
+    table.restore(VECTOR.read_bytes())
+    assert list(table.capture()) == [msgspec.msgpack.encode(GOLDEN)]
+    assert [session.owner for session in table] == [None, None]
+
+
+def test_whose_a_session_is_survives_a_restart(desk: Desk) -> None:
+    desk.commit(SessionOpened("w", TS, OPTIONS, AT, OWNER))
+    replayed = restarted([], desk.entries)
+    assert [session.owner for session in replayed.table] == [OWNER]
+    captured = restarted(list(desk.table.capture()), [])
+    assert [session.owner for session in captured.table] == [OWNER]
 
 
 @pytest.mark.parametrize(

@@ -492,9 +492,6 @@ async def test_topics_are_listed_in_pages_by_name() -> None:
         await rig.append(name, 1)
     page = rig.store.list_topics(prefix="", after=None, page_size=2, touch=False)
     assert ([state.name for state in page.topics], page.next_after) == (["a", "b"], "b")
-    states, is_cut = rig.store.topic_states(2)
-    assert (len(states), is_cut) == (2, True)
-    assert rig.store.topic_states(3)[1] is False
 
 
 async def test_the_figures_are_those_of_all_topics() -> None:

@@ -114,6 +114,10 @@ GOLDEN: Final[dict[str, tuple[int, Entry]]] = {
     "floor_moved": (8, FloorMoved(7, TS, Floor(41, LossReason.TTL))),
     "head_reserved": (2**63, HeadReserved(7, 65_577)),
     "session_opened": (9, SessionOpened(WID, TS, OPTIONS, AT)),
+    "session_opened_owned": (
+        9,
+        SessionOpened(WID, TS, OPTIONS, AT, "3c0a9f9d0c5e4c1f8a2b7d6e5f403122"),
+    ),
     "session_moved": (10, SessionMoved(WID, TS, True, AT[:1])),
     "sessions_closed": (11, SessionsClosed([WID, "wid_other"], TS)),
     "leases_granted": (

@@ -1,0 +1,231 @@
+"""Requests made up from the description (schemathesis), and what must hold of their answers.
+
+Half of them fit the schemas and half do not. Each is sent as it was made, and once more at things
+that exist: a made-up name is nobody's, so it alone would test little but 404. What must hold: no
+500, no status, code, header or member that `docs/openapi.json` does not describe, and a server that
+is afterwards as large as it was.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import quote, urlencode
+
+import httpx
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import seed as seeded
+from hypothesis.errors import Unsatisfiable
+from schemathesis import GenerationMode
+
+from tests.contract import described
+from tests.contract.driver import Server
+
+# What exists before each operation is tried; the second name of each kind is not there.
+THINGS: Final = {
+    "topic": ("log", "jobs", "capped", "letters", "nobody"),
+    "router": ("log->copy", "nobody->nowhere"),
+}
+_CONFIGS: Final[Mapping[str, object]] = {
+    "log": {},
+    "letters": {},
+    "capped": {"cap_records": 3, "discard": "reject", "durability": "memory"},
+    "jobs": {"type": "queue", "dead_letter": "letters", "max_deliveries": 2, "lease_ms": 100},
+}
+# Of waits that a request may ask for, none is worth its time here.
+_WAIT_MS_MAX: Final = 3
+
+
+class Fuzz:
+    """One server and the requests it is sent; `statuses` counts what it answered."""
+
+    def __init__(self, server: Server) -> None:
+        self.server = server
+        self.statuses: Counter[tuple[str, int]] = Counter()
+        self._client = httpx.Client(base_url=server.api.url, timeout=30, trust_env=False)
+        self._turn = itertools.count()
+        document = json.loads(json.dumps(described.document()))
+        schema = schemathesis.openapi.from_dict(document)
+        found: list[Any] = list(schema.get_all_operations())
+        self.operations = [result.ok() for result in found]
+        self._document = document
+        self._wid = ""
+
+    def close(self) -> None:
+        """Let go of the connections."""
+        self._client.close()
+
+    @property
+    def sent(self) -> int:
+        """How many requests were answered."""
+        return self.statuses.total()
+
+    def round(self, seed: int, examples: int) -> None:
+        """Try every operation with `examples` requests that fit and as many that do not."""
+        for operation in self.operations:
+            self.set_up()
+            for mode in (GenerationMode.POSITIVE, GenerationMode.NEGATIVE):
+                self._try(operation, mode, seed, examples)
+        self.tear_down()
+
+    def _try(self, operation: Any, mode: GenerationMode, seed: int, examples: int) -> None:
+        try:
+            strategy = operation.as_strategy(generation_mode=mode)
+        except Exception:
+            assert mode is GenerationMode.NEGATIVE, operation.label
+            return
+
+        @seeded(seed)
+        @settings(
+            max_examples=examples,
+            database=None,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+            phases=[Phase.generate],
+        )
+        @given(case=strategy)
+        def run(case: Any) -> None:
+            self._send(case)
+
+        # What cannot be made wrong (an operation without parameters) is no finding.
+        with contextlib.suppress(Unsatisfiable):
+            run()
+
+    def set_up(self) -> None:
+        """Make the things that exist."""
+        for name, config in _CONFIGS.items():
+            self._client.put(f"/v0/topics/{name}", json=config)
+            records = [{"data": n, "tag": f"t{n}"} for n in range(3)]
+            self._client.post(f"/v0/topics/{name}", json={"records": records})
+        self._client.put(
+            "/v0/routers/" + quote("log->copy"), json={"source": "log", "dest": "copy"}
+        )
+        opened = self._client.post("/v0/watch", json={"topics": {"log": {}}})
+        if opened.status_code == 200:
+            self._wid = opened.json()["wid"]
+
+    def tear_down(self) -> None:
+        """Remove every topic and router there is."""
+        for kind in ("routers", "topics"):
+            page = {"next_cursor": ""}
+            while "next_cursor" in page:
+                page = self._client.get(f"/v0/{kind}?page_size=1000").json()
+                for row in page[kind]:
+                    name = quote(row[kind[:-1]], safe="")
+                    assert self._client.delete(f"/v0/{kind}/{name}").status_code == 200
+
+    def _send(self, case: Any) -> None:
+        kwargs = case.as_transport_kwargs(base_url="http://x")
+        path = kwargs["url"].removeprefix("http://x")
+        query = urlencode(kwargs.get("params") or {}, doseq=True, errors="replace")
+        headers = {
+            name: value
+            for name, value in kwargs["headers"].items()
+            if not name.lower().startswith(("user-agent", "connection", "x-schemathesis"))
+        }
+        value = kwargs.get("json", kwargs.get("data", b""))
+        is_json = "json" in kwargs
+        body = _bytes(_impatient(value) if is_json else value, is_json=is_json)
+        self._request(case.operation, path, query, headers, body)
+        aimed = self._aimed(case.path)
+        if aimed is not None or (is_json and _names_topics(value)):
+            if is_json:
+                body = _bytes(_impatient(_at_things(value)), is_json=True)
+            self._request(case.operation, aimed or path, query, headers, body)
+
+    def _aimed(self, template: str) -> str | None:
+        """The path of something that exists; None where a path names nothing."""
+        if "{wid}" in template:
+            return template.replace("{wid}", self._wid)
+        for kind, names in THINGS.items():
+            if f"{{{kind}}}" in template:
+                name = names[next(self._turn) % len(names)]
+                return template.replace(f"{{{kind}}}", quote(name, safe=""))
+        return None
+
+    def _request(
+        self, operation: Any, path: str, query: str, headers: dict[str, str], body: bytes
+    ) -> None:
+        method = operation.method.upper()
+        url = f"{path}?{query}" if query else path
+        sent = {name.encode("latin-1"): value.encode("latin-1") for name, value in headers.items()}
+        request = self._client.build_request(method, url, headers=sent, content=body or None)
+        response = self._client.send(request, stream=True)
+        try:
+            is_stream = response.headers.get("content-type", "").startswith("text/event-stream")
+            told = b"" if is_stream else response.read()
+        finally:
+            response.close()
+        self.statuses[operation.label, response.status_code] += 1
+        shown = f"{method} {url[:300]} {headers} {body[:1000]!r}\n-> {response.status_code} "
+        raw_path = request.url.raw_path.decode("ascii").partition("?")[0]
+        try:
+            assert response.status_code not in (500, 503), "an answer of a server in trouble"
+            described.check_answer(method, raw_path, response.status_code, response.headers, told)
+        except Exception as error:
+            raise AssertionError(f"{shown}{told[:1000]!r}\n{error}") from None
+
+
+def _bytes(value: Any, *, is_json: bool) -> bytes:
+    if is_json:
+        value = json.dumps(value)
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace")
+    return value if isinstance(value, bytes) else b""
+
+
+def _names_topics(body: Any) -> bool:
+    return isinstance(body, dict) and bool(body.keys() & {"topics", "source", "dest"})
+
+
+def _at_things(body: Any) -> Any:
+    """The body, with the topics it names being ones that exist."""
+    if not _names_topics(body):
+        return body
+    aimed = dict(body)
+    if "source" in aimed:
+        aimed |= {"source": "log", "dest": "copy"}
+    if isinstance(aimed.get("topics"), dict):
+        aimed["topics"] = dict(zip(_CONFIGS, aimed["topics"].values(), strict=False))
+    return aimed
+
+
+def _impatient(body: Any) -> Any:
+    if isinstance(body, dict) and isinstance(body.get("wait_ms"), int):
+        return body | {"wait_ms": min(body["wait_ms"], _WAIT_MS_MAX)}
+    return body
+
+
+def size_of(pid: int) -> tuple[int, int]:
+    """Anonymous memory in KiB and open files of a process."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    resident = next(line for line in status.splitlines() if line.startswith("RssAnon:"))
+    return int(resident.split()[1]), len(list(Path(f"/proc/{pid}/fd").iterdir()))
+
+
+@contextlib.contextmanager
+def fuzzing(server: Server) -> Iterator[Fuzz]:
+    """A `Fuzz` of a running server."""
+    fuzz = Fuzz(server)
+    try:
+        yield fuzz
+    finally:
+        fuzz.close()
+
+
+def settled_size(server: Server, files_max: int) -> tuple[int, int]:
+    """Its size once what was torn down is gone: connections are closed a moment later."""
+    assert server.process is not None
+    for _ in range(500):
+        memory, files = size_of(server.process.pid)
+        if files <= files_max:
+            break
+        time.sleep(0.02)
+    return memory, files
