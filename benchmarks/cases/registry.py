@@ -16,6 +16,7 @@ from benchmarks.cases.recovery import recovery
 from benchmarks.cases.redis import redis
 from benchmarks.cases.routers import routed_recovery, routers
 from benchmarks.cases.syncs import fsync_16, fsync_lone
+from benchmarks.cases.throttle import throttle
 from benchmarks.cases.while_sealing import while_sealing
 from benchmarks.figures import Figure
 
@@ -58,4 +59,8 @@ LEASE_CASES: dict[str, Case] = {
     "expiry": expiry,
 }
 
-CASES = STORE_CASES | LIVE_CASES | QUEUE_CASES | LEASE_CASES | ROUTER_CASES
+OPERATE_CASES: dict[str, Case] = {
+    "throttle": throttle,
+}
+
+CASES = STORE_CASES | LIVE_CASES | QUEUE_CASES | LEASE_CASES | ROUTER_CASES | OPERATE_CASES
