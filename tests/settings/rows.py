@@ -18,6 +18,7 @@ class Row(NamedTuple):
     is_path: bool = False
 
 
+_ACCESS: Final = "contract/test_access.py::"
 _SETTINGS: Final = "contract/test_settings.py::"
 _EFFECTS: Final = "settings/test_effects.py::"
 _RESTART: Final = "contract/test_restart.py::"
@@ -48,13 +49,14 @@ ROWS: Final[dict[str, Row]] = {
     "hot_retain_segments": Row("-1", _EFFECTS + "test_what_is_kept_hot_by_count_or_bytes"),
     "hot_retain_bytes": Row("1e9", _EFFECTS + "test_what_is_kept_hot_by_count_or_bytes"),
     "api_keys": Row("secret-1:x", _EFFECTS + "test_keys_let_in_who_has_one"),
-    "api_keys_file": Row("missing", _EFFECTS + "test_keys_may_come_from_a_file"),
+    "api_keys_file": Row("missing/keys", _ACCESS + "test_a_file_of_keys_is_read_anew_on_sighup"),
     "allow_insecure_no_auth": Row("maybe", _SETTINGS + "test_an_open_bind_may_be_insisted_on"),
     "allowed_hosts": Row("a b", _EFFECTS + "test_only_listed_names_are_served"),
     "probe_auth": Row("yes", _EFFECTS + "test_probes_may_ask_for_a_key_too"),
     "ready_degraded": Row(
         "500", "contract/test_faults.py::test_a_degraded_server_may_be_taken_out_of_rotation"
     ),
+    "allowed_hosts": Row("a b", _ACCESS + "test_the_names_of_the_server_are_a_setting"),
     "cors_origins": Row(
         "example.org", "contract/test_cors.py::test_a_listed_origin_may_read_answers_and_errors"
     ),
