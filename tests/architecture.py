@@ -74,6 +74,9 @@ ENGINE = {
     "engine.hub": pure(),
     "engine.losses": pure(),
     "engine.priority": pure(),
+    # The elastic throttle: who waits for a turn under pressure, and who measures it.
+    "engine.parking": pure(),
+    "engine.throttle": driver("engine.parking"),
     "engine.producers": pure(),
     "engine.tags": pure(),
     "engine.runs": pure("engine.ports", "engine.tags"),
@@ -109,7 +112,9 @@ ENGINE = {
         "engine.topic",
     ),
     "engine.sealing": pure("engine.log", "engine.runs", "engine.topic"),
-    "engine.capture": pure("engine.losses", "engine.ports", "engine.runs", "engine.topic"),
+    "engine.capture": pure(
+        "engine.losses", "engine.ports", "engine.producers", "engine.runs", "engine.topic"
+    ),
     "engine.registry": pure("engine.ports", "engine.topic"),
     "engine.epochs": pure("engine.registry"),
     # What the journal carries beside topics: sessions now; leases and the router table later.
@@ -123,6 +128,15 @@ ENGINE = {
         "engine.hub", "engine.ports", "engine.projections", "engine.registry", "engine.topic"
     ),
     "engine.waiting": driver("engine.commits", "engine.hub", "engine.moves"),
+    # What an append is answered that was there before.
+    "engine.repeats": driver(
+        "engine.answers",
+        "engine.commits",
+        "engine.dedupe",
+        "engine.moves",
+        "engine.producers",
+        "engine.topic",
+    ),
     "engine.quotas": pure("engine.registry"),
     # Routers' pages on their way, and what a capture waits for.
     "engine.pages": driver("engine.commits", "engine.registry", "engine.topic"),
@@ -155,9 +169,11 @@ ENGINE = {
         "engine.picking",
         "engine.ports",
         "engine.priority",
+        "engine.producers",
         "engine.quotas",
         "engine.reading",
         "engine.registry",
+        "engine.repeats",
         "engine.topic",
         "engine.waiting",
     ),
@@ -393,7 +409,7 @@ API = {
     "api.schemas": pure("api.queue_bodies", "api.watch_bodies"),
     "api.operations": pure("api.problems", "api.schemas"),
     "api.openapi": pure("api.operations", "api.schemas"),
-    "api.producer_headers": pure(),
+    "api.producer_headers": pure("engine.answers"),
     "api.keys": pure(),
     # Who calls, and whether they may: 401 and 403.
     "api.access": pure("api.bodies", "api.keys", "api.tickets"),
@@ -408,6 +424,7 @@ API = {
         "api.tickets",
         "api.patience",
         "engine.answers",
+        "engine.throttle",
         "engine.watching",
         "queue.service",
         "routers.answers",
@@ -419,6 +436,7 @@ API = {
         "api.coding",
         "api.http",
         "api.keys",
+        "api.receiving",
         "api.request_ids",
         "api.strict",
         "api.transport",
@@ -426,7 +444,14 @@ API = {
     # What a head may be, how long clients are waited for, and the connection that holds them to it.
     "api.heads": pure(),
     "api.patience": driver("api.heads"),
-    "api.strict": driver("api.heads", "api.http", "api.patience", "api.problems", "api.transport"),
+    "api.strict": driver(
+        "api.heads",
+        "api.http",
+        "api.patience",
+        "api.problems",
+        "api.request_ids",
+        "api.transport",
+    ),
     "api.connections": driver("api.direct"),
     # The thin ASGI adapter in front of the data plane's plain functions.
     "api.http": driver(
@@ -435,6 +460,7 @@ API = {
         "api.coding",
         "api.cors",
         "api.guard",
+        "api.inflight",
         "api.keys",
         "api.observing",
         "api.problems",
@@ -442,11 +468,13 @@ API = {
         "api.sockets",
         "api.state",
     ),
+    "api.inflight": driver("api.keys"),
+    # Reading the body of a request, with its limit.
     "api.receiving": driver("api.coding", "api.guard", "api.problems"),
+    "api.readiness": driver("api.http", "api.receiving", "api.state"),
     "api.request_ids": driver(),
     # Which `Host` a request may name.
     "api.hosts": pure(),
-    "api.readiness": driver("api.http", "api.state"),
     "api.sse": pure("engine.subscription"),
     # What uvicorn's protocols know of a connection and ASGI does not tell.
     "api.sockets": driver(),
@@ -471,6 +499,7 @@ API = {
         "api.rendering",
         "api.producer_headers",
         "api.http",
+        "api.receiving",
         "engine.store",
         "api.guard",
         "api.state",
@@ -503,6 +532,7 @@ API = {
         "api.queue_bodies",
         "api.queue_frames",
         "api.readiness",
+        "api.receiving",
         "api.sse",
         "api.state",
         "engine.topic",
@@ -531,7 +561,9 @@ API = {
         "engine.subscription",
         "engine.watching",
     ),
-    "api.ws_commands": pure("api.bodies", "api.watch_bodies", "engine.subscription"),
+    "api.ws_commands": pure(
+        "api.bodies", "api.producer_headers", "api.watch_bodies", "engine.subscription"
+    ),
     "api.ws_frames": pure("engine.answers", "engine.subscription"),
     "api.ws": driver(
         "api.request_ids",
@@ -552,7 +584,9 @@ API = {
     ),
     # What every answer is counted and told to; a line in each of the two ways of a request.
     "api.observing": driver(),
-    "api.figures": driver("api.fanout", "api.keys", "api.state", "api.visible", "engine.answers"),
+    "api.figures": driver(
+        "api.patience", "api.fanout", "api.keys", "api.state", "api.visible", "engine.answers"
+    ),
     "api.probes": driver(
         "api.figures",
         "api.guard",

@@ -173,7 +173,6 @@ async def _serve(
     settings: Settings, node: Node, server: HttpServer, listener: socket.socket
 ) -> int:
     loop = asyncio.get_running_loop()
-    node.state.http_connections = lambda: len(server.server_state.connections)
 
     def stop() -> None:
         if node.state.phase == "ready":

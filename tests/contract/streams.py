@@ -26,6 +26,7 @@ from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 from websockets.typing import Origin
 
+from tests.contract import frames
 from tests.contract.driver import Api, Json, RawResponse
 
 DEADLINE_S: Final = 15.0
@@ -211,6 +212,7 @@ class SseStream:
             return
         for item in self._parser.feed(content):
             if isinstance(item, Event):
+                frames.check_event(item.name, item.data)
                 self._events.append(item)
             elif isinstance(item, Comment):
                 self.comments.append(item)
@@ -355,6 +357,7 @@ class WsClient:
         except ConnectionClosed:
             raise StreamEnded from None
         assert isinstance(message, bytes)
+        frames.check_message(message)
         return message
 
     def frame(self, within_s: float = DEADLINE_S) -> Json:

@@ -19,7 +19,6 @@ from typing import Any, Final
 
 from topics_server.api.coding import deflate
 from topics_server.api.http import (
-    OFF_LOOP_BYTES,
     Application,
     Response,
     Underway,
@@ -29,6 +28,7 @@ from topics_server.api.http import (
     wants_gzip,
 )
 from topics_server.api.keys import Recalled
+from topics_server.api.receiving import OFF_LOOP_BYTES
 from topics_server.api.request_ids import request_id
 from topics_server.api.strict import StrictHttp
 from topics_server.api.transport import head_of
@@ -239,7 +239,12 @@ class DirectHttp(StrictHttp):
         told = app.told(response, pending.method, pending.headers)
         tell_of_body(told, response, size, pending.request_id, is_packed=is_packed)
         app.observer.answered(
-            pending.method, pending.path, response.status, size, pending.started_ms
+            pending.method,
+            pending.path,
+            response.status,
+            size,
+            pending.started_ms,
+            pending.request_id,
         )
         head = head_of(response.status, self.server_state.default_headers + told)
         if not pending.keep_alive:

@@ -29,9 +29,10 @@ from topics_server.engine.answers import (
     TopicPage,
     TopicState,
 )
+from topics_server.engine.throttle import Throttle
 from topics_server.engine.watching import WatchSessions
-from topics_server.metrics import DiskFacts, PressureFacts, RecoveryFacts, RouteFacts, ShardFacts
-from topics_server.model import Durability, TagMatch, TopicConfig
+from topics_server.metrics import DiskFacts, RecoveryFacts, RouteFacts, ShardFacts
+from topics_server.model import Durability, ProducerStamp, TagMatch, TopicConfig
 from topics_server.queue.service import QueueService
 from topics_server.rendered import RenderCache
 from topics_server.routers.answers import RouterOutcome, RouterPage, RouterSpec, RouterState
@@ -73,6 +74,16 @@ class ApiSettings(Protocol):
         ...
 
     @property
+    def max_sse_connections_per_key(self) -> int:
+        """Those of one key; 0 is unlimited."""
+        ...
+
+    @property
+    def max_inflight_per_key(self) -> int:
+        """Requests of one key that are served at once; 0 is unlimited."""
+        ...
+
+    @property
     def max_claim(self) -> int:
         """Jobs of one claim, ack, nack or extend."""
         ...
@@ -95,8 +106,8 @@ class Appending(Protocol):
         """Call `told`, which must not raise, once there is an outcome."""
         ...
 
-    def outcome(self) -> Appended:
-        """What came of it. Raises the `TopicsError` it failed with."""
+    def outcome(self, *, parked_ms: float = 0.0) -> Appended:
+        """What came of it, `parked_ms` after it came. Raises the `TopicsError` it failed with."""
         ...
 
 
@@ -111,6 +122,7 @@ class Store(Protocol):
         *,
         header_key: str | None,
         config: TopicConfig | None,
+        producer: ProducerStamp | None = None,
         submitted: Callable[[], None] | None = None,
     ) -> Appended:
         """Append the records of one call, all or none; `config` only if this creates the topic.
@@ -120,7 +132,13 @@ class Store(Protocol):
         ...
 
     def append_now(
-        self, name: str, body: bytes, decoded: DecodedAppend, *, header_key: str | None
+        self,
+        name: str,
+        body: bytes,
+        decoded: DecodedAppend,
+        *,
+        header_key: str | None,
+        producer: ProducerStamp | None = None,
     ) -> Appending | None:
         """Begin what `append` does, if nothing has to be waited for first."""
         ...
@@ -252,12 +270,11 @@ class ServerState:
     shards: Callable[[], Sequence[ShardFacts]] = tuple
     rendered: RenderCache = dataclasses.field(default_factory=RenderCache)
     patience: Patience = dataclasses.field(default_factory=Patience)
+    throttle: Throttle = dataclasses.field(default_factory=Throttle)
     connections: int = 0
     requests: Callable[[], Sequence[RouteFacts]] = tuple
     # Set by `node` and `server`: figures that are theirs to know.
-    http_connections: Callable[[], int] | None = None
     disk: Callable[[], DiskFacts] | None = None
-    pressure: Callable[[], PressureFacts] | None = None
     recovery: RecoveryFacts | None = None
     log_lines_dropped: Callable[[], int] | None = None
     _waiting: set[asyncio.Future[None]] = dataclasses.field(default_factory=set)

@@ -26,9 +26,10 @@ from topics_server.api.heads import (
     size_of,
     too_large_fields,
 )
-from topics_server.api.http import Application, response_of
+from topics_server.api.http import Application, response_of, tell_of_body
 from topics_server.api.patience import Patience, Waits
 from topics_server.api.problems import internal
+from topics_server.api.request_ids import request_id
 from topics_server.api.transport import JoinedHttp, head_of
 from topics_server.errors import Code, TopicsError, invalid
 from topics_server.limits import KIB, PIPELINED_MAX
@@ -288,11 +289,9 @@ class StrictHttp(JoinedHttp):
         told = list(response.headers)
         if isinstance(app, Application):
             told = app.told(response, "GET", {})
-        told += [
-            (b"content-type", response.content_type),
-            (b"connection", b"close"),
-            (b"content-length", b"%d" % len(response.body)),
-        ]
+        told.append((b"connection", b"close"))
+        # Its head is not one to take an id from.
+        tell_of_body(told, response, len(response.body), request_id({}), is_packed=False)
         head = head_of(response.status, [*self.server_state.default_headers, *told])
         return head + response.body
 
@@ -426,7 +425,10 @@ class StrictHttp(JoinedHttp):
             self.transport.abort()
 
     @property
-    def idle_since(self) -> float | None:
-        """Since when it waits for a request, on the loop's clock, seconds; None if it does not."""
+    def idle_rank(self) -> tuple[bool, float] | None:
+        """Whether it was ever used, and since when it waits for a request; None if it does not.
+
+        On the loop's clock, seconds.
+        """
         is_idle = self._is_idle() and not self.is_partial and not self._is_over
-        return self._idle_since if is_idle else None
+        return (self.cycle is not None, self._idle_since) if is_idle else None
