@@ -417,7 +417,7 @@ API = {
     "api.heads": pure(),
     "api.patience": driver("api.heads"),
     "api.strict": driver("api.heads", "api.http", "api.patience", "api.problems", "api.transport"),
-    "api.connections": driver("api.direct"),
+    "api.connections": driver("api.coding", "api.direct", "api.problems"),
     # The thin ASGI adapter in front of the data plane's plain functions.
     "api.http": driver(
         "api.access",
