@@ -109,7 +109,9 @@ ENGINE = {
         "engine.topic",
     ),
     "engine.sealing": pure("engine.log", "engine.runs", "engine.topic"),
-    "engine.capture": pure("engine.losses", "engine.ports", "engine.runs", "engine.topic"),
+    "engine.capture": pure(
+        "engine.losses", "engine.ports", "engine.producers", "engine.runs", "engine.topic"
+    ),
     "engine.registry": pure("engine.ports", "engine.topic"),
     "engine.epochs": pure("engine.registry"),
     # What the journal carries beside topics: sessions now; leases and the router table later.
@@ -123,6 +125,15 @@ ENGINE = {
         "engine.hub", "engine.ports", "engine.projections", "engine.registry", "engine.topic"
     ),
     "engine.waiting": driver("engine.commits", "engine.hub", "engine.moves"),
+    # What an append is answered that was there before.
+    "engine.repeats": driver(
+        "engine.answers",
+        "engine.commits",
+        "engine.dedupe",
+        "engine.moves",
+        "engine.producers",
+        "engine.topic",
+    ),
     "engine.quotas": pure("engine.registry"),
     # Routers' pages on their way, and what a capture waits for.
     "engine.pages": driver("engine.commits", "engine.registry", "engine.topic"),
@@ -155,9 +166,11 @@ ENGINE = {
         "engine.picking",
         "engine.ports",
         "engine.priority",
+        "engine.producers",
         "engine.quotas",
         "engine.reading",
         "engine.registry",
+        "engine.repeats",
         "engine.topic",
         "engine.waiting",
     ),
@@ -391,7 +404,7 @@ API = {
     "api.schemas": pure("api.queue_bodies", "api.watch_bodies"),
     "api.operations": pure("api.problems", "api.schemas"),
     "api.openapi": pure("api.operations", "api.schemas"),
-    "api.producer_headers": pure(),
+    "api.producer_headers": pure("engine.answers"),
     "api.keys": pure(),
     # Who calls, and whether they may: 401 and 403.
     "api.access": pure("api.bodies", "api.keys", "api.tickets"),
@@ -400,6 +413,7 @@ API = {
     "api.visible": pure("api.access", "api.keys", "engine.answers"),
     "api.sessions": pure(),
     "api.state": driver(
+        "api.hosts",
         "api.fanout",
         "api.keys",
         "api.tickets",
@@ -412,7 +426,14 @@ API = {
     "api.guard": driver("api.keys", "api.problems", "api.state"),
     "api.transport": driver(),
     # Whole requests of the data plane, from the parser's callback to the answer.
-    "api.direct": driver("api.coding", "api.http", "api.keys", "api.strict", "api.transport"),
+    "api.direct": driver(
+        "api.coding",
+        "api.http",
+        "api.keys",
+        "api.request_ids",
+        "api.strict",
+        "api.transport",
+    ),
     # What a head may be, how long clients are waited for, and the connection that holds them to it.
     "api.heads": pure(),
     "api.patience": driver("api.heads"),
@@ -420,6 +441,7 @@ API = {
     "api.connections": driver("api.coding", "api.direct", "api.problems"),
     # The thin ASGI adapter in front of the data plane's plain functions.
     "api.http": driver(
+        "api.request_ids",
         "api.access",
         "api.coding",
         "api.cors",
@@ -432,6 +454,9 @@ API = {
         "api.state",
     ),
     "api.receiving": driver("api.coding", "api.guard", "api.problems"),
+    "api.request_ids": driver(),
+    # Which `Host` a request may name.
+    "api.hosts": pure(),
     "api.readiness": driver("api.http", "api.state"),
     "api.sse": pure("engine.subscription"),
     # What uvicorn's protocols know of a connection and ASGI does not tell.
@@ -517,9 +542,12 @@ API = {
         "engine.subscription",
         "engine.watching",
     ),
-    "api.ws_commands": pure("api.bodies", "api.watch_bodies", "engine.subscription"),
+    "api.ws_commands": pure(
+        "api.bodies", "api.producer_headers", "api.watch_bodies", "engine.subscription"
+    ),
     "api.ws_frames": pure("engine.answers", "engine.subscription"),
     "api.ws": driver(
+        "api.request_ids",
         "api.access",
         "api.fanout",
         "api.guard",
@@ -569,7 +597,9 @@ API = {
 }
 
 TOP = {
-    "settings": driver("api.keys"),
+    "settings": driver("api.hosts", "api.keys", "key_file"),
+    # The keys as configured: the environment's and the file's.
+    "key_file": driver("api.keys"),
     # Lines on standard error, and the thread that writes them.
     "logs": driver(),
     # Prints the figures that `metrics` names.

@@ -170,7 +170,7 @@ class SseStream:
         self._is_over = False
         self._sock = connected(url, receive_buffer_bytes)
         try:
-            lines = [f"GET {target} HTTP/1.1", "Host: contract", *headers]
+            lines = [f"GET {target} HTTP/1.1", "Host: localhost", *headers]
             self._sock.sendall(("\r\n".join(lines) + "\r\n\r\n").encode("latin-1"))
             self._read_head()
         except BaseException:
@@ -429,7 +429,7 @@ class RawWs:
         """Ask for the upgrade; the head of the answer."""
         lines = [
             "GET /v0/ws HTTP/1.1",
-            "Host: contract",
+            "Host: localhost",
             "Upgrade: websocket",
             "Connection: Upgrade",
             "Sec-WebSocket-Version: 13",

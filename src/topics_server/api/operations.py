@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from topics_server.api.problems import RETRY_AFTER_S, STATUS_OF
+from topics_server.api.problems import PRODUCER_HEADERS, RETRY_AFTER_S, STATUS_OF
 from topics_server.api.schemas import Schema, boolean, ref, text
 from topics_server.errors import Code
 from topics_server.limits import PAGE_SIZE_DEFAULT, PAGE_SIZE_MAX
@@ -59,6 +59,10 @@ def components() -> Schema:
                 "description": "How to say who sends a request.",
                 "required": True,
                 "schema": text(pattern="^Bearer"),
+            },
+            "Producer-Number": {
+                "description": "Of a refused producer: the epoch, or the seq, that is meant.",
+                "schema": {"type": "integer", "minimum": 0},
             },
             "Allow": {
                 "description": "The methods of this path.",
@@ -189,6 +193,9 @@ def _refusals(codes: set[Code]) -> Schema:
             told["headers"] = {"Retry-After": _header("Retry-After")}
         elif status == 401:
             told["headers"] = {"WWW-Authenticate": _header("WWW-Authenticate")}
+        for name in (name for code in named for name, _ in PRODUCER_HEADERS.get(code, ())):
+            shown = name.decode("ascii").title()
+            told.setdefault("headers", {})[shown] = _header("Producer-Number")
         refusals[str(status)] = told
     return refusals
 
