@@ -437,8 +437,10 @@ API = {
     # What a head may be, how long clients are waited for, and the connection that holds them to it.
     "api.heads": pure(),
     "api.patience": driver("api.heads"),
-    "api.strict": driver("api.heads", "api.http", "api.patience", "api.problems", "api.transport"),
-    "api.connections": driver("api.coding", "api.direct", "api.problems"),
+    "api.strict": driver(
+        "api.request_ids", "api.heads", "api.http", "api.patience", "api.problems", "api.transport"
+    ),
+    "api.connections": driver("api.coding", "api.direct", "api.problems", "api.request_ids"),
     # The thin ASGI adapter in front of the data plane's plain functions.
     "api.http": driver(
         "api.request_ids",

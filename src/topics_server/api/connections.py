@@ -19,6 +19,7 @@ from websockets.http11 import Request
 from topics_server.api.coding import JSON_TYPE
 from topics_server.api.direct import DirectHttp
 from topics_server.api.problems import envelope, status_of
+from topics_server.api.request_ids import request_id
 from topics_server.errors import TopicsError, invalid
 
 
@@ -70,6 +71,7 @@ class SocketConnection(WebSocketsSansIOProtocol):
                 "Connection": "close",
                 "Content-Type": JSON_TYPE.decode(),
                 "Content-Length": str(len(body)),
+                "X-Request-Id": request_id({}).decode("ascii"),
                 # What it would take (RFC 6455, 4.4).
                 "Sec-WebSocket-Version": "13",
             }

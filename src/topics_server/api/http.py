@@ -342,7 +342,7 @@ class Application:
         told = self.told(response, scope["method"], headers)
         raw_path: bytes = scope.get("raw_path") or scope["path"].encode("utf-8")
         if isinstance(response, EventStream):
-            self.observer.answered(scope["method"], raw_path, 200, 0, started_ms)
+            self.observer.answered(scope["method"], raw_path, 200, 0, started_ms, request_id)
             told.append((REQUEST_ID, request_id))
             await _stream(response, told, scope["method"], receive, send)
             return
@@ -351,7 +351,9 @@ class Application:
         if is_packed:
             body = await deflated(body)
         tell_of_body(told, response, len(body), request_id, is_packed=is_packed)
-        self.observer.answered(scope["method"], raw_path, response.status, len(body), started_ms)
+        self.observer.answered(
+            scope["method"], raw_path, response.status, len(body), started_ms, request_id
+        )
         await send({"type": "http.response.start", "status": response.status, "headers": told})
         if scope["method"] == "HEAD":
             body = b""
