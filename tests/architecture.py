@@ -438,7 +438,12 @@ API = {
     "api.heads": pure(),
     "api.patience": driver("api.heads"),
     "api.strict": driver(
-        "api.request_ids", "api.heads", "api.http", "api.patience", "api.problems", "api.transport"
+        "api.heads",
+        "api.http",
+        "api.patience",
+        "api.problems",
+        "api.request_ids",
+        "api.transport",
     ),
     "api.connections": driver("api.coding", "api.direct", "api.problems", "api.request_ids"),
     # The thin ASGI adapter in front of the data plane's plain functions.

@@ -175,6 +175,15 @@ def test_anything_else_is_400_and_stores_nothing(
     _accepted(_send(api, topic, _headers(0, 0)), 0, 0, 1)
 
 
+def test_a_header_that_is_said_twice_is_400(api: Api, topic: str) -> None:
+    """P [P-01]"""
+    api.put(topic, {})
+    twice = [*_headers(0, 0).items(), ("Producer-Seq", "1")]
+    body = {"records": [{"data": 1}]}
+    refused(api.http.post(f"/v0/topics/{topic}", json=body, headers=twice), 400, "invalid_request")
+    assert api.get_state(topic)["head_seq"] == 0
+
+
 def test_an_id_that_is_no_text_is_400(api: Api, topic: str) -> None:
     """P [P-03]"""
     headers = [(b"Producer-Id", b"\xff"), (b"Producer-Epoch", b"0"), (b"Producer-Seq", b"0")]
@@ -304,7 +313,7 @@ def test_requests_sent_one_behind_another_are_successors(api: Api, topic: str) -
     api.put(topic, {"durability": "fsync"})
     body = b'{"records":[{"data":1}]}'
     requests = b"".join(
-        b"POST /v0/topics/%b HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        b"POST /v0/topics/%b HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
         b"Content-Length: %d\r\nProducer-Id: p\r\nProducer-Epoch: 0\r\nProducer-Seq: %d\r\n\r\n%b"
         % (topic.encode(), len(body), seq, body)
         for seq in range(40)
