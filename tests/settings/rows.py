@@ -56,7 +56,6 @@ ROWS: Final[dict[str, Row]] = {
     "ready_degraded": Row(
         "500", "contract/test_faults.py::test_a_degraded_server_may_be_taken_out_of_rotation"
     ),
-    "allowed_hosts": Row("a b", _ACCESS + "test_the_names_of_the_server_are_a_setting"),
     "cors_origins": Row(
         "example.org", "contract/test_cors.py::test_a_listed_origin_may_read_answers_and_errors"
     ),
