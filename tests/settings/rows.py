@@ -18,7 +18,6 @@ class Row(NamedTuple):
     is_path: bool = False
 
 
-_ACCESS: Final = "contract/test_access.py::"
 _SETTINGS: Final = "contract/test_settings.py::"
 _EFFECTS: Final = "settings/test_effects.py::"
 _RESTART: Final = "contract/test_restart.py::"
