@@ -112,7 +112,9 @@ ENGINE = {
         "engine.topic",
     ),
     "engine.sealing": pure("engine.log", "engine.runs", "engine.topic"),
-    "engine.capture": pure("engine.losses", "engine.ports", "engine.runs", "engine.topic"),
+    "engine.capture": pure(
+        "engine.losses", "engine.ports", "engine.producers", "engine.runs", "engine.topic"
+    ),
     "engine.registry": pure("engine.ports", "engine.topic"),
     "engine.epochs": pure("engine.registry"),
     # What the journal carries beside topics: sessions now; leases and the router table later.
@@ -126,6 +128,15 @@ ENGINE = {
         "engine.hub", "engine.ports", "engine.projections", "engine.registry", "engine.topic"
     ),
     "engine.waiting": driver("engine.commits", "engine.hub", "engine.moves"),
+    # What an append is answered that was there before.
+    "engine.repeats": driver(
+        "engine.answers",
+        "engine.commits",
+        "engine.dedupe",
+        "engine.moves",
+        "engine.producers",
+        "engine.topic",
+    ),
     "engine.quotas": pure("engine.registry"),
     # Routers' pages on their way, and what a capture waits for.
     "engine.pages": driver("engine.commits", "engine.registry", "engine.topic"),
@@ -158,9 +169,11 @@ ENGINE = {
         "engine.picking",
         "engine.ports",
         "engine.priority",
+        "engine.producers",
         "engine.quotas",
         "engine.reading",
         "engine.registry",
+        "engine.repeats",
         "engine.topic",
         "engine.waiting",
     ),
@@ -394,7 +407,7 @@ API = {
     "api.schemas": pure("api.queue_bodies", "api.watch_bodies"),
     "api.operations": pure("api.problems", "api.schemas"),
     "api.openapi": pure("api.operations", "api.schemas"),
-    "api.producer_headers": pure(),
+    "api.producer_headers": pure("engine.answers"),
     "api.keys": pure(),
     # Who calls, and whether they may: 401 and 403.
     "api.access": pure("api.bodies", "api.keys", "api.tickets"),
@@ -403,6 +416,7 @@ API = {
     "api.visible": pure("api.access", "api.keys", "engine.answers"),
     "api.sessions": pure(),
     "api.state": driver(
+        "api.hosts",
         "api.fanout",
         "api.keys",
         "api.tickets",
@@ -417,15 +431,29 @@ API = {
     "api.transport": driver(),
     # Whole requests of the data plane, from the parser's callback to the answer.
     "api.direct": driver(
-        "api.coding", "api.http", "api.keys", "api.receiving", "api.strict", "api.transport"
+        "api.coding",
+        "api.http",
+        "api.keys",
+        "api.receiving",
+        "api.request_ids",
+        "api.strict",
+        "api.transport",
     ),
     # What a head may be, how long clients are waited for, and the connection that holds them to it.
     "api.heads": pure(),
     "api.patience": driver("api.heads"),
-    "api.strict": driver("api.heads", "api.http", "api.patience", "api.problems", "api.transport"),
+    "api.strict": driver(
+        "api.heads",
+        "api.http",
+        "api.patience",
+        "api.problems",
+        "api.request_ids",
+        "api.transport",
+    ),
     "api.connections": driver("api.direct"),
     # The thin ASGI adapter in front of the data plane's plain functions.
     "api.http": driver(
+        "api.request_ids",
         "api.access",
         "api.coding",
         "api.cors",
@@ -439,8 +467,10 @@ API = {
         "api.state",
     ),
     "api.inflight": driver("api.keys"),
-    # Reading the body of a request, with its limit.
     "api.receiving": driver("api.coding", "api.guard", "api.problems"),
+    "api.request_ids": driver(),
+    # Which `Host` a request may name.
+    "api.hosts": pure(),
     "api.readiness": driver("api.http", "api.receiving", "api.state"),
     "api.sse": pure("engine.subscription"),
     # What uvicorn's protocols know of a connection and ASGI does not tell.
@@ -528,9 +558,12 @@ API = {
         "engine.subscription",
         "engine.watching",
     ),
-    "api.ws_commands": pure("api.bodies", "api.watch_bodies", "engine.subscription"),
+    "api.ws_commands": pure(
+        "api.bodies", "api.producer_headers", "api.watch_bodies", "engine.subscription"
+    ),
     "api.ws_frames": pure("engine.answers", "engine.subscription"),
     "api.ws": driver(
+        "api.request_ids",
         "api.access",
         "api.fanout",
         "api.guard",
@@ -548,7 +581,9 @@ API = {
     ),
     # What every answer is counted and told to; a line in each of the two ways of a request.
     "api.observing": driver(),
-    "api.figures": driver("api.fanout", "api.keys", "api.state", "api.visible", "engine.answers"),
+    "api.figures": driver(
+        "api.patience", "api.fanout", "api.keys", "api.state", "api.visible", "engine.answers"
+    ),
     "api.probes": driver(
         "api.figures",
         "api.guard",
@@ -578,7 +613,9 @@ API = {
 }
 
 TOP = {
-    "settings": driver("api.keys"),
+    "settings": driver("api.hosts", "api.keys", "key_file"),
+    # The keys as configured: the environment's and the file's.
+    "key_file": driver("api.keys"),
     # Lines on standard error, and the thread that writes them.
     "logs": driver(),
     # Prints the figures that `metrics` names.

@@ -15,7 +15,7 @@ import msgspec
 
 from topics_server.appends import DecodedAppend
 from topics_server.limits import U64_MAX
-from topics_server.model import LossReason, RouterDefinition, TopicConfig
+from topics_server.model import LossReason, ProducerStamp, RouterDefinition, TopicConfig
 
 # Ids from here on are no topic's: each is a FIFO of its own, on shard 0, and a part of snapshots.
 RESERVED_ID_MIN: Final = U64_MAX - 255
@@ -114,7 +114,8 @@ class RecordsAppended(msgspec.Struct, frozen=True):
     is set when this call creates its topic. `floor` is what this append evicts, itself included.
     `decoded` is the decoded body while it is at hand; never encoded, absent in replay. `source`
     marks records that were moved: once this is durable, they are deleted where they come from.
-    `page`: a router made it; then `count` includes the dead slot, which is in no body.
+    `page`: a router made it; then `count` includes the dead slot, which is in no body. `producer`:
+    whose request it is, and which; it becomes that producer's last one together with the records.
     """
 
     topic_id: int
@@ -129,6 +130,7 @@ class RecordsAppended(msgspec.Struct, frozen=True):
     decoded: DecodedAppend | None = None
     source: Source | None = None
     page: RouterPage | None = None
+    producer: ProducerStamp | None = None
 
     @property
     def slot_count(self) -> int:
@@ -173,6 +175,19 @@ class CursorMoved(msgspec.Struct, frozen=True):
     topic_id: int
     router_id: int
     cursor_seq: int
+
+
+class ProducerMoved(msgspec.Struct, frozen=True):
+    """A producer's request was accepted, but its records were there already (idempotency key).
+
+    They are seqs `first_seq .. first_seq + count - 1` of the topic.
+    """
+
+    topic_id: int
+    ts: int
+    producer: ProducerStamp
+    first_seq: int
+    count: int
 
 
 class SessionOptions(msgspec.Struct, frozen=True, array_like=True):
@@ -310,6 +325,7 @@ Entry = (
     | FloorMoved
     | HeadReserved
     | CursorMoved
+    | ProducerMoved
     | SessionEntry
     | LeaseEntry
     | RouterEntry

@@ -31,6 +31,8 @@ class Code(enum.Enum):
     PAYLOAD_TOO_LARGE = "payload_too_large"
     UNSUPPORTED_MEDIA_TYPE = "unsupported_media_type"
     TOPIC_FULL = "topic_full"
+    PRODUCER_FENCED = "producer_fenced"
+    PRODUCER_SEQ_CONFLICT = "producer_seq_conflict"
     THROTTLED = "throttled"
     INTERNAL = "internal"
     NOT_READY = "not_ready"

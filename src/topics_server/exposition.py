@@ -23,6 +23,7 @@ from prometheus_client.registry import Collector
 
 from topics_server.metrics import (
     LATENCY_BOUNDS_US,
+    ConnectionFacts,
     DiskFacts,
     Facts,
     LatencyHistogram,
@@ -119,12 +120,8 @@ def _families(facts: Facts) -> Iterator[Metric]:
         )
         build.add_metric([facts.version], 1)
         yield build
-    if facts.http_connections is not None:
-        yield GaugeMetricFamily(
-            "topics_http_connections",
-            "Connections that are open, idle ones and streams counted.",
-            value=facts.http_connections,
-        )
+    if facts.http is not None:
+        yield from _connection_families(facts.http)
     if facts.log_lines_dropped is not None:
         yield CounterMetricFamily(
             "topics_log_lines_dropped",
@@ -184,6 +181,33 @@ def _routers_families(routers: RoutersFacts) -> Iterator[Metric]:
     )
 
 
+def _connection_families(http: ConnectionFacts) -> Iterator[Metric]:
+    yield from _gauges(
+        (
+            (
+                "topics_http_connections",
+                "Connections that are open, idle ones and streams counted.",
+                http.open,
+            ),
+            ("topics_http_connections_max", "So many may be; 0: no cap.", http.most),
+        )
+    )
+    timeouts = CounterMetricFamily(
+        "topics_http_timeouts",
+        "Connections ended as their client was slow, by what.",
+        labels=["kind"],
+    )
+    for kind, count in sorted(http.timeouts.items()):
+        timeouts.add_metric([kind], count)
+    yield timeouts
+    yield from _counters(
+        (
+            ("topics_http_evicted", "Idle connections closed to make room.", http.evicted),
+            ("topics_http_refused", "Connections refused as there was none.", http.refused),
+        )
+    )
+
+
 def _watch_families(watch: WatchFacts) -> Iterator[Metric]:
     yield from _gauges(
         (
@@ -238,29 +262,26 @@ def _pressure_families(pressure: PressureFacts) -> Iterator[Metric]:
     yield from _gauges(
         (
             ("topics_loop_lag_ms", "How late the event loop is, lately.", pressure.loop_lag_ms),
-            (
-                "topics_loop_lag_peak_ms",
-                "Latest that it was since the process started.",
-                pressure.loop_lag_peak_ms,
-            ),
             ("topics_backlog_bytes", "Bytes waiting for the journal.", pressure.backlog_bytes),
+            ("topics_pressure", "0: nobody waits; 1: some are refused.", pressure.pressure),
+            ("topics_throttle_waiting", "Requests that wait for a turn.", pressure.waiting),
+            ("topics_throttle_waiting_bytes", "Bytes they hold.", pressure.waiting_bytes),
             (
-                "topics_throttle_level",
-                "Effective priority below which requests are throttled.",
-                pressure.throttle_level,
+                "topics_throttle_threshold",
+                "Effective priority above which nobody waits; absent while nobody does.",
+                pressure.threshold,
             ),
         )
     )
-    yield from _counters(
-        (
-            ("topics_throttled", "Requests answered 429 under pressure.", pressure.throttled),
-            ("topics_parked", "Requests that waited under pressure.", pressure.parked),
-            ("topics_timed_out", "Connections closed for being slow.", pressure.timed_out),
-        )
+    yield CounterMetricFamily(
+        "topics_parked", "Requests that waited for a turn.", value=pressure.parked
     )
-    if pressure.loop_lag is not None:
-        about = "Microseconds that the event loop was late."
-        yield _latency_family("topics_loop_lag_us", about, [pressure.loop_lag])
+    throttled = CounterMetricFamily(
+        "topics_throttled", "Requests answered 429 under pressure.", labels=["reason"]
+    )
+    for reason, count in sorted(pressure.throttled.items()):
+        throttled.add_metric([reason], count)
+    yield throttled
 
 
 def _store_families(store: StoreFacts) -> Iterator[Metric]:

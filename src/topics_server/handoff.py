@@ -75,6 +75,8 @@ class TopicPart(msgspec.Struct, frozen=True, array_like=True, gc=False):
     `keys`: of idempotency, with what `engine/dedupe` remembers of each. `flips`: by segment, `<u4`
     rows that are dead though their flag may not be set yet. `cursors`: of the routers into the
     topic, by id, the seq up to which each examined its source and how many copies it made.
+    `producers`: by id, epoch and seq of the last request accepted, and its records: first seq,
+    count, commit time in ms.
     """
 
     version: int
@@ -99,6 +101,7 @@ class TopicPart(msgspec.Struct, frozen=True, array_like=True, gc=False):
     flips: dict[int, bytes]
     tail: list[TailPart]
     cursors: dict[int, tuple[int, int]] = {}
+    producers: dict[str, tuple[int, int, int, int, int]] = {}
 
 
 class SessionImage(msgspec.Struct, frozen=True, array_like=True):

@@ -59,6 +59,12 @@ HEAD_RESERVE_SEQS: Final = 65_536
 # Distinct (range, reason) facts of lost records kept per topic before neighbours merge to `mixed`.
 LOSS_RANGES_MAX: Final = 64
 DEDUPE_KEYS_PER_TOPIC_MAX: Final = 1_000_000
+# Epochs and seqs of producers stay whole in a double (producer headers).
+PRODUCER_NUMBER_MAX: Final = 2**53 - 1
+PRODUCER_ID_CHARS_MAX: Final = 256
+# A producer that appended nothing to a topic for so long is unknown there; until then it counts.
+PRODUCER_KEPT_MS: Final = 7 * 86_400_000
+PRODUCERS_PER_TOPIC_MAX: Final = 100_000
 
 # --- journal ------------------------------------------------------------------------------
 WAL_SHARDS_MAX: Final = 64

@@ -188,18 +188,30 @@ class RecoveryFacts(msgspec.Struct, frozen=True):
     torn_files: int = 0
 
 
-class PressureFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """How busy the loop and the journal are, and what was turned away; None is not measured."""
+class ConnectionFacts(msgspec.Struct, frozen=True):
+    """Connections, and what became of those that went beyond a bound; `most` 0: no cap."""
 
-    loop_lag_ms: float | None = None
-    loop_lag_peak_ms: float | None = None
-    loop_lag: LatencyHistogram | None = None
-    backlog_bytes: int | None = None
-    # Effective priority below which requests are throttled now; None: nobody is.
-    throttle_level: float | None = None
-    throttled: int | None = None
-    parked: int | None = None
-    timed_out: int | None = None
+    open: int
+    most: int
+    timeouts: dict[str, int]
+    evicted: int = 0
+    refused: int = 0
+
+
+class PressureFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """How busy the loop and the journal are, and whom that made wait or turned away."""
+
+    loop_lag_ms: float
+    backlog_bytes: int
+    # 0: nobody waits, 1: some are refused.
+    pressure: float
+    waiting: int
+    waiting_bytes: int
+    parked: int
+    # By reason.
+    throttled: dict[str, int]
+    # Effective priority from which work begins at once; None: nobody waits.
+    threshold: int | None = None
 
 
 class Facts(msgspec.Struct, frozen=True):
@@ -216,7 +228,7 @@ class Facts(msgspec.Struct, frozen=True):
     routers: RoutersFacts | None = None
     version: str = ""
     requests: Sequence[RouteFacts] = ()
-    http_connections: int | None = None
+    http: ConnectionFacts | None = None
     watchers: WatchFacts | None = None
     disk: DiskFacts | None = None
     recovery: RecoveryFacts | None = None

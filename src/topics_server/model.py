@@ -130,6 +130,14 @@ class TagMatch(msgspec.Struct, frozen=True):
         return tag.startswith(self.text) if self.is_prefix else tag == self.text
 
 
+class ProducerStamp(msgspec.Struct, frozen=True, array_like=True):
+    """Who appends, in which of its lives, and which of its requests this is (producer headers)."""
+
+    producer_id: str
+    epoch: int
+    seq: int
+
+
 class Hole(msgspec.Struct, frozen=True, array_like=True):
     """Seqs `first_seq..last_seq` (inclusive) are lost, and why.
 

@@ -141,11 +141,11 @@ class Node:
         }
         self._tasks: list[asyncio.Task[None]] = []
         self._sync_latency = [LatencyHistogram() for _ in range(settings.wal_shards)]
-        grants = () if settings.api_keys is None else settings.api_keys.grants
         self.state = ServerState(
             settings=settings,
             progress=self._progress,
-            keys=KeyRing(grants, covers_probes=settings.probe_auth),
+            keys=KeyRing(settings.grants(), covers_probes=settings.probe_auth),
+            hosts=settings.hosts,
             shards=self._shard_facts,
             disk=self._disk_facts,
         )

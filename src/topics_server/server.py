@@ -14,7 +14,8 @@ import resource
 import signal
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Coroutine, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -24,6 +25,7 @@ from topics_server import logs
 from topics_server.api.app import build_app
 from topics_server.api.connections import HttpConnection, SocketConnection
 from topics_server.api.heads import Bounds
+from topics_server.api.keys import KeyRing, KeysError
 from topics_server.api.patience import Patience, Waits
 from topics_server.clock import monotonic_ms
 from topics_server.errors import StorageError
@@ -130,7 +132,7 @@ def _run(settings: Settings, output: logs.LogOutput) -> int:
     open_files = raise_open_files()
     try:
         node = Node.open(settings, open_files)
-    except StorageError as error:
+    except (StorageError, KeysError) as error:
         log.error("cannot start: %s", error)
         return 1
     try:
@@ -171,7 +173,6 @@ async def _serve(
     settings: Settings, node: Node, server: HttpServer, listener: socket.socket
 ) -> int:
     loop = asyncio.get_running_loop()
-    node.state.http_connections = lambda: len(server.server_state.connections)
 
     def stop() -> None:
         if node.state.phase == "ready":
@@ -181,6 +182,19 @@ async def _serve(
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop)
+    # What SIGHUP has read anew; each reports for itself what it could not use.
+    reloads: list[Callable[[], Coroutine[None, None, None]]] = [
+        partial(reload_keys, settings, node.state.keys)
+    ]
+    reloading: set[asyncio.Task[None]] = set()
+
+    def reload() -> None:
+        for reload_one in reloads:
+            task = loop.create_task(reload_one())
+            reloading.add(task)
+            task.add_done_callback(reloading.discard)
+
+    loop.add_signal_handler(signal.SIGHUP, reload)
     host, port = listener.getsockname()[:2]
     began_ms = monotonic_ms()
     serving = asyncio.create_task(server.serve(sockets=[listener]))
@@ -196,14 +210,28 @@ async def _serve(
         took_ms = monotonic_ms() - began_ms
         shown = f"[{host}]" if ":" in host else host
         log.info("ready on http://%s:%d after %.0f ms: %s", shown, port, took_ms, node.report)
-        if settings.api_keys is None:
-            log.warning("no keys: whoever reaches this server may do everything (TOPICS_API_KEYS)")
+        if not node.state.keys.is_on:
+            log.warning("NO KEYS: whoever reaches this server may do everything (TOPICS_API_KEYS)")
     await serving
     looking.cancel()
     await node.close()
     if failure is None:
         log.info("stopped")
     return 0 if failure is None else 1
+
+
+async def reload_keys(settings: Settings, ring: KeyRing) -> None:
+    """Read the keys' file anew. What is not to be used changes nothing and is logged."""
+    if settings.api_keys_file is None:
+        log.info("reloading: there is no TOPICS_API_KEYS_FILE, so nothing changes")
+        return
+    try:
+        grants = await asyncio.to_thread(settings.grants)
+    except KeysError as error:
+        log.error("reloading: the keys stay as they are: %s", error)
+        return
+    touched = ring.replace(grants)
+    log.info("reloading: %d keys; %d were taken away or changed", len(grants), len(touched))
 
 
 def settle_heap() -> None:

@@ -20,7 +20,9 @@ from pydantic import BeforeValidator, Field, ValidationError, model_validator
 from pydantic.config import JsonDict
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
-from topics_server.api.keys import Grant, parse_keys
+from topics_server.api.hosts import LOOPBACK_NAMES, Hosts, normal_host, split_hosts
+from topics_server.api.keys import Grant, KeysError, parse_keys
+from topics_server.key_file import configured_keys
 from topics_server.limits import (
     FRAME_BYTES_MAX,
     MIB,
@@ -97,6 +99,10 @@ def split_origins(text: str) -> list[str]:
         is_own = port is None or int(port) == _OWN_PORTS.get(scheme)
         found.append(f"{scheme}://{host}" if is_own else f"{scheme}://{host}:{int(port)}")
     return found
+
+
+def _hosts(value: object) -> object:
+    return value if value == "*" or not isinstance(value, str) else ",".join(split_hosts(value))
 
 
 Number = Annotated[int, BeforeValidator(_whole_number)]
@@ -217,12 +223,20 @@ class Settings(BaseSettings):
         "key, key:scopes or key:scopes:prefixes, several separated by commas",
         "key[:scopes[:prefixes]], comma-separated; README, Keys",
     )
+    api_keys_file: Path | None = _other(
+        None, "a path", "file with such a key a line, mode 0600; read anew on SIGHUP"
+    )
     allow_insecure_no_auth: Switch = _other(
         False, "1 or 0", "1 = other machines may call, without keys"
     )
     probe_auth: Switch = _other(False, "1 or 0", "1 = health and ready ask for a key, too")
     ready_degraded: Annotated[Literal[200, 503], BeforeValidator(_whole_number)] = _other(
         200, "200 or 503", "503 = /v0/ready fails while a shard is read-only"
+    )
+    allowed_hosts: Annotated[str, BeforeValidator(_hosts)] = _other(
+        "",
+        "host names separated by commas, or *",
+        "names clients may use (Host); unset: without keys on loopback, its own",
     )
     cors_origins: Annotated[str, BeforeValidator(_origins)] = _other(
         "",
@@ -361,6 +375,27 @@ class Settings(BaseSettings):
         """`cors_origins` as headers have them."""
         return frozenset(origin.encode("ascii") for origin in split_origins(self.cors_origins))
 
+    @property
+    def has_keys(self) -> bool:
+        """Whether callers need a key."""
+        return self.api_keys is not None or self.api_keys_file is not None
+
+    def grants(self) -> tuple[Grant, ...]:
+        """*Blocking.* All configured keys. Raises `KeysError` where the file is not to be used."""
+        own = () if self.api_keys is None else self.api_keys.grants
+        credentials = os.environ.get("CREDENTIALS_DIRECTORY")
+        return configured_keys(own, self.api_keys_file, credentials)
+
+    @property
+    def hosts(self) -> Hosts:
+        """What clients may call this server."""
+        if self.allowed_hosts not in ("", "*"):
+            return Hosts((*LOOPBACK_NAMES, *self.allowed_hosts.split(",")))
+        if self.allowed_hosts == "" and not self.has_keys and is_loopback(self.host):
+            shown = f"[{self.host}]" if ":" in self.host else self.host.lower()
+            return Hosts((*LOOPBACK_NAMES, normal_host(shown) or ""))
+        return Hosts()
+
 
 def variable(field: str) -> str:
     """The environment name of a field."""
@@ -441,7 +476,11 @@ def _warnings(in_environment: set[str]) -> list[str]:
 
 def refusal(settings: Settings) -> str | None:
     """Why a server must not start with these settings, in one line; None if it may."""
-    if settings.api_keys is not None:
+    try:
+        settings.grants()
+    except KeysError as error:
+        return str(error)
+    if settings.has_keys:
         return None
     if not is_loopback(settings.host) and not settings.allow_insecure_no_auth:
         return (

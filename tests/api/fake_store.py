@@ -25,7 +25,7 @@ from topics_server.engine.answers import (
     TopicState,
 )
 from topics_server.errors import Code, TopicsError
-from topics_server.model import Durability, TagMatch, TopicConfig, TopicType
+from topics_server.model import Durability, ProducerStamp, TagMatch, TopicConfig, TopicType
 
 
 @dataclasses.dataclass
@@ -82,6 +82,7 @@ class FakeStore:
         *,
         header_key: str | None,
         config: TopicConfig | None,
+        producer: ProducerStamp | None = None,
         submitted: Callable[[], None] | None = None,
     ) -> Appended:
         self._maybe_fail()
@@ -115,7 +116,13 @@ class FakeStore:
         return Appended(first, topic.head_seq, topic.head_seq, created, False, 0.25, 0.5)
 
     def append_now(
-        self, name: str, body: bytes, decoded: DecodedAppend, *, header_key: str | None
+        self,
+        name: str,
+        body: bytes,
+        decoded: DecodedAppend,
+        *,
+        header_key: str | None,
+        producer: ProducerStamp | None = None,
     ) -> None:
         """There is always something to wait for here."""
 

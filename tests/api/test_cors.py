@@ -44,7 +44,7 @@ def told(answer: httpx.Response) -> dict[str, str]:
 
 READABLE = {
     "access-control-allow-origin": PAGE,
-    "access-control-expose-headers": "allow, retry-after",
+    "access-control-expose-headers": "allow, retry-after, x-request-id",
     "vary": "origin",
 }
 
@@ -131,7 +131,7 @@ async def test_a_preflight_tells_methods_and_headers(live: Live, path: str, meth
         "access-control-allow-origin": PAGE,
         "access-control-allow-methods": methods,
         "access-control-allow-headers": (
-            "content-type, authorization, idempotency-key, last-event-id, "
+            "content-type, authorization, idempotency-key, last-event-id, x-request-id, "
             "producer-id, producer-epoch, producer-seq"
         ),
         "access-control-max-age": "600",

@@ -23,7 +23,7 @@ _STATUS: Final = re.compile(rb"HTTP/1\.1 (\d{3}) ")
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("framing")
-    made = Server(folder, {"TOPICS_MAX_BODY_BYTES": "65536"})
+    made = Server(folder, {"TOPICS_MAX_BODY_BYTES": "65536", "TOPICS_ALLOWED_HOSTS": "h,other"})
     made.start()
     try:
         made.api.put(TOPIC)

@@ -11,6 +11,7 @@ import pytest
 
 from tests.api.conftest import Api
 from topics_server.api.app import build_routes
+from topics_server.api.keys import PROBE, SCOPE_NAMES
 from topics_server.api.openapi import document, document_bytes
 from topics_server.api.problems import STATUS_OF
 from topics_server.errors import Code
@@ -55,6 +56,23 @@ def test_refusals_stand_under_the_status_of_their_code() -> None:
                 codes = re.findall(r"`(\w+)`", answer["description"])
                 assert codes
                 assert {STATUS_OF[Code(code)] for code in codes} == {int(status)}
+
+
+def test_scopes_are_those_that_the_route_table_asks_for() -> None:
+    for route in build_routes().table:
+        for method, need in route.needs.items():
+            if method == "HEAD":
+                continue
+            operation = document()["paths"][route.template][method.lower()]
+            asked = operation["security"]
+            scopes = {name for name, scope in SCOPE_NAMES.items() if need > 0 and scope & need}
+            wanted = [{"bearer": [s for s in ("read", "write", "delete", "admin") if s in scopes]}]
+            where = f"{method} {route.template}"
+            assert {} in asked, f"{where}: a server without keys asks for none"
+            assert [way for way in asked if "bearer" in way] == wanted, where
+            assert ("token" in str(asked)) is route.is_stream, where
+            assert ("403" in operation["responses"]) is (need != PROBE), where
+            assert "401" in operation["responses"], where
 
 
 def test_operation_ids_are_distinct() -> None:

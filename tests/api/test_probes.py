@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from tests.api.conftest import Api
+from tests.api.fake_store import FakeTopic
+from topics_server.api.figures import facts_of
 from topics_server.metrics import TOPICS_SHOWN_MAX
+from topics_server.model import TopicConfig
 
 pytestmark = pytest.mark.anyio
 
@@ -116,3 +121,24 @@ async def test_the_per_topic_block_is_bounded(api: Api) -> None:
     answer = await api.http.get("/v0/metrics", headers={"accept": "application/json"})
     assert answer.json()["topics_topic_metrics_truncated"] == 1
     assert len(answer.json()["topics_topic_head_seq"]) == TOPICS_SHOWN_MAX
+
+
+async def test_others_have_their_turn_while_a_scrape_looks_through_topics(api: Api) -> None:
+    for number in range(TOPICS_SHOWN_MAX):
+        api.store.topics[f"t{number:05}"] = FakeTopic(TopicConfig())
+    turns = 0
+    is_over = False
+
+    async def another() -> None:
+        nonlocal turns
+        while not is_over:
+            turns += 1
+            await asyncio.sleep(0)
+
+    busy = asyncio.create_task(another())
+    facts = await facts_of(api.state, "1")
+    is_over = True
+    await busy
+    assert facts.store is not None
+    assert len(facts.store.topics) == TOPICS_SHOWN_MAX
+    assert turns >= TOPICS_SHOWN_MAX // 100

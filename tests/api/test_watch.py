@@ -6,6 +6,7 @@ import asyncio
 import base64
 import gc
 import gzip
+import re
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -155,11 +156,14 @@ async def test_a_stream_has_the_contract_s_head_and_begins_with_retry(live: Live
     reader = live.get(await live.session("jobs"), (b"accept-encoding", b"gzip"))
     record, caught_up = await reader.take(2)
     assert reader.status == 200
-    assert reader.headers == {
+    headers = reader.headers
+    assert re.fullmatch(rb"r[\w-]+\.[0-9a-f]+", headers.pop(b"x-request-id"))
+    assert headers == {
         b"content-type": b"text/event-stream; charset=utf-8",
         b"cache-control": b"no-store",
         b"connection": b"keep-alive",
         b"x-accel-buffering": b"no",
+        b"x-content-type-options": b"nosniff",
     }
     assert reader.received.startswith(b"retry: 2000\n\nid: ")
     assert record.event == "record"

@@ -21,7 +21,7 @@ from topics_server.api.ws import serve
 from topics_server.appends import DecodedAppend
 from topics_server.engine.answers import Appended
 from topics_server.errors import Code, DiskFull, TopicsError
-from topics_server.model import Durability, TopicConfig
+from topics_server.model import Durability, ProducerStamp, TopicConfig
 from topics_server.node import Node
 
 pytestmark = pytest.mark.anyio
@@ -145,6 +145,7 @@ class HeldStore:
         *,
         header_key: str | None,
         config: TopicConfig | None,
+        producer: ProducerStamp | None = None,
         submitted: Callable[[], None] | None = None,
     ) -> Appended:
         self.begun.append(name)

@@ -143,7 +143,7 @@ class Api:
         """Send exactly these bytes over a connection of its own and read the whole answer."""
         lines = [f"{method} {target} HTTP/1.1", "Connection: close", *headers]
         if not any(line.lower().startswith("host:") for line in headers):
-            lines.insert(1, "Host: contract")
+            lines.insert(1, "Host: localhost")
         framed = ("content-length:", "transfer-encoding:")
         if body and not any(h.lower().startswith(framed) for h in headers):
             lines.append(f"Content-Length: {len(body)}")

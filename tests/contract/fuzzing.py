@@ -220,12 +220,13 @@ def fuzzing(server: Server) -> Iterator[Fuzz]:
         fuzz.close()
 
 
-def settled_size(server: Server, files_max: int) -> tuple[int, int]:
+def settled_size(server: Server) -> tuple[int, int]:
     """Its size once what was torn down is gone: connections are closed a moment later."""
     assert server.process is not None
-    for _ in range(500):
-        memory, files = size_of(server.process.pid)
-        if files <= files_max:
+    memory, files = size_of(server.process.pid)
+    for _ in range(100):
+        time.sleep(0.2)
+        before, (memory, files) = files, size_of(server.process.pid)
+        if files >= before:
             break
-        time.sleep(0.02)
     return memory, files

@@ -26,6 +26,7 @@ from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 from websockets.typing import Origin
 
+from tests.contract import frames
 from tests.contract.driver import Api, Json, RawResponse
 
 DEADLINE_S: Final = 15.0
@@ -169,7 +170,7 @@ class SseStream:
         self._is_over = False
         self._sock = connected(url, receive_buffer_bytes)
         try:
-            lines = [f"GET {target} HTTP/1.1", "Host: contract", *headers]
+            lines = [f"GET {target} HTTP/1.1", "Host: localhost", *headers]
             self._sock.sendall(("\r\n".join(lines) + "\r\n\r\n").encode("latin-1"))
             self._read_head()
         except BaseException:
@@ -211,6 +212,7 @@ class SseStream:
             return
         for item in self._parser.feed(content):
             if isinstance(item, Event):
+                frames.check_event(item.name, item.data)
                 self._events.append(item)
             elif isinstance(item, Comment):
                 self.comments.append(item)
@@ -355,6 +357,7 @@ class WsClient:
         except ConnectionClosed:
             raise StreamEnded from None
         assert isinstance(message, bytes)
+        frames.check_message(message)
         return message
 
     def frame(self, within_s: float = DEADLINE_S) -> Json:
@@ -426,7 +429,7 @@ class RawWs:
         """Ask for the upgrade; the head of the answer."""
         lines = [
             "GET /v0/ws HTTP/1.1",
-            "Host: contract",
+            "Host: localhost",
             "Upgrade: websocket",
             "Connection: Upgrade",
             "Sec-WebSocket-Version: 13",

@@ -609,11 +609,12 @@ def test_the_table_is_long_enough() -> None:
         b"\x00\x00\x00\x00\r\n\r\n",
         b"GET\r\n\r\n",
         b"GET /v0/topics HTTP/9.9\r\n\r\n",
-        b"POST /v0/topics/x HTTP/1.1\r\nHost: a\r\nContent-Length: abc\r\n\r\n",
-        b"POST /v0/topics/x HTTP/1.1\r\nHost: a\r\nContent-Length: -5\r\n\r\n",
-        b"POST /v0/topics/x HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
-        b"GET /v0/topics HTTP/1.1\r\nHost: a\r\nBad Header: x\r\n\r\n",
-        b"GET /v0/topics HTTP/1.1\r\nHost: a\r\n" + b"X: y\r\n" * 50_000 + b"\r\n",
+        b"POST /v0/topics/x HTTP/1.1\r\nHost: localhost\r\nContent-Length: abc\r\n\r\n",
+        b"POST /v0/topics/x HTTP/1.1\r\nHost: localhost\r\nContent-Length: -5\r\n\r\n",
+        b"POST /v0/topics/x HTTP/1.1\r\nHost: localhost\r\n"
+        b"Transfer-Encoding: chunked\r\n\r\nzz\r\n",
+        b"GET /v0/topics HTTP/1.1\r\nHost: localhost\r\nBad Header: x\r\n\r\n",
+        b"GET /v0/topics HTTP/1.1\r\nHost: localhost\r\n" + b"X: y\r\n" * 50_000 + b"\r\n",
     ],
 )
 def test_what_is_no_http_gets_no_500_and_harms_nobody(api: Api, request_bytes: bytes) -> None:
@@ -638,7 +639,10 @@ def test_a_body_that_never_comes_whole_stores_nothing(api: Api, topic: str) -> N
     parts = urlsplit(api.url)
     assert parts.hostname is not None
     assert parts.port is not None
-    head = f"POST /v0/topics/{topic} HTTP/1.1\r\nHost: a\r\n{MEDIA}\r\nContent-Length: 500\r\n\r\n"
+    head = (
+        f"POST /v0/topics/{topic} HTTP/1.1\r\nHost: localhost\r\n{MEDIA}\r\n"
+        "Content-Length: 500\r\n\r\n"
+    )
     with socket.create_connection((parts.hostname, parts.port), timeout=5) as sock:
         sock.sendall(head.encode() + GOOD_APPEND)
     refused(api.state(topic), 404, "topic_not_found")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -228,3 +229,32 @@ def test_figures_for_an_operator(api: Api, topic: str) -> None:
     assert samples["topics_http_connections"] >= 1
     assert samples["topics_wal_group_frames_sum"] == samples["topics_wal_frames_total"]
     assert any(name.startswith("topics_build_info{") for name in samples)
+
+
+# Every name of §8.3, in its order.
+NAMES = """
+    topics_topics topics_topics_by_class topics_routers topics_records_live topics_bytes_live
+    topics_queue_topics topics_queue_leases_in_flight topics_sse_connections topics_watch_sessions
+    topics_ready topics_recovery_progress topics_uptime_ms topics_topic_head_seq
+    topics_topic_earliest_seq topics_topic_records_live topics_topic_bytes_live
+    topics_topic_queue_ready topics_topic_queue_in_flight topics_topic_metrics_truncated
+    topics_wal_frames_total topics_wal_batches_total topics_wal_fsyncs_total
+    topics_wal_bytes_written_total topics_wal_rotations_total topics_wal_queue_depth
+    topics_wal_queue_depth_peak topics_wal_submit_full_total topics_wal_read_only
+    topics_wal_fsync_latency_us_bucket topics_wal_fsync_latency_us_sum
+    topics_wal_fsync_latency_us_count
+""".split()
+
+
+def test_text_and_json_have_every_name_of_the_contract_and_the_same_others(
+    api: Api, names: Callable[[str], str]
+) -> None:
+    queue = names("q")
+    good(api.put(queue, {"type": "queue"}))
+    api.add(queue, 1)
+    text = {name.partition("{")[0] for name in _metrics(api)[0]}
+    assert set(NAMES) <= text
+    values = good(api.http.get("/v0/metrics", headers={"Accept": "application/json"}))
+    assert values.keys() - {"performance"} == text
+    labelled = values["topics_topic_queue_ready"]
+    assert {"labels": {"topic": queue}, "value": 1} in labelled

@@ -239,7 +239,7 @@ def test_a_waiting_claim_that_hung_up_leaves_no_lease(queue: Queue) -> None:
     """EXTENSIONS: wait_ms [10.2-14]: nobody can ack what nobody was told of."""
     body = json.dumps({"node": "ghost", "wait_ms": 30_000, "lease_ms": LONG_MS}).encode()
     head = (
-        f"POST {queue.path}/claim HTTP/1.1\r\nHost: contract\r\n"
+        f"POST {queue.path}/claim HTTP/1.1\r\nHost: localhost\r\n"
         f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
     )
     ghosts = [connected(queue.api.url) for _ in range(3)]

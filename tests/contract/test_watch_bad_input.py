@@ -537,9 +537,9 @@ def test_half_open_and_slow_heads_take_no_slot(api: Api, standing: str, clients:
     silent = [connected(api.url) for _ in range(20)]
     halves = [connected(api.url) for _ in range(20)]
     for sock in halves:
-        sock.sendall(b"GET /v0/watch/wid_x HTTP/1.1\r\nHost: a\r\nAccept: text/ev")
+        sock.sendall(b"GET /v0/watch/wid_x HTTP/1.1\r\nHost: localhost\r\nAccept: text/ev")
     request = (
-        f"GET {session.answer['stream_url']} HTTP/1.1\r\nHost: a\r\n"
+        f"GET {session.answer['stream_url']} HTTP/1.1\r\nHost: localhost\r\n"
         "Accept: text/event-stream\r\nLast-Event-ID: x\r\n\r\n"
     ).encode()
     slow = connected(api.url)
@@ -584,7 +584,7 @@ def _vanishing(api: Api, topic: str, number: int) -> None:
     body = good(api.http.post("/v0/watch", json={"topics": {topic: {}}, "limit": 2}))
     if number % 10 == 0:
         with connected(api.url) as sock:
-            head = f"GET {body['stream_url']} HTTP/1.1\r\nHost: a\r\n\r\n".encode()
+            head = f"GET {body['stream_url']} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()
             sock.sendall(head[: None if number % 20 else -2])
             reset(sock)
         return
@@ -673,8 +673,8 @@ def test_more_than_one_request_on_a_connection_before_the_stream(api: Api, stand
     before = gauges(api)[0]
     with connected(api.url) as sock:
         sock.sendall(
-            b"GET /v0/health HTTP/1.1\r\nHost: a\r\n\r\n"
-            + f"GET {body['stream_url']} HTTP/1.1\r\nHost: a\r\n\r\n".encode()
+            b"GET /v0/health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+            + f"GET {body['stream_url']} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()
         )
         received = b""
         while b"caught-up" not in received:

@@ -41,7 +41,7 @@ def filled(text: str, replacements: dict[str, str]) -> str:
     return text
 
 
-@dataclass(slots=True)
+@dataclass
 class Proxy:
     """The running nginx. `url` is its HTTPS side, `plain_port` the one that leads there."""
 

@@ -48,6 +48,8 @@ def opened(disk: FakeDisk, *, boot_id: str | None = None, **changes: object) -> 
         "wal_shards": 2,
         "min_free_bytes": 0,
         "segment_max_events": 8,
+        # Clients in the same process call it by any name.
+        "allowed_hosts": "*",
         **changes,
     }
     return Node.open(

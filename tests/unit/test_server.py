@@ -194,7 +194,7 @@ def watched(port: int, count: int = 1) -> list[str]:
 def ask(port: int, path: str) -> socket.socket:
     """Send a GET; nothing is read."""
     sock = socket.create_connection(("127.0.0.1", port), timeout=30)
-    sock.sendall(f"GET {path} HTTP/1.1\r\nhost: x\r\naccept: */*\r\n\r\n".encode())
+    sock.sendall(f"GET {path} HTTP/1.1\r\nhost: localhost\r\naccept: */*\r\n\r\n".encode())
     return sock
 
 

@@ -14,10 +14,10 @@ from topics_server.api.problems import Headers
 
 # What pages of other origins may send and read beside what every page may.
 _SENT: Final = (
-    b"content-type, authorization, idempotency-key, last-event-id, "
+    b"content-type, authorization, idempotency-key, last-event-id, x-request-id, "
     b"producer-id, producer-epoch, producer-seq"
 )
-_EXPOSED: Final = (b"access-control-expose-headers", b"allow, retry-after")
+_EXPOSED: Final = (b"access-control-expose-headers", b"allow, retry-after, x-request-id")
 # How long a browser keeps the answer to a preflight.
 _MAX_AGE_S: Final = b"600"
 

@@ -29,6 +29,7 @@ from topics_server.api.http import (
 )
 from topics_server.api.keys import Recalled
 from topics_server.api.receiving import OFF_LOOP_BYTES
+from topics_server.api.request_ids import request_id
 from topics_server.api.strict import StrictHttp
 from topics_server.api.transport import head_of
 from topics_server.clock import monotonic_ms
@@ -55,6 +56,7 @@ class Pending:
         "method",
         "more_body",
         "path",
+        "request_id",
         "response_complete",
         "started_ms",
     )
@@ -65,6 +67,7 @@ class Pending:
         self.method = method
         self.path = path
         self.headers = headers
+        self.request_id = request_id(headers)
         self.body = b""
         self.more_body = self.disconnected = self.response_complete = False
         # uvicorn's way to say that the server is going down.
@@ -195,7 +198,8 @@ class DirectHttp(StrictHttp):
             else:
                 self._respond(pending, response)
         except Exception as error:
-            response = response_to(error, pending.method, pending.path.decode("latin-1"))
+            path = pending.path.decode("latin-1")
+            response = response_to(error, pending.method, path, pending.request_id)
             if pending.response_complete:
                 self.transport.abort()
             else:
@@ -233,7 +237,7 @@ class DirectHttp(StrictHttp):
     ) -> None:
         app: Any = self.app
         told = app.told(response, pending.method, pending.headers)
-        tell_of_body(told, response, size, is_packed=is_packed)
+        tell_of_body(told, response, size, pending.request_id, is_packed=is_packed)
         app.observer.answered(
             pending.method, pending.path, response.status, size, pending.started_ms
         )

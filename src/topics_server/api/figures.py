@@ -15,6 +15,7 @@ from typing import Final, TypeVar
 
 from topics_server.api.fanout import Fanout, Stream
 from topics_server.api.keys import EVERYBODY, Caller
+from topics_server.api.patience import Patience
 from topics_server.api.state import Routers, ServerState, Store
 from topics_server.api.visible import list_topics
 from topics_server.clock import monotonic_ms
@@ -22,6 +23,7 @@ from topics_server.engine.answers import TopicState
 from topics_server.metrics import (
     ROUTERS_SHOWN_MAX,
     TOPICS_SHOWN_MAX,
+    ConnectionFacts,
     Facts,
     QueueFacts,
     RouterFacts,
@@ -54,12 +56,17 @@ async def facts_of(state: ServerState, version: str, caller: Caller = EVERYBODY)
         routers=None if routers is None else await _routers_facts(routers, caller),
         version=version,
         requests=state.requests(),
-        http_connections=_asked(state.http_connections),
+        http=_connection_facts(state.patience),
         watchers=None if fanout is None else await _watch_facts(fanout),
         disk=None if state.disk is None or store is None else await asyncio.to_thread(state.disk),
         recovery=state.recovery,
-        pressure=_asked(state.pressure),
         log_lines_dropped=_asked(state.log_lines_dropped),
+    )
+
+
+def _connection_facts(patience: Patience) -> ConnectionFacts:
+    return ConnectionFacts(
+        patience.open, patience.most, dict(patience.timeouts), patience.evicted, patience.refused
     )
 
 

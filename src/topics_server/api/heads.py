@@ -21,7 +21,8 @@ _HOST: Final = re.compile(rb"(?:[A-Za-z0-9._~-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,
 # What says one thing only: said twice, one of the two would be believed here and one elsewhere.
 _SAID_ONCE: Final = frozenset(
     b"host content-length content-type content-encoding transfer-encoding authorization expect "
-    b"idempotency-key last-event-id origin sec-websocket-key sec-websocket-version upgrade "
+    b"idempotency-key last-event-id origin producer-id producer-epoch producer-seq "
+    b"sec-websocket-key sec-websocket-version upgrade "
     b"x-request-id".split()
 )
 _SCHEME: Final = b"http://"

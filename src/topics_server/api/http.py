@@ -37,15 +37,12 @@ from topics_server.api.problems import (
     not_found,
     status_of,
 )
-from topics_server.api.receiving import (
-    OFF_LOOP_BYTES,
-    ClientGoneError,
-    is_bodiless,
-    is_plain,
-    read_body,
-    receive_all,
-)
+from topics_server.api.receiving import OFF_LOOP_BYTES as OFF_LOOP_BYTES
+from topics_server.api.receiving import ClientGoneError as ClientGoneError
 from topics_server.api.receiving import Receive as Receive
+from topics_server.api.receiving import is_bodiless, is_plain, read_body, receive_all
+from topics_server.api.request_ids import NAME as REQUEST_ID
+from topics_server.api.request_ids import request_id as request_id_of
 from topics_server.api.sockets import Socket
 from topics_server.api.state import ServerState
 from topics_server.clock import monotonic_ms
@@ -56,6 +53,8 @@ from topics_server.model import is_router_name, is_topic_name
 Scope = MutableMapping[str, Any]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
+# Of every answer: it is what it says it is, and is for who asked. A handler may say otherwise.
+_GUARDS: Final = ((b"x-content-type-options", b"nosniff"), (b"cache-control", b"no-store"))
 # Paths whose name is known to be one; beyond, all are forgotten and checked again.
 _NAMES_MAX: Final = 8192
 # Below this gzip saves nothing worth its time.
@@ -267,14 +266,15 @@ def response_of(error: TopicsError, extra: Headers = ()) -> Response:
     return Response(status_of(error), envelope(error), headers_of(error) + extra)
 
 
-def response_to(error: Exception, method: str, path: str) -> Response:
+def response_to(error: Exception, method: str, path: str, request_id: bytes) -> Response:
     """What a client is told of what a handler raised; what it is not told is logged."""
     if isinstance(error, TopicsError):
         return response_of(error)
     if isinstance(error, StorageError):
-        log.error("storage refused %s %s: %s", method, path, error)
+        log.error("storage refused %s %s (%s): %s", method, path, request_id.decode("ascii"), error)
         return response_of(from_storage(error))
-    log.error("defect while serving %s %s", method, path, exc_info=error)
+    shown = request_id.decode("ascii")
+    log.error("defect while serving %s %s (%s)", method, path, shown, exc_info=error)
     return response_of(internal())
 
 
@@ -284,14 +284,24 @@ def wants_gzip(size: int, headers: Mapping[bytes, bytes]) -> bool:
 
 
 def tell_of_body(
-    told: list[tuple[bytes, bytes]], response: Response, size: int, *, is_packed: bool
+    told: list[tuple[bytes, bytes]],
+    response: Response,
+    size: int,
+    request_id: bytes,
+    *,
+    is_packed: bool,
 ) -> None:
-    """Add to the headers what they tell of a body of `size` bytes, as it is sent."""
-    if response.status != 204:
-        told.append((b"content-type", response.content_type))
-        if is_packed:
-            told += [(b"content-encoding", b"gzip"), (b"vary", b"accept-encoding")]
-        told.append((b"content-length", b"%d" % size))
+    """Add to the headers what they tell of a body of `size` bytes, as it is sent.
+
+    What differs from answer to answer comes last: the request's id, then the length.
+    """
+    if response.status == 204:
+        told.append((REQUEST_ID, request_id))
+        return
+    told.append((b"content-type", response.content_type))
+    if is_packed:
+        told += [(b"content-encoding", b"gzip"), (b"vary", b"accept-encoding")]
+    told += [(REQUEST_ID, request_id), (b"content-length", b"%d" % size)]
 
 
 class Application:
@@ -331,6 +341,7 @@ class Application:
     ) -> None:
         started_ms = monotonic_ms()
         headers = dict(scope["headers"])
+        request_id = request_id_of(headers)
         try:
             response = await self._answer(scope, headers, receive, started_ms, place)
         except ClientGoneError:
@@ -339,19 +350,20 @@ class Application:
             await _hang_up(receive, send)
             return
         except Exception as error:
-            response = response_to(error, scope["method"], scope["path"])
+            response = response_to(error, scope["method"], scope["path"], request_id)
         told = self.told(response, scope["method"], headers)
         raw_path: bytes = scope.get("raw_path") or scope["path"].encode("utf-8")
         if isinstance(response, EventStream):
             place.free()
             self.observer.answered(scope["method"], raw_path, 200, 0, started_ms)
+            told.append((REQUEST_ID, request_id))
             await _stream(response, told, scope["method"], receive, send)
             return
         body = response.body
         is_packed = wants_gzip(len(body), headers)
         if is_packed:
             body = await deflated(body)
-        tell_of_body(told, response, len(body), is_packed=is_packed)
+        tell_of_body(told, response, len(body), request_id, is_packed=is_packed)
         self.observer.answered(scope["method"], raw_path, response.status, len(body), started_ms)
         await send({"type": "http.response.start", "status": response.status, "headers": told})
         if scope["method"] == "HEAD":
@@ -362,7 +374,7 @@ class Application:
         self, response: Answer, method: str, headers: Mapping[bytes, bytes]
     ) -> list[tuple[bytes, bytes]]:
         """The headers of an answer, but for those that tell of its body."""
-        told = list(response.headers)
+        told = _guarded(response.headers) if response.headers else list(_GUARDS)
         if self._origins and headers.get(b"origin") in self._origins:
             told += cors_headers(method, headers, response.headers)
         return told
@@ -381,6 +393,7 @@ class Application:
         the connection's. Raises what handlers raise.
         """
         started_ms = monotonic_ms()
+        self.state.hosts.check(headers.get(b"host"))
         route: Route | None
         known = self.routes.known(raw_path)
         if known is not None:
@@ -423,6 +436,7 @@ class Application:
         started_ms: float,
         place: RequestPlace,
     ) -> Answer:
+        self.state.hosts.check(headers.get(b"host"))
         raw_path: bytes = scope.get("raw_path") or scope["path"].encode("utf-8")
         route, segment = self.routes.find(raw_path)
         method: str = scope["method"]
@@ -492,17 +506,21 @@ class Application:
             await refuse_socket(scope, send, not_found(raw_path.decode("latin-1")))
 
 
+def _guarded(headers: Headers) -> list[tuple[bytes, bytes]]:
+    """These headers and the guards, unless they speak of the same."""
+    names = {name for name, _ in headers}
+    return [*(guard for guard in _GUARDS if guard[0] not in names), *headers]
+
+
 async def refuse_socket(scope: Scope, send: Send, error: TopicsError) -> None:
     """Answer a WebSocket's opening with a refusal: the envelope, where the server can send one."""
     if "websocket.http.response" not in scope.get("extensions", {}):
         await send({"type": "websocket.close", "code": 1000})
         return
     response = response_of(error)
-    told = [
-        *response.headers,
-        (b"content-type", response.content_type),
-        (b"content-length", b"%d" % len(response.body)),
-    ]
+    told = _guarded(response.headers)
+    request_id = request_id_of(dict(scope["headers"]))
+    tell_of_body(told, response, len(response.body), request_id, is_packed=False)
     start = {"type": "websocket.http.response.start", "status": response.status, "headers": told}
     await send(start)
     await send({"type": "websocket.http.response.body", "body": response.body})

@@ -28,6 +28,7 @@ from topics_server.api.operations import (
 )
 from topics_server.api.schemas import Schema, all_schemas, object_of, ref, text, u64
 from topics_server.errors import Code
+from topics_server.limits import PRODUCER_ID_CHARS_MAX, PRODUCER_NUMBER_MAX
 
 _ABOUT: Final = (
     "A durable event log behind plain HTTP: append, read from any position, delete by tag, queues, "
@@ -151,6 +152,45 @@ def _drop_topic() -> Schema:
 # --- records ----------------------------------------------------------------------------------
 
 
+_NUMBER: Final = {"type": "integer", "minimum": 0, "maximum": PRODUCER_NUMBER_MAX}
+# All three or none.
+_PRODUCER: Final = (
+    {
+        "name": "Producer-Id",
+        "in": "header",
+        "schema": text(minLength=1, maxLength=PRODUCER_ID_CHARS_MAX),
+        "description": "Who appends; with it come `Producer-Epoch` and `Producer-Seq`.",
+    },
+    {
+        "name": "Producer-Epoch",
+        "in": "header",
+        "schema": _NUMBER,
+        "description": "The producer's life; a higher one begins with seq 0 and fences the others.",
+    },
+    {
+        "name": "Producer-Seq",
+        "in": "header",
+        "schema": _NUMBER,
+        "description": "One more with each request; one that was accepted before stores nothing.",
+    },
+)
+
+
+def _number_header(about: str) -> Schema:
+    return {"schema": _NUMBER, "description": about}
+
+
+_REPEATED: Final[Schema] = {
+    "description": "A producer's request that was accepted before: nothing is stored.",
+    "headers": {
+        "Producer-Epoch": _number_header("The producer's epoch; of 200 and 201 too."),
+        "Producer-Seq": _number_header("The highest seq accepted in it; of 200 and 201 too."),
+        "Topic-First-Seq": _number_header("Where the last request accepted begins, if it is this."),
+        "Topic-Last-Seq": _number_header("Where it ends."),
+    },
+}
+
+
 def _append() -> Schema:
     return operation(
         "appendRecords",
@@ -158,11 +198,13 @@ def _append() -> Schema:
         {
             "200": answer("The records are appended.", ref("AppendResult")),
             "201": answer("So they are, and the topic was created.", ref("AppendResult")),
+            "204": _REPEATED,
         },
         tag="records",
         scopes=("write",),
         codes=(
             *(Code.BATCH_TOO_LARGE, Code.RECORD_TOO_LARGE, Code.TOPIC_NOT_FOUND, Code.TOPIC_FULL),
+            *(Code.PRODUCER_FENCED, Code.PRODUCER_SEQ_CONFLICT),
             *(*WRITES, *TAKES_BODY),
         ),
         body=ref("AppendRequest"),
@@ -174,6 +216,7 @@ def _append() -> Schema:
                 "schema": text(minLength=1, maxLength=256),
                 "description": "As `idempotency_key` of the body, which wins.",
             },
+            *_PRODUCER,
         ),
     )
 
@@ -219,7 +262,7 @@ _VERBS: Final = (
     ("extend", "extendJobs", "Hold leased jobs for longer.", ("write",), (Code.BATCH_TOO_LARGE,)),
     (
         *("redrive", "redriveJobs", "Make dead letters of this queue jobs again."),
-        *(_WORKS, (Code.BATCH_TOO_LARGE, Code.TOPIC_FULL)),
+        *(("write",), (Code.BATCH_TOO_LARGE, Code.TOPIC_FULL)),
     ),
 )
 
@@ -378,6 +421,7 @@ def _watch() -> Schema:
         "The stream of a session; another one that is open is ended.",
         {"200": answer(about, text(), STREAM)},
         tag="watch",
+        scopes=("read",),
         codes=(*READS, Code.NOT_FOUND, Code.NOT_ACCEPTABLE),
         parameters=(last_id,),
         in_url=("token", "ticket"),
@@ -427,10 +471,7 @@ def _server_paths() -> Schema:
 def _probe(operation_id: str, summary: str, schema: str, *codes: Code) -> Schema:
     told = {"200": answer("The figures.", ref(schema))}
     # Without a key, unless TOPICS_PROBE_AUTH asks for one.
-    refusals = (*codes, Code.UNAUTHORIZED)
-    return {
-        "get": operation(operation_id, summary, told, tag="server", scopes=None, codes=refusals)
-    }
+    return {"get": operation(operation_id, summary, told, tag="server", scopes=None, codes=codes)}
 
 
 def _shown(operation_id: str, summary: str, schema: Schema, media: str) -> Schema:

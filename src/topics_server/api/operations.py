@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from topics_server.api.problems import RETRY_AFTER_S, STATUS_OF
+from topics_server.api.problems import PRODUCER_HEADERS, RETRY_AFTER_S, STATUS_OF
 from topics_server.api.schemas import Schema, boolean, ref, text
 from topics_server.errors import Code
 from topics_server.limits import PAGE_SIZE_DEFAULT, PAGE_SIZE_MAX
@@ -20,8 +20,16 @@ ALWAYS: Final = (Code.INTERNAL, Code.NOT_READY, Code.SHUTTING_DOWN)
 READS: Final = (Code.INVALID_REQUEST, *ALWAYS)
 TAKES_BODY: Final = (Code.PAYLOAD_TOO_LARGE, Code.UNSUPPORTED_MEDIA_TYPE)
 WRITES: Final = (*READS, Code.STORAGE_READ_ONLY)
+# Of every request: what its connection is refused for, before anything is asked.
+_CONNECTION: Final = (
+    Code.INVALID_REQUEST,
+    Code.REQUEST_TIMEOUT,
+    Code.URI_TOO_LONG,
+    Code.HEADERS_TOO_LARGE,
+    Code.THROTTLED,
+)
 # Of every request that is not a probe: keys, scopes and caps are asked before its handler.
-_GUARDED: Final = (Code.UNAUTHORIZED, Code.FORBIDDEN, Code.THROTTLED)
+_GUARDED: Final = (Code.UNAUTHORIZED, Code.FORBIDDEN)
 
 # How a request may say who sends it, beside the header; streams only (§7.1, §10.8).
 _IN_URL: Final = {
@@ -49,7 +57,12 @@ def components() -> Schema:
             },
             "WWW-Authenticate": {
                 "description": "How to say who sends a request.",
+                "required": True,
                 "schema": text(pattern="^Bearer"),
+            },
+            "Producer-Number": {
+                "description": "Of a refused producer: the epoch, or the seq, that is meant.",
+                "schema": {"type": "integer", "minimum": 0},
             },
             "Allow": {
                 "description": "The methods of this path.",
@@ -144,15 +157,15 @@ def operation(
 ) -> Schema:
     """One operation; its refusals are grouped by status, with the codes named.
 
-    `scopes` are those that a key needs, None where no key is asked for; `in_url` names the other
-    ways to say who asks.
+    `scopes` are those that a key needs, None where one is asked for only if probes are; `in_url`
+    names the other ways to say who asks.
     """
-    guarded = () if scopes is None else _GUARDED
+    guarded = (Code.UNAUTHORIZED,) if scopes is None else _GUARDED
     described: Schema = {
         "operationId": operation_id,
         "summary": summary,
         "tags": [tag],
-        "responses": _with_id(answers | _refusals({Code.INTERNAL, *codes, *guarded})),
+        "responses": _with_id(answers | _refusals({Code.INTERNAL, *_CONNECTION, *codes, *guarded})),
     }
     described["parameters"] = [*parameters, {"$ref": "#/components/parameters/X-Request-Id"}]
     if body is not None:
@@ -164,7 +177,7 @@ def operation(
         asked = [{"bearer": list(scopes)}, *({name: []} for name in in_url)]
         described["security"] = [*asked, {}]
     else:
-        described["security"] = []
+        described["security"] = [{}, {"bearer": []}]
     return described
 
 
@@ -178,8 +191,11 @@ def _refusals(codes: set[Code]) -> Schema:
         told = answer(", ".join(f"`{code.value}`" for code in named), refusal_of(named))
         if any(code in RETRY_AFTER_S for code in named):
             told["headers"] = {"Retry-After": _header("Retry-After")}
-        elif status in (401, 403):
+        elif status == 401:
             told["headers"] = {"WWW-Authenticate": _header("WWW-Authenticate")}
+        for name in (name for code in named for name, _ in PRODUCER_HEADERS.get(code, ())):
+            shown = name.decode("ascii").title()
+            told.setdefault("headers", {})[shown] = _header("Producer-Number")
         refusals[str(status)] = told
     return refusals
 

@@ -31,6 +31,8 @@ STATUS_OF: Final[dict[Code, int]] = {
     Code.ROUTER_CYCLE: 409,
     Code.PAYLOAD_TOO_LARGE: 413,
     Code.UNSUPPORTED_MEDIA_TYPE: 415,
+    Code.PRODUCER_FENCED: 403,
+    Code.PRODUCER_SEQ_CONFLICT: 409,
     Code.TOPIC_FULL: 422,
     Code.THROTTLED: 429,
     Code.INTERNAL: 500,
@@ -40,6 +42,15 @@ STATUS_OF: Final[dict[Code, int]] = {
     Code.REQUEST_TIMEOUT: 408,
     Code.URI_TOO_LONG: 414,
     Code.HEADERS_TOO_LARGE: 431,
+}
+
+# What a producer's refusal tells in headers too, and where its detail has that.
+PRODUCER_HEADERS: Final[dict[Code, tuple[tuple[bytes, str], ...]]] = {
+    Code.PRODUCER_FENCED: ((b"producer-epoch", "epoch"),),
+    Code.PRODUCER_SEQ_CONFLICT: (
+        (b"producer-expected-seq", "expected_seq"),
+        (b"producer-received-seq", "received_seq"),
+    ),
 }
 
 # Seconds after which trying again makes sense, where the error does not say it itself.
@@ -64,9 +75,15 @@ def status_of(error: TopicsError) -> int:
 
 
 def headers_of(error: TopicsError) -> Headers:
-    """What a refusal carries beside its body: how to be let in, or when to try again."""
+    """What a refusal carries beside its body.
+
+    How to be let in, when to try again, and what a producer has to know to go on.
+    """
     if error.code is Code.UNAUTHORIZED:
         return _CHALLENGE
+    if error.code in PRODUCER_HEADERS:
+        told = PRODUCER_HEADERS[error.code]
+        return tuple((name, b"%d" % error.detail[field]) for name, field in told)
     seconds = RETRY_AFTER_S.get(error.code)
     if seconds is None:
         return ()

@@ -1,7 +1,6 @@
-"""Bodies of requests: what their heads tell of them, and reading them with their limit.
+"""Request bodies: read whole, with their limit, inflated; what the head alone tells is refused.
 
-What is no JSON, in no known coding or too long is refused by its head, before a byte is read; what
-is packed is inflated, off the loop where it is large. Called by `api/http`.
+Called by `api/http`.
 """
 
 from __future__ import annotations
@@ -79,7 +78,7 @@ def is_plain(headers: Mapping[bytes, bytes], max_bytes: int) -> bool:
 
 
 def is_bodiless(headers: Mapping[bytes, bytes]) -> bool:
-    """Whether a head announces no body."""
+    """Whether the head announces no body."""
     return b"content-length" not in headers and b"transfer-encoding" not in headers
 
 

@@ -25,6 +25,7 @@ from topics_server.api.bodies import (
 )
 from topics_server.api.guard import admit
 from topics_server.api.http import Request, Response, Underway
+from topics_server.api.producer_headers import stamp_of, told_of
 from topics_server.api.receiving import ClientGoneError
 from topics_server.api.rendering import (
     page_performance,
@@ -37,6 +38,7 @@ from topics_server.api.visible import check_config
 from topics_server.appends import DecodedAppend, decode_append
 from topics_server.engine.answers import Appended, Page, ReadRequest
 from topics_server.errors import StorageError, TopicsError
+from topics_server.model import ProducerStamp
 
 
 class _Append(msgspec.Struct, frozen=True, gc=False):
@@ -44,6 +46,7 @@ class _Append(msgspec.Struct, frozen=True, gc=False):
 
     decoded: DecodedAppend
     key: str | None
+    producer: ProducerStamp | None
     with_seqs: bool
 
 
@@ -51,12 +54,17 @@ def _asked_append(request: Request) -> _Append:
     query = request.query
     with_seqs = query_bool(parse_query(query), "return_seqs", True) if query else True
     key = header_key(request.headers.get(b"idempotency-key"))
-    return _Append(decode_append(request.body), key, with_seqs)
+    producer = stamp_of(request.headers)
+    return _Append(decode_append(request.body), key, producer, with_seqs)
 
 
-def _appended(request: Request, done: Appended, *, with_seqs: bool) -> Response:
-    body = render_appended(request.name, done, with_seqs=with_seqs, total_ms=request.elapsed_ms())
-    return Response(201 if done.created else 200, body)
+def _appended(request: Request, asked: _Append, done: Appended) -> Response:
+    told = () if asked.producer is None else told_of(asked.producer, done)
+    if done.repeat is not None:
+        return Response(204, b"", told)
+    total_ms = request.elapsed_ms()
+    body = render_appended(request.name, done, with_seqs=asked.with_seqs, total_ms=total_ms)
+    return Response(201 if done.created else 200, body, told)
 
 
 async def append(state: ServerState, request: Request) -> Response:
@@ -73,11 +81,17 @@ async def append(state: ServerState, request: Request) -> Response:
     if decoded.config is not None:
         config = decode_inline_config(decoded.config, request.name)
         check_config(request.caller, config, "config.")
-    name, body, key = request.name, request.body, asked.key
-    done = await store.append(name, body, decoded, header_key=key, config=config)
+    done = await store.append(
+        request.name,
+        request.body,
+        decoded,
+        header_key=asked.key,
+        config=config,
+        producer=asked.producer,
+    )
     if request.parked_ms:
         done = msgspec.structs.replace(done, parked_ms=done.parked_ms + request.parked_ms)
-    return _appended(request, done, with_seqs=asked.with_seqs)
+    return _appended(request, asked, done)
 
 
 def append_now(state: ServerState, request: Request) -> Underway | None:
@@ -158,17 +172,14 @@ def _append_now(state: ServerState, request: Request) -> Underway | None:
     decoded = asked.decoded
     if decoded.config is not None:
         return None
-    appending = store.append_now(request.name, request.body, decoded, header_key=asked.key)
+    appending = store.append_now(
+        request.name, request.body, decoded, header_key=asked.key, producer=asked.producer
+    )
     if appending is None:
         return None
-    with_seqs = asked.with_seqs
     return Underway(
         appending.when_settled,
-        lambda: _appended(
-            request,
-            appending.outcome(parked_ms=request.parked_ms or 0.0),
-            with_seqs=with_seqs,
-        ),
+        lambda: _appended(request, asked, appending.outcome(parked_ms=request.parked_ms or 0.0)),
     )
 
 

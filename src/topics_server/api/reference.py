@@ -2,8 +2,8 @@
 
 The page is Swagger UI, whose files an installed package carries (`swagger-ui-py`; its code is never
 imported); it reads `/v0/openapi.json` beside it. Nothing else can be loaded or called: the content
-policy names this server only. Open to everybody, as it tells what is in this repository. Called
-through the route table in `api/app`.
+policy names this server only. As open as the probes, as it tells nothing but what is in this
+repository. Called through the route table in `api/app`.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Literal, Protocol
 
 from topics_server.api.fanout import Fanout
+from topics_server.api.hosts import Hosts
 from topics_server.api.keys import KeyRing
 from topics_server.api.patience import Patience
 from topics_server.api.tickets import Tickets
@@ -30,8 +31,8 @@ from topics_server.engine.answers import (
 )
 from topics_server.engine.throttle import Throttle
 from topics_server.engine.watching import WatchSessions
-from topics_server.metrics import DiskFacts, PressureFacts, RecoveryFacts, RouteFacts, ShardFacts
-from topics_server.model import Durability, TagMatch, TopicConfig
+from topics_server.metrics import DiskFacts, RecoveryFacts, RouteFacts, ShardFacts
+from topics_server.model import Durability, ProducerStamp, TagMatch, TopicConfig
 from topics_server.queue.service import QueueService
 from topics_server.rendered import RenderCache
 from topics_server.routers.answers import RouterOutcome, RouterPage, RouterSpec, RouterState
@@ -121,6 +122,7 @@ class Store(Protocol):
         *,
         header_key: str | None,
         config: TopicConfig | None,
+        producer: ProducerStamp | None = None,
         submitted: Callable[[], None] | None = None,
     ) -> Appended:
         """Append the records of one call, all or none; `config` only if this creates the topic.
@@ -130,7 +132,13 @@ class Store(Protocol):
         ...
 
     def append_now(
-        self, name: str, body: bytes, decoded: DecodedAppend, *, header_key: str | None
+        self,
+        name: str,
+        body: bytes,
+        decoded: DecodedAppend,
+        *,
+        header_key: str | None,
+        producer: ProducerStamp | None = None,
     ) -> Appending | None:
         """Begin what `append` does, if nothing has to be waited for first."""
         ...
@@ -241,14 +249,16 @@ class ServerState:
     """The one shared state of all handlers.
 
     `progress` tells how far recovery is (0 to 1); `keys` who may call, `tickets` what lets into
-    streams; `started_ms` is of the monotonic clock; `shards` tells the journal's figures;
-    `connections` counts open streams and WebSockets (`api/guard`); `requests` tells what became of
-    requests, `disk` (*blocking*) what lies on it; `patience` is with connections.
+    streams, `hosts` what this server is called; `started_ms` is of the monotonic clock; `shards`
+    tells the journal's figures; `connections` counts open streams and WebSockets (`api/guard`);
+    `requests` tells what became of requests, `disk` (*blocking*) what lies on it; `patience` is
+    with connections.
     """
 
     settings: ApiSettings
     progress: Callable[[], float]
     keys: KeyRing = dataclasses.field(default_factory=KeyRing)
+    hosts: Hosts = dataclasses.field(default_factory=Hosts)
     tickets: Tickets = dataclasses.field(default_factory=Tickets)
     store: Store | None = None
     fanout: Fanout | None = None
@@ -264,9 +274,7 @@ class ServerState:
     connections: int = 0
     requests: Callable[[], Sequence[RouteFacts]] = tuple
     # Set by `node` and `server`: figures that are theirs to know.
-    http_connections: Callable[[], int] | None = None
     disk: Callable[[], DiskFacts] | None = None
-    pressure: Callable[[], PressureFacts] | None = None
     recovery: RecoveryFacts | None = None
     log_lines_dropped: Callable[[], int] | None = None
     _waiting: set[asyncio.Future[None]] = dataclasses.field(default_factory=set)

@@ -28,9 +28,10 @@ from topics_server.api.heads import (
     size_of,
     too_large_fields,
 )
-from topics_server.api.http import Application, response_of
+from topics_server.api.http import Application, response_of, tell_of_body
 from topics_server.api.patience import Patience, Waits
 from topics_server.api.problems import internal
+from topics_server.api.request_ids import request_id
 from topics_server.api.transport import JoinedHttp, head_of
 from topics_server.errors import Code, TopicsError, invalid
 from topics_server.limits import KIB, PIPELINED_MAX
@@ -314,11 +315,9 @@ class StrictHttp(JoinedHttp):
         told = list(response.headers)
         if isinstance(app, Application):
             told = app.told(response, "GET", {})
-        told += [
-            (b"content-type", response.content_type),
-            (b"connection", b"close"),
-            (b"content-length", b"%d" % len(response.body)),
-        ]
+        told.append((b"connection", b"close"))
+        # Its head is not one to take an id from.
+        tell_of_body(told, response, len(response.body), request_id({}), is_packed=False)
         head = head_of(response.status, [*self.server_state.default_headers, *told])
         return head + response.body
 

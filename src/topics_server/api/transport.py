@@ -165,10 +165,15 @@ class JoinedCycle(RequestResponseCycle):
 
 
 def head_of(status: int, headers: list[tuple[bytes, bytes]]) -> bytes:
-    """The head of an answer whose last header tells its length."""
-    name, value = headers[-1]
+    """The head of an answer whose last headers tell its request's id and its length."""
+    (id_name, request_id), (name, length) = headers[-2:]
+    assert id_name == b"x-request-id"
     assert name == b"content-length"
-    return b"%bcontent-length: %d\r\n\r\n" % (_lines_of(status, tuple(headers[:-1])), int(value))
+    return b"%bx-request-id: %b\r\ncontent-length: %b\r\n\r\n" % (
+        _lines_of(status, tuple(headers[:-2])),
+        request_id,
+        length,
+    )
 
 
 @lru_cache(maxsize=256)
@@ -183,8 +188,12 @@ def _lines_of(status: int, headers: tuple[tuple[bytes, bytes], ...]) -> bytes:
 
 
 def _is_sized(headers: Any) -> bool:
-    """Whether the last header is the length, where `api/http` puts it; a stream has none."""
-    return bool(headers) and headers[-1][0] == b"content-length"
+    """Whether id and length come last, where `api/http` puts them; a stream has no length."""
+    return (
+        len(headers) > 1
+        and headers[-1][0] == b"content-length"
+        and headers[-2][0] == b"x-request-id"
+    )
 
 
 class JoinedHttp(HttpToolsProtocol):

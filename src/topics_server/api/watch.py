@@ -16,14 +16,7 @@ from topics_server.api.bodies import parse_query, query_bool
 from topics_server.api.cursor_ids import IdOf, Place, Positions, decode_id
 from topics_server.api.fanout import GOING_AWAY, Stream
 from topics_server.api.guard import ConnectionSlot, admit, check_accepts_stream
-from topics_server.api.http import (
-    Answer,
-    EventStream,
-    Receive,
-    Request,
-    Response,
-    Send,
-)
+from topics_server.api.http import Answer, EventStream, Receive, Request, Response, Send
 from topics_server.api.keys import Caller
 from topics_server.api.outbox import Send as DrivenSend
 from topics_server.api.readiness import until_ready

@@ -34,6 +34,8 @@ from topics_server.api.http import Receive, Request, Response, Scope, Send, refu
 from topics_server.api.keys import ADMIN, EVERYBODY, READ, WRITE, Caller
 from topics_server.api.outbox import Send as DrivenSend
 from topics_server.api.problems import from_storage, internal
+from topics_server.api.request_ids import NAME as REQUEST_ID
+from topics_server.api.request_ids import request_id
 from topics_server.api.state import ServerState
 from topics_server.api.visible import check_config
 from topics_server.api.ws_commands import (
@@ -69,6 +71,7 @@ async def serve(state: ServerState, scope: Scope, receive: Receive, send: Send) 
         return
     try:
         headers = dict(scope["headers"])
+        state.hosts.check(headers.get(b"host"))
         offered = scope.get("subprotocols", ())
         caller = authorized_socket(state.keys, headers, offered)
         check_origin(headers, state.settings.allowed_origins)
@@ -79,7 +82,8 @@ async def serve(state: ServerState, scope: Scope, receive: Receive, send: Send) 
         return
     try:
         selected = SUBPROTOCOL if SUBPROTOCOL in offered else None
-        await send({"type": "websocket.accept", "subprotocol": selected})
+        told = [(REQUEST_ID, request_id(headers))]
+        await send({"type": "websocket.accept", "subprotocol": selected, "headers": told})
         assert state.fanout is not None, "ready means there is one"
         await Connection(state, state.fanout, send, caller).run(receive)
     finally:
@@ -377,6 +381,7 @@ class Connection:
                 command.decoded,
                 header_key=None,
                 config=command.config,
+                producer=command.producer,
                 submitted=partial(job.lane.let_go, job),
             )
         except TopicsError as refusal:
@@ -391,6 +396,7 @@ class Connection:
             command.topic,
             done,
             with_seqs=command.return_seqs,
+            producer=command.producer,
             total_ms=monotonic_ms() - job.began_ms,
         )
 

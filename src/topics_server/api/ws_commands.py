@@ -16,12 +16,13 @@ import msgspec
 from msgspec import Meta
 
 from topics_server.api.bodies import decode_inline_config
+from topics_server.api.producer_headers import stamp_of_fields
 from topics_server.api.watch_bodies import Start, decode_watch
 from topics_server.appends import DecodedAppend, decode_append, decode_json, exceeds_depth
 from topics_server.engine.subscription import Options
 from topics_server.errors import TopicsError, invalid
 from topics_server.limits import JSON_DEPTH_MAX
-from topics_server.model import TopicConfig, is_topic_name
+from topics_server.model import ProducerStamp, TopicConfig, is_topic_name
 
 OPS: Final = ("subscribe", "unsubscribe", "publish", "ping")
 REQUEST_ID_CHARS_MAX: Final = 256
@@ -62,6 +63,9 @@ class _Publish(msgspec.Struct, tag_field="op", tag="publish", gc=False):
     create: msgspec.Raw = _ABSENT
     config: msgspec.Raw = _ABSENT
     disable_backpressure: msgspec.Raw = _ABSENT
+    producer_id: str | None = None
+    producer_epoch: int | None = None
+    producer_seq: int | None = None
 
 
 class _Ping(msgspec.Struct, tag_field="op", tag="ping", gc=False):
@@ -100,6 +104,7 @@ class Publish(msgspec.Struct, frozen=True):
     decoded: DecodedAppend
     config: TopicConfig | None
     return_seqs: bool
+    producer: ProducerStamp | None = None
 
 
 class Ping(msgspec.Struct, frozen=True):
@@ -260,7 +265,8 @@ def _publish(sent: _Publish) -> Publish:
     )
     decoded = decode_append(body)
     config = None if decoded.config is None else decode_inline_config(decoded.config, topic)
-    return Publish(sent.request_id, topic, body, decoded, config, sent.return_seqs)
+    producer = stamp_of_fields(sent.producer_id, sent.producer_epoch, sent.producer_seq)
+    return Publish(sent.request_id, topic, body, decoded, config, sent.return_seqs, producer)
 
 
 def joined(members: Iterable[tuple[str, bytes | msgspec.Raw]]) -> bytes:

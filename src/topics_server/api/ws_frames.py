@@ -16,6 +16,7 @@ import msgspec
 from topics_server.engine.answers import Appended
 from topics_server.engine.subscription import CaughtUp, Event, Records, Tombstone, TopicDeleted
 from topics_server.errors import Code, TopicsError
+from topics_server.model import ProducerStamp
 from topics_server.rendered import RenderCache
 
 # What a client is told whose socket was not read; no code of HTTP's.
@@ -155,9 +156,30 @@ def pong(request_id: str | None) -> bytes:
 
 
 def ack(
-    request_id: str | None, name: str, done: Appended, *, with_seqs: bool, total_ms: float
+    request_id: str | None,
+    name: str,
+    done: Appended,
+    *,
+    with_seqs: bool,
+    total_ms: float,
+    producer: ProducerStamp | None = None,
 ) -> bytes:
-    """The answer to a publish: what HTTP tells of an append, without what is false."""
+    """The answer to a publish: what HTTP tells of an append, without what is false.
+
+    A producer's repeat has no seqs, unless it repeats that producer's last request.
+    """
+    told = b"" if producer is None else _producer(producer, done)
+    if done.repeat is not None and not done.repeat.is_last:
+        return (
+            b'%b,"topic":"%b","head_seq":%d,"deduped":true,%b'
+            b'"performance":{"server_total_ms":%.3f}}'
+        ) % (
+            _opening(b"ack", request_id),
+            name.encode("ascii"),
+            done.head_seq,
+            told,
+            total_ms,
+        )
     first, last = done.first_seq, done.last_seq
     assert 0 < first <= last <= done.head_seq
     seqs = b""
@@ -165,7 +187,7 @@ def ack(
         listed = b"[%d]" % first if first == last else _encode(list(range(first, last + 1)))
         seqs = b'"seqs":%b,' % listed
     return (
-        b'%b,"topic":"%b","first_seq":%d,"last_seq":%d,%b"head_seq":%d,"count":%d,%b%b'
+        b'%b,"topic":"%b","first_seq":%d,"last_seq":%d,%b"head_seq":%d,"count":%d,%b%b%b'
         b'"performance":{"server_total_ms":%.3f,"wal_append_ms":%.3f,"fsync_ms":%.3f,'
         b'"throttle_wait_ms":%.3f}}'
     ) % (
@@ -178,11 +200,18 @@ def ack(
         last - first + 1,
         b'"created":true,' if done.created else b"",
         b'"deduped":true,' if done.deduped else b"",
+        told,
         total_ms,
         done.write_ms,
         done.sync_ms,
         done.parked_ms,
     )
+
+
+def _producer(stamp: ProducerStamp, done: Appended) -> bytes:
+    repeat = done.repeat
+    epoch, seq = (stamp.epoch, stamp.seq) if repeat is None else (repeat.epoch, repeat.seq)
+    return b'"producer_epoch":%d,"producer_seq":%d,' % (epoch, seq)
 
 
 def error(request_id: str | None, refusal: TopicsError) -> bytes:

@@ -10,10 +10,22 @@ from topics_server.blocks import Block
 from topics_server.model import LossReason, TopicConfig
 
 
+class ProducerRepeat(msgspec.Struct, frozen=True):
+    """A producer's request that was accepted before; `seq` is the highest accepted of its epoch.
+
+    `is_last`: it repeats that one.
+    """
+
+    epoch: int
+    seq: int
+    is_last: bool
+
+
 class Appended(msgspec.Struct, frozen=True, gc=False):
     """Outcome of an append: seqs `first_seq..last_seq`, and the head right after it (§2).
 
-    `parked_ms`: how long it waited for the topic's tail to be sealed.
+    `parked_ms`: how long it waited for the topic's tail to be sealed. `repeat`: nothing was
+    appended, and the seqs are those of the producer's last request.
     """
 
     first_seq: int
@@ -24,6 +36,7 @@ class Appended(msgspec.Struct, frozen=True, gc=False):
     write_ms: float = 0.0
     sync_ms: float = 0.0
     parked_ms: float = 0.0
+    repeat: ProducerRepeat | None = None
 
 
 class Gap(msgspec.Struct, frozen=True):

@@ -19,6 +19,7 @@ import numpy as np
 from topics_server.blocks import Block, decode_block, encode_block
 from topics_server.engine.losses import Losses
 from topics_server.engine.ports import SealedIndex
+from topics_server.engine.producers import Accepted
 from topics_server.engine.runs import TailBlock, slice_block
 from topics_server.engine.topic import RouterCursor, Topic
 from topics_server.handoff import TailPart, TopicPart
@@ -80,8 +81,16 @@ def prepare(topic: Topic) -> Captured:
         flips={segment_id: rows.tobytes() for segment_id, rows in topic.pending_flips.items()},
         tail=[],
         cursors={router: (at.seq, at.copy_count) for router, at in topic.cursors.items()},
+        producers=_producers_of(topic),
     )
     return Captured(part, tail)
+
+
+def _producers_of(topic: Topic) -> dict[str, tuple[int, int, int, int, int]]:
+    """Who appended what, unless that is gone after a restart."""
+    if topic.is_ephemeral:
+        return {}
+    return {name: msgspec.structs.astuple(last) for name, last in topic.producers.known.items()}
 
 
 def capture(topic: Topic) -> bytes:
@@ -107,6 +116,9 @@ def restore(encoded: bytes, sealed: Sequence[SealedIndex]) -> Topic:
     topic.last_write_ts = part.last_write_ts
     topic.last_read_ts = part.last_read_ts
     topic.keys.remembered.update(part.keys)
+    topic.producers.known.update(
+        (producer, Accepted(*last)) for producer, last in part.producers.items()
+    )
     topic.cursors = {router: RouterCursor(*cursor) for router, cursor in part.cursors.items()}
     if not topic.is_ephemeral:
         _restore_log(topic, part, sealed)

@@ -30,15 +30,19 @@ _Columns = tuple[list[int], list[int]]
 class Staged:
     """One entry under way. `first_seq` and `count` are of an append's records, else 0.
 
-    `last_seq`: the last seq it assigns; 0 if it assigns none.
+    `last_seq`: the last seq it assigns; 0 if it assigns none. `key` and `producer_id`: of the
+    append, if it has them.
     """
 
-    __slots__ = ("count", "entry", "first_seq", "key", "last_seq", "lsn")
+    __slots__ = ("count", "entry", "first_seq", "key", "last_seq", "lsn", "producer_id")
 
-    def __init__(self, lsn: int, entry: Entry, key: str | None) -> None:
+    def __init__(
+        self, lsn: int, entry: Entry, key: str | None, producer_id: str | None = None
+    ) -> None:
         self.lsn = lsn
         self.entry = entry
         self.key = key
+        self.producer_id = producer_id
         self.first_seq = 0
         self.count = 0
         self.last_seq = 0

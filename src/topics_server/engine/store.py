@@ -36,16 +36,26 @@ from topics_server.engine.moves import OutcomeUnknown as OutcomeUnknown
 from topics_server.engine.picking import decide_delete_seqs, deletable, plan_rows
 from topics_server.engine.ports import Clock
 from topics_server.engine.priority import effective_priority
+from topics_server.engine.producers import Repeated
 from topics_server.engine.quotas import Quotas as Quotas
 from topics_server.engine.quotas import limit_reached
 from topics_server.engine.reading import PagePlan, plan_page
 from topics_server.engine.registry import Registry
+from topics_server.engine.repeats import applied, repeated
 from topics_server.engine.topic import Topic
 from topics_server.engine.waiting import Settling, ring_or_timeout
 from topics_server.entries import RecordsAppended, RouterPage, Source, TopicPut
 from topics_server.errors import TopicsError, topic_not_found
 from topics_server.limits import HEAD_RESERVE_SEQS, MOVE_RECORDS_MAX
-from topics_server.model import GATE_OF, Durability, Gate, TagMatch, TopicConfig, TopicType
+from topics_server.model import (
+    GATE_OF,
+    Durability,
+    Gate,
+    ProducerStamp,
+    TagMatch,
+    TopicConfig,
+    TopicType,
+)
 
 # How long an append waits for its topic's tail to be sealed before it is refused.
 _PARK_MS_MAX: Final = 5_000
@@ -91,14 +101,15 @@ class Store:
         *,
         header_key: str | None,
         config: TopicConfig | None,
+        producer: ProducerStamp | None = None,
         submitted: Callable[[], None] | None = None,
     ) -> Appended:
         """Append the records of one call, all or none (§2).
 
         `config` is used only if this call creates the topic. `submitted` is told once the records
         have their place in the topic: appends begun from then on come behind them. Raises
-        `TopicsError`: `topic_not_found`, `topic_full`, `throttled`, `storage_read_only` and the
-        limits' codes.
+        `TopicsError`: `topic_not_found`, `topic_full`, `throttled`, `storage_read_only`, the
+        limits' codes and those of `Producers.check`.
         """
         if name in self._settling:
             await self._settling.over(name)
@@ -106,17 +117,24 @@ class Store:
             raise limit_reached("min_free_bytes", "the disk is nearly full")
         topic = self._registry.find(name)
         if topic is None:
-            return await self._append_creating(name, body, decoded, header_key, config)
+            return await self._append_creating(name, body, decoded, header_key, config, producer)
         parked_ms = 0.0
         if self._has_long_tail(topic):
             parked_ms = await self._until_sealed(topic)
             if self._registry.find(name) is not topic or name in self._settling:
                 return await self.append(
-                    name, body, decoded, header_key=header_key, config=config, submitted=submitted
+                    name,
+                    body,
+                    decoded,
+                    header_key=header_key,
+                    config=config,
+                    producer=producer,
+                    submitted=submitted,
                 )
-        appending = self._begin_append(topic, body, decoded, header_key)
-        if isinstance(appending, Duplicate):
-            return await self._duplicate(topic, appending)
+        appending = self._begin_append(topic, body, decoded, header_key, producer)
+        if not isinstance(appending, Appending):
+            now_ms = self._clock.now_ms()
+            return await repeated(self._commits, topic, appending, producer, now_ms)
         if submitted is not None:
             submitted()
         if not appending.ticket.is_done:
@@ -124,7 +142,13 @@ class Store:
         return appending.outcome(parked_ms=parked_ms)
 
     def append_now(
-        self, name: str, body: bytes, decoded: DecodedAppend, *, header_key: str | None
+        self,
+        name: str,
+        body: bytes,
+        decoded: DecodedAppend,
+        *,
+        header_key: str | None,
+        producer: ProducerStamp | None = None,
     ) -> Appending | None:
         """Begin what `append` does if nothing has to be waited for first; None if it has.
 
@@ -137,15 +161,20 @@ class Store:
         topic = self._registry.find(name)
         if topic is None or self._has_long_tail(topic):
             return None
-        appending = self._begin_append(topic, body, decoded, header_key)
-        return None if isinstance(appending, Duplicate) else appending
+        appending = self._begin_append(topic, body, decoded, header_key, producer)
+        return appending if isinstance(appending, Appending) else None
 
     def _begin_append(
-        self, topic: Topic, body: bytes, decoded: DecodedAppend, header_key: str | None
-    ) -> Appending | Duplicate:
-        now_ms = self._clock.now_ms()
-        entry = topic.decide_append(decoded, body, header_key, now_ms, self._append_limits)
-        if isinstance(entry, Duplicate):
+        self,
+        topic: Topic,
+        body: bytes,
+        decoded: DecodedAppend,
+        header_key: str | None,
+        producer: ProducerStamp | None,
+    ) -> Appending | Duplicate | Repeated:
+        now_ms, limits = self._clock.now_ms(), self._append_limits
+        entry = topic.decide_append(decoded, body, header_key, now_ms, limits, producer=producer)
+        if not isinstance(entry, RecordsAppended):
             return entry
         self._check_total_bytes(decoded)
         return Appending(topic, entry, self._submit_append(topic, entry))
@@ -190,6 +219,7 @@ class Store:
         decoded: DecodedAppend,
         header_key: str | None,
         config: TopicConfig | None,
+        producer: ProducerStamp | None,
     ) -> Appended:
         config = config or TopicConfig()
         create = config.auto_create if decoded.create is None else decoded.create
@@ -199,10 +229,11 @@ class Store:
         now_ms = self._clock.now_ms()
         topic, creation = self._decide_create(name, config, now_ms)
         try:
+            limits = self._append_limits
             entry = topic.decide_append(
-                decoded, body, header_key, now_ms, self._append_limits, creation
+                decoded, body, header_key, now_ms, limits, creation, producer=producer
             )
-            assert isinstance(entry, RecordsAppended), "a new topic has no keys"
+            assert isinstance(entry, RecordsAppended), "a new topic has no keys and no producers"
             # Ephemeral or not, the creation is journaled: the configuration always survives.
             gate = max(GATE_OF[config.durability], Gate.WRITTEN)
             ticket = self._commits.submit(entry, gate, topic)
@@ -271,16 +302,6 @@ class Store:
         if not topic.is_ephemeral or entry.floor is not None:
             entry = msgspec.structs.replace(entry, body=body())
         return self._submit_append(topic, entry)
-
-    async def _duplicate(self, topic: Topic, duplicate: Duplicate) -> Appended:
-        """Answer a retry with the original seqs, once the original is safe."""
-        if duplicate.staged_lsn is not None:
-            original = self._commits.find(topic.topic_id, duplicate.staged_lsn)
-            if original is not None:
-                await self._wait(original)
-        last_seq = duplicate.first_seq + duplicate.count - 1
-        head_seq = max(last_seq, topic.log.head_seq)
-        return Appended(duplicate.first_seq, last_seq, head_seq, deduped=True)
 
     def _check_total_bytes(self, decoded: DecodedAppend) -> None:
         self._quotas.check_bytes(self._registry, decoded.payload_bytes)
@@ -356,7 +377,7 @@ class Store:
         count = 0
         if entry is not None:
             ticket = self._commits.submit(entry, topic.delete_gate, topic, urgent=True)
-            await self._wait(ticket)
+            await applied(ticket)
             assert ticket.applied is not None
             count, write_ms, sync_ms = ticket.applied.deleted, ticket.write_ms, ticket.sync_ms
         left_count, left_bytes = topic.live(now_ms)
@@ -388,7 +409,7 @@ class Store:
         ticket = delete.ticket
         if ticket is None:
             return DeletedSeqs(delete.seqs)
-        await self._wait(ticket)
+        await applied(ticket)
         return DeletedSeqs(delete.seqs, ticket.write_ms, ticket.sync_ms)
 
     async def delete_seqs(self, name: str, seqs: Sequence[int]) -> DeletedSeqs:
@@ -569,11 +590,5 @@ class Store:
     async def _settle(self, name: str, ticket: Ticket) -> Ticket:
         """Hold the name until the ticket is settled, whether or not the caller stays."""
         self._settling.hold(name, ticket)
-        await self._wait(ticket)
+        await applied(ticket)
         return ticket
-
-    async def _wait(self, ticket: Ticket) -> None:
-        """Return when the ticket is applied; raise what it failed with."""
-        await settled(ticket)
-        if ticket.error is not None:
-            raise TopicsError(ticket.error.code, ticket.error.message, ticket.error.detail)

@@ -24,6 +24,7 @@ from topics_server.engine.dedupe import Duplicate as Duplicate
 from topics_server.engine.dedupe import KeyMemory
 from topics_server.engine.log import Log
 from topics_server.engine.ports import SealedIndex
+from topics_server.engine.producers import Producers, Repeated
 from topics_server.engine.staging import Staged, Staging
 from topics_server.entries import (
     CursorMoved,
@@ -32,6 +33,7 @@ from topics_server.entries import (
     FloorMoved,
     HeadReserved,
     LeaseEntry,
+    ProducerMoved,
     RecordsAppended,
     RecordsDeleted,
     RouterEntry,
@@ -49,6 +51,7 @@ from topics_server.model import (
     Durability,
     Gate,
     LossReason,
+    ProducerStamp,
     SeqRun,
     TagMatch,
     TopicConfig,
@@ -105,6 +108,7 @@ class Topic:
         "log",
         "name",
         "pending_flips",
+        "producers",
         "revision",
         "staging",
         "topic_id",
@@ -120,6 +124,7 @@ class Topic:
         self.created_ts = created_ts
         self.log = Log()
         self.keys = KeyMemory()
+        self.producers = Producers()
         self.staging = Staging()
         self.applied_lsn = 0
         self.ceiling_seq = HEAD_RESERVE_SEQS
@@ -202,18 +207,25 @@ class Topic:
         limits: AppendLimits,
         creation: TopicPut | None = None,
         source: Source | None = None,
-    ) -> RecordsAppended | Duplicate:
+        producer: ProducerStamp | None = None,
+    ) -> RecordsAppended | Duplicate | Repeated:
         """An append with its seqs, time and floor, or the one it repeats.
 
         `source`: where its records are moved from; they were within the limits once, and what the
-        server stamps on them does not count.
+        server stamps on them does not count. `producer`: whose request it is; that it repeats one
+        counts before its idempotency key does.
 
-        Raises `TopicsError`: invalid_request, batch_too_large, record_too_large, topic_full.
+        Raises `TopicsError`: invalid_request, batch_too_large, record_too_large, topic_full, and
+        those of `Producers.check`.
         """
         if decoded.count == 0:
             raise invalid("records must not be empty", "records")
         key = check_key(decoded.idempotency_key, header_key)
         config = self.config
+        if producer is not None:
+            repeated = self.producers.check(producer, now_ms)
+            if repeated is not None:
+                return repeated
         if key is not None:
             known = self.keys.find(key, config.idempotency_window_ms, now_ms)
             if known is not None:
@@ -240,6 +252,7 @@ class Topic:
             grammar=decoded.grammar,
             decoded=decoded,
             source=source,
+            producer=producer,
         )
 
     def decide_page(
@@ -368,14 +381,17 @@ class Topic:
 
     def stage(self, lsn: int, entry: Entry) -> None:
         """Note that this entry is under way."""
-        key = None
+        key = producer_id = None
         if isinstance(entry, RecordsAppended):
             assert entry.first_seq == self.staged_seq + 1
             assert entry.decoded is not None
             key = entry.decoded.idempotency_key or entry.header_key
             if key is not None:
                 self.keys.stage(key, entry.first_seq, entry.count, lsn)
-        self.staging.push(Staged(lsn, entry, key))
+        if isinstance(entry, RecordsAppended | ProducerMoved) and entry.producer is not None:
+            self.producers.stage(lsn, entry.producer, entry.first_seq, entry.count, entry.ts)
+            producer_id = entry.producer.producer_id
+        self.staging.push(Staged(lsn, entry, key, producer_id))
 
     def commit_staged(self, lsn: int) -> None:
         """Take the front entry off; `apply` it in the same turn."""
@@ -386,6 +402,8 @@ class Topic:
         for staged in self.staging.pop_from(lsn):
             if staged.key is not None:
                 self.keys.undo(staged.key)
+            if staged.producer_id is not None:
+                self.producers.undo(staged.producer_id)
         assert self.log.head_seq <= self.staged_seq
 
     # -- applying --------------------------------------------------------------------------
@@ -407,6 +425,9 @@ class Topic:
             applied = _NOTHING
         elif isinstance(entry, CursorMoved):
             self.advance_cursor(entry.router_id, entry.cursor_seq)
+            applied = _NOTHING
+        elif isinstance(entry, ProducerMoved):
+            self.producers.accept(entry.producer, entry.first_seq, entry.count, entry.ts)
             applied = _NOTHING
         elif isinstance(entry, TopicDropped):
             applied = _RUNG
@@ -441,6 +462,8 @@ class Topic:
         if key is not None:
             window_ms = self.config.idempotency_window_ms
             self.keys.remember(key, entry.first_seq, entry.count, entry.ts, window_ms)
+        if entry.producer is not None:
+            self.producers.accept(entry.producer, entry.first_seq, entry.count, entry.ts)
         return _RUNG if entry.floor is None else self._apply_floor(entry.floor)
 
     def _apply_page(self, entry: RecordsAppended, page: RouterPage) -> int:

@@ -36,6 +36,7 @@ from topics_server.entries import (
     LeasesExtended,
     LeasesGranted,
     LeasesReleased,
+    ProducerMoved,
     RecordsAppended,
     RecordsDeleted,
     RouterDeleted,
@@ -52,6 +53,7 @@ from topics_server.entries import (
 )
 from topics_server.errors import Corrupt
 from topics_server.limits import FRAME_BYTES_MAX
+from topics_server.model import ProducerStamp
 
 FRAME_HEADER_BYTES: Final = 44
 
@@ -60,7 +62,8 @@ _OPENING: Final = struct.Struct("<QQ")
 _FORMAT: Final = 1
 _SOURCED_FORMAT: Final = 2
 _ROUTED_FORMAT: Final = 3
-_APPEND_FORMATS: Final = (_FORMAT, _SOURCED_FORMAT, _ROUTED_FORMAT)
+_PRODUCED_FORMAT: Final = 4
+_APPEND_FORMATS: Final = (_FORMAT, _SOURCED_FORMAT, _ROUTED_FORMAT, _PRODUCED_FORMAT)
 # A body smaller than this is copied behind its header: cheaper than one more vector.
 _COPY_BYTES_MAX: Final = 4096
 
@@ -87,6 +90,7 @@ class Kind(enum.IntEnum):
     CURSOR_MOVED = 14
     ROUTER_PUT = 15
     ROUTER_DELETED = 16
+    PRODUCER_MOVED = 17
 
 
 class Opening(NamedTuple):
@@ -121,10 +125,18 @@ class _RoutedExtra(_SourcedExtra, frozen=True, array_like=True):
     page: RouterPage
 
 
+class _ProducedExtra(_SourcedExtra, frozen=True, array_like=True):
+    """Of format 4: a producer's request."""
+
+    producer: ProducerStamp
+
+
 _encode: Final = msgspec.msgpack.Encoder().encode
 _EXTRA_DECODER: Final = msgspec.msgpack.Decoder(_AppendExtra)
 _SOURCED_DECODER: Final = msgspec.msgpack.Decoder(_SourcedExtra)
 _ROUTED_DECODER: Final = msgspec.msgpack.Decoder(_RoutedExtra)
+_PRODUCED_DECODER: Final = msgspec.msgpack.Decoder(_ProducedExtra)
+_ACCEPTED_DECODER: Final = msgspec.msgpack.Decoder(ProducerMoved)
 _PUT_DECODER: Final = msgspec.msgpack.Decoder(TopicPut)
 _FLOOR_DECODER: Final = msgspec.msgpack.Decoder(Floor)
 _OPENED_DECODER: Final = msgspec.msgpack.Decoder(SessionOpened)
@@ -163,6 +175,8 @@ def encode_entry(lsn: int, entry: Entry) -> list[bytes]:
         case CursorMoved():
             kind, first_seq = Kind.CURSOR_MOVED, entry.cursor_seq
             payload = entry.router_id.to_bytes(8, "little")
+        case ProducerMoved():
+            kind, ts, payload = Kind.PRODUCER_MOVED, entry.ts, _encode(entry)
         case SessionOpened():
             kind, ts, payload = Kind.SESSION_OPENED, entry.ts, _encode(entry)
         case SessionMoved():
@@ -200,6 +214,19 @@ def _encode_append(lsn: int, entry: RecordsAppended) -> list[bytes]:
                 entry.grammar,
                 entry.source,
                 entry.page,
+            )
+        )
+        assert len(extra) < 2**16
+    elif entry.producer is not None:
+        form = _PRODUCED_FORMAT
+        extra = _encode(
+            _ProducedExtra(
+                entry.header_key,
+                entry.creation,
+                entry.floor,
+                entry.grammar,
+                entry.source,
+                entry.producer,
             )
         )
         assert len(extra) < 2**16
@@ -287,9 +314,13 @@ def _decode_frame(fields: tuple[int, ...], buffer: bytes, offset: int) -> tuple[
         extra: _AppendExtra = _PLAIN
         source: Source | None = None
         page: RouterPage | None = None
+        producer: ProducerStamp | None = None
         if form == _ROUTED_FORMAT:
             extra = routed = _ROUTED_DECODER.decode(buffer[start:body_start])
             source, page = routed.source, routed.page
+        elif form == _PRODUCED_FORMAT:
+            extra = produced = _PRODUCED_DECODER.decode(buffer[start:body_start])
+            source, producer = produced.source, produced.producer
         elif form == _SOURCED_FORMAT:
             extra = sourced = _SOURCED_DECODER.decode(buffer[start:body_start])
             source = sourced.source
@@ -309,6 +340,7 @@ def _decode_frame(fields: tuple[int, ...], buffer: bytes, offset: int) -> tuple[
             extra.grammar,
             source=source,
             page=page,
+            producer=producer,
         )
     payload = buffer[start:end]
     match kind:
@@ -331,6 +363,11 @@ def _decode_frame(fields: tuple[int, ...], buffer: bytes, offset: int) -> tuple[
             if len(payload) != 8:
                 raise ValueError("not a router's id")
             return lsn, CursorMoved(topic_id, int.from_bytes(payload, "little"), first_seq)
+        case Kind.PRODUCER_MOVED:
+            moved = _ACCEPTED_DECODER.decode(payload)
+            if moved.topic_id != topic_id:
+                raise ValueError("topic ids differ")
+            return lsn, moved
         case Kind.ROUTER_PUT | Kind.ROUTER_DELETED:
             if topic_id != ROUTERS_ID:
                 raise ValueError("not the id of the routers")

@@ -9,7 +9,7 @@ VARY = (b"vary", b"origin")
 
 
 def test_an_answer_may_be_read_with_what_it_exposes() -> None:
-    exposed = (b"access-control-expose-headers", b"allow, retry-after")
+    exposed = (b"access-control-expose-headers", b"allow, retry-after, x-request-id")
     for method in ("GET", "POST", "OPTIONS"):
         assert cors_headers(method, {b"origin": b"http://a"}, ()) == (ORIGIN, VARY, exposed)
 

@@ -68,7 +68,7 @@ def test_detail_is_absent_when_there_is_none() -> None:
 
 def test_only_429_and_503_say_when_to_try_again() -> None:
     for code in Code:
-        error = TopicsError(code, "")
+        error = TopicsError(code, "", dict.fromkeys(("epoch", "expected_seq", "received_seq"), 1))
         assert (b"retry-after" in dict(headers_of(error))) == (status_of(error) in (429, 503))
 
 

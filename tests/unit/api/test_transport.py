@@ -74,7 +74,7 @@ class Echo:
         self.scopes.append(scope)
         headers = [(b"x-a", b"1")]
         if not self.more:
-            headers.append((b"content-length", b"%d" % len(body)))
+            headers += [(b"x-request-id", b"r"), (b"content-length", b"%d" % len(body))]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         if self.more:
             await send({"type": "http.response.body", "body": body, "more_body": True})
@@ -182,7 +182,7 @@ async def test_a_body_in_one_piece_is_not_copied() -> None:
 
 async def test_a_header_with_a_line_break_is_never_sent() -> None:
     async def app(scope: object, receive: Any, send: Any) -> None:
-        headers = [(b"x-a", b"1\r\nx-b: 2"), (b"content-length", b"0")]
+        headers = [(b"x-a", b"1\r\nx-b: 2"), (b"x-request-id", b"r"), (b"content-length", b"0")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": b""})
 

@@ -11,6 +11,7 @@ from topics_server.blocks import Block, record_bytes
 from topics_server.engine import sealing
 from topics_server.engine.answers import Page, ReadRequest
 from topics_server.engine.dedupe import Duplicate
+from topics_server.engine.producers import Repeated
 from topics_server.engine.reading import Fetch, PagePlan, complete, plan_page
 from topics_server.engine.runs import slice_block
 from topics_server.engine.topic import AppendLimits, Applied, Topic
@@ -129,7 +130,9 @@ class Driver:
 
     def decide(self, body: bytes, key: str | None = None) -> RecordsAppended | Duplicate:
         decoded = decode_append(body)
-        return self.topic.decide_append(decoded, body, key, self.now_ms, self.limits)
+        decided = self.topic.decide_append(decoded, body, key, self.now_ms, self.limits)
+        assert not isinstance(decided, Repeated), "there is no producer"
+        return decided
 
     def hold(self, entry: Entry) -> int:
         """Stage an entry without applying it."""

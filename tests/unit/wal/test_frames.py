@@ -23,6 +23,7 @@ from topics_server.entries import (
     LeasesExtended,
     LeasesGranted,
     LeasesReleased,
+    ProducerMoved,
     RecordsAppended,
     RecordsDeleted,
     RouterDeleted,
@@ -44,6 +45,7 @@ from topics_server.model import (
     Durability,
     Guarantee,
     LossReason,
+    ProducerStamp,
     RouterDefinition,
     TagMatch,
     TopicConfig,
@@ -173,6 +175,13 @@ GOLDEN: Final[dict[str, tuple[int, Entry]]] = {
         ),
     ),
     "router_deleted": (19, RouterDeleted(3, "orders->audit", TS)),
+    "records_appended_produced": (
+        20,
+        RecordsAppended(
+            9, 50, 2, TS, BODY, "key-1", producer=ProducerStamp("billing-1", 3, 2**53 - 1)
+        ),
+    ),
+    "producer_moved": (21, ProducerMoved(9, TS, ProducerStamp("billing-1", 4, 0), 44, 2)),
 }
 
 
@@ -293,7 +302,8 @@ def damaged(name: str, offset: int, value: bytes) -> bytes:
         (damaged("leases_extended", 4, b"\x0c"), "missing required field"),
         (damaged("records_appended_source", 44, b"\x94"), "length 5, got 4"),
         (damaged("records_appended_source", 5, b"\x03"), "length 6, got 5"),
-        (damaged("records_appended_source", 5, b"\x04"), "format 4"),
+        (damaged("records_appended_source", 5, b"\x04"), "length 6, got 5"),
+        (damaged("records_appended_source", 5, b"\x05"), "format 5"),
         (damaged("router_put", 16, b"\xff"), "id of the routers"),
         (damaged("cursor_moved", 0, b"\x33"), "not a router's id"),
         (damaged("router_put", 44, b"\xc1"), "frame of kind 15"),

@@ -1,0 +1,74 @@
+"""Appends that were there before: the answer waits for the original, and is not a second append.
+
+A repeat is known by its idempotency key or by its producer. One that is known by its key alone may
+still be a producer's next request: then the producer moves on without records. Used by
+`engine/store`.
+"""
+
+from __future__ import annotations
+
+from topics_server.engine.answers import Appended, ProducerRepeat
+from topics_server.engine.commits import Commits, Ticket
+from topics_server.engine.dedupe import Duplicate
+from topics_server.engine.moves import settled
+from topics_server.engine.producers import Repeated
+from topics_server.engine.topic import Topic
+from topics_server.entries import ProducerMoved
+from topics_server.errors import TopicsError
+from topics_server.model import GATE_OF, ProducerStamp
+
+
+async def applied(ticket: Ticket) -> None:
+    """Return when the ticket is applied; raise what it failed with."""
+    await settled(ticket)
+    if ticket.error is not None:
+        raise TopicsError(ticket.error.code, ticket.error.message, ticket.error.detail)
+
+
+async def repeated(
+    commits: Commits,
+    topic: Topic,
+    original: Duplicate | Repeated,
+    producer: ProducerStamp | None,
+    now_ms: int,
+) -> Appended:
+    """Answer a retry once the original is safe. Submits before it waits for anything."""
+    if isinstance(original, Repeated):
+        return await _of_producer(commits, topic, original)
+    return await _of_key(commits, topic, original, producer, now_ms)
+
+
+async def _of_key(
+    commits: Commits,
+    topic: Topic,
+    duplicate: Duplicate,
+    producer: ProducerStamp | None,
+    now_ms: int,
+) -> Appended:
+    """Answer a retry with the original seqs, once the original is safe; `producer` moves on."""
+    first_seq, count = duplicate.first_seq, duplicate.count
+    moved: Ticket | None = None
+    if producer is not None:
+        entry = ProducerMoved(topic.topic_id, now_ms, producer, first_seq, count)
+        moved = commits.submit(entry, GATE_OF[topic.config.durability], topic)
+    if duplicate.staged_lsn is not None:
+        original = commits.find(topic.topic_id, duplicate.staged_lsn)
+        if original is not None:
+            await applied(original)
+    if moved is not None:
+        await applied(moved)
+    last_seq = first_seq + count - 1
+    return Appended(first_seq, last_seq, max(last_seq, topic.log.head_seq), deduped=True)
+
+
+async def _of_producer(commits: Commits, topic: Topic, repeated: Repeated) -> Appended:
+    """Answer a producer's retry, once the newest of its requests is safe."""
+    if repeated.staged_lsn is not None:
+        newest = commits.find(topic.topic_id, repeated.staged_lsn)
+        if newest is not None:
+            await applied(newest)
+    last = repeated.last
+    last_seq = last.first_seq + last.count - 1
+    told = ProducerRepeat(last.epoch, last.seq, is_last=repeated.is_last)
+    head_seq = max(last_seq, topic.log.head_seq)
+    return Appended(last.first_seq, last_seq, head_seq, deduped=True, repeat=told)

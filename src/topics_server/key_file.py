@@ -1,0 +1,61 @@
+"""The keys as configured: those of the environment and those of the file, read anew when asked.
+
+The only reader of `TOPICS_API_KEYS_FILE`. A file that others may read is no secret and is refused;
+one that systemd hands over (`LoadCredential`) may be its group's, as access lists show there.
+*Blocking.* Called by `settings` (is it there?), `node` (at start) and `server` (on SIGHUP).
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+from typing import Final
+
+from topics_server.api.keys import Grant, KeysError, parse_key_lines
+
+_BYTES_MAX: Final = 1_048_576
+
+
+def configured_keys(
+    own: tuple[Grant, ...], path: Path | None, credentials: str | None
+) -> tuple[Grant, ...]:
+    """`own` and the keys of the file at `path`. Raises `KeysError` with one line of its own.
+
+    `credentials`: the folder in which systemd hands files over, if it does.
+    """
+    if path is None:
+        return own
+    try:
+        grants = parse_key_lines(_text_of(path, credentials))
+    except KeysError as error:
+        raise KeysError(f"TOPICS_API_KEYS_FILE={path}: {error}") from None
+    known = {grant.digest for grant in own}
+    if any(grant.digest in known for grant in grants):
+        raise KeysError(f"TOPICS_API_KEYS_FILE={path}: it has a key of TOPICS_API_KEYS again")
+    return own + grants
+
+
+def _text_of(path: Path, credentials: str | None) -> str:
+    try:
+        with path.open("rb") as file:
+            mode = os.fstat(file.fileno()).st_mode
+            if not stat.S_ISREG(mode):
+                raise KeysError("it is no file")
+            if mode & _forbidden_mode(path, credentials):
+                raise KeysError("others may read it: chmod 600")
+            content = file.read(_BYTES_MAX + 1)
+    except OSError as error:
+        raise KeysError(error.strerror or "it cannot be read") from None
+    if len(content) > _BYTES_MAX:
+        raise KeysError(f"it is larger than {_BYTES_MAX} bytes")
+    try:
+        return content.decode("ascii")
+    except UnicodeDecodeError:
+        raise KeysError("it holds other than ASCII characters") from None
+
+
+def _forbidden_mode(path: Path, credentials: str | None) -> int:
+    if credentials and path.parent == Path(credentials):
+        return stat.S_IRWXO
+    return stat.S_IRWXG | stat.S_IRWXO

@@ -1,0 +1,107 @@
+"""What docs/OPERATIONS.md tells operators to do, done: the systemd unit, and a copied directory."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from tests.contract.driver import ROOT, Server, eventually
+from topics_server.settings import Settings, variable
+
+UNIT: Final = ROOT / "docker" / "systemd" / "topics-server.service"
+
+
+def pairs() -> list[tuple[str, str]]:
+    lines = [line for line in UNIT.read_text().splitlines() if line and line[0] not in "#["]
+    return [(name, value) for name, _, value in (line.partition("=") for line in lines)]
+
+
+def test_the_unit_names_settings_and_verbs_that_exist() -> None:
+    known = {variable(name) for name in Settings.model_fields}
+    given = {value.partition("=")[0] for name, value in pairs() if name == "Environment"}
+    assert given
+    assert given <= known
+    unit = dict(pairs())
+    assert unit["ExecStart"].split()[1:] == ["serve"]
+    assert "-HUP $MAINPID" in unit["ExecReload"]
+    assert unit["KillSignal"] == "SIGTERM"
+    grace_s = Settings.model_fields["shutdown_grace_ms"].default / 1000
+    assert int(unit["TimeoutStopSec"]) >= 3 * grace_s
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("DynamicUser", "yes"),
+        ("ProtectSystem", "strict"),
+        ("ProtectHome", "yes"),
+        ("NoNewPrivileges", "yes"),
+        ("CapabilityBoundingSet", ""),
+        ("UMask", "0077"),
+    ],
+)
+def test_the_unit_is_sandboxed(name: str, value: str) -> None:
+    assert (name, value) in pairs()
+
+
+def test_the_unit_is_understood() -> None:
+    """By systemd itself where it is; elsewhere at least each line has the form of one."""
+    for line in UNIT.read_text().splitlines():
+        assert not line or re.match(r"#|\[(Unit|Service|Install)\]$|[A-Z][A-Za-z]+=", line), line
+    program = shutil.which("systemd-analyze")
+    if program is None:
+        return
+    done = subprocess.run(
+        [program, "verify", str(UNIT)], capture_output=True, text=True, timeout=60, check=False
+    )
+    # The program it starts is not installed here; nothing else may be said about our unit.
+    told = [line for line in done.stderr.splitlines() if "topics-server.service" in line]
+    assert [line for line in told if "is not executable" not in line] == []
+
+
+def test_a_copy_of_a_stopped_directory_is_the_same_store(tmp_path: Path) -> None:
+    cold = tmp_path / "cold"
+    env = {
+        "TOPICS_COLD_DIR": str(cold),
+        "TOPICS_SEGMENT_MAX_EVENTS": "10",
+        "TOPICS_HOT_RETAIN_SEGMENTS": "1",
+        "TOPICS_WAL_SHARDS": "2",
+    }
+    server = Server(tmp_path / "one", env)
+    api = server.start()
+    api.put("jobs", {"type": "queue"})
+    for number in range(60):
+        api.add("events", {"n": number}, tag=f"t{number % 3}")
+        api.add("jobs", number)
+    api.delete("events", match="t1")
+    eventually(lambda: any(cold.rglob("*.data")), "segments are in the cold folder", 30)
+    expected = api.read_all("events", include_tags=True)
+    heads = {name: api.get_state(name)["head_seq"] for name in ("events", "jobs")}
+    server.stop()
+
+    other = tmp_path / "two"
+    subprocess.run(["cp", "-a", str(server.directory), str(other)], check=True)
+    subprocess.run(["cp", "-a", str(cold), str(tmp_path / "cold-two")], check=True)
+    copy = Server(other, env | {"TOPICS_COLD_DIR": str(tmp_path / "cold-two")})
+    verify = [sys.executable, "-m", "topics_server", "verify", str(copy.data_dir)]
+    done = subprocess.run(
+        [*verify, "--cold-dir", str(tmp_path / "cold-two")],
+        env=copy.environment(),
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+    shutil.rmtree(server.directory)
+    shutil.rmtree(cold)
+    api = copy.start()
+    assert api.read_all("events", include_tags=True) == expected
+    assert {name: api.get_state(name)["head_seq"] for name in heads} == heads
+    assert api.add("events", "next")["seqs"] == [heads["events"] + 1]
+    copy.stop()

@@ -1,0 +1,61 @@
+"""Writes `docs/FRAMING.md`: `python -m tests.proxy.framing_table`.
+
+Each case of `tests/api/framing`, what the server answers directly (held by `tests/api`), and what
+came through the nginx of this machine.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Final
+
+from tests.api.framing import CASES
+from tests.contract.driver import ROOT
+from tests.proxy import framing, nginx
+
+HEAD: Final = """# Framing
+
+What two servers in a row might read differently: bytes a client sends, then an honest request on
+the same connection. *direct* is what this server answers; `tests/api/test_framing.py` holds it to
+that. *{version}* is what came back through nginx with the shipped configuration when this page was
+made with `python -m tests.proxy.framing_table`. nginx judges first and sends on what it understood
+in its own words, so the two columns may differ. Whatever the version, `tests/proxy/test_framing.py`
+holds that both servers see the same requests, that each answer is that of its request, and that no
+hidden request is served. *next* tells whether the honest request was answered (with its own answer)
+or found the connection closed.
+
+| sent | direct | next | {version} | next |
+|---|---|---|---|---|
+"""
+
+
+def main() -> None:
+    """Make the page."""
+    path = nginx.program()
+    assert path is not None, nginx.INSTALL
+    told = subprocess.run([path, "-v"], capture_output=True, text=True, check=True).stderr
+    version = told.strip().rpartition(" ")[2].replace("/", " ")
+    lines = [HEAD.format(version=version)]
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        framing.running(path, Path(folder)) as (server, raw),
+    ):
+        server.api.put("framing")
+        for case in CASES:
+            judged = framing.judge(raw, case)
+            direct = ", ".join(map(str, case.answers))
+            cells = (
+                case.name,
+                direct,
+                "answered" if case.stays else "closed",
+                judged.verdict,
+                "answered" if judged.answered else "closed",
+            )
+            lines.append("| " + " | ".join(cells) + " |\n")
+    (ROOT / "docs" / "FRAMING.md").write_text("".join(lines))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,111 @@
+"""With keys on, through nginx: who has none gets nothing, and no key is ever written down."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+import websockets.sync.client
+
+from tests.browser.chromium import Browser
+from tests.browser.conftest import lasting_port
+from tests.contract.driver import Server, eventually, good, refused
+from tests.proxy import nginx
+from tests.proxy.nginx import Proxy
+
+KEY: Final = "k3y-of-somebody-0123456789"
+READER: Final = "r3ader-0123456789abcdef"
+BEARER: Final = {"Authorization": f"Bearer {KEY}"}
+FOLLOW: Final = """(() => {
+    window.seen = [];
+    window.source = new EventSource(%s);
+    source.addEventListener("record", (event) => {
+        for (const record of JSON.parse(event.data).records) seen.push(record.$seq);
+    });
+})()"""
+
+
+@pytest.fixture(scope="module")
+def guarded(
+    nginx_path: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Server, Proxy]]:
+    """A server with keys that logs each request, and the nginx before it."""
+    folder: Path = tmp_path_factory.mktemp("keys")
+    env = {
+        "TOPICS_PORT": str(lasting_port()),
+        "TOPICS_API_KEYS": f"{KEY},{READER}:read",
+        "TOPICS_ACCESS_LOG": "full",
+        "TOPICS_LOG_LEVEL": "debug",
+    }
+    server = Server(folder / "server", env)
+    url = server.start().url
+    port = urlsplit(url).port
+    assert port is not None
+    try:
+        with nginx.running(nginx_path, folder / "nginx", port) as proxy:
+            yield server, proxy
+        server.stop()
+    finally:
+        if server.process is not None:
+            server.process.kill()
+            server.process.wait()
+
+
+def test_keys_open_what_they_grant_and_are_logged_nowhere(
+    guarded: tuple[Server, Proxy], browser: Browser
+) -> None:
+    server, proxy = guarded
+    with httpx.Client(base_url=proxy.url, verify=proxy.context(), trust_env=False) as client:
+        refused(client.get("/v0/topics"), 401, "unauthorized")
+        refused(
+            client.put("/v0/topics/a", json={}, headers={"Authorization": "Bearer x"}),
+            401,
+            "unauthorized",
+        )
+        reader = {"Authorization": f"Bearer {READER}"}
+        refused(client.put("/v0/topics/a", json={}, headers=reader), 403, "forbidden")
+        good(client.put("/v0/topics/a", json={}, headers=BEARER))
+        body = {"records": [{"data": 1}]}
+        good(client.post("/v0/topics/a", json=body, headers=BEARER))
+
+        topics = {"topics": {"a": {"from_seq": 0}}}
+        session = good(client.post("/v0/watch", json=topics, headers=BEARER))
+        stream = f"{session['stream_url']}?token={KEY}"
+        with browser.page(f"{proxy.url}/v0/health") as page:
+            # The page's own policy lets it call nobody; a page of the operator's would be let.
+            page.call("Page.setBypassCSP", enabled=True)
+            page.call("Page.reload")
+            page.wait('document.readyState === "complete"', "the page is loaded again")
+            page.evaluate(FOLLOW % json.dumps(stream))
+            page.wait("seen.length === 1", "the first record")
+            good(client.post("/v0/topics/a", json=body, headers=BEARER))
+            page.wait("seen.length === 2", "a record appended meanwhile")
+            page.evaluate("source.close()")
+
+        url = f"wss://localhost:{proxy.port}/v0/ws"
+        with pytest.raises(websockets.exceptions.InvalidStatus, match="401"):
+            websockets.sync.client.connect(url, ssl=proxy.context(), proxy=None)
+        with websockets.sync.client.connect(
+            url, ssl=proxy.context(), proxy=None, additional_headers=BEARER
+        ) as ws:
+            ws.send(json.dumps({"op": "ping", "request_id": "p"}))
+            assert json.loads(ws.recv(timeout=20))["op"] == "pong"
+
+    hidden = base64.urlsafe_b64encode(KEY.encode()).rstrip(b"=").decode()
+    expected = {"/v0/topics/a", "/v0/ws", session["stream_url"]}
+
+    def is_logged() -> bool:
+        lines = proxy.access_log.read_text().splitlines()
+        return {json.loads(line)["path"] for line in lines} >= expected
+
+    eventually(is_logged, "each of them is logged, streams when they end", 30)
+    for secret in (KEY, READER, hidden):
+        assert secret not in proxy.logged
+        assert secret not in server.log.read_text()
+    assert "/v0/topics/a" in server.log.read_text()
