@@ -452,7 +452,7 @@ API = {
         "api.request_ids",
         "api.transport",
     ),
-    "api.connections": driver("api.direct"),
+    "api.connections": driver("api.coding", "api.direct", "api.problems", "api.request_ids"),
     # The thin ASGI adapter in front of the data plane's plain functions.
     "api.http": driver(
         "api.request_ids",
