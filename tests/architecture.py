@@ -74,6 +74,9 @@ ENGINE = {
     "engine.hub": pure(),
     "engine.losses": pure(),
     "engine.priority": pure(),
+    # The elastic throttle: who waits for a turn under pressure, and who measures it.
+    "engine.parking": pure(),
+    "engine.throttle": driver("engine.parking"),
     "engine.producers": pure(),
     "engine.tags": pure(),
     "engine.runs": pure("engine.ports", "engine.tags"),
@@ -279,6 +282,8 @@ WAL = {
     "wal.parts": driver("wal.*"),
     "wal.verifying": driver("wal.*"),
     "wal.dump": driver("wal.*"),
+    # Offline: what a damaged journal cost, and what takes the damaged bytes' place.
+    "wal.mending": driver("wal.*"),
 }
 
 SERVICES = {
@@ -419,6 +424,7 @@ API = {
         "api.tickets",
         "api.patience",
         "engine.answers",
+        "engine.throttle",
         "engine.watching",
         "queue.service",
         "routers.answers",
@@ -430,6 +436,7 @@ API = {
         "api.coding",
         "api.http",
         "api.keys",
+        "api.receiving",
         "api.request_ids",
         "api.strict",
         "api.transport",
@@ -445,7 +452,7 @@ API = {
         "api.request_ids",
         "api.transport",
     ),
-    "api.connections": driver("api.direct"),
+    "api.connections": driver("api.coding", "api.direct", "api.problems", "api.request_ids"),
     # The thin ASGI adapter in front of the data plane's plain functions.
     "api.http": driver(
         "api.request_ids",
@@ -453,6 +460,7 @@ API = {
         "api.coding",
         "api.cors",
         "api.guard",
+        "api.inflight",
         "api.keys",
         "api.observing",
         "api.problems",
@@ -460,11 +468,13 @@ API = {
         "api.sockets",
         "api.state",
     ),
+    "api.inflight": driver("api.keys"),
+    # Reading the body of a request, with its limit.
     "api.receiving": driver("api.coding", "api.guard", "api.problems"),
+    "api.readiness": driver("api.http", "api.receiving", "api.state"),
     "api.request_ids": driver(),
     # Which `Host` a request may name.
     "api.hosts": pure(),
-    "api.readiness": driver("api.http", "api.state"),
     "api.sse": pure("engine.subscription"),
     # What uvicorn's protocols know of a connection and ASGI does not tell.
     "api.sockets": driver(),
@@ -489,6 +499,7 @@ API = {
         "api.rendering",
         "api.producer_headers",
         "api.http",
+        "api.receiving",
         "engine.store",
         "api.guard",
         "api.state",
@@ -521,6 +532,7 @@ API = {
         "api.queue_bodies",
         "api.queue_frames",
         "api.readiness",
+        "api.receiving",
         "api.sse",
         "api.state",
         "engine.topic",

@@ -17,6 +17,7 @@ from benchmarks.cases.recovery import recovery
 from benchmarks.cases.redis import redis
 from benchmarks.cases.routers import routed_recovery, routers
 from benchmarks.cases.syncs import fsync_16, fsync_lone
+from benchmarks.cases.throttle import throttle
 from benchmarks.cases.while_sealing import while_sealing
 from benchmarks.figures import Figure
 
@@ -60,6 +61,7 @@ LEASE_CASES: dict[str, Case] = {
 }
 
 OPERATE_CASES: dict[str, Case] = {
+    "throttle": throttle,
     "operate-cost": operate_cost,
 }
 

@@ -30,12 +30,16 @@ _END: Final = b"\r\n"
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """Some bytes, the statuses they are answered with, and whether the connection stays."""
+    """Some bytes, the statuses they are answered with, and whether the connection stays.
+
+    `may_end`: if they come in pieces, it may end nevertheless: answered before all was there.
+    """
 
     name: str
     raw: bytes
     answers: tuple[int, ...]
     stays: bool = False
+    may_end: bool = False
 
 
 def _refused(name: str, raw: bytes, status: int = 400) -> Case:
@@ -245,6 +249,16 @@ _UPGRADES: Final = (
         b"POST /v0/ws HTTP/1.1\r\nHost: h\r\nConnection: upgrade\r\nUpgrade: websocket\r\n"
         b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n",
     ),
+    _refused(
+        "a WebSocket of another version",
+        b"GET /v0/ws HTTP/1.1\r\nHost: h\r\nConnection: upgrade\r\nUpgrade: websocket\r\n"
+        b"Sec-WebSocket-Version: 8\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n",
+    ),
+    _refused(
+        "a WebSocket with half a key",
+        b"GET /v0/ws HTTP/1.1\r\nHost: h\r\nConnection: upgrade\r\nUpgrade: websocket\r\n"
+        b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAA\r\n\r\n",
+    ),
     _one(
         "the end, with a request behind",
         _GET + b"Connection: close\r\n\r\n" + HIDDEN,
@@ -256,6 +270,7 @@ _UPGRADES: Final = (
         b"Content-Length: %d\r\nExpect: 100-continue\r\n\r\n" % len(HIDDEN) + HIDDEN,
         (415,),
         True,
+        may_end=True,
     ),
     _refused(
         "expected to go on, and refused before the body",

@@ -21,6 +21,7 @@ class Row(NamedTuple):
 _SETTINGS: Final = "contract/test_settings.py::"
 _EFFECTS: Final = "settings/test_effects.py::"
 _RESTART: Final = "contract/test_restart.py::"
+_LIMITS: Final = "contract/test_limits.py::"
 _SESSION: Final = "contract/test_watch_session.py::"
 _LOGS: Final = "contract/test_logs.py::"
 _BATCH: Final = "contract/test_append.py::test_each_batching_limit_has_its_variable"
@@ -67,6 +68,7 @@ ROWS: Final[dict[str, Row]] = {
     "max_claim": Row("0", "contract/test_queue_claim.py::test_the_clamp_is_a_setting"),
     "max_topics": Row("none", _SETTINGS + "test_the_number_of_topics_can_be_capped"),
     "max_routers": Row("-1", "contract/test_routers.py::test_the_number_of_routers_can_be_capped"),
+    "max_inflight_per_key": Row("-1", _LIMITS + "test_requests_of_one_key_are_capped"),
     "max_total_bytes": Row("x", _SETTINGS + "test_the_total_of_bytes_can_be_capped"),
     "max_connections": Row("-1", _EFFECTS + "test_connections_are_counted"),
     "max_url_bytes": Row("1023", _EFFECTS + "test_a_head_has_its_bounds"),
@@ -84,6 +86,7 @@ ROWS: Final[dict[str, Row]] = {
         "-1",
         "contract/test_watch_stream.py::test_streams_and_sockets_are_capped_and_the_end_of_one_makes_room",
     ),
+    "max_sse_connections_per_key": Row("-1", _LIMITS + "test_streams_of_one_key_are_capped"),
     "session_ttl_ms": Row("0", _SESSION + "test_a_session_without_a_stream_is_reclaimed"),
     "buffer_grace_ms": Row(
         "-1",

@@ -48,6 +48,7 @@ def components() -> Schema:
         "headers": {
             "Request-Id": {
                 "description": "The request's id: the one it came with if that is well-formed.",
+                "required": True,
                 "schema": text(),
             },
             "Retry-After": {

@@ -2,8 +2,8 @@
 
 A connection knows its own times (`api/strict`); here is who asks it, in slices, so that ten
 thousand of them never hold the loop up, and who counts what came of it. The cap on connections
-keeps file descriptors for the store: at the cap the longest idle make room, and where none is idle
-the newest is refused. `server` runs it, from before recovery on; `api/state` hands it to
+keeps file descriptors for the store: at the cap the idle make room, and where none is idle the
+newest is refused. `server` runs it, from before recovery on; `api/state` hands it to
 connections.
 """
 
@@ -17,6 +17,7 @@ import msgspec
 
 from topics_server.api.heads import Bounds
 from topics_server.errors import Code, TopicsError
+from topics_server.limits import UNREAD_BYTES_MAX
 
 KINDS: Final = ("header", "body", "idle", "write", "linger")
 _LOOK_S: Final = 1.0
@@ -47,8 +48,8 @@ class Patient(Protocol):
     """What is asked of a connection."""
 
     @property
-    def idle_since(self) -> float | None:
-        """Since when it waits for a request, seconds of the loop's clock; None if it does not."""
+    def idle_rank(self) -> tuple[bool, float] | None:
+        """Whether it was ever used, and since when it waits for a request; None if it does not."""
         ...
 
     def overdue(self, now: float, waits: Waits) -> str | None:
@@ -64,7 +65,8 @@ class Patience:
     """The bounds of all connections, and what became of those that went beyond.
 
     `timeouts` counts ended connections by kind, `evicted` idle ones that made room, `refused` new
-    ones that found none; `most` is the cap (0: none), `open` how many there were at the last look.
+    ones that found none; `unread_bytes` is what clients leave unread; `most` is the cap (0: none),
+    `open` how many there were at the last look.
     """
 
     def __init__(
@@ -77,7 +79,26 @@ class Patience:
         self.timeouts = dict.fromkeys(KINDS, 0)
         self.evicted = 0
         self.refused = 0
+        self.unread_bytes = 0
         self._evicted_at = -1.0
+        # Who holds what is not read, since the longest first.
+        self._stuck: dict[Patient, int] = {}
+
+    def stuck(self, connection: Patient, unread_bytes: int) -> None:
+        """Note that a client does not take what is sent; too much of it, and the oldest go."""
+        self.flows(connection)
+        self._stuck[connection] = unread_bytes
+        self.unread_bytes += unread_bytes
+        while self.unread_bytes > UNREAD_BYTES_MAX and len(self._stuck) > 1:
+            oldest = next(iter(self._stuck))
+            self.flows(oldest)
+            self.timeouts["write"] += 1
+            oldest.time_out("write")
+
+    def flows(self, connection: Patient) -> None:
+        """Note that it does again, or is gone."""
+        self.unread_bytes -= self._stuck.pop(connection, 0)
+        assert self.unread_bytes >= 0
 
     def crowded(self, connections: Collection[Any], newest: Patient) -> TopicsError | None:
         """Make room for the newest of these connections, or say why it is refused."""
@@ -92,16 +113,19 @@ class Patience:
         )
 
     def _evict(self, connections: Iterable[Any], newest: Patient) -> bool:
-        """Close the connections that have been idle for longest; whether there were any."""
+        """Close idle connections, whether there were any.
+
+        Those that were never used first, then those that have been idle for longest.
+        """
         now = asyncio.get_running_loop().time()
         if now - self._evicted_at < _EVICT_AGAIN_S:
             return False
         self._evicted_at = now
-        idle: list[tuple[float, int, Patient]] = []
+        idle: list[tuple[tuple[bool, float], int, Patient]] = []
         for number, connection in enumerate(connections):
-            since = getattr(connection, "idle_since", None)
-            if since is not None and connection is not newest:
-                idle.append((since, number, connection))
+            rank = getattr(connection, "idle_rank", None)
+            if rank is not None and connection is not newest:
+                idle.append((rank, number, connection))
         idle.sort()
         leaving = idle[: max(1, self.most // _EVICTED_SHARE)]
         for _, _, connection in leaving:
