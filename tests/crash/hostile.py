@@ -13,7 +13,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-HEAD: Final = b"POST /v0/topics/honest HTTP/1.1\r\nHost: h\r\nContent-Type: application/json\r\n"
+HEAD: Final = (
+    b"POST /v0/topics/honest HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+)
 _TICK_S: Final = 0.5
 
 
