@@ -282,6 +282,8 @@ WAL = {
     "wal.parts": driver("wal.*"),
     "wal.verifying": driver("wal.*"),
     "wal.dump": driver("wal.*"),
+    # Offline: what a damaged journal cost, and what takes the damaged bytes' place.
+    "wal.mending": driver("wal.*"),
 }
 
 SERVICES = {
@@ -450,7 +452,7 @@ API = {
         "api.request_ids",
         "api.transport",
     ),
-    "api.connections": driver("api.direct"),
+    "api.connections": driver("api.coding", "api.direct", "api.problems", "api.request_ids"),
     # The thin ASGI adapter in front of the data plane's plain functions.
     "api.http": driver(
         "api.request_ids",
@@ -467,11 +469,12 @@ API = {
         "api.state",
     ),
     "api.inflight": driver("api.keys"),
+    # Reading the body of a request, with its limit.
     "api.receiving": driver("api.coding", "api.guard", "api.problems"),
+    "api.readiness": driver("api.http", "api.receiving", "api.state"),
     "api.request_ids": driver(),
     # Which `Host` a request may name.
     "api.hosts": pure(),
-    "api.readiness": driver("api.http", "api.receiving", "api.state"),
     "api.sse": pure("engine.subscription"),
     # What uvicorn's protocols know of a connection and ASGI does not tell.
     "api.sockets": driver(),

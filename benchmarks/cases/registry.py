@@ -11,6 +11,7 @@ from benchmarks.cases.larger_than_memory import memory
 from benchmarks.cases.leases import claim_flat, expiry
 from benchmarks.cases.many_streams import idle_watchers, sessions, stuck_watchers
 from benchmarks.cases.many_topics import many_topics, pauses
+from benchmarks.cases.operating import operate_cost
 from benchmarks.cases.queues import queue_delivery, queues
 from benchmarks.cases.recovery import recovery
 from benchmarks.cases.redis import redis
@@ -61,6 +62,7 @@ LEASE_CASES: dict[str, Case] = {
 
 OPERATE_CASES: dict[str, Case] = {
     "throttle": throttle,
+    "operate-cost": operate_cost,
 }
 
 CASES = STORE_CASES | LIVE_CASES | QUEUE_CASES | LEASE_CASES | ROUTER_CASES | OPERATE_CASES

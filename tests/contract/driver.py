@@ -72,6 +72,7 @@ class Api:
 
     def __init__(self, url: str, *, is_described: bool = False) -> None:
         self.url = url
+        self.is_described = is_described
         self.http = httpx.Client(
             base_url=url,
             timeout=60,
@@ -148,7 +149,10 @@ class Api:
         if body and not any(h.lower().startswith(framed) for h in headers):
             lines.append(f"Content-Length: {len(body)}")
         head = ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
-        return exchange(self.url, head + body)
+        answer = exchange(self.url, head + body)
+        if self.is_described and target.startswith("/"):
+            described.check_raw(method, target, answer.status, answer.headers, answer.body)
+        return answer
 
 
 def exchange(url: str, request: bytes, timeout_s: float = 20.0) -> RawResponse:

@@ -37,7 +37,8 @@ def test_full_tells_of_each_request_and_never_of_a_query_a_key_or_a_payload(
     api = server.start()
     secret = {"Authorization": f"Bearer {SECRET}"}
     good(api.put("jobs"))
-    good(api.append("jobs", [{"data": SECRET}]))
+    body = {"records": [{"data": SECRET}]}
+    good(api.http.post("/v0/topics/jobs", json=body, headers={"X-Request-Id": "mine-1"}))
     api.http.get(f"/v0/topics/jobs?token={SECRET}", headers=secret)
     api.http.get(f"/v0/watch/wid_none?ticket={SECRET}", headers=secret)
     api.http.get(f"/v0/nowhere?token={SECRET}")
@@ -55,6 +56,7 @@ def test_full_tells_of_each_request_and_never_of_a_query_a_key_or_a_payload(
     append = requests_told(server)[-5]
     assert append["route"] == "/v0/topics/{topic}"
     assert append["bytes"] > 50
+    assert append["request_id"] == "mine-1"
     assert 0 < append["ms"] < 60_000
     assert SECRET not in server.log.read_text()
 

@@ -20,7 +20,7 @@ from typing import Final
 import pytest
 
 from tests.contract.conftest import NewServer, new_name
-from tests.contract.driver import Api, Json, Server, eventually, good, refused
+from tests.contract.driver import Api, Json, Server, eventually, exchange, good, refused
 from tests.contract.streams import (
     CLOSE,
     PING,
@@ -507,8 +507,21 @@ HANDSHAKES: Final[dict[str, tuple[str, ...]]] = {
 def test_a_handshake_that_is_none_is_a_4xx(api: Api, headers: tuple[str, ...]) -> None:
     """RFC 6455: refused before it opens, and not counted. [7-ws-12, 11-15]"""
     before = gauges(api)
-    assert 400 <= api.raw("GET", "/v0/ws", headers=headers).status < 500
+    answer = api.raw("GET", "/v0/ws", headers=headers)
+    refused(answer, 400, "invalid_request")
     nothing_left(api, before)
+
+
+@pytest.mark.parametrize("start", ["POST /v0/ws HTTP/1.1", "GET /v0/ws HTTP/1.0"])
+def test_a_handshake_by_another_method_or_protocol_is_refused_in_the_envelope(
+    api: Api, start: str
+) -> None:
+    """RFC 6455: a handshake is a GET of HTTP/1.1. [7-ws-12]"""
+    head = [start, "Host: contract", *HANDSHAKES["an old version"][:2]]
+    head += ["Sec-WebSocket-Version: 13", "Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA=="]
+    answer = exchange(api.url, "\r\n".join([*head, "", ""]).encode())
+    assert answer.status in (400, 405)
+    assert answer.json()["error"]["code"] in ("invalid_request", "method_not_allowed")
 
 
 @pytest.mark.parametrize("target", ["/v0/topics", "/v0/watch/wid_x", "/", "/v0/wss"])
@@ -684,3 +697,17 @@ def test_more_than_one_request_on_a_connection_before_the_stream(api: Api, stand
         assert received.count(b"HTTP/1.1 200 OK") == 2
         sock.shutdown(socket.SHUT_RDWR)
     eventually(lambda: gauges(api)[0] == before, "the stream is gone")
+
+
+def test_a_refused_handshake_repeats_no_header(api: Api) -> None:
+    """A protocol may carry a key. [7-ws-12]"""
+    headers = [*HANDSHAKES["an old version"][:2], "Sec-WebSocket-Version: 13"]
+    key = "Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA=="
+    for wrong in ("topics.bearer.sEcret=?", "topics.bearer.sEcret,,;"):
+        answer = api.raw(
+            "GET", "/v0/ws", headers=[*headers, key, f"Sec-WebSocket-Protocol: {wrong}"]
+        )
+        assert b"sEcret" not in answer.body
+    answer = api.raw("GET", "/v0/ws", headers=[*headers, "Sec-WebSocket-Key: sEcret"])
+    assert b"sEcret" not in answer.body
+    assert refused(answer, 400, "invalid_request") == {"field": "Sec-WebSocket-Key"}

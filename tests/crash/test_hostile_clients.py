@@ -154,7 +154,6 @@ def test_a_flood_leaves_files_for_the_store(tmp_path: Path) -> None:
     try:
         made.api.put("honest")
         with Honest(port_of(made)) as honest:
-            honest.append(1, 0.0)
             with Crowd(port_of(made), 300, silence, comes_again=True):
                 honest.append(299, 0.002)
                 assert open_sockets(made) < 200

@@ -239,7 +239,12 @@ class DirectHttp(StrictHttp):
         told = app.told(response, pending.method, pending.headers)
         tell_of_body(told, response, size, pending.request_id, is_packed=is_packed)
         app.observer.answered(
-            pending.method, pending.path, response.status, size, pending.started_ms
+            pending.method,
+            pending.path,
+            response.status,
+            size,
+            pending.started_ms,
+            pending.request_id,
         )
         head = head_of(response.status, self.server_state.default_headers + told)
         if not pending.keep_alive:

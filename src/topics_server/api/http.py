@@ -37,10 +37,15 @@ from topics_server.api.problems import (
     not_found,
     status_of,
 )
-from topics_server.api.receiving import OFF_LOOP_BYTES as OFF_LOOP_BYTES
-from topics_server.api.receiving import ClientGoneError as ClientGoneError
+from topics_server.api.receiving import (
+    OFF_LOOP_BYTES,
+    ClientGoneError,
+    is_bodiless,
+    is_plain,
+    read_body,
+    receive_all,
+)
 from topics_server.api.receiving import Receive as Receive
-from topics_server.api.receiving import is_bodiless, is_plain, read_body, receive_all
 from topics_server.api.request_ids import NAME as REQUEST_ID
 from topics_server.api.request_ids import request_id as request_id_of
 from topics_server.api.sockets import Socket
@@ -92,7 +97,8 @@ class Request(msgspec.Struct, gc=False):
 class Response(msgspec.Struct, frozen=True, gc=False):
     """One response; `headers` beside content type, length and encoding.
 
-    The quick form of a handler may give its body in `pieces` instead.
+    The quick form of a handler may give its body in `pieces` instead. `varying`: headers that other
+    answers of this kind have too, with other values.
     """
 
     status: int
@@ -100,6 +106,7 @@ class Response(msgspec.Struct, frozen=True, gc=False):
     headers: Headers = ()
     content_type: bytes = JSON_TYPE
     pieces: Sequence[bytes | memoryview] = ()
+    varying: Headers = ()
 
 
 class EventStream(msgspec.Struct, frozen=True, gc=False):
@@ -295,13 +302,16 @@ def tell_of_body(
 
     What differs from answer to answer comes last: the request's id, then the length.
     """
-    if response.status == 204:
-        told.append((REQUEST_ID, request_id))
-        return
-    told.append((b"content-type", response.content_type))
+    has_body = response.status != 204
+    if has_body:
+        told.append((b"content-type", response.content_type))
     if is_packed:
         told += [(b"content-encoding", b"gzip"), (b"vary", b"accept-encoding")]
-    told += [(REQUEST_ID, request_id), (b"content-length", b"%d" % size)]
+    if response.varying:
+        told += response.varying
+    told.append((REQUEST_ID, request_id))
+    if has_body:
+        told.append((b"content-length", b"%d" % size))
 
 
 class Application:
@@ -355,7 +365,7 @@ class Application:
         raw_path: bytes = scope.get("raw_path") or scope["path"].encode("utf-8")
         if isinstance(response, EventStream):
             place.free()
-            self.observer.answered(scope["method"], raw_path, 200, 0, started_ms)
+            self.observer.answered(scope["method"], raw_path, 200, 0, started_ms, request_id)
             told.append((REQUEST_ID, request_id))
             await _stream(response, told, scope["method"], receive, send)
             return
@@ -364,7 +374,9 @@ class Application:
         if is_packed:
             body = await deflated(body)
         tell_of_body(told, response, len(body), request_id, is_packed=is_packed)
-        self.observer.answered(scope["method"], raw_path, response.status, len(body), started_ms)
+        self.observer.answered(
+            scope["method"], raw_path, response.status, len(body), started_ms, request_id
+        )
         await send({"type": "http.response.start", "status": response.status, "headers": told})
         if scope["method"] == "HEAD":
             body = b""

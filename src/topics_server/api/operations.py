@@ -48,6 +48,7 @@ def components() -> Schema:
         "headers": {
             "Request-Id": {
                 "description": "The request's id: the one it came with if that is well-formed.",
+                "required": True,
                 "schema": text(),
             },
             "Retry-After": {
@@ -160,7 +161,8 @@ def operation(
     `scopes` are those that a key needs, None where one is asked for only if probes are; `in_url`
     names the other ways to say who asks.
     """
-    guarded = (Code.UNAUTHORIZED,) if scopes is None else _GUARDED
+    # Whoever calls: a server without keys takes its own names only (`Host`).
+    guarded = (Code.UNAUTHORIZED, Code.FORBIDDEN) if scopes is None else _GUARDED
     described: Schema = {
         "operationId": operation_id,
         "summary": summary,

@@ -61,10 +61,10 @@ def _asked_append(request: Request) -> _Append:
 def _appended(request: Request, asked: _Append, done: Appended) -> Response:
     told = () if asked.producer is None else told_of(asked.producer, done)
     if done.repeat is not None:
-        return Response(204, b"", told)
+        return Response(204, b"", varying=told)
     total_ms = request.elapsed_ms()
     body = render_appended(request.name, done, with_seqs=asked.with_seqs, total_ms=total_ms)
-    return Response(201 if done.created else 200, body, told)
+    return Response(201 if done.created else 200, body, varying=told)
 
 
 async def append(state: ServerState, request: Request) -> Response:
