@@ -14,6 +14,7 @@ from pathlib import Path
 from benchmarks.cases.registry import (
     LEASE_CASES,
     LIVE_CASES,
+    OPERATE_CASES,
     QUEUE_CASES,
     ROUTER_CASES,
     STORE_CASES,
@@ -27,6 +28,7 @@ BLOCKS: dict[str, Collection[str]] = {
     "figures, queues": QUEUE_CASES,
     "figures, leases": LEASE_CASES,
     "figures, routers": ROUTER_CASES,
+    "figures, operate": OPERATE_CASES,
 }
 CHART = "performance.svg"  # shown when it lies beside the document
 DOCUMENT = Path(__file__).parents[1] / "docs" / "PERFORMANCE.md"

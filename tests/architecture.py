@@ -74,6 +74,9 @@ ENGINE = {
     "engine.hub": pure(),
     "engine.losses": pure(),
     "engine.priority": pure(),
+    # The elastic throttle: who waits for a turn under pressure, and who measures it.
+    "engine.parking": pure(),
+    "engine.throttle": driver("engine.parking"),
     "engine.producers": pure(),
     "engine.tags": pure(),
     "engine.runs": pure("engine.ports", "engine.tags"),
@@ -419,6 +422,7 @@ API = {
         "api.tickets",
         "api.patience",
         "engine.answers",
+        "engine.throttle",
         "engine.watching",
         "queue.service",
         "routers.answers",
@@ -430,6 +434,7 @@ API = {
         "api.coding",
         "api.http",
         "api.keys",
+        "api.receiving",
         "api.request_ids",
         "api.strict",
         "api.transport",
@@ -453,6 +458,7 @@ API = {
         "api.coding",
         "api.cors",
         "api.guard",
+        "api.inflight",
         "api.keys",
         "api.observing",
         "api.problems",
@@ -460,11 +466,13 @@ API = {
         "api.sockets",
         "api.state",
     ),
+    "api.inflight": driver("api.keys"),
+    # Reading the body of a request, with its limit.
     "api.receiving": driver("api.coding", "api.guard", "api.problems"),
+    "api.readiness": driver("api.http", "api.receiving", "api.state"),
     "api.request_ids": driver(),
     # Which `Host` a request may name.
     "api.hosts": pure(),
-    "api.readiness": driver("api.http", "api.state"),
     "api.sse": pure("engine.subscription"),
     # What uvicorn's protocols know of a connection and ASGI does not tell.
     "api.sockets": driver(),
@@ -489,6 +497,7 @@ API = {
         "api.rendering",
         "api.producer_headers",
         "api.http",
+        "api.receiving",
         "engine.store",
         "api.guard",
         "api.state",
@@ -521,6 +530,7 @@ API = {
         "api.queue_bodies",
         "api.queue_frames",
         "api.readiness",
+        "api.receiving",
         "api.sse",
         "api.state",
         "engine.topic",
@@ -573,7 +583,13 @@ API = {
     # What every answer is counted and told to; a line in each of the two ways of a request.
     "api.observing": driver(),
     "api.figures": driver(
-        "api.patience", "api.fanout", "api.keys", "api.state", "api.visible", "engine.answers"
+        "api.fanout",
+        "api.keys",
+        "api.patience",
+        "api.state",
+        "api.visible",
+        "engine.answers",
+        "engine.throttle",
     ),
     "api.probes": driver(
         "api.figures",

@@ -11,11 +11,13 @@ from benchmarks.cases.larger_than_memory import memory
 from benchmarks.cases.leases import claim_flat, expiry
 from benchmarks.cases.many_streams import idle_watchers, sessions, stuck_watchers
 from benchmarks.cases.many_topics import many_topics, pauses
+from benchmarks.cases.operating import operate_cost
 from benchmarks.cases.queues import queue_delivery, queues
 from benchmarks.cases.recovery import recovery
 from benchmarks.cases.redis import redis
 from benchmarks.cases.routers import routed_recovery, routers
 from benchmarks.cases.syncs import fsync_16, fsync_lone
+from benchmarks.cases.throttle import throttle
 from benchmarks.cases.while_sealing import while_sealing
 from benchmarks.figures import Figure
 
@@ -58,4 +60,9 @@ LEASE_CASES: dict[str, Case] = {
     "expiry": expiry,
 }
 
-CASES = STORE_CASES | LIVE_CASES | QUEUE_CASES | LEASE_CASES | ROUTER_CASES
+OPERATE_CASES: dict[str, Case] = {
+    "throttle": throttle,
+    "operate-cost": operate_cost,
+}
+
+CASES = STORE_CASES | LIVE_CASES | QUEUE_CASES | LEASE_CASES | ROUTER_CASES | OPERATE_CASES

@@ -26,12 +26,14 @@ from topics_server.engine.hub import Hub
 from topics_server.engine.moves import Moves
 from topics_server.engine.pages import Pages
 from topics_server.engine.ports import Clock, Offload
+from topics_server.engine.priority import effective_priority
 from topics_server.engine.projections import Projections
 from topics_server.engine.recovery import Recovery, Stop
 from topics_server.engine.registry import Registry
 from topics_server.engine.sealer import Sealer, SealingRules
 from topics_server.engine.sessions import SessionTable
 from topics_server.engine.store import Quotas, Store
+from topics_server.engine.throttle import Throttle
 from topics_server.engine.watching import WatchSessions
 from topics_server.entries import LEASES_ID, ROUTERS_ID, SESSIONS_ID
 from topics_server.errors import StorageError
@@ -147,6 +149,7 @@ class Node:
             shards=self._shard_facts,
             disk=self._disk_facts,
         )
+        self.state.throttle = Throttle(self._priority_of, self._backlog_bytes)
         # Set by `start`.
         self.journal: Journal
         self.commits: Commits
@@ -415,6 +418,7 @@ class Node:
 
     def _start_tasks(self) -> None:
         settings = self.settings
+        self.state.throttle.start()
         self._spawn(self.sealer.run())
         self._spawn(
             self.checkpointer.run(
@@ -455,6 +459,15 @@ class Node:
 
     def _wal_bytes(self) -> int:
         return sum(shard.counters.bytes for shard in self.journal.shards)
+
+    def _backlog_bytes(self) -> int:
+        return max([shard.queue_bytes for shard in self.journal.shards], default=0)
+
+    def _priority_of(self, name: str) -> int:
+        topic = self.registry.find(name)
+        if topic is None:
+            return 0
+        return effective_priority(topic.config, topic.last_read_ts, self._clock.now_ms())
 
     def _shard_facts(self) -> Sequence[ShardFacts]:
         if self.state.store is None:
@@ -497,6 +510,7 @@ class Node:
         self.state.enter("draining")
         if self.state.store is not None:
             # A session whose stream is ended here counts as open for the next start.
+            self.state.throttle.close()
             self.sessions.drain()
             self.queues.drain()
             self.fanout.drain()

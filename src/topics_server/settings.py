@@ -36,10 +36,6 @@ from topics_server.limits import (
 PREFIX: Final = "TOPICS_"
 Source = Literal["default", "environment", "flag"]
 
-# Names of the contract that have nothing to bound before a later version; set, they are ignored.
-LATER_NAMES: Final = frozenset(
-    PREFIX + name for name in "MAX_SSE_CONNECTIONS_PER_KEY MAX_INFLIGHT_PER_KEY".split()
-)
 # Read by the command line's client verbs (click), not by the server.
 CLIENT_NAMES: Final = frozenset({PREFIX + "URL", PREFIX + "TOKEN"})
 
@@ -263,6 +259,9 @@ class Settings(BaseSettings):
     # limits of the server; 0 = unlimited
     max_topics: Number = _number(100_000, 0, U64_MAX, "topics; 0 = unlimited")
     max_routers: Number = _number(10_000, 0, U64_MAX, "routers; 0 = unlimited")
+    max_inflight_per_key: Number = _number(
+        1000, 0, U64_MAX, "requests of one key at once; 0 = unlimited"
+    )
     max_total_bytes: Number = _number(0, 0, U64_MAX, "retained bytes of all topics; 0 = unlimited")
 
     # connections
@@ -288,6 +287,9 @@ class Settings(BaseSettings):
     max_watch_sessions: Number = _number(10_000, 0, U64_MAX, "watch sessions; 0 = unlimited")
     max_sse_connections: Number = _number(
         10_000, 0, U64_MAX, "open streams and WebSockets; 0 = unlimited"
+    )
+    max_sse_connections_per_key: Number = _number(
+        1000, 0, U64_MAX, "those of one key; 0 = unlimited"
     )
     session_ttl_ms: Number = _number(
         300_000, 1, 365 * _DAY_MS, "how long a session without a stream is kept"
@@ -468,13 +470,8 @@ def _line(error: Any) -> str:
 
 def _warnings(in_environment: set[str]) -> list[str]:
     known = {variable(name) for name in Settings.model_fields} | CLIENT_NAMES
-    found: list[str] = []
-    for name in sorted(n for n in in_environment if n.startswith(PREFIX)):
-        if name in LATER_NAMES:
-            found.append(f"{name} is set, but has no effect in this version")
-        elif name not in known:
-            found.append(f"{name} is set, but there is no such setting")
-    return found
+    strange = sorted(name for name in in_environment - known if name.startswith(PREFIX))
+    return [f"{name} is set, but there is no such setting" for name in strange]
 
 
 def refusal(settings: Settings) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import AsyncIterator
 
@@ -25,6 +26,8 @@ class FakeSettings:
     allowed_origins: frozenset[bytes] = frozenset()
     max_watch_topics: int = 256
     max_sse_connections: int = 100
+    max_sse_connections_per_key: int = 100
+    max_inflight_per_key: int = 100
     max_ws_commands: int = 8
     max_claim: int = 1000
     max_node_bytes: int = 128
@@ -57,6 +60,13 @@ def disk() -> FakeDisk:
 
 @pytest.fixture
 async def api() -> AsyncIterator[Api]:
+    async with serving() as made:
+        yield made
+
+
+@contextlib.asynccontextmanager
+async def serving() -> AsyncIterator[Api]:
+    """An application that is ready."""
     store, settings = FakeStore(), FakeSettings()
     routers = FakeRouters(store)
     state = ServerState(

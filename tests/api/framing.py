@@ -30,12 +30,16 @@ _END: Final = b"\r\n"
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """Some bytes, the statuses they are answered with, and whether the connection stays."""
+    """Some bytes, the statuses they are answered with, and whether the connection stays.
+
+    `may_end`: if they come in pieces, it may end nevertheless: answered before all was there.
+    """
 
     name: str
     raw: bytes
     answers: tuple[int, ...]
     stays: bool = False
+    may_end: bool = False
 
 
 def _refused(name: str, raw: bytes, status: int = 400) -> Case:
@@ -256,6 +260,7 @@ _UPGRADES: Final = (
         b"Content-Length: %d\r\nExpect: 100-continue\r\n\r\n" % len(HIDDEN) + HIDDEN,
         (415,),
         True,
+        may_end=True,
     ),
     _refused(
         "expected to go on, and refused before the body",

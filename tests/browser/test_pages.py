@@ -203,3 +203,32 @@ def test_the_pages_of_a_stranger_show_nothing(
         script = 'document.getElementById("state").textContent'
         page.wait(f"{script}.includes({json.dumps(said)})", said)
         assert page.evaluate(ROWS) == []
+
+
+@pytest.mark.parametrize("name", ["events.html?", "events.html?reader=fetch&", "socket.html?"])
+def test_with_a_key_a_page_goes_on_after_a_restart_and_no_address_holds_it(
+    browser: Browser, pages: Pages, server: Server, name: str
+) -> None:
+    secret = "page-key-of-the-test"
+    server.stop()
+    server.env = {**server.env, "TOPICS_API_KEYS": f"{secret}:rw,other-key-of-the-test"}
+    server.start()
+    server.api.http.headers["authorization"] = f"Bearer {secret}"
+    append(server, 1, 20)
+    address = f"{pages.origin}/{name}server={server.api.url}&topic={TOPIC}"
+    with browser.page(f"{pages.origin}/index.html") as page:
+        page.evaluate(f"sessionStorage.setItem('key', '{secret}')")
+        page.call("Page.navigate", url=address)
+        is_there = f"location.href === {json.dumps(address)} && document.readyState"
+        page.wait(f'{is_there} === "complete"', "the page is loaded")
+        wait_for_rows(page, list(range(1, 21)))
+        wait_for_state(page, "live")
+        server.restart()
+        server.api.http.headers["authorization"] = f"Bearer {secret}"
+        append(server, 21, 30)
+        wait_for_rows(page, list(range(1, 31)))
+        wait_for_state(page, "live")
+        addresses = page.evaluate("performance.getEntries().map((entry) => entry.name)")
+        assert addresses
+        assert secret not in " ".join([page.evaluate("location.href"), *addresses])
+    assert secret not in server.log.read_text()

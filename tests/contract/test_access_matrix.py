@@ -153,7 +153,7 @@ def test_every_route_and_every_command_has_its_row() -> None:
 @pytest.mark.parametrize(("method", "template"), ROWS)
 def test_who_may_call_what(ready: Guarded, method: str, template: str, caller: str) -> None:
     """§0.2 [0.2-01, 0.2-02, 0.2-07, 0.2-08, 0.2-09, 0.2-10, 0.2-11, 0.2-12, 0.2-13, 0.2-14,
-    0.2-15, 0.2-16, 0.2-18, 0.2-25]
+    0.2-15, 0.2-16, 0.2-18, 0.2-25, 0.2-03, 8.3-13]
     """
     found = ROWS[method, template]
     told = ready.ask(caller, method, path_of(template, INSIDE), found.body)
@@ -220,7 +220,7 @@ def named(sent: Any, name: str) -> Any:
 
 @pytest.mark.parametrize("case", BODIES)
 def test_a_name_in_a_body_is_as_one_in_a_path(ready: Guarded, case: str) -> None:
-    """§0.2 [0.2-22, 0.2-23]"""
+    """§0.2 [0.2-22, 0.2-23, 7.1-04]"""
     method, path, field, body = BODIES[case]
     there, absent = (
         ready.ask("prefix", method, path, named(body, name)) for name in (OUTSIDE, ABSENT)
@@ -251,7 +251,7 @@ def test_a_redrive_from_a_dead_letter_topic_outside_is_refused(ready: Guarded) -
 
 @pytest.mark.parametrize("caller", GRANTS)
 def test_who_may_send_which_command(ready: Guarded, caller: str) -> None:
-    """§7 WebSocket [0.2-17]"""
+    """§7 WebSocket [0.2-17, 7-ws-02]"""
     scopes = GRANTS[caller]
     if scopes is None:
         assert ready.refusal_of_socket(caller).status_code == 401

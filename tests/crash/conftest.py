@@ -24,7 +24,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--workers", type=int, default=4, help="worker processes (4)")
     group.addoption("--slow-sockets", type=int, default=60, help="sockets never read (60)")
     group.addoption("--load-mb", type=int, default=5, help="MB/s written past them (5)")
-    group.addoption("--requests", type=int, default=600, help="made-up requests (600)")
+    group.addoption("--requests", type=int, default=1500, help="made-up requests (1500)")
+    group.addoption("--half-open", type=int, default=200, help="connections never used (200)")
+    group.addoption("--never-reading", type=int, default=20, help="clients that never read (20)")
     group.addoption("--idle-streams", type=int, default=200, help="streams without news (200)")
 
 

@@ -457,3 +457,22 @@ def test_the_access_log_tells_what_the_server_answered(proxy: Proxy, client: htt
     line = next(each for each in reversed(found) if each["path"] == "/v0/topics/nobody-made-it")
     assert (line["status"], line["upstream"], line["method"]) == (404, "404", "GET")
     assert urlsplit(proxy.url).hostname == "localhost"
+
+
+def test_doctor_sees_the_way_to_the_server(proxy: Proxy, behind: Server, tmp_path: Path) -> None:
+    environment = behind.environment() | {
+        "SSL_CERT_FILE": str(proxy.certificate),
+        "TOPICS_URL": proxy.url,
+        "TOPICS_DATA_DIR": str(tmp_path / "data"),
+    }
+    done = subprocess.run(
+        [*python_topics(), "doctor", "--json"],
+        env=environment,
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    found = {line["check"]: line for line in map(json.loads, done.stdout.splitlines())}
+    assert found["server"]["verdict"] == found["ready"]["verdict"] == "ok"
+    assert found["way"]["seen"] == "TLS, by nginx"
+    assert found["its clock"]["verdict"] == "ok"

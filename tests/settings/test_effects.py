@@ -110,7 +110,7 @@ def test_a_stop_waits_no_longer_than_its_grace(own: NewServer, topic: str) -> No
     parts = urlsplit(server.start().url)
     assert parts.port is not None
     with socket.create_connection(("127.0.0.1", parts.port), timeout=30) as sock:
-        head = f"POST /v0/topics/{topic} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json"
+        head = f"POST /v0/topics/{topic} {REST}"
         sock.sendall(f"{head}\r\nContent-Length: 1000\r\n\r\n{{".encode())
         server.api.add(topic, 1)  # so that the request before it has been read
         began = time.monotonic()
@@ -168,7 +168,8 @@ def test_probes_may_ask_for_a_key_too(own: NewServer) -> None:
 
 # -- connections ---------------------------------------------------------------------------------
 
-GET = b"GET /v0/health HTTP/1.1\r\nHost: h\r\n"
+REST = "HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json"
+GET = b"GET /v0/health HTTP/1.1\r\nHost: localhost\r\n"
 WITHIN_S = 30.0
 
 
@@ -232,7 +233,7 @@ def test_a_head_has_its_bounds(own: NewServer) -> None:
 
 def test_a_slow_head_or_body_is_not_waited_for(own: NewServer, topic: str) -> None:
     """With the defaults it would be 10 s and 30 s; each alone, so that neither ends the other."""
-    post = f"POST /v0/topics/{topic} HTTP/1.1\r\nHost: h\r\nContent-Type: application/json\r\n"
+    post = f"POST /v0/topics/{topic} {REST}\r\n"
     body = post.encode() + b"Content-Length: 100\r\n\r\n{"
     for name, sent in (("TOPICS_HEADER_TIMEOUT_MS", GET), ("TOPICS_BODY_TIMEOUT_MS", body)):
         api = own(**{name: "200"}).start()
@@ -257,7 +258,7 @@ def test_a_client_that_does_not_read_is_let_go(own: NewServer, topic: str) -> No
     for _ in range(8):
         api.add(topic, "x" * 1_000_000)
     body = b'{"from_seq":0,"max_batch_bytes":8388608}'
-    head = f"POST /v0/topics/{topic}/diff HTTP/1.1\r\nHost: h\r\nContent-Type: application/json"
+    head = f"POST /v0/topics/{topic}/diff {REST}"
     with connected(api, 4096) as sock:
         request = f"{head}\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
         # More than the kernel takes for us: what stays with the server is what it waits for.

@@ -11,7 +11,6 @@ import pytest
 
 from topics_server.api.keys import READ, Grant
 from topics_server.settings import (
-    LATER_NAMES,
     Settings,
     SettingsError,
     allowed_values,
@@ -290,16 +289,8 @@ def test_the_cold_folder_is_another_one() -> None:
 
 def test_unknown_names_are_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TOPICS_PROT", "5000")
-    monkeypatch.setenv("TOPICS_MAX_INFLIGHT_PER_KEY", "5")
     monkeypatch.setenv("TOPICS_URL", "http://localhost")
-    assert load().warnings == (
-        "TOPICS_MAX_INFLIGHT_PER_KEY is set, but has no effect in this version",
-        "TOPICS_PROT is set, but there is no such setting",
-    )
-
-
-def test_later_names_are_not_settings_yet() -> None:
-    assert not LATER_NAMES & {variable(name) for name in Settings.model_fields}
+    assert load().warnings == ("TOPICS_PROT is set, but there is no such setting",)
 
 
 def test_the_example_lists_every_setting_with_its_default_and_a_line() -> None:

@@ -19,7 +19,6 @@ from typing import Any, Final
 
 from topics_server.api.coding import deflate
 from topics_server.api.http import (
-    OFF_LOOP_BYTES,
     Application,
     Response,
     Underway,
@@ -29,6 +28,7 @@ from topics_server.api.http import (
     wants_gzip,
 )
 from topics_server.api.keys import Recalled
+from topics_server.api.receiving import OFF_LOOP_BYTES
 from topics_server.api.request_ids import request_id
 from topics_server.api.strict import StrictHttp
 from topics_server.api.transport import head_of

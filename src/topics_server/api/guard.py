@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from topics_server.api.keys import Key
 from topics_server.api.problems import too_large
 from topics_server.api.state import ServerState, Store
 from topics_server.errors import Code, TopicsError, invalid
@@ -21,10 +22,10 @@ _STREAM_TYPES: Final = (b"text/event-stream", b"text/*", b"*/*")
 class ConnectionSlot:
     """The place of one open stream or WebSocket; free again once, however often it is freed."""
 
-    __slots__ = ("_state",)
+    __slots__ = ("_key", "_state")
 
-    def __init__(self, state: ServerState) -> None:
-        """Take a place. Raises `throttled` where all are taken."""
+    def __init__(self, state: ServerState, key: Key | None = None) -> None:
+        """Take a place, of the key's as well. Raises `throttled` where all are taken."""
         most = state.settings.max_sse_connections
         if most and state.connections >= most:
             raise TopicsError(
@@ -32,8 +33,18 @@ class ConnectionSlot:
                 f"there are {most} open streams and WebSockets already",
                 {"limit": "max_sse_connections", "max": most},
             )
+        most = state.settings.max_sse_connections_per_key
+        if key is not None and most and key.streams >= most:
+            raise TopicsError(
+                Code.THROTTLED,
+                f"there are {most} open streams and WebSockets of this key already",
+                {"limit": "max_sse_connections_per_key", "max": most},
+            )
         self._state: ServerState | None = state
+        self._key = key
         state.connections += 1
+        if key is not None:
+            key.streams += 1
 
     def free(self) -> None:
         """Give the place back."""
@@ -41,6 +52,9 @@ class ConnectionSlot:
         if state is not None:
             state.connections -= 1
             assert state.connections >= 0
+            if self._key is not None:
+                self._key.streams -= 1
+                assert self._key.streams >= 0
 
 
 def check_accepts_stream(accept: bytes | None) -> None:

@@ -24,6 +24,7 @@ from topics_server.api.access import authorized, authorized_stream, check_name
 from topics_server.api.coding import JSON_TYPE, accepts_gzip, deflate
 from topics_server.api.cors import cors_headers
 from topics_server.api.guard import admit
+from topics_server.api.inflight import Counted, RequestPlace, check_inflight
 from topics_server.api.keys import EVERYBODY, Caller, Recalled
 from topics_server.api.observing import Observer
 from topics_server.api.problems import (
@@ -36,9 +37,15 @@ from topics_server.api.problems import (
     not_found,
     status_of,
 )
-from topics_server.api.receiving import OFF_LOOP_BYTES as OFF_LOOP_BYTES
-from topics_server.api.receiving import ClientGoneError as ClientGoneError
-from topics_server.api.receiving import is_bodiless, is_plain, read_body, receive_all
+from topics_server.api.receiving import (
+    OFF_LOOP_BYTES,
+    ClientGoneError,
+    is_bodiless,
+    is_plain,
+    read_body,
+    receive_all,
+)
+from topics_server.api.receiving import Receive as Receive
 from topics_server.api.request_ids import NAME as REQUEST_ID
 from topics_server.api.request_ids import request_id as request_id_of
 from topics_server.api.sockets import Socket
@@ -49,7 +56,6 @@ from topics_server.metrics import RequestFigures, log
 from topics_server.model import is_router_name, is_topic_name
 
 Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 # Of every answer: it is what it says it is, and is for who asked. A handler may say otherwise.
@@ -69,7 +75,8 @@ class Request(msgspec.Struct, gc=False):
 
     `name` is the path's topic or router (valid, and inside the caller's prefixes), else empty;
     `headers` have lower-case names; `body` is inflated; `started_ms` is of the monotonic clock.
-    `gone` returns when the client hung up. `caller` may do what the route asks for.
+    `gone` returns when the client hung up. `caller` may do what the route asks for. `parked_ms` is
+    how long it waited for its turn under pressure; None if it was not asked to.
     """
 
     method: str
@@ -80,6 +87,7 @@ class Request(msgspec.Struct, gc=False):
     started_ms: float
     gone: Callable[[], Awaitable[None]]
     caller: Caller = EVERYBODY
+    parked_ms: float | None = None
 
     def elapsed_ms(self) -> float:
         """Milliseconds since the request arrived."""
@@ -89,7 +97,8 @@ class Request(msgspec.Struct, gc=False):
 class Response(msgspec.Struct, frozen=True, gc=False):
     """One response; `headers` beside content type, length and encoding.
 
-    The quick form of a handler may give its body in `pieces` instead.
+    The quick form of a handler may give its body in `pieces` instead. `varying`: headers that other
+    answers of this kind have too, with other values.
     """
 
     status: int
@@ -97,6 +106,7 @@ class Response(msgspec.Struct, frozen=True, gc=False):
     headers: Headers = ()
     content_type: bytes = JSON_TYPE
     pieces: Sequence[bytes | memoryview] = ()
+    varying: Headers = ()
 
 
 class EventStream(msgspec.Struct, frozen=True, gc=False):
@@ -292,13 +302,16 @@ def tell_of_body(
 
     What differs from answer to answer comes last: the request's id, then the length.
     """
-    if response.status == 204:
-        told.append((REQUEST_ID, request_id))
-        return
-    told.append((b"content-type", response.content_type))
+    has_body = response.status != 204
+    if has_body:
+        told.append((b"content-type", response.content_type))
     if is_packed:
         told += [(b"content-encoding", b"gzip"), (b"vary", b"accept-encoding")]
-    told += [(REQUEST_ID, request_id), (b"content-length", b"%d" % size)]
+    if response.varying:
+        told += response.varying
+    told.append((REQUEST_ID, request_id))
+    if has_body:
+        told.append((b"content-length", b"%d" % size))
 
 
 class Application:
@@ -327,11 +340,20 @@ class Application:
             await self._serve_socket(scope, receive, send)
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        place = RequestPlace()
+        try:
+            await self._serve_counted(scope, receive, send, place)
+        finally:
+            place.free()
+
+    async def _serve_counted(
+        self, scope: Scope, receive: Receive, send: Send, place: RequestPlace
+    ) -> None:
         started_ms = monotonic_ms()
         headers = dict(scope["headers"])
         request_id = request_id_of(headers)
         try:
-            response = await self._answer(scope, headers, receive, started_ms)
+            response = await self._answer(scope, headers, receive, started_ms, place)
         except ClientGoneError:
             return
         except HangUpError:
@@ -342,6 +364,7 @@ class Application:
         told = self.told(response, scope["method"], headers)
         raw_path: bytes = scope.get("raw_path") or scope["path"].encode("utf-8")
         if isinstance(response, EventStream):
+            place.free()
             self.observer.answered(scope["method"], raw_path, 200, 0, started_ms, request_id)
             told.append((REQUEST_ID, request_id))
             await _stream(response, told, scope["method"], receive, send)
@@ -406,10 +429,24 @@ class Application:
         if caller.prefixes:
             check_name(caller, name, "topic")
         request = Request(method, name, headers, b"", body, started_ms, _gone_never, caller)
-        return quick(self.state, request)
+        key = caller.key
+        if key is None:
+            return quick(self.state, request)
+        check_inflight(key, self.state.settings.max_inflight_per_key)
+        answer = quick(self.state, request)
+        if not isinstance(answer, Underway):
+            return answer
+        place = RequestPlace()
+        place.take(key, 0)
+        return Underway(answer.when_settled, Counted(place, answer.answer))
 
     async def _answer(
-        self, scope: Scope, headers: dict[bytes, bytes], receive: Receive, started_ms: float
+        self,
+        scope: Scope,
+        headers: dict[bytes, bytes],
+        receive: Receive,
+        started_ms: float,
+        place: RequestPlace,
     ) -> Answer:
         self.state.hosts.check(headers.get(b"host"))
         raw_path: bytes = scope.get("raw_path") or scope["path"].encode("utf-8")
@@ -424,6 +461,7 @@ class Application:
                 return Response(204, b"", allow)
             return response_of(method_not_allowed(method[:32], route.allow), allow)
         caller = self._caller(route, method, headers, scope["query_string"], segment)
+        place.take(caller.key, self.state.settings.max_inflight_per_key)
         name = self.routes.name_at(route, raw_path, segment) if route.is_named else ""
         if caller.prefixes and (route.is_of_topic or route.is_of_router):
             check_name(caller, name, "topic" if route.is_of_topic else "router")

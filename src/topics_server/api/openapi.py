@@ -404,7 +404,10 @@ def _open_watch() -> Schema:
         scopes=("read",),
         codes=(*WRITES, *TAKES_BODY, Code.TOPIC_NOT_FOUND),
         body=ref("WatchRequest"),
-        parameters=(switch("lenient", False, "Leave unknown topics out."),),
+        parameters=(
+            switch("lenient", False, "Leave unknown topics out."),
+            switch("ticket", False, "Give a ticket that opens the stream, once, without a key."),
+        ),
     )
 
 

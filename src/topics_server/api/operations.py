@@ -161,7 +161,8 @@ def operation(
     `scopes` are those that a key needs, None where one is asked for only if probes are; `in_url`
     names the other ways to say who asks.
     """
-    guarded = (Code.UNAUTHORIZED,) if scopes is None else _GUARDED
+    # Whoever calls: a server without keys takes its own names only (`Host`).
+    guarded = (Code.UNAUTHORIZED, Code.FORBIDDEN) if scopes is None else _GUARDED
     described: Schema = {
         "operationId": operation_id,
         "summary": summary,

@@ -2,8 +2,8 @@
 
 A connection knows its own times (`api/strict`); here is who asks it, in slices, so that ten
 thousand of them never hold the loop up, and who counts what came of it. The cap on connections
-keeps file descriptors for the store: at the cap the longest idle make room, and where none is idle
-the newest is refused. `server` runs it, from before recovery on; `api/state` hands it to
+keeps file descriptors for the store: at the cap the idle make room, and where none is idle the
+newest is refused. `server` runs it, from before recovery on; `api/state` hands it to
 connections.
 """
 
@@ -47,8 +47,8 @@ class Patient(Protocol):
     """What is asked of a connection."""
 
     @property
-    def idle_since(self) -> float | None:
-        """Since when it waits for a request, seconds of the loop's clock; None if it does not."""
+    def idle_rank(self) -> tuple[bool, float] | None:
+        """Whether it was ever used, and since when it waits for a request; None if it does not."""
         ...
 
     def overdue(self, now: float, waits: Waits) -> str | None:
@@ -92,16 +92,19 @@ class Patience:
         )
 
     def _evict(self, connections: Iterable[Any], newest: Patient) -> bool:
-        """Close the connections that have been idle for longest; whether there were any."""
+        """Close idle connections, whether there were any.
+
+        Those that were never used first, then those that have been idle for longest.
+        """
         now = asyncio.get_running_loop().time()
         if now - self._evicted_at < _EVICT_AGAIN_S:
             return False
         self._evicted_at = now
-        idle: list[tuple[float, int, Patient]] = []
+        idle: list[tuple[tuple[bool, float], int, Patient]] = []
         for number, connection in enumerate(connections):
-            since = getattr(connection, "idle_since", None)
-            if since is not None and connection is not newest:
-                idle.append((since, number, connection))
+            rank = getattr(connection, "idle_rank", None)
+            if rank is not None and connection is not newest:
+                idle.append((rank, number, connection))
         idle.sort()
         leaving = idle[: max(1, self.most // _EVICTED_SHARE)]
         for _, _, connection in leaving:

@@ -16,7 +16,6 @@ from topics_server.api.fanout import FAILED, Stream
 from topics_server.api.guard import ConnectionSlot, admit, check_accepts_stream
 from topics_server.api.http import (
     Answer,
-    ClientGoneError,
     EventStream,
     Receive,
     Request,
@@ -48,6 +47,7 @@ from topics_server.api.queue_frames import (
     render_redriven,
 )
 from topics_server.api.readiness import until_ready
+from topics_server.api.receiving import ClientGoneError
 from topics_server.api.sse import RETRY, REVOKED, SSE, STREAM_HEADERS, error_frame
 from topics_server.api.state import ServerState
 from topics_server.clock import now_ms
@@ -76,6 +76,8 @@ def _limits(state: ServerState) -> QueueLimits:
 async def claim(state: ServerState, request: Request) -> Response:
     """`POST /v0/topics/{topic}/claim`: lease jobs to a node."""
     queues, limits = _admitted(state)
+    if state.throttle.is_active:
+        await state.throttle.turn(request.name, len(request.body))
     asked = decode_claim(request.body, limits)
     done = await queues.claim(
         request.name,
@@ -183,7 +185,7 @@ async def work(state: ServerState, request: Request) -> Answer:
     topic, _ = await queues.queue(request.name)
     # It may have waited for a change of the topic.
     await until_ready(state, request)
-    slot = ConnectionSlot(state)
+    slot = ConnectionSlot(state, request.caller.key)
     if request.method == "HEAD":
         return EventStream(STREAM_HEADERS, _nothing, slot.free)
     worker = Worker(state, queues, topic, asked, request.caller)

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 
-from topics_server.api.http import ClientGoneError, HangUpError, Request
+from topics_server.api.http import HangUpError, Request
+from topics_server.api.receiving import ClientGoneError
 from topics_server.api.state import ServerState
 
 

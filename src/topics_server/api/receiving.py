@@ -1,6 +1,7 @@
-"""Request bodies: read whole, with their limit, inflated; what the head alone tells is refused.
+"""Bodies of requests: what their heads tell of them, and reading them with their limit.
 
-Called by `api/http`.
+What is no JSON, in no known coding or too long is refused by its head, before a byte is read; what
+is packed is inflated, off the loop where it is large. Called by `api/http`.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ def is_plain(headers: Mapping[bytes, bytes], max_bytes: int) -> bool:
 
 
 def is_bodiless(headers: Mapping[bytes, bytes]) -> bool:
-    """Whether the head announces no body."""
+    """Whether a head announces no body."""
     return b"content-length" not in headers and b"transfer-encoding" not in headers
 
 

@@ -10,6 +10,8 @@ same by the same functions where nothing has to be waited for. Called through th
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from functools import partial
 
 import msgspec
 
@@ -22,8 +24,9 @@ from topics_server.api.bodies import (
     query_bool,
 )
 from topics_server.api.guard import admit
-from topics_server.api.http import ClientGoneError, Request, Response, Underway
+from topics_server.api.http import Request, Response, Underway
 from topics_server.api.producer_headers import stamp_of, told_of
+from topics_server.api.receiving import ClientGoneError
 from topics_server.api.rendering import (
     page_performance,
     render_appended,
@@ -34,6 +37,7 @@ from topics_server.api.state import ServerState, Store
 from topics_server.api.visible import check_config
 from topics_server.appends import DecodedAppend, decode_append
 from topics_server.engine.answers import Appended, Page, ReadRequest
+from topics_server.errors import StorageError, TopicsError
 from topics_server.model import ProducerStamp
 
 
@@ -57,15 +61,20 @@ def _asked_append(request: Request) -> _Append:
 def _appended(request: Request, asked: _Append, done: Appended) -> Response:
     told = () if asked.producer is None else told_of(asked.producer, done)
     if done.repeat is not None:
-        return Response(204, b"", told)
+        return Response(204, b"", varying=told)
     total_ms = request.elapsed_ms()
     body = render_appended(request.name, done, with_seqs=asked.with_seqs, total_ms=total_ms)
-    return Response(201 if done.created else 200, body, told)
+    return Response(201 if done.created else 200, body, varying=told)
 
 
 async def append(state: ServerState, request: Request) -> Response:
     """`POST /v0/topics/{topic}`: append one or many records."""
     store = admit(state)
+    if state.throttle.is_active and request.parked_ms is None:
+        body = request.body
+        request.parked_ms = await state.throttle.turn(
+            request.name, len(body), insists=_insists(body)
+        )
     asked = _asked_append(request)
     decoded = asked.decoded
     config = None
@@ -80,11 +89,84 @@ async def append(state: ServerState, request: Request) -> Response:
         config=config,
         producer=asked.producer,
     )
+    if request.parked_ms:
+        done = msgspec.structs.replace(done, parked_ms=done.parked_ms + request.parked_ms)
     return _appended(request, asked, done)
 
 
 def append_now(state: ServerState, request: Request) -> Underway | None:
     """The quick form of `append`: to a topic that is there, without a configuration."""
+    throttle = state.throttle
+    if throttle.is_active and request.parked_ms is None and not throttle.passes(request.name):
+        admit(state)
+        parked = _ParkedAppend(state, request)
+        return Underway(parked.when_settled, parked.answer)
+    return _append_now(state, request)
+
+
+def _insists(body: bytes) -> bool:
+    """Whether an append is not to be refused for pressure; raises what decoding it raises."""
+    # Anywhere in what it carries; few have it, and only those are decoded before their turn.
+    return b'"disable_backpressure"' in body and decode_append(body).disable_backpressure
+
+
+class _ParkedAppend:
+    """A quick append that waits for its turn, and is begun then.
+
+    It refers to who is told, who refers to it: what is over is forgotten at once, for the collector
+    does not look.
+    """
+
+    def __init__(self, state: ServerState, request: Request) -> None:
+        self._state = state
+        self._request: Request | None = request
+        self._told: Callable[[], object] | None = None
+        self._answer: Callable[[], Response] | None = None
+        body = request.body
+        self._place = state.throttle.park(request.name, len(body), insists=_insists(body))
+        self._place.over = self._begin
+
+    def when_settled(self, told: Callable[[], object]) -> None:
+        """Call `told` once there is an outcome."""
+        self._told = told
+
+    def _begin(self) -> None:
+        place, state = self._place, self._state
+        request, self._request = self._request, None
+        told, self._told = self._told, None
+        assert request is not None
+        assert told is not None
+        if place.is_refused:
+            self._answer = partial(_refuse, state.throttle.refusal(place))
+            told()
+            return
+        request.parked_ms = place.waited_ms
+        try:
+            inner = _append_now(state, request)
+        except (TopicsError, StorageError) as error:
+            self._answer = partial(_refuse, error.with_traceback(None))
+            told()
+            return
+        if inner is not None:
+            self._answer = inner.answer
+            inner.when_settled(told)
+        else:
+            general = asyncio.ensure_future(append(state, request))
+            self._answer = general.result
+            general.add_done_callback(lambda _: told())
+
+    def answer(self) -> Response:
+        """What came of it. Raises what it failed with."""
+        answer, self._answer = self._answer, None
+        assert answer is not None
+        return answer()
+
+
+def _refuse(error: TopicsError | StorageError) -> Response:
+    raise error
+
+
+def _append_now(state: ServerState, request: Request) -> Underway | None:
     store = admit(state)
     asked = _asked_append(request)
     decoded = asked.decoded
@@ -95,12 +177,17 @@ def append_now(state: ServerState, request: Request) -> Underway | None:
     )
     if appending is None:
         return None
-    return Underway(appending.when_settled, lambda: _appended(request, asked, appending.outcome()))
+    return Underway(
+        appending.when_settled,
+        lambda: _appended(request, asked, appending.outcome(parked_ms=request.parked_ms or 0.0)),
+    )
 
 
 async def diff(state: ServerState, request: Request) -> Response:
     """`POST /v0/topics/{topic}/diff`: the records after a cursor."""
     store = admit(state)
+    if state.throttle.is_active and not state.throttle.passes(request.name):
+        await state.throttle.turn(request.name, len(request.body))
     asked, shown = decode_diff(request.body, state.settings.max_limit)
     if asked.wait_ms:
         page = await _wait(store, request, asked)
@@ -112,6 +199,8 @@ async def diff(state: ServerState, request: Request) -> Response:
 def diff_now(state: ServerState, request: Request) -> Response | None:
     """The quick form of `diff`: of what is in memory, without waiting for more."""
     store = admit(state)
+    if state.throttle.is_active:
+        return None
     asked, shown = decode_diff(request.body, state.settings.max_limit)
     page = None if asked.wait_ms else store.read_now(request.name, asked)
     if page is None:

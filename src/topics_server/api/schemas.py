@@ -298,8 +298,12 @@ def _answer_schemas() -> Schema:
         "topics": {"type": "object", "additionalProperties": watched},
         **performance,
     }
+    ticket = {
+        "ticket": text("With `ticket=true`: opens the stream once, as `?ticket=`."),
+        "ticket_ttl_ms": u64("How long the ticket is good."),
+    }
     return {
-        "WatchSession": _all(session),
+        "WatchSession": _all(session | ticket, optional="ticket ticket_ttl_ms"),
         "PutResult": _all(done | {"config": ref("TopicConfig")} | performance),
         "TopicState": _all(state, optional="queue"),
         "Page": _all(page),
@@ -481,4 +485,5 @@ def _codes() -> list[str]:
 
 
 def _all(properties: dict[str, Schema], optional: str = "") -> Schema:
-    return object_of(" ".join(name for name in properties if name != optional), **properties)
+    missable = optional.split()
+    return object_of(" ".join(name for name in properties if name not in missable), **properties)

@@ -29,6 +29,7 @@ from topics_server.engine.answers import (
     TopicPage,
     TopicState,
 )
+from topics_server.engine.throttle import Throttle
 from topics_server.engine.watching import WatchSessions
 from topics_server.metrics import DiskFacts, RecoveryFacts, RouteFacts, ShardFacts
 from topics_server.model import Durability, ProducerStamp, TagMatch, TopicConfig
@@ -73,6 +74,16 @@ class ApiSettings(Protocol):
         ...
 
     @property
+    def max_sse_connections_per_key(self) -> int:
+        """Those of one key; 0 is unlimited."""
+        ...
+
+    @property
+    def max_inflight_per_key(self) -> int:
+        """Requests of one key that are served at once; 0 is unlimited."""
+        ...
+
+    @property
     def max_claim(self) -> int:
         """Jobs of one claim, ack, nack or extend."""
         ...
@@ -95,8 +106,8 @@ class Appending(Protocol):
         """Call `told`, which must not raise, once there is an outcome."""
         ...
 
-    def outcome(self) -> Appended:
-        """What came of it. Raises the `TopicsError` it failed with."""
+    def outcome(self, *, parked_ms: float = 0.0) -> Appended:
+        """What came of it, `parked_ms` after it came. Raises the `TopicsError` it failed with."""
         ...
 
 
@@ -259,6 +270,7 @@ class ServerState:
     shards: Callable[[], Sequence[ShardFacts]] = tuple
     rendered: RenderCache = dataclasses.field(default_factory=RenderCache)
     patience: Patience = dataclasses.field(default_factory=Patience)
+    throttle: Throttle = dataclasses.field(default_factory=Throttle)
     connections: int = 0
     requests: Callable[[], Sequence[RouteFacts]] = tuple
     # Set by `node` and `server`: figures that are theirs to know.

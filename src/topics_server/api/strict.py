@@ -425,7 +425,10 @@ class StrictHttp(JoinedHttp):
             self.transport.abort()
 
     @property
-    def idle_since(self) -> float | None:
-        """Since when it waits for a request, on the loop's clock, seconds; None if it does not."""
+    def idle_rank(self) -> tuple[bool, float] | None:
+        """Whether it was ever used, and since when it waits for a request; None if it does not.
+
+        On the loop's clock, seconds.
+        """
         is_idle = self._is_idle() and not self.is_partial and not self._is_over
-        return self._idle_since if is_idle else None
+        return (self.cycle is not None, self._idle_since) if is_idle else None

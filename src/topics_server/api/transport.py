@@ -28,6 +28,11 @@ from uvicorn.protocols.http.httptools_impl import (
 _HEAD: Final = b"HTTP/1.1 "
 # Up to this, putting two pieces together is cheaper than telling the kernel of both.
 _COPIED_BYTES_MAX: Final = 16_384
+# What differs from answer to answer; kept out of what is remembered of heads.
+VARYING: Final = frozenset(
+    b"content-length x-request-id "
+    b"producer-epoch producer-seq topic-first-seq topic-last-seq".split()
+)
 # A path that is its own escaped form, without a query: nothing in it has to be parsed.
 _PLAIN_PATH: Final = re.compile(rb"(?:/[A-Za-z0-9._:-]+)+")
 
@@ -165,15 +170,14 @@ class JoinedCycle(RequestResponseCycle):
 
 
 def head_of(status: int, headers: list[tuple[bytes, bytes]]) -> bytes:
-    """The head of an answer whose last headers tell its request's id and its length."""
-    (id_name, request_id), (name, length) = headers[-2:]
-    assert id_name == b"x-request-id"
-    assert name == b"content-length"
-    return b"%bx-request-id: %b\r\ncontent-length: %b\r\n\r\n" % (
-        _lines_of(status, tuple(headers[:-2])),
-        request_id,
-        length,
-    )
+    """The head of an answer. What differs from answer to answer stands last in `headers`."""
+    end = len(headers)
+    rest = b"\r\n"
+    while headers[end - 1][0] in VARYING:
+        end -= 1
+        rest = b"%b: %b\r\n%b" % (*headers[end], rest)
+    assert end < len(headers), "every answer has an id"
+    return _lines_of(status, tuple(headers[:end])) + rest
 
 
 @lru_cache(maxsize=256)

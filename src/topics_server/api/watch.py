@@ -136,7 +136,7 @@ async def stream(state: ServerState, request: Request) -> Answer:
     if state.keys.is_on:
         _check_owner(session, request.caller)
     if request.method == "HEAD":
-        return EventStream(STREAM_HEADERS, _nothing, ConnectionSlot(state).free)
+        return EventStream(STREAM_HEADERS, _nothing, ConnectionSlot(state, request.caller.key).free)
     watcher = Watcher(state, session, request.caller, request.headers.get(b"last-event-id"))
     return EventStream(STREAM_HEADERS, watcher.run, watcher.free)
 
@@ -170,7 +170,7 @@ class Watcher:
         self._caller = caller
         self._stream: Stream | None = None
         self._is_replaced = False
-        self._slot = ConnectionSlot(state)
+        self._slot = ConnectionSlot(state, caller.key)
         fanout, sessions = state.watching()
         if last_id is not None:
             resume(fanout.feeds, session, last_id)

@@ -18,6 +18,8 @@ from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any, Final, cast
 
+import msgspec
+
 from topics_server.api import ws_frames
 from topics_server.api.access import (
     SUBPROTOCOL,
@@ -74,7 +76,7 @@ async def serve(state: ServerState, scope: Scope, receive: Receive, send: Send) 
         caller = authorized_socket(state.keys, headers, offered)
         check_origin(headers, state.settings.allowed_origins)
         admit(state)
-        slot = ConnectionSlot(state)
+        slot = ConnectionSlot(state, caller.key)
     except TopicsError as refusal:
         await refuse_socket(scope, send, refusal)
         return
@@ -367,7 +369,12 @@ class Connection:
         command = job.command
         store = self._state.store
         assert store is not None
+        throttle, parked_ms = self._state.throttle, 0.0
         try:
+            if throttle.is_active:
+                insists = command.decoded.disable_backpressure
+                size = len(command.body)
+                parked_ms = await throttle.turn(command.topic, size, insists=insists)
             done = await store.append(
                 command.topic,
                 command.body,
@@ -382,6 +389,8 @@ class Connection:
         except StorageError as error:
             log.error("storage refused a publish to %s: %s", command.topic, error)
             return ws_frames.error(command.request_id, from_storage(error))
+        if parked_ms:
+            done = msgspec.structs.replace(done, parked_ms=done.parked_ms + parked_ms)
         return ws_frames.ack(
             command.request_id,
             command.topic,

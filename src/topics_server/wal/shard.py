@@ -108,6 +108,11 @@ class Shard:
         """Entries waiting to be written."""
         return len(self._queue)
 
+    @property
+    def queue_bytes(self) -> int:
+        """What waits to be written, in bytes."""
+        return self._queue_bytes
+
     def submit(self, lsn: int, entry: Entry, *, urgent: bool, sync: bool) -> None:
         """Queue one entry; written at the end of this turn at the earliest."""
         if self.state is not State.OPEN:

@@ -24,6 +24,7 @@ from topics_server.api.keys import Recalled
 from topics_server.api.patience import Waits
 from topics_server.api.state import ServerState
 from topics_server.api.transport import JoinedHttp, head_of
+from topics_server.engine.throttle import Throttle
 from topics_server.errors import Code, DiskFull, TopicsError
 from topics_server.limits import KIB
 
@@ -343,6 +344,77 @@ async def test_one_request_is_served_in_the_call_that_brings_many() -> None:
     side.protocol.data_received(one)
     assert side.sent.count(b"HTTP/1.1 200 OK") == 6
     side.protocol.connection_lost(None)
+
+
+def under_pressure(side: Side) -> list[int]:
+    """Let appends wait for their turn until what is returned holds a 0."""
+    backlog = [10**9]
+    side.state.throttle = Throttle(backlog_bytes=lambda: backlog[0])
+    side.state.throttle.is_active = True
+    side.state.throttle._passed = 10**9
+    return backlog
+
+
+async def test_under_pressure_an_append_waits_for_its_turn_without_a_task() -> None:
+    side = Side(HttpConnection)
+    await side.create()
+    backlog = under_pressure(side)
+    side.protocol.data_received(request(APPEND))
+    await turns()
+    assert not side.wire.pieces
+    assert not side.protocol.tasks
+    backlog[0] = 0
+    await answered(side)
+    assert b'"first_seq":2' in side.sent
+    waited = re.search(rb'"throttle_wait_ms":([0-9.]+)', b"".join(side.wire.pieces))
+    assert waited is not None
+    assert float(waited[1]) > 0
+    side.protocol.connection_lost(None)
+
+
+async def test_under_pressure_an_append_is_refused_in_the_end() -> None:
+    side = Side(HttpConnection)
+    await side.create()
+    under_pressure(side)
+    side.protocol.data_received(request(APPEND))
+    await answered(side)
+    assert side.sent.startswith(b"HTTP/1.1 429 ")
+    assert re.search(rb"\r\nretry-after: [12]\r\n", side.sent)
+    assert b'"retry_after_ms":' in b"".join(side.wire.pieces)
+    assert side.state.throttle.throttled_total == {"late": 1, "full": 0}
+    side.protocol.connection_lost(None)
+
+
+async def test_a_repeated_append_under_pressure_goes_the_general_way() -> None:
+    side = Side(HttpConnection)
+    await side.create()
+    one = request(APPEND, headers=JSON + b"idempotency-key: k\r\n")
+    side.protocol.data_received(one)
+    await answered(side)
+    side.wire.pieces.clear()
+    under_pressure(side)[0] = 0
+    side.protocol.data_received(one)
+    await answered(side)
+    assert b'"deduped":true' in side.sent
+    side.protocol.connection_lost(None)
+
+
+async def test_a_wrong_append_under_pressure_is_told_so() -> None:
+    side = Side(HttpConnection)
+    await side.create()
+    under_pressure(side)[0] = 0
+    side.protocol.data_received(request(b'{"records":['))
+    await answered(side)
+    assert side.sent.startswith(b"HTTP/1.1 400 ")
+    side.protocol.connection_lost(None)
+
+
+async def answered(side: Side) -> None:
+    for _ in range(10_000):
+        if side.wire.pieces:
+            return
+        await asyncio.sleep(0.001)
+    raise AssertionError("no answer")
 
 
 async def test_a_server_that_goes_down_answers_first_and_closes_then() -> None:

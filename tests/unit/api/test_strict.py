@@ -325,7 +325,7 @@ async def test_all_connections_are_looked_at() -> None:
     ended: list[tuple[int, str]] = []
 
     class Late:
-        idle_since = None
+        idle_rank = None
 
         def __init__(self, number: int) -> None:
             self.number = number

@@ -1,0 +1,48 @@
+"""Our server with all that operating it costs an append taken out, for `operate-cost`.
+
+No keys, no request ids, no guarding headers, no look at `Host`, no figures of requests. What has no
+switch, because nobody should want one, is replaced here before the server starts. Only for
+benchmarks: `python -m benchmarks.plain_server serve`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from topics_server.api import direct, hosts, http, keys, observing
+
+_ID = b"r"
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    """Neither look nor count."""
+
+
+def _everybody(*_: Any) -> keys.Caller:
+    return keys.EVERYBODY
+
+
+def _one_id(_headers: Any) -> bytes:
+    return _ID
+
+
+def strip() -> None:
+    """Take it out; every name must be there still."""
+    replaced: tuple[tuple[Any, str, Any], ...] = (
+        (observing.Observer, "answered", _nothing),
+        (hosts.Hosts, "check", _nothing),
+        (http, "authorized", _everybody),
+        (http, "request_id_of", _one_id),
+        (http, "_GUARDS", ()),
+        (direct, "request_id", _one_id),
+    )
+    for owner, name, value in replaced:
+        assert hasattr(owner, name), f"{owner} has no {name} any more"
+        setattr(owner, name, value)
+
+
+if __name__ == "__main__":
+    strip()
+    from topics_server.cli import main
+
+    main()

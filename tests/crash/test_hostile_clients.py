@@ -1,0 +1,169 @@
+"""Issue 8, must-show 4: slow, silent and never-reading clients do a well-behaved one no harm.
+
+A real server with short patience, and few files in the cap's test. Each kind of crowd is held for a
+while beside one honest writer; its p99 with and without them is printed (`-rP`), memory is bounded,
+and connections and files are back when the crowd is timed out or gone. At full scale:
+`./run test-crash tests/crash/test_hostile_clients.py --half-open 5000 --never-reading 1000`.
+"""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from tests.contract.driver import Server, eventually, good
+from tests.crash.hostile import Crowd, Honest, greedy, p99_ms, silence, slow_body, slow_head
+from tests.crash.test_slow_watchers import anonymous_bytes, open_sockets
+
+pytestmark = pytest.mark.crash
+
+MIB: Final = 2**20
+HEADER_MS: Final = 1000
+# A connection that waits for nothing but its time.
+CONNECTION_BYTES_MAX: Final = 40 * 1024
+# One answer of up to 8 MiB, which is rendered once for all, and what the socket takes.
+UNREAD_BYTES_MAX: Final = 9 * MIB
+LOAD_BYTES_MAX: Final = 64 * MIB
+SAMPLES: Final = 200
+
+
+@pytest.fixture
+def half_open(request: pytest.FixtureRequest) -> int:
+    """How many connections are never used, or slowly."""
+    return int(request.config.getoption("--half-open", default=200))
+
+
+@pytest.fixture
+def never_reading(request: pytest.FixtureRequest) -> int:
+    """How many clients read nothing of their answers."""
+    return int(request.config.getoption("--never-reading", default=20))
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 20_000 if hard == resource.RLIM_INFINITY else min(20_000, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, wanted), hard))
+    made = Server(
+        tmp_path / "server",
+        {
+            "TOPICS_HEADER_TIMEOUT_MS": str(HEADER_MS),
+            "TOPICS_BODY_TIMEOUT_MS": str(HEADER_MS),
+            "TOPICS_WRITE_TIMEOUT_MS": str(HEADER_MS),
+        },
+    )
+    made.start()
+    try:
+        made.api.put("honest")
+        yield made
+        made.stop()
+    finally:
+        if made.process is not None:
+            made.process.kill()
+            made.process.wait()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def port_of(server: Server) -> int:
+    return int(server.api.url.rpartition(":")[2])
+
+
+def quiet_p99(server: Server) -> float:
+    """The honest client's p99 alone, warmed up."""
+    with Honest(port_of(server)) as honest:
+        honest.append(100, 0.0)
+        return p99_ms(honest.append(SAMPLES, 0.002))
+
+
+@pytest.mark.parametrize(
+    ("says", "comes_again"),
+    [(slow_head, True), (slow_body, True), (silence, True)],
+    ids=["slow heads", "slow bodies", "half-open"],
+)
+def test_clients_that_send_slowly_are_ended_and_harm_nobody(
+    server: Server, half_open: int, says: object, comes_again: bool
+) -> None:
+    quiet_ms = quiet_p99(server)
+    before, files = anonymous_bytes(server), open_sockets(server)
+    assert callable(says)
+    with (
+        Honest(port_of(server)) as honest,
+        Crowd(port_of(server), half_open, says, comes_again=comes_again) as crowd,
+    ):
+        samples: list[float] = []
+        most = 0
+        while crowd.ended < half_open or len(samples) < SAMPLES:
+            samples += honest.append(50, 0.002)
+            most = max(most, anonymous_bytes(server) - before)
+            assert len(samples) < 50_000, f"{crowd.ended} of {half_open} were ended"
+        loud_ms = p99_ms(samples)
+    eventually(lambda: open_sockets(server) <= files + 2, "all are closed", 60)
+    print(
+        f"{half_open} clients, {crowd.opened} connections, {crowd.ended} ended: honest p99 "
+        f"{loud_ms:.2f} ms, alone {quiet_ms:.2f} ms ({loud_ms / quiet_ms:.1f} times); grown "
+        f"{most / MIB:.1f} MiB"
+    )
+    assert loud_ms < max(50 * quiet_ms, 500)
+    assert most < LOAD_BYTES_MAX + half_open * CONNECTION_BYTES_MAX
+
+
+def test_clients_that_never_read_are_ended_and_harm_nobody(
+    server: Server, never_reading: int
+) -> None:
+    # More than two sockets' buffers hold: 4 MiB a page.
+    for _ in range(4):
+        server.api.add("large", "x" * 999_000)
+    quiet_ms = quiet_p99(server)
+    before, files = anonymous_bytes(server), open_sockets(server)
+    with (
+        Honest(port_of(server)) as honest,
+        Crowd(port_of(server), never_reading, greedy) as crowd,
+    ):
+        samples: list[float] = []
+        most = 0
+        while len(samples) < SAMPLES or open_sockets(server) > files + 2:
+            samples += honest.append(50, 0.002)
+            most = max(most, anonymous_bytes(server) - before)
+            assert len(samples) < 50_000, "not all were ended"
+        loud_ms = p99_ms(samples)
+    print(
+        f"{never_reading} clients that never read ({crowd.opened} connections): honest p99 "
+        f"{loud_ms:.2f} ms, alone {quiet_ms:.2f} ms ({loud_ms / quiet_ms:.1f} times); grown "
+        f"{most / MIB:.1f} MiB"
+    )
+    assert loud_ms < max(50 * quiet_ms, 2000)
+    assert most < LOAD_BYTES_MAX + never_reading * UNREAD_BYTES_MAX
+    good(server.api.state("large"))
+
+
+def test_a_flood_leaves_files_for_the_store(tmp_path: Path) -> None:
+    """Over the cap, connections that are opened again and again stop neither reads nor segments."""
+    made = Server(
+        tmp_path / "few",
+        {
+            "TOPICS_MAX_CONNECTIONS": "100",
+            "TOPICS_SEGMENT_MAX_EVENTS": "50",
+            "TOPICS_SEGMENT_MAX_AGE_MS": "1000",
+        },
+    )
+    made.start()
+    try:
+        made.api.put("honest")
+        with Honest(port_of(made)) as honest:
+            honest.append(1, 0.0)
+            with Crowd(port_of(made), 300, silence, comes_again=True):
+                honest.append(299, 0.002)
+                assert open_sockets(made) < 200
+        eventually(lambda: open_sockets(made) < 20, "all are closed", 60)
+        assert made.api.get_state("honest")["head_seq"] == 300
+        sealed = made.data_dir.glob("segments/*/*.data")
+        assert list(sealed), "segments were made"
+        made.stop()
+    finally:
+        if made.process is not None:
+            made.process.kill()
+            made.process.wait()

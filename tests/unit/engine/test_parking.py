@@ -1,0 +1,145 @@
+"""Places under pressure: who is served first, who is refused, and what they may hold together."""
+
+from __future__ import annotations
+
+import random
+
+from topics_server.engine.parking import Parking, Place
+
+
+def parking(**bounds: int) -> Parking:
+    return Parking(
+        max_bytes=bounds.get("max_bytes", 1000),
+        max_places=bounds.get("max_places", 100),
+        patience_ms=250.0,
+    )
+
+
+def put(
+    lot: Parking, priority: int, size: int = 1, *, at_ms: float = 0.0, insists: bool = False
+) -> Place:
+    place = Place(priority, size, insists=insists)
+    lot.add(place, at_ms)
+    return place
+
+
+def test_the_most_urgent_is_first_and_of_equals_who_came_first() -> None:
+    lot = parking()
+    places = [put(lot, priority) for priority in (0, 500, -5, 500, 0)]
+    served = [lot.pop(10.0) for _ in places]
+    assert served == [places[1], places[3], places[0], places[4], places[2]]
+    assert lot.pop(10.0) is None
+    assert {place.waited_ms for place in places} == {10.0}
+    assert (lot.held_bytes, lot.waiting, len(lot)) == (0, 0, 0)
+
+
+def test_who_waited_too_long_is_refused_the_oldest_first() -> None:
+    lot = parking()
+    first = put(lot, 900, at_ms=0.0)
+    second = put(lot, 0, at_ms=100.0)
+    assert lot.pop_late(249.0) is None
+    assert lot.pop_late(250.0) is first
+    assert first.is_refused
+    assert lot.pop_late(349.0) is None
+    assert lot.pop_late(350.0) is second
+    assert lot.pop_late(9999.0) is None
+
+
+def test_who_was_served_is_not_refused() -> None:
+    lot = parking()
+    place = put(lot, 0)
+    assert lot.pop(1.0) is place
+    assert lot.pop_late(9999.0) is None
+    assert not place.is_refused
+
+
+def test_who_insists_is_never_refused() -> None:
+    lot = parking(max_bytes=10)
+    place = put(lot, -1000, 50, insists=True)
+    assert lot.pop_late(9999.0) is None
+    assert len(lot) == 1
+    assert lot.pop(9999.0) is place
+    assert not place.is_refused
+
+
+def test_what_is_too_much_dooms_the_least_urgent_who_came_last() -> None:
+    lot = parking(max_bytes=100)
+    places = [put(lot, priority, 40) for priority in (0, 7, 0)]
+    assert [place.is_doomed for place in places] == [False, False, True]
+    assert (lot.held_bytes, lot.waiting, len(lot)) == (80, 2, 3)
+    urgent = put(lot, 900, 90)
+    assert [place.is_doomed for place in (*places, urgent)] == [True, True, True, False]
+    assert lot.held_bytes == 90
+    assert lot.pop(1.0) is urgent
+    assert lot.pop(1.0) is None
+    assert [lot.pop_late(250.0) for _ in range(4)] == [*places, None]
+    assert len(lot) == 0
+
+
+def test_places_are_counted_too() -> None:
+    lot = parking(max_places=2)
+    assert [put(lot, 0).is_doomed for _ in range(3)] == [False, False, True]
+
+
+def test_the_top_is_who_is_served_next() -> None:
+    lot = parking(max_places=1)
+    tops = [lot.top_priority]
+    put(lot, 5)
+    put(lot, 3)
+    tops.append(lot.top_priority)
+    lot.pop(0.0)
+    assert [*tops, lot.top_priority] == [None, 5, None]
+    assert lot.oldest_ms(40.0) == 40.0
+
+
+def test_nothing_of_who_is_gone_is_kept() -> None:
+    lot = parking(max_bytes=10**9, max_places=10**9)
+    keeper = put(lot, 1000, insists=True)
+    for _ in range(5000):
+        put(lot, 1001)
+        put(lot, -1)
+        assert lot.pop(0.0) is not keeper
+    while lot.pop_late(250.0) is not None:
+        pass
+    assert len(lot) == 1
+    assert len(lot._by_age) + len(lot._urgent) + len(lot._least) < 3 * 1100
+
+
+def test_counts_are_right_whatever_happens() -> None:
+    chance = random.Random(8)
+    lot = parking(max_bytes=500, max_places=30)
+    live: list[Place] = []
+    now = 0.0
+    for _ in range(20_000):
+        now += chance.random() * 10
+        match chance.randrange(3):
+            case 0 | 1 if chance.random() < 0.7:
+                insists = chance.random() < 0.1
+                live.append(
+                    put(
+                        lot,
+                        chance.randrange(-5, 5),
+                        chance.randrange(60),
+                        at_ms=now,
+                        insists=insists,
+                    )
+                )
+            case 2:
+                taken = lot.pop(now)
+                if taken is not None:
+                    assert not taken.is_doomed
+                    rivals = [p.priority for p in live if not (p.is_doomed or p is taken)]
+                    assert all(priority <= taken.priority for priority in rivals)
+                    live.remove(taken)
+            case _:
+                late = lot.pop_late(now)
+                if late is not None:
+                    assert not late.insists
+                    assert now - late.came_ms >= 250.0
+                    live.remove(late)
+        waiting = [place for place in live if not place.is_doomed]
+        assert len(lot) == len(live)
+        assert lot.waiting == len(waiting)
+        assert lot.held_bytes == sum(place.size for place in waiting)
+        if lot.waiting > 30 or lot.held_bytes > 500:
+            assert all(place.insists for place in waiting)
