@@ -282,6 +282,8 @@ WAL = {
     "wal.parts": driver("wal.*"),
     "wal.verifying": driver("wal.*"),
     "wal.dump": driver("wal.*"),
+    # Offline: what a damaged journal cost, and what takes the damaged bytes' place.
+    "wal.mending": driver("wal.*"),
 }
 
 SERVICES = {

@@ -133,7 +133,7 @@ def decode_append(body: bytes, grammar: int = GRAMMAR) -> DecodedAppend:
     """
     try:
         plain = _PLAIN_DECODER.decode(body)
-    except (msgspec.DecodeError, RecursionError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         # Something beside data and short tags, or something wrong: the whole grammar tells.
         return _decode_full(body, grammar)
     check_utf8(body)

@@ -42,6 +42,9 @@ NODE_FILTER_IDS_MAX: Final = 256
 # Requests that wait on one connection behind the one that is being answered.
 PIPELINED_MAX: Final = 128
 
+# What all connections together may hold that their clients do not read.
+UNREAD_BYTES_MAX: Final = 256 * MIB
+
 # Records of one move; their seqs are in the extra of its frame, which has a u16 of bytes.
 MOVE_RECORDS_MAX: Final = 1_000
 

@@ -249,6 +249,16 @@ _UPGRADES: Final = (
         b"POST /v0/ws HTTP/1.1\r\nHost: h\r\nConnection: upgrade\r\nUpgrade: websocket\r\n"
         b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n",
     ),
+    _refused(
+        "a WebSocket of another version",
+        b"GET /v0/ws HTTP/1.1\r\nHost: h\r\nConnection: upgrade\r\nUpgrade: websocket\r\n"
+        b"Sec-WebSocket-Version: 8\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n",
+    ),
+    _refused(
+        "a WebSocket with half a key",
+        b"GET /v0/ws HTTP/1.1\r\nHost: h\r\nConnection: upgrade\r\nUpgrade: websocket\r\n"
+        b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAA\r\n\r\n",
+    ),
     _one(
         "the end, with a request behind",
         _GET + b"Connection: close\r\n\r\n" + HIDDEN,

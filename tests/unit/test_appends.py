@@ -279,3 +279,17 @@ def test_a_frame_of_the_first_grammar_stays_readable_whatever_it_says(fields: by
     decoded = decode_append(delayed(fields), PLAIN_GRAMMAR)
     assert (decoded.count, decoded.delays, decoded.grammar) == (2, (), 1)
     assert deliver_times(delayed(fields), None, PLAIN_GRAMMAR, 1_000) == []
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"records":[{"d3\xa7\xc2\xb1ataata":1}]}',
+        b'{"records":[{"data":1,"\xe1":2}]}',
+        b'{"rec\xe1":1,"records":[{"data":1}]}',
+    ],
+)
+def test_a_field_s_name_that_is_not_utf8_is_refused_like_any_text(body: bytes) -> None:
+    with pytest.raises(TopicsError) as caught:
+        decode_append(body)
+    assert caught.value.code is Code.INVALID_REQUEST

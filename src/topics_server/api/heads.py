@@ -21,10 +21,12 @@ _HOST: Final = re.compile(rb"(?:[A-Za-z0-9._~-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,
 # What says one thing only: said twice, one of the two would be believed here and one elsewhere.
 _SAID_ONCE: Final = frozenset(
     b"host content-length content-type content-encoding transfer-encoding authorization expect "
-    b"idempotency-key last-event-id origin producer-id producer-epoch producer-seq upgrade "
+    b"idempotency-key last-event-id origin producer-id producer-epoch producer-seq "
+    b"sec-websocket-key sec-websocket-version upgrade "
     b"x-request-id".split()
 )
 _SCHEME: Final = b"http://"
+_SOCKET_KEY: Final = re.compile(rb"[A-Za-z0-9+/]{21}[AQgw]==")
 
 
 class Bounds(msgspec.Struct, frozen=True):
@@ -101,6 +103,18 @@ def check_fields(
     coding = fields.get(b"transfer-encoding")
     if coding is not None and (version == "1.0" or coding.lower() != b"chunked"):
         raise invalid("Transfer-Encoding must be chunked, in HTTP/1.1", "Transfer-Encoding")
+
+
+def check_opening(method: bytes, version: str, fields: Mapping[bytes, bytes]) -> None:
+    """Refuse the opening of a WebSocket that is another version's, or anything else as well."""
+    if fields.get(b"content-length", b"0") != b"0" or b"transfer-encoding" in fields:
+        raise invalid("the opening of a WebSocket has no body")
+    if method != b"GET" or version != "1.1":
+        raise invalid("a WebSocket is opened by GET, in HTTP/1.1")
+    if fields.get(b"sec-websocket-version") != b"13":
+        raise invalid("Sec-WebSocket-Version must be 13", "Sec-WebSocket-Version")
+    if _SOCKET_KEY.fullmatch(fields.get(b"sec-websocket-key", b"")) is None:
+        raise invalid("Sec-WebSocket-Key must be 16 bytes in base64", "Sec-WebSocket-Key")
 
 
 def check_target(url: bytes, version: str, host: bytes | None) -> bytes:

@@ -17,6 +17,7 @@ import msgspec
 
 from topics_server.api.heads import Bounds
 from topics_server.errors import Code, TopicsError
+from topics_server.limits import UNREAD_BYTES_MAX
 
 KINDS: Final = ("header", "body", "idle", "write", "linger")
 _LOOK_S: Final = 1.0
@@ -64,7 +65,8 @@ class Patience:
     """The bounds of all connections, and what became of those that went beyond.
 
     `timeouts` counts ended connections by kind, `evicted` idle ones that made room, `refused` new
-    ones that found none; `most` is the cap (0: none), `open` how many there were at the last look.
+    ones that found none; `unread_bytes` is what clients leave unread; `most` is the cap (0: none),
+    `open` how many there were at the last look.
     """
 
     def __init__(
@@ -77,7 +79,26 @@ class Patience:
         self.timeouts = dict.fromkeys(KINDS, 0)
         self.evicted = 0
         self.refused = 0
+        self.unread_bytes = 0
         self._evicted_at = -1.0
+        # Who holds what is not read, since the longest first.
+        self._stuck: dict[Patient, int] = {}
+
+    def stuck(self, connection: Patient, unread_bytes: int) -> None:
+        """Note that a client does not take what is sent; too much of it, and the oldest go."""
+        self.flows(connection)
+        self._stuck[connection] = unread_bytes
+        self.unread_bytes += unread_bytes
+        while self.unread_bytes > UNREAD_BYTES_MAX and len(self._stuck) > 1:
+            oldest = next(iter(self._stuck))
+            self.flows(oldest)
+            self.timeouts["write"] += 1
+            oldest.time_out("write")
+
+    def flows(self, connection: Patient) -> None:
+        """Note that it does again, or is gone."""
+        self.unread_bytes -= self._stuck.pop(connection, 0)
+        assert self.unread_bytes >= 0
 
     def crowded(self, connections: Collection[Any], newest: Patient) -> TopicsError | None:
         """Make room for the newest of these connections, or say why it is refused."""

@@ -16,10 +16,12 @@ from __future__ import annotations
 from typing import Any, Final
 
 import httptools
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from topics_server.api.heads import (
     Bounds,
     check_fields,
+    check_opening,
     check_size,
     check_target,
     is_host,
@@ -60,6 +62,8 @@ class StrictHttp(JoinedHttp):
     _is_over = False
     # The request being read is the last.
     _is_last = False
+    # The next of the pipeline is begun once the client reads.
+    _is_put_off = False
     _refusal: bytes | None = None
     _raised: TopicsError | None = None
     _has_head = False
@@ -100,7 +104,33 @@ class StrictHttp(JoinedHttp):
     def connection_lost(self, exc: Exception | None) -> None:
         """See `asyncio.Protocol`."""
         super().connection_lost(exc)
+        self.patience.flows(self)
         self._before = None
+
+    def pause_writing(self) -> None:
+        """The client does not read: nothing more is begun for it."""
+        super().pause_writing()
+        transport: Any = self.transport
+        cycle: Any = self.cycle
+        # A stream holds little, and has its own patience.
+        if not getattr(cycle, "response_started", False) or cycle.response_complete:
+            self.patience.stuck(self, transport.get_write_buffer_size())
+
+    def resume_writing(self) -> None:
+        """It does again: go on with what it asked for."""
+        super().resume_writing()
+        self.patience.flows(self)
+        if self._is_put_off:
+            self._is_put_off = False
+            self._start_asgi_task(*self.pipeline.pop())
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        if self.flow.write_paused:
+            self._is_put_off = True
+            self.pipeline.append((cycle, app))
+            self.flow.pause_reading()
+        else:
+            super()._start_asgi_task(cycle, app)
 
     # --- bytes in ---------------------------------------------------------------------------
 
@@ -195,12 +225,8 @@ class StrictHttp(JoinedHttp):
             self._is_last = True
 
     def _check_socket(self) -> None:
-        """Refuse the opening of a WebSocket that is anything else as well."""
-        has_body = self.fields.get(b"content-length", b"0") != b"0"
-        if has_body or b"transfer-encoding" in self.fields:
-            raise invalid("the opening of a WebSocket has no body")
-        if self.parser.get_method() != b"GET" or self.parser.get_http_version() != "1.1":
-            raise invalid("a WebSocket is opened by GET, in HTTP/1.1")
+        """Refuse the opening of a WebSocket that is none, or is not alone."""
+        check_opening(self.parser.get_method(), self.parser.get_http_version(), self.fields)
         if not self._is_idle():
             raise invalid("a WebSocket is opened on a connection of its own")
 

@@ -34,6 +34,7 @@ VERBS: Final = {
     "rm": "Remove a topic and all its records, for good.",
     "verify": "Check a data directory offline; changes nothing.",
     "dump": "Print what a data directory holds, offline; changes nothing.",
+    "repair": "Show what a damaged journal costs; with --accept-loss make it readable again.",
     "config": "Show the server's settings and where each came from.",
     "doctor": "Check settings, directory, disk, limits and clock; says what to do.",
     "health": "Ask whether a server answers; for health checks.",

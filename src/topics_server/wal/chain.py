@@ -97,11 +97,12 @@ class JournalFile:
 
 
 def open_files(
-    fs: Fs, wal_dir: str, *, write: bool
+    fs: Fs, wal_dir: str, *, write: bool, is_whole: bool = True
 ) -> tuple[dict[Key, list[JournalFile]], list[layout.WalName]]:
     """Files by (set, shard), ascending by number, and the names of those never finished.
 
-    Every header is checked and every first group read. Raises `Corrupt`, `StartRefused`.
+    Every header is checked and every first group read; what it opens with is asked of it only if
+    the journal `is_whole`, as far as is known. Raises `Corrupt`, `StartRefused`.
     """
     shards: dict[Key, list[JournalFile]] = {}
     unfinished: list[layout.WalName] = []
@@ -123,7 +124,7 @@ def open_files(
             raise Corrupt(f"the header says {layout.wal_file(found.name)}", path)
         first = found.scan(FILE_HEADER_BYTES, one=True)
         found.first = first.groups[0] if first.groups else None
-        if found.first is not None and found.first.opening is None:
+        if is_whole and found.first is not None and found.first.opening is None:
             raise Corrupt("the first group does not say which file it continues", path)
         shards.setdefault((name.wal_set, name.shard), []).append(found)
     return shards, unfinished

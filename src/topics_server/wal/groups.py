@@ -209,6 +209,16 @@ def _group_length_at(buffer: bytes, offset: int, position: int, file_bytes: int)
     return length, ""
 
 
+def group_bounds(
+    buffer: bytes, offset: int, position: int, file_bytes: int
+) -> tuple[int, int] | None:
+    """(length, frame count) of a plausible header, whatever its checksum; None if it is none."""
+    if len(buffer) - offset < GROUP_HEADER_BYTES:
+        return None
+    length, _ = _group_length_at(buffer, offset, position, file_bytes)
+    return (length, _GROUP_FULL.unpack_from(buffer, offset)[2]) if length else None
+
+
 def _checked_group(
     buffer: bytes, offset: int, length: int, position: int, file_id: int
 ) -> Group | None:

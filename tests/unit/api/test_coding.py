@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gzip
+import random
+import tracemalloc
 
 import pytest
 
@@ -90,3 +92,56 @@ def test_bytes_that_are_no_whole_gzip_are_refused(packed: bytes) -> None:
     with pytest.raises(TopicsError) as refused:
         inflate(packed, 1_000_000)
     assert refused.value.code is Code.INVALID_REQUEST
+
+
+MEMBERS = b"".join(gzip.compress(bytes([number]) * 1000, 1) for number in range(10))
+
+
+@pytest.mark.parametrize(
+    "packed",
+    [
+        gzip.compress(b"x" * 100_000, 9),
+        gzip.compress(b"x" * 100_000, 0),
+        gzip.compress(random.Random(1).randbytes(100_000)),
+        gzip.compress(b"a" * 50_000) + gzip.compress(b"") + gzip.compress(b"b" * 50_000),
+        *(gzip.compress(b"") * count + gzip.compress(b"x" * 100_000) for count in (1, 999)),
+    ],
+)
+def test_a_body_of_exactly_the_limit_is_taken_and_no_byte_more(packed: bytes) -> None:
+    assert inflate(packed, 100_000) == gzip.decompress(packed)
+    with pytest.raises(TopicsError) as caught:
+        inflate(packed, 99_999)
+    assert caught.value.code is Code.PAYLOAD_TOO_LARGE
+    assert caught.value.detail == {"limit": "max_body_bytes", "max": 99_999}
+
+
+def test_members_are_read_one_behind_the_other_and_bounded() -> None:
+    assert inflate(MEMBERS, 10_000) == gzip.decompress(MEMBERS)
+    with pytest.raises(TopicsError) as caught:
+        inflate(gzip.compress(b"") * 1001, 10_000)
+    assert caught.value.code is Code.INVALID_REQUEST
+
+
+@pytest.mark.parametrize("cut", [1, 5, 10, 18, 25, 100, len(MEMBERS) - 1])
+def test_a_body_that_is_cut_is_refused(cut: int) -> None:
+    with pytest.raises(TopicsError) as caught:
+        inflate(MEMBERS[:cut], 10_000)
+    assert caught.value.code is Code.INVALID_REQUEST
+
+
+def test_a_bomb_is_never_built() -> None:
+    bomb = gzip.compress(b"\0" * 200_000_000, 9)
+    tracemalloc.start()
+    try:
+        with pytest.raises(TopicsError) as caught:
+            inflate(bomb, 1_000_000)
+        assert tracemalloc.get_traced_memory()[1] < 5_000_000
+    finally:
+        tracemalloc.stop()
+    assert caught.value.code is Code.PAYLOAD_TOO_LARGE
+
+
+def test_bytes_behind_the_last_member_are_refused() -> None:
+    with pytest.raises(TopicsError) as caught:
+        inflate(MEMBERS + b"more", 1_000_000)
+    assert caught.value.code is Code.INVALID_REQUEST

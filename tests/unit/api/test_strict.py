@@ -320,6 +320,40 @@ async def test_connections_over_the_cap_make_the_idle_leave_or_are_refused() -> 
     protocol.connection_lost(None)
 
 
+async def test_nothing_is_begun_for_a_client_that_does_not_read() -> None:
+    protocol, wire, _ = await connected()
+    protocol.pause_writing()
+    protocol.data_received(GET + GET)
+    await turns()
+    assert not wire.pieces
+    protocol.resume_writing()
+    await turns(20)
+    assert b"".join(wire.pieces).count(b"HTTP/1.1 200 ") == 2
+    protocol.pause_writing()
+    protocol.data_received(GET)
+    protocol.connection_lost(None)
+    assert not protocol.pipeline
+
+
+async def test_of_all_that_is_not_read_the_oldest_goes() -> None:
+    side = Side(HttpConnection)
+    patience = side.state.patience
+    held = []
+    for size in (100, 120, 30, 10):
+        protocol, wire = side.connect()
+        wire.unsent = size * 2**20
+        protocol.pause_writing()
+        held.append((protocol, wire))
+    assert [wire.aborted for _, wire in held] == [True, False, False, False]
+    assert patience.unread_bytes == 160 * 2**20
+    assert patience.timeouts["write"] == 1
+    held[1][0].resume_writing()
+    assert patience.unread_bytes == 40 * 2**20
+    for protocol, _ in held:
+        protocol.connection_lost(None)
+    assert patience.unread_bytes == 0
+
+
 async def test_all_connections_are_looked_at() -> None:
     patience = Patience(waits=WAITS)
     ended: list[tuple[int, str]] = []
