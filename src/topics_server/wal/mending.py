@@ -104,6 +104,8 @@ class Survey(msgspec.Struct):
     jumps: list[tuple[TopicPut, int]] = []
     last_lsn: int = 0
     ends: dict[Key, tuple[int, Opening, int]] = {}
+    # Whether an unproven tail counts as damaged too.
+    is_suspicious: bool = False
     torn: list[tuple[str, int, int]] = []
 
 
@@ -118,8 +120,18 @@ class _Known(msgspec.Struct):
 
 def survey(fs: Fs, data_dir: str, mark: FormatMark, image: SnapshotImage | None) -> Survey:
     """*Blocking.* Look, change nothing. Raises `StorageError` for damage that cannot be mended."""
+    found = _survey(fs, data_dir, mark, image, is_suspicious=False)
+    if found.regions and found.torn:
+        # Bytes were changed here: what looks like an unfinished write may have been acknowledged.
+        return _survey(fs, data_dir, mark, image, is_suspicious=True)
+    return found
+
+
+def _survey(
+    fs: Fs, data_dir: str, mark: FormatMark, image: SnapshotImage | None, *, is_suspicious: bool
+) -> Survey:
     wal_dir = layout.join(data_dir, layout.WAL)
-    found = Survey(last_lsn=image.last_lsn if image else 0)
+    found = Survey(last_lsn=image.last_lsn if image else 0, is_suspicious=is_suspicious)
     start_lsn = image.start_lsn if image else 0
     synced_lsn = max(found.last_lsn, start_lsn - 1)
     shards, _ = open_files(fs, wal_dir, write=False, is_whole=False)
@@ -185,7 +197,8 @@ def _shard(
         regions: list[Region] = []
         for at, group in enumerate(groups):
             if group.position > position:
-                if is_last and not _is_proven(groups[at:], position, synced_lsn):
+                is_proven = found.is_suspicious or _is_proven(groups[at:], position, synced_lsn)
+                if is_last and not is_proven:
                     break  # torn: recovery's own business
                 regions.append(_region(each, key, position, group.position, last_lsn))
                 last_lsn = regions[-1].fill_lsn
@@ -203,7 +216,9 @@ def _shard(
             end = follower.previous_end
         elif not is_last:
             end = _aligned(each.dirty_end(position))
-        elif claimed > last_lsn and claimed > synced_lsn:
+        elif (found.is_suspicious and each.dirty_end(position) > position) or (
+            claimed > last_lsn and claimed > synced_lsn
+        ):
             end = max(_aligned(each.dirty_end(position)), position + _LEAST_BYTES)
         if end > position:
             region = _region(each, key, position, end, last_lsn)
