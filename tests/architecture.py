@@ -585,7 +585,13 @@ API = {
     # What every answer is counted and told to; a line in each of the two ways of a request.
     "api.observing": driver(),
     "api.figures": driver(
-        "api.patience", "api.fanout", "api.keys", "api.state", "api.visible", "engine.answers"
+        "api.fanout",
+        "api.keys",
+        "api.patience",
+        "api.state",
+        "api.visible",
+        "engine.answers",
+        "engine.throttle",
     ),
     "api.probes": driver(
         "api.figures",

@@ -196,10 +196,10 @@ def test_a_socket_of_the_same_origin_or_of_none_opens(
     """S: scripts send none; a page served under this very host is at home. [S-88]"""
     for server in (api, open_api):
         assert _shake(server).startswith(b"HTTP/1.1 101 ")
-        assert _shake(server, "Origin: http://contract").startswith(b"HTTP/1.1 101 ")
+        assert _shake(server, "Origin: http://localhost").startswith(b"HTTP/1.1 101 ")
         ws = clients.ws(server, origin=server.url)
         assert ws.ask(op="ping")["op"] == "pong"
-        for other in ("http://contract:81", "http://contract.evil", LISTED[0] + "x", "null"):
+        for other in ("http://localhost:81", "http://localhost.evil", LISTED[0] + "x", "null"):
             assert _shake(server, f"Origin: {other}").startswith(b"HTTP/1.1 403 ")
 
 

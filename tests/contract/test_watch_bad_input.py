@@ -517,7 +517,7 @@ def test_a_handshake_by_another_method_or_protocol_is_refused_in_the_envelope(
     api: Api, start: str
 ) -> None:
     """RFC 6455: a handshake is a GET of HTTP/1.1. [7-ws-12]"""
-    head = [start, "Host: contract", *HANDSHAKES["an old version"][:2]]
+    head = [start, "Host: localhost", *HANDSHAKES["an old version"][:2]]
     head += ["Sec-WebSocket-Version: 13", "Sec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA=="]
     answer = exchange(api.url, "\r\n".join([*head, "", ""]).encode())
     assert answer.status in (400, 405)

@@ -13,7 +13,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-HEAD: Final = b"POST /v0/topics/honest HTTP/1.1\r\nHost: h\r\nContent-Type: application/json\r\n"
+HEAD: Final = (
+    b"POST /v0/topics/honest HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+)
 _TICK_S: Final = 0.5
 
 
@@ -125,6 +127,8 @@ class Honest:
         self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def __enter__(self) -> Honest:
+        # A connection that was used is waited for longer than one that never was.
+        self.append(1, 0.0)
         return self
 
     def __exit__(self, *_: object) -> None:

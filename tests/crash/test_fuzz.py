@@ -36,7 +36,12 @@ def count(request: pytest.FixtureRequest) -> int:
 def server(tmp_path: Path) -> Iterator[Server]:
     made = Server(
         tmp_path / "server",
-        {"TOPICS_MAX_BODY_BYTES": "100000", "TOPICS_MAX_TOPICS": "200", "TOPICS_MAX_ROUTERS": "50"},
+        {
+            "TOPICS_MAX_BODY_BYTES": "100000",
+            "TOPICS_MAX_TOPICS": "200",
+            "TOPICS_MAX_ROUTERS": "50",
+            "TOPICS_ALLOWED_HOSTS": "h,other",
+        },
     )
     made.start()
     try:

@@ -153,11 +153,12 @@ def test_a_flood_leaves_files_for_the_store(tmp_path: Path) -> None:
     made.start()
     try:
         made.api.put("honest")
-        with Honest(port_of(made)) as honest:
-            honest.append(1, 0.0)
-            with Crowd(port_of(made), 300, silence, comes_again=True):
-                honest.append(299, 0.002)
-                assert open_sockets(made) < 200
+        with (
+            Honest(port_of(made)) as honest,
+            Crowd(port_of(made), 300, silence, comes_again=True),
+        ):
+            honest.append(299, 0.002)
+            assert open_sockets(made) < 200
         eventually(lambda: open_sockets(made) < 20, "all are closed", 60)
         assert made.api.get_state("honest")["head_seq"] == 300
         sealed = made.data_dir.glob("segments/*/*.data")

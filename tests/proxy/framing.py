@@ -165,7 +165,10 @@ def settled_lines(raw: Raw, before: int) -> list[dict[str, object]]:
 @contextlib.contextmanager
 def running(nginx_path: str, folder: Path) -> Iterator[tuple[Server, Raw]]:
     """A server with small limits, and the nginx before it."""
-    server = Server(folder / "server", {"TOPICS_MAX_BODY_BYTES": "65536"})
+    server = Server(
+        folder / "server",
+        {"TOPICS_MAX_BODY_BYTES": "65536", "TOPICS_ALLOWED_HOSTS": "h,other,localhost"},
+    )
     server.start()
     raw = Raw(folder / "nginx", lasting_port(), lasting_port())
     raw.raw_port = lasting_port()

@@ -20,11 +20,13 @@ from topics_server.api.state import Routers, ServerState, Store
 from topics_server.api.visible import list_topics
 from topics_server.clock import monotonic_ms
 from topics_server.engine.answers import TopicState
+from topics_server.engine.throttle import Throttle
 from topics_server.metrics import (
     ROUTERS_SHOWN_MAX,
     TOPICS_SHOWN_MAX,
     ConnectionFacts,
     Facts,
+    PressureFacts,
     QueueFacts,
     RouterFacts,
     RoutersFacts,
@@ -60,6 +62,7 @@ async def facts_of(state: ServerState, version: str, caller: Caller = EVERYBODY)
         watchers=None if fanout is None else await _watch_facts(fanout),
         disk=None if state.disk is None or store is None else await asyncio.to_thread(state.disk),
         recovery=state.recovery,
+        pressure=None if store is None else _pressure_facts(state.throttle),
         log_lines_dropped=_asked(state.log_lines_dropped),
     )
 
@@ -67,6 +70,20 @@ async def facts_of(state: ServerState, version: str, caller: Caller = EVERYBODY)
 def _connection_facts(patience: Patience) -> ConnectionFacts:
     return ConnectionFacts(
         patience.open, patience.most, dict(patience.timeouts), patience.evicted, patience.refused
+    )
+
+
+def _pressure_facts(throttle: Throttle) -> PressureFacts:
+    parking = throttle.parking
+    return PressureFacts(
+        loop_lag_ms=throttle.lag_ms,
+        backlog_bytes=throttle.backlog_bytes,
+        pressure=throttle.pressure,
+        waiting=parking.waiting,
+        waiting_bytes=parking.held_bytes,
+        parked=throttle.parked_total,
+        throttled=dict(throttle.throttled_total),
+        threshold=throttle.threshold,
     )
 
 

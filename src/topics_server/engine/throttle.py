@@ -127,6 +127,11 @@ class Throttle:
                 self.is_active = False
 
     @property
+    def backlog_bytes(self) -> int:
+        """Bytes on their way to the disk, of the shard that has most."""
+        return self._backlog_bytes()
+
+    @property
     def pressure(self) -> float:
         """How near those that wait are to being refused: 0 nobody waits, 1 some are."""
         if not len(self.parking):
