@@ -29,7 +29,7 @@ ENV: Final = {
     "TOPICS_CHECKPOINT_INTERVAL_MS": "86400000",
     "TOPICS_WAL_FSYNC_INTERVAL_MS": "20",
 }
-SEEDS: Final = (*range(6), 134)
+SEEDS: Final = range(5)
 
 
 class Store(NamedTuple):
@@ -62,6 +62,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
 
 def run_repair(data: Path, *words: str) -> tuple[int, Any, str]:
     ran = CliRunner().invoke(repair, [str(data), "--json", *words])
+    assert ran.exception is None or isinstance(ran.exception, SystemExit), repr(ran.exception)
     lines = [line for line in ran.output.splitlines() if line.startswith("{")]
     return ran.exit_code, json.loads(lines[0]) if lines else None, ran.output
 
@@ -127,6 +128,9 @@ def test_what_is_left_is_right_and_what_is_gone_was_reported(
     assert image_of(data) == before, "looking changes nothing"
     if code == 0:
         return  # in the last bytes, which nothing proves to have been synced: recovery cuts them
+    if shown is None:
+        assert output.strip(), "a refusal says why"
+        return
     assert shown["regions"], output
     if seed < 2:
         assert "cannot start" in server.refusal()

@@ -31,7 +31,7 @@ from topics_server.entries import (
     TopicDropped,
     TopicPut,
 )
-from topics_server.errors import Corrupt, StartRefused, TopicsError
+from topics_server.errors import StartRefused, StorageError, TopicsError
 from topics_server.handoff import EPOCHS_PART, SnapshotImage
 from topics_server.limits import HEAD_RESERVE_SEQS, PAGE_SCAN_SLOTS_MAX
 from topics_server.wal import layout
@@ -62,6 +62,11 @@ SET_ASIDE: Final = "set-aside"
 # The smallest record of a body, with its comma: {"data":1},
 _RECORD_BYTES_MIN: Final = 11
 _NO_TOPIC: Final = 0
+# What decoders say of bytes that were changed: here they are read without a checksum that holds.
+_UNREADABLE: Final = (
+    *(TopicsError, StorageError, msgspec.MsgspecError),
+    *(ValueError, TypeError, OverflowError, AssertionError, RecursionError),
+)
 _LEAST_BYTES: Final = GROUP_HEADER_BYTES + FRAME_HEADER_BYTES + 4
 
 
@@ -270,7 +275,7 @@ def _read(region: Region, each: JournalFile) -> None:
         try:
             inside = offset + GROUP_HEADER_BYTES, offset + length
             _, of_group = decode_frames(raw, *inside, count, region.start + offset)
-        except Corrupt:
+        except _UNREADABLE:
             return
         entries += of_group
         offset += length
@@ -361,7 +366,7 @@ def _claims(known: dict[int, _Known], region: Region) -> dict[int, int | None] |
             return None
         try:
             is_right = decode_append(entry.body, entry.grammar).count == entry.count
-        except TopicsError:
+        except _UNREADABLE:
             is_right = False
         if not is_right:
             return None
