@@ -33,6 +33,7 @@ class Seen:
     count: int
     config: TopicConfig
     now_ms: int
+    producers: dict[str, tuple[int, int, int, int]]
 
 
 async def look(store: Store, name: str, clock: FakeClock) -> Seen | None:
@@ -90,6 +91,10 @@ async def _look_once(store: Store, name: str, now_ms: int) -> Seen | None:
                 state.count,
                 state.config,
                 now_ms,
+                {
+                    producer: (last.epoch, last.seq, last.first_seq, last.count)
+                    for producer, last in store.topic(name).producers.known.items()
+                },
             )
         assert page.next_from_seq > cursor, f"{name}: a page that does not move"
         cursor = page.next_from_seq
@@ -115,6 +120,8 @@ def differs(plain: Plain, seen: Seen | None, *, may_jump: bool) -> str | None:
         return f"head {seen.head}, not {plain.head}"
     if jumped and not covers(seen.gaps, plain.head + 1, seen.head):
         return f"seqs {plain.head + 1}..{seen.head} are missing in silence"
+    if seen.producers != plain.producers:
+        return f"producers {seen.producers}, not {plain.producers}"
     if seen.count != len(seen.records):
         return f"count {seen.count}, but {len(seen.records)} records are read"
     return _records_differ(plain, seen) or _gaps_differ(plain, seen)
@@ -301,6 +308,7 @@ def _lose(plain: Plain) -> None:
     plain.holes += [(seq, seq) for seq in plain.records]
     plain.records.clear()
     plain.keys.clear()
+    plain.producers.clear()
     plain.lazy = False
     plain.vague_below = plain.head + 1
 

@@ -10,7 +10,7 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from topics_server.model import Discard, Durability, TagMatch, TopicConfig
+from topics_server.model import Discard, Durability, ProducerStamp, TagMatch, TopicConfig
 
 FRAMING_BYTES = 24
 
@@ -41,6 +41,7 @@ class Append:
     now_ms: int = 0
     max_ms: int = 0
     creates: TopicConfig | None = None
+    producer: ProducerStamp | None = None
 
 
 @dataclass(slots=True)
@@ -82,6 +83,7 @@ class Plain:
     been past their TTL at some time (the clock may have been set back since). `maybe_gone`: hit by
     a delete that a power loss took from the journal; a flag in a segment may have been quicker.
     `vague_below`: seqs of an ephemeral topic that a restart took, told whether deleted or not.
+    `producers`: by id, epoch and seq of the last request, first seq and count of its records.
     """
 
     exists: bool = False
@@ -92,6 +94,7 @@ class Plain:
     last_ts: int = 0
     holes: list[tuple[int, int]] = field(default_factory=list)
     keys: dict[str, tuple[int, int, int]] = field(default_factory=dict)
+    producers: dict[str, tuple[int, int, int, int]] = field(default_factory=dict)
     lazy: bool = False
     hidden_below: int = 1
     maybe_gone: frozenset[int] = frozenset()
@@ -100,7 +103,11 @@ class Plain:
     def copy(self) -> Plain:
         """Another one that can be changed."""
         return dataclasses.replace(
-            self, records=dict(self.records), holes=list(self.holes), keys=dict(self.keys)
+            self,
+            records=dict(self.records),
+            holes=list(self.holes),
+            keys=dict(self.keys),
+            producers=dict(self.producers),
         )
 
     def apply(self, step: Step) -> Answer:
@@ -120,12 +127,17 @@ class Plain:
                 return ("dropped", existed)
 
     def _append(self, step: Append) -> Answer:
+        if step.producer is not None:
+            told = self._judge(step.producer)
+            if told is not None:
+                return told
         if not self.exists:
             self.exists = True
             self.config = step.creates or TopicConfig()
         window_ms = self.config.idempotency_window_ms
         known = self.keys.get(step.key) if step.key is not None else None
         if known is not None and step.now_ms - known[2] < window_ms:
+            self._move(step.producer, known[0], known[1])
             return ("deduped", known[0], known[1])
         self.expire(step.max_ms)
         added = len(step.records)
@@ -141,7 +153,26 @@ class Plain:
         self.evict()
         if step.key is not None:
             self.keys[step.key] = (first, added, ts)
+        self._move(step.producer, first, added)
         return ("appended", first, added)
+
+    def _judge(self, stamp: ProducerStamp) -> Answer | None:
+        """What a producer's request is answered, unless it is that producer's next."""
+        last = self.producers.get(stamp.producer_id)
+        if last is None:
+            return None if stamp.seq == 0 else ("gap", 0)
+        epoch, seq, first, count = last
+        if stamp.epoch < epoch:
+            return ("fenced", epoch)
+        if stamp.epoch > epoch:
+            return None if stamp.seq == 0 else ("no beginning",)
+        if stamp.seq > seq:
+            return None if stamp.seq == seq + 1 else ("gap", seq + 1)
+        return ("repeated", epoch, seq, *((first, count) if stamp.seq == seq else ()))
+
+    def _move(self, stamp: ProducerStamp | None, first: int, count: int) -> None:
+        if stamp is not None:
+            self.producers[stamp.producer_id] = (stamp.epoch, stamp.seq, first, count)
 
     def _is_over(self, new: list[Rec]) -> bool:
         config = self.config

@@ -21,10 +21,17 @@ from tests.storage.fake_disk import Fault, Op, SimulatedCrash
 from topics_server.appends import decode_append
 from topics_server.engine.store import Store
 from topics_server.errors import Code, StorageError, TopicsError
-from topics_server.model import Discard, Durability, TagMatch, TopicConfig
+from topics_server.model import Discard, Durability, ProducerStamp, TagMatch, TopicConfig
 
 TTL_MS: Final = 60_000
 _DURABLE: Final = (Durability.FSYNC, Durability.DISK, Durability.MEMORY)
+_PRODUCERS_CODES: Final = (
+    Code.PRODUCER_FENCED,
+    Code.PRODUCER_SEQ_CONFLICT,
+    Code.INVALID_REQUEST,
+)
+# What a producer is told of a request that changed nothing.
+_REFUSALS: Final = ("fenced", "gap", "no beginning", "repeated")
 _FAULTS: Final[tuple[tuple[Op, Fault], ...]] = (
     ("write", "eio"),
     ("write", "enospc"),
@@ -256,7 +263,24 @@ class Simulation:
         elif rng.random() < 0.4:
             key = f"k{self._next_id()}"
         records = [self._record() for _ in range(rng.choice((1, 1, 1, 2, 5, 11)))]
-        return Append(records, key, rng.random() < 0.5)
+        in_header = rng.random() < 0.5
+        return Append(records, key, in_header, producer=self._producer(track))
+
+    def _producer(self, track: Track) -> ProducerStamp | None:
+        """Now and then a request of one of two producers: mostly the next, else anything near."""
+        rng = self.rng
+        if rng.random() < 0.6:
+            return None
+        producer = rng.choice("pq")
+        last = track.live.producers.get(producer)
+        if last is None:
+            return ProducerStamp(producer, rng.choice((0, 0, 3)), rng.choice((0, 0, 0, 2)))
+        epoch, seq = last[:2]
+        stamps = ((epoch, seq + 1),) * 4 + (
+            *((epoch, seq), (epoch, max(0, seq - 1)), (epoch, seq + 2)),
+            *((epoch + 1, 0), (epoch + 1, 1), (max(0, epoch - 1), 0)),
+        )
+        return ProducerStamp(producer, *rng.choice(stamps))
 
     def _record(self) -> Rec:
         rng = self.rng
@@ -301,7 +325,7 @@ class Simulation:
         await asyncio.gather(*(self._call(track, entry) for entry in entries))
         if any(entry.answer is None for entry in entries):
             # Those that were refused by the disk took room while they were under way.
-            for entry in [entry for entry in entries if entry.answer == ("full",)]:
+            for entry in [entry for entry in entries if _is_judged(entry)]:
                 track.entries.remove(entry)
                 entries.remove(entry)
         for entry in entries:
@@ -318,6 +342,8 @@ class Simulation:
         except TopicsError as error:
             if error.code is Code.TOPIC_FULL:
                 entry.answer = ("full",)
+            elif error.code in _PRODUCERS_CODES:
+                entry.answer = _refusal_of(error)
             elif error.code is Code.THROTTLED:
                 # Nothing of it was stored, and nothing ever may be.
                 track.entries.remove(entry)
@@ -354,8 +380,17 @@ class Simulation:
         body = body_of(step)
         key = step.key if step.in_header else None
         found = await self._store().append(
-            name, body, decode_append(body), header_key=key, config=step.creates
+            name,
+            body,
+            decode_append(body),
+            header_key=key,
+            config=step.creates,
+            producer=step.producer,
         )
+        repeat = found.repeat
+        if repeat is not None:
+            where = (found.first_seq, found.last_seq - found.first_seq + 1)
+            return ("repeated", repeat.epoch, repeat.seq, *(where if repeat.is_last else ()))
         count = found.last_seq - found.first_seq + 1
         return ("deduped" if found.deduped else "appended", found.first_seq, count)
 
@@ -376,8 +411,24 @@ def _is_fact(track: Track, entry: Entry) -> bool:
     step = entry.step
     if isinstance(step, Put):
         return not track.live.exists or step.config != track.live.config
+    if entry.answer[0] == "deduped":
+        return isinstance(step, Append) and step.producer is not None
     nothing = (("deleted", 0), ("dropped", False), ("full",))
-    return entry.answer[0] != "deduped" and entry.answer not in nothing
+    return entry.answer[0] not in _REFUSALS and entry.answer not in nothing
+
+
+def _is_judged(entry: Entry) -> bool:
+    """Whether it was refused for what is there or under way."""
+    return entry.answer is not None and entry.answer[0] in ("full", *_REFUSALS)
+
+
+def _refusal_of(error: TopicsError) -> Answer:
+    if error.code is Code.PRODUCER_FENCED:
+        return ("fenced", error.detail["epoch"])
+    if error.code is Code.PRODUCER_SEQ_CONFLICT:
+        return ("gap", error.detail["expected_seq"])
+    assert error.detail == {"field": "Producer-Seq"}, error.message
+    return ("no beginning",)
 
 
 def body_of(step: Append) -> bytes:

@@ -591,6 +591,8 @@ class Topic:
                 log.jump_head(self.ceiling_seq, LossReason.RESTART)
             if log.live_count:
                 log.lose_all(LossReason.RESTART)
+            # Who appended what goes with it.
+            self.keys, self.producers = KeyMemory(), Producers()
         elif not (clean_stop or same_boot or self.config.durability is Durability.FSYNC):
             log.jump_head(self.ceiling_seq, LossReason.DAMAGED)
         moved = (log.head_seq, log.live_count) != before
