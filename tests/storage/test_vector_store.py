@@ -42,7 +42,7 @@ def problems(folder: Path) -> list[str]:
 
 
 def test_there_is_a_vector_of_every_format_that_was_released() -> None:
-    assert NAMES == ["store-v1", "store-v2", "store-v3", "store-v4"]
+    assert NAMES == ["store-v1", "store-v2", "store-v3", "store-v4", "store-v5"]
 
 
 def test_a_golden_directory_verifies_clean(stored: Expected, tmp_path: Path) -> None:
@@ -99,6 +99,18 @@ async def test_stored_keys_still_answer_a_retry(stored: Expected, tmp_path: Path
             answer = await http.post(target, json=retry["body"], headers=retry["headers"])
             assert answer.json()["deduped"] is True, retry
             assert answer.json()["seqs"] == retry["seqs"], retry
+
+
+@pytest.mark.anyio
+async def test_stored_producers_are_where_they_were(stored: Expected, tmp_path: Path) -> None:
+    for _ in range(2):
+        async with opened(tmp_path, stored) as http:
+            for asked in stored.producers:
+                target, body = f"/v0/topics/{asked['topic']}", {"records": [{"data": "again"}]}
+                answer = await http.post(target, json=body, headers=asked["headers"])
+                assert answer.status_code == asked["status"], asked
+                for name, value in asked["told"].items():
+                    assert answer.headers[name] == value, asked
 
 
 @pytest.mark.anyio

@@ -1,6 +1,6 @@
 """Makes a golden data directory: a real server is driven over HTTP, killed twice, and copied.
 
-    .venv/bin/python -m tests.vectors.make_store store-v4
+    .venv/bin/python -m tests.vectors.make_store store-v5
 
 Vectors are never made again, only added: what a released server once wrote must be readable for
 ever, and a vector that is regenerated proves nothing. An existing folder is therefore refused.
@@ -13,7 +13,8 @@ snapshot has, one that it has and that was moved since, one of the journal's tai
 leases, durable and soft, in a snapshot and in the journal; jobs that were given back, extended,
 acked and delayed; dead letters with their marks (v3 itself has no sessions). From v4 on routers: a
 fan, a chain, a filter with stamps, a queue; copies in segments, snapshots and the journal, with
-payloads and without; what a source had lost; routers changed, removed, gone with their topic.
+payloads and without; what a source had lost; routers changed, removed, gone with their topic. From
+v5 on producers: in a snapshot, in the journal, moved without records by a key.
 """
 
 from __future__ import annotations
@@ -208,6 +209,45 @@ def last_routers(api: Api) -> None:
     settled(api, "r-short->r-full")
 
 
+def produce(api: Api, topic: str, producer: str, epoch: int, seq: int, **fields: object) -> None:
+    """One request of a producer, accepted."""
+    headers = producer_headers(producer, epoch, seq)
+    post(api, topic, json.dumps({"records": orders(400 + seq, 2), **fields}).encode(), **headers)
+
+
+def producer_headers(producer: str, epoch: int, seq: int) -> dict[str, str]:
+    """All three."""
+    numbers = {"Producer-Epoch": str(epoch), "Producer-Seq": str(seq)}
+    return {"Producer-Id": producer, **numbers}
+
+
+def last_producers(api: Api) -> list[dict[str, Any]]:
+    """More requests for the journal's tail; what a reader of the vector is to ask, and hear."""
+    asked: list[dict[str, Any]] = []
+    for topic in ("fsync", "disk", "memory"):
+        produce(api, topic, "tail", 4, 0)
+        produce(api, topic, "tail", 4, 1)
+        produce(api, topic, "moved", 1, 0, idempotency_key=f"moved-{topic}")
+        produce(api, topic, "moved", 2, 0, idempotency_key=f"moved-{topic}")
+        for producer, epoch, seq, status in (
+            *(("kept", 2, 2, 204), ("kept", 2, 0, 204), ("kept", 1, 3, 403), ("kept", 2, 4, 409)),
+            *(("tail", 4, 1, 204), ("tail", 3, 0, 403), ("tail", 4, 3, 409)),
+            *(("moved", 2, 0, 204), ("moved", 1, 1, 403), ("moved", 2, 2, 409)),
+            ("nobody", 0, 1, 409),
+        ):
+            headers = producer_headers(producer, epoch, seq)
+            body = {"records": [{"data": "again"}]}
+            answer = api.http.post(f"/v0/topics/{topic}", json=body, headers=headers)
+            assert answer.status_code == status, (headers, answer.text)
+            told = {
+                name: value
+                for name, value in answer.headers.items()
+                if name.startswith(("producer-", "topic-"))
+            }
+            asked.append({"topic": topic, "headers": headers, "status": status, "told": told})
+    return asked
+
+
 def first_run(api: Api, cold: Path) -> None:
     """Sealed history: hot and cold segments, flags, floors, names that come and go."""
     for durability in CLASSES:
@@ -215,6 +255,8 @@ def first_run(api: Api, cold: Path) -> None:
         for start in range(0, 200, 25):
             good(api.append(durability, orders(start, 25)))
         post(api, durability, ODD_BODY)
+        for epoch, seq in ((1, 0), (2, 0), (2, 1), (2, 2)):
+            produce(api, durability, "kept", epoch, seq)
     good(api.put("capped", {"cap_records": 30}))
     good(api.put("expired", {"ttl_ms": 300}))
     good(api.put("work", {"type": "queue", "max_deliveries": 3, "lease_ms": 5000}))
@@ -328,6 +370,7 @@ def make(name: str) -> None:
         server.env = {**ENVIRONMENT, "TOPICS_COLD_DIR": str(folder / "cold")}
         api = server.start()
         retries, deletes = last_run(api)
+        producers = last_producers(api)
         late = watch(api, 3)
         sessions = {kept: dict.fromkeys(WATCHED, 1), late: dict.fromkeys(WATCHED, 3)}
         sessions[moved] = follow(api, moved)
@@ -343,7 +386,17 @@ def make(name: str) -> None:
         absent = ["gone", "dropped-late", "r-going"]
         note = "written by tests/vectors/make_store.py; never to be made again"
         expected = Expected(
-            note, seen_ms, ENVIRONMENT, topics, absent, retries, deletes, sessions, queues, routers
+            note,
+            seen_ms,
+            ENVIRONMENT,
+            topics,
+            absent,
+            retries,
+            deletes,
+            sessions,
+            queues,
+            routers,
+            producers,
         )
         # Only a start can say what is told of records that were never on disk.
         after, queues_after = asyncio.run(answers_of_copy(folder, expected, names))

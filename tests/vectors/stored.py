@@ -40,7 +40,7 @@ class Expected(msgspec.Struct):
     `retries` and `deletes`: requests whose answers only the stored keys, tags and flags can give.
     `sessions`: by wid, the seq up to which each topic was told.
     `queues`: by name, see `read_queue`; none in vectors from before there were leases. `routers`:
-    by name, see `router_of`.
+    by name, see `router_of`. `producers`: requests that are repeats or refused, and what is told.
     """
 
     note: str
@@ -53,6 +53,7 @@ class Expected(msgspec.Struct):
     sessions: dict[str, dict[str, int]] = {}
     queues: dict[str, Any] = {}
     routers: dict[str, Any] = {}
+    producers: list[dict[str, Any]] = []
 
 
 class _Page(msgspec.Struct):
@@ -94,7 +95,7 @@ async def opened(
     """A node on `folder/data` and `folder/cold`, spoken to in-process; closed cleanly."""
     async with node_of(folder, expected, boot_id) as node:
         transport = httpx.ASGITransport(app=build_app(node.state), raise_app_exceptions=True)
-        async with httpx.AsyncClient(transport=transport, base_url="http://vector") as http:
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
             yield http
 
 
