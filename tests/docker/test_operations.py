@@ -105,3 +105,16 @@ def test_a_copy_of_a_stopped_directory_is_the_same_store(tmp_path: Path) -> None
     assert {name: api.get_state(name)["head_seq"] for name in heads} == heads
     assert api.add("events", "next")["seqs"] == [heads["events"] + 1]
     copy.stop()
+
+
+def test_the_operations_document_says_how_to_be_safe() -> None:
+    """§12 [12-05]"""
+    said = " ".join((ROOT / "docs" / "OPERATIONS.md").read_text().split())
+    for word in (
+        "put TLS in front",
+        "the fewest scopes and prefixes it needs",
+        "never set `TOPICS_ALLOW_INSECURE_NO_AUTH` outside a private network",
+        "Caps (`TOPICS_MAX_*`)",
+        "every payload in the clear",
+    ):
+        assert word in said, word
