@@ -210,6 +210,8 @@ class Shard:
                 self._write_here(self._take())
             elif self._job is not None:
                 return
+            elif self._may_sync_first():
+                self._start(Job(sync=True))
             elif self._queue:
                 group = self._take()
                 sync = group.sync_from_lsn is not None or self._wants_sync()
@@ -225,6 +227,20 @@ class Shard:
 
     def _wants_sync(self) -> bool:
         return self._sync_wanted or self._sync_from_lsn is not None
+
+    def _may_sync_first(self) -> bool:
+        """Whether a sync is due that nobody waits for, also of those in the queue.
+
+        The loop writes beside it: a group in the same job would be told only with the sync.
+        """
+        return (
+            self._writes_beside_syncs
+            and self._sync_wanted
+            and self._sync_from_lsn is None
+            and not self._waiters
+            and self.state is State.OPEN
+            and not any(frame.sync for frame in self._queue)
+        )
 
     def _is_half_dirty(self) -> bool:
         """Whether to sync ahead of time, so that the loop may go on writing."""
