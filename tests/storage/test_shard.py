@@ -453,6 +453,27 @@ def test_what_wants_a_sync_is_not_covered_by_the_one_under_way() -> None:
     life.close()
 
 
+@pytest.mark.parametrize("wants_sync", [False, True])
+def test_what_is_queued_when_a_sync_falls_due_is_written_beside_it(wants_sync: bool) -> None:
+    """It is told when it is written, unless it waits for a sync itself."""
+    life = Life(new_disk(1), shards=1, turns=lambda: 20, sync_interval_ms=60_000)
+    life.recover()
+    life.settle()
+    shard = life.journal.shards[0]
+    life.submit(append(0, 1))
+    life.turn(2)
+    assert (life.progress[-1].written_lsn, shard._job) == (1, None)
+    life.submit(append(0, 2), sync=wants_sync)
+    shard._sync_due()
+    assert shard._job is not None
+    assert shard._job.only_syncs is not wants_sync
+    assert life.progress[-1].written_lsn == (1 if wants_sync else 2)
+    assert life.progress[-1].synced_lsn == 0
+    life.settle()
+    assert life.progress[-1].synced_lsn == 2
+    life.close()
+
+
 def test_a_write_that_fails_beside_a_sync_is_cut_behind_it() -> None:
     disk = new_disk(4)
     life = syncing(disk)
