@@ -452,9 +452,9 @@ def test_a_server_that_takes_smaller_batches_gets_them(fake: FakeQueue, start: S
     fake.add(*range(8))
     for op in ("extend", "ack"):
         fake.faults[op].append(Refusal(400, "batch_too_large", detail={"max_claim": 3}))
-    run = start(gate, concurrency=8, lease_ms=2_400)
+    run = start(gate, concurrency=8, lease_ms=9_000)
     gate.wait(8)
-    fake.wait_for(lambda: len(fake.calls("extend")) >= 4)
+    fake.wait_for(lambda: len(fake.calls("extend")) >= 4, 30)
     assert {len(body["seqs"]) for body in fake.calls("extend")[1:4]} == {3, 2}
     gate.go_on.set()
     fake.wait_for(lambda: not fake.jobs)
