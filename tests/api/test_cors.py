@@ -44,7 +44,8 @@ def told(answer: httpx.Response) -> dict[str, str]:
 
 READABLE = {
     "access-control-allow-origin": PAGE,
-    "access-control-expose-headers": "allow, retry-after, x-request-id",
+    "access-control-expose-headers": "allow, retry-after, x-request-id, producer-epoch, "
+    "producer-seq, producer-expected-seq, producer-received-seq, topic-first-seq, topic-last-seq",
     "vary": "origin",
 }
 

@@ -17,7 +17,11 @@ _SENT: Final = (
     b"content-type, authorization, idempotency-key, last-event-id, x-request-id, "
     b"producer-id, producer-epoch, producer-seq"
 )
-_EXPOSED: Final = (b"access-control-expose-headers", b"allow, retry-after, x-request-id")
+_EXPOSED: Final = (
+    b"access-control-expose-headers",
+    b"allow, retry-after, x-request-id, producer-epoch, producer-seq, producer-expected-seq, "
+    b"producer-received-seq, topic-first-seq, topic-last-seq",
+)
 # How long a browser keeps the answer to a preflight.
 _MAX_AGE_S: Final = b"600"
 

@@ -9,7 +9,11 @@ VARY = (b"vary", b"origin")
 
 
 def test_an_answer_may_be_read_with_what_it_exposes() -> None:
-    exposed = (b"access-control-expose-headers", b"allow, retry-after, x-request-id")
+    exposed = (
+        b"access-control-expose-headers",
+        b"allow, retry-after, x-request-id, producer-epoch, producer-seq, producer-expected-seq, "
+        b"producer-received-seq, topic-first-seq, topic-last-seq",
+    )
     for method in ("GET", "POST", "OPTIONS"):
         assert cors_headers(method, {b"origin": b"http://a"}, ()) == (ORIGIN, VARY, exposed)
 
