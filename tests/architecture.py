@@ -287,6 +287,21 @@ WAL = {
 }
 
 SERVICES = {
+    # Durable Streams: topics through their second door.
+    "streams.values": pure(),
+    "streams.paths": pure(),
+    "streams.offsets": pure("streams.values"),
+    "streams.service": driver(
+        "engine.answers",
+        "engine.commits",
+        "engine.hub",
+        "engine.ports",
+        "engine.registry",
+        "engine.store",
+        "engine.topic",
+        "streams.*",
+    ),
+    "streams.*": driver("engine.*", "streams.*"),
     # One queue's book; jobs by time and jobs never handed out are nouns of their own.
     "queue.jobs": pure(),
     "queue.waiting": pure(),

@@ -1,0 +1,21 @@
+"""Stream path -> topic name (the contract's README, *Bytes in topics*). Pure.
+
+A path that is a valid topic name is that topic; any other maps to `ds:` and a hash of it, and the
+topic keeps the path.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Final
+
+from topics_server.model import is_topic_name
+
+HASHED_PREFIX: Final = "ds:"
+
+
+def topic_of(path: str) -> str:
+    """The name of the topic that is the stream at `path` (decoded, without a leading slash)."""
+    if is_topic_name(path):
+        return path
+    return HASHED_PREFIX + hashlib.sha256(path.encode()).hexdigest()[:40]
