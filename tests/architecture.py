@@ -432,6 +432,8 @@ API = {
     # What a key with prefixes gets to see.
     "api.visible": pure("api.access", "api.keys", "engine.answers"),
     "api.sessions": pure(),
+    # What a request's path names.
+    "api.names": pure(),
     "api.state": driver(
         "api.hosts",
         "api.fanout",
@@ -443,6 +445,7 @@ API = {
         "engine.watching",
         "queue.service",
         "routers.answers",
+        "streams.values",
     ),
     "api.guard": driver("api.keys", "api.problems", "api.state"),
     "api.transport": driver(),
@@ -477,6 +480,7 @@ API = {
         "api.guard",
         "api.inflight",
         "api.keys",
+        "api.names",
         "api.observing",
         "api.problems",
         "api.receiving",
@@ -519,6 +523,43 @@ API = {
         "api.guard",
         "api.state",
         "api.visible",
+    ),
+    # The door to streams: what is asked, how pages and events look, one reader of events, the calls.
+    "api.stream_headers": pure(
+        "api.names", "api.producer_headers", "streams.offsets", "streams.values"
+    ),
+    "api.stream_pages": pure(
+        "api.problems", "api.stream_headers", "streams.offsets", "streams.values"
+    ),
+    "api.stream_frames": pure(
+        "api.problems", "api.stream_pages", "streams.offsets", "streams.values"
+    ),
+    "api.stream_sse": driver(
+        "api.http",
+        "api.keys",
+        "api.sockets",
+        "api.sse",
+        "api.state",
+        "api.stream_frames",
+        "api.stream_pages",
+        "streams.values",
+    ),
+    "api.streams": driver(
+        "api.access",
+        "api.guard",
+        "api.http",
+        "api.keys",
+        "api.names",
+        "api.problems",
+        "api.producer_headers",
+        "api.receiving",
+        "api.state",
+        "api.stream_frames",
+        "api.stream_headers",
+        "api.stream_pages",
+        "api.stream_sse",
+        "streams.paths",
+        "streams.values",
     ),
     "api.router_bodies": pure("api.bodies", "routers.answers"),
     "api.routers": driver(
@@ -627,6 +668,7 @@ API = {
         "api.records",
         "api.routers",
         "api.queues",
+        "api.streams",
         "api.watch",
         "api.ws",
         "api.probes",
