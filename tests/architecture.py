@@ -423,7 +423,8 @@ API = {
     "api.watch_bodies": pure("api.bodies", "api.cursor_ids"),
     "api.schemas": pure("api.queue_bodies", "api.watch_bodies"),
     "api.operations": pure("api.problems", "api.schemas"),
-    "api.openapi": pure("api.operations", "api.schemas"),
+    "api.openapi": pure("api.operations", "api.schemas", "api.stream_operations"),
+    "api.stream_operations": pure("api.operations", "api.schemas"),
     "api.producer_headers": pure("engine.answers"),
     "api.keys": pure(),
     # Who calls, and whether they may: 401 and 403.
@@ -524,7 +525,7 @@ API = {
         "api.state",
         "api.visible",
     ),
-    # The door to streams: what is asked, how pages and events look, one reader of events, the calls.
+    # The door to streams: what is asked, how pages and events look, one reader, the calls.
     "api.stream_headers": pure(
         "api.names", "api.producer_headers", "streams.offsets", "streams.values"
     ),
