@@ -1,9 +1,8 @@
 """What every handler is given: settings, the store once there is one, and the server's phase.
 
 `node.py` makes one `ServerState`, sets `store` and the services, and moves `phase` forward:
-replaying -> ready -> draining, never back. `Store`, `Routers` and `Streams` name what the API
-asks of the engine, the routers and the streams; `engine/store.py`, `routers/service.py` and
-`streams/service.py` satisfy them. Loop thread
+replaying -> ready -> draining, never back. `Store` and `Routers` name what the API asks of the
+engine and of the routers; `engine/store.py` and `routers/service.py` satisfy them. Loop thread
 only.
 """
 
@@ -37,15 +36,7 @@ from topics_server.model import Durability, ProducerStamp, TagMatch, TopicConfig
 from topics_server.queue.service import QueueService
 from topics_server.rendered import RenderCache
 from topics_server.routers.answers import RouterOutcome, RouterPage, RouterSpec, RouterState
-from topics_server.streams.values import (
-    AppendAsked,
-    CreateAsked,
-    Created,
-    Position,
-    StreamAppended,
-    StreamPage,
-    StreamView,
-)
+from topics_server.streams.service import Streams
 
 Phase = Literal["replaying", "ready", "draining"]
 
@@ -271,49 +262,6 @@ class Routers(Protocol):
 
     def __len__(self) -> int:
         """How many routers exist."""
-        ...
-
-
-class Streams(Protocol):
-    """The streams as the API sees them. Paths are well-formed; refusals are `TopicsError`."""
-
-    async def create(self, path: str, asked: CreateAsked) -> Created:
-        """Create a stream, or find it as it is asked for."""
-        ...
-
-    async def append(self, path: str, body: bytes, asked: AppendAsked) -> StreamAppended:
-        """Append a body, which is not empty, and close the stream if that is asked for."""
-        ...
-
-    async def close(self, path: str, producer: ProducerStamp | None) -> StreamAppended:
-        """Close a stream without appending to it."""
-        ...
-
-    def head(self, path: str) -> StreamView:
-        """A stream as it is; its life is not prolonged by that."""
-        ...
-
-    async def read(self, path: str, at: Position, max_bytes: int, *, explicit: bool) -> StreamPage:
-        """One page after a position, of at least one message if there is one.
-
-        `explicit`: refused if that is before what is retained; else it starts there.
-        """
-        ...
-
-    async def wait(self, path: str, at: Position, max_bytes: int, wait_ms: float) -> StreamPage:
-        """The same, explicit, once there is something.
-
-        Without messages when the time is up, the stream is closed or the server drains.
-        """
-        ...
-
-    async def delete(self, path: str) -> None:
-        """Drop a stream with all it holds."""
-        ...
-
-    @property
-    def is_draining(self) -> bool:
-        """Whether nothing is waited for any more."""
         ...
 
 

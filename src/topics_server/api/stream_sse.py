@@ -19,12 +19,13 @@ from topics_server.api.http import Receive, Send
 from topics_server.api.keys import Caller
 from topics_server.api.sockets import Socket
 from topics_server.api.sse import SSE
-from topics_server.api.state import ServerState, Streams
+from topics_server.api.state import ServerState
 from topics_server.api.stream_frames import control_frame, data_frame
 from topics_server.api.stream_pages import cursor_after
 from topics_server.clock import monotonic_ms, now_ms, random_u64
 from topics_server.errors import StorageError, TopicsError
 from topics_server.metrics import log
+from topics_server.streams.service import Streams
 from topics_server.streams.values import Position, StreamPage
 
 _HEARTBEAT_MS: Final = 15_000

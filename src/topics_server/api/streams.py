@@ -22,7 +22,7 @@ from topics_server.api.names import stream_url_path
 from topics_server.api.problems import Headers
 from topics_server.api.producer_headers import EPOCH, SEQ, stamp_of
 from topics_server.api.receiving import ClientGoneError
-from topics_server.api.state import ServerState, Streams
+from topics_server.api.state import ServerState
 from topics_server.api.stream_frames import headers_of
 from topics_server.api.stream_headers import (
     ReadAsked,
@@ -46,6 +46,7 @@ from topics_server.api.stream_sse import Follower
 from topics_server.clock import now_ms, random_u64
 from topics_server.errors import invalid
 from topics_server.streams.paths import topic_of
+from topics_server.streams.service import Streams
 from topics_server.streams.values import StreamAppended, StreamPage, StreamView
 
 _NO_STORE: Final = (b"cache-control", b"no-store")
