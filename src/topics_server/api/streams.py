@@ -150,9 +150,8 @@ async def read(state: ServerState, request: Request) -> Answer:
     if asked.live == "long-poll":
         return await _wait(state, request, streams, asked)
     if asked.at is None:
-        page = _end(streams.head(request.name))
-        cached: Headers = (_NO_STORE,)
-        return _page(state, request, page, cached, (offset_header(page.next),))
+        end = _end((await _read(state, request, streams, asked)).view)
+        return _page(state, request, end, (_NO_STORE,), (offset_header(end.next),))
     page = await _read(state, request, streams, asked)
     start = asked.at if asked.explicit else None
     tag = tag_of(page, start)
@@ -191,8 +190,10 @@ def _end(view: StreamView) -> StreamPage:
 def _read(
     state: ServerState, request: Request, streams: Streams, asked: ReadAsked
 ) -> Awaitable[StreamPage]:
-    assert asked.at is not None
+    """What is there behind what was asked for; reading at the end is a use of a stream, too."""
     most = state.settings.streams_page_bytes
+    if asked.at is None:
+        return streams.read(request.name, streams.head(request.name).tail, most, explicit=True)
     return streams.read(request.name, asked.at, most, explicit=asked.explicit)
 
 
@@ -262,10 +263,7 @@ async def _follow(
     state: ServerState, request: Request, streams: Streams, asked: ReadAsked
 ) -> EventStream:
     """The events of a stream; what is wrong with it is told before they begin."""
-    if asked.at is None:
-        page = _end(streams.head(request.name))
-    else:
-        page = await _read(state, request, streams, asked)
+    page = await _read(state, request, streams, asked)
     # It may have been waited for.
     admit(state)
     slot = ConnectionSlot(state, request.caller.key)
