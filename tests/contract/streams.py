@@ -251,7 +251,8 @@ class SseStream:
         return b"".join(content)
 
     def _read(self, deadline: float) -> None:
-        if self._is_over:
+        # All of it may have come with its head.
+        if self._is_over or self.is_whole:
             raise StreamEnded
         piece = self._recv(deadline)
         if piece:
