@@ -5,12 +5,22 @@
 
 from __future__ import annotations
 
+import logging
+
 import pytest
 from hypothesis import settings
 
 settings.register_profile("default", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
 settings.load_profile("default")
+
+
+def _is_not_of_the_machine(record: logging.LogRecord) -> bool:
+    return not record.getMessage().startswith("Executing ")
+
+
+# What asyncio's debug mode says of a slow turn is of the machine, and not what a test of logs reads.
+logging.getLogger("asyncio").addFilter(_is_not_of_the_machine)
 
 
 @pytest.fixture
