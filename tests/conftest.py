@@ -19,7 +19,7 @@ def _is_not_of_the_machine(record: logging.LogRecord) -> bool:
     return not record.getMessage().startswith("Executing ")
 
 
-# What asyncio's debug mode says of a slow turn is of the machine, and not what a test of logs reads.
+# A slow turn that asyncio's debug mode tells of is the machine's: no test of logs reads it.
 logging.getLogger("asyncio").addFilter(_is_not_of_the_machine)
 
 
