@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from tests.contract import described
 from tests.contract.conftest import NewServer
-from tests.contract.fuzzing import fuzzing
+from tests.contract.fuzzing import IMPATIENT, fuzzing
 
 
 def test_answers_to_made_up_requests_are_as_described(own: NewServer) -> None:
-    server = own()
+    server = own(**IMPATIENT)
     server.start()
     with fuzzing(server) as fuzz:
         fuzz.round(seed=1, examples=12)
