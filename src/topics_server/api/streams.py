@@ -59,7 +59,6 @@ from topics_server.streams.service import Streams
 from topics_server.streams.values import StreamAppended, StreamPage, StreamView
 
 _NO_STORE: Final = (b"cache-control", b"no-store")
-_UP_TO_DATE: Final = (b"stream-up-to-date", b"true")
 
 
 def _admitted(state: ServerState) -> Streams:
