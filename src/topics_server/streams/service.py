@@ -13,7 +13,7 @@ from collections import Counter
 import msgspec
 
 from topics_server.appends import DecodedAppend
-from topics_server.engine.answers import Appended, Page, ReadRequest
+from topics_server.engine.answers import Appended, Page, ProducerRepeat, ReadRequest
 from topics_server.engine.commits import Ticket
 from topics_server.engine.hub import Hub
 from topics_server.engine.ports import Clock
@@ -210,18 +210,23 @@ class Streams:
         return kept, msgspec.structs.replace(decoded, create=False, step=step)
 
     def _appended(self, topic: Topic, done: Appended, asked: AppendAsked) -> StreamAppended:
-        repeat = done.repeat
-        facts = topic.stream_facts
-        if repeat is not None:
-            is_closed = facts.is_closed
-            last_seq = done.last_seq if repeat.is_last and not is_closed else topic.log.head_seq
-            tail = position_after(topic, max(last_seq, done.last_seq))
-            return StreamAppended(tail, is_closed, repeat.epoch, repeat.seq, is_repeat=True)
+        if done.repeat is not None:
+            return self._repeated(topic, done, done.repeat)
         tail = position_after(topic, done.last_seq)
         producer = asked.producer
         if producer is None:
             return StreamAppended(tail, asked.closes)
         return StreamAppended(tail, asked.closes, producer.epoch, producer.seq)
+
+    def _repeated(self, topic: Topic, done: Appended, repeat: ProducerRepeat) -> StreamAppended:
+        """What a producer's retry is told, whatever it asks for: where the last request ended.
+
+        Of a stream that others are closing it says nothing yet: a crash could take that back.
+        """
+        view = view_of(topic)
+        is_placed = repeat.is_last and not view.is_closed
+        tail = position_after(topic, done.last_seq) if is_placed else view.tail
+        return StreamAppended(tail, view.is_closed, repeat.epoch, repeat.seq, is_repeat=True)
 
     async def close(self, path: str, producer: ProducerStamp | None) -> StreamAppended:
         """Close a stream: nothing is appended any more. Closed before it returns.
@@ -237,9 +242,7 @@ class Streams:
         if isinstance(begun, Repeated):
             done = await repeated(self._writes.commits, topic, begun, producer, 0)
             assert done.repeat is not None
-            tail = position_after(topic, topic.log.head_seq)
-            is_closed = topic.stream_facts.is_closed
-            return StreamAppended(tail, is_closed, done.repeat.epoch, done.repeat.seq, True)
+            return self._repeated(topic, done, done.repeat)
         if isinstance(begun, Ticket):
             await applied(begun)
         tail = position_after(topic, topic.log.head_seq)
