@@ -88,6 +88,8 @@ def _decode_bytes(body: bytes) -> DecodedAppend:
     content_type, newline, data = body.partition(b"\n")
     if not newline:
         raise invalid("bytes without their content type")
+    if not content_type.isascii():
+        raise invalid("a content type is not ASCII")
     return decode_bytes(content_type.decode("ascii"), data)
 
 
