@@ -103,15 +103,21 @@ def _render_row(block: Block, row: int, shown: int) -> str:
     if shown & TAGS and block.tags[row] is not None:
         told += f',"$tag":{_text(block.tags[row])}'
     if block.kinds[row] == PayloadKind.BYTES:
-        content_type, meta = split_bytes_meta(meta)
+        what, data, meta = shown_bytes(data, meta)
         if shown & DATA:
-            told += f',"$encoding":"base64","$content_type":{_text(content_type)}'
-            data = b'"%b"' % b2a_base64(data, newline=False)
+            told += "," + what.decode("latin-1")
     if shown & DATA:
         told += f',"data":{data.decode("latin-1")}'
     if shown & META and meta:
         told += f',"meta":{meta.decode("latin-1")}'
     return told + "}"
+
+
+def shown_bytes(data: bytes, meta: bytes) -> tuple[bytes, bytes, bytes]:
+    """A record of bytes as JSON: members that say what it is, its `data`, the `meta` beside."""
+    content_type, meta = split_bytes_meta(meta)
+    what = b'"$encoding":"base64","$content_type":%b' % _encode(content_type)
+    return what, b'"%b"' % b2a_base64(data, newline=False), meta
 
 
 def _text(value: object) -> str:

@@ -1,7 +1,8 @@
 """Answers and frames of queues (§10): jobs with their payloads verbatim, counters, leases. Pure.
 
 A job is rendered once, as a member of a claim's answer or as a `job` event of a push stream; its
-`data` and `meta` are spliced in as they were sent. Called by `api/queues`.
+`data` and `meta` are spliced in as they were sent; bytes are base64, as in a diff. Called by
+`api/queues`.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import msgspec
 
 from topics_server.api.rendering import render_json
 from topics_server.api.sse import frame
+from topics_server.model import PayloadKind
 from topics_server.queue.answers import (
     Acked,
     Extended,
@@ -22,6 +24,7 @@ from topics_server.queue.answers import (
     Redriven,
 )
 from topics_server.queue.jobs import lease_text
+from topics_server.rendered import shown_bytes
 
 _encode: Final = msgspec.json.Encoder().encode
 
@@ -29,9 +32,13 @@ _encode: Final = msgspec.json.Encoder().encode
 def render_job(job: LeasedJob) -> bytes:
     """The members of a job, without the braces around them."""
     block, row = job.block, job.row
-    node, tag, meta = block.nodes[row], block.tags[row], block.meta(row)
+    node, tag = block.nodes[row], block.tags[row]
+    data, meta, what = block.data(row), block.meta(row), b""
+    if block.kinds[row] == PayloadKind.BYTES:
+        what, data, meta = shown_bytes(data, meta)
+        what = b"," + what
     assert block.first_seq + row == job.seq
-    return b'"$seq":%d,"lease_id":"%b","deadline":%d,"$ts":%d%b%b,"deliveries":%d,"data":%b%b' % (
+    return b'"$seq":%d,"lease_id":"%b","deadline":%d,"$ts":%d%b%b,"deliveries":%d%b,"data":%b%b' % (
         job.seq,
         lease_text(job.lease_id).encode("ascii"),
         job.deadline_ms,
@@ -39,7 +46,8 @@ def render_job(job: LeasedJob) -> bytes:
         b"" if node is None else b',"$node":%b' % _encode(node),
         b"" if tag is None else b',"$tag":%b' % _encode(tag),
         job.deliveries,
-        block.data(row),
+        what,
+        data,
         b',"meta":%b' % meta if meta else b"",
     )
 
