@@ -157,6 +157,11 @@ class Carrier:
             self._task = asyncio.current_task()
             self._on_settled()
         tasks: set[asyncio.Task[None]] = set()
+
+        def landed(task: asyncio.Task[None]) -> None:
+            tasks.discard(task)
+            self.look()
+
         try:
             async with self._connect() as http:
                 while not self._is_over(tasks):
@@ -169,7 +174,7 @@ class Carrier:
                     for out in outgoing:
                         task = asyncio.create_task(self._carry(http, out))
                         tasks.add(task)
-                        task.add_done_callback(tasks.discard)
+                        task.add_done_callback(landed)
                     await self._wait(None if next_ms is None else next_ms - now_ms)
         finally:
             for task in tasks:
@@ -227,7 +232,6 @@ class Carrier:
                     log.error("producer %s sends nothing more: %s", plan.producer, after[1])
             elif isinstance(verdict, ClientError):
                 log.info("producer %s: %s; trying again", plan.producer, verdict)
-            self._changed.set()
 
     async def _ask(self, http: httpx.AsyncClient, out: Outgoing) -> Verdict:
         where = self.plan.target

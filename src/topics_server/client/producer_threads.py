@@ -114,12 +114,10 @@ class IdempotentProducer:
 
     def _start(self) -> None:
         """Begin the loop, under the lock, and wait until it runs."""
-        if self._thread is not None:
-            return
-        self._thread = threading.Thread(
-            target=self._serve, name=f"producer-{self._carrier.plan.producer}", daemon=True
-        )
-        self._thread.start()
+        if self._thread is None:
+            name = f"producer-{self._carrier.plan.producer}"
+            self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
+            self._thread.start()
         while not (self._carrier.is_running or self._carrier.is_closing):
             self._changed.wait()
         self._carrier.check()
