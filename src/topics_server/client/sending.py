@@ -157,7 +157,8 @@ class Book:
         self.held_bytes = 0
         self._settle = settle
         self._next_seq = seq or 0
-        self._resumes = seq is not None
+        # Below this seq a repeat is of an earlier life of ours.
+        self._news_from = 0 if seq is None else NUMBER_MAX
         self._highest = -1
         # A request of this epoch was accepted: it is ours.
         self._is_owned = False
@@ -327,7 +328,7 @@ class Book:
         batch = out.batch
         match verdict:
             case Accepted(first_seq=first_seq, offset=offset):
-                self._resumes = False
+                self._news_from = min(self._news_from, out.seq)
                 self._accept(batch, Stored(out.epoch, out.seq, first_seq, offset))
             case Repeated(first_seq=first_seq, offset=offset):
                 foreign = self._foreign(batch, verdict)
@@ -358,7 +359,7 @@ class Book:
     def _foreign(self, batch: Batch, repeat: Repeated) -> ClientError | None:
         """Why a repeat is none of our own requests; None if it is."""
         assert self.epoch is not None
-        if self._resumes:
+        if batch.seq < self._news_from:
             return None
         if not batch.is_doubtful or repeat.highest > self._highest:
             return Fenced(
@@ -440,7 +441,7 @@ class Book:
             self.fail(Fenced("there is no later epoch", NUMBER_MAX))
             return
         self.epoch = epoch
-        self._is_claimed, self._is_owned, self._resumes = True, False, False
+        self._is_claimed, self._is_owned, self._news_from = True, False, 0
         self._highest = -1
         self._failures = 0
         self._pause_until_ms = None
