@@ -229,7 +229,8 @@ class Carrier:
             if after != before:
                 log.info("producer %s: epoch %s", plan.producer, after[0])
                 if after[1] is not None:
-                    log.error("producer %s sends nothing more: %s", plan.producer, after[1])
+                    # No error here: receipts, flush and close tell it.
+                    log.info("producer %s sends nothing more: %s", plan.producer, after[1])
             elif isinstance(verdict, ClientError):
                 log.info("producer %s: %s; trying again", plan.producer, verdict)
 
