@@ -48,11 +48,13 @@ LEAVES = {
     "limits": pure(),
     "errors": pure(),
     "model": pure("limits"),
-    "rendered": pure("limits", "model", "blocks"),
+    "rendered": pure("limits", "model", "blocks", "grammars"),
     "appends": pure("limits", "model", "errors"),
     "entries": pure("limits", "model", "appends"),
     # What a router's copies are: live, in replay and in an offline dump.
-    "copies": pure("appends", "entries", "errors"),
+    "copies": pure("appends", "blocks", "entries", "errors", "grammars"),
+    # Bodies that are no append body: a stream's requests, and copies of what they brought.
+    "grammars": pure("appends", "blocks", "errors", "limits"),
     # Beyond DESIGN §5: the one form in which records rest, and what engine and wal hand over beside
     # entries. Both sides know them, and neither side may import the other.
     "blocks": pure("limits"),
@@ -84,8 +86,11 @@ ENGINE = {
     "engine.staging": pure("engine.runs"),
     "engine.deletion": pure("engine.log", "engine.runs"),
     "engine.retention": pure("engine.log", "engine.runs", "engine.staging"),
+    "engine.applied": pure(),
+    "engine.stream_state": pure(),
     "engine.topic": pure(
         "engine.admission",
+        "engine.applied",
         "engine.dedupe",
         "engine.deletion",
         "engine.log",
@@ -93,6 +98,7 @@ ENGINE = {
         "engine.producers",
         "engine.retention",
         "engine.staging",
+        "engine.stream_state",
     ),
     "engine.reading": pure(
         "engine.answers",
@@ -113,7 +119,12 @@ ENGINE = {
     ),
     "engine.sealing": pure("engine.log", "engine.runs", "engine.topic"),
     "engine.capture": pure(
-        "engine.losses", "engine.ports", "engine.producers", "engine.runs", "engine.topic"
+        "engine.losses",
+        "engine.ports",
+        "engine.producers",
+        "engine.runs",
+        "engine.stream_state",
+        "engine.topic",
     ),
     "engine.registry": pure("engine.ports", "engine.topic"),
     "engine.epochs": pure("engine.registry"),
@@ -205,10 +216,23 @@ ENGINE = {
     ),
     "engine.recovery": driver(
         "engine.capture",
+        "engine.dedupe",
         "engine.epochs",
         "engine.ports",
+        "engine.producers",
         "engine.projections",
         "engine.registry",
+        "engine.topic",
+    ),
+    # What streams write beside appends.
+    "engine.streaming": driver(
+        "engine.commits",
+        "engine.ports",
+        "engine.producers",
+        "engine.quotas",
+        "engine.registry",
+        "engine.store",
+        "engine.stream_state",
         "engine.topic",
     ),
 }
@@ -291,17 +315,40 @@ SERVICES = {
     "streams.values": pure(),
     "streams.paths": pure(),
     "streams.offsets": pure("streams.values"),
+    "streams.refusals": pure("engine.answers"),
+    "streams.places": pure("engine.topic", "streams.values"),
+    "streams.lifetimes": driver("engine.ports", "engine.registry", "engine.store", "engine.topic"),
+    "streams.forks": driver(
+        "engine.admission",
+        "engine.answers",
+        "engine.repeats",
+        "engine.store",
+        "engine.streaming",
+        "engine.topic",
+        "streams.places",
+        "streams.refusals",
+        "streams.values",
+    ),
     "streams.service": driver(
         "engine.answers",
         "engine.commits",
         "engine.hub",
         "engine.ports",
+        "engine.producers",
         "engine.registry",
+        "engine.repeats",
         "engine.store",
+        "engine.streaming",
         "engine.topic",
-        "streams.*",
+        "engine.waiting",
+        "streams.forks",
+        "streams.lifetimes",
+        "streams.offsets",
+        "streams.paths",
+        "streams.places",
+        "streams.refusals",
+        "streams.values",
     ),
-    "streams.*": driver("engine.*", "streams.*"),
     # One queue's book; jobs by time and jobs never handed out are nouns of their own.
     "queue.jobs": pure(),
     "queue.waiting": pure(),
@@ -423,7 +470,8 @@ API = {
     "api.watch_bodies": pure("api.bodies", "api.cursor_ids"),
     "api.schemas": pure("api.queue_bodies", "api.watch_bodies"),
     "api.operations": pure("api.problems", "api.schemas"),
-    "api.openapi": pure("api.operations", "api.schemas"),
+    "api.openapi": pure("api.operations", "api.schemas", "api.stream_operations"),
+    "api.stream_operations": pure("api.operations", "api.schemas"),
     "api.producer_headers": pure("engine.answers"),
     "api.keys": pure(),
     # Who calls, and whether they may: 401 and 403.
@@ -432,6 +480,8 @@ API = {
     # What a key with prefixes gets to see.
     "api.visible": pure("api.access", "api.keys", "engine.answers"),
     "api.sessions": pure(),
+    # What a request's path names.
+    "api.names": pure(),
     "api.state": driver(
         "api.hosts",
         "api.fanout",
@@ -443,6 +493,7 @@ API = {
         "engine.watching",
         "queue.service",
         "routers.answers",
+        "streams.service",
     ),
     "api.guard": driver("api.keys", "api.problems", "api.state"),
     "api.transport": driver(),
@@ -477,6 +528,7 @@ API = {
         "api.guard",
         "api.inflight",
         "api.keys",
+        "api.names",
         "api.observing",
         "api.problems",
         "api.receiving",
@@ -519,6 +571,45 @@ API = {
         "api.guard",
         "api.state",
         "api.visible",
+    ),
+    # The door to streams: what is asked, how pages and events look, one reader, the calls.
+    "api.stream_headers": pure(
+        "api.names", "api.producer_headers", "streams.offsets", "streams.values"
+    ),
+    "api.stream_pages": pure(
+        "api.problems", "api.stream_headers", "streams.offsets", "streams.values"
+    ),
+    "api.stream_frames": pure(
+        "api.problems", "api.stream_pages", "streams.offsets", "streams.values"
+    ),
+    "api.stream_sse": driver(
+        "api.http",
+        "api.keys",
+        "api.sockets",
+        "api.sse",
+        "api.state",
+        "api.stream_frames",
+        "api.stream_pages",
+        "streams.service",
+        "streams.values",
+    ),
+    "api.streams": driver(
+        "api.access",
+        "api.guard",
+        "api.http",
+        "api.keys",
+        "api.names",
+        "api.problems",
+        "api.producer_headers",
+        "api.receiving",
+        "api.state",
+        "api.stream_frames",
+        "api.stream_headers",
+        "api.stream_pages",
+        "api.stream_sse",
+        "streams.paths",
+        "streams.service",
+        "streams.values",
     ),
     "api.router_bodies": pure("api.bodies", "routers.answers"),
     "api.routers": driver(
@@ -627,6 +718,7 @@ API = {
         "api.records",
         "api.routers",
         "api.queues",
+        "api.streams",
         "api.watch",
         "api.ws",
         "api.probes",

@@ -2,7 +2,8 @@
 
 A rendered block is the bytes of its records as JSON objects joined by commas, with the offset of
 each, so that unbroken rows of a page are one slice. `data` and `meta` are spliced in verbatim; key
-order is `$seq, $ts, $node, $tag, data, meta`, absent ones omitted (contract §0.4, §3). The cache is
+order is `$seq, $ts, $node, $tag, data, meta`, absent ones omitted (contract §0.4, §3); a record of
+bytes has `$encoding` and `$content_type` before its base64 (the contract's README). The cache is
 bounded by bytes and keyed by the block's identity, which its strong reference keeps meaningful.
 Called by `api/rendering`; the event loop's thread only.
 """
@@ -10,6 +11,7 @@ Called by `api/rendering`; the event loop's thread only.
 from __future__ import annotations
 
 from array import array
+from binascii import b2a_base64
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from itertools import accumulate, repeat
@@ -18,6 +20,7 @@ from typing import Final
 import msgspec
 
 from topics_server.blocks import Block
+from topics_server.grammars import split_bytes_meta
 from topics_server.limits import MIB
 from topics_server.model import PayloadKind
 
@@ -66,7 +69,8 @@ def render_block(block: Block, shown: int) -> Rendered:
 
 def render_rows(block: Block, rows: Sequence[int], shown: int) -> list[str]:
     """The objects of some rows, each as Latin-1 text of its UTF-8 bytes."""
-    assert block.kinds.count(PayloadKind.JSON) == block.count, "only JSON is produced so far"
+    if block.kinds.count(PayloadKind.JSON) != block.count:
+        return [_render_row(block, row, shown) for row in rows]
     whole = len(rows) == block.count
     starts, splits, ends = _bounds(block, rows, whole)
     # A whole block is decoded at once, a few rows one by one.
@@ -88,6 +92,40 @@ def render_rows(block: Block, rows: Sequence[int], shown: int) -> list[str]:
             seqs, times, nodes, tags, datas, metas
         )
     ]
+
+
+def _render_row(block: Block, row: int, shown: int) -> str:
+    """One object of a block that has records of bytes."""
+    node, tag = block.nodes[row], block.tags[row]
+    payload = payload_of(block, row)
+    told = f'{{"$seq":{block.first_seq + row},"$ts":{block.times[row]}'
+    if node is not None:
+        told += f',"$node":{_encode(node).decode("latin-1")}'
+    if shown & TAGS and tag is not None:
+        told += f',"$tag":{_encode(tag).decode("latin-1")}'
+    if shown & DATA:
+        told += f'{payload.kind.decode("latin-1")},"data":{payload.data.decode("latin-1")}'
+    if shown & META and payload.meta:
+        told += f',"meta":{payload.meta.decode("latin-1")}'
+    return told + "}"
+
+
+class Payload(msgspec.Struct, frozen=True, gc=False):
+    """A record's payload as JSON shows it; `kind`: members that say what it is, or nothing."""
+
+    data: bytes
+    meta: bytes
+    kind: bytes = b""
+
+
+def payload_of(block: Block, row: int) -> Payload:
+    """The payload of a row: as it was sent, or of bytes their base64 (the contract's README)."""
+    data, meta = block.data(row), block.meta(row)
+    if block.kinds[row] != PayloadKind.BYTES:
+        return Payload(data, meta)
+    content_type, meta = split_bytes_meta(meta)
+    kind = b',"$encoding":"base64","$content_type":%b' % _encode(content_type)
+    return Payload(b'"%b"' % b2a_base64(data, newline=False), meta, kind)
 
 
 def _bounds(

@@ -36,6 +36,7 @@ from topics_server.model import Durability, ProducerStamp, TagMatch, TopicConfig
 from topics_server.queue.service import QueueService
 from topics_server.rendered import RenderCache
 from topics_server.routers.answers import RouterOutcome, RouterPage, RouterSpec, RouterState
+from topics_server.streams.service import Streams
 
 Phase = Literal["replaying", "ready", "draining"]
 
@@ -96,6 +97,26 @@ class ApiSettings(Protocol):
     @property
     def max_ws_commands(self) -> int:
         """Commands waiting on one WebSocket."""
+        ...
+
+    @property
+    def streams_path(self) -> str:
+        """Where streams are mounted; empty: nowhere."""
+        ...
+
+    @property
+    def streams_page_bytes(self) -> int:
+        """Bytes of one page of a stream, but for a message that is larger."""
+        ...
+
+    @property
+    def streams_long_poll_ms(self) -> int:
+        """How long a long-poll of a stream waits."""
+        ...
+
+    @property
+    def streams_sse_ms(self) -> int:
+        """How long the events of a stream go on before their reader has to come again."""
         ...
 
 
@@ -265,6 +286,7 @@ class ServerState:
     sessions: WatchSessions | None = None
     queues: QueueService | None = None
     routers: Routers | None = None
+    streams: Streams | None = None
     phase: Phase = "replaying"
     started_ms: float = dataclasses.field(default_factory=monotonic_ms)
     shards: Callable[[], Sequence[ShardFacts]] = tuple
