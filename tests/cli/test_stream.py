@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-import os
+import contextlib
+import functools
+import http.server
 import random
 import signal
-import socket
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 
 from tests.cli.conftest import MakeServer, Topics
-from tests.contract.driver import Api, eventually
+from tests.contract.driver import eventually
 from tests.crash.ports import quiet_port
 
 WITHIN_S = 60.0
 BYTES = ["-t", "application/octet-stream"]
-
-
-@pytest.fixture
-def topics(api: Api, tmp_path: Path) -> Topics:
-    return Topics(os.environ.get("STREAM_URL", api.url), tmp_path)
 
 
 class Follower:
@@ -232,11 +229,11 @@ def test_follow_outlives_a_server_that_is_killed(
     follower = follow(topics, "s", "--live", live)
     expected = b""
     for round_ in range(3):
-        for number in range(5):
-            topics.good("stream", "append", "s", f"{round_}{number}0")
-            expected += b"%d%d0" % (round_, number) + (b"" if kind else b"\n")
+        words = [f"{round_ + 1}{number}" for number in range(5)]
+        topics.good("stream", "append", "s", *words)
+        expected += b"".join(word.encode() + (b"" if kind else b"\n") for word in words)
         if round_ == 0:
-            follower.wait_for(expected)
+            follower.wait_for(expected)  # live
         if round_ < 2:
             server.crash()
     topics.good("stream", "close", "s")
@@ -268,8 +265,8 @@ def test_each_producer_append_claims_an_epoch_or_goes_on_in_one(topics: Topics, 
 
 
 def test_a_producer_append_outlives_a_lost_answer(topics: Topics, topic: str) -> None:
-    with _Relay(topics.url) as relay:
-        lossy = Topics(relay.url, topics.directory)
+    with _lossy(topics.url) as url:
+        lossy = Topics(url, topics.directory)
         ran = lossy.good("append", topic, '"once"', "--producer", "p")
     assert ran.value == {"repeated": True, "producer_epoch": 0, "producer_seq": 0}
     assert [line["data"] for line in topics.good("read", topic).lines] == ["once"]
@@ -282,40 +279,38 @@ def test_wrong_usage_of_producers(alone: Topics, words: list[str]) -> None:
     assert alone("append", "t", "1", *words).code == 2
 
 
-class _Relay:
-    """Passes connections on to a server, and drops the answer to the second request."""
+class _Relay(http.server.BaseHTTPRequestHandler):
+    """Passes requests on to a server, and drops the answer to the second."""
 
-    def __init__(self, url: str) -> None:
-        host, _, port = url.removeprefix("http://").partition(":")
-        self._there = (host, int(port))
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
-        self._requests = 0
-        self._thread = threading.Thread(target=self._serve, daemon=True)
+    asked = 0
+    there = ""
 
-    def __enter__(self) -> _Relay:
-        self._thread.start()
-        return self
+    def log_message(self, format: str, *args: object) -> None:
+        """Say nothing."""
 
-    def __exit__(self, *_: object) -> None:
-        self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
-        self._thread.join(WITHIN_S)
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        answer = httpx.post(self.there + self.path, content=body, headers=self.headers.items())
+        type(self).asked += 1
+        if self.asked == 2:
+            return
+        self.send_response(answer.status_code)
+        for name, value in answer.headers.items():
+            if name.startswith("producer"):
+                self.send_header(name, value)
+        self.send_header("Content-Length", str(len(answer.content)))
+        self.end_headers()
+        self.wfile.write(answer.content)
 
-    def _serve(self) -> None:
-        while True:
-            try:
-                here, _ = self._listener.accept()
-            except OSError:
-                return
-            with here, socket.create_connection(self._there) as there:
-                while request := here.recv(65536):
-                    self._requests += request.startswith(b"POST")
-                    there.sendall(request)
-                    if b"\r\n\r\n" not in request or request.endswith(b"\r\n\r\n"):
-                        continue  # the body comes by itself
-                    answer = there.recv(65536)
-                    if self._requests == 2:
-                        self._requests += 1
-                        break
-                    here.sendall(answer)
+
+@contextlib.contextmanager
+def _lossy(url: str) -> Iterator[str]:
+    """Where to reach a server over such a relay."""
+    handler = type("Handler", (_Relay,), {"there": url})
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as relay:
+        serve = functools.partial(relay.serve_forever, poll_interval=0.01)
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield f"http://127.0.0.1:{relay.server_port}"
+        relay.shutdown()
+        thread.join()

@@ -85,6 +85,29 @@ def storm(server: Server, kills: int, place: Callable[[Api], str]) -> dict[int, 
     return {writer.number: writer.sent for writer in writers}
 
 
+STREAM = "/v1/stream/producers/all"
+
+
+def stream_in(api: Api) -> str:
+    """A new JSON stream."""
+    answer = api.http.put(STREAM, headers={"Content-Type": "application/json"})
+    assert answer.status_code == 201
+    return api.url + STREAM
+
+
+def messages_in(api: Api) -> list[dict[str, int]]:
+    """What it holds."""
+    found: list[dict[str, int]] = []
+    offset = "-1"
+    while True:
+        answer = api.http.get(STREAM, params={"offset": offset})
+        assert answer.status_code == 200
+        found += answer.json()
+        offset = answer.headers["Stream-Next-Offset"]
+        if answer.headers.get("Stream-Up-To-Date") == "true":
+            return found
+
+
 def check(found: list[dict[str, int]], sent: dict[int, int]) -> None:
     """Nothing lost, doubled or out of order."""
     by_writer: dict[int, list[int]] = defaultdict(list)

@@ -6,7 +6,7 @@ import pytest
 
 from tests.contract.conftest import NewServer
 from tests.contract.driver import Api
-from tests.contract.producing import check, storm
+from tests.contract.producing import check, messages_in, storm, stream_in
 from topics_server.client import Fenced, IdempotentProducer, Undelivered
 
 
@@ -14,6 +14,12 @@ def test_a_server_that_is_killed_loses_and_doubles_nothing(own: NewServer) -> No
     server = own()
     sent = storm(server, 2, lambda api: f"{api.url}/v0/topics/t")
     check([record["data"] for record in server.api.read_all("t")], sent)
+
+
+def test_a_stream_in_a_server_that_is_killed_too(own: NewServer) -> None:
+    server = own()
+    sent = storm(server, 2, stream_in)
+    check(messages_in(server.api), sent)
 
 
 def test_each_life_claims_the_next_epoch(api: Api, topic: str) -> None:

@@ -89,11 +89,6 @@ def race() -> Iterator[Race]:
 @pytest.fixture(scope="module")
 def door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
     """Where streams are."""
-    if url := os.environ.get("STREAM_URL"):
-        api = Api(url)
-        yield api
-        api.close()
-        return
     server = Server(tmp_path_factory.mktemp("coordination"))
     yield server.start()
     server.stop()
