@@ -23,7 +23,7 @@ class Stream:
         self.url = url
         self._http = httpx.Client(timeout=60, trust_env=False)
         self._offset = "-1"
-        self._until_answered("PUT", {"Content-Type": "application/json"}, None)
+        ask(self._http, "PUT", url, headers={"Content-Type": "application/json"})
 
     def append(self, producer: str, epoch: int, seq: int, value: dict[str, Any]) -> Answer:
         """Append `value` if it is `producer`'s turn with this epoch and seq.
@@ -36,7 +36,7 @@ class Stream:
             "Producer-Epoch": str(epoch),
             "Producer-Seq": str(seq),
         }
-        answer = self._until_answered("POST", headers, value)
+        answer = ask(self._http, "POST", self.url, headers=headers, json=value)
         number = "Producer-Expected-Seq" if answer.status_code == 409 else "Producer-Seq"
         return Answer(
             answer.status_code,
@@ -48,34 +48,28 @@ class Stream:
         """Every message since the last call, the oldest first."""
         found: list[dict[str, Any]] = []
         while True:
-            answer = self._until_answered("GET", {}, None, {"offset": self._offset})
+            answer = ask(self._http, "GET", self.url, params={"offset": self._offset})
             found += answer.json()
             self._offset = answer.headers["Stream-Next-Offset"]
             if answer.headers.get("Stream-Up-To-Date") == "true":
                 return found
 
-    def _until_answered(
-        self,
-        method: str,
-        headers: dict[str, str],
-        value: dict[str, Any] | None,
-        query: dict[str, str] | None = None,
-    ) -> httpx.Response:
-        pause_s = 0.1
-        while True:
-            try:
-                answer = self._http.request(
-                    method, self.url, params=query, headers=headers, json=value
-                )
-            except httpx.TransportError:
-                pass
-            else:
-                if answer.status_code < 500 and answer.status_code != 429:
-                    if answer.status_code >= 400 and answer.status_code not in (403, 409):
-                        answer.raise_for_status()
-                    return answer
-            time.sleep(pause_s)
-            pause_s = min(2 * pause_s, 2.0)
+
+def ask(http: httpx.Client, method: str, url: str, **request: Any) -> httpx.Response:
+    """An answer, however long it takes; refusals that mean something here are answers too."""
+    pause_s = 0.1
+    while True:
+        try:
+            answer = http.request(method, url, **request)
+        except httpx.TransportError:
+            pass
+        else:
+            if answer.status_code < 500 and answer.status_code != 429:
+                if answer.status_code not in (403, 404, 409):
+                    answer.raise_for_status()
+                return answer
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, 2.0)
 
 
 def _number(answer: httpx.Response, header: str) -> int | None:

@@ -14,6 +14,7 @@ import sys
 import time
 
 import httpx
+from streams import ask
 
 from topics_server.client import IdempotentProducer, Undelivered
 
@@ -28,16 +29,16 @@ def main() -> None:
     options = parser.parse_args()
     words = re.findall(r"\s*\S+|\s+$", sys.stdin.read())
     with httpx.Client(trust_env=False, timeout=60) as http:
-        there = http.head(options.url)
+        there = ask(http, "HEAD", options.url)
         if there.headers.get("Stream-Closed") == "true":
             sys.exit("the answer is complete")
         if there.status_code == 404:
-            http.put(options.url, headers={"Content-Type": TEXT}).raise_for_status()
+            ask(http, "PUT", options.url, headers={"Content-Type": TEXT})
         try:
             write(options.url, words, options.pause)
         except Undelivered as error:
             sys.exit(f"stopped: {error}")
-        http.post(options.url, headers={"Stream-Closed": "true"}).raise_for_status()
+        ask(http, "POST", options.url, headers={"Stream-Closed": "true"})
 
 
 def write(url: str, words: list[str], pause_s: float) -> None:
