@@ -164,27 +164,44 @@ class Carrier:
 
         try:
             async with self._connect() as http:
-                while not self._is_over(tasks):
-                    self._changed.clear()
-                    with self.lock:
-                        self._is_woken = False
-                        now_ms = self.now_ms()
-                        outgoing = self.book.take(now_ms)
-                        next_ms = self.book.next_ms()
-                    for out in outgoing:
-                        task = asyncio.create_task(self._carry(http, out))
-                        tasks.add(task)
-                        task.add_done_callback(landed)
-                    await self._wait(None if next_ms is None else next_ms - now_ms)
+                try:
+                    await self._send(http, tasks, landed)
+                finally:
+                    self._end()
+                    for task in tasks:
+                        task.cancel()
+                    await asyncio.gather(*tasks, return_exceptions=True)
         finally:
-            for task in tasks:
-                task.cancel()
+            self._end()
             with self.lock:
                 self._loop = None
-                self.is_closing = True
-                if not self.book.is_idle:
-                    self.book.fail(ProducerClosed("the producer was closed before"))
-                self._on_settled()
+
+    def _end(self) -> None:
+        """Take nothing more, and fail what is left."""
+        with self.lock:
+            self.is_closing = True
+            if not self.book.is_idle:
+                self.book.fail(ProducerClosed("the producer was closed before"))
+            self._on_settled()
+
+    async def _send(
+        self,
+        http: httpx.AsyncClient,
+        tasks: set[asyncio.Task[None]],
+        landed: Callable[[asyncio.Task[None]], None],
+    ) -> None:
+        while not self._is_over(tasks):
+            self._changed.clear()
+            with self.lock:
+                self._is_woken = False
+                now_ms = self.now_ms()
+                outgoing = self.book.take(now_ms)
+                next_ms = self.book.next_ms()
+            for out in outgoing:
+                task = asyncio.create_task(self._carry(http, out))
+                tasks.add(task)
+                task.add_done_callback(landed)
+            await self._wait(None if next_ms is None else next_ms - now_ms)
 
     def _connect(self) -> httpx.AsyncClient:
         plan = self.plan

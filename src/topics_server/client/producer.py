@@ -68,7 +68,8 @@ class AsyncIdempotentProducer:
     what of it the server has is taken for this producer's own, so the caller must cut the same
     batches again (one record and `flush` each, say). When somebody else claims an epoch, the
     producer is fenced and ends; with `claim` it claims the next one and sends what was not
-    acknowledged again, under new numbers.
+    acknowledged again, under new numbers; two live processes that both do so fence each other for
+    ever.
 
     **What fails** is told, never passed over: by the record's receipt, by `flush` and by `close`,
     as `Undelivered`, whose `in_doubt` says whether the server may have it. The first failure for

@@ -318,6 +318,29 @@ async def test_who_is_cancelled_while_waiting_does_no_harm() -> None:
         assert (await receipt).seq == 1
 
 
+@pytest.mark.anyio
+async def test_a_request_under_way_is_broken_off_quietly(caplog: pytest.LogCaptureFixture) -> None:
+    model = Model()
+    model.held = asyncio.Event()
+    producer = AsyncIdempotentProducer(URL, "p", transport=model, epoch=0)
+    await producer.send(1)
+    await producer.send(2)
+    with pytest.raises(Undelivered) as told:
+        await producer.close(timeout_ms=20)
+    assert told.value.in_doubt
+    sync_model = Model()
+    with pytest.raises(Undelivered):
+        await asyncio.to_thread(_close_under_way, sync_model)
+    assert [line for line in caplog.messages if "exception" in line] == []
+
+
+def _close_under_way(model: Model) -> None:
+    model.held = asyncio.Event()
+    producer = IdempotentProducer(URL, "p", transport=model, epoch=0)
+    producer.send(1)
+    producer.close(timeout_ms=20)
+
+
 @pytest.mark.parametrize(
     ("options", "kind"),
     [
