@@ -44,8 +44,9 @@ class Writer:
                 while not self._stopping.is_set():
                     receipts.append(producer.send({"w": self.number, "n": self.sent}))
                     self.sent += 1
-                    self.acknowledged += sum(receipt.done() for receipt in receipts[:50])
-                    del receipts[: sum(receipt.done() for receipt in receipts[:50])]
+                    while receipts and receipts[0].done():
+                        receipts.pop(0).result()
+                        self.acknowledged += 1
         except Exception as error:  # told by `stop`
             self.error = error
 

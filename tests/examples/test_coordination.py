@@ -158,7 +158,8 @@ def test_no_change_of_a_counter_is_lost(door: Api, url: str, race: Race, rounds:
     for version in range(RACERS * rounds):
         assert told[version][200] == 1, f"one wrote version {version}"
         assert set(told[version]) <= {200, 204}
-    assert sum(counts[204] for counts in told.values()) > 0, "they raced"
+    if rounds > EVERYDAY:
+        assert sum(counts[204] for counts in told.values()) > 0, "they raced"
 
 
 def _append(door: Api, url: str, producer: str, epoch: int, seq: int, value: object) -> Any:
@@ -186,7 +187,8 @@ def test_an_old_claim_is_taken_over_by_one_and_the_zombie_is_fenced(
         assert {(a["owner"], a["epoch"]) for a in told.values()} == {(owner, 1)}
         late = _append(door, url, f"task:{task}", 0, 1, {"kind": "report", "task": task})
         assert (late.status_code, late.headers["Producer-Epoch"]) == (403, "1")
-    assert tried > 0, "they raced"
+    if rounds > EVERYDAY:
+        assert tried > 0, "they raced"
     assert len(messages(url, door)) == 2 * rounds
 
 
