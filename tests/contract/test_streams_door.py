@@ -270,6 +270,8 @@ def test_methods_are_told(door: Door, path: str) -> None:
     answer = door.api.http.options(f"{MOUNT}/{path}")
     assert answer.status_code == 204
     assert answer.headers["allow"] == "DELETE, GET, HEAD, OPTIONS, POST, PUT"
+    assert "if-none-match" in answer.headers["access-control-allow-headers"]
+    assert "access-control-allow-origin" not in answer.headers
     refused(door.api.http.patch(f"{MOUNT}/{path}"), 405, "method_not_allowed")
 
 

@@ -22,7 +22,7 @@ import msgspec
 
 from topics_server.api.access import authorized, authorized_stream, check_name
 from topics_server.api.coding import JSON_TYPE, accepts_gzip, deflate
-from topics_server.api.cors import cors_headers
+from topics_server.api.cors import cors_headers, stream_headers
 from topics_server.api.guard import admit
 from topics_server.api.inflight import Counted, RequestPlace, check_inflight
 from topics_server.api.keys import EVERYBODY, Caller, Recalled
@@ -60,8 +60,6 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 # Of every answer: it is what it says it is, and is for who asked. A handler may say otherwise.
 _GUARDS: Final = ((b"x-content-type-options", b"nosniff"), (b"cache-control", b"no-store"))
-# Of every answer below the mount: a page of any site may embed what CORS lets it read.
-_EMBEDDABLE: Final = (b"cross-origin-resource-policy", b"cross-origin")
 # Statuses of answers that have no body, not even an empty one.
 _BODILESS: Final = (204, 304)
 # Paths whose name is known to be one; beyond, all are forgotten and checked again.
@@ -397,10 +395,11 @@ class Application:
     ) -> list[tuple[bytes, bytes]]:
         """The headers of an answer, but for those that tell of its body."""
         told = _guarded(response.headers) if response.headers else list(_GUARDS)
-        if self._origins and headers.get(b"origin") in self._origins:
+        is_listed = bool(self._origins) and headers.get(b"origin") in self._origins
+        if is_listed:
             told += cors_headers(method, headers, response.headers)
         if self.routes.is_mounted(raw_path):
-            told.append(_EMBEDDABLE)
+            told += stream_headers(method, is_listed=is_listed)
         return told
 
     def answer_now(

@@ -106,7 +106,12 @@ class Streams:
                 return Created(view_of(topic), is_new=False)
             if self._registry.fork_counts[path]:
                 raise conflict(path, f'stream "{path}" was deleted and still has forks')
-            made = await self._make(path, name, asked)
+            try:
+                made = await self._make(path, name, asked)
+            except TopicsError as error:
+                if error.code is not Code.RECORD_TOO_LARGE:
+                    raise
+                raise _too_large(error) from None
             if made is not None:
                 self._lifetimes.adopt(made)
                 return Created(view_of(made), is_new=True)
@@ -266,7 +271,7 @@ class Streams:
             case Code.TOPIC_NOT_FOUND:
                 return not_found(path)
             case Code.RECORD_TOO_LARGE:
-                return TopicsError(Code.PAYLOAD_TOO_LARGE, error.message, error.detail)
+                return _too_large(error)
             case _:
                 return error
 
@@ -413,6 +418,10 @@ def _repeated(topic: Topic, done: Appended, repeat: ProducerRepeat) -> StreamApp
     is_placed = repeat.is_last and not view.is_closed
     tail = position_after(topic, done.last_seq) if is_placed else view.tail
     return StreamAppended(tail, view.is_closed, repeat.epoch, repeat.seq, is_repeat=True)
+
+
+def _too_large(error: TopicsError) -> TopicsError:
+    return TopicsError(Code.PAYLOAD_TOO_LARGE, error.message, error.detail)
 
 
 def _records(content_type: str, body: bytes) -> tuple[bytes, DecodedAppend] | None:
