@@ -274,6 +274,7 @@ class Node:
         self.state.sessions = self.sessions
         self.state.queues = self.queues
         self.state.routers = self.routers
+        self.state.sealing = self.sealer
         if self.state.phase == "replaying":
             self.state.enter("ready")
 
