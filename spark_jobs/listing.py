@@ -333,5 +333,13 @@ def _leave_out(
 ) -> None:
     """Raise, or note what is left out. A newer format is never passed over: it is no damage."""
     if not query.is_tolerant or isinstance(error, StartRefused):
-        raise error
+        raise placed(error, file, topic, seqs) if seqs[1] else error
     listing.skipped.append(Skipped(topic, file, *seqs, str(error)))
+
+
+def placed(error: StorageError, path: str, topic: str, seqs: tuple[int, int]) -> StorageError:
+    """The error with the seqs it is about, if it does not say them already."""
+    text = str(error).removeprefix(f"{path}: ")
+    if f"seqs {seqs[0]}..{seqs[1]} of " not in text:
+        text = f"{text} (seqs {seqs[0]}..{seqs[1]} of topic {topic})"
+    return type(error)(text, path)

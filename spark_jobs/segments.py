@@ -17,7 +17,7 @@ import pyarrow as pa
 import xxhash
 
 from spark_jobs.columns import Rows, schema_of
-from spark_jobs.listing import Segment, open_file
+from spark_jobs.listing import Segment, open_file, placed
 from spark_jobs.query import Names, Query
 from spark_jobs.report import Report
 from topics_server.errors import Corrupt, StartRefused, StorageError
@@ -82,8 +82,7 @@ def _refuse(
     if query.is_tolerant and not isinstance(error, StartRefused):
         report.skip(segment.topic, path, seqs, str(error))
         return
-    text = str(error).removeprefix(f"{path}: ")
-    raise type(error)(f"{text} (seqs {seqs[0]}..{seqs[1]} of topic {segment.topic})", path)
+    raise placed(error, path, segment.topic, seqs)
 
 
 # -- which rows ----------------------------------------------------------------------------------

@@ -67,6 +67,8 @@ def spark_session(
     builder = SparkSession.builder.appName(name)
     if not is_submitted:
         builder = builder.master(master or "local[*]")
+        if (master or "local").startswith("local"):
+            os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     defaults = (
         {}
         if is_submitted

@@ -31,7 +31,7 @@ class _Record(msgspec.Struct):
     data: msgspec.Raw
     node: str | None = msgspec.field(name="$node", default=None)
     tag: str | None = msgspec.field(name="$tag", default=None)
-    meta: msgspec.Raw | None = None
+    meta: msgspec.Raw = msgspec.Raw()
 
 
 class _Page(msgspec.Struct):
@@ -49,7 +49,7 @@ def read_rows(api: Api, topic: str) -> list[Row]:
         assert answer.status_code == 200, answer.text
         page = msgspec.json.decode(answer.content, type=_Page)
         for record in page.records:
-            meta = None if record.meta is None else bytes(record.meta).decode()
+            meta = bytes(record.meta).decode() or None
             data = bytes(record.data).decode()
             values = (record.seq, record.ts, record.node, record.tag, data, meta)
             rows.append(dict(zip(COLUMNS, values, strict=True)))
@@ -126,7 +126,7 @@ def _step(api: Api, chance: random.Random, topics: list[str], queue: str) -> Non
         _append(api, chance, queue)
         path = f"/v0/topics/{queue}"
         claimed = good(api.http.post(f"{path}/claim", json={"node": "w", "max": 3}))
-        seqs = [job["$seq"] for job in claimed["records"]]
+        seqs = [job["$seq"] for job in claimed["claimed"]]
         if seqs:
             good(api.http.post(f"{path}/ack", json={"node": "w", "seqs": seqs[:2]}))
     else:
