@@ -42,7 +42,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """How large the tests are."""
     group = parser.getgroup("analytics tests")
     group.addoption("--spark-seeds", type=int, default=50, help="random logs compared (50)")
-    group.addoption("--stream-kills", type=int, default=2, help="kills of a streaming query (2)")
 
 
 @pytest.fixture(scope="session")
