@@ -1,4 +1,4 @@
-"""Must-show 4 of the analytics: a streaming query killed between and in batches writes exactly once.
+"""Analytics, must-show 4: a streaming query killed between and in batches writes exactly once.
 
 The driver is a process of its own, so is its JVM; both are killed. `--stream-kills` says how often.
 """
@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -67,10 +68,10 @@ def test_a_killed_query_writes_every_record_once(
             begun = committed(checkpoint)
             # Now at once, now after some batches, now somewhere within one.
             wanted = begun + chance.choice([0, 1, 1, 2])
-            eventually(lambda w=wanted: committed(checkpoint) >= w, "batches are written", 120)
+            eventually(partial(reached, checkpoint, wanted), "batches are written", 120)
             time.sleep(chance.random() * 0.4)
             if kill == kills:
-                eventually(lambda t=total: seen(out) >= t, "everything is written", 120)
+                eventually(partial(holds, out, total), "everything is written", 120)
         finally:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
@@ -105,6 +106,16 @@ def committed(checkpoint: Path) -> int:
     """Batches that the checkpoint says are done."""
     folder = checkpoint / "commits"
     return len([p for p in folder.glob("*") if p.name.isdigit()]) if folder.exists() else 0
+
+
+def reached(checkpoint: Path, batches: int) -> bool:
+    """Whether so many batches are done."""
+    return committed(checkpoint) >= batches
+
+
+def holds(out: Path, rows: int) -> bool:
+    """Whether so many rows are in the sink."""
+    return seen(out) >= rows
 
 
 def sink_files(out: Path) -> list[Path]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import pytest
 
@@ -16,12 +16,10 @@ from spark_jobs.packing import cost, pack
 from spark_jobs.query import Query
 from spark_jobs.report import Report, read_reports
 from tests.contract.driver import Server, eventually, good
-from tests.crash.test_webhooks import EVENT_LIST
-from tests.spark.test_reader import LEFT, TOPIC, read, webhooks
+from tests.crash.test_webhooks import EVENT_LIST, TOPIC
+from tests.spark.test_reader import LEFT, read, webhooks
 
 __all__ = ["webhooks"]
-
-SECOND: Final = "more"
 
 
 @pytest.fixture

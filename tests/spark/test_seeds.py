@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from spark_jobs.listing import SegmentGone
+from spark_jobs.listing import SegmentGone, list_segments
+from spark_jobs.query import Query
 from tests.contract.driver import Api, Server, eventually, good
 from tests.spark.logs import COLUMNS, Row, digests, make_log, read_rows, seal_all
-from tests.spark.test_reader import AS_IS, Query, list_segments, read, rows_of
+from tests.spark.test_reader import AS_IS, read, rows_of
 
 
 def by_topic(rows: list[dict[str, Any]]) -> dict[str, list[Row]]:
