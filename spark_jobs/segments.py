@@ -61,7 +61,7 @@ def _read_segment(segment: Segment, query: Query, report: Report) -> Iterator[An
     seqs = (segment.entry.first_seq + segment.first_row, segment.entry.first_seq + segment.end_row)
     seqs = (seqs[0], seqs[1] - 1)
     try:
-        columns = _read_index(segment, report)
+        columns = read_index(segment, report)
         chosen, is_dead = _choose(segment, columns, query, report)
     except StorageError as error:
         _refuse(error, segment, query, report, str(error.path), seqs)
@@ -88,7 +88,7 @@ def _refuse(
 # -- which rows ----------------------------------------------------------------------------------
 
 
-def _read_index(segment: Segment, report: Report) -> Columns:
+def read_index(segment: Segment, report: Report) -> Columns:
     """The verified index, which must be the listed one."""
     entry = segment.entry
     path, descriptor = open_file(segment, layout.IDX_SUFFIX)

@@ -88,6 +88,13 @@ def spark_session(
     return spark
 
 
+def is_running() -> bool:
+    """Whether this process has a session, which is then not a job's to stop."""
+    from pyspark.sql import SparkSession
+
+    return SparkSession.getActiveSession() is not None
+
+
 def _show_java() -> int:
     java = find_java()
     if java is None:
