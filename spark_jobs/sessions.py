@@ -12,7 +12,7 @@ from spark_jobs.catalog import JOBS
 
 def transform(frame: Any, key: str = "node", gap: str = "30 minutes") -> Any:
     """A row a session: topic, who, when it began and ended, records. Records without `key` count
-    in none. A gap of exactly `gap` begins a new session.
+    in none. A gap of exactly `gap` ends no session.
     """
     from pyspark.sql import functions as F
 

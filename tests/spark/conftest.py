@@ -18,6 +18,14 @@ from tests.contract.driver import Server
 
 HAS_ARROW: Final = importlib.util.find_spec("pyarrow") is not None
 HAS_SPARK: Final = HAS_ARROW and importlib.util.find_spec("pyspark") is not None
+# Data are small: compiling a plan costs more than running it as it is.
+QUICK: Final = {
+    "spark.sql.shuffle.partitions": "1",
+    "spark.driver.memory": "1g",
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+}
 INSTALL: Final = "./run spark-setup installs it"
 
 
@@ -58,7 +66,7 @@ def spark() -> Iterator[Any]:
         session = spark_session(
             "topics tests",
             master="local[2]",
-            config={"spark.sql.shuffle.partitions": "2", "spark.driver.memory": "1g"},
+            config=QUICK,
         )
         yield session
         session.stop()

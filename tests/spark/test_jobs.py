@@ -6,6 +6,7 @@ import random
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
@@ -188,6 +189,7 @@ def test_sessions(spark: Any) -> None:
         ("a", "n", at(0)),
         ("a", "n", at(9)),
         ("a", "n", at(19)),
+        ("a", "n", at(29.001)),
         ("a", "m", at(5)),
         ("a", None, at(6)),
         ("b", "n", at(1)),
@@ -196,8 +198,8 @@ def test_sessions(spark: Any) -> None:
     got = sessions.transform(frame, "node", "10 seconds").collect()
     assert [(r.topic, r.who, utc(r.start), r.records, r.duration_ms) for r in got] == [
         ("a", "m", at(5), 1, 0),
-        ("a", "n", at(0), 2, 9000),
-        ("a", "n", at(19), 1, 0),
+        ("a", "n", at(0), 3, 19000),
+        ("a", "n", at(29.001), 1, 0),
         ("b", "n", at(1), 1, 0),
     ]
     assert "4 sessions of 2" in sessions.draw(got)
@@ -257,9 +259,7 @@ def test_large_inputs_are_what_a_fold_says(spark: Any, tmp_path: Path) -> None:
 
     tags = tag_activity.transform(frame).collect()
     assert {(t.topic, t.tag): t.records for t in tags} == Counter((r.topic, r.tag) for r in rows)
-    assert all(
-        a.records >= b.records for a, b in zip(tags, tags[1:], strict=False) if a.topic == b.topic
-    )
+    assert all(a.records >= b.records for a, b in pairwise(tags) if a.topic == b.topic)
 
     for gap in (2, 50):
         got = sessions.transform(frame, "node", f"{gap} milliseconds").collect()
@@ -269,7 +269,7 @@ def test_large_inputs_are_what_a_fold_says(spark: Any, tmp_path: Path) -> None:
         expected = Counter[Any]()
         for who, all_times in times.items():
             all_times.sort()
-            breaks = sum(b - a >= gap for a, b in zip(all_times, all_times[1:], strict=False))
+            breaks = sum(b - a > gap for a, b in pairwise(all_times))
             expected[who] = breaks + 1
         assert Counter((s.topic, s.who) for s in got) == expected
     frame.unpersist()
