@@ -97,12 +97,12 @@ def parse_options(given: Mapping[str, str]) -> Options:
 
 
 def _query(found: Mapping[str, str]) -> Query:
-    tag_names, node_names = _names(found.get("tags")), _names(found.get("nodes"))
+    tag_names, node_names = names_of(found.get("tags")), names_of(found.get("nodes"))
     if any(names.globs for names in (*tag_names, *node_names)):
         raise BadOption("tags, nodes: an exact name, or a prefix with one * at its end")
     with_deleted = _switch(found, "deleted", False)
     query = Query(
-        topics=_names(found.get("topics")),
+        topics=names_of(found.get("topics")),
         tags=tag_names,
         nodes=node_names,
         first_seq=_count(found, "fromSeq", 0),
@@ -155,7 +155,7 @@ def _local(path: str) -> str:
     return os.path.abspath(path)
 
 
-def _names(text: str | None) -> tuple[Names, ...]:
+def names_of(text: str | None) -> tuple[Names, ...]:
     """A comma-separated list of names, prefixes (`a*`) and globs; () for any."""
     if text is None or text.strip() in ("", "*"):
         return ()

@@ -23,7 +23,6 @@ QUICK: Final = {
     "spark.sql.shuffle.partitions": "1",
     "spark.driver.memory": "1g",
     "spark.sql.codegen.wholeStage": "false",
-    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
 }
 INSTALL: Final = "./run spark-setup installs it"

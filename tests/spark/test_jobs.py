@@ -12,6 +12,15 @@ from typing import Any, Final
 
 import pytest
 
+from tests.contract.driver import Server, eventually, good
+from tests.spark.conftest import HAS_SPARK, INSTALL
+from tests.spark.logs import seal_all
+from tests.spark.test_damage import damage, flip, record_at
+from tests.spark.test_reader import LEFT, webhooks
+
+if not HAS_SPARK:
+    pytest.skip(f"PySpark is not installed; {INSTALL}", allow_module_level=True)
+
 from spark_jobs import (
     integrity_audit,
     payload_schema,
@@ -22,14 +31,6 @@ from spark_jobs import (
     to_parquet,
     topic_volume,
 )
-from tests.contract.driver import Server, eventually, good
-from tests.spark.conftest import HAS_SPARK, INSTALL
-from tests.spark.logs import seal_all
-from tests.spark.test_damage import damage, flip, record_at
-from tests.spark.test_reader import LEFT, webhooks
-
-if not HAS_SPARK:
-    pytest.skip(f"PySpark is not installed; {INSTALL}", allow_module_level=True)
 
 __all__ = ["webhooks"]
 
