@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 from spark_jobs import job, pictures
 from spark_jobs.catalog import JOBS
 
 COLUMNS = "topic,ts,bytes"
+_POINTS_MAX = 2_000
 
 
 def transform(frame: Any, bucket: str = "1 hour") -> Any:
@@ -20,7 +22,7 @@ def transform(frame: Any, bucket: str = "1 hour") -> Any:
     from pyspark.sql import functions as F
 
     start, end = F.col("window.start"), F.col("window.end")
-    seconds = end.cast("double") - start.cast("double")
+    seconds = (F.unix_micros(end) - F.unix_micros(start)) / 1_000_000
     sizes = F.percentile("bytes", F.array(*map(F.lit, (0.5, 0.95, 0.99))))
     return (
         frame.groupBy("topic", F.window("ts", bucket))
@@ -44,12 +46,23 @@ def transform(frame: Any, bucket: str = "1 hour") -> Any:
 
 
 def draw(rows: Sequence[Any]) -> str:
-    """Records over time, a line a topic."""
-    series: dict[str, list[tuple[float, float]]] = {}
+    """Records over time, a line a topic; where a topic has no row it had no record."""
+    found: dict[str, dict[float, float]] = {}
     for row in rows:
-        point = (row.start.timestamp() * 1000, float(row.records))
-        series.setdefault(row.topic, []).append(point)
+        found.setdefault(row.topic, {})[row.start.timestamp() * 1000] = float(row.records)
+    times = sorted({t for points in found.values() for t in points})
+    step = min((after - before for before, after in pairwise(times)), default=0.0)
+    if step and (times[-1] - times[0]) / step <= _POINTS_MAX:
+        times = [times[0] + step * n for n in range(round((times[-1] - times[0]) / step) + 1)]
+    series = {
+        topic: [(t, points.get(round(t, 3), 0.0)) for t in times]
+        for topic, points in ((name, _rounded(each)) for name, each in found.items())
+    }
     return pictures.lines("Records per topic", "records in a bucket of time", series)
+
+
+def _rounded(points: dict[float, float]) -> dict[float, float]:
+    return {round(t, 3): value for t, value in points.items()}
 
 
 def main(words: Sequence[str] | None = None) -> int:
