@@ -708,10 +708,14 @@ API = {
         "api.state",
         "exposition",
     ),
+    "api.admin": driver(
+        "api.access", "api.bodies", "api.guard", "api.http", "api.rendering", "api.state"
+    ),
     # The page that shows the description, from an installed package's files.
     "api.reference": driver("api.http", "api.state"),
     "api.app": driver(
         "api.problems",
+        "api.admin",
         "api.guard",
         "api.http",
         "api.keys",

@@ -395,23 +395,25 @@ def canonical(requirement: str) -> str:
     return re.sub(r"[-_.]+", "-", match.group()).lower()
 
 
-def test_the_lock_holds_what_the_project_asks_for() -> None:
+def test_the_locks_hold_what_the_project_asks_for() -> None:
     """Every dependency is pinned with hashes, and no registry is named."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
-    text = (ROOT / "requirements.lock").read_text("utf-8")
-    pins = re.findall(r"^([a-z0-9.-]+)==((?:[^\n]*\\\n)*[^\n]*)", text, re.MULTILINE)
-    asked = {
-        canonical(requirement)
-        for requirement in [
-            *project["project"]["dependencies"],
-            *project["project"]["optional-dependencies"]["dev"],
-            *project["build-system"]["requires"],
-        ]
-    }
-    problems = [f"requirements.lock: {name} is missing" for name in asked - dict(pins).keys()]
-    problems += [
-        f"requirements.lock: {name} has no hash" for name, rest in pins if "sha256:" not in rest
+    extras = project["project"]["optional-dependencies"]
+    everyday = [
+        *project["project"]["dependencies"],
+        *extras["dev"],
+        *project["build-system"]["requires"],
     ]
-    if re.search(r"://|--(extra-)?index-url|--find-links", text):
-        problems.append("requirements.lock: names a registry")
+    problems: list[str] = []
+    for lock, wanted in {
+        "requirements.lock": everyday,
+        "requirements-spark.lock": extras["spark"],
+    }.items():
+        text = (ROOT / lock).read_text("utf-8")
+        pins = re.findall(r"^([a-z0-9.-]+)==((?:[^\n]*\\\n)*[^\n]*)", text, re.MULTILINE)
+        asked = {canonical(requirement) for requirement in wanted}
+        problems += [f"{lock}: {name} is missing" for name in asked - dict(pins).keys()]
+        problems += [f"{lock}: {name} has no hash" for name, rest in pins if "sha256:" not in rest]
+        if re.search(r"://|--(extra-)?index-url|--find-links", text):
+            problems.append(f"{lock}: names a registry")
     fail_with(problems, "make it again as docs/decisions/0001-dependencies.md says")

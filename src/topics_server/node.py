@@ -279,6 +279,7 @@ class Node:
         self.state.queues = self.queues
         self.state.routers = self.routers
         self.state.streams = self.streams
+        self.state.sealing = self.sealer
         if self.state.phase == "replaying":
             self.state.enter("ready")
 

@@ -82,6 +82,7 @@ ROWS: Final[dict[tuple[str, str], Row]] = {
     ("GET", "/v0/ready"): OPEN,
     ("GET", "/readyz"): OPEN,
     ("GET", "/v0/metrics"): row(R),
+    ("POST", "/v0/admin/seal"): row(A, body={}),
     ("GET", "/v0/openapi.json"): OPEN,
     ("GET", "/v0/docs"): OPEN,
     ("GET", "/v0/docs/{file}"): OPEN,

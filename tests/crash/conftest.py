@@ -28,6 +28,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--fuzz", type=int, default=2000, help="requests changed at random (2000)")
     group.addoption("--half-open", type=int, default=200, help="connections never used (200)")
     group.addoption("--never-reading", type=int, default=20, help="clients that never read (20)")
+    group.addoption("--stream-kills", type=int, default=1, help="of a Spark query (1)")
     group.addoption("--idle-streams", type=int, default=200, help="streams without news (200)")
 
 

@@ -457,6 +457,16 @@ def _server_paths() -> Schema:
         tag="server",
         scopes=("read",),
     )
+    seal = operation(
+        "seal",
+        "Seal what topics hold now, so that their files show what a reader is shown.",
+        {"200": answer("It is sealed; ephemeral records never are.", ref("SealResult"))},
+        tag="server",
+        scopes=("admin",),
+        codes=(*WRITES, *TAKES_BODY, Code.TOPIC_NOT_FOUND),
+        body=ref("SealRequest"),
+        is_body_required=False,
+    )
     described = _shown("openapi", "This document.", object_of(""), JSON)
     page = _shown("reference", "This document as a page to read.", text(), "text/html")
     return {
@@ -465,6 +475,7 @@ def _server_paths() -> Schema:
         "/v0/ready": _probe("ready", "Whether requests are taken.", "Ready", *gated),
         "/readyz": _probe("readyAlias", "As `/v0/ready`.", "Ready", *gated),
         "/v0/metrics": {"get": metrics},
+        "/v0/admin/seal": {"post": seal},
         "/v0/openapi.json": {"get": described},
         "/v0/docs": {"get": page},
         "/v0/docs/{file}": {

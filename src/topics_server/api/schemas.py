@@ -459,6 +459,16 @@ def _router_schemas() -> Schema:
         "RouterPutResult": _all(defined | {"created": boolean()} | performance),
         "RouterState": _all(defined | place | performance, optional="reason"),
         "RouterList": _all(page | performance, optional="next_cursor"),
+        "SealRequest": object_of(
+            "",
+            topics={
+                "anyOf": [list_of(text(), maxItems=1000), {"type": "null"}],
+                "description": "Names; left out, every topic that the key may name.",
+            },
+        ),
+        "SealResult": _all(
+            {"topics": u64(), "segments": u64(), "unsealed_records": u64()} | performance
+        ),
         "RouterDropResult": _all({"router": text(), "deleted": boolean()} | performance),
     }
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Literal, Protocol
 
 from topics_server.api.fanout import Fanout
@@ -265,6 +265,14 @@ class Routers(Protocol):
         ...
 
 
+class Sealing(Protocol):
+    """What seals on demand; `engine.sealer.Sealer`."""
+
+    async def seal_topics(self, names: Iterable[str]) -> tuple[int, int]:
+        """Seal what these topics hold now: records left unsealed, segments made."""
+        ...
+
+
 @dataclasses.dataclass(slots=True, kw_only=True)
 class ServerState:
     """The one shared state of all handlers.
@@ -287,6 +295,7 @@ class ServerState:
     queues: QueueService | None = None
     routers: Routers | None = None
     streams: Streams | None = None
+    sealing: Sealing | None = None
     phase: Phase = "replaying"
     started_ms: float = dataclasses.field(default_factory=monotonic_ms)
     shards: Callable[[], Sequence[ShardFacts]] = tuple

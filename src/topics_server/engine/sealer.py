@@ -9,7 +9,7 @@ A failed job is logged and tried again later: nothing is lost by not sealing.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Final
 
@@ -207,6 +207,39 @@ class Sealer:
             except StorageError as error:
                 self.failed_count += 1
                 log.warning("sealing topic %s before a checkpoint failed: %s", topic.name, error)
+
+    async def seal_now(self, topic: Topic) -> int:
+        """Seal all that a topic holds now, and publish what it is; how many records stay unsealed.
+
+        What comes meanwhile is not waited for. Afterwards its files show what a reader is shown:
+        deletes are flagged and the manifest has the floor. Records of an ephemeral topic, and of a
+        shard that is read-only, stay where they are. Raises `StorageError`.
+        """
+        if topic.is_ephemeral:
+            return topic.log.live_count
+        head_seq = topic.log.head_seq
+        await self._sync_what_killed(topic)
+        async with self._one_job:
+            self._move_floor(topic, self._clock.now_ms())
+            await self._flip(topic)
+            while topic.log.sealed_seq < head_seq and await self._seal(topic, force=True):
+                await self._flip(topic)
+            await self._drop_segments(topic)
+            if topic.log.sealed_count and self._registry.get(topic.topic_id) is topic:
+                await self._sync_what_killed(topic)
+                await self._flip(topic)
+                facts = topic.facts()
+                await self._offload.run(partial(self._segments.write_manifest, facts))
+        return topic.log.live_between(topic.log.sealed_seq + 1, head_seq)[0]
+
+    async def seal_topics(self, names: Iterable[str]) -> tuple[int, int]:
+        """`seal_now` one topic after the other: records left unsealed, segments made."""
+        before, left = self.sealed_count, 0
+        for name in names:
+            topic = self._registry.find(name)
+            if topic is not None:
+                left += await self.seal_now(topic)
+        return left, self.sealed_count - before
 
     # --- jobs ---------------------------------------------------------------------------
 

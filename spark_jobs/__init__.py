@@ -1,0 +1,9 @@
+"""Analytics over sealed segments, beside the server: an Arrow reader, a Spark source, jobs.
+
+Map: `query` (what is asked for), `listing` (manifests to segments: one snapshot of what is sealed),
+`segments` (one segment to Arrow batches), `columns` (bytes to Arrow columns), `packing` (segments
+to partitions), `report` (what a task read and what it could not), `options` (texts to a query),
+`datasource` and `streaming` (PySpark), `session` (Java, Spark), `pictures` (SVG); every other
+module is the job of its name. Of the server only `topics_server.wal.segment_format`,
+`wal.manifest_format` and `wal.layout` are imported, and what those three import.
+"""

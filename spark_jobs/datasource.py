@@ -1,0 +1,147 @@
+"""The Spark source `topics`: `spark.read.format("topics").load(dir)`, after `register(spark)`.
+
+Needs Spark 4.0; filters are pushed down from 4.1 on, where `register` has switched that on, and
+streams need 4.2 (their limits). The listing is made once, when the read is planned: all tasks of
+one DataFrame's plan see one state of each topic. Batches are Arrow's, never rows of Python.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+
+from spark_jobs.filters import narrow
+from spark_jobs.listing import Listing, Segment, list_segments
+from spark_jobs.options import Options, parse_options, with_columns
+from spark_jobs.packing import pack
+from spark_jobs.query import Query
+from spark_jobs.report import Report
+
+if TYPE_CHECKING:
+    from spark_jobs.streaming import TopicsStreamReader
+
+PUSH_DOWN: Final = "spark.sql.python.filterPushdown.enabled"
+_PUSHING_WORKER: Final = "data_source_pushdown_filters.py"
+
+
+class TopicsPartition(InputPartition):
+    """Segments, or pieces of them, that one task reads."""
+
+    def __init__(self, segments: list[Segment]) -> None:
+        super().__init__(None)
+        self.segments = segments
+
+
+class TopicsDataSource(DataSource):
+    """See the module; options are in docs/ANALYTICS.md."""
+
+    @classmethod
+    def name(cls) -> str:
+        """The format's name."""
+        return "topics"
+
+    def schema(self) -> str:
+        """All columns, or those of the option `columns`."""
+        columns = parse_options(self.options).query.columns
+        return ", ".join(f"{name} {kind}" for name, kind in columns)
+
+    def reader(self, schema: Any) -> DataSourceReader:
+        """A reader of the schema's columns; one that takes filters only when there are some.
+
+        Spark refuses a reader with `pushFilters` while its option is off, and calls `reader` from
+        another worker when it is on and the query has filters.
+        """
+        options = parse_options(self.options)
+        caller = sys._getframe(1).f_code.co_filename
+        kind = PushingReader if caller.endswith(_PUSHING_WORKER) else TopicsReader
+        return kind(options, query_of(options, schema))
+
+    def streamReader(self, schema: Any) -> TopicsStreamReader:
+        """A reader of micro-batches."""
+        from spark_jobs.streaming import TopicsStreamReader
+
+        options = parse_options(self.options)
+        return TopicsStreamReader(options, query_of(options, schema))
+
+
+def query_of(options: Options, schema: Any) -> Query:
+    """The query for what Spark says the columns are."""
+    columns = tuple((field.name, field.dataType.simpleString()) for field in schema.fields)
+    return with_columns(options.query, columns)
+
+
+class TopicsReader(DataSourceReader):
+    """Plans on the driver, reads on executors."""
+
+    def __init__(self, options: Options, query: Query) -> None:
+        self.options = options
+        self.query = query
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """One listing, packed."""
+        options, query = self.options, self.query
+        listing = list_segments(
+            options.data_dir, query, cold_dir=options.cold_dir, now_ms=options.now_ms
+        )
+        if options.warns:
+            warn_unsealed(listing, options.data_dir)
+        if query.report_dir is not None and listing.skipped:
+            Report(skipped=listing.skipped).keep(query.report_dir)
+        packed = pack(
+            listing.segments,
+            options.partition_bytes,
+            options.min_partitions,
+            payload=query.needs_payload,
+        )
+        return [TopicsPartition(segments) for segments in packed]
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        """Arrow batches of a partition; of none when there was nothing to plan."""
+        from spark_jobs.segments import read_segments
+
+        segments = partition.segments if isinstance(partition, TopicsPartition) else []
+        return read_segments(segments, self.query)
+
+
+class PushingReader(TopicsReader):
+    """A reader that takes filters over."""
+
+    def pushFilters(self, filters: list[Any]) -> Iterable[Any]:
+        """Narrow the query; what Spark still has to apply is returned."""
+        self.query, left = narrow(self.query, filters)
+        return left
+
+
+def warn_unsealed(listing: Listing, data_dir: str) -> None:
+    """Say what is not read because it is not sealed, as of the last manifest of each topic."""
+    if not listing.unsealed:
+        return
+    sys.stderr.write(
+        f"topics: at least {listing.unsealed} records of {data_dir} are not sealed yet and are "
+        "not read. Seal them with POST /v0/admin/seal, or export them from the running server "
+        "with `topics export`.\n"
+    )
+
+
+def register(spark: Any) -> None:
+    """Make `format("topics")` known, and let filters be pushed down where Spark can."""
+    spark.dataSource.register(TopicsDataSource)
+    version = tuple(int(part) for part in spark.version.split(".")[:2])
+    if version >= (4, 1):
+        spark.conf.set(PUSH_DOWN, "true")
+
+
+def payloads(frame: Any, schema: str | None = None) -> Any:
+    """The frame with `data` parsed: as a VARIANT, or by a schema in Spark's words.
+
+    What is no JSON (or does not fit the schema) becomes null. Spark itself parses, in its own code:
+    a Python source cannot make VARIANT columns faster than that.
+    """
+    from pyspark.sql import functions as F
+
+    column = F.col("data").cast("string")
+    parsed = F.try_parse_json(column) if schema is None else F.from_json(column, schema)
+    return frame.withColumn("data", parsed)

@@ -1,0 +1,104 @@
+"""What the mains of all jobs share: arguments, reading, writing Parquet, showing, a picture.
+
+A job is a pure `transform(frame, ...) -> frame` and a `main`; this is what stands around it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from spark_jobs.options import parse_options
+from spark_jobs.query import BadOption
+from spark_jobs.session import NoJava, is_running, spark_session
+
+SHOWN_ROWS: Final = 20
+
+
+def parser_of(name: str, about: str) -> argparse.ArgumentParser:
+    """The options of every job."""
+    parser = argparse.ArgumentParser(prog=f"topics jobs {name}", description=about)
+    parser.add_argument("data_dir", type=Path, help="a data directory, of a server or a copy")
+    parser.add_argument("--cold-dir", type=Path, help="its TOPICS_COLD_DIR")
+    parser.add_argument("--topics", metavar="A,B*", help="names, prefixes, globs (all)")
+    parser.add_argument("--from", dest="from_ts", metavar="TIME", help="ISO 8601, or ms")
+    parser.add_argument("--to", dest="to_ts", metavar="TIME", help="exclusive")
+    parser.add_argument("--tolerant", action="store_true", help="skip what is damaged")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="write the result as Parquet")
+    parser.add_argument("--picture", type=Path, metavar="FILE.svg", help="draw the result")
+    parser.add_argument("--rows", type=int, default=SHOWN_ROWS, help="rows to show (20)")
+    parser.add_argument("--master", help="of Spark; without it all cores of this machine")
+    return parser
+
+
+def options_of(given: argparse.Namespace, **more: str) -> dict[str, str]:
+    """Options of the source. Raises `BadOption`."""
+    found = {
+        "coldDir": given.cold_dir,
+        "topics": given.topics,
+        "fromTs": given.from_ts,
+        "toTs": given.to_ts,
+        "checks": "tolerant" if given.tolerant else None,
+        **more,
+    }
+    options = {name: str(value) for name, value in found.items() if value is not None}
+    parse_options({"path": str(given.data_dir), **options})
+    return options
+
+
+def load(spark: Any, given: argparse.Namespace, **more: str) -> Any:
+    """The records of the directory that was named."""
+    return (
+        spark.read.format("topics").options(**options_of(given, **more)).load(str(given.data_dir))
+    )
+
+
+def finish(
+    result: Any,
+    given: argparse.Namespace,
+    draw: Callable[[Sequence[Any]], str] | None = None,
+    name: str = "",
+) -> None:
+    """Write, draw and show a result; it is computed once."""
+    result = result.cache()
+    try:
+        if given.out is not None:
+            target = given.out / name if name else given.out
+            result.write.mode("overwrite").parquet(str(target))
+            say(f"written: {target}")
+        if given.picture is not None and draw is not None:
+            given.picture.parent.mkdir(parents=True, exist_ok=True)
+            given.picture.write_text(draw(result.collect()), "utf-8")
+            say(f"drawn: {given.picture}")
+        if given.rows:
+            result.show(given.rows, truncate=60)
+    finally:
+        result.unpersist()
+
+
+def say(text: str) -> None:
+    """A line for the person who waits; results go to standard output."""
+    sys.stderr.write(f"{text}\n")
+
+
+def run(
+    name: str,
+    given: argparse.Namespace,
+    work: Callable[[Any, argparse.Namespace], int | None],
+) -> int:
+    """Do a job with a session; 2 for wrong options or no Java."""
+    try:
+        options_of(given)
+        is_ours = not is_running()
+        spark = spark_session(f"topics {name}", master=given.master)
+    except (BadOption, NoJava) as error:
+        say(f"topics jobs {name}: {error}")
+        return 2
+    try:
+        return work(spark, given) or 0
+    finally:
+        if is_ours:
+            spark.stop()

@@ -1,0 +1,115 @@
+"""What a read asks for, as one value: columns, ranges, names, and how strict it is.
+
+Pure. Made by `options` from texts and narrowed by `narrow` from pushed filters; executors get it
+pickled with their partition.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from dataclasses import dataclass, replace
+from typing import Final
+
+COLUMNS: Final = ("topic", "epoch", "seq", "ts", "node", "tag", "data", "meta")
+EXTRA_COLUMNS: Final = ("deleted", "kind", "hop", "bytes")
+PAYLOAD_COLUMNS: Final = frozenset({"data", "meta"})
+
+SEQ_LIMIT: Final = 2**63 - 1
+TS_LOW: Final = -(2**63)
+TS_HIGH: Final = 2**63 - 1
+
+# Columns and the Spark types each may have; the first one is the default.
+TYPES: Final[dict[str, tuple[str, ...]]] = {
+    "topic": ("string",),
+    "epoch": ("bigint",),
+    "seq": ("bigint",),
+    "ts": ("timestamp", "bigint"),
+    "node": ("string",),
+    "tag": ("string",),
+    "data": ("string", "binary"),
+    "meta": ("string", "binary"),
+    "deleted": ("boolean",),
+    "kind": ("string",),
+    "hop": ("int",),
+    "bytes": ("bigint",),
+}
+
+
+class BadOption(ValueError):
+    """An option that cannot be; the message says which, and what it takes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """A set of names: any, or those that equal one of `exact`, match a prefix or a glob."""
+
+    exact: frozenset[str] | None = None
+    prefixes: tuple[str, ...] = ()
+    globs: tuple[str, ...] = ()
+
+    @property
+    def is_any(self) -> bool:
+        """Whether every name (and the absence of one) is in it."""
+        return self.exact is None and not self.prefixes and not self.globs
+
+    def has(self, name: str) -> bool:
+        """Whether a name is in it."""
+        return (
+            self.is_any
+            or (self.exact is not None and name in self.exact)
+            or any(name.startswith(prefix) for prefix in self.prefixes)
+            or any(fnmatch.fnmatchcase(name, glob) for glob in self.globs)
+        )
+
+
+ANY: Final = Names()
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """All bounds are inclusive but `end_ts`. A tag or node must be in every one of its `Names`."""
+
+    columns: tuple[tuple[str, str], ...] = tuple((name, TYPES[name][0]) for name in COLUMNS)
+    topics: tuple[Names, ...] = ()
+    first_seq: int = 0
+    last_seq: int = SEQ_LIMIT
+    start_ts: int = TS_LOW
+    end_ts: int = TS_HIGH
+    tags: tuple[Names, ...] = ()
+    nodes: tuple[Names, ...] = ()
+    tier: str = "both"
+    with_deleted: bool = False
+    is_tolerant: bool = False
+    # Whether delete flags are those of the listing, or of the moment a segment is read.
+    flags_at_listing: bool = True
+    report_dir: str | None = None
+
+    @property
+    def needs_payload(self) -> bool:
+        """Whether records themselves are read, or the index is enough."""
+        return any(name in PAYLOAD_COLUMNS for name, _ in self.columns)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no record can match."""
+        return self.first_seq > self.last_seq or self.start_ts >= self.end_ts
+
+    def wants_topic(self, name: str) -> bool:
+        """Whether a topic is asked for."""
+        return all(names.has(name) for names in self.topics)
+
+    def narrow_seqs(self, first: int | None, last: int | None) -> Query:
+        """Only these seqs; None leaves an end as it is."""
+        return replace(
+            self,
+            first_seq=self.first_seq if first is None else max(self.first_seq, first),
+            last_seq=self.last_seq if last is None else min(self.last_seq, last),
+        )
+
+    def narrow_times(self, start: int | None, end: int | None) -> Query:
+        """Only times in `[start, end)`, ms."""
+        return replace(
+            self,
+            start_ts=self.start_ts if start is None else max(self.start_ts, start),
+            end_ts=self.end_ts if end is None else min(self.end_ts, end),
+        )

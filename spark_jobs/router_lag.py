@@ -1,0 +1,89 @@
+"""How far a router's copies are behind their source, over time.
+
+An `exactly_once` router stamps each copy's `meta` with the topic, epoch and seq it comes from; the
+two times of commit give its lag. Copies of an `at_least_once` router carry no stamp, and are not
+seen by this job.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from typing import Any
+
+from spark_jobs import job, pictures
+from spark_jobs.catalog import JOBS
+
+STAMP = "_topics_router struct<source string, epoch bigint, seq bigint>"
+
+
+def transform(sources: Any, copies: Any, bucket: str = "1 minute") -> Any:
+    """A row a source, destination and bucket of the copies: copies, lag in ms, unknown ones.
+
+    `sources`: `topic, epoch, seq, ts`, deleted ones too; `copies`: `topic, ts, meta`. A copy whose
+    source record is no longer in any segment counts in `unknown`.
+    """
+    from pyspark.sql import functions as F
+
+    stamped = copies.select(
+        F.col("topic").alias("dest"),
+        F.col("ts").alias("copied"),
+        F.from_json("meta", STAMP)["_topics_router"].alias("stamp"),
+    ).where("stamp.source is not null")
+    origins = sources.select(
+        F.col("topic").alias("source"), "epoch", "seq", F.col("ts").alias("appended")
+    )
+    lag = F.unix_millis("copied") - F.unix_millis("appended")
+    joined = (
+        stamped.select("dest", "copied", "stamp.*")
+        .join(origins, ["source", "epoch", "seq"], "left")
+        .select("source", "dest", "copied", lag.alias("lag_ms"))
+    )
+    percentiles = F.percentile("lag_ms", F.array(*map(F.lit, (0.5, 0.99))))
+    return (
+        joined.groupBy("source", "dest", F.window("copied", bucket))
+        .agg(
+            F.count("*").alias("copies"),
+            F.count(F.when(F.col("lag_ms").isNull(), 1)).alias("unknown"),
+            percentiles.alias("lags"),
+            F.max("lag_ms").alias("lag_max_ms"),
+        )
+        .select(
+            *("source", "dest", F.col("window.start").alias("start"), "copies", "unknown"),
+            F.col("lags")[0].alias("lag_p50_ms"),
+            F.col("lags")[1].alias("lag_p99_ms"),
+            "lag_max_ms",
+        )
+        .orderBy("source", "dest", "start")
+    )
+
+
+def draw(rows: Sequence[Any]) -> str:
+    """Median and 99 of 100 over time, per router."""
+    series: dict[str, list[tuple[float, float]]] = {}
+    for row in rows:
+        for name in ("lag_p50_ms", "lag_p99_ms"):
+            if row[name] is not None:
+                point = (row.start.timestamp() * 1000, float(row[name]))
+                series.setdefault(f"{row.source}→{row.dest} {name[4:7]}", []).append(point)
+    return pictures.lines("Lag of routers", "ms behind the source, by time of the copy", series)
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """The command line."""
+    parser = job.parser_of("router_lag", JOBS["router_lag"])
+    parser.add_argument("--source", help="names, prefixes, globs of source topics (all)")
+    parser.add_argument("--bucket", default="1 minute", help="of time (1 minute)")
+    given = parser.parse_args(words)
+
+    def work(spark: Any, given: argparse.Namespace) -> None:
+        copies = job.load(spark, given, columns="topic,ts,meta")
+        given.topics, given.from_ts = given.source, None
+        sources = job.load(spark, given, columns="topic,epoch,seq,ts", deleted="true")
+        job.finish(transform(sources, copies, given.bucket), given, draw)
+
+    return job.run("router_lag", given, work)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,110 @@
+"""A Spark session for jobs, and the Java it needs: found, or a line that says what to install.
+
+Jobs run under `spark-submit` or by themselves; only in the second case is a session made here, on
+this machine's cores, with the source registered.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+NO_JAVA: Final = (
+    "Spark needs Java 17 or newer, and none was found in JAVA_HOME, in PATH or in ~/.jdk. "
+    "On Debian or Ubuntu: apt-get install openjdk-17-jre-headless. Without root: "
+    "pip install install-jdk, then python -c \"import jdk; jdk.install('17')\""
+)
+_PARENT: Final = str(Path(__file__).resolve().parents[1])
+
+
+class NoJava(RuntimeError):
+    """There is no Java; the message says what to install."""
+
+    def __init__(self) -> None:
+        super().__init__(NO_JAVA)
+
+
+def find_java(environment: dict[str, str] | None = None) -> str | None:
+    """The folder of a Java: `JAVA_HOME`, else of `java` in `PATH`, else one in `~/.jdk`."""
+    env = dict(os.environ) if environment is None else environment
+    home = env.get("JAVA_HOME")
+    if home and os.access(Path(home, "bin", "java"), os.X_OK):
+        return home
+    found = shutil.which("java", path=env.get("PATH", ""))
+    if found is not None:
+        return str(Path(found).resolve().parents[1])
+    # Where the package `install-jdk` puts what it fetches.
+    for candidate in sorted(Path(env.get("HOME", "~")).glob(".jdk/*"), reverse=True):
+        if os.access(candidate / "bin" / "java", os.X_OK):
+            return str(candidate)
+    return None
+
+
+def spark_session(
+    name: str, *, master: str | None = None, config: dict[str, str] | None = None
+) -> Any:
+    """The running session, or a new one with the source registered. Raises `NoJava`.
+
+    Without `master` it is what `spark-submit` says, else all cores of this machine.
+    """
+    java = find_java()
+    if java is None:
+        raise NoJava
+    os.environ["JAVA_HOME"] = java
+    # Workers are processes of their own: they find this package where we did.
+    paths = [_PARENT, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    from pyspark.sql import SparkSession
+
+    from spark_jobs.datasource import register
+
+    is_submitted = "PYSPARK_GATEWAY_PORT" in os.environ  # by spark-submit, whose word counts
+    builder = SparkSession.builder.appName(name)
+    if not is_submitted:
+        builder = builder.master(master or "local[*]")
+        if (master or "local").startswith("local"):
+            os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    defaults = (
+        {}
+        if is_submitted
+        else {
+            "spark.ui.enabled": "false",
+            "spark.ui.showConsoleProgress": "false",
+            "spark.sql.session.timeZone": "UTC",
+            "spark.sql.shuffle.partitions": "8",
+            "spark.driver.memory": "2g",
+        }
+    )
+    for key, value in {**defaults, **(config or {})}.items():
+        builder = builder.config(key, value)
+    spark = builder.getOrCreate()
+    spark.sparkContext.setLogLevel("ERROR")
+    register(spark)
+    return spark
+
+
+def is_running() -> bool:
+    """Whether this process has a session, which is then not a job's to stop."""
+    from pyspark.sql import SparkSession
+
+    return SparkSession.getActiveSession() is not None
+
+
+def _show_java() -> int:
+    java = find_java()
+    if java is None:
+        sys.stderr.write(NO_JAVA + "\n")
+        return 1
+    command = [str(Path(java, "bin", "java")), "-version"]
+    shown = subprocess.run(command, capture_output=True, text=True, check=False)
+    sys.stdout.write(f"Java: {shown.stderr.splitlines()[0] if shown.stderr else java}\n")
+    return shown.returncode
+
+
+if __name__ == "__main__":
+    sys.exit(_show_java())

@@ -1,0 +1,62 @@
+"""Sessions per node or tag: runs of records of one of them with no longer gap between them."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from typing import Any
+
+from spark_jobs import job, pictures
+from spark_jobs.catalog import JOBS
+
+
+def transform(frame: Any, key: str = "node", gap: str = "30 minutes") -> Any:
+    """A row a session: topic, who, when it began and ended, records. Records without `key` count
+    in none. A gap of exactly `gap` ends no session.
+    """
+    from pyspark.sql import functions as F
+
+    assert key in ("node", "tag")
+    who = F.col(key)
+    return (
+        frame.where(who.isNotNull())
+        .groupBy("topic", who.alias("who"), F.session_window("ts", gap))
+        .agg(
+            F.min("ts").alias("start"),
+            F.max("ts").alias("end"),
+            F.count("*").alias("records"),
+        )
+        .select(
+            *("topic", "who", "start", "end", "records"),
+            (F.unix_millis("end") - F.unix_millis("start")).alias("duration_ms"),
+        )
+        .orderBy("topic", "who", "start")
+    )
+
+
+def draw(rows: Sequence[Any]) -> str:
+    """Who had most sessions."""
+    counts: dict[str, int] = {}
+    for row in rows:
+        counts[row.who] = counts.get(row.who, 0) + 1
+    busiest = sorted(counts.items(), key=lambda each: (-each[1], each[0]))[:20]
+    note = f"{len(rows)} sessions of {len(counts)}; the busiest {len(busiest)} are shown"
+    return pictures.bars("Sessions", "by who", [(n, float(c)) for n, c in busiest], note)
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """The command line."""
+    parser = job.parser_of("sessions", JOBS["sessions"])
+    parser.add_argument("--by", choices=("node", "tag"), default="node", help="whose (node)")
+    parser.add_argument("--gap", default="30 minutes", help="that ends one (30 minutes)")
+    given = parser.parse_args(words)
+
+    def work(spark: Any, given: argparse.Namespace) -> None:
+        frame = job.load(spark, given, columns=f"topic,ts,{given.by}")
+        job.finish(transform(frame, given.by, given.gap), given, draw)
+
+    return job.run("sessions", given, work)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

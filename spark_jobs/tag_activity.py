@@ -1,0 +1,101 @@
+"""The busiest tags of each topic, when each was seen first and last, and how tags come and go."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from typing import Any
+
+from spark_jobs import job, pictures
+from spark_jobs.catalog import JOBS
+
+COLUMNS = "topic,tag,seq,ts"
+
+
+def transform(frame: Any) -> Any:
+    """A row a topic and tag: records, share of the topic, first and last seen, rank."""
+    from pyspark.sql import Window
+    from pyspark.sql import functions as F
+
+    of_topic = Window.partitionBy("topic")
+    by_count = of_topic.orderBy(F.desc("records"), "tag")
+    counted = (
+        frame.where(F.col("tag").isNotNull())
+        .groupBy("topic", "tag")
+        .agg(
+            F.count("*").alias("records"),
+            F.min("ts").alias("first_seen"),
+            F.max("ts").alias("last_seen"),
+            F.max("seq").alias("last_seq"),
+        )
+    )
+    return counted.select(
+        "*",
+        (F.col("records") / F.sum("records").over(of_topic)).alias("share"),
+        F.row_number().over(by_count).alias("rank"),
+    ).orderBy("topic", "rank")
+
+
+def churn(frame: Any, bucket_s: int) -> Any:
+    """A row a topic and bucket: tags active in it, new since the bucket before, gone since then.
+
+    A bucket without any record of the topic has no row of its own, unless tags went in it.
+    """
+    from pyspark.sql import functions as F
+
+    number = F.floor(F.unix_seconds("ts") / bucket_s)
+    active = (
+        frame.where(F.col("tag").isNotNull())
+        .select("topic", "tag", number.alias("bucket"))
+        .distinct()
+    )
+    before = active.select("topic", "tag", (F.col("bucket") + 1).alias("bucket"))
+    keys = ["topic", "tag", "bucket"]
+    came = active.join(before, keys, "left_anti").groupBy("topic", "bucket")
+    went = before.join(active, keys, "left_anti").groupBy("topic", "bucket")
+    last = active.groupBy("topic").agg(F.max("bucket").alias("last"))
+    return (
+        active.groupBy("topic", "bucket")
+        .agg(F.count("*").alias("active"))
+        .join(came.agg(F.count("*").alias("appeared")), ["topic", "bucket"], "full")
+        .join(went.agg(F.count("*").alias("vanished")), ["topic", "bucket"], "full")
+        .join(last, "topic")
+        .where(F.col("bucket") <= F.col("last"))
+        .na.fill(0, ["active", "appeared", "vanished"])
+        .select(
+            "topic",
+            F.timestamp_seconds(F.col("bucket") * bucket_s).alias("start"),
+            *("active", "appeared", "vanished"),
+        )
+        .orderBy("topic", "start")
+    )
+
+
+def draw(rows: Sequence[Any]) -> str:
+    """The twenty busiest tags."""
+    topics = {row.topic for row in rows}
+    busiest = sorted(rows, key=lambda row: -row.records)[:20]
+    named = [
+        (row.tag if len(topics) == 1 else f"{row.topic} · {row.tag}", float(row.records))
+        for row in busiest
+    ]
+    note = f"{len(rows)} tags in {len(topics)} topics; the busiest {len(named)} are shown"
+    return pictures.bars("Busiest tags", "records", named, note)
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """The command line."""
+    parser = job.parser_of("tag_activity", JOBS["tag_activity"])
+    parser.add_argument("--bucket-s", type=int, default=3600, help="seconds of churn (3600)")
+    given = parser.parse_args(words)
+
+    def work(spark: Any, given: argparse.Namespace) -> None:
+        frame = job.load(spark, given, columns=COLUMNS)
+        job.finish(transform(frame), given, draw, "tags")
+        job.finish(churn(frame, given.bucket_s), given, None, "churn")
+
+    return job.run("tag_activity", given, work)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

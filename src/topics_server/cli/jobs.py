@@ -1,0 +1,46 @@
+"""`topics jobs`: list the analytics jobs, or run one with Spark in a process of its own."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import subprocess
+import sys
+
+import click
+
+_NO_SPARK = (
+    "jobs need PySpark and pyarrow: pip install 'topics-server[spark]' "
+    "(in a checkout: ./run spark-setup)"
+)
+
+
+@click.command(
+    name="jobs",
+    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+    add_help_option=False,
+)
+@click.argument("words", nargs=-1, type=click.UNPROCESSED)
+def command(words: tuple[str, ...]) -> None:
+    """List the jobs, or run one: `topics jobs NAME DATA_DIR ...`; each has its own --help."""
+    if importlib.util.find_spec("spark_jobs") is None:
+        click.echo(_NO_SPARK, err=True)
+        raise SystemExit(2)
+    catalog: dict[str, str] = importlib.import_module("spark_jobs.catalog").JOBS
+    if not words or words[0] in ("-h", "--help"):
+        width = max(map(len, catalog))
+        click.echo("Usage: topics jobs NAME DATA_DIR [OPTIONS]\n")
+        for name, about in catalog.items():
+            click.echo(f"  {name:<{width}}  {about}")
+        click.echo("\nEach reads the sealed segments of a data directory; NAME --help says more.")
+        return
+    name, *rest = words
+    if name not in catalog:
+        click.echo(f"there is no job {name}; there are: {', '.join(catalog)}", err=True)
+        raise SystemExit(2)
+    missing = [each for each in ("pyspark", "pyarrow") if importlib.util.find_spec(each) is None]
+    if missing:
+        click.echo(_NO_SPARK, err=True)
+        raise SystemExit(2)
+    done = subprocess.run([sys.executable, "-m", f"spark_jobs.{name}", *rest], check=False)
+    raise SystemExit(done.returncode)

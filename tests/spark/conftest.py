@@ -1,0 +1,80 @@
+"""Fixtures of the analytics tests: directories of a real server, and one Spark session for all.
+
+Without pyarrow the whole folder is skipped, without PySpark or a Java those that start Spark; each
+says what to install. `.ci/run` installs all three, so that nothing is skipped there.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from tests.contract.driver import Server
+
+HAS_ARROW: Final = importlib.util.find_spec("pyarrow") is not None
+HAS_SPARK: Final = HAS_ARROW and importlib.util.find_spec("pyspark") is not None
+# Data are small: compiling a plan costs more than running it as it is.
+QUICK: Final = {
+    "spark.sql.shuffle.partitions": "1",
+    "spark.driver.memory": "1g",
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+}
+INSTALL: Final = "./run spark-setup installs it"
+
+
+class _Skipped(pytest.Module):
+    """A module that cannot be imported here."""
+
+    def collect(self) -> list[pytest.Item | pytest.Collector]:
+        raise pytest.skip.Exception(f"pyarrow is not installed; {INSTALL}", allow_module_level=True)
+
+
+def pytest_pycollect_makemodule(
+    module_path: Path, parent: pytest.Collector
+) -> pytest.Module | None:
+    """Without pyarrow every module of this folder is skipped with the reason."""
+    if HAS_ARROW or module_path.parent != Path(__file__).parent:
+        return None
+    module: pytest.Module = _Skipped.from_parent(parent, path=module_path)
+    return module
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """How large the tests are."""
+    group = parser.getgroup("analytics tests")
+    group.addoption("--spark-seeds", type=int, default=50, help="random logs compared (50)")
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[Any]:
+    """One session of two cores for all tests: starting one takes seconds."""
+    if not HAS_SPARK:
+        pytest.skip(f"PySpark is not installed; {INSTALL}")
+    from spark_jobs.session import NO_JAVA, find_java, spark_session
+
+    if find_java() is None:
+        pytest.skip(NO_JAVA)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        session = spark_session(
+            "topics tests",
+            master="local[2]",
+            config=QUICK,
+        )
+        yield session
+        session.stop()
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    """A server of one's own, not started; stopped behind the test."""
+    made = Server(tmp_path / "server", {"TOPICS_WAL_SHARDS": "1"})
+    yield made
+    if made.process is not None:
+        made.stop()

@@ -1,0 +1,225 @@
+"""Must-show 3: every kind of damage is refused by file name and seqs, or skipped and reported.
+
+Segment 3 of the webhook events (seqs 41 to 60) is damaged in a copy of their directory. A read that
+gives rows gives the right ones: none of them differs from what was stored.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from spark_jobs.listing import list_segments
+from spark_jobs.report import Report, Skipped
+from tests.contract.driver import Server
+from tests.spark.test_reader import query, read, rows_of, webhooks
+from topics_server.errors import Corrupt, StartRefused, StorageError
+from topics_server.wal.segment_format import decode_index
+
+__all__ = ["webhooks"]
+
+DATA: Final = "0000000003.data"
+IDX: Final = "0000000003.idx"
+WHOLE: Final = (41, 60)
+Change = Callable[[bytearray, Path], None]
+
+
+def flip(at: Callable[[bytearray, Path], int]) -> Change:
+    """One bit of the byte at a place."""
+
+    def change(content: bytearray, path: Path) -> None:
+        content[at(content, path)] ^= 0x10
+
+    return change
+
+
+def put(start: int, value: bytes) -> Change:
+    """Other bytes at a place."""
+
+    def change(content: bytearray, _path: Path) -> None:
+        content[start : start + len(value)] = value
+
+    return change
+
+
+def record_at(row: int, offset: int) -> Callable[[bytearray, Path], int]:
+    """A byte of a row's record."""
+
+    def place(_content: bytearray, path: Path) -> int:
+        columns = decode_index((path.parent / IDX).read_bytes())
+        return int(columns.rows["offset"][row]) + offset
+
+    return place
+
+
+def cut(content: bytearray, _path: Path) -> None:
+    """The last ten bytes are gone."""
+    del content[-10:]
+
+
+def of_another(content: bytearray, path: Path) -> None:
+    """The file of the next segment under this name."""
+    content[:] = path.with_name(path.name.replace("3", "4")).read_bytes()
+
+
+def empty(content: bytearray, _path: Path) -> None:
+    content.clear()
+
+
+def bad_flag(content: bytearray, _path: Path) -> None:
+    """The flag of row 7, seq 48."""
+    content[len(content) - 20 + 7] = 0x41
+
+
+CASES: Final[dict[str, tuple[str, Change, str, tuple[int, int]]]] = {
+    "data header": (DATA, flip(lambda *_: 20), "checksum of the segment's header", WHOLE),
+    "data magic": (DATA, put(0, b"x"), "does not start with", WHOLE),
+    "record header": (DATA, flip(record_at(5, 3)), "fail their checksum", (46, 46)),
+    "payload": (DATA, flip(record_at(5, 200)), "fail their checksum", (46, 46)),
+    "first payload": (DATA, flip(record_at(0, 80)), "fail their checksum", (41, 41)),
+    "flag": (DATA, bad_flag, "delete flag of seq 48", (48, 48)),
+    "data cut": (DATA, cut, "bytes, listed with", WHOLE),
+    "data empty": (DATA, empty, "bytes, listed with", WHOLE),
+    "foreign data": (DATA, of_another, "", WHOLE),
+    "index header": (IDX, flip(lambda *_: 60), "", WHOLE),
+    "index row": (IDX, flip(lambda *_: 300), "checksum of the index fails", WHOLE),
+    "index text": (IDX, flip(lambda content, _: len(content) - 9), "checksum of the index", WHOLE),
+    "index cut": (IDX, cut, "size of the index", WHOLE),
+    "index empty": (IDX, empty, "shorter than an index's header", WHOLE),
+    "foreign index": (IDX, of_another, "the index of another segment", WHOLE),
+}
+
+
+@pytest.fixture
+def folder(webhooks: Server, tmp_path: Path) -> Path:
+    """A copy of the directory that may be damaged."""
+    target = tmp_path / "copy"
+    shutil.copytree(webhooks.data_dir / "segments", target / "segments")
+    shutil.copy(webhooks.data_dir / "FORMAT", target)
+    return target
+
+
+def damage(folder: Path, name: str, change: Change) -> Path:
+    """Change a file of the only topic; where it is."""
+    (path,) = folder.rglob(name)
+    content = bytearray(path.read_bytes())
+    change(content, path)
+    path.write_bytes(content)
+    return path
+
+
+def tolerant(folder: Path, **options: str) -> tuple[list[dict[str, Any]], list[Skipped]]:
+    """What a tolerant read gives, and what it says it left out."""
+    report, asked = Report(), query(checks="tolerant", **options)
+    listing = list_segments(str(folder), asked)
+    rows = rows_of(listing, asked, report)
+    return rows, [*listing.skipped, *report.skipped]
+
+
+@pytest.mark.parametrize("flags", ["listing", "read"])
+@pytest.mark.parametrize("case", CASES)
+def test_damage_is_refused_by_name_or_skipped_and_told(case: str, flags: str, folder: Path) -> None:
+    name, change, said, (first, last) = CASES[case]
+    before = read(folder)
+    path = damage(folder, name, change)
+    with pytest.raises(StorageError) as caught:
+        read(folder, query(flags=flags))
+    assert caught.value.path == str(path)
+    assert name in str(caught.value)
+    assert said in str(caught.value)
+    assert f"seqs {first}..{last} of topic webhooks" in str(caught.value)
+    rows, skipped = tolerant(folder, flags=flags)
+    assert rows == [row for row in before if not first <= row["seq"] <= last]
+    assert [(s.topic, Path(s.file).name, s.first_seq, s.last_seq) for s in skipped] == [
+        ("webhooks", name, first, last)
+    ]
+
+
+@pytest.mark.parametrize("name", [DATA, IDX])
+def test_a_missing_file_is_named(name: str, folder: Path) -> None:
+    before = read(folder)
+    (path,) = folder.rglob(name)
+    path.unlink()
+    with pytest.raises(StorageError, match=rf"{name}.*seqs 41\.\.60 of webhooks") as caught:
+        read(folder)
+    assert caught.value.path == str(path)
+    rows, skipped = tolerant(folder)
+    assert rows == [row for row in before if not 41 <= row["seq"] <= 60]
+    assert [(s.first_seq, s.last_seq) for s in skipped] == [WHOLE]
+
+
+@pytest.mark.parametrize(
+    ("name", "what"), [(DATA, "segment"), (IDX, "segment"), ("manifest", "manifest")]
+)
+def test_a_newer_format_is_never_taken_for_damage(name: str, what: str, folder: Path) -> None:
+    path = damage(folder, name, put(8, b"\x02\x00"))
+    for checks in ("strict", "tolerant"):
+        with pytest.raises(StartRefused, match=f"{what} format 2 is newer than 1") as caught:
+            read(folder, query(checks=checks))
+        assert caught.value.path == str(path)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (flip(lambda *_: 100), "checksum of the manifest"),
+        (flip(lambda *_: 17), "checksum of the manifest"),
+        (cut, "size of the manifest"),
+        (empty, "shorter than a manifest's header"),
+        (put(0, b"x"), "does not start with"),
+    ],
+)
+def test_a_damaged_manifest_is_named(change: Change, said: str, folder: Path) -> None:
+    path = damage(folder, "manifest", change)
+    with pytest.raises(Corrupt, match=said) as caught:
+        read(folder)
+    assert caught.value.path == str(path)
+    rows, skipped = tolerant(folder)
+    assert rows == []
+    assert [s.file for s in skipped] == [str(path)]
+
+
+def test_foreign_and_unfinished_files_are_not_read(folder: Path) -> None:
+    before = read(folder)
+    (topic,) = (folder / "segments").iterdir()
+    shutil.copy(topic / DATA, topic / "0000000099.data")
+    (topic / f"{DATA}.tmp").write_bytes(b"x")
+    (folder / "segments" / "notes").mkdir()
+    (folder / "segments" / "99").mkdir()
+    assert read(folder) == before
+
+
+def test_damage_that_is_not_asked_for_is_not_met(folder: Path) -> None:
+    """Who reads other seqs, or no payload, does not pay for a damaged record, nor sees it."""
+    before = read(folder)
+    damage(folder, DATA, flip(record_at(5, 200)))
+    assert read(folder, query(toSeq="40")) == [r for r in before if r["seq"] <= 40]
+    assert [r["seq"] for r in read(folder, query(columns="seq"))] == [r["seq"] for r in before]
+    # A few rows are checked one by one: neighbours of a damaged one are right.
+    few = query(fromSeq="47", toSeq="49")
+    assert read(folder, few) == [r for r in before if 47 <= r["seq"] <= 49]
+
+
+def test_every_flipped_byte_is_told_or_changes_nothing(folder: Path) -> None:
+    """No byte of a segment's files, turned, gives a wrong row: 200 places of each."""
+    before = read(folder)
+    for name in (DATA, IDX):
+        (path,) = folder.rglob(name)
+        whole = path.read_bytes()
+        step = max(1, len(whole) // 200)
+        for at in range(0, len(whole), step):
+            turned = bytearray(whole)
+            turned[at] ^= 0x41
+            path.write_bytes(turned)
+            try:
+                rows, skipped = tolerant(folder)
+            except StartRefused:
+                continue  # the version's own byte
+            left = {seq for s in skipped for seq in range(s.first_seq, s.last_seq + 1)}
+            assert rows == [row for row in before if row["seq"] not in left], f"{name} at {at}"
+            assert rows == before or skipped
+        path.write_bytes(whole)

@@ -1,0 +1,160 @@
+"""Streams: offsets, limits, where one begins, what is a loss, and a query into a file sink."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from spark_jobs.options import parse_options
+from tests.contract.driver import Api, Server, eventually, good
+from tests.spark.conftest import HAS_SPARK, INSTALL
+from tests.spark.logs import seal_all
+
+if not HAS_SPARK:
+    pytest.skip(f"PySpark is not installed; {INSTALL}", allow_module_level=True)
+
+from spark_jobs.streaming import DataLoss, TopicsStreamReader
+
+ALL = SimpleNamespace()
+
+
+def reader(data_dir: Path, **options: str) -> TopicsStreamReader:
+    """A reader as Spark makes it."""
+    parsed = parse_options({"path": str(data_dir), **options})
+    return TopicsStreamReader(parsed, parsed.query)
+
+
+def rows_between(made: TopicsStreamReader, start: dict[str, Any], end: dict[str, Any]) -> list[str]:
+    """`topic:seq` of a batch."""
+    return [
+        f"{row['topic']}:{row['seq']}"
+        for partition in made.partitions(start, end)
+        for batch in made.read(partition)
+        for row in batch.to_pylist()
+    ]
+
+
+def add_sealed(api: Api, topic: str, count: int) -> None:
+    """So many records more, sealed."""
+    api.add(topic, *range(count))
+    good(api.http.post("/v0/admin/seal", json={"topics": [topic]}))
+
+
+def test_batches_follow_each_other(server: Server) -> None:
+    api = server.start()
+    add_sealed(api, "a", 10)
+    add_sealed(api, "b", 4)
+    stream = reader(server.data_dir)
+    start = stream.initialOffset()
+    end = stream.latestOffset(start, ALL)
+    assert end == {"topics": {"a": [1, 11], "b": [1, 5]}}
+    assert len(rows_between(stream, start, end)) == 14
+    assert stream.latestOffset(end, ALL) == end
+    assert rows_between(stream, end, end) == []
+    add_sealed(api, "a", 2)
+    later = reader(server.data_dir).latestOffset(end, ALL)
+    assert rows_between(reader(server.data_dir), end, later) == ["a:11", "a:12"]
+
+
+def test_a_limit_is_shared_and_kept(server: Server) -> None:
+    api = server.start()
+    for _ in range(3):
+        add_sealed(api, "a", 10)
+    add_sealed(api, "b", 5)
+    stream = reader(server.data_dir, maxRecordsPerTrigger="8")
+    limit = stream.getDefaultReadLimit()
+    start, seen = stream.initialOffset(), []
+    for _ in range(20):
+        end = stream.latestOffset(start, limit)
+        if end == start:
+            break
+        batch = rows_between(stream, start, end)
+        assert 0 < len(batch) <= 8
+        seen += batch
+        start = end
+    assert sorted(seen) == sorted(
+        [*(f"a:{n}" for n in range(1, 31)), *(f"b:{n}" for n in range(1, 6))]
+    )
+
+
+def test_where_a_stream_begins(server: Server) -> None:
+    api = server.start()
+    add_sealed(api, "a", 10)
+    latest = reader(server.data_dir, startingOffsets="latest").initialOffset()
+    assert latest == {"topics": {"a": [1, 11]}}
+    stream = reader(server.data_dir, startingOffsets='{"a": 8}')
+    start = stream.initialOffset()
+    assert rows_between(stream, start, stream.latestOffset(start, ALL)) == ["a:8", "a:9", "a:10"]
+    with pytest.raises(ValueError, match="startingOffsets is earliest"):
+        reader(server.data_dir, startingOffsets="soon").initialOffset()
+
+
+def test_deletes_are_no_loss_and_evictions_are(
+    server: Server, capsys: pytest.CaptureFixture[str]
+) -> None:
+    api = server.start()
+    add_sealed(api, "a", 10)
+    stream = reader(server.data_dir)
+    start = {"topics": {"a": [1, 3]}}
+    good(api.delete("a", before_seq=6))
+    seal_all(api)
+    assert rows_between(stream, start, stream.latestOffset(start, ALL)) == [
+        f"a:{n}" for n in range(6, 11)
+    ]
+    good(api.put("a", {"cap_records": 2}))
+    add_sealed(api, "a", 1)
+    with pytest.raises(DataLoss, match=r"seqs 3\.\.9 of a were evicted unread"):
+        stream.latestOffset(start, ALL)
+    patient = reader(server.data_dir, failOnDataLoss="false")
+    end = patient.latestOffset(start, ALL)
+    assert rows_between(patient, start, end) == ["a:10", "a:11"]
+    assert "evicted unread" in capsys.readouterr().err
+
+
+def test_a_dropped_topic_is_a_loss_and_a_new_one_begins_anew(server: Server) -> None:
+    api = server.start()
+    add_sealed(api, "a", 5)
+    stream = reader(server.data_dir)
+    end = stream.latestOffset(stream.initialOffset(), ALL)
+    good(api.drop("a"))
+    eventually(lambda: not list(server.data_dir.rglob("*.data")), "files are gone")
+    with pytest.raises(DataLoss, match="a is gone"):
+        stream.latestOffset(end, ALL)
+    add_sealed(api, "a", 2)
+    with pytest.raises(DataLoss, match=r"made again \(epoch 2\)"):
+        stream.latestOffset(end, ALL)
+    patient = reader(server.data_dir, failOnDataLoss="false")
+    later = patient.latestOffset(end, ALL)
+    assert rows_between(patient, end, later) == ["a:1", "a:2"]
+
+
+@pytest.mark.slow
+def test_a_query_reads_what_is_there_and_what_comes(
+    spark: Any, server: Server, tmp_path: Path
+) -> None:
+    api = server.start()
+    add_sealed(api, "a", 25)
+
+    def run() -> int:
+        frame = (
+            spark.readStream.format("topics")
+            .option("maxRecordsPerTrigger", "10")
+            .load(str(server.data_dir))
+        )
+        query = (
+            frame.writeStream.format("parquet")
+            .option("checkpointLocation", str(tmp_path / "checkpoint"))
+            .trigger(availableNow=True)
+            .start(str(tmp_path / "out"))
+        )
+        assert query.awaitTermination(60)
+        return len(query.recentProgress)
+
+    assert run() >= 3, "the limit makes several batches"
+    add_sealed(api, "a", 5)
+    run()
+    rows = spark.read.parquet(str(tmp_path / "out")).select("seq").collect()
+    assert sorted(r.seq for r in rows) == list(range(1, 31))
