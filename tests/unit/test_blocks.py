@@ -9,8 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from topics_server.blocks import Block, decode_block, encode_block, make_block, record_bytes
+from topics_server.blocks import (
+    BYTES_MARK,
+    Block,
+    decode_block,
+    encode_block,
+    make_block,
+    record_bytes,
+)
 from topics_server.limits import RECORD_FRAMING_BYTES
+from topics_server.model import PayloadKind
 
 TEXTS = st.none() | st.text(max_size=5)
 RECORDS = st.lists(
@@ -85,3 +93,31 @@ def changed(position: int, value: object) -> bytes:
 def test_what_is_no_block_is_refused(encoded: bytes, says: str) -> None:
     with pytest.raises(ValueError, match=says):
         decode_block(encoded)
+
+
+METAS = st.sampled_from([b"", b"{}", b'{"m": 1}', b' {"$content_type":"a/b"}', BYTES_MARK + b"{}"])
+
+
+@given(st.lists(METAS, min_size=1, max_size=20))
+def test_the_kind_of_a_record_is_said_by_its_meta(metas: list[bytes]) -> None:
+    """A space before the object, which no meta that was sent has."""
+    count = len(metas)
+    absent: list[str | None] = [None] * count
+    block = make_block(1, array("q", [5]) * count, [b"1"] * count, metas, absent, absent)
+    wanted = [PayloadKind.BYTES if meta.startswith(b" ") else PayloadKind.JSON for meta in metas]
+    assert list(block.kinds) == wanted
+    assert decode_block(encode_block(block)).kinds == block.kinds
+    assert [block.meta(row) for row in range(count)] == metas
+
+
+def test_records_without_meta_are_json() -> None:
+    block = make_block(1, array("q", [5, 6]), [b" 1", b"2"], None, [None] * 2, [None] * 2)
+    assert block.kinds == bytes([PayloadKind.JSON] * 2)
+
+
+def test_kinds_and_hops_are_kept_apart() -> None:
+    metas = [b"", b" {}", b"{}"]
+    block = make_block(
+        1, array("q", [5] * 3), [b"1"] * 3, metas, [None] * 3, [None] * 3, hops=b"\x00\x03\x02"
+    )
+    assert (block.kinds, block.hops) == (b"\x00\x02\x00", b"\x00\x03\x02")

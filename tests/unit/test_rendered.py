@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from array import array
 
@@ -10,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from topics_server.blocks import Block, make_block
+from topics_server.grammars import bytes_meta
 from topics_server.rendered import (
     CACHED_RECORDS_MIN,
     DATA,
@@ -130,3 +132,84 @@ def test_a_block_larger_than_the_cache_is_served_and_not_kept() -> None:
     cache = RenderCache(bytes_max=100)
     assert json.loads(b"[" + joined(cache, block_of(64), range(64), META | DATA) + b"]")
     assert len(cache) == 0
+
+
+# --- records of bytes -----------------------------------------------------------------------------
+
+ROUTED = b',"_topics_router":{"source":"s","epoch":1,"seq":2,"key":"r/s/1/2"}}'
+DEAD = b',"$dead_letter_from":"q","$dead_letter_deliveries":5,"$dead_letter_src_seq":7}'
+
+
+def mixed() -> Block:
+    """JSON and bytes in turn; one with the stamps of a router, one with those of a dead letter."""
+    return make_block(
+        3,
+        array("q", [10, 20, 30, 40]),
+        [b"[1]", b"\x00\xff\n", b'{"a" : 1}', b""],
+        [
+            b"",
+            bytes_meta("image/png")[:-1] + ROUTED,
+            b'{"m":1 }',
+            bytes_meta('a/b;c="d"')[:-1] + DEAD,
+        ],
+        [None, "t", "u", None],
+        ["n", None, None, "\u00e9"],
+    )
+
+
+def test_bytes_are_base64_and_say_what_they_are() -> None:
+    assert render_block(mixed(), TAGS | META | DATA).body.split(b'},{"$seq"') == [
+        b'{"$seq":3,"$ts":10,"$node":"n","data":[1]',
+        b':4,"$ts":20,"$tag":"t","$encoding":"base64","$content_type":"image/png","data":"AP8K",'
+        b'"meta":{"_topics_router":{"source":"s","epoch":1,"seq":2,"key":"r/s/1/2"}}',
+        b':5,"$ts":30,"$tag":"u","data":{"a" : 1},"meta":{"m":1 }',
+        b':6,"$ts":40,"$node":"\xc3\xa9","$encoding":"base64","$content_type":"a/b;c=\\"d\\"",'
+        b'"data":"","meta":{"$dead_letter_from":"q","$dead_letter_deliveries":5,'
+        b'"$dead_letter_src_seq":7}}',
+    ]
+
+
+@pytest.mark.parametrize("shown", range(TAGS + META + DATA + 1))
+def test_of_bytes_too_only_what_is_asked_for_is_shown(shown: int) -> None:
+    """What the bytes are stands beside them, and not without them."""
+    records = json.loads(b"[" + render_block(mixed(), shown).body + b"]")
+    for row, record in enumerate(records):
+        is_bytes = row % 2 == 1
+        wanted = {"$seq", "$ts"}
+        wanted |= {"$node"} if row in (0, 3) else set()
+        wanted |= {"$tag"} if shown & TAGS and row in (1, 2) else set()
+        wanted |= {"meta"} if shown & META and row else set()
+        wanted |= {"data"} if shown & DATA else set()
+        wanted |= {"$encoding", "$content_type"} if shown & DATA and is_bytes else set()
+        assert record.keys() == wanted
+        assert "$content_type" not in record.get("meta", {})
+
+
+@given(st.binary(max_size=90), st.text(st.characters(min_codepoint=32, max_codepoint=126)))
+def test_any_bytes_of_any_type_are_read_back(data: bytes, content_type: str) -> None:
+    block = make_block(1, array("q", [5]), [data], [bytes_meta(content_type)], [None], [None])
+    record = json.loads(render_block(block, TAGS | META | DATA).body)
+    assert base64.b64decode(record.pop("data"), validate=True) == data
+    assert record == {"$seq": 1, "$ts": 5, "$encoding": "base64", "$content_type": content_type}
+
+
+@given(st.lists(st.booleans(), min_size=1, max_size=60), st.data())
+def test_rows_of_mixed_blocks_are_the_same_sliced_or_alone(
+    kinds: list[bool], data: st.DataObject
+) -> None:
+    count = len(kinds)
+    block = make_block(
+        5,
+        array("q", range(count)),
+        [b"%d" % row for row in range(count)],
+        [bytes_meta("a/b") if is_bytes else b"" for is_bytes in kinds],
+        [None] * count,
+        [None] * count,
+    )
+    rows = sorted(data.draw(st.sets(st.integers(0, count - 1), min_size=1)))
+    expected = ",".join(render_rows(block, rows, META | DATA)).encode("latin-1")
+    cache = RenderCache()
+    for _ in range(2):
+        assert joined(cache, block, rows, META | DATA) == expected
+    told = json.loads(b"[" + expected + b"]")
+    assert ["$encoding" in record for record in told] == [kinds[row] for row in rows]

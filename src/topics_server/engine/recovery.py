@@ -255,9 +255,10 @@ def finish_topic(topic: Topic, *, clean_stop: bool, same_boot: bool) -> bool:
 
     After an unclean stop an ephemeral topic's head is its ceiling and all its records are gone;
     that of class memory or disk is only if the machine went down, for after a mere kill nothing is
-    missing; class fsync never loses a seq.
+    missing; class fsync never loses a seq, and behind the end of a closed stream there was none.
     """
     log = topic.log
+    is_closed = topic.stream is not None and topic.stream.facts.is_closed
     before = log.head_seq, log.live_count
     if topic.is_ephemeral:
         if not clean_stop:
@@ -266,7 +267,7 @@ def finish_topic(topic: Topic, *, clean_stop: bool, same_boot: bool) -> bool:
             log.lose_all(LossReason.RESTART)
         # Who appended what goes with it.
         topic.keys, topic.producers = KeyMemory(), Producers()
-    elif not (clean_stop or same_boot or topic.config.durability is Durability.FSYNC):
+    elif not (clean_stop or same_boot or is_closed or topic.config.durability is Durability.FSYNC):
         log.jump_head(topic.ceiling_seq, LossReason.DAMAGED)
     if topic.stream is not None:
         topic.stream.allow_for_uses()

@@ -223,7 +223,7 @@ class Topic:
             known = self.keys.find(key, config.idempotency_window_ms, now_ms)
             if known is not None:
                 return known
-        if self.stream is not None:
+        if self.stream is not None and creation is None:
             self.stream.check(self.name, decoded.step)
         if source is None:
             check_limits(decoded, limits)

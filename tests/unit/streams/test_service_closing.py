@@ -1,0 +1,49 @@
+"""Closed streams: they have all they will ever have."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.design7.bench import Bench
+from topics_server.errors import Code, TopicsError
+from topics_server.streams.values import BEGINNING, AppendAsked, CreateAsked
+
+
+@pytest.mark.parametrize("body", [b"", b"all of it"])
+def test_a_stream_is_made_closed_with_its_first_and_last_record(body: bytes) -> None:
+    bench = Bench()
+    try:
+        run = bench.world.run
+        asked = CreateAsked("text/plain", body=body, closes=True)
+        made = run(bench.node.streams.create("s", asked))
+        assert (made.is_new, made.view.is_closed) == (True, True)
+        for _ in range(2):
+            streams = bench.node.streams
+            page = run(streams.read("s", BEGINNING, 99, explicit=False))
+            assert (list(page.datas), page.is_closed) == ([body] if body else [], True)
+            with pytest.raises(TopicsError) as raised:
+                run(streams.append("s", b"more", AppendAsked("text/plain")))
+            assert raised.value.code is Code.STREAM_CLOSED
+            assert not run(streams.create("s", asked)).is_new
+            bench.crash("power")
+    finally:
+        bench.world.abandon()
+
+
+def test_a_power_loss_moves_nothing_behind_the_end_of_a_closed_stream() -> None:
+    """Nothing was ever appended there: nobody is told of a loss, and the end stays the end."""
+    bench = Bench()
+    try:
+        run = bench.world.run
+        for path in ("open", "closed"):
+            run(bench.node.streams.create(path, CreateAsked("text/plain", body=b"x")))
+        end = run(bench.node.streams.close("closed", None)).tail
+        bench.checkpoint()
+        bench.crash("power")
+        streams = bench.node.streams
+        page = run(streams.read("closed", end, 99, explicit=True))
+        assert (page.next, page.is_closed) == (end, True)
+        assert bench.look("closed").gaps == []
+        assert streams.head("open").tail.seq > 1, "there might have been records behind"
+    finally:
+        bench.world.abandon()
