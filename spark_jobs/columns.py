@@ -40,6 +40,14 @@ def schema_of(columns: tuple[tuple[str, str], ...]) -> Any:
     return pa.schema([pa.field(name, ARROW_TYPES[kind]) for name, kind in columns])
 
 
+def picked(rows: Array, chosen: Array) -> Array:
+    """The chosen rows, which ascend: a view where they are a run, for a copy of rows is dear."""
+    first, last = int(chosen[0]), int(chosen[-1])
+    if last - first + 1 == len(chosen):
+        return rows[first : last + 1]
+    return rows[chosen]
+
+
 class Rows:
     """Chosen rows of one segment, and the bytes their records lie in.
 
@@ -60,7 +68,7 @@ class Rows:
         self.is_dead = is_dead
         self.content = content
         self.starts = starts
-        self.rows = columns.rows[chosen]
+        self.rows = picked(columns.rows, chosen)
 
     def column(self, name: str, kind: str, topic: str, epoch: int) -> Any:
         """One column as an Arrow array of the type `kind`."""

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import xxhash
 
-from spark_jobs.columns import Rows, schema_of
+from spark_jobs.columns import Rows, picked, schema_of
 from spark_jobs.listing import Segment, open_file, placed
 from spark_jobs.query import Names, Query
 from spark_jobs.report import Report
@@ -34,7 +34,7 @@ from topics_server.wal.segment_format import (
 )
 
 # A batch has at most so many rows and about so many bytes of records.
-BATCH_ROWS: Final = 32_768
+BATCH_ROWS: Final = 16_384
 BATCH_BYTES: Final = 16 * 2**20
 # A file up to this size is read whole when more than one part in four of it is wanted.
 _WHOLE_FILE_BYTES: Final = 192 * 2**20
@@ -279,8 +279,8 @@ def _batches(
 
 def _pieces(columns: Columns, chosen: Array) -> Iterator[tuple[int, int]]:
     """Ranges of `chosen`, each of a batch's size; a single larger record is one of its own."""
-    rows = columns.rows
-    sizes = rows["data_bytes"][chosen].astype("<i8") + rows["meta_bytes"][chosen] + 64
+    rows = picked(columns.rows, chosen)
+    sizes = rows["data_bytes"].astype("<i8") + rows["meta_bytes"] + 64
     ends = np.cumsum(sizes)
     begin = 0
     while begin < len(chosen):
@@ -312,14 +312,15 @@ class Records:
         self._columns = columns
         self._report = report
         entry = segment.entry
+        # Records lie behind each other: one ends where the next begins, or the flags do.
+        self._offsets = np.append(columns.rows["offset"], columns.flags_offset).astype("<i8")
         self.path, self._descriptor = open_file(segment, layout.DATA_SUFFIX)
         report.opened(self.path)
         self._whole: bytes | None = None
         self._is_verified = False
         try:
             self._check_header(segment)
-            offsets = columns.rows["offset"]
-            wanted = int(np.sum(_ends(columns, chosen) - offsets[chosen]))
+            wanted = int(np.sum(self._offsets[chosen + 1] - self._offsets[chosen]))
             is_piece = segment.end_row - segment.first_row < entry.record_count
             if (
                 not is_piece
@@ -362,8 +363,7 @@ class Records:
 
     def read(self, rows: Array) -> tuple[bytes, Array, Array]:
         """Bytes that hold the rows' records, where each begins in them, and which are damaged."""
-        starts = self._columns.rows["offset"][rows].astype("<i8")
-        ends = _ends(self._columns, rows)
+        starts, ends = self._offsets[rows], self._offsets[rows + 1]
         if self._whole is not None:
             content = self._whole
         else:
@@ -384,14 +384,6 @@ class Records:
         lengths = np.fromiter(map(len, parts), "<i8", len(parts))
         shift = np.repeat(np.cumsum(lengths) - lengths - starts[firsts], lasts - firsts + 1)
         return b"".join(parts), starts + shift, ends + shift
-
-
-def _ends(columns: Columns, rows: Array) -> Array:
-    """Offsets behind the rows' records and their checksums."""
-    found = columns.rows[rows]
-    names = found["node_bytes"].astype("<i8") + found["tag_bytes"]
-    payload = found["data_bytes"].astype("<i8") + found["meta_bytes"]
-    return np.asarray(found["offset"] + 32 + names + payload + HASH_BYTES)
 
 
 def _damaged(content: bytes, starts: Array, ends: Array, expected: Array) -> Array:
