@@ -15,8 +15,10 @@ import msgspec
 
 from topics_server.errors import TopicsError, invalid
 from topics_server.limits import DELAY_MS_MAX, JSON_DEPTH_MAX, RECORD_FRAMING_BYTES, U64_MAX
+from topics_server.model import StreamStep
 
-# Grammar 1 knows no delays and passes over fields of these names, whatever they hold.
+# Grammar 1 knows no delays and passes over fields of these names, whatever they hold. Those of
+# bodies that are none of these are in `grammars`.
 PLAIN_GRAMMAR: Final = 1
 GRAMMAR: Final = 2
 
@@ -84,7 +86,9 @@ class DecodedAppend(msgspec.Struct, frozen=True, gc=False):
     Summed once, for all who ask: `longest_bytes` of a `data`, `payload_bytes` of data and meta,
     `text_chars` of tags and nodes; no tag has more than `tag_chars_max` characters. `has_nodes` is
     false where there are no nodes but the batch's. `delays`: of the few records that have one.
-    `hops`: one byte a record, how many routers it went through; empty where none did.
+    `hops`: one byte a record, how many routers it went through; empty where none did. `form`: the
+    grammar of a body that is no append body (`grammars`), else 0. `step`: what the call does to the
+    topic's stream.
     """
 
     datas: list[bytes]
@@ -104,16 +108,25 @@ class DecodedAppend(msgspec.Struct, frozen=True, gc=False):
     disable_backpressure: bool = False
     delays: tuple[Delay, ...] = ()
     hops: bytes = b""
+    form: int = 0
+    step: StreamStep | None = None
 
     @property
     def grammar(self) -> int:
         """The oldest grammar that reads these records from their body."""
-        return GRAMMAR if self.delays else PLAIN_GRAMMAR
+        return self.form or (GRAMMAR if self.delays else PLAIN_GRAMMAR)
 
     @property
     def count(self) -> int:
         """How many records the call carries."""
         return len(self.datas)
+
+    def since(self, index: int) -> DecodedAppend:
+        """The append of its records from this one on."""
+        new = slice(index, None)
+        return of_columns(
+            self.datas[new], self.metas[new], self.tags[new], self.nodes[new], hops=self.hops[new]
+        )
 
     @property
     def weight(self) -> int:
@@ -227,7 +240,7 @@ def deliver_times(
 
     `decoded` is None in replay. Clamped to `DELAY_MS_MAX` from the commit on.
     """
-    if grammar == PLAIN_GRAMMAR:
+    if grammar != GRAMMAR:
         return []
     delays = (decoded or decode_append(body, grammar)).delays
     times = ((index, ms if is_time else ts + ms) for index, ms, is_time in delays)

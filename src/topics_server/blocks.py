@@ -18,6 +18,9 @@ import msgspec
 from topics_server.limits import RECORD_FRAMING_BYTES
 
 _VERSION: Final = 1
+# What the `meta` of a record of bytes begins with (`grammars`); that of any other, a brace.
+BYTES_MARK: Final = b" "
+_BYTES_KIND: Final = 2  # PayloadKind.BYTES; the helper process loads no model
 
 
 class Block(msgspec.Struct, frozen=True, gc=False):
@@ -77,11 +80,12 @@ def make_block(
     nodes: Sequence[str | None],
     hops: bytes = b"",
 ) -> Block:
-    """Freeze parallel columns of JSON records into a block, which keeps `tags` and `nodes`.
+    """Freeze parallel columns of records into a block, which keeps `tags` and `nodes`.
 
     `metas` is None where no record has one; `hops` is empty where no router had a part.
     """
     count = len(datas)
+    kinds = bytes(count)
     assert count == len(tags) == len(nodes) == len(times) > 0
     ends: array[int]
     if metas is None:
@@ -93,6 +97,8 @@ def make_block(
         pieces = list(chain.from_iterable(zip(datas, metas, strict=True)))
         body = b"".join(pieces)
         ends = array("I", accumulate(map(len, pieces)))
+        if any(meta[:1] == BYTES_MARK for meta in metas):
+            kinds = bytes(_BYTES_KIND * (meta[:1] == BYTES_MARK) for meta in metas)
     assert ends[-1] == len(body)
     return Block(
         first_seq=first_seq,
@@ -101,7 +107,7 @@ def make_block(
         body=body,
         tags=tags,
         nodes=nodes,
-        kinds=bytes(count),
+        kinds=kinds,
         hops=hops or bytes(count),
     )
 

@@ -21,9 +21,11 @@ from typing import Final
 
 import msgspec
 
-from topics_server.appends import DecodedAppend, decode_append, of_columns
+from topics_server.appends import DecodedAppend, of_columns
+from topics_server.blocks import BYTES_MARK
 from topics_server.entries import RecordsAppended, RouterPage, RouterStamp
 from topics_server.errors import StorageError
+from topics_server.grammars import decode_body
 
 # Exact, since valid JSON has `,"_` and `{"_` nowhere but where a member's name begins, and what
 # follows it up to the last brace is on the level of `meta` itself.
@@ -77,10 +79,10 @@ def stamped(meta: bytes, stamp: RouterStamp, seq: int) -> bytes:
         meta = meta[: old.start()] + b"}" if meta[old.start() : old.start() + 1] == b"," else b""
     if not meta:
         return b"{" + member + b"}"
-    assert meta[:1] == b"{"
+    assert meta.lstrip(BYTES_MARK)[:1] == b"{"
     assert meta[-1:] == b"}"
-    inner = meta[1:-1].rstrip()
-    return b"{" + inner + b"," + member + b"}" if inner.strip() else b"{" + member + b"}"
+    inner = meta[:-1].rstrip()
+    return inner + (b"," if inner.strip() != b"{" else b"") + member + b"}"
 
 
 def stamp_of(meta: bytes) -> tuple[RouterStamp, int] | None:
@@ -90,26 +92,6 @@ def stamp_of(meta: bytes) -> tuple[RouterStamp, int] | None:
         return None
     source, epoch, seq, router = found.groups()
     return RouterStamp(router.decode(), source.decode(), int(epoch)), int(seq)
-
-
-_encode: Final = msgspec.json.Encoder().encode
-
-
-def body_of(decoded: DecodedAppend) -> bytes:
-    """The body of an append of these records, for a frame that carries them."""
-    records: list[bytes] = []
-    for data, meta, tag, node in zip(
-        decoded.datas, decoded.metas, decoded.tags, decoded.nodes, strict=True
-    ):
-        record = b'{"data":' + data
-        if meta:
-            record += b',"meta":' + meta
-        if tag is not None:
-            record += b',"tag":' + _encode(tag)
-        if node is not None:
-            record += b',"node":' + _encode(node)
-        records.append(record + b"}")
-    return b'{"records":[' + b",".join(records) + b"]}"
 
 
 class ReplayPayloads:
@@ -134,7 +116,7 @@ class ReplayPayloads:
             entry = msgspec.structs.replace(entry, decoded=self._decode(entry, page))
         if entry.topic_id in self._sources:
             if entry.decoded is None:
-                decoded = decode_append(entry.body, entry.grammar)
+                decoded = decode_body(entry.body, entry.grammar)
                 entry = msgspec.structs.replace(entry, decoded=decoded)
             assert entry.decoded is not None
             if entry.decoded.count:
@@ -146,7 +128,7 @@ class ReplayPayloads:
     def _decode(self, entry: RecordsAppended, page: RouterPage) -> DecodedAppend:
         hops = page.hops or b"\x01" * page.copy_count
         if entry.body:
-            decoded = decode_append(entry.body, entry.grammar)
+            decoded = decode_body(entry.body, entry.grammar)
             return msgspec.structs.replace(decoded, hops=hops)
         return copies_of(
             self._columns(page),

@@ -12,10 +12,18 @@ from __future__ import annotations
 from typing import ClassVar, Final
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from topics_server.appends import DecodedAppend
 from topics_server.limits import U64_MAX
-from topics_server.model import LossReason, ProducerStamp, RouterDefinition, TopicConfig
+from topics_server.model import (
+    LossReason,
+    ProducerStamp,
+    RouterDefinition,
+    StreamFacts,
+    StreamStep,
+    TopicConfig,
+)
 
 # Ids from here on are no topic's: each is a FIFO of its own, on shard 0, and a part of snapshots.
 RESERVED_ID_MIN: Final = U64_MAX - 255
@@ -38,7 +46,8 @@ class TopicPut(msgspec.Struct, frozen=True):
     """A topic is created, or its configuration replaced.
 
     `epoch` counts incarnations of the name from 1; `head_seq` is the head visible at decide;
-    `floor` is the floor as of now when a cap or the TTL is loosened (DESIGN §3, Floor).
+    `floor` is the floor as of now when a cap or the TTL is loosened (DESIGN §3, Floor). `stream`:
+    it is created as a stream; unset, it is not encoded.
     """
 
     topic_id: int
@@ -49,6 +58,7 @@ class TopicPut(msgspec.Struct, frozen=True):
     head_seq: int = 0
     created: bool = True
     floor: Floor | None = None
+    stream: StreamFacts | UnsetType = UNSET
 
 
 class TopicDropped(msgspec.Struct, frozen=True):
@@ -116,6 +126,7 @@ class RecordsAppended(msgspec.Struct, frozen=True):
     marks records that were moved: once this is durable, they are deleted where they come from.
     `page`: a router made it; then `count` includes the dead slot, which is in no body. `producer`:
     whose request it is, and which; it becomes that producer's last one together with the records.
+    `step`: what it does to the topic's stream.
     """
 
     topic_id: int
@@ -131,6 +142,7 @@ class RecordsAppended(msgspec.Struct, frozen=True):
     source: Source | None = None
     page: RouterPage | None = None
     producer: ProducerStamp | None = None
+    step: StreamStep | None = None
 
     @property
     def slot_count(self) -> int:
@@ -188,6 +200,19 @@ class ProducerMoved(msgspec.Struct, frozen=True):
     producer: ProducerStamp
     first_seq: int
     count: int
+
+
+class StreamChanged(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A stream is closed, or was used: these are its facts from now on.
+
+    `producer`: whose request it was, which brought no records; `first_seq` is the next one's.
+    """
+
+    topic_id: int
+    ts: int
+    facts: StreamFacts
+    producer: ProducerStamp | None = None
+    first_seq: int = 0
 
 
 class SessionOptions(msgspec.Struct, frozen=True, array_like=True):
@@ -326,6 +351,7 @@ Entry = (
     | HeadReserved
     | CursorMoved
     | ProducerMoved
+    | StreamChanged
     | SessionEntry
     | LeaseEntry
     | RouterEntry

@@ -30,6 +30,11 @@ class Code(enum.Enum):
     ROUTER_CYCLE = "router_cycle"
     PAYLOAD_TOO_LARGE = "payload_too_large"
     UNSUPPORTED_MEDIA_TYPE = "unsupported_media_type"
+    # Of streams (Durable Streams).
+    STREAM_NOT_FOUND = "stream_not_found"
+    STREAM_GONE = "stream_gone"
+    STREAM_CONFLICT = "stream_conflict"
+    STREAM_CLOSED = "stream_closed"
     TOPIC_FULL = "topic_full"
     PRODUCER_FENCED = "producer_fenced"
     PRODUCER_SEQ_CONFLICT = "producer_seq_conflict"

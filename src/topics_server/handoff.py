@@ -12,7 +12,7 @@ import msgspec
 
 from topics_server.blocks import Block
 from topics_server.entries import LEASES_ID, ROUTERS_ID, SESSIONS_ID, CursorAt, SessionOptions
-from topics_server.model import Hole, RouterDefinition, SeqRun, TopicConfig
+from topics_server.model import Hole, RouterDefinition, SeqRun, StreamFacts, TopicConfig
 
 
 class ShardProgress(msgspec.Struct, frozen=True):
@@ -76,7 +76,7 @@ class TopicPart(msgspec.Struct, frozen=True, array_like=True, gc=False):
     rows that are dead though their flag may not be set yet. `cursors`: of the routers into the
     topic, by id, the seq up to which each examined its source and how many copies it made.
     `producers`: by id, epoch and seq of the last request accepted, and its records: first seq,
-    count, commit time in ms.
+    count, commit time in ms. `stream`: its facts, if it is one.
     """
 
     version: int
@@ -102,6 +102,7 @@ class TopicPart(msgspec.Struct, frozen=True, array_like=True, gc=False):
     tail: list[TailPart]
     cursors: dict[int, tuple[int, int]] = {}
     producers: dict[str, tuple[int, int, int, int, int]] = {}
+    stream: StreamFacts | None = None
 
 
 class SessionImage(msgspec.Struct, frozen=True, array_like=True):

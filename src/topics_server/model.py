@@ -56,7 +56,7 @@ class Discard(enum.Enum):
 
 
 class PayloadKind(enum.IntEnum):
-    """What the bytes of `data` are. Everything but JSON is refused for now; formats carry it."""
+    """What the bytes of `data` are. Nothing makes texts so far; formats carry them."""
 
     JSON = 0
     TEXT = 1
@@ -136,6 +136,45 @@ class ProducerStamp(msgspec.Struct, frozen=True, array_like=True):
     producer_id: str
     epoch: int
     seq: int
+
+
+class Ancestor(msgspec.Struct, frozen=True, array_like=True):
+    """A stream that a fork comes from, directly or not: up to `upto_seq` they are the same."""
+
+    path: str
+    topic_id: int
+    upto_seq: int
+
+
+class StreamFacts(msgspec.Struct, frozen=True, array_like=True):
+    """What a stream is beside its topic (Durable Streams). Times in ms.
+
+    `content_type` as it was sent. It ends `ttl_s` after its last use, or at `expires_ms`, which is
+    `expires_at` as it was sent; 0 and None: never. `used_ms`: a use of it that is known, and
+    whoever used it since within a sixteenth of its time to live. `closed_by`: the producer's
+    request that closed it. `last_seq`: the last value of `Stream-Seq`. `ancestors`: of a fork, its
+    source last; `fork_at`: seq and sub-offset it was asked for; `is_copying`: it is not whole yet.
+    """
+
+    path: str
+    content_type: str
+    ttl_s: int | None = None
+    expires_at: str | None = None
+    expires_ms: int = 0
+    used_ms: int = 0
+    is_closed: bool = False
+    closed_by: ProducerStamp | None = None
+    last_seq: str | None = None
+    ancestors: tuple[Ancestor, ...] = ()
+    fork_at: tuple[int, int] | None = None
+    is_copying: bool = False
+
+
+class StreamStep(msgspec.Struct, frozen=True, array_like=True):
+    """What an append does to its stream: the new last `Stream-Seq`, if any; and whether it ends."""
+
+    last_seq: str | None = None
+    closes: bool = False
 
 
 class Hole(msgspec.Struct, frozen=True, array_like=True):

@@ -33,6 +33,7 @@ from topics_server.engine.registry import Registry
 from topics_server.engine.sealer import Sealer, SealingRules
 from topics_server.engine.sessions import SessionTable
 from topics_server.engine.store import Quotas, Store
+from topics_server.engine.streaming import StreamWrites
 from topics_server.engine.throttle import Throttle
 from topics_server.engine.watching import WatchSessions
 from topics_server.entries import LEASES_ID, ROUTERS_ID, SESSIONS_ID
@@ -45,6 +46,7 @@ from topics_server.routers.pump import Pump
 from topics_server.routers.service import RouterService
 from topics_server.routers.table import RouterTable
 from topics_server.settings import Settings
+from topics_server.streams.service import Streams
 from topics_server.wal.directory import Directory, read_boot_id
 from topics_server.wal.fs import Fs, OsFs
 from topics_server.wal.journal import Journal, thread_workers
@@ -163,6 +165,7 @@ class Node:
         self.pages: Pages
         self.pump: Pump
         self.routers: RouterService
+        self.streams: Streams
 
     @classmethod
     def open(
@@ -257,6 +260,7 @@ class Node:
             self.sealer.adopt(topic)
         self._start_tasks()
         self.pump.start()
+        await self.streams.start()
         torn = "".join(f", cut a torn write in {torn.path}" for torn in replay.report.torn)
         self.report = (
             f"{found.topics} topics, {found.entries} journal entries replayed, "
@@ -274,6 +278,7 @@ class Node:
         self.state.sessions = self.sessions
         self.state.queues = self.queues
         self.state.routers = self.routers
+        self.state.streams = self.streams
         if self.state.phase == "replaying":
             self.state.enter("ready")
 
@@ -409,6 +414,8 @@ class Node:
             self._clock,
             max_routers=settings.max_routers,
         )
+        writes = StreamWrites(self.store, self.registry, self.commits, self._clock)
+        self.streams = Streams(self.store, self.registry, writes, self.hub, self._clock)
         self.fanout = Fanout(
             Feeds(self.registry, self.commits, self.hub, fetcher, self._clock),
             self.state.rendered,
@@ -539,6 +546,7 @@ class Node:
     async def _close_journal(self) -> None:
         await self.queues.close()
         await self.pump.close()
+        await self.streams.stop()
         self.sessions.close()
         try:
             await self.journal.sync_all()

@@ -2,7 +2,8 @@
 
 A rendered block is the bytes of its records as JSON objects joined by commas, with the offset of
 each, so that unbroken rows of a page are one slice. `data` and `meta` are spliced in verbatim; key
-order is `$seq, $ts, $node, $tag, data, meta`, absent ones omitted (contract §0.4, §3). The cache is
+order is `$seq, $ts, $node, $tag, data, meta`, absent ones omitted (contract §0.4, §3); a record of
+bytes has `$encoding` and `$content_type` before its base64 (the contract's README). The cache is
 bounded by bytes and keyed by the block's identity, which its strong reference keeps meaningful.
 Called by `api/rendering`; the event loop's thread only.
 """
@@ -10,6 +11,7 @@ Called by `api/rendering`; the event loop's thread only.
 from __future__ import annotations
 
 from array import array
+from binascii import b2a_base64
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from itertools import accumulate, repeat
@@ -18,6 +20,7 @@ from typing import Final
 import msgspec
 
 from topics_server.blocks import Block
+from topics_server.grammars import split_bytes_meta
 from topics_server.limits import MIB
 from topics_server.model import PayloadKind
 
@@ -66,7 +69,8 @@ def render_block(block: Block, shown: int) -> Rendered:
 
 def render_rows(block: Block, rows: Sequence[int], shown: int) -> list[str]:
     """The objects of some rows, each as Latin-1 text of its UTF-8 bytes."""
-    assert block.kinds.count(PayloadKind.JSON) == block.count, "only JSON is produced so far"
+    if block.kinds.count(PayloadKind.JSON) != block.count:
+        return [_render_row(block, row, shown) for row in rows]
     whole = len(rows) == block.count
     starts, splits, ends = _bounds(block, rows, whole)
     # A whole block is decoded at once, a few rows one by one.
@@ -88,6 +92,30 @@ def render_rows(block: Block, rows: Sequence[int], shown: int) -> list[str]:
             seqs, times, nodes, tags, datas, metas
         )
     ]
+
+
+def _render_row(block: Block, row: int, shown: int) -> str:
+    """One object of a block that has records of bytes: base64, and what they are beside it."""
+    data, meta = block.data(row), block.meta(row)
+    told = f'{{"$seq":{block.first_seq + row},"$ts":{block.times[row]}'
+    if block.nodes[row] is not None:
+        told += f',"$node":{_text(block.nodes[row])}'
+    if shown & TAGS and block.tags[row] is not None:
+        told += f',"$tag":{_text(block.tags[row])}'
+    if block.kinds[row] == PayloadKind.BYTES:
+        content_type, meta = split_bytes_meta(meta)
+        if shown & DATA:
+            told += f',"$encoding":"base64","$content_type":{_text(content_type)}'
+            data = b'"%b"' % b2a_base64(data, newline=False)
+    if shown & DATA:
+        told += f',"data":{data.decode("latin-1")}'
+    if shown & META and meta:
+        told += f',"meta":{meta.decode("latin-1")}'
+    return told + "}"
+
+
+def _text(value: object) -> str:
+    return _encode(value).decode("latin-1")
 
 
 def _bounds(

@@ -11,9 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from topics_server.appends import DecodedAppend, decode_append, of_columns
-from topics_server.copies import Columns, ReplayPayloads, body_of, copies_of, stamp_of, stamped
+from topics_server.copies import Columns, ReplayPayloads, copies_of, stamp_of, stamped
 from topics_server.entries import RecordsAppended, RouterPage, RouterStamp
 from topics_server.errors import StorageError
+from topics_server.grammars import body_of
 from topics_server.limits import SEQ_MAX
 
 _JSON = st.recursive(

@@ -36,6 +36,7 @@ from topics_server.model import Durability, ProducerStamp, TagMatch, TopicConfig
 from topics_server.queue.service import QueueService
 from topics_server.rendered import RenderCache
 from topics_server.routers.answers import RouterOutcome, RouterPage, RouterSpec, RouterState
+from topics_server.streams.service import Streams
 
 Phase = Literal["replaying", "ready", "draining"]
 
@@ -265,6 +266,7 @@ class ServerState:
     sessions: WatchSessions | None = None
     queues: QueueService | None = None
     routers: Routers | None = None
+    streams: Streams | None = None
     phase: Phase = "replaying"
     started_ms: float = dataclasses.field(default_factory=monotonic_ms)
     shards: Callable[[], Sequence[ShardFacts]] = tuple

@@ -21,10 +21,11 @@ from topics_server.engine.losses import Losses
 from topics_server.engine.ports import SealedIndex
 from topics_server.engine.producers import Accepted
 from topics_server.engine.runs import TailBlock, slice_block
+from topics_server.engine.stream_state import StreamState
 from topics_server.engine.topic import RouterCursor, Topic
 from topics_server.handoff import TailPart, TopicPart
 from topics_server.limits import RECORD_FRAMING_BYTES
-from topics_server.model import Hole, LossReason
+from topics_server.model import Hole, LossReason, StreamFacts
 
 _VERSION: Final = 1
 
@@ -82,6 +83,7 @@ def prepare(topic: Topic) -> Captured:
         tail=[],
         cursors={router: (at.seq, at.copy_count) for router, at in topic.cursors.items()},
         producers=_producers_of(topic),
+        stream=_stream_of(topic),
     )
     return Captured(part, tail)
 
@@ -91,6 +93,14 @@ def _producers_of(topic: Topic) -> dict[str, tuple[int, int, int, int, int]]:
     if topic.is_ephemeral:
         return {}
     return {name: msgspec.structs.astuple(last) for name, last in topic.producers.known.items()}
+
+
+def _stream_of(topic: Topic) -> StreamFacts | None:
+    """The facts of a stream, with its last use as it is known now."""
+    stream = topic.stream
+    if stream is None:
+        return None
+    return msgspec.structs.replace(stream.facts, used_ms=stream.used_ms)
 
 
 def capture(topic: Topic) -> bytes:
@@ -119,6 +129,8 @@ def restore(encoded: bytes, sealed: Sequence[SealedIndex]) -> Topic:
     topic.producers.known.update(
         (producer, Accepted(*last)) for producer, last in part.producers.items()
     )
+    if part.stream is not None:
+        topic.stream = StreamState(part.stream)
     topic.cursors = {router: RouterCursor(*cursor) for router, cursor in part.cursors.items()}
     if not topic.is_ephemeral:
         _restore_log(topic, part, sealed)

@@ -18,11 +18,13 @@ import msgspec
 
 from topics_server.copies import ReplayPayloads
 from topics_server.engine.capture import restore
+from topics_server.engine.dedupe import KeyMemory
 from topics_server.engine.epochs import restore_epochs
 from topics_server.engine.ports import Offload, Replay, SealedIndex, Segments
+from topics_server.engine.producers import Producers
 from topics_server.engine.projections import NO_PROJECTIONS, Projection, Projections
 from topics_server.engine.registry import Registry
-from topics_server.engine.topic import Applied
+from topics_server.engine.topic import Applied, Topic
 from topics_server.entries import (
     RESERVED_ID_MIN,
     Entry,
@@ -33,6 +35,7 @@ from topics_server.entries import (
 )
 from topics_server.errors import StartRefused, StorageError
 from topics_server.handoff import EPOCHS_PART, SnapshotImage
+from topics_server.model import Durability, LossReason
 
 # Entries applied, or parts restored, between two turns of the loop.
 _SLICE: Final = 64
@@ -220,7 +223,7 @@ class Recovery:
     def _finish_topics(self, stop: Stop) -> None:
         """Skip the seqs that may have been handed out and lost (DESIGN §3, Heads)."""
         for topic in self._registry:
-            if topic.finish_recovery(clean_stop=stop.was_clean, same_boot=stop.same_boot):
+            if finish_topic(topic, clean_stop=stop.was_clean, same_boot=stop.same_boot):
                 self.found.heads_moved += 1
                 self._registry.recount(topic)
 
@@ -245,3 +248,28 @@ class Recovery:
                     f"segments of topic {topic_id} are here, but neither the snapshots nor the "
                     "journal know that topic: a part of the data directory is missing"
                 )
+
+
+def finish_topic(topic: Topic, *, clean_stop: bool, same_boot: bool) -> bool:
+    """After replay: skip the seqs that may have been handed out and lost. Whether any were.
+
+    After an unclean stop an ephemeral topic's head is its ceiling and all its records are gone;
+    that of class memory or disk is only if the machine went down, for after a mere kill nothing is
+    missing; class fsync never loses a seq.
+    """
+    log = topic.log
+    before = log.head_seq, log.live_count
+    if topic.is_ephemeral:
+        if not clean_stop:
+            log.jump_head(topic.ceiling_seq, LossReason.RESTART)
+        if log.live_count:
+            log.lose_all(LossReason.RESTART)
+        # Who appended what goes with it.
+        topic.keys, topic.producers = KeyMemory(), Producers()
+    elif not (clean_stop or same_boot or topic.config.durability is Durability.FSYNC):
+        log.jump_head(topic.ceiling_seq, LossReason.DAMAGED)
+    if topic.stream is not None:
+        topic.stream.allow_for_uses()
+    moved = (log.head_seq, log.live_count) != before
+    topic.revision += moved
+    return moved

@@ -12,10 +12,12 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
+from msgspec import UNSET, UnsetType
+
 from topics_server.engine.ports import SealedIndex
 from topics_server.engine.topic import Applied, Topic
-from topics_server.entries import Entry, RecordsAppended, TopicDropped, TopicPut
-from topics_server.model import Durability, TopicConfig, TopicType
+from topics_server.entries import Entry, Floor, RecordsAppended, TopicDropped, TopicPut
+from topics_server.model import Durability, LossReason, StreamFacts, TopicConfig, TopicType
 
 # Dropped names whose epoch is remembered; the oldest are forgotten (ids stay unique).
 DROPPED_NAMES_MAX: Final = 100_000
@@ -42,6 +44,8 @@ class Registry:
         self.damaged_records = 0
         self._damaged: dict[int, int] = {}
         self.queue_topics = 0
+        # How many forks come from the stream of a path, directly or not.
+        self.fork_counts: Counter[str] = Counter()
         self._classes: Counter[Durability] = Counter()
         self._counted: dict[int, tuple[int, int]] = {}
         self._names: list[str] = []
@@ -69,15 +73,25 @@ class Registry:
         """How many topics each class has."""
         return {durability: self._classes[durability] for durability in Durability}
 
-    def decide_create(self, name: str, config: TopicConfig, now_ms: int) -> tuple[Topic, TopicPut]:
-        """A pending topic of a new id and the entry that creates it.
+    def decide_create(
+        self,
+        name: str,
+        config: TopicConfig,
+        now_ms: int,
+        stream: StreamFacts | UnsetType = UNSET,
+        first_seq: int = 1,
+    ) -> tuple[Topic, TopicPut]:
+        """A pending topic of a new id and the entry that creates it; `stream`: as a stream.
 
         The caller submits the entry (or an append that carries it) and has it either applied or
         the topic abandoned.
         """
         assert name not in self._by_name
         epoch = self.dropped_epochs.get(name, 0) + 1
-        creation = TopicPut(self.next_topic_id, name, epoch, config, now_ms)
+        floor = Floor(first_seq, LossReason.CAP) if first_seq > 1 else None
+        creation = TopicPut(
+            self.next_topic_id, name, epoch, config, now_ms, first_seq - 1, True, floor, stream
+        )
         self.next_topic_id += 1
         topic = Topic.provisional(creation)
         self.pending[topic.topic_id] = topic
@@ -132,6 +146,7 @@ class Registry:
         self.next_topic_id = max(self.next_topic_id, topic.topic_id + 1)
         self.dropped_epochs.pop(topic.name, None)
         self._new_names.append(topic.name)
+        self._note_ancestors(topic, 1)
         self._count_kind(topic.config, 1)
         self._counted[topic.topic_id] = (0, 0)
         self.recount(topic)
@@ -157,6 +172,7 @@ class Registry:
         self.bytes_live -= weight
         self.damaged_records -= self._damaged.pop(topic.topic_id, 0)
         self._count_kind(topic.config, -1)
+        self._note_ancestors(topic, -1)
         del self._names[bisect_left(self._names, topic.name)]
         self.remember_epoch(topic.name, topic.epoch)
 
@@ -166,6 +182,14 @@ class Registry:
         self.dropped_epochs[name] = epoch
         if len(self.dropped_epochs) > DROPPED_NAMES_MAX:
             del self.dropped_epochs[next(iter(self.dropped_epochs))]
+
+    def _note_ancestors(self, topic: Topic, step: int) -> None:
+        if topic.stream is None:
+            return
+        for ancestor in topic.stream.facts.ancestors:
+            self.fork_counts[ancestor.path] += step
+            if not self.fork_counts[ancestor.path]:
+                del self.fork_counts[ancestor.path]
 
     def _count_kind(self, config: TopicConfig, step: int) -> None:
         self._classes[config.durability] += step

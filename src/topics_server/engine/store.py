@@ -12,7 +12,7 @@ from typing import Final
 
 import msgspec
 
-from topics_server.appends import DecodedAppend, decode_append
+from topics_server.appends import DecodedAppend
 from topics_server.blocks import Block
 from topics_server.engine.admission import AppendLimits
 from topics_server.engine.answers import (
@@ -46,6 +46,7 @@ from topics_server.engine.topic import Topic
 from topics_server.engine.waiting import Settling, ring_or_timeout
 from topics_server.entries import RecordsAppended, RouterPage, Source, TopicPut
 from topics_server.errors import TopicsError, topic_not_found
+from topics_server.grammars import decode_copies
 from topics_server.limits import HEAD_RESERVE_SEQS, MOVE_RECORDS_MAX
 from topics_server.model import (
     GATE_OF,
@@ -80,11 +81,11 @@ class Store:
         self._hub = hub
         self._fetcher = fetcher
         self._clock = clock
-        self._append_limits = append_limits
         self._quotas = quotas
         self._moves = moves
         # Names with a create, configure or drop in flight: others wait until it is settled.
-        self._settling = Settling()
+        self.settling = Settling()
+        self.append_limits = append_limits
         # Set by the space watch: appends are refused, everything that frees space goes on.
         self.is_disk_low = False
         self.is_draining = False
@@ -111,8 +112,8 @@ class Store:
         `TopicsError`: `topic_not_found`, `topic_full`, `throttled`, `storage_read_only`, the
         limits' codes and those of `Producers.check`.
         """
-        if name in self._settling:
-            await self._settling.over(name)
+        if name in self.settling:
+            await self.settling.over(name)
         if self.is_disk_low:
             raise limit_reached("min_free_bytes", "the disk is nearly full")
         topic = self._registry.find(name)
@@ -121,7 +122,7 @@ class Store:
         parked_ms = 0.0
         if self._has_long_tail(topic):
             parked_ms = await self._until_sealed(topic)
-            if self._registry.find(name) is not topic or name in self._settling:
+            if self._registry.find(name) is not topic or name in self.settling:
                 return await self.append(
                     name,
                     body,
@@ -154,7 +155,7 @@ class Store:
 
         Then nothing was done. Raises what `append` raises.
         """
-        if name in self._settling:
+        if name in self.settling:
             return None
         if self.is_disk_low:
             raise limit_reached("min_free_bytes", "the disk is nearly full")
@@ -172,12 +173,12 @@ class Store:
         header_key: str | None,
         producer: ProducerStamp | None,
     ) -> Appending | Duplicate | Repeated:
-        now_ms, limits = self._clock.now_ms(), self._append_limits
+        now_ms, limits = self._clock.now_ms(), self.append_limits
         entry = topic.decide_append(decoded, body, header_key, now_ms, limits, producer=producer)
         if not isinstance(entry, RecordsAppended):
             return entry
-        self._check_total_bytes(decoded)
-        return Appending(topic, entry, self._submit_append(topic, entry))
+        self.check_total_bytes(decoded)
+        return Appending(topic, entry, self.submit_append(topic, entry))
 
     def _has_long_tail(self, topic: Topic) -> bool:
         """Whether sealing is so far behind that memory would grow with the load."""
@@ -195,7 +196,8 @@ class Store:
             await ring_or_timeout(self._hub, topic.topic_id, left_ms)
         return self._clock.monotonic_ms() - began_ms
 
-    def _submit_append(self, topic: Topic, entry: RecordsAppended) -> Ticket:
+    def submit_append(self, topic: Topic, entry: RecordsAppended) -> Ticket:
+        """Submit a decided append, with the reservation of seqs it needs."""
         # The reservation goes first: the FIFO makes an append that passes the ceiling wait for it.
         last_seq = entry.first_seq + entry.count - 1
         if topic.ceiling_seq - last_seq < HEAD_RESERVE_SEQS // 2:
@@ -225,11 +227,11 @@ class Store:
         create = config.auto_create if decoded.create is None else decoded.create
         if not create:
             raise topic_not_found(name)
-        self._check_total_bytes(decoded)
+        self.check_total_bytes(decoded)
         now_ms = self._clock.now_ms()
         topic, creation = self._decide_create(name, config, now_ms)
         try:
-            limits = self._append_limits
+            limits = self.append_limits
             entry = topic.decide_append(
                 decoded, body, header_key, now_ms, limits, creation, producer=producer
             )
@@ -240,7 +242,7 @@ class Store:
         except TopicsError:
             self._registry.abandon(topic.topic_id)
             raise
-        await self._settle(name, ticket)
+        await self.settle(name, ticket)
         return Appending(topic, entry, ticket).outcome(created=True)
 
     async def append_derived(
@@ -253,13 +255,13 @@ class Store:
         Raises `OutcomeUnknown` when only a restart tells what was moved; any other `TopicsError`
         says that nothing was, `SourceGone` that some of it is there no more.
         """
-        decoded = decode_append(body)
+        decoded = decode_copies(body)
         assert decoded.count == len(source.seqs) <= MOVE_RECORDS_MAX
         assert decoded.idempotency_key is None
         topic = self._registry.find(name)
         if topic is not None and self._has_long_tail(topic):
             await self._until_sealed(topic)
-        await self._settling.over(name)
+        await self.settling.over(name)
         if self.is_disk_low:
             raise limit_reached("min_free_bytes", "the disk is nearly full")
         self._moves.check(source)
@@ -270,17 +272,17 @@ class Store:
                 raise topic_not_found(name)
             topic, creation = self._decide_create(name, TopicConfig(), now_ms)
         try:
-            limits = self._append_limits
+            limits = self.append_limits
             entry = topic.decide_append(decoded, body, None, now_ms, limits, creation, source)
             assert isinstance(entry, RecordsAppended), "what has no key repeats nothing"
-            ticket = self._submit_append(topic, entry)
+            ticket = self.submit_append(topic, entry)
         except TopicsError:
             if creation is not None:
                 self._registry.abandon(topic.topic_id)
             raise
         move = self._moves.follow(ticket)
         if creation is not None:
-            self._settling.hold(name, ticket)
+            self.settling.hold(name, ticket)
         await move.finished()
         return Appending(topic, entry, ticket).outcome(created=creation is not None)
 
@@ -291,19 +293,20 @@ class Store:
 
         `body`: what a frame has to carry. Nothing was staged when it raises `TopicsError`.
         """
-        if topic.name in self._settling or topic.staging.has_control:
+        if topic.name in self.settling or topic.staging.has_control:
             return None
         if self.is_disk_low:
             raise limit_reached("min_free_bytes", "the disk is nearly full")
         if self._has_long_tail(topic):
             raise limit_reached("unsealed", "records come faster than they can be sealed")
-        self._check_total_bytes(decoded)
+        self.check_total_bytes(decoded)
         entry = topic.decide_page(page, decoded, b"", self._clock.now_ms())
         if not topic.is_ephemeral or entry.floor is not None:
             entry = msgspec.structs.replace(entry, body=body())
-        return self._submit_append(topic, entry)
+        return self.submit_append(topic, entry)
 
-    def _check_total_bytes(self, decoded: DecodedAppend) -> None:
+    def check_total_bytes(self, decoded: DecodedAppend) -> None:
+        """Raises `throttled` unless these records may be kept beside all others."""
         self._quotas.check_bytes(self._registry, decoded.payload_bytes)
 
     # --- read ---------------------------------------------------------------------------
@@ -360,7 +363,7 @@ class Store:
         assert before_seq is not None or match is not None
         searched: dict[int, Sequence[int]] = {}
         while True:
-            await self._settling.over(name)
+            await self.settling.over(name)
             topic = self._existing(name)
             if match is None:
                 break
@@ -429,12 +432,12 @@ class Store:
 
     async def settled_topic(self, name: str) -> Topic:
         """The topic of a name once no create, configure or drop of it is in flight."""
-        await self._settling.over(name)
+        await self.settling.over(name)
         return self._existing(name)
 
     async def create_topic(self, name: str, beside: Topic | None = None) -> Topic:
         """The topic of a name, durable; made if there is none, on the shard of `beside`."""
-        await self._settling.over(name)
+        await self.settling.over(name)
         topic = self._registry.find(name)
         while topic is None:
             if beside is not None:
@@ -445,8 +448,8 @@ class Store:
             except TopicsError:
                 self._registry.abandon(made.topic_id)
                 raise
-            await self._settle(name, ticket)
-            await self._settling.over(name)
+            await self.settle(name, ticket)
+            await self.settling.over(name)
             topic = self._registry.find(name)
         return topic
 
@@ -456,7 +459,7 @@ class Store:
 
     async def put_topic(self, name: str, config: TopicConfig, *, keep_type: bool) -> PutOutcome:
         """Create a topic or replace its configuration (§1.1); durable before it returns."""
-        await self._settling.over(name)
+        await self.settling.over(name)
         now_ms = self._clock.now_ms()
         topic = self._registry.find(name)
         created = topic is None
@@ -474,13 +477,13 @@ class Store:
         except TopicsError:
             self._registry.abandon(topic.topic_id)
             raise
-        await self._settle(name, ticket)
+        await self.settle(name, ticket)
         return PutOutcome(created, config, ticket.write_ms, ticket.sync_ms)
 
     async def drop_topic(self, name: str, *, if_empty: bool) -> bool:
         """Remove a topic with all it has (§1.4); durable before it returns. False: not there."""
         while True:
-            await self._settling.over(name)
+            await self.settling.over(name)
             topic = self._registry.find(name)
             if topic is None:
                 return False
@@ -489,7 +492,7 @@ class Store:
                 break
             await settled(in_flight)
         entry = topic.decide_drop(self._clock.now_ms(), if_empty=if_empty)
-        await self._settle(name, self._commits.submit(entry, Gate.SYNCED, topic, urgent=True))
+        await self.settle(name, self._commits.submit(entry, Gate.SYNCED, topic, urgent=True))
         return True
 
     def _decide_create(self, name: str, config: TopicConfig, now_ms: int) -> tuple[Topic, TopicPut]:
@@ -587,8 +590,8 @@ class Store:
             raise topic_not_found(name)
         return topic
 
-    async def _settle(self, name: str, ticket: Ticket) -> Ticket:
+    async def settle(self, name: str, ticket: Ticket) -> Ticket:
         """Hold the name until the ticket is settled, whether or not the caller stays."""
-        self._settling.hold(name, ticket)
+        self.settling.hold(name, ticket)
         await applied(ticket)
         return ticket

@@ -11,21 +11,25 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Collection, Mapping, Sequence
-from typing import Final, assert_never
+from typing import assert_never
 
-import msgspec
 import numpy as np
+from msgspec import UNSET
 
-from topics_server.appends import DecodedAppend, decode_append, of_columns
+from topics_server.appends import DecodedAppend
 from topics_server.engine import deletion, retention
 from topics_server.engine.admission import AppendLimits as AppendLimits
 from topics_server.engine.admission import check_key, check_limits
+from topics_server.engine.applied import NOTHING, RUNG, Flips
+from topics_server.engine.applied import Applied as Applied
+from topics_server.engine.applied import RouterCursor as RouterCursor
 from topics_server.engine.dedupe import Duplicate as Duplicate
 from topics_server.engine.dedupe import KeyMemory
 from topics_server.engine.log import Log
 from topics_server.engine.ports import SealedIndex
 from topics_server.engine.producers import Producers, Repeated
 from topics_server.engine.staging import Staged, Staging
+from topics_server.engine.stream_state import StreamState, plain_facts, stepped
 from topics_server.entries import (
     CursorMoved,
     Entry,
@@ -40,10 +44,12 @@ from topics_server.entries import (
     RouterPage,
     SessionEntry,
     Source,
+    StreamChanged,
     TopicDropped,
     TopicPut,
 )
 from topics_server.errors import Code, TopicsError, invalid
+from topics_server.grammars import decode_body
 from topics_server.handoff import SegmentPlan, TopicFacts
 from topics_server.limits import HEAD_RESERVE_SEQS
 from topics_server.model import (
@@ -53,36 +59,12 @@ from topics_server.model import (
     LossReason,
     ProducerStamp,
     SeqRun,
+    StreamFacts,
     TagMatch,
     TopicConfig,
 )
 
-Flips = dict[int, "array[int]"]
-
-
-class Applied(msgspec.Struct, frozen=True, gc=False):
-    """What applying one entry did beside changing state.
-
-    `flips`: sealed rows newly deleted, by segment, to be flipped on disk (they are pending in the
-    topic too). `dead_segments`: those without a live record, see `sealing.plan_drops`. `ring`:
-    readers may find something new.
-    """
-
-    ring: bool = False
-    deleted: int = 0
-    flips: Flips = {}
-    dead_segments: Sequence[int] = ()
-
-
-_NOTHING: Final = Applied()
-_RUNG: Final = Applied(ring=True)
-
-
-class RouterCursor(msgspec.Struct):
-    """How far a router into this topic is: it examined its source up to `seq`; copies made."""
-
-    seq: int
-    copy_count: int = 0
+_OF_PRODUCERS = (RecordsAppended, ProducerMoved, StreamChanged)
 
 
 class Topic:
@@ -91,7 +73,8 @@ class Topic:
     `ceiling_seq`: seqs up to it may be handed out without each being synced. `revision` changes
     with everything a capture would show. `pending_flips`: dead sealed rows whose flag on disk is
     not synced yet. `journaled_seq`: records above it are in no frame and no file. `cursors`: of the
-    routers into this topic, by their ids.
+    routers into this topic, by their ids. `stream`: what it is as a stream, if it was made as one
+    or closed as one.
     """
 
     __slots__ = (
@@ -111,6 +94,7 @@ class Topic:
         "producers",
         "revision",
         "staging",
+        "stream",
         "topic_id",
     )
 
@@ -134,11 +118,15 @@ class Topic:
         self.pending_flips: Flips = {}
         self.journaled_seq = 0
         self.cursors: dict[int, RouterCursor] = {}
+        self.stream: StreamState | None = None
 
     @classmethod
     def provisional(cls, creation: TopicPut) -> Topic:
         """A topic as its creation makes it; nobody sees it until the registry applies that."""
-        return cls(creation.topic_id, creation.name, creation.epoch, creation.config, creation.ts)
+        topic = cls(creation.topic_id, creation.name, creation.epoch, creation.config, creation.ts)
+        if creation.stream is not UNSET:
+            topic.stream = StreamState(creation.stream)
+        return topic
 
     # -- looking ---------------------------------------------------------------------------
 
@@ -179,6 +167,11 @@ class Topic:
         )
 
     @property
+    def stream_facts(self) -> StreamFacts:
+        """What the topic is as a stream, with everything that is under way."""
+        return plain_facts(self.name) if self.stream is None else self.stream.newest
+
+    @property
     def is_ephemeral(self) -> bool:
         """Whether records are never written."""
         return self.config.durability is Durability.EPHEMERAL
@@ -216,7 +209,7 @@ class Topic:
         counts before its idempotency key does.
 
         Raises `TopicsError`: invalid_request, batch_too_large, record_too_large, topic_full, and
-        those of `Producers.check`.
+        those of `Producers.check` and `StreamState.check`.
         """
         if decoded.count == 0:
             raise invalid("records must not be empty", "records")
@@ -230,6 +223,8 @@ class Topic:
             known = self.keys.find(key, config.idempotency_window_ms, now_ms)
             if known is not None:
                 return known
+        if self.stream is not None:
+            self.stream.check(self.name, decoded.step)
         if source is None:
             check_limits(decoded, limits)
         log, staging = self.log, self.staging
@@ -253,6 +248,7 @@ class Topic:
             decoded=decoded,
             source=source,
             producer=producer,
+            step=decoded.step,
         )
 
     def decide_page(
@@ -260,9 +256,12 @@ class Topic:
     ) -> RecordsAppended:
         """The copies of a router's page with their seqs, time and floor.
 
-        `body` is empty where replay finds the records elsewhere. Raises `topic_full`.
+        `body` is empty where replay finds the records elsewhere. Raises `topic_full` and what
+        `StreamState.check` raises.
         """
         log, config = self.log, self.config
+        if self.stream is not None:
+            self.stream.check(self.name, None)
         slots = 1 if page.lost else 0
         assert decoded.count == page.copy_count
         assert decoded.count + slots > 0
@@ -278,6 +277,7 @@ class Topic:
             ts=max(now_ms, log.last_ts, self.staging.last_ts),
             body=body,
             floor=floor,
+            grammar=decoded.grammar,
             decoded=decoded,
             page=page,
         )
@@ -388,8 +388,14 @@ class Topic:
             key = entry.decoded.idempotency_key or entry.header_key
             if key is not None:
                 self.keys.stage(key, entry.first_seq, entry.count, lsn)
-        if isinstance(entry, RecordsAppended | ProducerMoved) and entry.producer is not None:
-            self.producers.stage(lsn, entry.producer, entry.first_seq, entry.count, entry.ts)
+            if entry.step is not None:
+                stream = self._as_stream()
+                stream.stage(lsn, stepped(stream.newest, entry.step, entry.producer))
+        elif isinstance(entry, StreamChanged):
+            self._as_stream().stage(lsn, entry.facts)
+        if isinstance(entry, _OF_PRODUCERS) and entry.producer is not None:
+            count = 0 if isinstance(entry, StreamChanged) else entry.count
+            self.producers.stage(lsn, entry.producer, entry.first_seq, count, entry.ts)
             producer_id = entry.producer.producer_id
         self.staging.push(Staged(lsn, entry, key, producer_id))
 
@@ -404,6 +410,8 @@ class Topic:
                 self.keys.undo(staged.key)
             if staged.producer_id is not None:
                 self.producers.undo(staged.producer_id)
+        if self.stream is not None:
+            self.stream.undo(lsn)
         assert self.log.head_seq <= self.staged_seq
 
     # -- applying --------------------------------------------------------------------------
@@ -411,7 +419,7 @@ class Topic:
     def apply(self, lsn: int, entry: Entry) -> Applied:
         """Change visible state. Never fails; an entry that is in already changes nothing."""
         if lsn <= self.applied_lsn:
-            return _NOTHING
+            return NOTHING
         if isinstance(entry, RecordsAppended):
             applied = self._apply_append(lsn, entry)
         elif isinstance(entry, RecordsDeleted):
@@ -422,15 +430,17 @@ class Topic:
             applied = self._apply_put(entry)
         elif isinstance(entry, HeadReserved):
             self.ceiling_seq = max(self.ceiling_seq, entry.ceiling_seq)
-            applied = _NOTHING
+            applied = NOTHING
         elif isinstance(entry, CursorMoved):
             self.advance_cursor(entry.router_id, entry.cursor_seq)
-            applied = _NOTHING
+            applied = NOTHING
         elif isinstance(entry, ProducerMoved):
             self.producers.accept(entry.producer, entry.first_seq, entry.count, entry.ts)
-            applied = _NOTHING
+            applied = NOTHING
+        elif isinstance(entry, StreamChanged):
+            applied = self._apply_stream(lsn, entry)
         elif isinstance(entry, TopicDropped):
-            applied = _RUNG
+            applied = RUNG
         else:
             assert not isinstance(entry, SessionEntry | LeaseEntry | RouterEntry), "of no topic"
             assert_never(entry)
@@ -441,7 +451,7 @@ class Topic:
 
     def _apply_append(self, lsn: int, entry: RecordsAppended) -> Applied:
         log = self.log
-        decoded = entry.decoded or decode_append(entry.body, entry.grammar)
+        decoded = entry.decoded or decode_body(entry.body, entry.grammar)
         first_seq = entry.first_seq
         if entry.page is not None:
             first_seq += self._apply_page(entry, entry.page)
@@ -464,7 +474,26 @@ class Topic:
             self.keys.remember(key, entry.first_seq, entry.count, entry.ts, window_ms)
         if entry.producer is not None:
             self.producers.accept(entry.producer, entry.first_seq, entry.count, entry.ts)
-        return _RUNG if entry.floor is None else self._apply_floor(entry.floor)
+        if entry.step is not None:
+            stream = self._as_stream()
+            stream.apply(lsn, stepped(stream.facts, entry.step, entry.producer))
+        if self.stream is not None:
+            self.stream.used(entry.ts)
+        return RUNG if entry.floor is None else self._apply_floor(entry.floor)
+
+    def _apply_stream(self, lsn: int, entry: StreamChanged) -> Applied:
+        if entry.producer is not None:
+            self.producers.accept(entry.producer, entry.first_seq, 0, entry.ts)
+        stream = self._as_stream()
+        was = stream.facts
+        stream.apply(lsn, entry.facts)
+        is_told = (was.is_closed, was.is_copying) != (entry.facts.is_closed, entry.facts.is_copying)
+        return RUNG if is_told else NOTHING
+
+    def _as_stream(self) -> StreamState:
+        if self.stream is None:
+            self.stream = StreamState(plain_facts(self.name))
+        return self.stream
 
     def _apply_page(self, entry: RecordsAppended, page: RouterPage) -> int:
         """What a page of a router does beside its records; how many seqs have none."""
@@ -495,14 +524,7 @@ class Topic:
         if ahead > 0:
             self.log.jump_head(first_seq - 1, LossReason.DAMAGED)
         elif -ahead < decoded.count:
-            new = slice(-ahead, None)
-            decoded = of_columns(
-                decoded.datas[new],
-                decoded.metas[new],
-                decoded.tags[new],
-                decoded.nodes[new],
-                hops=decoded.hops[new],
-            )
+            decoded = decoded.since(-ahead)
         else:
             return
         if decoded.count:
@@ -514,7 +536,7 @@ class Topic:
         # Only the front can have died.
         if log.sealed_count and log.runs[0].live_count == 0:
             return Applied(ring=True, dead_segments=log.dead_segments())
-        return _RUNG
+        return RUNG
 
     def _apply_delete(self, entry: RecordsDeleted) -> Applied:
         log = self.log
@@ -536,7 +558,7 @@ class Topic:
             # Without the class ephemeral on either side, captures and segments hold the records.
             self.journaled_seq = log.head_seq
         self.config = entry.config
-        return _RUNG if entry.floor is None else self._apply_floor(entry.floor)
+        return RUNG if entry.floor is None else self._apply_floor(entry.floor)
 
     # -- sealing and recovery --------------------------------------------------------------
 
@@ -576,25 +598,3 @@ class Topic:
         """A sealed range cannot be read: readers get a tombstone. How many records that costs."""
         self.revision += 1
         return self.log.note_damage(segment_id, first_row, last_row)
-
-    def finish_recovery(self, *, clean_stop: bool, same_boot: bool) -> bool:
-        """After replay: skip the seqs that may have been handed out and lost. Whether any were.
-
-        After an unclean stop an ephemeral topic's head is its ceiling and all its records are
-        gone; that of class memory or disk is only if the machine went down, for after a mere kill
-        nothing is missing; class fsync never loses a seq.
-        """
-        log = self.log
-        before = log.head_seq, log.live_count
-        if self.is_ephemeral:
-            if not clean_stop:
-                log.jump_head(self.ceiling_seq, LossReason.RESTART)
-            if log.live_count:
-                log.lose_all(LossReason.RESTART)
-            # Who appended what goes with it.
-            self.keys, self.producers = KeyMemory(), Producers()
-        elif not (clean_stop or same_boot or self.config.durability is Durability.FSYNC):
-            log.jump_head(self.ceiling_seq, LossReason.DAMAGED)
-        moved = (log.head_seq, log.live_count) != before
-        self.revision += moved
-        return moved

@@ -19,6 +19,9 @@ from typing import Final
 
 import msgspec
 
+from topics_server.appends import of_columns
+from topics_server.blocks import BYTES_MARK
+from topics_server.grammars import body_of
 from topics_server.model import is_topic_name
 
 # Exact, since valid JSON has `,"$` and `{"$` nowhere but where a member's name begins, and what
@@ -59,9 +62,9 @@ def stamp(letter: Letter, stamps: Stamps) -> Letter:
     if not meta:
         stamped = b"{" + members + b" }"
     else:
-        assert meta.startswith(b"{")
+        assert meta.lstrip(BYTES_MARK).startswith(b"{")
         assert meta.endswith(b"}")
-        comma = b"," if meta[1:-1].strip() else b""
+        comma = b"," if meta[:-1].strip() != b"{" else b""
         stamped = meta[:-1] + comma + members + b"}"
     return Letter(letter.data, letter.tag, letter.node, stamped)
 
@@ -112,15 +115,6 @@ def redriven_body(letters: Iterable[Letter]) -> bytes:
 
 def append_body(letters: Iterable[Letter]) -> bytes:
     """The body of an append of these records, `data` and `meta` as they are."""
-    return b'{"records":[' + b",".join(map(_record, letters)) + b"]}"
-
-
-def _record(letter: Letter) -> bytes:
-    fields = [b'{"data":' + letter.data]
-    if letter.tag is not None:
-        fields.append(b'"tag":' + msgspec.json.encode(letter.tag))
-    if letter.node is not None:
-        fields.append(b'"node":' + msgspec.json.encode(letter.node))
-    if letter.meta:
-        fields.append(b'"meta":' + letter.meta)
-    return b",".join(fields) + b"}"
+    columns = [(made.data, made.meta, made.tag, made.node) for made in letters]
+    datas, metas, tags, nodes = (list(column) for column in zip(*columns, strict=True))
+    return body_of(of_columns(datas, metas, tags, nodes))

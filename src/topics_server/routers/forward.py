@@ -11,9 +11,10 @@ from typing import Final
 
 from topics_server.appends import DecodedAppend
 from topics_server.blocks import Block
-from topics_server.copies import Columns, body_of, copies_of
+from topics_server.copies import Columns, copies_of
 from topics_server.engine.answers import Gap, Page
 from topics_server.entries import RouterStamp
+from topics_server.grammars import body_of, with_grammar
 from topics_server.model import LossReason, RouterDefinition
 
 # How often a record may be copied when routers make a cycle (contract README, Auto-priority).
@@ -68,13 +69,14 @@ def copy_page(
     firsts, lasts = _runs(columns.seqs)
     far = bytes(hops) if any(hops) else b""
     gone = bytes(min(hop + 1, _HOPS_COUNTED_MAX) for hop in far) if far else b"\x01" * len(hops)
-    decoded = copies_of(
+    copies = copies_of(
         columns,
         preserve_node=definition.preserve_node,
         preserve_tag=definition.preserve_tag,
         stamp=stamp,
         hops=gone,
     )
+    decoded = with_grammar(copies)
     lost = 0 if page.gap is None else _lost(page.gap, definition)
     return Copies(decoded, firsts, lasts, gone if far else b"", stamp, lost, page.next_from_seq)
 

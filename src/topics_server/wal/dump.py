@@ -17,7 +17,6 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from topics_server.appends import decode_append
 from topics_server.blocks import Block, make_block
 from topics_server.copies import ReplayPayloads
 from topics_server.entries import (
@@ -31,6 +30,7 @@ from topics_server.entries import (
     TopicPut,
 )
 from topics_server.errors import Damaged, StartRefused, StorageError
+from topics_server.grammars import decode_body
 from topics_server.handoff import EPOCHS_PART, SnapshotImage, TopicPart
 from topics_server.limits import BLOCK_RECORDS_MAX
 from topics_server.model import PayloadKind
@@ -250,7 +250,7 @@ def _records_of(fs: Fs, tiers: Tiers, topic_id: int, topic: _Topic) -> Iterator[
 
 def _block_of(append: RecordsAppended) -> Block | None:
     """The records of an append; None for one that has none."""
-    decoded = append.decoded or decode_append(append.body, append.grammar)
+    decoded = append.decoded or decode_body(append.body, append.grammar)
     if not decoded.count:
         return None
     times = array("q", [append.ts]) * decoded.count

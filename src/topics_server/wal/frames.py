@@ -22,7 +22,7 @@ from typing import Final, NamedTuple, assert_never
 
 import msgspec
 
-from topics_server.appends import GRAMMAR, PLAIN_GRAMMAR
+from topics_server.appends import PLAIN_GRAMMAR
 from topics_server.entries import (
     LEASES_ID,
     ROUTERS_ID,
@@ -48,12 +48,14 @@ from topics_server.entries import (
     SessionOpened,
     SessionsClosed,
     Source,
+    StreamChanged,
     TopicDropped,
     TopicPut,
 )
 from topics_server.errors import Corrupt
+from topics_server.grammars import NEWEST_GRAMMAR
 from topics_server.limits import FRAME_BYTES_MAX
-from topics_server.model import ProducerStamp
+from topics_server.model import ProducerStamp, StreamStep
 
 FRAME_HEADER_BYTES: Final = 44
 
@@ -63,7 +65,8 @@ _FORMAT: Final = 1
 _SOURCED_FORMAT: Final = 2
 _ROUTED_FORMAT: Final = 3
 _PRODUCED_FORMAT: Final = 4
-_APPEND_FORMATS: Final = (_FORMAT, _SOURCED_FORMAT, _ROUTED_FORMAT, _PRODUCED_FORMAT)
+_STEPPED_FORMAT: Final = 5
+_APPEND_FORMATS: Final = range(_FORMAT, _STEPPED_FORMAT + 1)
 # A body smaller than this is copied behind its header: cheaper than one more vector.
 _COPY_BYTES_MAX: Final = 4096
 
@@ -91,6 +94,7 @@ class Kind(enum.IntEnum):
     ROUTER_PUT = 15
     ROUTER_DELETED = 16
     PRODUCER_MOVED = 17
+    STREAM_CHANGED = 18
 
 
 class Opening(NamedTuple):
@@ -131,11 +135,20 @@ class _ProducedExtra(_SourcedExtra, frozen=True, array_like=True):
     producer: ProducerStamp
 
 
+class _SteppedExtra(_SourcedExtra, frozen=True, array_like=True):
+    """Of format 5: what does something to a stream beside bringing records."""
+
+    producer: ProducerStamp | None
+    step: StreamStep
+
+
 _encode: Final = msgspec.msgpack.Encoder().encode
 _EXTRA_DECODER: Final = msgspec.msgpack.Decoder(_AppendExtra)
 _SOURCED_DECODER: Final = msgspec.msgpack.Decoder(_SourcedExtra)
 _ROUTED_DECODER: Final = msgspec.msgpack.Decoder(_RoutedExtra)
 _PRODUCED_DECODER: Final = msgspec.msgpack.Decoder(_ProducedExtra)
+_STEPPED_DECODER: Final = msgspec.msgpack.Decoder(_SteppedExtra)
+_CHANGED_DECODER: Final = msgspec.msgpack.Decoder(StreamChanged)
 _ACCEPTED_DECODER: Final = msgspec.msgpack.Decoder(ProducerMoved)
 _PUT_DECODER: Final = msgspec.msgpack.Decoder(TopicPut)
 _FLOOR_DECODER: Final = msgspec.msgpack.Decoder(Floor)
@@ -177,6 +190,8 @@ def encode_entry(lsn: int, entry: Entry) -> list[bytes]:
             payload = entry.router_id.to_bytes(8, "little")
         case ProducerMoved():
             kind, ts, payload = Kind.PRODUCER_MOVED, entry.ts, _encode(entry)
+        case StreamChanged():
+            kind, ts, payload = Kind.STREAM_CHANGED, entry.ts, _encode(entry)
         case SessionOpened():
             kind, ts, payload = Kind.SESSION_OPENED, entry.ts, _encode(entry)
         case SessionMoved():
@@ -214,6 +229,20 @@ def _encode_append(lsn: int, entry: RecordsAppended) -> list[bytes]:
                 entry.grammar,
                 entry.source,
                 entry.page,
+            )
+        )
+        assert len(extra) < 2**16
+    elif entry.step is not None:
+        form = _STEPPED_FORMAT
+        extra = _encode(
+            _SteppedExtra(
+                entry.header_key,
+                entry.creation,
+                entry.floor,
+                entry.grammar,
+                entry.source,
+                entry.producer,
+                entry.step,
             )
         )
         assert len(extra) < 2**16
@@ -315,18 +344,22 @@ def _decode_frame(fields: tuple[int, ...], buffer: bytes, offset: int) -> tuple[
         source: Source | None = None
         page: RouterPage | None = None
         producer: ProducerStamp | None = None
+        step: StreamStep | None = None
         if form == _ROUTED_FORMAT:
             extra = routed = _ROUTED_DECODER.decode(buffer[start:body_start])
             source, page = routed.source, routed.page
         elif form == _PRODUCED_FORMAT:
             extra = produced = _PRODUCED_DECODER.decode(buffer[start:body_start])
             source, producer = produced.source, produced.producer
+        elif form == _STEPPED_FORMAT:
+            extra = stepped = _STEPPED_DECODER.decode(buffer[start:body_start])
+            source, producer, step = stepped.source, stepped.producer, stepped.step
         elif form == _SOURCED_FORMAT:
             extra = sourced = _SOURCED_DECODER.decode(buffer[start:body_start])
             source = sourced.source
         elif extra_length:
             extra = _EXTRA_DECODER.decode(buffer[start:body_start])
-        if not PLAIN_GRAMMAR <= extra.grammar <= GRAMMAR:
+        if not PLAIN_GRAMMAR <= extra.grammar <= NEWEST_GRAMMAR:
             raise ValueError(f"grammar {extra.grammar} is not known; is it of a newer version?")
         return lsn, RecordsAppended(
             topic_id,
@@ -341,6 +374,7 @@ def _decode_frame(fields: tuple[int, ...], buffer: bytes, offset: int) -> tuple[
             source=source,
             page=page,
             producer=producer,
+            step=step,
         )
     payload = buffer[start:end]
     match kind:
@@ -368,6 +402,11 @@ def _decode_frame(fields: tuple[int, ...], buffer: bytes, offset: int) -> tuple[
             if moved.topic_id != topic_id:
                 raise ValueError("topic ids differ")
             return lsn, moved
+        case Kind.STREAM_CHANGED:
+            changed = _CHANGED_DECODER.decode(payload)
+            if changed.topic_id != topic_id:
+                raise ValueError("topic ids differ")
+            return lsn, changed
         case Kind.ROUTER_PUT | Kind.ROUTER_DELETED:
             if topic_id != ROUTERS_ID:
                 raise ValueError("not the id of the routers")

@@ -21,7 +21,6 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from topics_server.appends import decode_append
 from topics_server.entries import (
     RESERVED_ID_MIN,
     Entry,
@@ -32,6 +31,7 @@ from topics_server.entries import (
     TopicPut,
 )
 from topics_server.errors import StartRefused, StorageError, TopicsError
+from topics_server.grammars import decode_body
 from topics_server.handoff import EPOCHS_PART, SnapshotImage
 from topics_server.limits import HEAD_RESERVE_SEQS, PAGE_SCAN_SLOTS_MAX
 from topics_server.wal import layout
@@ -365,7 +365,7 @@ def _claims(known: dict[int, _Known], region: Region) -> dict[int, int | None] |
         if entry.page is not None or not (is_in or entry.first_seq == head + 1):
             return None
         try:
-            is_right = decode_append(entry.body, entry.grammar).count == entry.count
+            is_right = decode_body(entry.body, entry.grammar).count == entry.count
         except _UNREADABLE:
             is_right = False
         if not is_right:

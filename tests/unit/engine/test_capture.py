@@ -9,6 +9,7 @@ import pytest
 from tests.unit.engine.drive import Driver, FakeIndex, records_of, seqs_of
 from topics_server.engine.capture import capture, prepare, restore
 from topics_server.engine.dedupe import Duplicate
+from topics_server.engine.recovery import finish_topic
 from topics_server.entries import RecordsAppended, RecordsDeleted
 from topics_server.model import Durability, Hole, LossReason, TagMatch, TopicConfig
 
@@ -167,7 +168,7 @@ def test_an_ephemeral_topic_comes_back_as_a_hole() -> None:
     assert (log.head_seq, log.live_count) == (3, 0)
     assert log.holes == [Hole(1, 3, LossReason.RESTART)]
     assert isinstance(driver.append(1, key="k"), Duplicate)
-    assert not driver.topic.finish_recovery(clean_stop=True, same_boot=True)
+    assert not finish_topic(driver.topic, clean_stop=True, same_boot=True)
 
 
 def test_an_ephemeral_topic_loses_the_segments_of_a_former_class() -> None:

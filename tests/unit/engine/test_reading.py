@@ -8,6 +8,7 @@ import pytest
 from tests.unit.engine.drive import Driver, records_of, seqs_of
 from topics_server.engine import reading
 from topics_server.engine.answers import Gap, Page, ReadRequest
+from topics_server.engine.recovery import finish_topic
 from topics_server.entries import RecordsAppended
 from topics_server.limits import BLOCK_RECORDS_MAX, HEAD_RESERVE_SEQS, PAGE_SCAN_SLOTS_MAX
 from topics_server.model import Durability, LossReason, TagMatch, TopicConfig
@@ -285,7 +286,7 @@ def test_a_hole_that_sinks_below_the_floor_is_part_of_that_loss() -> None:
 
 def test_lost_ephemeral_records_are_told_as_their_own_range() -> None:
     driver = filled(3, TopicConfig(durability=Durability.EPHEMERAL))
-    driver.topic.finish_recovery(clean_stop=False, same_boot=True)
+    finish_topic(driver.topic, clean_stop=False, same_boot=True)
     driver.append("new")
     page = driver.read()
     assert page.gap == Gap(1, HEAD_RESERVE_SEQS, LossReason.RESTART, HEAD_RESERVE_SEQS)

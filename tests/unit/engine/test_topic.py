@@ -9,6 +9,7 @@ from tests.unit.engine.drive import Driver, seqs_of
 from topics_server.appends import decode_append
 from topics_server.engine.capture import capture
 from topics_server.engine.dedupe import Duplicate
+from topics_server.engine.recovery import finish_topic
 from topics_server.engine.topic import Topic
 from topics_server.entries import (
     Floor,
@@ -397,7 +398,7 @@ def test_heads_jump_when_seqs_may_be_lost(
 ) -> None:
     driver = Driver(TopicConfig(durability=durability))
     appended(driver, 1, 2)
-    moved = driver.topic.finish_recovery(clean_stop=clean_stop, same_boot=same_boot)
+    moved = finish_topic(driver.topic, clean_stop=clean_stop, same_boot=same_boot)
     log = driver.topic.log
     if durability is Durability.EPHEMERAL:
         assert moved
@@ -419,8 +420,8 @@ def test_heads_jump_when_seqs_may_be_lost(
 
 def test_a_recovered_head_at_its_ceiling_does_not_jump_again() -> None:
     driver = Driver()
-    assert driver.topic.finish_recovery(clean_stop=False, same_boot=False)
-    assert not driver.topic.finish_recovery(clean_stop=False, same_boot=False)
+    assert finish_topic(driver.topic, clean_stop=False, same_boot=False)
+    assert not finish_topic(driver.topic, clean_stop=False, same_boot=False)
 
 
 def test_expired_records_are_not_counted_as_live() -> None:

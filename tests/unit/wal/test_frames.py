@@ -6,6 +6,7 @@ import struct
 from pathlib import Path
 from typing import Final
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -35,18 +36,22 @@ from topics_server.entries import (
     SessionOptions,
     SessionsClosed,
     Source,
+    StreamChanged,
     TopicDropped,
     TopicPut,
 )
 from topics_server.errors import Corrupt
 from topics_server.limits import FRAME_BYTES_MAX
 from topics_server.model import (
+    Ancestor,
     Discard,
     Durability,
     Guarantee,
     LossReason,
     ProducerStamp,
     RouterDefinition,
+    StreamFacts,
+    StreamStep,
     TagMatch,
     TopicConfig,
     TopicType,
@@ -88,6 +93,17 @@ WID: Final = "wid_AAECAwQFBgcICQoLDA0ODw"
 OPTIONS: Final = SessionOptions(["u1", "u2"], 256, 262_144, 15_000, 6, False)
 AT: Final = [CursorAt("orders", 7, 2, 41), CursorAt("payments", 9, 1, 0)]
 BODY: Final = '{"records":[{"data":{"a":1.0},"tag":"x"},{"data":"é"}]}'.encode()
+
+STAMP: Final = ProducerStamp("billing-1", 3, 7)
+FACTS: Final = StreamFacts(
+    "chats/1",
+    "text/plain",
+    ttl_s=60,
+    used_ms=TS,
+    last_seq="a",
+    ancestors=(Ancestor("chats/0", 5, 12),),
+    fork_at=(12, 3),
+)
 
 GOLDEN: Final[dict[str, tuple[int, Entry]]] = {
     "topic_put": (3, PUT),
@@ -182,6 +198,32 @@ GOLDEN: Final[dict[str, tuple[int, Entry]]] = {
         ),
     ),
     "producer_moved": (21, ProducerMoved(9, TS, ProducerStamp("billing-1", 4, 0), 44, 2)),
+    "topic_put_stream": (22, TopicPut(7, "ds:0a", 1, TopicConfig(), TS, stream=FACTS)),
+    "stream_changed": (
+        23,
+        StreamChanged(7, TS, msgspec.structs.replace(FACTS, is_closed=True), STAMP, 45),
+    ),
+    "records_appended_bytes": (24, RecordsAppended(7, 44, 1, TS, b"image/png\n\x89P\n", grammar=3)),
+    "records_appended_messages": (
+        25,
+        RecordsAppended(
+            7, 44, 2, TS, b'[1, {"a":2}]', grammar=4, producer=STAMP, step=StreamStep("b", True)
+        ),
+    ),
+    "records_appended_columns": (
+        26,
+        RecordsAppended(
+            9,
+            44,
+            1,
+            TS,
+            msgspec.msgpack.encode(
+                ([b"\x89P"], [b' {"$content_type":"image/png"}'], ["t"], [None])
+            ),
+            grammar=5,
+            page=RouterPage(3, 7, 50, [41], [41]),
+        ),
+    ),
 }
 
 
@@ -292,7 +334,7 @@ def damaged(name: str, offset: int, value: bytes) -> bytes:
         (damaged("session_opened", 44, b"\xc1"), "frame of kind 8"),
         (damaged("session_moved", 44, b"\xc1"), "frame of kind 9"),
         (damaged("sessions_closed", 44, b"\xc1"), "frame of kind 10"),
-        (damaged("records_appended_delayed", 48, b"\x03"), "grammar 3 is not known"),
+        (damaged("records_appended_delayed", 48, b"\x06"), "grammar 6 is not known"),
         (damaged("records_appended_delayed", 48, b"\x00"), "grammar 0 is not known"),
         (damaged("session_opened", 16, b"\x07"), "not the id of the watch sessions"),
         (damaged("leases_granted", 44, b"\xc1"), "frame of kind 11"),
@@ -303,7 +345,10 @@ def damaged(name: str, offset: int, value: bytes) -> bytes:
         (damaged("records_appended_source", 44, b"\x94"), "length 5, got 4"),
         (damaged("records_appended_source", 5, b"\x03"), "length 6, got 5"),
         (damaged("records_appended_source", 5, b"\x04"), "length 6, got 5"),
-        (damaged("records_appended_source", 5, b"\x05"), "format 5"),
+        (damaged("records_appended_source", 5, b"\x05"), "length 7, got 5"),
+        (damaged("records_appended_source", 5, b"\x06"), "format 6"),
+        (damaged("stream_changed", 44, b"\xc1"), "frame of kind 18"),
+        (damaged("stream_changed", 16, b"\x08"), "topic ids differ"),
         (damaged("router_put", 16, b"\xff"), "id of the routers"),
         (damaged("cursor_moved", 0, b"\x33"), "not a router's id"),
         (damaged("router_put", 44, b"\xc1"), "frame of kind 15"),

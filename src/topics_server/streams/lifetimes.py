@@ -1,0 +1,92 @@
+"""Streams end by themselves: so long after their last use, or at a time. One task a server.
+
+What is over is refused at once by whoever looks; here its topic is dropped, within a second. A
+heap of when each may end; a stream that was used meanwhile goes back with its new time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from heapq import heappop, heappush
+
+from topics_server.engine.ports import Clock
+from topics_server.engine.registry import Registry
+from topics_server.engine.store import Store
+from topics_server.engine.topic import Topic
+from topics_server.errors import TopicsError
+
+_SWEEP_S = 1.0
+# Streams looked at in one turn of the loop.
+_SLICE = 256
+# A drop that was refused (a full disk) is tried again so much later.
+_RETRY_MS = 10_000
+
+
+class Lifetimes:
+    """When streams end. `waiting`: how many readers wait for more of a topic, by its id."""
+
+    def __init__(
+        self, store: Store, registry: Registry, clock: Clock, waiting: Mapping[int, int]
+    ) -> None:
+        self._store = store
+        self._registry = registry
+        self._clock = clock
+        self._waiting = waiting
+        self._due: list[tuple[int, int]] = []
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Look from now on."""
+        for topic in self._registry:
+            self.adopt(topic)
+        self._task = asyncio.get_running_loop().create_task(self._run())
+
+    async def stop(self) -> None:
+        """Look no more."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    def adopt(self, topic: Topic) -> None:
+        """Know when a stream ends, if it ends by itself."""
+        ends_ms = None if topic.stream is None else topic.stream.ends_ms()
+        if ends_ms is not None:
+            heappush(self._due, (ends_ms, topic.topic_id))
+
+    def is_over(self, topic: Topic) -> bool:
+        """Whether the stream has ended by itself."""
+        if topic.stream is None:
+            return False
+        ends_ms = topic.stream.ends_ms()
+        if ends_ms is None or self._clock.now_ms() < ends_ms:
+            return False
+        return topic.stream.facts.ttl_s is None or topic.topic_id not in self._waiting
+
+    async def _run(self) -> None:
+        while True:
+            await asyncio.sleep(_SWEEP_S)
+            await self._sweep()
+
+    async def _sweep(self) -> None:
+        looked_at = 0
+        while self._due and self._due[0][0] <= self._clock.now_ms():
+            _, topic_id = heappop(self._due)
+            topic = self._registry.get(topic_id)
+            if topic is None or topic.stream is None:
+                continue
+            if self.is_over(topic):
+                await self._drop(topic)
+            else:
+                if topic_id in self._waiting:
+                    topic.stream.used(self._clock.now_ms())
+                self.adopt(topic)
+            looked_at += 1
+            if looked_at % _SLICE == 0:
+                await asyncio.sleep(0)
+
+    async def _drop(self, topic: Topic) -> None:
+        try:
+            await self._store.drop_topic(topic.name, if_empty=False)
+        except TopicsError:
+            heappush(self._due, (self._clock.now_ms() + _RETRY_MS, topic.topic_id))

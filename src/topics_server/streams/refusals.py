@@ -1,0 +1,34 @@
+"""What the door to streams refuses, in its words. Pure."""
+
+from __future__ import annotations
+
+from topics_server.engine.answers import Gap
+from topics_server.errors import Code, TopicsError
+
+
+def not_found(path: str) -> TopicsError:
+    """404: no stream is there."""
+    return TopicsError(Code.STREAM_NOT_FOUND, f'stream "{path}" does not exist', {"stream": path})
+
+
+def gone(path: str, why: str = "") -> TopicsError:
+    """410: it was deleted and has forks, or what was asked for is not retained."""
+    message = why or f'stream "{path}" was deleted and still has forks'
+    return TopicsError(Code.STREAM_GONE, message, {"stream": path})
+
+
+def lost(path: str, gap: Gap, next_offset: str) -> TopicsError:
+    """410: messages are gone that a reader had not read; where it can go on behind them."""
+    detail = {
+        "stream": path,
+        "reason": gap.reason.value,
+        "missed_estimate": gap.missed_estimate,
+        "next_offset": next_offset,
+    }
+    return TopicsError(Code.STREAM_GONE, "messages after this offset are lost", detail)
+
+
+def conflict(path: str, message: str, field: str | None = None) -> TopicsError:
+    """409: the stream is not as the request has it."""
+    detail = {"stream": path} | ({"field": field} if field else {})
+    return TopicsError(Code.STREAM_CONFLICT, message, detail)

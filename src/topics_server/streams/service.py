@@ -1,0 +1,365 @@
+"""Streams: topics by their second door (Durable Streams). One object a server.
+
+Create, append, close, read, wait, head and delete, as the protocol has them; records, producers,
+durability, deletes and reads are the topic's own. A stream that ends by itself is gone from that
+moment for whoever asks, and its topic is dropped soon after (`lifetimes`). Deletes show here as
+what is not there any more; what was lost (`410`) names where to go on. Called by `api/streams`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import msgspec
+
+from topics_server.appends import DecodedAppend
+from topics_server.engine.answers import Appended, Page, ReadRequest
+from topics_server.engine.commits import Ticket
+from topics_server.engine.hub import Hub
+from topics_server.engine.ports import Clock
+from topics_server.engine.producers import Repeated
+from topics_server.engine.registry import Registry
+from topics_server.engine.repeats import applied, repeated
+from topics_server.engine.store import Store
+from topics_server.engine.streaming import StreamWrites
+from topics_server.engine.topic import Topic
+from topics_server.engine.waiting import ring_or_timeout
+from topics_server.errors import Code, TopicsError, invalid
+from topics_server.grammars import bytes_body, decode_bytes, decode_messages
+from topics_server.model import ProducerStamp, StreamFacts, StreamStep, TopicConfig
+from topics_server.streams.forks import Forks
+from topics_server.streams.lifetimes import Lifetimes
+from topics_server.streams.offsets import text_of
+from topics_server.streams.paths import topic_of
+from topics_server.streams.places import is_json, position_after, same_type, view_of
+from topics_server.streams.refusals import conflict, gone, lost, not_found
+from topics_server.streams.values import (
+    AppendAsked,
+    CreateAsked,
+    Created,
+    Position,
+    StreamAppended,
+    StreamPage,
+    StreamView,
+)
+
+DEFAULT_TYPE = "application/octet-stream"
+# Messages of one page; its bytes are the caller's.
+_PAGE_RECORDS_MAX = 4096
+
+
+class Streams:
+    """The calls of the door. Raises `TopicsError` as documented with each."""
+
+    def __init__(
+        self, store: Store, registry: Registry, writes: StreamWrites, hub: Hub, clock: Clock
+    ) -> None:
+        self._store = store
+        self._registry = registry
+        self._writes = writes
+        self._hub = hub
+        self._clock = clock
+        # Who waits for more of a topic: it is in use as long as somebody does.
+        self._waiting: Counter[int] = Counter()
+        self._forks = Forks(store, writes)
+        self._lifetimes = Lifetimes(store, registry, clock, self._waiting)
+
+    # --- life -----------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Drop forks that a crash left half made; from now on streams end by themselves."""
+        for topic in self._registry:
+            if topic.stream is not None and topic.stream.facts.is_copying:
+                await self._store.drop_topic(topic.name, if_empty=False)
+        self._lifetimes.start()
+
+    async def stop(self) -> None:
+        """Streams do not end by themselves any more."""
+        await self._lifetimes.stop()
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether the server is going down: live reads end now."""
+        return self._store.is_draining
+
+    # --- create and delete ----------------------------------------------------------------
+
+    async def create(self, path: str, asked: CreateAsked) -> Created:
+        """Make a stream, durable before it returns; or find it there as it was asked for.
+
+        Raises `stream_conflict` for another one at this path, or a path that forks still hold;
+        `stream_not_found` and `stream_conflict` for the source of a fork; `invalid_request`.
+        """
+        name = topic_of(path)
+        while True:
+            await self._forks.over(name)
+            await self._store.settling.over(name)
+            topic = self._registry.find(name)
+            if topic is not None and self._is_over(topic):
+                await self._store.drop_topic(name, if_empty=False)
+                continue
+            if topic is not None:
+                if not self._is_as_asked(topic, asked):
+                    raise conflict(path, f'stream "{path}" is there and differs from this')
+                return Created(view_of(topic), is_new=False)
+            if self._registry.fork_counts[path]:
+                raise conflict(path, f'stream "{path}" was deleted and still has forks')
+            made = await self._make(path, name, asked)
+            if made is not None:
+                self._lifetimes.adopt(made)
+                return Created(view_of(made), is_new=True)
+
+    async def _make(self, path: str, name: str, asked: CreateAsked) -> Topic | None:
+        now_ms = self._clock.now_ms()
+        facts = StreamFacts(
+            path=path,
+            content_type=asked.content_type or DEFAULT_TYPE,
+            ttl_s=asked.ttl_s,
+            expires_at=asked.expires_at,
+            expires_ms=asked.expires_at_ms or 0,
+            used_ms=now_ms,
+            is_closed=asked.closes,
+        )
+        if asked.fork is not None:
+            source = self._source(asked.fork.source_path)
+            if asked.content_type is None:
+                facts = msgspec.structs.replace(
+                    facts, content_type=source.stream_facts.content_type
+                )
+            records = _records(facts.content_type, asked.body)
+            return await self._forks.make(name, source, asked.fork, facts, records)
+        records = _records(facts.content_type, asked.body)
+        return await self._writes.create(name, facts, TopicConfig(), records)
+
+    def _source(self, path: str) -> Topic:
+        try:
+            return self._topic(path)
+        except TopicsError as error:
+            if error.code is Code.STREAM_GONE:
+                raise conflict(path, f'stream "{path}" was deleted and still has forks') from None
+            raise
+
+    def _is_as_asked(self, topic: Topic, asked: CreateAsked) -> bool:
+        facts = topic.stream_facts
+        fork = asked.fork
+        wanted = asked.content_type or (None if fork is not None else DEFAULT_TYPE)
+        if wanted is not None and not same_type(wanted, facts.content_type):
+            return False
+        if asked.closes != facts.is_closed:
+            return False
+        lives_as_asked = (asked.ttl_s, asked.expires_at) == (facts.ttl_s, facts.expires_at)
+        if fork is None:
+            return lives_as_asked and not facts.ancestors
+        inherits = asked.ttl_s is None and asked.expires_at is None
+        if not (lives_as_asked or inherits) or not facts.ancestors or facts.fork_at is None:
+            return False
+        seq, sub_offset = facts.fork_at
+        return (
+            facts.ancestors[-1].path == fork.source_path
+            and (fork.at is None or fork.at.seq == seq)
+            and fork.sub_offset == sub_offset
+        )
+
+    async def delete(self, path: str) -> None:
+        """Remove a stream; while forks of it live its path is gone, and not to be used again.
+
+        Raises `stream_not_found`, `stream_gone`.
+        """
+        topic = self._topic(path)
+        await self._store.drop_topic(topic.name, if_empty=False)
+
+    # --- append and close -----------------------------------------------------------------
+
+    async def append(self, path: str, body: bytes, asked: AppendAsked) -> StreamAppended:
+        """Append the messages of a body, all or none, as durable as the topic's class.
+
+        Raises `stream_not_found`, `stream_gone`, `stream_conflict` (content type, `Stream-Seq`),
+        `stream_closed`, `invalid_request`, `payload_too_large`, what `Producers.check` raises and
+        what any append raises.
+        """
+        await self._store.settling.over(topic_of(path))
+        topic = self._topic(path)
+        kept, decoded = self._asked_append(topic, body, asked)
+        try:
+            done = await self._store.append(
+                topic.name, kept, decoded, header_key=None, config=None, producer=asked.producer
+            )
+        except TopicsError as error:
+            raise self._told(path, topic, error) from None
+        return self._appended(topic, done, asked)
+
+    def _asked_append(
+        self, topic: Topic, body: bytes, asked: AppendAsked
+    ) -> tuple[bytes, DecodedAppend]:
+        facts = topic.stream_facts
+        if not same_type(asked.content_type, facts.content_type):
+            if facts.is_closed:
+                raise self._told(
+                    facts.path, topic, TopicsError(Code.STREAM_CLOSED, "the stream is closed")
+                )
+            raise conflict(
+                facts.path,
+                f"the stream is of {facts.content_type}, not of {asked.content_type}",
+                "Content-Type",
+            )
+        records = _records(facts.content_type, body)
+        if records is None:
+            raise invalid("an append has a message at least")
+        kept, decoded = records
+        step = StreamStep(asked.seq, asked.closes) if asked.seq or asked.closes else None
+        return kept, msgspec.structs.replace(decoded, create=False, step=step)
+
+    def _appended(self, topic: Topic, done: Appended, asked: AppendAsked) -> StreamAppended:
+        repeat = done.repeat
+        facts = topic.stream_facts
+        if repeat is not None:
+            is_closed = facts.is_closed
+            last_seq = done.last_seq if repeat.is_last and not is_closed else topic.log.head_seq
+            tail = position_after(topic, max(last_seq, done.last_seq))
+            return StreamAppended(tail, is_closed, repeat.epoch, repeat.seq, is_repeat=True)
+        tail = position_after(topic, done.last_seq)
+        producer = asked.producer
+        if producer is None:
+            return StreamAppended(tail, asked.closes)
+        return StreamAppended(tail, asked.closes, producer.epoch, producer.seq)
+
+    async def close(self, path: str, producer: ProducerStamp | None) -> StreamAppended:
+        """Close a stream: nothing is appended any more. Closed before it returns.
+
+        Raises what `append` raises.
+        """
+        await self._store.settling.over(topic_of(path))
+        topic = self._topic(path)
+        try:
+            begun = self._writes.close(topic, producer)
+        except TopicsError as error:
+            raise self._told(path, topic, error) from None
+        if isinstance(begun, Repeated):
+            done = await repeated(self._writes.commits, topic, begun, producer, 0)
+            assert done.repeat is not None
+            tail = position_after(topic, topic.log.head_seq)
+            is_closed = topic.stream_facts.is_closed
+            return StreamAppended(tail, is_closed, done.repeat.epoch, done.repeat.seq, True)
+        if isinstance(begun, Ticket):
+            await applied(begun)
+        tail = position_after(topic, topic.log.head_seq)
+        if producer is None:
+            return StreamAppended(tail, True)
+        return StreamAppended(tail, True, producer.epoch, producer.seq)
+
+    def _told(self, path: str, topic: Topic, error: TopicsError) -> TopicsError:
+        """A refusal of the engine in the words of streams."""
+        match error.code:
+            case Code.STREAM_CLOSED:
+                tail = text_of(position_after(topic, topic.staged_seq))
+                detail = {"stream": path, "next_offset": tail}
+                return TopicsError(error.code, f'stream "{path}" is closed', detail)
+            case Code.TOPIC_NOT_FOUND:
+                return not_found(path)
+            case Code.RECORD_TOO_LARGE:
+                return TopicsError(Code.PAYLOAD_TOO_LARGE, error.message, error.detail)
+            case _:
+                return error
+
+    # --- read -----------------------------------------------------------------------------
+
+    def head(self, path: str) -> StreamView:
+        """A stream as it is; this is no use of it. Raises `stream_not_found`, `stream_gone`."""
+        return view_of(self._topic(path))
+
+    async def read(self, path: str, at: Position, max_bytes: int, *, explicit: bool) -> StreamPage:
+        """The messages after a position: as many as `max_bytes` allow, one at least if any.
+
+        Without `explicit` the beginning is where the stream still begins. Raises
+        `stream_not_found`, and `stream_gone` where messages were lost, or for a position that is
+        of another stream.
+        """
+        while True:
+            topic = self._topic(path)
+            self._writes.note_use(topic)
+            self._check(topic, path, at)
+            page = await self._store.read(
+                topic.name, ReadRequest(at.seq, _PAGE_RECORDS_MAX, max_bytes)
+            )
+            if self._registry.find(topic.name) is topic:
+                return self._page(topic, path, page, explicit=explicit)
+
+    async def wait(self, path: str, at: Position, max_bytes: int, wait_ms: float) -> StreamPage:
+        """The messages after a position, as soon as there are any.
+
+        Without one only when `wait_ms` are over, the stream is closed, or the server goes down.
+        Raises what `read` raises.
+        """
+        deadline_ms = self._clock.monotonic_ms() + wait_ms
+        while True:
+            page = await self.read(path, at, max_bytes, explicit=True)
+            if page.datas or page.is_closed or self.is_draining:
+                return page
+            at = page.next
+            if not page.is_up_to_date:
+                continue
+            left_ms = deadline_ms - self._clock.monotonic_ms()
+            if left_ms <= 0:
+                return page
+            topic = self._topic(path)
+            if topic.log.head_seq == at.seq and topic.topic_id == page.view.topic_id:
+                await self._ring(topic, left_ms)
+
+    async def _ring(self, topic: Topic, left_ms: float) -> None:
+        if topic.stream is not None and topic.stream.facts.is_closed:
+            return
+        topic_id = topic.topic_id
+        self._waiting[topic_id] += 1
+        try:
+            await ring_or_timeout(self._hub, topic_id, left_ms)
+        finally:
+            self._waiting[topic_id] -= 1
+            if not self._waiting[topic_id]:
+                del self._waiting[topic_id]
+
+    def _check(self, topic: Topic, path: str, at: Position) -> None:
+        if at.seq and position_after(topic, at.seq) != at:
+            raise gone(path, "the offset is of another stream that was at this path")
+        if at.seq > topic.log.head_seq:
+            raise gone(path, "the offset is behind the stream's end: what was there is lost")
+
+    def _page(self, topic: Topic, path: str, page: Page, *, explicit: bool) -> StreamPage:
+        if page.gap is not None and explicit:
+            raise lost(path, page.gap, text_of(position_after(topic, page.gap.gap_to)))
+        datas: list[bytes] = []
+        ends: list[Position] = []
+        for piece in page.pieces:
+            block = piece.block
+            datas += map(block.data, piece.rows)
+            ends += (position_after(topic, block.first_seq + row) for row in piece.rows)
+        view = view_of(topic)
+        is_up_to_date = page.next_from_seq >= topic.log.head_seq
+        return StreamPage(
+            view=view,
+            datas=datas,
+            ends=ends,
+            next=position_after(topic, page.next_from_seq),
+            is_up_to_date=is_up_to_date,
+            is_closed=is_up_to_date and view.is_closed,
+        )
+
+    # --- finding --------------------------------------------------------------------------
+
+    def _topic(self, path: str) -> Topic:
+        topic = self._registry.find(topic_of(path))
+        if topic is None or self._is_over(topic) or topic.stream_facts.is_copying:
+            raise gone(path) if self._registry.fork_counts[path] else not_found(path)
+        return topic
+
+    def _is_over(self, topic: Topic) -> bool:
+        return self._lifetimes.is_over(topic)
+
+
+def _records(content_type: str, body: bytes) -> tuple[bytes, DecodedAppend] | None:
+    """A body as it is kept, and its records; None if it has none."""
+    if not body:
+        return None
+    if not is_json(content_type):
+        return bytes_body(content_type, body), decode_bytes(content_type, body)
+    decoded = decode_messages(body)
+    return (body, decoded) if decoded.count else None
