@@ -1,7 +1,7 @@
 """The official conformance suite, at the version the lock pins, all of it and nothing failing.
 
 About a minute, most of it lifetimes that are waited for. `TOPICS_STREAMS_URL` names another server
-than a fresh one of ours; it has to allow the origin of `official.ORIGIN`. Killed servers are in
+than a fresh one of ours; it has to be set as `official.SETTINGS` says. Killed servers are in
 `tests/crash/test_stream_conformance.py`.
 """
 
@@ -24,7 +24,7 @@ def url(tmp_path: Path) -> Iterator[str]:
     if given := os.environ.get("TOPICS_STREAMS_URL"):
         yield given
         return
-    server = Server(tmp_path / "server", {"TOPICS_CORS_ORIGINS": official.ORIGIN})
+    server = Server(tmp_path / "server", official.SETTINGS)
     try:
         yield server.start().url
         server.stop()

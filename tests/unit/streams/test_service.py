@@ -115,7 +115,11 @@ def test_what_differs_is_a_conflict(server: Server) -> None:
         streams = await server.start()
         await streams.create("s", CreateAsked("text/plain", ttl_s=60))
         assert not (await streams.create("s", CreateAsked("Text/Plain; x=y", ttl_s=60))).is_new
-        for other in (TEXT, CreateAsked("text/plain", ttl_s=61), CreateAsked("text/html", ttl_s=60)):
+        for other in (
+            TEXT,
+            CreateAsked("text/plain", ttl_s=61),
+            CreateAsked("text/html", ttl_s=60),
+        ):
             assert (await refused(streams.create("s", other))).code is Code.STREAM_CONFLICT
         error = await refused(streams.append("s", b"x", appended("application/json")))
         assert error.code is Code.STREAM_CONFLICT
@@ -229,7 +233,10 @@ def test_a_fork_may_begin_inside_of_a_message(server: Server) -> None:
         assert await server.all_of("f") == b"hello wor!"
         await streams.create("g", CreateAsked(fork=ForkAsked("f", None)))
         assert await server.all_of("g") == b"hello wor!"
-        for bad in (ForkAsked("s", first.tail, 6), ForkAsked("s", Position(9, first.tail.topic_id))):
+        for bad in (
+            ForkAsked("s", first.tail, 6),
+            ForkAsked("s", Position(9, first.tail.topic_id)),
+        ):
             error = await refused(streams.create("h", CreateAsked(fork=bad)))
             assert error.code is Code.INVALID_REQUEST
         assert server.node.registry.find("h") is None
