@@ -106,4 +106,4 @@ def _install(node: Node, source: Path, folder: Path) -> None:
     except subprocess.TimeoutExpired:
         raise Missing(f"npm ci did not end within {_WITHIN_S:.0f} s") from None
     if done.returncode:
-        raise Missing(f"npm ci could not install {source.name}: {done.stderr[-1500:]}")
+        raise Missing(f"npm ci could not install {source.name}: {done.stderr[:600]}")
