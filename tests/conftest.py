@@ -5,12 +5,22 @@
 
 from __future__ import annotations
 
+import logging
+
 import pytest
 from hypothesis import settings
 
 settings.register_profile("default", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
 settings.load_profile("default")
+
+
+def _is_not_of_the_machine(record: logging.LogRecord) -> bool:
+    return not record.getMessage().startswith("Executing ")
+
+
+# A slow turn that asyncio's debug mode tells of is the machine's: no test of logs reads it.
+logging.getLogger("asyncio").addFilter(_is_not_of_the_machine)
 
 
 @pytest.fixture

@@ -95,27 +95,37 @@ def render_rows(block: Block, rows: Sequence[int], shown: int) -> list[str]:
 
 
 def _render_row(block: Block, row: int, shown: int) -> str:
-    """One object of a block that has records of bytes: base64, and what they are beside it."""
-    data, meta = block.data(row), block.meta(row)
+    """One object of a block that has records of bytes."""
+    node, tag = block.nodes[row], block.tags[row]
+    payload = payload_of(block, row)
     told = f'{{"$seq":{block.first_seq + row},"$ts":{block.times[row]}'
-    if block.nodes[row] is not None:
-        told += f',"$node":{_text(block.nodes[row])}'
-    if shown & TAGS and block.tags[row] is not None:
-        told += f',"$tag":{_text(block.tags[row])}'
-    if block.kinds[row] == PayloadKind.BYTES:
-        content_type, meta = split_bytes_meta(meta)
-        if shown & DATA:
-            told += f',"$encoding":"base64","$content_type":{_text(content_type)}'
-            data = b'"%b"' % b2a_base64(data, newline=False)
+    if node is not None:
+        told += f',"$node":{_encode(node).decode("latin-1")}'
+    if shown & TAGS and tag is not None:
+        told += f',"$tag":{_encode(tag).decode("latin-1")}'
     if shown & DATA:
-        told += f',"data":{data.decode("latin-1")}'
-    if shown & META and meta:
-        told += f',"meta":{meta.decode("latin-1")}'
+        told += f'{payload.kind.decode("latin-1")},"data":{payload.data.decode("latin-1")}'
+    if shown & META and payload.meta:
+        told += f',"meta":{payload.meta.decode("latin-1")}'
     return told + "}"
 
 
-def _text(value: object) -> str:
-    return _encode(value).decode("latin-1")
+class Payload(msgspec.Struct, frozen=True, gc=False):
+    """A record's payload as JSON shows it; `kind`: members that say what it is, or nothing."""
+
+    data: bytes
+    meta: bytes
+    kind: bytes = b""
+
+
+def payload_of(block: Block, row: int) -> Payload:
+    """The payload of a row: as it was sent, or of bytes their base64 (the contract's README)."""
+    data, meta = block.data(row), block.meta(row)
+    if block.kinds[row] != PayloadKind.BYTES:
+        return Payload(data, meta)
+    content_type, meta = split_bytes_meta(meta)
+    kind = b',"$encoding":"base64","$content_type":%b' % _encode(content_type)
+    return Payload(b'"%b"' % b2a_base64(data, newline=False), meta, kind)
 
 
 def _bounds(

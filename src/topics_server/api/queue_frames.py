@@ -22,6 +22,7 @@ from topics_server.queue.answers import (
     Redriven,
 )
 from topics_server.queue.jobs import lease_text
+from topics_server.rendered import payload_of
 
 _encode: Final = msgspec.json.Encoder().encode
 
@@ -29,9 +30,9 @@ _encode: Final = msgspec.json.Encoder().encode
 def render_job(job: LeasedJob) -> bytes:
     """The members of a job, without the braces around them."""
     block, row = job.block, job.row
-    node, tag, meta = block.nodes[row], block.tags[row], block.meta(row)
+    node, tag, payload = block.nodes[row], block.tags[row], payload_of(block, row)
     assert block.first_seq + row == job.seq
-    return b'"$seq":%d,"lease_id":"%b","deadline":%d,"$ts":%d%b%b,"deliveries":%d,"data":%b%b' % (
+    return b'"$seq":%d,"lease_id":"%b","deadline":%d,"$ts":%d%b%b,"deliveries":%d%b,"data":%b%b' % (
         job.seq,
         lease_text(job.lease_id).encode("ascii"),
         job.deadline_ms,
@@ -39,8 +40,9 @@ def render_job(job: LeasedJob) -> bytes:
         b"" if node is None else b',"$node":%b' % _encode(node),
         b"" if tag is None else b',"$tag":%b' % _encode(tag),
         job.deliveries,
-        block.data(row),
-        b',"meta":%b' % meta if meta else b"",
+        payload.kind,
+        payload.data,
+        b',"meta":%b' % payload.meta if payload.meta else b"",
     )
 
 

@@ -23,7 +23,7 @@ from topics_server.engine.answers import (
     TopicPage,
     TopicState,
 )
-from topics_server.model import Durability, RouterDefinition, TopicConfig
+from topics_server.model import Durability, RouterDefinition, StreamFacts, TopicConfig
 from topics_server.rendered import RenderCache
 from topics_server.routers.answers import RouterOutcome, RouterPage, RouterState
 
@@ -179,7 +179,7 @@ def render_state(state: TopicState, total_ms: float) -> bytes:
     """The answer to a state read (§1.2)."""
     return (
         b'{"topic":"%b","type":"%b","head_seq":%d,"earliest_seq":%d,"next_seq":%d,"count":%d,'
-        b'"bytes":%d,"disk_bytes":%d,"damaged_records":%d,"config":%b,%b"effective_priority":%d,'
+        b'"bytes":%d,"disk_bytes":%d,"damaged_records":%d,"config":%b,%b%b"effective_priority":%d,'
         b'"last_write_ts":%b,"last_read_ts":%b,%b'
     ) % (
         state.name.encode("ascii"),
@@ -193,11 +193,29 @@ def render_state(state: TopicState, total_ms: float) -> bytes:
         state.damaged_records,
         render_config(state.config),
         b"" if state.queue is None else b'"queue":%b,' % _encode(state.queue),
+        b"" if state.stream is None else b'"stream":%b,' % _encode(_shown_stream(state.stream)),
         state.effective_priority,
         _or_null(state.last_write_ts),
         _or_null(state.last_read_ts),
         _performance(total_ms),
     )
+
+
+def _shown_stream(facts: StreamFacts) -> dict[str, object]:
+    """What a topic is as a stream, absent what it is not."""
+    shown: dict[str, object] = {
+        "path": facts.path,
+        "content_type": facts.content_type,
+        "closed": facts.is_closed,
+    }
+    if facts.ttl_s is not None:
+        shown["ttl_s"] = facts.ttl_s
+    if facts.expires_at is not None:
+        shown["expires_at"] = facts.expires_at
+    if facts.ancestors:
+        source = facts.ancestors[-1]
+        shown["forked_from"] = {"path": source.path, "upto_seq": source.upto_seq}
+    return shown
 
 
 def _or_null(value: int | None) -> bytes:

@@ -234,6 +234,12 @@ def _record_schemas() -> Schema:
             **{"$seq": u64(), "$ts": u64("Milliseconds."), "$node": text(), "$tag": text()},
             data={},
             meta={"type": "object"},
+            **{
+                "$encoding": text(
+                    "Of a record of bytes: `data` is a string of this encoding.", enum=["base64"]
+                ),
+                "$content_type": text("Of a record of bytes: what the bytes are."),
+            },
         ),
         "Tombstone": object_of(
             "gap_from gap_to reason missed_estimate earliest_seq head_seq",
@@ -263,10 +269,19 @@ def _answer_schemas() -> Schema:
         "damaged_records": u64(),
         "config": ref("TopicConfig"),
         "queue": ref("QueueCounts"),
+        "stream": ref("StreamState"),
         "effective_priority": {"type": "integer"},
         "last_write_ts": stamp,
         "last_read_ts": stamp,
         **performance,
+    }
+    stream = {
+        "path": text("Its path as a stream."),
+        "content_type": text(),
+        "closed": boolean(),
+        "ttl_s": u64("It ends so many seconds after its last use."),
+        "expires_at": text("It ends then."),
+        "forked_from": _all({"path": text(), "upto_seq": u64()}),
     }
     page = {
         **place,
@@ -305,7 +320,8 @@ def _answer_schemas() -> Schema:
     return {
         "WatchSession": _all(session | ticket, optional="ticket ticket_ttl_ms"),
         "PutResult": _all(done | {"config": ref("TopicConfig")} | performance),
-        "TopicState": _all(state, optional="queue"),
+        "TopicState": _all(state, optional="queue stream"),
+        "StreamState": _all(stream, optional="ttl_s expires_at forked_from"),
         "Page": _all(page),
         "AppendResult": _all(appended, optional="seqs"),
         "DeleteResult": _all(place | size | {"deleted": u64()} | performance),
@@ -374,6 +390,8 @@ def _queue_answers() -> Schema:
         "$node": text(),
         "$tag": text(),
         "deliveries": u64("This one counted."),
+        "$encoding": text("Of a record of bytes: what `data` is a string of.", enum=["base64"]),
+        "$content_type": text("Of a record of bytes: what the bytes are."),
         "data": {},
         "meta": {"type": "object"},
     }

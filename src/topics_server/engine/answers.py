@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 
 from topics_server.blocks import Block
-from topics_server.model import LossReason, TopicConfig
+from topics_server.model import LossReason, StreamFacts, TopicConfig
 
 
 class ProducerRepeat(msgspec.Struct, frozen=True):
@@ -96,7 +96,7 @@ class QueueCounts(msgspec.Struct, frozen=True):
 
 
 class TopicState(msgspec.Struct, frozen=True):
-    """A topic as `GET` shows it (§1.2). Times in ms, `None` if never."""
+    """A topic as `GET` shows it (§1.2). Times in ms, `None` if never; `stream`: if it is one."""
 
     name: str
     topic_id: int
@@ -113,6 +113,7 @@ class TopicState(msgspec.Struct, frozen=True):
     last_read_ts: int | None
     damaged_records: int = 0
     queue: QueueCounts | None = None
+    stream: StreamFacts | None = None
 
 
 class PutOutcome(msgspec.Struct, frozen=True):

@@ -540,6 +540,7 @@ class Store:
             last_read_ts=topic.last_read_ts,
             damaged_records=topic.log.damaged_records,
             queue=queue,
+            stream=None if topic.stream is None else topic.stream.facts,
         )
 
     # --- facts for probes -----------------------------------------------------------------

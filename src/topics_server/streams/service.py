@@ -129,6 +129,11 @@ class Streams:
             records = _records(facts.content_type, asked.body)
             return await self._forks.make(name, source, asked.fork, facts, records)
         records = _records(facts.content_type, asked.body)
+        if records is not None and asked.closes:
+            # Its first records are its last: appended to an open stream, which that closes.
+            facts = msgspec.structs.replace(facts, is_closed=False)
+            last = msgspec.structs.replace(records[1], step=StreamStep(closes=True))
+            records = records[0], last
         return await self._writes.create(name, facts, TopicConfig(), records)
 
     def _source(self, path: str) -> Topic:
@@ -230,6 +235,7 @@ class Streams:
         """
         await self._store.settling.over(topic_of(path))
         topic = self._topic(path)
+        self._writes.note_use(topic)
         try:
             begun = self._writes.close(topic, producer)
         except TopicsError as error:

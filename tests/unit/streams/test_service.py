@@ -169,6 +169,23 @@ def test_a_closed_stream_takes_nothing_by_either_door(server: Server) -> None:
     run(story())
 
 
+def test_a_stream_may_be_made_closed_with_all_it_will_ever_have(server: Server) -> None:
+    async def story() -> None:
+        streams = await server.start()
+        asked = CreateAsked("text/plain", closes=True, body=b"all")
+        assert (await streams.create("s", asked)).view.is_closed
+        assert not (await streams.create("s", asked)).is_new
+        assert (await refused(streams.create("s", TEXT))).code is Code.STREAM_CONFLICT
+        streams = await server.restart()
+        page = await streams.read("s", BEGINNING, 1 << 20, explicit=False)
+        assert (joined(page), page.is_closed) == (b"all", True)
+        await streams.create("f", CreateAsked(fork=ForkAsked("s", None), body=b"more"))
+        assert await server.all_of("f") == b"allmore"
+        await server.node.close()
+
+    run(story())
+
+
 def test_producers_close_once(server: Server) -> None:
     async def story() -> None:
         streams = await server.start()
