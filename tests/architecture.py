@@ -470,7 +470,8 @@ API = {
     "api.watch_bodies": pure("api.bodies", "api.cursor_ids"),
     "api.schemas": pure("api.queue_bodies", "api.watch_bodies"),
     "api.operations": pure("api.problems", "api.schemas"),
-    "api.openapi": pure("api.operations", "api.schemas"),
+    "api.openapi": pure("api.operations", "api.schemas", "api.stream_operations"),
+    "api.stream_operations": pure("api.operations", "api.schemas"),
     "api.producer_headers": pure("engine.answers"),
     "api.keys": pure(),
     # Who calls, and whether they may: 401 and 403.
@@ -479,6 +480,8 @@ API = {
     # What a key with prefixes gets to see.
     "api.visible": pure("api.access", "api.keys", "engine.answers"),
     "api.sessions": pure(),
+    # What a request's path names.
+    "api.names": pure(),
     "api.state": driver(
         "api.hosts",
         "api.fanout",
@@ -525,6 +528,7 @@ API = {
         "api.guard",
         "api.inflight",
         "api.keys",
+        "api.names",
         "api.observing",
         "api.problems",
         "api.receiving",
@@ -567,6 +571,45 @@ API = {
         "api.guard",
         "api.state",
         "api.visible",
+    ),
+    # The door to streams: what is asked, how pages and events look, one reader, the calls.
+    "api.stream_headers": pure(
+        "api.names", "api.producer_headers", "streams.offsets", "streams.values"
+    ),
+    "api.stream_pages": pure(
+        "api.problems", "api.stream_headers", "streams.offsets", "streams.values"
+    ),
+    "api.stream_frames": pure(
+        "api.problems", "api.stream_pages", "streams.offsets", "streams.values"
+    ),
+    "api.stream_sse": driver(
+        "api.http",
+        "api.keys",
+        "api.sockets",
+        "api.sse",
+        "api.state",
+        "api.stream_frames",
+        "api.stream_pages",
+        "streams.service",
+        "streams.values",
+    ),
+    "api.streams": driver(
+        "api.access",
+        "api.guard",
+        "api.http",
+        "api.keys",
+        "api.names",
+        "api.problems",
+        "api.producer_headers",
+        "api.receiving",
+        "api.state",
+        "api.stream_frames",
+        "api.stream_headers",
+        "api.stream_pages",
+        "api.stream_sse",
+        "streams.paths",
+        "streams.service",
+        "streams.values",
     ),
     "api.router_bodies": pure("api.bodies", "routers.answers"),
     "api.routers": driver(
@@ -675,6 +718,7 @@ API = {
         "api.records",
         "api.routers",
         "api.queues",
+        "api.streams",
         "api.watch",
         "api.ws",
         "api.probes",

@@ -38,6 +38,14 @@ CLAIM_JITTER_MS_MAX: Final = 5_000
 # A job waits at most ten years; what asks for more is clamped.
 DELAY_MS_MAX: Final = 10 * 366 * 86_400_000
 NODE_FILTER_IDS_MAX: Final = 256
+# Where streams are unless they are configured elsewhere.
+STREAMS_PATH: Final = "/v1/stream"
+# Streams: a path, decoded; a content type; a writer's `Stream-Seq`; a TTL, which in ms stays whole
+# in a double.
+STREAM_PATH_BYTES_MAX: Final = 1024
+STREAM_TYPE_CHARS_MAX: Final = 255
+STREAM_SEQ_BYTES_MAX: Final = 1024
+STREAM_TTL_S_MAX: Final = (2**53 - 1) // 1000
 
 # Requests that wait on one connection behind the one that is being answered.
 PIPELINED_MAX: Final = 128

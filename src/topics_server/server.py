@@ -1,4 +1,4 @@
-"""The process: one socket, one loop, one node; from the first check to exit code 0.
+"""The process: one socket or two, one loop, one node; from the first check to exit code 0.
 
 `run` refuses what cannot be served with one line and exit code 1, listens while recovery runs (so
 that probes tell its progress), and on SIGTERM or SIGINT stops accepting, finishes what is in flight
@@ -28,7 +28,7 @@ from topics_server.api.heads import Bounds
 from topics_server.api.keys import KeyRing, KeysError
 from topics_server.api.patience import Patience, Waits
 from topics_server.clock import monotonic_ms
-from topics_server.errors import StorageError
+from topics_server.errors import StartRefused, StorageError
 from topics_server.metrics import log
 from topics_server.node import Node, store_files
 from topics_server.settings import Settings
@@ -55,18 +55,34 @@ class HttpServer(uvicorn.Server):
         yield
 
 
-def bind(settings: Settings) -> socket.socket:
-    """The listening socket. Raises `OSError` with the address in its text."""
+def bind(settings: Settings, port: int | None = None) -> socket.socket:
+    """A listening socket, of `settings.port` unless another is given. Raises `OSError`."""
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((settings.host, settings.port))
+        listener.bind((settings.host, settings.port if port is None else port))
         listener.listen(_BACKLOG)
     except OSError:
         listener.close()
         raise
     return listener
+
+
+def bind_all(settings: Settings) -> list[socket.socket]:
+    """The listening sockets, the one of `settings.port` first. Raises `StartRefused`."""
+    listeners: list[socket.socket] = []
+    for port in (settings.port, settings.streams_port):
+        if listeners and not port:
+            break
+        try:
+            listeners.append(bind(settings, port))
+        except OSError as error:
+            for listener in listeners:
+                listener.close()
+            where = f"{settings.host} port {port}"
+            raise StartRefused(f"cannot listen on {where}: {error.strerror}") from None
+    return listeners
 
 
 def raise_open_files() -> int:
@@ -136,9 +152,9 @@ def _run(settings: Settings, output: logs.LogOutput) -> int:
         log.error("cannot start: %s", error)
         return 1
     try:
-        listener = bind(settings)
-    except OSError as error:
-        log.error("cannot listen on %s port %d: %s", settings.host, settings.port, error.strerror)
+        listeners = bind_all(settings)
+    except StartRefused as error:
+        log.error("%s", error)
         node.abandon()
         return 1
     app = build_app(node.state)
@@ -166,11 +182,11 @@ def _run(settings: Settings, output: logs.LogOutput) -> int:
         timeout_graceful_shutdown=max(1, settings.shutdown_grace_ms // 1000),
     )
     with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
-        return runner.run(_serve(settings, node, HttpServer(config), listener))
+        return runner.run(_serve(settings, node, HttpServer(config), listeners))
 
 
 async def _serve(
-    settings: Settings, node: Node, server: HttpServer, listener: socket.socket
+    settings: Settings, node: Node, server: HttpServer, listeners: list[socket.socket]
 ) -> int:
     loop = asyncio.get_running_loop()
 
@@ -195,9 +211,9 @@ async def _serve(
             task.add_done_callback(reloading.discard)
 
     loop.add_signal_handler(signal.SIGHUP, reload)
-    host, port = listener.getsockname()[:2]
+    host, port = listeners[0].getsockname()[:2]
     began_ms = monotonic_ms()
-    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    serving = asyncio.create_task(server.serve(sockets=listeners))
     looking = asyncio.create_task(node.state.patience.run(server.server_state.connections))
     if settings.port_file is not None:
         write_port_file(settings.port_file, port)

@@ -26,9 +26,12 @@ from topics_server.key_file import configured_keys
 from topics_server.limits import (
     FRAME_BYTES_MAX,
     MIB,
+    PAGE_BYTES_DEFAULT,
+    PAGE_BYTES_MAX,
     PAGE_SCAN_SLOTS_MAX,
     SEGMENT_DATA_BYTES_MAX,
     SEGMENT_RECORDS_MAX,
+    STREAMS_PATH,
     U64_MAX,
     WAL_SHARDS_MAX,
 )
@@ -48,6 +51,8 @@ _DAY_MS: Final = 86_400_000
 _ORIGIN: Final = re.compile(
     r"([a-z][a-z0-9+.-]*)://(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(?::([0-9]{1,5}))?"
 )
+# Segments that begin with no dot, so that none is `.` or `..`.
+_MOUNT: Final = re.compile(r"(?:/[A-Za-z0-9_~-][A-Za-z0-9._~-]{0,63}){1,8}")
 _OWN_PORTS: Final = {"http": 80, "https": 443, "ws": 80, "wss": 443}
 
 
@@ -103,6 +108,17 @@ def split_origins(text: str) -> list[str]:
 
 def _hosts(value: object) -> object:
     return value if value == "*" or not isinstance(value, str) else ",".join(split_hosts(value))
+
+
+def _mount(value: object) -> object:
+    if not isinstance(value, str):
+        return value
+    if value in ("", "off"):
+        return ""
+    is_ours = value in ("/healthz", "/readyz") or f"{value}/".startswith("/v0/")
+    if _MOUNT.fullmatch(value) is None or is_ours:
+        raise ValueError("no path for streams")
+    return value
 
 
 Number = Annotated[int, BeforeValidator(_whole_number)]
@@ -305,6 +321,21 @@ class Settings(BaseSettings):
     )
     max_ws_commands: Number = _number(64, 1, 65_536, "commands waiting on one WebSocket")
 
+    # streams
+    streams_path: Annotated[str, BeforeValidator(_mount)] = _other(
+        STREAMS_PATH,
+        "a path like /v1/stream, not below /v0 and without a slash at its end, or off",
+        "where streams are; off = nowhere",
+    )
+    streams_port: Number = _number(0, 0, 65_535, "second port of all the same; 0 = none")
+    streams_page_bytes: Number = _number(
+        PAGE_BYTES_DEFAULT, 1, PAGE_BYTES_MAX, "bytes of a page, of one message at least"
+    )
+    streams_long_poll_ms: Number = _number(20_000, 1, 600_000, "how long a long-poll waits")
+    streams_sse_ms: Number = _number(
+        60_000, 1, _DAY_MS, "events end then, and their reader comes again"
+    )
+
     # running it
     shutdown_grace_ms: Number = _number(
         10_000, 0, 3_600_000, "for requests in flight when it stops"
@@ -363,6 +394,16 @@ class Settings(BaseSettings):
                 object.__setattr__(self, inner, bound)
         assert self.max_meta_bytes <= self.max_record_bytes <= self.max_body_bytes
         assert self.buffer_grace_ms <= self.slow_consumer_timeout_ms
+        if self.streams_port and not self.streams_path:
+            raise ValueError(
+                f"{variable('streams_port')}={self.streams_port}: allowed is 0 where "
+                f"{variable('streams_path')} is off"
+            )
+        if self.streams_port and self.streams_port == self.port:
+            raise ValueError(
+                f"{variable('streams_port')}={self.streams_port}: allowed is a port other than "
+                f"{variable('port')}"
+            )
         if self.cold_dir is not None and self.cold_dir == self.data_dir:
             raise ValueError(
                 f"{variable('cold_dir')}={self.cold_dir}: allowed is a folder other than "

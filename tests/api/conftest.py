@@ -31,6 +31,10 @@ class FakeSettings:
     max_ws_commands: int = 8
     max_claim: int = 1000
     max_node_bytes: int = 128
+    streams_path: str = "/v1/stream"
+    streams_page_bytes: int = 1000
+    streams_long_poll_ms: int = 50
+    streams_sse_ms: int = 100
 
 
 @dataclasses.dataclass

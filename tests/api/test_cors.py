@@ -45,7 +45,9 @@ def told(answer: httpx.Response) -> dict[str, str]:
 READABLE = {
     "access-control-allow-origin": PAGE,
     "access-control-expose-headers": "allow, retry-after, x-request-id, producer-epoch, "
-    "producer-seq, producer-expected-seq, producer-received-seq, topic-first-seq, topic-last-seq",
+    "producer-seq, producer-expected-seq, producer-received-seq, topic-first-seq, topic-last-seq, "
+    "stream-next-offset, stream-cursor, stream-up-to-date, stream-closed, stream-ttl, "
+    "stream-expires-at, stream-sse-data-encoding, etag, location, content-encoding",
     "vary": "origin",
 }
 
@@ -133,7 +135,9 @@ async def test_a_preflight_tells_methods_and_headers(live: Live, path: str, meth
         "access-control-allow-methods": methods,
         "access-control-allow-headers": (
             "content-type, authorization, idempotency-key, last-event-id, x-request-id, "
-            "producer-id, producer-epoch, producer-seq"
+            "producer-id, producer-epoch, producer-seq, "
+            "if-none-match, stream-seq, stream-ttl, stream-expires-at, stream-closed, "
+            "stream-forked-from, stream-fork-offset, stream-fork-sub-offset"
         ),
         "access-control-max-age": "600",
         "vary": "origin",

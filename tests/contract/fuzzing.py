@@ -32,6 +32,7 @@ from tests.contract.driver import Server
 THINGS: Final = {
     "topic": ("log", "jobs", "capped", "letters", "nobody"),
     "router": ("log->copy", "nobody->nowhere"),
+    "path": ("log", "text", "bytes/of/their own", "nobody"),
 }
 _CONFIGS: Final[Mapping[str, object]] = {
     "log": {},
@@ -39,8 +40,10 @@ _CONFIGS: Final[Mapping[str, object]] = {
     "capped": {"cap_records": 3, "discard": "reject", "durability": "memory"},
     "jobs": {"type": "queue", "dead_letter": "letters", "max_deliveries": 2, "lease_ms": 100},
 }
-# Of waits that a request may ask for, none is worth its time here.
+# Of waits that a request may ask for, none is worth its time here; of those that it may not ask
+# for, this is what its server is told.
 _WAIT_MS_MAX: Final = 3
+IMPATIENT: Final = {"TOPICS_STREAMS_LONG_POLL_MS": str(_WAIT_MS_MAX)}
 
 
 class Fuzz:
@@ -107,6 +110,8 @@ class Fuzz:
         self._client.put(
             "/v0/routers/" + quote("log->copy"), json={"source": "log", "dest": "copy"}
         )
+        self._client.put("/v1/stream/text", headers={"content-type": "text/plain"}, content="x")
+        self._client.put(f"/v1/stream/{quote('bytes/of/their own')}", content="x")
         opened = self._client.post("/v0/watch", json={"topics": {"log": {}}})
         if opened.status_code == 200:
             self._wid = opened.json()["wid"]
@@ -147,7 +152,7 @@ class Fuzz:
         for kind, names in THINGS.items():
             if f"{{{kind}}}" in template:
                 name = names[next(self._turn) % len(names)]
-                return template.replace(f"{{{kind}}}", quote(name, safe=""))
+                return template.replace(f"{{{kind}}}", quote(name))
         return None
 
     def _request(

@@ -212,12 +212,17 @@ class SseStream:
             return
         for item in self._parser.feed(content):
             if isinstance(item, Event):
-                frames.check_event(item.name, item.data)
+                self.check_event(item.name, item.data)
                 self._events.append(item)
             elif isinstance(item, Comment):
                 self.comments.append(item)
             else:
                 self.retries.append(item)
+
+    @staticmethod
+    def check_event(name: str, data: str) -> None:
+        """Fail for what is not described."""
+        frames.check_event(name, data)
 
     def _unchunked(self, piece: bytes) -> bytes:
         self._framed += piece
@@ -246,7 +251,8 @@ class SseStream:
         return b"".join(content)
 
     def _read(self, deadline: float) -> None:
-        if self._is_over:
+        # All of it may have come with its head.
+        if self._is_over or self.is_whole:
             raise StreamEnded
         piece = self._recv(deadline)
         if piece:

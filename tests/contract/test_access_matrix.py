@@ -49,6 +49,7 @@ def row(*needs: str, ok: int = 200, body: object = None) -> Row:
 
 OPEN: Final = Row(None, 200)
 T: Final = "/v0/topics/{topic}"
+S: Final = "/v1/stream/{path}"
 ROWS: Final[dict[tuple[str, str], Row]] = {
     ("GET", "/v0/topics"): row(R),
     ("PUT", T): row(A, body={}),
@@ -64,6 +65,10 @@ ROWS: Final[dict[tuple[str, str], Row]] = {
     ("POST", f"{T}/redrive"): row(W, body={"from": "t.dead", "all": True}),
     ("GET", f"{T}/work"): row(R, W),
     ("GET", f"{T}/leases"): row(R),
+    ("PUT", S): row(W, body=[]),
+    ("POST", S): row(W, ok=204, body={"n": 1}),
+    ("GET", S): row(R),
+    ("DELETE", S): row(D, ok=204),
     ("GET", "/v0/routers"): row(R),
     ("PUT", "/v0/routers/{router}"): row(A, body={"source": "t.src", "dest": "t.dst"}),
     ("GET", "/v0/routers/{router}"): row(R),
@@ -93,7 +98,9 @@ COMMANDS: Final[dict[str, tuple[frozenset[str], dict[str, Any]]]] = {
     ),
     "ping": (frozenset(), {"op": "ping"}),
 }
-NAMED: Final = [key for key in ROWS if "{topic}" in key[1] or "{router}" in key[1]]
+NAMED: Final = [
+    key for key in ROWS if any(kind in key[1] for kind in ("{topic}", "{router}", "{path}"))
+]
 
 
 @pytest.fixture(scope="module")
@@ -110,6 +117,7 @@ def ready(server: Guarded) -> Guarded:
     """The server with every name that is asked for, whatever an earlier test deleted."""
     for name in (INSIDE, OUTSIDE):
         server.good("PUT", f"/v0/topics/{name}", QUEUE)
+        assert server.ask("all", "PUT", path_of(S, name), []).status in (200, 201)
     server.good("PUT", "/v0/topics/t.dead", {})
     server.good("PUT", f"/v0/routers/{INSIDE}", {"source": "t.src", "dest": "t.dst"})
     server.good("PUT", f"/v0/routers/{OUTSIDE}", {"source": "x.src", "dest": "x.dst"})
@@ -120,6 +128,7 @@ def ready(server: Guarded) -> Guarded:
 def path_of(template: str, name: str) -> str:
     """The path of a template for this name."""
     path = template.replace("{topic}", name).replace("{router}", name)
+    path = path.replace("{path}", f"{name}/of its own".replace(" ", "%20"))
     path = path.replace("{wid}", "wid_nobody-has-such-a-one").replace("{file}", "start.js")
     return f"{path}?node=n" if path.endswith("/work") else path
 
@@ -184,8 +193,10 @@ def test_a_name_outside_is_refused_alike_whether_or_not_it_exists(
     # It changed nothing, and made nothing.
     assert ready.ask("all", "GET", f"/v0/topics/{OUTSIDE}").status == 200
     assert ready.ask("all", "GET", f"/v0/routers/{OUTSIDE}").status == 200
+    assert ready.ask("all", "GET", path_of(S, OUTSIDE)).status == 200
     for kind in ("topics", "routers"):
         assert ready.ask("all", "GET", f"/v0/{kind}/{ABSENT}").status == 404
+    assert ready.ask("all", "GET", path_of(S, ABSENT)).status == 404
 
 
 # Where a body or a query names a topic, the field that a refusal tells, and what is sent.

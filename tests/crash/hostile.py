@@ -1,22 +1,25 @@
-"""Clients that mean no good, many at a time from one thread: what they send, and how slowly.
+"""Clients that mean no good, many at a time from one process: what they send, and how slowly.
 
-`Crowd` holds raw sockets of one kind and keeps them busy from a thread of its own. Used by
+`Crowd` holds raw sockets of one kind and keeps them busy from a process of its own. Used by
 `test_hostile_clients`.
 """
 
 from __future__ import annotations
 
+import multiprocessing
 import socket
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Final
+from multiprocessing.synchronize import Event
+from typing import Final, Protocol
 
 HEAD: Final = (
     b"POST /v0/topics/honest HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 )
+# Each says something so often; in how many portions all of them do.
 _TICK_S: Final = 0.5
+_SLICES: Final = 50
 
 
 def slow_head(number: int, turn: int) -> bytes:
@@ -41,78 +44,132 @@ def greedy(number: int, turn: int) -> bytes:
     return ask * 2 if not turn else b""
 
 
-@dataclass(slots=True)
 class Crowd:
-    """Sockets of one kind. Those that the server ended are opened anew if `comes_again`."""
+    """Sockets of one kind, held by a process of its own: what it does costs the honest client no
+    time but the server's. Those that the server ended are opened anew if `comes_again`. They speak
+    one after another, spread over each tick, as strangers do.
+    """
 
-    port: int
-    count: int
-    says: Callable[[int, int], bytes]
-    comes_again: bool = False
-    opened: int = 0
-    ended: int = 0
-    _sockets: dict[int, socket.socket] = field(default_factory=dict)
-    _stop: threading.Event = field(default_factory=threading.Event)
-    _full: threading.Event = field(default_factory=threading.Event)
-    _thread: threading.Thread | None = None
+    def __init__(
+        self,
+        port: int,
+        count: int,
+        says: Callable[[int, int], bytes],
+        *,
+        comes_again: bool = False,
+    ) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.count = count
+        self._opened = context.Value("i", 0)
+        self._ended = context.Value("i", 0)
+        self._full, self._stop = context.Event(), context.Event()
+        self._process = context.Process(
+            target=_hold,
+            args=(port, count, says, comes_again),
+            kwargs={
+                "opened": self._opened,
+                "ended": self._ended,
+                "full": self._full,
+                "stop": self._stop,
+            },
+            daemon=True,
+        )
+
+    @property
+    def opened(self) -> int:
+        """How many connections were made so far."""
+        return int(self._opened.value)
+
+    @property
+    def ended(self) -> int:
+        """How many of them the server ended."""
+        return int(self._ended.value)
 
     def __enter__(self) -> Crowd:
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-        assert self._full.wait(60), f"{self.opened} of {self.count} sockets"
+        self._process.start()
+        assert self._full.wait(120), f"{self.opened} of {self.count} sockets"
         return self
 
     def __exit__(self, *_: object) -> None:
         self._stop.set()
-        assert self._thread is not None
-        self._thread.join(60)
-        for sock in self._sockets.values():
-            sock.close()
-        self._sockets.clear()
+        self._process.join(60)
+        assert self._process.exitcode == 0
 
-    def _open(self, number: int) -> None:
-        sock = socket.socket()
-        # The kernel keeps little of what nobody reads.
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        try:
-            sock.connect(("127.0.0.1", self.port))
-            sock.setblocking(False)
-            sock.send(self.says(number, 0))
-        except OSError:
-            sock.close()
-            return
-        self.opened += 1
-        self._sockets[number] = sock
 
-    def _run(self) -> None:
-        for number in range(self.count):
-            if self._stop.is_set():
-                break
-            self._open(number)
-        self._full.set()
-        turn = 1
-        while not self._stop.wait(_TICK_S):
-            for number in range(self.count):
-                self._go_on(number, turn)
-            turn += 1
+class _Counter(Protocol):
+    """A number that two processes see."""
 
-    def _go_on(self, number: int, turn: int) -> None:
-        sock = self._sockets.get(number)
-        if sock is None:
-            if self.comes_again:
-                self._open(number)
-            return
-        try:
-            said = self.says(number, turn)
-            if said:
-                sock.send(said)
-            if self.says is not greedy and sock.recv(65536) == b"":
-                raise ConnectionResetError
-        except BlockingIOError:
-            pass
-        except OSError:
-            self.ended += 1
-            self._sockets.pop(number).close()
+    value: int
+
+
+def _hold(
+    port: int,
+    count: int,
+    says: Callable[[int, int], bytes],
+    comes_again: bool,
+    *,
+    opened: _Counter,
+    ended: _Counter,
+    full: Event,
+    stop: Event,
+) -> None:
+    """The crowd's process: open all, then go round until told to stop."""
+    sockets: dict[int, socket.socket] = {}
+
+    def open_one(number: int) -> None:
+        sock = _connected(port, says(number, 0))
+        if sock is not None:
+            opened.value += 1
+            sockets[number] = sock
+
+    for number in range(count):
+        open_one(number)
+    full.set()
+    turn = 1
+    while not stop.is_set():
+        for slice_number in range(_SLICES):
+            began = time.monotonic()
+            for number in range(slice_number, count, _SLICES):
+                sock = sockets.get(number)
+                if sock is None:
+                    if comes_again:
+                        open_one(number)
+                elif not _goes_on(sock, says, number, turn):
+                    ended.value += 1
+                    sockets.pop(number).close()
+            stop.wait(max(0.0, _TICK_S / _SLICES - (time.monotonic() - began)))
+        turn += 1
+    for sock in sockets.values():
+        sock.close()
+
+
+def _connected(port: int, first: bytes) -> socket.socket | None:
+    sock = socket.socket()
+    # The kernel keeps little of what nobody reads.
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    try:
+        sock.connect(("127.0.0.1", port))
+        sock.setblocking(False)
+        sock.send(first)
+    except OSError:
+        sock.close()
+        return None
+    return sock
+
+
+def _goes_on(
+    sock: socket.socket, says: Callable[[int, int], bytes], number: int, turn: int
+) -> bool:
+    """Say what is to be said in this turn; false if the server ended the connection."""
+    try:
+        said = says(number, turn)
+        if said:
+            sock.send(said)
+        return says is greedy or sock.recv(65536) != b""
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
 
 
 @dataclass(slots=True)

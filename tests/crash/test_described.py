@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.contract.driver import Server
-from tests.contract.fuzzing import fuzzing, settled_size
+from tests.contract.fuzzing import IMPATIENT, fuzzing, settled_size
 
 pytestmark = [pytest.mark.crash, pytest.mark.timeout(7200)]
 
@@ -25,7 +25,7 @@ FILES_MORE_MAX = 16
 def test_made_up_requests_neither_break_nor_grow_the_server(
     tmp_path: Path, requests: int, first_seed: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    server = Server(tmp_path / "server")
+    server = Server(tmp_path / "server", IMPATIENT)
     server.start()
     try:
         with fuzzing(server) as fuzz:

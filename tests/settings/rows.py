@@ -23,6 +23,7 @@ _EFFECTS: Final = "settings/test_effects.py::"
 _RESTART: Final = "contract/test_restart.py::"
 _LIMITS: Final = "contract/test_limits.py::"
 _SESSION: Final = "contract/test_watch_session.py::"
+_STREAMS: Final = "contract/test_streams_door.py::"
 _LOGS: Final = "contract/test_logs.py::"
 _BATCH: Final = "contract/test_append.py::test_each_batching_limit_has_its_variable"
 
@@ -101,6 +102,11 @@ ROWS: Final[dict[str, Row]] = {
         "63", "contract/test_ws.py::test_a_message_over_the_limit_closes_with_1009"
     ),
     "max_ws_commands": Row("0", "contract/test_ws.py::test_one_command_may_wait_at_a_time"),
+    "streams_path": Row("/v0/streams", _STREAMS + "test_the_mount_is_a_setting"),
+    "streams_port": Row("65536", _STREAMS + "test_a_second_port_serves_the_same"),
+    "streams_page_bytes": Row("0", _STREAMS + "test_a_page_has_so_many_bytes"),
+    "streams_long_poll_ms": Row("0", _STREAMS + "test_a_long_poll_ends_in_time"),
+    "streams_sse_ms": Row("0", _STREAMS + "test_events_end_in_time"),
     "shutdown_grace_ms": Row("-1", _EFFECTS + "test_a_stop_waits_no_longer_than_its_grace"),
     "log_level": Row("loud", _EFFECTS + "test_the_log_has_its_level_and_its_format"),
     "log_format": Row("xml", _EFFECTS + "test_the_log_has_its_level_and_its_format"),

@@ -9,6 +9,7 @@ from topics_server.api import (
     records,
     reference,
     routers,
+    streams,
     topics,
     watch,
     ws,
@@ -16,12 +17,14 @@ from topics_server.api import (
 from topics_server.api.http import Application, Handler, Request, Response, Route, Routes
 from topics_server.api.keys import ADMIN, ANY_KEY, DELETE, PROBE, READ, WRITE
 from topics_server.api.state import ServerState
+from topics_server.limits import STREAMS_PATH
 
 
-def build_routes() -> Routes:
-    """Every path of the server; a template without a row is 404."""
+def build_routes(mount: str = STREAMS_PATH) -> Routes:
+    """Every path of the server; a template without a row is 404. Streams are below `mount`."""
     return Routes(
         (
+            *_streams(mount),
             Route("/v0/topics", {"GET": topics.list_topics}, needs={"GET": READ}),
             Route(
                 "/v0/topics/{topic}",
@@ -78,6 +81,24 @@ def build_routes() -> Routes:
     )
 
 
+def _streams(mount: str) -> tuple[Route, ...]:
+    if not mount:
+        return ()
+    return (
+        Route(
+            f"{mount}/{{path}}",
+            {
+                "PUT": streams.create,
+                "POST": streams.append,
+                "GET": streams.read,
+                "DELETE": streams.delete,
+            },
+            # In this protocol who writes makes the streams, as an append to a topic may.
+            needs={"PUT": WRITE, "POST": WRITE, "GET": READ, "DELETE": DELETE},
+        ),
+    )
+
+
 def _post(verb: str, handler: Handler, need: int) -> Route:
     return Route(f"/v0/topics/{{topic}}/{verb}", {"POST": handler}, needs={"POST": need})
 
@@ -88,4 +109,4 @@ def _openapi(_state: ServerState, _request: Request) -> Response:
 
 def build_app(state: ServerState) -> Application:
     """The ASGI application of one server."""
-    return Application(state, build_routes(), {b"/v0/ws": ws.serve})
+    return Application(state, build_routes(state.settings.streams_path), {b"/v0/ws": ws.serve})

@@ -15,12 +15,16 @@ from topics_server.api.problems import Headers
 # What pages of other origins may send and read beside what every page may.
 _SENT: Final = (
     b"content-type, authorization, idempotency-key, last-event-id, x-request-id, "
-    b"producer-id, producer-epoch, producer-seq"
+    b"producer-id, producer-epoch, producer-seq, "
+    b"if-none-match, stream-seq, stream-ttl, stream-expires-at, stream-closed, "
+    b"stream-forked-from, stream-fork-offset, stream-fork-sub-offset"
 )
 _EXPOSED: Final = (
     b"access-control-expose-headers",
     b"allow, retry-after, x-request-id, producer-epoch, producer-seq, producer-expected-seq, "
-    b"producer-received-seq, topic-first-seq, topic-last-seq",
+    b"producer-received-seq, topic-first-seq, topic-last-seq, "
+    b"stream-next-offset, stream-cursor, stream-up-to-date, stream-closed, stream-ttl, "
+    b"stream-expires-at, stream-sse-data-encoding, etag, location, content-encoding",
 )
 # How long a browser keeps the answer to a preflight.
 _MAX_AGE_S: Final = b"600"

@@ -23,6 +23,8 @@ _SAID_ONCE: Final = frozenset(
     b"host content-length content-type content-encoding transfer-encoding authorization expect "
     b"idempotency-key last-event-id origin producer-id producer-epoch producer-seq "
     b"sec-websocket-key sec-websocket-version upgrade "
+    b"stream-closed stream-expires-at stream-fork-offset stream-fork-sub-offset "
+    b"stream-forked-from stream-seq stream-ttl "
     b"x-request-id".split()
 )
 _SCHEME: Final = b"http://"

@@ -26,6 +26,7 @@ from topics_server.api.cors import cors_headers
 from topics_server.api.guard import admit
 from topics_server.api.inflight import Counted, RequestPlace, check_inflight
 from topics_server.api.keys import EVERYBODY, Caller, Recalled
+from topics_server.api.names import name_of, router_name_of, stream_path_of
 from topics_server.api.observing import Observer
 from topics_server.api.problems import (
     Headers,
@@ -51,15 +52,18 @@ from topics_server.api.request_ids import request_id as request_id_of
 from topics_server.api.sockets import Socket
 from topics_server.api.state import ServerState
 from topics_server.clock import monotonic_ms
-from topics_server.errors import StorageError, TopicsError, invalid
+from topics_server.errors import StorageError, TopicsError
 from topics_server.metrics import RequestFigures, log
-from topics_server.model import is_router_name, is_topic_name
 
 Scope = MutableMapping[str, Any]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 # Of every answer: it is what it says it is, and is for who asked. A handler may say otherwise.
 _GUARDS: Final = ((b"x-content-type-options", b"nosniff"), (b"cache-control", b"no-store"))
+# Of every answer below the mount: a page of any site may embed what CORS lets it read.
+_EMBEDDABLE: Final = (b"cross-origin-resource-policy", b"cross-origin")
+# Statuses of answers that have no body, not even an empty one.
+_BODILESS: Final = (204, 304)
 # Paths whose name is known to be one; beyond, all are forgotten and checked again.
 _NAMES_MAX: Final = 8192
 # Below this gzip saves nothing worth its time.
@@ -95,7 +99,7 @@ class Request(msgspec.Struct, gc=False):
 
 
 class Response(msgspec.Struct, frozen=True, gc=False):
-    """One response; `headers` beside content type, length and encoding.
+    """One response; `headers` beside content type (empty: none), length and encoding.
 
     The quick form of a handler may give its body in `pieces` instead. `varying`: headers that other
     answers of this kind have too, with other values.
@@ -145,6 +149,8 @@ class Route:
     `needs`: of each method what a key must grant: scopes, or `keys.ANY_KEY`, or `keys.PROBE`.
     `is_stream`: a browser's `EventSource` may call, which has nothing but a URL for its key.
     `quick`: of some methods the quick form beside the handler; both give the same answers.
+    A template that ends in `/{path}` is the mount of streams: any further segments are their path,
+    and bodies are what the handler takes them for.
     """
 
     __slots__ = (
@@ -152,9 +158,11 @@ class Route:
         "figures",
         "handlers",
         "is_named",
+        "is_mount",
         "is_of_router",
         "is_of_topic",
         "is_stream",
+        "names",
         "needs",
         "quick",
         "template",
@@ -177,6 +185,10 @@ class Route:
         self.is_named = "{" in template
         self.is_of_topic = "/{topic}" in template
         self.is_of_router = "/{router}" in template
+        self.is_mount = template.endswith("/{path}")
+        # What is held against a key's prefixes.
+        kinds = {"topic": self.is_of_topic, "router": self.is_of_router, "path": self.is_mount}
+        self.names = next((kind for kind, is_of_it in kinds.items() if is_of_it), "")
         self.handlers = dict(handlers)
         if "GET" in self.handlers:
             self.handlers["HEAD"] = self.handlers["GET"]
@@ -189,6 +201,7 @@ class Routes:
     """Paths to routes. A template has at most one parameter, in third place: `{topic}` or another.
 
     A topic's or router's name is checked here; what else stands there is its handler's to judge.
+    One route may be a mount, under which no other has its place.
     """
 
     def __init__(self, table: Iterable[Route]) -> None:
@@ -197,8 +210,14 @@ class Routes:
         self._named: dict[tuple[bytes, ...], Route] = {}
         # Paths that were asked for: their route and the topic's name.
         self._known: dict[bytes, tuple[Route, str]] = {}
+        self._mount: Route | None = None
+        # What no path begins with, for a start.
+        self._mounted = b"\0"
         for route in self.table:
             path = route.template.encode("ascii")
+            if route.is_mount:
+                self._mount, self._mounted = route, path.removesuffix(b"{path}")
+                continue
             if not route.is_named:
                 self._fixed[path] = route
                 continue
@@ -213,6 +232,8 @@ class Routes:
         """
         if route.is_of_router:
             return router_name_of(segment)
+        if route.is_mount:
+            return stream_path_of(segment)
         if not route.is_of_topic:
             return segment.decode("latin-1")
         known = self._known.get(raw_path)
@@ -226,8 +247,15 @@ class Routes:
         """The route of a topic's path and its name, if they were asked for before."""
         return self._known.get(raw_path)
 
+    def is_mounted(self, raw_path: bytes) -> bool:
+        """Whether this is a path below the mount."""
+        return raw_path.startswith(self._mounted)
+
     def find(self, raw_path: bytes) -> tuple[Route | None, bytes]:
-        """The route of a path as it was sent, and its named segment, unescaped."""
+        """The route of a path as it was sent, and its named segment, unescaped.
+
+        Of the mount all that is behind it, as it was sent.
+        """
         route = self._fixed.get(raw_path)
         if route is not None:
             return route, b""
@@ -239,33 +267,11 @@ class Routes:
         elif count == 5:
             route = self._named.get((segments[1], segments[2], segments[4]))
         if route is None:
+            if self.is_mounted(raw_path):
+                return self._mount, raw_path[len(self._mounted) :]
             return None, b""
         name = segments[3]
         return route, unquote_to_bytes(name) if b"%" in name else name
-
-
-def name_of(segment: bytes) -> str:
-    """A topic name from its decoded path segment; raises `invalid_request`."""
-    name = segment.decode("latin-1")
-    if not is_topic_name(name):
-        raise invalid(
-            "a topic name has 1 to 255 characters of A-Z a-z 0-9 . _ : - and starts with a letter "
-            "or digit",
-            "topic",
-        )
-    return name
-
-
-def router_name_of(segment: bytes) -> str:
-    """A router's name from its decoded path segment; raises `invalid_request`."""
-    name = segment.decode("latin-1")
-    if not is_router_name(name):
-        raise invalid(
-            "a router name has 1 to 255 characters of A-Z a-z 0-9 . _ : - > and starts with a "
-            "letter or digit",
-            "router",
-        )
-    return name
 
 
 def response_of(error: TopicsError, extra: Headers = ()) -> Response:
@@ -302,8 +308,8 @@ def tell_of_body(
 
     What differs from answer to answer comes last: the request's id, then the length.
     """
-    has_body = response.status != 204
-    if has_body:
+    has_body = response.status not in _BODILESS
+    if has_body and response.content_type:
         told.append((b"content-type", response.content_type))
     if is_packed:
         told += [(b"content-encoding", b"gzip"), (b"vary", b"accept-encoding")]
@@ -363,6 +369,8 @@ class Application:
             response = response_to(error, scope["method"], scope["path"], request_id)
         told = self.told(response, scope["method"], headers)
         raw_path: bytes = scope.get("raw_path") or scope["path"].encode("utf-8")
+        if self.routes.is_mounted(raw_path):
+            told.append(_EMBEDDABLE)
         if isinstance(response, EventStream):
             place.free()
             self.observer.answered(scope["method"], raw_path, 200, 0, started_ms, request_id)
@@ -463,8 +471,8 @@ class Application:
         caller = self._caller(route, method, headers, scope["query_string"], segment)
         place.take(caller.key, self.state.settings.max_inflight_per_key)
         name = self.routes.name_at(route, raw_path, segment) if route.is_named else ""
-        if caller.prefixes and (route.is_of_topic or route.is_of_router):
-            check_name(caller, name, "topic" if route.is_of_topic else "router")
+        if caller.prefixes and route.names:
+            check_name(caller, name, route.names)
         body = b""
         if method in ("POST", "PUT"):
             # Nobody should send 64 MiB to hear that the server is not ready.
@@ -478,7 +486,7 @@ class Application:
                 else:
                     body = await receive_all(receive, max_bytes, message)
             else:
-                body = await read_body(headers, receive, max_bytes)
+                body = await read_body(headers, receive, max_bytes, is_json=not route.is_mount)
         request = Request(
             method,
             name,

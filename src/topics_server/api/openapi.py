@@ -27,6 +27,7 @@ from topics_server.api.operations import (
     switch,
 )
 from topics_server.api.schemas import Schema, all_schemas, object_of, ref, text, u64
+from topics_server.api.stream_operations import stream_paths
 from topics_server.errors import Code
 from topics_server.limits import PRODUCER_ID_CHARS_MAX, PRODUCER_NUMBER_MAX
 
@@ -47,6 +48,7 @@ _TAGS: Final = {
     "queues": "Topics of type `queue`: leases of jobs to workers.",
     "routers": "Rules that copy what is appended to one topic into another.",
     "watch": "What is new, as it comes: server-sent events and WebSocket.",
+    "streams": "Topics by the HTTP side of the Durable Streams protocol: `docs/STREAMS.md`.",
     "server": "Probes, figures and this description.",
 }
 
@@ -74,6 +76,7 @@ def document() -> Schema:
             | _queue_paths()
             | _router_paths()
             | _watch_paths()
+            | stream_paths()
             | _server_paths()
         ),
         "components": {**components(), "schemas": all_schemas()},

@@ -65,6 +65,14 @@ def components() -> Schema:
                 "description": "Of a refused producer: the epoch, or the seq, that is meant.",
                 "schema": {"type": "integer", "minimum": 0},
             },
+            "Stream-Closed": {
+                "description": "Of a closed stream: nothing is appended any more.",
+                "schema": {"type": "string", "const": "true"},
+            },
+            "Stream-Next-Offset": {
+                "description": "Of a closed stream: where it ends.",
+                "schema": text(),
+            },
             "Allow": {
                 "description": "The methods of this path.",
                 "required": True,
@@ -198,6 +206,9 @@ def _refusals(codes: set[Code]) -> Schema:
         for name in (name for code in named for name, _ in PRODUCER_HEADERS.get(code, ())):
             shown = name.decode("ascii").title()
             told.setdefault("headers", {})[shown] = _header("Producer-Number")
+        if Code.STREAM_CLOSED in named:
+            for shown in ("Stream-Closed", "Stream-Next-Offset"):
+                told.setdefault("headers", {})[shown] = _header(shown)
         refusals[str(status)] = told
     return refusals
 

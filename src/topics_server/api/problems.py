@@ -81,10 +81,13 @@ def status_of(error: TopicsError) -> int:
 def headers_of(error: TopicsError) -> Headers:
     """What a refusal carries beside its body.
 
-    How to be let in, when to try again, and what a producer has to know to go on.
+    How to be let in, when to try again, what a producer has to know to go on, and where a closed
+    stream ends.
     """
     if error.code is Code.UNAUTHORIZED:
         return _CHALLENGE
+    if error.code is Code.STREAM_CLOSED:
+        return _end_of_stream(error)
     if error.code in PRODUCER_HEADERS:
         told = PRODUCER_HEADERS[error.code]
         return tuple((name, b"%d" % error.detail[field]) for name, field in told)
@@ -95,6 +98,15 @@ def headers_of(error: TopicsError) -> Headers:
     if isinstance(retry_after_ms, int):
         seconds = max(1, -(-retry_after_ms // 1000))
     return ((b"retry-after", b"%d" % seconds),)
+
+
+def _end_of_stream(error: TopicsError) -> Headers:
+    """That a stream is closed, and where; its topic's own appends do not tell that."""
+    next_offset = error.detail.get("next_offset")
+    told: Headers = ((b"stream-closed", b"true"),)
+    if isinstance(next_offset, str):
+        told += ((b"stream-next-offset", next_offset.encode("ascii")),)
+    return told
 
 
 def envelope(error: TopicsError) -> bytes:

@@ -27,10 +27,12 @@ class ClientGoneError(Exception):
     """The client hung up while a handler waited for it alone; nothing is answered."""
 
 
-async def read_body(headers: Mapping[bytes, bytes], receive: Receive, max_bytes: int) -> bytes:
+async def read_body(
+    headers: Mapping[bytes, bytes], receive: Receive, max_bytes: int, *, is_json: bool = True
+) -> bytes:
     """The whole body, inflated; `max_bytes` bounds it as sent and as inflated.
 
-    What the headers alone tell is refused before a byte is read.
+    What the headers alone tell is refused before a byte is read; `is_json`: also any other type.
     """
     declared = headers.get(b"content-length")
     if declared is not None:
@@ -38,12 +40,12 @@ async def read_body(headers: Mapping[bytes, bytes], receive: Receive, max_bytes:
     is_packed = False
     is_announced = declared != b"0" if declared is not None else b"transfer-encoding" in headers
     if is_announced:
-        is_packed = _check_types(headers)
+        is_packed = _check_types(headers, is_json=is_json)
     body = await receive_all(receive, max_bytes)
     if not body:
         return body
     if not is_announced:
-        is_packed = _check_types(headers)
+        is_packed = _check_types(headers, is_json=is_json)
     if not is_packed:
         return body
     if len(body) > OFF_LOOP_BYTES:
@@ -51,9 +53,9 @@ async def read_body(headers: Mapping[bytes, bytes], receive: Receive, max_bytes:
     return inflate(body, max_bytes)
 
 
-def _check_types(headers: Mapping[bytes, bytes]) -> bool:
+def _check_types(headers: Mapping[bytes, bytes], *, is_json: bool) -> bool:
     """Refuse what is not JSON or not known encoding; tells whether the body is gzip."""
-    if not is_json_type(headers.get(b"content-type")):
+    if is_json and not is_json_type(headers.get(b"content-type")):
         raise no_json()
     encoding = headers.get(b"content-encoding")
     if encoding is None:

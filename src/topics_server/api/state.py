@@ -99,6 +99,26 @@ class ApiSettings(Protocol):
         """Commands waiting on one WebSocket."""
         ...
 
+    @property
+    def streams_path(self) -> str:
+        """Where streams are mounted; empty: nowhere."""
+        ...
+
+    @property
+    def streams_page_bytes(self) -> int:
+        """Bytes of one page of a stream, but for a message that is larger."""
+        ...
+
+    @property
+    def streams_long_poll_ms(self) -> int:
+        """How long a long-poll of a stream waits."""
+        ...
+
+    @property
+    def streams_sse_ms(self) -> int:
+        """How long the events of a stream go on before their reader has to come again."""
+        ...
+
 
 class Appending(Protocol):
     """An append on its way."""

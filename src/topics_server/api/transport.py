@@ -31,7 +31,8 @@ _COPIED_BYTES_MAX: Final = 16_384
 # What differs from answer to answer; kept out of what is remembered of heads.
 VARYING: Final = frozenset(
     b"content-length x-request-id "
-    b"producer-epoch producer-seq topic-first-seq topic-last-seq".split()
+    b"producer-epoch producer-seq topic-first-seq topic-last-seq "
+    b"stream-next-offset stream-cursor etag location".split()
 )
 # A path that is its own escaped form, without a query: nothing in it has to be parsed.
 _PLAIN_PATH: Final = re.compile(rb"(?:/[A-Za-z0-9._:-]+)+")

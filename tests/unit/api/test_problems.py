@@ -37,6 +37,10 @@ from topics_server.errors import Code, Corrupt, DiskFull, ReadOnly, TopicsError
         ("unsupported_media_type", 415),
         ("topic_full", 422),
         ("throttled", 429),
+        ("stream_not_found", 404),
+        ("stream_gone", 410),
+        ("stream_conflict", 409),
+        ("stream_closed", 409),
         ("internal", 500),
         ("not_ready", 503),
         ("shutting_down", 503),
@@ -70,6 +74,12 @@ def test_only_429_and_503_say_when_to_try_again() -> None:
     for code in Code:
         error = TopicsError(code, "", dict.fromkeys(("epoch", "expected_seq", "received_seq"), 1))
         assert (b"retry-after" in dict(headers_of(error))) == (status_of(error) in (429, 503))
+
+
+def test_a_closed_stream_tells_where_it_ends_in_headers_too() -> None:
+    error = TopicsError(Code.STREAM_CLOSED, "", {"next_offset": "2_7"})
+    assert headers_of(error) == ((b"stream-closed", b"true"), (b"stream-next-offset", b"2_7"))
+    assert headers_of(TopicsError(Code.STREAM_CLOSED, "")) == ((b"stream-closed", b"true"),)
 
 
 @pytest.mark.parametrize(("ms", "seconds"), [(1, b"1"), (1000, b"1"), (1001, b"2"), (0, b"1")])

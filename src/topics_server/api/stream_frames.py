@@ -1,0 +1,71 @@
+"""Server-sent events of a stream: data, and control behind each of them. Pure.
+
+JSON streams send arrays, text streams text, all others base64. Messages of one page are one event:
+a byte stream has no boundaries within, and an array keeps its own. What is no UTF-8 in a text
+stream, a character that two appends share and that is read in two pages included, becomes U+FFFD.
+Called by `api/stream_sse`.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+from typing import Final
+
+import msgspec
+
+from topics_server.api.problems import Headers
+from topics_server.api.stream_pages import body_of
+from topics_server.streams.offsets import text_of
+from topics_server.streams.values import StreamPage, StreamView
+
+_HEADERS: Final[Headers] = (
+    # Clients of this protocol compare the whole value.
+    (b"content-type", b"text/event-stream"),
+    (b"cache-control", b"no-cache"),
+    (b"connection", b"keep-alive"),
+    # nginx and its like would collect frames in a buffer.
+    (b"x-accel-buffering", b"no"),
+)
+_ENCODED: Final = (b"stream-sse-data-encoding", b"base64")
+_LINE_BREAKS: Final = re.compile(rb"\r\n|\r|\n")
+_encode: Final = msgspec.json.Encoder().encode
+
+
+def is_encoded(view: StreamView) -> bool:
+    """Whether data are sent as base64."""
+    return not view.is_json and not view.content_type.lower().startswith("text/")
+
+
+def headers_of(view: StreamView) -> Headers:
+    """The head of a stream's events."""
+    return (*_HEADERS, _ENCODED) if is_encoded(view) else _HEADERS
+
+
+def data_frame(page: StreamPage) -> bytes:
+    """The event with a page's messages; nothing if there are none."""
+    if not page.datas:
+        return b""
+    body = body_of(page)
+    if is_encoded(page.view):
+        return b"event: data\ndata:%b\n\n" % base64.b64encode(body)
+    if not page.view.is_json:
+        body = body.decode("utf-8", "replace").encode()
+    return b"event: data\n%b\n" % b"".join(map(_data_line, _LINE_BREAKS.split(body)))
+
+
+def _data_line(line: bytes) -> bytes:
+    # A reader takes one blank away: one is added only where the line has some of its own.
+    return b"data:%b%b\n" % (b" " if line[:1] == b" " else b"", line)
+
+
+def control_frame(page: StreamPage, cursor: int) -> bytes:
+    """Where the next read goes on, and whether there is, or will be, more."""
+    told: dict[str, object] = {"streamNextOffset": text_of(page.next)}
+    if page.is_closed:
+        told["streamClosed"] = True
+    else:
+        told["streamCursor"] = str(cursor)
+        if page.is_up_to_date:
+            told["upToDate"] = True
+    return b"event: control\ndata:%b\n\n" % _encode(told)

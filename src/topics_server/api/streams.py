@@ -1,0 +1,271 @@
+"""The door to streams: create, append, close, read, follow and delete what is at a path (PUT, POST,
+GET, HEAD, DELETE below the mount).
+
+Plain functions of the server's state and one request. What is asked is `stream_headers`', what a
+page looks like `stream_pages`', and every rule of a stream the service's. A write that was begun
+goes on whether or not its client stays; a long-poll whose client hangs up ends. A key needs `write`
+to create, append and close, `read` to read and also to fork, `delete` to delete. Called through the
+route table in `api/app`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from typing import Final
+
+from topics_server.api.access import check_name, check_scopes
+from topics_server.api.guard import ConnectionSlot, admit
+from topics_server.api.http import Answer, EventStream, Receive, Request, Response, Send, wants_gzip
+from topics_server.api.keys import READ
+from topics_server.api.names import stream_url_path
+from topics_server.api.problems import Headers
+from topics_server.api.producer_headers import EPOCH, SEQ, stamp_of
+from topics_server.api.receiving import ClientGoneError
+from topics_server.api.state import ServerState
+from topics_server.api.stream_frames import headers_of
+from topics_server.api.stream_headers import (
+    ReadAsked,
+    append_asked,
+    closes,
+    create_asked,
+    read_asked,
+)
+from topics_server.api.stream_pages import (
+    body_of,
+    closed_header,
+    cursor_after,
+    is_known,
+    keeping,
+    life_headers,
+    offset_header,
+    page_headers,
+    tag_of,
+)
+from topics_server.api.stream_sse import Follower
+from topics_server.clock import now_ms, random_u64
+from topics_server.errors import invalid
+from topics_server.streams.paths import topic_of
+from topics_server.streams.service import Streams
+from topics_server.streams.values import StreamAppended, StreamPage, StreamView
+
+_NO_STORE: Final = (b"cache-control", b"no-store")
+_UP_TO_DATE: Final = (b"stream-up-to-date", b"true")
+
+
+def _admitted(state: ServerState) -> Streams:
+    """The streams, if requests are taken now."""
+    admit(state)
+    assert state.streams is not None, "ready means there are streams"
+    return state.streams
+
+
+async def _turn(state: ServerState, request: Request) -> None:
+    """Wait for one's turn under pressure, as an append to the stream's topic does."""
+    if state.throttle.is_active:
+        name = topic_of(request.name)
+        if request.method == "POST" or not state.throttle.passes(name):
+            await state.throttle.turn(name, len(request.body))
+
+
+# --- writing ----------------------------------------------------------------------------------
+
+
+async def create(state: ServerState, request: Request) -> Response:
+    """`PUT {mount}/{path}`: create a stream, or find it as it is asked for."""
+    streams = _admitted(state)
+    mount = state.settings.streams_path
+    asked = create_asked(request.headers, request.body, mount)
+    if asked.fork is not None:
+        # Who forks gets to read, sooner or later, what is in the source.
+        check_scopes(request.caller, READ)
+        check_name(request.caller, asked.fork.source_path, "Stream-Forked-From")
+    await _turn(state, request)
+    done = await streams.create(request.name, asked)
+    view = done.view
+    varying: Headers = (offset_header(view.tail),)
+    if done.is_new:
+        varying += ((b"location", _url(request, mount)),)
+    return Response(
+        201 if done.is_new else 200,
+        b"",
+        closed_header(view.is_closed),
+        content_type=view.content_type.encode("latin-1"),
+        varying=varying,
+    )
+
+
+def _url(request: Request, mount: str) -> bytes:
+    """The stream's URL as its client has it; a proxy in front may say that it speaks TLS."""
+    path = stream_url_path(mount, request.name).encode("ascii")
+    host = request.headers.get(b"host")
+    if host is None:
+        return path
+    is_https = request.headers.get(b"x-forwarded-proto", b"").strip().lower() == b"https"
+    return (b"https://" if is_https else b"http://") + host + path
+
+
+async def append(state: ServerState, request: Request) -> Response:
+    """`POST {mount}/{path}`: append to a stream, close it, or both."""
+    streams = _admitted(state)
+    if request.body:
+        asked = append_asked(request.headers)
+        await _turn(state, request)
+        done = await streams.append(request.name, request.body, asked)
+        is_counted = asked.producer is not None and not done.is_repeat
+        return _appended(done, 200 if is_counted else 204)
+    if not closes(request.headers):
+        raise invalid("an append has a body; without one, Stream-Closed: true closes the stream")
+    producer = stamp_of(request.headers)
+    await _turn(state, request)
+    return _appended(await streams.close(request.name, producer), 204)
+
+
+def _appended(done: StreamAppended, status: int) -> Response:
+    varying: Headers = (offset_header(done.tail),)
+    if done.epoch is not None and done.seq is not None:
+        varying += ((EPOCH, b"%d" % done.epoch), (SEQ, b"%d" % done.seq))
+    headers = closed_header(done.is_closed)
+    return Response(status, b"", headers, content_type=b"", varying=varying)
+
+
+async def delete(state: ServerState, request: Request) -> Response:
+    """`DELETE {mount}/{path}`: drop a stream with all it holds."""
+    await _admitted(state).delete(request.name)
+    return Response(204, b"")
+
+
+# --- reading ----------------------------------------------------------------------------------
+
+
+async def read(state: ServerState, request: Request) -> Answer:
+    """`GET {mount}/{path}`: a page of a stream, now or once there is one; or its events."""
+    streams = _admitted(state)
+    if request.method == "HEAD":
+        return _head(streams.head(request.name))
+    asked = read_asked(request.query)
+    await _turn(state, request)
+    if asked.live == "sse":
+        return await _follow(state, request, streams, asked)
+    if asked.live == "long-poll":
+        return await _wait(state, request, streams, asked)
+    if asked.at is None:
+        end = _end((await _read(state, request, streams, asked)).view)
+        return _page(state, request, end, (_NO_STORE,), (offset_header(end.next),))
+    page = await _read(state, request, streams, asked)
+    start = asked.at if asked.explicit else None
+    tag = tag_of(page, start)
+    headers = (keeping(page, is_private=state.keys.is_on),)
+    varying = (offset_header(page.next), (b"etag", tag))
+    if is_known(request.headers, tag):
+        return Response(304, b"", headers + page_headers(page), varying=varying)
+    return _page(state, request, page, headers, varying)
+
+
+def _head(view: StreamView) -> EventStream:
+    """What there is to tell of a stream; how long a body would be is not."""
+    told: Headers = (
+        (b"content-type", view.content_type.encode("latin-1")),
+        _NO_STORE,
+        *life_headers(view),
+        *closed_header(view.is_closed),
+        offset_header(view.tail),
+    )
+    return EventStream(told, _nothing, _free_nothing)
+
+
+async def _nothing(_receive: Receive, _send: Send) -> None:
+    """What a HEAD streams."""
+
+
+def _free_nothing() -> None:
+    """What a HEAD holds."""
+
+
+def _end(view: StreamView) -> StreamPage:
+    """The page behind a stream's last message."""
+    return StreamPage(view, (), (), view.tail, is_up_to_date=True, is_closed=view.is_closed)
+
+
+def _read(
+    state: ServerState, request: Request, streams: Streams, asked: ReadAsked
+) -> Awaitable[StreamPage]:
+    """What is there behind what was asked for; reading at the end is a use of a stream, too."""
+    most = state.settings.streams_page_bytes
+    if asked.at is None:
+        return streams.read(request.name, streams.head(request.name).tail, most, explicit=True)
+    return streams.read(request.name, asked.at, most, explicit=asked.explicit)
+
+
+def _page(
+    state: ServerState, request: Request, page: StreamPage, headers: Headers, varying: Headers
+) -> Response:
+    body = body_of(page)
+    # What is packed says so itself, and so does what is for a page of a listed origin.
+    vary = [] if wants_gzip(len(body), request.headers) else [b"accept-encoding"]
+    origins = state.settings.allowed_origins
+    if origins and request.headers.get(b"origin") not in origins:
+        vary.append(b"origin")
+    if vary:
+        headers += ((b"vary", b", ".join(vary)),)
+    return Response(
+        200,
+        body,
+        headers + page_headers(page),
+        content_type=page.view.content_type.encode("latin-1"),
+        varying=varying,
+    )
+
+
+async def _wait(
+    state: ServerState, request: Request, streams: Streams, asked: ReadAsked
+) -> Response:
+    """A long-poll: what there is, or comes in time; 204 if that is nothing."""
+    page = None
+    at = asked.at
+    if at is None:
+        at = streams.head(request.name).tail
+    elif not asked.explicit:
+        page = await _read(state, request, streams, asked)
+        at = page.next
+    if page is None or not (page.datas or page.is_closed):
+        settings = state.settings
+        page = await _while_there(
+            request,
+            streams.wait(
+                request.name, at, settings.streams_page_bytes, settings.streams_long_poll_ms
+            ),
+        )
+    cursor = cursor_after(asked.cursor, now_ms(), random_u64())
+    varying = (offset_header(page.next), (b"stream-cursor", b"%d" % cursor))
+    if page.datas:
+        start = asked.at if asked.explicit else None
+        tagged = (*varying, (b"etag", tag_of(page, start)))
+        return _page(state, request, page, (_NO_STORE,), tagged)
+    return Response(204, b"", page_headers(page), varying=varying)
+
+
+async def _while_there(request: Request, waiting: Awaitable[StreamPage]) -> StreamPage:
+    """What is waited for; raises `ClientGoneError` as soon as nobody waits for it."""
+    coming = asyncio.ensure_future(waiting)
+    leaving = asyncio.ensure_future(request.gone())
+    try:
+        await asyncio.wait((coming, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if not coming.done():
+            raise ClientGoneError
+        return coming.result()
+    finally:
+        coming.cancel()
+        leaving.cancel()
+
+
+async def _follow(
+    state: ServerState, request: Request, streams: Streams, asked: ReadAsked
+) -> EventStream:
+    """The events of a stream; what is wrong with it is told before they begin."""
+    page = await _read(state, request, streams, asked)
+    # It may have been waited for.
+    admit(state)
+    slot = ConnectionSlot(state, request.caller.key)
+    follower = Follower(state, streams, request.name, page, asked.cursor, request.caller)
+    return EventStream(headers_of(page.view), follower.run, slot.free)
