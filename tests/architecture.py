@@ -331,6 +331,7 @@ SERVICES = {
     ),
     "streams.service": driver(
         "engine.answers",
+        "engine.appending",
         "engine.commits",
         "engine.hub",
         "engine.ports",

@@ -88,6 +88,8 @@ def _decode_bytes(body: bytes) -> DecodedAppend:
     content_type, newline, data = body.partition(b"\n")
     if not newline:
         raise invalid("bytes without their content type")
+    if not content_type.isascii():
+        raise invalid("a content type is not ASCII")
     return decode_bytes(content_type.decode("ascii"), data)
 
 
@@ -163,9 +165,8 @@ def body_of(decoded: DecodedAppend) -> bytes:
 
 def with_grammar(decoded: DecodedAppend) -> DecodedAppend:
     """The records of a copy, naming the grammar that `body_of` writes them in."""
-    if not _has_bytes(decoded):
-        return decoded
-    return msgspec.structs.replace(decoded, form=COLUMNS_GRAMMAR)
+    form = COLUMNS_GRAMMAR if _has_bytes(decoded) else 0
+    return decoded if decoded.form == form else msgspec.structs.replace(decoded, form=form)
 
 
 def _has_bytes(decoded: DecodedAppend) -> bool:

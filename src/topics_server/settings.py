@@ -331,7 +331,7 @@ class Settings(BaseSettings):
     streams_page_bytes: Number = _number(
         PAGE_BYTES_DEFAULT, 1, PAGE_BYTES_MAX, "bytes of a page, of one message at least"
     )
-    streams_long_poll_ms: Number = _number(20_000, 1, 600_000, "how long a long-poll waits")
+    streams_long_poll_ms: Number = _number(4_000, 1, 600_000, "how long a long-poll waits")
     streams_sse_ms: Number = _number(
         60_000, 1, _DAY_MS, "events end then, and their reader comes again"
     )

@@ -6,10 +6,12 @@ import base64
 import gzip
 import json
 import re
+import signal
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, Final
 
 import httpx
@@ -268,6 +270,8 @@ def test_methods_are_told(door: Door, path: str) -> None:
     answer = door.api.http.options(f"{MOUNT}/{path}")
     assert answer.status_code == 204
     assert answer.headers["allow"] == "DELETE, GET, HEAD, OPTIONS, POST, PUT"
+    assert "if-none-match" in answer.headers["access-control-allow-headers"]
+    assert "access-control-allow-origin" not in answer.headers
     refused(door.api.http.patch(f"{MOUNT}/{path}"), 405, "method_not_allowed")
 
 
@@ -603,6 +607,32 @@ def test_a_key_in_the_url_lets_nobody_in(guarded: Guarded) -> None:
     for query in ("", "&live=sse", "&live=long-poll"):
         answer = guarded.api.http.get(f"{MOUNT}/t.token/1?offset=-1{query}&token=secret-all")
         refused(answer, 401, "unauthorized")
+
+
+def test_a_key_that_is_taken_away_ends_its_events(
+    own: NewServer, path: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "keys"
+    file.write_text("stays-key\nleaves-key\n")
+    file.chmod(0o600)
+    server = own(TOPICS_API_KEYS_FILE=str(file))
+    api = server.start()
+    target = f"{MOUNT}/{path}"
+    made = api.http.put(target, headers={"authorization": "Bearer stays-key"})
+    assert made.status_code == 201
+    stays, leaves = (
+        Events(api.url, f"{target}?offset=-1&live=sse", (f"Authorization: Bearer {key}",))
+        for key in ("stays-key", "leaves-key")
+    )
+    file.write_text("stays-key\n")
+    assert server.process is not None
+    server.process.send_signal(signal.SIGHUP)
+    assert [event.name for event in leaves.rest()] == ["control"]
+    assert leaves.is_whole
+    stays.pair()
+    stays.wait(0.3)
+    assert not stays.is_whole
+    stays.close()
 
 
 def test_where_there_are_keys_pages_are_kept_by_their_readers_only(guarded: Guarded) -> None:

@@ -233,6 +233,22 @@ def test_jobs_are_pushed_through_the_proxy(
             good(behind.api.http.post("/v0/topics/jobs/ack", json={"node": "w1", "seqs": seqs}))
 
 
+def test_events_of_a_stream_pass_as_they_come(proxy: Proxy, client: httpx.Client) -> None:
+    """The server asks for it by `X-Accel-Buffering`, wherever streams are mounted."""
+    path = "/v1/stream/through/a%20proxy"
+    made = client.put(path, headers={"content-type": "text/plain"}, content="one")
+    assert made.headers["location"].startswith("https://")
+    assert made.headers["location"].endswith(path)
+    with client.stream("GET", f"{path}?offset=-1&live=sse") as events:
+        lines = events.iter_lines()
+        assert "data:one" in [next(lines) for _ in range(6)]
+        client.post(path, headers={"content-type": "text/plain"}, content="two")
+        assert "data:two" in [next(lines) for _ in range(6)]
+    refused(client.get("/v1/stream/through%2Fa"), 400, "invalid_request")
+    refused(client.get("/v1/stream/through//a"), 400, "invalid_request")
+    assert client.delete(path).status_code == 204
+
+
 def test_a_websocket_works_through_the_proxy(proxy: Proxy, behind: Server) -> None:
     behind.api.put("socket")
     with websockets.sync.client.connect(

@@ -24,6 +24,7 @@ from tests.vectors.stored import (
     router_of,
     unpack,
 )
+from tests.vectors.stream_part import streams_of
 from topics_server.wal.dump import verify
 from topics_server.wal.fs import OsFs
 
@@ -42,7 +43,7 @@ def problems(folder: Path) -> list[str]:
 
 
 def test_there_is_a_vector_of_every_format_that_was_released() -> None:
-    assert NAMES == ["store-v1", "store-v2", "store-v3", "store-v4", "store-v5"]
+    assert NAMES == ["store-v1", "store-v2", "store-v3", "store-v4", "store-v5", "store-v6"]
 
 
 def test_a_golden_directory_verifies_clean(stored: Expected, tmp_path: Path) -> None:
@@ -111,6 +112,23 @@ async def test_stored_producers_are_where_they_were(stored: Expected, tmp_path: 
                 assert answer.status_code == asked["status"], asked
                 for name, value in asked["told"].items():
                     assert answer.headers[name] == value, asked
+
+
+@pytest.mark.anyio
+async def test_stored_streams_are_what_they_were(stored: Expected, tmp_path: Path) -> None:
+    for _ in range(2):
+        async with opened(tmp_path, stored) as http:
+            if stored.streams:
+                assert await streams_of(http) == stored.streams
+                gone = await http.put("/v1/stream/s-gone", headers={"Content-Type": "text/plain"})
+                assert gone.status_code == 409
+                low = await http.post(
+                    "/v1/stream/s/b%20y",
+                    content=b"x",
+                    headers={"Content-Type": "application/x-bytes", "Stream-Seq": "tai"},
+                )
+                assert low.status_code == 409
+    assert problems(tmp_path) == []
 
 
 @pytest.mark.anyio

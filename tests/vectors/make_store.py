@@ -1,6 +1,6 @@
 """Makes a golden data directory: a real server is driven over HTTP, killed twice, and copied.
 
-    .venv/bin/python -m tests.vectors.make_store store-v5
+    .venv/bin/python -m tests.vectors.make_store store-v6
 
 Vectors are never made again, only added: what a released server once wrote must be readable for
 ever, and a vector that is regenerated proves nothing. An existing folder is therefore refused.
@@ -14,7 +14,8 @@ leases, durable and soft, in a snapshot and in the journal; jobs that were given
 acked and delayed; dead letters with their marks (v3 itself has no sessions). From v4 on routers: a
 fan, a chain, a filter with stamps, a queue; copies in segments, snapshots and the journal, with
 payloads and without; what a source had lost; routers changed, removed, gone with their topic. From
-v5 on producers: in a snapshot, in the journal, moved without records by a key.
+v5 on producers: in a snapshot, in the journal, moved without records by a key. From v6 on streams,
+see `stream_part`.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ from tests.vectors.stored import (
     read_queue,
     router_of,
 )
+from tests.vectors.stream_part import first_streams, last_streams, streams_of
 
 ENVIRONMENT: Final = {
     "TOPICS_WAL_SHARDS": "2",
@@ -266,6 +268,7 @@ def first_run(api: Api, cold: Path) -> None:
     good(api.append("work", orders(0, 5)))
     first_jobs(api)
     first_routers(api)
+    first_streams(api)
     for name in ("gone", "again"):
         good(api.append(name, orders(0, 50)))
         good(api.drop(name))
@@ -300,6 +303,7 @@ def last_run(api: Api) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     good(api.drop("dropped-late"))
     last_jobs(api)
     last_routers(api)
+    last_streams(api)
     deletes: list[dict[str, Any]] = [
         {"topic": "disk", "match": "order-5"},
         {"topic": "fsync", "match": ["tag", "Glob", "order-*"]},
@@ -343,6 +347,12 @@ async def live_answers(url: str, names: list[str]) -> Answers:
         return await answers_of(http, names)
 
 
+async def live_streams(url: str) -> dict[str, Any]:
+    """What the server says of its streams before it is killed."""
+    async with httpx.AsyncClient(base_url=url, trust_env=False) as http:
+        return await streams_of(http)
+
+
 async def answers_of_copy(folder: Path, expected: Expected, names: list[str]) -> Answers:
     """What a node on a copy says."""
     async with opened(folder, expected) as http:
@@ -377,6 +387,7 @@ def make(name: str) -> None:
         time.sleep(1.0)  # flags and segments of this run, as far as they are due
         names = sorted(topic["topic"] for topic in good(api.topics(page_size=1000))["topics"])
         topics, queues = asyncio.run(live_answers(api.url, names))
+        streams = asyncio.run(live_streams(api.url))
         routers = {name: router_of(api.http.get(f"/v0/routers/{name}")) for name in ROUTERS[2:]}
         seen_ms = int(time.time() * 1000)
         server.signal(signal.SIGKILL)
@@ -397,6 +408,7 @@ def make(name: str) -> None:
             queues,
             routers,
             producers,
+            streams,
         )
         # Only a start can say what is told of records that were never on disk.
         after, queues_after = asyncio.run(answers_of_copy(folder, expected, names))

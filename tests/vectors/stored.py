@@ -41,6 +41,7 @@ class Expected(msgspec.Struct):
     `sessions`: by wid, the seq up to which each topic was told.
     `queues`: by name, see `read_queue`; none in vectors from before there were leases. `routers`:
     by name, see `router_of`. `producers`: requests that are repeats or refused, and what is told.
+    `streams`: by path, see `stream_part`.
     """
 
     note: str
@@ -54,6 +55,7 @@ class Expected(msgspec.Struct):
     queues: dict[str, Any] = {}
     routers: dict[str, Any] = {}
     producers: list[dict[str, Any]] = []
+    streams: dict[str, Any] = {}
 
 
 class _Page(msgspec.Struct):

@@ -93,6 +93,7 @@ def _streams(mount: str) -> tuple[Route, ...]:
                 "GET": streams.read,
                 "DELETE": streams.delete,
             },
+            {"POST": streams.append_now, "GET": streams.read_now},
             # In this protocol who writes makes the streams, as an append to a topic may.
             needs={"PUT": WRITE, "POST": WRITE, "GET": READ, "DELETE": DELETE},
         ),

@@ -26,6 +26,8 @@ _EXPOSED: Final = (
     b"stream-next-offset, stream-cursor, stream-up-to-date, stream-closed, stream-ttl, "
     b"stream-expires-at, stream-sse-data-encoding, etag, location, content-encoding",
 )
+# Of every answer of streams: a page of any site may embed what CORS lets it read.
+_EMBEDDABLE: Final = (b"cross-origin-resource-policy", b"cross-origin")
 # How long a browser keeps the answer to a preflight.
 _MAX_AGE_S: Final = b"600"
 
@@ -47,3 +49,14 @@ def cors_headers(method: str, headers: Mapping[bytes, bytes], answered: Headers)
         (b"access-control-allow-headers", _SENT),
         (b"access-control-max-age", _MAX_AGE_S),
     )
+
+
+def stream_headers(method: str, *, is_listed: bool) -> Headers:
+    """What is added below the mount of streams, for whoever asks.
+
+    A preflight of an origin that is not listed is told which headers the protocol has, and not
+    that it may send them: the official suite asks without an origin of its own.
+    """
+    if method != "OPTIONS" or is_listed:
+        return (_EMBEDDABLE,)
+    return (_EMBEDDABLE, (b"access-control-allow-headers", _SENT))

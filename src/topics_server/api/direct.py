@@ -236,11 +236,12 @@ class DirectHttp(StrictHttp):
         is_packed: bool,
     ) -> None:
         app: Any = self.app
-        told = app.told(response, pending.method, pending.headers)
+        path = pending.path.partition(b"?")[0]
+        told = app.told(response, pending.method, pending.headers, path)
         tell_of_body(told, response, size, pending.request_id, is_packed=is_packed)
         app.observer.answered(
             pending.method,
-            pending.path,
+            path,
             response.status,
             size,
             pending.started_ms,

@@ -22,7 +22,7 @@ import msgspec
 
 from topics_server.api.access import authorized, authorized_stream, check_name
 from topics_server.api.coding import JSON_TYPE, accepts_gzip, deflate
-from topics_server.api.cors import cors_headers
+from topics_server.api.cors import cors_headers, stream_headers
 from topics_server.api.guard import admit
 from topics_server.api.inflight import Counted, RequestPlace, check_inflight
 from topics_server.api.keys import EVERYBODY, Caller, Recalled
@@ -60,8 +60,6 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 # Of every answer: it is what it says it is, and is for who asked. A handler may say otherwise.
 _GUARDS: Final = ((b"x-content-type-options", b"nosniff"), (b"cache-control", b"no-store"))
-# Of every answer below the mount: a page of any site may embed what CORS lets it read.
-_EMBEDDABLE: Final = (b"cross-origin-resource-policy", b"cross-origin")
 # Statuses of answers that have no body, not even an empty one.
 _BODILESS: Final = (204, 304)
 # Paths whose name is known to be one; beyond, all are forgotten and checked again.
@@ -200,8 +198,8 @@ class Route:
 class Routes:
     """Paths to routes. A template has at most one parameter, in third place: `{topic}` or another.
 
-    A topic's or router's name is checked here; what else stands there is its handler's to judge.
-    One route may be a mount, under which no other has its place.
+    A topic's, router's or stream's name is checked here; what else stands there is its handler's
+    to judge. One route may be a mount, under which no other has its place.
     """
 
     def __init__(self, table: Iterable[Route]) -> None:
@@ -232,20 +230,24 @@ class Routes:
         """
         if route.is_of_router:
             return router_name_of(segment)
-        if route.is_mount:
-            return stream_path_of(segment)
-        if not route.is_of_topic:
+        if not (route.is_of_topic or route.is_mount):
             return segment.decode("latin-1")
         known = self._known.get(raw_path)
         if known is None:
             if len(self._known) >= _NAMES_MAX:
                 self._known.clear()
-            known = self._known[raw_path] = (route, name_of(segment))
+            name = stream_path_of(segment) if route.is_mount else name_of(segment)
+            known = self._known[raw_path] = (route, name)
         return known[1]
 
     def known(self, raw_path: bytes) -> tuple[Route, str] | None:
         """The route of a topic's path and its name, if they were asked for before."""
         return self._known.get(raw_path)
+
+    def split(self, url: bytes) -> tuple[bytes, bytes]:
+        """Path and query of a URL below the mount; of another all of it, which is no path."""
+        path, _, query = url.partition(b"?")
+        return (path, query) if self.is_mounted(path) else (url, b"")
 
     def is_mounted(self, raw_path: bytes) -> bool:
         """Whether this is a path below the mount."""
@@ -367,10 +369,8 @@ class Application:
             return
         except Exception as error:
             response = response_to(error, scope["method"], scope["path"], request_id)
-        told = self.told(response, scope["method"], headers)
         raw_path: bytes = scope.get("raw_path") or scope["path"].encode("utf-8")
-        if self.routes.is_mounted(raw_path):
-            told.append(_EMBEDDABLE)
+        told = self.told(response, scope["method"], headers, raw_path)
         if isinstance(response, EventStream):
             place.free()
             self.observer.answered(scope["method"], raw_path, 200, 0, started_ms, request_id)
@@ -391,12 +391,15 @@ class Application:
         await send({"type": "http.response.body", "body": body})
 
     def told(
-        self, response: Answer, method: str, headers: Mapping[bytes, bytes]
+        self, response: Answer, method: str, headers: Mapping[bytes, bytes], raw_path: bytes
     ) -> list[tuple[bytes, bytes]]:
         """The headers of an answer, but for those that tell of its body."""
         told = _guarded(response.headers) if response.headers else list(_GUARDS)
-        if self._origins and headers.get(b"origin") in self._origins:
+        is_listed = bool(self._origins) and headers.get(b"origin") in self._origins
+        if is_listed:
             told += cors_headers(method, headers, response.headers)
+        if self.routes.is_mounted(raw_path):
+            told += stream_headers(method, is_listed=is_listed)
         return told
 
     def answer_now(
@@ -415,6 +418,9 @@ class Application:
         started_ms = monotonic_ms()
         self.state.hosts.check(headers.get(b"host"))
         route: Route | None
+        query = b""
+        if b"?" in raw_path:
+            raw_path, query = self.routes.split(raw_path)
         known = self.routes.known(raw_path)
         if known is not None:
             route, name = known
@@ -423,8 +429,8 @@ class Application:
             name = ""
         quick = None if route is None else route.quick.get(method)
         if quick is None or not (
-            is_plain(headers, self.state.settings.max_body_bytes)
-            if method == "POST"
+            is_plain(headers, self.state.settings.max_body_bytes, is_json=not route.is_mount)
+            if route is not None and method == "POST"
             else is_bodiless(headers)
         ):
             return None
@@ -435,8 +441,8 @@ class Application:
         if not name:
             name = self.routes.name_at(route, raw_path, segment)
         if caller.prefixes:
-            check_name(caller, name, "topic")
-        request = Request(method, name, headers, b"", body, started_ms, _gone_never, caller)
+            check_name(caller, name, route.names)
+        request = Request(method, name, headers, query, body, started_ms, _gone_never, caller)
         key = caller.key
         if key is None:
             return quick(self.state, request)

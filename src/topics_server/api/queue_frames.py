@@ -1,7 +1,8 @@
 """Answers and frames of queues (§10): jobs with their payloads verbatim, counters, leases. Pure.
 
 A job is rendered once, as a member of a claim's answer or as a `job` event of a push stream; its
-`data` and `meta` are spliced in as they were sent. Called by `api/queues`.
+`data` and `meta` are spliced in as they were sent; bytes are base64, as in a diff. Called by
+`api/queues`.
 """
 
 from __future__ import annotations

@@ -68,11 +68,11 @@ def _check_types(headers: Mapping[bytes, bytes], *, is_json: bool) -> bool:
     return True
 
 
-def is_plain(headers: Mapping[bytes, bytes], max_bytes: int) -> bool:
+def is_plain(headers: Mapping[bytes, bytes], max_bytes: int, *, is_json: bool = True) -> bool:
     """Whether the head of a request with a body raises no question about that body."""
     declared = headers.get(b"content-length", b"")
     return (
-        headers.get(b"content-type") == JSON_TYPE
+        (not is_json or headers.get(b"content-type") == JSON_TYPE)
         and b"content-encoding" not in headers
         and len(declared) <= _LENGTH_DIGITS_MAX
         and declared.isdigit()

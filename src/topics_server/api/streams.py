@@ -16,7 +16,16 @@ from typing import Final
 
 from topics_server.api.access import check_name, check_scopes
 from topics_server.api.guard import ConnectionSlot, admit
-from topics_server.api.http import Answer, EventStream, Receive, Request, Response, Send, wants_gzip
+from topics_server.api.http import (
+    Answer,
+    EventStream,
+    Receive,
+    Request,
+    Response,
+    Send,
+    Underway,
+    wants_gzip,
+)
 from topics_server.api.keys import READ
 from topics_server.api.names import stream_url_path
 from topics_server.api.problems import Headers
@@ -50,7 +59,6 @@ from topics_server.streams.service import Streams
 from topics_server.streams.values import StreamAppended, StreamPage, StreamView
 
 _NO_STORE: Final = (b"cache-control", b"no-store")
-_UP_TO_DATE: Final = (b"stream-up-to-date", b"true")
 
 
 def _admitted(state: ServerState) -> Streams:
@@ -121,6 +129,19 @@ async def append(state: ServerState, request: Request) -> Response:
     return _appended(await streams.close(request.name, producer), 204)
 
 
+def append_now(state: ServerState, request: Request) -> Underway | None:
+    """The quick form of `append`: of messages, to a stream that is there."""
+    streams = _admitted(state)
+    if state.throttle.is_active or not request.body:
+        return None
+    asked = append_asked(request.headers)
+    appending = streams.append_now(request.name, request.body, asked)
+    if appending is None:
+        return None
+    status = 204 if asked.producer is None else 200
+    return Underway(appending.when_settled, lambda: _appended(appending.outcome(), status))
+
+
 def _appended(done: StreamAppended, status: int) -> Response:
     varying: Headers = (offset_header(done.tail),)
     if done.epoch is not None and done.seq is not None:
@@ -152,7 +173,13 @@ async def read(state: ServerState, request: Request) -> Answer:
     if asked.at is None:
         end = _end((await _read(state, request, streams, asked)).view)
         return _page(state, request, end, (_NO_STORE,), (offset_header(end.next),))
-    page = await _read(state, request, streams, asked)
+    return _caught_up(state, request, asked, await _read(state, request, streams, asked))
+
+
+def _caught_up(
+    state: ServerState, request: Request, asked: ReadAsked, page: StreamPage
+) -> Response:
+    """A page that was not waited for."""
     start = asked.at if asked.explicit else None
     tag = tag_of(page, start)
     headers = (keeping(page, is_private=state.keys.is_on),)
@@ -160,6 +187,19 @@ async def read(state: ServerState, request: Request) -> Answer:
     if is_known(request.headers, tag):
         return Response(304, b"", headers + page_headers(page), varying=varying)
     return _page(state, request, page, headers, varying)
+
+
+def read_now(state: ServerState, request: Request) -> Response | None:
+    """The quick form of `read`: of what is in memory, without waiting for more."""
+    streams = _admitted(state)
+    if state.throttle.is_active:
+        return None
+    asked = read_asked(request.query)
+    if asked.live or asked.at is None:
+        return None
+    most = state.settings.streams_page_bytes
+    page = streams.read_now(request.name, asked.at, most, explicit=asked.explicit)
+    return None if page is None else _caught_up(state, request, asked, page)
 
 
 def _head(view: StreamView) -> EventStream:

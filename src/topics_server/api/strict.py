@@ -314,7 +314,7 @@ class StrictHttp(JoinedHttp):
         app: Any = self.app
         told = list(response.headers)
         if isinstance(app, Application):
-            told = app.told(response, "GET", {})
+            told = app.told(response, "GET", {}, b"")
         told.append((b"connection", b"close"))
         # Its head is not one to take an id from.
         tell_of_body(told, response, len(response.body), request_id({}), is_packed=False)

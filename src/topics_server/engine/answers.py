@@ -13,7 +13,7 @@ from topics_server.model import LossReason, StreamFacts, TopicConfig
 class ProducerRepeat(msgspec.Struct, frozen=True):
     """A producer's request that was accepted before; `seq` is the highest accepted of its epoch.
 
-    `is_last`: it repeats that one.
+    `is_last`: it repeats that one, and that one has records.
     """
 
     epoch: int

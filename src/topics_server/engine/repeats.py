@@ -69,6 +69,7 @@ async def _of_producer(commits: Commits, topic: Topic, repeated: Repeated) -> Ap
             await applied(newest)
     last = repeated.last
     last_seq = last.first_seq + last.count - 1
-    told = ProducerRepeat(last.epoch, last.seq, is_last=repeated.is_last)
+    # What only closed a stream has no records to point at.
+    told = ProducerRepeat(last.epoch, last.seq, is_last=repeated.is_last and last.count > 0)
     head_seq = max(last_seq, topic.log.head_seq)
     return Appended(last.first_seq, last_seq, head_seq, deduped=True, repeat=told)

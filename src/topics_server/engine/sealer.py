@@ -20,7 +20,7 @@ from topics_server.engine.commits import Commits
 from topics_server.engine.ports import Clock, Journal, Offload, Segments
 from topics_server.engine.registry import Registry
 from topics_server.engine.topic import Applied, Topic
-from topics_server.entries import Entry, RecordsAppended, TopicDropped, TopicPut
+from topics_server.entries import Entry, RecordsAppended, StreamChanged, TopicDropped, TopicPut
 from topics_server.errors import StorageError, TopicsError
 from topics_server.limits import SEAL_BY_AGE_BYTES_MIN
 from topics_server.metrics import log
@@ -93,7 +93,7 @@ class Sealer:
         topic = self._registry.get(topic_id)
         if topic is None:
             return  # a topic that was dropped meanwhile
-        if isinstance(entry, TopicPut) or (
+        if isinstance(entry, TopicPut | StreamChanged) or (
             isinstance(entry, RecordsAppended) and entry.creation is not None
         ):
             self._track(topic)
@@ -159,6 +159,8 @@ class Sealer:
             self._enqueue(topic_id)
 
     def _move_floor(self, topic: Topic, now_ms: int) -> None:
+        if topic.stream is not None and topic.stream.newest.is_copying:
+            return  # of a fork what holds places is not deleted yet: its caps hold once it is whole
         entry = topic.decide_expiry(now_ms)
         if entry is None:
             return

@@ -9,11 +9,13 @@ what is not there any more; what was lost (`410`) names where to go on. Called b
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 
 import msgspec
 
 from topics_server.appends import DecodedAppend
-from topics_server.engine.answers import Appended, Page, ReadRequest
+from topics_server.engine.answers import Appended, Page, ProducerRepeat, ReadRequest
+from topics_server.engine.appending import Appending
 from topics_server.engine.commits import Ticket
 from topics_server.engine.hub import Hub
 from topics_server.engine.ports import Clock
@@ -104,7 +106,12 @@ class Streams:
                 return Created(view_of(topic), is_new=False)
             if self._registry.fork_counts[path]:
                 raise conflict(path, f'stream "{path}" was deleted and still has forks')
-            made = await self._make(path, name, asked)
+            try:
+                made = await self._make(path, name, asked)
+            except TopicsError as error:
+                if error.code is not Code.RECORD_TOO_LARGE:
+                    raise
+                raise _too_large(error) from None
             if made is not None:
                 self._lifetimes.adopt(made)
                 return Created(view_of(made), is_new=True)
@@ -191,7 +198,24 @@ class Streams:
             )
         except TopicsError as error:
             raise self._told(path, topic, error) from None
-        return self._appended(topic, done, asked)
+        return _appended(topic, done, asked)
+
+    def append_now(self, path: str, body: bytes, asked: AppendAsked) -> StreamAppending | None:
+        """Begin what `append` does if nothing has to be waited for first; None if it has.
+
+        Then nothing was done. Raises what `append` raises.
+        """
+        if topic_of(path) in self._store.settling:
+            return None
+        topic = self._topic(path)
+        kept, decoded = self._asked_append(topic, body, asked)
+        try:
+            appending = self._store.append_now(
+                topic.name, kept, decoded, header_key=None, producer=asked.producer
+            )
+        except TopicsError as error:
+            raise self._told(path, topic, error) from None
+        return None if appending is None else StreamAppending(topic, appending, asked)
 
     def _asked_append(
         self, topic: Topic, body: bytes, asked: AppendAsked
@@ -214,20 +238,6 @@ class Streams:
         step = StreamStep(asked.seq, asked.closes) if asked.seq or asked.closes else None
         return kept, msgspec.structs.replace(decoded, create=False, step=step)
 
-    def _appended(self, topic: Topic, done: Appended, asked: AppendAsked) -> StreamAppended:
-        repeat = done.repeat
-        facts = topic.stream_facts
-        if repeat is not None:
-            is_closed = facts.is_closed
-            last_seq = done.last_seq if repeat.is_last and not is_closed else topic.log.head_seq
-            tail = position_after(topic, max(last_seq, done.last_seq))
-            return StreamAppended(tail, is_closed, repeat.epoch, repeat.seq, is_repeat=True)
-        tail = position_after(topic, done.last_seq)
-        producer = asked.producer
-        if producer is None:
-            return StreamAppended(tail, asked.closes)
-        return StreamAppended(tail, asked.closes, producer.epoch, producer.seq)
-
     async def close(self, path: str, producer: ProducerStamp | None) -> StreamAppended:
         """Close a stream: nothing is appended any more. Closed before it returns.
 
@@ -243,9 +253,7 @@ class Streams:
         if isinstance(begun, Repeated):
             done = await repeated(self._writes.commits, topic, begun, producer, 0)
             assert done.repeat is not None
-            tail = position_after(topic, topic.log.head_seq)
-            is_closed = topic.stream_facts.is_closed
-            return StreamAppended(tail, is_closed, done.repeat.epoch, done.repeat.seq, True)
+            return _repeated(topic, done, done.repeat)
         if isinstance(begun, Ticket):
             await applied(begun)
         tail = position_after(topic, topic.log.head_seq)
@@ -263,7 +271,7 @@ class Streams:
             case Code.TOPIC_NOT_FOUND:
                 return not_found(path)
             case Code.RECORD_TOO_LARGE:
-                return TopicsError(Code.PAYLOAD_TOO_LARGE, error.message, error.detail)
+                return _too_large(error)
             case _:
                 return error
 
@@ -289,6 +297,17 @@ class Streams:
             )
             if self._registry.find(topic.name) is topic:
                 return self._page(topic, path, page, explicit=explicit)
+
+    def read_now(
+        self, path: str, at: Position, max_bytes: int, *, explicit: bool
+    ) -> StreamPage | None:
+        """The page that `read` gives; None if it is not in memory."""
+        topic = self._topic(path)
+        self._writes.note_use(topic)
+        self._check(topic, path, at)
+        request = ReadRequest(at.seq, _PAGE_RECORDS_MAX, max_bytes)
+        page = self._store.read_now(topic.name, request)
+        return None if page is None else self._page(topic, path, page, explicit=explicit)
 
     async def wait(self, path: str, at: Position, max_bytes: int, wait_ms: float) -> StreamPage:
         """The messages after a position, as soon as there are any.
@@ -359,6 +378,50 @@ class Streams:
 
     def _is_over(self, topic: Topic) -> bool:
         return self._lifetimes.is_over(topic)
+
+
+class StreamAppending:
+    """One append on its way; it goes on whether or not anybody waits for it."""
+
+    __slots__ = ("_appending", "_asked", "_topic")
+
+    def __init__(self, topic: Topic, appending: Appending, asked: AppendAsked) -> None:
+        self._topic = topic
+        self._appending = appending
+        self._asked = asked
+
+    def when_settled(self, told: Callable[[], object]) -> None:
+        """See `engine.appending.Appending`."""
+        self._appending.when_settled(told)
+
+    def outcome(self) -> StreamAppended:
+        """What to answer, once it is settled. Raises the `TopicsError` it failed with."""
+        return _appended(self._topic, self._appending.outcome(), self._asked)
+
+
+def _appended(topic: Topic, done: Appended, asked: AppendAsked) -> StreamAppended:
+    if done.repeat is not None:
+        return _repeated(topic, done, done.repeat)
+    tail = position_after(topic, done.last_seq)
+    producer = asked.producer
+    if producer is None:
+        return StreamAppended(tail, asked.closes)
+    return StreamAppended(tail, asked.closes, producer.epoch, producer.seq)
+
+
+def _repeated(topic: Topic, done: Appended, repeat: ProducerRepeat) -> StreamAppended:
+    """What a producer's retry is told, whatever it asks for: where the last request ended.
+
+    Of a stream that others are closing it says nothing yet: a crash could take that back.
+    """
+    view = view_of(topic)
+    is_placed = repeat.is_last and not view.is_closed
+    tail = position_after(topic, done.last_seq) if is_placed else view.tail
+    return StreamAppended(tail, view.is_closed, repeat.epoch, repeat.seq, is_repeat=True)
+
+
+def _too_large(error: TopicsError) -> TopicsError:
+    return TopicsError(Code.PAYLOAD_TOO_LARGE, error.message, error.detail)
 
 
 def _records(content_type: str, body: bytes) -> tuple[bytes, DecodedAppend] | None:

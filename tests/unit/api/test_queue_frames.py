@@ -17,6 +17,7 @@ from topics_server.api.queue_frames import (
 )
 from topics_server.blocks import Block, make_block
 from topics_server.engine.answers import QueueCounts
+from topics_server.grammars import bytes_meta
 from topics_server.queue.answers import (
     Acked,
     Extended,
@@ -55,6 +56,20 @@ def test_a_job_has_its_record_verbatim_and_omits_what_is_absent() -> None:
     )
     assert render_job(job(1)) == (
         b'"$seq":8,"lease_id":"lease_abc","deadline":30010,"$ts":20,"deliveries":2,"data":null'
+    )
+
+
+def test_a_job_of_bytes_is_base64_and_says_what_it_is() -> None:
+    metas = [bytes_meta("image/png"), bytes_meta("a/b")[:-1] + b',"$dead_letter_from":"jobs"}']
+    made = make_block(
+        7, array("q", [10, 20]), [b"\x00\xff\r\n", b""], metas, [None] * 2, [None] * 2
+    )
+    assert render_job(LeasedJob(7, 0xABC, 30_010, 2, made, 0)) == (
+        b'"$seq":7,"lease_id":"lease_abc","deadline":30010,"$ts":10,"deliveries":2,'
+        b'"$encoding":"base64","$content_type":"image/png","data":"AP8NCg=="'
+    )
+    assert render_job(LeasedJob(8, 0xABC, 30_010, 2, made, 1)).endswith(
+        b'"$content_type":"a/b","data":"","meta":{"$dead_letter_from":"jobs"}'
     )
 
 
