@@ -23,7 +23,7 @@ __all__ = ["found_node", "suite_folder"]
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Server]:
     """A running server that comes back on the same port."""
-    env = official.SETTINGS | {"TOPICS_PORT": str(quiet_port())}
+    env = {"TOPICS_PORT": str(quiet_port()), "TOPICS_STREAMS_LONG_POLL_MS": "1000"}
     made = Server(tmp_path / "server", env)
     try:
         made.start()

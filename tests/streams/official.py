@@ -32,12 +32,6 @@ CASES: Final = 332
 LEFT_OUT: Final = 6
 LEFT_OUT_GROUP: Final = "Reserved subscription APIs"
 GROUPS: Final = 33
-# What a server of ours is told: the origin whose page the suite plays in its preflight, and to end
-# a long-poll that brings nothing within the five seconds that a case has.
-SETTINGS: Final = {
-    "TOPICS_CORS_ORIGINS": "https://example.com",
-    "TOPICS_STREAMS_LONG_POLL_MS": "1000",
-}
 WITHIN_S: Final = 540.0
 
 

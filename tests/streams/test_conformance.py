@@ -1,7 +1,7 @@
 """The official conformance suite, at the version the lock pins, all of it and nothing failing.
 
-About a minute, most of it lifetimes that are waited for. `TOPICS_STREAMS_URL` names another server
-than a fresh one of ours; it has to be set as `official.SETTINGS` says. Killed servers are in
+About a minute, most of it lifetimes that are waited for. The server is as it comes, nothing is set.
+`TOPICS_STREAMS_URL` names another than a fresh one of ours. Killed servers are in
 `tests/crash/test_stream_conformance.py`.
 """
 
@@ -24,7 +24,7 @@ def url(tmp_path: Path) -> Iterator[str]:
     if given := os.environ.get("TOPICS_STREAMS_URL"):
         yield given
         return
-    server = Server(tmp_path / "server", official.SETTINGS)
+    server = Server(tmp_path / "server")
     try:
         yield server.start().url
         server.stop()
