@@ -744,6 +744,7 @@ TOP = {
     # Programs that use queues; it may leave this repository with its folder.
     "client": driver("client.*"),
     "client.*": driver("client.*"),
+    "cli.stream": driver("cli", "cli.*", "client", "client.*"),
     "cli.work": driver("cli", "cli.*", "client", "client.*"),
     # One file a verb; offline verbs read files, `serve` loads the server only when it is called.
     "cli": driver("cli.*"),

@@ -4,7 +4,8 @@ Owns the list of verbs. Exit codes: 0 done, 1 the server (or a file) refused or 
 2 wrong usage or no server to talk to. Results go to standard output, everything else to standard
 error. Map: `client` (HTTP), `output` (NDJSON or table), `cutting`, `lines`, `loading`, `resume`
 (the verb `load`), `streams` (the verbs `tail` and `watch`), `graph` (the verb `routers`), `flags`
-(settings as options); every other module is the verb of its name.
+(settings as options), `producers` (`append --producer`), `stream_calls` and `stream_following`
+(the verb `stream`); every other module is the verb of its name.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ VERBS: Final = {
     "read": "Print records from a position on; follow new ones.",
     "tail": "Print new records of one or more topics as they come; resumes by itself.",
     "watch": "Print the frames of a stream, one JSON value a line.",
+    "stream": "Create, append to, read, follow, close and remove Durable Streams.",
     "pub": "Publish standard input, a record a line, over a WebSocket.",
     "enqueue": "Enqueue one job.",
     "work": "Run a command for every job of a queue.",

@@ -9,6 +9,7 @@ import msgspec
 
 from topics_server.cli.client import Client, Failure, server_options, topic_path
 from topics_server.cli.output import format_options, show_object
+from topics_server.cli.producers import append_as
 
 
 @click.command("append")
@@ -19,6 +20,15 @@ from topics_server.cli.output import format_options, show_object
 @click.option("--node", help="Who writes; reads of that node leave the record out.")
 @click.option("--meta", metavar="JSON", help="Small headers, a JSON object.")
 @click.option("--key", help="Idempotency key: a repeated call appends once.")
+@click.option("--producer", metavar="ID", help="Append as this producer: once, whatever is lost.")
+@click.option(
+    "--epoch",
+    type=click.IntRange(min=0),
+    help="The producer's epoch, gone on with; default: the next one is claimed.",
+)
+@click.option(
+    "--seq", type=click.IntRange(min=0), help="The seq in it; what has it already is a repeat."
+)
 @click.option("--create/--no-create", default=None, help="Whether to create a missing topic.")
 @format_options
 @server_options
@@ -30,6 +40,9 @@ def command(
     node: str | None,
     meta: str | None,
     key: str | None,
+    producer: str | None,
+    epoch: int | None,
+    seq: int | None,
     create: bool | None,
     client: Client,
     as_json: bool,
@@ -38,6 +51,10 @@ def command(
 
     DATA is JSON and is stored as it is; without it the record is taken from --file or standard
     input. A string needs its quotes: topics append TOPIC '"hello"'
+
+    With --producer a lost answer is asked for again and the record is there once. The epoch is the
+    next one, which fences whoever wrote under this ID before; with --epoch it is gone on with, and
+    the seq is the next one there.
     """
     record = b'{"data":' + _json(_data(data, file), topic, data)
     if meta is not None:
@@ -54,7 +71,13 @@ def command(
         body += b',"idempotency_key":' + msgspec.json.encode(key)
     if create is not None:
         body += b',"create":' + msgspec.json.encode(create)
-    answer = client.call("POST", topic_path(topic), body + b"}", repeatable=key is not None)
+    body += b"}"
+    if producer is not None:
+        answer = append_as(client, topic_path(topic), body, producer, epoch, seq)
+    elif epoch is not None or seq is not None:
+        raise click.UsageError("--epoch and --seq are a --producer's")
+    else:
+        answer = client.call("POST", topic_path(topic), body, repeatable=key is not None)
     show_object(answer, as_json=as_json)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import http.client
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import IO, Any, Final, ParamSpec, TypeVar
 from urllib.parse import quote, urlsplit
 
@@ -51,6 +51,19 @@ class Unreachable(Failure):
     def __init__(self, message: str, *, sent: bool) -> None:
         super().__init__(message)
         self.sent = sent
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """A whole answer, whatever its status; header names in lower case."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def refusal(self) -> Refused:
+        """What it says, if it is no success."""
+        return refusal(self.status, self.headers.get("retry-after"), self.body)
 
 
 class _Problem(msgspec.Struct):
@@ -102,14 +115,27 @@ class Client:
         """
         reused = self._connection is not None
         try:
-            return self._call(method, path, body, timeout_s)
+            answer = self.ask(method, path, body, timeout_s=timeout_s)
         except Unreachable:
             if not (reused and repeatable):
                 raise
-        return self._call(method, path, body, timeout_s)
+            answer = self.ask(method, path, body, timeout_s=timeout_s)
+        if answer.status >= 300:
+            raise answer.refusal
+        return answer.body
 
-    def _call(self, method: str, path: str, body: bytes | None, timeout_s: float) -> bytes:
-        headers = {"Accept": "application/json", **self.authorization}
+    def ask(
+        self,
+        method: str,
+        path: str,
+        body: bytes | None = None,
+        more: Mapping[str, bytes] | None = None,
+        *,
+        timeout_s: float = TIMEOUT_S,
+    ) -> Answer:
+        """One request with `more` headers, tried once. Raises `Unreachable`."""
+        headers: dict[str, str | bytes] = {"Accept": "application/json", **self.authorization}
+        headers |= more or {}
         if body is not None:
             headers["Content-Type"] = "application/json"
         connection = self._connect(timeout_s)
@@ -128,9 +154,8 @@ class Client:
             raise Unreachable(f"the connection to {self.url} broke: {reason}", sent=True) from None
         if response.will_close:
             self.close()
-        if response.status >= 300:
-            raise refusal(response.status, response.headers.get("Retry-After"), answer)
-        return answer
+        told = {name.lower(): value for name, value in response.headers.items()}
+        return Answer(response.status, told, answer)
 
     def _connect(self, timeout_s: float) -> http.client.HTTPConnection:
         if self._connection is None:

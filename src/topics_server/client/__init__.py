@@ -1,4 +1,4 @@
-"""A client of queues: enqueue jobs, work them off.
+"""A client: enqueue jobs and work them off; write to topics and streams, each record once.
 
     from topics_server.client import Job, Queue, worker
 
@@ -10,10 +10,15 @@
 
     send.run()  # until SIGTERM
 
+    with IdempotentProducer("orders", "till-7") as till:
+        till.send({"total": 12})
+
 Imports nothing else of the server, so that it can leave with its folder. Map: `working` (the
 decorator), `engine` (a run of it), `sources` (push and poll), `settling` (acks and nacks),
 `flight` (leases held), `queue` and `blocking` (the calls, async and not), `calls` (requests as
-values), `values`, `errors`, `backoff`, `patience`, `threads`, `effects`.
+values), `values`, `errors`, `backoff`, `patience`, `threads`, `effects`. Producers: `producer` and
+`producer_threads` (what a program sees), `carrying` (requests on a loop), `sending` (the rules),
+`targets` (requests and answers as values), `receipts`.
 """
 
 from topics_server.client.backoff import Backoff
@@ -22,17 +27,26 @@ from topics_server.client.engine import Dead, Drop, Retry
 from topics_server.client.errors import (
     BadAnswer,
     ClientError,
+    Fenced,
+    Forgotten,
+    InDoubt,
     InvalidRequest,
     NotAQueue,
     NotFound,
+    ProducerClosed,
     QueueFull,
     Refused,
+    StreamClosed,
     Throttled,
     Unauthorized,
     Unavailable,
+    Undelivered,
     Unreachable,
 )
+from topics_server.client.producer import AsyncIdempotentProducer
+from topics_server.client.producer_threads import IdempotentProducer
 from topics_server.client.queue import AsyncQueue
+from topics_server.client.receipts import Delivered, Receipt
 from topics_server.client.values import (
     Acked,
     Claimed,
@@ -48,12 +62,15 @@ from topics_server.client.values import (
 from topics_server.client.working import Worker, worker
 
 __all__ = [
+    "AsyncIdempotentProducer",
     "AsyncQueue",
+    "IdempotentProducer",
     "Queue",
     "Worker",
     "worker",
     "Backoff",
     "Dead",
+    "Delivered",
     "Drop",
     "Retry",
     "Acked",
@@ -65,16 +82,23 @@ __all__ = [
     "Nacked",
     "NewJob",
     "QueueState",
+    "Receipt",
     "Stats",
     "BadAnswer",
     "ClientError",
+    "Fenced",
+    "Forgotten",
+    "InDoubt",
     "InvalidRequest",
     "NotAQueue",
     "NotFound",
+    "ProducerClosed",
     "QueueFull",
     "Refused",
+    "StreamClosed",
     "Throttled",
     "Unauthorized",
     "Unavailable",
+    "Undelivered",
     "Unreachable",
 ]

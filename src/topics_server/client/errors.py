@@ -2,7 +2,8 @@
 
 `Refused` and its kinds are the server's words; `Unreachable` is nobody's; `BadAnswer` is an answer
 that is not a topics server's. `passes` tells which of them are worth another try. Raised by `queue`
-and `blocking`, judged by the loops of `engine` and `settling`.
+and `blocking`, judged by the loops of `engine` and `settling`. Producers have kinds of their own:
+`Undelivered` is what became of a record, with one of the others as its reason.
 """
 
 from __future__ import annotations
@@ -76,6 +77,48 @@ class Throttled(Refused):
 
 class Unavailable(Refused):
     """A status from 500 on: the server starts, stops or cannot write."""
+
+
+class StreamClosed(Refused):
+    """409 with `Stream-Closed`: nothing more can be appended."""
+
+
+class Fenced(ClientError):
+    """Another process writes as this producer; `epoch` is the one the server told."""
+
+    def __init__(self, message: str, epoch: int) -> None:
+        super().__init__(message)
+        self.epoch = epoch
+
+
+class Forgotten(ClientError):
+    """The server does not know what it acknowledged; it expects `expected_seq`."""
+
+    def __init__(self, message: str, expected_seq: int) -> None:
+        super().__init__(message)
+        self.expected_seq = expected_seq
+
+
+class InDoubt(ClientError):
+    """A new epoch cannot be begun: what the last one stored cannot be known."""
+
+
+class ProducerClosed(ClientError):
+    """The producer was closed before this was acknowledged."""
+
+
+class Undelivered(ClientError):
+    """A record that was not acknowledged, and never will be by this producer.
+
+    `reason` is what went wrong, the cause too. `in_doubt`: the server may have the record all the
+    same; if not, it has not.
+    """
+
+    def __init__(self, reason: ClientError, *, in_doubt: bool) -> None:
+        super().__init__(f"{'may not be' if in_doubt else 'is not'} stored: {reason}")
+        self.reason = reason
+        self.in_doubt = in_doubt
+        self.__cause__ = reason
 
 
 _BY_STATUS: Final[Mapping[int, type[Refused]]] = {

@@ -161,6 +161,7 @@ _EXTENDED_DECODER: Final = msgspec.msgpack.Decoder(LeasesExtended)
 _ROUTER_DECODER: Final = msgspec.msgpack.Decoder(RouterPut)
 _GONE_DECODER: Final = msgspec.msgpack.Decoder(RouterDeleted)
 _PLAIN: Final = _AppendExtra(None, None, None, 1)
+_NOTHING_ASKED: Final = (None, None, None, 1)
 
 
 def encode_entry(lsn: int, entry: Entry) -> list[bytes]:
@@ -216,59 +217,28 @@ def encode_entry(lsn: int, entry: Entry) -> list[bytes]:
     return [head + payload]
 
 
-def _encode_append(lsn: int, entry: RecordsAppended) -> list[bytes]:
-    extra = b""
-    form = _FORMAT
+def _extra_of(entry: RecordsAppended) -> tuple[int, bytes]:
+    """The format of an append's frame and its extra: as the structs above, field by field."""
+    asked = (entry.header_key, entry.creation, entry.floor, entry.grammar)
     if entry.page is not None:
-        form = _ROUTED_FORMAT
-        extra = _encode(
-            _RoutedExtra(
-                entry.header_key,
-                entry.creation,
-                entry.floor,
-                entry.grammar,
-                entry.source,
-                entry.page,
-            )
-        )
-        assert len(extra) < 2**16
+        form, extra = _ROUTED_FORMAT, _encode((*asked, entry.source, entry.page))
     elif entry.step is not None:
         form = _STEPPED_FORMAT
-        extra = _encode(
-            _SteppedExtra(
-                entry.header_key,
-                entry.creation,
-                entry.floor,
-                entry.grammar,
-                entry.source,
-                entry.producer,
-                entry.step,
-            )
-        )
-        assert len(extra) < 2**16
+        extra = _encode((*asked, entry.source, entry.producer, entry.step))
     elif entry.producer is not None:
-        form = _PRODUCED_FORMAT
-        extra = _encode(
-            _ProducedExtra(
-                entry.header_key,
-                entry.creation,
-                entry.floor,
-                entry.grammar,
-                entry.source,
-                entry.producer,
-            )
-        )
-        assert len(extra) < 2**16
+        form, extra = _PRODUCED_FORMAT, _encode((*asked, entry.source, entry.producer))
     elif entry.grammar != PLAIN_GRAMMAR or entry.source is not None:
-        form = _SOURCED_FORMAT
-        extra = _encode(
-            _SourcedExtra(
-                entry.header_key, entry.creation, entry.floor, entry.grammar, entry.source
-            )
-        )
-        assert len(extra) < 2**16
-    elif entry.header_key is not None or entry.creation is not None or entry.floor is not None:
-        extra = _encode(_AppendExtra(entry.header_key, entry.creation, entry.floor, entry.grammar))
+        form, extra = _SOURCED_FORMAT, _encode((*asked, entry.source))
+    elif asked == _NOTHING_ASKED:
+        return _FORMAT, b""
+    else:
+        form, extra = _FORMAT, _encode(asked)
+    assert len(extra) < 2**16
+    return form, extra
+
+
+def _encode_append(lsn: int, entry: RecordsAppended) -> list[bytes]:
+    form, extra = _extra_of(entry)
     body = entry.body
     length = FRAME_HEADER_BYTES + len(extra) + len(body)
     assert length <= FRAME_BYTES_MAX

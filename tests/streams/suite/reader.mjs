@@ -1,6 +1,8 @@
 // The official client reads a stream from its beginning until it is closed; what it got goes to a
 // file, one message a line (of bytes: as they came). A connection that breaks is begun again behind
-// the last batch that was whole.
+// the last batch that was whole; without `live` the client reads one page, and the next is begun
+// likewise. A session may end before its last batch was handed over: one that ended well is waited
+// for, and what still comes of any other is not taken, because it is read again.
 //   node reader.mjs URL false|long-poll|sse json|bytes FILE
 import { openSync, writeSync } from "node:fs"
 import { setTimeout as sleep } from "node:timers/promises"
@@ -11,8 +13,10 @@ const file = openSync(path, "w")
 const told = { live, again: 0, batches: 0, last: "" }
 let offset = "-1"
 let isClosed = false
+let round = 0
 
-function took(batch, bytes) {
+function took(from, batch, bytes) {
+  if (from !== round) return
   if (bytes.length) writeSync(file, bytes)
   told.batches += 1
   offset = batch.offset
@@ -20,6 +24,7 @@ function took(batch, bytes) {
 }
 
 while (!isClosed) {
+  const mine = (round += 1)
   try {
     const session = await stream({
       url,
@@ -32,10 +37,11 @@ while (!isClosed) {
     })
     if (mode === "json")
       session.subscribeJson((batch) =>
-        took(batch, Buffer.from(batch.items.map((item) => JSON.stringify(item) + "\n").join("")))
+        took(mine, batch, Buffer.from(batch.items.map((item) => JSON.stringify(item) + "\n").join("")))
       )
-    else session.subscribeBytes((batch) => took(batch, batch.data))
+    else session.subscribeBytes((batch) => took(mine, batch, batch.data))
     await session.closed
+    for (let turn = 0; turn < 200 && session.offset !== offset; turn++) await sleep(10)
     if (session.streamClosed && session.offset === offset) isClosed = true
   } catch (error) {
     told.last = String(error)

@@ -570,6 +570,8 @@ def test_a_quick_form_stands_beside_a_handler() -> None:
         ("/v0/topics/{topic}", "GET"),
         ("/v0/topics/{topic}", "POST"),
         ("/v0/topics/{topic}/diff", "POST"),
+        ("/v1/stream/{path}", "GET"),
+        ("/v1/stream/{path}", "POST"),
     ]
     found = app.answer_now(
         "POST", b"/v0/topics/t", {b"content-type": b"text/plain"}, b"{}", Recalled()

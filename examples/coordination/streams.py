@@ -1,0 +1,77 @@
+"""A JSON stream as the programs beside this file see it: conditional appends, and what is new."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, NamedTuple
+
+import httpx
+
+
+class Answer(NamedTuple):
+    """What an append was told: 200 stored, 204 was there before, 403 fenced, 409 a gap."""
+
+    status: int
+    epoch: int | None  # of the producer, by the server
+    seq: int | None  # the highest accepted (200, 204) or the next one expected (409)
+
+
+class Stream:
+    """One stream by its URL; made if it is not there."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self._http = httpx.Client(timeout=60, trust_env=False)
+        self._offset = "-1"
+        ask(self._http, "PUT", url, headers={"Content-Type": "application/json"})
+
+    def append(self, producer: str, epoch: int, seq: int, value: dict[str, Any]) -> Answer:
+        """Append `value` if it is `producer`'s turn with this epoch and seq.
+
+        A lost answer is asked for again with the same numbers. So a 204 may be our own earlier
+        try: whoever needs to know looks who stands in the stream.
+        """
+        headers = {
+            "Producer-Id": producer,
+            "Producer-Epoch": str(epoch),
+            "Producer-Seq": str(seq),
+        }
+        answer = ask(self._http, "POST", self.url, headers=headers, json=value)
+        number = "Producer-Expected-Seq" if answer.status_code == 409 else "Producer-Seq"
+        return Answer(
+            answer.status_code,
+            _number(answer, "Producer-Epoch"),
+            _number(answer, number),
+        )
+
+    def news(self) -> list[dict[str, Any]]:
+        """Every message since the last call, the oldest first."""
+        found: list[dict[str, Any]] = []
+        while True:
+            answer = ask(self._http, "GET", self.url, params={"offset": self._offset})
+            found += answer.json()
+            self._offset = answer.headers["Stream-Next-Offset"]
+            if answer.headers.get("Stream-Up-To-Date") == "true":
+                return found
+
+
+def ask(http: httpx.Client, method: str, url: str, **request: Any) -> httpx.Response:
+    """An answer, however long it takes; refusals that mean something here are answers too."""
+    pause_s = 0.1
+    while True:
+        try:
+            answer = http.request(method, url, **request)
+        except httpx.TransportError:
+            pass
+        else:
+            if answer.status_code < 500 and answer.status_code != 429:
+                if answer.status_code not in (403, 404, 409):
+                    answer.raise_for_status()
+                return answer
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, 2.0)
+
+
+def _number(answer: httpx.Response, header: str) -> int | None:
+    text = answer.headers.get(header)
+    return None if text is None else int(text)

@@ -1,0 +1,93 @@
+"""`examples/coordination/tokens.html` in a real browser: no word missing or twice, whoever is away.
+
+The server is killed under the page, the writer is killed and started again, and the page is loaded
+again in between.
+"""
+
+from __future__ import annotations
+
+import functools
+import http.server
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.browser.chromium import Browser, Page
+from tests.browser.conftest import Quiet, lasting_port
+from tests.contract.driver import ROOT, Server
+
+EXAMPLE = ROOT / "examples" / "coordination"
+TEXT = "".join(f"  word {number} – «ü»\n" for number in range(60)) + "\nthe end\n"
+SHOWN = 'document.getElementById("text").textContent'
+STATE = 'document.getElementById("state").textContent'
+
+
+@pytest.fixture
+def origin() -> Iterator[str]:
+    """The example's folder, served as `python -m http.server` serves it."""
+    handler = functools.partial(Quiet, directory=str(EXAMPLE))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        serve = functools.partial(server.serve_forever, poll_interval=0.05)
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+def writer(url: str, pause_s: float) -> subprocess.Popen[bytes]:
+    """`tokens.py`, which writes `TEXT`."""
+    process = subprocess.Popen(
+        [sys.executable, str(EXAMPLE / "tokens.py"), url, "--pause", str(pause_s)],
+        stdin=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "src")},
+    )
+    assert process.stdin is not None
+    process.stdin.write(TEXT.encode())
+    process.stdin.close()
+    return process
+
+
+def wait_for_words(page: Page, count: int) -> None:
+    """Until the page shows that much, and nothing wrong."""
+    page.wait(f'{SHOWN}.includes("word {count} ")', f"{count} words")
+    assert TEXT.startswith(page.evaluate(SHOWN))
+
+
+def test_the_page_and_the_writer_go_on_where_they_were(
+    browser: Browser, origin: str, tmp_path: Path
+) -> None:
+    env = {"TOPICS_CORS_ORIGINS": origin, "TOPICS_PORT": str(lasting_port())}
+    server = Server(tmp_path / "server", env)
+    server.start()
+    url = f"{server.api.url}/v1/stream/answers/1"
+    answer = server.api.http.put(url, headers={"Content-Type": "text/plain; charset=utf-8"})
+    assert answer.status_code == 201
+    try:
+        with browser.page(f"{origin}/tokens.html?stream={url}") as page:
+            first = writer(url, 0.02)
+            wait_for_words(page, 5)
+            first.kill()
+            first.wait()
+            page.evaluate("location.reload()")
+            before = len(server.api.http.get(url, params={"offset": "-1"}).text)
+            second = writer(url, 0.05)
+            page.wait(f"{SHOWN}.length > {before + 30}", "more words")
+            assert TEXT.startswith(page.evaluate(SHOWN))
+            server.signal(signal.SIGKILL)
+            page.wait(f'{STATE}.startsWith("away")', "the page notices")
+            server.start()
+            assert second.wait(60) == 0
+            page.wait(f'{STATE} === "complete"', "the end")
+            assert page.evaluate(SHOWN) == TEXT
+            page.evaluate("0")
+            assert page.exceptions == [], json.dumps(page.exceptions)
+    finally:
+        server.signal(signal.SIGKILL)
