@@ -94,10 +94,11 @@ class Bench:
         seconds: float | None = None,
         count: int = 0,
         loader: Loader | None = None,
+        stamp: bool = False,
     ) -> Sample:
         """Closed-loop load of one round, then wait until the server rests.
 
-        The sample carries the server's CPU time a request.
+        The sample carries the server's CPU time a request. `stamp`: see `load`.
         """
         return self.costed(
             server,
@@ -107,6 +108,7 @@ class Bench:
                 connections=connections,
                 seconds=self.options.seconds if seconds is None else seconds,
                 count=count,
+                stamp=stamp,
             ),
         )
 

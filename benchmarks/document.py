@@ -18,6 +18,7 @@ from benchmarks.cases.registry import (
     QUEUE_CASES,
     ROUTER_CASES,
     STORE_CASES,
+    STREAM_CASES,
 )
 from benchmarks.figures import Figure, Report, spelled
 from benchmarks.terminal import bar_text, spread
@@ -29,6 +30,7 @@ BLOCKS: dict[str, Collection[str]] = {
     "figures, leases": LEASE_CASES,
     "figures, routers": ROUTER_CASES,
     "figures, operate": OPERATE_CASES,
+    "figures, streams": STREAM_CASES,
 }
 CHART = "performance.svg"  # shown when it lies beside the document
 DOCUMENT = Path(__file__).parents[1] / "docs" / "PERFORMANCE.md"

@@ -7,6 +7,9 @@ milliseconds, and no HTTP client's cost is counted as the server's.
 
 Invariants: a job is bounded in time and, if asked, in count; every connection has at most one
 request in flight; whatever is not a complete 2xx answer is an error.
+
+With `stamp`, a request names its producer: `{producer}` and `{turn}` in it become a name that no
+other connection of any job has, and the number of the request on its connection, from 0.
 """
 
 from __future__ import annotations
@@ -30,14 +33,16 @@ HEAD_BYTES_MAX = 1 << 16
 # The rest of a body is counted, not looked at: the kernel need not copy it.
 DISCARD = socket.MSG_TRUNC
 DIGIT_2 = ord("2")
+# Ends a body in chunks; the bodies that are measured hold no such bytes.
+LAST_CHUNK = b"\r\n0\r\n\r\n"
 
 
 class Connection:
     """One socket and the answer it is waiting for."""
 
-    __slots__ = ("head", "missing", "out", "sent_ns", "sock", "wrong")
+    __slots__ = ("head", "missing", "out", "producer", "sent_ns", "sock", "tail", "turn", "wrong")
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, producer: bytes = b"") -> None:
         self.sock = socket.create_connection(("127.0.0.1", port), timeout=5)
         self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.sock.setblocking(False)
@@ -46,6 +51,18 @@ class Connection:
         self.out: memoryview | None = None  # what the socket buffer had no room for
         self.sent_ns = 0
         self.wrong = b""  # start of an answer that is not 2xx
+        self.tail = b""  # the last bytes of a body in chunks, while there is one
+        self.producer = producer
+        self.turn = 0
+
+    def stamped(self, request: bytes) -> bytes:
+        """The request with the name of this producer and its next number, if it has a name."""
+        if not self.producer:
+            return request
+        request = request.replace(b"{producer}", self.producer, 1)
+        request = request.replace(b"{turn}", b"%d" % self.turn, 1)
+        self.turn += 1
+        return request
 
     def send(self, request: bytes) -> bool:
         """Send a request; False if a part of it must wait for room."""
@@ -75,6 +92,8 @@ class Connection:
             self.missing -= size
             assert self.missing >= 0, "more bytes than the answer announced"
             return self.missing == 0
+        if self.tail:
+            return self._more_chunks(bytes(buffer[max(0, size - len(LAST_CHUNK)) : size]))
         if self.head:
             data = bytearray(self.head) + buffer[:size]
             size = len(data)
@@ -89,12 +108,29 @@ class Connection:
         at = data.find(b"content-length: ", 0, end)
         if at < 0:
             at = data[:end].lower().find(b"content-length: ")
-        assert at > 0, "an answer without content-length"
-        self.missing = end + 4 + int(data[at + 16 : data.find(b"\r\n", at)]) - size
-        assert self.missing >= 0, "more bytes than the answer announced"
         if data[9] != DIGIT_2:
             self.wrong = bytes(data[: min(size, 400)])
+        if at < 0:
+            return self._has_no_length(bytes(data[:size]), end)
+        self.missing = end + 4 + int(data[at + 16 : data.find(b"\r\n", at)]) - size
+        assert self.missing >= 0, "more bytes than the answer announced"
         return self.missing == 0
+
+    def _has_no_length(self, data: bytes, end: int) -> bool:
+        """The head of an answer that does not announce how long it is; True if that was all."""
+        if b"\r\ntransfer-encoding: chunked" in data[:end].lower():
+            self.tail = b"\r\n"  # of the head, in front of a first chunk that is the last
+            return self._more_chunks(data[end + 4 :])
+        assert data.startswith(b"204", 9), "an answer without content-length"
+        assert len(data) == end + 4, "a body where there must be none"
+        return True
+
+    def _more_chunks(self, piece: bytes) -> bool:
+        self.tail = (self.tail + piece)[-len(LAST_CHUNK) :]
+        if self.tail != LAST_CHUNK:
+            return False
+        self.tail = b""
+        return True
 
     def receive_resp(self, buffer: bytearray, size: int, replies: int) -> bool:
         """Take bytes of `replies` bulk-string replies; True when the last one is complete."""
@@ -179,6 +215,11 @@ def rank(ordered: Sequence[int], share: float) -> int:
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
 
+def producer_name(job: dict[str, Any], number: int) -> bytes:
+    """A name for one connection of one job, if its requests are to be stamped."""
+    return b"p-%d-%x" % (number, time.time_ns()) if job.get("stamp") else b""
+
+
 def closed_loop(job: dict[str, Any], requests: Requests) -> dict[str, Any]:
     """Every connection sends its next request as soon as the last one is answered."""
     replies = int(job.get("replies", 0))
@@ -186,8 +227,8 @@ def closed_loop(job: dict[str, Any], requests: Requests) -> dict[str, Any]:
     buffer = bytearray(CHUNK_BYTES)
     poll = select.epoll()
     live: dict[int, Connection] = {}
-    for _ in range(min(int(job["connections"]), left)):
-        connection = Connection(int(job["port"]))
+    for number in range(min(int(job["connections"]), left)):
+        connection = Connection(int(job["port"]), producer_name(job, number))
         live[connection.sock.fileno()] = connection
         poll.register(connection.sock, select.EPOLLIN)
     tally = Tally()
@@ -196,7 +237,7 @@ def closed_loop(job: dict[str, Any], requests: Requests) -> dict[str, Any]:
     def start(fd: int, connection: Connection) -> None:
         nonlocal left
         left -= 1
-        if not connection.send(requests.take()):
+        if not connection.send(connection.stamped(requests.take())):
             poll.modify(fd, select.EPOLLIN | select.EPOLLOUT)
 
     def retire(fd: int) -> None:
@@ -255,7 +296,7 @@ def alone(job: dict[str, Any], requests: Requests) -> dict[str, Any]:
     rate = float(job.get("rate", 0))
     step_ns = int(1e9 / rate) if rate else 0
     buffer = bytearray(CHUNK_BYTES)
-    connection = Connection(int(job["port"]))
+    connection = Connection(int(job["port"]), producer_name(job, 0))
     sock = connection.sock
     sock.settimeout(None)  # a timeout would be a poll before every call
     # The kernel keeps the bound instead.
@@ -272,8 +313,9 @@ def alone(job: dict[str, Any], requests: Requests) -> dict[str, Any]:
         if due_ns > now_ns:
             time.sleep((due_ns - now_ns) / 1e9)
         try:
+            request = connection.stamped(requests.take())
             connection.sent_ns = time.perf_counter_ns()
-            sock.sendall(requests.take())
+            sock.sendall(request)
             complete, size = False, 1
             while size and not complete:
                 rest = min(connection.missing, CHUNK_BYTES)

@@ -1,7 +1,8 @@
 """Other servers to stand beside: started on a free port, spoken to in their own protocol.
 
 A peer that is not installed raises `NotInstalled` with the line that installs it; the cases say so
-in their result instead of leaving it out. Used by `cases/redis`, `cases/fanout` and `cases/queues`.
+in their result instead of leaving it out. Used by `cases/redis`, `cases/fanout`, `cases/queues` and
+`cases/streams`.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.loader import BenchmarkError
+from benchmarks.process import ServerProcess
+from tests.streams import node
 
 NATS_HELLO = b'CONNECT {"verbose":false}\r\nPING\r\n'
 START_TURNS, START_STEP_SECONDS = 500, 0.01
@@ -107,3 +110,19 @@ class Nats(Peer):
         (folder / "conf").write_text(conf)
         arguments = [path, "-a", "127.0.0.1", "-p", str(port), "-c", str(folder / "conf")]
         super().__init__(arguments, port, folder, NATS_HELLO)
+
+
+def durable_streams(folder: Path) -> ServerProcess:
+    """The official Durable Streams server under Node, its streams in files and synced."""
+    try:
+        found = node.find()
+        packages = node.installed(found, Path(__file__).parent / "streams_peer")
+    except node.Missing as missing:
+        raise NotInstalled(str(missing)) from None
+    folder.mkdir()
+    port_file = folder / "port"
+    script = str(packages / "serve.mjs")
+    command = (found.path, script, str(folder / "data"), str(free_port()), str(port_file))
+    server = ServerProcess(command, found.environment(), port_file, folder / "log")
+    server.wait_port()
+    return server

@@ -16,6 +16,10 @@ from benchmarks.cases.queues import queue_delivery, queues
 from benchmarks.cases.recovery import recovery
 from benchmarks.cases.redis import redis
 from benchmarks.cases.routers import routed_recovery, routers
+from benchmarks.cases.streams import appends as stream_appends
+from benchmarks.cases.streams import fan_out as stream_fan_out
+from benchmarks.cases.streams import producer_headers
+from benchmarks.cases.streams import reads as stream_reads
 from benchmarks.cases.syncs import fsync_16, fsync_lone
 from benchmarks.cases.throttle import throttle
 from benchmarks.cases.while_sealing import while_sealing
@@ -65,4 +69,19 @@ OPERATE_CASES: dict[str, Case] = {
     "operate-cost": operate_cost,
 }
 
-CASES = STORE_CASES | LIVE_CASES | QUEUE_CASES | LEASE_CASES | ROUTER_CASES | OPERATE_CASES
+STREAM_CASES: dict[str, Case] = {
+    "streams-append": stream_appends,
+    "streams-read": stream_reads,
+    "streams-fanout": stream_fan_out,
+    "streams-headers": producer_headers,
+}
+
+CASES = (
+    STORE_CASES
+    | LIVE_CASES
+    | QUEUE_CASES
+    | LEASE_CASES
+    | ROUTER_CASES
+    | OPERATE_CASES
+    | STREAM_CASES
+)

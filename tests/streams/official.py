@@ -1,0 +1,137 @@
+"""The official conformance suite of Durable Streams, run by vitest against a URL.
+
+Owns the process, its bound in time, and how its report is read. What is run and at which version
+stands in `suite/package-lock.json`; `CASES` and `LEFT_OUT` are what that version has, so that a
+case which silently drops out is a failure. To run it by hand against any server:
+
+    TOPICS_STREAMS_URL=http://127.0.0.1:4437 ./run test tests/streams/test_conformance.py
+
+`killing` answers the requests by which the suite asks that its server be killed (see
+`suite/conformance.test.mjs`); that server must come back on the same port.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.server
+import json
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from tests.contract.driver import ROOT
+from tests.streams import node
+
+SUITE: Final = ROOT / "tests" / "streams" / "suite"
+CASES: Final = 332
+# Of an extension beside the protocol, off unless asked for.
+LEFT_OUT: Final = 6
+LEFT_OUT_GROUP: Final = "Reserved subscription APIs"
+GROUPS: Final = 33
+WITHIN_S: Final = 540.0
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of every case; the values of `failed` say why."""
+
+    passed: tuple[str, ...]
+    failed: Mapping[str, str]
+    skipped: tuple[str, ...]
+    seconds: float
+
+    def check(self) -> None:
+        """Every case is there and passed; otherwise fails with the names of those that did not."""
+        told = "\n".join(f"  {name}\n      {why}" for name, why in self.failed.items())
+        assert not self.failed, f"{len(self.failed)} of {CASES} cases failed:\n{told}"
+        assert len(self.passed) == CASES
+        assert len(self.skipped) == LEFT_OUT
+        assert all(name.startswith(LEFT_OUT_GROUP) for name in self.skipped)
+
+
+def run(
+    folder: Path, found: node.Node, url: str, report: Path, more: Mapping[str, str] | None = None
+) -> Outcome:
+    """Run the whole suite; `more` goes into its environment. Bounded by `WITHIN_S`."""
+    words = [found.path, "node_modules/vitest/vitest.mjs", "run", "conformance.test.mjs"]
+    words += ["--root", str(folder), "--reporter=json", f"--outputFile={report}"]
+    if more:  # a kill takes its time
+        words += ["--testTimeout=30000"]
+    report.unlink(missing_ok=True)
+    began = time.monotonic()
+    process = subprocess.Popen(
+        words,
+        cwd=folder,
+        env=found.environment() | {"SUITE_URL": url} | dict(more or {}),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    try:
+        said, _ = process.communicate(timeout=WITHIN_S)
+    except BaseException as error:
+        process.terminate()  # vitest ends its own workers
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.communicate(timeout=20)
+        process.kill()
+        process.communicate()
+        if isinstance(error, subprocess.TimeoutExpired):
+            raise AssertionError(f"the suite did not end within {WITHIN_S:.0f} s") from None
+        raise
+    assert report.exists(), f"the suite ended with {process.returncode} and no report:\n{said}"
+    return _read(json.loads(report.read_bytes()), time.monotonic() - began)
+
+
+def _read(report: dict[str, Any], seconds: float) -> Outcome:
+    passed, skipped, failed = [], [], {}
+    for file in report["testResults"]:
+        for case in file["assertionResults"]:
+            name = " > ".join([*case["ancestorTitles"], case["title"]])
+            assert name not in failed, f"two cases of one name: {name}"
+            match case["status"]:
+                case "passed":
+                    passed.append(name)
+                case "skipped" | "pending" | "todo":
+                    skipped.append(name)
+                case _:
+                    failed[name] = "\n".join(case["failureMessages"])[:600]
+        if not file["assertionResults"]:
+            failed[Path(file["name"]).name] = str(file["message"])[:2000]
+    assert len(set(passed)) == len(passed), "two cases of one name"
+    return Outcome(tuple(passed), failed, tuple(skipped), seconds)
+
+
+@contextlib.contextmanager
+def killing(kill: Callable[[], object]) -> Iterator[dict[str, str]]:
+    """The environment that lets the suite call `kill`, one call at a time, while this is open."""
+
+    class Control(http.server.BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers.get("Content-Length", "0")))
+            try:
+                kill()
+                status, told = 200, b""
+            except AssertionError as error:  # the server did not come back: the case says so
+                status, told = 500, str(error).encode()
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(told)))
+            self.end_headers()
+            self.wfile.write(told)
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Say nothing."""
+
+    control = http.server.HTTPServer(("127.0.0.1", 0), Control)
+    thread = threading.Thread(target=control.serve_forever, kwargs={"poll_interval": 0.05})
+    thread.start()
+    try:
+        yield {"SUITE_CONTROL": f"http://127.0.0.1:{control.server_port}/"}
+    finally:
+        control.shutdown()
+        thread.join()
+        control.server_close()
