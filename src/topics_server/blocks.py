@@ -55,6 +55,16 @@ class Block(msgspec.Struct, frozen=True, gc=False):
         """The payload of one row, verbatim."""
         return self.body[self.ends[2 * row - 1] if row else 0 : self.ends[2 * row]]
 
+    def datas(self, rows: Sequence[int]) -> list[bytes]:
+        """The payloads of ascending rows, verbatim; a run of rows at the price of their slices."""
+        first, last = rows[0], rows[-1]
+        if last - first + 1 != len(rows):
+            return [self.data(row) for row in rows]
+        body, ends = self.body, self.ends
+        starts = [ends[2 * first - 1] if first else 0, *ends[2 * first + 1 : 2 * last : 2]]
+        stops = ends[2 * first : 2 * last + 1 : 2]
+        return [body[start:stop] for start, stop in zip(starts, stops, strict=True)]
+
     def meta(self, row: int) -> bytes:
         """The `meta` object of one row, verbatim; empty where absent."""
         return self.body[self.ends[2 * row] : self.ends[2 * row + 1]]

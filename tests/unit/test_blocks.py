@@ -42,6 +42,14 @@ def test_a_block_gives_back_what_it_was_made_of(records: Records) -> None:
         assert block.payload_bytes(row) == len(data) + len(meta)
 
 
+@given(RECORDS, st.data())
+def test_many_payloads_are_those_of_each_row(records: Records, data: st.DataObject) -> None:
+    block = block_of(records)
+    rows = sorted(data.draw(st.sets(st.integers(0, block.count - 1), min_size=1)))
+    assert block.datas(rows) == [block.data(row) for row in rows]
+    assert block.datas(range(block.count)) == [block.data(row) for row in range(block.count)]
+
+
 @given(RECORDS)
 def test_encoding_and_decoding_change_nothing(records: Records) -> None:
     block = block_of(records)

@@ -63,7 +63,7 @@ def tag_of(page: StreamPage, start: Position | None) -> bytes:
     It is a weak one: packed or not, the page is the same.
     """
     start_seq = b"-1" if start is None else b"%d" % start.seq
-    first_seq = page.ends[0].seq if page.ends else 0
+    first_seq = page.seqs[0] if page.seqs else 0
     state = b"c" if page.is_closed else b"u" if page.is_up_to_date else b"p"
     return b'W/"%d:%b:%d:%d:%d:%b"' % (
         page.view.topic_id,

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 from topics_server.engine.topic import Topic
-from topics_server.streams.values import BEGINNING, Position, StreamView
+from topics_server.streams.values import Position, StreamView, position_of_seq
 
 
 def position_after(topic: Topic, seq: int) -> Position:
     """The position after a seq; of a fork, up to where it left its source, the source's."""
-    if seq == 0:
-        return BEGINNING
-    for ancestor in topic.stream_facts.ancestors:
-        if seq <= ancestor.upto_seq:
-            return Position(seq, ancestor.topic_id)
-    return Position(seq, topic.topic_id)
+    return position_of_seq(topic.topic_id, topic.stream_facts.ancestors, seq)
 
 
 def view_of(topic: Topic) -> StreamView:
@@ -29,6 +24,7 @@ def view_of(topic: Topic) -> StreamView:
         is_closed=facts.is_closed,
         ttl_s=facts.ttl_s,
         expires_at=facts.expires_at,
+        ancestors=facts.ancestors,
     )
 
 

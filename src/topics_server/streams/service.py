@@ -352,17 +352,17 @@ class Streams:
         if page.gap is not None and explicit:
             raise lost(path, page.gap, text_of(position_after(topic, page.gap.gap_to)))
         datas: list[bytes] = []
-        ends: list[Position] = []
+        seqs: list[int] = []
         for piece in page.pieces:
-            block = piece.block
-            datas += map(block.data, piece.rows)
-            ends += (position_after(topic, block.first_seq + row) for row in piece.rows)
+            datas += piece.block.datas(piece.rows)
+            first_seq = piece.block.first_seq
+            seqs += [first_seq + row for row in piece.rows]
         view = view_of(topic)
         is_up_to_date = page.next_from_seq >= topic.log.head_seq
         return StreamPage(
             view=view,
             datas=datas,
-            ends=ends,
+            seqs=seqs,
             next=position_after(topic, page.next_from_seq),
             is_up_to_date=is_up_to_date,
             is_closed=is_up_to_date and view.is_closed,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from topics_server.model import ProducerStamp
+from topics_server.model import Ancestor, ProducerStamp
 
 
 class Position(msgspec.Struct, frozen=True, order=True):
@@ -22,6 +22,16 @@ class Position(msgspec.Struct, frozen=True, order=True):
 
 # Before the first record of any stream: the sentinel `-1`, and no offset at all.
 BEGINNING = Position(0, 0)
+
+
+def position_of_seq(topic_id: int, ancestors: tuple[Ancestor, ...], seq: int) -> Position:
+    """The position after a seq of this topic, whose ancestors those are."""
+    if seq == 0:
+        return BEGINNING
+    for ancestor in ancestors:
+        if seq <= ancestor.upto_seq:
+            return Position(seq, ancestor.topic_id)
+    return Position(seq, topic_id)
 
 
 class ForkAsked(msgspec.Struct, frozen=True):
@@ -72,6 +82,11 @@ class StreamView(msgspec.Struct, frozen=True):
     is_closed: bool
     ttl_s: int | None = None
     expires_at: str | None = None
+    ancestors: tuple[Ancestor, ...] = ()
+
+    def position_after(self, seq: int) -> Position:
+        """The position after a seq; of a fork, up to where it left its source, the source's."""
+        return position_of_seq(self.topic_id, self.ancestors, seq)
 
 
 class Created(msgspec.Struct, frozen=True):
@@ -96,7 +111,7 @@ class StreamAppended(msgspec.Struct, frozen=True):
 
 
 class StreamPage(msgspec.Struct, frozen=True):
-    """Messages of one read. `ends[i]` is the position after `datas[i]`.
+    """Messages of one read; `seqs[i]` is the seq of `datas[i]`.
 
     `next`: where the next read goes on. `is_up_to_date`: it reaches the stream's end as it was
     then; `is_closed`: and there will never be more. `view`: the stream as it was then.
@@ -104,7 +119,12 @@ class StreamPage(msgspec.Struct, frozen=True):
 
     view: StreamView
     datas: Sequence[bytes | memoryview]
-    ends: Sequence[Position]
+    seqs: Sequence[int]
     next: Position
     is_up_to_date: bool
     is_closed: bool
+
+    @property
+    def ends(self) -> list[Position]:
+        """The position after each message."""
+        return [self.view.position_after(seq) for seq in self.seqs]

@@ -15,10 +15,10 @@ def page(
     is_up_to_date: bool = True,
     is_closed: bool = False,
 ) -> StreamPage:
-    ends = [Position(first + index, 7) for index in range(len(datas))]
-    end = ends[-1] if ends else Position(first - 1, 7)
+    seqs = range(first, first + len(datas))
+    end = Position(first + len(datas) - 1, 7)
     view = StreamView("p", "t", 7, kind, kind == "application/json", end, is_closed)
-    return StreamPage(view, datas, ends, end, is_up_to_date, is_closed)
+    return StreamPage(view, datas, seqs, end, is_up_to_date, is_closed)
 
 
 def test_messages_are_an_array_or_their_bytes() -> None:
