@@ -586,8 +586,9 @@ class Store:
     # --- waiting --------------------------------------------------------------------------
 
     def _existing(self, name: str) -> Topic:
+        """The topic of a name; a fork is there once it is whole."""
         topic = self._registry.find(name)
-        if topic is None:
+        if topic is None or (topic.stream is not None and topic.stream.facts.is_copying):
             raise topic_not_found(name)
         return topic
 

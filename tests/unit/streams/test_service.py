@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
@@ -296,6 +297,28 @@ def test_a_waiting_reader_hears_of_records_and_of_the_end(server: Server) -> Non
         await asyncio.sleep(0.02)
         await streams.close("s", None)
         assert (await waiting).is_closed
+        await server.node.close()
+
+    run(story())
+
+
+def test_a_fork_is_there_once_it_is_whole(server: Server) -> None:
+    async def story() -> None:
+        streams = await server.start()
+        await streams.create("s", JSON)
+        await streams.append("s", b"[1,2,3,4]", appended("application/json"))
+        await server.node.store.delete_seqs("s", [2, 3])
+        making = asyncio.ensure_future(streams.create("f", CreateAsked(fork=ForkAsked("s", None))))
+        seen: list[list[bytes]] = []
+        while not making.done():
+            with contextlib.suppress(TopicsError):
+                page = await server.node.store.read("f", ReadRequest(0, 100, 1 << 20))
+                seen.append(
+                    [data for piece in page.pieces for data in piece.block.datas(piece.rows)]
+                )
+            await asyncio.sleep(0)
+        assert all(datas == [b"1", b"4"] for datas in seen), seen
+        assert await server.all_of("f") == b"1,4"
         await server.node.close()
 
     run(story())
