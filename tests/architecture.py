@@ -594,6 +594,7 @@ API = {
         "streams.service",
         "streams.values",
     ),
+    "api.stream_whole": driver("api.http", "api.sockets", "api.stream_sse", "streams.values"),
     "api.streams": driver(
         "api.access",
         "api.guard",
@@ -608,6 +609,7 @@ API = {
         "api.stream_headers",
         "api.stream_pages",
         "api.stream_sse",
+        "api.stream_whole",
         "streams.paths",
         "streams.service",
         "streams.values",

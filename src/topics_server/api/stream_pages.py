@@ -1,8 +1,8 @@
 """Pages of streams as answers: body, tag, how long they may be kept, cursors. Pure.
 
 A page's tag stands for the records in it (those of a range only ever become fewer, so their number
-is part of it) and for what its headers say of the end. Pages that end before the stream's end may
-be kept for a minute; what ends there has to be asked for again. Called by `api/streams`,
+is part of it) and for what its headers say of the end. What reaches the end of a closed stream may be
+kept for a minute; of an open one it has to be asked for again. Called by `api/streams`,
 `api/stream_frames`.
 """
 
@@ -62,17 +62,28 @@ def tag_of(page: StreamPage, start: Position | None) -> bytes:
 
     It is a weak one: packed or not, the page is the same.
     """
-    start_seq = b"-1" if start is None else b"%d" % start.seq
-    first_seq = page.seqs[0] if page.seqs else 0
     state = b"c" if page.is_closed else b"u" if page.is_up_to_date else b"p"
-    return b'W/"%d:%b:%d:%d:%d:%b"' % (
-        page.view.topic_id,
-        start_seq,
-        first_seq,
-        page.next.seq,
-        len(page.datas),
-        state,
-    )
+    first_seq = page.seqs[0] if page.seqs else 0
+    return _tag(page.view, start, first_seq, page.next.seq, len(page.datas), state)
+
+
+def tag_of_range(view: StreamView, start: Position | None, first_seq: int, count: int) -> bytes:
+    """The entity tag of all there is after `start`: so many messages from `first_seq` on."""
+    state = b"c" if view.is_closed else b"u"
+    return _tag(view, start, first_seq, view.tail.seq, count, state)
+
+
+def _tag(
+    view: StreamView,
+    start: Position | None,
+    first_seq: int,
+    last_seq: int,
+    count: int,
+    state: bytes,
+) -> bytes:
+    start_seq = b"-1" if start is None else b"%d" % start.seq
+    shown = (view.topic_id, start_seq, first_seq, last_seq, count, state)
+    return b'W/"%d:%b:%d:%d:%d:%b"' % shown
 
 
 def is_known(headers: Mapping[bytes, bytes], tag: bytes) -> bool:
@@ -84,12 +95,15 @@ def is_known(headers: Mapping[bytes, bytes], tag: bytes) -> bool:
     return b"*" in known or tag.removeprefix(b"W/") in known
 
 
-def keeping(page: StreamPage, *, is_private: bool) -> tuple[bytes, bytes]:
-    """How long a page may be kept, and by whom: where there are keys, by its reader only."""
+def keeping(*, is_final: bool, is_private: bool) -> tuple[bytes, bytes]:
+    """How long what reaches a stream's end may be kept, and by whom.
+
+    Where there are keys, by its reader only. `is_final`: there will never be more.
+    """
     whose = b"private" if is_private else b"public"
-    if page.is_up_to_date:
-        return (b"cache-control", whose + b", no-cache")
-    return (b"cache-control", whose + b", max-age=60, stale-while-revalidate=300")
+    if is_final:
+        return (b"cache-control", whose + b", max-age=60, stale-while-revalidate=300")
+    return (b"cache-control", whose + b", no-cache")
 
 
 def cursor_after(sent: int | None, now_ms: int, chance: int) -> int:

@@ -31,7 +31,7 @@ from topics_server.streams.values import Position, StreamPage
 _HEARTBEAT_MS: Final = 15_000
 
 
-class _StalledError(Exception):
+class StalledError(Exception):
     """The reader takes nothing."""
 
 
@@ -75,7 +75,7 @@ class Follower:
         self._send, self._socket = send, Socket(send)
         self._ended = asyncio.Event()
         telling = asyncio.ensure_future(self._tell())
-        leaving = asyncio.ensure_future(_left(receive))
+        leaving = asyncio.ensure_future(left(receive))
         ending = asyncio.ensure_future(self._ended.wait())
         moving = self._state.next_phase()
         # The head may have waited for its socket, and meanwhile something else came.
@@ -93,7 +93,7 @@ class Follower:
                 await asyncio.wait((telling,))
                 self._socket.let_through()
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
-        except _StalledError:
+        except StalledError:
             self._socket.abort()
         finally:
             self._caller.forget(self._ended.set)
@@ -139,7 +139,7 @@ class Follower:
         return None
 
     async def _put(self, payload: bytes) -> None:
-        """Hand over bytes once the socket takes them. Raises `_StalledError`."""
+        """Hand over bytes once the socket takes them. Raises `StalledError`."""
         sending = self._send({"type": "http.response.body", "body": payload, "more_body": True})
         if not self._socket.is_full:
             await sending
@@ -151,12 +151,13 @@ class Follower:
                 await asyncio.wait((waiting,), timeout=self._state.patience.waits.write_s)
                 left, buffered = buffered, self._socket.buffered_bytes()
                 if not waiting.done() and buffered >= left:
-                    raise _StalledError
+                    raise StalledError
             waiting.result()
         finally:
             waiting.cancel()
 
 
-async def _left(receive: Receive) -> None:
+async def left(receive: Receive) -> None:
+    """Return when the client hung up."""
     while (await receive())["type"] != "http.disconnect":
         pass

@@ -50,8 +50,10 @@ from topics_server.api.stream_pages import (
     offset_header,
     page_headers,
     tag_of,
+    tag_of_range,
 )
 from topics_server.api.stream_sse import Follower
+from topics_server.api.stream_whole import WholeReader
 from topics_server.clock import now_ms, random_u64
 from topics_server.errors import invalid
 from topics_server.streams.paths import topic_of
@@ -173,7 +175,10 @@ async def read(state: ServerState, request: Request) -> Answer:
     if asked.at is None:
         end = _end((await _read(state, request, streams, asked)).view)
         return _page(state, request, end, (_NO_STORE,), (offset_header(end.next),))
-    return _caught_up(state, request, asked, await _read(state, request, streams, asked))
+    page = await _read(state, request, streams, asked)
+    if page.is_up_to_date:
+        return _caught_up(state, request, asked, page)
+    return _whole(state, request, streams, asked, page)
 
 
 def _caught_up(
@@ -182,7 +187,7 @@ def _caught_up(
     """A page that was not waited for."""
     start = asked.at if asked.explicit else None
     tag = tag_of(page, start)
-    headers = (keeping(page, is_private=state.keys.is_on),)
+    headers = (keeping(is_final=page.is_closed, is_private=state.keys.is_on),)
     varying = (offset_header(page.next), (b"etag", tag))
     if is_known(request.headers, tag):
         return Response(304, b"", headers + page_headers(page), varying=varying)
@@ -199,7 +204,32 @@ def read_now(state: ServerState, request: Request) -> Response | None:
         return None
     most = state.settings.streams_page_bytes
     page = streams.read_now(request.name, asked.at, most, explicit=asked.explicit)
-    return None if page is None else _caught_up(state, request, asked, page)
+    if page is None or not page.is_up_to_date:
+        return None
+    return _caught_up(state, request, asked, page)
+
+
+def _whole(
+    state: ServerState, request: Request, streams: Streams, asked: ReadAsked, page: StreamPage
+) -> Answer:
+    """All from a page to the stream's end as it is now, page by page."""
+    view = page.view
+    start = asked.at if asked.explicit else None
+    count = streams.count(request.name, start, view.tail)
+    tag = tag_of_range(view, start, page.seqs[0] if page.seqs else 0, count)
+    headers: Headers = (
+        keeping(is_final=view.is_closed, is_private=state.keys.is_on),
+        (b"stream-up-to-date", b"true"),
+        *closed_header(view.is_closed),
+        offset_header(view.tail),
+        (b"etag", tag),
+    )
+    if is_known(request.headers, tag):
+        return Response(304, b"", headers)
+    slot = ConnectionSlot(state, request.caller.key)
+    reader = WholeReader(state, streams, request.name, page, None, request.caller)
+    told = ((b"content-type", view.content_type.encode("latin-1")), *headers)
+    return EventStream(told, reader.run, slot.free)
 
 
 def _head(view: StreamView) -> EventStream:

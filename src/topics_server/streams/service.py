@@ -298,6 +298,11 @@ class Streams:
             if self._registry.find(topic.name) is topic:
                 return self._page(topic, path, page, explicit=explicit)
 
+    def count(self, path: str, start: Position | None, end: Position) -> int:
+        """How many messages there are after one position and up to another."""
+        first_seq = 1 if start is None else start.seq + 1
+        return self._topic(path).log.live_between(first_seq, end.seq)[0]
+
     def read_now(
         self, path: str, at: Position, max_bytes: int, *, explicit: bool
     ) -> StreamPage | None:

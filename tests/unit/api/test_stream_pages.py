@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from topics_server.api.stream_pages import body_of, cursor_after, is_known, keeping, tag_of
+from topics_server.api.stream_pages import (
+    body_of,
+    cursor_after,
+    is_known,
+    keeping,
+    tag_of,
+    tag_of_range,
+)
 from topics_server.streams.values import Position, StreamPage, StreamView
 
 EPOCH_MS = 1_728_432_000_000
@@ -49,13 +56,18 @@ def test_a_tag_is_known_by_any_of_a_list() -> None:
     assert not is_known({}, tag)
 
 
-def test_only_what_is_behind_may_be_kept() -> None:
-    behind = page(b"a", is_up_to_date=False)
+def test_only_what_will_not_change_may_be_kept() -> None:
     kept = b"max-age=60, stale-while-revalidate=300"
-    assert keeping(behind, is_private=False)[1] == b"public, " + kept
-    assert keeping(behind, is_private=True)[1] == b"private, " + kept
-    assert keeping(page(b"a"), is_private=False)[1] == b"public, no-cache"
-    assert keeping(page(b"a"), is_private=True)[1] == b"private, no-cache"
+    assert keeping(is_final=True, is_private=False)[1] == b"public, " + kept
+    assert keeping(is_final=True, is_private=True)[1] == b"private, " + kept
+    assert keeping(is_final=False, is_private=False)[1] == b"public, no-cache"
+    assert keeping(is_final=False, is_private=True)[1] == b"private, no-cache"
+
+
+def test_a_range_has_the_tag_of_the_page_that_holds_it() -> None:
+    for is_closed in (False, True):
+        one = page(b"a", b"b", is_closed=is_closed)
+        assert tag_of_range(one.view, None, 1, 2) == tag_of(one, None)
 
 
 def test_cursors_rise() -> None:
