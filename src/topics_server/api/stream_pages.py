@@ -1,8 +1,8 @@
 """Pages of streams as answers: body, tag, how long they may be kept, cursors. Pure.
 
 A page's tag stands for the records in it (those of a range only ever become fewer, so their number
-is part of it) and for what its headers say of the end. What reaches the end of a closed stream may be
-kept for a minute; of an open one it has to be asked for again. Called by `api/streams`,
+is part of it) and for what its headers say of the end. What reaches the end of a closed stream may
+be kept for a minute; of an open one it has to be asked for again. Called by `api/streams`,
 `api/stream_frames`.
 """
 
