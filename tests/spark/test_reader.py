@@ -156,6 +156,26 @@ def test_topics_by_name_prefix_and_glob(server: Server) -> None:
     assert found("*") == {"a.x", "a.y", "b.x"}
 
 
+def test_nodes_and_tags_by_name_and_prefix(server: Server) -> None:
+    """What both name is taken; neither names a record that has none."""
+    api = server.start()
+    for n, (node, tag) in enumerate([("n1", "a"), ("n2", "ab"), ("m", ""), (None, None)]):
+        named = {"node": node, "tag": tag} if node is not None else {}
+        api.add("t", n, **named)
+    seal_all(api)
+
+    def found(**options: str) -> list[int]:
+        return [row["seq"] for row in read(server.data_dir, query(**options))]
+
+    assert found(nodes="n1") == [1]
+    assert found(nodes="n*,m") == [1, 2, 3]
+    assert found(nodes="x") == []
+    assert found(tags="a*") == [1, 2]
+    assert found(tags="a") == [1]
+    assert found(tags="a*", nodes="n2,m") == [2]
+    assert found() == [1, 2, 3, 4]
+
+
 def test_a_listing_is_a_snapshot(server: Server) -> None:
     """What is deleted, sealed and moved after the listing changes nothing of what it reads."""
     cold = server.directory / "cold"
