@@ -299,6 +299,7 @@ def test_a_directory_that_is_none_is_refused(tmp_path: Path) -> None:
         ({"columns": "seq,seq"}, "asked for twice"),
         ({"deleted": "yes"}, "deleted is true or false"),
         ({"partitionBytes": "many"}, "partitionBytes is a size"),
+        ({"partitionBytes": "1"}, "partitionBytes is at least 16384"),
         ({"tags": "a*b"}, "one * at its end"),
         ({"path": ""}, "the data directory is missing"),
         ({"path": "s3://bucket/x"}, "only directories that are mounted"),
