@@ -129,6 +129,10 @@ def scaling(spark: Any, given: argparse.Namespace) -> dict[str, Any]:
     """Full scans by size, and by number of segments at one size, packed and one task a file."""
     found: dict[str, Any] = {"records": {}, "segments": {}}
 
+    from spark_jobs.listing import list_segments
+    from spark_jobs.packing import cost
+    from spark_jobs.query import Query as SealedQuery
+
     def scan_of(data_dir: Path, **options: str) -> float:
         reader = spark.read.format("topics").options(warn="false", **options)
         work = lambda: sink(reader.load(str(data_dir)))  # noqa: E731
@@ -144,7 +148,8 @@ def scaling(spark: Any, given: argparse.Namespace) -> dict[str, Any]:
         took = scan_of(data_dir)
         alone = None
         if count <= 1_000:
-            alone = scan_of(data_dir, partitionBytes="1", minPartitions="100000")
+            each = cost(list_segments(str(data_dir), SealedQuery()).segments[0], payload=True)
+            alone = round(scan_of(data_dir, partitionBytes=str(each), minPartitions="1"), 3)
         found["segments"][count] = {"packed": round(took, 3), "task a segment": alone}
         said = "" if alone is None else f", a task each {alone:6.2f} s"
         say(f"{records:,} records in {count:>6,} segments: {took:6.2f} s{said}")

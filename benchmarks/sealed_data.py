@@ -1,6 +1,6 @@
 """Sealed segments made without a server, for benchmarks of what reads them.
 
-The bytes are the server's own: its packer, its segments, its manifest. Records are JSON of about
+The bytes are the server's own: its packer's, its manifest's. Records are JSON of about
 200 bytes with a tag among 5,000 and a node among 50, ten milliseconds apart.
 """
 
@@ -12,13 +12,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+import msgspec
+
 from topics_server.blocks import Block, make_block
-from topics_server.handoff import SegmentPlan, TopicFacts
 from topics_server.model import TopicConfig
+from topics_server.wal import layout
 from topics_server.wal.directory import Directory
 from topics_server.wal.fs import OsFs
-from topics_server.wal.packer import InlinePacker
-from topics_server.wal.segments import SealedSegments
+from topics_server.wal.manifest_format import HOT, Manifest, SegmentEntry, encode_manifest
+from topics_server.wal.segment_blocks import pack
+from topics_server.wal.segment_format import decode_index
 
 TAGS: Final = 5_000
 START_MS: Final = 1_767_225_600_000
@@ -53,13 +56,24 @@ def make_sealed(folder: Path, records: int, per_segment: int, topic: str = "even
     data_dir.mkdir(parents=True)
     directory = Directory.open(fs, str(data_dir), boot_id="benchmark", mode=0o700)
     directory.begin()
-    segments = SealedSegments(fs, str(data_dir), None, InlinePacker())
-    facts = TopicFacts(1, topic, 1, TopicConfig(), records, 0, [])
+    directory.close()
+    target = data_dir / layout.SEGMENTS / layout.topic_dir(1)
+    target.mkdir(parents=True)
+    entries = []
     for number, first in enumerate(range(1, records + 1, per_segment), 1):
         count = min(per_segment, records + 1 - first)
-        plan = SegmentPlan(1, number, list(blocks(first, count, pads)), bytes(count))
-        segments.put(plan, facts)
-    segments.close()
-    directory.close()
+        data, idx = pack(1, number, list(blocks(first, count, pads)), bytes(count))
+        (target / layout.segment_data(number)).write_bytes(data)
+        (target / layout.segment_idx(number)).write_bytes(idx)
+        columns = decode_index(idx, verify=False)
+        times = int(columns.rows["ts"][0]), int(columns.rows["ts"][-1])
+        ends = first, first + count - 1
+        sizes = len(data), len(idx), columns.data_checksum
+        entries.append(SegmentEntry(number, HOT, *ends, *times, *sizes))
+    listed = tuple(entries)
+    config = msgspec.to_builtins(TopicConfig())
+    manifest = Manifest(1, topic, 1, config, records, 0, (), len(listed) + 1, listed)
+    # Once, not after every segment: ten thousand are made in seconds.
+    (target / layout.MANIFEST).write_bytes(encode_manifest(manifest))
     done.touch()
     return data_dir

@@ -3,7 +3,9 @@
 Map: `query` (what is asked for), `listing` (manifests to segments: one snapshot of what is sealed),
 `segments` (one segment to Arrow batches), `columns` (bytes to Arrow columns), `packing` (segments
 to partitions), `report` (what a task read and what it could not), `options` (texts to a query),
-`datasource` and `streaming` (PySpark), `session` (Java, Spark), `pictures` (SVG); every other
-module is the job of its name. Of the server only `topics_server.wal.segment_format`,
-`wal.manifest_format` and `wal.layout` are imported, and what those three import.
+`filters` (Spark's to a query), `datasource` and `streaming` (PySpark), `export` and `exporting`
+(files without Spark), `session` (Java, Spark), `catalog` and `job` (what all jobs share),
+`pictures` (SVG); every other module is the job of its name. Of the server only
+`topics_server.wal.segment_format`, `wal.manifest_format`, `wal.layout` and the `errors` they raise
+are imported; a test says so.
 """

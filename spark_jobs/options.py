@@ -24,6 +24,7 @@ from spark_jobs.query import (
     Query,
 )
 
+PARTITION_BYTES_MIN: Final = 16 * 1024
 PARTITION_BYTES: Final = 128 * 2**20
 KNOWN: Final = (
     "path",
@@ -202,7 +203,10 @@ def _size(found: Mapping[str, str], name: str, default: int) -> int:
     match = _SIZE.fullmatch(text.strip())
     if match is None or int(match[1]) == 0:
         raise BadOption(f"{name} is a size as 67108864 or 64m, not {text!r}")
-    return int(match[1]) << {"": 0, "k": 10, "m": 20, "g": 30}[match[2].lower()]
+    size = int(match[1]) << {"": 0, "k": 10, "m": 20, "g": 30}[match[2].lower()]
+    if size < PARTITION_BYTES_MIN:
+        raise BadOption(f"{name} is at least {PARTITION_BYTES_MIN}: a task costs milliseconds")
+    return size
 
 
 def _time(found: Mapping[str, str], name: str, default: int) -> int:

@@ -417,3 +417,28 @@ def test_the_locks_hold_what_the_project_asks_for() -> None:
         if re.search(r"://|--(extra-)?index-url|--find-links", text):
             problems.append(f"{lock}: names a registry")
     fail_with(problems, "make it again as docs/decisions/0001-dependencies.md says")
+
+
+def test_analytics_know_the_formats_only() -> None:
+    """DESIGN §5: `spark_jobs` imports the format modules and their errors, nothing else of ours."""
+    allowed = {f"{PACKAGE}.errors", *(f"{PACKAGE}.{name}" for name in SPARK_SAFE), f"{PACKAGE}.wal"}
+    problems: list[str] = []
+    for path in sorted((ROOT / "spark_jobs").glob("*.py")):
+        text = path.read_text("utf-8")
+        if text.count("\n") > FILE_LINES_MAX:
+            problems.append(f"{path.name}: over {FILE_LINES_MAX} lines")
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                names = [node.module or ""]
+            else:
+                continue
+            problems.extend(
+                f"{path.name}:{node.lineno}: imports {name}"
+                for name in names
+                if name.split(".")[0] == PACKAGE and name not in allowed
+            )
+    fail_with(
+        problems, "executors have the formats, not the server: pass what is needed as a value"
+    )

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import base64
 import subprocess
 import sys
+from array import array
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
 import pyarrow as pa
 import pytest
 
@@ -21,6 +24,10 @@ from spark_jobs.segments import read_segments
 from tests.contract.driver import ROOT, Server, eventually, good
 from tests.crash.test_webhooks import EVENT_LIST, TOPIC, load
 from tests.spark.logs import seal_all
+from topics_server.blocks import make_block
+from topics_server.wal.manifest_format import HOT, Manifest, SegmentEntry, encode_manifest
+from topics_server.wal.segment_blocks import pack
+from topics_server.wal.segment_format import decode_index
 
 AS_IS: Final = tuple((name, "bigint" if name == "ts" else kind) for name, kind in Query().columns)
 
@@ -149,6 +156,26 @@ def test_topics_by_name_prefix_and_glob(server: Server) -> None:
     assert found("*") == {"a.x", "a.y", "b.x"}
 
 
+def test_nodes_and_tags_by_name_and_prefix(server: Server) -> None:
+    """What both name is taken; neither names a record that has none."""
+    api = server.start()
+    for n, (node, tag) in enumerate([("n1", "a"), ("n2", "ab"), ("m", ""), (None, None)]):
+        named = {"node": node, "tag": tag} if node is not None else {}
+        api.add("t", n, **named)
+    seal_all(api)
+
+    def found(**options: str) -> list[int]:
+        return [row["seq"] for row in read(server.data_dir, query(**options))]
+
+    assert found(nodes="n1") == [1]
+    assert found(nodes="n*,m") == [1, 2, 3]
+    assert found(nodes="x") == []
+    assert found(tags="a*") == [1, 2]
+    assert found(tags="a") == [1]
+    assert found(tags="a*", nodes="n2,m") == [2]
+    assert found() == [1, 2, 3, 4]
+
+
 def test_a_listing_is_a_snapshot(server: Server) -> None:
     """What is deleted, sealed and moved after the listing changes nothing of what it reads."""
     cold = server.directory / "cold"
@@ -224,6 +251,33 @@ def test_what_is_not_sealed_is_counted(server: Server) -> None:
     assert len(read(server.data_dir)) == 5
 
 
+def test_bytes_are_base64_in_text_and_themselves_in_binary(tmp_path: Path) -> None:
+    """Kind 2: data are raw bytes, also none at all and what is no UTF-8."""
+    datas = [b'{"a":1}', b"\xff\x00raw", b"", b"plain text"]
+    block = msgspec.structs.replace(
+        make_block(5, array("q", [1, 2, 3, 4]), datas, None, [None] * 4, ["n"] * 4),
+        kinds=bytes([0, 2, 2, 1]),
+    )
+    data, idx = pack(1, 1, [block], bytes(4))
+    columns = decode_index(idx)
+    folder = tmp_path / "segments" / "1"
+    folder.mkdir(parents=True)
+    (tmp_path / "FORMAT").write_text("{}")
+    (folder / "0000000001.data").write_bytes(data)
+    (folder / "0000000001.idx").write_bytes(idx)
+    entry = SegmentEntry(1, HOT, 5, 8, 1, 4, len(data), len(idx), columns.data_checksum)
+    manifest = Manifest(1, "t", 1, {}, 8, 0, (), 2, (entry,))
+    (folder / "manifest").write_bytes(encode_manifest(manifest))
+    texts = read(tmp_path, query(columns="data,kind"))
+    assert [(r["data"], r["kind"]) for r in texts] == [
+        ('{"a":1}', "json"),
+        (base64.b64encode(datas[1]).decode(), "bytes"),
+        ("", "bytes"),
+        ("plain text", "text"),
+    ]
+    assert [r["data"] for r in read(tmp_path, query(data="binary", columns="data"))] == datas
+
+
 def test_a_directory_that_is_none_is_refused(tmp_path: Path) -> None:
     with pytest.raises(Exception, match="no such data directory"):
         read(tmp_path / "nothing")
@@ -245,6 +299,7 @@ def test_a_directory_that_is_none_is_refused(tmp_path: Path) -> None:
         ({"columns": "seq,seq"}, "asked for twice"),
         ({"deleted": "yes"}, "deleted is true or false"),
         ({"partitionBytes": "many"}, "partitionBytes is a size"),
+        ({"partitionBytes": "1"}, "partitionBytes is at least 16384"),
         ({"tags": "a*b"}, "one * at its end"),
         ({"path": ""}, "the data directory is missing"),
         ({"path": "s3://bucket/x"}, "only directories that are mounted"),
