@@ -152,7 +152,9 @@ class Plain:
         self.last_ts = ts
         self.evict()
         if step.key is not None:
-            self.keys[step.key] = (first, added, ts)
+            # What has passed by the topic's time stays so, also when the clock is set back.
+            kept = {key: each for key, each in self.keys.items() if ts - each[2] < window_ms}
+            self.keys = kept | {step.key: (first, added, ts)}
         self._move(step.producer, first, added)
         return ("appended", first, added)
 
