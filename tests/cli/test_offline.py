@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import COMMAND, WEBHOOKS, MakeServer, Topics
-from tests.contract.driver import Api
+from tests.contract.driver import ROOT, Api
 from topics_server.cli import VERBS
 
 HEAVY = ("asyncio", "httpx", "numpy", "pydantic", "rich", "uvicorn")
@@ -34,6 +34,17 @@ def test_every_verb_explains_itself(alone: Topics, verb: str) -> None:
     text = alone.good(verb, "--help").out.decode()
     assert text.startswith(f"Usage: python -m topics_server {verb} ")
     assert "--help" in text
+
+
+def test_jobs_are_listed_and_an_unknown_one_is_wrong_usage(alone: Topics) -> None:
+    listed = alone.good("jobs").out.decode()
+    modules = {path.stem for path in (ROOT / "spark_jobs").glob("*.py")}
+    named = {line.split()[0] for line in listed.splitlines() if line.startswith("  ")}
+    assert len(named) == 8
+    assert named <= modules
+    refused = alone("jobs", "no_such_job")
+    assert refused.code == 2
+    assert "topic_volume" in refused.err
 
 
 def test_an_unknown_verb_is_wrong_usage(alone: Topics) -> None:

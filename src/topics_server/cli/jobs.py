@@ -14,20 +14,28 @@ _NO_SPARK = (
     "(in a checkout: ./run spark-setup)"
 )
 
+HELP = """List the analytics jobs, or run one of them with Spark.
+
+\b
+topics jobs                     the jobs, a line each
+topics jobs NAME --help         what one of them takes
+topics jobs NAME DATA_DIR ...   run it over a data directory's sealed segments
+"""
+
 
 @click.command(
     name="jobs",
+    help=HELP,
     context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
-    add_help_option=False,
 )
 @click.argument("words", nargs=-1, type=click.UNPROCESSED)
 def command(words: tuple[str, ...]) -> None:
-    """List the jobs, or run one: `topics jobs NAME DATA_DIR ...`; each has its own --help."""
+    """See `HELP`."""
     if importlib.util.find_spec("spark_jobs") is None:
         click.echo(_NO_SPARK, err=True)
         raise SystemExit(2)
     catalog: dict[str, str] = importlib.import_module("spark_jobs.catalog").JOBS
-    if not words or words[0] in ("-h", "--help"):
+    if not words:
         width = max(map(len, catalog))
         click.echo("Usage: topics jobs NAME DATA_DIR [OPTIONS]\n")
         for name, about in catalog.items():
