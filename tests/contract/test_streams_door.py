@@ -152,10 +152,56 @@ def test_paths_are_taken_as_they_are_meant(door: Door, path: str) -> None:
 
 
 def test_a_path_that_is_a_name_is_that_topic(door: Door, topic: str) -> None:
+    """[S-74]"""
     told(door.put(topic, "application/json", [{"n": 1}]), 201)
     door.api.add(topic, {"n": 2})
     assert door.get(topic).json() == [{"n": 1}, {"n": 2}]
     assert [r["data"] for r in door.api.read_all(topic)] == [{"n": 1}, {"n": 2}]
+
+
+def test_another_path_is_a_topic_of_its_own_name_and_keeps_its_path(door: Door, path: str) -> None:
+    """[S-74]"""
+    told(door.put(path, "text/plain", b"x", stream_ttl="3600"), 201)
+    names = [row["topic"] for row in good(door.api.topics(prefix="ds:", page_size=1000))["topics"]]
+    states = [door.api.get_state(name) for name in names]
+    (state,) = [each for each in states if each["stream"]["path"] == path.replace("%20", " ")]
+    assert re.fullmatch(r"ds:[0-9a-f]+", state["topic"])
+    assert state["stream"] == {
+        "path": path.replace("%20", " "),
+        "content_type": "text/plain",
+        "closed": False,
+        "ttl_s": 3600,
+    }
+    door.close(path)
+    assert door.api.get_state(state["topic"])["stream"]["closed"] is True
+    assert "stream" not in door.api.get_state(_plain(door))
+
+
+def _plain(door: Door) -> str:
+    name = new_name("plain")
+    door.api.add(name, 1)
+    return name
+
+
+def test_bytes_are_base64_for_who_reads_records(door: Door, topic: str) -> None:
+    """[S-73] In a diff and on a watch stream."""
+    told(door.put(topic, "image/x-tiny", b"\x00\xff"), 201)
+    shown = {"$encoding": "base64", "$content_type": "image/x-tiny", "data": "AP8="}
+
+    def is_shown(record: dict[str, Any]) -> bool:
+        return {key: record[key] for key in shown} == shown and "meta" not in record
+
+    (record,) = door.api.read_all(topic)
+    assert is_shown(record)
+    session = good(door.api.http.post("/v0/watch", json={"topics": {topic: {"from_seq": 0}}}))
+    stream = SseStream(door.api.url, session["stream_url"])
+    try:
+        event = stream.event()
+        while event.name != "record":
+            event = stream.event()
+        assert is_shown(json.loads(event.data)["records"][0])
+    finally:
+        stream.close()
 
 
 def test_appending_moves_the_end(door: Door, path: str) -> None:
