@@ -67,6 +67,22 @@ class Page:
         assert "exceptionDetails" not in answer, f"{script}: {answer['exceptionDetails']}"
         return answer["result"].get("value")
 
+    def reload(self, within_s: float = WITHIN_S) -> None:
+        """Load the page anew; returns once it is there again."""
+        self.evaluate("window.isLeft = true")
+        self.call("Page.reload")
+        deadline = time.monotonic() + within_s
+        while True:
+            try:
+                if self.evaluate('!window.isLeft && document.readyState === "complete"'):
+                    return
+            except AssertionError as error:
+                # Between two documents there is none to ask.
+                if time.monotonic() > deadline:
+                    raise AssertionError(f"not loaded anew within {within_s} s") from error
+            assert time.monotonic() < deadline, f"not loaded anew within {within_s} s"
+            time.sleep(0.05)
+
     def wait(self, script: str, what: str, within_s: float = WITHIN_S) -> None:
         """Until an expression is true; fails with what the page shows."""
         deadline = time.monotonic() + within_s

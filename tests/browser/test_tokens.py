@@ -70,15 +70,18 @@ def test_the_page_and_the_writer_go_on_where_they_were(
     url = f"{server.api.url}/v1/stream/answers/1"
     answer = server.api.http.put(url, headers={"Content-Type": "text/plain; charset=utf-8"})
     assert answer.status_code == 201
+    writers: list[subprocess.Popen[bytes]] = []
     try:
         with browser.page(f"{origin}/tokens.html?stream={url}") as page:
             first = writer(url, 0.02)
+            writers.append(first)
             wait_for_words(page, 5)
             first.kill()
             first.wait()
-            page.evaluate("location.reload()")
+            page.reload()
             before = len(server.api.http.get(url, params={"offset": "-1"}).text)
             second = writer(url, 0.05)
+            writers.append(second)
             page.wait(f"{SHOWN}.length > {before + 30}", "more words")
             assert TEXT.startswith(page.evaluate(SHOWN))
             server.signal(signal.SIGKILL)
@@ -90,4 +93,7 @@ def test_the_page_and_the_writer_go_on_where_they_were(
             page.evaluate("0")
             assert page.exceptions == [], json.dumps(page.exceptions)
     finally:
+        for process in writers:
+            process.kill()
+            process.wait()
         server.signal(signal.SIGKILL)

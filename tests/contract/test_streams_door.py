@@ -355,6 +355,17 @@ def test_one_answer_goes_to_the_end(own: NewServer, path: str, page_bytes: str, 
     assert "max-age=60" in page.headers["cache-control"]
 
 
+def test_a_page_has_so_many_bytes(own: NewServer, path: str) -> None:
+    """A live answer is a page: one message at least, however large it is."""
+    door = Door(own(TOPICS_STREAMS_PAGE_BYTES="1").start())
+    door.put(path, body=b"first message")
+    door.post(path, b"second")
+    page = door.get(path, "offset=-1&live=long-poll")
+    assert page.content == b"first message"
+    assert "stream-up-to-date" not in page.headers
+    assert door.get(path, f"offset={told(page, 200)}&live=long-poll").content == b"second"
+
+
 def test_half_an_answer_is_never_a_whole_one(own: NewServer, path: str) -> None:
     """What is lost while it is sent breaks the connection off."""
     server = own(TOPICS_STREAMS_PAGE_BYTES="65536")

@@ -62,27 +62,15 @@ def tag_of(page: StreamPage, start: Position | None) -> bytes:
 
     It is a weak one: packed or not, the page is the same.
     """
+    return tag_of_range(page, start, len(page.datas))
+
+
+def tag_of_range(page: StreamPage, start: Position | None, count: int) -> bytes:
+    """The entity tag of what begins with a page and goes on to its `next`: so many messages."""
     state = b"c" if page.is_closed else b"u" if page.is_up_to_date else b"p"
     first_seq = page.seqs[0] if page.seqs else 0
-    return _tag(page.view, start, first_seq, page.next.seq, len(page.datas), state)
-
-
-def tag_of_range(view: StreamView, start: Position | None, first_seq: int, count: int) -> bytes:
-    """The entity tag of all there is after `start`: so many messages from `first_seq` on."""
-    state = b"c" if view.is_closed else b"u"
-    return _tag(view, start, first_seq, view.tail.seq, count, state)
-
-
-def _tag(
-    view: StreamView,
-    start: Position | None,
-    first_seq: int,
-    last_seq: int,
-    count: int,
-    state: bytes,
-) -> bytes:
     start_seq = b"-1" if start is None else b"%d" % start.seq
-    shown = (view.topic_id, start_seq, first_seq, last_seq, count, state)
+    shown = (page.view.topic_id, start_seq, first_seq, page.next.seq, count, state)
     return b'W/"%d:%b:%d:%d:%d:%b"' % shown
 
 

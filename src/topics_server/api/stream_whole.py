@@ -22,7 +22,9 @@ from topics_server.streams.values import StreamPage
 class WholeReader(Follower):
     """One answer; its first page was read already."""
 
-    __slots__ = ()
+    __slots__ = ("upto_seq",)
+    # Where the answer ends, as its head says.
+    upto_seq: int
 
     async def run(self, receive: Receive, send: Send) -> None:
         """Send page after page until the end that the head named, or break off."""
@@ -45,7 +47,7 @@ class WholeReader(Follower):
     async def _tell(self) -> None:
         page, self._page = self._page, None
         assert page is not None
-        is_json, upto_seq = page.view.is_json, page.view.tail.seq
+        is_json, upto_seq = page.view.is_json, self.upto_seq
         before = b"[" if is_json else b""
         most = self._state.settings.streams_page_bytes
         while True:

@@ -14,6 +14,8 @@ import asyncio
 from collections.abc import Awaitable
 from typing import Final
 
+import msgspec
+
 from topics_server.api.access import check_name, check_scopes
 from topics_server.api.guard import ConnectionSlot, admit
 from topics_server.api.http import (
@@ -58,7 +60,7 @@ from topics_server.clock import now_ms, random_u64
 from topics_server.errors import invalid
 from topics_server.streams.paths import topic_of
 from topics_server.streams.service import Streams
-from topics_server.streams.values import StreamAppended, StreamPage, StreamView
+from topics_server.streams.values import Position, StreamAppended, StreamPage, StreamView
 
 _NO_STORE: Final = (b"cache-control", b"no-store")
 
@@ -176,9 +178,11 @@ async def read(state: ServerState, request: Request) -> Answer:
         end = _end((await _read(state, request, streams, asked)).view)
         return _page(state, request, end, (_NO_STORE,), (offset_header(end.next),))
     page = await _read(state, request, streams, asked)
-    if page.is_up_to_date:
-        return _caught_up(state, request, asked, page)
-    return _whole(state, request, streams, asked, page)
+    if not page.is_up_to_date:
+        until = streams.reach(request.name, page)
+        if until > page.next:
+            return _whole(state, request, streams, asked, page, until)
+    return _caught_up(state, request, asked, page)
 
 
 def _caught_up(
@@ -210,25 +214,34 @@ def read_now(state: ServerState, request: Request) -> Response | None:
 
 
 def _whole(
-    state: ServerState, request: Request, streams: Streams, asked: ReadAsked, page: StreamPage
+    state: ServerState,
+    request: Request,
+    streams: Streams,
+    asked: ReadAsked,
+    page: StreamPage,
+    end: Position,
 ) -> Answer:
-    """All from a page to the stream's end as it is now, page by page."""
-    view = page.view
+    """All from a page to the stream's end as it is now, or to what is lost, page by page."""
+    whole = msgspec.structs.replace(
+        page,
+        next=end,
+        is_up_to_date=end == page.view.tail,
+        is_closed=page.view.is_closed and end == page.view.tail,
+    )
     start = asked.at if asked.explicit else None
-    count = streams.count(request.name, start, view.tail)
-    tag = tag_of_range(view, start, page.seqs[0] if page.seqs else 0, count)
+    tag = tag_of_range(whole, start, streams.count(request.name, start, end))
     headers: Headers = (
-        keeping(is_final=view.is_closed, is_private=state.keys.is_on),
-        (b"stream-up-to-date", b"true"),
-        *closed_header(view.is_closed),
-        offset_header(view.tail),
+        keeping(is_final=whole.is_closed, is_private=state.keys.is_on),
+        *page_headers(whole),
+        offset_header(end),
         (b"etag", tag),
     )
     if is_known(request.headers, tag):
         return Response(304, b"", headers)
     slot = ConnectionSlot(state, request.caller.key)
     reader = WholeReader(state, streams, request.name, page, None, request.caller)
-    told = ((b"content-type", view.content_type.encode("latin-1")), *headers)
+    reader.upto_seq = end.seq
+    told = ((b"content-type", page.view.content_type.encode("latin-1")), *headers)
     return EventStream(told, reader.run, slot.free)
 
 

@@ -298,6 +298,13 @@ class Streams:
             if self._registry.find(topic.name) is topic:
                 return self._page(topic, path, page, explicit=explicit)
 
+    def reach(self, path: str, page: StreamPage) -> Position:
+        """How far one can read on behind a page without meeting a loss: the end, as it is now."""
+        log = self._topic(path).log
+        hole = log.hole_at_or_after(page.next.seq + 1) if log.holes else None
+        last_seq = log.head_seq if hole is None else min(log.head_seq, hole.first_seq - 1)
+        return page.view.position_after(last_seq)
+
     def count(self, path: str, start: Position | None, end: Position) -> int:
         """How many messages there are after one position and up to another."""
         first_seq = 1 if start is None else start.seq + 1

@@ -67,7 +67,8 @@ def test_only_what_will_not_change_may_be_kept() -> None:
 def test_a_range_has_the_tag_of_the_page_that_holds_it() -> None:
     for is_closed in (False, True):
         one = page(b"a", b"b", is_closed=is_closed)
-        assert tag_of_range(one.view, None, 1, 2) == tag_of(one, None)
+        assert tag_of_range(one, None, 2) == tag_of(one, None)
+        assert tag_of_range(one, None, 1) != tag_of(one, None)
 
 
 def test_cursors_rise() -> None:
