@@ -258,9 +258,9 @@ class Node:
         self._wire_store()
         for topic in self.registry:
             self.sealer.adopt(topic)
+        await self.streams.start()
         self._start_tasks()
         self.pump.start()
-        await self.streams.start()
         torn = "".join(f", cut a torn write in {torn.path}" for torn in replay.report.torn)
         self.report = (
             f"{found.topics} topics, {found.entries} journal entries replayed, "
@@ -437,6 +437,7 @@ class Node:
             )
         )
         self._spawn(self._watch_space())
+        self._spawn(self.streams.run())
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -547,7 +548,6 @@ class Node:
     async def _close_journal(self) -> None:
         await self.queues.close()
         await self.pump.close()
-        await self.streams.stop()
         self.sessions.close()
         try:
             await self.journal.sync_all()

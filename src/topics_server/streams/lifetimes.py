@@ -34,19 +34,6 @@ class Lifetimes:
         self._clock = clock
         self._waiting = waiting
         self._due: list[tuple[int, int]] = []
-        self._task: asyncio.Task[None] | None = None
-
-    def start(self) -> None:
-        """Look from now on."""
-        for topic in self._registry:
-            self.adopt(topic)
-        self._task = asyncio.get_running_loop().create_task(self._run())
-
-    async def stop(self) -> None:
-        """Look no more."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
 
     def adopt(self, topic: Topic) -> None:
         """Know when a stream ends, if it ends by itself."""
@@ -63,7 +50,10 @@ class Lifetimes:
             return False
         return topic.stream.facts.ttl_s is None or topic.topic_id not in self._waiting
 
-    async def _run(self) -> None:
+    async def run(self) -> None:
+        """Drop streams as they end, for ever: those that are there now, and those adopted later."""
+        for topic in self._registry:
+            self.adopt(topic)
         while True:
             await asyncio.sleep(_SWEEP_S)
             await self._sweep()

@@ -69,15 +69,14 @@ class Streams:
     # --- life -----------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Drop forks that a crash left half made; from now on streams end by themselves."""
+        """Drop forks that a crash left half made."""
         for topic in self._registry:
             if topic.stream is not None and topic.stream.facts.is_copying:
                 await self._store.drop_topic(topic.name, if_empty=False)
-        self._lifetimes.start()
 
-    async def stop(self) -> None:
-        """Streams do not end by themselves any more."""
-        await self._lifetimes.stop()
+    async def run(self) -> None:
+        """Let streams end by themselves, for ever."""
+        await self._lifetimes.run()
 
     @property
     def is_draining(self) -> bool:
