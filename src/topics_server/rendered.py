@@ -30,8 +30,9 @@ META: Final = 2
 DATA: Final = 4
 
 RENDER_CACHE_BYTES_MAX: Final = 32 * MIB
-# Blocks of fewer records are cheaper to render again than to keep.
+# Blocks of fewer records and bytes are cheaper to render again than to keep.
 CACHED_RECORDS_MIN: Final = 32
+CACHED_BYTES_MIN: Final = 65_536
 # What an entry of the cache costs beside its bytes.
 _ENTRY_BYTES: Final = 512
 
@@ -188,8 +189,8 @@ class RenderCache:
             self._entries.move_to_end(key)
             rendered = entry[1]
         else:
-            few = 2 * len(rows) < block.count or block.count < CACHED_RECORDS_MIN
-            if few:
+            is_small = block.count < CACHED_RECORDS_MIN and len(block.body) < CACHED_BYTES_MIN
+            if is_small or 2 * len(rows) < block.count:
                 return [",".join(render_rows(block, rows, shown)).encode("latin-1")]
             rendered = render_block(block, shown)
             self._put(block, shown, rendered)

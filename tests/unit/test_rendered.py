@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from topics_server.blocks import Block, make_block
 from topics_server.grammars import bytes_meta
 from topics_server.rendered import (
+    CACHED_BYTES_MIN,
     CACHED_RECORDS_MIN,
     DATA,
     META,
@@ -102,6 +103,15 @@ def test_small_blocks_and_small_parts_are_not_kept() -> None:
     joined(cache, block_of(200), range(99), META | DATA)
     assert len(cache) == 0
     assert cache.bytes == 0
+
+
+def test_a_few_large_records_are_rendered_once() -> None:
+    cache = RenderCache()
+    data = b'"%b"' % (b"x" * (CACHED_BYTES_MIN // 2))
+    large = make_block(1, array("q", [1, 2]), [data, data], None, [None, None], [None, None])
+    first = cache.slices(large, range(2), META | DATA)
+    assert cache.slices(large, range(2), META | DATA)[0] is first[0]
+    assert cache.bytes > 2 * CACHED_BYTES_MIN
 
 
 def test_options_are_kept_apart() -> None:

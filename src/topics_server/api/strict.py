@@ -112,9 +112,11 @@ class StrictHttp(JoinedHttp):
         super().pause_writing()
         transport: Any = self.transport
         cycle: Any = self.cycle
+        is_answer = not getattr(cycle, "response_started", False) or cycle.response_complete
         # A stream holds little, and has its own patience.
-        if not getattr(cycle, "response_started", False) or cycle.response_complete:
-            self.patience.stuck(self, transport.get_write_buffer_size())
+        if is_answer or transport.answer_bytes:
+            unread = max(transport.get_write_buffer_size(), transport.answer_bytes)
+            self.patience.stuck(self, unread)
 
     def resume_writing(self) -> None:
         """It does again: go on with what it asked for."""

@@ -41,10 +41,12 @@ _PLAIN_PATH: Final = re.compile(rb"(?:/[A-Za-z0-9._:-]+)+")
 class JoinedWrites:
     """The transport of one connection, but for `write`, `finish`, `close` and `abort`."""
 
-    __slots__ = ("_held", "_loop", "_past", "_transport")
+    __slots__ = ("_held", "_loop", "_past", "_transport", "answer_bytes")
 
     def __init__(self, transport: Any, loop: asyncio.AbstractEventLoop) -> None:
         self._transport = transport
+        # While a large answer is handed over: all of it stays in memory until its last byte left.
+        self.answer_bytes = 0
         self._loop = loop
         self._held: bytes | None = None
         self._past = transport.write
@@ -80,7 +82,7 @@ class JoinedWrites:
         if len(body) <= _COPIED_BYTES_MAX:
             self._transport.write(head + body)
         else:
-            self._transport.writelines((head, body))
+            self._write_large((head, body), len(body))
 
     def write_pieces(self, head: bytes, pieces: Sequence[bytes | memoryview], size: int) -> None:
         """Send a head and a body in pieces, of `size` bytes together, as one."""
@@ -88,7 +90,12 @@ class JoinedWrites:
         if size <= _COPIED_BYTES_MAX:
             self._transport.write(b"".join((head, *pieces)))
         else:
-            self._transport.writelines((head, *pieces))
+            self._write_large((head, *pieces), size)
+
+    def _write_large(self, pieces: Sequence[bytes | memoryview], size: int) -> None:
+        self.answer_bytes = size
+        self._transport.writelines(pieces)
+        self.answer_bytes = 0
 
     def _flush(self) -> None:
         held = self._held

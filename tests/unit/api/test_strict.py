@@ -354,6 +354,35 @@ async def test_of_all_that_is_not_read_the_oldest_goes() -> None:
     assert patience.unread_bytes == 0
 
 
+@pytest.mark.parametrize("is_pipelined", [False, True], ids=["quick form", "general way"])
+async def test_a_large_answer_counts_whole_while_its_last_bytes_are_not_read(
+    is_pipelined: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    side = Side(HttpConnection)
+    for _ in range(3):
+        await side.rig.append("t", "x" * 100_000)
+    patience = side.state.patience
+    ask = request(b"{}", b"/v0/topics/t/diff")
+
+    def takes_nearly_all(pieces: tuple[bytes, ...]) -> None:
+        side.wire.unsent = 70_000
+        side.protocol.pause_writing()
+        side.wire.pieces.append(b"".join(pieces))
+
+    monkeypatch.setattr(side.wire, "writelines", takes_nearly_all)
+    side.protocol.data_received(GET + ask if is_pipelined else ask)
+    await turns(20)
+    assert len(side.wire.pieces[-1]) > 300_000
+    assert patience.unread_bytes == pytest.approx(300_000, rel=0.01)
+    side.protocol.resume_writing()
+    assert patience.unread_bytes == 0
+    # What leaves piece by piece counts as what is left of it.
+    side.wire.unsent = 80_000
+    side.protocol.pause_writing()
+    assert patience.unread_bytes == 80_000
+    side.protocol.connection_lost(None)
+
+
 async def test_all_connections_are_looked_at() -> None:
     patience = Patience(waits=WAITS)
     ended: list[tuple[int, str]] = []
