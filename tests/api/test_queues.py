@@ -12,6 +12,7 @@ import pytest
 from tests.api.jobs import Jobs, code_of, turns, until
 from tests.api.streams import Reader
 from tests.storage.fake_disk import FakeDisk
+from topics_server.engine.throttle import Throttle
 from topics_server.limits import U64_MAX
 
 pytestmark = pytest.mark.anyio
@@ -25,6 +26,27 @@ async def live(disk: FakeDisk) -> AsyncIterator[Jobs]:
 
 
 # -- claim -----------------------------------------------------------------------------------
+
+
+async def test_under_pressure_a_claim_waits_for_its_turn_and_tells_or_is_refused(
+    live: Jobs,
+) -> None:
+    await live.queue()
+    await live.put(1)
+    backlog = [10**9]
+    live.node.state.throttle = throttle = Throttle(backlog_bytes=lambda: backlog[0])
+    throttle.is_active = True
+    refused = await live.call("claim", node="w")
+    assert code_of(refused)[:2] == (429, "throttled")
+    assert refused.headers["retry-after"] in {"1", "2"}
+    assert (await live.counts())[:2] == (1, 0)
+    waiting = asyncio.ensure_future(live.call("claim", node="w"))
+    await asyncio.sleep(0.02)
+    backlog[0] = 0
+    told = (await waiting).json()
+    assert [job["$seq"] for job in told["claimed"]] == [1]
+    assert told["performance"]["throttle_wait_ms"] >= 15
+    throttle.close()
 
 
 async def test_a_claim_leases_jobs_and_shows_their_records_verbatim(live: Jobs) -> None:

@@ -20,6 +20,7 @@ from topics_server.api.http import Application
 from topics_server.api.ws import serve
 from topics_server.appends import DecodedAppend
 from topics_server.engine.answers import Appended
+from topics_server.engine.throttle import Throttle
 from topics_server.errors import Code, DiskFull, TopicsError
 from topics_server.model import Durability, ProducerStamp, TopicConfig
 from topics_server.node import Node
@@ -485,6 +486,25 @@ async def test_a_publish_is_acknowledged(live: Live) -> None:
     assert list(ack) == [
         *("op", "topic", "first_seq", "last_seq", "head_seq", "count", "performance"),
     ]
+
+
+async def test_under_pressure_a_publish_waits_for_its_turn_or_is_refused(live: Live) -> None:
+    backlog = [10**9]
+    live.node.state.throttle = throttle = Throttle(backlog_bytes=lambda: backlog[0])
+    throttle.is_active = True
+    peer = await live.peer()
+    peer.publish("jobs", 1, request_id="late")
+    refused = await peer.frame()
+    assert (refused["op"], refused["request_id"], refused["code"]) == ("error", "late", "throttled")
+    assert 500 <= refused["detail"]["retry_after_ms"] <= 1500
+    assert live.node.registry.find("jobs") is None
+    peer.publish("jobs", 2, request_id="p")
+    await asyncio.sleep(0.02)
+    backlog[0] = 0
+    ack = await peer.frame()
+    assert (ack["op"], ack["request_id"], ack["first_seq"]) == ("ack", "p", 1)
+    assert ack["performance"]["throttle_wait_ms"] >= 15
+    throttle.close()
 
 
 async def test_every_field_of_a_publish_counts(live: Live) -> None:

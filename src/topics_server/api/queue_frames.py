@@ -47,14 +47,16 @@ def render_job(job: LeasedJob) -> bytes:
     )
 
 
-def render_claimed(name: str, jobs: Sequence[LeasedJob], ready: int, total_ms: float) -> bytes:
+def render_claimed(
+    name: str, jobs: Sequence[LeasedJob], ready: int, total_ms: float, parked_ms: float = 0.0
+) -> bytes:
     """The answer to a claim (§10.2)."""
     return b"".join(
         (
             b'{"topic":"%b","claimed":[' % name.encode("ascii"),
             b",".join([b"{%b}" % render_job(job) for job in jobs]),
             b'],"count":%d,"ready":%d,"performance":{"server_total_ms":%.3f,'
-            b'"throttle_wait_ms":0.0}}' % (len(jobs), ready, total_ms),
+            b'"throttle_wait_ms":%.3f}}' % (len(jobs), ready, total_ms, parked_ms),
         )
     )
 

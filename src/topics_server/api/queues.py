@@ -77,7 +77,7 @@ async def claim(state: ServerState, request: Request) -> Response:
     """`POST /v0/topics/{topic}/claim`: lease jobs to a node."""
     queues, limits = _admitted(state)
     if state.throttle.is_active:
-        await state.throttle.turn(request.name, len(request.body))
+        request.parked_ms = await state.throttle.turn(request.name, len(request.body))
     asked = decode_claim(request.body, limits)
     done = await queues.claim(
         request.name,
@@ -89,7 +89,8 @@ async def claim(state: ServerState, request: Request) -> Response:
     )
     if done is None:
         raise ClientGoneError
-    body = render_claimed(request.name, done.jobs, done.ready, request.elapsed_ms())
+    waited_ms = request.parked_ms or 0.0
+    body = render_claimed(request.name, done.jobs, done.ready, request.elapsed_ms(), waited_ms)
     return Response(200, body)
 
 

@@ -187,7 +187,7 @@ async def diff(state: ServerState, request: Request) -> Response:
     """`POST /v0/topics/{topic}/diff`: the records after a cursor."""
     store = admit(state)
     if state.throttle.is_active and not state.throttle.passes(request.name):
-        await state.throttle.turn(request.name, len(request.body))
+        request.parked_ms = await state.throttle.turn(request.name, len(request.body))
     asked, shown = decode_diff(request.body, state.settings.max_limit)
     if asked.wait_ms:
         page = await _wait(store, request, asked)
@@ -210,7 +210,7 @@ def diff_now(state: ServerState, request: Request) -> Response | None:
 
 def _page(state: ServerState, request: Request, page: Page, shown: int) -> list[bytes | memoryview]:
     parts = render_page(request.name, page, shown, state.rendered)
-    parts.append(page_performance(request.elapsed_ms(), page.scanned))
+    parts.append(page_performance(request.elapsed_ms(), page.scanned, request.parked_ms or 0.0))
     return parts
 
 

@@ -98,11 +98,11 @@ def render_page(name: str, page: Page, shown: int, cache: RenderCache) -> list[b
     return parts
 
 
-def page_performance(total_ms: float, scanned: int) -> bytes:
+def page_performance(total_ms: float, scanned: int, parked_ms: float = 0.0) -> bytes:
     """The last part of a diff's answer."""
     return (
-        b'"performance":{"server_total_ms":%.3f,"records_scanned":%d,"throttle_wait_ms":0.0}}'
-    ) % (total_ms, scanned)
+        b'"performance":{"server_total_ms":%.3f,"records_scanned":%d,"throttle_wait_ms":%.3f}}'
+    ) % (total_ms, scanned, parked_ms)
 
 
 def _tombstone(gap: Gap, page: Page) -> bytes:
