@@ -30,6 +30,13 @@ FOLLOW: Final = """(() => {
     });
 })()"""
 
+SPEAK: Final = """(() => {
+    window.heard = [];
+    window.socket = new WebSocket(%s, ["topics.v0", %s]);
+    socket.onopen = () => socket.send('{"op":"subscribe","topic":"b","from_seq":0}');
+    socket.onmessage = (event) => heard.push(JSON.parse(event.data).op);
+})()"""
+
 
 @pytest.fixture(scope="module")
 def guarded(
@@ -109,3 +116,42 @@ def test_keys_open_what_they_grant_and_are_logged_nowhere(
         assert secret not in proxy.logged
         assert secret not in server.log.read_text()
     assert "/v0/topics/a" in server.log.read_text()
+
+
+def test_a_page_uses_tickets_and_subprotocols_through_tls_and_neither_is_logged(
+    guarded: tuple[Server, Proxy], browser: Browser
+) -> None:
+    server, proxy = guarded
+    hidden = base64.urlsafe_b64encode(KEY.encode()).rstrip(b"=").decode()
+    with httpx.Client(base_url=proxy.url, verify=proxy.context(), trust_env=False) as client:
+        good(client.put("/v0/topics/b", json={}, headers=BEARER))
+        body = {"records": [{"data": 1}]}
+        good(client.post("/v0/topics/b", json=body, headers=BEARER))
+        topics = {"topics": {"b": {"from_seq": 0}}}
+        session = good(client.post("/v0/watch?ticket=true", json=topics, headers=BEARER))
+        ticket = session["ticket"]
+        stream = f"{session['stream_url']}?ticket={ticket}"
+        with browser.page(f"{proxy.url}/v0/health") as page:
+            page.call("Page.setBypassCSP", enabled=True)
+            page.call("Page.reload")
+            page.wait('document.readyState === "complete"', "the page is loaded again")
+            page.evaluate(FOLLOW % json.dumps(stream))
+            page.wait("seen.length === 1", "the record, by a ticket")
+            # Once, and no more.
+            refused(client.get(stream), 401, "unauthorized")
+            url = f"wss://localhost:{proxy.port}/v0/ws"
+            page.evaluate(SPEAK % (json.dumps(url), json.dumps(f"topics.bearer.{hidden}")))
+            page.wait('heard.includes("record")', "the record, by a key in a subprotocol")
+            assert page.evaluate("socket.protocol") == "topics.v0"
+            good(client.post("/v0/topics/b", json=body, headers=BEARER))
+            page.wait("seen.length === 2", "both are still told")
+            page.evaluate("source.close(); socket.close()")
+
+    def is_logged() -> bool:
+        paths = {json.loads(line)["path"] for line in proxy.access_log.read_text().splitlines()}
+        return paths >= {"/v0/ws", session["stream_url"]}
+
+    eventually(is_logged, "both are logged when they end", 30)
+    for secret in (KEY, hidden, ticket):
+        assert secret not in proxy.logged
+        assert secret not in server.log.read_text()
