@@ -346,7 +346,8 @@ class Stream:
         writer = None if wire is None else self._outbox.writer(now)
         if wire is None or writer is None:
             return False
-        track.move(batch, batch.end_seq)
+        # It is live: nothing else of it changes.
+        track.cursor.seq = batch.end_seq
         writes.append((writer, wire))
         return True
 

@@ -64,9 +64,9 @@ class JoinedWrites:
         else:
             self._transport.write(data)
 
-    def writer(self) -> Any:
-        """What writes bytes that are no head: past this object, unless something is held back."""
-        return self._past if self._held is None else self.write
+    def past(self) -> Any:
+        """What writes bytes that are no head past this object; None if something is held back."""
+        return self._past if self._held is None else None
 
     def write_soon(self, head: bytes, body: bytes) -> None:
         """Send two pieces as one, behind all that the loop's turn has to do."""

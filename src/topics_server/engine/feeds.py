@@ -173,6 +173,7 @@ class Feeds:
         topic_id = track.topic.topic_id
         feed = self._feeds[topic_id]
         del feed.members[track]
+        track.is_live = False
         if not feed.members:
             del self._feeds[topic_id]
             self._hub.remove(topic_id, feed.ring)
@@ -258,21 +259,17 @@ class Feeds:
         for start in range(0, len(members), _TOLD_AT_ONCE):
             try:
                 for track, reader in members[start : start + _TOLD_AT_ONCE]:
-                    if track not in feed.members:
-                        continue  # it went while others were told
-                    is_live = track.is_live and not track.is_fresh
-                    # Equal options are one object here, and most stand where the one before stands.
-                    if is_live and (track.cursor.seq != seq or track.options is not options):
-                        seq, options = track.cursor.seq, track.options
-                        key = (seq, id(options))
-                        batch = batches.get(key, _UNKNOWN)
-                        if batch is _UNKNOWN:
-                            batch = batches[key] = self._resident(track.topic, track.place)
-                    if (
-                        not is_live
-                        or batch is None
-                        or not reader.give(track, batch, now_ms, writes)
-                    ):
+                    if track.is_live and not track.is_fresh:
+                        # Equal options are one object, and most stand where the last one stands.
+                        if track.cursor.seq != seq or track.options is not options:
+                            seq, options = track.cursor.seq, track.options
+                            key = (seq, id(options))
+                            batch = batches.get(key, _UNKNOWN)
+                            if batch is _UNKNOWN:
+                                batch = batches[key] = self._resident(track.topic, track.place)
+                        if batch is not None and reader.give(track, batch, now_ms, writes):
+                            continue
+                    if track in feed.members:  # else it went while others were told
                         reader.ring(track)
                         self._waiting[reader] = None
             finally:
