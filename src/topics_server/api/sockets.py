@@ -61,6 +61,22 @@ class Socket:
         self._write = transport.write if past is None else past()
         return self._write or transport.write
 
+    def claim(self, let_go: Callable[[], None]) -> Callable[[bytes], object] | None:
+        """What writes bytes as they go over the wire, until `let_go` is called.
+
+        It is called once, when the socket is full or gone, before anything else is done about it.
+        None if nothing can be written now, or where nobody would call.
+        """
+        if self.writer() is None or self._write is None or not hasattr(self._flow, "let_go"):
+            return None
+        self._flow.let_go = let_go
+        return self._write
+
+    def release(self) -> None:
+        """Nobody is to be called any more."""
+        if hasattr(self._flow, "let_go"):
+            self._flow.let_go = None
+
     def write(self, wire: bytes) -> bool:
         """Hand over bytes as they go over the wire; False if they have to go through `send`."""
         writer = self.writer()
