@@ -189,6 +189,7 @@ class Stream:
         "_fetching",
         "_heartbeat_ms",
         "_id_of",
+        "_is_resting",
         "_is_shared",
         "_kind",
         "_outbox",
@@ -222,6 +223,8 @@ class Stream:
         self._kind = (dialect, id_of is not None)
         # Whether what it is sent has no id, or one that speaks of a single topic.
         self._is_shared = True
+        # Its socket is full, and bells do not reach it.
+        self._is_resting = False
         self._heartbeat_ms = heartbeat_ms
         self._outbox = Outbox(send, dialect, self._on_room)
         self._tracks: dict[str, Track] = {}
@@ -309,6 +312,10 @@ class Stream:
             # What was read for it is let go of: others wait for memory, too.
             for track in self._ready:
                 track.fetched = None
+            if not self.is_over and not self._is_resting:
+                self._is_resting = True
+                for track in self._tracks.values():
+                    self._feeds.rest(track)
             self._watch_slow()
             return
         taken_bytes = 0
@@ -459,6 +466,10 @@ class Stream:
                 track.is_fresh = True
         if not self._outbox.is_parked:
             self._before.clear()
+            if self._is_resting:
+                self._is_resting = False
+                for track in self._tracks.values():
+                    self._feeds.back(track)
             self._feeds.again(self)
 
     def _watch_slow(self) -> None:

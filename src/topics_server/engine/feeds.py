@@ -115,7 +115,7 @@ def _write_alike(writers: Iterable[Callable[[bytes], object]], wire: bytes) -> N
 
 
 class _Feed:
-    """The followers of one topic; its bell. `apart`: those who are in no cohort."""
+    """The followers of one topic; its bell. `apart`: those in no cohort, unless they rest."""
 
     __slots__ = ("apart", "cohorts", "feeds", "is_rung", "members", "topic_id")
 
@@ -199,7 +199,8 @@ class Feeds:
         topic_id = track.topic.topic_id
         feed = self._feeds[topic_id]
         self.leave(track)
-        del feed.members[track], feed.apart[track]
+        del feed.members[track]
+        feed.apart.pop(track, None)
         track.is_live = False
         if not feed.members:
             del self._feeds[topic_id]
@@ -233,6 +234,19 @@ class Feeds:
             feed.apart[track] = feed.members[track]
             if not cohort.members:
                 feed.cohorts.remove(cohort)
+
+    def rest(self, track: Track) -> None:
+        """The reader can take nothing: no bell reaches it until it is back. In no cohort."""
+        self._feeds[track.topic.topic_id].apart.pop(track, None)
+
+    def back(self, track: Track) -> None:
+        """The reader can take something again: it is rung if there may be anything."""
+        topic = track.topic
+        feed = self._feeds[topic.topic_id]
+        reader = feed.apart[track] = feed.members[track]
+        is_at_head = track.is_live and track.cursor.seq == topic.log.head_seq
+        if not is_at_head or self._registry.get(topic.topic_id) is not topic:
+            reader.ring(track)
 
     def forget(self, reader: Reader) -> None:
         """The reader is gone; its tracks were unfollowed."""

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from tests.unit.api.test_fanout import Watcher, World, settle
 from tests.unit.engine.rig import HandClock
 from topics_server.api import fanout as fanout_module
+from topics_server.api.fanout import Stream
 from topics_server.api.sse import SSE
 from topics_server.api.transport import Flow, JoinedCycle
 from topics_server.appends import decode_append
@@ -395,3 +396,52 @@ def test_every_watcher_is_told_everything_once_and_in_order(seed: int) -> None:
 
         patch.setattr(HandClock, "monotonic_ms", monotonic_ms)
         asyncio.run(run())
+
+
+async def test_bells_do_not_reach_who_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World()
+    full, other = await live(world, 2)
+    full.pipe.room = 1
+    for number in range(3):
+        await world.append("t", number)
+        await settle()
+    pumped: list[Stream] = []
+    pump = Stream.pump
+
+    def noted(stream: Stream) -> None:
+        pumped.append(stream)
+        pump(stream)
+
+    monkeypatch.setattr(Stream, "pump", noted)
+    for number in range(5):
+        await world.append("t", number)
+        await settle()
+    assert pumped == []
+    assert other.seqs() == list(range(2, 11))
+    full.pipe.read()
+    await settle()
+    assert full.seqs() == other.seqs()
+    assert len(pumped) == 1
+    await world.append("t", "next")
+    await settle()
+    assert full.seqs() == other.seqs()
+
+
+async def test_what_happens_to_a_topic_while_a_stream_is_full_is_told_when_it_is_not() -> None:
+    world = World()
+    gone, left = await live(world, 2)
+    for watcher in (gone, left):
+        watcher.pipe.room = 1
+    await world.append("t", "second")
+    await settle()
+    await world.append("t", "third")
+    await settle()
+    left.stream.unfollow("t")
+    await world.rig.store.drop_topic("t", if_empty=False)
+    await settle()
+    for watcher in (gone, left):
+        watcher.pipe.read()
+    await settle()
+    assert gone.names()[-1] == "topic-deleted"
+    assert left.seqs() == [2, 3]
+    assert world.rig.hub.bell_count == 0
