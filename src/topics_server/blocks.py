@@ -100,9 +100,11 @@ def make_block(
     ends: array[int]
     if metas is None:
         body = b"".join(datas)
-        data_ends = array("I", accumulate(map(len, datas)))
         ends = array("I", bytes(8 * count))
-        ends[::2] = ends[1::2] = data_ends
+        if count == 1:
+            ends[0] = ends[1] = len(body)
+        else:
+            ends[::2] = ends[1::2] = array("I", accumulate(map(len, datas)))
     else:
         pieces = list(chain.from_iterable(zip(datas, metas, strict=True)))
         body = b"".join(pieces)

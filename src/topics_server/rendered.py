@@ -70,7 +70,8 @@ def render_block(block: Block, shown: int) -> Rendered:
 
 def render_rows(block: Block, rows: Sequence[int], shown: int) -> list[str]:
     """The objects of some rows, each as Latin-1 text of its UTF-8 bytes."""
-    if block.kinds.count(PayloadKind.JSON) != block.count:
+    # What is shown of one record, as watchers are mostly told, is cheaper without any lists.
+    if len(rows) == 1 or block.kinds.count(PayloadKind.JSON) != block.count:
         return [_render_row(block, row, shown) for row in rows]
     whole = len(rows) == block.count
     starts, splits, ends = _bounds(block, rows, whole)
@@ -96,14 +97,14 @@ def render_rows(block: Block, rows: Sequence[int], shown: int) -> list[str]:
 
 
 def _render_row(block: Block, row: int, shown: int) -> str:
-    """One object of a block that has records of bytes."""
+    """One object by itself."""
     node, tag = block.nodes[row], block.tags[row]
-    payload = payload_of(block, row)
     told = f'{{"$seq":{block.first_seq + row},"$ts":{block.times[row]}'
     if node is not None:
         told += f',"$node":{_encode(node).decode("latin-1")}'
     if shown & TAGS and tag is not None:
         told += f',"$tag":{_encode(tag).decode("latin-1")}'
+    payload = payload_of(block, row)
     if shown & DATA:
         told += f'{payload.kind.decode("latin-1")},"data":{payload.data.decode("latin-1")}'
     if shown & META and payload.meta:

@@ -22,7 +22,14 @@ from topics_server.api.outbox import Outbox, Send
 from topics_server.clock import monotonic_ms, now_ms
 from topics_server.engine.cursors import Cursor
 from topics_server.engine.feeds import Feeds, Writes
-from topics_server.engine.subscription import Batch, Options, TopicDeleted, Track
+from topics_server.engine.subscription import (
+    Batch,
+    Cohort,
+    Member,
+    Options,
+    TopicDeleted,
+    Track,
+)
 from topics_server.errors import StorageError, TopicsError
 from topics_server.rendered import RenderCache
 
@@ -182,6 +189,7 @@ class Stream:
         "_fetching",
         "_heartbeat_ms",
         "_id_of",
+        "_is_resting",
         "_is_shared",
         "_kind",
         "_outbox",
@@ -215,6 +223,8 @@ class Stream:
         self._kind = (dialect, id_of is not None)
         # Whether what it is sent has no id, or one that speaks of a single topic.
         self._is_shared = True
+        # Its socket is full, and bells do not reach it.
+        self._is_resting = False
         self._heartbeat_ms = heartbeat_ms
         self._outbox = Outbox(send, dialect, self._on_room)
         self._tracks: dict[str, Track] = {}
@@ -234,6 +244,7 @@ class Stream:
         """
         if self.is_over:
             return
+        self._leave()
         self.unfollow(cursor.name)
         self.cursors[cursor.name] = cursor
         self._is_shared = self._id_of is None or len(self.cursors) == 1
@@ -301,6 +312,10 @@ class Stream:
             # What was read for it is let go of: others wait for memory, too.
             for track in self._ready:
                 track.fetched = None
+            if not self.is_over and not self._is_resting:
+                self._is_resting = True
+                for track in self._tracks.values():
+                    self._feeds.rest(track)
             self._watch_slow()
             return
         taken_bytes = 0
@@ -346,9 +361,23 @@ class Stream:
         writer = None if wire is None else self._outbox.writer(now)
         if wire is None or writer is None:
             return False
-        track.move(batch, batch.end_seq)
+        # It is live: nothing else of it changes.
+        track.cursor.seq = batch.end_seq
         writes.append((writer, wire))
+        if self.owner is None and len(self._tracks) == 1 and self._fetching is None:
+            writer = self._outbox.claim(self._leave)
+            if writer is not None:
+                self._feeds.join(track, self._kind, Member(writer, self._wire))
         return True
+
+    def _leave(self) -> None:
+        """The socket takes no more, or is gone: what comes is not to be written to it as it is."""
+        for track in self._tracks.values():
+            self._feeds.leave(track)
+
+    def _wire(self, track: Track, batch: Batch) -> bytes | None:
+        """What goes over the wire to tell a batch, on every connection of this kind."""
+        return self._shared_of(track, batch).wire
 
     def _shared_of(self, track: Track, batch: Batch) -> _Shared:
         """What every stream of this kind that stands here is sent."""
@@ -373,11 +402,15 @@ class Stream:
         frames = self._frames(batch)
         if self._id_of is not None:
             cursor = track.cursor
+            spot, cursor.spot = cursor.spot, None
             before = (cursor.topic_id, cursor.epoch, cursor.seq)
-            for index, seq in enumerate(batch.seqs):
-                track.move(batch, seq)
-                frames[index] = b"id: %b\n%b" % (self._id_of(), frames[index])
-            cursor.topic_id, cursor.epoch, cursor.seq = before
+            try:
+                for index, seq in enumerate(batch.seqs):
+                    track.move(batch, seq)
+                    frames[index] = b"id: %b\n%b" % (self._id_of(), frames[index])
+            finally:
+                cursor.topic_id, cursor.epoch, cursor.seq = before
+                cursor.spot = spot
         wire = None
         if frames and self._dialect.is_joined:
             wire = self._dialect.wire(b"".join(frames))
@@ -433,6 +466,10 @@ class Stream:
                 track.is_fresh = True
         if not self._outbox.is_parked:
             self._before.clear()
+            if self._is_resting:
+                self._is_resting = False
+                for track in self._tracks.values():
+                    self._feeds.back(track)
             self._feeds.again(self)
 
     def _watch_slow(self) -> None:
@@ -454,13 +491,24 @@ class Stream:
             else:
                 self._watch_slow()
             return
-        due_ms = self._outbox.sent_ms + self._heartbeat_ms
+        due_ms = self._sent_ms() + self._heartbeat_ms
         if due_ms <= now:
             comment = self._dialect.heartbeat(now_ms())
             if comment is not None:
                 self.push(comment)
             due_ms = now + self._heartbeat_ms
         self._fanout.beat_at(self, due_ms)
+
+    def _sent_ms(self) -> float:
+        """When something was sent last."""
+        sent_ms = self._outbox.sent_ms
+        if len(self._tracks) == 1:
+            # As one of a cohort, or before it left one.
+            (track,) = self._tracks.values()
+            spot = track.cursor.spot
+            told_ms = spot.told_ms if isinstance(spot, Cohort) else track.told_ms
+            sent_ms = max(sent_ms, told_ms)
+        return sent_ms
 
     # --- ending -------------------------------------------------------------------------------
 
@@ -490,6 +538,7 @@ class Stream:
             self.next_look = None
         self._fanout.streams.discard(self)
         self._outbox.drop()
+        self._leave()
         self._take_back()
         for track in self._tracks.values():
             self._feeds.unfollow(track)

@@ -116,6 +116,15 @@ class Outbox:
         writer(wire)
         return True
 
+    def claim(self, let_go: Callable[[], None]) -> Callable[[bytes], object] | None:
+        """What sends such bytes without being asked each time, until `let_go` is called.
+
+        None if there is no such thing, or nothing could be sent now.
+        """
+        if self._frames or self._parked is not None:
+            return None
+        return self._socket.claim(let_go)
+
     def put(self, frames: Iterable[bytes]) -> None:
         """Have frames leave with the next flush."""
         self._frames.extend(frames)
@@ -187,6 +196,7 @@ class Outbox:
         self._frames.clear()
         # It refers to who refers to us; the collector never looks at what is old (see `server`).
         self._on_room = _nobody
+        self._socket.release()
         parked, self._parked = self._parked, None
         if parked is not None:
             parked.cancel()

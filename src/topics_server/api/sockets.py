@@ -16,7 +16,7 @@ from typing import Any
 class Socket:
     """The connection of one response or WebSocket."""
 
-    __slots__ = ("_flow", "_protocol", "_transport", "_writable", "_writer")
+    __slots__ = ("_flow", "_protocol", "_transport", "_writable", "_write")
 
     def __init__(self, send: Any) -> None:
         self._protocol: Any = getattr(send, "__self__", None)
@@ -24,8 +24,8 @@ class Socket:
         # The one of an HTTP response, the other of a WebSocket.
         self._flow: Any = getattr(self._protocol, "flow", None)
         self._writable: Any = getattr(self._protocol, "writable", None)
-        # Gives what writes, where the transport is one of ours.
-        self._writer: Any = getattr(self._transport, "writer", None)
+        # What writes, once the response has begun and its head has left.
+        self._write: Callable[[bytes], object] | None = None
 
     @property
     def is_full(self) -> bool:
@@ -38,27 +38,44 @@ class Socket:
         So it is while the socket is full, before the response has begun and after its end. To be
         used at once.
         """
-        protocol = self._protocol
-        if self._flow is not None:
-            if (
-                self._flow.write_paused
-                or protocol.disconnected
-                or protocol.response_complete
-                or not protocol.chunked_encoding
-            ):
+        protocol, flow = self._protocol, self._flow
+        if flow is not None:
+            if flow.write_paused or protocol.disconnected or protocol.response_complete:
                 return None
         elif (
             self._writable is None
             or not self._writable.is_set()
-            or not protocol.handshake_complete
             or protocol.close_sent
             or protocol.disconnected
         ):
             return None
-        found: Callable[[bytes], object] = (
-            self._transport.write if self._writer is None else self._writer()
-        )
-        return found
+        return self._write or self._first_writer()
+
+    def _first_writer(self) -> Callable[[bytes], object] | None:
+        """What writes, until it is known for good: a response that has begun stays so."""
+        protocol, transport = self._protocol, self._transport
+        if not (protocol.handshake_complete if self._flow is None else protocol.chunked_encoding):
+            return None
+        # A transport of ours may hold a head back, which goes first.
+        past = getattr(transport, "past", None)
+        self._write = transport.write if past is None else past()
+        return self._write or transport.write
+
+    def claim(self, let_go: Callable[[], None]) -> Callable[[bytes], object] | None:
+        """What writes bytes as they go over the wire, until `let_go` is called.
+
+        It is called once, when the socket is full or gone, before anything else is done about it.
+        None if nothing can be written now, or where nobody would call.
+        """
+        if self.writer() is None or self._write is None or not hasattr(self._flow, "let_go"):
+            return None
+        self._flow.let_go = let_go
+        return self._write
+
+    def release(self) -> None:
+        """Nobody is to be called any more."""
+        if hasattr(self._flow, "let_go"):
+            self._flow.let_go = None
 
     def write(self, wire: bytes) -> bool:
         """Hand over bytes as they go over the wire; False if they have to go through `send`."""

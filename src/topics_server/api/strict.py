@@ -337,6 +337,8 @@ class StrictHttp(JoinedHttp):
         cycle.disconnected = True
         cycle.message_event.set()
         if cycle.response_started:
+            # As uvicorn does for whom it says that: it is a stream.
+            self.flow.resume_writing()
             self._refusal = None
             self.transport.close()
         else:

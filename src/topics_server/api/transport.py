@@ -15,10 +15,11 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any, Final
 
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import (
     STATUS_LINE,
     HttpToolsProtocol,
@@ -66,9 +67,9 @@ class JoinedWrites:
         else:
             self._transport.write(data)
 
-    def writer(self) -> Any:
-        """What writes bytes that are no head: past this object, unless something is held back."""
-        return self._past if self._held is None else self.write
+    def past(self) -> Any:
+        """What writes bytes that are no head past this object; None if something is held back."""
+        return self._past if self._held is None else None
 
     def write_soon(self, head: bytes, body: bytes) -> None:
         """Send two pieces as one, behind all that the loop's turn has to do."""
@@ -117,6 +118,31 @@ class JoinedWrites:
         """Close at once; what is held back is dropped."""
         self._held = None
         self._transport.abort()
+
+
+class Flow(FlowControl):
+    """uvicorn's flow control, and who writes past its `send`: called when that is to end.
+
+    Which it is when the buffer is full and when the connection is lost (uvicorn wakes then whoever
+    waits for room).
+    """
+
+    let_go: Callable[[], None] | None = None
+
+    def pause_writing(self) -> None:
+        """The buffer is full."""
+        super().pause_writing()
+        self._let_go()
+
+    def resume_writing(self) -> None:
+        """There is room again, or never will be."""
+        super().resume_writing()
+        self._let_go()
+
+    def _let_go(self) -> None:
+        told, self.let_go = self.let_go, None
+        if told is not None:
+            told()
 
 
 class JoinedCycle(RequestResponseCycle):
@@ -219,7 +245,9 @@ class JoinedHttp(HttpToolsProtocol):
 
     def connection_made(self, transport: Any) -> None:
         """See `asyncio.Protocol`."""
-        super().connection_made(JoinedWrites(transport, self.loop))  # type: ignore[arg-type]
+        joined: Any = JoinedWrites(transport, self.loop)
+        super().connection_made(joined)
+        self.flow = Flow(joined)
 
     def on_headers_complete(self) -> None:
         """Start to serve the request whose head is there."""

@@ -8,17 +8,40 @@ only. Used by `subscription` and `feeds` (move) and by `sessions` (keep).
 from __future__ import annotations
 
 
-class Cursor:
-    """Everything up to `seq` (it included) was handed over, of epoch `epoch` of topic `name`."""
+class Spot:
+    """A seq at which several readers stand; it is moved once for all of them."""
 
-    __slots__ = ("epoch", "name", "seq", "topic_id")
+    __slots__ = ("seq",)
+
+    def __init__(self, seq: int) -> None:
+        self.seq = seq
+
+
+class Cursor:
+    """Everything up to `seq` (it included) was handed over, of epoch `epoch` of topic `name`.
+
+    `spot`: where it stands together with others, if it does; then only all of them are moved.
+    """
+
+    __slots__ = ("_seq", "epoch", "name", "spot", "topic_id")
 
     def __init__(self, name: str, topic_id: int, epoch: int, seq: int) -> None:
         assert seq >= 0
         self.name = name
         self.topic_id = topic_id
         self.epoch = epoch
-        self.seq = seq
+        self._seq = seq
+        self.spot: Spot | None = None
+
+    @property
+    def seq(self) -> int:
+        """The last seq that was handed over."""
+        return self._seq if self.spot is None else self.spot.seq
+
+    @seq.setter
+    def seq(self, seq: int) -> None:
+        assert self.spot is None, "who stands with others is not moved alone"
+        self._seq = seq
 
     def __repr__(self) -> str:
         return f"Cursor({self.name!r}, {self.topic_id}, {self.epoch}, {self.seq})"

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final, Protocol
 
 import msgspec
@@ -21,7 +21,17 @@ from topics_server.engine.fetching import Fetcher
 from topics_server.engine.hub import Hub
 from topics_server.engine.ports import Clock
 from topics_server.engine.registry import Registry
-from topics_server.engine.subscription import Batch, Options, Place, Track, deleted, plan, settle
+from topics_server.engine.subscription import (
+    Batch,
+    Cohort,
+    Member,
+    Options,
+    Place,
+    Track,
+    deleted,
+    plan,
+    settle,
+)
 from topics_server.engine.synced import SyncedHeads
 from topics_server.engine.topic import Applied, Topic
 from topics_server.entries import Entry
@@ -34,6 +44,9 @@ _SLICE_MS: Final = 2.0
 _PUMPED_AT_ONCE: Final = 8
 # Small: what the first are sent is read by their clients while the others are still gone over.
 _TOLD_AT_ONCE: Final = 16
+# A cohort is told in one go, in a fraction of a slice: so many members, so many bytes to all.
+_COHORT_MAX: Final = 64
+_COHORT_BYTES_MAX: Final = 1024 * 1024
 # Distinct options of which one object is kept.
 _OPTIONS_MAX: Final = 1024
 # Of a place that nobody has asked for.
@@ -90,15 +103,28 @@ def _write(writes: Writes) -> None:
         writes.clear()
 
 
-class _Feed:
-    """The followers of one topic; its bell."""
+def _write_alike(writers: Iterable[Callable[[bytes], object]], wire: bytes) -> None:
+    """Write the same to all: one that fails keeps nobody else from theirs."""
+    left = iter(writers)
+    try:
+        for writer in left:
+            writer(wire)
+    finally:
+        for writer in left:
+            writer(wire)
 
-    __slots__ = ("feeds", "is_rung", "members", "topic_id")
+
+class _Feed:
+    """The followers of one topic; its bell. `apart`: those in no cohort, unless they rest."""
+
+    __slots__ = ("apart", "cohorts", "feeds", "is_rung", "members", "topic_id")
 
     def __init__(self, feeds: Feeds, topic_id: int) -> None:
         self.feeds = feeds
         self.topic_id = topic_id
         self.members: dict[Track, Reader] = {}
+        self.apart: dict[Track, Reader] = {}
+        self.cohorts: list[Cohort] = []
         self.is_rung = False
 
     def ring(self) -> None:
@@ -162,7 +188,7 @@ class Feeds:
         if feed is None:
             feed = self._feeds[topic.topic_id] = _Feed(self, topic.topic_id)
             self._hub.add(topic.topic_id, feed.ring)
-        feed.members[track] = reader
+        feed.members[track] = feed.apart[track] = reader
         if options.strong:
             self._follow_synced(topic)
         self._wake(reader, track)
@@ -172,12 +198,55 @@ class Feeds:
         """Nothing more is told of it."""
         topic_id = track.topic.topic_id
         feed = self._feeds[topic_id]
+        self.leave(track)
         del feed.members[track]
+        feed.apart.pop(track, None)
+        track.is_live = False
         if not feed.members:
             del self._feeds[topic_id]
             self._hub.remove(topic_id, feed.ring)
         if track.options.strong:
             self._unfollow_synced(topic_id)
+
+    def join(self, track: Track, kind: object, member: Member) -> None:
+        """Let a reader be told with those who are alike, until it says `leave`.
+
+        It follows this one topic, and its writer needs no asking: nothing stands before it.
+        """
+        if track.options.strong:
+            return  # where that ends is no matter of bells alone
+        feed = self._feeds[track.topic.topic_id]
+        for cohort in reversed(feed.cohorts):
+            if len(cohort.members) < _COHORT_MAX and cohort.takes(track, kind):
+                break
+        else:
+            cohort = Cohort(track.cursor.seq, track.options, kind)
+            feed.cohorts.append(cohort)
+        cohort.add(track, member)
+        del feed.apart[track]
+
+    def leave(self, track: Track) -> None:
+        """The reader goes its own way, if it does not yet."""
+        cohort = track.cursor.spot
+        if isinstance(cohort, Cohort):
+            feed = self._feeds[track.topic.topic_id]
+            cohort.remove(track)
+            feed.apart[track] = feed.members[track]
+            if not cohort.members:
+                feed.cohorts.remove(cohort)
+
+    def rest(self, track: Track) -> None:
+        """The reader can take nothing: no bell reaches it until it is back. In no cohort."""
+        self._feeds[track.topic.topic_id].apart.pop(track, None)
+
+    def back(self, track: Track) -> None:
+        """The reader can take something again: it is rung if there may be anything."""
+        topic = track.topic
+        feed = self._feeds[topic.topic_id]
+        reader = feed.apart[track] = feed.members[track]
+        is_at_head = track.is_live and track.cursor.seq == topic.log.head_seq
+        if not is_at_head or self._registry.get(topic.topic_id) is not topic:
+            reader.ring(track)
 
     def forget(self, reader: Reader) -> None:
         """The reader is gone; its tracks were unfollowed."""
@@ -246,39 +315,62 @@ class Feeds:
         """Go over the followers of a topic that moved; yields now and then.
 
         Those who are live and stand together, which is nearly all, are handed the same batch on the
-        spot. The others are pumped, with all that they follow. A few are gone over at a time, and
-        written to behind that: code that takes turns with the kernel's finds no cache warm.
+        spot: cohort by cohort, as they are, or, who is in none, one by one. The others are pumped,
+        with all that they follow. A few are gone over at a time, and written to behind that: code
+        that takes turns with the kernel's finds no cache warm.
         """
+        for cohort in tuple(feed.cohorts):
+            if cohort.members:  # else all went while others were told
+                self._tell_cohort(cohort)
+                yield 0
+        # Now: among them is who left a cohort that was not told yet.
+        members = list(feed.apart.items())
         batches: dict[tuple[int, int], Batch | None] = {}
         batch: Batch | None = None
         seq, options = -1, None
         now_ms = self._clock.monotonic_ms()
         writes: Writes = []
-        members = list(feed.members.items())
         for start in range(0, len(members), _TOLD_AT_ONCE):
             try:
                 for track, reader in members[start : start + _TOLD_AT_ONCE]:
-                    if track not in feed.members:
-                        continue  # it went while others were told
-                    is_live = track.is_live and not track.is_fresh
-                    # Equal options are one object here, and most stand where the one before stands.
-                    if is_live and (track.cursor.seq != seq or track.options is not options):
-                        seq, options = track.cursor.seq, track.options
-                        key = (seq, id(options))
-                        batch = batches.get(key, _UNKNOWN)
-                        if batch is _UNKNOWN:
-                            batch = batches[key] = self._resident(track.topic, track.place)
-                    if (
-                        not is_live
-                        or batch is None
-                        or not reader.give(track, batch, now_ms, writes)
-                    ):
+                    if track.is_live and not track.is_fresh:
+                        # Equal options are one object, and most stand where the last one stands.
+                        if track.cursor.seq != seq or track.options is not options:
+                            seq, options = track.cursor.seq, track.options
+                            key = (seq, id(options))
+                            batch = batches.get(key, _UNKNOWN)
+                            if batch is _UNKNOWN:
+                                batch = batches[key] = self._resident(track.topic, track.place)
+                        if batch is not None and reader.give(track, batch, now_ms, writes):
+                            continue
+                    if track in feed.members:  # else it went while others were told
                         reader.ring(track)
                         self._waiting[reader] = None
             finally:
                 _write(writes)
             yield start
             now_ms = self._clock.monotonic_ms()
+
+    def _tell_cohort(self, cohort: Cohort) -> None:
+        """Tell all of a cohort what there is; if that cannot be done in one go, it is no more."""
+        place = cohort.place
+        track, member = next(iter(cohort.members.items()))
+        topic = track.topic
+        batch = wire = None
+        if self._registry.get(topic.topic_id) is topic:
+            batch = self._at(topic, place, SEQ_MAX)
+        if batch is not None and batch.events:
+            wire = member.wire(track, batch)
+        size = 0 if wire is None else len(wire) * len(cohort.members)
+        if batch is None or batch.more or size > _COHORT_BYTES_MAX:
+            for track in tuple(cohort.members):
+                self.leave(track)
+            return
+        # Now: who turns out to be full, or gone, leaves with what it was handed.
+        cohort.seq = batch.end_seq
+        if wire is not None:
+            cohort.told_ms = self._clock.monotonic_ms()
+            _write_alike(cohort.writers, wire)
 
     def _resident(self, topic: Topic, place: Place) -> Batch | None:
         """What readers at a place are told, if there is anything, in one go and from memory."""

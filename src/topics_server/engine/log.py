@@ -99,8 +99,11 @@ class Log:
 
     def run_at(self, seq: int) -> int:
         """Index of the first run that ends at `seq` or later; the number of runs if none does."""
-        index = bisect_right(self.runs, seq, key=_FIRST)
-        if index and self.runs[index - 1].last_seq >= seq:
+        runs = self.runs
+        # Whoever follows a topic asks for its end.
+        at_end = runs and runs[-1].first_seq <= seq
+        index = len(runs) if at_end else bisect_right(runs, seq, key=_FIRST)
+        if index and runs[index - 1].last_seq >= seq:
             return index - 1
         return index
 

@@ -135,6 +135,8 @@ def _gap(topic: Topic, from_seq: int, earliest: int, now_ms: int) -> tuple[Gap |
 class _Scan:
     """Collects the rows of one page until a budget is used up."""
 
+    __slots__ = ("bytes_left", "is_full", "limit", "log", "nodes", "pieces", "scanned")
+
     def __init__(self, log: Log, limit: int, max_bytes: int, nodes: frozenset[str]) -> None:
         assert limit > 0
         self.log = log
@@ -149,8 +151,6 @@ class _Scan:
         """Examine `seq..last`; the last seq examined."""
         log = self.log
         runs = log.runs
-        floor = self._hole_before(seq)
-        ceiling = last if last < log.head_seq else SEQ_MAX
         for index in range(log.run_at(seq), len(runs)):
             run = runs[index]
             if run.first_seq > last:
@@ -164,7 +164,8 @@ class _Scan:
             row = max(0, seq - run.first_seq)
             end = min(run.count, last - run.first_seq + 1)
             if isinstance(run, SealedRun):
-                low = max(0, floor - run.first_seq)
+                ceiling = last if last < log.head_seq else SEQ_MAX
+                low = max(0, self._hole_before(seq) - run.first_seq)
                 high = min(run.count, ceiling - run.first_seq + 1)
                 row = self._sealed(run, row, end, low, high)
             else:

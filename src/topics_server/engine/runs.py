@@ -344,6 +344,8 @@ class OpenBlock(Run):
 
     def live_bytes_between(self, first_row: int, end_row: int) -> int:
         """What the live rows of a range count; slices when none of it is dead."""
+        if end_row - first_row == 1:
+            return 0 if self.dead[first_row] else self.row_bytes(first_row)
         if self.dead.find(1, first_row, end_row) >= 0:
             return Run.live_bytes_between(self, first_row, end_row)
         part = slice(first_row, end_row)

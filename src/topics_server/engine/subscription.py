@@ -8,12 +8,13 @@ rules of §7.5 are here; the tombstone rule itself is `reading`'s. Called by `fe
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 import msgspec
 
 from topics_server.engine.answers import Page, ReadRequest
-from topics_server.engine.cursors import Cursor
+from topics_server.engine.cursors import Cursor, Spot
 from topics_server.engine.reading import PagePlan, plan_page
 from topics_server.engine.topic import Topic
 from topics_server.limits import SEQ_MAX
@@ -114,7 +115,8 @@ class Track:
     `topic` is the incarnation that is read, whatever the cursor says it last was. `is_fresh`: the
     reader was away, losses are told as `from_seq_too_old`. `is_live`: it was told caught-up and
     has not fallen behind since. `is_ready`: it waits for its turn. `is_fetching`: what it is told
-    next is read from disk; `fetched` is what came of that.
+    next is read from disk; `fetched` is what came of that. `told_ms`: when it was told something
+    as one of a cohort, of the monotonic clock.
     """
 
     __slots__ = (
@@ -125,6 +127,7 @@ class Track:
         "is_live",
         "is_ready",
         "options",
+        "told_ms",
         "topic",
     )
 
@@ -137,6 +140,7 @@ class Track:
         self.is_ready = False
         self.is_fetching = False
         self.fetched: tuple[Place, Batch] | None = None
+        self.told_ms = 0.0
 
     @property
     def place(self) -> Place:
@@ -152,6 +156,68 @@ class Track:
         cursor.topic_id, cursor.epoch, cursor.seq = topic.topic_id, topic.epoch, seq
         self.is_fresh = False
         self.is_live = not batch.more
+
+
+class Member(NamedTuple):
+    """How one of a cohort is reached.
+
+    `writer` sends bytes to it, past all queues. `wire` gives those of a batch, the same for all.
+    """
+
+    writer: Callable[[bytes], object]
+    wire: Callable[[Track, Batch], bytes | None]
+
+
+class Cohort(Spot):
+    """Readers of one topic that stand at one place and are told the same bytes, in one go.
+
+    All are live, follow with the same `options` and are on connections of one `kind`. Nothing of
+    a member is looked at or changed when all are told: where it stands is the cohort's `seq`, and
+    whoever cannot be written to any more has left before. `told_ms`: when they were told last.
+    """
+
+    __slots__ = ("_writers", "kind", "members", "options", "told_ms")
+
+    def __init__(self, seq: int, options: Options, kind: object) -> None:
+        super().__init__(seq)
+        self.options = options
+        self.kind = kind
+        self.members: dict[Track, Member] = {}
+        self.told_ms = 0.0
+        self._writers: tuple[Callable[[bytes], object], ...] | None = None
+
+    @property
+    def writers(self) -> tuple[Callable[[bytes], object], ...]:
+        """Who is written to; stays as it is when members leave meanwhile."""
+        if self._writers is None:
+            self._writers = tuple([member.writer for member in self.members.values()])
+        return self._writers
+
+    @property
+    def place(self) -> Place:
+        """Where all of them stand now."""
+        topic = next(iter(self.members)).topic
+        return Place(topic.topic_id, self.seq, self.options, False, True)
+
+    def takes(self, track: Track, kind: object) -> bool:
+        """Whether the reader may join: it is live, and where the others are."""
+        return self.seq == track.cursor.seq and self.options is track.options and self.kind == kind
+
+    def add(self, track: Track, member: Member) -> None:
+        """From now on the reader is told with the others."""
+        assert track.is_live
+        assert not track.is_fresh
+        self.members[track] = member
+        self._writers = None
+        track.cursor.spot = self
+
+    def remove(self, track: Track) -> None:
+        """The reader goes its own way, from where all are."""
+        del self.members[track]
+        self._writers = None
+        track.cursor.spot = None
+        track.cursor.seq = self.seq
+        track.told_ms = self.told_ms
 
 
 def plan(topic: Topic, place: Place, upto_seq: int, now_ms: int) -> PagePlan:
