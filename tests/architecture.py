@@ -505,6 +505,7 @@ API = {
         "api.keys",
         "api.receiving",
         "api.request_ids",
+        "api.response",
         "api.strict",
         "api.transport",
     ),
@@ -517,12 +518,14 @@ API = {
         "api.patience",
         "api.problems",
         "api.request_ids",
+        "api.response",
         "api.transport",
     ),
     "api.connections": driver("api.coding", "api.direct", "api.problems", "api.request_ids"),
     # The thin ASGI adapter in front of the data plane's plain functions.
     "api.http": driver(
         "api.request_ids",
+        "api.response",
         "api.access",
         "api.coding",
         "api.cors",
@@ -541,6 +544,8 @@ API = {
     "api.receiving": driver("api.coding", "api.guard", "api.problems"),
     "api.readiness": driver("api.http", "api.receiving", "api.state"),
     "api.request_ids": driver(),
+    # An answer of known length, by whichever way its request went.
+    "api.response": driver("api.coding", "api.problems", "api.request_ids"),
     # Which `Host` a request may name.
     "api.hosts": pure(),
     "api.sse": pure("engine.subscription"),
@@ -604,6 +609,7 @@ API = {
         "api.problems",
         "api.producer_headers",
         "api.receiving",
+        "api.response",
         "api.state",
         "api.stream_frames",
         "api.stream_headers",

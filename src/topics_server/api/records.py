@@ -59,7 +59,7 @@ def _asked_append(request: Request) -> _Append:
 
 
 def _appended(request: Request, asked: _Append, done: Appended) -> Response:
-    told = () if asked.producer is None else told_of(asked.producer, done)
+    told = b"" if asked.producer is None else told_of(asked.producer, done)
     if done.repeat is not None:
         return Response(204, b"", varying=told)
     total_ms = request.elapsed_ms()

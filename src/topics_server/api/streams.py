@@ -26,13 +26,13 @@ from topics_server.api.http import (
     Response,
     Send,
     Underway,
-    wants_gzip,
 )
 from topics_server.api.keys import READ
 from topics_server.api.names import stream_url_path
 from topics_server.api.problems import Headers
-from topics_server.api.producer_headers import EPOCH, SEQ, stamp_of
+from topics_server.api.producer_headers import accepted_lines, stamp_of
 from topics_server.api.receiving import ClientGoneError
+from topics_server.api.response import lines_of, wants_gzip
 from topics_server.api.state import ServerState
 from topics_server.api.stream_frames import headers_of
 from topics_server.api.stream_headers import (
@@ -95,9 +95,9 @@ async def create(state: ServerState, request: Request) -> Response:
     await _turn(state, request)
     done = await streams.create(request.name, asked)
     view = done.view
-    varying: Headers = (offset_header(view.tail),)
+    varying = lines_of(offset_header(view.tail))
     if done.is_new:
-        varying += ((b"location", _url(request, mount)),)
+        varying += lines_of((b"location", _url(request, mount)))
     return Response(
         201 if done.is_new else 200,
         b"",
@@ -147,9 +147,9 @@ def append_now(state: ServerState, request: Request) -> Underway | None:
 
 
 def _appended(done: StreamAppended, status: int) -> Response:
-    varying: Headers = (offset_header(done.tail),)
+    varying = lines_of(offset_header(done.tail))
     if done.epoch is not None and done.seq is not None:
-        varying += ((EPOCH, b"%d" % done.epoch), (SEQ, b"%d" % done.seq))
+        varying += accepted_lines(done.epoch, done.seq)
     headers = closed_header(done.is_closed)
     return Response(status, b"", headers, content_type=b"", varying=varying)
 
@@ -176,7 +176,7 @@ async def read(state: ServerState, request: Request) -> Answer:
         return await _wait(state, request, streams, asked)
     if asked.at is None:
         end = _end((await _read(state, request, streams, asked)).view)
-        return _page(state, request, end, (_NO_STORE,), (offset_header(end.next),))
+        return _page(state, request, end, (_NO_STORE,), lines_of(offset_header(end.next)))
     page = await _read(state, request, streams, asked)
     if not page.is_up_to_date:
         until = streams.reach(request.name, page)
@@ -192,7 +192,7 @@ def _caught_up(
     start = asked.at if asked.explicit else None
     tag = tag_of(page, start)
     headers = (keeping(is_final=page.is_closed, is_private=state.keys.is_on),)
-    varying = (offset_header(page.next), (b"etag", tag))
+    varying = lines_of(offset_header(page.next), (b"etag", tag))
     if is_known(request.headers, tag):
         return Response(304, b"", headers + page_headers(page), varying=varying)
     return _page(state, request, page, headers, varying)
@@ -281,7 +281,7 @@ def _read(
 
 
 def _page(
-    state: ServerState, request: Request, page: StreamPage, headers: Headers, varying: Headers
+    state: ServerState, request: Request, page: StreamPage, headers: Headers, varying: bytes
 ) -> Response:
     body = body_of(page)
     # What is packed says so itself, and so does what is for a page of a listed origin.
@@ -320,11 +320,11 @@ async def _wait(
             ),
         )
     cursor = cursor_after(asked.cursor, now_ms(), random_u64())
-    varying = (offset_header(page.next), (b"stream-cursor", b"%d" % cursor))
+    varying = lines_of(offset_header(page.next), (b"stream-cursor", b"%d" % cursor))
     if page.datas:
         start = asked.at if asked.explicit else None
-        tagged = (*varying, (b"etag", tag_of(page, start)))
-        return _page(state, request, page, (_NO_STORE,), tagged)
+        varying += lines_of((b"etag", tag_of(page, start)))
+        return _page(state, request, page, (_NO_STORE,), varying)
     return Response(204, b"", page_headers(page), varying=varying)
 
 
