@@ -542,6 +542,7 @@ API = {
     "api.inflight": driver("api.keys"),
     # Reading the body of a request, with its limit.
     "api.receiving": driver("api.coding", "api.guard", "api.problems"),
+    "api.waiting": driver("api.access", "api.http", "api.receiving"),
     "api.readiness": driver("api.http", "api.receiving", "api.state"),
     "api.request_ids": driver(),
     # An answer of known length, by whichever way its request went.
@@ -572,11 +573,11 @@ API = {
         "api.rendering",
         "api.producer_headers",
         "api.http",
-        "api.receiving",
         "engine.store",
         "api.guard",
         "api.state",
         "api.visible",
+        "api.waiting",
     ),
     # The door to streams: what is asked, how pages and events look, one reader, the calls.
     "api.stream_headers": pure(
@@ -608,7 +609,6 @@ API = {
         "api.names",
         "api.problems",
         "api.producer_headers",
-        "api.receiving",
         "api.response",
         "api.state",
         "api.stream_frames",
@@ -619,6 +619,7 @@ API = {
         "streams.paths",
         "streams.service",
         "streams.values",
+        "api.waiting",
     ),
     "api.router_bodies": pure("api.bodies", "routers.answers"),
     "api.routers": driver(

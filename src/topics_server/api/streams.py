@@ -10,7 +10,6 @@ route table in `api/app`.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable
 from typing import Final
 
@@ -31,7 +30,6 @@ from topics_server.api.keys import READ
 from topics_server.api.names import stream_url_path
 from topics_server.api.problems import Headers
 from topics_server.api.producer_headers import accepted_lines, stamp_of
-from topics_server.api.receiving import ClientGoneError
 from topics_server.api.response import lines_of, wants_gzip
 from topics_server.api.state import ServerState
 from topics_server.api.stream_frames import headers_of
@@ -56,6 +54,7 @@ from topics_server.api.stream_pages import (
 )
 from topics_server.api.stream_sse import Follower
 from topics_server.api.stream_whole import WholeReader
+from topics_server.api.waiting import held_by
 from topics_server.clock import now_ms, random_u64
 from topics_server.errors import invalid
 from topics_server.streams.paths import topic_of
@@ -313,7 +312,7 @@ async def _wait(
         at = page.next
     if page is None or not (page.datas or page.is_closed):
         settings = state.settings
-        page = await _while_there(
+        page = await held_by(
             request,
             streams.wait(
                 request.name, at, settings.streams_page_bytes, settings.streams_long_poll_ms
@@ -326,20 +325,6 @@ async def _wait(
         varying += lines_of((b"etag", tag_of(page, start)))
         return _page(state, request, page, (_NO_STORE,), varying)
     return Response(204, b"", page_headers(page), varying=varying)
-
-
-async def _while_there(request: Request, waiting: Awaitable[StreamPage]) -> StreamPage:
-    """What is waited for; raises `ClientGoneError` as soon as nobody waits for it."""
-    coming = asyncio.ensure_future(waiting)
-    leaving = asyncio.ensure_future(request.gone())
-    try:
-        await asyncio.wait((coming, leaving), return_when=asyncio.FIRST_COMPLETED)
-        if not coming.done():
-            raise ClientGoneError
-        return coming.result()
-    finally:
-        coming.cancel()
-        leaving.cancel()
 
 
 async def _follow(
