@@ -32,7 +32,8 @@ def stamp_of(headers: Mapping[bytes, bytes]) -> ProducerStamp | None:
         if producer_id is epoch is seq:
             return None
         raise incomplete(_missing(headers), tuple(_SHOWN.values()))
-    name, number = _life_of(producer_id, epoch)
+    # Blanks may follow a value: with them it would be remembered however long it is.
+    name, number = _life_of(producer_id, epoch.strip())
     return ProducerStamp(name, number, _number(seq, SEQ))
 
 
