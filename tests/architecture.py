@@ -505,6 +505,7 @@ API = {
         "api.keys",
         "api.receiving",
         "api.request_ids",
+        "api.response",
         "api.strict",
         "api.transport",
     ),
@@ -517,12 +518,14 @@ API = {
         "api.patience",
         "api.problems",
         "api.request_ids",
+        "api.response",
         "api.transport",
     ),
     "api.connections": driver("api.coding", "api.direct", "api.problems", "api.request_ids"),
     # The thin ASGI adapter in front of the data plane's plain functions.
     "api.http": driver(
         "api.request_ids",
+        "api.response",
         "api.access",
         "api.coding",
         "api.cors",
@@ -539,8 +542,11 @@ API = {
     "api.inflight": driver("api.keys"),
     # Reading the body of a request, with its limit.
     "api.receiving": driver("api.coding", "api.guard", "api.problems"),
+    "api.waiting": driver("api.access", "api.http", "api.receiving"),
     "api.readiness": driver("api.http", "api.receiving", "api.state"),
     "api.request_ids": driver(),
+    # An answer of known length, by whichever way its request went.
+    "api.response": driver("api.coding", "api.problems", "api.request_ids"),
     # Which `Host` a request may name.
     "api.hosts": pure(),
     "api.sse": pure("engine.subscription"),
@@ -567,11 +573,11 @@ API = {
         "api.rendering",
         "api.producer_headers",
         "api.http",
-        "api.receiving",
         "engine.store",
         "api.guard",
         "api.state",
         "api.visible",
+        "api.waiting",
     ),
     # The door to streams: what is asked, how pages and events look, one reader, the calls.
     "api.stream_headers": pure(
@@ -603,7 +609,7 @@ API = {
         "api.names",
         "api.problems",
         "api.producer_headers",
-        "api.receiving",
+        "api.response",
         "api.state",
         "api.stream_frames",
         "api.stream_headers",
@@ -613,6 +619,7 @@ API = {
         "streams.paths",
         "streams.service",
         "streams.values",
+        "api.waiting",
     ),
     "api.router_bodies": pure("api.bodies", "routers.answers"),
     "api.routers": driver(

@@ -18,7 +18,7 @@ from benchmarks.cases.redis import redis
 from benchmarks.cases.routers import routed_recovery, routers
 from benchmarks.cases.streams import appends as stream_appends
 from benchmarks.cases.streams import fan_out as stream_fan_out
-from benchmarks.cases.streams import producer_headers
+from benchmarks.cases.streams import producer_headers, producer_rates
 from benchmarks.cases.streams import reads as stream_reads
 from benchmarks.cases.syncs import fsync_16, fsync_lone
 from benchmarks.cases.throttle import throttle
@@ -74,6 +74,7 @@ STREAM_CASES: dict[str, Case] = {
     "streams-read": stream_reads,
     "streams-fanout": stream_fan_out,
     "streams-headers": producer_headers,
+    "streams-headers-rate": producer_rates,
 }
 
 CASES = (

@@ -293,38 +293,73 @@ def fan_out(bench: Bench) -> list[Figure]:
 
 
 def producer_headers(bench: Bench) -> list[Figure]:
-    """Single `/v0` appends with producer headers beside the same without."""
+    """Single `/v0` appends with producer headers beside the same without: CPU time."""
     server = bench.start(settings=STILL)
     figures = []
     for connections in CONNECTIONS:
-        runs: dict[str, Side] = {}
-        for label, change in (("with", _stamped), ("without", bytes)):
-            topic = f"{label}-{connections}"
-            server.expect("PUT", f"/v0/topics/{topic}", b'{"durability":"disk"}')
-            sent = [change(append_request(topic, number, 1)) for number in range(DISTINCT)]
-            runs[label] = partial(
-                bench.load,
-                server,
-                bench.requests(topic, sent),
-                connections=connections,
-                stamp=True,
-            )
-        taken = bench.interleave(runs)
-        rates = [series(taken[label], "rate", label) for label in taken]
+        taken = _with_and_without(bench, server, "disk", connections)
         cpu = {label: series(taken[label], "server_cpu_us", f"CPU, {label}") for label in taken}
-        plural = "s" if connections > 1 else ""
         figures.append(
             Figure(
                 "streams-headers",
-                f"/v0 append of 1 record with producer headers, {connections} connection{plural}",
+                f"/v0 append of 1 record with producer headers, {_counted(connections)}",
                 ratios(
                     cpu["with"].values, cpu["without"].values, "with / without, CPU of the server"
                 ),
                 Bar("<=", HEADERS_COST_MAX),
-                (*cpu.values(), *rates),
+                (*cpu.values(), *(series(taken[label], "rate", label) for label in taken)),
             )
         )
     return figures
+
+
+def producer_rates(bench: Bench) -> list[Figure]:
+    """The same appends of both classes: requests/s and p50."""
+    server = bench.start(settings=STILL)
+    figures = []
+    for durability in DURABILITY.values():
+        for connections in CONNECTIONS:
+            taken = _with_and_without(bench, server, durability, connections)
+            rates = {label: series(taken[label], "rate", label) for label in taken}
+            figures.append(
+                Figure(
+                    "streams-headers-rate",
+                    f"/v0 append of 1 record with producer headers, class {durability}, "
+                    f"{_counted(connections)}",
+                    ratios(
+                        rates["with"].values, rates["without"].values, "with / without, requests/s"
+                    ),
+                    None,
+                    (
+                        *rates.values(),
+                        *(series(taken[label], "p50_ms", f"{label}, p50") for label in taken),
+                    ),
+                    tuple(costs(label, taken[label]) for label in taken),
+                )
+            )
+    return figures
+
+
+def _with_and_without(
+    bench: Bench, server: ServerProcess, durability: str, connections: int
+) -> dict[str, list[Sample]]:
+    runs: dict[str, Side] = {}
+    for label, change in (("with", _stamped), ("without", bytes)):
+        topic = f"{durability}-{label}-{connections}"
+        server.expect("PUT", f"/v0/topics/{topic}", b'{"durability":"%b"}' % durability.encode())
+        sent = [change(append_request(topic, number, 1)) for number in range(DISTINCT)]
+        runs[label] = partial(
+            bench.load,
+            server,
+            bench.requests(topic, sent),
+            connections=connections,
+            stamp=True,
+        )
+    return bench.interleave(runs)
+
+
+def _counted(connections: int) -> str:
+    return f"{connections} connection{'s' if connections > 1 else ''}"
 
 
 def _stamped(request: bytes) -> bytes:

@@ -130,7 +130,7 @@ class TagMatch(msgspec.Struct, frozen=True):
         return tag.startswith(self.text) if self.is_prefix else tag == self.text
 
 
-class ProducerStamp(msgspec.Struct, frozen=True, array_like=True):
+class ProducerStamp(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Who appends, in which of its lives, and which of its requests this is (producer headers)."""
 
     producer_id: str

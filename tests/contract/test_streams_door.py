@@ -11,6 +11,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
 
@@ -708,6 +709,40 @@ def test_a_key_that_is_taken_away_ends_its_events(
     stays.wait(0.3)
     assert not stays.is_whole
     stays.close()
+
+
+def test_a_key_that_is_taken_away_ends_its_long_polls(own: NewServer, tmp_path: Path) -> None:
+    """Nothing that comes afterwards is told to it, by either door."""
+    file = tmp_path / "keys"
+    file.write_text("stays-key\nleaves-key\n")
+    file.chmod(0o600)
+    server = own(TOPICS_API_KEYS_FILE=str(file), TOPICS_STREAMS_LONG_POLL_MS="20000")
+    api = server.start()
+    name = new_name("door")
+    target = f"{MOUNT}/{name}"
+    stays = {"authorization": "Bearer stays-key"}
+    is_json = {"content-type": "application/json"}
+    assert api.http.put(target, headers=stays | is_json).status_code == 201
+    asked = {"from_seq": 0, "wait_ms": 20_000}
+
+    def polls(headers: dict[str, str]) -> list[Future[httpx.Response]]:
+        return [
+            pool.submit(api.http.get, f"{target}?offset=-1&live=long-poll", headers=headers),
+            pool.submit(api.http.post, f"/v0/topics/{name}/diff", json=asked, headers=headers),
+        ]
+
+    with ThreadPoolExecutor(4) as pool:
+        kept, ended = polls(stays), polls({"authorization": "Bearer leaves-key"})
+        time.sleep(0.5)
+        file.write_text("stays-key\n")
+        assert server.process is not None
+        server.process.send_signal(signal.SIGHUP)
+        for poll in ended:
+            refused(poll.result(10), 401, "unauthorized")
+        sent = api.http.post(f"/v0/topics/{name}", json={"records": [{"data": 7}]}, headers=stays)
+        assert sent.status_code == 200
+        assert kept[0].result(10).status_code == 200
+        assert [record["data"] for record in kept[1].result(10).json()["records"]] == [7]
 
 
 def test_where_there_are_keys_pages_are_kept_by_their_readers_only(guarded: Guarded) -> None:

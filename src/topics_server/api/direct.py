@@ -24,12 +24,11 @@ from topics_server.api.http import (
     Underway,
     deflated,
     response_to,
-    tell_of_body,
-    wants_gzip,
 )
 from topics_server.api.keys import Recalled
 from topics_server.api.receiving import OFF_LOOP_BYTES
 from topics_server.api.request_ids import request_id
+from topics_server.api.response import last_lines, tell_of_kind, wants_gzip
 from topics_server.api.strict import StrictHttp
 from topics_server.api.transport import head_of
 from topics_server.clock import monotonic_ms
@@ -238,7 +237,7 @@ class DirectHttp(StrictHttp):
         app: Any = self.app
         path = pending.path.partition(b"?")[0]
         told = app.told(response, pending.method, pending.headers, path)
-        tell_of_body(told, response, size, pending.request_id, is_packed=is_packed)
+        tell_of_kind(told, response, is_packed=is_packed)
         app.observer.answered(
             pending.method,
             path,
@@ -247,6 +246,9 @@ class DirectHttp(StrictHttp):
             pending.started_ms,
             pending.request_id,
         )
+        # What differs from answer to answer as one header, whose value goes on over lines.
+        name, _, rest = last_lines(response, size, pending.request_id).partition(b": ")
+        told.append((name, rest))
         head = head_of(response.status, self.server_state.default_headers + told)
         if not pending.keep_alive:
             head = head[:-2] + b"connection: close\r\n\r\n"

@@ -12,7 +12,7 @@ other, are told that they may read what is answered. A WebSocket goes to its pat
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping
 from functools import partial
 from types import MappingProxyType
 from typing import Any, Final
@@ -21,7 +21,7 @@ from urllib.parse import unquote_to_bytes
 import msgspec
 
 from topics_server.api.access import authorized, authorized_stream, check_name
-from topics_server.api.coding import JSON_TYPE, accepts_gzip, deflate
+from topics_server.api.coding import deflate
 from topics_server.api.cors import cors_headers, stream_headers
 from topics_server.api.guard import admit
 from topics_server.api.inflight import Counted, RequestPlace, check_inflight
@@ -49,6 +49,8 @@ from topics_server.api.receiving import (
 from topics_server.api.receiving import Receive as Receive
 from topics_server.api.request_ids import NAME as REQUEST_ID
 from topics_server.api.request_ids import request_id as request_id_of
+from topics_server.api.response import Response as Response
+from topics_server.api.response import tell_of_body, wants_gzip
 from topics_server.api.sockets import Socket
 from topics_server.api.state import ServerState
 from topics_server.clock import monotonic_ms
@@ -60,12 +62,8 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 # Of every answer: it is what it says it is, and is for who asked. A handler may say otherwise.
 _GUARDS: Final = ((b"x-content-type-options", b"nosniff"), (b"cache-control", b"no-store"))
-# Statuses of answers that have no body, not even an empty one.
-_BODILESS: Final = (204, 304)
 # Paths whose name is known to be one; beyond, all are forgotten and checked again.
 _NAMES_MAX: Final = 8192
-# Below this gzip saves nothing worth its time.
-_DEFLATED_BYTES_MIN: Final = 256
 
 
 class HangUpError(Exception):
@@ -94,21 +92,6 @@ class Request(msgspec.Struct, gc=False):
     def elapsed_ms(self) -> float:
         """Milliseconds since the request arrived."""
         return monotonic_ms() - self.started_ms
-
-
-class Response(msgspec.Struct, frozen=True, gc=False):
-    """One response; `headers` beside content type (empty: none), length and encoding.
-
-    The quick form of a handler may give its body in `pieces` instead. `varying`: headers that other
-    answers of this kind have too, with other values.
-    """
-
-    status: int
-    body: bytes
-    headers: Headers = ()
-    content_type: bytes = JSON_TYPE
-    pieces: Sequence[bytes | memoryview] = ()
-    varying: Headers = ()
 
 
 class EventStream(msgspec.Struct, frozen=True, gc=False):
@@ -291,35 +274,6 @@ def response_to(error: Exception, method: str, path: str, request_id: bytes) -> 
     shown = request_id.decode("ascii")
     log.error("defect while serving %s %s (%s)", method, path, shown, exc_info=error)
     return response_of(internal())
-
-
-def wants_gzip(size: int, headers: Mapping[bytes, bytes]) -> bool:
-    """Whether a body of so many bytes is packed for who sent these headers."""
-    return size >= _DEFLATED_BYTES_MIN and accepts_gzip(headers.get(b"accept-encoding"))
-
-
-def tell_of_body(
-    told: list[tuple[bytes, bytes]],
-    response: Response,
-    size: int,
-    request_id: bytes,
-    *,
-    is_packed: bool,
-) -> None:
-    """Add to the headers what they tell of a body of `size` bytes, as it is sent.
-
-    What differs from answer to answer comes last: the request's id, then the length.
-    """
-    has_body = response.status not in _BODILESS
-    if has_body and response.content_type:
-        told.append((b"content-type", response.content_type))
-    if is_packed:
-        told += [(b"content-encoding", b"gzip"), (b"vary", b"accept-encoding")]
-    if response.varying:
-        told += response.varying
-    told.append((REQUEST_ID, request_id))
-    if has_body:
-        told.append((b"content-length", b"%d" % size))
 
 
 class Application:

@@ -7,6 +7,7 @@ A publish over WebSocket has the same three as fields. Called by `api/records`, 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Final
 
 from topics_server.engine.answers import Appended
@@ -19,22 +20,32 @@ EPOCH: Final = b"producer-epoch"
 SEQ: Final = b"producer-seq"
 
 _DIGITS_MAX: Final = 32
+# Fewer digits are within the bound, whatever they are.
+_UNBOUNDED_DIGITS: Final = len(str(PRODUCER_NUMBER_MAX))
 _SHOWN: Final = {ID: "Producer-Id", EPOCH: "Producer-Epoch", SEQ: "Producer-Seq"}
 
 
 def stamp_of(headers: Mapping[bytes, bytes]) -> ProducerStamp | None:
     """Whose request this is; None without the headers. Raises `invalid_request`."""
-    there = (ID in headers) + (EPOCH in headers) + (SEQ in headers)
-    if there < len(_SHOWN):
-        if not there:
+    producer_id, epoch, seq = headers.get(ID), headers.get(EPOCH), headers.get(SEQ)
+    if producer_id is None or epoch is None or seq is None:
+        if producer_id is epoch is seq:
             return None
         raise incomplete(_missing(headers), tuple(_SHOWN.values()))
+    # Blanks may follow a value: with them it would be remembered however long it is.
+    name, number = _life_of(producer_id, epoch.strip())
+    return ProducerStamp(name, number, _number(seq, SEQ))
+
+
+# Of what a producer sends the same again and again.
+@lru_cache(maxsize=1024)
+def _life_of(producer_id: bytes, epoch: bytes) -> tuple[str, int]:
     try:
-        producer_id = headers[ID].decode()
+        name = producer_id.decode()
     except UnicodeDecodeError:
         raise invalid("Producer-Id must be UTF-8", "Producer-Id") from None
-    check_id(producer_id, "Producer-Id")
-    return ProducerStamp(producer_id, _number(headers, EPOCH), _number(headers, SEQ))
+    check_id(name, "Producer-Id")
+    return name, _number(epoch, EPOCH)
 
 
 def _missing(headers: Mapping[bytes, bytes]) -> str:
@@ -72,31 +83,31 @@ def check_id(producer_id: str, field: str) -> None:
         raise invalid(f"{field} has 1 to {PRODUCER_ID_CHARS_MAX} characters", field)
 
 
-def _number(headers: Mapping[bytes, bytes], name: bytes) -> int:
-    value = headers[name].strip()
+def _number(value: bytes, name: bytes) -> int:
     # Of bytes these are ASCII digits only; more of them could take long to read.
-    if not value.isdigit() or len(value) > _DIGITS_MAX:
+    if value.isdigit() and len(value) < _UNBOUNDED_DIGITS:
+        return int(value)
+    value = value.strip()
+    if not value.isdigit() or len(value) > _DIGITS_MAX or int(value) > PRODUCER_NUMBER_MAX:
         raise _no_number(_SHOWN[name])
-    number = int(value)
-    if number > PRODUCER_NUMBER_MAX:
-        raise _no_number(_SHOWN[name])
-    return number
+    return int(value)
 
 
 def _no_number(field: str) -> TopicsError:
     return invalid(f"{field} is a whole number of 0 to {PRODUCER_NUMBER_MAX}", field)
 
 
-def told_of(stamp: ProducerStamp, done: Appended) -> tuple[tuple[bytes, bytes], ...]:
-    """The headers of an answer to this producer (contract README, Producers on `/v0`)."""
+def accepted_lines(epoch: int, seq: int) -> bytes:
+    """The lines of an answer's head that tell the highest request accepted."""
+    return b"producer-epoch: %d\r\nproducer-seq: %d\r\n" % (epoch, seq)
+
+
+def told_of(stamp: ProducerStamp, done: Appended) -> bytes:
+    """The lines of the head of an answer to this producer (contract README, Producers on `/v0`)."""
     repeat = done.repeat
     if repeat is None:
-        return ((EPOCH, b"%d" % stamp.epoch), (SEQ, b"%d" % stamp.seq))
-    told = ((EPOCH, b"%d" % repeat.epoch), (SEQ, b"%d" % repeat.seq))
-    if not repeat.is_last:
-        return told
-    return (
-        *told,
-        (b"topic-first-seq", b"%d" % done.first_seq),
-        (b"topic-last-seq", b"%d" % done.last_seq),
-    )
+        return accepted_lines(stamp.epoch, stamp.seq)
+    told = accepted_lines(repeat.epoch, repeat.seq)
+    if repeat.is_last:
+        told += b"topic-first-seq: %d\r\ntopic-last-seq: %d\r\n" % (done.first_seq, done.last_seq)
+    return told

@@ -26,17 +26,17 @@ from topics_server.api.bodies import (
 from topics_server.api.guard import admit
 from topics_server.api.http import Request, Response, Underway
 from topics_server.api.producer_headers import stamp_of, told_of
-from topics_server.api.receiving import ClientGoneError
 from topics_server.api.rendering import (
     page_performance,
     render_appended,
     render_deleted,
     render_page,
 )
-from topics_server.api.state import ServerState, Store
+from topics_server.api.state import ServerState
 from topics_server.api.visible import check_config
+from topics_server.api.waiting import held_by
 from topics_server.appends import DecodedAppend, decode_append
-from topics_server.engine.answers import Appended, Page, ReadRequest
+from topics_server.engine.answers import Appended, Page
 from topics_server.errors import StorageError, TopicsError
 from topics_server.model import ProducerStamp
 
@@ -59,7 +59,7 @@ def _asked_append(request: Request) -> _Append:
 
 
 def _appended(request: Request, asked: _Append, done: Appended) -> Response:
-    told = () if asked.producer is None else told_of(asked.producer, done)
+    told = b"" if asked.producer is None else told_of(asked.producer, done)
     if done.repeat is not None:
         return Response(204, b"", varying=told)
     total_ms = request.elapsed_ms()
@@ -190,7 +190,7 @@ async def diff(state: ServerState, request: Request) -> Response:
         request.parked_ms = await state.throttle.turn(request.name, len(request.body))
     asked, shown = decode_diff(request.body, state.settings.max_limit)
     if asked.wait_ms:
-        page = await _wait(store, request, asked)
+        page = await held_by(request, store.read(request.name, asked))
     else:
         page = await store.read(request.name, asked)
     return Response(200, b"".join(_page(state, request, page, shown)))
@@ -212,20 +212,6 @@ def _page(state: ServerState, request: Request, page: Page, shown: int) -> list[
     parts = render_page(request.name, page, shown, state.rendered)
     parts.append(page_performance(request.elapsed_ms(), page.scanned, request.parked_ms or 0.0))
     return parts
-
-
-async def _wait(store: Store, request: Request, asked: ReadRequest) -> Page:
-    """A long-poll's page; raises `ClientGoneError` as soon as nobody waits for it."""
-    reading = asyncio.ensure_future(store.read(request.name, asked))
-    leaving = asyncio.ensure_future(request.gone())
-    try:
-        await asyncio.wait((reading, leaving), return_when=asyncio.FIRST_COMPLETED)
-        if not reading.done():
-            raise ClientGoneError
-        return reading.result()
-    finally:
-        reading.cancel()
-        leaving.cancel()
 
 
 async def delete(state: ServerState, request: Request) -> Response:

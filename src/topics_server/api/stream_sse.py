@@ -42,6 +42,7 @@ class Follower:
         "_caller",
         "_cursor",
         "_ended",
+        "_heartbeat_ms",
         "_page",
         "_path",
         "_send",
@@ -58,6 +59,8 @@ class Follower:
         page: StreamPage,
         cursor: int | None,
         caller: Caller,
+        *,
+        heartbeat_ms: int = _HEARTBEAT_MS,
     ) -> None:
         self._state = state
         self._streams = streams
@@ -65,6 +68,7 @@ class Follower:
         self._page: StreamPage | None = page
         self._cursor = cursor_after(cursor, now_ms(), random_u64())
         self._caller = caller
+        self._heartbeat_ms = heartbeat_ms
         # There while it runs.
         self._ended: asyncio.Event
         self._send: Send
@@ -131,10 +135,10 @@ class Follower:
             left_ms = until_ms - monotonic_ms()
             if left_ms <= 0:
                 break
-            page = await self._streams.wait(self._path, at, most, min(left_ms, _HEARTBEAT_MS))
+            page = await self._streams.wait(self._path, at, most, min(left_ms, self._heartbeat_ms))
             if page.datas or page.is_closed or page.next != at:
                 return page
-            if left_ms > _HEARTBEAT_MS:
+            if left_ms > self._heartbeat_ms:
                 await self._put(SSE.heartbeat(now_ms()))
         return None
 

@@ -10,7 +10,6 @@ route table in `api/app`.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable
 from typing import Final
 
@@ -26,13 +25,12 @@ from topics_server.api.http import (
     Response,
     Send,
     Underway,
-    wants_gzip,
 )
 from topics_server.api.keys import READ
 from topics_server.api.names import stream_url_path
 from topics_server.api.problems import Headers
-from topics_server.api.producer_headers import EPOCH, SEQ, stamp_of
-from topics_server.api.receiving import ClientGoneError
+from topics_server.api.producer_headers import accepted_lines, stamp_of
+from topics_server.api.response import lines_of, wants_gzip
 from topics_server.api.state import ServerState
 from topics_server.api.stream_frames import headers_of
 from topics_server.api.stream_headers import (
@@ -56,6 +54,7 @@ from topics_server.api.stream_pages import (
 )
 from topics_server.api.stream_sse import Follower
 from topics_server.api.stream_whole import WholeReader
+from topics_server.api.waiting import held_by
 from topics_server.clock import now_ms, random_u64
 from topics_server.errors import invalid
 from topics_server.streams.paths import topic_of
@@ -95,9 +94,9 @@ async def create(state: ServerState, request: Request) -> Response:
     await _turn(state, request)
     done = await streams.create(request.name, asked)
     view = done.view
-    varying: Headers = (offset_header(view.tail),)
+    varying = lines_of(offset_header(view.tail))
     if done.is_new:
-        varying += ((b"location", _url(request, mount)),)
+        varying += lines_of((b"location", _url(request, mount)))
     return Response(
         201 if done.is_new else 200,
         b"",
@@ -147,9 +146,9 @@ def append_now(state: ServerState, request: Request) -> Underway | None:
 
 
 def _appended(done: StreamAppended, status: int) -> Response:
-    varying: Headers = (offset_header(done.tail),)
+    varying = lines_of(offset_header(done.tail))
     if done.epoch is not None and done.seq is not None:
-        varying += ((EPOCH, b"%d" % done.epoch), (SEQ, b"%d" % done.seq))
+        varying += accepted_lines(done.epoch, done.seq)
     headers = closed_header(done.is_closed)
     return Response(status, b"", headers, content_type=b"", varying=varying)
 
@@ -176,7 +175,7 @@ async def read(state: ServerState, request: Request) -> Answer:
         return await _wait(state, request, streams, asked)
     if asked.at is None:
         end = _end((await _read(state, request, streams, asked)).view)
-        return _page(state, request, end, (_NO_STORE,), (offset_header(end.next),))
+        return _page(state, request, end, (_NO_STORE,), lines_of(offset_header(end.next)))
     page = await _read(state, request, streams, asked)
     if not page.is_up_to_date:
         until = streams.reach(request.name, page)
@@ -192,7 +191,7 @@ def _caught_up(
     start = asked.at if asked.explicit else None
     tag = tag_of(page, start)
     headers = (keeping(is_final=page.is_closed, is_private=state.keys.is_on),)
-    varying = (offset_header(page.next), (b"etag", tag))
+    varying = lines_of(offset_header(page.next), (b"etag", tag))
     if is_known(request.headers, tag):
         return Response(304, b"", headers + page_headers(page), varying=varying)
     return _page(state, request, page, headers, varying)
@@ -281,7 +280,7 @@ def _read(
 
 
 def _page(
-    state: ServerState, request: Request, page: StreamPage, headers: Headers, varying: Headers
+    state: ServerState, request: Request, page: StreamPage, headers: Headers, varying: bytes
 ) -> Response:
     body = body_of(page)
     # What is packed says so itself, and so does what is for a page of a listed origin.
@@ -313,33 +312,19 @@ async def _wait(
         at = page.next
     if page is None or not (page.datas or page.is_closed):
         settings = state.settings
-        page = await _while_there(
+        page = await held_by(
             request,
             streams.wait(
                 request.name, at, settings.streams_page_bytes, settings.streams_long_poll_ms
             ),
         )
     cursor = cursor_after(asked.cursor, now_ms(), random_u64())
-    varying = (offset_header(page.next), (b"stream-cursor", b"%d" % cursor))
+    varying = lines_of(offset_header(page.next), (b"stream-cursor", b"%d" % cursor))
     if page.datas:
         start = asked.at if asked.explicit else None
-        tagged = (*varying, (b"etag", tag_of(page, start)))
-        return _page(state, request, page, (_NO_STORE,), tagged)
+        varying += lines_of((b"etag", tag_of(page, start)))
+        return _page(state, request, page, (_NO_STORE,), varying)
     return Response(204, b"", page_headers(page), varying=varying)
-
-
-async def _while_there(request: Request, waiting: Awaitable[StreamPage]) -> StreamPage:
-    """What is waited for; raises `ClientGoneError` as soon as nobody waits for it."""
-    coming = asyncio.ensure_future(waiting)
-    leaving = asyncio.ensure_future(request.gone())
-    try:
-        await asyncio.wait((coming, leaving), return_when=asyncio.FIRST_COMPLETED)
-        if not coming.done():
-            raise ClientGoneError
-        return coming.result()
-    finally:
-        coming.cancel()
-        leaving.cancel()
 
 
 async def _follow(

@@ -28,10 +28,11 @@ from topics_server.api.heads import (
     size_of,
     too_large_fields,
 )
-from topics_server.api.http import Application, response_of, tell_of_body
+from topics_server.api.http import Application, response_of
 from topics_server.api.patience import Patience, Waits
 from topics_server.api.problems import internal
 from topics_server.api.request_ids import request_id
+from topics_server.api.response import tell_of_body
 from topics_server.api.transport import JoinedHttp, head_of
 from topics_server.errors import Code, TopicsError, invalid
 from topics_server.limits import KIB, PIPELINED_MAX

@@ -9,7 +9,7 @@ rules are those of the producer headers. Called by `engine/topic.py` and `engine
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import OrderedDict
 
 import msgspec
 
@@ -43,14 +43,16 @@ class Repeated(msgspec.Struct, frozen=True):
 class Producers:
     """Who is known, the one whose last append is the oldest first."""
 
-    __slots__ = ("_staged", "known")
+    __slots__ = ("_due_ms", "_staged", "known")
 
     def __init__(self) -> None:
         # Not a dict, which looks for its first key past every one that moved: 100,000 that come in
         # turn would cost each other ten times what one costs.
         self.known: OrderedDict[str, Accepted] = OrderedDict()
-        # Each with its lsn, in the order in which they came.
-        self._staged: dict[str, deque[tuple[int, Accepted]]] = {}
+        # Each with its lsn, in the order in which they came. Lists, as they have one entry mostly.
+        self._staged: dict[str, list[tuple[int, Accepted]]] = {}
+        # Before this time nobody is to be forgotten.
+        self._due_ms = 0
 
     def check(self, stamp: ProducerStamp, now_ms: int) -> Repeated | None:
         """None if this request is the producer's next; what it repeats, if it was accepted before.
@@ -65,21 +67,22 @@ class Producers:
                 raise _gap(stamp, 0)
             self._check_room(now_ms)
             return None
+        if stamp.epoch == last.epoch:
+            expected = last.seq + 1
+            if stamp.seq == expected:
+                return None
+            if stamp.seq > expected:
+                raise _gap(stamp, expected)
+            return Repeated(last, stamp.seq == last.seq, lsn)
         if stamp.epoch < last.epoch:
             raise TopicsError(
                 Code.PRODUCER_FENCED,
                 f"the producer is in epoch {last.epoch} by now",
                 {"epoch": last.epoch},
             )
-        if stamp.epoch > last.epoch:
-            if stamp.seq != 0:
-                raise invalid("a new Producer-Epoch begins with Producer-Seq 0", "Producer-Seq")
-            return None
-        if stamp.seq > last.seq + 1:
-            raise _gap(stamp, last.seq + 1)
-        if stamp.seq == last.seq + 1:
-            return None
-        return Repeated(last, stamp.seq == last.seq, lsn)
+        if stamp.seq != 0:
+            raise invalid("a new Producer-Epoch begins with Producer-Seq 0", "Producer-Seq")
+        return None
 
     def _last(self, producer_id: str, now_ms: int) -> tuple[int | None, Accepted | None]:
         staged = self._staged.get(producer_id)
@@ -104,7 +107,11 @@ class Producers:
     def stage(self, lsn: int, stamp: ProducerStamp, first_seq: int, count: int, ts: int) -> None:
         """Note a request that is on its way."""
         accepted = Accepted(stamp.epoch, stamp.seq, first_seq, count, ts)
-        self._staged.setdefault(stamp.producer_id, deque()).append((lsn, accepted))
+        staged = self._staged.get(stamp.producer_id)
+        if staged is None:
+            self._staged[stamp.producer_id] = [(lsn, accepted)]
+        else:
+            staged.append((lsn, accepted))
 
     def undo(self, producer_id: str) -> None:
         """The newest request of this producer that is on its way failed."""
@@ -115,18 +122,28 @@ class Producers:
 
     def accept(self, stamp: ProducerStamp, first_seq: int, count: int, ts: int) -> None:
         """Note a request that is applied; forget who appended nothing for long enough at `ts`."""
-        staged = self._staged.get(stamp.producer_id)
-        if staged is not None:
-            _, oldest_staged = staged.popleft()
-            assert (oldest_staged.epoch, oldest_staged.seq) == (stamp.epoch, stamp.seq)
+        producer_id = stamp.producer_id
+        staged = self._staged.get(producer_id)
+        if staged is None:
+            accepted = Accepted(stamp.epoch, stamp.seq, first_seq, count, ts)
+        else:
+            _, accepted = staged.pop(0)
+            assert accepted.epoch == stamp.epoch
+            assert accepted.seq == stamp.seq
             if not staged:
-                del self._staged[stamp.producer_id]
+                del self._staged[producer_id]
         known = self.known
+        known[producer_id] = accepted
         # Times ascend, so who comes again moves to the end.
-        known.pop(stamp.producer_id, None)
-        known[stamp.producer_id] = Accepted(stamp.epoch, stamp.seq, first_seq, count, ts)
+        known.move_to_end(producer_id)
+        if ts >= self._due_ms:
+            self._forget(ts)
+
+    def _forget(self, ts: int) -> None:
+        known = self.known
         while ts - known[oldest := next(iter(known))].ts >= PRODUCER_KEPT_MS:
             del known[oldest]
+        self._due_ms = known[oldest].ts + PRODUCER_KEPT_MS
 
 
 def _gap(stamp: ProducerStamp, expected: int) -> TopicsError:

@@ -207,7 +207,7 @@ class Store:
         gate = GATE_OF[topic.config.durability]
         if entry.source is not None and not topic.is_ephemeral:
             gate = Gate.SYNCED
-        if entry.creation is not None:
+        if entry.creation is not None or (entry.step is not None and entry.step.closes):
             gate = max(gate, Gate.WRITTEN)
         if entry.floor is not None:
             # What evicts journaled records is journaled, whatever the class is now.

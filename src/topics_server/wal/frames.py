@@ -162,6 +162,8 @@ _ROUTER_DECODER: Final = msgspec.msgpack.Decoder(RouterPut)
 _GONE_DECODER: Final = msgspec.msgpack.Decoder(RouterDeleted)
 _PLAIN: Final = _AppendExtra(None, None, None, 1)
 _NOTHING_ASKED: Final = (None, None, None, 1)
+# Such an extra up to its producer, which is all that is asked: none of the fields before it.
+_ONLY_PRODUCED: Final = _encode((*_NOTHING_ASKED, None, None))[:-1]
 
 
 def encode_entry(lsn: int, entry: Entry) -> list[bytes]:
@@ -220,17 +222,19 @@ def encode_entry(lsn: int, entry: Entry) -> list[bytes]:
 def _extra_of(entry: RecordsAppended) -> tuple[int, bytes]:
     """The format of an append's frame and its extra: as the structs above, field by field."""
     asked = (entry.header_key, entry.creation, entry.floor, entry.grammar)
+    source, producer = entry.source, entry.producer
+    if asked == _NOTHING_ASKED and source is None and entry.page is None and entry.step is None:
+        if producer is None:
+            return _FORMAT, b""
+        return _PRODUCED_FORMAT, _ONLY_PRODUCED + _encode(producer)
     if entry.page is not None:
-        form, extra = _ROUTED_FORMAT, _encode((*asked, entry.source, entry.page))
+        form, extra = _ROUTED_FORMAT, _encode((*asked, source, entry.page))
     elif entry.step is not None:
-        form = _STEPPED_FORMAT
-        extra = _encode((*asked, entry.source, entry.producer, entry.step))
-    elif entry.producer is not None:
-        form, extra = _PRODUCED_FORMAT, _encode((*asked, entry.source, entry.producer))
-    elif entry.grammar != PLAIN_GRAMMAR or entry.source is not None:
-        form, extra = _SOURCED_FORMAT, _encode((*asked, entry.source))
-    elif asked == _NOTHING_ASKED:
-        return _FORMAT, b""
+        form, extra = _STEPPED_FORMAT, _encode((*asked, source, producer, entry.step))
+    elif producer is not None:
+        form, extra = _PRODUCED_FORMAT, _encode((*asked, source, producer))
+    elif entry.grammar != PLAIN_GRAMMAR or source is not None:
+        form, extra = _SOURCED_FORMAT, _encode((*asked, source))
     else:
         form, extra = _FORMAT, _encode(asked)
     assert len(extra) < 2**16

@@ -130,6 +130,22 @@ def test_every_answer_is_that_of_a_plain_list_of_requests(seed: int) -> None:
                 applied.append(done)
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_who_is_known_is_who_came_within_the_time(seed: int) -> None:
+    chance = random.Random(seed)
+    producers = Producers()
+    came: dict[str, int] = {}
+    now = 0
+    for turn in range(300):
+        now += chance.choice((0, 1, PRODUCER_KEPT_MS // 50, PRODUCER_KEPT_MS // 3))
+        who = chance.choice("abcdefgh")
+        producers.accept(stamp(turn, 0, who), 1, 1, now)
+        came[who] = now
+        kept = {name: ts for name, ts in came.items() if now - ts < PRODUCER_KEPT_MS}
+        assert {name: last.ts for name, last in producers.known.items()} == kept
+        assert [last.ts for last in producers.known.values()] == sorted(kept.values())
+
+
 def test_many_producers_in_turn_cost_no_more_than_few() -> None:
     """100,000 that come one behind the other: who is the oldest is not searched for.
 

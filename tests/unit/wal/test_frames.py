@@ -41,7 +41,7 @@ from topics_server.entries import (
     TopicPut,
 )
 from topics_server.errors import Corrupt
-from topics_server.limits import FRAME_BYTES_MAX
+from topics_server.limits import FRAME_BYTES_MAX, PRODUCER_NUMBER_MAX
 from topics_server.model import (
     Ancestor,
     Discard,
@@ -295,6 +295,18 @@ def test_the_decoded_body_is_never_written() -> None:
     plain = RecordsAppended(7, 42, 2, TS, BODY)
     with_decoded = RecordsAppended(7, 42, 2, TS, BODY, decoded=decode_append(BODY))
     assert encode_entry(5, plain) == encode_entry(5, with_decoded)
+
+
+@pytest.mark.parametrize("characters", [1, 31, 32, 255, 256])
+@pytest.mark.parametrize("number", [0, 127, 128, 2**16, PRODUCER_NUMBER_MAX])
+def test_of_an_append_that_only_names_its_producer_the_extra_is_all_six_fields(
+    characters: int, number: int
+) -> None:
+    stamp = ProducerStamp("é" * characters, number, number)
+    (frame,) = encode_entry(5, RecordsAppended(7, 42, 2, TS, BODY, producer=stamp))
+    extra = msgspec.msgpack.encode((None, None, None, 1, None, stamp))
+    assert frame[5] == 4
+    assert frame[FRAME_HEADER_BYTES:] == extra + BODY
 
 
 @given(

@@ -1,0 +1,82 @@
+"""One answer of known length, and what its head tells of its body.
+
+What differs from answer to answer comes last in a head, as lines: those of the answer, the
+request's id, the length of the body. So all that comes before them is the same bytes again and
+again. Both ways of a request (`api/http`, `api/direct`) render an answer by what is here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import msgspec
+
+from topics_server.api.coding import JSON_TYPE, accepts_gzip
+from topics_server.api.problems import Headers
+from topics_server.api.request_ids import NAME as REQUEST_ID
+
+# Statuses of answers that have no body, not even an empty one.
+_BODILESS: Final = (204, 304)
+# Below this gzip saves nothing worth its time.
+_DEFLATED_BYTES_MIN: Final = 256
+_ID: Final = b"%b" + REQUEST_ID + b": %b"
+_ID_AND_LENGTH: Final = _ID + b"\r\ncontent-length: %d"
+
+
+class Response(msgspec.Struct, frozen=True, gc=False):
+    """One response; `headers` beside content type (empty: none), length and encoding.
+
+    The quick form of a handler may give its body in `pieces` instead. `varying`: lines of a head
+    (`lines_of`) that other answers of this kind have too, with other values.
+    """
+
+    status: int
+    body: bytes
+    headers: Headers = ()
+    content_type: bytes = JSON_TYPE
+    pieces: Sequence[bytes | memoryview] = ()
+    varying: bytes = b""
+
+
+def lines_of(*headers: tuple[bytes, bytes]) -> bytes:
+    """Headers as lines of a head."""
+    return b"".join([b"%b: %b\r\n" % header for header in headers])
+
+
+def wants_gzip(size: int, headers: Mapping[bytes, bytes]) -> bool:
+    """Whether a body of so many bytes is packed for who sent these headers."""
+    return size >= _DEFLATED_BYTES_MIN and accepts_gzip(headers.get(b"accept-encoding"))
+
+
+def tell_of_kind(told: list[tuple[bytes, bytes]], response: Response, *, is_packed: bool) -> None:
+    """Add to the headers what they tell of the kind of body."""
+    if response.content_type and response.status not in _BODILESS:
+        told.append((b"content-type", response.content_type))
+    if is_packed:
+        told += [(b"content-encoding", b"gzip"), (b"vary", b"accept-encoding")]
+
+
+def last_lines(response: Response, size: int, request_id: bytes) -> bytes:
+    """What no other answer tells: the answer's own lines, the request's id, the body's length.
+
+    The last line without its end.
+    """
+    if response.status in _BODILESS:
+        return _ID % (response.varying, request_id)
+    return _ID_AND_LENGTH % (response.varying, request_id, size)
+
+
+def tell_of_body(
+    told: list[tuple[bytes, bytes]],
+    response: Response,
+    size: int,
+    request_id: bytes,
+    *,
+    is_packed: bool,
+) -> None:
+    """Add to the headers what they tell of a body of `size` bytes, as it is sent."""
+    tell_of_kind(told, response, is_packed=is_packed)
+    for line in last_lines(response, size, request_id).split(b"\r\n"):
+        name, _, value = line.partition(b": ")
+        told.append((name, value))
