@@ -109,7 +109,8 @@ def test_what_does_not_fit_is_null_and_moves_nothing(payload: bytes) -> None:
 )
 def test_bytes_that_no_server_would_have_taken_move_nothing(payload: bytes) -> None:
     """More than one value, or less: found by the number of rows, or by the reader."""
-    for others in ([], [b'"}'], [b'{"b":"'], [b"", b""], [payload]):
+    two = b'{"a":1}} {"d":{"a":9}'
+    for others in ([], [b'"}'], [b'"}', two], [b"]}", two], [b'{"b":"'], [b"", b""], [payload]):
         rows, unfit = parsed([b'{"a":1}', payload, *others, b'{"a":2}'])
         assert rows == [row(1), None, *(None for _ in others), row(2)]
         assert unfit == list(range(1, 2 + len(others)))
