@@ -1,6 +1,6 @@
 """`python -m benchmarks.analytics`: what reading sealed segments with Spark costs.
 
-    scan      five queries over segments, Parquet (zstd) and JSON lines of the same records
+    scan      six queries over segments, Parquet (zstd) and JSON lines of the same records
     scaling   full scans of more and more records, and of the same records in more segments
     export    rows a second of `topics export`
     beside    a server's append latencies, without and with a full scan on the same machine
@@ -27,6 +27,7 @@ from benchmarks.sealed_data import START_MS, STEP_MS, make_sealed
 SIDES: Final = ("segments", "parquet", "json")
 SCALES: Final = (100_000, 300_000, 1_000_000, 3_000_000, 10_000_000)
 SEGMENTS: Final = (10, 100, 1_000, 10_000)
+FIELDS: Final = "kind string, amount long"
 Query = Callable[[Any], Any]
 
 
@@ -58,6 +59,12 @@ def queries(records: int) -> dict[str, Query]:
         fields = "get_json_object(data, '$.kind') k", "get_json_object(data, '$.amount') a"
         return frame.selectExpr(*fields).groupBy("k").agg({"a": "sum"})
 
+    def typed_field(frame: Any) -> Any:
+        """By a schema: the source's own, or Spark's `from_json` where data are text."""
+        if dict(frame.dtypes)["data"] == "string":
+            frame = frame.selectExpr(f"from_json(data, '{FIELDS}') data")
+        return frame.groupBy("data.kind").agg({"data.amount": "sum"})
+
     return {
         "full scan": lambda frame: frame,
         "two columns": lambda frame: frame.select("seq", "tag"),
@@ -66,6 +73,7 @@ def queries(records: int) -> dict[str, Query]:
             f"ts >= timestamp_millis({low}) and ts < timestamp_millis({high})"
         ),
         "sum of a JSON field": json_field,
+        "the same by a schema": typed_field,
     }
 
 
@@ -96,7 +104,11 @@ class Sides:
             return self.spark.read.parquet(self.parquet)
         if side == "json":
             return self.spark.read.schema(self.schema).json(self.json)
-        pruned = {"two columns": "seq long, tag string", "sum of a JSON field": "data string"}
+        pruned = {
+            "two columns": "seq long, tag string",
+            "sum of a JSON field": "data string",
+            "the same by a schema": f"data struct<{FIELDS}>",
+        }
         return self.segments(pruned.get(query))
 
 
@@ -108,6 +120,8 @@ def scan(spark: Any, given: argparse.Namespace) -> dict[str, Any]:
     for number in range(given.rounds + 1):
         for name, query in queries(given.records).items():
             for side in SIDES:
+                if given.only and not any(word in name for word in given.only.split(",")):
+                    continue
                 took = timed(lambda q=query, s=side, n=name: sink(q(sides.frame(s, n))))  # type: ignore[misc]
                 if number:  # the first round warms up
                     times.setdefault(name, {}).setdefault(side, []).append(took)
@@ -230,6 +244,7 @@ def main() -> int:
     parser.add_argument("cases", nargs="*", default=list(CASES), help=", ".join(CASES))
     parser.add_argument("--records", type=int, default=5_000_000)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--only", help="queries of scan, by a word of their names, by commas")
     parser.add_argument("--seconds", type=int, default=20, help="of appends, per side")
     parser.add_argument("--dir", type=Path, default=Path(tempfile.gettempdir(), "topics-analytics"))
     parser.add_argument("--json", type=Path, metavar="FILE")

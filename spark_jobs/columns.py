@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from spark_jobs.payload import VARIANT, PayloadMismatch, typed, variants, why_unfit
 from topics_server.wal.segment_format import (
     ABSENT,
     RECORD_HEADER_BYTES,
@@ -23,6 +24,7 @@ from topics_server.wal.segment_format import (
 )
 
 KINDS: Final = ("json", "text", "bytes")
+JSON: Final = 0
 BYTES: Final = 2
 
 ARROW_TYPES: Final[dict[str, Any]] = {
@@ -32,12 +34,14 @@ ARROW_TYPES: Final[dict[str, Any]] = {
     "int": pa.int32(),
     "boolean": pa.bool_(),
     "timestamp": pa.timestamp("us", tz="UTC"),
+    "variant": VARIANT,
 }
 
 
-def schema_of(columns: tuple[tuple[str, str], ...]) -> Any:
-    """The Arrow schema of (name, Spark type) pairs."""
-    return pa.schema([pa.field(name, ARROW_TYPES[kind]) for name, kind in columns])
+def schema_of(columns: tuple[tuple[str, str], ...], struct: Any = None) -> Any:
+    """The Arrow schema of (name, Spark type) pairs; `struct` is the type of data parsed to one."""
+    types = {**ARROW_TYPES, "struct": struct}
+    return pa.schema([pa.field(name, types[kind]) for name, kind in columns])
 
 
 def picked(rows: Array, chosen: Array) -> Array:
@@ -52,7 +56,8 @@ class Rows:
     """Chosen rows of one segment, and the bytes their records lie in.
 
     `starts`: where each chosen record begins in `content` (None when no payload is wanted).
-    `is_dead`: chosen rows that are deleted; their payload is never given.
+    `is_dead`: chosen rows that are deleted; their payload is never given. `struct`: what data are
+    parsed to where that is asked for; `is_failfast`: what does not fit is an error, not null.
     """
 
     def __init__(
@@ -62,12 +67,17 @@ class Rows:
         is_dead: Array | None,
         content: bytes | None = None,
         starts: Array | None = None,
+        *,
+        struct: Any = None,
+        is_failfast: bool = False,
     ) -> None:
         self.columns = columns
         self.chosen = chosen
         self.is_dead = is_dead
         self.content = content
         self.starts = starts
+        self.struct = struct
+        self.is_failfast = is_failfast
         self.rows = picked(columns.rows, chosen)
 
     def column(self, name: str, kind: str, topic: str, epoch: int) -> Any:
@@ -94,6 +104,8 @@ class Rows:
             return pa.array(self.rows["hop"].astype("i4"))
         if name == "bytes":
             return pa.array(self.rows["counted_bytes"].astype("i8"))
+        if kind in ("struct", "variant"):
+            return self._parsed(kind, topic)
         return self._payload(name, kind)
 
     def _times(self, kind: str) -> Any:
@@ -117,6 +129,23 @@ class Rows:
             raw = _slices(self.content, begins, lengths, absent, pa.binary())
             return _as_text(raw, rows["kind"])
         return _slices(self.content, begins, lengths, absent, ARROW_TYPES[kind])
+
+    def _parsed(self, kind: str, topic: str) -> Any:
+        """Data as a struct or a VARIANT. Raises `PayloadMismatch` with the seq, if asked to."""
+        payloads = self._payload("data", "binary")
+        is_json = self.rows["kind"] == JSON
+        if kind == "variant":
+            made, unfit = variants(payloads, is_json)
+        else:
+            made, unfit = typed(payloads, is_json, self.struct)
+        if len(unfit) and self.is_failfast:
+            place = int(unfit[0])
+            seq = self.columns.first_seq + int(self.chosen[place])
+            why = "it is not JSON"
+            if is_json[place] and kind == "struct":
+                why = why_unfit(payloads[place].as_py(), self.struct)
+            raise PayloadMismatch(f"the payload of seq {seq} of topic {topic} does not fit: {why}")
+        return made
 
 
 def _slices(content: bytes, begins: Array, lengths: Array, absent: Array | None, kind: Any) -> Any:

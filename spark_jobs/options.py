@@ -41,6 +41,8 @@ KNOWN: Final = (
     "checks",
     "flags",
     "data",
+    "payloadSchema",
+    "payloadMode",
     "columns",
     "partitionBytes",
     "minPartitions",
@@ -70,6 +72,8 @@ class Options:
     starting: str = "earliest"
     max_records: int | None = None
     fails_on_loss: bool = True
+    # Fields of data in Spark's words; Spark makes a type of them (`datasource`).
+    payload_schema: str | None = None
 
 
 def parse_options(given: Mapping[str, str]) -> Options:
@@ -94,6 +98,7 @@ def parse_options(given: Mapping[str, str]) -> Options:
         starting=found.get("startingOffsets", "earliest"),
         max_records=_count(found, "maxRecordsPerTrigger", 0) or None,
         fails_on_loss=_switch(found, "failOnDataLoss", True),
+        payload_schema=found.get("payloadSchema", "").strip() or None,
     )
 
 
@@ -115,13 +120,18 @@ def _query(found: Mapping[str, str]) -> Query:
         is_tolerant=_choice(found, "checks", ("strict", "tolerant")) == "tolerant",
         flags_at_listing=_choice(found, "flags", ("listing", "read")) == "listing",
         report_dir=_local(found["report"]) if found.get("report") else None,
+        is_failfast=_choice(found, "payloadMode", ("permissive", "failfast")) == "failfast",
     )
     return with_columns(query, default_columns(found, with_deleted=with_deleted))
 
 
 def default_columns(found: Mapping[str, str], *, with_deleted: bool) -> tuple[tuple[str, str], ...]:
     """Columns where the user gave no schema: all, or those of the option `columns`."""
-    payload = _choice(found, "data", ("string", "binary"))
+    payload = _choice(found, "data", ("string", "binary", "variant"))
+    if found.get("payloadSchema", "").strip():
+        if "data" in found:
+            raise BadOption("payloadSchema says what data is: leave the option data out")
+        payload = "struct"
     asked = [*COLUMNS, *(("deleted",) if with_deleted else ())]
     if found.get("columns"):
         asked = [name.strip() for name in found["columns"].split(",")]
@@ -129,7 +139,8 @@ def default_columns(found: Mapping[str, str], *, with_deleted: bool) -> tuple[tu
         if name not in TYPES:
             known = ", ".join((*COLUMNS, *EXTRA_COLUMNS))
             raise BadOption(f"there is no column {name!r}; there are: {known}")
-    return tuple((n, payload if n in ("data", "meta") else TYPES[n][0]) for n in asked)
+    kinds = {"data": payload, "meta": payload if payload in TYPES["meta"] else "string"}
+    return tuple((name, kinds.get(name, TYPES[name][0])) for name in asked)
 
 
 def with_columns(query: Query, columns: tuple[tuple[str, str], ...]) -> Query:
@@ -174,8 +185,7 @@ def names_of(text: str | None) -> tuple[Names, ...]:
 def _choice(found: Mapping[str, str], name: str, known: tuple[str, ...]) -> str:
     value = found.get(name, known[0]).lower()
     if value not in known:
-        more = "; for VARIANT or a schema of your own see spark_jobs.datasource.payloads"
-        hint = more if name == "data" else ""
+        hint = "; for a schema of your own there is payloadSchema" if name == "data" else ""
         raise BadOption(f"{name} is {' or '.join(known)}, not {value!r}{hint}")
     return value
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import fnmatch
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
 
 COLUMNS: Final = ("topic", "epoch", "seq", "ts", "node", "tag", "data", "meta")
 EXTRA_COLUMNS: Final = ("deleted", "kind", "hop", "bytes")
@@ -26,7 +26,7 @@ TYPES: Final[dict[str, tuple[str, ...]]] = {
     "ts": ("timestamp", "bigint"),
     "node": ("string",),
     "tag": ("string",),
-    "data": ("string", "binary"),
+    "data": ("string", "binary", "variant", "struct"),
     "meta": ("string", "binary"),
     "deleted": ("boolean",),
     "kind": ("string",),
@@ -83,6 +83,10 @@ class Query:
     # Whether delete flags are those of the listing, or of the moment a segment is read.
     flags_at_listing: bool = True
     report_dir: str | None = None
+    # The Arrow struct that data are parsed to where their type is `struct`; whether what does not
+    # fit (it, or a VARIANT) ends the read.
+    payload_type: Any = None
+    is_failfast: bool = False
 
     @property
     def needs_payload(self) -> bool:

@@ -1,8 +1,11 @@
 """How far a router's copies are behind their source, over time.
 
 An `exactly_once` router stamps each copy's `meta` with the topic, epoch and seq it comes from; the
-two times of commit give its lag. Copies of an `at_least_once` router carry no stamp, and are not
-seen by this job.
+two times of commit give its lag.
+
+Copies of an `at_least_once` router carry no stamp: nothing that is stored says which record one is
+a copy of (payloads may repeat, tags are kept on request only, a filter or a restart breaks the
+count). A pairing would be a guess, so they are not shown. The router's state has their lag of now.
 """
 
 from __future__ import annotations
@@ -14,6 +17,11 @@ from typing import Any
 from spark_jobs import job, pictures
 from spark_jobs.catalog import JOBS
 
+SEEN = (
+    "Seen are copies of exactly_once routers: these carry the topic, epoch and seq they come from "
+    "in their meta. Copies of at_least_once routers carry nothing that says which record they are "
+    "of, so their lag is not in what is stored; `topics router get` shows it as of now."
+)
 STAMP = "_topics_router struct<source string, epoch bigint, seq bigint>"
 
 
@@ -72,6 +80,7 @@ def draw(rows: Sequence[Any]) -> str:
 def main(words: Sequence[str] | None = None) -> int:
     """The command line."""
     parser = job.parser_of("router_lag", JOBS["router_lag"])
+    parser.epilog = SEEN
     parser.add_argument("--source", help="names, prefixes, globs of source topics (all)")
     parser.add_argument("--bucket", default="1 minute", help="of time (1 minute)")
     given = parser.parse_args(words)

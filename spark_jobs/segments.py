@@ -274,7 +274,16 @@ def _batches(
                 rows, starts = rows[good], starts[good]
                 dead = None if dead is None else dead[good]
             if len(rows):
-                yield _batch(Rows(columns, rows, dead, content, starts), segment, query, report)
+                made = Rows(
+                    columns,
+                    rows,
+                    dead,
+                    content,
+                    starts,
+                    struct=query.payload_type,
+                    is_failfast=query.is_failfast,
+                )
+                yield _batch(made, segment, query, report)
 
 
 def _pieces(columns: Columns, chosen: Array) -> Iterator[tuple[int, int]]:
@@ -302,7 +311,7 @@ def _batch(rows: Rows, segment: Segment, query: Query, report: Report) -> Any:
     arrays = [rows.column(name, kind, segment.topic, segment.epoch) for name, kind in query.columns]
     if not arrays:
         return pa.RecordBatch.from_struct_array(pa.array([{}] * len(rows.chosen), pa.struct([])))
-    return pa.RecordBatch.from_arrays(arrays, schema=schema_of(query.columns))
+    return pa.RecordBatch.from_arrays(arrays, schema=schema_of(query.columns, query.payload_type))
 
 
 class Records:

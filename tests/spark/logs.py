@@ -10,7 +10,9 @@ from __future__ import annotations
 import hashlib
 import json
 import random
+import time
 from collections.abc import Iterable, Mapping
+from itertools import pairwise
 from typing import Any, Final
 
 import msgspec
@@ -80,19 +82,41 @@ def make_log(api: Api, seed: int) -> list[str]:
     chance = random.Random(seed)
     plain, capped, queue = f"s{seed}.plain", f"s{seed}.capped", f"s{seed}.jobs"
     copies, brief = f"s{seed}.copies", f"s{seed}.brief"
+    fading = f"s{seed}.fading"
     good(api.put(plain, {"durability": chance.choice(["disk", "fsync", "memory"])}))
     good(api.put(capped, {"cap_records": chance.randint(3, 30)}))
     good(api.put(queue, {"type": "queue", "lease_log": f"s{seed}.leases"}))
     good(api.put(brief, {}))
+    good(api.put(fading, {}))
+    _append(api, chance, fading)
     router: Json = {"source": plain, "dest": copies, "preserve_tag": True}
     good(api.http.put(f"/v0/routers/s{seed}.r", json=router))
     for _ in range(chance.randint(4, 9)):
-        _step(api, chance, [plain, plain, capped, brief], queue)
+        _step(api, chance, [plain, plain, capped, brief, fading], queue)
+    _append(api, chance, fading)
     if chance.random() < 0.5:
         good(api.drop(brief))
         good(api.put(brief, {}))
         _append(api, chance, brief)
-    return [plain, capped, queue, copies, brief, f"s{seed}.leases"]
+    return [plain, capped, queue, copies, brief, fading, f"s{seed}.leases"]
+
+
+def fade(api: Api, seed: int) -> None:
+    """Time takes something of one seed's topic: all of it, none of it, or what is before a record.
+
+    A TTL goes on cutting while a test runs, so one that cut in the middle is loosened behind it:
+    what it took stays away, by the floor, and the rest stays.
+    """
+    chance = random.Random(-1 - seed)
+    topic = f"s{seed}.fading"
+    how = chance.choice(["all", "none", "some", "some", "some"])
+    times = sorted({int(row["ts"]) for row in read_rows(api, topic)})
+    if how == "some" and len(times) > 1:
+        before, after = chance.choice([*pairwise(times)])
+        age_ms = int(time.time() * 1000) - (before + after) // 2
+        good(api.put(topic, {"ttl_ms": max(age_ms, 1)}))
+        read_rows(api, topic)
+    good(api.put(topic, {"ttl_ms": 1 if how == "all" else 3_600_000}))
 
 
 def _append(api: Api, chance: random.Random, topic: str) -> None:

@@ -62,3 +62,36 @@ def test_two_workers_read_what_one_process_does(webhooks: Server, tmp_path: Path
     assert found["rows"] == [[e.seq, e.tag] for e in LEFT]
     assert found["executors"] == 2
     assert json.loads(said["TAGS"]) == Counter(e.tag for e in LEFT)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_spark_submit_runs_a_job_as_a_file(webhooks: Server, tmp_path: Path) -> None:
+    """Master and configuration are spark-submit's; the job's module is what it is given."""
+    if not HAS_SPARK:
+        pytest.skip(f"PySpark is not installed; {INSTALL}")
+    java = find_java()
+    if java is None:
+        pytest.skip(NO_JAVA)
+    out, picture = tmp_path / "out", tmp_path / "tags.svg"
+    job = ROOT / "spark_jobs" / "tag_activity.py"
+    settings = ("--master", "local[1]", "--driver-memory", "512m")
+    words = [str(job), str(webhooks.data_dir), "--out", str(out), "--picture", str(picture)]
+    done = subprocess.run(
+        [str(Path(sys.executable).with_name("spark-submit")), *settings, *words],
+        cwd=tmp_path,
+        env={
+            **os.environ,
+            "JAVA_HOME": java,
+            "PYSPARK_PYTHON": sys.executable,
+            "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "src"))),
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    pq = pytest.importorskip("pyarrow.parquet")
+    rows = pq.read_table(str(out / "tags")).to_pylist()
+    assert {row["tag"]: row["records"] for row in rows} == Counter(e.tag for e in LEFT)
+    assert picture.read_text("utf-8").startswith("<svg")

@@ -294,7 +294,7 @@ def test_a_directory_that_is_none_is_refused(tmp_path: Path) -> None:
         ({"fromTs": "yesterday"}, "fromTs is ms since the epoch"),
         ({"tier": "warm"}, "tier is both or hot or cold"),
         ({"checks": "none"}, "checks is strict or tolerant"),
-        ({"data": "variant"}, "spark_jobs.datasource.payloads"),
+        ({"data": "struct"}, "for a schema of your own there is payloadSchema"),
         ({"columns": "seq,body"}, "there is no column 'body'"),
         ({"columns": "seq,seq"}, "asked for twice"),
         ({"deleted": "yes"}, "deleted is true or false"),
