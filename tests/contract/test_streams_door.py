@@ -723,15 +723,20 @@ def test_a_key_that_is_taken_away_ends_its_long_polls(own: NewServer, tmp_path: 
     stays = {"authorization": "Bearer stays-key"}
     is_json = {"content-type": "application/json"}
     assert api.http.put(target, headers=stays | is_json).status_code == 201
+    jobs = new_name("jobs")
+    queue = api.http.put(f"/v0/topics/{jobs}", json={"type": "queue"}, headers=stays)
+    assert queue.status_code == 201
     asked = {"from_seq": 0, "wait_ms": 20_000}
+    claim = {"node": "w", "wait_ms": 20_000}
 
     def polls(headers: dict[str, str]) -> list[Future[httpx.Response]]:
         return [
             pool.submit(api.http.get, f"{target}?offset=-1&live=long-poll", headers=headers),
             pool.submit(api.http.post, f"/v0/topics/{name}/diff", json=asked, headers=headers),
+            pool.submit(api.http.post, f"/v0/topics/{jobs}/claim", json=claim, headers=headers),
         ]
 
-    with ThreadPoolExecutor(4) as pool:
+    with ThreadPoolExecutor(6) as pool:
         kept, ended = polls(stays), polls({"authorization": "Bearer leaves-key"})
         time.sleep(0.5)
         file.write_text("stays-key\n")
@@ -739,10 +744,12 @@ def test_a_key_that_is_taken_away_ends_its_long_polls(own: NewServer, tmp_path: 
         server.process.send_signal(signal.SIGHUP)
         for poll in ended:
             refused(poll.result(10), 401, "unauthorized")
-        sent = api.http.post(f"/v0/topics/{name}", json={"records": [{"data": 7}]}, headers=stays)
-        assert sent.status_code == 200
+        for topic in (name, jobs):
+            body = {"records": [{"data": 7}]}
+            assert api.http.post(f"/v0/topics/{topic}", json=body, headers=stays).status_code == 200
         assert kept[0].result(10).status_code == 200
         assert [record["data"] for record in kept[1].result(10).json()["records"]] == [7]
+        assert [job["data"] for job in kept[2].result(10).json()["claimed"]] == [7]
 
 
 def test_where_there_are_keys_pages_are_kept_by_their_readers_only(guarded: Guarded) -> None:

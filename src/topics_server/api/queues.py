@@ -1,13 +1,15 @@
 """Queues over HTTP (§10): claim, ack, nack, extend, the push stream, and beyond it leases, redrive.
 
 Plain functions of the server's state and one request. An ack, nack, extend or redrive that was
-begun goes on whether or not its client stays; a claim that waits ends when its client hangs up, and
-so does a push stream, whose jobs are released at once. Called through the route table in `api/app`.
+begun goes on whether or not its client stays; a claim that waits ends when its client hangs up or
+loses its key, and so does a push stream, whose jobs are released at once. Called through the route
+table in `api/app`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Final, cast
 
 from topics_server.api.access import check_name
@@ -47,9 +49,9 @@ from topics_server.api.queue_frames import (
     render_redriven,
 )
 from topics_server.api.readiness import until_ready
-from topics_server.api.receiving import ClientGoneError
 from topics_server.api.sse import RETRY, REVOKED, SSE, STREAM_HEADERS, error_frame
 from topics_server.api.state import ServerState
+from topics_server.api.waiting import end, released
 from topics_server.clock import now_ms
 from topics_server.engine.topic import Topic
 from topics_server.errors import Code, TopicsError
@@ -85,10 +87,10 @@ async def claim(state: ServerState, request: Request) -> Response:
         asked.max_jobs,
         asked.lease_ms,
         wait_ms=asked.wait_ms,
-        gone=request.gone,
+        gone=partial(released, request),
     )
     if done is None:
-        raise ClientGoneError
+        end(request)
     waited_ms = request.parked_ms or 0.0
     body = render_claimed(request.name, done.jobs, done.ready, request.elapsed_ms(), waited_ms)
     return Response(200, body)

@@ -1,13 +1,13 @@
 """What a request waits for, for as long as its client is there and its key is good.
 
-Used by the long-polls of `api/records` and `api/streams`.
+Used by the long-polls of `api/records` and `api/streams`, and by claims (`api/queues`).
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 from topics_server.api.access import unauthorized
 from topics_server.api.http import Request
@@ -19,22 +19,39 @@ T = TypeVar("T")
 async def held_by(request: Request, waiting: Awaitable[T]) -> T:
     """What is waited for.
 
-    Raises `ClientGoneError` as soon as nobody waits for it, `unauthorized` as soon as the key was
-    taken away or grants other things: then nothing is told, though it may have come meanwhile.
+    Raises as `end` does, as soon as `released` returns: then nothing is told, though it may have
+    come meanwhile.
     """
-    caller, revoked = request.caller, asyncio.Event()
     coming = asyncio.ensure_future(waiting)
+    leaving = asyncio.ensure_future(released(request))
+    try:
+        await asyncio.wait((coming, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if request.caller.is_stale or not coming.done():
+            end(request)
+        return coming.result()
+    finally:
+        coming.cancel()
+        leaving.cancel()
+        await asyncio.wait((leaving,))  # until its key knows nothing of it
+
+
+async def released(request: Request) -> None:
+    """Return when nothing is to be told any more: the client hung up, or its key is not good."""
+    caller, revoked = request.caller, asyncio.Event()
+    if not caller.until_revoked(revoked.set):
+        return
     leaving = asyncio.ensure_future(request.gone())
     ending = asyncio.ensure_future(revoked.wait())
     try:
-        if caller.until_revoked(revoked.set):
-            await asyncio.wait((coming, leaving, ending), return_when=asyncio.FIRST_COMPLETED)
-        if caller.is_stale:
-            raise unauthorized("the key was taken away, or grants other things now")
-        if not coming.done():
-            raise ClientGoneError
-        return coming.result()
+        await asyncio.wait((leaving, ending), return_when=asyncio.FIRST_COMPLETED)
     finally:
         caller.forget(revoked.set)
-        for one in (coming, leaving, ending):
-            one.cancel()
+        leaving.cancel()
+        ending.cancel()
+
+
+def end(request: Request) -> NoReturn:
+    """Raise why a request was released: `unauthorized` for its key, else `ClientGoneError`."""
+    if request.caller.is_stale:
+        raise unauthorized("the key was taken away, or grants other things now")
+    raise ClientGoneError
