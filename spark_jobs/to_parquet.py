@@ -89,7 +89,9 @@ def main(words: Sequence[str] | None = None) -> int:
 
         found = transform(job.load(spark, given), given.payload, given.schema)
         spread = F.pmod(F.col("seq"), F.lit(given.files_per_day))
-        days = found.repartition("topic", "day", spread).sortWithinPartitions("topic", "seq")
+        # By the columns of the folders first: else Spark sorts by these itself, and drops our sort.
+        days = found.repartition("topic", "day", spread)
+        days = days.sortWithinPartitions("topic", "day", "seq")
         writer = days.write.mode("overwrite").partitionBy("topic", "day")
         writer.option("compression", "zstd").parquet(str(given.out))
         job.say(f"written: {given.out}")
