@@ -4,19 +4,24 @@ Files: every listed segment is there, its header, index and each record pass the
 and index say the same, and delete flags are of the two kinds. Seqs: none is there twice, and where
 some are missing between the first and the last it is said (whole segments of deleted records are
 dropped, and holes are listed, so that is no damage by itself; `--no-gaps` makes it one).
+
+The picture has a bar of each topic's seqs, in pieces: live, deleted, missing and damaged, with a
+verdict. What is damaged counts as that only, whatever its flag says.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any, Final
 
 import numpy as np
 
-from spark_jobs import job
+from spark_jobs import job, pictures
 from spark_jobs.catalog import JOBS
 from spark_jobs.listing import Segment, list_segments
 from spark_jobs.options import parse_options
@@ -36,6 +41,14 @@ from topics_server.wal.segment_format import (
 
 COLUMNS: Final = "topic,epoch,seq,deleted"
 FINDING: Final = "topic string, file string, first_seq bigint, last_seq bigint, problem string"
+PIECES: Final = 160
+KINDS: Final = (
+    ("damaged", "#c53030"),
+    ("missing", "#f6ad55"),
+    ("deleted", "#a0aec0"),
+    ("live", "#2f855a"),
+)
+_COLOUR: Final = dict(KINDS)
 _ROWS: Final = 16_384
 
 Finding = tuple[str, str, int, int, str]
@@ -64,6 +77,128 @@ def transform(frame: Any) -> Any:
         )
         .orderBy("topic")
     )
+
+
+def parts(frame: Any, damaged: Iterable[Any] = (), pieces: int = PIECES) -> Any:
+    """A row a topic and piece of its seqs that has any: first and last seq, live, deleted.
+
+    The range is cut into so many pieces of one size, or one a seq. Seqs that one of the findings
+    `damaged` is about are neither; a seq that is there twice counts once, live if one is.
+    """
+    from pyspark.sql import Window
+    from pyspark.sql import functions as F
+
+    whole = Window.partitionBy("topic", "epoch")
+    first, last = F.min("seq").over(whole), F.max("seq").over(whole)
+    width = F.ceil((last - first + 1) / pieces)
+    rows = (
+        frame.groupBy("topic", "epoch", "seq")
+        .agg(F.min("deleted").alias("deleted"))
+        .withColumn("piece", F.floor((F.col("seq") - first) / width))
+        .withColumn("first_seq", first + F.col("piece") * width)
+        .withColumn("last_seq", F.least(F.col("first_seq") + width - 1, last))
+    )
+    ranges = [(name, a, b) for name, found in _ranges(damaged).items() for a, b in found]
+    if ranges:
+        bad = frame.sparkSession.createDataFrame(ranges, "name string, a bigint, b bigint")
+        is_in = (F.col("topic") == F.col("name")) & F.col("seq").between(F.col("a"), F.col("b"))
+        rows = rows.join(F.broadcast(bad), is_in, "left_anti")
+    return (
+        rows.groupBy("topic", "epoch", "first_seq", "last_seq")
+        .agg(
+            F.count(F.when(~F.col("deleted"), 1)).alias("live"),
+            F.count(F.when(F.col("deleted"), 1)).alias("deleted"),
+        )
+        .orderBy("topic", "epoch", "first_seq")
+    )
+
+
+def _ranges(found: Iterable[Any]) -> dict[str, list[tuple[int, int]]]:
+    """Seqs that findings are about, by topic: ascending, none twice. Of some no seqs are known."""
+    ranges: dict[str, list[tuple[int, int]]] = {}
+    for each in sorted(found, key=lambda each: (each.topic, each.first_seq)):
+        known = ranges.setdefault(each.topic, [])
+        if not each.last_seq:
+            continue
+        if known and each.first_seq <= known[-1][1] + 1:
+            known[-1] = known[-1][0], max(known[-1][1], each.last_seq)
+        else:
+            known.append((each.first_seq, each.last_seq))
+    return ranges
+
+
+def draw(
+    rows: Sequence[Any], found: Sequence[Any], pieces: Sequence[Any], *, no_gaps: bool = False
+) -> str:
+    """A bar a topic, those with something wrong first. Rows of `transform`, findings, `parts`."""
+    ranges = _ranges(found)
+    names = {(row.topic, row.epoch): row for row in rows}
+    listed = {topic for topic, _ in names}
+    counts = Counter(each.topic for each in found)
+    of_topic: dict[tuple[str, int], list[Any]] = {}
+    for each in pieces:
+        of_topic.setdefault((each.topic, each.epoch), []).append(each)
+    keys = [*names, *((topic, 0) for topic in ranges if topic not in listed)]
+    made: list[tuple[bool, bool, pictures.Strip]] = []
+    for topic, epoch in sorted(keys):
+        row, count = names.get((topic, epoch)), counts[topic]
+        own = of_topic.get((topic, epoch), [])
+        strip, missing = _strip(topic, row, ranges.get(topic, []), own)
+        twice = row.duplicates if row is not None else 0
+        wrong = [
+            *([f"{count:,} problem{'' if count == 1 else 's'}"] if count else []),
+            *([f"{twice:,} twice"] if twice else []),
+            *([f"{missing:,} missing"] if missing and no_gaps else []),
+        ]
+        verdict = f"wrong: {', '.join(wrong)}" if wrong else "sound"
+        words = f"{verdict} · {strip.words}" if strip.words else f"{verdict}, seqs unknown"
+        colour = _COLOUR["damaged"] if wrong else _COLOUR["live"]
+        made.append((not wrong, not missing, replace(strip, words=words, colour=colour)))
+    made.sort(key=lambda each: each[:2])
+    bad = sum(not is_sound for is_sound, _, _ in made)
+    note = f"{len(made):,} topics, {bad:,} with something wrong" if made else "no topics"
+    unit = "seqs of each topic from the first to the last, in their segments"
+    return pictures.strips("Integrity", unit, KINDS, [strip for *_, strip in made], note)
+
+
+def _strip(
+    topic: str, row: Any | None, damaged: Sequence[tuple[int, int]], pieces: Sequence[Any]
+) -> tuple[pictures.Strip, int]:
+    """The bar of a topic, and how many of its seqs are missing."""
+    ends = [(row.first_seq, row.last_seq)] if row is not None else []
+    ends += damaged
+    if not ends:
+        return pictures.Strip(topic, 0, 0, (), (), "", ""), 0
+    first, last = min(a for a, _ in ends), max(b for _, b in ends)
+    cut = sorted({at for each in pieces for at in (each.first_seq, each.last_seq + 1)})
+    borders = [first, last + 1]
+    borders += [at for a, b in damaged for at in (a, b + 1)]
+    cut = sorted({*cut, *(at for at in borders if not _is_within(at, pieces))})
+    known = {each.first_seq: each for each in pieces}
+    shares: list[tuple[int, int, list[tuple[str, int]]]] = []
+    totals = dict.fromkeys(_COLOUR, 0)
+    for begin, end in pairwise(cut):
+        here = known.get(begin)
+        counts = {
+            "damaged": sum(max(min(b + 1, end) - max(a, begin), 0) for a, b in damaged),
+            "missing": 0,
+            "deleted": here.deleted if here is not None else 0,
+            "live": here.live if here is not None else 0,
+        }
+        counts["missing"] = end - begin - sum(counts.values())
+        for name, count in counts.items():
+            totals[name] += count
+        content = [(_COLOUR[name], count) for name, count in counts.items() if count]
+        if shares and len(content) == 1 and [c for c, _ in shares[-1][2]] == [content[0][0]]:
+            begin = shares.pop()[0]
+            content = [(content[0][0], end - begin)]
+        shares.append((begin, end - 1, content))
+    words = ", ".join(f"{totals[name]:,} {name}" for name, _ in reversed(KINDS) if totals[name])
+    return pictures.Strip(topic, first, last, shares, damaged, words, ""), totals["missing"]
+
+
+def _is_within(seq: int, pieces: Sequence[Any]) -> bool:
+    return any(each.first_seq < seq <= each.last_seq for each in pieces)
 
 
 def check_segment(segment: Segment) -> Iterator[Finding]:
@@ -159,7 +294,11 @@ def main(words: Sequence[str] | None = None) -> int:
         frame = job.load(spark, given, columns=COLUMNS, deleted="true", flags="read", warn="false")
         topics = transform(frame).cache()
         rows, found = topics.collect(), problems.collect()
-        job.finish(topics, given, None, "topics")
+
+        def picture(rows: Sequence[Any]) -> str:
+            return draw(rows, found, parts(frame, found).collect(), no_gaps=given.no_gaps)
+
+        job.finish(topics, given, picture, "topics")
         job.finish(problems, given, None, "problems")
         wrong = len(found) + sum(row.duplicates for row in rows)
         if given.no_gaps:

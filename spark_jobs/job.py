@@ -69,14 +69,21 @@ def finish(
             target = given.out / name if name else given.out
             result.write.mode("overwrite").parquet(str(target))
             say(f"written: {target}")
-        if given.picture is not None and draw is not None:
-            given.picture.parent.mkdir(parents=True, exist_ok=True)
-            given.picture.write_text(draw(result.collect()), "utf-8")
-            say(f"drawn: {given.picture}")
+        if draw is not None:
+            picture(given, lambda: draw(result.collect()))
         if given.rows:
             result.show(given.rows, truncate=60)
     finally:
         result.unpersist()
+
+
+def picture(given: argparse.Namespace, draw: Callable[[], str]) -> None:
+    """Draw, where a picture was asked for."""
+    if given.picture is None:
+        return
+    given.picture.parent.mkdir(parents=True, exist_ok=True)
+    given.picture.write_text(draw(), "utf-8")
+    say(f"drawn: {given.picture}")
 
 
 def say(text: str) -> None:

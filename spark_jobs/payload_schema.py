@@ -1,15 +1,33 @@
-"""The JSON schema of each topic's payloads by bucket of time, and where it changed (drift)."""
+"""The JSON schema of each topic's payloads by bucket of time, and where it changed (drift).
+
+The picture has a row a field and type, by bucket, as dark as the share of records that have it: a
+type that came later starts later, with a mark. Fields of arrays' items are in the schema only.
+"""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
-from spark_jobs import job
+from spark_jobs import job, pictures
 from spark_jobs.catalog import JOBS
 
 COLUMNS = "topic,ts,data"
+LEVELS: Final = 2
+NOT_JSON: Final = "no JSON"
+ROOT: Final = "(payload)"
+_COLOURS: Final = {
+    "STRING": pictures.COLOURS[0],
+    "BIGINT": pictures.COLOURS[2],
+    "DECIMAL": pictures.COLOURS[6],
+    "DOUBLE": pictures.COLOURS[6],
+    "BOOLEAN": pictures.COLOURS[3],
+    "OBJECT": pictures.COLOURS[7],
+    "ARRAY": pictures.COLOURS[5],
+    "VOID": "#718096",
+    NOT_JSON: "#c53030",
+}
 
 
 def transform(frame: Any, bucket: str = "1 day") -> Any:
@@ -39,6 +57,104 @@ def transform(frame: Any, bucket: str = "1 day") -> Any:
     )
 
 
+def fields(frame: Any, bucket: str = "1 day") -> Any:
+    """A row a topic, bucket, field and type: how many records have it so. For the picture.
+
+    A field is a path of up to `LEVELS` names, a type what VARIANT calls it, without what is in
+    objects and arrays or a decimal's digits. The payload itself is the path `(payload)`.
+    """
+    from pyspark.sql import SparkSession
+    from pyspark.sql import functions as F
+
+    kind = F.regexp_extract(F.schema_of_variant("value"), r"^(\w+)", 1)
+    level = frame.select(
+        "topic",
+        F.window("ts", bucket)["start"].alias("start"),
+        F.lit(ROOT).alias("field"),
+        F.try_parse_json(F.col("data").cast("string")).alias("value"),
+    ).withColumn("type", F.coalesce(kind, F.lit(NOT_JSON)))
+    found = level.drop("value")
+    tables = SparkSession.active().tvf
+    for depth in range(LEVELS):
+        inner = tables.variant_explode(F.col("value").outer()).select(
+            "key", F.col("value").alias("inner")
+        )
+        path = F.col("key") if depth == 0 else F.concat("field", F.lit("."), "key")
+        level = (
+            level.where(F.col("type") == "OBJECT")
+            .lateralJoin(inner)
+            .select("topic", "start", path.alias("field"), F.col("inner").alias("value"))
+            .withColumn("type", kind)
+        )
+        found = found.unionByName(level.drop("value"))
+    return (
+        found.groupBy("topic", "start", "field", "type")
+        .agg(F.count("*").alias("records"))
+        .orderBy("topic", "start", "field", "type")
+    )
+
+
+def draw(rows: Sequence[Any], found: Sequence[Any]) -> str:
+    """Fields and types of each topic by bucket. `rows`: of `transform`, `found`: of `fields`."""
+    totals: dict[str, dict[float, int]] = {}
+    drifts: dict[str, int] = {}
+    for row in rows:
+        totals.setdefault(row.topic, {})[_ms(row)] = row.records
+        drifts[row.topic] = drifts.get(row.topic, 0) + row.changed
+    counts: dict[tuple[str, str, str], dict[float, int]] = {}
+    for row in found:
+        if (row.field, row.type) != (ROOT, "OBJECT"):
+            counts.setdefault((row.topic, row.field, row.type), {})[_ms(row)] = row.records
+    lines: list[pictures.GridRow] = []
+    for topic, of in sorted(totals.items()):
+        changes, records = drifts[topic], sum(of.values())
+        note = f"{records:,} record{'' if records == 1 else 's'}, "
+        note += f"{changes} change{'' if changes == 1 else 's'}"
+        lines.append(pictures.GridRow(topic, {}, note))
+        lines += [
+            _line(field, kind, has, of)
+            for (name, field, kind), has in sorted(counts.items())
+            if name == topic
+        ]
+    times = sorted({time for of in totals.values() for time in of})
+    note = "dark: all records of the bucket have it; a bar: first seen then; no cell: no records"
+    unit = "field and type by bucket of time: share of the topic's records that have it"
+    return pictures.grid("Payloads by field", unit, times, lines, note if lines else "no records")
+
+
+def _line(
+    field: str, kind: str, has: Mapping[float, int], of: Mapping[float, int]
+) -> pictures.GridRow:
+    """The row of a field and type of a topic that had `of` records in its buckets."""
+    shares = {time: has.get(time, 0) / records for time, records in of.items()}
+    first, last, start, end = min(has), max(has), min(of), max(of)
+    note = _percent(sum(has.values()) / sum(of.values()))
+    since, until = (pictures.moment(time, end - start) for time in (first, last))
+    if first == last and start < end:
+        note += f", only {since}"
+    elif first > start and last < end:
+        note += f", {since}..{until}"
+    elif first > start:
+        note += f", from {since}"
+    elif last < end:
+        note += f", to {until}"
+    name = field if len(field) <= 22 else f"{field[:10]}…{field[-11:]}"
+    cells = {time: (share, _percent(share)) for time, share in shares.items()}
+    colour = _COLOURS.get(kind, pictures.COLOURS[1])
+    return pictures.GridRow(f"{name} {kind}", cells, note, colour, first if first > start else None)
+
+
+def _percent(share: float) -> str:
+    """Whole percents; what is neither none nor all is never told as either."""
+    if 0 < share < 0.01:
+        return "<1%"
+    return f"{min(round(share * 100), 99) if share < 1 else 100}%"
+
+
+def _ms(row: Any) -> float:
+    return float(row.start.timestamp() * 1000)
+
+
 def main(words: Sequence[str] | None = None) -> int:
     """The command line."""
     parser = job.parser_of("payload_schema", JOBS["payload_schema"])
@@ -47,7 +163,11 @@ def main(words: Sequence[str] | None = None) -> int:
 
     def work(spark: Any, given: argparse.Namespace) -> None:
         frame = job.load(spark, given, columns=COLUMNS)
-        job.finish(transform(frame, given.bucket), given)
+
+        def picture(rows: Sequence[Any]) -> str:
+            return draw(rows, fields(frame, given.bucket).collect())
+
+        job.finish(transform(frame, given.bucket), given, picture)
 
     return job.run("payload_schema", given, work)
 

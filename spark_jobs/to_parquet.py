@@ -1,14 +1,21 @@
-"""Sealed records as Parquet, partitioned by topic and day: text, VARIANT or typed payloads."""
+"""Sealed records as Parquet, partitioned by topic and day: text, VARIANT or typed payloads.
+
+The picture shows what was written, a cell a topic and day, from the footers of the files: a day
+that is missing or thin is seen at once.
+"""
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from typing import Any
+from datetime import UTC, datetime, time
+from typing import Any, Final
 
-from spark_jobs import job
+from spark_jobs import job, pictures
 from spark_jobs.catalog import JOBS
 from spark_jobs.datasource import payloads
+
+_DAY_MS: Final = 86_400_000
 
 
 def transform(frame: Any, payload: str = "text", schema: str | None = None) -> Any:
@@ -18,6 +25,51 @@ def transform(frame: Any, payload: str = "text", schema: str | None = None) -> A
     if schema is not None or payload == "variant":
         frame = payloads(frame, schema)
     return frame.withColumn("day", F.to_date(F.to_utc_timestamp("ts", "UTC")))
+
+
+def written(spark: Any, folder: str) -> Any:
+    """A row a topic and day of what lies in a folder of this job: records, bytes and files."""
+    from pyspark.sql import functions as F
+
+    # By a schema: a topic called `007` is no number.
+    frame = spark.read.schema("seq bigint, topic string, day date").parquet(folder)
+    file = frame.select("topic", "day", "_metadata.file_path", "_metadata.file_size")
+    return (
+        file.groupBy("topic", "day", "file_path", "file_size")
+        .agg(F.count("*").alias("records"))
+        .groupBy("topic", "day")
+        .agg(
+            F.sum("records").alias("records"),
+            F.sum("file_size").alias("bytes"),
+            F.count("*").alias("files"),
+        )
+        .orderBy("topic", "day")
+    )
+
+
+def draw(rows: Sequence[Any]) -> str:
+    """Bytes by topic and day, the largest in all the darkest. `rows`: of `written`."""
+    largest = max((row.bytes for row in rows), default=0) or 1
+    lines: list[pictures.GridRow] = []
+    for topic in sorted({row.topic for row in rows}):
+        own = [row for row in rows if row.topic == topic]
+        cells = {_ms(row): (row.bytes / largest, pictures.amount(row.records)) for row in own}
+        counts = (sum(row.records for row in own), sum(row.bytes for row in own))
+        note = "{} records, {} bytes".format(*map(pictures.amount, counts))
+        lines.append(pictures.GridRow(topic, cells, note))
+    records, size = sum(row.records for row in rows), sum(row.bytes for row in rows)
+    note = (
+        f"{records:,} records, {size:,} bytes in {sum(row.files for row in rows):,} files; "
+        "darkest: most bytes; no cell: no records"
+    )
+    days = [int(_ms(row)) for row in rows]
+    times = range(min(days), max(days) + 1, _DAY_MS) if days else ()
+    unit = "records by topic and day (UTC), as dark as bytes of Parquet"
+    return pictures.grid("Parquet by day", unit, times, lines, note)
+
+
+def _ms(row: Any) -> float:
+    return datetime.combine(row.day, time(), UTC).timestamp() * 1000
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -37,10 +89,13 @@ def main(words: Sequence[str] | None = None) -> int:
 
         found = transform(job.load(spark, given), given.payload, given.schema)
         spread = F.pmod(F.col("seq"), F.lit(given.files_per_day))
-        days = found.repartition("topic", "day", spread).sortWithinPartitions("topic", "seq")
+        # By the columns of the folders first: else Spark sorts by these itself, and drops our sort.
+        days = found.repartition("topic", "day", spread)
+        days = days.sortWithinPartitions("topic", "day", "seq")
         writer = days.write.mode("overwrite").partitionBy("topic", "day")
         writer.option("compression", "zstd").parquet(str(given.out))
         job.say(f"written: {given.out}")
+        job.picture(given, lambda: draw(written(spark, str(given.out)).collect()))
 
     return job.run("to_parquet", given, work)
 

@@ -223,17 +223,20 @@ def test_continuity(spark: Any) -> None:
 
 
 def test_large_inputs_are_what_a_fold_says(spark: Any, tmp_path: Path) -> None:
-    """30,000 records of a real server: volume, tags, churn and sessions."""
+    """30,000 records of a real server: volume, tags, churn, sessions and Parquet files."""
     server = Server(tmp_path / "server", {"TOPICS_SEGMENT_MAX_EVENTS": "4000"})
     api = server.start()
     chance = random.Random(5)
+    sent: dict[str, list[tuple[str, str]]] = defaultdict(list)
     try:
         for _ in range(30):
             records = [
                 {"data": n, "tag": f"t{chance.randrange(40)}", "node": f"n{chance.randrange(9)}"}
                 for n in range(1000)
             ]
-            good(api.append(f"x{chance.randrange(3)}", records))
+            topic = f"x{chance.randrange(3)}"
+            good(api.append(topic, records))
+            sent[topic] += [(str(each["tag"]), str(each["data"])) for each in records]
         seal_all(api)
     finally:
         server.stop()
@@ -274,6 +277,19 @@ def test_large_inputs_are_what_a_fold_says(spark: Any, tmp_path: Path) -> None:
             expected[who] = breaks + 1
         assert Counter((s.topic, s.who) for s in got) == expected
     frame.unpersist()
+
+    out = tmp_path / "parquet"
+    assert run(to_parquet.main, server.data_dir, "--out", out, "--files-per-day", "3") == 0
+    kept = spark.read.schema("seq bigint, tag string, data string, topic string")
+    files = [kept.parquet(str(path)).collect() for path in sorted(out.rglob("*.parquet"))]
+    for part in files:
+        assert [r.seq for r in part] == sorted(r.seq for r in part), "a file is in order of seq"
+    found_in = kept.parquet(str(out)).collect()
+    assert sorted((r.topic, r.seq, r.tag, r.data) for r in found_in) == [
+        (topic, seq, *fields)
+        for topic, all_fields in sorted(sent.items())
+        for seq, fields in enumerate(all_fields, 1)
+    ]
 
 
 # -- mains -------------------------------------------------------------------------------------

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 from dataclasses import replace
+from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -134,3 +136,90 @@ def test_every_read_beside_a_server_at_work_is_one_state(server: Server) -> None
         stop.set()
         writer.join()
     assert dropped < reads
+
+
+@pytest.mark.slow
+def test_spark_beside_a_server_that_seals_and_drops(spark: Any, server: Server) -> None:
+    """Records go to two topics with a cap, all is sealed again and again, and Spark reads.
+
+    Each read of a topic is a run without a hole of what was sent: from the first record that was
+    live in some state between the last seal before the read and the end of it, to at least what
+    that seal sealed.
+    """
+    server.env = {**server.env, "TOPICS_SEGMENT_MAX_EVENTS": "256"}
+    api = server.start()
+    topics = ("a", "b")
+    for topic in topics:
+        good(api.put(topic, {"cap_records": 1500}))
+        for first in range(1, 2001, 500):
+            api.add(topic, *(f"{topic}{n}" for n in range(first, first + 500)))
+    sealed = dict.fromkeys(topics, (0, 0))  # the first live seq and the head before a seal
+    sent = dict.fromkeys(topics, 2000)
+    stop = threading.Event()
+    failed: list[BaseException] = []
+
+    def write() -> None:
+        own = Api(api.url)
+        try:
+            for turn in range(100_000):
+                if stop.is_set():
+                    return
+                for topic, count in zip(topics, (20, 7), strict=True):
+                    datas = range(sent[topic] + 1, sent[topic] + count + 1)
+                    sent[topic] = own.add(topic, *(f"{topic}{n}" for n in datas))["last_seq"]
+                if turn % 12 == 11:
+                    states = {topic: own.get_state(topic) for topic in topics}
+                    seal_all(own)
+                    sealed.update(
+                        {t: (s["earliest_seq"], s["head_seq"]) for t, s in states.items()}
+                    )
+                stop.wait(0.1)  # a segment of each is dropped in about a second: as long as a read
+        except BaseException as error:
+            failed.append(error)
+        finally:
+            own.close()
+
+    def has_gone_on(known: dict[str, tuple[int, int]]) -> bool:
+        return bool(failed) or sealed != known
+
+    seal_all(api)
+    frames = spark.read.format("topics").option("warn", "false")
+    assert frames.load(str(server.data_dir)).count() == 3000  # and Spark is warm
+    writer = threading.Thread(target=write)
+    writer.start()
+    reads: list[dict[str, tuple[int, int]]] = []
+    gone = 0
+    try:
+        eventually(lambda: bool(failed) or sealed["a"][0] > 256, "a whole segment is evicted", 60)
+        oldest = "0000000001.data"  # of each topic, in its folder
+        eventually(lambda: len([*server.data_dir.rglob(oldest)]) < 2, "its file is dropped", 30)
+        before: dict[str, tuple[int, int]] = {}
+        while len(reads) < 5 and gone < 40 and not failed:
+            eventually(partial(has_gone_on, before), "it is sealed again", 30)
+            before = dict(sealed)
+            try:
+                rows = frames.load(str(server.data_dir)).select("topic", "seq", "data").collect()
+            except Exception as error:
+                if "dropped since the listing" not in str(error):
+                    raise
+                gone += 1
+                continue
+            earliest = {topic: api.get_state(topic)["earliest_seq"] for topic in topics}
+            found = {}
+            for topic in topics:
+                seqs = sorted(row.seq for row in rows if row.topic == topic)
+                assert seqs == [*range(seqs[0], seqs[-1] + 1)], "no hole, none twice"
+                assert before[topic][0] <= seqs[0] <= earliest[topic], "nothing evicted, all else"
+                assert before[topic][1] <= seqs[-1] <= sent[topic] + 20
+                found[topic] = seqs[0], seqs[-1]
+            assert all(row.data == f'"{row.topic}{row.seq}"' for row in rows)
+            reads.append(found)
+    finally:
+        stop.set()
+        writer.join()
+    assert not failed
+    assert len(reads) == 5, f"{gone} reads met segments that were dropped"
+    for earlier, later in pairwise(reads):
+        assert all(earlier[t][0] <= later[t][0] and earlier[t][1] <= later[t][1] for t in topics)
+    assert reads[0]["a"][0] < reads[-1]["a"][0], "something was dropped between reads"
+    assert reads[0]["a"][1] < reads[-1]["a"][1], "and sealed"
