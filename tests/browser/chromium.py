@@ -24,6 +24,8 @@ from websockets.sync.connection import Connection
 NAMES: Final = ("chromium", "chromium-browser", "google-chrome")
 INSTALL: Final = "no Chromium here; on Debian: apt-get install chromium"
 WITHIN_S: Final = 20.0
+# Its first start reads hundreds of megabytes from the disk.
+_START_WITHIN_S: Final = 120.0
 FLAGS: Final = """--headless=new --no-sandbox --disable-gpu --disable-quic --disable-dev-shm-usage
     --no-first-run --disable-background-networking --disable-component-update --disable-sync
     --disable-default-apps --disable-extensions --metrics-recording-only --no-proxy-server
@@ -149,7 +151,7 @@ def running(path: str, *flags: str) -> Iterator[Browser]:
 
 
 def _socket_url(process: subprocess.Popen[bytes], file: Path, log: Path) -> str:
-    deadline = time.monotonic() + WITHIN_S
+    deadline = time.monotonic() + _START_WITHIN_S
     while True:
         lines = file.read_text().split() if file.exists() else []
         if len(lines) == 2:
