@@ -13,7 +13,7 @@ import httpx
 import pytest
 import websockets.sync.client
 
-from tests.browser.chromium import Browser
+from tests.browser.chromium import Browser, Page
 from tests.browser.conftest import lasting_port
 from tests.contract.driver import Server, eventually, good, refused
 from tests.proxy import nginx
@@ -64,6 +64,19 @@ def guarded(
             server.process.wait()
 
 
+def let_call(page: Page) -> None:
+    """The page's own policy lets it call nobody; a page of the operator's would be let."""
+    page.call("Page.setBypassCSP", enabled=True)
+    page.call("Page.reload")
+    page.wait('document.readyState === "complete"', "the page is loaded again")
+
+
+def is_logged(proxy: Proxy, paths: set[str]) -> bool:
+    """Whether nginx has written a line of each; of streams it does when they end."""
+    lines = proxy.access_log.read_text().splitlines()
+    return {json.loads(line)["path"] for line in lines} >= paths
+
+
 def test_keys_open_what_they_grant_and_are_logged_nowhere(
     guarded: tuple[Server, Proxy], browser: Browser
 ) -> None:
@@ -85,10 +98,7 @@ def test_keys_open_what_they_grant_and_are_logged_nowhere(
         session = good(client.post("/v0/watch", json=topics, headers=BEARER))
         stream = f"{session['stream_url']}?token={KEY}"
         with browser.page(f"{proxy.url}/v0/health") as page:
-            # The page's own policy lets it call nobody; a page of the operator's would be let.
-            page.call("Page.setBypassCSP", enabled=True)
-            page.call("Page.reload")
-            page.wait('document.readyState === "complete"', "the page is loaded again")
+            let_call(page)
             page.evaluate(FOLLOW % json.dumps(stream))
             page.wait("seen.length === 1", "the first record")
             good(client.post("/v0/topics/a", json=body, headers=BEARER))
@@ -106,12 +116,7 @@ def test_keys_open_what_they_grant_and_are_logged_nowhere(
 
     hidden = base64.urlsafe_b64encode(KEY.encode()).rstrip(b"=").decode()
     expected = {"/v0/topics/a", "/v0/ws", session["stream_url"]}
-
-    def is_logged() -> bool:
-        lines = proxy.access_log.read_text().splitlines()
-        return {json.loads(line)["path"] for line in lines} >= expected
-
-    eventually(is_logged, "each of them is logged, streams when they end", 30)
+    eventually(lambda: is_logged(proxy, expected), "each of them is logged", 30)
     for secret in (KEY, READER, hidden):
         assert secret not in proxy.logged
         assert secret not in server.log.read_text()
@@ -132,9 +137,7 @@ def test_a_page_uses_tickets_and_subprotocols_through_tls_and_neither_is_logged(
         ticket = session["ticket"]
         stream = f"{session['stream_url']}?ticket={ticket}"
         with browser.page(f"{proxy.url}/v0/health") as page:
-            page.call("Page.setBypassCSP", enabled=True)
-            page.call("Page.reload")
-            page.wait('document.readyState === "complete"', "the page is loaded again")
+            let_call(page)
             page.evaluate(FOLLOW % json.dumps(stream))
             page.wait("seen.length === 1", "the record, by a ticket")
             # Once, and no more.
@@ -147,11 +150,8 @@ def test_a_page_uses_tickets_and_subprotocols_through_tls_and_neither_is_logged(
             page.wait("seen.length === 2", "both are still told")
             page.evaluate("source.close(); socket.close()")
 
-    def is_logged() -> bool:
-        paths = {json.loads(line)["path"] for line in proxy.access_log.read_text().splitlines()}
-        return paths >= {"/v0/ws", session["stream_url"]}
-
-    eventually(is_logged, "both are logged when they end", 30)
+    expected = {"/v0/ws", session["stream_url"]}
+    eventually(lambda: is_logged(proxy, expected), "both are logged when they end", 30)
     for secret in (KEY, hidden, ticket):
         assert secret not in proxy.logged
         assert secret not in server.log.read_text()
