@@ -18,6 +18,7 @@ from topics_server.api.fanout import Stream
 from topics_server.api.sse import SSE
 from topics_server.api.transport import Flow, JoinedCycle
 from topics_server.appends import decode_append
+from topics_server.clock import monotonic_ms
 from topics_server.engine import feeds as feeds_module
 from topics_server.engine.subscription import Cohort
 from topics_server.model import TopicConfig
@@ -313,7 +314,8 @@ async def test_what_a_cohort_was_told_holds_heartbeats_back(
 ) -> None:
     world = World()
     (watcher,) = await live(world, 1, heartbeat_ms=1000)
-    now = 10_000_000.0
+    # Behind all that the real clock has told, however long this machine has been up.
+    now = monotonic_ms() + 3_600_000
     monkeypatch.setattr(fanout_module, "monotonic_ms", lambda: now)
     world.rig.clock.steady_ms = now - 100
     await world.append("t", "second")
