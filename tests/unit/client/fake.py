@@ -92,6 +92,7 @@ class FakeQueue:
         self.streams = 0
         self.held_back: set[int] = set()  # streams that bring nothing more
         self.cut = 0  # streams up to this number are broken
+        self.batch_max: int | None = None  # a longer batch is refused, as §11 has it
         self.frames: deque[bytes] = deque()  # sent on the next occasion, on any stream
         self.has_wait = True
         self.is_closing = False
@@ -242,6 +243,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
             queue.asked.append((op, body))
             queue.tokens.add(self.headers["Authorization"])
             fault = queue.faults[op].popleft() if queue.faults[op] else None
+            if queue.batch_max is not None and len(body.get("seqs", ())) > queue.batch_max:
+                fault = Refusal(400, "batch_too_large", detail={"max_claim": queue.batch_max})
             queue.changed.notify_all()
         if isinstance(fault, Refusal):
             self._refuse(fault)
