@@ -281,7 +281,11 @@ class Log:
         self.losses.add(self.evict_floor, seq - 1, floor.reason)
         end = bisect_right(self.runs, seq - 1, key=_FIRST)
         for run in self.runs[:end]:
-            self._count(run, run.kill_range(0, min(run.count, seq - run.first_seq)))
+            # Below the earliest live record nothing is left to die, nor to be looked at.
+            first = min(run.count, max(0, self.earliest_seq - run.first_seq))
+            last = min(run.count, seq - run.first_seq)
+            if first < last:
+                self._count(run, run.kill_range(first, last))
         self.evict_floor = seq
         self.holes = [hole for hole in self.holes if hole.last_seq >= seq]
         self._settle(0, end)

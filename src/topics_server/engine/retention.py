@@ -107,6 +107,8 @@ def _projected(log: Log, staging: Staging, floor_seq: int) -> tuple[int, int]:
     if floor_seq > log.earliest_seq:
         gone_count, gone_bytes = log.live_between(log.earliest_seq, floor_seq - 1)
     count, weight = log.live_count - gone_count, log.live_bytes - gone_bytes
+    if staging.first_seq >= floor_seq or not staging.records:
+        return count + staging.records, weight + staging.weight
     for staged in staging.appends():
         if staged.first_seq >= floor_seq:
             count += staged.count
@@ -136,27 +138,28 @@ def _evict_point(
     """The seq behind the records to evict from `seq` on; the newest record is kept."""
     over_count, over_bytes = over
     point, count, weight = log.advance_live(seq, over_count, over_bytes)
-    pending = [
-        (staged.first_seq, staged.entry.decoded)
-        for staged in staging.appends()
-        if isinstance(staged.entry, RecordsAppended)
-    ]
     first_seq = max(log.head_seq, staging.last_seq) + 1 + slots
     if decoded is not None:
-        pending.append((first_seq, decoded))
-        first_seq += decoded.count
-    newest = first_seq - 1 if pending else log.last_live_below(log.head_seq + 1)
-    for first, columns in pending:
-        if count >= over_count and weight >= over_bytes:
-            break
-        for offset, size in enumerate(_sizes(columns)):
-            if first + offset < seq:
-                continue
-            if (count >= over_count and weight >= over_bytes) or first + offset == newest:
-                break
-            point = first + offset + 1
-            count += 1
-            weight += size
+        newest = first_seq + decoded.count - 1
+    else:
+        newest = first_seq - 1 if staging.records else log.last_live_below(log.head_seq + 1)
+    if count < over_count or weight < over_bytes:
+        pending = [
+            (staged.first_seq, staged.entry.decoded)
+            for staged in staging.appends()
+            if isinstance(staged.entry, RecordsAppended)
+        ]
+        if decoded is not None:
+            pending.append((first_seq, decoded))
+        for first, columns in pending:
+            for offset, size in enumerate(_sizes(columns)):
+                if first + offset < seq:
+                    continue
+                if (count >= over_count and weight >= over_bytes) or first + offset == newest:
+                    break
+                point = first + offset + 1
+                count += 1
+                weight += size
     if point > newest:
         # Behind the last one before the newest: what was deleted between is nobody's loss.
         point = log.last_live_below(newest) + 1

@@ -98,7 +98,8 @@ class Run:
             killed = self.dead.count(0, first_row, end_row)
             if killed == 0:
                 return 0, 0
-            weight = self.live_bytes_between(first_row, end_row)
+            is_rest = killed == self.live_count
+            weight = self.live_bytes if is_rest else self.live_bytes_between(first_row, end_row)
         self.dead[first_row:end_row] = _DEAD * (end_row - first_row)
         self._killed(killed, weight)
         return killed, weight

@@ -72,19 +72,46 @@ class Staged:
             return None
         return getattr(entry, "floor", None)
 
+    @property
+    def is_control(self) -> bool:
+        """Whether it creates, configures or drops the topic."""
+        entry = self.entry
+        if isinstance(entry, RecordsAppended):
+            return entry.creation is not None
+        return isinstance(entry, TopicPut | TopicDropped)
+
 
 class Staging:
     """The FIFO. Empty most of the time for all but busy topics.
 
+    Every append asks for most of these facts while a hundred others may be under way, so they are
+    kept, not counted anew. `records` and `weight` are those of all appends under way.
     `_dying`: how many deletes under way take a seq; those of many seqs are in `_ranges` instead.
+    `_floors` and `_ceilings`: lsn, and the highest floor or ceiling so far, of the entries that
+    have one. One that is applied by now may be in that: whoever asks knows what is applied.
     """
 
-    __slots__ = ("_dying", "_fifo", "_ranges")
+    __slots__ = (
+        "_ceilings",
+        "_controls",
+        "_drops",
+        "_dying",
+        "_fifo",
+        "_floors",
+        "_ranges",
+        "records",
+        "weight",
+    )
 
     def __init__(self) -> None:
+        self.records = 0
+        self.weight = 0
         self._fifo: deque[Staged] = deque()
         self._dying: Counter[int] = Counter()
         self._ranges: list[_Columns] = []
+        self._floors: deque[tuple[int, int]] = deque()
+        self._ceilings: deque[tuple[int, int]] = deque()
+        self._controls = self._drops = 0
 
     def __len__(self) -> int:
         return len(self._fifo)
@@ -93,15 +120,20 @@ class Staging:
         """Join at the back; lsns ascend."""
         assert not self._fifo or self._fifo[-1].lsn < staged.lsn
         self._fifo.append(staged)
-        if isinstance(staged.entry, RecordsDeleted):
-            self._note_delete(staged.entry, is_staged=True)
+        self._note(staged, 1)
+        if (floor := staged.floor) is not None:
+            _push_highest(self._floors, staged.lsn, floor.seq)
+        if isinstance(staged.entry, HeadReserved):
+            _push_highest(self._ceilings, staged.lsn, staged.entry.ceiling_seq)
 
     def pop(self, lsn: int) -> Staged:
         """Take the front, which is the entry of this lsn."""
         staged = self._fifo.popleft()
         assert staged.lsn == lsn, "entries leave in the order in which they came"
-        if isinstance(staged.entry, RecordsDeleted):
-            self._note_delete(staged.entry, is_staged=False)
+        self._note(staged, -1)
+        for highest in (self._floors, self._ceilings):
+            if highest and highest[0][0] == lsn:
+                highest.popleft()
         return staged
 
     def pop_from(self, lsn: int) -> list[Staged]:
@@ -111,9 +143,22 @@ class Staging:
             undone.append(self._fifo.pop())
         undone.reverse()
         for staged in undone:
-            if isinstance(staged.entry, RecordsDeleted):
-                self._note_delete(staged.entry, is_staged=False)
+            self._note(staged, -1)
+        for highest in (self._floors, self._ceilings):
+            while highest and highest[-1][0] >= lsn:
+                highest.pop()
         return undone
+
+    def _note(self, staged: Staged, sign: int) -> None:
+        """Count an entry that joins (1) or leaves (-1)."""
+        if staged.count:
+            self.records += sign * staged.count
+            self.weight += sign * staged.weight()
+        if staged.is_control:
+            self._controls += sign
+            self._drops += sign * isinstance(staged.entry, TopicDropped)
+        if isinstance(staged.entry, RecordsDeleted):
+            self._note_delete(staged.entry, is_staged=sign > 0)
 
     def _note_delete(self, entry: RecordsDeleted, *, is_staged: bool) -> None:
         columns = _columns_of(entry)
@@ -165,31 +210,36 @@ class Staging:
         return 0
 
     @property
+    def first_seq(self) -> int:
+        """The first record under way; 0 if there is none."""
+        for staged in self._fifo:
+            if staged.count:
+                return staged.first_seq
+        return 0
+
+    @property
     def floor_seq(self) -> int:
         """The highest floor under way; 0 if there is none."""
-        return max((s.floor.seq for s in self._fifo if s.floor), default=0)
+        return self._floors[-1][1] if self._floors else 0
 
     @property
     def ceiling_seq(self) -> int:
         """The highest ceiling under way; 0 if there is none."""
-        found = [s.entry.ceiling_seq for s in self._fifo if isinstance(s.entry, HeadReserved)]
-        return max(found, default=0)
+        return self._ceilings[-1][1] if self._ceilings else 0
 
     @property
     def has_drop(self) -> bool:
         """Whether the end of the topic is under way."""
-        return any(isinstance(staged.entry, TopicDropped) for staged in self._fifo)
+        return self._drops > 0
 
     @property
     def has_control(self) -> bool:
         """Whether a create, configure or drop is under way: commands wait before decide."""
-        for staged in self._fifo:
-            entry = staged.entry
-            if isinstance(entry, TopicPut | TopicDropped):
-                return True
-            if isinstance(entry, RecordsAppended) and entry.creation is not None:
-                return True
-        return False
+        return self._controls > 0
+
+
+def _push_highest(highest: deque[tuple[int, int]], lsn: int, seq: int) -> None:
+    highest.append((lsn, max(seq, highest[-1][1]) if highest else seq))
 
 
 def _columns_of(entry: RecordsDeleted) -> _Columns:
