@@ -10,6 +10,7 @@ from topics_server.entries import RecordsDeleted
 from topics_server.errors import Code, ReadOnly
 from topics_server.limits import LOOP_WRITE_BYTES_MAX, SHARD_QUEUE_BYTES_MAX
 from topics_server.wal.shard import State
+from topics_server.wal.tail import Sizes
 
 WAL_FILES = f"{WAL}/*.wal"
 
@@ -431,25 +432,170 @@ def test_a_sync_covers_what_was_written_before_it_began(monkeypatch: pytest.Monk
     assert (first.written_lsn, first.synced_lsn) == (2, 1)
     assert (tail.synced_bytes, tail.synced_lsn) == (end, 1)
     assert tail.dirty_bytes == tail.written_bytes - written_bytes > 0
-    assert shard._sync_from_lsn == 2, "somebody still waits"
+    assert list(shard._sync_from_lsns) == [2], "somebody still waits"
     while life.progress[-1].synced_lsn == 1:
         life.turn()
     assert (life.progress[-1].synced_lsn, tail.dirty_bytes) == (2, 0)
     life.close()
 
 
-def test_what_wants_a_sync_is_not_covered_by_the_one_under_way() -> None:
+def test_what_is_behind_an_entry_that_waits_for_a_sync_is_written_too() -> None:
     life = syncing(new_disk(1))
     shard = life.journal.shards[0]
     life.submit(append(0, 2), sync=True)
     life.turn(2)
     life.submit(append(0, 3))
     life.turn(2)
-    # Written beside the sync, the first; behind an entry that waits for one, the second is not.
-    assert (life.progress[-1].written_lsn, shard.queue_depth) == (2, 1)
+    # Beside the sync under way, which says nothing of either.
+    assert (life.progress[-1].written_lsn, life.progress[-1].synced_lsn) == (3, 0)
+    assert list(shard._sync_from_lsns) == [2]
     life.settle()
-    assert shard.counters.syncs >= 2
     assert life.progress[-1].synced_lsn == 3
+    assert not shard._sync_from_lsns
+    life.close()
+
+
+def test_those_who_all_wait_for_a_sync_share_the_next_one() -> None:
+    life = syncing(new_disk(1))
+    shard = life.journal.shards[0]
+    for seq in (2, 3, 4):
+        life.submit(append(0, seq), sync=True)
+        life.turn(2)
+    # The first was written while nobody waited; the others as one group, in one job with its sync.
+    assert (life.progress[-1].written_lsn, shard.queue_depth) == (2, 2)
+    life.settle()
+    assert (shard.counters.syncs, shard.counters.groups) == (2, 3)
+    assert life.progress[-1].synced_lsn == 4
+    life.close()
+
+
+def test_a_failed_sync_refuses_who_waited_for_it_and_all_behind() -> None:
+    disk = new_disk(6)
+    life = syncing(disk)
+    shard = life.journal.shards[0]
+    for seq in range(2, 6):
+        life.submit(append(0, seq), sync=seq in (3, 5))
+        life.turn(2)
+    # 4 is told of beside the sync, 5 waits for the next one in the queue.
+    assert (life.progress[-1].written_lsn, list(shard._sync_from_lsns)) == (4, [3])
+    disk.fail("sync", "eio", path=WAL_FILES)
+    life.settle()
+    assert shard.state is State.READ_ONLY
+    failure = next(p for p in life.progress if p.failed_from is not None)
+    assert (failure.failed_from, failure.written_lsn, failure.synced_lsn) == (3, 4, 0)
+    life.end()
+
+
+# Room for some groups ahead of each.
+ROOMY = Sizes(file_bytes=65_536, fill_step_bytes=16_384, reserve_bytes=8_192)
+
+
+def filling(disk: FakeDisk) -> Life:
+    """A life in which the worker is about to fill ahead; the entries so far are written."""
+    life = Life(disk, shards=1, turns=lambda: 20, sizes=ROOMY)
+    life.recover()
+    life.settle()
+    shard = life.journal.shards[0]
+    while shard._job is None:
+        life.submit(append(0, life.next_lsn, b"x" * 1_000))
+        life.turn(2)
+    assert shard._job.only_prepares
+    assert life.progress[-1].written_lsn == life.next_lsn - 1
+    return life
+
+
+def test_entries_are_written_beside_filling_ahead() -> None:
+    life = filling(new_disk(7))
+    shard = life.journal.shards[0]
+    told = len(life.progress)
+    last = life.submit(append(0, 99, b"y" * 1_000))
+    life.turn(2)
+    assert shard._job is not None
+    assert [p.written_lsn for p in life.progress[told:]] == [last]
+    life.settle()
+    assert shard.counters.loop_groups == shard.counters.groups
+    again = Life(life.die("kill"), life.promises, shards=1)
+    assert set(again.recover("kill")) == set(range(1, life.next_lsn))
+    again.close()
+
+
+def test_preallocation_never_fills_what_was_just_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """DESIGN §7: zeros go behind what was filled before, however far the loop got meanwhile."""
+    life = filling(new_disk(8))
+    shard = life.journal.shards[0]
+    live = shard.tail._live
+    file, filled = live.file, live.filled
+    starts: list[int] = []
+
+    class WrittenMeanwhile:
+        """Before zeros reach the disk, the loop writes as far as it may."""
+
+        path = file.path
+
+        def pwrite(self, data: bytes, position: int) -> None:
+            live.file = file
+            before = shard.tail.end
+            for seq in range(100, 110):
+                life.submit(append(0, seq, b"z" * 1_000))
+                shard._flush()
+            assert before < shard.tail.end <= filled
+            starts.append(position)
+            file.pwrite(data, position)
+
+    monkeypatch.setattr(live, "file", WrittenMeanwhile())
+    while not starts:
+        life.turn()
+    assert starts == [filled]
+    life.settle()
+    again = Life(life.die("kill"), life.promises, shards=1)
+    assert set(again.recover("kill")) == set(range(1, life.next_lsn))
+    again.close()
+
+
+def test_a_write_that_fails_beside_filling_is_cut_behind_it() -> None:
+    disk = new_disk(9)
+    life = filling(disk)
+    shard = life.journal.shards[0]
+    kept = life.next_lsn - 1
+    disk.fail("write", "enospc", path=WAL_FILES)
+    failed = life.submit(append(0, 99))
+    life.turn(2)
+    assert (shard.state, life.progress[-1].failed_from) == (State.FAILED, None)
+    life.settle()
+    failure = next(p for p in life.progress if p.failed_from is not None)
+    assert (failure.failed_from, failure.written_lsn) == (failed, kept)
+    assert shard.state is State.OPEN
+    behind = life.submit(append(0, 100), sync=True)
+    life.settle()
+    again = Life(life.die("power"), life.promises, shards=1)
+    found = set(again.recover("power"))
+    assert failed not in found
+    assert behind in found
+    again.close()
+
+
+def test_filling_goes_further_ahead_once_it_fell_behind() -> None:
+    """A long sync keeps the worker; the loop writes to the filled mark, then somebody waits."""
+    life = Life(new_disk(10), shards=1, turns=lambda: 20, sizes=ROOMY, sync_interval_ms=0)
+    life.recover()
+    life.settle()
+    shard = life.journal.shards[0]
+    tail = shard.tail
+    assert tail._live.filled <= tail.end + ROOMY.fill_step_bytes
+    most = tail._ahead_bytes
+    for seq in range(1, 40):
+        life.submit(append(0, seq, b"x" * 3_000))
+        life.turn(1)
+        most = max(most, tail._ahead_bytes)
+    assert shard.counters.loop_groups < shard.counters.groups
+    assert most == ROOMY.file_bytes // 2
+    # Files later, nobody had to wait, and as little is filled ahead as at first.
+    life.settle()
+    until = tail.rotations + 3
+    while tail.rotations < until:
+        life.submit(append(0, life.next_lsn, b"x" * 1_000))
+        life.settle()
+    assert tail._ahead_bytes == ROOMY.fill_step_bytes
     life.close()
 
 

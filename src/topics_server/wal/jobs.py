@@ -47,6 +47,11 @@ class Job(msgspec.Struct, frozen=True, gc=False):
         """Whether all it does is sync: the loop may write meanwhile."""
         return self.group is None and not (self.cut or self.prepare)
 
+    @property
+    def only_prepares(self) -> bool:
+        """Whether all it does is make room: the loop may write into what there is meanwhile."""
+        return self.group is None and not (self.cut or self.sync)
+
 
 class Outcome(msgspec.Struct, gc=False):
     """What came of a job. `error` is `DISK_FULL`, `READ_ONLY` (outcome unknown) or nothing."""

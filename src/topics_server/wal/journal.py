@@ -71,6 +71,7 @@ class Journal:
         sizes: Sizes = Sizes(),  # noqa: B008 -- an immutable value
         file_ids: Callable[[], int] = new_file_id,
         observe_sync_us: Sequence[Callable[[float], None]] = (),
+        on_backlog: Callable[[], None] | None = None,
     ) -> Journal:
         """*Blocking, briefly.* Make and sync one new file per shard; room is filled by the workers.
 
@@ -101,6 +102,7 @@ class Journal:
                     loop,
                     sync_interval_ms=sync_interval_ms,
                     observe_sync_us=observe_sync_us[number] if observe_sync_us else None,
+                    on_backlog=on_backlog,
                 )
             )
         return cls(fs, wal_dir, shards, list(replay.old_files), workers("wal-trim"))

@@ -70,6 +70,7 @@ class Shard:
         *,
         sync_interval_ms: int,
         observe_sync_us: Callable[[float], None] | None = None,
+        on_backlog: Callable[[], None] | None = None,
     ) -> None:
         self.number: Final = number
         self.tail: Final = tail
@@ -80,11 +81,13 @@ class Shard:
         self._loop: Final = loop
         self._sync_interval_s: Final = sync_interval_ms / 1000
         self._observe_sync_us: Final = observe_sync_us
+        # Told of more submitted than the loop writes in one go.
+        self._on_backlog: Final = on_backlog
         self._queue: Final[deque[QueuedFrame]] = deque()
         self._queue_bytes = 0
         self._submitted_lsn = self._written_lsn = self._synced_lsn = tail.last_lsn
-        # First entry, written and not synced, whose sync somebody waits for.
-        self._sync_from_lsn: int | None = None
+        # Of each group, written and not synced, the first entry whose sync somebody waits for.
+        self._sync_from_lsns: Final[deque[int]] = deque()
         self._sync_wanted = False
         self._probe_wanted = False
         self._job: Job | None = None
@@ -128,6 +131,8 @@ class Shard:
         self._queue.append(QueuedFrame(lsn, buffers, frame_bytes, sync, urgent))
         self._queue_bytes += frame_bytes
         self._submitted_lsn = lsn
+        if self._queue_bytes > LOOP_WRITE_BYTES_MAX and self._on_backlog is not None:
+            self._on_backlog()
         if not self._flush_scheduled:
             self._flush_scheduled = True
             self._loop.call_soon(self._flush)
@@ -226,7 +231,7 @@ class Shard:
                 return
 
     def _wants_sync(self) -> bool:
-        return self._sync_wanted or self._sync_from_lsn is not None
+        return self._sync_wanted or bool(self._sync_from_lsns)
 
     def _may_sync_first(self) -> bool:
         """Whether a sync is due that nobody waits for, also of those in the queue.
@@ -236,7 +241,7 @@ class Shard:
         return (
             self._writes_beside_syncs
             and self._sync_wanted
-            and self._sync_from_lsn is None
+            and not self._sync_from_lsns
             and not self._waiters
             and self.state is State.OPEN
             and not any(frame.sync for frame in self._queue)
@@ -252,14 +257,25 @@ class Shard:
         return (
             (self._job is None or self._may_write_beside(self._job))
             and size <= LOOP_WRITE_BYTES_MAX
-            and not self._wants_sync()
+            and (not self._wants_sync() or self._may_write_before_sync())
             and self.tail.dirty_bytes + size <= LOOP_UNSYNCED_BYTES_MAX
             and self.tail.has_room(size)
             and (self.tail.has_spare or all(frame.urgent for frame in self._queue))
         )
 
+    def _may_write_before_sync(self) -> bool:
+        """Whether to write what is queued though a sync is due: it need not hear of that sync.
+
+        What only waits for it shares one, in one job.
+        """
+        return self._writes_beside_syncs and not all(frame.sync for frame in self._queue)
+
     def _may_write_beside(self, job: Job) -> bool:
-        return self._writes_beside_syncs and job.only_syncs and self.state is State.OPEN
+        if self.state is not State.OPEN:
+            return False
+        if job.only_prepares:
+            return not self.tail.may_rotate
+        return self._writes_beside_syncs and job.only_syncs
 
     def _take(self) -> NextGroup:
         group = take_group(self._queue)
@@ -276,7 +292,7 @@ class Shard:
             self._fail_group(group)
             return
         took_ms = monotonic_ms() - began_ms
-        if took_ms > _SLOW_WRITE_MS and self._job is not None:
+        if took_ms > _SLOW_WRITE_MS and self._job is not None and self._job.only_syncs:
             self._had_slow_write = True
         self.counters.loop_groups += 1
         self._note_written(group, took_ms)
@@ -291,8 +307,8 @@ class Shard:
         counters.bytes += group.frames_bytes
         assert group.first_lsn > self._written_lsn
         self._written_lsn = group.last_lsn
-        if group.sync_from_lsn is not None and self._sync_from_lsn is None:
-            self._sync_from_lsn = group.sync_from_lsn
+        if group.sync_from_lsn is not None:
+            self._sync_from_lsns.append(group.sync_from_lsn)
         self._sync_later()
 
     def _sync_later(self) -> None:
@@ -370,8 +386,9 @@ class Shard:
         if self._observe_sync_us is not None:
             self._observe_sync_us(sync_ms * 1000)
         self._synced_lsn = self.tail.synced_lsn
-        if self._sync_from_lsn is not None and self._sync_from_lsn <= self._synced_lsn:
-            self._sync_from_lsn = None
+        waiting = self._sync_from_lsns
+        while waiting and waiting[0] <= self._synced_lsn:
+            waiting.popleft()
         self._sync_wanted = False
         if self.tail.dirty_bytes:
             # Written by the loop meanwhile.
@@ -461,8 +478,8 @@ class Shard:
     def _become_read_only(self, reason: str) -> None:
         log.error("shard %d is read-only until a restart: %s", self.number, reason)
         failed_from = self._written_lsn + 1
-        if self._sync_from_lsn is not None:
-            failed_from = min(failed_from, self._sync_from_lsn)
+        if self._sync_from_lsns:
+            failed_from = min(failed_from, self._sync_from_lsns[0])
         self.state = State.READ_ONLY
         self._drop_queue()
         self._report(failed_from=failed_from, error=READ_ONLY)

@@ -21,7 +21,13 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from topics_server.errors import DiskFull
-from topics_server.limits import GROUP_BYTES_MAX, MIB, WAL_FILE_BYTES, WAL_FILL_STEP_BYTES
+from topics_server.limits import (
+    GROUP_BYTES_MAX,
+    KIB,
+    MIB,
+    WAL_FILE_BYTES,
+    WAL_FILL_STEP_BYTES,
+)
 from topics_server.wal import layout
 from topics_server.wal.frames import FRAME_HEADER_BYTES, Opening, encode_opening
 from topics_server.wal.fs import File, Fs
@@ -36,8 +42,9 @@ from topics_server.wal.groups import (
 )
 
 RESERVE_BYTES: Final = MIB
-# Whole steps in one call: each call costs a turn at the interpreter lock.
-_ZEROS: Final = memoryview(bytes(WAL_FILL_STEP_BYTES))
+# What one call fills. The kernel holds the file for as long: the loop's writes wait for it. And
+# each call costs a turn at the interpreter lock.
+_ZEROS: Final = memoryview(bytes(256 * KIB))
 _OPENING_BYTES: Final = FRAME_HEADER_BYTES + 16
 
 assert RESERVE_BYTES < WAL_FILL_STEP_BYTES <= WAL_FILE_BYTES
@@ -107,6 +114,7 @@ class Tail:
         self._shard: Final = shard
         self._new_file_id: Final = new_file_id
         self._sizes: Final = sizes
+        self._ahead_bytes = sizes.fill_step_bytes
         self._next_number = number
         self._opening: Opening | None = opening
         self._spares: list[_Live] = []
@@ -147,8 +155,18 @@ class Tail:
     @property
     def wants_room(self) -> bool:
         """Whether `prepare` has something to do."""
-        ahead = min(self._limit, self.end + self._sizes.fill_step_bytes // 2)
-        return not self._spares or self._live.filled < ahead
+        ahead = min(self._limit, self.end + self._ahead_bytes // 2)
+        return len(self._spares) < self._spares_wanted or self._live.filled < ahead
+
+    @property
+    def _spares_wanted(self) -> int:
+        """One; near the end of a file also the one after, so that nobody waits for it there."""
+        return 2 if self._limit - self.end < self._sizes.file_bytes // 4 else 1
+
+    @property
+    def may_rotate(self) -> bool:
+        """Whether `prepare` may go on to the next file: then nobody writes meanwhile."""
+        return self._refused_bytes > 0
 
     @property
     def is_broken(self) -> bool:
@@ -158,13 +176,18 @@ class Tail:
     # -- room ------------------------------------------------------------------------------
 
     def prepare(self) -> None:
-        """Fill ahead and have a spare, and room for what was refused last. Raises `DiskFull`."""
-        if not self._spares:
+        """Fill ahead and have a spare, and room for what was refused last. Raises `DiskFull`.
+
+        Unless `may_rotate`, others may write meanwhile: it touches nothing below the filled mark.
+        """
+        if len(self._spares) < self._spares_wanted:
             self._make_spare()
         if self._refused_bytes:
             self._make_ordinary_room(self._refused_bytes)
             self._refused_bytes = 0
-        self._fill_to(min(self._limit, self.end + self._sizes.fill_step_bytes))
+        # A step at a time: between two of them is time for a sync.
+        step = max(self._live.filled, self.end) + self._sizes.fill_step_bytes
+        self._fill_to(min(self._limit, self.end + self._ahead_bytes, step))
 
     def make_room(self, frames_bytes: int, *, urgent: bool) -> None:
         """Make `has_room` true. Raises `DiskFull`; urgent ones may use up the spare first."""
@@ -197,8 +220,10 @@ class Tail:
         if self.end + needed > self._limit:
             assert self.end == FILE_HEADER_BYTES
             self._limit = self.end + needed
-        step = self._sizes.fill_step_bytes
-        self._fill_to(min(self._limit, max(self.end + needed, self.end + step)))
+        elif self.end > FILE_HEADER_BYTES:
+            # Filling has fallen behind: syncs take long, or much is written.
+            self._ahead_bytes = min(2 * self._ahead_bytes, self._sizes.file_bytes // 2)
+        self._fill_to(min(self._limit, self.end + max(needed, self._sizes.reserve_bytes)))
 
     def _fill_to(self, upto: int) -> None:
         if upto > self._live.filled:
@@ -240,6 +265,7 @@ class Tail:
         self._live = self._spares.pop(0)
         self._limit = self._sizes.file_bytes
         self.end = self.synced_bytes = self._marked = FILE_HEADER_BYTES
+        self._ahead_bytes = max(self._sizes.fill_step_bytes, self._ahead_bytes // 2)
         self.rotations += 1
         old.file.close()
 
