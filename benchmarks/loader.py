@@ -38,9 +38,9 @@ class Sample:
 class Loader:
     """A load generator process; end it with `close` or a `with` block."""
 
-    def __init__(self, module: str = "benchmarks.load") -> None:
+    def __init__(self, module: str = "benchmarks.load", *, niceness: int = 0) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", module],
+            ["nice", "-n", str(niceness), sys.executable, "-m", module],
             cwd=Path(__file__).parents[1],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

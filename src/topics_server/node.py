@@ -297,6 +297,7 @@ class Node:
             sync_interval_ms=settings.wal_fsync_interval_ms,
             sizes=self._sizes,
             observe_sync_us=[histogram.observe for histogram in self._sync_latency],
+            on_backlog=self.state.throttle.press,
         )
         self.commits = Commits(self.registry, self.journal, self.hub, next_lsn, self._projections)
         self.pages = Pages(self.registry, self.commits, self.router_table.sources)

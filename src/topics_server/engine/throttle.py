@@ -22,6 +22,9 @@ from topics_server.errors import Code, TopicsError
 from topics_server.limits import LOOP_WRITE_BYTES_MAX, MIB
 
 TICK_S: Final = 0.02
+# With nothing late for a while the next tick comes later and later, up to so many times that: an
+# idle server need not wake up fifty times a second. The first late one brings the short tick back.
+_TICK_STRETCH_MAX: Final = 8
 # The mean lateness of the tick, in ms, from which there is pressure, and below which there is none.
 LAG_MS: Final = 4.0
 _EASY_MS: Final = 1.0
@@ -32,7 +35,7 @@ _EASY_TICKS: Final = 50
 # Requests that need not wait in one turn of the loop, being the most urgent.
 _PASSING_MAX: Final = 4
 # Work begun in one turn of the loop, and refusals told in one, in ms.
-_SLICE_MS: Final = 0.5
+_SLICE_MS: Final = 0.15
 _REFUSING_MS: Final = 0.2
 # What work is taken to cost that is begun by waking a task: for itself, and a byte.
 _TASK_MS: Final = 0.15
@@ -88,13 +91,15 @@ class Throttle:
         self._serving: asyncio.Handle | None = None
         self._ticking: asyncio.TimerHandle | None = None
         self._due_ms = 0.0
+        self._stretch = 1
 
     # --- measuring --------------------------------------------------------------------------
 
     def start(self) -> None:
         """Begin to measure, on the running loop."""
-        self._due_ms = monotonic_ms() + 1000 * TICK_S
-        self._ticking = asyncio.get_running_loop().call_later(TICK_S, self._tick)
+        tick_s = self._stretch * TICK_S
+        self._due_ms = monotonic_ms() + 1000 * tick_s
+        self._ticking = asyncio.get_running_loop().call_later(tick_s, self._tick)
 
     def close(self) -> None:
         """Measure no more, and let all begin that wait."""
@@ -111,20 +116,30 @@ class Throttle:
             _call(place)
 
     def _tick(self) -> None:
-        self.note(max(0.0, monotonic_ms() - self._due_ms))
+        late_ms = max(0.0, monotonic_ms() - self._due_ms)
+        self.note(late_ms)
+        is_easy = late_ms < _EASY_MS and self.lag_ms < _EASY_MS and not self.is_active
+        self._stretch = min(2 * self._stretch, _TICK_STRETCH_MAX) if is_easy else 1
         self.start()
 
     def note(self, lag_ms: float) -> None:
         """Take a measurement of how late the loop is, once a tick."""
         self.lag_ms += _SHARE * (lag_ms - self.lag_ms)
         if self.lag_ms > LAG_MS or self._backlog_bytes() > BACKLOG_BYTES:
-            self.is_active = not self._is_closed
-            self._easy_ticks = 0
+            self.press()
         elif self.is_active:
             is_easy = self.lag_ms < _EASY_MS and not len(self.parking)
             self._easy_ticks = self._easy_ticks + 1 if is_easy else 0
             if self._easy_ticks >= _EASY_TICKS:
                 self.is_active = False
+
+    def press(self) -> None:
+        """There is pressure, whatever was measured: one turn brought more than is written in one.
+
+        Those that come behind it in that turn wait already.
+        """
+        self.is_active = not self._is_closed
+        self._easy_ticks = 0
 
     @property
     def backlog_bytes(self) -> int:

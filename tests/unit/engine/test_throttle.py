@@ -50,6 +50,37 @@ def test_pressure_comes_with_what_waits_for_the_disk() -> None:
     assert [*seen, made.is_active] == [False, True]
 
 
+def test_pressure_comes_at_once_with_a_turn_that_brings_too_much() -> None:
+    made = Throttle()
+    made.press()
+    assert made.is_active
+    made.close()
+    made.press()
+    assert not made.is_active, "who goes down throttles nobody"
+
+
+async def test_an_idle_server_looks_less_often_until_something_is_late(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made, now, waits = Throttle(), [0.0], []
+
+    class Loop:
+        """Notes after how long it is to call."""
+
+        def call_later(self, delay_s: float, call: object) -> None:
+            waits.append(round(delay_s / module.TICK_S))
+
+    monkeypatch.setattr(module, "monotonic_ms", lambda: now[0])
+    monkeypatch.setattr(asyncio, "get_running_loop", Loop)
+    made.start()
+    for late_ms in (0, 0, 0, 0, 30, 0, 0):
+        now[0] += 1000 * waits[-1] * module.TICK_S + late_ms
+        made._tick()
+    # One tick late by so much is pressure, and as long as there is any the ticks are short.
+    assert waits == [1, 2, 4, 8, 8, 1, 1, 1]
+    assert made.is_active
+
+
 async def test_the_urgent_are_served_first(throttle: Throttle) -> None:
     served: list[str] = []
 
@@ -73,7 +104,7 @@ async def test_no_turn_of_the_loop_begins_more_than_a_slice(
     turn = [0]
 
     def work() -> None:
-        now[0] += 0.2
+        now[0] += 0.4 * module._SLICE_MS
         began.append(turn[0])
 
     for _ in range(10):
