@@ -50,6 +50,9 @@ STREAM_TTL_S_MAX: Final = (2**53 - 1) // 1000
 # Requests that wait on one connection behind the one that is being answered.
 PIPELINED_MAX: Final = 128
 
+# What the kernel holds of one connection's unread bytes (it takes twice that, for its own part).
+# Left to itself it takes up to 4 MiB, all in the one call that hands an answer over: milliseconds.
+SEND_BUFFER_BYTES: Final = 256 * KIB
 # What all connections together may hold that their clients do not read.
 UNREAD_BYTES_MAX: Final = 256 * MIB
 

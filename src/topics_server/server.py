@@ -29,6 +29,7 @@ from topics_server.api.keys import KeyRing, KeysError
 from topics_server.api.patience import Patience, Waits
 from topics_server.clock import monotonic_ms
 from topics_server.errors import StartRefused, StorageError
+from topics_server.limits import SEND_BUFFER_BYTES
 from topics_server.metrics import log
 from topics_server.node import Node, store_files
 from topics_server.settings import Settings
@@ -61,6 +62,8 @@ def bind(settings: Settings, port: int | None = None) -> socket.socket:
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        # Connections have what their listener has.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
         listener.bind((settings.host, settings.port if port is None else port))
         listener.listen(_BACKLOG)
     except OSError:

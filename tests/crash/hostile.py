@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import socket
 import time
 from collections.abc import Callable
@@ -113,7 +114,11 @@ def _hold(
     full: Event,
     stop: Event,
 ) -> None:
-    """The crowd's process: open all, then go round until told to stop."""
+    """The crowd's process: open all, then go round until told to stop.
+
+    It gives way to server and honest client, as it would on machines of its own.
+    """
+    os.nice(10)
     sockets: dict[int, socket.socket] = {}
 
     def open_one(number: int) -> None:

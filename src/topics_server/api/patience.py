@@ -1,4 +1,4 @@
-"""How long clients are waited for, and how many there may be: one look at all of them a second.
+"""How long clients are waited for, and how many there may be: a look at all of them, now and then.
 
 A connection knows its own times (`api/strict`); here is who asks it, in slices, so that ten
 thousand of them never hold the loop up, and who counts what came of it. The cap on connections
@@ -16,13 +16,26 @@ from typing import Any, Final, Protocol
 import msgspec
 
 from topics_server.api.heads import Bounds
+from topics_server.clock import monotonic_ms
 from topics_server.errors import Code, TopicsError
 from topics_server.limits import UNREAD_BYTES_MAX
 
 KINDS: Final = ("header", "body", "idle", "write", "linger")
+# How often all connections are looked at, seconds. Many less often: a look costs 5 us each, and
+# what it takes of the loop's time is to stay below this share, as long as nobody is ended later
+# than this part of the shortest wait after that is over.
 _LOOK_S: Final = 1.0
-# Connections looked at in one turn of the loop; to end one takes some 40 us.
-_SLICE: Final = 32
+_LOOK_COST_S: Final = 5e-6
+_LOOK_SHARE: Final = 0.0025
+_LATE_SHARE: Final = 0.25
+# Connections looked at in one go, at most, and for how long, ms; to end one takes some 40 us.
+_SLICE: Final = 128
+_SLICE_MS: Final = 0.2
+# So many, then a look at the clock.
+_LOOKED: Final = 4
+# What others have the loop for between two slices, seconds: a request takes several turns, and is
+# to meet one slice of a crowd, not as many as it takes turns.
+_PAUSE_S: Final = 0.001
 # Of the cap, what is let go at once where it is reached: a part in so many.
 _EVICTED_SHARE: Final = 16
 # A look for idle connections finds nothing new for so long, seconds.
@@ -136,20 +149,29 @@ class Patience:
     async def run(self, connections: Iterable[Any]) -> None:
         """Look at `connections`, a set that changes, until cancelled."""
         while True:
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(self.look_every_s())
             await self.look(connections)
+
+    def look_every_s(self) -> float:
+        """How long after one look at all connections the next one begins."""
+        waits = self.waits
+        shortest_s = min(waits.header_s, waits.body_s, waits.keep_alive_s, waits.write_s)
+        thrifty_s = self.open * _LOOK_COST_S / _LOOK_SHARE
+        return max(_LOOK_S, min(thrifty_s, _LATE_SHARE * shortest_s))
 
     async def look(self, connections: Iterable[Any]) -> None:
         """Look at each connection once."""
         found = list(connections)
         self.open = len(found)
         now = asyncio.get_running_loop().time()
-        for start in range(0, len(found), _SLICE):
-            if start:
-                await asyncio.sleep(0)
-            for connection in found[start : start + _SLICE]:
-                if hasattr(connection, "overdue"):
-                    self._ask(connection, now)
+        began_ms = monotonic_ms()
+        for number, connection in enumerate(found, 1):
+            if hasattr(connection, "overdue"):
+                self._ask(connection, now)
+            is_over = number % _LOOKED == 0 and monotonic_ms() - began_ms > _SLICE_MS
+            if is_over or number % _SLICE == 0:
+                await asyncio.sleep(_PAUSE_S)
+                began_ms = monotonic_ms()
 
     def _ask(self, connection: Patient, now: float) -> None:
         kind = connection.overdue(now, self.waits)

@@ -7,7 +7,7 @@ looked at. A request that is answered before it was whole (its body refused, say
 more, then the connection ends too.
 
 Here is also what a connection knows of its own slowness. Nothing is timed on the way of a request
-that comes whole: `overdue` is asked once a second by `api/patience`, and what it needs is noted
+that comes whole: `overdue` is asked now and then by `api/patience`, and what it needs is noted
 only where bytes end in the middle of a request. Base of `api/direct`.
 """
 

@@ -55,6 +55,11 @@ class JoinedWrites:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)
 
+    def get_write_buffer_size(self) -> int:
+        """Bytes handed over that the kernel has not taken."""
+        size: int = self._transport.get_write_buffer_size()
+        return size
+
     def write(self, data: bytes) -> None:
         """Send `data`, behind a head that was held back, or hold it back if it is a head."""
         held = self._held

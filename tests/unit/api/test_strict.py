@@ -383,6 +383,26 @@ async def test_a_large_answer_counts_whole_while_its_last_bytes_are_not_read(
     side.protocol.connection_lost(None)
 
 
+@pytest.mark.parametrize(
+    ("open_now", "header_s", "every_s"),
+    [
+        (0, 10.0, 1.0),
+        (500, 10.0, 1.0),
+        (1000, 10.0, 2.0),
+        # Nobody is ended later than a quarter of the wait after it is over.
+        (50_000, 10.0, 2.5),
+        (50_000, 1.0, 1.0),
+        (50_000, 60.0, 7.5),
+    ],
+)
+def test_many_connections_are_looked_at_less_often(
+    open_now: int, header_s: float, every_s: float
+) -> None:
+    patience = Patience(waits=Waits(header_s=header_s))
+    patience.open = open_now
+    assert patience.look_every_s() == every_s
+
+
 async def test_all_connections_are_looked_at() -> None:
     patience = Patience(waits=WAITS)
     ended: list[tuple[int, str]] = []
