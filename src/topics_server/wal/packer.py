@@ -30,6 +30,12 @@ _LENGTH: Final = struct.Struct("<I")
 _RESPONSE: Final = struct.Struct("<QQ")
 _NICENESS: Final = 10
 _END_WAIT_S: Final = 5.0
+# For glibc, in the child: memory of one run serves the next. Given back in between, as it is by
+# default, 15,000 of its 20,000 pages are fetched anew for each run of 13 MB. Who sets these wins.
+_MALLOC: Final = {
+    "MALLOC_MMAP_THRESHOLD_": str(32 * MIB),
+    "MALLOC_TRIM_THRESHOLD_": str(128 * MIB),
+}
 
 
 class Packer(Protocol):
@@ -126,7 +132,10 @@ class ProcessPacker:
 def _start() -> subprocess.Popen[bytes]:
     # -P: the caller's directory is not a place to import from.
     command = [sys.executable, "-P", "-m", "topics_server.wal.packer"]
-    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, pipesize=MIB)
+    pipe = subprocess.PIPE
+    return subprocess.Popen(
+        command, stdin=pipe, stdout=pipe, pipesize=MIB, env={**_MALLOC, **os.environ}
+    )
 
 
 def _read(pipe: IO[bytes], length: int) -> bytes:

@@ -88,8 +88,11 @@ def pack(
     rows["xxh3"] = np.fromiter(map(xxhash.xxh3_64_intdigest, records), "<u8", count)
     hashes = rows["xxh3"].tobytes()
     stamps = map(hashes.__getitem__, map(slice, range(0, 8 * count, 8), range(8, 8 * count + 1, 8)))
-    body = header + b"".join(chain.from_iterable(zip(records, stamps, strict=True)))
-    assert len(body) == int(ends[-1])
+    # Joined once: a copy of a whole segment is a copy into memory that is new to the process.
+    stamped = chain.from_iterable(zip(records, stamps, strict=True))
+    data = b"".join(chain((header,), stamped, (flags.tobytes(),)))
+    body = memoryview(data)[: int(ends[-1])]
+    assert len(data) == len(body) + count
     parts = IndexParts(
         topic_id=topic_id,
         segment_id=segment_id,
@@ -104,7 +107,7 @@ def pack(
         node_offsets=run.nodes.offsets,
         node_text=run.nodes.text,
     )
-    return body + flags.tobytes(), encode_index(parts)
+    return data, encode_index(parts)
 
 
 class _Names:
