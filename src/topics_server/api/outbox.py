@@ -186,8 +186,10 @@ class Outbox:
             self._frames.clear()
         self._parked = None
         self.sent_ms = monotonic_ms()
+        full_ms = self.sent_ms - self._parked_ms
+        # Which may find it full again, and count anew.
         self.flush()
-        self._on_room(self.sent_ms - self._parked_ms)
+        self._on_room(full_ms)
 
     # --- the end ------------------------------------------------------------------------------
 

@@ -78,6 +78,33 @@ async def test_a_stall_is_counted_from_when_it_began() -> None:
     outbox.drop()
 
 
+async def test_how_long_it_was_full_is_told_though_it_is_full_again() -> None:
+    """What waits behind fills the socket in the same turn: that is the next time, not this one."""
+    wire = Wire()
+    outbox = wire.outbox()
+    wire.tap.clear()
+    outbox.put((b"a",))
+    outbox.flush()
+    outbox.put((b"b",))
+    await asyncio.sleep(0.05)
+
+    class Once(asyncio.Event):
+        """Lets one send through, then nobody."""
+
+        async def wait(self) -> Any:
+            if wire.messages:
+                await asyncio.Event().wait()
+
+    waiting, wire.tap = wire.tap, Once()
+    waiting.set()
+    while not wire.room:
+        await asyncio.sleep(0)
+    assert outbox.is_parked
+    assert wire.body == b"a"
+    assert wire.room[0] >= 40
+    outbox.drop()
+
+
 async def test_what_is_dropped_never_leaves() -> None:
     wire = Wire()
     outbox = wire.outbox()
