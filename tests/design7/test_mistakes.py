@@ -367,12 +367,13 @@ def test_a_listed_segment_that_is_missing_refuses_start(
     assert caught.value.path in gone
 
 
-def test_preallocation_never_runs_beside_a_write(bench: Bench) -> None:
-    """While the shard's worker has a job that fills, the loop writes nothing; and what is filled
-    begins where it ended last, above every group.
+def test_preallocation_never_fills_what_was_written(bench: Bench) -> None:
+    """What is filled begins where filling ended last, and the loop never writes beyond that: so
+    both may go on at once. While filling may go on to the next file, the loop writes nothing.
 
-    Guards: wal/jobs.py, `only_syncs`, `or self.prepare`; wal/tail.py, `fill`,
-    `position = self.filled`.
+    Guards: wal/shard.py, `_may_write_beside`, `return not self.tail.may_rotate`; `_may_write_here`,
+    `self.tail.has_room(size)`; wal/tail.py, `fill`, `position = self.filled`. A write in the middle
+    of filling: tests/storage/test_shard.py, `test_preallocation_never_fills_what_was_just_written`.
     """
     bench.put(Durability.DISK)
     shard = bench.node.journal.shards[0]
@@ -389,23 +390,32 @@ def test_preallocation_never_runs_beside_a_write(bench: Bench) -> None:
     assert written > 200
     assert shard.tail.rotations > 1
     bench.wait(2)
-    assert shard._job is None
-    shard._job = Job(prepare=True)
-    before = shard.tail.end
-    body = bench.body(1)
 
-    async def append() -> bool:
+    async def append(count: int) -> bool:
+        """Whether it was written while a job to fill was under way."""
+        body = bench.body(count)
+        before = shard.tail.end
+        shard._job = Job(prepare=True)
         call = bench.store.append(TOPIC, body, decode_append(body), header_key=None, config=None)
         task = asyncio.ensure_future(call)
         for _ in range(50):
             await asyncio.sleep(0)
-        was_written = shard.tail.end != before or task.done()
+        was_written = shard.tail.end != before
+        assert shard.tail.end <= shard.tail._live.filled
         shard._job = None
+        shard.tail._refused_bytes = 0
         shard._pump()
         await task
         return was_written
 
-    assert not bench.world.run(append())
+    assert shard._job is None
+    assert bench.world.run(append(1))
+    bench.wait(2)
+    shard.tail._refused_bytes = 1
+    assert not bench.world.run(append(1))
+    bench.wait(2)
+    too_many = shard.tail._live.filled - shard.tail.end
+    assert not bench.world.run(append(too_many)), "that is more than there is room for"
 
 
 @pytest.mark.parametrize("fault", ["enospc", "partial", "eio"])
