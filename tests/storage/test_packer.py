@@ -58,6 +58,19 @@ def test_a_child_that_was_killed_costs_no_run_and_is_replaced(packer: ProcessPac
     assert packer.child_pid not in (None, pid)
 
 
+def test_the_child_keeps_its_memory_unless_the_operator_says_otherwise(
+    packer: ProcessPacker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "4096")
+    packer.pack(3, 4, BLOCKS, DEAD)
+    environ = Path(f"/proc/{packer.child_pid}/environ")
+    if not environ.exists():
+        pytest.skip("needs /proc")
+    told = dict(line.split(b"=", 1) for line in environ.read_bytes().split(b"\0") if line)
+    assert told[b"MALLOC_TRIM_THRESHOLD_"] == b"4096"
+    assert int(told[b"MALLOC_MMAP_THRESHOLD_"]) == 32 * 2**20
+
+
 def test_a_child_that_cannot_start_is_done_without(
     packer: ProcessPacker, monkeypatch: pytest.MonkeyPatch
 ) -> None:

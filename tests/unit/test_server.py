@@ -12,6 +12,7 @@ import os
 import resource
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -22,6 +23,7 @@ import pytest
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
+from topics_server.limits import SEND_BUFFER_BYTES
 from topics_server.metrics import log
 from topics_server.node import Node
 from topics_server.server import (
@@ -62,6 +64,17 @@ def settings_of(tmp_path: Path, **changes: object) -> Settings:
 
 
 # -- socket and port --------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="others size their buffers differently")
+def test_the_kernel_takes_little_of_what_a_connection_does_not_read(tmp_path: Path) -> None:
+    with (
+        bind(settings_of(tmp_path)) as listener,
+        socket.create_connection(listener.getsockname()),
+        listener.accept()[0] as served,
+    ):
+        held = served.getsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF)
+    assert held == 2 * SEND_BUFFER_BYTES
 
 
 def test_port_0_is_any_free_port_and_only_loopback_hears(tmp_path: Path) -> None:

@@ -5,8 +5,8 @@ the worker while a job is under way (`_job`), else to the loop; there is no lock
 turn submits is a group: small, on an idle shard, below the filled mark and with little unsynced, it
 is written at the end of the turn and reported there; everything else goes to the worker, one job
 and one post to the loop at a time (DESIGN §3, Write 5). A shard is idle also while the worker only
-syncs what nobody waits for, unless writes turn out to wait for the sync
-(`docs/decisions/0016-writes-beside-a-sync.md`).
+fills ahead, or only syncs: unless writes turn out to wait for the sync, or all that is queued waits
+for one itself (`docs/decisions/0016-writes-beside-a-sync.md`).
 
     OPEN ──write refused──> FAILED ──reopen──> FULL ──room found──> OPEN
       └──────sync failed──────┴───────────────────┴──> READ_ONLY (for ever)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from topics_server.appends import of_columns
@@ -113,3 +115,53 @@ def test_seqs_of_deletes_under_way_are_dying_until_the_last_of_them_is_gone(widt
 def test_a_drop_under_way_is_told_from_other_control() -> None:
     assert staging_of(append(1, 1), TopicDropped(1, "t", 5)).has_drop
     assert not staging_of(append(1, 1), CREATION).has_drop
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_what_is_kept_is_what_would_be_counted(seed: int) -> None:
+    """Through any order of entries that join, are applied and are undone."""
+    rng = random.Random(seed)
+    staging, live = Staging(), list[Staged]()
+    lsn, head, applied_floor, floor = 0, 0, 0, 0
+    for _ in range(300):
+        step = rng.random()
+        if step < 0.5 or not live:
+            lsn += rng.randint(1, 3)
+            kind = rng.random()
+            entry: Entry
+            if kind < 0.6:
+                floor = rng.choice((0, floor + 1))
+                entry = append(head + 1, lsn, max(floor, applied_floor) if floor else 0)
+                head += 2
+            elif kind < 0.7:
+                entry = HeadReserved(1, head + 100)
+            elif kind < 0.8:
+                entry = rng.choice((CREATION, TopicDropped(1, "t", 5)))
+            else:
+                entry = append(head + 1, lsn, creation=CREATION)
+                head += 2
+            staged = Staged(lsn, entry, None)
+            staging.push(staged)
+            live.append(staged)
+        elif step < 0.9:
+            gone = live.pop(0)
+            assert staging.pop(gone.lsn) is gone
+            if gone.floor:
+                applied_floor = max(applied_floor, gone.floor.seq)
+        else:
+            since = rng.choice(live).lsn
+            undone = [staged for staged in live if staged.lsn >= since]
+            assert staging.pop_from(since) == undone
+            live = [staged for staged in live if staged.lsn < since]
+        appends = [staged for staged in live if staged.count]
+        assert staging.appends() == appends
+        assert staging.records == sum(staged.count for staged in appends)
+        assert staging.weight == sum(staged.weight() for staged in appends)
+        assert staging.first_seq == (appends[0].first_seq if appends else 0)
+        floors = [staged.floor.seq for staged in live if staged.floor]
+        assert max(applied_floor, staging.floor_seq) == max([applied_floor, *floors])
+        entries = [staged.entry for staged in live]
+        ceilings = [e.ceiling_seq for e in entries if isinstance(e, HeadReserved)]
+        assert staging.ceiling_seq == max(ceilings, default=0)
+        assert staging.has_drop == any(isinstance(e, TopicDropped) for e in entries)
+        assert staging.has_control == any(staged.is_control for staged in live)
