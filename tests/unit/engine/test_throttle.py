@@ -59,7 +59,7 @@ def test_pressure_comes_at_once_with_a_turn_that_brings_too_much() -> None:
     assert not made.is_active, "who goes down throttles nobody"
 
 
-async def test_an_idle_server_looks_less_often_until_something_is_late(
+def test_an_idle_server_looks_less_often_until_something_is_late(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     made, now, waits = Throttle(), [0.0], []
