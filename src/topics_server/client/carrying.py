@@ -190,10 +190,14 @@ class Carrier:
         tasks: set[asyncio.Task[None]],
         landed: Callable[[asyncio.Task[None]], None],
     ) -> None:
-        while not self._is_over(tasks):
+        while True:
             self._changed.clear()
             with self.lock:
+                # From here on a wake is heard; what one before this told is looked at below.
                 self._is_woken = False
+            if self._is_over(tasks):
+                return
+            with self.lock:
                 now_ms = self.now_ms()
                 outgoing = self.book.take(now_ms)
                 next_ms = self.book.next_ms()

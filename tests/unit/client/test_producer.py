@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from random import Random
@@ -158,6 +159,33 @@ def test_a_claim_fences_the_one_before_and_is_told_by_receipt_and_flush() -> Non
         zombie.send(4)
     zombie.close()  # told already
     assert model.stored == [1, 2]
+
+
+def test_a_close_is_heard_while_the_loop_is_awake_for_something_else() -> None:
+    """The loop was woken and has found that it goes on; then, before it looks, it is closed."""
+    producer = IdempotentProducer(URL, "p", transport=Model())
+    producer.send(1).result(10)
+    carrier = producer._carrier
+    is_over = carrier._is_over
+    closing = threading.Thread(target=producer.close, daemon=True)
+
+    def close_behind(tasks: Any) -> bool:
+        found = is_over(tasks)
+        if not found and closing.ident is None:
+            closing.start()
+            while not carrier.is_closing:
+                time.sleep(0.001)
+            time.sleep(0.05)  # and has told the loop
+        return found
+
+    carrier._is_over = close_behind  # type: ignore[method-assign]
+    carrier.wake()
+    for _ in range(1000):
+        if closing.ident is not None:
+            break
+        time.sleep(0.01)
+    closing.join(10)
+    assert not closing.is_alive()
 
 
 def test_with_claim_it_goes_on() -> None:
