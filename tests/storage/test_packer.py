@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import platform
 import signal
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.storage.segment_samples import sample_blocks
-from topics_server.wal.packer import InlinePacker, ProcessPacker, serve
+from topics_server.wal.packer import InlinePacker, ProcessPacker, keep_memory, serve
 
 BLOCKS = sample_blocks(1, 200)
 DEAD = bytes(row % 7 == 0 for row in range(200))
@@ -58,17 +59,16 @@ def test_a_child_that_was_killed_costs_no_run_and_is_replaced(packer: ProcessPac
     assert packer.child_pid not in (None, pid)
 
 
-def test_the_child_keeps_its_memory_unless_the_operator_says_otherwise(
-    packer: ProcessPacker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("MALLOC_TRIM_THRESHOLD_", "4096")
-    packer.pack(3, 4, BLOCKS, DEAD)
-    environ = Path(f"/proc/{packer.child_pid}/environ")
-    if not environ.exists():
-        pytest.skip("needs /proc")
-    told = dict(line.split(b"=", 1) for line in environ.read_bytes().split(b"\0") if line)
-    assert told[b"MALLOC_TRIM_THRESHOLD_"] == b"4096"
-    assert int(told[b"MALLOC_MMAP_THRESHOLD_"]) == 32 * 2**20
+def test_memory_is_kept_where_the_c_library_knows_how(monkeypatch: pytest.MonkeyPatch) -> None:
+    asks = "from topics_server.wal import packer; print(packer.keep_memory())"
+    told = subprocess.run([sys.executable, "-c", asks], capture_output=True, text=True, check=True)
+    assert told.stdout.strip() == str(platform.libc_ver()[0] == "glibc")
+
+    def none_such(name: object) -> object:
+        raise OSError("no such library")
+
+    monkeypatch.setattr("ctypes.CDLL", none_such)
+    assert not keep_memory()
 
 
 def test_a_child_that_cannot_start_is_done_without(
