@@ -36,6 +36,14 @@ class Wire:
     def outbox(self) -> Outbox:
         return Outbox(self.send, SSE, self.room.append)
 
+    def full_outbox(self) -> Outbox:
+        """One whose socket is full of the frame `a`."""
+        self.tap.clear()
+        outbox = self.outbox()
+        outbox.put((b"a",))
+        outbox.flush()
+        return outbox
+
 
 async def test_frames_leave_at_once_in_one_message() -> None:
     wire = Wire()
@@ -49,10 +57,7 @@ async def test_frames_leave_at_once_in_one_message() -> None:
 
 async def test_a_full_socket_parks_one_send_and_order_holds() -> None:
     wire = Wire()
-    outbox = wire.outbox()
-    wire.tap.clear()
-    outbox.put((b"a",))
-    outbox.flush()
+    outbox = wire.full_outbox()
     assert outbox.is_parked
     assert not outbox.has_room()
     for frame in (b"b", b"c"):
@@ -70,10 +75,7 @@ async def test_a_full_socket_parks_one_send_and_order_holds() -> None:
 
 async def test_a_stall_is_counted_from_when_it_began() -> None:
     wire = Wire()
-    outbox = wire.outbox()
-    wire.tap.clear()
-    outbox.put((b"a",))
-    outbox.flush()
+    outbox = wire.full_outbox()
     assert outbox.stalled_ms(outbox.sent_ms + 500) > 400
     outbox.drop()
 
@@ -81,10 +83,7 @@ async def test_a_stall_is_counted_from_when_it_began() -> None:
 async def test_how_long_it_was_full_is_told_though_it_is_full_again() -> None:
     """What waits behind fills the socket in the same turn: that is the next time, not this one."""
     wire = Wire()
-    outbox = wire.outbox()
-    wire.tap.clear()
-    outbox.put((b"a",))
-    outbox.flush()
+    outbox = wire.full_outbox()
     outbox.put((b"b",))
     await asyncio.sleep(0.05)
 
@@ -107,10 +106,7 @@ async def test_how_long_it_was_full_is_told_though_it_is_full_again() -> None:
 
 async def test_what_is_dropped_never_leaves() -> None:
     wire = Wire()
-    outbox = wire.outbox()
-    wire.tap.clear()
-    outbox.put((b"a",))
-    outbox.flush()
+    outbox = wire.full_outbox()
     outbox.put((b"b",))
     assert outbox.drop()
     wire.tap.set()
