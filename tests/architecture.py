@@ -486,6 +486,7 @@ API = {
     "api.state": driver(
         "api.hosts",
         "api.fanout",
+        "api.inbox",
         "api.keys",
         "api.tickets",
         "api.patience",
@@ -511,10 +512,12 @@ API = {
     ),
     # What a head may be, how long clients are waited for, and the connection that holds them to it.
     "api.heads": pure(),
+    "api.inbox": driver(),
     "api.patience": driver("api.heads"),
     "api.strict": driver(
         "api.heads",
         "api.http",
+        "api.inbox",
         "api.patience",
         "api.problems",
         "api.request_ids",

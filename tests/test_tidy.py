@@ -64,6 +64,7 @@ OWNERS: dict[str, dict[str, str]] = {
 TOP_LOOPS = {
     "api.http": "a defect in a handler becomes a 500 in the envelope, not a broken connection",
     "api.direct": "a defect in an answer breaks its connection, and reaches nobody else's",
+    "api.inbox": "a defect in reading breaks its connection, and keeps nobody else unread",
     "api.ws": "a defect in a publish becomes its answer, and reaches nobody else's stream",
     "wal.shard": "a defect in the writer thread makes the shard read-only, not silent",
     "client.engine": "a handler that fails gives its job back, whatever it raised",

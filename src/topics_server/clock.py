@@ -20,6 +20,11 @@ def monotonic_ms() -> float:
     return time.monotonic_ns() / 1_000_000
 
 
+def pause(seconds: float) -> None:
+    """*Blocking.* Let other threads on; never from the loop."""
+    time.sleep(seconds)
+
+
 def random_id(size: int = 16) -> str:
     """An unguessable URL-safe id of `size` random bytes (16: 128 bits)."""
     assert size >= 8, "an id of so few bytes is guessable and may collide"

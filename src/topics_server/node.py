@@ -14,6 +14,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Final, TypeVar
 
 from topics_server.api.fanout import Fanout
+from topics_server.api.inbox import Inbox
 from topics_server.api.keys import KeyRing
 from topics_server.api.state import ServerState
 from topics_server.clock import SystemClock, random_u64
@@ -152,6 +153,7 @@ class Node:
             disk=self._disk_facts,
         )
         self.state.throttle = Throttle(self._priority_of, self._backlog_bytes)
+        self.state.inbox = Inbox(self.state.throttle)
         # Set by `start`.
         self.journal: Journal
         self.commits: Commits

@@ -123,6 +123,7 @@ class FakeStore:
         *,
         header_key: str | None,
         producer: ProducerStamp | None = None,
+        hurries: bool = False,
     ) -> None:
         """There is always something to wait for here."""
 

@@ -8,7 +8,8 @@ from tests.storage.fake_disk import FakeDisk
 from tests.storage.journal_rig import SMALL, WAL, Life, append, new_disk
 from topics_server.entries import RecordsDeleted
 from topics_server.errors import Code, ReadOnly
-from topics_server.limits import LOOP_WRITE_BYTES_MAX, SHARD_QUEUE_BYTES_MAX
+from topics_server.limits import KIB, LOOP_WRITE_BYTES_MAX, SHARD_QUEUE_BYTES_MAX
+from topics_server.wal import tail as tail_module
 from topics_server.wal.shard import State
 from topics_server.wal.tail import Sizes
 
@@ -681,4 +682,37 @@ def test_where_writes_wait_for_a_sync_none_is_made_beside_one(
     assert (life.progress[-1].written_lsn, shard.queue_depth) == (before, 1)
     life.settle()
     assert life.progress[-1].synced_lsn == lsn
+    life.close()
+
+
+def test_what_hurries_is_written_before_the_turn_ends() -> None:
+    life = started(new_disk(1))
+    life.submit(append(0, 0))
+    life.submit(append(0, 1))
+    life.journal.flush(0)
+    assert [op for op, _ in life.disk.log] == ["write"]
+    assert [p.written_lsn for p in life.progress] == [2]
+    life.journal.flush(0)
+    life.turn(2)
+    assert [op for op, _ in life.disk.log] == ["write"], "there is nothing left to write"
+    life.submit(append(0, 2, b"x" * LOOP_WRITE_BYTES_MAX))
+    life.journal.flush(0)
+    assert len(life.progress) == 1, "what the loop may not write is left to the worker"
+    life.settle()
+    assert life.progress[-1].written_lsn == 3
+    life.close()
+
+
+def test_filling_gives_way_to_a_write(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a write beside it waits for milliseconds: the kernel lets whoever comes first go on."""
+    life = started(new_disk(1))
+    live = life.journal.shards[0].tail._live
+    paused: list[float] = []
+    monkeypatch.setattr(tail_module, "pause", paused.append)
+    live.fill(live.filled + 2 * 256 * KIB)
+    assert not paused
+    live.is_written = True
+    live.fill(live.filled + 2 * 256 * KIB)
+    assert len(paused) == 2
+    live.is_written = False
     life.close()

@@ -90,10 +90,10 @@ class DirectHttp(StrictHttp):
         # Whose token it was that came last: every request of a connection presents it anew.
         self._recalled = Recalled()
 
-    def data_received(self, data: bytes) -> None:
-        """See `asyncio.Protocol`."""
+    def take(self, data: bytes) -> None:
+        """Read what was received."""
         self._had_turn = False
-        super().data_received(data)
+        super().take(data)
         if self._is_held:
             self._release()
 

@@ -97,11 +97,13 @@ async def append(state: ServerState, request: Request) -> Response:
 def append_now(state: ServerState, request: Request) -> Underway | None:
     """The quick form of `append`: to a topic that is there, without a configuration."""
     throttle = state.throttle
-    if throttle.is_active and request.parked_ms is None and not throttle.passes(request.name):
+    is_in_turn = throttle.is_active and request.parked_ms is None
+    if is_in_turn and not throttle.passes(request.name):
         admit(state)
         parked = _ParkedAppend(state, request)
         return Underway(parked.when_settled, parked.answer)
-    return _append_now(state, request)
+    # Whoever passes by all that wait does not wait for what they brought in this turn.
+    return _append_now(state, request, hurries=is_in_turn)
 
 
 def _insists(body: bytes) -> bool:
@@ -166,14 +168,19 @@ def _refuse(error: TopicsError | StorageError) -> Response:
     raise error
 
 
-def _append_now(state: ServerState, request: Request) -> Underway | None:
+def _append_now(state: ServerState, request: Request, *, hurries: bool = False) -> Underway | None:
     store = admit(state)
     asked = _asked_append(request)
     decoded = asked.decoded
     if decoded.config is not None:
         return None
     appending = store.append_now(
-        request.name, request.body, decoded, header_key=asked.key, producer=asked.producer
+        request.name,
+        request.body,
+        decoded,
+        header_key=asked.key,
+        producer=asked.producer,
+        hurries=hurries,
     )
     if appending is None:
         return None

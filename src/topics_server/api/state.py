@@ -15,6 +15,7 @@ from typing import Literal, Protocol
 
 from topics_server.api.fanout import Fanout
 from topics_server.api.hosts import Hosts
+from topics_server.api.inbox import Inbox
 from topics_server.api.keys import KeyRing
 from topics_server.api.patience import Patience
 from topics_server.api.tickets import Tickets
@@ -160,6 +161,7 @@ class Store(Protocol):
         *,
         header_key: str | None,
         producer: ProducerStamp | None = None,
+        hurries: bool = False,
     ) -> Appending | None:
         """Begin what `append` does, if nothing has to be waited for first."""
         ...
@@ -281,7 +283,7 @@ class ServerState:
     streams, `hosts` what this server is called; `started_ms` is of the monotonic clock; `shards`
     tells the journal's figures; `connections` counts open streams and WebSockets (`api/guard`);
     `requests` tells what became of requests, `disk` (*blocking*) what lies on it; `patience` is
-    with connections.
+    with connections, `inbox` has what is read of them later.
     """
 
     settings: ApiSettings
@@ -302,6 +304,7 @@ class ServerState:
     rendered: RenderCache = dataclasses.field(default_factory=RenderCache)
     patience: Patience = dataclasses.field(default_factory=Patience)
     throttle: Throttle = dataclasses.field(default_factory=Throttle)
+    inbox: Inbox | None = None
     connections: int = 0
     requests: Callable[[], Sequence[RouteFacts]] = tuple
     # Set by `node` and `server`: figures that are theirs to know.

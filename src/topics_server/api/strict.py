@@ -8,7 +8,8 @@ more, then the connection ends too.
 
 Here is also what a connection knows of its own slowness. Nothing is timed on the way of a request
 that comes whole: `overdue` is asked now and then by `api/patience`, and what it needs is noted
-only where bytes end in the middle of a request. Base of `api/direct`.
+only where bytes end in the middle of a request. What is received while others are served may be
+read later: `api/inbox` says when. Base of `api/direct`.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from topics_server.api.heads import (
     too_large_fields,
 )
 from topics_server.api.http import Application, response_of
+from topics_server.api.inbox import Inbox
 from topics_server.api.patience import Patience, Waits
 from topics_server.api.problems import internal
 from topics_server.api.request_ids import request_id
@@ -55,6 +57,8 @@ class StrictHttp(JoinedHttp):
 
     patience: Patience = _DEFAULT
     bounds: Bounds = _DEFAULT.bounds
+    inbox: Inbox | None = None
+    url: bytes = b""
     # The header fields of the newest head by their names.
     fields: dict[bytes, bytes]
     # A request is there that is not whole.
@@ -94,6 +98,7 @@ class StrictHttp(JoinedHttp):
         if isinstance(app, Application):
             self.patience = app.state.patience
             self.bounds = self.patience.bounds
+            self.inbox = app.state.inbox
             self._small_bytes = self.bounds.small_bytes
             refusal = self.patience.crowded(self.connections, self)
             if refusal is not None:
@@ -106,6 +111,8 @@ class StrictHttp(JoinedHttp):
         """See `asyncio.Protocol`."""
         super().connection_lost(exc)
         self.patience.flows(self)
+        if self.inbox is not None:
+            self.inbox.forget(self)
         self._before = None
 
     def pause_writing(self) -> None:
@@ -139,6 +146,12 @@ class StrictHttp(JoinedHttp):
 
     def data_received(self, data: bytes) -> None:
         """See `asyncio.Protocol`."""
+        inbox = self.inbox
+        if inbox is None or inbox.takes(self, data, self._partial_since):
+            self.take(data)
+
+    def take(self, data: bytes) -> None:
+        """Read what was received."""
         if self._is_over:
             self._swallow(data)
             return

@@ -29,6 +29,8 @@ from uvicorn.protocols.http.httptools_impl import (
 _HEAD: Final = b"HTTP/1.1 "
 # Up to this, putting two pieces together is cheaper than telling the kernel of both.
 _COPIED_BYTES_MAX: Final = 16_384
+# Of a body that is not whole, so much is gathered before it is handed on.
+_GATHERED_BYTES: Final = 32_768
 # What differs from answer to answer; kept out of what is remembered of heads.
 VARYING: Final = frozenset(
     b"content-length x-request-id "
@@ -308,11 +310,19 @@ class JoinedHttp(HttpToolsProtocol):
             self._start_asgi_task(*self.pipeline.pop())
 
     def on_body(self, body: bytes) -> None:
-        """Take a piece of the body; the first one as it is."""
+        """Take a piece of the body; the first one as it is.
+
+        Whoever waits for it wants all of it: woken once it is there, or much of it.
+        """
         cycle: Any = self.cycle
+        if not isinstance(cycle, JoinedCycle) or cycle.response_complete:
+            super().on_body(body)
+            return
         if not cycle.body:
-            if isinstance(cycle, JoinedCycle) and not cycle.response_complete:
-                cycle.body, body = body, b""
-        elif isinstance(cycle.body, bytes):
-            cycle.body = bytearray(cycle.body)
-        super().on_body(body)
+            cycle.body = body
+        else:
+            if isinstance(cycle.body, bytes):
+                cycle.body = bytearray(cycle.body)
+            cycle.body += body
+        if len(cycle.body) >= _GATHERED_BYTES:
+            super().on_body(b"")

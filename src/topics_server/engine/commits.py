@@ -165,6 +165,10 @@ class Commits:
                 return ticket
         return None
 
+    def flush(self, topic_id: int) -> None:
+        """Have what was submitted for a topic written before this turn of the loop ends."""
+        self._journal.flush(self._journal.shard_of(topic_id))
+
     def submit(self, entry: Entry, gate: Gate, owner: Owner, *, urgent: bool = False) -> Ticket:
         """Give the entry its lsn and place; applied at once if nothing has to be waited for.
 

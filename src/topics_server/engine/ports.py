@@ -44,6 +44,10 @@ class Journal(Protocol):
         """
         ...
 
+    def flush(self, shard: int) -> None:
+        """Write what is queued now, not at the end of the turn, if that holds nobody up."""
+        ...
+
     def reopen(self, shard: int) -> None:
         """The loop has undone everything from `failed_from` on: take submissions again."""
         ...

@@ -150,10 +150,11 @@ class Store:
         *,
         header_key: str | None,
         producer: ProducerStamp | None = None,
+        hurries: bool = False,
     ) -> Appending | None:
-        """Begin what `append` does if nothing has to be waited for first; None if it has.
+        """Begin what `append` does if nothing has to be waited for first; None: nothing was done.
 
-        Then nothing was done. Raises what `append` raises.
+        `hurries`: do not wait for what else comes in this turn. Raises what `append` raises.
         """
         if name in self.settling:
             return None
@@ -162,8 +163,10 @@ class Store:
         topic = self._registry.find(name)
         if topic is None or self._has_long_tail(topic):
             return None
-        appending = self._begin_append(topic, body, decoded, header_key, producer)
-        return appending if isinstance(appending, Appending) else None
+        begun = self._begin_append(topic, body, decoded, header_key, producer)
+        if hurries:
+            self._commits.flush(topic.topic_id)
+        return begun if isinstance(begun, Appending) else None
 
     def _begin_append(
         self,
@@ -231,9 +234,8 @@ class Store:
         now_ms = self._clock.now_ms()
         topic, creation = self._decide_create(name, config, now_ms)
         try:
-            limits = self.append_limits
             entry = topic.decide_append(
-                decoded, body, header_key, now_ms, limits, creation, producer=producer
+                decoded, body, header_key, now_ms, self.append_limits, creation, producer=producer
             )
             assert isinstance(entry, RecordsAppended), "a new topic has no keys and no producers"
             # Ephemeral or not, the creation is journaled: the configuration always survives.
@@ -265,8 +267,7 @@ class Store:
         if self.is_disk_low:
             raise limit_reached("min_free_bytes", "the disk is nearly full")
         self._moves.check(source)
-        topic, creation = self._registry.find(name), None
-        now_ms = self._clock.now_ms()
+        topic, creation, now_ms = self._registry.find(name), None, self._clock.now_ms()
         if topic is None:
             if not create:
                 raise topic_not_found(name)

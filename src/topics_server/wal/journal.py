@@ -127,6 +127,10 @@ class Journal:
         """Queue one entry. Raises `TopicsError` `throttled` or `storage_read_only`."""
         self.shards[shard].submit(lsn, entry, urgent=urgent, sync=sync)
 
+    def flush(self, shard: int) -> None:
+        """Write what is queued before the turn of the loop ends, if the loop may write it."""
+        self.shards[shard].flush()
+
     def reopen(self, shard: int) -> None:
         """Everything from `failed_from` on is undone: take submissions again."""
         self.shards[shard].reopen()

@@ -137,6 +137,11 @@ class Shard:
             self._flush_scheduled = True
             self._loop.call_soon(self._flush)
 
+    def flush(self) -> None:
+        """Write what is queued now, where the loop would write it at the end of the turn."""
+        if self._queue and self.state is State.OPEN and self._may_write_here():
+            self._write_here(self._take())
+
     def _check_state(self, urgent: bool) -> None:
         if self.state is State.READ_ONLY:
             raise TopicsError(

@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
+from topics_server.clock import pause
 from topics_server.errors import DiskFull
 from topics_server.limits import (
     GROUP_BYTES_MAX,
@@ -45,6 +46,9 @@ RESERVE_BYTES: Final = MIB
 # What one call fills. The kernel holds the file for as long: the loop's writes wait for it. And
 # each call costs a turn at the interpreter lock.
 _ZEROS: Final = memoryview(bytes(256 * KIB))
+# After one beside which somebody writes, seconds: who waits for the file is only given it if nobody
+# takes it again at once (Linux lets a waiter go first after 4 ms).
+_PAUSE_S: Final = 0.0001
 _OPENING_BYTES: Final = FRAME_HEADER_BYTES + 16
 
 assert RESERVE_BYTES < WAL_FILL_STEP_BYTES <= WAL_FILE_BYTES
@@ -69,13 +73,15 @@ class ClosedFile(NamedTuple):
 class _Live:
     """A file that is open for writing."""
 
-    __slots__ = ("file", "file_id", "filled", "number")
+    __slots__ = ("file", "file_id", "filled", "is_written", "number")
 
     def __init__(self, file: File, file_id: int, number: int) -> None:
         self.file = file
         self.file_id = file_id
         self.number = number
         self.filled = 0
+        # A group is being written.
+        self.is_written = False
 
     def fill(self, upto: int) -> None:
         """Write zeros up to a position; what a failed call has filled stays and is not counted."""
@@ -85,6 +91,8 @@ class _Live:
             self.file.pwrite(_ZEROS[:step], position)
             position += step
             self.filled = position
+            if self.is_written:
+                pause(_PAUSE_S)
 
 
 class Tail:
@@ -299,7 +307,11 @@ class Tail:
             synced_bytes=synced,
         )
         self._broken_bytes = length
-        live.file.pwritev(encoded, end)
+        live.is_written = True
+        try:
+            live.file.pwritev(encoded, end)
+        finally:
+            live.is_written = False
         self._broken_bytes = 0
         self.end = end + length
         self._marked = synced

@@ -372,6 +372,21 @@ async def test_under_pressure_an_append_waits_for_its_turn_without_a_task() -> N
     side.protocol.connection_lost(None)
 
 
+async def test_who_passes_those_that_wait_is_written_at_once() -> None:
+    side = Side(HttpConnection)
+    await side.create()
+    side.protocol.data_received(request(APPEND))
+    await answered(side)
+    assert not [event for event in side.rig.journal.events if event.startswith("flush")]
+    side.wire.pieces.clear()
+    side.state.throttle.is_active = True
+    side.protocol.data_received(request(APPEND))
+    assert [event for event in side.rig.journal.events if event.startswith("flush")]
+    await answered(side)
+    assert b'"first_seq":4' in side.sent
+    side.protocol.connection_lost(None)
+
+
 async def test_under_pressure_an_append_is_refused_in_the_end() -> None:
     side = Side(HttpConnection)
     await side.create()

@@ -180,6 +180,33 @@ async def test_a_body_in_one_piece_is_not_copied() -> None:
     protocol.connection_lost(None)
 
 
+async def test_whoever_waits_for_a_body_is_woken_for_much_of_it_or_all() -> None:
+    seen: list[int] = []
+
+    async def app(scope: object, receive: Any, send: Any) -> None:
+        more = True
+        while more:
+            message = await receive()
+            seen.append(len(message["body"]))
+            more = message["more_body"]
+
+    protocol, _ = connect(app)
+    protocol.data_received(b"POST /a HTTP/1.1\r\nhost: x\r\ncontent-length: 100000\r\n\r\n")
+    for _ in range(30):
+        protocol.data_received(b"x" * 1000)
+        await turns()
+    assert seen == []
+    protocol.data_received(b"x" * 10_000)
+    await turns()
+    assert seen == [40_000]
+    protocol.data_received(b"x" * 30_000)
+    await turns()
+    protocol.data_received(b"x" * 30_000)
+    await turns()
+    assert sum(seen) == 100_000
+    protocol.connection_lost(None)
+
+
 async def test_a_header_with_a_line_break_is_never_sent() -> None:
     async def app(scope: object, receive: Any, send: Any) -> None:
         headers = [(b"x-a", b"1\r\nx-b: 2"), (b"x-request-id", b"r"), (b"content-length", b"0")]

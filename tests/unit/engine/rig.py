@@ -77,6 +77,9 @@ class ListJournal:
         assert shard == self.shard_of(entry.topic_id)
         self.submitted.append(Submitted(lsn, entry, shard, urgent, sync))
 
+    def flush(self, shard: int) -> None:
+        self.events.append(f"flush {shard}")
+
     def reopen(self, shard: int) -> None:
         self.reopened.append(shard)
 
