@@ -25,6 +25,8 @@ from topics_server.clock import monotonic_ms
 from topics_server.limits import MIB
 from topics_server.metrics import log
 
+# So many connections make no long turn: nobody asks then.
+FEW: Final = 8
 # How long one turn reads, ms: whom it finds with something to say, or of what was held. Under
 # pressure, when all wait for their turn, it is less, unless that kept somebody waiting for so long.
 _TURN_MS: Final = 2.0
@@ -107,7 +109,7 @@ class Inbox:
         """
         now_ms = monotonic_ms()
         if not self._until_ms:
-            self._until_ms = now_ms + self._slice_ms
+            self._until_ms = now_ms + self._slice_ms()
             reader.loop.call_soon(self._end_turn)
         if self._held and reader in self._held:
             self._hold(reader, data)
@@ -134,7 +136,6 @@ class Inbox:
         self._until_ms = 0.0
         self._passed = 0
 
-    @property
     def _slice_ms(self) -> float:
         is_pressed = self._throttle is not None and self._throttle.is_active
         if is_pressed and self._waited_ms < _LONG_MS:
@@ -177,7 +178,7 @@ class Inbox:
     def _read_on(self) -> None:
         """Read a slice of what is held; the rest in later turns."""
         self._reading = None
-        until_ms = monotonic_ms() + self._slice_ms
+        until_ms = monotonic_ms() + self._slice_ms()
         while self._waiting:
             _, _, came_ms, reader = heapq.heappop(self._waiting)
             self._waited_ms = until_ms - came_ms

@@ -30,7 +30,7 @@ from topics_server.api.heads import (
     too_large_fields,
 )
 from topics_server.api.http import Application, response_of
-from topics_server.api.inbox import Inbox
+from topics_server.api.inbox import FEW, Inbox
 from topics_server.api.patience import Patience, Waits
 from topics_server.api.problems import internal
 from topics_server.api.request_ids import request_id
@@ -147,7 +147,11 @@ class StrictHttp(JoinedHttp):
     def data_received(self, data: bytes) -> None:
         """See `asyncio.Protocol`."""
         inbox = self.inbox
-        if inbox is None or inbox.takes(self, data, self._partial_since):
+        if (
+            inbox is None
+            or (len(self.connections) <= FEW and not inbox.held_bytes)
+            or inbox.takes(self, data, self._partial_since)
+        ):
             self.take(data)
 
     def take(self, data: bytes) -> None:

@@ -232,7 +232,8 @@ class Commits:
     def _drain(self, fifos: Iterable[deque[Ticket]]) -> None:
         """Apply every met front, resolve the tickets, then ring each touched topic once.
 
-        So who appended goes on before those who are told of it.
+        So who appended goes on before those who are told of it, and before what need not be done
+        for either is done.
         """
         settled: list[Ticket] = []
         rung: dict[int, None] = {}
@@ -250,6 +251,7 @@ class Commits:
             ticket.settle()
         for topic_id in rung:
             self._hub.ring(topic_id)
+            self._registry.tidy(topic_id)
 
     def _apply(self, ticket: Ticket, rung: dict[int, None]) -> None:
         if ticket.topic_id < RESERVED_ID_MIN:

@@ -39,6 +39,7 @@ class Log:
         "evict_floor",
         "head_seq",
         "holes",
+        "last_count",
         "last_ts",
         "live_bytes",
         "live_count",
@@ -63,6 +64,8 @@ class Log:
         # Slots and live bytes that are not sealed.
         self.tail_count = 0
         self.tail_bytes = 0
+        # Records of the newest append.
+        self.last_count = 0
         self.last_ts = 0
         self.holes: list[Hole] = []
         self.losses = Losses()
@@ -221,11 +224,21 @@ class Log:
         self.tail_count += count
         self.tail_bytes += weight
         self.head_seq += count
+        self.last_count = count
         self.last_ts = ts
         assert block.first_seq + len(block.dead) == self.head_seq + 1, "the open block is unbroken"
         if len(block.dead) >= BLOCK_RECORDS_MAX:
             self._freeze_full(block)
         elif block.live_bytes >= BLOCK_BYTES_MAX:
+            self.freeze_open()
+
+    def tidy(self) -> None:
+        """Freeze the open block, if another append like the last one would find it too full.
+
+        That append would have to wait for it; nobody waits now.
+        """
+        block = self.open
+        if block is not None and len(block.dead) + self.last_count > BLOCK_RECORDS_MAX:
             self.freeze_open()
 
     def _freeze_full(self, block: OpenBlock) -> None:

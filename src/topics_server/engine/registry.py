@@ -62,6 +62,12 @@ class Registry:
         """The topic of an id, unless it is pending."""
         return self._by_id.get(topic_id)
 
+    def tidy(self, topic_id: int) -> None:
+        """Do what a topic's next append would have to do first, if the topic is there."""
+        topic = self._by_id.get(topic_id)
+        if topic is not None:
+            topic.log.tidy()
+
     def ids(self) -> list[int]:
         """The ids of all topics as they are now."""
         return list(self._by_id)

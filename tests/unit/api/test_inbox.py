@@ -10,6 +10,7 @@ import pytest
 from tests.unit.api.test_direct import APPEND, CASES, JSON, SETTINGS, Side, request
 from tests.unit.api.test_transport import turns
 from topics_server.api import inbox as module
+from topics_server.api import strict
 from topics_server.api.connections import HttpConnection
 from topics_server.api.inbox import PIECE_BYTES, Inbox
 from topics_server.engine.throttle import Throttle
@@ -219,6 +220,13 @@ async def test_a_defect_ends_its_connection_and_nobody_elses(clock: Clock) -> No
     assert log == ["other"]
 
 
+@pytest.fixture(name="crowded")
+def are_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One connection is a crowd already."""
+    monkeypatch.setattr(strict, "FEW", 0)
+
+
+@pytest.mark.usefixtures("crowded")
 @pytest.mark.parametrize("size", [1, 7, 10_000])
 @pytest.mark.parametrize("name", CASES)
 async def test_what_is_read_later_is_answered_with_the_same_bytes(name: str, size: int) -> None:
@@ -248,6 +256,34 @@ async def test_what_is_read_later_is_answered_with_the_same_bytes(name: str, siz
     assert seen[2] == seen[0]
 
 
+async def test_a_few_connections_are_read_at_once() -> None:
+    side = Side(HttpConnection)
+    inbox = side.state.inbox = Inbox(turn_ms=0.0)
+    await side.create()
+    several = [side.connect() for _ in range(7)]
+    for protocol, _ in several:
+        protocol.data_received(request(APPEND))
+    counts = [inbox.put_off]
+    one_more, _ = side.connect()
+    one_more.data_received(request(APPEND))
+    counts.append(inbox.put_off)
+    assert counts == [0, 1]
+    await turns(30)
+    one_more.connection_lost(None)
+    # What is held of a connection comes before what it sends when there are few again.
+    protocol, wire = several[0]
+    wire.pieces.clear()
+    inbox._hold(protocol, request(APPEND)[:40])
+    protocol.data_received(request(APPEND)[40:])
+    assert not wire.pieces
+    inbox._hand_over(protocol)
+    await turns(12)
+    assert b"200 OK" in b"".join(wire.pieces)
+    for protocol, _ in (*several, (side.protocol, None)):
+        protocol.connection_lost(None)
+
+
+@pytest.mark.usefixtures("crowded")
 async def test_a_connection_that_ends_leaves_nothing_held() -> None:
     side = Side(HttpConnection)
     inbox = side.state.inbox = Inbox(turn_ms=0.0)

@@ -202,6 +202,24 @@ def test_waiters_are_told_once_when_everything_of_the_post_is_applied(desk: Desk
     assert seen == [2]
 
 
+def test_a_block_that_would_be_too_full_is_frozen_once_who_appended_was_told(desk: Desk) -> None:
+    topic = desk.topics[0]
+    log = topic.log
+    for _ in range(2):
+        ticket = desk.append(topic, Gate.WRITTEN, *range(100))
+        seen: list[bool] = []
+        ticket.waiters.append(lambda seen=seen: seen.append(log.open is not None))  # type: ignore[misc]
+        desk.journal.write(1)
+        assert seen == [True]
+    # A third such append would not fit.
+    assert [type(run).__name__ for run in log.runs] == ["TailBlock"]
+    desk.append(topic, Gate.WRITTEN, "one")
+    desk.journal.write(1)
+    assert [run.count for run in log.runs] == [200, 1]
+    desk.commits.flush(topic.topic_id)
+    assert desk.journal.events[-1] == "flush 1"
+
+
 def test_observers_hear_of_every_applied_entry_in_order(desk: Desk) -> None:
     heard: list[tuple[int, Entry]] = []
 
