@@ -706,7 +706,6 @@ API = {
     "api.figures": driver(
         "api.fanout",
         "api.keys",
-        "api.patience",
         "api.state",
         "api.visible",
         "engine.answers",

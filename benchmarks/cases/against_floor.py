@@ -17,6 +17,7 @@ from benchmarks.server import STILL
 TOPIC = "bench"
 CONNECTIONS = (1, 16)
 DIFF_RECORDS = 1000
+SEVERAL = 10
 
 
 def costs(label: str, samples: Sequence[Sample]) -> str:
@@ -71,13 +72,23 @@ def compare(
 def appends(bench: Bench, case: str, count: int, limit: float) -> list[Figure]:
     """Appends of `count` records each, class disk; sealing and checkpoints have their own case."""
     server = bench.start(settings=STILL)
-    server.expect("PUT", f"/v0/topics/{TOPIC}", b'{"durability":"disk"}')
+    # Batches fill the largest segment there may be in three seconds: several topics, so that none
+    # is sealed.
+    topics = [TOPIC] if count == 1 else [f"{TOPIC}-{number}" for number in range(SEVERAL)]
+    for topic in topics:
+        server.expect("PUT", f"/v0/topics/{topic}", b'{"durability":"disk"}')
     # A thousand different requests: no cache of ours may profit from one body sent again.
     firsts = range(0, 1000 * count, count) if count == 1 else range(0, 100 * count, count)
-    requests = bench.requests(case, [append_request(TOPIC, first, count) for first in firsts])
+    requests = bench.requests(
+        case,
+        [
+            append_request(topics[number % len(topics)], first, count)
+            for number, first in enumerate(firsts)
+        ],
+    )
     # The floor answers with as many digits in its seqs as ours has after a while.
     bench.load(server, requests, connections=16, seconds=min(1.0, bench.options.seconds))
-    reply = server.call("POST", f"/v0/topics/{TOPIC}", append_body(0, count))
+    reply = server.call("POST", f"/v0/topics/{topics[0]}", append_body(0, count))
     what = "append of one record" if count == 1 else f"append of {count} records"
     return compare(bench, case, what, server, requests, reply, limit)
 

@@ -204,6 +204,7 @@ def _connection_families(http: ConnectionFacts) -> Iterator[Metric]:
         (
             ("topics_http_evicted", "Idle connections closed to make room.", http.evicted),
             ("topics_http_refused", "Connections refused as there was none.", http.refused),
+            ("topics_http_put_off", "Receptions read in a later turn of the loop.", http.put_off),
         )
     )
 

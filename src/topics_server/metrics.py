@@ -189,13 +189,17 @@ class RecoveryFacts(msgspec.Struct, frozen=True):
 
 
 class ConnectionFacts(msgspec.Struct, frozen=True):
-    """Connections, and what became of those that went beyond a bound; `most` 0: no cap."""
+    """Connections, and what became of those that went beyond a bound; `most` 0: no cap.
+
+    `put_off`: how often what was received was read in a later turn of the loop.
+    """
 
     open: int
     most: int
     timeouts: dict[str, int]
     evicted: int = 0
     refused: int = 0
+    put_off: int = 0
 
 
 class PressureFacts(msgspec.Struct, frozen=True, kw_only=True):

@@ -15,7 +15,6 @@ from typing import Final, TypeVar
 
 from topics_server.api.fanout import Fanout, Stream
 from topics_server.api.keys import EVERYBODY, Caller
-from topics_server.api.patience import Patience
 from topics_server.api.state import Routers, ServerState, Store
 from topics_server.api.visible import list_topics
 from topics_server.clock import monotonic_ms
@@ -58,7 +57,7 @@ async def facts_of(state: ServerState, version: str, caller: Caller = EVERYBODY)
         routers=None if routers is None else await _routers_facts(routers, caller),
         version=version,
         requests=state.requests(),
-        http=_connection_facts(state.patience),
+        http=_connection_facts(state),
         watchers=None if fanout is None else await _watch_facts(fanout),
         disk=None if state.disk is None or store is None else await asyncio.to_thread(state.disk),
         recovery=state.recovery,
@@ -67,9 +66,15 @@ async def facts_of(state: ServerState, version: str, caller: Caller = EVERYBODY)
     )
 
 
-def _connection_facts(patience: Patience) -> ConnectionFacts:
+def _connection_facts(state: ServerState) -> ConnectionFacts:
+    patience = state.patience
     return ConnectionFacts(
-        patience.open, patience.most, dict(patience.timeouts), patience.evicted, patience.refused
+        patience.open,
+        patience.most,
+        dict(patience.timeouts),
+        patience.evicted,
+        patience.refused,
+        0 if state.inbox is None else state.inbox.put_off,
     )
 
 
