@@ -67,6 +67,8 @@ BLOCK_BYTES_MAX: Final = 4 * MIB
 RECORD_FRAMING_BYTES: Final = 24
 # Heads reserved ahead of the last ceiling for every class but fsync (DESIGN §3, Heads).
 HEAD_RESERVE_SEQS: Final = 65_536
+# Twice as many each time, up to this: who needs them fast is not to wait for them often.
+HEAD_RESERVE_SEQS_MAX: Final = 64 * HEAD_RESERVE_SEQS
 # Distinct (range, reason) facts of lost records kept per topic before neighbours merge to `mixed`.
 LOSS_RANGES_MAX: Final = 64
 DEDUPE_KEYS_PER_TOPIC_MAX: Final = 1_000_000

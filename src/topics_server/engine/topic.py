@@ -51,7 +51,7 @@ from topics_server.entries import (
 from topics_server.errors import Code, TopicsError, invalid
 from topics_server.grammars import decode_body
 from topics_server.handoff import SegmentPlan, TopicFacts
-from topics_server.limits import HEAD_RESERVE_SEQS
+from topics_server.limits import HEAD_RESERVE_SEQS, HEAD_RESERVE_SEQS_MAX
 from topics_server.model import (
     GATE_OF,
     Durability,
@@ -78,6 +78,7 @@ class Topic:
     """
 
     __slots__ = (
+        "_reserve_seqs",
         "applied_lsn",
         "ceiling_seq",
         "config",
@@ -111,7 +112,7 @@ class Topic:
         self.producers = Producers()
         self.staging = Staging()
         self.applied_lsn = 0
-        self.ceiling_seq = HEAD_RESERVE_SEQS
+        self.ceiling_seq = self._reserve_seqs = HEAD_RESERVE_SEQS
         self.last_write_ts: int | None = None
         self.last_read_ts: int | None = None
         self.revision = 0
@@ -375,7 +376,7 @@ class Topic:
         wanted = self.staged_seq + count
         if wanted + HEAD_RESERVE_SEQS // 2 <= self.staged_ceiling_seq:
             return None
-        return HeadReserved(self.topic_id, wanted + HEAD_RESERVE_SEQS)
+        return HeadReserved(self.topic_id, wanted + self._reserve_seqs)
 
     # -- staging ---------------------------------------------------------------------------
 
@@ -420,6 +421,7 @@ class Topic:
         """Change visible state. Never fails; an entry that is in already changes nothing."""
         if lsn <= self.applied_lsn:
             return NOTHING
+        applied = NOTHING
         if isinstance(entry, RecordsAppended):
             applied = self._apply_append(lsn, entry)
         elif isinstance(entry, RecordsDeleted):
@@ -430,13 +432,11 @@ class Topic:
             applied = self._apply_put(entry)
         elif isinstance(entry, HeadReserved):
             self.ceiling_seq = max(self.ceiling_seq, entry.ceiling_seq)
-            applied = NOTHING
+            self._reserve_seqs = min(2 * self._reserve_seqs, HEAD_RESERVE_SEQS_MAX)
         elif isinstance(entry, CursorMoved):
             self.advance_cursor(entry.router_id, entry.cursor_seq)
-            applied = NOTHING
         elif isinstance(entry, ProducerMoved):
             self.producers.accept(entry.producer, entry.first_seq, entry.count, entry.ts)
-            applied = NOTHING
         elif isinstance(entry, StreamChanged):
             applied = self._apply_stream(lsn, entry)
         elif isinstance(entry, TopicDropped):

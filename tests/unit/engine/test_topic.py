@@ -385,6 +385,17 @@ def test_seqs_are_reserved_before_the_head_comes_near_the_ceiling() -> None:
     assert topic.ceiling_seq == entry.ceiling_seq
 
 
+def test_a_busy_topic_reserves_more_each_time_up_to_a_bound() -> None:
+    topic = Driver().topic
+    gained = []
+    for lsn in range(100, 110):
+        entry = topic.decide_reservation(topic.ceiling_seq)
+        assert entry is not None
+        gained.append((entry.ceiling_seq - topic.ceiling_seq) // HEAD_RESERVE_SEQS)
+        topic.apply(lsn, entry)
+    assert gained == [1, 2, 4, 8, 16, 32, 64, 64, 64, 64]
+
+
 def test_class_fsync_reserves_nothing() -> None:
     topic = Driver(TopicConfig(durability=Durability.FSYNC)).topic
     assert topic.decide_reservation(10**9) is None
