@@ -114,7 +114,7 @@ class Inbox:
         if self._held and reader in self._held:
             self._hold(reader, data)
             if self.held_bytes > _HELD_MAX:
-                self._hand_over(reader)
+                self.release(reader)
             return False
         if (
             partial_since
@@ -184,7 +184,7 @@ class Inbox:
             self._waited_ms = until_ms - came_ms
             if self._waited_ms > _LATE_MS and self._throttle is not None:
                 self._throttle.press()
-            self._hand_over(reader)
+            self.release(reader)
             if monotonic_ms() >= until_ms:
                 break
         if self._waiting:
@@ -194,13 +194,14 @@ class Inbox:
         self._reading_slow = None
         until_ms = monotonic_ms() + _SLOW_MS
         while self._slow:
-            self._hand_over(self._slow.popleft())
+            self.release(self._slow.popleft())
             if monotonic_ms() >= until_ms:
                 break
         if self._slow:
             self._reading_slow = self._slow[0].loop.call_later(_PAUSE_S, self._read_slow)
 
-    def _hand_over(self, reader: Reader) -> None:
+    def release(self, reader: Reader) -> None:
+        """Have read what is held of a connection, if anything is."""
         pieces = self._held.pop(reader, None)
         if pieces is None:
             return

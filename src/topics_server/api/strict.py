@@ -115,6 +115,12 @@ class StrictHttp(JoinedHttp):
             self.inbox.forget(self)
         self._before = None
 
+    def eof_received(self) -> None:
+        """The client sends no more: what is held of it is its last."""
+        if self.inbox is not None:
+            self.inbox.release(self)
+        super().eof_received()
+
     def pause_writing(self) -> None:
         """The client does not read: nothing more is begun for it."""
         super().pause_writing()

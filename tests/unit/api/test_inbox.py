@@ -276,11 +276,24 @@ async def test_a_few_connections_are_read_at_once() -> None:
     inbox._hold(protocol, request(APPEND)[:40])
     protocol.data_received(request(APPEND)[40:])
     assert not wire.pieces
-    inbox._hand_over(protocol)
+    inbox.release(protocol)
     await turns(12)
     assert b"200 OK" in b"".join(wire.pieces)
     for protocol, _ in (*several, (side.protocol, None)):
         protocol.connection_lost(None)
+
+
+@pytest.mark.usefixtures("crowded")
+async def test_what_is_held_of_who_sends_no_more_is_read() -> None:
+    side = Side(HttpConnection)
+    side.state.inbox = Inbox(turn_ms=0.0)
+    await side.create()
+    protocol, wire = side.connect()
+    protocol.data_received(request(b'{"from_seq":0}', b"/v0/topics/t/diff"))
+    assert not wire.pieces
+    protocol.eof_received()
+    assert b"200 OK" in b"".join(wire.pieces)
+    protocol.connection_lost(None)
 
 
 @pytest.mark.usefixtures("crowded")
