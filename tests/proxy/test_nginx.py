@@ -426,6 +426,11 @@ def test_an_append_whose_answer_is_lost_is_not_sent_again(
 # -- secrets -------------------------------------------------------------------------------------
 
 
+def logged(proxy: Proxy) -> list[dict[str, object]]:
+    """The access log so far."""
+    return [json.loads(line) for line in proxy.access_log.read_text().splitlines()]
+
+
 def test_no_token_is_ever_logged(proxy: Proxy, behind: Server, client: httpx.Client) -> None:
     """In a query, a header, a subprotocol or a Referer; also when nginx itself fails."""
     secret = "hush-0123456789abcdef"
@@ -460,17 +465,19 @@ def test_no_token_is_ever_logged(proxy: Proxy, behind: Server, client: httpx.Cli
     behind.stop()
     ask()
     behind.start()
-    lines = [json.loads(line) for line in proxy.access_log.read_text().splitlines()]
-    assert {"/v0/watch/wid_x", "/v0/ws"} <= {line["path"] for line in lines}
+    wanted = {"/v0/watch/wid_x", "/v0/ws"}
+    eventually(lambda: wanted <= {line["path"] for line in logged(proxy)}, "the lines are there")
     assert secret not in proxy.logged
     for number in range(1, behind.starts + 1):
         assert secret not in (behind.directory / f"log-{number}.txt").read_text()
 
 
 def test_the_access_log_tells_what_the_server_answered(proxy: Proxy, client: httpx.Client) -> None:
-    client.get("/v0/topics/nobody-made-it?x=1")
-    found = [json.loads(line) for line in proxy.access_log.read_text().splitlines()]
-    line = next(each for each in reversed(found) if each["path"] == "/v0/topics/nobody-made-it")
+    path = "/v0/topics/nobody-made-it"
+    client.get(f"{path}?x=1")
+    # The line is written behind the answer.
+    eventually(lambda: any(line["path"] == path for line in logged(proxy)), "the line is there")
+    line = next(each for each in reversed(logged(proxy)) if each["path"] == path)
     assert (line["status"], line["upstream"], line["method"]) == (404, "404", "GET")
     assert urlsplit(proxy.url).hostname == "localhost"
 
