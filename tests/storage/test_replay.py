@@ -8,7 +8,14 @@ from tests.storage.fake_disk import FakeDisk
 from tests.storage.journal_rig import SMALL, WAL, Life, append, new_disk
 from topics_server.errors import Corrupt, StartRefused
 from topics_server.wal.frames import Opening, encode_entry
-from topics_server.wal.groups import FILE_HEADER_BYTES, decode_file_header, encode_group, scan
+from topics_server.wal.groups import (
+    FILE_HEADER_BYTES,
+    FileHeader,
+    decode_file_header,
+    encode_file_header,
+    encode_group,
+    scan,
+)
 from topics_server.wal.replay import JournalReplay
 
 FIRST = f"{WAL}/000001-00-0000000001.wal"
@@ -297,3 +304,18 @@ def test_lsns_that_do_not_ascend_are_corrupt() -> None:
     disk.open(FIRST, write=True).pwritev(group, end)
     with pytest.raises(Corrupt, match="lsn 2 follows 2"):
         read(disk)
+
+
+def test_the_file_that_is_kept_of_an_empty_shard_is_made_durable() -> None:
+    """The others are removed for good: a power cut must not leave the shard without any."""
+    for seed in range(60):
+        disk = written(new_disk(seed), 0, sync=False).die("kill")
+        # The process was killed before it had synced this spare.
+        spare = FileHeader(1, 0, 9, 77, 0)
+        file = disk.open(f"{WAL}/000001-00-0000000009.wal", create=True)
+        file.pwrite(encode_file_header(spare), 0)
+        file.close()
+        assert read(disk, 1)[0] == []
+        disk.crash("power")
+        replay = JournalReplay(disk.reopen(), WAL, wal_sets=[(1, 1, 1)])
+        assert list(replay.entries(1)) == [], f"seed {seed}"

@@ -148,10 +148,15 @@ class JournalReplay:
             self.old_files.append(OldFile(found.path, follower.opening.previous_lsn))
 
     def _keep_one_file(self, shards: dict[Key, list[JournalFile]]) -> None:
-        """A shard without any file counts as missing: a crash must not find it so."""
+        """A shard without any file counts as missing: a crash must not find it so.
+
+        Nor may it find the one that is kept as it was before its header was synced.
+        """
         for files in shards.values():
             if all(found.path in self._unused for found in files):
                 self._unused.remove(files[-1].path)
+                files[-1].synced_bytes = 0
+                self._lasts.append(files[-1])
 
     # -- entries ---------------------------------------------------------------------------
 
