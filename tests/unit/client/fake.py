@@ -323,7 +323,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
                     for r in rows
                 ]
                 frames += queue.frames
-                queue.frames.clear()
+                if queue.frames:
+                    queue.frames.clear()
+                    queue.changed.notify_all()
                 if not frames:
                     queue.changed.wait(0.005)
             self.wfile.write(b"".join(frames))
