@@ -61,7 +61,7 @@ LEAVES = {
     "handoff": pure("limits", "model", "blocks", "entries"),
 }
 # Effects at the bottom: importable by every module that is not pure.
-EFFECTS = {"clock": driver(), "metrics": driver()}
+EFFECTS = {"clock": driver(), "metrics": driver(), "heap": driver()}
 
 # DESIGN §5 as the code has it; `docs/decisions/0002-modules.md` says what was split out and why.
 ENGINE = {

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import resource
 import signal
 import socket
@@ -21,7 +20,7 @@ from typing import Final
 
 import uvicorn
 
-from topics_server import logs
+from topics_server import heap, logs
 from topics_server.api.app import build_app
 from topics_server.api.connections import HttpConnection, SocketConnection
 from topics_server.api.heads import Bounds
@@ -34,10 +33,6 @@ from topics_server.metrics import log
 from topics_server.node import Node, store_files
 from topics_server.settings import Settings
 
-# A collection stops the loop for about 1 us an object it looks at. So the young are looked at often
-# and few at a time, the old never: all of 100,000 topics would be 130 ms, and nothing of ours is a
-# cycle that lives that long (`api/connections` sees to it that uvicorn's are not either).
-_GC_THRESHOLDS: Final = (700, 2, 1_000_000)
 # How long a worker thread may keep the interpreter from the loop (5 ms by default).
 _SWITCH_INTERVAL_S: Final = 0.0005
 _BACKLOG: Final = 2048
@@ -225,7 +220,8 @@ async def _serve(
         log.error("cannot start: %s", failure)
         stop()
     elif node.state.phase == "ready":
-        node.checkpointer.on_taken.append(settle_heap)
+        node.checkpointer.on_taken.append(heap.settle)
+        node.state.throttle.on_change.append(heap.Collections(loop).told)
         took_ms = monotonic_ms() - began_ms
         shown = f"[{host}]" if ":" in host else host
         log.info("ready on http://%s:%d after %.0f ms: %s", shown, port, took_ms, node.report)
@@ -253,21 +249,12 @@ async def reload_keys(settings: Settings, ring: KeyRing) -> None:
     log.info("reloading: %d keys; %d were taken away or changed", len(grants), len(touched))
 
 
-def settle_heap() -> None:
-    """Take what has lived until now out of the collector's sight; young garbage goes first.
-
-    Otherwise the first collection after many topics were made walks all of them at once.
-    """
-    gc.collect(0)
-    gc.freeze()
-
-
 async def _boot(node: Node, serving: asyncio.Task[None]) -> str | None:
     """Recover while the socket answers probes; why that failed, if it did.
 
     A signal during recovery ends `serving`; recovery is dropped, which loses nothing.
     """
-    gc.disable()
+    heap.rest()
     starting = asyncio.create_task(node.start())
     await asyncio.wait((starting, serving), return_when=asyncio.FIRST_COMPLETED)
     if not starting.done():
@@ -279,8 +266,5 @@ async def _boot(node: Node, serving: asyncio.Task[None]) -> str | None:
     except StorageError as error:
         return str(error)
     finally:
-        # No collection first: it would stop the loop for as long as it takes to walk everything.
-        gc.freeze()
-        gc.set_threshold(*_GC_THRESHOLDS)
-        gc.enable()
+        heap.begin()
     return None

@@ -32,8 +32,10 @@ FEW: Final = 8
 _TURN_MS: Final = 2.0
 _PRESSED_MS: Final = 0.5
 _LONG_MS: Final = 100.0
-# Whoever waited for so long shows that more comes than is read: the throttle has work take turns.
+# Who waits for so long, so many slices in a row, shows that more comes than is read: the throttle
+# has work take turns. One that was late shows no more than that the machine stood still.
 _LATE_MS: Final = 6.0
+_LATE_SLICES: Final = 4
 # A topic as urgent as can be goes before what came up to so much earlier, ms a step of priority.
 _AHEAD_MS: Final = 1.0
 # Connections of one turn that need not wait when that is over, being more urgent than who does.
@@ -97,6 +99,7 @@ class Inbox:
         self._waiting: list[tuple[float, int, float, Reader]] = []
         # How long the last one of those waited that were read.
         self._waited_ms = 0.0
+        self._late_slices = 0
         self._slow: deque[Reader] = deque()
         self._reading: asyncio.Handle | None = None
         self._reading_slow: asyncio.TimerHandle | None = None
@@ -178,15 +181,20 @@ class Inbox:
     def _read_on(self) -> None:
         """Read a slice of what is held; the rest in later turns."""
         self._reading = None
-        until_ms = monotonic_ms() + self._slice_ms()
+        now_ms = monotonic_ms()
+        until_ms = now_ms + self._slice_ms()
+        longest_ms = 0.0
         while self._waiting:
             _, _, came_ms, reader = heapq.heappop(self._waiting)
-            self._waited_ms = until_ms - came_ms
-            if self._waited_ms > _LATE_MS and self._throttle is not None:
-                self._throttle.press()
+            self._waited_ms = now_ms - came_ms
+            longest_ms = max(longest_ms, self._waited_ms)
             self.release(reader)
-            if monotonic_ms() >= until_ms:
+            now_ms = monotonic_ms()
+            if now_ms >= until_ms:
                 break
+        self._late_slices = self._late_slices + 1 if longest_ms > _LATE_MS else 0
+        if self._late_slices >= _LATE_SLICES and self._throttle is not None:
+            self._throttle.press()
         if self._waiting:
             self._reading = self._waiting[0][-1].loop.call_soon(self._read_on)
 

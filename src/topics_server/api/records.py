@@ -161,11 +161,18 @@ class _ParkedAppend:
         """What came of it. Raises what it failed with."""
         answer, self._answer = self._answer, None
         assert answer is not None
-        return answer()
+        try:
+            return answer()
+        finally:
+            # An error refers to the frames it came through, and they would refer to it.
+            del answer
 
 
 def _refuse(error: TopicsError | StorageError) -> Response:
-    raise error
+    try:
+        raise error
+    finally:
+        del error
 
 
 def _append_now(state: ServerState, request: Request, *, hurries: bool = False) -> Underway | None:

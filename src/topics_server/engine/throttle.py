@@ -28,6 +28,9 @@ _TICK_STRETCH_MAX: Final = 8
 # The mean lateness of the tick, in ms, from which there is pressure, and below which there is none.
 LAG_MS: Final = 4.0
 _EASY_MS: Final = 1.0
+# Who waits no longer than so does so for the places' sake: a dozen clients that ask again at once
+# leave some of them taken for ever.
+_EASY_PARKED_MS: Final = 10.0
 # How much of the mean a new measurement is.
 _SHARE: Final = 0.25
 # So many ticks without pressure, and places are no longer asked for.
@@ -83,6 +86,8 @@ class Throttle:
         self.parking = Parking(
             max_bytes=PARKED_BYTES_MAX, max_places=PARKED_MAX, patience_ms=PATIENCE_MS
         )
+        # Told when pressure begins, and when it is over.
+        self.on_change: Final[list[Callable[[bool], None]]] = []
         self._backlog_bytes = backlog_bytes
         self._easy_ticks = 0
         self._passed = 0
@@ -104,7 +109,7 @@ class Throttle:
     def close(self) -> None:
         """Measure no more, and let all begin that wait."""
         self._is_closed = True
-        self.is_active = False
+        self._turn_to(is_active=False)
         if self._ticking is not None:
             self._ticking.cancel()
         if self._serving is not None:
@@ -128,18 +133,25 @@ class Throttle:
         if self.lag_ms > LAG_MS or self._backlog_bytes() > BACKLOG_BYTES:
             self.press()
         elif self.is_active:
-            is_easy = self.lag_ms < _EASY_MS and not len(self.parking)
+            oldest_ms = self.parking.oldest_ms(monotonic_ms()) if len(self.parking) else 0.0
+            is_easy = self.lag_ms < _EASY_MS and oldest_ms < _EASY_PARKED_MS
             self._easy_ticks = self._easy_ticks + 1 if is_easy else 0
             if self._easy_ticks >= _EASY_TICKS:
-                self.is_active = False
+                self._turn_to(is_active=False)
 
     def press(self) -> None:
         """There is pressure, whatever was measured: one turn brought more than is written in one.
 
         Those that come behind it in that turn wait already.
         """
-        self.is_active = not self._is_closed
         self._easy_ticks = 0
+        self._turn_to(is_active=not self._is_closed)
+
+    def _turn_to(self, *, is_active: bool) -> None:
+        if is_active is not self.is_active:
+            self.is_active = is_active
+            for told in self.on_change:
+                told(is_active)
 
     @property
     def backlog_bytes(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import gzip
 import re
 from typing import Any
@@ -397,6 +398,30 @@ async def test_under_pressure_an_append_is_refused_in_the_end() -> None:
     assert re.search(rb"\r\nretry-after: [12]\r\n", side.sent)
     assert b'"retry_after_ms":' in b"".join(side.wire.pieces)
     assert side.state.throttle.throttled_total == {"late": 1, "full": 0}
+    side.protocol.connection_lost(None)
+
+
+@pytest.mark.parametrize("body", [APPEND, b'{"records":[]}'], ids=["refused", "wrong"])
+async def test_who_is_refused_under_pressure_leaves_nothing_for_the_collector(body: bytes) -> None:
+    """It is put off then (`heap`), and each refusal would keep its request alive."""
+    side = Side(HttpConnection)
+    await side.create()
+    backlog = under_pressure(side)
+    backlog[0] = 10**9 if body is APPEND else 0
+
+    def errors() -> int:
+        return sum(type(found) is TopicsError for found in gc.get_objects())
+
+    gc.collect()
+    gc.disable()
+    before = errors()
+    try:
+        side.protocol.data_received(request(body))
+        await answered(side)
+        assert errors() == before
+    finally:
+        gc.enable()
+    assert b'"error"' in b"".join(side.wire.pieces)
     side.protocol.connection_lost(None)
 
 

@@ -177,16 +177,24 @@ async def test_ten_thousand_slow_requests_are_all_read() -> None:
     assert inbox.held_bytes == 0
 
 
-async def test_who_waits_for_long_is_pressure(clock: Clock) -> None:
+async def test_who_waits_for_long_is_pressure_if_slice_after_slice_finds_one(clock: Clock) -> None:
     throttle = throttled()
     inbox, log = Inbox(throttle, turn_ms=0.0), list[str]()
-    assert not Reader("a", log).asks(inbox)
-    await turns(2)
-    assert not throttle.is_active
-    assert not Reader("a", log).asks(inbox)
-    clock.now += 10
-    await turns(2)
-    assert throttle.is_active
+
+    async def wait(count: int, for_ms: float) -> bool:
+        """So many wait for so long, each read in a slice of its own; is that pressure?"""
+        for number in range(count):
+            assert not Reader(str(number), log).asks(inbox)
+        clock.now += for_ms
+        await turns(count + 1)
+        assert not inbox.held_bytes
+        return throttle.is_active
+
+    assert not await wait(20, 5)
+    assert not await wait(3, 10), "the machine stood still"
+    assert not await wait(1, 0)
+    assert not await wait(3, 10)
+    assert await wait(1, 10)
 
 
 async def test_no_more_is_held_than_there_is_room_for(

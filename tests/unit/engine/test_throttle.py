@@ -40,6 +40,36 @@ def test_pressure_comes_with_lag_and_goes_when_it_is_easy() -> None:
     assert seen == [False, True, True, False]
 
 
+async def test_pressure_is_over_though_some_have_just_taken_a_place(
+    throttle: Throttle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A dozen clients that ask again at once leave some of them taken at every look."""
+    now = [0.0]
+    monkeypatch.setattr(module, "monotonic_ms", lambda: now[0])
+    seen = []
+    for waits_ms in (50.0, 5.0):
+        place = throttle.park("bulk", 100)
+        place.over = lambda: None
+        now[0] += waits_ms
+        for _ in range(60):
+            throttle.note(0.0)
+        seen.append(throttle.is_active)
+        await turns()
+    assert seen == [True, False]
+
+
+def test_who_asks_is_told_when_pressure_begins_and_when_it_is_over() -> None:
+    made, told = Throttle(), list[bool]()
+    made.on_change.append(told.append)
+    for lag_ms in (9 * LAG_MS, 9 * LAG_MS, 0.0):
+        for _ in range(100):
+            made.note(lag_ms)
+    assert told == [True, False]
+    made.press()
+    made.close()
+    assert told == [True, False, True, False]
+
+
 def test_pressure_comes_with_what_waits_for_the_disk() -> None:
     waiting = [0]
     made = Throttle(backlog_bytes=lambda: waiting[0])
