@@ -197,6 +197,8 @@ class Inbox:
             self._throttle.press()
         if self._waiting:
             self._reading = self._waiting[0][-1].loop.call_soon(self._read_on)
+        else:
+            self._late_slices = 0
 
     def _read_slow(self) -> None:
         self._reading_slow = None
