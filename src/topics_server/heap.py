@@ -5,8 +5,8 @@ and few at a time, the old never: all of 100,000 topics would be 130 ms, and not
 cycle that lives that long (`api/connections` sees to it that uvicorn's are not either).
 
 Under pressure few does not hold: what hundreds of clients wait for is all young, and a collection
-is 4 ms and more, a dozen times a second, in which it finds nothing. Then there is one a second, and
-one when so much more lives than before that there may be many cycles among it.
+is 4 ms and more, a dozen times a second, in which it finds nothing. Then there is one in ten
+seconds, and one when so much more lives than before that there may be many cycles among it.
 
 Used by `server`; one a process.
 """
@@ -20,7 +20,7 @@ from typing import Final
 _THRESHOLDS: Final = (700, 2, 1_000_000)
 # Under pressure: how often there is a collection, seconds; how many objects more than at the last
 # one bring one before that; how often that is asked.
-_EVERY_S: Final = 1.0
+_EVERY_S: Final = 10.0
 _MORE_MAX: Final = 10_000
 _LOOK_S: Final = 0.1
 

@@ -89,7 +89,7 @@ async def test_under_pressure_nothing_is_collected_until_much_more_lives(
     assert len(kept) == 22_000
 
 
-async def test_under_pressure_there_is_a_collection_a_second(
+async def test_under_pressure_there_is_a_collection_now_and_then(
     pressed: heap.Collections, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = lost_cycle()
