@@ -213,6 +213,7 @@ class Storm:
     scripts: list[Script] = field(default_factory=list)
     tasks: list[Task] = field(default_factory=list)
     told: list[Json] = field(default_factory=list)
+    killed_ms: list[float] = field(default_factory=list)
     messages: int = 0
 
     def run(self) -> None:
@@ -228,7 +229,7 @@ class Storm:
         rng = random.Random(self.seed)
         for _ in range(self.kills):
             time.sleep(rng.uniform(*_PAUSE_S))
-            self.kill()
+            self._kill()
         time.sleep(_PAUSE_S[1])
         appended = self._end_writers(producers, writer)
         self.told += [reader.finish() for reader, _ in readers]
@@ -238,6 +239,11 @@ class Storm:
         seen = {file.name: file.read_bytes() for file in files}
         seen |= {task.name: bytes(task.received) for task in python}
         self._judge(appended, seen)
+        self._judge_unanswered()
+
+    def _kill(self) -> None:
+        self.killed_ms.append(time.time() * 1000)
+        self.kill()
 
     def _begin(self, *tasks: Task) -> None:
         for task in tasks:
@@ -267,7 +273,7 @@ class Storm:
         self.told.append(producers[0].finish())
         producers[1].tell("close")
         if self.kills:
-            self.kill()
+            self._kill()
         self.told.append(producers[1].finish())
         errors = [error for told in self.told for error in told["errors"]]
         assert not errors, f"the producers were told: {errors[:5]}"
@@ -298,6 +304,14 @@ class Storm:
         assert min(appended.values()) > 0, f"somebody wrote nothing: {appended}"
         self.messages = appended.total()
 
+    def _judge_unanswered(self) -> None:
+        """Whoever got no answer asked a server that died meanwhile (see `suite/limited.mjs`)."""
+        for told in self.told:
+            for began, ended in told["unanswered"]:
+                assert any(began <= killed <= ended for killed in self.killed_ms), (
+                    f"{told}: no answer for {ended - began} ms, and the server was there"
+                )
+
     def tear_down(self) -> None:
         """End what still runs."""
         for task in self.tasks:
@@ -308,7 +322,11 @@ class Storm:
     def story(self) -> str:
         """What happened, for the record."""
         again = sum(told["again"] for told in self.told) + sum(task.again for task in self.tasks)
-        return f"{self.content_type}: {self.messages} messages, {again} times begun again"
+        unanswered = sum(len(told["unanswered"]) for told in self.told)
+        return (
+            f"{self.content_type}: {self.messages} messages, {again} times begun again, "
+            f"{unanswered} times without an answer"
+        )
 
 
 def _shape(received: bytes) -> bytes:

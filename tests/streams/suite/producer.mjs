@@ -6,15 +6,17 @@
 import { createInterface } from "node:readline"
 import { setTimeout as sleep } from "node:timers/promises"
 import { DurableStream, IdempotentProducer } from "@durable-streams/client"
+import { limited } from "./limited.mjs"
 
 const [url, name, contentType, inFlight, most] = process.argv.slice(2)
-const told = { name, appended: 0, again: 0, errors: [] }
+const told = { name, appended: 0, again: 0, errors: [], unanswered: [] }
+const ask = limited(10_000, told.unanswered)
 const end = contentType === "application/json" ? "" : "\n"
 
 async function patient(...asked) {
   for (;;) {
     try {
-      const answer = await fetch(...asked)
+      const answer = await ask(...asked)
       if (answer.status < 500 && answer.status !== 429) return answer
       await answer.arrayBuffer()
     } catch {

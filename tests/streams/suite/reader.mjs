@@ -7,10 +7,13 @@
 import { openSync, writeSync } from "node:fs"
 import { setTimeout as sleep } from "node:timers/promises"
 import { stream } from "@durable-streams/client"
+import { limited } from "./limited.mjs"
 
 const [url, live, mode, path] = process.argv.slice(2)
 const file = openSync(path, "w")
-const told = { live, again: 0, batches: 0, last: "" }
+const told = { live, again: 0, batches: 0, last: "", unanswered: [] }
+// A long-poll with nothing to say is answered after 4 s.
+const ask = limited(20_000, told.unanswered)
 let offset = "-1"
 let isClosed = false
 let round = 0
@@ -32,6 +35,7 @@ while (!isClosed) {
       live: live === "false" ? false : live,
       json: mode === "json",
       warnOnHttp: false,
+      fetch: ask,
       backoffOptions: { initialDelay: 50, maxDelay: 300, multiplier: 1.3, maxRetries: Infinity },
       sseResilience: { maxShortConnections: 1000, backoffMaxDelay: 200, logWarnings: false },
     })
