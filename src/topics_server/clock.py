@@ -31,6 +31,12 @@ def random_id(size: int = 16) -> str:
     return secrets.token_urlsafe(size)
 
 
+def random_hex(size: int) -> str:
+    """An id of `size` random bytes, as lower-case hexadecimal digits."""
+    assert size >= 16, "an id of so few bytes may collide"
+    return secrets.token_hex(size)
+
+
 def random_u64() -> int:
     """Where a count begins whose numbers no other start of the server has handed out."""
     return secrets.randbits(64)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from tests.storage.fake_disk import FakeDisk, SimulatedCrash
@@ -62,7 +64,9 @@ def test_a_first_start_cut_short_anywhere_can_be_repeated() -> None:
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        (b'{"format": 2, "unheard": []}', "has format 2, this server knows up to 1"),
+        (b'{"format": 3, "unheard": []}', "has format 3, this server knows up to 2"),
+        (b'{"format": 2, "run": 1}', "store_id is not 32 hexadecimal digits"),
+        (b'{"format": 2, "store_id": "../../../../../../../../../../.."}', "store_id is not 32"),
         (b"", "cannot be read"),
         (b'{"format": 1, "boot_id": 3}', "cannot be read"),
         (b"{}", "cannot be read"),
@@ -125,3 +129,87 @@ def test_the_wal_set_stays_while_the_shard_count_does(disk: FakeDisk) -> None:
 
 def test_the_boot_id_is_empty_where_the_kernel_has_none(disk: FakeDisk) -> None:
     assert read_boot_id(disk) == ""
+
+
+def test_a_new_store_has_an_id_at_once_and_keeps_it(disk: FakeDisk) -> None:
+    first = opened(disk)
+    store_id = first.store_id
+    assert re.fullmatch("[0-9a-f]{32}", store_id)
+    assert not first.is_adopted
+    disk.crash("power")
+    disk = disk.reopen()
+    assert opened(disk).store_id == store_id
+    other = FakeDisk(1)
+    other.make_dir("data")
+    assert opened(other).store_id != store_id
+
+
+def test_every_start_that_writes_has_a_number_of_its_own(disk: FakeDisk) -> None:
+    for run in (1, 2, 3):
+        directory = opened(disk)
+        assert directory.run == run - 1
+        directory.begin()
+        assert directory.run == run
+        disk.crash("power")
+        disk = disk.reopen()
+    assert opened(disk).run == 3
+
+
+def test_a_store_of_version_1_gets_an_id_with_its_first_write(disk: FakeDisk) -> None:
+    text = (
+        b'{"format": 1, "boot_id": "boot-1", "clean_stop": true,'
+        b' "wal_sets": [{"wal_set": 1, "shard_count": 4, "first_lsn": 1}]}'
+    )
+    disk.make_dir("data")
+    disk.open("data/FORMAT", create=True).pwrite(text, 0)
+    directory = opened(disk)
+    assert disk.content("data/FORMAT") == text
+    assert directory.is_adopted
+    assert directory.was_clean
+    assert directory.same_boot
+    assert directory.wal_sets == [(1, 4, 1)]
+    assert not directory.marked_sets
+    directory.begin()
+    directory.close()
+    again = opened(disk)
+    assert not again.is_adopted
+    assert (again.store_id, again.run) == (directory.store_id, 1)
+    mark = read_format(disk, "data")
+    assert mark is not None
+    assert mark.format == 2
+
+
+def test_which_wal_sets_have_end_marks_is_stored(disk: FakeDisk) -> None:
+    directory = opened(disk)
+    directory.note_wal_set(1, 2, 1)
+    directory.note_wal_set(2, 3, 9, has_marks=True)
+    directory.close()
+    assert opened(disk).marked_sets == {2}
+
+
+def test_after_a_failed_sync_the_boot_is_another_one(disk: FakeDisk) -> None:
+    directory = opened(disk)
+    directory.note_wal_set(1, 2, 1)
+    directory.note_boot()
+    directory.forget_boot()
+    # Neither a later publication nor a stop takes it back.
+    directory.note_boot()
+    directory.note_clean_stop()
+    directory.close()
+    again = opened(disk)
+    assert not again.same_boot
+    assert not again.was_clean
+    assert not again.is_new
+
+
+def test_a_boot_that_cannot_be_cleared_is_said_and_stops_nobody(
+    disk: FakeDisk, caplog: pytest.LogCaptureFixture
+) -> None:
+    directory = opened(disk)
+    directory.note_boot()
+    disk.fail("open", "eio", path="data/FORMAT.tmp")
+    directory.forget_boot()
+    assert "boot id cannot be cleared" in caplog.text
+    directory.note_clean_stop()
+    directory.close()
+    assert not opened(disk).was_clean

@@ -2,27 +2,38 @@
 
 Owns `LOCK` and `FORMAT`. `FORMAT` is a small JSON file, replaced atomically:
 
-    {"format": 1, "boot_id": "...", "clean_stop": false,
-     "wal_sets": [{"wal_set": 1, "shard_count": 4, "first_lsn": 1}]}
+    {"format": 2, "store_id": "...", "run": 7, "boot_id": "...", "clean_stop": false,
+     "wal_sets": [{"wal_set": 1, "shard_count": 4, "first_lsn": 1, "has_marks": true}]}
 
-`clean_stop` is set after the final snapshot and removed, synced, before the first write of the next
-run. `boot_id` is that of the last run whose heads were published (DESIGN §3, Heads). A journal file
-set stands in `wal_sets` from before its first entry until it is forgotten. Called by the server's
-start and stop, and by offline verbs.
+`store_id` names the store: 32 random hexadecimal digits, made once. `run` counts the starts that
+wrote. `clean_stop` is set after the final snapshot; `begin` removes it, counts the run and syncs
+both before the first write of a run. `boot_id` is that of the last run whose heads were published
+(DESIGN §3, Heads); a failed sync clears it. A journal file set stands in `wal_sets` from before its
+first entry until it is forgotten. Version 1 has no `store_id` and no `run`: `open` makes the id,
+the first write stores it. Called by the server's start and stop, by a shard whose sync failed, and
+by offline verbs.
 """
 
 from __future__ import annotations
 
 import os
+import re
+import threading
 from typing import Final
 
 import msgspec
 
+from topics_server.clock import random_hex
 from topics_server.errors import StartRefused, StorageError
+from topics_server.metrics import log
 from topics_server.wal import layout
 from topics_server.wal.fs import Fs, Lock
 
-FORMAT_VERSION: Final = 1
+FORMAT_VERSION: Final = 2
+# Version 1 has neither a store id nor a run number.
+_VERSION_WITHOUT_ID: Final = 1
+_STORE_ID: Final = re.compile(r"[0-9a-f]{32}", re.ASCII)
+_STORE_ID_BYTES: Final = 16
 _BOOT_ID: Final = "/proc/sys/kernel/random/boot_id"
 # A file system's own folder at its root does not make a directory foreign.
 _IGNORED: Final = frozenset({"lost+found", layout.LOCK, layout.temp(layout.FORMAT)})
@@ -30,17 +41,23 @@ _FORMAT_BYTES_MAX: Final = 1_000_000
 
 
 class WalSet(msgspec.Struct, frozen=True):
-    """A set of journal files: its shard count; all its entries have an lsn >= `first_lsn`."""
+    """A set of journal files: its shard count; all its entries have an lsn >= `first_lsn`.
+
+    `has_marks`: every shard of the set has an end mark beside its files.
+    """
 
     wal_set: int
     shard_count: int
     first_lsn: int
+    has_marks: bool = False
 
 
 class FormatMark(msgspec.Struct, frozen=True):
     """The content of `FORMAT`."""
 
     format: int = FORMAT_VERSION
+    store_id: str = ""
+    run: int = 0
     boot_id: str = ""
     clean_stop: bool = False
     wal_sets: list[WalSet] = []
@@ -70,7 +87,16 @@ class Directory:
         self._fs: Final = fs
         self._lock: Final = lock
         self._boot_id: Final = boot_id
-        self._mark = mark
+        # Marks are written by the start and stop of the server and by shards whose sync failed.
+        self._writing: Final = threading.Lock()
+        self._is_boot_forgotten = False
+        # An older version is written again as the newest one, with an id if it had none.
+        self.is_adopted: Final = mark.format == _VERSION_WITHOUT_ID
+        self._mark = msgspec.structs.replace(
+            mark,
+            format=FORMAT_VERSION,
+            store_id=mark.store_id or random_hex(_STORE_ID_BYTES),
+        )
         # How the last run ended, as found at open.
         self.was_clean: Final = mark.clean_stop
         self.same_boot: Final = bool(boot_id) and mark.boot_id == boot_id
@@ -94,7 +120,7 @@ class Directory:
             if mark is None:
                 # Not only when it was made just now: whoever made it may have been killed.
                 fs.sync_dir(layout.parent(root))
-                directory._write(FormatMark())
+                directory._write(directory._mark)
             for name in (layout.WAL, layout.SEGMENTS, layout.SNAPSHOTS):
                 fs.make_dir(layout.join(root, name), mode)
             fs.sync_dir(root)
@@ -109,6 +135,21 @@ class Directory:
         return layout.join(self.root, layout.WAL)
 
     @property
+    def store_id(self) -> str:
+        """The store's id; durable from `begin` on, and at once in a new directory."""
+        return self._mark.store_id
+
+    @property
+    def run(self) -> int:
+        """The number of this run from `begin` on; before it, the number of the last one."""
+        return self._mark.run
+
+    @property
+    def marked_sets(self) -> frozenset[int]:
+        """The wal sets whose shards all have an end mark."""
+        return frozenset(s.wal_set for s in self._mark.wal_sets if s.has_marks)
+
+    @property
     def wal_sets(self) -> list[tuple[int, int, int]]:
         """(set, shard count, first lsn), as `JournalReplay` takes them."""
         return [(s.wal_set, s.shard_count, s.first_lsn) for s in self._mark.wal_sets]
@@ -121,22 +162,33 @@ class Directory:
         return (sets[-1].wal_set + 1 if sets else 1), True
 
     def begin(self) -> None:
-        """*Blocking.* Remove the clean-stop mark; before anything else is written."""
-        if self._mark.clean_stop:
-            self._write(msgspec.structs.replace(self._mark, clean_stop=False))
+        """*Blocking.* Count the run and remove the clean-stop mark, before anything is written."""
+        with self._writing:
+            run = self._mark.run + 1
+            self._write(msgspec.structs.replace(self._mark, run=run, clean_stop=False))
 
     def note_wal_set(
-        self, wal_set: int, shard_count: int, first_lsn: int, *, oldest_start_lsn: int = 0
+        self,
+        wal_set: int,
+        shard_count: int,
+        first_lsn: int,
+        *,
+        oldest_start_lsn: int = 0,
+        has_marks: bool = False,
     ) -> None:
         """*Blocking.* Its files are there now; call before its first entry is submitted.
 
         Sets that hold nothing from `oldest_start_lsn` on (the older snapshot's start) are
-        forgotten.
+        forgotten. `has_marks`: so are the end marks of all its shards.
         """
-        sets = [s for s in self._mark.wal_sets if s.wal_set != wal_set]
+        with self._writing:
+            self._note_wal_set(WalSet(wal_set, shard_count, first_lsn, has_marks), oldest_start_lsn)
+
+    def _note_wal_set(self, new: WalSet, oldest_start_lsn: int) -> None:
+        sets = [s for s in self._mark.wal_sets if s.wal_set != new.wal_set]
         if len(sets) != len(self._mark.wal_sets):
             return
-        sets.append(WalSet(wal_set, shard_count, first_lsn))
+        sets.append(new)
         kept = [
             s
             for index, s in enumerate(sets)
@@ -146,12 +198,31 @@ class Directory:
 
     def note_boot(self) -> None:
         """*Blocking.* Heads of this boot are published: a crash within it skips no seqs."""
-        if self._mark.boot_id != self._boot_id:
-            self._write(msgspec.structs.replace(self._mark, boot_id=self._boot_id))
+        with self._writing:
+            if self._mark.boot_id != self._boot_id and not self._is_boot_forgotten:
+                self._write(msgspec.structs.replace(self._mark, boot_id=self._boot_id))
+
+    def forget_boot(self) -> None:
+        """*Blocking.* A sync failed: the page cache of this boot proves nothing any more.
+
+        The next start then treats this boot as another one. Best effort: a disk that fails a
+        sync may fail this write too. Until the process ends no boot id is written again, and no
+        clean stop. Any thread may call it.
+        """
+        with self._writing:
+            self._is_boot_forgotten = True
+            if self._mark.boot_id:
+                try:
+                    self._write(msgspec.structs.replace(self._mark, boot_id=""))
+                except StorageError as error:
+                    log.warning("the boot id cannot be cleared after a failed sync: %s", error)
 
     def note_clean_stop(self) -> None:
         """*Blocking.* The final snapshot is published and nothing is written any more."""
-        self._write(msgspec.structs.replace(self._mark, boot_id=self._boot_id, clean_stop=True))
+        with self._writing:
+            if not self._is_boot_forgotten:
+                mark = msgspec.structs.replace(self._mark, boot_id=self._boot_id, clean_stop=True)
+                self._write(mark)
 
     def close(self) -> None:
         """Let go of the lock."""
@@ -188,9 +259,12 @@ def read_format(fs: Fs, root: str) -> FormatMark | None:
                 f"{FORMAT_VERSION}: use a newer server",
                 root,
             )
-        return msgspec.json.decode(data, type=FormatMark)
+        mark = msgspec.json.decode(data, type=FormatMark)
     except msgspec.MsgspecError as error:
         raise StartRefused(f"cannot be read: {error}", path) from error
+    if version > _VERSION_WITHOUT_ID and not _STORE_ID.fullmatch(mark.store_id):
+        raise StartRefused("cannot be read: store_id is not 32 hexadecimal digits", path)
+    return mark
 
 
 def _refuse_foreign(fs: Fs, root: str) -> None:
