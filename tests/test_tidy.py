@@ -56,6 +56,7 @@ OWNERS: dict[str, dict[str, str]] = {
         "wal.packer": "the niceness of the helper process",
         "client.effects": CLIENT,
         "cli.work": "the environment of a worker's command",
+        "__main__": "the standard streams, before anything else is opened",
         "key_file": "the mode of the file that holds the keys",
         "cli.stopping": "the end of a verb without clean-ups, from another thread",
     },

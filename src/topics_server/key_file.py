@@ -38,7 +38,7 @@ def configured_keys(
 
 def _text_of(path: Path, credentials: str | None) -> str:
     try:
-        with path.open("rb") as file:
+        with open(path, "rb", opener=_open_without_waiting) as file:
             mode = os.fstat(file.fileno()).st_mode
             if not stat.S_ISREG(mode):
                 raise KeysError("it is no file")
@@ -53,6 +53,11 @@ def _text_of(path: Path, credentials: str | None) -> str:
         return content.decode("ascii")
     except UnicodeDecodeError:
         raise KeysError("it holds other than ASCII characters") from None
+
+
+def _open_without_waiting(path: str, flags: int) -> int:
+    """Open a file; a FIFO without a writer opens at once instead of never."""
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def _forbidden_mode(path: Path, credentials: str | None) -> int:

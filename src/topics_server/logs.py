@@ -15,6 +15,7 @@ import json
 import logging
 import queue
 import re
+import select
 import sys
 import threading
 from collections.abc import Callable
@@ -217,7 +218,7 @@ def set_up(settings: LogSettings) -> LogOutput:
     Whoever calls this calls `close` of what it returns at the end.
     """
     lines: Lines = JsonLines() if settings.log_format == "json" else TextLines()
-    output = LogOutput(lines, _standard_error())
+    output = LogOutput(lines, standard_error_writer())
     logging.root.handlers[:] = [_Handler(output, lines)]
     logging.root.setLevel(logging.WARNING)
     log.setLevel(settings.log_level.upper())
@@ -226,7 +227,7 @@ def set_up(settings: LogSettings) -> LogOutput:
     return output
 
 
-def _standard_error() -> Callable[[bytes], None]:
+def standard_error_writer() -> Callable[[bytes], None]:
     """What writes to standard error past its own buffer, whose lock the end of the process takes.
 
     A thread that waits in that buffer for a reader would keep the process from ending.
@@ -241,7 +242,12 @@ def _standard_error() -> Callable[[bytes], None]:
     def write(text: bytes) -> None:
         rest = memoryview(text)
         while rest:
-            rest = rest[raw.write(rest) :]
+            count = raw.write(rest)
+            if count is None:
+                # Standard error is non-blocking and full: sleep until its reader makes room.
+                select.select([], [raw], [])
+                continue
+            rest = rest[count:]
 
     return write
 

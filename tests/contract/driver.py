@@ -259,6 +259,7 @@ class Server:
     process: subprocess.Popen[bytes] | None = None
     clients: list[Api] = field(default_factory=list)
     starts: int = 0
+    command: tuple[str, ...] = (sys.executable, "-m", "topics_server", "serve")
 
     @property
     def data_dir(self) -> Path:
@@ -300,7 +301,7 @@ class Server:
         self.starts += 1
         with self.log.open("wb") as log:
             return subprocess.Popen(
-                [sys.executable, "-m", "topics_server", "serve"],
+                self.command,
                 env=self.environment(),
                 cwd=self.directory,
                 stdin=subprocess.DEVNULL,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Final
 import pytest
 
 from tests.contract.driver import ROOT, Server, eventually
+from tests.docker import sandbox
 from topics_server.settings import Settings, variable
 
 UNIT: Final = ROOT / "docker" / "systemd" / "topics-server.service"
@@ -63,6 +65,34 @@ def test_the_unit_is_understood() -> None:
     # The program it starts is not installed here; nothing else may be said about our unit.
     told = [line for line in done.stderr.splitlines() if "topics-server.service" in line]
     assert [line for line in told if "is not executable" not in line] == []
+
+
+@pytest.mark.skipif(not sandbox.is_available(), reason=sandbox.INSTALL)
+def test_the_server_works_under_the_units_own_system_calls(tmp_path: Path) -> None:
+    """Start, append, seal, read, snapshot and stop, under the filter of the shipped unit."""
+    command = (sys.executable, sandbox.__file__, str(UNIT), sys.executable, "-m", "topics_server")
+    env = {"TOPICS_SEGMENT_MAX_EVENTS": "10", "TOPICS_COLD_DIR": str(tmp_path / "cold")}
+    server = Server(tmp_path / "one", env, command=(*command, "serve"))
+    api = server.start()
+    for number in range(40):
+        api.add("events", {"n": number})
+    api.http.post("/v0/admin/seal")
+    eventually(lambda: any(server.data_dir.rglob("*.data")), "segments are written", 30)
+    expected = api.read_all("events")
+    assert len(expected) == 40
+    assert server.crash().read_all("events") == expected
+    server.stop()
+
+
+@pytest.mark.skipif(not sandbox.is_available(), reason=sandbox.INSTALL)
+def test_a_call_that_the_unit_does_not_list_is_noticed(tmp_path: Path) -> None:
+    """The unit without `mbind`, which importing numpy calls, ends the server with SIGSYS."""
+    unit = tmp_path / "without.service"
+    unit.write_text(UNIT.read_text().replace(" mbind\n", "\n"))
+    assert unit.read_text() != UNIT.read_text()
+    command = [sys.executable, sandbox.__file__, str(unit), sys.executable, "-c", "import numpy"]
+    done = subprocess.run(command, capture_output=True, timeout=60, check=False)
+    assert done.returncode == -signal.SIGSYS
 
 
 def test_a_copy_of_a_stopped_directory_is_the_same_store(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -69,3 +70,10 @@ def test_what_is_no_list_of_keys_is_refused(tmp_path: Path, content: bytes, word
 def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
     assert refusal(tmp_path / "absent") == "No such file or directory"
     assert refusal(tmp_path)
+
+
+def test_a_pipe_is_refused_at_once(tmp_path: Path) -> None:
+    """Nobody writes into it: opening it as a plain file would never return."""
+    path = tmp_path / "keys"
+    os.mkfifo(path, 0o600)
+    assert refusal(path) == "it is no file"

@@ -23,6 +23,7 @@ from topics_server.logs import (
     access_log,
     blotted,
     set_up,
+    standard_error_writer,
 )
 from topics_server.metrics import log
 
@@ -262,3 +263,29 @@ def test_a_query_is_never_told() -> None:
     text = b"".join(written).decode()
     assert "sEcret" not in text
     assert "POST /v0/watch/wid_x 200 1.250 ms 12 bytes req-1" in text
+
+
+def test_a_full_pipe_that_does_not_block_is_waited_for_without_spinning(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Standard error may be non-blocking: whoever made the pipe decides that for all its users."""
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    taken = os.write(writing, b"x" * 2**20)
+    with os.fdopen(writing, "w") as stream, monkeypatch.context() as patched:
+        patched.setattr("sys.stderr", stream)
+        write = standard_error_writer()
+        writer = threading.Thread(target=write, args=(b"a line\n",))
+        writer.start()
+        before = time.clock_gettime(time.CLOCK_PROCESS_CPUTIME_ID)
+        writer.join(0.3)
+        used_s = time.clock_gettime(time.CLOCK_PROCESS_CPUTIME_ID) - before
+        assert writer.is_alive()
+        received = b""
+        while len(received) < taken + len(b"a line\n"):
+            received += os.read(reading, 2**20)
+        writer.join(10)
+    os.close(reading)
+    assert received.endswith(b"xa line\n")
+    # A writer that spins uses the whole 0.3 s; one that sleeps uses next to nothing.
+    assert used_s < 0.1

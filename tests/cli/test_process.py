@@ -1,0 +1,86 @@
+"""`__main__`: what a process does before it looks at its arguments, seen from outside."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+# Closes the descriptors that are named, then becomes the server.
+CLOSED = """
+import os, sys
+for number in map(int, sys.argv[1].split(",")):
+    os.close(number)
+os.execv(sys.executable, [sys.executable, "-m", "topics_server", *sys.argv[2:]])
+"""
+
+
+def environment(folder: Path) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("TOPICS_")}
+    return kept | {
+        "TOPICS_PORT": "0",
+        "TOPICS_PORT_FILE": str(folder / "port"),
+        "TOPICS_DATA_DIR": str(folder / "data"),
+    }
+
+
+def wait_for(path: Path, process: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + 60
+    while not path.exists():
+        assert process.poll() is None, "the server ended before it listened"
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("closed", ["0", "1", "2", "0,1,2"])
+def test_no_file_of_the_server_takes_the_place_of_a_closed_stream(
+    tmp_path: Path, closed: str
+) -> None:
+    numbers = [int(number) for number in closed.split(",")]
+    process = subprocess.Popen(
+        [sys.executable, "-c", CLOSED, closed, "serve"], env=environment(tmp_path)
+    )
+    try:
+        wait_for(tmp_path / "port", process)
+        for number in numbers:
+            assert os.readlink(f"/proc/{process.pid}/fd/{number}") == os.devnull
+    finally:
+        process.terminate()
+        assert process.wait(60) == 0
+
+
+def test_a_verb_with_a_closed_output_ends_as_documented(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", CLOSED, "1,2", "config"]
+    done = subprocess.run(command, env=environment(tmp_path), timeout=60, check=False)
+    assert done.returncode == 0
+
+
+def test_a_reload_during_the_start_does_not_end_the_server(tmp_path: Path) -> None:
+    """SIGHUP is sent again and again from the moment the process ignores it until it listens."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "topics_server", "serve"], env=environment(tmp_path)
+    )
+    try:
+        status = Path(f"/proc/{process.pid}/status")
+        deadline = time.monotonic() + 60
+        while not ignores_hangup(status.read_text()):
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+        while not (tmp_path / "port").exists():
+            process.send_signal(signal.SIGHUP)
+            assert process.poll() is None, "SIGHUP ended the server"
+            assert time.monotonic() < deadline
+            time.sleep(0.005)
+    finally:
+        process.terminate()
+        assert process.wait(60) == 0
+
+
+def ignores_hangup(status: str) -> bool:
+    (mask,) = [line.split()[1] for line in status.splitlines() if line.startswith("SigIgn:")]
+    return bool(int(mask, 16) >> (signal.SIGHUP - 1) & 1)
