@@ -763,6 +763,8 @@ TOP = {
     "cli.work": driver("cli", "cli.*", "client", "client.*"),
     # One file a verb; offline verbs read files, `serve` loads the server only when it is called.
     "cli": driver("cli.*"),
+    "cli.client": driver("client.*"),
+    "cli.stream_calls": driver("cli", "cli.*", "client.*"),
     "cli.*": driver("cli", "cli.*", "settings", "wal.*", "server"),
 }
 

@@ -211,6 +211,32 @@ def test_sigterm_finishes_the_command_and_leaves_the_rest(
     assert api.get_state(queue)["count"] == left
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_the_end_of_a_worker_ends_all_its_command_started_and_frees_the_job(
+    number: signal.Signals, queue: str, api: Api, spawn: Spawn, tmp_path: Path
+) -> None:
+    """The command exits on SIGTERM; what it started in the background ignores that signal."""
+    api.add(queue, "a")
+    started = tmp_path / "started"
+    stubborn = f"trap '' TERM HUP; echo $$ >{started}; while :; do sleep 0.1; done"
+    script = f'sh -c "{stubborn.replace("$$", chr(92) + "$$")}" & trap "exit 1" TERM; wait'
+    worker = spawn("work", queue, *MINUTE, "--grace-ms", "0", "--", "sh", "-c", script)
+    eventually(lambda: len(lines(started)) == 1, "the background process runs", WITHIN_S)
+    child = int(lines(started)[0])
+    worker.send_signal(number)
+    assert worker.wait(WITHIN_S) == 0
+    eventually(lambda: not is_alive(child), "the background process has ended", WITHIN_S)
+    eventually(lambda: counters(api, queue)["ready"] == 1, "the job is given back", WITHIN_S)
+
+
+def is_alive(process_id: int) -> bool:
+    """Whether a process runs; one that ended and that nobody has waited for does not."""
+    try:
+        return Path(f"/proc/{process_id}/stat").read_text().rpartition(") ")[2][0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
 @pytest.mark.slow
 def test_workers_and_a_server_that_are_killed(own: MakeServer, tmp_path: Path) -> None:
     """120 jobs, a worker killed now and then, a server killed twice: nothing is missing."""

@@ -12,10 +12,12 @@ import http.client
 import ssl
 from collections.abc import Callable, Mapping
 from typing import IO, Any, Final, ParamSpec, TypeVar
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
 import click
 import msgspec
+
+from topics_server.client.addresses import checked_token, checked_url
 
 TIMEOUT_S: Final = 60.0
 DEFAULT_URL: Final = "http://127.0.0.1:4000"
@@ -80,24 +82,22 @@ class Client:
     """Talks to one server."""
 
     def __init__(self, url: str, token: str | None = None) -> None:
-        parts = urlsplit(url)
         try:
-            port = parts.port
-        except ValueError:
-            port = -1
-        if parts.scheme not in {"http", "https"} or not parts.hostname or port == -1:
-            raise click.UsageError(f"{url!r} is no URL of a server; one looks like {DEFAULT_URL}")
+            parts = checked_url(url, DEFAULT_URL)
+            self.token: Final = checked_token(token)
+        except ValueError as error:
+            raise click.UsageError(str(error)) from None
+        assert parts.hostname is not None
         self.url = url.rstrip("/")
         self._secure = parts.scheme == "https"
-        self._host, self._port = parts.hostname, port
+        self._host, self._port = parts.hostname, parts.port
         self._path = parts.path.rstrip("/")
-        self._token = token
         self._connection: http.client.HTTPConnection | None = None
 
     @property
     def authorization(self) -> dict[str, str]:
         """The header that presents the token, for connections that are not ours (streams)."""
-        return {"Authorization": f"Bearer {self._token}"} if self._token else {}
+        return {"Authorization": f"Bearer {self.token}"} if self.token else {}
 
     def call(
         self,

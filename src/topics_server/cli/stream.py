@@ -127,7 +127,7 @@ def _produce(
 ) -> None:
     from topics_server.client import IdempotentProducer, Undelivered
 
-    token = client.authorization.get("Authorization", "").removeprefix("Bearer ") or None
+    token = client.token
     holds_json = is_json(content_type)
     try:
         with IdempotentProducer(

@@ -17,6 +17,7 @@ import httpx
 import msgspec
 
 from topics_server.cli.client import Client, Failure, Refused, Unreachable, refusal
+from topics_server.client.addresses import checked_url
 
 DOOR: Final = "/v1/stream/"
 START: Final = "-1"
@@ -114,10 +115,13 @@ class Stream:
 def url_of(client: Client, place: str) -> str:
     """The URL of a stream; whatever a path holds stays inside its segments."""
     if "://" in place:
-        parts = urlsplit(place)
-        if parts.scheme in {"http", "https"} and parts.hostname and not parts.query:
-            return place
-        raise click.UsageError(f"{place!r} is no URL of a stream")
+        try:
+            parts = checked_url(place, client.url + DOOR + "NAME")
+        except ValueError as error:
+            raise click.UsageError(str(error)) from None
+        if parts.query:
+            raise click.UsageError(f"{place!r} is no URL of a stream: it has a query")
+        return place
     path = place.removeprefix(DOOR).lstrip("/")
     if not path:
         raise click.UsageError("a stream has a path")

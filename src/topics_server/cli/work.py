@@ -26,6 +26,8 @@ from topics_server.client import Refused as RefusedForGood
 
 # Between asking a command to end and ending it.
 KILL_AFTER_S: Final = 2.0
+# Between two looks at a process group that is ending.
+POLL_S: Final = 0.02
 _ENV: Final = "env"
 
 
@@ -90,7 +92,7 @@ def command(
     grace_ms: int,
     client: Client,
 ) -> None:
-    """Run COMMAND for every job of QUEUE, until SIGTERM or Ctrl-C.
+    """Run COMMAND for every job of QUEUE, until SIGTERM, SIGHUP or Ctrl-C.
 
     The job's data is its standard input; TOPICS_JOB_SEQ, TOPICS_JOB_DELIVERIES and TOPICS_JOB_TAG
     are in its environment. Exit code 0 deletes the job; any other, or a signal, releases it to be
@@ -109,7 +111,7 @@ def command(
             runner,
             queue,
             url=client.url,
-            token=client.authorization.get("Authorization", "").removeprefix("Bearer ") or None,
+            token=client.token,
             concurrency=concurrency,
             lease_ms=lease_ms,
             node=node,
@@ -208,14 +210,26 @@ def _how(code: int | None) -> str:
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:
-    """End a command and what it started: politely, then not."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, number)
-        try:
-            async with asyncio.timeout(KILL_AFTER_S):
-                await process.wait()
-                return
-        except TimeoutError:
-            continue
+    """End the process group of a command: with SIGTERM, and with SIGKILL what is left of it."""
+    _signal_group(process.pid, signal.SIGTERM)
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(KILL_AFTER_S):
+            await process.wait()
+            # No event tells that a process group has become empty.
+            while _signal_group(process.pid, 0):  # noqa: ASYNC110
+                await asyncio.sleep(POLL_S)
+    _signal_group(process.pid, signal.SIGKILL)
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(KILL_AFTER_S):
+            await process.wait()
+            return
     raise CommandFailed(f"process {process.pid} cannot be ended")
+
+
+def _signal_group(group: int, number: int) -> bool:
+    """Signal a process group (0: only look); whether it has any process left."""
+    try:
+        os.killpg(group, number)
+    except ProcessLookupError:
+        return False
+    return True

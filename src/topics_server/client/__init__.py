@@ -16,9 +16,9 @@
 Imports nothing else of the server, so that it can leave with its folder. Map: `working` (the
 decorator), `engine` (a run of it), `sources` (push and poll), `settling` (acks and nacks),
 `flight` (leases held), `queue` and `blocking` (the calls, async and not), `calls` (requests as
-values), `values`, `errors`, `backoff`, `patience`, `threads`, `effects`. Producers: `producer` and
-`producer_threads` (what a program sees), `carrying` (requests on a loop), `sending` (the rules),
-`targets` (requests and answers as values), `receipts`.
+values), `values`, `errors`, `addresses` (tokens and URLs, checked), `backoff`, `patience`,
+`threads`, `effects`. Producers: `producer` and `producer_threads` (what a program sees), `carrying`
+(requests on a loop), `sending` (the rules), `targets` (requests and answers as values), `receipts`.
 """
 
 from topics_server.client.backoff import Backoff
@@ -29,6 +29,7 @@ from topics_server.client.errors import (
     ClientError,
     Fenced,
     Forgotten,
+    Forked,
     InDoubt,
     InvalidRequest,
     NotAQueue,
@@ -88,6 +89,7 @@ __all__ = [
     "ClientError",
     "Fenced",
     "Forgotten",
+    "Forked",
     "InDoubt",
     "InvalidRequest",
     "NotAQueue",

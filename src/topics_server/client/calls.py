@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, Generic, TypeVar
-from urllib.parse import quote, urlencode, urlsplit
+from urllib.parse import quote, urlencode
 
 import msgspec
 
+from topics_server.client.addresses import checked_url
 from topics_server.client.errors import BadAnswer, NotAQueue
 from topics_server.client.values import (
     Acked,
@@ -66,9 +67,7 @@ def place(queue: str, url: str | None) -> Place:
             raise ValueError(f"{queue!r} is no URL of a queue; one ends in {_TOPICS}NAME")
     else:
         base, name = url or DEFAULT_URL, queue
-    parts = urlsplit(base)
-    if parts.scheme not in {"http", "https"} or not parts.hostname:
-        raise ValueError(f"{base!r} is no URL of a server; one looks like {DEFAULT_URL}")
+    checked_url(base, DEFAULT_URL)
     if not name:
         raise ValueError("a queue has a name")
     return Place(base.rstrip("/"), name)

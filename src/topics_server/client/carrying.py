@@ -16,14 +16,16 @@ from typing import Any, Final, Self
 import httpx
 import msgspec
 
-from topics_server.client.effects import Effects, new_key
+from topics_server.client.addresses import checked_token
+from topics_server.client.effects import Effects, new_key, process_id
 from topics_server.client.errors import (
     ClientError,
+    Forked,
     ProducerClosed,
     Undelivered,
     Unreachable,
 )
-from topics_server.client.queue import TIMEOUT_MS, headers, unreachable, verified
+from topics_server.client.queue import CONNECT_MS, TIMEOUT_MS, headers, unreachable, verified
 from topics_server.client.receipts import Receipt
 from topics_server.client.sending import Batch, Book, Outgoing, Stored, Terms
 from topics_server.client.targets import Target, Verdict, target
@@ -59,7 +61,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         if seq is not None and epoch is None:
             raise ValueError("a seq goes on in a given epoch")
         told = {
-            "token": rest.pop("token", None),
+            "token": checked_token(rest.pop("token", None)),
             "timeout_ms": rest.pop("timeout_ms", TIMEOUT_MS),
             "transport": rest.pop("transport", None),
             "effects": rest.pop("effects", None) or Effects(),
@@ -83,8 +85,25 @@ class Carrier:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[Any] | None = None
         self._is_woken = False
+        self._process_id = process_id()
+        # Whether the failures that go on have been told.
+        self._is_failing = False
 
     # -- from any thread ---------------------------------------------------------------------------
+
+    @property
+    def is_of_this_process(self) -> bool:
+        """Whether this process made the producer; false in a child that `fork` made."""
+        return process_id() == self._process_id
+
+    def check_process(self) -> None:
+        """Raise `Undelivered` after a `fork`; called before any lock, which the parent may hold."""
+        if not self.is_of_this_process:
+            reason = Forked(
+                f"producer {self.plan.producer} was made before a fork: "
+                "make one in each process, after the fork"
+            )
+            raise Undelivered(reason, in_doubt=False)
 
     def encode(self, record: Any, tag: str | None, meta: Mapping[str, Any] | None) -> bytes:
         """A record as bytes; raises `TypeError` for what the target does not take."""
@@ -212,7 +231,9 @@ class Carrier:
         return httpx.AsyncClient(
             base_url=plan.target.url,
             headers=headers(plan.token),
-            timeout=plan.timeout_ms / 1000,
+            timeout=httpx.Timeout(
+                plan.timeout_ms / 1000, connect=min(plan.timeout_ms, CONNECT_MS) / 1000
+            ),
             trust_env=False,
             verify=verified(plan.target.url),
             transport=plan.transport,
@@ -252,8 +273,20 @@ class Carrier:
                 if after[1] is not None:
                     # No error here: receipts, flush and close tell it.
                     log.info("producer %s sends nothing more: %s", plan.producer, after[1])
-            elif isinstance(verdict, ClientError):
-                log.info("producer %s: %s; trying again", plan.producer, verdict)
+            self._tell(verdict)
+
+    def _tell(self, verdict: Verdict) -> None:
+        """Log the first failure of a row as a warning, the others and the end of it as news."""
+        producer, patience_ms = self.plan.producer, self.plan.terms.patience_ms
+        if not isinstance(verdict, ClientError):
+            if self._is_failing:
+                log.warning("producer %s: the server takes records again", producer)
+            self._is_failing = False
+            return
+        until = "" if patience_ms is None else f" for {patience_ms / 1000:g} s (patience_ms)"
+        level = log.info if self._is_failing else log.warning
+        level("producer %s: %s; trying again%s", producer, verdict, until)
+        self._is_failing = True
 
     async def _ask(self, http: httpx.AsyncClient, out: Outgoing) -> Verdict:
         where = self.plan.target

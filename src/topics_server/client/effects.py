@@ -31,6 +31,11 @@ class Effects:
         return random.random()
 
 
+def process_id() -> int:
+    """The id of this process; another one in a child that `fork` made."""
+    return os.getpid()
+
+
 def new_key() -> str:
     """An idempotency key that nobody else has."""
     return secrets.token_hex(16)

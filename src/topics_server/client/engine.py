@@ -293,6 +293,15 @@ class Engine:
                     raise
                 log.warning("job %d: its handler was cancelled", job.seq)
                 self._settling.nack(held, self._backoff_ms(job))
+            except SystemExit as exit_:
+                # Only this job's handler asked to exit; the worker goes on and tries the job again.
+                log.warning(
+                    "job %d failed, delivery %d: its handler called sys.exit(%r)",
+                    job.seq,
+                    job.deliveries,
+                    exit_.code,
+                )
+                self._settling.nack(held, self._backoff_ms(job))
             except Exception as error:
                 log.warning(
                     "job %d failed, delivery %d: %r", job.seq, job.deliveries, error, exc_info=error

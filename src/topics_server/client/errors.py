@@ -107,6 +107,10 @@ class ProducerClosed(ClientError):
     """The producer was closed before this was acknowledged."""
 
 
+class Forked(ClientError):
+    """The producer was made before `fork`; its connections and its thread are the parent's."""
+
+
 class Undelivered(ClientError):
     """A record that was not acknowledged, and never will be by this producer.
 

@@ -60,7 +60,8 @@ class AsyncIdempotentProducer:
     `buffer_bytes` are unacknowledged. A batch goes once it is `linger_ms` old or has
     `batch_records` or `batch_bytes`; up to `in_flight` are under way at a time. A lost connection,
     a 429 and a 5xx are tried again with the same numbers, for up to `patience_ms` of failures in a
-    row (None: for ever); `timeout_ms` is of one request.
+    row (30 s; None: for ever), and the first failure of a row is logged as a warning with its
+    cause. `timeout_ms` is of one request; a connection is made within 4 s of it or has failed.
 
     **Epochs.** Left out, the server is asked where the producer stands and the next epoch is
     claimed, which fences any process that still writes under the name. A given `epoch` is used as
@@ -119,6 +120,7 @@ class AsyncIdempotentProducer:
         Raises `Undelivered` once the producer has ended, `TypeError` for what is no record here.
         """
         carrier = self._carrier
+        carrier.check_process()
         encoded = carrier.encode(record, tag, meta)
         async with self._turn:  # records stay in the order in which they were sent
             carrier.check()
@@ -135,6 +137,7 @@ class AsyncIdempotentProducer:
 
     async def flush(self) -> None:
         """Send what lingers and wait for all that was sent; raises `Undelivered`."""
+        self._carrier.check_process()
         deliveries = [batch.delivery for batch in self._carrier.book.flush()]
         self._carrier.look()
         if deliveries:
@@ -145,6 +148,8 @@ class AsyncIdempotentProducer:
     async def close(self, timeout_ms: float | None = None) -> None:
         """Flush, for `timeout_ms` at most, and end; raises `Undelivered` unless `flush` did."""
         carrier = self._carrier
+        if not carrier.is_of_this_process:
+            return  # what was sent is the parent's to deliver
         was_told = self._is_told
         deliveries = [batch.delivery for batch in carrier.book.flush()]
         carrier.is_closing = True

@@ -25,7 +25,9 @@ class IdempotentProducer:
             till.send({"total": 12})
 
     Options, promises and their ends are those of `AsyncIdempotentProducer`. Threads may share one.
-    A program that ends without `flush` or `close` loses what was not acknowledged.
+    A program that ends without `flush` or `close` loses what was not acknowledged. A producer does
+    not outlive `fork` (a preloading web server, `multiprocessing`): in the child `send` and `flush`
+    raise `Undelivered` at once; make one in each process.
     """
 
     def __init__(self, place: str, producer: str, **options: Unpack[Options]) -> None:
@@ -63,6 +65,7 @@ class IdempotentProducer:
         Raises `Undelivered` once the producer has ended, `TypeError` for what is no record here.
         """
         carrier = self._carrier
+        carrier.check_process()
         encoded = carrier.encode(record, tag, meta)
         with self._changed:
             carrier.check()
@@ -77,6 +80,7 @@ class IdempotentProducer:
 
     def flush(self) -> None:
         """Send what lingers and wait for all that was sent; raises `Undelivered`."""
+        self._carrier.check_process()
         with self._changed:
             deliveries = [batch.delivery for batch in self._carrier.book.flush()]
         self._carrier.wake()
@@ -86,6 +90,8 @@ class IdempotentProducer:
     def close(self, timeout_ms: float | None = None) -> None:
         """Flush, for `timeout_ms` at most, and end; raises `Undelivered` unless `flush` did."""
         carrier = self._carrier
+        if not carrier.is_of_this_process:
+            return  # what was sent is the parent's to deliver
         was_told = self._is_told
         with self._changed:
             deliveries = [batch.delivery for batch in carrier.book.flush()]

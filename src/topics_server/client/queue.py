@@ -16,6 +16,7 @@ import httpx_sse
 import msgspec
 
 from topics_server.client import calls
+from topics_server.client.addresses import checked_token
 from topics_server.client.calls import Call
 from topics_server.client.effects import Effects, new_key
 from topics_server.client.errors import (
@@ -61,7 +62,8 @@ _read_trouble: Final = calls.reader(_Trouble)
 
 
 def headers(token: str | None) -> dict[str, str]:
-    """What every request carries."""
+    """What every request carries. Raises `ValueError` for a token that no header can carry."""
+    token = checked_token(token)
     # Plain: what is compressed on its way is gathered first, and a stream must not be.
     found = {"Accept": "application/json", "Accept-Encoding": "identity"}
     return {**found, "Authorization": f"Bearer {token}"} if token else found

@@ -77,7 +77,7 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True):
     in_flight: int = 4
     buffer_records: int = 10_000
     buffer_bytes: int = 8 * 1024 * 1024
-    patience_ms: float | None = 120_000
+    patience_ms: float | None = 30_000
     claim: bool = False
     is_keyed: bool = False
     pauses: Backoff = PAUSES

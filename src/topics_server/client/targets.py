@@ -9,14 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, TypeAlias
-from urllib.parse import urlsplit
 
 import msgspec
 
 from topics_server.client import calls
+from topics_server.client.addresses import checked_url
 from topics_server.client.errors import BadAnswer, ClientError, StreamClosed, refusal
 
 JSON: Final = "application/json"
+STREAM_EXAMPLE: Final = "http://127.0.0.1:4000/v1/stream/NAME"
 TOPICS: Final = "/v0/topics/"
 NUMBER_MAX: Final = 2**53 - 1
 
@@ -162,9 +163,7 @@ def target(place: str, url: str | None, content_type: str | None) -> Target:
         return Target(url=where.url, path=path, content_type=JSON, is_topic=True)
     if url is not None:
         raise ValueError("the stream is given by its URL: leave url out")
-    parts = urlsplit(place)
-    if parts.scheme not in {"http", "https"} or not parts.hostname:
-        raise ValueError(f"{place!r} is no URL of a stream")
+    parts = checked_url(place, STREAM_EXAMPLE)
     if parts.query or parts.fragment or parts.path in {"", "/"}:
         raise ValueError(f"{place!r} is no URL of a stream: it is an origin and a path")
     return Target(

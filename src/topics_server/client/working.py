@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any, Final, Generic, TypeVar, cast
 
 from topics_server.client import calls
+from topics_server.client.addresses import checked_token
 from topics_server.client.backoff import Backoff
 from topics_server.client.effects import NODE_BYTES_MAX, Effects, new_node
 from topics_server.client.engine import Engine, Plan, Push
@@ -55,6 +56,7 @@ class Worker(Generic[R]):
         effects: Effects | None = None,
     ) -> None:
         calls.place(queue, url)  # what is no queue fails here, not when it is run
+        token = checked_token(token)
         if not 1 <= concurrency <= calls.CLAIM_MAX:
             raise ValueError(f"concurrency is 1 to {calls.CLAIM_MAX}")
         if lease_ms is not None and not LEASE_MIN_MS <= lease_ms <= LEASE_MAX_MS:
@@ -95,7 +97,7 @@ class Worker(Generic[R]):
         return Stats() if running is None else running[1].stats
 
     def run(self) -> Stats:
-        """Work until SIGTERM, SIGINT or `stop`; returns what was done.
+        """Work until SIGTERM, SIGINT, SIGHUP or `stop`; returns what was done.
 
         A second signal does not wait for handlers. Signals are listened to in the main thread
         only. Raises `NotFound`, `NotAQueue`, `Unauthorized` or `InvalidRequest` when the server
@@ -135,7 +137,7 @@ class Worker(Generic[R]):
     async def _signalled(self) -> Stats:
         loop = asyncio.get_running_loop()
         is_main = threading.current_thread() is threading.main_thread()
-        caught = (signal.SIGTERM, signal.SIGINT) if is_main else ()
+        caught = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP) if is_main else ()
         for number in caught:
             loop.add_signal_handler(number, self.stop)
         try:

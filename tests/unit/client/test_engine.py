@@ -107,22 +107,22 @@ def test_what_a_handler_may_raise(is_async: bool, fake: FakeQueue, start: Start)
         "drop": Drop("not needed"),
         "dead": Dead("cannot"),
         "exit": SystemExit(1),
+        "cancel": asyncio.CancelledError(),
     }
 
     def handle(job: Job) -> None:
         raise raised[job.data]
 
     async def handle_async(job: Job) -> None:
-        error = raised[job.data]
-        raise asyncio.CancelledError if isinstance(error, SystemExit) else error
+        raise raised[job.data]
 
     fake.add(*raised)
     backoff = Backoff(base_ms=60_000, cap_ms=60_000)
     run = start(handle_async if is_async else handle, backoff=backoff)
-    fake.wait_for(lambda: len(fake.jobs) == 3 and not fake.leased)
-    assert run.stop() == Stats(failed=3, dropped=2)
+    fake.wait_for(lambda: len(fake.jobs) == 4 and not fake.leased)
+    assert run.stop() == Stats(failed=4, dropped=2)
     delays = {s: b["delay_ms"] for b in fake.calls("nack") for s in b["seqs"]}
-    assert delays == {1: 65_536, 2: 57_344, 5: 57_344}
+    assert delays == {1: 65_536, 2: 57_344, 5: 57_344, 6: 57_344}
 
 
 def test_a_negative_retry_is_a_mistake() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -25,6 +26,7 @@ from topics_server.client import (
     Undelivered,
     Unreachable,
 )
+from topics_server.client.sending import Terms
 from topics_server.client.targets import Accepted, Beaten, Gap, Repeated
 
 FAST = Backoff(base_ms=1, cap_ms=5)
@@ -395,3 +397,82 @@ def test_nobody_there_is_told_after_patience() -> None:
     assert not told.value.in_doubt
     with pytest.raises(Undelivered):
         producer.close()
+
+
+# -- fork ----------------------------------------------------------------------------------------
+
+
+def in_a_child(act: Callable[[], object]) -> str:
+    """What `act` raises in a forked child, as text; empty if it returns."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        told = ""
+        try:
+            act()
+        except BaseException as error:
+            told = f"{type(error).__name__}: {error}"
+        finally:
+            os.write(writing, told.encode())
+            os._exit(0)
+    os.close(writing)
+    assert os.waitpid(child, 0)[1] == 0
+    with os.fdopen(reading) as file:
+        return file.read()
+
+
+@pytest.mark.parametrize("moment", ["before the first record", "while it sends"])
+def test_a_forked_child_is_told_at_once_that_the_producer_is_its_parents(moment: str) -> None:
+    """As a web server that loads the application before it forks its workers."""
+    model = Model()
+    with IdempotentProducer("t", "p", url="http://model", transport=model) as producer:
+        if moment == "while it sends":
+            producer.send({"n": 1}).result(20)
+        told = [
+            in_a_child(lambda: producer.send({"n": 2})),
+            in_a_child(producer.flush),
+        ]
+        for line in told:
+            assert line.startswith("Undelivered: is not stored: producer p was made before a fork")
+        assert in_a_child(producer.close) == ""
+        producer.send({"n": 3}).result(20)
+
+
+def test_an_async_producer_tells_a_forked_child_too() -> None:
+    producer = AsyncIdempotentProducer("t", "p", url="http://model", transport=Model())
+    told = in_a_child(lambda: asyncio.run(producer.flush()))
+    assert told.startswith("Undelivered: is not stored: producer p was made before a fork")
+
+
+# -- what is told --------------------------------------------------------------------------------
+
+
+def test_a_server_that_is_not_there_is_told_once_with_the_cause(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def down() -> httpx.Response:
+        raise httpx.ConnectError("connection refused")
+
+    model = Model()
+    model.instead = down
+    options: Any = {"url": "http://model", "transport": model, "pauses": FAST, "patience_ms": 200}
+    caplog.set_level("WARNING", logger="topics_server.client")
+    with (
+        pytest.raises(Undelivered, match="connection refused"),
+        IdempotentProducer("t", "p", **options) as producer,
+    ):
+        producer.send(1)
+    told = [record.message for record in caplog.records]
+    assert len(told) == 1
+    assert "connection refused; trying again for 0.2 s (patience_ms)" in told[0]
+
+
+def test_by_default_it_gives_up_within_half_a_minute() -> None:
+    assert Terms().patience_ms == 30_000
+
+
+@pytest.mark.parametrize("token", ["hush\nhush", "hüsh"])
+def test_a_wrong_token_is_refused_when_the_producer_is_made(token: str) -> None:
+    with pytest.raises(ValueError, match="of the token") as caught:
+        IdempotentProducer("t", "p", token=token)
+    assert token not in str(caught.value)

@@ -80,7 +80,7 @@ def test_coroutines_run_on_the_loop_and_functions_in_threads(
     assert handler.threads == [kind == "plain"]
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_lets_the_running_handler_finish(
     number: signal.Signals, url: str, fake: FakeQueue
 ) -> None:

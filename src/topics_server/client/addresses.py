@@ -1,0 +1,69 @@
+"""Tokens and URLs, checked once, when a program gives them. Pure.
+
+Nothing that fails here is repeated in a message: a token is a secret, and a URL may hold one.
+Called wherever a client takes a token or a URL: `calls`, `targets`, `queue`, and the command line.
+"""
+
+from __future__ import annotations
+
+from urllib.parse import SplitResult, urlsplit
+
+
+def checked_token(token: str | None) -> str | None:
+    """The token without white space around it, as a file or a shell leaves it; `None` for none.
+
+    Raises `ValueError` for a token that no HTTP header can carry. The message names the position of
+    the character, never the token.
+    """
+    if not token:
+        return None
+    stripped = token.strip()
+    if not stripped:
+        raise ValueError("the token is only white space; leave it out, or give a key")
+    for position, character in enumerate(stripped, 1):
+        if not "!" <= character <= "~":
+            kind = "white space" if character.isspace() else "not a visible ASCII character"
+            raise ValueError(f"character {position} of the token is {kind}; no key holds one")
+    return stripped
+
+
+def checked_url(url: str, example: str) -> SplitResult:
+    """The parts of an `http` or `https` URL with a host that can be looked up.
+
+    Raises `ValueError` with one sentence, which repeats the URL unless it holds credentials.
+    """
+    try:
+        parts = urlsplit(url)
+        has_credentials = "@" in parts.netloc
+    except ValueError:
+        raise ValueError(f"{_shown(url)} is no URL of a server; one looks like {example}") from None
+    if has_credentials:
+        raise ValueError("a URL holds no credentials; give the key as the token")
+    problem = _problem(url, parts)
+    if problem is not None:
+        raise ValueError(f"{_shown(url)} is no URL of a server{problem}; one looks like {example}")
+    return parts
+
+
+def _shown(url: str) -> str:
+    return "this" if "@" in url else repr(url)
+
+
+def _problem(url: str, parts: SplitResult) -> str | None:
+    """What is wrong with a URL, as the end of a sentence; `None` if nothing is."""
+    if parts.scheme not in {"http", "https"} or not parts.hostname:
+        return ""
+    if not url.isprintable() or " " in url:
+        return " (it holds white space or control characters)"
+    try:
+        port = parts.port
+    except ValueError:
+        return " (a port is a number from 1 to 65535)"
+    if port == 0:
+        return " (a port is a number from 1 to 65535)"
+    try:
+        if ":" not in parts.hostname:
+            parts.hostname.encode("idna")
+    except UnicodeError:
+        return " (its host is no name that can be looked up)"
+    return None
