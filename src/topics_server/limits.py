@@ -22,6 +22,8 @@ JSON_DEPTH_MAX: Final = 512
 TOPIC_NAME_CHARS_MAX: Final = 255
 IDEMPOTENCY_KEY_CHARS_MAX: Final = 256
 META_KEYS_MAX: Final = 64
+# Of what a request sent, so many bytes at most are repeated in a refusal.
+ECHO_BYTES_MAX: Final = 256
 PAGE_SIZE_DEFAULT: Final = 100
 PAGE_SIZE_MAX: Final = 1000
 DIFF_LIMIT_DEFAULT: Final = 256

@@ -84,7 +84,10 @@ def test_a_listed_origin_may_read_answers_and_errors(open_api: Api, origin: str)
 
 @pytest.mark.parametrize("origin", OTHERS)
 def test_any_other_origin_gets_no_leave(open_api: Api, origin: str) -> None:
-    """S: exact; the request is served as to anybody, the browser keeps it from the page. [S-87]"""
+    """S: exact; a read is answered as to anybody, and the browser keeps it from the page. [S-87]
+
+    What changes something is refused: `test_callers.py`.
+    """
     answer = open_api.raw("GET", "/v0/topics", headers=[f"Origin: {origin}"])
     assert answer.status == 200
     assert _cors(answer) == {}

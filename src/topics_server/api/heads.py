@@ -22,7 +22,7 @@ _HOST: Final = re.compile(rb"(?:[A-Za-z0-9._~-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,
 _SAID_ONCE: Final = frozenset(
     b"host content-length content-type content-encoding transfer-encoding authorization expect "
     b"idempotency-key last-event-id origin producer-id producer-epoch producer-seq "
-    b"sec-websocket-key sec-websocket-version upgrade "
+    b"sec-fetch-site sec-websocket-key sec-websocket-version upgrade "
     b"stream-closed stream-expires-at stream-fork-offset stream-fork-sub-offset "
     b"stream-forked-from stream-seq stream-ttl "
     b"x-request-id".split()

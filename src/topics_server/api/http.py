@@ -28,6 +28,7 @@ from topics_server.api.inflight import Counted, RequestPlace, check_inflight
 from topics_server.api.keys import EVERYBODY, Caller, Recalled
 from topics_server.api.names import name_of, router_name_of, stream_path_of
 from topics_server.api.observing import Observer
+from topics_server.api.origin import check_origin, is_concerned
 from topics_server.api.problems import (
     Headers,
     envelope,
@@ -128,7 +129,8 @@ class Route:
     """The methods of one path template; GET brings HEAD, and OPTIONS is always there.
 
     `needs`: of each method what a key must grant: scopes, or `keys.ANY_KEY`, or `keys.PROBE`.
-    `is_stream`: a browser's `EventSource` may call, which has nothing but a URL for its key.
+    `is_stream`: a browser's `EventSource` may call, which has nothing but a URL for its key;
+    `claims`: its GET leases jobs.
     `quick`: of some methods the quick form beside the handler; both give the same answers.
     A template that ends in `/{path}` is the mount of streams: any further segments are their path,
     and bodies are what the handler takes them for.
@@ -136,6 +138,7 @@ class Route:
 
     __slots__ = (
         "allow",
+        "claims",
         "figures",
         "handlers",
         "is_named",
@@ -167,6 +170,7 @@ class Route:
         self.is_of_topic = "/{topic}" in template
         self.is_of_router = "/{router}" in template
         self.is_mount = template.endswith("/{path}")
+        self.claims = is_stream and self.is_of_topic
         # What is held against a key's prefixes.
         kinds = {"topic": self.is_of_topic, "router": self.is_of_router, "path": self.is_mount}
         self.names = next((kind for kind, is_of_it in kinds.items() if is_of_it), "")
@@ -392,6 +396,8 @@ class Application:
         caller = authorized(
             self.state.keys, headers.get(b"authorization"), route.needs[method], recalled
         )
+        if b"origin" in headers or b"sec-fetch-site" in headers:
+            self._check_page(route, method, query, headers, caller)
         if not name:
             name = self.routes.name_at(route, raw_path, segment)
         if caller.prefixes:
@@ -429,6 +435,8 @@ class Application:
                 return Response(204, b"", allow)
             return response_of(method_not_allowed(method[:32], route.allow), allow)
         caller = self._caller(route, method, headers, scope["query_string"], segment)
+        if b"origin" in headers or b"sec-fetch-site" in headers:
+            self._check_page(route, method, scope["query_string"], headers, caller)
         place.take(caller.key, self.state.settings.max_inflight_per_key)
         name = self.routes.name_at(route, raw_path, segment) if route.is_named else ""
         if caller.prefixes and route.names:
@@ -476,6 +484,20 @@ class Application:
         return authorized_stream(
             state.keys, state.tickets, headers, query, wid, need, monotonic_ms()
         )
+
+    def _check_page(
+        self,
+        route: Route,
+        method: str,
+        query: bytes,
+        headers: Mapping[bytes, bytes],
+        caller: Caller,
+    ) -> None:
+        """Raises `forbidden` for a web page that may not have its browser ask for this."""
+        if is_concerned(method, query, claims=route.claims):
+            # A key in the URL is no proof: only a header tells that its page was let in.
+            is_authorized = caller.key is not None and b"authorization" in headers
+            check_origin(headers, self._origins, is_authorized=is_authorized)
 
     async def _serve_socket(self, scope: Scope, receive: Receive, send: Send) -> None:
         raw_path: bytes = scope.get("raw_path") or scope["path"].encode("utf-8")

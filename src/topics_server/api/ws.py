@@ -33,6 +33,7 @@ from topics_server.api.guard import ConnectionSlot, admit
 from topics_server.api.http import Receive, Request, Response, Scope, Send, refuse_socket
 from topics_server.api.keys import ADMIN, EVERYBODY, READ, WRITE, Caller
 from topics_server.api.outbox import Send as DrivenSend
+from topics_server.api.origin import check_origin
 from topics_server.api.problems import from_storage, internal
 from topics_server.api.request_ids import NAME as REQUEST_ID
 from topics_server.api.request_ids import request_id
@@ -57,7 +58,6 @@ _COMMANDS_A_TURN: Final = 16
 # A socket has no heartbeat of ours; this is how often the fan-out looks at one.
 _LOOK_MS: Final = 60_000
 _REVOKED: Final = "the key of this socket is no longer what it was"
-_OWN_PORTS: Final = {b"http": b":80", b"https": b":443"}
 
 
 def no_upgrade(_state: ServerState, _request: Request) -> Response:
@@ -74,7 +74,8 @@ async def serve(state: ServerState, scope: Scope, receive: Receive, send: Send) 
         state.hosts.check(headers.get(b"host"))
         offered = scope.get("subprotocols", ())
         caller = authorized_socket(state.keys, headers, offered)
-        check_origin(headers, state.settings.allowed_origins)
+        # No page can send `Authorization` with an opening, so a key does not speak for its origin.
+        check_origin(headers, state.settings.allowed_origins, is_authorized=False)
         admit(state)
         slot = ConnectionSlot(state, caller.key)
     except TopicsError as refusal:
@@ -88,30 +89,6 @@ async def serve(state: ServerState, scope: Scope, receive: Receive, send: Send) 
         await Connection(state, state.fanout, send, caller).run(receive)
     finally:
         slot.free()
-
-
-def check_origin(headers: dict[bytes, bytes], allowed: frozenset[bytes]) -> None:
-    """Refuse web pages of foreign origins; scripts, which send no `Origin`, may call.
-
-    Browsers let any page open a WebSocket to any server, and leave this to the server.
-    """
-    origin = headers.get(b"origin")
-    if origin is None or origin in allowed or _is_same(origin, headers.get(b"host", b"")):
-        return
-    raise TopicsError(
-        Code.FORBIDDEN,
-        "web pages of this origin may not call; TOPICS_CORS_ORIGINS lists those that may",
-        {"origin": origin[:256].decode("latin-1")},
-    )
-
-
-def _is_same(origin: bytes, host: bytes) -> bool:
-    """Whether a page's origin is this server, whatever terminates TLS in front of it."""
-    scheme, _, authority = origin.lower().partition(b"://")
-    own_port = _OWN_PORTS.get(scheme)
-    if own_port is None or not authority:
-        return False
-    return authority == host.lower().removesuffix(own_port)
 
 
 class _Answer:
