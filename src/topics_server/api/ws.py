@@ -32,8 +32,8 @@ from topics_server.api.fanout import FAILED, GOING_AWAY, REFUSED, Fanout, Stream
 from topics_server.api.guard import ConnectionSlot, admit
 from topics_server.api.http import Receive, Request, Response, Scope, Send, refuse_socket
 from topics_server.api.keys import ADMIN, EVERYBODY, READ, WRITE, Caller
-from topics_server.api.outbox import Send as DrivenSend
 from topics_server.api.origin import check_origin
+from topics_server.api.outbox import Send as DrivenSend
 from topics_server.api.problems import from_storage, internal
 from topics_server.api.request_ids import NAME as REQUEST_ID
 from topics_server.api.request_ids import request_id
