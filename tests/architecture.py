@@ -250,19 +250,27 @@ WAL = {
     "wal.manifest_format": pure(),
     "wal.fs": driver(),
     "wal.workers": driver(),
-    "wal.directory": driver("wal.layout", "wal.fs"),
+    "wal.folders": driver("wal.layout", "wal.fs"),
+    "wal.directory": driver("wal.folders", "wal.layout", "wal.fs"),
     "wal.tail": driver("wal.frames", "wal.groups", "wal.grouping", "wal.layout", "wal.fs"),
     # What a shard's worker does in one go: cut, write, sync, make room.
     "wal.jobs": driver("wal.grouping", "wal.tail"),
     "wal.shard": driver("wal.frames", "wal.grouping", "wal.jobs", "wal.tail", "wal.workers"),
     # Which journal files must be there; what of them is torn; making durable what was found.
     "wal.chain": driver("wal.frames", "wal.groups", "wal.layout", "wal.fs"),
-    "wal.repair": driver("wal.chain", "wal.layout", "wal.fs"),
+    "wal.repair": driver("wal.chain", "wal.folders", "wal.layout", "wal.fs"),
     "wal.replay": driver(
         "wal.chain", "wal.frames", "wal.fs", "wal.groups", "wal.layout", "wal.repair"
     ),
     "wal.journal": driver(
-        "wal.frames", "wal.fs", "wal.layout", "wal.replay", "wal.shard", "wal.tail", "wal.workers"
+        "wal.folders",
+        "wal.frames",
+        "wal.fs",
+        "wal.layout",
+        "wal.replay",
+        "wal.shard",
+        "wal.tail",
+        "wal.workers",
     ),
     "wal.handles": driver("wal.fs"),
     "wal.publishing": driver("wal.fs", "wal.layout"),
@@ -289,6 +297,7 @@ WAL = {
         "wal.segment_index",
     ),
     "wal.segments": driver(
+        "wal.folders",
         "wal.fs",
         "wal.handles",
         "wal.layout",
@@ -302,7 +311,9 @@ WAL = {
         "wal.segment_index",
         "wal.segment_maps",
     ),
-    "wal.snapshots": driver("wal.snapshot_format", "wal.layout", "wal.fs", "wal.publishing"),
+    "wal.snapshots": driver(
+        "wal.snapshot_format", "wal.folders", "wal.layout", "wal.fs", "wal.publishing"
+    ),
     "wal.parts": driver("wal.*"),
     "wal.verifying": driver("wal.*"),
     "wal.dump": driver("wal.*"),

@@ -93,6 +93,14 @@ class DiskFull(StorageError):
     """The disk refused a write (ENOSPC, EDQUOT, EFBIG, EIO on write, too many open files)."""
 
 
+class SyncFailed(StorageError):
+    """A sync failed: what it covered may or may not be durable, and no later sync tells."""
+
+
+class NotThere(StorageError):
+    """Nothing has this path. Every other failure to look is another error: absence is a fact."""
+
+
 class StartRefused(StorageError):
     """The data directory cannot be served as it is: locked, newer, foreign, a file missing."""
 

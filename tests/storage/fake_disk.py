@@ -24,7 +24,7 @@ import random
 from collections.abc import Sequence
 from typing import Final, Literal
 
-from topics_server.errors import DiskFull, StartRefused, StorageError
+from topics_server.errors import DiskFull, NotThere, StartRefused, StorageError, SyncFailed
 from topics_server.wal.fs import Buffer, File, Lock
 
 SECTOR: Final = 512
@@ -169,7 +169,7 @@ class _FakeFile:
         except StorageError as error:
             self._inode.sync_failed(self._disk.rng)
             # Whatever its cause, as OsFs has it: a failed sync is not a full disk.
-            raise StorageError(str(error)) from error
+            raise SyncFailed(str(error)) from error
         self._inode.sync()
 
     def size(self) -> int:
@@ -187,17 +187,18 @@ class _FakeFile:
 
 
 class _FakeLock:
-    def __init__(self, locks: dict[str, str], path: str) -> None:
+    def __init__(self, locks: dict[_Inode | str, str], key: _Inode | str) -> None:
         self._locks = locks
-        self._path: str | None = path
+        self._key: _Inode | str | None = key
 
     def release(self) -> None:
-        if self._path is not None:
-            self._locks.pop(self._path, None)
-        self._path = None
+        if self._key is not None:
+            self._locks.pop(self._key, None)
+        self._key = None
 
 
-# A directory operation: ("link", name, inode), ("unlink", name, None) or ("rename", new, old name).
+# A directory operation: ("link", name, inode), ("unlink", name, None), ("rename" or "move", new,
+# old name); a move is pending in the old name's directory.
 _DirOp = tuple[str, str, "_Inode | str | None"]
 
 
@@ -219,7 +220,9 @@ class FakeDisk:
         self._dirs: set[str] = {"", ".", "/"}
         self._durable_dirs: set[str] = set(self._dirs)
         self._pending: dict[str, list[_DirOp]] = {}
-        self._locks: dict[str, str] = {}
+        # Text by what is locked: a file itself, whatever its name is by now, or a directory's path.
+        self._locks: dict[_Inode | str, str] = {}
+        self._numbers: dict[str, int] = {}
 
     # -- faults ----------------------------------------------------------------------------
 
@@ -381,7 +384,7 @@ class FakeDisk:
                 self._durable[path] = value
             elif op == "unlink":
                 self._durable.pop(path, None)
-            elif op == "rename":
+            elif op in ("rename", "move"):
                 assert isinstance(value, str)
                 self._durable[path] = self._durable.pop(value)
             elif op == "mkdir":
@@ -399,14 +402,14 @@ class FakeDisk:
         inode = self._files.get(path)
         if create:
             if _parent(path) not in self._dirs:
-                raise StorageError("ENOENT", path)
+                raise NotThere("ENOENT", path)
             if inode is None:
                 inode = self._files[path] = _Inode()
                 self._note("link", path, inode)
             else:
                 inode.truncate(0)
         elif inode is None:
-            raise StorageError("ENOENT", path)
+            raise NotThere("ENOENT", path)
         return _FakeFile(self, inode, path, write or create)
 
     def rename(self, old: str, new: str) -> None:
@@ -414,9 +417,31 @@ class FakeDisk:
         assert _parent(old) == _parent(new)
         self.step("rename", new)
         if old not in self._files:
-            raise StorageError("ENOENT", old)
+            raise NotThere("ENOENT", old)
         self._files[new] = self._files.pop(old)
         self._note("rename", new, old)
+
+    def move(self, old: str, new: str) -> None:
+        """See `Fs.move`. That of a directory is durable at once, with all that is in it."""
+        self.step("rename", new)
+        if _parent(new) not in self._dirs or (old not in self._files and old not in self._dirs):
+            raise NotThere("ENOENT", old)
+        if new in self._files or new in self._dirs:
+            raise StorageError("EEXIST", new)
+        if old in self._files:
+            self._files[new] = self._files.pop(old)
+            self._pending.setdefault(_parent(old), []).append(("move", new, old))
+            return
+        for folder in (_parent(old), _parent(new), *self._dirs):
+            self._apply_dir_ops(self._pending.pop(folder, []))
+
+        def moved(path: str) -> str:
+            return new + path[len(old) :] if path == old or path.startswith(f"{old}/") else path
+
+        self._files = {moved(path): inode for path, inode in self._files.items()}
+        self._durable = {moved(path): inode for path, inode in self._durable.items()}
+        self._dirs = set(map(moved, self._dirs))
+        self._durable_dirs = set(map(moved, self._durable_dirs))
 
     def unlink(self, path: str, *, missing_ok: bool = False) -> None:
         """See `Fs.unlink`."""
@@ -424,7 +449,7 @@ class FakeDisk:
         if self._files.pop(path, None) is not None:
             self._note("unlink", path)
         elif not missing_ok:
-            raise StorageError("ENOENT", path)
+            raise NotThere("ENOENT", path)
 
     def list_dir(self, path: str) -> list[str]:
         """See `Fs.list_dir`."""
@@ -437,7 +462,8 @@ class FakeDisk:
         self.check_alive()
         if path in self._dirs:
             return
-        self.make_dir(_parent(path), mode)
+        if _parent(path) not in self._dirs:
+            raise NotThere("ENOENT", path)
         self.step("make_dir", path)
         self._dirs.add(path)
         self._note("mkdir", path)
@@ -456,11 +482,21 @@ class FakeDisk:
         """See `Fs.sync_dir`."""
         self.check_alive()
         if path not in self._dirs:
-            raise StorageError("ENOENT", path)
+            raise NotThere("ENOENT", path)
         try:
             self.step("sync_dir", path)
+        except DiskFull as error:
+            if errno.errorcode[errno.EMFILE] in str(error):
+                raise  # it could not be opened, so nothing was tried
+            raise SyncFailed(str(error)) from error
         except StorageError as error:
-            raise StorageError(str(error)) from error
+            raise SyncFailed(str(error)) from error
+        for ops in [ops for parent, ops in self._pending.items() if parent != path]:
+            # A move into this directory takes effect with what its old directory saw before it.
+            moves = [n for n, op in enumerate(ops) if op[0] == "move" and _parent(op[1]) == path]
+            if moves:
+                self._apply_dir_ops(ops[: moves[-1] + 1])
+                del ops[: moves[-1] + 1]
         self._apply_dir_ops(self._pending.pop(path, []))
 
     def exists(self, path: str) -> bool:
@@ -468,11 +504,21 @@ class FakeDisk:
         self.check_alive()
         return path in self._files or path in self._dirs
 
+    def identity(self, path: str) -> tuple[int, int] | None:
+        """See `Fs.identity`; there are no links, so a path is its own inode."""
+        return (
+            (1, self._numbers.setdefault(path, len(self._numbers))) if self.exists(path) else None
+        )
+
+    def real_path(self, path: str) -> str:
+        """See `Fs.real_path`."""
+        return path
+
     def file_size(self, path: str) -> int:
         """See `Fs.file_size`."""
         self.check_alive()
         if path not in self._files:
-            raise StorageError("ENOENT", path)
+            raise NotThere("ENOENT", path)
         return len(self._files[path].data)
 
     def free_bytes(self, path: str) -> int:
@@ -487,18 +533,28 @@ class FakeDisk:
         """See `Fs.map`; the view shows later writes as long as the file keeps its size."""
         self.check_alive()
         if path not in self._files:
-            raise StorageError("ENOENT", path)
+            raise NotThere("ENOENT", path)
         return memoryview(self._files[path].data).toreadonly()
 
     def lock(self, path: str, text: str) -> Lock:
         """See `Fs.lock`."""
         self.check_alive()
-        if path in self._locks:
-            raise StartRefused(f"in use by another server ({self._locks[path]})", path)
-        self._locks[path] = text
         if path not in self._files:
             self.open(path, create=True)
-        return _FakeLock(self._locks, path)
+        return self._lock(self._files[path], path, text)
+
+    def lock_dir(self, path: str) -> Lock | None:
+        """See `Fs.lock_dir`."""
+        self.check_alive()
+        if path not in self._dirs:
+            raise NotThere("ENOENT", path)
+        return self._lock(path, path, "a server")
+
+    def _lock(self, key: _Inode | str, path: str, text: str) -> Lock:
+        if key in self._locks:
+            raise StartRefused(f"in use by another server ({self._locks[key]})", path)
+        self._locks[key] = text
+        return _FakeLock(self._locks, key)
 
 
 def _parent(path: str) -> str:

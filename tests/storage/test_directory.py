@@ -61,6 +61,35 @@ def test_a_first_start_cut_short_anywhere_can_be_repeated() -> None:
         assert not directory.was_clean
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_a_power_cut_takes_no_parent_of_a_new_directory(seed: int) -> None:
+    disk = FakeDisk(seed)
+    directory = Directory.open(disk, "a/b/data", boot_id="b")
+    directory.note_wal_set(1, 2, 1)
+    disk.crash("power")
+    assert Directory.open(disk.reopen(), "a/b/data", boot_id="b").wal_sets == [(1, 2, 1)]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_nor_of_one_that_a_killed_start_has_made(seed: int) -> None:
+    disk = FakeDisk(seed)
+    # One start makes a/b/data and dies before its first sync; the next one finds it there.
+    for folder in ("a", "a/b", "a/b/data"):
+        disk.make_dir(folder)
+    Directory.open(disk, "a/b/data", boot_id="b").note_wal_set(1, 2, 1)
+    disk.crash("power")
+    assert Directory.open(disk.reopen(), "a/b/data", boot_id="b").wal_sets == [(1, 2, 1)]
+
+
+def test_a_lock_file_that_was_removed_lets_no_second_server_in(disk: FakeDisk) -> None:
+    first = opened(disk)
+    disk.unlink("data/LOCK")
+    with pytest.raises(StartRefused, match="in use by another server"):
+        opened(disk)
+    first.close()
+    opened(disk).close()
+
+
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.storage.journal_rig import append
-from topics_server.errors import DiskFull, StartRefused, StorageError
+from topics_server.errors import DiskFull, NotThere, StartRefused, StorageError, SyncFailed
 from topics_server.handoff import ShardProgress
 from topics_server.wal.directory import Directory, read_boot_id
 from topics_server.wal.fs import OsFs, storage_error
@@ -120,6 +120,9 @@ def test_errors_name_the_file(root: str) -> None:
 
 def test_names(root: str) -> None:
     fs = OsFs()
+    with pytest.raises(NotThere):
+        fs.make_dir(f"{root}/x/y")
+    fs.make_dir(f"{root}/x")
     fs.make_dir(f"{root}/x/y")
     fs.make_dir(f"{root}/x/y")
     fs.open(f"{root}/x/b", create=True).close()
@@ -134,6 +137,85 @@ def test_names(root: str) -> None:
         fs.make_dir(f"{root}/x/a")
     fs.remove_dir(f"{root}/x/y")
     assert 0 < fs.free_bytes(root) <= fs.total_bytes(root)
+
+
+def test_only_absence_is_absence(root: str) -> None:
+    fs = OsFs()
+    fs.open(f"{root}/file", create=True).close()
+    os.symlink("loop", f"{root}/loop")
+    assert fs.identity(root) is not None
+    for absent in (f"{root}/none", f"{root}/file/below"):
+        assert not fs.exists(absent)
+        assert fs.identity(absent) is None
+        for call in (fs.open, fs.file_size, fs.map, fs.unlink, fs.sync_dir):
+            with pytest.raises(NotThere):
+                call(absent)
+    for unreadable in (f"{root}/loop", f"{root}/{'x' * 300}"):
+        with pytest.raises(StorageError) as refused:
+            fs.exists(unreadable)
+        assert not isinstance(refused.value, NotThere)
+
+
+def test_a_move_takes_a_file_or_a_folder_elsewhere_and_replaces_nothing(root: str) -> None:
+    fs = OsFs()
+    for folder in ("a", "a/b", "c"):
+        fs.make_dir(f"{root}/{folder}")
+    fs.open(f"{root}/a/b/file", create=True).close()
+    fs.move(f"{root}/a/b", f"{root}/c/b")
+    assert fs.list_dir(f"{root}/c/b") == ["file"]
+    with pytest.raises(StorageError, match="exists"):
+        fs.move(f"{root}/a", f"{root}/c/b")
+    with pytest.raises(NotThere):
+        fs.move(f"{root}/none", f"{root}/c/none")
+
+
+def test_a_path_through_a_link_has_the_identity_of_what_it_leads_to(root: str) -> None:
+    fs = OsFs()
+    fs.make_dir(f"{root}/a")
+    os.symlink("a", f"{root}/link")
+    assert fs.identity(f"{root}/link") == fs.identity(f"{root}/a")
+    assert fs.real_path(f"{root}/link/new") == fs.real_path(f"{root}/a") + "/new"
+
+
+def test_a_directory_that_cannot_be_opened_is_no_failed_sync(
+    root: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def too_many(*args: object, **kwargs: object) -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    def broken(fd: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", too_many)
+        with pytest.raises(DiskFull):
+            OsFs().sync_dir(root)
+    monkeypatch.setattr(os, "fsync", broken)
+    with pytest.raises(SyncFailed):
+        OsFs().sync_dir(root)
+
+
+def test_a_directory_is_locked_once(root: str) -> None:
+    fs = OsFs()
+    lock = fs.lock_dir(root)
+    assert lock is not None
+    with pytest.raises(StartRefused, match="in use by another server"):
+        fs.lock_dir(root)
+    lock.release()
+    again = fs.lock_dir(root)
+    assert again is not None
+    again.release()
+
+
+def test_a_lock_file_that_was_removed_lets_no_second_server_in(root: str) -> None:
+    fs = OsFs()
+    first = Directory.open(fs, f"{root}/data", boot_id="b")
+    os.unlink(f"{root}/data/LOCK")
+    with pytest.raises(StartRefused, match="in use by another server"):
+        Directory.open(fs, f"{root}/data", boot_id="b")
+    # The refused start has let go of what it locked.
+    first.close()
+    Directory.open(fs, f"{root}/data", boot_id="b").close()
 
 
 def test_a_map_shows_later_writes_and_cannot_be_written(root: str) -> None:

@@ -217,6 +217,7 @@ class Run:
 def run_seed(seed: int) -> tuple[int, int]:
     """Several lives of one directory; how many ended in mid-flight, and sessions found at last."""
     disk = new_disk(seed)
+    disk.make_dir("data")
     disk.make_dir("data/snapshots")
     disk.sync_dir("data")
     promised, clock = Promised(), HandClock()
@@ -264,6 +265,7 @@ def test_no_promise_is_broken(chunk: int) -> None:
 def test_sessions_that_expired_before_a_kill_are_gone_soon_after_it() -> None:
     """Their closing is not waited for: it may be lost, but not their age."""
     disk = new_disk(1)
+    disk.make_dir("data")
     disk.make_dir("data/snapshots")
     disk.sync_dir("data")
     promised, clock = Promised(), HandClock()
@@ -287,6 +289,7 @@ def test_sessions_that_expired_before_a_kill_are_gone_soon_after_it() -> None:
 
 def test_a_full_disk_stops_no_watcher() -> None:
     disk = new_disk(2)
+    disk.make_dir("data")
     disk.make_dir("data/snapshots")
     disk.sync_dir("data")
     run = Run(disk, Promised(), HandClock())

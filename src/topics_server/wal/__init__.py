@@ -5,8 +5,8 @@ modules (bytes in, values out; docs/FORMATS.md draws them); everything that touc
 through `fs`, so that tests can stand a failing disk in its place. Damage is told apart here: *torn*
 lies above what is known to have been synced, *corrupt* below.
 
-- the directory: `layout` (names), `directory` (lock, format, boot and clean-stop marks), `fs` (the
-  file system, and the seam that tests replace)
+- the directory: `layout` (names), `directory` (lock, format, boot and clean-stop marks), `folders`
+  (directories whose names last), `fs` (the file system, and the seam that tests replace)
 - the journal's bytes: `frames` (an entry), `groups` (what one write takes, and the file header),
   `grouping` (which frames form a group)
 - the journal: `tail` (files, room ahead, rotation) under `shard` (queue, write, sync, watermarks),

@@ -1,6 +1,6 @@
 """The data directory as a whole: who may use it, which format it has, how the last run ended.
 
-Owns `LOCK` and `FORMAT`. `FORMAT` is a small JSON file, replaced atomically:
+Owns `LOCK`, the lock on the directory itself, and `FORMAT`: a small JSON file, replaced atomically.
 
     {"format": 2, "store_id": "...", "run": 7, "boot_id": "...", "clean_stop": false,
      "wal_sets": [{"wal_set": 1, "shard_count": 4, "first_lsn": 1, "has_marks": true}]}
@@ -19,6 +19,7 @@ from __future__ import annotations
 import os
 import re
 import threading
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
@@ -27,6 +28,7 @@ from topics_server.clock import random_hex
 from topics_server.errors import StartRefused, StorageError
 from topics_server.metrics import log
 from topics_server.wal import layout
+from topics_server.wal.folders import make_durable_dirs, sync_ancestors
 from topics_server.wal.fs import Fs, Lock
 
 FORMAT_VERSION: Final = 2
@@ -82,10 +84,12 @@ def read_boot_id(fs: Fs) -> str:
 class Directory:
     """A data directory that is locked by us."""
 
-    def __init__(self, fs: Fs, root: str, lock: Lock, mark: FormatMark, boot_id: str) -> None:
+    def __init__(
+        self, fs: Fs, root: str, locks: Sequence[Lock], mark: FormatMark, boot_id: str
+    ) -> None:
         self.root: Final = root
         self._fs: Final = fs
-        self._lock: Final = lock
+        self._locks: Final = locks
         self._boot_id: Final = boot_id
         # Marks are written by the start and stop of the server and by shards whose sync failed.
         self._writing: Final = threading.Lock()
@@ -109,23 +113,24 @@ class Directory:
         Raises `StartRefused`: in use, of a newer format, or not ours (files, but no `FORMAT`).
         """
         if not fs.exists(root):
-            fs.make_dir(root, mode)
+            make_durable_dirs(fs, root, mode)
         _refuse_foreign(fs, root)
-        lock = fs.lock(layout.join(root, layout.LOCK), f"pid {os.getpid()}")
+        locks = lock_folder(fs, root)
         try:
             # Looked at again: another server may have begun between the look and the lock.
             _refuse_foreign(fs, root)
             mark = read_format(fs, root)
-            directory = cls(fs, root, lock, mark or FormatMark(), boot_id)
+            directory = cls(fs, root, locks, mark or FormatMark(), boot_id)
             if mark is None:
-                # Not only when it was made just now: whoever made it may have been killed.
-                fs.sync_dir(layout.parent(root))
+                # Not only when it was made just now: the process that made it may have been killed.
+                sync_ancestors(fs, root)
                 directory._write(directory._mark)
             for name in (layout.WAL, layout.SEGMENTS, layout.SNAPSHOTS):
                 fs.make_dir(layout.join(root, name), mode)
             fs.sync_dir(root)
         except StorageError:
-            lock.release()
+            for lock in locks:
+                lock.release()
             raise
         return directory
 
@@ -225,8 +230,9 @@ class Directory:
                 self._write(mark)
 
     def close(self) -> None:
-        """Let go of the lock."""
-        self._lock.release()
+        """Let go of the locks."""
+        for lock in self._locks:
+            lock.release()
 
     def _write(self, mark: FormatMark) -> None:
         path = layout.join(self.root, layout.FORMAT)
@@ -239,6 +245,25 @@ class Directory:
         self._fs.rename(layout.temp(path), path)
         self._fs.sync_dir(self.root)
         self._mark = mark
+
+
+def lock_folder(fs: Fs, root: str) -> list[Lock]:
+    """Lock a folder for this process: its `LOCK` and the folder itself.
+
+    `LOCK` names its holder and is what older servers and network file systems know; removing it
+    under a running server takes that lock away, the one on the folder stays. Raises
+    `StartRefused` when another process holds either.
+    """
+    lock = fs.lock(layout.join(root, layout.LOCK), f"pid {os.getpid()}")
+    try:
+        folder_lock = fs.lock_dir(root)
+    except StorageError:
+        lock.release()
+        raise
+    if folder_lock is None:
+        log.warning("%s: directories cannot be locked here; never remove %s", root, layout.LOCK)
+        return [lock]
+    return [lock, folder_lock]
 
 
 def read_format(fs: Fs, root: str) -> FormatMark | None:

@@ -4,7 +4,8 @@ Owns every `os` call on the data directory and the translation of `OSError` into
 `wal/` takes an `Fs`; `OsFs` is the real one, `tests/storage/fake_disk.py` a failing one. Paths are
 strings joined with "/". Nothing is durable before `File.sync` (bytes) or `Fs.sync_dir` (names: a
 creation, a rename, an unlink). Every call blocks; all may be made from any thread, each file by
-one thread at a time for writing.
+one thread at a time for writing. A path that is not there (ENOENT, ENOTDIR) is `NotThere`; no other
+error is ever taken for absence.
 """
 
 from __future__ import annotations
@@ -16,12 +17,18 @@ import os
 from collections.abc import Sequence
 from typing import Final, Protocol
 
-from topics_server.errors import DiskFull, StartRefused, StorageError
+from topics_server.errors import DiskFull, NotThere, StartRefused, StorageError, SyncFailed
 
 Buffer = bytes | bytearray | memoryview
 
 # What the disk may refuse today and accept tomorrow: answered with "full", never with a stop.
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE})
+# What says that a path leads to nothing.
+_ABSENT: Final = frozenset({errno.ENOENT, errno.ENOTDIR})
+# What a file system answers that cannot lock a directory (network file systems lock files only).
+_NO_DIRECTORY_LOCK: Final = frozenset(
+    {errno.EBADF, errno.EINVAL, errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP}
+)
 # Vectors one pwritev takes on every system we know.
 _VECTORS_MAX: Final = 1024
 
@@ -77,12 +84,19 @@ class Fs(Protocol):
     def open(self, path: str, *, write: bool = False, create: bool = False) -> File:
         """Open for reading, or reading and writing; `create` (implies write): a new, empty file.
 
-        What is there already under that name is emptied. A missing file is a `StorageError`.
+        What is there already under that name is emptied. A missing file is `NotThere`.
         """
         ...
 
     def rename(self, old: str, new: str) -> None:
         """Replace `new` by `old` atomically; both in the same directory."""
+        ...
+
+    def move(self, old: str, new: str) -> None:
+        """Give a file or directory a name in another directory of the same file system.
+
+        Nothing may have the path `new`. Durable once both directories are synced.
+        """
         ...
 
     def unlink(self, path: str, *, missing_ok: bool = False) -> None:
@@ -94,7 +108,10 @@ class Fs(Protocol):
         ...
 
     def make_dir(self, path: str, mode: int = 0o700) -> None:
-        """Make a directory and its parents; not an error if it exists. Parents are not synced."""
+        """Make a directory in one that exists; not an error if it exists itself.
+
+        Its name is durable once its parent is synced: `folders.make_durable_dirs` does both.
+        """
         ...
 
     def remove_dir(self, path: str) -> None:
@@ -102,11 +119,24 @@ class Fs(Protocol):
         ...
 
     def sync_dir(self, path: str) -> None:
-        """Make the names in a directory durable."""
+        """Make the names in a directory durable.
+
+        A directory that cannot be opened is `DiskFull` (too many open files), `NotThere` or plain
+        `StorageError`; its names are as they were, and trying again is sound. A failure of the
+        sync itself is `SyncFailed`: unknown, never retry.
+        """
         ...
 
     def exists(self, path: str) -> bool:
-        """Whether a file or directory has this path."""
+        """Whether a file or directory has this path. Raises if that cannot be told."""
+        ...
+
+    def identity(self, path: str) -> tuple[int, int] | None:
+        """Device and inode of what a path leads to; `None` if nothing is there."""
+        ...
+
+    def real_path(self, path: str) -> str:
+        """The absolute path without symbolic links; also of what is not there yet."""
         ...
 
     def file_size(self, path: str) -> int:
@@ -132,10 +162,19 @@ class Fs(Protocol):
         """
         ...
 
+    def lock_dir(self, path: str) -> Lock | None:
+        """Lock a directory itself; `None` where the file system cannot lock directories.
+
+        Raises `StartRefused` when somebody else holds it.
+        """
+        ...
+
 
 def storage_error(error: OSError, path: str, *, writing: bool = False) -> StorageError:
     """The error of ours for an `OSError`; `writing` makes EIO a full disk (it may be relocated)."""
     reason = error.strerror or str(error)
+    if error.errno in _ABSENT:
+        return NotThere(reason, path)
     if error.errno in _FULL or (writing and error.errno == errno.EIO):
         return DiskFull(reason, path)
     return StorageError(reason, path)
@@ -202,7 +241,7 @@ class OsFile:
         try:
             _sync_data(self._fd)
         except OSError as error:
-            raise StorageError(error.strerror or str(error), self.path) from error
+            raise SyncFailed(error.strerror or str(error), self.path) from error
 
     def size(self) -> int:
         """See `File.size`."""
@@ -273,6 +312,15 @@ class OsFs:
         except OSError as error:
             raise storage_error(error, new, writing=True) from error
 
+    def move(self, old: str, new: str) -> None:
+        """See `Fs.move`."""
+        try:
+            if os.path.lexists(new):
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
+            os.rename(old, new)
+        except OSError as error:
+            raise storage_error(error, new, writing=True) from error
+
     def unlink(self, path: str, *, missing_ok: bool = False) -> None:
         """See `Fs.unlink`."""
         try:
@@ -295,11 +343,7 @@ class OsFs:
     def make_dir(self, path: str, mode: int = 0o700) -> None:
         """See `Fs.make_dir`."""
         try:
-            if not os.path.isdir(path):
-                parent = path.rpartition("/")[0]
-                if parent:
-                    self.make_dir(parent, mode)
-                os.mkdir(path, mode)
+            os.mkdir(path, mode)
         except FileExistsError as error:
             if not os.path.isdir(path):
                 raise storage_error(error, path) from error
@@ -319,16 +363,35 @@ class OsFs:
         """See `Fs.sync_dir`."""
         try:
             fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-            try:
-                os.fsync(fd)
-            finally:
-                os.close(fd)
         except OSError as error:
-            raise StorageError(error.strerror or str(error), path) from error
+            raise storage_error(error, path, writing=True) from error
+        try:
+            os.fsync(fd)
+        except OSError as error:
+            raise SyncFailed(error.strerror or str(error), path) from error
+        finally:
+            os.close(fd)
 
     def exists(self, path: str) -> bool:
         """See `Fs.exists`."""
-        return os.path.exists(path)
+        return self.identity(path) is not None
+
+    def identity(self, path: str) -> tuple[int, int] | None:
+        """See `Fs.identity`."""
+        try:
+            found = os.stat(path)
+        except OSError as error:
+            if error.errno in _ABSENT:
+                return None
+            raise storage_error(error, path) from error
+        return found.st_dev, found.st_ino
+
+    def real_path(self, path: str) -> str:
+        """See `Fs.real_path`."""
+        try:
+            return os.path.realpath(path)
+        except OSError as error:
+            raise storage_error(error, path) from error
 
     def file_size(self, path: str) -> int:
         """See `Fs.file_size`."""
@@ -383,4 +446,21 @@ class OsFs:
         except OSError as error:
             os.close(fd)
             raise storage_error(error, path, writing=True) from error
+        return OsLock(fd)
+
+    def lock_dir(self, path: str) -> Lock | None:
+        """See `Fs.lock_dir`."""
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError as error:
+            raise storage_error(error, path) from error
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(fd)
+            if isinstance(error, BlockingIOError):
+                raise StartRefused("in use by another server", path) from error
+            if error.errno in _NO_DIRECTORY_LOCK:
+                return None
+            raise storage_error(error, path) from error
         return OsLock(fd)

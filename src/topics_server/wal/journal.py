@@ -20,7 +20,7 @@ from topics_server.errors import StorageError
 from topics_server.handoff import ShardProgress
 from topics_server.limits import WAL_SHARDS_MAX
 from topics_server.metrics import log
-from topics_server.wal import layout
+from topics_server.wal.folders import make_durable_dirs
 from topics_server.wal.frames import Opening
 from topics_server.wal.fs import Fs
 from topics_server.wal.replay import JournalReplay, OldFile, ShardEnd
@@ -79,8 +79,7 @@ class Journal:
         new one; note it in `FORMAT` after this call and before the first submit.
         """
         assert replay.is_finished, "what was found is made durable before anything is added"
-        fs.make_dir(wal_dir)
-        fs.sync_dir(layout.parent(wal_dir))
+        make_durable_dirs(fs, wal_dir)
         shards: list[Shard] = []
         for number in range(shard_count):
             end = replay.ends.get((wal_set, number), _FIRST)

@@ -37,6 +37,7 @@ from topics_server.limits import HEAD_RESERVE_SEQS, PAGE_SCAN_SLOTS_MAX
 from topics_server.wal import layout
 from topics_server.wal.chain import JournalFile, Key, open_files
 from topics_server.wal.directory import FormatMark
+from topics_server.wal.folders import make_durable_dirs
 from topics_server.wal.frames import (
     FRAME_HEADER_BYTES,
     Opening,
@@ -450,10 +451,10 @@ def _write(fs: Fs, path: str, data: bytes, position: int) -> None:
 
 def _set_aside(fs: Fs, data_dir: str, found: Survey) -> str:
     root = layout.join(data_dir, SET_ASIDE)
-    fs.make_dir(root)
+    make_durable_dirs(fs, root)
     taken = [int(name) for name in fs.list_dir(root) if name.isdigit()]
     folder = layout.join(root, str(max(taken, default=0) + 1))
-    fs.make_dir(folder)
+    make_durable_dirs(fs, folder)
     pieces = [(region.path, region.start, region.end) for region in found.regions] + found.torn
     for path, start, end in pieces:
         source = fs.open(path)

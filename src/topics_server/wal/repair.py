@@ -13,6 +13,7 @@ import msgspec
 
 from topics_server.wal import layout
 from topics_server.wal.chain import CHUNK_BYTES, JournalFile
+from topics_server.wal.folders import make_durable_dirs
 from topics_server.wal.fs import Fs
 
 _ZEROS: Final = bytes(CHUNK_BYTES)
@@ -39,11 +40,10 @@ def make_durable(
     """Keep aside, cut, write again, sync, remove; returns the bytes written again."""
     if torn_files:
         torn_dir = layout.join(wal_dir, layout.TORN)
-        fs.make_dir(torn_dir)
+        make_durable_dirs(fs, torn_dir)
         for found, torn in torn_files:
             _keep_aside(fs, found, torn)
         fs.sync_dir(torn_dir)
-        fs.sync_dir(wal_dir)
     for found, torn in torn_files:
         for start in range(0, torn.length, len(_ZEROS)):
             piece = _ZEROS[: min(len(_ZEROS), torn.length - start)]

@@ -23,6 +23,7 @@ from topics_server.errors import Corrupt, Damaged, StorageError
 from topics_server.handoff import SegmentPlan, TopicFacts
 from topics_server.model import TagMatch
 from topics_server.wal import layout
+from topics_server.wal.folders import make_durable_dirs
 from topics_server.wal.fs import Fs
 from topics_server.wal.handles import Handles
 from topics_server.wal.listed import Entries, ListedTopic, facts_of, read_manifest
@@ -263,12 +264,10 @@ class SealedSegments:
         folder = self._tiers.folder(tier, topic.topic_id)
         if tier not in topic.safe_folders:
             root = layout.parent(folder)
-            self._fs.make_dir(folder, self._dir_mode)
-            self._fs.sync_dir(root)
             if root not in self._safe_roots:
-                # Also if the root is there: whoever made it may have died before this.
-                self._fs.sync_dir(layout.parent(root))
+                make_durable_dirs(self._fs, root, self._dir_mode)
                 self._safe_roots.add(root)
+            make_durable_dirs(self._fs, folder, self._dir_mode)
             topic.safe_folders.add(tier)
         return folder
 

@@ -16,6 +16,7 @@ from topics_server.errors import Corrupt, StartRefused, StorageError
 from topics_server.handoff import SnapshotImage
 from topics_server.limits import SNAPSHOTS_KEPT
 from topics_server.wal import layout
+from topics_server.wal.folders import make_durable_dirs
 from topics_server.wal.fs import File, Fs
 from topics_server.wal.publishing import remove_quietly, rename_temp
 from topics_server.wal.snapshot_format import (
@@ -35,7 +36,6 @@ class PublishedSnapshots:
 
     def __init__(self, fs: Fs, data_dir: str) -> None:
         self._fs: Final = fs
-        self._data_dir: Final = data_dir
         self._folder: Final = layout.join(data_dir, layout.SNAPSHOTS)
         # (number, start_lsn) of valid snapshots, ascending; `None` before the folder was read.
         self._kept: list[tuple[int, int]] | None = None
@@ -113,8 +113,7 @@ class PublishedSnapshots:
 
     def _make_folder(self) -> None:
         if not self._is_folder_safe:
-            self._fs.make_dir(self._folder)
-            self._fs.sync_dir(self._data_dir)
+            make_durable_dirs(self._fs, self._folder)
             self._is_folder_safe = True
 
     def _path(self, number: int) -> str:

@@ -1,0 +1,48 @@
+"""Directories that last: made with their parents, every new name synced.
+
+A directory whose own name is durable in a parent whose name is not is lost with that parent in a
+power cut, with everything in it. Every folder of the data directory and of the cold folder is made
+here. Called by the start and by whatever makes a folder later.
+"""
+
+from __future__ import annotations
+
+from topics_server.errors import StorageError
+from topics_server.wal.fs import Fs
+from topics_server.wal.layout import parent
+
+
+def make_durable_dirs(fs: Fs, path: str, mode: int = 0o700) -> None:
+    """Make a directory and the parents that are missing; each new name is synced.
+
+    Not an error if it exists. Its own name is synced in any case: the process that made it may
+    have died before its sync.
+    """
+    missing: list[str] = []
+    at = path
+    while at not in (".", "/") and not fs.exists(at):
+        missing.append(at)
+        at = parent(at)
+    for folder in reversed(missing):
+        fs.make_dir(folder, mode)
+        fs.sync_dir(parent(folder))
+    if not missing and path not in (".", "/"):
+        fs.sync_dir(parent(path))
+
+
+def sync_ancestors(fs: Fs, path: str) -> None:
+    """Make the names of all parents of `path` durable, as far as they may be read.
+
+    For the first start in a directory that exists: an earlier start may have made its parents and
+    died before it synced them. A parent that cannot be opened was not made by this server.
+    """
+    at = parent(path)
+    while True:
+        try:
+            fs.sync_dir(at)
+        except StorageError:
+            if at == parent(path):
+                raise
+        if at == parent(at):
+            return
+        at = parent(at)
