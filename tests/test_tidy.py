@@ -69,6 +69,7 @@ TOP_LOOPS = {
     "api.ws": "a defect in a publish becomes its answer, and reaches nobody else's stream",
     "wal.shard": "a defect in the writer thread makes the shard read-only, not silent",
     "client.engine": "a handler that fails gives its job back, whatever it raised",
+    "cli.loading": "the thread that prepares bodies hands what it raised to the thread that sends",
     "client.threads": "a thread hands what a handler raised to whoever waits for it",
 }
 VAGUE_NAMES = frozenset({"utils", "util", "helpers", "helper", "common", "misc", "manager"})

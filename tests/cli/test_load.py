@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import signal
 import socket
+import subprocess
 import time
 from pathlib import Path
 
@@ -203,3 +204,44 @@ def test_a_load_survives_a_crash_of_the_server(own: MakeServer, tmp_path: Path, 
     assert verb.stdout is not None
     verb.stdout.close()
     assert data_of(topics, topic) == path.read_bytes().splitlines()
+
+
+def test_lines_of_a_slow_pipe_are_sent_before_the_pipe_ends(
+    topics: Topics, topic: str, api: Api
+) -> None:
+    load = topics.spawn("load", topic, "-", stdin=subprocess.PIPE)
+    assert load.stdin is not None
+    for number in (1, 2):
+        load.stdin.write(b'{"n": %d}\n' % number)
+        load.stdin.flush()
+        eventually(lambda: head_of(api, topic) == number, "the line is stored", 30)  # noqa: B023
+    load.communicate(timeout=30)
+    assert load.returncode == 0
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_an_idle_pipe_does_not_keep_ctrl_c_from_ending_a_load(
+    topics: Topics, topic: str, api: Api, begun: bool
+) -> None:
+    load = topics.spawn("load", topic, "-", stdin=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert load.stdin is not None
+    if begun:
+        load.stdin.write(b"1\n")
+        load.stdin.flush()
+        eventually(lambda: head_of(api, topic) == 1, "the line is stored", 30)
+    else:
+        tasks = Path(f"/proc/{load.pid}/task")
+        eventually(lambda: len(list(tasks.iterdir())) > 1, "the reader's thread runs", 30)
+    load.send_signal(signal.SIGINT)
+    _, told = load.communicate(timeout=30)
+    assert load.returncode == 1
+    assert b"Traceback" not in told
+
+
+def test_a_refusal_is_told_while_the_pipe_is_open(topics: Topics, topic: str) -> None:
+    load = topics.spawn("load", topic, "-", stdin=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert load.stdin is not None
+    load.stdin.write(b"1\n2\nno JSON\n")
+    load.stdin.flush()
+    assert load.wait(30) == 1
+    assert b"line 3" in load.communicate()[1]

@@ -84,3 +84,77 @@ def test_a_reload_during_the_start_does_not_end_the_server(tmp_path: Path) -> No
 def ignores_hangup(status: str) -> bool:
     (mask,) = [line.split()[1] for line in status.splitlines() if line.startswith("SigIgn:")]
     return bool(int(mask, 16) >> (signal.SIGHUP - 1) & 1)
+
+
+# -- the output of a verb --------------------------------------------------------------------------
+
+TOPICS = [sys.executable, "-m", "topics_server"]
+
+
+@pytest.mark.parametrize("words", [["--help"], ["config", "--json"], ["ls", "--help"]])
+def test_a_full_output_is_one_line_and_exit_code_1(tmp_path: Path, words: list[str]) -> None:
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            [*TOPICS, *words],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            env=environment(tmp_path),
+            timeout=60,
+            check=False,
+        )
+    assert done.stderr == b"cannot write the output: No space left on device\n"
+    assert done.returncode == 1
+
+
+@pytest.mark.parametrize("words", [["--help"], ["config", "--json"]])
+def test_a_reader_that_ends_is_a_success(tmp_path: Path, words: list[str]) -> None:
+    """As `topics config | head -0`: the reader is gone before the first byte is written."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "wb") as pipe:
+        done = subprocess.run(
+            [*TOPICS, *words],
+            stdout=pipe,
+            stderr=subprocess.PIPE,
+            env=environment(tmp_path),
+            timeout=60,
+            check=False,
+        )
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["ls", "--url", "http://[::1"],
+        ["ls", "--url", "http://a..b"],
+        ["ls", "--url", "http://localhost:99999"],
+        ["ls", "--token", "hush\nhush"],
+        ["append", "t", "1", "--token", "h\u00fcsh"],
+        ["work", "t", "--token", "hush hush", "--", "true"],
+        ["stream", "read", "http://a..b/v1/stream/x"],
+        ["verify", "no such folder"],
+        ["load", "t", "no such file"],
+        ["doctor", "--url", "http://[::1"],
+        ["health", "--url", "http://a..b"],
+        ["watch", "t", "--url", "http://a..b"],
+        ["tail", "t", "--url", "http://a..b"],
+        ["pub", "t", "--url", "http://a..b"],
+    ],
+)
+def test_wrong_words_are_told_in_one_sentence(tmp_path: Path, words: list[str]) -> None:
+    done = subprocess.run(
+        [*TOPICS, *words],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        env=environment(tmp_path),
+        timeout=60,
+        check=False,
+        text=True,
+    )
+    assert done.returncode in (1, 2)
+    assert "Traceback" not in done.stderr
+    assert "hush" not in done.stderr
+    assert "h\u00fcsh" not in done.stderr
+    told = [line for line in done.stderr.splitlines() if not line.startswith(("Usage", "Try"))]
+    assert len([line for line in told if line]) == 1, done.stderr

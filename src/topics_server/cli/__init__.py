@@ -10,8 +10,11 @@ error. Map: `client` (HTTP), `output` (NDJSON or table), `cutting`, `lines`, `lo
 
 from __future__ import annotations
 
+import contextlib
 import importlib
-from typing import Final
+import sys
+from collections.abc import Iterator
+from typing import Any, Final
 
 import click
 
@@ -45,8 +48,42 @@ VERBS: Final = {
 }
 
 
+@contextlib.contextmanager
+def told_plainly() -> Iterator[None]:
+    """Turn what the machine refuses into one line and an exit code, for every verb.
+
+    A reader of the output that ends (`| head`) is a success. An output that takes nothing more, a
+    file that is missing or not to be read, a folder that is full: one sentence, exit code 1.
+    """
+    try:
+        yield
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        sys.stdout = None  # the interpreter's own flush must be silent
+        raise SystemExit(0) from None
+    except OSError as error:
+        where = "cannot write the output" if error.filename is None else error.filename
+        with contextlib.suppress(OSError):
+            click.echo(f"{where}: {error.strerror or error}", err=True)
+        with contextlib.suppress(OSError, ValueError):
+            sys.stdout.close()  # what is still buffered cannot be written
+        sys.stdout = None
+        raise SystemExit(1) from None
+
+
 class Verbs(click.Group):
     """A group that imports a verb's module only when the verb is used."""
+
+    def make_context(self, *args: Any, **extra: Any) -> click.Context:
+        """Read the command line; `--help` and `--version` print here."""
+        with told_plainly():
+            return super().make_context(*args, **extra)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the verb."""
+        with told_plainly():
+            return super().invoke(ctx)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Verbs in the order in which one meets them."""

@@ -1,7 +1,8 @@
 """Reading a file of lines in bounded memory: plain or gzip, a file or standard input.
 
-Owns where batches end. That depends on the file and the two sizes only, never on where reading
-began, so a load that goes on later sends the same batches under the same idempotency keys. Blank
+Owns where batches end. For a file that depends on the file and the two sizes only, never on where
+reading began, so a load that goes on later sends the same batches under the same idempotency keys.
+A pipe or a terminal ends a batch also when nothing more has come for `IDLE_S`. Blank
 lines are skipped and not counted; lines count from 1.
 """
 
@@ -9,10 +10,11 @@ from __future__ import annotations
 
 import gzip
 import io
+import select
 import stat
 import sys
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO, Final
 
@@ -22,6 +24,8 @@ from topics_server.cli.client import Failure
 from topics_server.limits import FRAME_BYTES_MAX, MIB
 
 STANDARD_INPUT: Final = "-"
+# How long a stream brings nothing before its lines are sent without waiting for a full batch.
+IDLE_S: Final = 0.2
 _BLOCK_BYTES: Final = MIB
 _GZIP_MAGIC: Final = b"\x1f\x8b"
 _BOM: Final = b"\xef\xbb\xbf"
@@ -63,7 +67,10 @@ class LineFile:
         assert max_bytes > 0
         try:
             with self._open() as raw:
-                yield from _batches(raw, _inflated(raw), max_records, max_bytes)
+                # Only a stream that is read once may be slow; a file always has its next bytes.
+                is_idle = _never_idle if self.is_rewindable else raw.is_idle
+                stream = _inflated(raw)
+                yield from _batches(raw.tell_position, stream, max_records, max_bytes, is_idle)
         except (gzip.BadGzipFile, zlib.error, EOFError) as error:
             raise Failure(f"{self.path}: the gzip data are damaged: {error}") from None
         except OSError as error:
@@ -71,8 +78,21 @@ class LineFile:
 
     def _open(self) -> _Counted:
         if self.path == STANDARD_INPUT:
-            return _Counted(sys.stdin.buffer, owned=False)
+            return _Counted(_standard_input(), owned=False)
         return _Counted(open(self.path, "rb"), owned=True)
+
+
+def _standard_input() -> BinaryIO:
+    """Standard input without a buffer of its own.
+
+    A thread that waits inside a buffered reader holds its lock, and Python aborts when it cannot
+    take that lock at the end of the process.
+    """
+    buffered = sys.stdin.buffer
+    try:
+        return open(buffered.fileno(), "rb", buffering=0, closefd=False)
+    except (OSError, ValueError):
+        return buffered  # not a file of the system
 
 
 class _Counted(io.RawIOBase):
@@ -81,7 +101,7 @@ class _Counted(io.RawIOBase):
     def __init__(self, stream: BinaryIO, *, owned: bool) -> None:
         self._stream = stream
         self._owned = owned
-        self.head = stream.read(_HEAD_BYTES)
+        self.head = _head_of(stream)
         self._unread = self.head
         self.position = 0
 
@@ -92,19 +112,49 @@ class _Counted(io.RawIOBase):
         """What was peeked at first, then the stream."""
         if size < 0:
             data, self._unread = self._unread + self._stream.read(), b""
-        elif size <= len(self._unread):
+        elif self._unread:
+            # Not more: the stream may have nothing else for a long time.
             data, self._unread = self._unread[:size], self._unread[size:]
         else:
             # read1: what a pipe holds now is enough, waiting for a full block is not needed.
             read1 = getattr(self._stream, "read1", self._stream.read)
-            data, self._unread = self._unread + read1(size - len(self._unread)), b""
+            data = read1(size)
         self.position += len(data)
         return data
+
+    def tell_position(self) -> int:
+        """Bytes taken so far."""
+        return self.position
+
+    def is_idle(self) -> bool:
+        """Whether the stream brings nothing for `IDLE_S`; its end is not idle."""
+        if self._unread:
+            return False
+        try:
+            ready, _, _ = select.select([self._stream], [], [], IDLE_S)
+        except (OSError, ValueError):
+            return False  # no descriptor that can be waited for
+        return not ready
 
     def close(self) -> None:
         if self._owned:
             self._stream.close()
         super().close()
+
+
+def _head_of(stream: BinaryIO) -> bytes:
+    """The first bytes: as many as tell gzip and a byte order mark, and no more than are needed.
+
+    A pipe may hold a line of one byte for a long time; that line must not wait for the next.
+    """
+    read1 = getattr(stream, "read1", stream.read)
+    head = b""
+    while len(head) < _HEAD_BYTES and (not head or head[0] in (_GZIP_MAGIC[0], _BOM[0])):
+        more = read1(_HEAD_BYTES - len(head))
+        if not more:
+            break
+        head += more
+    return head
 
 
 def _inflated(raw: _Counted) -> BinaryIO | _Counted:
@@ -141,8 +191,16 @@ def _lines(stream: BinaryIO | _Counted) -> Iterator[list[bytes]]:
         yield [b"".join(rest)]
 
 
+def _never_idle() -> bool:
+    return False
+
+
 def _batches(
-    raw: _Counted, stream: BinaryIO | _Counted, max_records: int, max_bytes: int
+    position: Callable[[], int],
+    stream: BinaryIO | _Counted,
+    max_records: int,
+    max_bytes: int,
+    is_idle: Callable[[], bool],
 ) -> Iterator[Batch]:
     first_line = 1
     batch: list[bytes] = []
@@ -152,10 +210,14 @@ def _batches(
             if not line or line.isspace():
                 continue
             if batch and (size + len(line) > max_bytes or len(batch) == max_records):
-                yield Batch(first_line, batch, raw.position)
+                yield Batch(first_line, batch, position())
                 first_line += len(batch)
                 batch, size = [], 0
             batch.append(line)
             size += len(line)
+        if batch and is_idle():
+            yield Batch(first_line, batch, position())
+            first_line += len(batch)
+            batch, size = [], 0
     if batch:
-        yield Batch(first_line, batch, raw.position)
+        yield Batch(first_line, batch, position())

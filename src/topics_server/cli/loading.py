@@ -9,10 +9,9 @@ stopped, appends once.
 
 from __future__ import annotations
 
+import queue
 import threading
-from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Final, TypeVar
 
 import msgspec
@@ -96,13 +95,30 @@ Advance = Callable[[int, int, bool], None]  # lines so far, input position, whet
 
 
 def prefetched(items: Iterator[T], depth: int = PREPARED_BODIES) -> Iterator[T]:
-    """The same items, made by a thread up to `depth` ahead; its exceptions come out here."""
-    end = object()
-    with ThreadPoolExecutor(1) as pool:
-        waiting = deque(pool.submit(next, items, end) for _ in range(depth))
-        while (item := waiting.popleft().result()) is not end:
-            waiting.append(pool.submit(next, items, end))
-            yield item  # type: ignore[misc]
+    """The same items, made by a thread up to `depth` ahead; its exceptions come out here.
+
+    The thread is a daemon: one that waits for standard input does not keep the process from ending.
+    """
+    made: queue.Queue[tuple[T | None, BaseException | None]] = queue.Queue(depth)
+
+    def make() -> None:
+        try:
+            for item in items:
+                made.put((item, None))
+        except BaseException as error:  # raised again by the reader of the queue
+            made.put((None, error))
+        else:
+            made.put((None, StopIteration()))
+
+    threading.Thread(target=make, name="prepare", daemon=True).start()
+    while True:
+        item, error = made.get()
+        if isinstance(error, StopIteration):
+            return
+        if error is not None:
+            raise error
+        assert item is not None
+        yield item
 
 
 class Loading:
