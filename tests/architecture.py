@@ -77,7 +77,8 @@ ENGINE = {
     "engine.losses": pure(),
     "engine.priority": pure(),
     # The elastic throttle: who waits for a turn under pressure, and who measures it.
-    "engine.parking": pure(),
+    "engine.fair_share": pure(),
+    "engine.parking": pure("engine.fair_share"),
     "engine.throttle": driver("engine.parking"),
     "engine.producers": pure(),
     "engine.tags": pure(),

@@ -277,8 +277,15 @@ def _pressure_families(pressure: PressureFacts) -> Iterator[Metric]:
     yield CounterMetricFamily(
         "topics_parked", "Requests that waited for a turn.", value=pressure.parked
     )
+    yield CounterMetricFamily(
+        "topics_throttle_fair",
+        "Requests served before more urgent ones, so that their topic does not starve.",
+        value=pressure.fair,
+    )
     throttled = CounterMetricFamily(
-        "topics_throttled", "Requests answered 429 under pressure.", labels=["reason"]
+        "topics_throttled",
+        "Requests answered 429 under pressure; late: not served in time, full: too much waited.",
+        labels=["reason"],
     )
     for reason, count in sorted(pressure.throttled.items()):
         throttled.add_metric([reason], count)

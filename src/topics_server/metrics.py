@@ -212,8 +212,10 @@ class PressureFacts(msgspec.Struct, frozen=True, kw_only=True):
     waiting: int
     waiting_bytes: int
     parked: int
-    # By reason.
+    # By reason: `late`, not served in time; `full`, too much waited when it came.
     throttled: dict[str, int]
+    # Served before more urgent ones, as their topic was served longest ago.
+    fair: int = 0
     # Effective priority from which work begins at once; None: nobody waits.
     threshold: int | None = None
 

@@ -1,7 +1,7 @@
 """Options of the crash tests: `./run test-crash --cycles 1000 --seeds 10000`, and of watchers:
 `--watchers 200 --kills 20`, `--slow-sockets 1000 --load-mb 50`, `--idle-streams 2000`, and of
 workers: `--jobs 100000 --workers 16 --kills 50`, and of requests made up from the description:
-`--requests 50000`.
+`--requests 50000`, and of a flood: `--flood 600 --flood-appends 60`.
 
 The defaults are small enough for `.ci/run`. They hold too when this file is loaded late (a run over
 all of `tests`), where pytest has parsed its command line already.
@@ -29,6 +29,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--half-open", type=int, default=200, help="connections never used (200)")
     group.addoption("--never-reading", type=int, default=20, help="clients that never read (20)")
     group.addoption("--stream-kills", type=int, default=1, help="of a Spark query (1)")
+    group.addoption("--flood", type=int, default=128, help="connections of a flood (128)")
+    group.addoption("--flood-appends", type=int, default=10, help="honest appends a topic (10)")
     group.addoption("--idle-streams", type=int, default=200, help="streams without news (200)")
 
 

@@ -88,6 +88,7 @@ def _pressure_facts(throttle: Throttle) -> PressureFacts:
         waiting_bytes=parking.held_bytes,
         parked=throttle.parked_total,
         throttled=dict(throttle.throttled_total),
+        fair=parking.fair_total,
         threshold=throttle.threshold,
     )
 

@@ -4,9 +4,11 @@ Pressure is measured: how late a timer comes (the loop is busy) and what waits t
 there is none, `is_active` is False and nobody asks for more than that. While there is, whoever
 would begin work takes a place (`engine/parking`), and each turn of the loop begins as much of it as
 fits a slice, the most urgent first: so the loop's turns stay short, and what is urgent waits for
-one slice whatever else is asked for. The work that is done is as much as ever: places are refused
-only when the work before them takes longer than their time. Measured, and why it is no fixed limit:
-`docs/decisions/0030-throttle.md`. Made by `node`; asked by `api/records`, `api/queues`, `api/ws`.
+one slice whatever else is asked for. One place in ten goes to the topic that was served longest
+ago, so that no topic starves (`docs/decisions/0064-fair-share.md`). The work that is done is as
+much as ever: places are refused only when the work before them takes longer than their time.
+Measured, and why it is no fixed limit: `docs/decisions/0030-throttle.md`. Made by `node`; asked by
+`api/records`, `api/queues`, `api/ws`.
 """
 
 from __future__ import annotations
@@ -201,7 +203,7 @@ class Throttle:
 
         `insists`: it is never refused. May refuse at `over`, see `refusal`.
         """
-        place = Place(self.priority_of(name), size, insists=insists)
+        place = Place(self.priority_of(name), size, insists=insists, topic=name)
         self.parked_total += 1
         self.parking.add(place, monotonic_ms())
         self._serve_soon()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from topics_server.engine.parking import Parking, Place
+from topics_server.engine.parking import FAIR_EVERY, Parking, Place
 
 
 def parking(**bounds: int) -> Parking:
@@ -16,9 +16,16 @@ def parking(**bounds: int) -> Parking:
 
 
 def put(
-    lot: Parking, priority: int, size: int = 1, *, at_ms: float = 0.0, insists: bool = False
+    lot: Parking,
+    priority: int,
+    size: int = 1,
+    *,
+    at_ms: float = 0.0,
+    insists: bool = False,
+    topic: str = "",
 ) -> Place:
-    place = Place(priority, size, insists=insists)
+    """A place of a topic; if none is named, of one that all places of this priority share."""
+    place = Place(priority, size, insists=insists, topic=topic or f"of-{priority}")
     lot.add(place, at_ms)
     return place
 
@@ -94,15 +101,19 @@ def test_the_top_is_who_is_served_next() -> None:
 
 def test_nothing_of_who_is_gone_is_kept() -> None:
     lot = parking(max_bytes=10**9, max_places=10**9)
-    keeper = put(lot, 1000, insists=True)
-    for _ in range(5000):
+    for number in range(5000):
         put(lot, 1001)
-        put(lot, -1)
-        assert lot.pop(0.0) is not keeper
+        put(lot, -1, topic=f"t{number}")
+        assert lot.pop(0.0) is not None
     while lot.pop_late(250.0) is not None:
         pass
+    keeper = put(lot, 1000, insists=True, at_ms=250.0)
     assert len(lot) == 1
     assert len(lot._by_age) + len(lot._urgent) + len(lot._least) < 3 * 1100
+    assert list(lot._lines) == [keeper.topic]
+    assert not lot._large
+    assert len(lot._fair) == 1
+    assert len(lot._fair._order) < 5000
 
 
 def test_counts_are_right_whatever_happens() -> None:
@@ -110,26 +121,33 @@ def test_counts_are_right_whatever_happens() -> None:
     lot = parking(max_bytes=500, max_places=30)
     live: list[Place] = []
     now = 0.0
+    served = fair = 0
     for _ in range(20_000):
         now += chance.random() * 10
         match chance.randrange(3):
             case 0 | 1 if chance.random() < 0.7:
-                insists = chance.random() < 0.1
+                priority = chance.randrange(-5, 5)
                 live.append(
                     put(
                         lot,
-                        chance.randrange(-5, 5),
+                        priority,
                         chance.randrange(60),
                         at_ms=now,
-                        insists=insists,
+                        insists=chance.random() < 0.1,
+                        topic=f"{priority}-{chance.randrange(3)}",
                     )
                 )
             case 2:
                 taken = lot.pop(now)
                 if taken is not None:
+                    served += 1
                     assert not taken.is_doomed
-                    rivals = [p.priority for p in live if not (p.is_doomed or p is taken)]
-                    assert all(priority <= taken.priority for priority in rivals)
+                    rivals = [p for p in live if not (p.is_doomed or p is taken)]
+                    if any(rival.priority > taken.priority for rival in rivals):
+                        assert served % FAIR_EVERY == 0
+                        fair += 1
+                        own = [p for p in rivals if p.topic == taken.topic]
+                        assert all(p.number > taken.number for p in own)
                     live.remove(taken)
             case _:
                 late = lot.pop_late(now)
@@ -143,3 +161,42 @@ def test_counts_are_right_whatever_happens() -> None:
         assert lot.held_bytes == sum(place.size for place in waiting)
         if lot.waiting > 30 or lot.held_bytes > 500:
             assert all(place.insists for place in waiting)
+        assert len(lot._fair) == len({place.topic for place in waiting}) == len(lot._lines)
+        assert sum(line.bytes for line in lot._lines.values()) == lot.held_bytes
+        assert {n for n, line in lot._lines.items() if lot._is_large(line)} == lot._large.keys()
+    assert lot.fair_total == fair > 100
+
+
+def test_one_place_in_ten_is_of_the_topic_that_was_served_longest_ago() -> None:
+    lot = parking(max_places=10**6)
+    for _ in range(100):
+        put(lot, 500, topic="flood")
+    quiet = [put(lot, -1000, topic=f"quiet-{number}") for number in range(3)]
+    served = [lot.pop(float(number)) for number in range(40)]
+    assert [served.index(place) for place in quiet] == [9, 19, 29]
+    assert lot.fair_total == 3
+
+
+def test_a_flood_dooms_its_own_and_not_what_is_less_urgent() -> None:
+    """Before, the least urgent of all were doomed: whoever came beside a flood was refused."""
+    lot = parking(max_bytes=1000)
+    quiet = [put(lot, -1000, 10, topic=f"quiet-{number}") for number in range(20)]
+    flood = [put(lot, 900, 100, topic="flood") for _ in range(20)]
+    assert not any(place.is_doomed for place in quiet)
+    assert [place.is_doomed for place in flood] == [False] * 8 + [True] * 12
+    late = put(lot, -1000, 10, topic="late")
+    assert not late.is_doomed
+    assert flood[7].is_doomed
+
+
+def test_where_no_topic_holds_a_large_part_the_least_urgent_are_doomed() -> None:
+    lot = parking(max_bytes=1000)
+    places = [put(lot, priority, 20, topic=str(priority)) for priority in range(60)]
+    assert [place.is_doomed for place in places] == [True] * 10 + [False] * 50
+
+
+def test_places_that_insist_are_not_doomed_however_much_their_topic_holds() -> None:
+    lot = parking(max_bytes=100)
+    insisting = put(lot, -5, 90, insists=True, topic="loader")
+    other = put(lot, 900, 20, topic="other")
+    assert (insisting.is_doomed, other.is_doomed) == (False, True)
