@@ -14,9 +14,9 @@ def test_topics_are_first_in_the_order_in_which_they_began_to_wait() -> None:
     for name in ("a", "b", "a", "c"):
         share.join(name, 0.0)
     seen = []
-    while (name := share.first()) is not None:
-        seen.append(name)
-        share.serve(name)
+    while (first := share.first()) is not None:
+        seen.append(first)
+        share.serve(first)
     assert seen == ["a", "b", "c", "a"]
     assert len(share) == 0
 
