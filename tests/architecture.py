@@ -49,12 +49,14 @@ LEAVES = {
     "errors": pure(),
     "model": pure("limits"),
     "rendered": pure("limits", "model", "blocks", "grammars"),
-    "appends": pure("limits", "model", "errors"),
+    # The shape of JSON, measured without decoding it.
+    "json_shape": pure("limits"),
+    "appends": pure("json_shape", "limits", "model", "errors"),
     "entries": pure("limits", "model", "appends"),
     # What a router's copies are: live, in replay and in an offline dump.
     "copies": pure("appends", "blocks", "entries", "errors", "grammars"),
     # Bodies that are no append body: a stream's requests, and copies of what they brought.
-    "grammars": pure("appends", "blocks", "errors", "limits"),
+    "grammars": pure("appends", "blocks", "errors", "json_shape", "limits"),
     # Beyond DESIGN §5: the one form in which records rest, and what engine and wal hand over beside
     # entries. Both sides know them, and neither side may import the other.
     "blocks": pure("limits"),
@@ -474,7 +476,9 @@ SERVICES = {
 }
 
 API = {
-    "api.bodies": pure("engine.answers"),
+    "api.bodies": pure("api.lists", "engine.answers"),
+    # Lists and names in bodies, bounded before they are built.
+    "api.lists": pure(),
     "api.rendering": pure("engine.reading", "engine.answers", "routers.answers"),
     "api.problems": pure(),
     "api.coding": pure("api.problems"),
@@ -482,7 +486,7 @@ API = {
     # Which web pages may have a browser call.
     "api.origin": pure("api.bodies"),
     "api.cursor_ids": pure("engine.cursors"),
-    "api.watch_bodies": pure("api.bodies", "api.cursor_ids"),
+    "api.watch_bodies": pure("api.bodies", "api.cursor_ids", "api.lists"),
     "api.schemas": pure("api.queue_bodies", "api.watch_bodies"),
     "api.operations": pure("api.problems", "api.schemas"),
     "api.openapi": pure("api.operations", "api.schemas", "api.stream_operations"),
@@ -639,7 +643,7 @@ API = {
         "streams.values",
         "api.waiting",
     ),
-    "api.router_bodies": pure("api.bodies", "routers.answers"),
+    "api.router_bodies": pure("api.bodies", "api.lists", "routers.answers"),
     "api.routers": driver(
         "api.access",
         "api.bodies",
@@ -652,7 +656,7 @@ API = {
         "routers.answers",
         "routers.service",
     ),
-    "api.queue_bodies": pure("api.bodies", "queue.jobs"),
+    "api.queue_bodies": pure("api.bodies", "api.lists", "queue.jobs"),
     "api.queue_frames": pure("api.rendering", "api.sse", "queue.answers", "queue.jobs"),
     "api.queues": driver(
         "api.access",
@@ -696,7 +700,12 @@ API = {
         "engine.watching",
     ),
     "api.ws_commands": pure(
-        "api.bodies", "api.producer_headers", "api.watch_bodies", "engine.subscription"
+        "api.bodies",
+        "api.lists",
+        "api.problems",
+        "api.producer_headers",
+        "api.watch_bodies",
+        "engine.subscription",
     ),
     "api.ws_frames": pure("engine.answers", "engine.subscription"),
     "api.ws": driver(
@@ -736,7 +745,13 @@ API = {
         "exposition",
     ),
     "api.admin": driver(
-        "api.access", "api.bodies", "api.guard", "api.http", "api.rendering", "api.state"
+        "api.access",
+        "api.bodies",
+        "api.guard",
+        "api.http",
+        "api.lists",
+        "api.rendering",
+        "api.state",
     ),
     # The page that shows the description, from an installed package's files.
     "api.reference": driver("api.http", "api.state"),

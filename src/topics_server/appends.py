@@ -13,8 +13,16 @@ from typing import Annotated, Final, TypeVar
 
 import msgspec
 
-from topics_server.errors import TopicsError, invalid
-from topics_server.limits import DELAY_MS_MAX, JSON_DEPTH_MAX, RECORD_FRAMING_BYTES, U64_MAX
+from topics_server.errors import Code, TopicsError, invalid
+from topics_server.json_shape import exceeds_depth, has_more_items
+from topics_server.limits import (
+    DELAY_MS_MAX,
+    INLINE_CONFIG_BYTES_MAX,
+    JSON_DEPTH_MAX,
+    KIB,
+    RECORD_FRAMING_BYTES,
+    U64_MAX,
+)
 from topics_server.model import StreamStep
 
 # Grammar 1 knows no delays and passes over fields of these names, whatever they hold. Those of
@@ -33,8 +41,11 @@ _NO_META: Final = b""
 _PINNED_BYTES_MIN: Final = 65_536
 # A tag of so many characters is within the default limit whatever they are.
 _PLAIN_TAG_CHARS_MAX: Final = 64
-_STRINGS: Final = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
-_NOT_BRACKETS: Final = bytes(set(range(256)) - set(b"[]{}"))
+# The shortest record of an append body, with its comma: `{"data":1},`.
+_RECORD_BYTES_MIN: Final = 11
+# UTF-8 is checked in pieces of this size: decoded at once, a body may take four times its size.
+_UTF8_PIECE_BYTES: Final = 256 * KIB
+_CHAR_BYTES_MAX: Final = 4
 _FIELD_PATH: Final = re.compile(r" - at `(?:key in )?\$\.?([^`]*)`$")
 
 
@@ -56,6 +67,12 @@ class _PlainRecord(msgspec.Struct, gc=False, forbid_unknown_fields=True):
 
 class _PlainBody(_Call, gc=False, kw_only=True):
     records: list[_PlainRecord]
+
+
+class _Uncounted(msgspec.Struct, gc=False):
+    """A body whose records are looked at from outside only."""
+
+    records: msgspec.Raw = _ABSENT
 
 
 class _Record(msgspec.Struct, gc=False):
@@ -134,16 +151,23 @@ class DecodedAppend(msgspec.Struct, frozen=True, gc=False):
         return RECORD_FRAMING_BYTES * len(self.datas) + self.payload_bytes + self.text_chars
 
 
+_UNCOUNTED_DECODER: Final = msgspec.json.Decoder(_Uncounted)
 _PLAIN_DECODER: Final = msgspec.json.Decoder(_PlainBody)
 _DECODER: Final = msgspec.json.Decoder(_Body)
 _DELAYED_DECODER: Final = msgspec.json.Decoder(_DelayedBody)
 
 
-def decode_append(body: bytes, grammar: int = GRAMMAR) -> DecodedAppend:
+def decode_append(
+    body: bytes, grammar: int = GRAMMAR, max_records: int | None = None
+) -> DecodedAppend:
     """Decode an append body: a request's by the newest grammar, a frame's by the one it names.
 
-    Raises `TopicsError` `invalid_request` with the path of a wrong type in `detail.field`.
+    `max_records`: refuse a body with more records before any of them is built. Raises
+    `TopicsError`: `batch_too_large`, `invalid_request` with the path of a wrong type in
+    `detail.field`.
     """
+    if max_records is not None and len(body) > _RECORD_BYTES_MIN * max_records:
+        _check_count(body, max_records)
     try:
         plain = _PLAIN_DECODER.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -177,6 +201,29 @@ def decode_append(body: bytes, grammar: int = GRAMMAR) -> DecodedAppend:
         plain.create,
         _config_of(plain),
         bool(plain.disable_backpressure),
+    )
+
+
+def _check_count(body: bytes, max_records: int) -> None:
+    """Raises `batch_too_large`; what is wrong otherwise, the decoder tells."""
+    # One brace opens the body, and one opens each record.
+    if body.count(b"{") <= max_records + 1:
+        return
+    try:
+        records = _UNCOUNTED_DECODER.decode(body).records
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return
+    # Anything but an array is a wrong type, which the decoder tells.
+    if bytes(memoryview(records)[:1]) == b"[" and has_more_items(records, max_records):
+        raise batch_too_large(max_records)
+
+
+def batch_too_large(max_records: int) -> TopicsError:
+    """The refusal of an append with too many records."""
+    return TopicsError(
+        Code.BATCH_TOO_LARGE,
+        f"there are more than {max_records} records",
+        {"field": "records", "max_batch_records": max_records},
     )
 
 
@@ -299,6 +346,8 @@ def _config_of(call: _Call) -> bytes | None:
     config = call.config
     if config is _ABSENT:
         return None
+    if len(config) > INLINE_CONFIG_BYTES_MAX:
+        raise invalid(f"config is over {INLINE_CONFIG_BYTES_MAX} bytes", "config")
     raw = bytes(config)
     return None if raw == b"null" else raw
 
@@ -307,10 +356,18 @@ def check_utf8(body: bytes) -> None:
     """Raises `invalid_request` for bad UTF-8: msgspec skips over strings without a look."""
     if body.isascii():
         return
-    try:
-        body.decode()
-    except UnicodeDecodeError as error:
-        raise invalid(f"body is not valid UTF-8 (byte {error.start})") from None
+    start, size = 0, len(body)
+    while start < size:
+        end = min(start + _UTF8_PIECE_BYTES, size)
+        for _ in range(_CHAR_BYTES_MAX - 1):
+            # A piece ends where a character does.
+            if end < size and body[end] & 0xC0 == 0x80:
+                end -= 1
+        try:
+            body[start:end].decode()
+        except UnicodeDecodeError as error:
+            raise invalid(f"body is not valid UTF-8 (byte {start + error.start})") from None
+        start = end
 
 
 def decode_json(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
@@ -348,22 +405,9 @@ def _checked_meta(meta: bytes, index: int) -> bytes:
 def _check_depths(datas: list[bytes], metas: list[bytes]) -> None:
     for name, values in (("data", datas), ("meta", metas)):
         for index, value in enumerate(values):
-            if len(value) > 2 * JSON_DEPTH_MAX and exceeds_depth(bytes(value)):
+            if len(value) > 2 * JSON_DEPTH_MAX and exceeds_depth(value):
                 raise _too_deep(f"records[{index}].{name}")
 
 
 def _too_deep(field: str | None) -> TopicsError:
     return invalid(f"JSON is nested deeper than {JSON_DEPTH_MAX} levels", field)
-
-
-def exceeds_depth(value: bytes) -> bool:
-    """Whether valid JSON nests deeper than `JSON_DEPTH_MAX`; `[]` is one level. Exact."""
-    if value.count(b"[") + value.count(b"{") <= JSON_DEPTH_MAX:
-        return False
-    brackets = _STRINGS.sub(b"", value).translate(None, _NOT_BRACKETS)
-    depth = deepest = 0
-    for bracket in brackets:
-        depth += 1 if bracket in b"[{" else -1
-        deepest = max(deepest, depth)
-    assert depth == 0, "brackets of valid JSON balance"
-    return deepest > JSON_DEPTH_MAX

@@ -25,13 +25,14 @@ import msgspec
 from topics_server.appends import (
     GRAMMAR,
     DecodedAppend,
+    batch_too_large,
     check_utf8,
     decode_append,
-    exceeds_depth,
     of_columns,
 )
 from topics_server.blocks import BYTES_MARK
 from topics_server.errors import invalid
+from topics_server.json_shape import exceeds_depth, has_more_items
 from topics_server.limits import JSON_DEPTH_MAX
 
 BYTES_GRAMMAR: Final = 3
@@ -109,14 +110,19 @@ def split_bytes_meta(meta: bytes) -> tuple[str, bytes]:
 # -- messages --------------------------------------------------------------------------------------
 
 
-def decode_messages(body: bytes) -> DecodedAppend:
+def decode_messages(body: bytes, max_records: int | None = None) -> DecodedAppend:
     """The JSON messages of a body: one level of an array is taken off; there may be none.
 
-    Raises `invalid_request` for bad UTF-8, syntax or depth.
+    `max_records`: refuse a body with more messages before any of them is built. Raises
+    `batch_too_large`, and `invalid_request` for bad UTF-8, syntax or depth.
     """
     check_utf8(body)
     try:
         if body.lstrip(_SPACES)[:1] == b"[":
+            if max_records is not None and body.count(b",") >= max_records:
+                whole = _VALUE_DECODER.decode(body)
+                if has_more_items(whole, max_records):
+                    raise batch_too_large(max_records)
             datas: list[bytes] = [bytes(raw) for raw in _MESSAGES_DECODER.decode(body)]
         else:
             datas = [bytes(_VALUE_DECODER.decode(body)).strip(_SPACES)]

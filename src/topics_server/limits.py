@@ -19,6 +19,13 @@ SEQ_MAX: Final = 2**63 - 1
 
 # --- requests -----------------------------------------------------------------------------
 JSON_DEPTH_MAX: Final = 512
+# Bodies of all requests that append nothing, and so of all keys that may not write; WebSocket
+# commands but for publishes. Appends have the configured limit, `max_body_bytes`.
+CONTROL_BODY_BYTES_MAX: Final = MIB
+# A WebSocket message, unless configured: a publish of the largest record with all around it.
+WS_MESSAGE_BYTES_DEFAULT: Final = CONTROL_BODY_BYTES_MAX + 64 * KIB
+# The `config` of an append: as large as the body that it replaces.
+INLINE_CONFIG_BYTES_MAX: Final = CONTROL_BODY_BYTES_MAX
 TOPIC_NAME_CHARS_MAX: Final = 255
 IDEMPOTENCY_KEY_CHARS_MAX: Final = 256
 META_KEYS_MAX: Final = 64
@@ -40,6 +47,12 @@ CLAIM_JITTER_MS_MAX: Final = 5_000
 # A job waits at most ten years; what asks for more is clamped.
 DELAY_MS_MAX: Final = 10 * 366 * 86_400_000
 NODE_FILTER_IDS_MAX: Final = 256
+# Lengths of tags and nodes are 16 bits wide on disk: no configured limit is above.
+TEXT_BYTES_MAX: Final = 65_535
+# The tag, or the prefix with its `*`, that a `match` or a `filter` names.
+MATCH_TAG_BYTES_MAX: Final = TEXT_BYTES_MAX + 1
+# `["tag", "Eq", "X"]`.
+MATCH_PARTS: Final = 3
 # Where streams are unless they are configured elsewhere.
 STREAMS_PATH: Final = "/v1/stream"
 # Streams: a path, decoded; a content type; a writer's `Stream-Seq`; a TTL, which in ms stays whole

@@ -32,8 +32,10 @@ from topics_server.limits import (
     SEGMENT_DATA_BYTES_MAX,
     SEGMENT_RECORDS_MAX,
     STREAMS_PATH,
+    TEXT_BYTES_MAX,
     U64_MAX,
     WAL_SHARDS_MAX,
+    WS_MESSAGE_BYTES_DEFAULT,
 )
 
 PREFIX: Final = "TOPICS_"
@@ -44,7 +46,6 @@ CLIENT_NAMES: Final = frozenset({PREFIX + "URL", PREFIX + "TOKEN"})
 
 # A body is framed together with a header, a key and a creation; all of it must fit one frame.
 _BODY_BYTES_MAX: Final = FRAME_BYTES_MAX - MIB
-_TEXT_BYTES_MAX: Final = 65_535  # lengths of tags and nodes are 16 bits wide on disk
 _DAY_MS: Final = 86_400_000
 
 # As browsers send it: scheme, host and a port that is not the scheme's own.
@@ -261,14 +262,14 @@ class Settings(BaseSettings):
     )
 
     # limits of a request
-    max_body_bytes: Number = _number(64 * MIB, 64, _BODY_BYTES_MAX, "body of a request, inflated")
+    max_body_bytes: Number = _number(64 * MIB, 64, _BODY_BYTES_MAX, "body of an append, inflated")
     max_batch_records: Number = _number(10_000, 1, SEGMENT_RECORDS_MAX, "records of one append")
     max_record_bytes: Number = _number(MIB, 1, _BODY_BYTES_MAX, "data and meta of one record")
     max_meta_bytes: Number = _number(
         16_384, 1, _BODY_BYTES_MAX, "meta of one record (at most 64 keys)"
     )
-    max_tag_bytes: Number = _number(256, 1, _TEXT_BYTES_MAX, "tag of a record")
-    max_node_bytes: Number = _number(128, 1, _TEXT_BYTES_MAX, "node of a record or a batch")
+    max_tag_bytes: Number = _number(256, 1, TEXT_BYTES_MAX, "tag of a record")
+    max_node_bytes: Number = _number(128, 1, TEXT_BYTES_MAX, "node of a record or a batch")
     max_limit: Number = _number(1000, 1, PAGE_SCAN_SLOTS_MAX, "records of one read")
     max_claim: Number = _number(1000, 1, 65_536, "jobs of one claim, ack, nack or extend")
 
@@ -317,7 +318,7 @@ class Settings(BaseSettings):
         30_000, 1, 3_600_000, "one that stays full for so long is closed"
     )
     max_ws_message_bytes: Number = _number(
-        64 * MIB, 64, _BODY_BYTES_MAX, "message of a WebSocket client"
+        WS_MESSAGE_BYTES_DEFAULT, 64, _BODY_BYTES_MAX, "message of a WebSocket client"
     )
     max_ws_commands: Number = _number(64, 1, 65_536, "commands waiting on one WebSocket")
 

@@ -31,6 +31,8 @@ class FakeSettings:
     max_ws_commands: int = 8
     max_claim: int = 1000
     max_node_bytes: int = 128
+    max_batch_records: int = 100_000
+    max_record_bytes: int = 1 << 20
     streams_path: str = "/v1/stream"
     streams_page_bytes: int = 1000
     streams_long_poll_ms: int = 50

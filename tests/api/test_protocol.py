@@ -5,18 +5,29 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
+import re
+import threading
 from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
 from tests.api.conftest import Api
+from topics_server.api import coding, receiving
+from topics_server.api.app import build_routes
+from topics_server.api.http import Route
 from topics_server.errors import Code, DiskFull, ReadOnly, TopicsError
+from topics_server.limits import CONTROL_BODY_BYTES_MAX
 
 pytestmark = pytest.mark.anyio
 
 JSON = {"content-type": "application/json"}
 ONE = b'{"records":[{"data":1}]}'
+APPENDS = [
+    ("POST", "/v0/topics/{topic}"),
+    ("POST", "/v1/stream/{path}"),
+    ("PUT", "/v1/stream/{path}"),
+]
 CONTROL_AND_DATA = [
     ("PUT", "/v0/topics/jobs", b"{}"),
     ("GET", "/v0/topics/jobs", b""),
@@ -194,6 +205,30 @@ async def test_bytes_that_are_not_gzip_are_400(api: Api) -> None:
     assert code_of(answer) == "invalid_request"
 
 
+async def test_a_small_gzip_body_is_inflated_off_the_loop_if_it_is_large_then(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    api.settings.max_body_bytes = 10_000_000
+    on_loop: list[int] = []
+
+    def inflated(packed: bytes, max_bytes: int) -> bytes:
+        whole = coding.inflate(packed, max_bytes)
+        if threading.current_thread() is threading.main_thread():
+            on_loop.append(len(whole))
+        return whole
+
+    monkeypatch.setattr(receiving, "inflate", inflated)
+    headers = JSON | {"content-encoding": "gzip"}
+    body = b'{"records":[{"data":"%b"}]}' % (b"a" * 900_000)
+    packed = gzip.compress(body)
+    assert len(packed) < 4_096
+    answer = await api.http.post("/v0/topics/jobs", content=packed, headers=headers)
+    assert answer.status_code == 201
+    assert not on_loop
+    assert coding.inflate_some(packed, 65_536) is None
+    assert coding.inflate_some(gzip.compress(ONE), 65_536) == ONE
+
+
 async def test_a_gzip_bomb_is_413(api: Api) -> None:
     headers = JSON | {"content-encoding": "gzip"}
     bomb = gzip.compress(b" " * 50_000_000)
@@ -249,6 +284,44 @@ async def test_a_body_of_exactly_the_limit_is_taken(api: Api) -> None:
     assert (await api.http.post("/v0/topics/a", content=body, headers=JSON)).status_code == 201
     body = ONE.ljust(api.settings.max_body_bytes + 1)
     assert (await api.http.post("/v0/topics/a", content=body, headers=JSON)).status_code == 413
+
+
+BODIED = [
+    pytest.param(method, route, id=f"{method} {route.template}")
+    for route in build_routes().table
+    for method in route.handlers
+    if method in ("POST", "PUT")
+]
+
+
+@pytest.mark.parametrize(("method", "route"), BODIED)
+async def test_only_what_appends_takes_a_large_body(api: Api, method: str, route: Route) -> None:
+    api.settings.max_body_bytes = 10_000_000
+    path = re.sub(r"\{\w+\}", "jobs", route.template)
+    is_append = (method, route.template) in APPENDS
+    assert (method in route.appends) == is_append
+
+    async def status_of(most: int, body: bytes | None) -> object:
+        length = b"%d" % (most if body is None else len(body))
+        headers = [(b"content-type", b"application/json"), (b"content-length", length)]
+        if body is not None and body[:2] == b"\x1f\x8b":
+            headers.append((b"content-encoding", b"gzip"))
+        scope = {
+            "type": "http",
+            "method": method,
+            "path": path,
+            "raw_path": path.encode(),
+            "query_string": b"",
+            "headers": headers,
+        }
+        started, _ = await speak(api, scope, body)
+        return started["status"]
+
+    most = api.settings.max_body_bytes if is_append else CONTROL_BODY_BYTES_MAX
+    # By its declared length, before a byte is read; inflated, whatever was declared.
+    assert await status_of(most + 1, None) == 413
+    assert await status_of(most, gzip.compress(b" " * (most + 1))) == 413
+    assert await status_of(most, b"[".ljust(most)) != 413
 
 
 @pytest.mark.parametrize("count", [10, 5000])

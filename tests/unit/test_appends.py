@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 
 import pytest
 from hypothesis import given
@@ -14,12 +15,11 @@ from topics_server.appends import (
     DecodedAppend,
     decode_append,
     deliver_times,
-    exceeds_depth,
     of_columns,
 )
 from topics_server.blocks import record_bytes
 from topics_server.errors import Code, TopicsError
-from topics_server.limits import DELAY_MS_MAX, JSON_DEPTH_MAX
+from topics_server.limits import DELAY_MS_MAX, INLINE_CONFIG_BYTES_MAX, JSON_DEPTH_MAX
 
 JSON_VALUES = st.recursive(
     st.none()
@@ -207,10 +207,62 @@ def test_nesting_without_end_is_refused_and_nothing_breaks() -> None:
 
 def test_brackets_in_strings_are_no_depth() -> None:
     text = b'"' + b'[{\\"' * (2 * JSON_DEPTH_MAX) + b'"'
-    assert not exceeds_depth(text)
     assert decode_append(one(b"[" + text + b"]")).count == 1
-    assert exceeds_depth(b"[" * 513 + b"]" * 513)
-    assert not exceeds_depth(b"[" + b"[]," * 1_000 + b"[]]")
+
+
+# -- bounds --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("record", [b'{"data":1}', b'{"data":1,"node":"n"}', b'{"data":[{},{}]}'])
+def test_too_many_records_are_refused_before_they_are_built(record: bytes) -> None:
+    def body(count: int) -> bytes:
+        return b'{"records":[' + b",".join([record] * count) + b'],"other":[1,2,{},{}]}'
+
+    assert decode_append(body(40), max_records=40).count == 40
+    # Without a bound, as in replay, the same body is read.
+    assert decode_append(body(41)).count == 41
+    with pytest.raises(TopicsError) as refusal:
+        decode_append(body(41), max_records=40)
+    assert refusal.value.code is Code.BATCH_TOO_LARGE
+    assert refusal.value.detail == {"field": "records", "max_batch_records": 40}
+
+
+def test_a_million_records_take_no_memory_to_be_refused() -> None:
+    body = b'{"records":[' + b",".join([b'{"data":1}'] * 1_000_000) + b"]}"
+    tracemalloc.start()
+    try:
+        with pytest.raises(TopicsError):
+            decode_append(body, max_records=10_000)
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak_bytes < len(body) // 4
+
+
+def test_what_is_wrong_with_a_long_body_is_told_as_of_a_short_one() -> None:
+    wrong = b'{"records":{' + b'"a":{},' * 100 + b'"b":1}}'
+    with pytest.raises(TopicsError) as refusal:
+        decode_append(wrong, max_records=10)
+    assert refusal.value.code is Code.INVALID_REQUEST
+    assert refusal.value.detail == {"field": "records"}
+
+
+def test_a_long_inline_configuration_is_refused() -> None:
+    long = b'{"x":"' + b"y" * INLINE_CONFIG_BYTES_MAX + b'"}'
+    with pytest.raises(TopicsError) as refusal:
+        decode_append(one(b"1")[:-1] + b',"config":' + long + b"}")
+    assert refusal.value.detail == {"field": "config"}
+
+
+@pytest.mark.parametrize("text", ["\u00e4", "\u20ac", "\U0001f600", "a\u20ac"])
+def test_utf8_is_checked_piece_by_piece(text: str) -> None:
+    for shift in range(4):
+        data = ("x" * shift + text * 100_000).encode()
+        assert bytes(decode_append(one(b'"' + data + b'"')).datas[0]) == b'"' + data + b'"'
+        at = len(data) - 1
+        with pytest.raises(TopicsError) as refusal:
+            decode_append(one(b'"' + data[:at] + b'\xff"'))
+        assert "UTF-8" in refusal.value.message
 
 
 # -- delays --------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from topics_server.api.access import check_name
 from topics_server.api.bodies import decode_body
 from topics_server.api.guard import admit
 from topics_server.api.http import Request, Response
+from topics_server.api.lists import check_items
 from topics_server.api.rendering import render_json
 from topics_server.api.state import ServerState, Store
 from topics_server.errors import Code, StorageError, TopicsError, invalid
@@ -26,13 +27,19 @@ class _Seal(msgspec.Struct):
     topics: list[str] | None = None
 
 
+class _Lists(msgspec.Struct):
+    topics: msgspec.Raw = msgspec.Raw(b"")
+
+
 _SEAL: Final = msgspec.json.Decoder(_Seal)
+_LISTS: Final[msgspec.json.Decoder[msgspec.Struct]] = msgspec.json.Decoder(_Lists)
 
 
 async def seal(state: ServerState, request: Request) -> Response:
     """`POST /v0/admin/seal`: seal now; no body, or none named, is every topic the key may name."""
     store = admit(state)
     assert state.sealing is not None, "ready means there is a sealer"
+    check_items(request.body, _LISTS, {"topics": TOPICS_MAX})
     asked = decode_body(_SEAL, request.body or b"{}").topics
     if asked is None:
         names = _all_names(store, request)

@@ -37,6 +37,7 @@ def build_routes(mount: str = STREAMS_PATH) -> Routes:
                 },
                 {"GET": topics.get_topic, "POST": records.append_now},
                 needs={"PUT": ADMIN, "GET": READ, "DELETE": DELETE, "POST": WRITE},
+                appends=("POST",),
             ),
             Route(
                 "/v0/topics/{topic}/diff",
@@ -98,6 +99,7 @@ def _streams(mount: str) -> tuple[Route, ...]:
             {"POST": streams.append_now, "GET": streams.read_now},
             # In this protocol who writes makes the streams, as an append to a topic may.
             needs={"PUT": WRITE, "POST": WRITE, "GET": READ, "DELETE": DELETE},
+            appends=("PUT", "POST"),
         ),
     )
 

@@ -11,15 +11,17 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, Final, TypeVar
+from typing import Annotated, Final, TypeVar
 from urllib.parse import parse_qsl
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
-from topics_server.appends import decode_json, exceeds_depth
+from topics_server.api.lists import check_items, check_tag, node_names
+from topics_server.appends import decode_json
 from topics_server.engine.answers import ReadRequest
 from topics_server.errors import TopicsError, invalid
+from topics_server.json_shape import exceeds_depth
 from topics_server.limits import (
     CLAIM_JITTER_MS_MAX,
     DIFF_LIMIT_DEFAULT,
@@ -28,6 +30,7 @@ from topics_server.limits import (
     JSON_DEPTH_MAX,
     LEASE_MS_MAX,
     LEASE_MS_MIN,
+    MATCH_PARTS,
     NODE_FILTER_IDS_MAX,
     PAGE_BYTES_DEFAULT,
     PAGE_BYTES_MAX,
@@ -53,6 +56,7 @@ U64 = Annotated[int, Meta(ge=0)]
 I32 = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
 
 _DEFAULTS: Final = TopicConfig()
+_NO_NODES: Final[frozenset[str]] = frozenset()
 
 
 class _Config(msgspec.Struct, gc=False):
@@ -88,7 +92,18 @@ class _Diff(msgspec.Struct, gc=False):
 
 class _Delete(msgspec.Struct, gc=False):
     before_seq: U64 | None = None
-    match: str | list[Any] | None = None
+    match: str | list[msgspec.Raw] | None = None
+
+
+_ABSENT: Final = msgspec.Raw(b"")
+
+
+class _DiffLists(msgspec.Struct, gc=False):
+    node: msgspec.Raw = _ABSENT
+
+
+class _DeleteLists(msgspec.Struct, gc=False):
+    match: msgspec.Raw = _ABSENT
 
 
 class _Cursor(msgspec.Struct):
@@ -99,6 +114,9 @@ _CONFIG: Final = msgspec.json.Decoder(_Config)
 _DIFF: Final = msgspec.json.Decoder(_Diff)
 _DELETE: Final = msgspec.json.Decoder(_Delete)
 _CURSOR: Final = msgspec.json.Decoder(_Cursor)
+_DIFF_LISTS: Final[msgspec.json.Decoder[msgspec.Struct]] = msgspec.json.Decoder(_DiffLists)
+_DELETE_LISTS: Final[msgspec.json.Decoder[msgspec.Struct]] = msgspec.json.Decoder(_DeleteLists)
+_TEXT: Final = msgspec.json.Decoder(str)
 _CONFIG_U64: Final = (
     *("ttl_ms", "cap_records", "cap_bytes", "idempotency_window_ms"),
     *("lease_ms", "claim_jitter_ms", "max_deliveries"),
@@ -173,19 +191,12 @@ def _check_other_topic(name: str | None, field: str, topic: str) -> None:
         raise invalid(f"{field} must be another topic", field)
 
 
-def decode_diff(body: bytes, max_limit: int) -> tuple[ReadRequest, int]:
+def decode_diff(body: bytes, max_limit: int, max_node_bytes: int) -> tuple[ReadRequest, int]:
     """A diff body (§3), clamped, and what of the records is shown (`TAGS`, `META`, `DATA`)."""
+    check_items(body, _DIFF_LISTS, {"node": NODE_FILTER_IDS_MAX})
     sent = decode_body(_DIFF, body)
     _check_u64(sent, _DIFF_U64)
-    match sent.node:
-        case None:
-            nodes: frozenset[str] = frozenset()
-        case str(node):
-            nodes = frozenset((node,))
-        case several:
-            if len(several) > NODE_FILTER_IDS_MAX:
-                raise invalid(f"node takes at most {NODE_FILTER_IDS_MAX} ids", "node")
-            nodes = frozenset(several)
+    nodes = _NO_NODES if sent.node is None else frozenset(node_names(sent.node, max_node_bytes))
     request = ReadRequest(
         from_seq=sent.from_seq,
         limit=min(sent.limit or DIFF_LIMIT_DEFAULT, max_limit),
@@ -201,6 +212,7 @@ def decode_diff(body: bytes, max_limit: int) -> tuple[ReadRequest, int]:
 
 def decode_delete(body: bytes) -> DeleteRequest:
     """A delete body (§5)."""
+    check_items(body, _DELETE_LISTS, {"match": MATCH_PARTS}, _not_three)
     sent = decode_body(_DELETE, body)
     if sent.before_seq is None and sent.match is None:
         raise invalid("one of before_seq and match is required")
@@ -208,28 +220,34 @@ def decode_delete(body: bytes) -> DeleteRequest:
     return DeleteRequest(sent.before_seq, tag_match(sent.match))
 
 
-def tag_match(sent: str | list[Any] | None) -> TagMatch | None:
+def tag_match(sent: str | list[msgspec.Raw] | None, where: str = "match") -> TagMatch | None:
     """A `match` on tags: an exact tag, or `["tag", "Eq"|"Glob", value]`."""
     match sent:
         case None:
             return None
         case str(tag):
+            check_tag(tag, where)
             return TagMatch(tag)
         case parts:
-            return tag_tuple(parts, "match")
+            return tag_tuple(parts, where)
 
 
-def tag_tuple(parts: list[Any], where: str) -> TagMatch:
-    """`["tag", "Eq"|"Glob", value]` of the field `where`."""
-    if len(parts) != 3:
-        raise invalid(f'{where} has three parts: ["tag", "Eq"|"Glob", value]', where)
-    field, operator, value = parts
+def _not_three(where: str, _most: int) -> TopicsError:
+    return invalid(f'{where} has three parts: ["tag", "Eq"|"Glob", value]', where)
+
+
+def tag_tuple(parts: list[msgspec.Raw], where: str) -> TagMatch:
+    """`["tag", "Eq"|"Glob", value]` of the field `where`, each part as it was sent."""
+    if len(parts) != MATCH_PARTS:
+        raise _not_three(where, MATCH_PARTS)
+    field, operator, value = map(_text, parts)
     if field != "tag":
         raise invalid(f'{where}[0] must be "tag"', f"{where}[0]")
     if operator not in ("Eq", "Glob"):
         raise invalid(f'{where}[1] must be "Eq" or "Glob"', f"{where}[1]")
-    if not isinstance(value, str):
+    if value is None:
         raise invalid(f"{where}[2] must be a string", f"{where}[2]")
+    check_tag(value, f"{where}[2]")
     if operator == "Eq":
         return TagMatch(value)
     if not value.endswith("*"):
@@ -237,6 +255,14 @@ def tag_tuple(parts: list[Any], where: str) -> TagMatch:
     if "*" in value[:-1]:
         raise invalid("a Glob has one *, at its end", f"{where}[2]")
     return TagMatch(value[:-1], is_prefix=True)
+
+
+def _text(part: msgspec.Raw) -> str | None:
+    """A string; None for what is none."""
+    try:
+        return _TEXT.decode(part)
+    except msgspec.ValidationError:
+        return None
 
 
 def decode_body(decoder: msgspec.json.Decoder[T], body: bytes) -> T:

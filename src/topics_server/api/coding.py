@@ -10,7 +10,7 @@ import zlib
 from typing import Final
 
 from topics_server.api.problems import too_large
-from topics_server.errors import invalid
+from topics_server.errors import Code, TopicsError, invalid
 from topics_server.limits import KIB
 
 JSON_TYPE: Final = b"application/json"
@@ -54,6 +54,21 @@ def inflate(packed: bytes, max_bytes: int) -> bytes:
     except zlib.error:
         raise invalid("the body is not gzip", "Content-Encoding") from None
     return b"".join(parts)
+
+
+def inflate_some(packed: bytes, some_bytes: int) -> bytes | None:
+    """A gzip body, if neither it nor what it inflates to is longer than this; else None.
+
+    Raises what `inflate` raises, but for a body that is too large.
+    """
+    if len(packed) > some_bytes:
+        return None
+    try:
+        return inflate(packed, some_bytes)
+    except TopicsError as error:
+        if error.code is Code.PAYLOAD_TOO_LARGE:
+            return None
+        raise
 
 
 def accepts_gzip(value: bytes | None) -> bool:

@@ -25,7 +25,7 @@ from topics_server.api.coding import deflate
 from topics_server.api.cors import cors_headers, stream_headers
 from topics_server.api.guard import admit
 from topics_server.api.inflight import Counted, RequestPlace, check_inflight
-from topics_server.api.keys import EVERYBODY, Caller, Recalled
+from topics_server.api.keys import EVERYBODY, WRITE, Caller, Recalled
 from topics_server.api.names import name_of, router_name_of, stream_path_of
 from topics_server.api.observing import Observer
 from topics_server.api.origin import check_origin, is_concerned
@@ -56,6 +56,7 @@ from topics_server.api.sockets import Socket
 from topics_server.api.state import ServerState
 from topics_server.clock import monotonic_ms
 from topics_server.errors import StorageError, TopicsError
+from topics_server.limits import CONTROL_BODY_BYTES_MAX
 from topics_server.metrics import RequestFigures, log
 
 Scope = MutableMapping[str, Any]
@@ -132,12 +133,14 @@ class Route:
     `is_stream`: a browser's `EventSource` may call, which has nothing but a URL for its key;
     `claims`: its GET leases jobs.
     `quick`: of some methods the quick form beside the handler; both give the same answers.
+    `appends`: methods whose body brings records; all other bodies have the control plane's limit.
     A template that ends in `/{path}` is the mount of streams: any further segments are their path,
     and bodies are what the handler takes them for.
     """
 
     __slots__ = (
         "allow",
+        "appends",
         "claims",
         "figures",
         "handlers",
@@ -159,9 +162,13 @@ class Route:
         quick: Mapping[str, QuickHandler] = MappingProxyType({}),
         *,
         needs: Mapping[str, int],
+        appends: Iterable[str] = (),
         is_stream: bool = False,
     ) -> None:
         assert quick.keys() <= handlers.keys() == needs.keys(), template
+        self.appends = frozenset(appends)
+        # A key that may not write sends no large body.
+        assert all(needs[method] & WRITE for method in self.appends), template
         self.template = template
         self.quick = dict(quick)
         self.needs = dict(needs)
@@ -180,6 +187,12 @@ class Route:
             self.needs["HEAD"] = self.needs["GET"]
         self.allow = ", ".join(sorted({*self.handlers, "OPTIONS"}))
         self.figures = {method: RequestFigures() for method in (*self.handlers, "OPTIONS")}
+
+    def max_body_bytes(self, method: str, max_append_bytes: int) -> int:
+        """Bytes of a request's body, as sent and as inflated."""
+        if method in self.appends:
+            return max_append_bytes
+        return min(CONTROL_BODY_BYTES_MAX, max_append_bytes)
 
 
 class Routes:
@@ -387,7 +400,11 @@ class Application:
             name = ""
         quick = None if route is None else route.quick.get(method)
         if quick is None or not (
-            is_plain(headers, self.state.settings.max_body_bytes, is_json=not route.is_mount)
+            is_plain(
+                headers,
+                route.max_body_bytes(method, self.state.settings.max_body_bytes),
+                is_json=not route.is_mount,
+            )
             if route is not None and method == "POST"
             else is_bodiless(headers)
         ):
@@ -445,7 +462,7 @@ class Application:
         if method in ("POST", "PUT"):
             # Nobody should send 64 MiB to hear that the server is not ready.
             admit(self.state)
-            max_bytes = self.state.settings.max_body_bytes
+            max_bytes = route.max_body_bytes(method, self.state.settings.max_body_bytes)
             if is_plain(headers, max_bytes):
                 # The common case, in one step: a JSON body that came with its head.
                 message = await receive()

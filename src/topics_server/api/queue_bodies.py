@@ -10,14 +10,21 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import msgspec
 from msgspec import Meta
 
 from topics_server.api.bodies import decode_body, tag_match
+from topics_server.api.lists import check_items, check_node, check_tag
 from topics_server.errors import Code, TopicsError, invalid
-from topics_server.limits import LEASE_MS_MAX, LEASE_MS_MIN, U32_MAX, U64_MAX
+from topics_server.limits import (
+    LEASE_MS_MAX,
+    LEASE_MS_MIN,
+    MATCH_PARTS,
+    U32_MAX,
+    U64_MAX,
+)
 from topics_server.model import TagMatch, is_topic_name
 from topics_server.queue.jobs import lease_number
 
@@ -101,10 +108,21 @@ class _Redrive(msgspec.Struct, gc=False, rename={"source": "from"}):
     source: str | None = None
     seqs: list[_U64] | None = None
     tag: str | None = None
-    match: str | list[Any] | None = None
+    match: str | list[msgspec.Raw] | None = None
     all: bool = False
     after_seq: _U64 = 0
     max: _U32 = U32_MAX
+
+
+_ABSENT: Final = msgspec.Raw(b"")
+
+
+class _Lists(msgspec.Struct, gc=False):
+    """What a body lists, as it was sent."""
+
+    seqs: msgspec.Raw = _ABSENT
+    lease_ids: msgspec.Raw = _ABSENT
+    match: msgspec.Raw = _ABSENT
 
 
 class _Cursor(msgspec.Struct):
@@ -117,6 +135,7 @@ _NACK: Final = msgspec.json.Decoder(_Nack)
 _EXTEND: Final = msgspec.json.Decoder(_Extend)
 _REDRIVE: Final = msgspec.json.Decoder(_Redrive)
 _CURSOR: Final = msgspec.json.Decoder(_Cursor)
+_LISTS: Final[msgspec.json.Decoder[msgspec.Struct]] = msgspec.json.Decoder(_Lists)
 
 
 def decode_claim(body: bytes, limits: QueueLimits) -> ClaimRequest:
@@ -131,12 +150,14 @@ def decode_claim(body: bytes, limits: QueueLimits) -> ClaimRequest:
 
 def decode_ack(body: bytes, limits: QueueLimits) -> HeldRequest:
     """An ack (§10.4)."""
+    _check_lists(body, limits)
     sent = decode_body(_HELD, body)
     return HeldRequest(*_held(sent, limits))
 
 
 def decode_nack(body: bytes, limits: QueueLimits) -> HeldRequest:
     """A nack (§10.5)."""
+    _check_lists(body, limits)
     sent = decode_body(_NACK, body)
     delay_ms = min(_checked_u64(sent.delay_ms, "delay_ms"), NACK_DELAY_MS_MAX)
     return HeldRequest(*_held(sent, limits), delay_ms=delay_ms)
@@ -144,6 +165,7 @@ def decode_nack(body: bytes, limits: QueueLimits) -> HeldRequest:
 
 def decode_extend(body: bytes, limits: QueueLimits) -> HeldRequest:
     """An extend (§10.6)."""
+    _check_lists(body, limits)
     sent = decode_body(_EXTEND, body)
     lease_ms = _lease_ms(sent.lease_ms)
     return HeldRequest(*_held(sent, limits), lease_ms=lease_ms, no_more=sent.no_more)
@@ -151,6 +173,7 @@ def decode_extend(body: bytes, limits: QueueLimits) -> HeldRequest:
 
 def decode_redrive(body: bytes, topic: str, limits: QueueLimits) -> RedriveRequest:
     """A redrive to the queue `topic`."""
+    _check_lists(body, limits)
     sent = decode_body(_REDRIVE, body)
     if sent.source is not None:
         if not is_topic_name(sent.source):
@@ -164,6 +187,8 @@ def decode_redrive(body: bytes, topic: str, limits: QueueLimits) -> RedriveReque
             "exactly one of seqs, tag, match and all: true is required", (ways or [""])[-1]
         )
     seqs = None if sent.seqs is None else sorted(set(_seqs(sent.seqs, limits)))
+    if sent.tag is not None:
+        check_tag(sent.tag, "tag")
     match = tag_match(sent.match) if sent.tag is None else TagMatch(sent.tag)
     return RedriveRequest(
         source=sent.source,
@@ -222,6 +247,22 @@ def _held(sent: _Held, limits: QueueLimits) -> tuple[str, list[int], list[int] |
     return node, seqs, [lease_number(token) for token in tokens]
 
 
+def _check_lists(body: bytes, limits: QueueLimits) -> None:
+    """Refuse what lists too much, before it is built."""
+    most = {"seqs": limits.max_claim, "lease_ids": limits.max_claim, "match": MATCH_PARTS}
+    check_items(body, _LISTS, most, _too_many)
+
+
+def _too_many(field: str, most: int) -> TopicsError:
+    if field == "match":
+        return invalid('match has three parts: ["tag", "Eq"|"Glob", value]', field)
+    return TopicsError(
+        Code.BATCH_TOO_LARGE,
+        f"there are more than {most} {field}",
+        {"field": field, "max_claim": most},
+    )
+
+
 def _seqs(seqs: Sequence[int], limits: QueueLimits) -> list[int]:
     if not seqs:
         raise invalid("seqs must not be empty", "seqs")
@@ -240,9 +281,7 @@ def _node(node: str, limits: QueueLimits) -> str:
     if not node:
         raise invalid("node must not be empty", "node")
     # Lone surrogates never get here: bodies and queries are UTF-8.
-    size = len(node.encode())
-    if size > limits.max_node_bytes:
-        raise invalid(f"node has {size} bytes, at most {limits.max_node_bytes} may be", "node")
+    check_node(node, limits.max_node_bytes)
     return node
 
 

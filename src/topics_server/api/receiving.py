@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any, Final
 
-from topics_server.api.coding import JSON_TYPE, inflate, is_json_type
+from topics_server.api.coding import JSON_TYPE, inflate, inflate_some, is_json_type
 from topics_server.api.guard import check_declared_length
 from topics_server.api.problems import no_json, too_large, unknown_encoding
 from topics_server.limits import KIB
@@ -48,9 +48,11 @@ async def read_body(
         is_packed = _check_types(headers, is_json=is_json)
     if not is_packed:
         return body
-    if len(body) > OFF_LOOP_BYTES:
-        return await asyncio.to_thread(inflate, body, max_bytes)
-    return inflate(body, max_bytes)
+    # A few bytes may inflate to many: on the loop only what inflates to little.
+    whole = inflate_some(body, min(max_bytes, OFF_LOOP_BYTES))
+    if whole is None:
+        whole = await asyncio.to_thread(inflate, body, max_bytes)
+    return whole
 
 
 def _check_types(headers: Mapping[bytes, bytes], *, is_json: bool) -> bool:

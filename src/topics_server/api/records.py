@@ -36,7 +36,7 @@ from topics_server.api.state import ServerState
 from topics_server.api.visible import check_config
 from topics_server.api.waiting import held_by
 from topics_server.appends import DecodedAppend, decode_append
-from topics_server.engine.answers import Appended, Page
+from topics_server.engine.answers import Appended, Page, ReadRequest
 from topics_server.errors import StorageError, TopicsError
 from topics_server.model import ProducerStamp
 
@@ -50,12 +50,13 @@ class _Append(msgspec.Struct, frozen=True, gc=False):
     with_seqs: bool
 
 
-def _asked_append(request: Request) -> _Append:
+def _asked_append(state: ServerState, request: Request) -> _Append:
     query = request.query
     with_seqs = query_bool(parse_query(query), "return_seqs", True) if query else True
     key = header_key(request.headers.get(b"idempotency-key"))
     producer = stamp_of(request.headers)
-    return _Append(decode_append(request.body), key, producer, with_seqs)
+    decoded = decode_append(request.body, max_records=state.settings.max_batch_records)
+    return _Append(decoded, key, producer, with_seqs)
 
 
 def _appended(request: Request, asked: _Append, done: Appended) -> Response:
@@ -73,9 +74,9 @@ async def append(state: ServerState, request: Request) -> Response:
     if state.throttle.is_active and request.parked_ms is None:
         body = request.body
         request.parked_ms = await state.throttle.turn(
-            request.name, len(body), insists=_insists(body)
+            request.name, len(body), insists=_insists(state, body)
         )
-    asked = _asked_append(request)
+    asked = _asked_append(state, request)
     decoded = asked.decoded
     config = None
     if decoded.config is not None:
@@ -106,10 +107,12 @@ def append_now(state: ServerState, request: Request) -> Underway | None:
     return _append_now(state, request, hurries=is_in_turn)
 
 
-def _insists(body: bytes) -> bool:
+def _insists(state: ServerState, body: bytes) -> bool:
     """Whether an append is not to be refused for pressure; raises what decoding it raises."""
     # Anywhere in what it carries; few have it, and only those are decoded before their turn.
-    return b'"disable_backpressure"' in body and decode_append(body).disable_backpressure
+    if b'"disable_backpressure"' not in body:
+        return False
+    return decode_append(body, max_records=state.settings.max_batch_records).disable_backpressure
 
 
 class _ParkedAppend:
@@ -125,7 +128,7 @@ class _ParkedAppend:
         self._told: Callable[[], object] | None = None
         self._answer: Callable[[], Response] | None = None
         body = request.body
-        self._place = state.throttle.park(request.name, len(body), insists=_insists(body))
+        self._place = state.throttle.park(request.name, len(body), insists=_insists(state, body))
         self._place.over = self._begin
 
     def when_settled(self, told: Callable[[], object]) -> None:
@@ -177,7 +180,7 @@ def _refuse(error: TopicsError | StorageError) -> Response:
 
 def _append_now(state: ServerState, request: Request, *, hurries: bool = False) -> Underway | None:
     store = admit(state)
-    asked = _asked_append(request)
+    asked = _asked_append(state, request)
     decoded = asked.decoded
     if decoded.config is not None:
         return None
@@ -202,7 +205,7 @@ async def diff(state: ServerState, request: Request) -> Response:
     store = admit(state)
     if state.throttle.is_active and not state.throttle.passes(request.name):
         request.parked_ms = await state.throttle.turn(request.name, len(request.body))
-    asked, shown = decode_diff(request.body, state.settings.max_limit)
+    asked, shown = _asked_diff(state, request)
     if asked.wait_ms:
         page = await held_by(request, store.read(request.name, asked))
     else:
@@ -215,11 +218,16 @@ def diff_now(state: ServerState, request: Request) -> Response | None:
     store = admit(state)
     if state.throttle.is_active:
         return None
-    asked, shown = decode_diff(request.body, state.settings.max_limit)
+    asked, shown = _asked_diff(state, request)
     page = None if asked.wait_ms else store.read_now(request.name, asked)
     if page is None:
         return None
     return Response(200, b"", pieces=_page(state, request, page, shown))
+
+
+def _asked_diff(state: ServerState, request: Request) -> tuple[ReadRequest, int]:
+    settings = state.settings
+    return decode_diff(request.body, settings.max_limit, settings.max_node_bytes)
 
 
 def _page(state: ServerState, request: Request, page: Page, shown: int) -> list[bytes | memoryview]:

@@ -7,7 +7,7 @@ filter is one of the tuples that a delete matches with. Called by `api/routers`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
 import msgspec
 
@@ -17,7 +17,9 @@ from topics_server.api.bodies import (
     query_page_size,
     tag_tuple,
 )
+from topics_server.api.lists import check_items
 from topics_server.errors import invalid
+from topics_server.limits import MATCH_PARTS
 from topics_server.model import Guarantee, RouterDefinition, is_router_name, is_topic_name
 from topics_server.routers.answers import RouterSpec
 
@@ -28,13 +30,23 @@ class _Put(msgspec.Struct, gc=False, rename={"start": "from"}):
     preserve_node: bool = True
     preserve_tag: bool = True
     create_dest: bool = True
-    filter: list[Any] | None = None
+    filter: list[msgspec.Raw] | None = None
     allow_cycle: bool = False
     guarantee: Guarantee = Guarantee.AT_LEAST_ONCE
     start: Literal["earliest", "head"] = "head"
 
 
+_ABSENT: Final = msgspec.Raw(b"")
+
+
+class _Lists(msgspec.Struct, gc=False):
+    """What a body lists, as it was sent."""
+
+    filter: msgspec.Raw = _ABSENT
+
+
 _PUT: Final = msgspec.json.Decoder(_Put)
+_LISTS: Final[msgspec.json.Decoder[msgspec.Struct]] = msgspec.json.Decoder(_Lists)
 
 
 class RouterQuery(msgspec.Struct, frozen=True):
@@ -49,6 +61,7 @@ class RouterQuery(msgspec.Struct, frozen=True):
 
 def decode_router(body: bytes) -> RouterSpec:
     """The body of a `PUT`."""
+    check_items(body, _LISTS, {"filter": MATCH_PARTS})
     sent = decode_body(_PUT, body)
     for field, name in (("source", sent.source), ("dest", sent.dest)):
         if not is_topic_name(name):

@@ -96,6 +96,16 @@ class ApiSettings(Protocol):
         ...
 
     @property
+    def max_batch_records(self) -> int:
+        """Records of one append."""
+        ...
+
+    @property
+    def max_record_bytes(self) -> int:
+        """Bytes of one record's data and meta."""
+        ...
+
+    @property
     def max_ws_commands(self) -> int:
         """Commands waiting on one WebSocket."""
         ...

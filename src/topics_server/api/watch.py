@@ -45,7 +45,10 @@ async def open_session(state: ServerState, request: Request) -> Response:
     admit(state)
     settings = state.settings
     sent = decode_watch(
-        request.body, max_topics=settings.max_watch_topics, max_limit=settings.max_limit
+        request.body,
+        max_topics=settings.max_watch_topics,
+        max_limit=settings.max_limit,
+        max_node_bytes=settings.max_node_bytes,
     )
     for name in sent.topics:
         check_name(request.caller, name, f"topics.{name}")

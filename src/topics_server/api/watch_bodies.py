@@ -13,9 +13,11 @@ import msgspec
 from msgspec import Meta
 
 from topics_server.api.cursor_ids import Positions, decode_id
-from topics_server.appends import decode_json, exceeds_depth
+from topics_server.api.lists import check_items, node_names
+from topics_server.appends import decode_json
 from topics_server.entries import SessionOptions
 from topics_server.errors import TopicsError, invalid
+from topics_server.json_shape import exceeds_depth
 from topics_server.limits import (
     DIFF_LIMIT_DEFAULT,
     JSON_DEPTH_MAX,
@@ -57,7 +59,16 @@ class _Watch(msgspec.Struct, gc=False):
     cursor: str | None = None
 
 
+_ABSENT: Final = msgspec.Raw(b"")
+
+
+class _WatchLists(msgspec.Struct, gc=False):
+    topics: msgspec.Raw = _ABSENT
+    node: msgspec.Raw = _ABSENT
+
+
 _WATCH: Final = msgspec.json.Decoder(_Watch)
+_LISTS: Final[msgspec.json.Decoder[msgspec.Struct]] = msgspec.json.Decoder(_WatchLists)
 _START: Final = msgspec.json.Decoder(Start)
 _WATCH_U64: Final = ("limit", "max_batch_bytes", "heartbeat_ms")
 
@@ -76,8 +87,11 @@ class WatchRequest(msgspec.Struct, frozen=True):
     positions: Positions
 
 
-def decode_watch(body: bytes, *, max_topics: int, max_limit: int) -> WatchRequest:
+def decode_watch(
+    body: bytes, *, max_topics: int, max_limit: int, max_node_bytes: int
+) -> WatchRequest:
     """The body, checked and clamped; raises `invalid_request`."""
+    check_items(body, _LISTS, {"topics": max_topics, "node": NODE_FILTER_IDS_MAX})
     sent = decode_json(_WATCH, body)
     if exceeds_depth(body):
         raise invalid(f"JSON is nested deeper than {JSON_DEPTH_MAX} levels")
@@ -90,7 +104,7 @@ def decode_watch(body: bytes, *, max_topics: int, max_limit: int) -> WatchReques
             f"topics names {len(sent.topics)} topics, at most {max_topics} may be", "topics"
         )
     options = SessionOptions(
-        nodes=_nodes(sent.node),
+        nodes=node_names(sent.node, max_node_bytes),
         limit=min(sent.limit or DIFF_LIMIT_DEFAULT, max_limit),
         max_batch_bytes=min(sent.max_batch_bytes or PAGE_BYTES_DEFAULT, PAGE_BYTES_MAX),
         heartbeat_ms=max(HEARTBEAT_MS_MIN, min(HEARTBEAT_MS_MAX, sent.heartbeat_ms)),
@@ -121,18 +135,6 @@ def _start(name: str, raw: msgspec.Raw) -> Start:
         path = f"topics.{name}.{field}" if field else f"topics.{name}"
         raise invalid(error.message, path) from None
     return start
-
-
-def _nodes(node: str | list[str] | None) -> list[str]:
-    match node:
-        case None:
-            return []
-        case str(one):
-            return [one]
-        case several:
-            if len(several) > NODE_FILTER_IDS_MAX:
-                raise invalid(f"node takes at most {NODE_FILTER_IDS_MAX} ids", "node")
-            return sorted(set(several))
 
 
 def _positions(cursor: str) -> Positions:

@@ -34,13 +34,14 @@ from topics_server.api.http import Receive, Request, Response, Scope, Send, refu
 from topics_server.api.keys import ADMIN, EVERYBODY, READ, WRITE, Caller
 from topics_server.api.origin import check_origin
 from topics_server.api.outbox import Send as DrivenSend
-from topics_server.api.problems import from_storage, internal
+from topics_server.api.problems import from_storage, internal, too_large
 from topics_server.api.request_ids import NAME as REQUEST_ID
 from topics_server.api.request_ids import request_id
 from topics_server.api.state import ServerState
 from topics_server.api.visible import check_config
 from topics_server.api.ws_commands import (
     Command,
+    CommandLimits,
     Ping,
     Publish,
     RefusedCommandError,
@@ -51,6 +52,7 @@ from topics_server.api.ws_commands import (
 from topics_server.clock import monotonic_ms
 from topics_server.engine.cursors import Cursor
 from topics_server.errors import Code, StorageError, TopicsError, invalid
+from topics_server.limits import CONTROL_BODY_BYTES_MAX
 from topics_server.metrics import log
 
 # Commands of one socket that are done before others have a turn of the loop.
@@ -156,6 +158,13 @@ class Connection:
         self._under_way: dict[_Job, None] = {}
         self._moved: asyncio.Future[None] | None = None
         self._is_draining = False
+        settings = state.settings
+        self._limits = CommandLimits(
+            max_limit=settings.max_limit,
+            max_topics=settings.max_watch_topics,
+            max_node_bytes=settings.max_node_bytes,
+            max_batch_records=settings.max_batch_records,
+        )
 
     async def run(self, receive: Receive) -> None:
         """Take messages until the client or the stream ends the connection."""
@@ -203,6 +212,8 @@ class Connection:
         try:
             if text is None:
                 raise invalid("commands are JSON text messages; this one is binary")
+            if len(text) > CONTROL_BODY_BYTES_MAX and not self._caller.scopes & WRITE:
+                raise too_large(CONTROL_BODY_BYTES_MAX)
             command = self._decode(text)
             self._check(command)
             match command:
@@ -232,10 +243,7 @@ class Connection:
             self._stream.push(payload)
 
     def _decode(self, text: str) -> Command:
-        settings = self._state.settings
-        return decode_command(
-            text, max_limit=settings.max_limit, max_topics=settings.max_watch_topics
-        )
+        return decode_command(text, self._limits)
 
     def _check(self, command: Command) -> None:
         """Whether the caller may do this (§7, WebSocket). Raises `forbidden`."""

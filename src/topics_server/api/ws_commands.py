@@ -16,12 +16,15 @@ import msgspec
 from msgspec import Meta
 
 from topics_server.api.bodies import decode_inline_config
+from topics_server.api.lists import check_items
+from topics_server.api.problems import too_large
 from topics_server.api.producer_headers import stamp_of_fields
 from topics_server.api.watch_bodies import Start, decode_watch
-from topics_server.appends import DecodedAppend, decode_append, decode_json, exceeds_depth
+from topics_server.appends import DecodedAppend, decode_append, decode_json
 from topics_server.engine.subscription import Options
 from topics_server.errors import TopicsError, invalid
-from topics_server.limits import JSON_DEPTH_MAX
+from topics_server.json_shape import exceeds_depth
+from topics_server.limits import CONTROL_BODY_BYTES_MAX, JSON_DEPTH_MAX
 from topics_server.model import ProducerStamp, TopicConfig, is_topic_name
 
 OPS: Final = ("subscribe", "unsubscribe", "publish", "ping")
@@ -79,6 +82,24 @@ class _Head(msgspec.Struct, gc=False):
     request_id: msgspec.Raw = _ABSENT
 
 
+class _Lists(msgspec.Struct, gc=False):
+    """What an unsubscribe lists, as it was sent."""
+
+    topics: msgspec.Raw = _ABSENT
+
+
+class CommandLimits(msgspec.Struct, frozen=True):
+    """The configured bounds of commands.
+
+    `max_limit` clamps the records of a frame; `max_topics` bounds the topics of one command.
+    """
+
+    max_limit: int
+    max_topics: int
+    max_node_bytes: int
+    max_batch_records: int
+
+
 class Subscribe(msgspec.Struct, frozen=True):
     """Follow these topics from where each starts, all in the same way; at least one."""
 
@@ -130,23 +151,24 @@ _Message = _Subscribe | _Unsubscribe | _Publish | _Ping
 _MESSAGE: Final[msgspec.json.Decoder[_Message]] = msgspec.json.Decoder(_Message)
 _HEAD: Final = msgspec.json.Decoder(_Head)
 _STRING: Final = msgspec.json.Decoder(str)
+_LISTS: Final[msgspec.json.Decoder[msgspec.Struct]] = msgspec.json.Decoder(_Lists)
 
 
-def decode_command(text: str, *, max_limit: int, max_topics: int) -> Command:
-    """The command of a text message; raises `RefusedCommandError`.
-
-    `max_limit` clamps the records of a frame; `max_topics` bounds the topics of one command.
-    """
+def decode_command(text: str, limits: CommandLimits) -> Command:
+    """The command of a text message; raises `RefusedCommandError`."""
     # Text that no UTF-8 can hold (a lone surrogate) is refused by the decoder's own check.
     body = text.encode("utf-8", "surrogatepass")
     try:
+        check_items(body, _LISTS, {"topics": limits.max_topics})
         sent = decode_json(_MESSAGE, body)
         match sent:
             case _Publish():
-                return _publish(sent)
+                return _publish(sent, limits)
+            case _ if len(body) > CONTROL_BODY_BYTES_MAX:
+                raise too_large(CONTROL_BODY_BYTES_MAX)
             case _Subscribe():
                 _check_depth(body)
-                return _subscribe(sent, max_limit, max_topics)
+                return _subscribe(sent, limits)
             case _Unsubscribe():
                 _check_depth(body)
                 return _unsubscribe(sent)
@@ -181,7 +203,7 @@ def _string(raw: msgspec.Raw) -> str | None:
 # --- subscribe, unsubscribe ---------------------------------------------------------------
 
 
-def _subscribe(sent: _Subscribe, max_limit: int, max_topics: int) -> Subscribe:
+def _subscribe(sent: _Subscribe, limits: CommandLimits) -> Subscribe:
     topics = bytes(sent.topics)
     is_map = topics not in (b"", _NULL)
     if sent.topic is None and not is_map:
@@ -204,7 +226,12 @@ def _subscribe(sent: _Subscribe, max_limit: int, max_topics: int) -> Subscribe:
         )
     )
     try:
-        asked = decode_watch(body, max_topics=max_topics, max_limit=max_limit)
+        asked = decode_watch(
+            body,
+            max_topics=limits.max_topics,
+            max_limit=limits.max_limit,
+            max_node_bytes=limits.max_node_bytes,
+        )
     except TopicsError as error:
         # Said of the command, whose one topic is not in a map.
         field = str(error.detail.get("field", "")).removeprefix(f"topics.{sent.topic}.")
@@ -251,7 +278,7 @@ def _check_depth(body: bytes) -> None:
 # --- publish ------------------------------------------------------------------------------
 
 
-def _publish(sent: _Publish) -> Publish:
+def _publish(sent: _Publish, limits: CommandLimits) -> Publish:
     topic = _name(sent.topic, "topic")
     body = joined(
         (
@@ -263,7 +290,7 @@ def _publish(sent: _Publish) -> Publish:
             ("disable_backpressure", sent.disable_backpressure),
         )
     )
-    decoded = decode_append(body)
+    decoded = decode_append(body, max_records=limits.max_batch_records)
     config = None if decoded.config is None else decode_inline_config(decoded.config, topic)
     producer = stamp_of_fields(sent.producer_id, sent.producer_epoch, sent.producer_seq)
     return Publish(sent.request_id, topic, body, decoded, config, sent.return_seqs, producer)

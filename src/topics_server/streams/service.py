@@ -132,9 +132,9 @@ class Streams:
                 facts = msgspec.structs.replace(
                     facts, content_type=source.stream_facts.content_type
                 )
-            records = _records(facts.content_type, asked.body)
+            records = self._records(facts.content_type, asked.body)
             return await self._forks.make(name, source, asked.fork, facts, records)
-        records = _records(facts.content_type, asked.body)
+        records = self._records(facts.content_type, asked.body)
         if records is not None and asked.closes:
             # Its first records are its last: appended to an open stream, which that closes.
             facts = msgspec.structs.replace(facts, is_closed=False)
@@ -230,12 +230,21 @@ class Streams:
                 f"the stream is of {facts.content_type}, not of {asked.content_type}",
                 "Content-Type",
             )
-        records = _records(facts.content_type, body)
+        records = self._records(facts.content_type, body)
         if records is None:
             raise invalid("an append has a message at least")
         kept, decoded = records
         step = StreamStep(asked.seq, asked.closes) if asked.seq or asked.closes else None
         return kept, msgspec.structs.replace(decoded, create=False, step=step)
+
+    def _records(self, content_type: str, body: bytes) -> tuple[bytes, DecodedAppend] | None:
+        """A body as it is kept, and its records; None if it has none. Raises `batch_too_large`."""
+        if not body:
+            return None
+        if not is_json(content_type):
+            return bytes_body(content_type, body), decode_bytes(content_type, body)
+        decoded = decode_messages(body, self._store.append_limits.max_batch_records)
+        return (body, decoded) if decoded.count else None
 
     async def close(self, path: str, producer: ProducerStamp | None) -> StreamAppended:
         """Close a stream: nothing is appended any more. Closed before it returns.
@@ -433,13 +442,3 @@ def _repeated(topic: Topic, done: Appended, repeat: ProducerRepeat) -> StreamApp
 
 def _too_large(error: TopicsError) -> TopicsError:
     return TopicsError(Code.PAYLOAD_TOO_LARGE, error.message, error.detail)
-
-
-def _records(content_type: str, body: bytes) -> tuple[bytes, DecodedAppend] | None:
-    """A body as it is kept, and its records; None if it has none."""
-    if not body:
-        return None
-    if not is_json(content_type):
-        return bytes_body(content_type, body), decode_bytes(content_type, body)
-    decoded = decode_messages(body)
-    return (body, decoded) if decoded.count else None

@@ -190,7 +190,7 @@ def test_nesting_beyond_the_limit_is_refused_in_unknown_fields_too() -> None:
 
 
 def test_an_empty_diff_is_every_default() -> None:
-    request, shown = decode_diff(b"{}", 1000)
+    request, shown = decode_diff(b"{}", 1000, 128)
     assert request == ReadRequest(from_seq=0, limit=256, max_bytes=1024 * 1024)
     assert shown == META | DATA
 
@@ -215,25 +215,25 @@ def test_an_empty_diff_is_every_default() -> None:
     ],
 )
 def test_a_diff_is_clamped_not_refused(body: bytes, field: str, expected: object) -> None:
-    assert getattr(decode_diff(body, 1000)[0], field) == expected
+    assert getattr(decode_diff(body, 1000, 128)[0], field) == expected
 
 
 def test_a_lower_configured_limit_also_bounds_the_default() -> None:
-    assert decode_diff(b"{}", 10)[0].limit == 10
+    assert decode_diff(b"{}", 10, 128)[0].limit == 10
 
 
 @pytest.mark.parametrize("tags", [True, False])
 @pytest.mark.parametrize("meta", [True, False])
 def test_what_is_shown_is_chosen(tags: bool, meta: bool) -> None:
     body = json.dumps({"include_tags": tags, "include_meta": meta}).encode()
-    assert decode_diff(body, 1000)[1] == tags * TAGS + meta * META + DATA
+    assert decode_diff(body, 1000, 128)[1] == tags * TAGS + meta * META + DATA
 
 
 @pytest.mark.parametrize("field", ["from_seq", "limit", "wait_ms", "max_batch_bytes"])
 @pytest.mark.parametrize("value", NOT_U64)
 def test_a_wrong_number_in_a_diff_is_refused(field: str, value: str) -> None:
     with pytest.raises(TopicsError) as refused:
-        decode_diff(f'{{"{field}":{value}}}'.encode(), 1000)
+        decode_diff(f'{{"{field}":{value}}}'.encode(), 1000, 128)
     assert field_of(refused) == field
 
 
@@ -249,7 +249,7 @@ def test_a_wrong_number_in_a_diff_is_refused(field: str, value: str) -> None:
 )
 def test_a_wrong_type_in_a_diff_is_refused(body: bytes, field: str) -> None:
     with pytest.raises(TopicsError) as refused:
-        decode_diff(body, 1000)
+        decode_diff(body, 1000, 128)
     assert field_of(refused) == field
 
 

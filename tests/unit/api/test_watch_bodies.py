@@ -21,7 +21,7 @@ def decoded(body: object = None, *, max_topics: int = 256, **fields: Any) -> Wat
     raw = (
         body if isinstance(body, bytes) else json.dumps(body or {"topics": ONE, **fields}).encode()
     )
-    return decode_watch(raw, max_topics=max_topics, max_limit=1000)
+    return decode_watch(raw, max_topics=max_topics, max_limit=1000, max_node_bytes=128)
 
 
 def refused(body: object = None, **fields: Any) -> TopicsError:

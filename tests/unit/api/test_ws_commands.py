@@ -14,6 +14,7 @@ from topics_server.api.watch_bodies import Start
 from topics_server.api.ws_commands import (
     OPS,
     Command,
+    CommandLimits,
     Ping,
     Publish,
     RefusedCommandError,
@@ -28,11 +29,12 @@ from topics_server.model import Durability, TopicConfig
 from topics_server.rendered import DATA, META, TAGS
 
 NOT_U64 = ("-1", "1.0", "1e3", '"1"', "true", str(2**64), "[]", "{}", "null")
+LIMITS = CommandLimits(max_limit=1000, max_topics=4, max_node_bytes=128, max_batch_records=100)
 BAD_NAMES = ("", "-a", "a b", "a/b", "ä", "a\x00", "a" * 256)
 
 
 def decode(text: str) -> Command:
-    return decode_command(text, max_limit=1000, max_topics=4)
+    return decode_command(text, LIMITS)
 
 
 def said(**fields: Any) -> Command:
