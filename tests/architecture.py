@@ -603,7 +603,7 @@ API = {
     ),
     # The door to streams: what is asked, how pages and events look, one reader, the calls.
     "api.stream_headers": pure(
-        "api.names", "api.producer_headers", "streams.offsets", "streams.values"
+        "api.bodies", "api.names", "api.producer_headers", "streams.offsets", "streams.values"
     ),
     "api.stream_pages": pure(
         "api.problems", "api.stream_headers", "streams.offsets", "streams.values"

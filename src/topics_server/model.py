@@ -20,11 +20,20 @@ Lsn = NewType("Lsn", int)  # server-wide order of entries, from 1
 
 _TOPIC_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,254}")
 _ROUTER_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:>-]{0,254}")
+# What the topic of a stream is called whose path is no topic name: this and a hash of the path.
+HASHED_PREFIX: Final = "ds:"
+HASH_CHARS: Final = 40
+_HASHED_NAME: Final = re.compile(f"{HASHED_PREFIX}[0-9a-f]{{{HASH_CHARS}}}")
 
 
 def is_topic_name(name: str) -> bool:
     """Whether `name` is in the contract's charset and length (§1.1), byte-exact."""
     return len(name) <= TOPIC_NAME_CHARS_MAX and _TOPIC_NAME.fullmatch(name) is not None
+
+
+def is_hashed_name(name: str) -> bool:
+    """Whether `name` is the topic name of a stream whose path is no topic name."""
+    return name[:3] == HASHED_PREFIX and _HASHED_NAME.fullmatch(name) is not None
 
 
 def is_router_name(name: str) -> bool:

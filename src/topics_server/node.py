@@ -29,11 +29,12 @@ from topics_server.engine.pages import Pages
 from topics_server.engine.ports import Clock, Offload
 from topics_server.engine.priority import effective_priority
 from topics_server.engine.projections import Projections
+from topics_server.engine.quotas import Quotas
 from topics_server.engine.recovery import Recovery, Stop
 from topics_server.engine.registry import Registry
 from topics_server.engine.sealer import Sealer, SealingRules
 from topics_server.engine.sessions import SessionTable
-from topics_server.engine.store import Quotas, Store
+from topics_server.engine.store import Store
 from topics_server.engine.streaming import StreamWrites
 from topics_server.engine.throttle import Throttle
 from topics_server.engine.watching import WatchSessions
@@ -276,6 +277,7 @@ class Node:
             torn_files=len(replay.report.torn),
         )
         self.state.store = self.store
+        self.state.keys.paths.find = self.registry.path_of
         self.state.fanout = self.fanout
         self.state.sessions = self.sessions
         self.state.queues = self.queues

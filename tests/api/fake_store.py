@@ -220,10 +220,17 @@ class FakeStore:
         )
 
     def list_topics(
-        self, *, prefix: str, after: str | None, page_size: int, touch: bool
+        self,
+        *,
+        prefix: str,
+        after: str | None,
+        page_size: int,
+        touch: bool,
+        keep: Callable[[str], bool] | None = None,
     ) -> TopicPage:
         self._maybe_fail()
         names = [n for n in sorted(self.topics) if n.startswith(prefix) and n > (after or "")]
+        names = [n for n in names if keep is None or keep(n)]
         for name in names[:page_size]:
             self.topics[name].touched += touch
         more = names[page_size - 1] if len(names) > page_size else None

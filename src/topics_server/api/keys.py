@@ -17,6 +17,8 @@ from typing import Final
 
 import msgspec
 
+from topics_server.model import is_hashed_name
+
 READ: Final = 1
 WRITE: Final = 2
 DELETE: Final = 4
@@ -65,8 +67,17 @@ class Caller:
         return self.scopes & scopes == scopes
 
     def may_name(self, name: str) -> bool:
-        """Whether the name of a topic or router is inside the prefixes."""
-        return not self.prefixes or name.startswith(self.prefixes)
+        """Whether the name of a topic or router, or the path of a stream, is inside the prefixes.
+
+        A hashed name says nothing of whose stream it is: the stream's own path counts. Where no
+        stream has that name there is no path, and nothing to name.
+        """
+        if not self.prefixes:
+            return True
+        if is_hashed_name(name):
+            path = None if self.key is None else self.key.paths.find(name)
+            return path is not None and path.startswith(self.prefixes)
+        return name.startswith(self.prefixes)
 
     def until_revoked(self, end: Callable[[], None]) -> bool:
         """Have `end` called once the key is taken away or grants other things.
@@ -96,6 +107,22 @@ class Caller:
 EVERYBODY: Final = Caller(None, ALL, ())
 
 
+class StreamPaths:
+    """The own paths of streams. `find`: of a topic's name, None if there is no such topic.
+
+    `node` sets it once there are topics.
+    """
+
+    __slots__ = ("find",)
+
+    def __init__(self) -> None:
+        self.find: Callable[[str], str | None] = _no_path
+
+
+def _no_path(_name: str) -> str | None:
+    return None
+
+
 class Key:
     """One configured key, and what is counted of its use.
 
@@ -104,10 +131,11 @@ class Key:
     `owner` stands for it on disk, in what it made: a digest of its digest.
     """
 
-    __slots__ = ("caller", "digest", "in_flight", "is_revoked", "open", "owner", "streams")
+    __slots__ = ("caller", "digest", "in_flight", "is_revoked", "open", "owner", "paths", "streams")
 
-    def __init__(self, grant: Grant) -> None:
+    def __init__(self, grant: Grant, paths: StreamPaths | None = None) -> None:
         self.digest = grant.digest
+        self.paths = paths or StreamPaths()
         self.owner = hashlib.sha256(_OWNER + grant.digest).hexdigest()[:32]
         self.in_flight = 0
         self.streams = 0
@@ -130,10 +158,11 @@ class Recalled:
 class KeyRing:
     """All configured keys. `is_on`: there are some; `covers_probes`: probes ask for one, too."""
 
-    __slots__ = ("covers_probes", "generation", "is_on", "keys")
+    __slots__ = ("covers_probes", "generation", "is_on", "keys", "paths")
 
     def __init__(self, grants: Iterable[Grant] = (), *, covers_probes: bool = False) -> None:
-        self.keys: tuple[Key, ...] = tuple(Key(grant) for grant in grants)
+        self.paths = StreamPaths()
+        self.keys: tuple[Key, ...] = tuple(Key(grant, self.paths) for grant in grants)
         self.is_on = bool(self.keys)
         self.covers_probes = covers_probes
         self.generation = 0
@@ -172,7 +201,7 @@ class KeyRing:
         for grant in grants:
             key = former.pop(grant.digest, None)
             if key is None:
-                key = Key(grant)
+                key = Key(grant, self.paths)
             elif (key.caller.scopes, key.caller.prefixes) != (grant.scopes, grant.prefixes):
                 key.caller = Caller(key, grant.scopes, grant.prefixes)
                 touched.append(key)

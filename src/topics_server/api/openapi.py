@@ -122,7 +122,10 @@ def _put_topic() -> Schema:
         },
         tag="topics",
         scopes=("admin",),
-        codes=(*WRITES, *TAKES_BODY, Code.TOPIC_EXISTS_INCOMPATIBLE),
+        codes=(
+            *(*WRITES, *TAKES_BODY),
+            *(Code.TOPIC_EXISTS_INCOMPATIBLE, Code.STREAM_CONFLICT),
+        ),
         body=ref("TopicConfig"),
         is_body_required=False,
     )
@@ -207,7 +210,7 @@ def _append() -> Schema:
         scopes=("write",),
         codes=(
             *(Code.BATCH_TOO_LARGE, Code.RECORD_TOO_LARGE, Code.TOPIC_NOT_FOUND, Code.TOPIC_FULL),
-            *(Code.PRODUCER_FENCED, Code.PRODUCER_SEQ_CONFLICT),
+            *(Code.PRODUCER_FENCED, Code.PRODUCER_SEQ_CONFLICT, Code.STREAM_GONE),
             *(*WRITES, *TAKES_BODY),
         ),
         body=ref("AppendRequest"),
@@ -359,6 +362,7 @@ def _put_router() -> Schema:
         codes=(
             *(*WRITES, *TAKES_BODY),
             *(Code.TOPIC_NOT_FOUND, Code.ROUTER_CYCLE, Code.TOPIC_EXISTS_INCOMPATIBLE),
+            Code.STREAM_CONFLICT,
         ),
         body=ref("RouterRequest"),
     )

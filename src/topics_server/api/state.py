@@ -201,9 +201,15 @@ class Store(Protocol):
         ...
 
     def list_topics(
-        self, *, prefix: str, after: str | None, page_size: int, touch: bool
+        self,
+        *,
+        prefix: str,
+        after: str | None,
+        page_size: int,
+        touch: bool,
+        keep: Callable[[str], bool] | None = None,
     ) -> TopicPage:
-        """Topics in name order, those after `after`."""
+        """Topics in name order, those after `after`; with `keep` those whose names it takes."""
         ...
 
     @property

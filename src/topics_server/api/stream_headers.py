@@ -15,6 +15,7 @@ from urllib.parse import parse_qsl
 
 import msgspec
 
+from topics_server.api.bodies import header_key
 from topics_server.api.names import stream_source_of
 from topics_server.api.producer_headers import stamp_of
 from topics_server.errors import invalid
@@ -98,6 +99,7 @@ def append_asked(headers: Headers) -> AppendAsked:
         seq=None if seq is None else seq.decode("latin-1"),
         producer=stamp_of(headers),
         closes=closes(headers),
+        key=header_key(headers.get(b"idempotency-key")),
     )
 
 

@@ -12,6 +12,7 @@ from topics_server.api.operations import READS, STREAM, WRITES, in_path, operati
 from topics_server.api.schemas import Schema, text
 from topics_server.errors import Code
 from topics_server.limits import (
+    IDEMPOTENCY_KEY_CHARS_MAX,
     PRODUCER_ID_CHARS_MAX,
     PRODUCER_NUMBER_MAX,
     STREAM_PATH_BYTES_MAX,
@@ -113,8 +114,8 @@ def _append() -> Schema:
         {
             "200": {"description": "A producer's body is appended.", "headers": headers},
             "204": {
-                "description": "The body is appended, the stream closed, or both; or a producer's "
-                "request was accepted before.",
+                "description": "The body is appended, the stream closed, or both; or a request of "
+                "this producer or this idempotency key was accepted before.",
                 "headers": headers,
             },
         },
@@ -132,6 +133,11 @@ def _append() -> Schema:
                 "Stream-Seq",
                 text(minLength=1, maxLength=STREAM_SEQ_BYTES_MAX),
                 "Higher, byte by byte, than that of every append before.",
+            ),
+            _sent(
+                "Idempotency-Key",
+                text(minLength=1, maxLength=IDEMPOTENCY_KEY_CHARS_MAX),
+                "What was appended under it within the topic's window is not appended again.",
             ),
             _sent(
                 "Producer-Id",

@@ -8,7 +8,7 @@ source and its destination all do. Called by the handlers of `topics`, `routers`
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from msgspec import UNSET
@@ -27,9 +27,15 @@ class Lists(Protocol):
     """What lists topics by prefix; see `state.Store`."""
 
     def list_topics(
-        self, *, prefix: str, after: str | None, page_size: int, touch: bool
+        self,
+        *,
+        prefix: str,
+        after: str | None,
+        page_size: int,
+        touch: bool,
+        keep: Callable[[str], bool] | None = None,
     ) -> TopicPage:
-        """Topics in name order, those after `after`."""
+        """Topics in name order, those after `after`; with `keep` those whose names it takes."""
         ...
 
 
@@ -43,7 +49,12 @@ def list_topics(
     for start in _ranges(caller.prefixes, prefix):
         room = page_size - len(found)
         page = store.list_topics(
-            prefix=start, after=after, page_size=max(1, room), touch=touch and room > 0
+            prefix=start,
+            after=after,
+            page_size=max(1, room),
+            touch=touch and room > 0,
+            # A hashed name may be another's, whatever it begins with.
+            keep=caller.may_name,
         )
         if not room:
             if page.topics:

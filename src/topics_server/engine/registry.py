@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final
 
 from msgspec import UNSET, UnsetType
@@ -17,12 +17,27 @@ from msgspec import UNSET, UnsetType
 from topics_server.engine.ports import SealedIndex
 from topics_server.engine.topic import Applied, Topic
 from topics_server.entries import Entry, Floor, RecordsAppended, TopicDropped, TopicPut
-from topics_server.model import Durability, LossReason, StreamFacts, TopicConfig, TopicType
+from topics_server.errors import Code, TopicsError, invalid
+from topics_server.model import (
+    Durability,
+    LossReason,
+    StreamFacts,
+    TopicConfig,
+    TopicType,
+    is_hashed_name,
+)
 
+# Which names somebody may see; None: all.
+MayName = Callable[[str], bool] | None
 # Dropped names whose epoch is remembered; the oldest are forgotten (ids stay unique).
 DROPPED_NAMES_MAX: Final = 100_000
 # Above so many new names the list is sorted once instead of inserting each.
 _INSERTS_MAX: Final = 32
+
+
+def own_path(topic: Topic) -> str:
+    """A stream's own path; of a topic that was not made as a stream its name."""
+    return topic.name if topic.stream is None else topic.stream.facts.path
 
 
 class Registry:
@@ -58,6 +73,11 @@ class Registry:
         """The topic of a name."""
         return self._by_name.get(name)
 
+    def path_of(self, name: str) -> str | None:
+        """The own path of the stream whose topic has this name, or the name of a plain topic."""
+        topic = self._by_name.get(name)
+        return None if topic is None else own_path(topic)
+
     def get(self, topic_id: int) -> Topic | None:
         """The topic of an id, unless it is pending."""
         return self._by_id.get(topic_id)
@@ -90,7 +110,7 @@ class Registry:
         """A pending topic of a new id and the entry that creates it; `stream`: as a stream.
 
         The caller submits the entry (or an append that carries it) and has it either applied or
-        the topic abandoned.
+        the topic abandoned. `check_free` was asked before.
         """
         assert name not in self._by_name
         epoch = self.dropped_epochs.get(name, 0) + 1
@@ -102,6 +122,23 @@ class Registry:
         topic = Topic.provisional(creation)
         self.pending[topic.topic_id] = topic
         return topic, creation
+
+    def check_free(self, paths: Iterable[str], *, held: Code = Code.STREAM_CONFLICT) -> None:
+        """Whether topics may be created: the one rule for `/v0`, routers, queues and streams.
+
+        `paths`: names of topics, or the own paths of streams. Raises `held` where a stream was
+        deleted that still has forks, `invalid_request` for a name that only a stream's path gives.
+        """
+        for path in paths:
+            if self.fork_counts and self.fork_counts[path]:
+                message = f'stream "{path}" was deleted and still has forks'
+                raise TopicsError(held, message, {"stream": path})
+            if is_hashed_name(path):
+                raise invalid(
+                    "names of ds: and 40 hexadecimal digits are the streams API's: create a stream "
+                    "by its own path",
+                    "topic",
+                )
 
     def abandon(self, topic_id: int) -> None:
         """The creation failed: the pending topic is forgotten, its id is not used again."""
@@ -205,9 +242,16 @@ class Registry:
     # -- listing ---------------------------------------------------------------------------
 
     def page(
-        self, *, prefix: str, after: str | None, page_size: int
+        self,
+        prefix: str,
+        after: str | None,
+        page_size: int,
+        may_name: MayName = None,
     ) -> tuple[list[Topic], str | None]:
-        """Up to `page_size` topics in name order, and the name to go on after if more follow."""
+        """Up to `page_size` topics in name order, and the name to go on after if more follow.
+
+        With `may_name` only those that it takes.
+        """
         assert page_size > 0
         self._merge_names()
         names = self._names
@@ -219,6 +263,8 @@ class Registry:
             name = names[index]
             if not name.startswith(prefix):
                 break
+            if may_name is not None and not may_name(name):
+                continue
             if len(found) == page_size:
                 return found, found[-1].name
             found.append(self._by_name[name])

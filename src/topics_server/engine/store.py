@@ -32,20 +32,18 @@ from topics_server.engine.dedupe import Duplicate
 from topics_server.engine.fetching import Fetcher
 from topics_server.engine.hub import Hub
 from topics_server.engine.moves import Moves, settled
-from topics_server.engine.moves import OutcomeUnknown as OutcomeUnknown
 from topics_server.engine.picking import decide_delete_seqs, deletable, plan_rows
 from topics_server.engine.ports import Clock
 from topics_server.engine.priority import effective_priority
 from topics_server.engine.producers import Repeated
-from topics_server.engine.quotas import Quotas as Quotas
-from topics_server.engine.quotas import limit_reached
+from topics_server.engine.quotas import Quotas, limit_reached
 from topics_server.engine.reading import PagePlan, plan_page
-from topics_server.engine.registry import Registry
+from topics_server.engine.registry import MayName, Registry
 from topics_server.engine.repeats import applied, repeated
 from topics_server.engine.topic import Topic
 from topics_server.engine.waiting import Settling, ring_or_timeout
 from topics_server.entries import RecordsAppended, RouterPage, Source, TopicPut
-from topics_server.errors import TopicsError, topic_not_found
+from topics_server.errors import Code, TopicsError, topic_not_found
 from topics_server.grammars import decode_copies
 from topics_server.limits import HEAD_RESERVE_SEQS, MOVE_RECORDS_MAX
 from topics_server.model import (
@@ -230,6 +228,7 @@ class Store:
         create = config.auto_create if decoded.create is None else decoded.create
         if not create:
             raise topic_not_found(name)
+        self._registry.check_free((name,), held=Code.STREAM_GONE)
         self.check_total_bytes(decoded)
         now_ms = self._clock.now_ms()
         topic, creation = self._decide_create(name, config, now_ms)
@@ -454,9 +453,10 @@ class Store:
             topic = self._registry.find(name)
         return topic
 
-    def check_room(self, topic_count: int) -> None:
-        """Raises `throttled` unless so many topics more may be made."""
-        self._quotas.check_topics(self._registry, topic_count)
+    def check_room(self, *names: str) -> None:
+        """Raises `throttled`, or what `Registry.check_free` raises, unless these may be made."""
+        self._quotas.check_topics(self._registry, len(names))
+        self._registry.check_free(names)
 
     async def put_topic(self, name: str, config: TopicConfig, *, keep_type: bool) -> PutOutcome:
         """Create a topic or replace its configuration (§1.1); durable before it returns."""
@@ -497,7 +497,7 @@ class Store:
         return True
 
     def _decide_create(self, name: str, config: TopicConfig, now_ms: int) -> tuple[Topic, TopicPut]:
-        self.check_room(1)
+        self.check_room(name)
         return self._registry.decide_create(name, config, now_ms)
 
     def state(self, name: str, *, touch: bool) -> TopicState:
@@ -509,10 +509,10 @@ class Store:
         return self._state_of(topic, now_ms)
 
     def list_topics(
-        self, *, prefix: str, after: str | None, page_size: int, touch: bool
+        self, *, prefix: str, after: str | None, page_size: int, touch: bool, keep: MayName = None
     ) -> TopicPage:
         """Topics in name order after `after` (§1.3)."""
-        topics, next_after = self._registry.page(prefix=prefix, after=after, page_size=page_size)
+        topics, next_after = self._registry.page(prefix, after, page_size, keep)
         now_ms = self._clock.now_ms()
         if touch:
             for topic in topics:
@@ -583,8 +583,6 @@ class Store:
         """The server is going down: whoever waits for records is answered now."""
         self.is_draining = True
         self._hub.ring_all()
-
-    # --- waiting --------------------------------------------------------------------------
 
     def _existing(self, name: str) -> Topic:
         """The topic of a name; a fork is there once it is whole."""

@@ -43,7 +43,8 @@ class StreamWrites:
     ) -> Topic | None:
         """Make a topic that is a stream, with its first records if any; None if the name is taken.
 
-        `first_seq`: the seqs before it are another's. Durable before it returns.
+        `first_seq`: the seqs before it are another's. Durable before it returns. Raises what
+        `Store.check_room` raises of the stream's path.
         """
         store = self._store
         await store.settling.over(name)
@@ -51,7 +52,7 @@ class StreamWrites:
             return None
         if store.is_disk_low:
             raise limit_reached("min_free_bytes", "the disk is nearly full")
-        store.check_room(1)
+        store.check_room(facts.path)
         now_ms = self._clock.now_ms()
         topic, creation = self._registry.decide_create(name, config, now_ms, facts, first_seq)
         try:

@@ -184,7 +184,7 @@ class RouterService:
         missing = [n for n in (definition.source, definition.dest) if self._find(n) is None]
         if definition.dest in missing and not create_dest:
             raise topic_not_found(definition.dest)
-        self._store.check_room(len(missing))
+        self._store.check_room(*missing)
         source = await self._store.create_topic(definition.source)
         dest = await self._store.create_topic(definition.dest, beside=source)
         return source, dest

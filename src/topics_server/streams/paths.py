@@ -1,21 +1,19 @@
 """Stream path -> topic name (the contract's README, *Bytes in topics*). Pure.
 
 A path that is a valid topic name is that topic; any other maps to `ds:` and a hash of it, and the
-topic keeps the path.
+topic keeps the path. A path that looks like such a name itself is no stream: nothing is created
+there (`Registry.check_free`), and the stream whose topic has that name has another path.
 """
 
 from __future__ import annotations
 
 import hashlib
-from typing import Final
 
-from topics_server.model import is_topic_name
-
-HASHED_PREFIX: Final = "ds:"
+from topics_server.model import HASH_CHARS, HASHED_PREFIX, is_topic_name
 
 
 def topic_of(path: str) -> str:
     """The name of the topic that is the stream at `path` (decoded, without a leading slash)."""
     if is_topic_name(path):
         return path
-    return HASHED_PREFIX + hashlib.sha256(path.encode()).hexdigest()[:40]
+    return HASHED_PREFIX + hashlib.sha256(path.encode()).hexdigest()[:HASH_CHARS]

@@ -20,7 +20,7 @@ from topics_server.engine.commits import Ticket
 from topics_server.engine.hub import Hub
 from topics_server.engine.ports import Clock
 from topics_server.engine.producers import Repeated
-from topics_server.engine.registry import Registry
+from topics_server.engine.registry import Registry, own_path
 from topics_server.engine.repeats import applied, repeated
 from topics_server.engine.store import Store
 from topics_server.engine.streaming import StreamWrites
@@ -96,10 +96,12 @@ class Streams:
             await self._forks.over(name)
             await self._store.settling.over(name)
             topic = self._registry.find(name)
-            if topic is not None and self._is_over(topic):
-                await self._store.drop_topic(name, if_empty=False)
-                continue
             if topic is not None:
+                if own_path(topic) != path:
+                    raise conflict(path, f'the topic of stream "{path}" is another stream\'s')
+                if self._is_over(topic):
+                    await self._store.drop_topic(name, if_empty=False)
+                    continue
                 if not self._is_as_asked(topic, asked):
                     raise conflict(path, f'stream "{path}" is there and differs from this')
                 return Created(view_of(topic), is_new=False)
@@ -193,7 +195,12 @@ class Streams:
         kept, decoded = self._asked_append(topic, body, asked)
         try:
             done = await self._store.append(
-                topic.name, kept, decoded, header_key=None, config=None, producer=asked.producer
+                topic.name,
+                kept,
+                decoded,
+                header_key=asked.key,
+                config=None,
+                producer=asked.producer,
             )
         except TopicsError as error:
             raise self._told(path, topic, error) from None
@@ -210,7 +217,7 @@ class Streams:
         kept, decoded = self._asked_append(topic, body, asked)
         try:
             appending = self._store.append_now(
-                topic.name, kept, decoded, header_key=None, producer=asked.producer
+                topic.name, kept, decoded, header_key=asked.key, producer=asked.producer
             )
         except TopicsError as error:
             raise self._told(path, topic, error) from None
@@ -392,7 +399,12 @@ class Streams:
 
     def _topic(self, path: str) -> Topic:
         topic = self._registry.find(topic_of(path))
-        if topic is None or self._is_over(topic) or topic.stream_facts.is_copying:
+        if (
+            topic is None
+            or own_path(topic) != path
+            or self._is_over(topic)
+            or topic.stream_facts.is_copying
+        ):
             raise gone(path) if self._registry.fork_counts[path] else not_found(path)
         return topic
 
@@ -422,6 +434,8 @@ class StreamAppending:
 def _appended(topic: Topic, done: Appended, asked: AppendAsked) -> StreamAppended:
     if done.repeat is not None:
         return _repeated(topic, done, done.repeat)
+    if done.deduped:
+        return _repeated_key(topic, done, asked.producer)
     tail = position_after(topic, done.last_seq)
     producer = asked.producer
     if producer is None:
@@ -438,6 +452,18 @@ def _repeated(topic: Topic, done: Appended, repeat: ProducerRepeat) -> StreamApp
     is_placed = repeat.is_last and not view.is_closed
     tail = position_after(topic, done.last_seq) if is_placed else view.tail
     return StreamAppended(tail, view.is_closed, repeat.epoch, repeat.seq, is_repeat=True)
+
+
+def _repeated_key(topic: Topic, done: Appended, producer: ProducerStamp | None) -> StreamAppended:
+    """What the retry of an idempotency key is told: where the request that it repeats ended.
+
+    A producer whose next request it is has moved on without records (`engine/repeats`).
+    """
+    view = view_of(topic)
+    tail = view.tail if view.is_closed else position_after(topic, done.last_seq)
+    if producer is None:
+        return StreamAppended(tail, view.is_closed, is_repeat=True)
+    return StreamAppended(tail, view.is_closed, producer.epoch, producer.seq, is_repeat=True)
 
 
 def _too_large(error: TopicsError) -> TopicsError:

@@ -62,12 +62,16 @@ class CreateAsked(msgspec.Struct, frozen=True):
 
 
 class AppendAsked(msgspec.Struct, frozen=True):
-    """An append with a body, and what it asks for beside. `seq`: the value of `Stream-Seq`."""
+    """An append with a body, and what it asks for beside. `seq`: the value of `Stream-Seq`.
+
+    `key`: its idempotency key.
+    """
 
     content_type: str
     seq: str | None = None
     producer: ProducerStamp | None = None
     closes: bool = False
+    key: str | None = None
 
 
 class StreamView(msgspec.Struct, frozen=True):

@@ -26,9 +26,10 @@ from topics_server.engine.fetching import Fetcher
 from topics_server.engine.hub import Hub
 from topics_server.engine.moves import Moves
 from topics_server.engine.ports import SealedIndex
+from topics_server.engine.quotas import Quotas
 from topics_server.engine.registry import Registry
 from topics_server.engine.sealer import Sealer, SealingRules
-from topics_server.engine.store import Quotas, Store
+from topics_server.engine.store import Store
 from topics_server.entries import Entry
 from topics_server.errors import Code, Damaged, StorageError, TopicsError
 from topics_server.handoff import SegmentPlan, ShardProgress, SnapshotImage, TopicFacts

@@ -13,7 +13,7 @@ from tests.unit.engine.rig import ListJournal, Rig, throttled
 from topics_server.engine.answers import Appended
 from topics_server.engine.commits import DISK_FULL, READ_ONLY
 from topics_server.engine.moves import OutcomeUnknown, SourceGone
-from topics_server.engine.store import Quotas
+from topics_server.engine.quotas import Quotas
 from topics_server.engine.topic import Topic
 from topics_server.entries import RecordsAppended, RecordsDeleted, Source, TopicPut
 from topics_server.errors import Code, StartRefused, TopicsError

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from topics_server.limits import TOPIC_NAME_CHARS_MAX
-from topics_server.model import is_topic_name
-from topics_server.streams.paths import HASHED_PREFIX, topic_of
+from topics_server.model import HASHED_PREFIX, is_hashed_name, is_topic_name
+from topics_server.streams.paths import topic_of
 
 
 @pytest.mark.parametrize("path", ["a", "orders", "a.b:c-d_e", "0", "x" * TOPIC_NAME_CHARS_MAX])
@@ -38,6 +38,7 @@ def test_any_other_path_is_a_hash_of_it(path: str) -> None:
     name = topic_of(path)
     assert name == HASHED_PREFIX + hashlib.sha256(path.encode()).hexdigest()[:40]
     assert is_topic_name(name)
+    assert is_hashed_name(name)
 
 
 def test_names_do_not_change_from_one_version_to_the_next() -> None:
@@ -50,7 +51,7 @@ def test_different_paths_are_different_topics(one: str, other: str) -> None:
     assert (topic_of(one) == topic_of(other)) == (one == other)
 
 
-def test_the_topic_of_a_hash_is_to_be_had_by_its_own_name() -> None:
-    """By either door: the path that is the name is that topic."""
+def test_the_name_of_a_hash_is_its_own_topic() -> None:
+    """No stream is at that path: the service compares the path that the topic keeps."""
     name = topic_of("a/b")
     assert topic_of(name) == name
