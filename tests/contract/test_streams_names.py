@@ -34,7 +34,7 @@ class Keyed:
         keys = [
             f"key-{who}::{prefix}" if prefix else f"key-{who}" for who, prefix in PREFIXES.items()
         ]
-        server.env["TOPICS_API_KEYS"] = ",".join(keys)
+        server.env = {"TOPICS_API_KEYS": ",".join(keys)}
         self.api = server.start()
 
     def ask(
