@@ -7,9 +7,11 @@ one DataFrame's plan see one state of each topic. Batches are Arrow's, never row
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
@@ -17,6 +19,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from spark_jobs.filters import narrow
 from spark_jobs.listing import Listing, Segment, list_segments
 from spark_jobs.options import Options, parse_options, with_columns
+from spark_jobs.outputs import SCHEMA
 from spark_jobs.packing import pack
 from spark_jobs.query import BadOption, Query
 from spark_jobs.report import Report
@@ -25,7 +28,6 @@ if TYPE_CHECKING:
     from spark_jobs.streaming import TopicsStreamReader
 
 PUSH_DOWN: Final = "spark.sql.python.filterPushdown.enabled"
-_PUSHING_WORKER: Final = "data_source_pushdown_filters.py"
 # Types of fields within data, beside arrays and structs of them: what Arrow's JSON reader makes.
 _FIELD_TYPES: Final = {
     "string": "string",
@@ -64,15 +66,9 @@ class TopicsDataSource(DataSource):
         )
 
     def reader(self, schema: Any) -> DataSourceReader:
-        """A reader of the schema's columns; one that takes filters only when there are some.
-
-        Spark refuses a reader with `pushFilters` while its option is off, and calls `reader` from
-        another worker when it is on and the query has filters.
-        """
+        """A reader of the schema's columns."""
         options = parse_options(self.options)
-        caller = sys._getframe(1).f_code.co_filename
-        kind = PushingReader if caller.endswith(_PUSHING_WORKER) else TopicsReader
-        return kind(options, query_of(options, schema))
+        return TopicsReader(options, query_of(options, schema))
 
     def streamReader(self, schema: Any) -> TopicsStreamReader:
         """A reader of micro-batches."""
@@ -143,6 +139,11 @@ class TopicsReader(DataSourceReader):
         )
         return [TopicsPartition(segments) for segments in packed]
 
+    @property
+    def pushFilters(self) -> Any:
+        """Takes filters over (`_PushFilters`)."""
+        return _PushFilters(self)
+
     def read(self, partition: InputPartition) -> Iterator[Any]:
         """Arrow batches of a partition; of none when there was nothing to plan."""
         from spark_jobs.segments import read_segments
@@ -151,12 +152,21 @@ class TopicsReader(DataSourceReader):
         return read_segments(segments, self.query)
 
 
-class PushingReader(TopicsReader):
-    """A reader that takes filters over."""
+class _PushFilters:
+    """`pushFilters` of a reader, where Spark has such a method.
 
-    def pushFilters(self, filters: list[Any]) -> Iterable[Any]:
+    Spark compares `reader.pushFilters.__func__` with the inherited method, and refuses a reader
+    that overrides it while the option for push-down is off. The source is to work with the option
+    on and off, so this says it is the inherited method; it is only called while the option is on.
+    """
+
+    def __init__(self, reader: TopicsReader) -> None:
+        self._reader = reader
+        self.__func__ = getattr(DataSourceReader, "pushFilters", None)
+
+    def __call__(self, filters: list[Any]) -> Iterable[Any]:
         """Narrow the query; what Spark still has to apply is returned."""
-        self.query, left = narrow(self.query, filters)
+        self._reader.query, left = narrow(self._reader.query, filters)
         return left
 
 
@@ -174,9 +184,19 @@ def warn_unsealed(listing: Listing, data_dir: str) -> None:
 def register(spark: Any) -> None:
     """Make `format("topics")` known, and let filters be pushed down where Spark can."""
     spark.dataSource.register(TopicsDataSource)
-    version = tuple(int(part) for part in spark.version.split(".")[:2])
-    if version >= (4, 1):
+    if hasattr(DataSourceReader, "pushFilters"):
         spark.conf.set(PUSH_DOWN, "true")
+
+
+def read_output(spark: Any, folder: str) -> Any:
+    """A folder of Parquet by topic and day, of `to_parquet` or `topics export`, as it was written.
+
+    By the schema that lies beside the files: Spark alone takes topics called `007` for numbers.
+    """
+    from pyspark.sql.types import StructType
+
+    text = Path(folder, SCHEMA).read_text("utf-8")
+    return spark.read.schema(StructType.fromJson(json.loads(text))).parquet(folder)
 
 
 def payloads(frame: Any, schema: str | None = None) -> Any:

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
+from spark_jobs import outputs
 from spark_jobs.options import parse_options
 from spark_jobs.query import BadOption
 from spark_jobs.session import NoJava, is_running, spark_session
@@ -67,7 +69,7 @@ def finish(
     try:
         if given.out is not None:
             target = given.out / name if name else given.out
-            result.write.mode("overwrite").parquet(str(target))
+            outputs.replace_files(result, target)
             say(f"written: {target}")
         if draw is not None:
             picture(given, lambda: draw(result.collect()))
@@ -95,17 +97,39 @@ def run(
     name: str,
     given: argparse.Namespace,
     work: Callable[[Any, argparse.Namespace], int | None],
+    details: Mapping[str, Any] | None = None,
 ) -> int:
-    """Do a job with a session; 2 for wrong options or no Java."""
+    """Do a job with a session; 2 for wrong options, a refused output or no Java.
+
+    `details`: what all runs into one output have in common.
+    """
     try:
         options_of(given)
-        is_ours = not is_running()
-        spark = spark_session(f"topics {name}", master=given.master)
-    except (BadOption, NoJava) as error:
+        with _claimed(name, given, details):
+            is_ours = not is_running()
+            spark = spark_session(f"topics {name}", master=given.master)
+            try:
+                return work(spark, given) or 0
+            finally:
+                if is_ours:
+                    spark.stop()
+    except (BadOption, NoJava, outputs.OutputRefused) as error:
         say(f"topics jobs {name}: {error}")
         return 2
-    try:
-        return work(spark, given) or 0
-    finally:
-        if is_ours:
-            spark.stop()
+
+
+@contextmanager
+def _claimed(
+    name: str, given: argparse.Namespace, details: Mapping[str, Any] | None
+) -> Iterator[None]:
+    """Hold the output folder, if there is one; from here on `given.out` is its real path."""
+    stores = (given.data_dir, given.cold_dir)
+    if given.picture is not None:
+        outputs.check_picture(given.picture, stores)
+    if given.out is None:
+        yield
+        return
+    given.out = outputs.resolve(given.out, stores)
+    outputs.claim(given.out, name, details)
+    with outputs.locked(given.out):
+        yield

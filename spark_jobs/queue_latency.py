@@ -11,7 +11,7 @@ import argparse
 from collections.abc import Sequence
 from typing import Any
 
-from spark_jobs import job, pictures
+from spark_jobs import job, outputs, pictures
 from spark_jobs.catalog import JOBS
 
 EVENT = "event string, queue string, seq bigint, ts bigint, node string"
@@ -104,7 +104,7 @@ def main(words: Sequence[str] | None = None) -> int:
         log = job.load(spark, given, columns="data")
         found = transform(log, queues)
         if given.out is not None:
-            found.write.mode("overwrite").parquet(str(given.out / "jobs"))
+            outputs.replace_files(found, given.out / "jobs")
         job.finish(summary(found, given.bucket), given, draw, "summary")
 
     return job.run("queue_latency", given, work)

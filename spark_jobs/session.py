@@ -25,6 +25,17 @@ JAVA_OPTIONS: Final = (
     "-Darrow.enable_unsafe_memory_access=true -Darrow.enable_null_check_for_get=false "
     "-XX:+UseParallelGC"
 )
+TIME_ZONE: Final = "spark.sql.session.timeZone"
+# Of a session that is made here: results are shown in UTC, as they are computed.
+DEFAULTS: Final = {
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    TIME_ZONE: "UTC",
+    "spark.sql.shuffle.partitions": "8",
+    "spark.driver.memory": "2g",
+    "spark.driver.extraJavaOptions": JAVA_OPTIONS,
+    "spark.executor.extraJavaOptions": JAVA_OPTIONS,
+}
 _PARENT: Final = str(Path(__file__).resolve().parents[1])
 
 
@@ -54,10 +65,20 @@ def find_java(environment: dict[str, str] | None = None) -> str | None:
 def spark_session(
     name: str, *, master: str | None = None, config: dict[str, str] | None = None
 ) -> Any:
-    """The running session, or a new one with the source registered. Raises `NoJava`.
+    """The running session, or a new one in UTC with the source registered. Raises `NoJava`.
 
-    Without `master` it is what `spark-submit` says, else all cores of this machine.
+    A session that exists gets the source and is otherwise left as it is: `master`, `config` and the
+    defaults are those of a new one. Without `master` it is what `spark-submit` says, else all cores
+    of this machine.
     """
+    from pyspark.sql import SparkSession
+
+    from spark_jobs.datasource import TopicsDataSource, register
+
+    running = SparkSession.getActiveSession()
+    if running is not None:
+        running.dataSource.register(TopicsDataSource)
+        return running
     java = find_java()
     if java is None:
         raise NoJava
@@ -66,35 +87,29 @@ def spark_session(
     paths = [_PARENT, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    from pyspark.sql import SparkSession
-
-    from spark_jobs.datasource import register
-
     is_submitted = "PYSPARK_GATEWAY_PORT" in os.environ  # by spark-submit, whose word counts
     builder = SparkSession.builder.appName(name)
-    if not is_submitted:
+    if is_submitted:
+        defaults = {} if _is_submitted_with(TIME_ZONE) else {TIME_ZONE: "UTC"}
+    else:
+        defaults = DEFAULTS
         builder = builder.master(master or "local[*]")
         if (master or "local").startswith("local"):
             os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-    defaults = (
-        {}
-        if is_submitted
-        else {
-            "spark.ui.enabled": "false",
-            "spark.ui.showConsoleProgress": "false",
-            "spark.sql.session.timeZone": "UTC",
-            "spark.sql.shuffle.partitions": "8",
-            "spark.driver.memory": "2g",
-            "spark.driver.extraJavaOptions": JAVA_OPTIONS,
-            "spark.executor.extraJavaOptions": JAVA_OPTIONS,
-        }
-    )
     for key, value in {**defaults, **(config or {})}.items():
         builder = builder.config(key, value)
     spark = builder.getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
     register(spark)
     return spark
+
+
+def _is_submitted_with(key: str) -> bool:
+    """Whether spark-submit was told a value."""
+    from pyspark import SparkConf, SparkContext
+
+    SparkContext._ensure_initialized()
+    return bool(SparkConf().contains(key))
 
 
 def is_running() -> bool:

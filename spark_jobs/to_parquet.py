@@ -11,9 +11,11 @@ from collections.abc import Sequence
 from datetime import UTC, datetime, time
 from typing import Any, Final
 
-from spark_jobs import job, pictures
+from spark_jobs import job, outputs, pictures
 from spark_jobs.catalog import JOBS
 from spark_jobs.datasource import payloads
+from spark_jobs.options import parse_options
+from spark_jobs.query import TS_HIGH, TS_LOW, BadOption
 
 _DAY_MS: Final = 86_400_000
 
@@ -24,7 +26,8 @@ def transform(frame: Any, payload: str = "text", schema: str | None = None) -> A
 
     if schema is not None or payload == "variant":
         frame = payloads(frame, schema)
-    return frame.withColumn("day", F.to_date(F.to_utc_timestamp("ts", "UTC")))
+    days = F.floor(F.unix_millis("ts") / _DAY_MS).cast("int")  # UTC, whatever the session's zone
+    return frame.withColumn("day", F.date_from_unix_date(days))
 
 
 def written(spark: Any, folder: str) -> Any:
@@ -72,6 +75,14 @@ def _ms(row: Any) -> float:
     return datetime.combine(row.day, time(), UTC).timestamp() * 1000
 
 
+def whole_days(given: argparse.Namespace) -> None:
+    """Refuse a bound inside a day: a part of a day must not replace the whole one."""
+    query = parse_options({"path": str(given.data_dir), **job.options_of(given)}).query
+    for name, bound in (("--from", query.start_ts), ("--to", query.end_ts)):
+        if bound not in (TS_LOW, TS_HIGH) and bound % _DAY_MS:
+            raise BadOption(f"{name}: days are replaced as a whole: name a midnight (UTC)")
+
+
 def main(words: Sequence[str] | None = None) -> int:
     """The command line."""
     parser = job.parser_of("to_parquet", JOBS["to_parquet"])
@@ -83,6 +94,12 @@ def main(words: Sequence[str] | None = None) -> int:
     given = parser.parse_args(words)
     if given.out is None:
         parser.error("--out says where the files go")
+    if given.files_per_day < 1:
+        parser.error("--files-per-day is at least 1")
+    try:
+        whole_days(given)
+    except BadOption as error:
+        parser.error(str(error))
 
     def work(spark: Any, given: argparse.Namespace) -> None:
         from pyspark.sql import functions as F
@@ -92,12 +109,12 @@ def main(words: Sequence[str] | None = None) -> int:
         # By the columns of the folders first: else Spark sorts by these itself, and drops our sort.
         days = found.repartition("topic", "day", spread)
         days = days.sortWithinPartitions("topic", "day", "seq")
-        writer = days.write.mode("overwrite").partitionBy("topic", "day")
-        writer.option("compression", "zstd").parquet(str(given.out))
+        outputs.replace_partitions(days, given.out, ("topic", "day"))
         job.say(f"written: {given.out}")
         job.picture(given, lambda: draw(written(spark, str(given.out)).collect()))
 
-    return job.run("to_parquet", given, work)
+    details = {"payload": "schema" if given.schema else given.payload, "schema": given.schema}
+    return job.run("to_parquet", given, work, details)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,238 @@
+"""Folders that jobs write to: which ones may be written, and how a result replaces the last one.
+
+A folder is refused when it is, holds or lies inside a data directory or a cold folder, whatever it
+is called: places are compared by device and inode, so links, `..`, other cases of a name on file
+systems that ignore case, bind mounts and trailing slashes all lead to the same answer. A folder
+that is not empty is only written to when the marker file of the same job lies in it. Nothing is
+removed that this job did not write. Called by `job`, `export` and the pipeline; driver only.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+from topics_server.wal import layout
+
+MARKER: Final = "_topics_output.json"
+# The schema of a folder of partitions, as Spark's JSON: a topic called `007` is no number.
+SCHEMA: Final = "_schema.json"
+VERSION: Final = 1
+# Where a result is written before it takes the place of the last one; readers skip such names.
+_NEXT: Final = "_next"
+_WRITTEN: Final = re.compile(r"(part-.*|_SUCCESS|\..*\.crc|_temporary|_next|_topics_output\.json)")
+# What Spark calls the folder of a partition-wise overwrite that is not finished.
+_STAGING: Final = ".spark-staging-"
+_PARTITION: Final = re.compile(r"[a-z_]+=.*")
+_PICTURES: Final = (".svg", ".png")
+
+
+class OutputRefused(ValueError):
+    """A place that is not written to; the message is one line and says why."""
+
+
+# -- which places ------------------------------------------------------------------------------
+
+
+def resolve(folder: Path, stores: Iterable[str | Path | None]) -> Path:
+    """The real path of a folder to be written to. Raises `OutputRefused`.
+
+    `stores`: the data directory and the cold folder that are read, so far as they are named.
+    """
+    real = Path(os.path.realpath(folder))
+    if real.exists() and not real.is_dir():
+        raise OutputRefused(f"{folder}: is not a folder")
+    above = list(_identities(real))
+    for store in filter(None, stores):
+        place = Path(os.path.realpath(store))
+        identity = _identity(place)
+        if identity is None:
+            continue
+        if identity in above:
+            raise OutputRefused(f"{folder}: is, or lies inside, {store}, which is read")
+        own = _identity(real)
+        if own is not None and own in _identities(place):
+            raise OutputRefused(f"{folder}: holds {store}, which is read")
+    for ancestor in (real, *real.parents):
+        kind = _kind_of_store(ancestor)
+        if kind is not None:
+            raise OutputRefused(f"{folder}: is, or lies inside, {ancestor}, {kind}")
+    return real
+
+
+def check_picture(file: Path, stores: Iterable[str | Path | None]) -> None:
+    """Refuse a picture's file that lies in a store or would replace something else."""
+    if file.suffix.lower() not in _PICTURES:
+        raise OutputRefused(f"{file}: a picture's name ends in {' or '.join(_PICTURES)}")
+    real = Path(os.path.realpath(file))
+    if real.suffix.lower() not in _PICTURES or real.is_dir():
+        raise OutputRefused(f"{file}: leads to {real}, which is no picture")
+    resolve(real.parent, stores)
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    try:
+        found = path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise OutputRefused(f"{path}: cannot be looked at: {error.strerror}") from None
+    return found.st_dev, found.st_ino
+
+
+def _identities(path: Path) -> Iterator[tuple[int, int]]:
+    """Of a folder and of every folder it lies in, so far as they exist."""
+    for each in (path, *path.parents):
+        identity = _identity(each)
+        if identity is not None:
+            yield identity
+
+
+def _kind_of_store(folder: Path) -> str | None:
+    """What makes a folder one of a server's, if anything does: its files, not its name."""
+    try:
+        names = set(os.listdir(folder))
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        return None
+    except OSError as error:
+        raise OutputRefused(f"{folder}: cannot be read: {error.strerror}") from None
+    if layout.FORMAT in names and names & {layout.SEGMENTS, layout.WAL, layout.LOCK}:
+        return "a data directory"
+    if layout.WAL in names and layout.SEGMENTS in names:
+        return "what is left of a data directory"
+    if "STORE" in names and not names & {MARKER}:
+        return "a cold folder"
+    if any(_holds_segments(folder / name) for name in names if layout.parse_topic_dir(name)):
+        return "a folder of segments"
+    return None
+
+
+def _holds_segments(folder: Path) -> bool:
+    try:
+        names = os.listdir(folder)
+    except OSError:
+        return False
+    return any(name == layout.MANIFEST or layout.parse_segment_file(name) for name in names)
+
+
+# -- whose folder it is ------------------------------------------------------------------------
+
+
+def claim(folder: Path, job: str, details: Mapping[str, Any] | None = None) -> None:
+    """Make a resolved folder this job's, or find that it is. Raises `OutputRefused`.
+
+    `details` are what must not change between runs, such as how payloads are kept.
+    """
+    marker = folder / MARKER
+    wanted = {"version": VERSION, "job": job, **(details or {})}
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        names = [name for name in os.listdir(folder) if name != f"{MARKER}.tmp"]
+        if not names:
+            publish_json(marker, wanted)
+            return
+        known = _marker_of(marker)
+    except OSError as error:
+        raise OutputRefused(f"{folder}: cannot be written: {error.strerror}") from None
+    if known is None:
+        raise OutputRefused(
+            f"{folder}: is not empty and is no output of {job} (it has no {MARKER}); "
+            "name an empty or a new folder"
+        )
+    if known.get("version") != VERSION:
+        raise OutputRefused(f"{marker}: is of version {known.get('version')}, not {VERSION}")
+    for name, value in wanted.items():
+        if known.get(name) != value:
+            raise OutputRefused(
+                f"{folder}: is an output of {name} {known.get(name)}, not of {name} {value}"
+            )
+
+
+def is_output(folder: Path) -> bool:
+    """Whether a folder has a marker."""
+    return (folder / MARKER).is_file()
+
+
+def _marker_of(path: Path) -> dict[str, Any] | None:
+    try:
+        found = json.loads(path.read_text("utf-8"))
+    except FileNotFoundError:
+        return None
+    except (ValueError, UnicodeDecodeError):
+        raise OutputRefused(f"{path}: is no marker of an output") from None
+    return found if isinstance(found, dict) else None
+
+
+def publish_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Put a small JSON file in place, whole or not at all."""
+    temp = path.with_name(f"{path.name}.tmp")
+    with temp.open("w", encoding="utf-8") as file:
+        json.dump(content, file, sort_keys=True)
+        file.flush()
+        os.fsync(file.fileno())
+    temp.rename(path)
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names of a folder durable."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """One run at a time in a claimed folder; the kernel lets go when the process ends."""
+    with (folder / MARKER).open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise OutputRefused(f"{folder}: another run is writing it") from None
+        for left in folder.glob(f"{_STAGING}*"):
+            shutil.rmtree(left)  # of a run that was killed
+        yield
+
+
+# -- writing -----------------------------------------------------------------------------------
+
+
+def replace_files(frame: Any, folder: Path) -> None:
+    """Write a frame as the Parquet files of a claimed folder, in place of those of the last run.
+
+    The new files are complete before the first of the old ones goes; a run that is killed leaves
+    a folder that the next run replaces.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in os.listdir(folder):
+        if not _WRITTEN.fullmatch(name) and name != f"{MARKER}.tmp":
+            raise OutputRefused(f"{folder / name}: was not written by this job; it is not removed")
+    following = folder / _NEXT
+    frame.write.mode("overwrite").parquet(str(following))
+    for path in sorted(folder.iterdir()):
+        if path.name not in (_NEXT, MARKER) and path.is_file():
+            path.unlink()
+    for path in sorted(following.iterdir()):
+        path.rename(folder / path.name)
+    shutil.rmtree(following)
+
+
+def replace_partitions(frame: Any, folder: Path, columns: tuple[str, ...]) -> None:
+    """Write a frame into a claimed folder by partition: only partitions with rows are replaced."""
+    for name in os.listdir(folder):
+        if not _WRITTEN.fullmatch(name) and not _PARTITION.fullmatch(name):
+            if name.startswith((_STAGING, f"{MARKER}.", "_schema.json")):
+                continue
+            raise OutputRefused(f"{folder / name}: was not written by this job; move it away")
+    publish_json(folder / SCHEMA, json.loads(frame.schema.json()))
+    writer = frame.write.mode("overwrite").option("partitionOverwriteMode", "dynamic")
+    writer.partitionBy(*columns).option("compression", "zstd").parquet(str(folder))
