@@ -5,7 +5,8 @@ Map: `query` (what is asked for), `listing` (manifests to segments: one snapshot
 to partitions), `report` (what a task read and what it could not), `options` (texts to a query),
 `filters` (Spark's to a query), `datasource` and `streaming` (PySpark), `export` and `exporting`
 (files without Spark), `session` (Java, Spark), `catalog` and `job` (what all jobs share),
-`outputs` (folders that jobs write to), `pictures` (SVG); every other module is the job of its name. Of the server only
+`outputs` (folders that jobs write to), `pictures` (SVG); every other module is the job of its
+name. Of the server only
 `topics_server.wal.segment_format`, `wal.manifest_format`, `wal.layout` and the `errors` they raise
 are imported; a test says so.
 """

@@ -1,9 +1,10 @@
 """`topics export`: records as Parquet, NDJSON or Arrow files by topic and day, a little more a run.
 
-A folder belongs to one export: `export.json` names, for each topic, the next seq and every file
-with its seqs, size and SHA-256. It is replaced atomically after each file; files that it does not
-name (a run that was killed) are removed by the next run, which goes on where the manifest says. So
-each record is in exactly one file, whenever a run ends.
+A folder belongs to one export: `_export.json` names, for each topic, the next seq and every file
+with its seqs, size and SHA-256 (`exporting.Book`). Files that it does not name (a run that was
+killed) are removed by the next run, which goes on where the manifest says. So each record is in
+exactly one file, whenever a run ends. Each incarnation of a topic is exported from its first
+record on; what was exported of the one before stays.
 """
 
 from __future__ import annotations
@@ -18,135 +19,189 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import quote
 
-from spark_jobs.exporting import (
-    FORMATS,
-    RECREATED,
-    Chunk,
-    ExportError,
-    Segments,
-    Server,
-    span_of,
-    split_by_day,
-    sync_folder,
-    write_file,
-)
+from spark_jobs.exporting import FORMATS, Book, State, folder_of, write_file
 from spark_jobs.options import names_of
+from spark_jobs.outputs import SCHEMA, OutputRefused, publish_json, resolve
 from spark_jobs.query import ANY, BadOption, Names
+from spark_jobs.records import Rows, schema_json, size_of, span_of, split_by_day
+from spark_jobs.sources import ExportError, Segments, Server, TopicGone
 
-MANIFEST: Final = "export.json"
 ROWS_PER_FILE: Final = 500_000
+# Of rows in memory: a file ends here too, however few they are.
+BYTES_PER_FILE: Final = 128 * 2**20
+
+
+class _Files:
+    """Rows of one topic on their way to files: one a day, closed by rows and by bytes.
+
+    `changes` says what a file's step changes beside it, by the file's last seq.
+    """
+
+    def __init__(self, export: Export, name: str, changes: Callable[[int], dict[str, Any]]) -> None:
+        self._export = export
+        self._name = name
+        self._changes = changes
+        self._day = ""
+        self._parts: list[Rows] = []
+        self._rows = self._bytes = 0
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no row waits for its file."""
+        return not self._parts
+
+    def take(self, rows: Rows) -> None:
+        """Add rows, which follow those before."""
+        export = self._export
+        for day, part in split_by_day(rows) if len(rows) else ():
+            is_full = self._rows >= export.rows_per_file or self._bytes >= export.bytes_per_file
+            if self._parts and (day != self._day or is_full):
+                self.write()
+            self._day = day
+            self._parts.append(part)
+            self._rows += len(part)
+            self._bytes += size_of(part)
+
+    def write(self, **changes: Any) -> None:
+        """Write what waits; `changes` instead of what a file's step says by itself."""
+        export, name = self._export, self._name
+        if not self._parts:
+            return
+        state = export.book.state(name)
+        first, last, rows = span_of(self._parts)
+        file_name = f"{state['generation']}-{first:020d}-{last:020d}.{FORMATS[export.kind]}"
+        path = export.folder / folder_of(name) / f"day={self._day}" / file_name
+        digest = write_file(path, export.kind, name, state["epoch"], self._parts)
+        self._parts, self._rows, self._bytes = [], 0, 0
+        file = {
+            "path": str(path.relative_to(export.folder)),
+            "epoch": state["epoch"],
+            "rows": rows,
+            "first_seq": first,
+            "last_seq": last,
+            "bytes": path.stat().st_size,
+            "sha256": digest,
+        }
+        export.book.step(name, file=file, **(changes or self._changes(last)))
+        export.rows += rows
+        export.files += 1
+        export.advance(rows)
 
 
 @dataclass(slots=True)
 class Export:
-    """One run into one folder."""
+    """One run into one folder, which is locked."""
 
     folder: Path
     kind: str
     rows_per_file: int = ROWS_PER_FILE
+    bytes_per_file: int = BYTES_PER_FILE
     advance: Callable[[int], None] = lambda _rows: None
-    manifest: dict[str, Any] = field(default_factory=dict)
     rows: int = 0
     files: int = 0
+    book: Book = field(init=False)
 
     def open(self) -> None:
         """Read the manifest, and remove what it does not name."""
-        path = self.folder / MANIFEST
-        if path.exists():
-            self.manifest = json.loads(path.read_text("utf-8"))
-            if self.manifest.get("version") != 1 or self.manifest["format"] != self.kind:
-                raise ExportError(
-                    f"{path}: is an export as {self.manifest.get('format')} "
-                    f"(version {self.manifest.get('version')}), not as {self.kind}"
-                )
-        else:
-            if any(p.name != ".lock" for p in self.folder.iterdir()):
-                raise ExportError(f"{self.folder}: is not empty, and no export is in it")
-            self.manifest = {"version": 1, "format": self.kind, "topics": {}}
-            self._publish()
-        named = {each["path"] for t in self.manifest["topics"].values() for each in t["files"]}
-        for found in self.folder.glob("topic=*/day=*/*"):
-            if str(found.relative_to(self.folder)) not in named:
-                found.unlink()
+        self.book = Book(self.folder, self.kind)
+        self.book.sweep()
+        if self.kind == "parquet":
+            publish_json(self.folder / SCHEMA, schema_json())
+
+    def close(self) -> None:
+        """Write the manifest whole."""
+        self.book.publish()
 
     def topic(self, name: str, epoch: int | None, source: Any) -> None:
-        """Everything that a source has of a topic from its watermark on."""
-        state = self.manifest["topics"].setdefault(
-            name, {"epoch": epoch, "generation": 0, "next_seq": 1, "files": [], "lost": []}
-        )
-        if epoch is not None and state["epoch"] not in (None, epoch):
-            if epoch < state["epoch"]:
-                return  # segments of an incarnation that is gone
-            self._begin_anew(name, state, epoch)
-        elif epoch is not None:
-            state["epoch"] = epoch
-        pending: list[Chunk] = []
-        day, count, next_seq = "", 0, state["next_seq"]
-        for chunk, after, lost in source.chunks(name, state["next_seq"]):
-            if lost == [RECREATED]:
-                if pending:
-                    self._write(name, state, day, pending, None)
-                pending, count = [], 0
-                self._begin_anew(name, state, None)
-                next_seq = 1
-                continue
-            for each in lost:
-                note(f"{name}: seqs {each} were gone before they were exported")
-                state["lost"].append(each)
-            for part_day, part in split_by_day(chunk) if len(chunk) else ():
-                if pending and (part_day != day or count >= self.rows_per_file):
-                    self._write(name, state, day, pending, None)
-                    pending, count = [], 0
-                day = part_day
-                pending.append(part)
-                count += len(part)
-            next_seq = after
-        if pending:
-            self._write(name, state, day, pending, next_seq)
-        elif next_seq != state["next_seq"]:
-            state["next_seq"] = next_seq
-            self._publish()
+        """Everything that a source has of a topic that is not exported yet."""
+        state = self.book.state(name)
+        if not self._is_current(name, state, epoch):
+            return
+        try:
+            for first, last in list(state["held"]):
+                self._judge(name, source, first, last)
+            self._read(name, source)
+        except TopicGone as error:
+            note(str(error))
 
-    def _begin_anew(self, name: str, state: dict[str, Any], epoch: int | None) -> None:
+    def _is_current(self, name: str, state: State, epoch: int | None) -> bool:
+        """Whether a source's incarnation is the exported one, or a newer one that begins now."""
+        known, is_fresh = state["epoch"], not state["files"] and state["next_seq"] == 1
+        if epoch is None or known == epoch:
+            return True
+        if known is not None and epoch < known:
+            return False  # segments of an incarnation that is gone
+        if known is None and (is_fresh or epoch == 1):
+            self.book.step(name, epoch=epoch)
+        else:
+            # An older version did not note which one it exported: better twice than not at all.
+            self._begin_anew(name, epoch)
+        return True
+
+    def _judge(self, name: str, source: Any, first: int, last: int) -> None:
+        """Look again at seqs that were held back: exported, held on, or gone."""
+        state = self.book.state(name)
+        others = [each for each in state["held"] if tuple(each) != (first, last)]
+        again: list[list[int]] = []
+
+        def left(after: int) -> dict[str, Any]:
+            rest = [[after + 1, last]] if after < last else []
+            return {"held": _joined([*others, *again, *rest])}
+
+        files = _Files(self, name, left)
+        for chunk in source.chunks(name, state["epoch"], first, last):
+            if chunk.held is not None:
+                again.append(list(chunk.held))
+            self._tell(name, chunk.lost)
+            files.take(chunk.rows)
+        files.write(**left(last))
+        self.book.step(name, **left(last))
+
+    def _read(self, name: str, source: Any) -> None:
+        """Everything from the next seq on."""
+        state = self.book.state(name)
+        reached = state["next_seq"]
+        files = _Files(self, name, lambda last: {"next_seq": last + 1})
+        for chunk in source.chunks(name, state["epoch"], reached):
+            if chunk.anew is not None:
+                files.write()
+                self._begin_anew(name, chunk.anew or None)
+            self._tell(name, chunk.lost)
+            if chunk.held is not None:
+                assert files.is_empty, "times never go back: what expires comes first"
+                held = _joined([*state["held"], list(chunk.held)])
+                self.book.step(name, held=held, next_seq=chunk.held[1] + 1)
+            files.take(chunk.rows)
+            reached = chunk.next_seq
+        files.write(next_seq=reached)
+        if reached > state["next_seq"]:
+            self.book.step(name, next_seq=reached)
+
+    def _tell(self, name: str, lost: Sequence[str]) -> None:
+        """Note what was gone unread, once."""
+        known = self.book.state(name)["lost"]
+        new = [each for each in lost if each not in known]
+        for each in new:
+            note(f"{name}: seqs {each} were gone before they were exported")
+        if new:
+            self.book.step(name, lost=new)
+
+    def _begin_anew(self, name: str, epoch: int | None) -> None:
         """The topic is another one of its name; what was exported of the old one stays."""
         note(f"{name} was dropped and made again: its records are exported from the start")
-        state.update(epoch=epoch, generation=state["generation"] + 1, next_seq=1)
-        self._publish()
+        self.book.step(name, begin=epoch)
 
-    def _write(
-        self, name: str, state: dict[str, Any], day: str, chunks: list[Chunk], after: int | None
-    ) -> None:
-        first, last, rows = span_of(chunks)
-        file_name = f"{state['generation']}-{first:020d}-{last:020d}.{FORMATS[self.kind]}"
-        path = self.folder / f"topic={quote(name, safe='')}" / f"day={day}" / file_name
-        digest = write_file(path, self.kind, name, state["epoch"], chunks)
-        state["files"].append(
-            {
-                "path": str(path.relative_to(self.folder)),
-                "rows": rows,
-                "first_seq": first,
-                "last_seq": last,
-                "bytes": path.stat().st_size,
-                "sha256": digest,
-            }
-        )
-        state["next_seq"] = last + 1 if after is None else after
-        self._publish()
-        self.rows += rows
-        self.files += 1
-        self.advance(rows)
 
-    def _publish(self) -> None:
-        path = self.folder / MANIFEST
-        temp = path.with_suffix(".tmp")
-        with temp.open("w", encoding="utf-8") as file:
-            json.dump(self.manifest, file, indent=1, sort_keys=True)
-            file.flush()
-            os.fsync(file.fileno())
-        temp.rename(path)
-        sync_folder(self.folder)
+def _joined(ranges: list[list[int]]) -> list[list[int]]:
+    """Ranges in order, neighbours as one."""
+    joined: list[list[int]] = []
+    for first, last in sorted(ranges):
+        if joined and first <= joined[-1][1] + 1:
+            joined[-1][1] = max(joined[-1][1], last)
+        else:
+            joined.append([first, last])
+    return joined
 
 
 @contextmanager
@@ -215,7 +270,7 @@ def main(words: Sequence[str] | None = None) -> int:
     except ImportError as error:
         note(f"{error.name} is missing: pip install 'topics-server[spark]'")
         return 2
-    except (ExportError, BadOption) as error:
+    except (ExportError, BadOption, OutputRefused) as error:
         note(str(error))
         return 1
 
@@ -226,7 +281,7 @@ def _run(given: argparse.Namespace, names: Names) -> int:
     sources: list[Any] = []
     try:
         if given.data_dir:
-            sources.append(Segments(given.data_dir, given.cold_dir))
+            sources.append(Segments(given.data_dir, given.cold_dir, names))
         if not given.sealed:
             url = given.url or os.environ.get("TOPICS_URL") or "http://127.0.0.1:4000"
             sources.append(
@@ -234,12 +289,16 @@ def _run(given: argparse.Namespace, names: Names) -> int:
             )
         found = [source.topics(names) for source in sources]
         heads = {name: head for topics in found for name, (_, head) in topics.items()}
-        with locked(given.to), progress(sum(heads.values())) as advance:
-            export = Export(given.to, given.format, given.rows_per_file, advance)
+        folder = resolve(given.to, (given.data_dir, given.cold_dir))
+        with locked(folder), progress(sum(heads.values())) as advance:
+            export = Export(folder, given.format, given.rows_per_file, advance=advance)
             export.open()
-            for source, topics in zip(sources, found, strict=True):
-                for name, (epoch, _) in sorted(topics.items()):
-                    export.topic(name, epoch, source)
+            try:
+                for source, topics in zip(sources, found, strict=True):
+                    for name, (epoch, _) in sorted(topics.items()):
+                        export.topic(name, epoch, source)
+            finally:
+                export.close()
     except StorageError as error:
         raise ExportError(str(error)) from None
     finally:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import time
 import zlib
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -29,6 +30,12 @@ from topics_server.wal.segment_format import LIVE, damaged_flags
 
 _ATTEMPTS: Final = 5
 _THREADS: Final = 8
+# Above so many segments, or records, flags are read by executors: see `Query.flags_may_wait`.
+FLAG_SEGMENTS_MAX: Final = 4_096
+FLAG_RECORDS_MAX: Final = 200_000_000
+
+# Manifests by topic id, with what tells that a file is another one.
+Manifests = dict[int, tuple[tuple[int, int, int], Manifest]]
 
 
 class SegmentGone(StorageError):
@@ -112,55 +119,208 @@ class Listing:
         return sum(topic.unsealed for topic in self.topics)
 
 
+class Lister:
+    """The manifests of the topics asked for, as they are now; their segments on request.
+
+    Nothing but manifests is read until `list_topic` is asked for a topic, and then only the flags
+    of the segments that the query leaves. So a file of a topic, or of a range of seqs, that nobody
+    asked for is not looked at. `manifests`: what an earlier lister read, by topic id; what is
+    unchanged is taken from there.
+    """
+
+    def __init__(
+        self,
+        data_dir: str,
+        query: Query,
+        *,
+        cold_dir: str | None = None,
+        now_ms: int | None = None,
+        manifests: Manifests | None = None,
+    ) -> None:
+        """Raises `StorageError` naming the file, unless the query is tolerant.
+
+        `now_ms` decides what a TTL has taken (default: now).
+        """
+        self._root = layout.join(data_dir, layout.SEGMENTS)
+        if not os.path.isdir(data_dir):
+            raise StartRefused("there is no such data directory", data_dir)
+        if not os.path.exists(layout.join(data_dir, layout.FORMAT)):
+            raise StartRefused("is not a data directory: it has no FORMAT", data_dir)
+        self._query = query
+        self._cold_dir = cold_dir
+        self._now_ms = int(time.time() * 1000) if now_ms is None else now_ms
+        self._manifests = {} if manifests is None else manifests
+        self.skipped: list[Skipped] = []
+        self.topics: dict[str, TopicList] = {}
+        self.without_manifest: list[int] = []
+        if not query.is_empty:
+            self._read_all()
+
+    def _read_all(self) -> None:
+        """Manifests of the topics asked for; of one name the newest incarnation."""
+        names = os.listdir(self._root) if os.path.isdir(self._root) else []
+        topic_ids = sorted(filter(None, map(layout.parse_topic_dir, names)))
+        for topic_id in self._manifests.keys() - set(topic_ids):
+            del self._manifests[topic_id]
+        newest: dict[str, tuple[int, Manifest]] = {}
+        for topic_id in topic_ids:
+            try:
+                manifest = _read_manifest(self._root, topic_id, self._manifests)
+            except StorageError as error:
+                self._leave_out(f"topic {topic_id}", str(error.path), (0, 0), error)
+                continue
+            if manifest is None:
+                self.without_manifest.append(topic_id)
+                continue
+            if not self._query.wants_topic(manifest.name):
+                continue
+            known = newest.get(manifest.name)
+            if known is None or (known[1].epoch, known[0]) < (manifest.epoch, topic_id):
+                newest[manifest.name] = (topic_id, manifest)
+        for name in sorted(newest):
+            self.topics[name] = TopicList(newest[name][1])
+
+    def list_topic(
+        self, name: str, query: Query | None = None, *, reads_flags: bool | None = None
+    ) -> TopicList | None:
+        """A topic's segments that may hold a wanted row, with their flags if these are read here.
+
+        Listed again when files went meanwhile; None when the topic did. `query` narrows the one
+        that the topics were chosen by.
+        """
+        query = self._query if query is None else query
+        reads_flags = query.flags_at_listing if reads_flags is None else reads_flags
+        manifest: Manifest | None = self.topics[name].manifest
+        for attempt in range(_ATTEMPTS):
+            if manifest is None:
+                return None  # dropped since it was listed
+            wanted = self._wanted(manifest, query)
+            is_last = attempt == _ATTEMPTS - 1
+            try:
+                if reads_flags:
+                    wanted = self._with_flags(wanted, query, is_strict=not is_last)
+            except SegmentGone:
+                if is_last:
+                    raise
+                again = _read_manifest(self._root, manifest.topic_id, None)
+                if again == manifest:
+                    time.sleep(0.02)  # the manifest goes before the files: it must change soon
+                manifest = again
+                continue
+            return TopicList(manifest, wanted)
+        return None
+
+    def has_files(self, topic_id: int) -> bool:
+        """Whether segments of a topic lie in either folder, listed or not."""
+        roots = [self._root, *([self._cold_dir] if self._cold_dir is not None else [])]
+        return any(segment_files(layout.join(root, layout.topic_dir(topic_id))) for root in roots)
+
+    def count(self) -> tuple[int, int]:
+        """How many segments the query leaves, and how many records these have."""
+        found = [self._wanted(topic.manifest, self._query) for topic in self.topics.values()]
+        records = sum(each.entry.record_count for segments in found for each in segments)
+        return sum(map(len, found)), records
+
+    def _wanted(self, manifest: Manifest, query: Query) -> list[Segment]:
+        """Segments that may hold a wanted row, by what their manifest says."""
+        ttl_ms = manifest.config.get("ttl_ms") or 0
+        since_ts = self._now_ms - int(ttl_ms) if ttl_ms else -(2**63)
+        entries = manifest.segments
+        first = bisect_left(entries, query.first_seq, key=lambda entry: entry.last_seq)
+        wanted = []
+        for entry in entries[first:]:
+            if entry.first_seq > query.last_seq:
+                break
+            if entry.last_ts < query.start_ts or entry.first_ts >= query.end_ts:
+                continue
+            if query.tier not in ("both", entry.tier):
+                continue
+            is_lost = entry.last_seq < manifest.evict_floor or entry.last_ts < since_ts
+            if is_lost and not query.with_deleted:
+                continue
+            wanted.append(
+                Segment(
+                    manifest.name,
+                    manifest.topic_id,
+                    manifest.epoch,
+                    self._root,
+                    self._cold_dir,
+                    entry,
+                    manifest.evict_floor,
+                    since_ts,
+                    end_row=entry.record_count,
+                )
+            )
+        return wanted
+
+    def _with_flags(
+        self, segments: Sequence[Segment], query: Query, *, is_strict: bool
+    ) -> list[Segment]:
+        """The segments with the flags as they are now. Raises `SegmentGone`, `Corrupt`."""
+        found: list[Segment] = []
+        for segment, result in zip(segments, _flags_of(segments), strict=True):
+            if isinstance(result, _Flags):
+                for seq in result.damaged:
+                    path = segment.paths(layout.DATA_SUFFIX)[0]
+                    error = Corrupt(f"delete flag of seq {seq} is neither live nor dead", path)
+                    self._leave_out(segment.topic, path, (seq, seq), error)
+                found.append(replace(segment, dead=result.dead))
+            elif isinstance(result, SegmentGone) and is_strict:
+                raise result
+            else:
+                seqs = (segment.entry.first_seq, segment.entry.last_seq)
+                self._leave_out(segment.topic, str(result.path), seqs, result)
+        return found
+
+    def _leave_out(self, topic: str, file: str, seqs: tuple[int, int], error: StorageError) -> None:
+        """Raise, or note what is left out. A newer format is never passed over: it is no damage."""
+        if not self._query.is_tolerant or isinstance(error, StartRefused):
+            raise placed(error, file, topic, seqs) if seqs[1] else error
+        self.skipped.append(Skipped(topic, file, *seqs, str(error)))
+
+
 def list_segments(
     data_dir: str, query: Query, *, cold_dir: str | None = None, now_ms: int | None = None
 ) -> Listing:
-    """The snapshot of a data directory. `now_ms` decides what a TTL has taken (default: now).
+    """The snapshot of a data directory: all topics asked for. Errors are those of `Lister`.
 
-    Raises `StorageError` naming the file, unless the query is tolerant.
+    Flags are taken here, unless the query says else or there are so many that executors do better.
     """
-    now = int(time.time() * 1000) if now_ms is None else now_ms
-    root = layout.join(data_dir, layout.SEGMENTS)
-    if not os.path.isdir(data_dir):
-        raise StartRefused("there is no such data directory", data_dir)
-    if not os.path.exists(layout.join(data_dir, layout.FORMAT)):
-        raise StartRefused("is not a data directory: it has no FORMAT", data_dir)
-    listing = Listing()
-    if query.is_empty:
-        return listing
-    for topic_id, manifest in _manifests(root, query, listing):
-        topic = _list_topic(root, cold_dir, topic_id, manifest, query, now, listing)
+    lister = Lister(data_dir, query, cold_dir=cold_dir, now_ms=now_ms)
+    reads_flags = query.flags_at_listing
+    if reads_flags and query.flags_may_wait:
+        segments, records = lister.count()
+        reads_flags = segments <= FLAG_SEGMENTS_MAX and records <= FLAG_RECORDS_MAX
+    listing = Listing(skipped=lister.skipped)
+    for name in lister.topics:
+        topic = lister.list_topic(name, reads_flags=reads_flags)
         if topic is not None:
             listing.topics.append(topic)
-    listing.topics.sort(key=lambda topic: topic.manifest.name)
     return listing
 
 
-def _manifests(root: str, query: Query, listing: Listing) -> list[tuple[int, Manifest]]:
-    """Manifests of the topics asked for; of one name the newest incarnation."""
-    newest: dict[str, tuple[int, Manifest]] = {}
-    names = os.listdir(root) if os.path.isdir(root) else []
-    for topic_id in sorted(filter(None, map(layout.parse_topic_dir, names))):
-        try:
-            manifest = _read_manifest(root, topic_id)
-        except StorageError as error:
-            _leave_out(listing, query, f"topic {topic_id}", str(error.path), (0, 0), error)
-            continue
-        if manifest is None or not query.wants_topic(manifest.name):
-            continue
-        known = newest.get(manifest.name)
-        if known is None or (known[1].epoch, known[0]) < (manifest.epoch, topic_id):
-            newest[manifest.name] = (topic_id, manifest)
-    return list(newest.values())
+def segment_files(folder: str) -> list[str]:
+    """Names of segment files in a topic's folder; none where there is no such folder."""
+    try:
+        return sorted(filter(layout.parse_segment_file, os.listdir(folder)))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
 
 
-def _read_manifest(root: str, topic_id: int) -> Manifest | None:
+def _read_manifest(root: str, topic_id: int, known: Manifests | None) -> Manifest | None:
+    """A topic's manifest; None where there is none. `known`: taken from there if unchanged."""
     path = layout.join(root, layout.topic_dir(topic_id), layout.MANIFEST)
     try:
         with open(path, "rb") as file:
+            status = os.fstat(file.fileno())
+            mark = (status.st_ino, status.st_mtime_ns, status.st_size)
+            if known is not None and topic_id in known and known[topic_id][0] == mark:
+                return known[topic_id][1]
             encoded = file.read()
     except (FileNotFoundError, NotADirectoryError):
         return None  # files of a topic that is being dropped
+    except OSError as error:
+        raise StorageError(f"cannot be read: {error.strerror}", path) from None
     try:
         manifest = decode_manifest(encoded)
     except StorageError as error:
@@ -169,92 +329,9 @@ def _read_manifest(root: str, topic_id: int) -> Manifest | None:
         raise Corrupt(f"its body cannot be read: {error}", path) from None
     if manifest.topic_id != topic_id:
         raise Corrupt(f"is the manifest of topic {manifest.topic_id}", path)
+    if known is not None:
+        known[topic_id] = (mark, manifest)
     return manifest
-
-
-def _list_topic(
-    root: str,
-    cold_dir: str | None,
-    topic_id: int,
-    manifest: Manifest | None,
-    query: Query,
-    now_ms: int,
-    listing: Listing,
-) -> TopicList | None:
-    """A topic's segments with their flags; listed again when files went meanwhile."""
-    for attempt in range(_ATTEMPTS):
-        if manifest is None:
-            return None  # dropped since it was listed
-        topic = TopicList(manifest)
-        wanted = _wanted(root, cold_dir, topic_id, manifest, query, now_ms)
-        is_last = attempt == _ATTEMPTS - 1
-        try:
-            if query.flags_at_listing:
-                wanted = _with_flags(wanted, query, listing, is_strict=not is_last)
-        except SegmentGone:
-            if is_last:
-                raise
-            again = _read_manifest(root, topic_id)
-            if again == manifest:
-                time.sleep(0.02)  # the manifest goes before the files: it must change soon
-            manifest = again
-            continue
-        topic.segments = wanted
-        return topic
-    return None
-
-
-def _wanted(
-    root: str, cold_dir: str | None, topic_id: int, manifest: Manifest, query: Query, now_ms: int
-) -> list[Segment]:
-    """Segments that may hold a wanted row, by what their manifest says."""
-    ttl_ms = manifest.config.get("ttl_ms") or 0
-    since_ts = now_ms - int(ttl_ms) if ttl_ms else -(2**63)
-    wanted = []
-    for entry in manifest.segments:
-        if entry.last_seq < query.first_seq or entry.first_seq > query.last_seq:
-            continue
-        if entry.last_ts < query.start_ts or entry.first_ts >= query.end_ts:
-            continue
-        if query.tier not in ("both", entry.tier):
-            continue
-        is_lost = entry.last_seq < manifest.evict_floor or entry.last_ts < since_ts
-        if is_lost and not query.with_deleted:
-            continue
-        wanted.append(
-            Segment(
-                manifest.name,
-                topic_id,
-                manifest.epoch,
-                root,
-                cold_dir,
-                entry,
-                manifest.evict_floor,
-                since_ts,
-                end_row=entry.record_count,
-            )
-        )
-    return wanted
-
-
-def _with_flags(
-    segments: Sequence[Segment], query: Query, listing: Listing, *, is_strict: bool
-) -> list[Segment]:
-    """The segments with the flags as they are now. Raises `SegmentGone`, `Corrupt`."""
-    found: list[Segment] = []
-    for segment, result in zip(segments, _flags_of(segments), strict=True):
-        if isinstance(result, _Flags):
-            for seq in result.damaged:
-                path = segment.paths(layout.DATA_SUFFIX)[0]
-                error = Corrupt(f"delete flag of seq {seq} is neither live nor dead", path)
-                _leave_out(listing, query, segment.topic, path, (seq, seq), error)
-            found.append(replace(segment, dead=result.dead))
-        elif isinstance(result, SegmentGone) and is_strict:
-            raise result
-        else:
-            seqs = (segment.entry.first_seq, segment.entry.last_seq)
-            _leave_out(listing, query, segment.topic, str(result.path), seqs, result)
-    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,20 +398,6 @@ def _why_gone(segment: Segment) -> str:
         f"{where} are listed and their file is in neither folder: it was dropped since the listing "
         "(read again), the cold folder is not named (option coldDir) or not mounted, or it is lost"
     )
-
-
-def _leave_out(
-    listing: Listing,
-    query: Query,
-    topic: str,
-    file: str,
-    seqs: tuple[int, int],
-    error: StorageError,
-) -> None:
-    """Raise, or note what is left out. A newer format is never passed over: it is no damage."""
-    if not query.is_tolerant or isinstance(error, StartRefused):
-        raise placed(error, file, topic, seqs) if seqs[1] else error
-    listing.skipped.append(Skipped(topic, file, *seqs, str(error)))
 
 
 def placed(error: StorageError, path: str, topic: str, seqs: tuple[int, int]) -> StorageError:

@@ -107,6 +107,7 @@ def _query(found: Mapping[str, str]) -> Query:
     if any(names.globs for names in (*tag_names, *node_names)):
         raise BadOption("tags, nodes: an exact name, or a prefix with one * at its end")
     with_deleted = _switch(found, "deleted", False)
+    flags = _choice(found, "flags", ("auto", "listing", "read"))
     query = Query(
         topics=names_of(found.get("topics")),
         tags=tag_names,
@@ -118,7 +119,8 @@ def _query(found: Mapping[str, str]) -> Query:
         tier=_choice(found, "tier", ("both", "hot", "cold")),
         with_deleted=with_deleted,
         is_tolerant=_choice(found, "checks", ("strict", "tolerant")) == "tolerant",
-        flags_at_listing=_choice(found, "flags", ("listing", "read")) == "listing",
+        flags_at_listing=flags != "read",
+        flags_may_wait=flags == "auto",
         report_dir=_local(found["report"]) if found.get("report") else None,
         is_failfast=_choice(found, "payloadMode", ("permissive", "failfast")) == "failfast",
     )
@@ -220,11 +222,16 @@ def _size(found: Mapping[str, str], name: str, default: int) -> int:
 
 
 def _time(found: Mapping[str, str], name: str, default: int) -> int:
-    """Milliseconds since the epoch, or a date and time of ISO 8601 (UTC unless it says so)."""
+    """Milliseconds since the epoch, or a date and time of ISO 8601 (UTC unless it says so).
+
+    Four digits are a year: nobody means the first ten seconds of 1970.
+    """
     text = found.get(name)
     if text is None:
         return default
-    if re.fullmatch(r"-?\d+", text, re.ASCII):
+    if re.fullmatch(r"\d{4}", text, re.ASCII):
+        text = f"{text}-01-01"
+    elif re.fullmatch(r"-?\d+", text, re.ASCII):
         return int(text)
     try:
         when = datetime.fromisoformat(text)

@@ -50,8 +50,10 @@ def resolve(folder: Path, stores: Iterable[str | Path | None]) -> Path:
     if real.exists() and not real.is_dir():
         raise OutputRefused(f"{folder}: is not a folder")
     above = list(_identities(real))
-    for store in filter(None, stores):
-        place = Path(os.path.realpath(store))
+    for store in stores:
+        if store is None:
+            continue
+        place = Path(os.path.realpath(str(store)))
         identity = _identity(place)
         if identity is None:
             continue

@@ -82,6 +82,8 @@ class Query:
     is_tolerant: bool = False
     # Whether delete flags are those of the listing, or of the moment a segment is read.
     flags_at_listing: bool = True
+    # Whether executors read them, where else the driver would read very many.
+    flags_may_wait: bool = False
     report_dir: str | None = None
     # The Arrow struct that data are parsed to where their type is `struct`; whether what does not
     # fit (it, or a VARIANT) ends the read.

@@ -5,25 +5,31 @@ batch is the seqs between two offsets; it may be planned again after a crash, fr
 files moved, and gives the same seqs. What was deleted between two plans of one batch is missing in
 the second: that is no loss, a diff would not show it either.
 
-Loss is what nobody deleted: seqs from the cursor on that are below the evict floor or expired, or
-an epoch that is gone. It ends the query, or is reported and passed over with `failOnDataLoss` off.
+Loss is what nobody deleted: seqs from the cursor on that are below the evict floor, or an epoch
+that is gone. It ends the query, or is reported and passed over with `failOnDataLoss` off. The place
+of a topic that is not there is kept, and goes on if it comes back with the same epoch. Planning
+looks at the segments of the batch only: what was consumed before may move or go.
 Needs Spark 4.2, whose `latestOffset` is told where the batch begins.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
+import time
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 
-from spark_jobs.listing import Listing, Segment, TopicList, list_segments
+from spark_jobs.listing import Lister, Manifests, Segment, TopicList
 from spark_jobs.options import Options
 from spark_jobs.packing import pack
 from spark_jobs.query import BadOption, Query
+from topics_server.wal.manifest_format import Manifest, SegmentEntry
 
 try:
     from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
@@ -33,11 +39,19 @@ except ImportError:  # before Spark 4.2; `TopicsStreamReader` says so
 if TYPE_CHECKING:
     from pyspark.sql.streaming.datasource import ReadLimit
 
+# How often, and with what pause, a manifest that is not there is looked for again.
+_ATTEMPTS: Final = 4
+_WAIT_S: Final = 0.25
+
 Places = dict[str, list[int]]  # by topic: epoch, next seq
 
 
 class DataLoss(RuntimeError):
     """Records are gone that the stream has not read."""
+
+
+class ManifestMissing(RuntimeError):
+    """A batch cannot be planned now; it is neither lost nor passed over."""
 
 
 class TopicsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -54,6 +68,12 @@ class TopicsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self.options = options
         self.query = query
         self._until: Places | None = None
+        self._manifests: Manifests = {}
+        self._told: set[str] = set()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What executors get: not the manifests, of which they need none."""
+        return {**self.__dict__, "_manifests": {}, "_told": set()}
 
     # -- offsets ---------------------------------------------------------------------------
 
@@ -63,7 +83,7 @@ class TopicsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if starting == "earliest":
             return _offset({})
         if starting == "latest":
-            return _offset(ends_of(self._listing()))
+            return _offset(ends_of(self._lister()))
         try:
             given = json.loads(starting)
             places = {str(name): [0, int(seq)] for name, seq in given.items()}
@@ -82,34 +102,33 @@ class TopicsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """The end of the next batch: all that is sealed, or so many seqs of it."""
-        listing = self._listing()
+        topics = self._lister().topics
         places = _places(start)
         left: int | None = getattr(limit, "max_rows", None)
         ends: Places = {}
-        todo = {topic.manifest.name: topic for topic in listing.topics}
-        for number, (name, topic) in enumerate(sorted(todo.items())):
-            begin = self._begin(topic, places.get(name))
-            share = None if left is None else -(-left // (len(todo) - number))
-            end = _end(topic, begin, share)
+        for number, (name, topic) in enumerate(sorted(topics.items())):
+            manifest = topic.manifest
+            begin = self._begin(manifest, places.get(name))
+            share = None if left is None else -(-left // (len(topics) - number))
+            end = _end(manifest, begin, share)
             if self._until is not None:
                 end = max(begin, min(end, self._until.get(name, [0, 1])[1]))
             if left is not None:
-                left -= _live_seqs(topic, begin, end)
-            ends[name] = [topic.manifest.epoch, end]
+                left -= _slots(manifest, begin, end)
+            ends[name] = [manifest.epoch, end]
         for name in places.keys() - ends.keys():
+            # It may be back at the next trigger, and goes on here if it is the same one.
+            ends[name] = places[name]
             if places[name][0]:
                 self._lose(f"{name} is gone, with whatever it had from seq {places[name][1]} on")
-            else:
-                ends[name] = places[name]  # not there yet
         return _offset(ends)
 
     def prepareForTriggerAvailableNow(self) -> None:
         """What is sealed now is all that this run reads, in as many batches as it takes."""
-        self._until = ends_of(self._listing())
+        self._until = ends_of(self._lister())
 
-    def _begin(self, topic: TopicList, place: list[int] | None) -> int:
+    def _begin(self, manifest: Manifest, place: list[int] | None) -> int:
         """The next seq to read of a topic; checks that nothing before it was lost."""
-        manifest = topic.manifest
         if place is None:
             return 1
         epoch, seq = place
@@ -124,7 +143,9 @@ class TopicsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _lose(self, what: str) -> None:
         if self.options.fails_on_loss:
             raise DataLoss(f"{what}; failOnDataLoss=false reports it and goes on")
-        sys.stderr.write(f"topics: {what}\n")
+        if what not in self._told:
+            self._told.add(what)
+            sys.stderr.write(f"topics: {what}\n")
 
     # -- batches ---------------------------------------------------------------------------
 
@@ -133,22 +154,11 @@ class TopicsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         from spark_jobs.datasource import TopicsPartition
 
         begins, ends = _places(start), _places(end)
-        listing = self._listing(self.query)
+        changed = {name for name in ends if ends[name] != begins.get(name)}
         segments: list[Segment] = []
-        found: set[str] = set()
-        for topic in listing.topics:
-            name = topic.manifest.name
-            if name not in ends or ends[name] == begins.get(name):
-                continue
-            found.add(name)
-            epoch, end_seq = ends[name]
-            if epoch != topic.manifest.epoch:
-                self._lose(f"epoch {epoch} of {name} is gone before its last batch was read")
-                continue
-            segments += _cut(topic, self._begin(topic, begins.get(name)), end_seq)
-        for name in ends.keys() - found:
-            if ends[name] != begins.get(name):
-                self._lose(f"{name} is gone before its last batch was read")
+        lister = self._lister()
+        for name in sorted(changed):
+            segments += self._planned(lister, name, begins.get(name), ends[name])
         options = self.options
         packed = pack(
             segments,
@@ -157,6 +167,42 @@ class TopicsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             payload=self.query.needs_payload,
         )
         return [TopicsPartition(each) for each in packed]
+
+    def _planned(
+        self, lister: Lister, name: str, begin: list[int] | None, end: list[int]
+    ) -> list[Segment]:
+        """The segments of one topic of a batch, cut to its seqs; flags of these only are read.
+
+        A topic whose files are there without its manifest is neither lost nor read: the batch
+        fails, and is planned again when the query is started again.
+        """
+        epoch, end_seq = end
+        for attempt in range(_ATTEMPTS):
+            if attempt:
+                time.sleep(_WAIT_S * attempt)
+                lister = self._lister()
+            topic = lister.topics.get(name)
+            if topic is None:
+                if not self._has_stray_files(lister):
+                    self._lose(f"{name} is gone before its last batch was read")
+                    return []
+            elif topic.manifest.epoch != epoch:
+                self._lose(f"epoch {epoch} of {name} is gone before its last batch was read")
+                return []
+            else:
+                first = self._begin(topic.manifest, begin)
+                narrowed = self.query.narrow_seqs(first, end_seq - 1)
+                listed = lister.list_topic(name, narrowed)
+                if listed is not None:
+                    return _cut(listed, first, end_seq)
+        raise ManifestMissing(
+            f"the manifest of {name} is not there, and segments without a manifest are: nothing is "
+            "passed over; start the query again when the directory is whole"
+        )
+
+    def _has_stray_files(self, lister: Lister) -> bool:
+        """Whether some topic's segments lie there without a manifest: nobody knows whose."""
+        return any(lister.has_files(topic_id) for topic_id in lister.without_manifest)
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         """Arrow batches of one partition."""
@@ -171,14 +217,18 @@ class TopicsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def stop(self) -> None:
         """Nothing is open between batches."""
 
-    def _listing(self, query: Query | None = None) -> Listing:
+    def _lister(self) -> Lister:
+        """The manifests of now. Ends are of all that is sealed, whatever rows are asked for."""
         options = self.options
-        if query is None:
-            # Ends are of all that is sealed, whatever rows are asked for.
-            query = Query(topics=self.query.topics, flags_at_listing=False, with_deleted=True)
         # Time takes nothing from a stream on its own: what expired is gone when the floor says so,
         # and then it is told.
-        return list_segments(options.data_dir, query, cold_dir=options.cold_dir, now_ms=0)
+        return Lister(
+            options.data_dir,
+            Query(topics=self.query.topics),
+            cold_dir=options.cold_dir,
+            now_ms=0,
+            manifests=self._manifests,
+        )
 
 
 def _offset(places: Places) -> dict[str, Any]:
@@ -190,36 +240,42 @@ def _places(offset: dict[str, Any]) -> Places:
     return {name: [int(part) for part in place] for name, place in offset["topics"].items()}
 
 
-def ends_of(listing: Listing) -> Places:
+def ends_of(lister: Lister) -> Places:
     """Behind the last sealed seq of each topic."""
-    return {
-        topic.manifest.name: [topic.manifest.epoch, topic.segments[-1].entry.last_seq + 1]
-        for topic in listing.topics
-        if topic.segments
-    }
+    manifests = [topic.manifest for topic in lister.topics.values()]
+    return {m.name: [m.epoch, m.segments[-1].last_seq + 1] for m in manifests if m.segments}
 
 
-def _end(topic: TopicList, begin: int, limit: int | None) -> int:
+def _from(manifest: Manifest, seq: int) -> Iterator[SegmentEntry]:
+    """Listed segments that end at `seq` or later; earlier ones are not looked at."""
+    entries = manifest.segments
+    first = bisect_left(entries, seq, key=lambda entry: entry.last_seq)
+    return itertools.islice(entries, first, None)
+
+
+def _end(manifest: Manifest, begin: int, limit: int | None) -> int:
     """The seq behind a batch of at most `limit` slots of segments from `begin` on."""
+    if limit is None:
+        return max(begin, manifest.segments[-1].last_seq + 1) if manifest.segments else begin
     end, left = begin, limit
-    for segment in topic.segments:
-        first, last = max(segment.entry.first_seq, begin), segment.entry.last_seq
-        if last < begin:
-            continue
-        count = last - first + 1
-        if left is not None and count >= left:
+    for entry in _from(manifest, begin):
+        first = max(entry.first_seq, begin)
+        count = entry.last_seq - first + 1
+        if count >= left:
             return first + left if left else end
-        end = last + 1
-        left = None if left is None else left - count
+        end = entry.last_seq + 1
+        left -= count
     return end
 
 
-def _live_seqs(topic: TopicList, begin: int, end: int) -> int:
+def _slots(manifest: Manifest, begin: int, end: int) -> int:
     """Slots of segments in `[begin, end)`."""
-    return sum(
-        max(0, min(s.entry.last_seq + 1, end) - max(s.entry.first_seq, begin))
-        for s in topic.segments
-    )
+    slots = 0
+    for entry in _from(manifest, begin):
+        if entry.first_seq >= end:
+            break
+        slots += min(entry.last_seq + 1, end) - max(entry.first_seq, begin)
+    return slots
 
 
 def _cut(topic: TopicList, begin: int, end: int) -> list[Segment]:

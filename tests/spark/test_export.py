@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from spark_jobs import exporting
+from spark_jobs import records
 from spark_jobs.export import main
 from tests.contract.driver import ROOT, Server, good
 from tests.crash.test_webhooks import TOPIC
@@ -41,7 +41,7 @@ def export(folder: Path, *words: object) -> dict[str, int]:
 
 def manifest(folder: Path) -> dict[str, Any]:
     """The folder's manifest; every file is as it says, and there are no others."""
-    found: dict[str, Any] = json.loads((folder / "export.json").read_text("utf-8"))
+    found: dict[str, Any] = json.loads((folder / "_export.json").read_text("utf-8"))
     named = [each for topic in found["topics"].values() for each in topic["files"]]
     for each in named:
         content = (folder / each["path"]).read_bytes()
@@ -168,8 +168,8 @@ def test_killed_runs_leave_every_record_in_one_file(webhooks: Server, tmp_path: 
 
 
 def test_files_are_split_by_day() -> None:
-    def row(ts: int) -> exporting.Row:
-        return exporting.Row(1, ts, None, None, b"1", None)
+    def row(ts: int) -> records.Row:
+        return records.Row(1, ts, None, None, b"1", None)
 
-    parts = list(exporting.split_by_day([row(0), row(86_399_999), row(86_400_000)]))
+    parts = list(records.split_by_day([row(0), row(86_399_999), row(86_400_000)]))
     assert [(day, len(part)) for day, part in parts] == [("1970-01-01", 2), ("1970-01-02", 1)]

@@ -16,7 +16,7 @@ from tests.spark.logs import seal_all
 if not HAS_SPARK:
     pytest.skip(f"PySpark is not installed; {INSTALL}", allow_module_level=True)
 
-from spark_jobs.streaming import DataLoss, TopicsStreamReader
+from spark_jobs.streaming import DataLoss, ManifestMissing, TopicsStreamReader
 
 ALL = SimpleNamespace()
 
@@ -158,3 +158,68 @@ def test_a_query_reads_what_is_there_and_what_comes(
     run()
     rows = spark.read.parquet(str(tmp_path / "out")).select("seq").collect()
     assert sorted(r.seq for r in rows) == list(range(1, 31))
+
+
+def hidden(path: Path) -> Path:
+    """Take a file or folder away; the name it has now."""
+    return path.rename(path.with_name(f"{path.name}.away"))
+
+
+def test_a_topic_that_is_away_for_a_trigger_goes_on_where_it_was(
+    server: Server, capsys: pytest.CaptureFixture[str]
+) -> None:
+    api = server.start()
+    add_sealed(api, "a", 5)
+    add_sealed(api, "b", 3)
+    stream = reader(server.data_dir, failOnDataLoss="false")
+    place = stream.latestOffset(stream.initialOffset(), ALL)
+    folder = next(p for p in server.data_dir.glob("segments/*") if b'"a"' in manifest_of(p))
+    away = hidden(folder / "manifest")
+    for _ in range(2):
+        assert stream.latestOffset(place, ALL) == place, "its place is kept"
+    assert capsys.readouterr().err.count("a is gone") == 1
+    strict = reader(server.data_dir)
+    with pytest.raises(DataLoss, match="a is gone"):
+        strict.latestOffset(place, ALL)
+    away.rename(folder / "manifest")
+    add_sealed(api, "a", 2)
+    for made in (stream, strict):
+        end = made.latestOffset(place, ALL)
+        assert rows_between(made, place, end) == ["a:6", "a:7"]
+
+
+def manifest_of(folder: Path) -> bytes:
+    """What its manifest says, as bytes."""
+    path = folder / "manifest"
+    return path.read_bytes() if path.exists() else b""
+
+
+@pytest.mark.parametrize("mode", ["true", "false"])
+def test_a_batch_whose_manifest_is_away_is_not_passed_over(server: Server, mode: str) -> None:
+    """Between the offset and the plan: it fails, and is planned again."""
+    api = server.start()
+    add_sealed(api, "a", 4)
+    stream = reader(server.data_dir, failOnDataLoss=mode)
+    start = stream.initialOffset()
+    end = stream.latestOffset(start, ALL)
+    (path,) = server.data_dir.glob("segments/*/manifest")
+    away = hidden(path)
+    with pytest.raises(ManifestMissing, match="nothing is passed over"):
+        stream.partitions(start, end)
+    away.rename(path)
+    assert len(rows_between(stream, start, end)) == 4
+
+
+def test_what_was_consumed_is_not_looked_at(server: Server) -> None:
+    """Segments of batches before may move away or go, and cost a trigger nothing."""
+    api = server.start()
+    for _ in range(3):
+        add_sealed(api, "a", 5)
+    stream = reader(server.data_dir)
+    place = stream.latestOffset(stream.initialOffset(), ALL)
+    for path in server.data_dir.glob("segments/*/*.data"):
+        path.unlink()
+    assert stream.latestOffset(place, ALL) == place
+    add_sealed(api, "a", 2)
+    end = stream.latestOffset(place, ALL)
+    assert rows_between(stream, place, end) == ["a:16", "a:17"]

@@ -85,7 +85,7 @@ def render_page(name: str, page: Page, shown: int, cache: RenderCache) -> list[b
     assert page.next_from_seq <= page.head_seq
     parts.append(
         b'],"next_from_seq":%d,"head_seq":%d,"earliest_seq":%d,"caught_up":%b,"tombstone":%b,'
-        b'"lag":%d,'
+        b'"lag":%d,"epoch":%d,'
         % (
             page.next_from_seq,
             page.head_seq,
@@ -93,6 +93,7 @@ def render_page(name: str, page: Page, shown: int, cache: RenderCache) -> list[b
             b"true" if page.caught_up else b"false",
             b"null" if page.gap is None else _tombstone(page.gap, page),
             page.head_seq - page.next_from_seq,
+            page.epoch,
         )
     )
     return parts
@@ -178,11 +179,12 @@ def render_config(config: TopicConfig) -> bytes:
 def render_state(state: TopicState, total_ms: float) -> bytes:
     """The answer to a state read (§1.2)."""
     return (
-        b'{"topic":"%b","type":"%b","head_seq":%d,"earliest_seq":%d,"next_seq":%d,"count":%d,'
+        b'{"topic":"%b","epoch":%d,"type":"%b","head_seq":%d,"earliest_seq":%d,"next_seq":%d,"count":%d,'
         b'"bytes":%d,"disk_bytes":%d,"damaged_records":%d,"config":%b,%b%b"effective_priority":%d,'
         b'"last_write_ts":%b,"last_read_ts":%b,%b'
     ) % (
         state.name.encode("ascii"),
+        state.epoch,
         state.config.type.value.encode("ascii"),
         state.head_seq,
         state.earliest_seq,
@@ -228,6 +230,7 @@ def render_topics(page: TopicPage, next_cursor: str | None, total_ms: float) -> 
         "topics": [
             {
                 "topic": state.name,
+                "epoch": state.epoch,
                 "head_seq": state.head_seq,
                 "earliest_seq": state.earliest_seq,
                 "count": state.count,

@@ -259,9 +259,11 @@ def _answer_schemas() -> Schema:
     place = {"topic": text(), "head_seq": u64(), "earliest_seq": u64()}
     size = {"count": u64(), "bytes": u64()}
     stamp = {"type": ["integer", "null"]}
-    row = place | size | {"durable": boolean(), "effective_priority": {"type": "integer"}}
+    epoch = u64("Which incarnation of the name it is: dropped and made again, it is one more.")
+    row = {"epoch": epoch} | place | size | {"durable": boolean(), "effective_priority": {"type": "integer"}}
     done = {"topic": text(), "created": boolean()}
     state = {
+        "epoch": epoch,
         **(place | size),
         "type": text(enum=_values(TopicType)),
         "next_seq": u64(),
@@ -284,6 +286,7 @@ def _answer_schemas() -> Schema:
         "forked_from": _all({"path": text(), "upto_seq": u64()}),
     }
     page = {
+        "epoch": epoch,
         **place,
         "records": list_of(ref("Record")),
         "next_from_seq": u64(),

@@ -64,6 +64,8 @@ class Page(msgspec.Struct, frozen=True):
     earliest_seq: int
     gap: Gap | None = None
     scanned: int = 0
+    # Of the topic: which incarnation of its name was read.
+    epoch: int = 1
 
     @property
     def caught_up(self) -> bool:

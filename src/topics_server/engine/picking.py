@@ -61,7 +61,7 @@ def plan_rows(topic: Topic, seqs: Sequence[int]) -> PagePlan:
         if rows:
             pieces += _pieces_of(log, run, rows)
     head_seq = log.head_seq
-    return PagePlan(pieces, head_seq, head_seq, log.earliest_seq, None, 0)
+    return PagePlan(pieces, head_seq, head_seq, log.earliest_seq, None, 0, topic.epoch)
 
 
 def _pieces_of(log: Log, run: Run, rows: list[int]) -> list[Piece | SealedPiece]:

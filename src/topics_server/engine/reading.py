@@ -52,6 +52,7 @@ class PagePlan(msgspec.Struct, frozen=True):
     earliest_seq: int
     gap: Gap | None
     scanned: int
+    epoch: int
 
     def fetches(self) -> list[Fetch]:
         """What has to be read for `complete`, in order."""
@@ -74,6 +75,7 @@ def complete(plan: PagePlan, fetched: Mapping[Fetch, Block]) -> Page:
         earliest_seq=plan.earliest_seq,
         gap=plan.gap,
         scanned=plan.scanned,
+        epoch=plan.epoch,
     )
 
 
@@ -102,6 +104,7 @@ def plan_page(topic: Topic, request: ReadRequest, now_ms: int, upto_seq: int = S
         earliest_seq=earliest,
         gap=gap,
         scanned=scan.scanned,
+        epoch=topic.epoch,
     )
 
 

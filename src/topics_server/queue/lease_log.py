@@ -33,12 +33,14 @@ _encode: Final = msgspec.json.Encoder().encode
 class LeaseEvent(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """One thing that happened to a lease, as it stands in the log.
 
-    `deadline`: when the lease ends, or ended; `available`: when the job can be claimed again. All
+    `epoch`: which incarnation of the queue's name it was; a queue that was dropped and made again
+    gives the same seqs once more. `deadline`: when the lease ends, or ended; `available`: when the job can be claimed again. All
     times in ms.
     """
 
     event: Event
     queue: str
+    epoch: int
     seq: int
     ts: int
     node: str = ""
@@ -51,6 +53,7 @@ class LeaseEvent(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 def lease_event(
     event: Event,
     queue: str,
+    epoch: int,
     seq: int,
     ts: int,
     *,
@@ -62,7 +65,7 @@ def lease_event(
 ) -> LeaseEvent:
     """An event about the lease of this number; 0 is no lease."""
     shown = lease_text(lease_id) if lease_id else ""
-    return LeaseEvent(event, queue, seq, ts, node, shown, deliveries, deadline_ms, available_ms)
+    return LeaseEvent(event, queue, epoch, seq, ts, node, shown, deliveries, deadline_ms, available_ms)
 
 
 class Appender(Protocol):

@@ -123,6 +123,7 @@ class Leasing:
             lease_event(
                 event,
                 topic.name,
+                topic.epoch,
                 seq,
                 now_ms,
                 node=job.node,
@@ -141,6 +142,7 @@ class Leasing:
             lease_event(
                 "claimed",
                 topic.name,
+                topic.epoch,
                 job.seq,
                 entry.ts,
                 node=entry.node,
@@ -166,6 +168,7 @@ class Leasing:
                     lease_event(
                         "expired",
                         topic.name,
+                        topic.epoch,
                         lease.seq,
                         now_ms,
                         node=lease.node,

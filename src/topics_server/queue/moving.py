@@ -141,11 +141,13 @@ class Mover:
     def _note(self, topic: Topic, moved: Sequence[_Moving]) -> None:
         name = topic.config.lease_log
         if isinstance(name, str):
-            now_ms = self._clock.now_ms()
+            now_ms, epoch = self._clock.now_ms(), topic.epoch
             self._logs.note(
                 name,
                 [
-                    lease_event("dead_lettered", topic.name, m.seq, now_ms, deliveries=m.deliveries)
+                    lease_event(
+                        "dead_lettered", topic.name, epoch, m.seq, now_ms, deliveries=m.deliveries
+                    )
                     for m in moved
                 ],
             )

@@ -126,7 +126,7 @@ def test_a_page_joins_its_pieces_and_keeps_payloads() -> None:
     assert [record["$seq"] for record in told["records"]] == [1, 2, 4, 11]
     assert list(told) == [
         *("topic", "records", "next_from_seq", "head_seq", "earliest_seq", "caught_up"),
-        *("tombstone", "lag", "performance"),
+        *("tombstone", "lag", "epoch", "performance"),
     ]
     assert (told["next_from_seq"], told["lag"], told["caught_up"]) == (12, 8, False)
     assert told["performance"]["records_scanned"] == 12
@@ -169,6 +169,7 @@ def test_a_state_has_every_field() -> None:
     assert config == json.loads(render_config(TopicConfig()))
     assert told == {
         "topic": "jobs",
+        "epoch": 1,
         "type": "log",
         "head_seq": 10,
         "earliest_seq": 4,
@@ -191,6 +192,7 @@ def test_a_list_shows_a_summary_and_its_cursor() -> None:
     assert told["topics"] == [
         {
             "topic": "jobs",
+            "epoch": 1,
             "head_seq": 10,
             "earliest_seq": 4,
             "count": 7,

@@ -51,11 +51,11 @@ class Appends:
 
 
 def events(first: int, count: int) -> list[LeaseEvent]:
-    return [lease_event("acked", "jobs", seq, 5) for seq in range(first, first + count)]
+    return [lease_event("acked", "jobs", 1, seq, 5) for seq in range(first, first + count)]
 
 
 def test_what_is_not_there_is_left_out() -> None:
-    shown = lease_event("claimed", "jobs", 1, 5, node="w", lease_id=255, deliveries=2)
+    shown = lease_event("claimed", "jobs", 3, 1, 5, node="w", lease_id=255, deliveries=2)
     assert (shown.lease_id, shown.deadline) == ("lease_ff", 0)
 
 
@@ -68,7 +68,7 @@ async def test_events_of_a_turn_are_one_append_tagged_by_their_kind() -> None:
     await logs.flush()
     assert len(store.calls) == 1
     assert store.calls[0][1][0] == {
-        "data": {"event": "acked", "queue": "jobs", "seq": 1, "ts": 5},
+        "data": {"event": "acked", "queue": "jobs", "epoch": 1, "seq": 1, "ts": 5},
         "tag": "acked",
     }
     assert store.seqs("log") == [1, 2, 3]
