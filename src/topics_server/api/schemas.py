@@ -260,7 +260,12 @@ def _answer_schemas() -> Schema:
     size = {"count": u64(), "bytes": u64()}
     stamp = {"type": ["integer", "null"]}
     epoch = u64("Which incarnation of the name it is: dropped and made again, it is one more.")
-    row = {"epoch": epoch} | place | size | {"durable": boolean(), "effective_priority": {"type": "integer"}}
+    row = (
+        {"epoch": epoch}
+        | place
+        | size
+        | {"durable": boolean(), "effective_priority": {"type": "integer"}}
+    )
     done = {"topic": text(), "created": boolean()}
     state = {
         "epoch": epoch,

@@ -34,8 +34,8 @@ class LeaseEvent(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     """One thing that happened to a lease, as it stands in the log.
 
     `epoch`: which incarnation of the queue's name it was; a queue that was dropped and made again
-    gives the same seqs once more. `deadline`: when the lease ends, or ended; `available`: when the job can be claimed again. All
-    times in ms.
+    gives the same seqs once more. `deadline`: when the lease ends, or ended; `available`: when the
+    job can be claimed again. All times in ms.
     """
 
     event: Event
@@ -65,7 +65,9 @@ def lease_event(
 ) -> LeaseEvent:
     """An event about the lease of this number; 0 is no lease."""
     shown = lease_text(lease_id) if lease_id else ""
-    return LeaseEvent(event, queue, epoch, seq, ts, node, shown, deliveries, deadline_ms, available_ms)
+    return LeaseEvent(
+        event, queue, epoch, seq, ts, node, shown, deliveries, deadline_ms, available_ms
+    )
 
 
 class Appender(Protocol):
