@@ -117,7 +117,7 @@ def test_an_older_export_goes_on(server: Server, tmp_path: Path) -> None:
     api.add("a", 1, 2, 3)
     out, url = tmp_path / "out", ["--url", api.url]
     out.mkdir()
-    state = {"epoch": None, "generation": 0, "next_seq": 3, "files": [], "lost": []}
+    state: dict[str, Any] = {"epoch": None, "generation": 0, "next_seq": 3, "files": [], "lost": []}
     content = {"version": 1, "format": "parquet", "topics": {"a": state}}
     (out / "export.json").write_text(json.dumps(content))
     assert export(out, *url)["records"] == 1
