@@ -380,6 +380,7 @@ SERVICES = {
         "engine.commits", "engine.ports", "engine.topic", "queue.alarm", "queue.jobs"
     ),
     "queue.alarm": driver("engine.ports"),
+    "queue.step_clock": driver("engine.ports"),
     "queue.lines": driver(
         "engine.hub",
         "engine.ports",
@@ -436,6 +437,7 @@ SERVICES = {
         "queue.line",
         "queue.lines",
         "queue.moving",
+        "queue.step_clock",
     ),
     "queue.push": driver(
         "engine.topic", "queue.alarm", "queue.answers", "queue.line", "queue.service"

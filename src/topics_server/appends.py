@@ -282,16 +282,18 @@ def _checked_u64(value: int, path: str) -> int:
 
 def deliver_times(
     body: bytes, decoded: DecodedAppend | None, grammar: int, ts: int
-) -> list[tuple[int, int]]:
-    """Which records of an append committed at `ts` are to be had later: (index, time in ms).
+) -> list[tuple[int, int, bool]]:
+    """Which records of an append committed at `ts` are to be had later.
 
-    `decoded` is None in replay. Clamped to `DELAY_MS_MAX` from the commit on.
+    (index, time in ms, whether the record names that time itself). `decoded` is None in replay.
+    Clamped to `DELAY_MS_MAX` from the commit on.
     """
     if grammar != GRAMMAR:
         return []
     delays = (decoded or decode_append(body, grammar)).delays
-    times = ((index, ms if is_time else ts + ms) for index, ms, is_time in delays)
-    return [(index, min(at_ms, ts + DELAY_MS_MAX)) for index, at_ms in times if at_ms > ts]
+    times = ((index, ms if is_time else ts + ms, is_time) for index, ms, is_time in delays)
+    latest = ts + DELAY_MS_MAX
+    return [(index, min(at_ms, latest), is_time) for index, at_ms, is_time in times if at_ms > ts]
 
 
 def of_columns(

@@ -147,6 +147,7 @@ class QueueImage(msgspec.Struct, frozen=True, array_like=True):
     `heard_lsn`: entries of the queue's own topic up to it are in here. `returned` and `delayed`:
     pairs of seq and when it can be claimed, ms. `deliveries`: pairs of seq and count of jobs that
     are not leased. `moved`: jobs whose copy is in the dead-letter topic, yet to be deleted here.
+    `timed`: of `delayed`, the seqs that named their time themselves.
     """
 
     queue_id: int
@@ -158,6 +159,7 @@ class QueueImage(msgspec.Struct, frozen=True, array_like=True):
     delayed: list[tuple[int, int]]
     deliveries: list[tuple[int, int]]
     moved: list[int]
+    timed: list[int] = []
 
 
 class LeasesPart(msgspec.Struct, frozen=True, array_like=True):

@@ -71,6 +71,9 @@ SEND_BUFFER_BYTES: Final = 256 * KIB
 # What all connections together may hold that their clients do not read.
 UNREAD_BYTES_MAX: Final = 256 * MIB
 
+# Dropped names whose last epoch is remembered one by one; older ones share a floor.
+DROPPED_NAMES_MAX: Final = 100_000
+
 # Records of one move; their seqs are in the extra of its frame, which has a u16 of bytes.
 MOVE_RECORDS_MAX: Final = 1_000
 

@@ -394,7 +394,6 @@ class Node:
             ),
             self.moves,
         )
-        self.store.queue_counts = self.books.counts
         self.queues = QueueService(
             self.store,
             self.books,
@@ -403,6 +402,7 @@ class Node:
             self._clock,
             on_moved=lambda: self.checkpointer.moved(LEASES_ID),
         )
+        self.store.queue_counts = self.queues.counts
         self.pump = Pump(
             self.router_table,
             self.store,
@@ -554,6 +554,7 @@ class Node:
         await self.queues.close()
         await self.pump.close()
         self.sessions.close()
+        self.sealer.expire()
         try:
             await self.journal.sync_all()
             await self.checkpointer.take(final=True)

@@ -360,10 +360,9 @@ class Simulation:
             entry.is_fact = _is_fact(track, entry)
 
     def _is_synced(self, track: Track, step: Step) -> bool:
-        if isinstance(step, Put | Drop):
+        if isinstance(step, Put | Drop) or not track.live.exists:
             return True
-        config = track.live.config if track.live.exists else track.config
-        return config.durability is Durability.FSYNC
+        return track.live.config.durability is Durability.FSYNC
 
     def _ask(self, name: str, step: Step) -> Coroutine[Any, Any, Answer]:
         match step:

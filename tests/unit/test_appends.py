@@ -275,19 +275,19 @@ def delayed(fields: bytes) -> bytes:
 @pytest.mark.parametrize(
     ("fields", "expected"),
     [
-        (b'"delay_ms":500', [(1, 1_500)]),
-        (b'"deliver_at_ms":7000', [(1, 7_000)]),
-        (b'"d\\u0065lay_ms":500', [(1, 1_500)]),
+        (b'"delay_ms":500', [(1, 1_500, False)]),
+        (b'"deliver_at_ms":7000', [(1, 7_000, True)]),
+        (b'"d\\u0065lay_ms":500', [(1, 1_500, False)]),
         (b'"delay_ms":0', []),
         (b'"deliver_at_ms":1000', []),
         (b'"delay_ms":null,"deliver_at_ms":null', []),
-        (b'"delay_ms":null,"deliver_at_ms":7000', [(1, 7_000)]),
-        (b'"delay_ms":18446744073709551615', [(1, 1_000 + DELAY_MS_MAX)]),
-        (b'"deliver_at_ms":18446744073709551615', [(1, 1_000 + DELAY_MS_MAX)]),
+        (b'"delay_ms":null,"deliver_at_ms":7000', [(1, 7_000, True)]),
+        (b'"delay_ms":18446744073709551615', [(1, 1_000 + DELAY_MS_MAX, False)]),
+        (b'"deliver_at_ms":18446744073709551615', [(1, 1_000 + DELAY_MS_MAX, True)]),
     ],
 )
 def test_a_record_may_say_when_it_is_to_be_had(
-    fields: bytes, expected: list[tuple[int, int]]
+    fields: bytes, expected: list[tuple[int, int, bool]]
 ) -> None:
     body = delayed(fields)
     decoded = decode_append(body)

@@ -139,7 +139,7 @@ class Checkpointer:
 
     async def _capture(self) -> list[tuple[int, bytes]]:
         """Encode everything there is, never holding the loop longer than a slice."""
-        parts: list[tuple[int, bytes]] = [(EPOCHS_PART, capture_epochs(self._registry))]
+        parts: list[tuple[int, bytes]] = [(EPOCHS_PART, b"")]
         slice_began_ms = self._clock.monotonic_ms()
         for part in self._encoded():
             parts.append(part)
@@ -148,6 +148,8 @@ class Checkpointer:
                 self.longest_slice_ms = max(self.longest_slice_ms, spent_ms)
                 await asyncio.sleep(0)
                 slice_began_ms = self._clock.monotonic_ms()
+        # Captured last: a topic that was dropped before its own turn is in no part but this one.
+        parts[0] = (EPOCHS_PART, capture_epochs(self._registry))
         return parts
 
     def _encoded(self) -> Iterator[tuple[int, bytes]]:

@@ -31,12 +31,17 @@ _LAST_TIME: Final = attrgetter("last_time")
 
 
 class Log:
-    """One topic's slots. `last_ts`: commit time of the newest record ever, ms."""
+    """One topic's slots. `last_ts`: commit time of the newest record ever, ms.
+
+    `expired_seq`: records below it were once found past their TTL. It only rises, so that they stay
+    expired when the wall clock is set back; the floor follows it (`retention.standing_floor`).
+    """
 
     __slots__ = (
         "damaged_records",
         "earliest_seq",
         "evict_floor",
+        "expired_seq",
         "head_seq",
         "holes",
         "last_count",
@@ -58,6 +63,7 @@ class Log:
         self.open: OpenBlock | None = None
         self.head_seq = 0
         self.evict_floor = 1
+        self.expired_seq = 1
         self.earliest_seq = 1
         self.live_count = 0
         self.live_bytes = 0

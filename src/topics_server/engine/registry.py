@@ -1,7 +1,8 @@
 """All topics by name and id, their epochs, their totals; a projection of the journal.
 
-A name has at most one visible topic. `epochs` survive a drop, so that the next topic of that name
-is known to be another one; ids are never reused. A topic that is being created is `pending`,
+A name has at most one visible topic. Epochs survive a drop, so that the next topic of that name is
+known to be another one: the last `DROPPED_NAMES_MAX` dropped names have their own number, all older
+ones share `epoch_floor`. Ids are never reused. A topic that is being created is `pending`,
 with what is staged on it, until its creation is applied. Called by commits, the store and recovery.
 """
 
@@ -14,6 +15,7 @@ from typing import Final
 
 from msgspec import UNSET, UnsetType
 
+from topics_server import limits
 from topics_server.engine.ports import SealedIndex
 from topics_server.engine.topic import Applied, Topic
 from topics_server.entries import Entry, Floor, RecordsAppended, TopicDropped, TopicPut
@@ -29,8 +31,6 @@ from topics_server.model import (
 
 # Which names somebody may see; None: all.
 MayName = Callable[[str], bool] | None
-# Dropped names whose epoch is remembered; the oldest are forgotten (ids stay unique).
-DROPPED_NAMES_MAX: Final = 100_000
 # Above so many new names the list is sorted once instead of inserting each.
 _INSERTS_MAX: Final = 32
 
@@ -43,6 +43,7 @@ def own_path(topic: Topic) -> str:
 class Registry:
     """The topics. `next_topic_id`: ids below it may have been used.
 
+    `epoch_floor`: at least the last epoch of every dropped name that is not in `dropped_epochs`.
     `sealed_of`: set in replay only; the segments found on disk for a topic that is created again.
     """
 
@@ -51,6 +52,7 @@ class Registry:
         self._by_id: dict[int, Topic] = {}
         self.pending: dict[int, Topic] = {}
         self.dropped_epochs: dict[str, int] = {}
+        self.epoch_floor = 0
         self.next_topic_id = 1
         self.sealed_of: Callable[[int], Sequence[SealedIndex]] | None = None
         self.records_live = 0
@@ -113,7 +115,7 @@ class Registry:
         the topic abandoned. `check_free` was asked before.
         """
         assert name not in self._by_name
-        epoch = self.dropped_epochs.get(name, 0) + 1
+        epoch = self.dropped_epochs.get(name, self.epoch_floor) + 1
         floor = Floor(first_seq, LossReason.CAP) if first_seq > 1 else None
         creation = TopicPut(
             self.next_topic_id, name, epoch, config, now_ms, first_seq - 1, True, floor, stream
@@ -220,11 +222,16 @@ class Registry:
         self.remember_epoch(topic.name, topic.epoch)
 
     def remember_epoch(self, name: str, epoch: int) -> None:
-        """A dropped name's last epoch; beyond the bound the oldest is forgotten."""
+        """A dropped name's last epoch; beyond the bound the oldest name leaves only the floor."""
         self.dropped_epochs.pop(name, None)
         self.dropped_epochs[name] = epoch
-        if len(self.dropped_epochs) > DROPPED_NAMES_MAX:
-            del self.dropped_epochs[next(iter(self.dropped_epochs))]
+        if len(self.dropped_epochs) > limits.DROPPED_NAMES_MAX:
+            oldest = next(iter(self.dropped_epochs))
+            self.raise_epoch_floor(self.dropped_epochs.pop(oldest))
+
+    def raise_epoch_floor(self, epoch: int) -> None:
+        """Names that are not remembered begin above this epoch."""
+        self.epoch_floor = max(self.epoch_floor, epoch)
 
     def _note_ancestors(self, topic: Topic, step: int) -> None:
         if topic.stream is None:

@@ -4,7 +4,10 @@ The floor is the first seq not lost involuntarily. TTL: records older than `ttl_
 floor is behind the last live one of them; what was deleted before it expired moves nothing. Caps:
 after an append at most `cap_records` live records and `cap_bytes` bytes remain; the newest record
 always stays, even when it alone is larger than `cap_bytes`. Deletes under way are not counted as
-room: they may fail. Called by `engine/topic.py` and `engine/reading.py`.
+room: they may fail. What was once found expired stays so when the clock is set back:
+`Log.expired_seq` remembers it. The clock itself is taken as it is: one that ran ahead for a moment
+expires what was there then and nothing that comes after. Called by `engine/topic.py` and
+`engine/reading.py`.
 """
 
 from __future__ import annotations
@@ -20,20 +23,28 @@ from topics_server.model import Discard, LossReason, TopicConfig
 
 def first_unexpired(log: Log, ttl_ms: int, now_ms: int) -> int:
     """The first live seq that is not expired; `head_seq + 1` if there is none."""
-    earliest = log.earliest_seq
-    if ttl_ms == 0 or log.live_count == 0 or log.time_of(earliest) >= now_ms - ttl_ms:
-        return earliest
-    return log.next_live(max(earliest, log.first_seq_since(now_ms - ttl_ms)))
+    if ttl_ms == 0 or not _expires(log, now_ms - ttl_ms):
+        return log.earliest_seq
+    return log.next_live(log.expired_seq)
 
 
 def expired_floor(log: Log, ttl_ms: int, now_ms: int) -> int:
     """The floor as expiry has it now: behind the last live record that is too old."""
-    earliest = log.earliest_seq
-    if ttl_ms == 0 or log.live_count == 0 or log.time_of(earliest) >= now_ms - ttl_ms:
+    if ttl_ms == 0 or not _expires(log, now_ms - ttl_ms):
         return log.evict_floor
-    last = log.last_live_below(log.first_seq_since(now_ms - ttl_ms))
-    assert last >= earliest
+    last = log.last_live_below(log.expired_seq)
+    assert last >= log.earliest_seq
     return last + 1
+
+
+def _expires(log: Log, since_ms: int) -> bool:
+    """Whether a live record is expired: older than `since_ms`, or found so before."""
+    earliest = log.earliest_seq
+    if log.live_count == 0:
+        return False
+    if log.time_of(earliest) < since_ms:
+        log.expired_seq = max(log.expired_seq, log.first_seq_since(since_ms))
+    return log.expired_seq > earliest
 
 
 def standing_floor(log: Log, staging: Staging, config: TopicConfig, now_ms: int) -> Floor | None:

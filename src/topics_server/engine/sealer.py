@@ -158,6 +158,14 @@ class Sealer:
         for topic_id in self._aging:
             self._enqueue(topic_id)
 
+    def expire(self) -> None:
+        """Submit every floor that is due by a TTL: a clean stop keeps what readers were told."""
+        now_ms = self._clock.now_ms()
+        for topic_id in self._expiring:
+            topic = self._registry.get(topic_id)
+            if topic is not None:
+                self._move_floor(topic, now_ms)
+
     def _move_floor(self, topic: Topic, now_ms: int) -> None:
         if topic.stream is not None and topic.stream.newest.is_copying:
             return  # of a fork what holds places is not deleted yet: its caps hold once it is whole

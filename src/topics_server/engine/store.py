@@ -47,6 +47,7 @@ from topics_server.errors import Code, TopicsError, topic_not_found
 from topics_server.grammars import decode_copies
 from topics_server.limits import HEAD_RESERVE_SEQS, MOVE_RECORDS_MAX
 from topics_server.model import (
+    CREATION_GATE,
     GATE_OF,
     Durability,
     Gate,
@@ -87,8 +88,8 @@ class Store:
         # Set by the space watch: appends are refused, everything that frees space goes on.
         self.is_disk_low = False
         self.is_draining = False
-        # Set by the wiring: the jobs of a queue at a time in ms.
-        self.queue_counts: Callable[[Topic, int], QueueCounts] | None = None
+        # Set by the wiring: the jobs of a queue now.
+        self.queue_counts: Callable[[Topic], QueueCounts] | None = None
 
     # --- append -------------------------------------------------------------------------
 
@@ -132,8 +133,7 @@ class Store:
                 )
         appending = self._begin_append(topic, body, decoded, header_key, producer)
         if not isinstance(appending, Appending):
-            now_ms = self._clock.now_ms()
-            return await repeated(self._commits, topic, appending, producer, now_ms)
+            return await repeated(self._commits, topic, appending, producer, self._clock.now_ms())
         if submitted is not None:
             submitted()
         if not appending.ticket.is_done:
@@ -208,7 +208,9 @@ class Store:
         gate = GATE_OF[topic.config.durability]
         if entry.source is not None and not topic.is_ephemeral:
             gate = Gate.SYNCED
-        if entry.creation is not None or (entry.step is not None and entry.step.closes):
+        if entry.creation is not None:
+            gate = CREATION_GATE
+        elif entry.step is not None and entry.step.closes:
             gate = max(gate, Gate.WRITTEN)
         if entry.floor is not None:
             # What evicts journaled records is journaled, whatever the class is now.
@@ -237,9 +239,7 @@ class Store:
                 decoded, body, header_key, now_ms, self.append_limits, creation, producer=producer
             )
             assert isinstance(entry, RecordsAppended), "a new topic has no keys and no producers"
-            # Ephemeral or not, the creation is journaled: the configuration always survives.
-            gate = max(GATE_OF[config.durability], Gate.WRITTEN)
-            ticket = self._commits.submit(entry, gate, topic)
+            ticket = self._commits.submit(entry, CREATION_GATE, topic)
         except TopicsError:
             self._registry.abandon(topic.topic_id)
             raise
@@ -524,7 +524,7 @@ class Store:
         config = topic.config
         queue = None
         if config.type is TopicType.QUEUE and self.queue_counts is not None:
-            queue = self.queue_counts(topic, now_ms)
+            queue = self.queue_counts(topic)
         return TopicState(
             name=topic.name,
             topic_id=topic.topic_id,

@@ -57,8 +57,11 @@ class QueueBooks:
     def __init__(self, first_lease_id: int) -> None:
         self._books: dict[int, LeaseBook] = {}
         self._last_id = first_lease_id
-        self._staged: deque[tuple[int, LeaseEntry]] = deque()
+        # Entries under way, each with how far the clock had been set when it was decided.
+        self._staged: deque[tuple[int, LeaseEntry, int]] = deque()
+        self._shifted_ms = 0
         self._committed_lsn = 0
+        self._committed_shift_ms = 0
         self._applied_lsn = 0
         # Jobs whose copy is in the dead-letter topic and which are not deleted yet, by queue.
         self._marked: dict[int, set[int]] = {}
@@ -93,6 +96,12 @@ class QueueBooks:
             book = self._books[queue_id] = LeaseBook(queue_id, self._next_id)
         return book
 
+    def shift(self, by_ms: int) -> None:
+        """The wall clock was set by so much; within a process leases and delays do not mind."""
+        self._shifted_ms += by_ms
+        for book in self._books.values():
+            book.shift(by_ms)
+
     # -- entries of the leases -------------------------------------------------------------
 
     def apply_soft(self, entry: LeaseEntry) -> None:
@@ -104,19 +113,20 @@ class QueueBooks:
     def stage(self, lsn: int, entry: Entry) -> None:
         """See `projections.Owner`. Its jobs are nobody else's until it is settled."""
         assert isinstance(entry, LeaseEntry), "not an entry of the leases"
-        self._staged.append((lsn, entry))
+        self._staged.append((lsn, entry, self._shifted_ms))
         self._books[entry.queue_id].stage(entry)
 
     def commit_staged(self, lsn: int) -> None:
         """See `projections.Owner`."""
-        staged_lsn, _ = self._staged.popleft()
+        staged_lsn, _, shifted_ms = self._staged.popleft()
         assert staged_lsn == lsn, "entries leave in the order in which they came"
         self._committed_lsn = lsn
+        self._committed_shift_ms = self._shifted_ms - shifted_ms
 
     def undo_from(self, lsn: int) -> None:
         """See `projections.Owner`."""
         while self._staged and self._staged[-1][0] >= lsn:
-            _, entry = self._staged.pop()
+            _, entry, _ = self._staged.pop()
             book = self._books.get(entry.queue_id)
             if book is not None:
                 book.undo(entry)
@@ -127,7 +137,8 @@ class QueueBooks:
         if lsn == self._committed_lsn:
             book = self._books.get(entry.queue_id)
             if book is not None:
-                book.apply(lsn, entry, is_staged=True)
+                shift_ms = self._committed_shift_ms
+                book.apply(lsn, entry, is_staged=True, shift_ms=shift_ms)
         else:
             book = self._open(entry.queue_id)
             if lsn > book.leases_lsn:
@@ -165,8 +176,9 @@ class QueueBooks:
         book = self._books.get(entry.topic_id)
         if book is None or lsn <= book.topic_lsn:
             return
-        for index, at_ms in deliver_times(entry.body, entry.decoded, entry.grammar, entry.ts):
-            book.delay(entry.first_seq + index, at_ms)
+        times = deliver_times(entry.body, entry.decoded, entry.grammar, entry.ts)
+        for index, at_ms, is_time in times:
+            book.delay(entry.first_seq + index, at_ms, is_time=is_time)
         self._hear(lsn, entry.topic_id, entry.floor)
 
     def _deleted(self, lsn: int, entry: RecordsDeleted) -> None:

@@ -15,7 +15,7 @@ from heapq import heapify, heappop, heappush
 
 import msgspec
 
-from topics_server.queue.waiting import Schedule
+from topics_server.queue.waiting import Schedule, shifted
 
 
 class LiveJobs(msgspec.Struct, frozen=True, gc=False):
@@ -34,22 +34,26 @@ class LiveJobs(msgspec.Struct, frozen=True, gc=False):
 class FreshJobs:
     """The jobs of one queue that nobody was given yet."""
 
-    __slots__ = ("_delayed", "_ranges", "_runs", "delayed_until", "next_seq")
+    __slots__ = ("_delayed", "_ranges", "_runs", "delayed_until", "next_seq", "timed")
 
     def __init__(self) -> None:
         self.next_seq = 1
         # When each delayed job is due; the same by time.
         self.delayed_until: dict[int, int] = {}
+        # Of those, the jobs that name the time themselves; the others wait for so long.
+        self.timed: set[int] = set()
         self._delayed = Schedule()
         # Runs of jobs appended with a delay, from the cursor on: it leaps over each.
         self._runs: deque[tuple[int, int]] = deque()
         self._ranges: list[tuple[int, int]] = []
 
-    def delay(self, seq: int, at_ms: int) -> None:
-        """The job is claimable from then on."""
+    def delay(self, seq: int, at_ms: int, *, is_time: bool = False) -> None:
+        """The job is claimable from then on. `is_time`: it named that time itself."""
         if seq in self.delayed_until:
             return
         self.delayed_until[seq] = at_ms
+        if is_time:
+            self.timed.add(seq)
         self._delayed.put(seq, at_ms)
         if seq < self.next_seq:
             return
@@ -68,6 +72,15 @@ class FreshJobs:
         at_ms = self.delayed_until.pop(seq, None)
         if at_ms is not None:
             self._delayed.discard(seq, at_ms)
+            self.timed.discard(seq)
+
+    def shift(self, by_ms: int) -> None:
+        """The wall clock was set by so much: who waits for so long still does."""
+        for seq, at_ms in self.delayed_until.items():
+            if seq not in self.timed:
+                self._delayed.discard(seq, at_ms)
+                self.delayed_until[seq] = moved = shifted(at_ms, by_ms)
+                self._delayed.put(seq, moved)
 
     def advance(self, now_ms: int) -> None:
         """Jobs whose time has come may be handed out."""
@@ -77,6 +90,7 @@ class FreshJobs:
         if due:
             for seq in due:
                 del self.delayed_until[seq]
+            self.timed.difference_update(due)
             self.offer(runs_of(due))
 
     def next_due_ms(self) -> int | None:

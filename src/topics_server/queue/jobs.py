@@ -37,7 +37,8 @@ class Job(msgspec.Struct, gc=False):
 
     `lease_id`: 0 if nobody holds it. `at_ms`: claimable from then on (of a lease: its deadline
     + 1). `deliveries`: leases so far. `lsn`: the newest journaled entry that is in here. `pending`:
-    entries under way; `flags`: why else it is parked.
+    entries under way; `flags`: why else it is parked. `is_timed`: nobody was given it yet, and it
+    named `at_ms` itself.
     """
 
     lease_id: int = 0
@@ -49,6 +50,7 @@ class Job(msgspec.Struct, gc=False):
     lsn: int = 0
     pending: int = 0
     flags: int = 0
+    is_timed: bool = False
 
     @property
     def is_parked(self) -> bool:

@@ -23,6 +23,7 @@ def pieces_of(book: LeaseBook) -> Iterator[QueueImage]:
     """The book in pieces, at least one."""
     seqs = list(book.jobs)
     next_fresh_seq, delayed_seqs, delayed_times = book.fresh_position()
+    timed = book.timed_seqs()
     heard_lsn, dead_lettered = book.topic_lsn, book.dead_lettered
     for start in range(0, max(1, len(seqs), len(delayed_seqs)), PIECE_JOBS):
         end = start + PIECE_JOBS
@@ -48,6 +49,7 @@ def pieces_of(book: LeaseBook) -> Iterator[QueueImage]:
             delayed=list(zip(delayed_seqs[start:end], delayed_times[start:end], strict=True)),
             deliveries=deliveries,
             moved=[],
+            timed=[seq for seq in delayed_seqs[start:end] if seq in timed],
         )
 
 
@@ -56,8 +58,9 @@ def restore_piece(book: LeaseBook, image: QueueImage, applied_lsn: int) -> None:
     book.topic_lsn = image.heard_lsn
     book.dead_lettered = image.dead_lettered
     book.fresh.next_seq = image.next_fresh_seq
+    timed = set(image.timed)
     for seq, at_ms in image.delayed:
-        book.delay(seq, at_ms)
+        book.delay(seq, at_ms, is_time=seq in timed)
     for lease in image.leases:
         job = Job(
             lease_id=lease.lease_id,

@@ -1,6 +1,7 @@
 """One queue's leases: who holds which job until when, which job is next, how often it was given.
 
-No I/O and no clock: times are arguments, in ms of the wall clock. `decide_*` answer and return the
+No I/O and no clock: times are arguments, in ms of the wall clock; when that is set, `shift` moves
+what was to last for so long. `decide_*` answer and return the
 entry that says so; what they change is only where a job whose time has come is kept. An entry that
 is under way *parks* its jobs: nobody else is given them until it is applied or undone. Acks and
 moves park theirs, too.
@@ -34,7 +35,7 @@ from topics_server.queue.jobs import LostLease as LostLease
 from topics_server.queue.jobs import Matched as Matched
 from topics_server.queue.jobs import lease_number as lease_number
 from topics_server.queue.jobs import lease_text as lease_text
-from topics_server.queue.waiting import Returned, Schedule
+from topics_server.queue.waiting import Returned, Schedule, shifted
 
 # Jobs that one claim reports for the dead-letter topic; the next one goes on.
 DEAD_JOBS_PER_CLAIM: Final = 64
@@ -363,8 +364,11 @@ class LeaseBook:
                 job.flags &= ~LEAVING
         return job
 
-    def apply(self, lsn: int, entry: LeaseEntry, *, is_staged: bool) -> None:
-        """Take an entry in. `lsn`: 0 if it is not journaled. `is_staged`: live, not replayed."""
+    def apply(self, lsn: int, entry: LeaseEntry, *, is_staged: bool, shift_ms: int = 0) -> None:
+        """Take an entry in. `lsn`: 0 if it is not journaled. `is_staged`: live, not replayed.
+
+        `shift_ms`: by how much the wall clock was set since the entry was decided.
+        """
         for index, seq in enumerate(seqs_of(entry)):
             job = self._unstage(seq, entry) if is_staged else self._replayed(lsn, seq, entry)
             if job is None:
@@ -372,13 +376,14 @@ class LeaseBook:
             job.lsn = max(job.lsn, lsn)
             if isinstance(entry, LeasesExtended):
                 if job.lease_id:
-                    job.at_ms = entry.deadline_ms + 1
+                    job.at_ms = shifted(entry.deadline_ms + 1, shift_ms)
             else:
                 self._end_lease(seq, job)
                 if isinstance(entry, LeasesGranted):
                     self._grant(seq, job, entry, entry.leases[index][1])
+                    job.at_ms = shifted(job.at_ms, shift_ms)
                 else:
-                    job.at_ms = entry.jobs[index][1]
+                    job.at_ms = shifted(entry.jobs[index][1], shift_ms)
             self._unpark(seq, job)
 
     def _replayed(self, lsn: int, seq: int, entry: LeaseEntry) -> Job | None:
@@ -406,10 +411,13 @@ class LeaseBook:
 
     # -- facts of the topic ----------------------------------------------------------------
 
-    def delay(self, seq: int, at_ms: int) -> None:
-        """A record was appended that is claimable from then on only."""
+    def delay(self, seq: int, at_ms: int, *, is_time: bool = False) -> None:
+        """A record was appended that is claimable from then on only.
+
+        `is_time`: it named that time itself, and gets it by the wall clock.
+        """
         if seq not in self.jobs:
-            self.fresh.delay(seq, at_ms)
+            self.fresh.delay(seq, at_ms, is_time=is_time)
 
     def forget(self, first_seq: int, last_seq: int) -> None:
         """These records are gone, and with them lease, count and delay."""
@@ -452,8 +460,28 @@ class LeaseBook:
         if live is not None:
             self.forget_below(live.floor_seq)
 
+    def shift(self, by_ms: int) -> None:
+        """The wall clock was set by so much: leases and delays last as long as they would have."""
+        moved: list[tuple[Schedule | Returned, int]] = []
+        for seq, job in self.jobs.items():
+            places = (self._leased, self._resting, self._returned)
+            place = next((each for each in places if each.discard(seq, job.at_ms)), None)
+            if not job.is_timed:
+                job.at_ms = shifted(job.at_ms, by_ms)
+            if place is not None:
+                moved.append((place, seq))
+        for place, seq in moved:
+            at_ms = self.jobs[seq].at_ms
+            if isinstance(place, Schedule):
+                place.put(seq, at_ms)
+            else:
+                place.add(at_ms, {seq})
+        self.fresh.shift(by_ms)
+
     def _add_parked(self, seq: int) -> Job:
-        job = self.jobs[seq] = Job(at_ms=self.fresh.delayed_until.get(seq, 0))
+        fresh = self.fresh
+        job = Job(at_ms=fresh.delayed_until.get(seq, 0), is_timed=seq in fresh.timed)
+        self.jobs[seq] = job
         self.fresh.take(seq)
         self._taking.add(seq)
         self._parked_count += 1
@@ -478,7 +506,7 @@ class LeaseBook:
             del self.jobs[seq]
             self._taking.remove(seq)
             if job.at_ms:
-                self.fresh.delay(seq, job.at_ms)
+                self.fresh.delay(seq, job.at_ms, is_time=job.is_timed)
             else:
                 self.fresh.offer([(seq, seq)])
         elif job.lease_id:
@@ -509,6 +537,11 @@ class LeaseBook:
             [*delayed_until, *taken],
             [*delayed_until.values(), *[self.jobs[seq].at_ms for seq in taken]],
         )
+
+    def timed_seqs(self) -> set[int]:
+        """Of the delayed seqs, those that named their time themselves."""
+        taken = {seq for seq in self._taking if self.jobs[seq].is_timed}
+        return self.fresh.timed | taken
 
     def adopt(self, seq: int, job: Job) -> None:
         """A job from a snapshot."""

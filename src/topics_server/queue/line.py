@@ -222,6 +222,10 @@ class Line:
             self._due.cancel()
             self._on_due()
 
+    def shift(self, by_ms: int) -> None:
+        """The wall clock was set by so much; the timer goes by the loop's own time."""
+        self._due_ms += by_ms
+
     def close(self) -> None:
         """Nobody waits any more."""
         for planned in (self._soon, self._window, self._due):

@@ -92,6 +92,11 @@ class Lines:
                 if claimer.connection in connections:
                     claimer.hold_back()
 
+    def shift(self, by_ms: int) -> None:
+        """The wall clock was set by so much."""
+        for line in self._lines.values():
+            line.shift(by_ms)
+
     def tick(self) -> None:
         """Do what timers would do by now: for clocks that are moved by hand."""
         for line in tuple(self._lines.values()):

@@ -44,6 +44,7 @@ from topics_server.queue.leasing import Leasing
 from topics_server.queue.line import Claimer, Grant, Line, Poll
 from topics_server.queue.lines import Lines
 from topics_server.queue.moving import Mover
+from topics_server.queue.step_clock import StepClock
 
 _NO_COUNTS: Final = QueueCounts(0, 0, 0, 0)
 
@@ -66,7 +67,8 @@ class QueueService:
     ) -> None:
         self._store = store
         self._books = books
-        self._clock = clock
+        # Whatever asks a book goes by this clock: the book is told of a step before it is asked.
+        self._clock = clock = StepClock(clock, self._stepped)
         # Deletes of acked jobs under way, by queue and seq.
         self._acking: dict[tuple[int, int], SeqsDelete] = {}
         # Leases may outlive a kill: a connection of another start never has the same number.
@@ -79,6 +81,10 @@ class QueueService:
         )
         self.lines.leasing = self.leasing
         self.lines.mover = self.mover
+
+    def _stepped(self, by_ms: int) -> None:
+        self._books.shift(by_ms)
+        self.lines.shift(by_ms)
 
     # -- claim -----------------------------------------------------------------------------
 
@@ -117,7 +123,7 @@ class QueueService:
         finally:
             self.lines.leave(line, poll)
         jobs = [] if grant is None else await self.read(grant, grant.claim.jobs[0].seq)
-        return Claimed(jobs, self._counts(topic).ready)
+        return Claimed(jobs, self.counts(topic).ready)
 
     async def _waited(
         self, line: Line, poll: Poll, wait_ms: int, gone: Callable[[], Awaitable[None]]
@@ -194,7 +200,7 @@ class QueueService:
         for other in joined.values():
             await self._store.finish_delete(other)
             acked += len(set(other.seqs).intersection(matched.joining))
-        return Acked(acked, skipped, self._counts(topic), done.write_ms, done.sync_ms)
+        return Acked(acked, skipped, self.counts(topic), done.write_ms, done.sync_ms)
 
     def _acks_of(self, topic: Topic, seqs: Iterable[int]) -> list[SeqsDelete]:
         found = (self._acking.get((topic.topic_id, seq)) for seq in seqs)
@@ -251,7 +257,7 @@ class QueueService:
         if entry is not None:
             await self._change(topic, book, entry)
         nacked = 0 if entry is None else len(entry.jobs)
-        return Nacked(nacked, skipped, self._counts(topic))
+        return Nacked(nacked, skipped, self.counts(topic))
 
     async def extend(
         self,
@@ -391,7 +397,8 @@ class QueueService:
 
     # -- counts and the end ----------------------------------------------------------------
 
-    def _counts(self, topic: Topic) -> QueueCounts:
+    def counts(self, topic: Topic) -> QueueCounts:
+        """The gauges of a queue as of now (§10.7)."""
         if self._books.find(topic.topic_id) is None:
             return _NO_COUNTS  # dropped meanwhile
         return self._books.counts(topic, self._clock.now_ms())

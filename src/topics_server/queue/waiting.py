@@ -16,6 +16,11 @@ from typing import Final
 _STALE_TIMES_MAX: Final = 64
 
 
+def shifted(at_ms: int, by_ms: int) -> int:
+    """The same moment after the wall clock was set by so much; 0, which is no time, stays 0."""
+    return max(1, at_ms + by_ms) if at_ms else 0
+
+
 class Schedule:
     """Seqs that are due at a time to come, in ms. `count`: how many."""
 

@@ -31,10 +31,25 @@ def test_the_order_in_which_names_are_forgotten_survives() -> None:
     [
         (b"", "not captured epochs"),
         (b"\xc1", "not captured epochs"),
-        (msgspec.msgpack.encode((2, {})), "version 2"),
+        (msgspec.msgpack.encode((2, {})), "floor is missing"),
+        (msgspec.msgpack.encode((0, {})), "version 0"),
+        (msgspec.msgpack.encode((3, {}, 0)), "version 3"),
         (msgspec.msgpack.encode((1, {"t": "x"})), "not captured epochs"),
     ],
 )
 def test_bytes_that_are_no_epochs_are_refused(part: bytes, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         restore_epochs(Registry(), part)
+
+
+def test_a_part_of_version_1_has_no_floor_unless_it_may_have_forgotten_names(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    part = msgspec.msgpack.encode((1, {"a": 3, "b": 7}))
+    whole = Registry()
+    restore_epochs(whole, part)
+    assert (whole.dropped_epochs, whole.epoch_floor) == ({"a": 3, "b": 7}, 0)
+    monkeypatch.setattr("topics_server.engine.epochs.DROPPED_NAMES_MAX", 2)
+    full = Registry()
+    restore_epochs(full, part)
+    assert full.decide_create("new", TopicConfig(), 1)[0].epoch == 8

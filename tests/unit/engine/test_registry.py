@@ -241,8 +241,10 @@ def test_topics_and_ids_may_change_while_they_are_walked() -> None:
 
 
 def test_only_so_many_dropped_names_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("topics_server.engine.registry.DROPPED_NAMES_MAX", 2)
+    monkeypatch.setattr("topics_server.limits.DROPPED_NAMES_MAX", 2)
     registry = Registry()
     for number, name in enumerate(("a", "b", "c", "b"), 1):
         registry.remember_epoch(name, number)
     assert registry.dropped_epochs == {"c": 3, "b": 4}
+    assert registry.epoch_floor == 1
+    assert registry.decide_create("a", TopicConfig(), 1)[0].epoch == 2

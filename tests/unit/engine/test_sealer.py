@@ -57,14 +57,19 @@ async def test_a_short_run_is_left_alone() -> None:
 
 async def test_only_synced_records_are_sealed() -> None:
     rig = Rig(is_prompt=False)
+    made = asyncio.create_task(rig.store.create_topic("t"))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    rig.journal.sync(1)
+    await made
     asked = asyncio.create_task(rig.append("t", *range(8)))
     await asyncio.sleep(0)
     await asyncio.sleep(0)
-    rig.journal.write(1)
+    rig.journal.write(2)
     await asked
     await rig.sealer.tend(topic_of(rig))
     assert rig.segments.events == []
-    rig.journal.sync(1)
+    rig.journal.sync(2)
     await rig.sealer.tend(topic_of(rig))
     assert rig.segments.events == ["put 1"]
 
