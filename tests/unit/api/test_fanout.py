@@ -319,13 +319,16 @@ async def test_strong_waits_for_the_sync_and_eventual_does_not() -> None:
             world.rig.journal.write(shard)
         await asked
 
-    await written(1)
+    asked = asyncio.ensure_future(world.append("t", 1, config=config))
+    await settle()
+    world.rig.journal.sync_everything()
+    await asked
     strong = Watcher(world).follow("t", strong=True)
     eventual = Watcher(world).follow("t")
     await settle()
     await written(2)
     await settle()
-    assert (strong.seqs(), eventual.seqs()) == ([], [1, 2])
+    assert (strong.seqs(), eventual.seqs()) == ([1], [1, 2])
     world.rig.journal.sync_everything()
     await settle()
     assert strong.seqs() == [1, 2]

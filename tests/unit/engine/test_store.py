@@ -86,7 +86,7 @@ async def test_of_two_appends_that_would_make_a_topic_one_does() -> None:
     both = [asyncio.create_task(rig.append("t", n)) for n in (1, 2)]
     await turns()
     assert len(rig.journal.submitted) == 1, "the second waits before it is decided"
-    rig.journal.write(1)
+    rig.journal.sync(1)
     await turns()
     rig.journal.write(1)
     answers = [await asked for asked in both]
@@ -121,7 +121,7 @@ async def test_a_caller_that_goes_away_changes_nothing() -> None:
     await turns()
     asked.cancel()
     await asyncio.gather(asked, return_exceptions=True)
-    rig.journal.write(1)
+    rig.journal.sync(1)
     assert rig.store.state("t", touch=False).head_seq == 1
     rig.journal.sync_everything()
     follows = asyncio.create_task(rig.append("t", 2))
@@ -150,7 +150,7 @@ async def test_a_retry_of_an_append_that_failed_is_told_so_and_the_key_is_free()
     rig = Rig(is_prompt=False)
     made = asyncio.create_task(rig.append("t", 0))
     await turns()
-    rig.journal.write(1)
+    rig.journal.sync(1)
     await made
     both = [asyncio.create_task(rig.append("t", 1, key="k")) for _ in range(2)]
     await turns()
@@ -197,7 +197,7 @@ async def test_more_topics_than_allowed_are_refused_also_while_one_is_being_made
     await turns()
     detail = await refused(rig.append("u", 1), Code.THROTTLED)
     assert detail == {"limit": "max_topics", "max": 1}
-    rig.journal.write(1)
+    rig.journal.sync(1)
     await asked
     detail = await refused(rig.store.put_topic("u", TopicConfig(), keep_type=False), Code.THROTTLED)
     assert detail == {"limit": "max_topics", "max": 1}
