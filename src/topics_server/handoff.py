@@ -147,7 +147,7 @@ class QueueImage(msgspec.Struct, frozen=True, array_like=True):
     `heard_lsn`: entries of the queue's own topic up to it are in here. `returned` and `delayed`:
     pairs of seq and when it can be claimed, ms. `deliveries`: pairs of seq and count of jobs that
     are not leased. `moved`: jobs whose copy is in the dead-letter topic, yet to be deleted here.
-    `timed`: of `delayed`, the seqs that named their time themselves.
+    Of `delayed` a third number, 1, says that the record named that time itself.
     """
 
     queue_id: int
@@ -156,10 +156,9 @@ class QueueImage(msgspec.Struct, frozen=True, array_like=True):
     dead_lettered: int
     leases: list[LeaseImage]
     returned: list[tuple[int, int]]
-    delayed: list[tuple[int, int]]
+    delayed: list[tuple[int, ...]]
     deliveries: list[tuple[int, int]]
     moved: list[int]
-    timed: list[int] = []
 
 
 class LeasesPart(msgspec.Struct, frozen=True, array_like=True):

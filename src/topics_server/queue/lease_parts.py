@@ -46,10 +46,14 @@ def pieces_of(book: LeaseBook) -> Iterator[QueueImage]:
             dead_lettered=dead_lettered,
             leases=leases,
             returned=returned,
-            delayed=list(zip(delayed_seqs[start:end], delayed_times[start:end], strict=True)),
+            delayed=[
+                (seq, at_ms, 1) if seq in timed else (seq, at_ms)
+                for seq, at_ms in zip(
+                    delayed_seqs[start:end], delayed_times[start:end], strict=True
+                )
+            ],
             deliveries=deliveries,
             moved=[],
-            timed=[seq for seq in delayed_seqs[start:end] if seq in timed],
         )
 
 
@@ -58,9 +62,10 @@ def restore_piece(book: LeaseBook, image: QueueImage, applied_lsn: int) -> None:
     book.topic_lsn = image.heard_lsn
     book.dead_lettered = image.dead_lettered
     book.fresh.next_seq = image.next_fresh_seq
-    timed = set(image.timed)
-    for seq, at_ms in image.delayed:
-        book.delay(seq, at_ms, is_time=seq in timed)
+    for delayed in image.delayed:
+        if len(delayed) not in (2, 3):
+            raise ValueError(f"a delay of {len(delayed)} numbers in queue {book.queue_id}")
+        book.delay(delayed[0], delayed[1], is_time=len(delayed) == 3)
     for lease in image.leases:
         job = Job(
             lease_id=lease.lease_id,
