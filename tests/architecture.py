@@ -254,7 +254,12 @@ WAL = {
     "wal.fs": driver(),
     "wal.workers": driver(),
     "wal.folders": driver("wal.layout", "wal.fs"),
-    "wal.directory": driver("wal.folders", "wal.layout", "wal.fs"),
+    "wal.checked_json": pure(),
+    "wal.directory": driver("wal.checked_json", "wal.folders", "wal.layout", "wal.fs"),
+    # Whose the cold folder is.
+    "wal.cold_folder": driver(
+        "wal.checked_json", "wal.directory", "wal.folders", "wal.fs", "wal.layout", "wal.publishing"
+    ),
     "wal.tail": driver("wal.frames", "wal.groups", "wal.grouping", "wal.layout", "wal.fs"),
     # What a shard's worker does in one go: cut, write, sync, make room.
     "wal.jobs": driver("wal.grouping", "wal.tail"),
@@ -320,6 +325,8 @@ WAL = {
     "wal.parts": driver("wal.*"),
     "wal.verifying": driver("wal.*"),
     "wal.dump": driver("wal.*"),
+    # Offline: a store whose halves do not fit.
+    "wal.begin_anew": driver("wal.*"),
     # Offline: what a damaged journal cost, and what takes the damaged bytes' place.
     "wal.mending": driver("wal.*"),
 }
@@ -785,6 +792,8 @@ TOP = {
     "logs": driver(),
     # Prints the figures that `metrics` names.
     "exposition": driver(),
+    # How much of the machine the store takes.
+    "sizing": driver("wal.tail"),
     # Storage and engine of one data directory, on any file system: the simulations' node too.
     "node": driver("*"),
     "server": driver("*"),

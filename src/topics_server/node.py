@@ -48,7 +48,9 @@ from topics_server.routers.pump import Pump
 from topics_server.routers.service import RouterService
 from topics_server.routers.table import RouterTable
 from topics_server.settings import Settings
+from topics_server.sizing import WAL_SHARE, journal_sizes, min_free_bytes, store_files
 from topics_server.streams.service import Streams
+from topics_server.wal.cold_folder import ColdFolder, judge_before_start
 from topics_server.wal.directory import Directory, read_boot_id
 from topics_server.wal.fs import Fs, OsFs
 from topics_server.wal.journal import Journal, thread_workers
@@ -64,16 +66,10 @@ T = TypeVar("T")
 WorkerFactory = Callable[[asyncio.AbstractEventLoop], Callable[[str], Worker]]
 
 _OFFLOAD_THREADS: Final = 4
-# Of the open files the process may have, the store's share; the rest is for connections.
-_STORE_FILES_SHARE: Final = 4
-_STORE_FILES_MAX: Final = 4096
 # A tail is never bounded closer than this, however small the segments are.
 _TAIL_RECORDS_MIN: Final = 262_144
 _TAIL_BYTES_MIN: Final = 64 * MIB
 _SPACE_CHECK_S: Final = 1.0
-# The journal may take one part in so many of the file system between two checkpoints.
-_WAL_SHARE: Final = 8
-_MIN_FREE_BYTES_MAX: Final = 256 * MIB
 
 
 class ThreadOffload:
@@ -107,6 +103,7 @@ class Node:
         self,
         settings: Settings,
         directory: Directory,
+        cold: ColdFolder | None,
         segments: SealedSegments,
         *,
         fs: Fs,
@@ -121,6 +118,7 @@ class Node:
         self.segments = segments
         self.report = ""
         self._directory = directory
+        self._cold = cold
         self._fs = fs
         self._clock = clock
         self._offload = offload
@@ -129,7 +127,7 @@ class Node:
         self._total_bytes = fs.total_bytes(directory.root)
         min_free = settings.min_free_bytes
         if min_free is None:
-            min_free = min(_MIN_FREE_BYTES_MAX, self._total_bytes // 100)
+            min_free = min_free_bytes(self._total_bytes)
         self._min_free_bytes = min_free
         self._snapshots = PublishedSnapshots(fs, directory.root)
         self._recovery: Recovery | None = None
@@ -184,18 +182,32 @@ class Node:
         boot_id: str | None = None,
         sizes: Sizes | None = None,
     ) -> Node:
-        """*Blocking.* Lock the data directory. Raises `StartRefused` with one clear line."""
+        """*Blocking.* Lock the data directory and the cold folder.
+
+        Raises `StartRefused` with one clear line.
+        """
         fs = fs or OsFs()
+        cold_dir = None if settings.cold_dir is None else str(settings.cold_dir)
+        if cold_dir is not None:
+            # Before a new data directory is made where the disk of the old one is not mounted.
+            judge_before_start(fs, cold_dir, str(settings.data_dir))
         directory = Directory.open(
             fs,
             str(settings.data_dir),
             boot_id=read_boot_id(fs) if boot_id is None else boot_id,
             mode=settings.data_dir_mode,
         )
+        cold = None
+        if cold_dir is not None:
+            try:
+                cold = ColdFolder.open(fs, cold_dir, directory, mode=settings.data_dir_mode)
+            except StorageError:
+                directory.close()
+                raise
         segments = SealedSegments(
             fs,
             directory.root,
-            None if settings.cold_dir is None else str(settings.cold_dir),
+            cold_dir,
             packer or ProcessPacker(),
             store_files(open_files),
             settings.data_dir_mode,
@@ -203,6 +215,7 @@ class Node:
         return cls(
             settings,
             directory,
+            cold,
             segments,
             fs=fs,
             clock=clock or SystemClock(),
@@ -214,6 +227,11 @@ class Node:
     def abandon(self) -> None:
         """Let go of the directory without having started."""
         self.segments.close()
+        self._release()
+
+    def _release(self) -> None:
+        if self._cold is not None:
+            self._cold.close()
         self._directory.close()
 
     # --- start ----------------------------------------------------------------------------
@@ -249,7 +267,7 @@ class Node:
             was_clean=directory.was_clean and is_whole,
             same_boot=directory.same_boot and is_whole,
         )
-        found = await self._recovery.run(stop, directory.begin)
+        found = await self._recovery.run(stop, self._begin)
         next_lsn = max(found.last_lsn, 0 if image is None else image.last_lsn) + 1
         self.books.finish_recovery(
             self._clock.now_ms(), was_clean=stop.was_clean, topics=self.registry
@@ -286,6 +304,12 @@ class Node:
         self.state.sealing = self.sealer
         if self.state.phase == "replaying":
             self.state.enter("ready")
+
+    def _begin(self) -> None:
+        """*Blocking.* The run is counted before anything else is written."""
+        self._directory.begin(with_cold=self._cold is not None)
+        if self._cold is not None:
+            self._cold.claim(self._directory)
 
     def _open_journal(self, replay: JournalReplay, next_lsn: int) -> None:
         directory, settings = self._directory, self.settings
@@ -436,7 +460,7 @@ class Node:
         self._spawn(
             self.checkpointer.run(
                 settings.checkpoint_interval_ms,
-                min(settings.checkpoint_wal_bytes, self._total_bytes // _WAL_SHARE),
+                min(settings.checkpoint_wal_bytes, self._total_bytes // WAL_SHARE),
                 self._wal_bytes,
                 lambda: self.store.is_disk_low,
             )
@@ -548,7 +572,7 @@ class Node:
             self.segments.close()
             if isinstance(self._offload, ThreadOffload):
                 self._offload.close()
-            self._directory.close()
+            self._release()
 
     async def _close_journal(self) -> None:
         await self.queues.close()
@@ -564,22 +588,6 @@ class Node:
             return
         await self.journal.close()
         self._directory.note_clean_stop()
-
-
-def store_files(open_files: int) -> int:
-    """How many of the files that the process may have open are the segments'."""
-    return max(16, min(_STORE_FILES_MAX, open_files // _STORE_FILES_SHARE))
-
-
-def journal_sizes(total_bytes: int, shard_count: int) -> Sizes:
-    """Journal files that fit the file system: a small disk is not all preallocated files.
-
-    A file is let go only as a whole, so on a small disk files are small too.
-    """
-    share = total_bytes // (4 * _WAL_SHARE * shard_count)
-    whole = Sizes()
-    file_bytes = max(whole.fill_step_bytes, min(whole.file_bytes, share // MIB * MIB))
-    return whole._replace(file_bytes=file_bytes)
 
 
 def _tell_defect(task: asyncio.Task[None]) -> None:

@@ -30,8 +30,9 @@ from topics_server.clock import monotonic_ms
 from topics_server.errors import StartRefused, StorageError
 from topics_server.limits import SEND_BUFFER_BYTES
 from topics_server.metrics import log
-from topics_server.node import Node, store_files
+from topics_server.node import Node
 from topics_server.settings import Settings
+from topics_server.sizing import store_files
 
 # How long a worker thread may keep the interpreter from the loop (5 ms by default).
 _SWITCH_INTERVAL_S: Final = 0.0005

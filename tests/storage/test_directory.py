@@ -8,7 +8,8 @@ import pytest
 
 from tests.storage.fake_disk import FakeDisk, SimulatedCrash
 from topics_server.errors import StartRefused
-from topics_server.wal.directory import Directory, read_boot_id, read_format
+from topics_server.wal.checked_json import encode_checked
+from topics_server.wal.directory import Directory, FormatMark, read_boot_id, read_format
 
 
 def opened(disk: FakeDisk, boot_id: str = "boot-1") -> Directory:
@@ -94,8 +95,8 @@ def test_a_lock_file_that_was_removed_lets_no_second_server_in(disk: FakeDisk) -
     ("text", "sentence"),
     [
         (b'{"format": 3, "unheard": []}', "has format 3, this server knows up to 2"),
-        (b'{"format": 2, "run": 1}', "store_id is not 32 hexadecimal digits"),
-        (b'{"format": 2, "store_id": "../../../../../../../../../../.."}', "store_id is not 32"),
+        (b'{"format": 2, "run": 1}', "its checksum does not fit"),
+        (encode_checked(FormatMark(store_id="../../..")), "store_id is not 32 hexadecimal digits"),
         (b"", "cannot be read"),
         (b'{"format": 1, "boot_id": 3}', "cannot be read"),
         (b"{}", "cannot be read"),
@@ -108,6 +109,21 @@ def test_an_unreadable_or_newer_format_is_refused(
     with pytest.raises(StartRefused, match=sentence):
         opened(disk)
     disk.lock("data/LOCK", "not held any more").release()
+
+
+def test_no_byte_of_the_format_can_change_unseen(disk: FakeDisk) -> None:
+    directory = opened(disk)
+    directory.note_wal_set(1, 2, 1, has_marks=True)
+    directory.note_boot()
+    directory.close()
+    good = disk.content("data/FORMAT")
+    for at in range(len(good)):
+        for bad in (good[:at], good[:at] + bytes([good[at] ^ 1]) + good[at + 1 :]):
+            disk.open("data/FORMAT", create=True).pwrite(bad, 0)
+            with pytest.raises(StartRefused, match=r"data.*: (cannot be read|this data directory)"):
+                read_format(disk, "data")
+    disk.open("data/FORMAT", create=True).pwrite(good, 0)
+    assert opened(disk).marked_sets == {1}
 
 
 def test_the_clean_stop_mark_lives_until_the_next_run_begins(disk: FakeDisk) -> None:

@@ -32,7 +32,8 @@ from topics_server.entries import (
 from topics_server.errors import StartRefused
 from topics_server.handoff import SnapshotImage
 from topics_server.model import TopicConfig
-from topics_server.wal.directory import Directory
+from topics_server.wal.cold_folder import StoreMark, write_store
+from topics_server.wal.directory import Directory, read_format
 from topics_server.wal.dump import Item, JournalUnread, dump, verify
 from topics_server.wal.groups import GROUP_MAGIC
 from topics_server.wal.packer import InlinePacker
@@ -265,6 +266,9 @@ def test_a_cold_folder_that_is_not_named_is_a_problem() -> None:
     found = segments.open_topic(TOPIC)
     assert found is not None
     segments.relocate(TOPIC, 1, found[0])
+    mark = read_format(disk, "data")
+    assert mark is not None
+    write_store(disk, "cold", StoreMark(store_id=mark.store_id))
     assert verify(disk, "data", "cold").problems == []
     assert next(dump(disk, "data", "cold"))["where"] == "cold segment 1"
     assert any("no cold folder" in problem for problem in verify(disk, "data").problems)

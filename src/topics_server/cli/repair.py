@@ -1,6 +1,7 @@
 """`topics repair DIR`: what a damaged journal holds and would cost; with --accept-loss, mend it.
 
-Offline: it takes the directory's lock. Exit code 0: nothing is damaged, or it was mended. 1: it is
+With --begin-anew or --adopt-cold: put right a data directory and a cold folder that do not fit.
+Offline: it takes the locks of a server. Exit code 0: nothing is damaged, or it was mended. 1: it is
 damaged and nothing was changed, or it cannot be mended.
 """
 
@@ -15,15 +16,34 @@ from topics_server.errors import StorageError
 
 
 @click.command("repair")
-@click.argument("directory", metavar="DIR", type=click.Path(exists=True, file_okay=False))
+@click.argument("directory", metavar="DIR", type=click.Path(file_okay=False))
 @click.option("--accept-loss", is_flag=True, help="Give up what is damaged; its bytes are kept.")
+@click.option("--cold-dir", type=click.Path(file_okay=False), help="Where older segments lie.")
+@click.option(
+    "--begin-anew", metavar="STORE_ID", help="Move what is left of this store aside; lose nothing."
+)
+@click.option(
+    "--adopt-cold", is_flag=True, help="Write the store's id into a cold folder without STORE."
+)
 @format_options
 @click.pass_context
-def command(ctx: click.Context, directory: str, accept_loss: bool, as_json: bool) -> None:
+def command(
+    ctx: click.Context,
+    directory: str,
+    accept_loss: bool,
+    cold_dir: str | None,
+    begin_anew: str | None,
+    adopt_cold: bool,
+    as_json: bool,
+) -> None:
     """Show what is damaged in the journal of DIR, and what giving it up would cost.
 
     Changes nothing without --accept-loss. With it, the damaged bytes are kept in DIR/set-aside/,
     readers are told that their seqs are damaged, and none of these is ever given out again.
+
+    A start refuses a data directory and a cold folder that are not one store. --begin-anew moves
+    what is left of STORE_ID into set-aside/ of each folder, and the next start makes a new store.
+    --adopt-cold says that a cold folder without STORE is this store's.
     """
     from topics_server.clock import random_u64
     from topics_server.wal import mending
@@ -31,6 +51,16 @@ def command(ctx: click.Context, directory: str, accept_loss: bool, as_json: bool
     from topics_server.wal.fs import OsFs
     from topics_server.wal.snapshots import PublishedSnapshots
 
+    if sum((accept_loss, begin_anew is not None, adopt_cold)) > 1:
+        raise click.UsageError("--accept-loss, --begin-anew and --adopt-cold exclude each other")
+    if begin_anew is not None:
+        _begin_anew(directory, cold_dir, begin_anew, as_json=as_json)
+        return
+    if adopt_cold:
+        if cold_dir is None:
+            raise click.UsageError("--adopt-cold needs --cold-dir")
+        _adopt_cold(directory, cold_dir, as_json=as_json)
+        return
     fs = OsFs()
     try:
         mark = read_format(fs, directory)
@@ -53,6 +83,44 @@ def command(ctx: click.Context, directory: str, accept_loss: bool, as_json: bool
         locked.close()
     _show(found, kept, as_json=as_json)
     ctx.exit(1 if found.regions and not accept_loss else 0)
+
+
+def _begin_anew(directory: str, cold_dir: str | None, store_id: str, *, as_json: bool) -> None:
+    from topics_server.wal.begin_anew import begin_anew
+    from topics_server.wal.fs import OsFs
+
+    try:
+        folders = begin_anew(OsFs(), directory, cold_dir, store_id)
+    except StorageError as error:
+        raise Failure(str(error)) from None
+    if as_json:
+        write_line(msgspec.json.encode({"store_id": store_id, "set_aside": folders}))
+        return
+    for folder in folders:
+        note(f"store {store_id} is in {folder} now")
+    note("the next start makes a new store; to undo this, move the files back")
+
+
+def _adopt_cold(directory: str, cold_dir: str, *, as_json: bool) -> None:
+    from topics_server.wal.begin_anew import adopt_cold
+    from topics_server.wal.directory import Directory, read_format
+    from topics_server.wal.fs import OsFs
+
+    fs = OsFs()
+    try:
+        if read_format(fs, directory) is None:
+            raise Failure(f"{directory}: not a data directory of this server (no FORMAT)")
+        locked = Directory.open(fs, directory, boot_id="")
+        try:
+            adopt_cold(fs, locked, cold_dir)
+        finally:
+            locked.close()
+    except StorageError as error:
+        raise Failure(str(error)) from None
+    if as_json:
+        write_line(msgspec.json.encode({"store_id": locked.store_id, "cold_dir": cold_dir}))
+    else:
+        note(f"{cold_dir} is the cold folder of store {locked.store_id}")
 
 
 def _show(found: object, kept: str, *, as_json: bool) -> None:

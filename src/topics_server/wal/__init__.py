@@ -6,7 +6,8 @@ through `fs`, so that tests can stand a failing disk in its place. Damage is tol
 lies above what is known to have been synced, *corrupt* below.
 
 - the directory: `layout` (names), `directory` (lock, format, boot and clean-stop marks), `folders`
-  (directories whose names last), `fs` (the file system, and the seam that tests replace)
+  (directories whose names last), `cold_folder` (whose the cold folder is), `checked_json` (the
+  bytes of `FORMAT` and `STORE`), `fs` (the file system, and the seam that tests replace)
 - the journal's bytes: `frames` (an entry), `groups` (what one write takes, and the file header),
   `grouping` (which frames form a group)
 - the journal: `tail` (files, room ahead, rotation) under `shard` (queue, write, sync, watermarks),
@@ -18,5 +19,5 @@ lies above what is known to have been synced, *corrupt* below.
   `segment_index`, `segment_maps`, `handles` (open files, counted), `listed` and `publishing` (the
   manifest), `manifest_format`
 - snapshots: `snapshot_format`, `snapshots` (publish, newest valid, prune)
-- offline: `dump`, `verifying`, `parts`
+- offline: `dump`, `verifying`, `parts`, `mending`, `begin_anew`
 """

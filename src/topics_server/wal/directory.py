@@ -3,13 +3,15 @@
 Owns `LOCK`, the lock on the directory itself, and `FORMAT`: a small JSON file, replaced atomically.
 
     {"format": 2, "store_id": "...", "run": 7, "boot_id": "...", "clean_stop": false,
-     "wal_sets": [{"wal_set": 1, "shard_count": 4, "first_lsn": 1, "has_marks": true}]}
+     "wal_sets": [{"wal_set": 1, "shard_count": 4, "first_lsn": 1, "has_marks": true}],
+     "cold": "held", "checksum": "..."}
 
 `store_id` names the store: 32 random hexadecimal digits, made once. `run` counts the starts that
 wrote. `clean_stop` is set after the final snapshot; `begin` removes it, counts the run and syncs
 both before the first write of a run. `boot_id` is that of the last run whose heads were published
 (DESIGN §3, Heads); a failed sync clears it. A journal file set stands in `wal_sets` from before its
-first entry until it is forgotten. Version 1 has no `store_id` and no `run`: `open` makes the id,
+first entry until it is forgotten. `cold` says whether a cold folder carries the store's id
+(`wal/cold_folder.py`). Version 1 has no `store_id` and no `run`: `open` makes the id,
 the first write stores it. Called by the server's start and stop, by a shard whose sync failed, and
 by offline verbs.
 """
@@ -20,7 +22,7 @@ import os
 import re
 import threading
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, Literal
 
 import msgspec
 
@@ -28,6 +30,7 @@ from topics_server.clock import random_hex
 from topics_server.errors import StartRefused, StorageError
 from topics_server.metrics import log
 from topics_server.wal import layout
+from topics_server.wal.checked_json import encode_checked, is_checked
 from topics_server.wal.folders import make_durable_dirs, sync_ancestors
 from topics_server.wal.fs import Fs, Lock
 
@@ -38,7 +41,9 @@ _STORE_ID: Final = re.compile(r"[0-9a-f]{32}", re.ASCII)
 _STORE_ID_BYTES: Final = 16
 _BOOT_ID: Final = "/proc/sys/kernel/random/boot_id"
 # A file system's own folder at its root does not make a directory foreign.
-_IGNORED: Final = frozenset({"lost+found", layout.LOCK, layout.temp(layout.FORMAT)})
+_IGNORED: Final = frozenset(
+    {"lost+found", layout.LOCK, layout.SET_ASIDE, layout.temp(layout.FORMAT)}
+)
 _FORMAT_BYTES_MAX: Final = 1_000_000
 
 
@@ -63,6 +68,7 @@ class FormatMark(msgspec.Struct, frozen=True):
     boot_id: str = ""
     clean_stop: bool = False
     wal_sets: list[WalSet] = []
+    cold: Literal["none", "adopting", "held"] = "none"
 
 
 class _Version(msgspec.Struct):
@@ -85,12 +91,15 @@ class Directory:
     """A data directory that is locked by us."""
 
     def __init__(
-        self, fs: Fs, root: str, locks: Sequence[Lock], mark: FormatMark, boot_id: str
+        self, fs: Fs, root: str, locks: Sequence[Lock], mark: FormatMark | None, boot_id: str
     ) -> None:
         self.root: Final = root
         self._fs: Final = fs
         self._locks: Final = locks
         self._boot_id: Final = boot_id
+        # What was found at open; `None` if the directory was made then.
+        self.found: Final = mark
+        mark = mark or FormatMark()
         # Marks are written by the start and stop of the server and by shards whose sync failed.
         self._writing: Final = threading.Lock()
         self._is_boot_forgotten = False
@@ -120,13 +129,15 @@ class Directory:
             # Looked at again: another server may have begun between the look and the lock.
             _refuse_foreign(fs, root)
             mark = read_format(fs, root)
-            directory = cls(fs, root, locks, mark or FormatMark(), boot_id)
+            directory = cls(fs, root, locks, mark, boot_id)
             if mark is None:
                 # Not only when it was made just now: the process that made it may have been killed.
                 sync_ancestors(fs, root)
                 directory._write(directory._mark)
-            for name in (layout.WAL, layout.SEGMENTS, layout.SNAPSHOTS):
-                fs.make_dir(layout.join(root, name), mode)
+            if directory.is_new:
+                # Only then: later, a folder that is missing was lost and is judged by recovery.
+                for name in (layout.WAL, layout.SEGMENTS, layout.SNAPSHOTS):
+                    fs.make_dir(layout.join(root, name), mode)
             fs.sync_dir(root)
         except StorageError:
             for lock in locks:
@@ -166,11 +177,23 @@ class Directory:
             return sets[-1].wal_set, False
         return (sets[-1].wal_set + 1 if sets else 1), True
 
-    def begin(self) -> None:
-        """*Blocking.* Count the run and remove the clean-stop mark, before anything is written."""
+    def begin(self, *, with_cold: bool = False) -> None:
+        """*Blocking.* Count the run and remove the clean-stop mark, before anything is written.
+
+        `with_cold`: a cold folder gets the store's id next, unless it has it. The cold folder of
+        an older version may hold segments and no id; that it is about to get one outlasts a crash.
+        """
         with self._writing:
-            run = self._mark.run + 1
-            self._write(msgspec.structs.replace(self._mark, run=run, clean_stop=False))
+            mark = msgspec.structs.replace(self._mark, run=self._mark.run + 1, clean_stop=False)
+            if with_cold and self.is_adopted and mark.cold == "none":
+                mark = msgspec.structs.replace(mark, cold="adopting")
+            self._write(mark)
+
+    def note_cold(self) -> None:
+        """*Blocking.* A cold folder carries the store's id: from now on it may not be empty."""
+        with self._writing:
+            if self._mark.cold != "held":
+                self._write(msgspec.structs.replace(self._mark, cold="held"))
 
     def note_wal_set(
         self,
@@ -238,7 +261,7 @@ class Directory:
         path = layout.join(self.root, layout.FORMAT)
         file = self._fs.open(layout.temp(path), create=True)
         try:
-            file.pwrite(msgspec.json.format(msgspec.json.encode(mark)) + b"\n", 0)
+            file.pwrite(encode_checked(mark), 0)
             file.sync()
         finally:
             file.close()
@@ -284,6 +307,8 @@ def read_format(fs: Fs, root: str) -> FormatMark | None:
                 f"{FORMAT_VERSION}: use a newer server",
                 root,
             )
+        if version > _VERSION_WITHOUT_ID and not is_checked(data):
+            raise StartRefused("cannot be read: its checksum does not fit", path)
         mark = msgspec.json.decode(data, type=FormatMark)
     except msgspec.MsgspecError as error:
         raise StartRefused(f"cannot be read: {error}", path) from error

@@ -49,6 +49,7 @@ from topics_server.wal.verifying import (
     meet,
     open_journal,
     router_sources,
+    verify_cold,
     verify_journal,
     verify_segments,
     verify_snapshots,
@@ -75,6 +76,8 @@ def verify(fs: Fs, data_dir: str, cold_dir: str | None = None) -> Report:
     mark = _mark(fs, data_dir)
     report = Report()
     report.counts["clean_stop"] = int(mark.clean_stop)
+    if cold_dir is not None:
+        verify_cold(fs, data_dir, cold_dir, mark, report)
     verify_segments(fs, _tiers(data_dir, cold_dir), report)
     snapshots = verify_snapshots(fs, data_dir, report)
     verify_journal(fs, data_dir, mark, snapshots, report)

@@ -3,13 +3,16 @@
 Names of topics never reach the file system, ids do. Pure; the cold folder mirrors `segments/`.
 
     LOCK                                    held while a server runs
-    FORMAT                                  version, boot id, clean-stop mark, wal sets
+    FORMAT                                  version, store id, run, boot id, wal sets
     wal/SET-SHARD-NUMBER.wal                journal files: 6, 2 and 10 digits
     wal/torn/SET-SHARD-NUMBER.wal.OFFSET    bytes of unfinished writes, kept aside by recovery
     segments/TOPIC/manifest                 TOPIC: the topic id, decimal
     segments/TOPIC/SEGMENT.data, .idx       SEGMENT: the segment id, 10 digits
     snapshots/NUMBER.snap                   20 digits
+    set-aside/                              what offline verbs gave up; never read again
     views/TOPIC/                            for later
+
+The root of the cold folder has `LOCK`, `STORE` (whose it is) and `set-aside/` of its own.
 
 A file that is not finished is called `NAME.tmp` until it is renamed; leftovers may be removed.
 """
@@ -21,6 +24,8 @@ from typing import Final, NamedTuple
 
 LOCK: Final = "LOCK"
 FORMAT: Final = "FORMAT"
+STORE: Final = "STORE"
+SET_ASIDE: Final = "set-aside"
 WAL: Final = "wal"
 TORN: Final = "torn"
 SEGMENTS: Final = "segments"

@@ -59,7 +59,6 @@ from topics_server.wal.groups import (
 )
 from topics_server.wal.parts import decode_part
 
-SET_ASIDE: Final = "set-aside"
 # The smallest record of a body, with its comma: {"data":1},
 _RECORD_BYTES_MIN: Final = 11
 _NO_TOPIC: Final = 0
@@ -450,7 +449,7 @@ def _write(fs: Fs, path: str, data: bytes, position: int) -> None:
 
 
 def _set_aside(fs: Fs, data_dir: str, found: Survey) -> str:
-    root = layout.join(data_dir, SET_ASIDE)
+    root = layout.join(data_dir, layout.SET_ASIDE)
     make_durable_dirs(fs, root)
     taken = [int(name) for name in fs.list_dir(root) if name.isdigit()]
     folder = layout.join(root, str(max(taken, default=0) + 1))

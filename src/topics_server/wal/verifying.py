@@ -23,6 +23,7 @@ from topics_server.handoff import (
     SnapshotImage,
 )
 from topics_server.wal import layout
+from topics_server.wal.cold_folder import judge_cold
 from topics_server.wal.directory import FormatMark
 from topics_server.wal.fs import File, Fs
 from topics_server.wal.listed import read_manifest
@@ -61,6 +62,17 @@ class Report:
     def is_clean(self) -> bool:
         """Whether there is no problem."""
         return not self.problems
+
+
+# -- the cold folder ---------------------------------------------------------------------------
+
+
+def verify_cold(fs: Fs, data_dir: str, cold_dir: str, mark: FormatMark, report: Report) -> None:
+    """Whether a start would take the cold folder for this store's."""
+    try:
+        judge_cold(fs, cold_dir, data_dir, mark)
+    except StorageError as error:
+        report.problems.append(str(error))
 
 
 # -- segments ----------------------------------------------------------------------------------

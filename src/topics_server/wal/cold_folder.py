@@ -1,0 +1,229 @@
+"""The cold folder's root: which store it belongs to, and that one server uses it.
+
+Owns `LOCK`, the lock on the folder itself, and `STORE`, a checked JSON file, replaced atomically:
+
+    {"format": 1, "store_id": "...", "run": 7, "checksum": "..."}
+
+`store_id` is that of the data directory, `run` the last run that used the folder. `FORMAT` of the
+data directory says whether a cold folder carries its id: "none", "adopting" (a start is about to
+write `STORE` into the folder of an older version) or "held". The two files tell whether the folders
+are halves of one store. A half that is empty where the other one says that there was a store is a
+disk that is not mounted: the start is refused. Nothing is written before that is judged, and
+`STORE` only after `Directory.begin`. Called by the node's start and by offline verbs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from topics_server.errors import StartRefused, StorageError
+from topics_server.metrics import log
+from topics_server.wal import layout
+from topics_server.wal.checked_json import encode_checked, is_checked
+from topics_server.wal.directory import Directory, FormatMark, lock_folder, read_format
+from topics_server.wal.folders import make_durable_dirs, sync_ancestors
+from topics_server.wal.fs import Fs, Lock
+from topics_server.wal.publishing import rename_temp, write_temp
+
+STORE_VERSION: Final = 1
+_STORE_BYTES_MAX: Final = 100_000
+# What may lie in a cold folder that holds nothing of any store.
+_IGNORED: Final = frozenset(
+    {"lost+found", layout.LOCK, layout.SET_ASIDE, layout.temp(layout.STORE)}
+)
+
+
+class StoreMark(msgspec.Struct, frozen=True):
+    """The content of `STORE`."""
+
+    format: int = STORE_VERSION
+    store_id: str = ""
+    run: int = 0
+
+
+class _Version(msgspec.Struct):
+    format: int
+
+
+class ColdFolder:
+    """A cold folder that is locked by us and known to be this store's, or free."""
+
+    def __init__(self, fs: Fs, root: str, locks: Sequence[Lock]) -> None:
+        self._fs: Final = fs
+        self._root: Final = root
+        self._locks: Final = locks
+
+    @classmethod
+    def open(cls, fs: Fs, root: str, directory: Directory, *, mode: int = 0o700) -> ColdFolder:
+        """*Blocking.* Lock the folder. Raises `StartRefused`: in use, or not this store's."""
+        judge_cold(fs, root, directory.root, directory.found)
+        if not fs.exists(root):
+            make_durable_dirs(fs, root, mode)
+        locks = lock_folder(fs, root)
+        try:
+            # Judged again: another server may have taken the folder before it was locked.
+            judge_cold(fs, root, directory.root, directory.found)
+        except StorageError:
+            for lock in locks:
+                lock.release()
+            raise
+        return cls(fs, root, locks)
+
+    def claim(self, directory: Directory) -> None:
+        """*Blocking.* Write the store's id and this run into the folder; after `begin`."""
+        is_new = read_store(self._fs, self._root) is None
+        if is_new:
+            # An earlier start may have made the folder and its parents, and died.
+            sync_ancestors(self._fs, self._root)
+            log.info("%s is now the cold folder of store %s", self._root, directory.store_id)
+        write_store(self._fs, self._root, StoreMark(store_id=directory.store_id, run=directory.run))
+        directory.note_cold()
+
+    def close(self) -> None:
+        """Let go of the locks."""
+        for lock in self._locks:
+            lock.release()
+
+
+def judge_cold(fs: Fs, root: str, data_dir: str, mark: FormatMark | None) -> None:
+    """Raise `StartRefused` unless the two folders are one store, or the cold one is free.
+
+    `mark`: the data directory's, `None` if it has none. Changes nothing.
+    """
+    refuse_overlap(fs, data_dir, root)
+    names = [name for name in fs.list_dir(root) if name not in _IGNORED]
+    store = read_store(fs, root)
+    path = layout.join(root, layout.STORE)
+    if store is None:
+        _judge_unmarked(root, data_dir, mark, names)
+    elif mark is None:
+        raise StartRefused(
+            f"is of store {store.store_id}, but {data_dir} holds no store: is its disk mounted? To "
+            f"begin anew: {_begin_anew(data_dir, root, store.store_id)}",
+            path,
+        )
+    elif store.store_id != mark.store_id:
+        own = f"store {mark.store_id}" if mark.store_id else "a store of an older version"
+        raise StartRefused(
+            f"is of store {store.store_id}, but {data_dir} is {own}: name that store's own cold "
+            "folder, or an empty one",
+            path,
+        )
+    elif store.run > mark.run:
+        raise StartRefused(
+            f"was used by run {store.run} of this store, but {data_dir} knows {mark.run} runs "
+            "only: one of the two is an older copy; put back both as of one moment",
+            path,
+        )
+
+
+def _judge_unmarked(root: str, data_dir: str, mark: FormatMark | None, names: list[str]) -> None:
+    if mark is not None and mark.cold == "held":
+        if not names:
+            raise StartRefused(
+                f"is empty, but {data_dir} has used a cold folder: is the cold disk mounted? If it "
+                f"is lost: {_begin_anew(data_dir, root, mark.store_id)}; if it held nothing: "
+                f"topics repair {data_dir} --cold-dir {root} --adopt-cold",
+                root,
+            )
+        raise StartRefused(
+            "is missing, and says which store this cold folder belongs to: put it back, or, if the "
+            f"folder is this store's: topics repair {data_dir} --cold-dir {root} --adopt-cold",
+            layout.join(root, layout.STORE),
+        )
+    # A directory of version 1 knows nothing of its cold folder; what it lists is judged later.
+    is_free = mark is not None and (not mark.store_id or mark.cold == "adopting")
+    if names and not is_free:
+        raise StartRefused(
+            f"is no cold folder of {data_dir} (no {layout.STORE}, but {names[0]!r}); name an empty "
+            f"folder, or, if it is: topics repair {data_dir} --cold-dir {root} --adopt-cold",
+            root,
+        )
+
+
+def _begin_anew(data_dir: str, root: str, store_id: str) -> str:
+    return f"topics repair {data_dir} --cold-dir {root} --begin-anew {store_id}"
+
+
+def judge_before_start(fs: Fs, root: str, data_dir: str) -> None:
+    """As `judge_cold`, before anything is made or locked."""
+    judge_cold(fs, root, data_dir, read_format(fs, data_dir))
+
+
+def refuse_overlap(fs: Fs, data_dir: str, cold_dir: str) -> None:
+    """Raise `StartRefused` if one folder is the other, or lies inside it, links resolved.
+
+    Recovery removes what it does not know from both, so neither may hold anything of the other.
+    """
+    real_data, real_cold = fs.real_path(data_dir), fs.real_path(cold_dir)
+    data_ids = _identities(fs, real_data)
+    cold_ids = _identities(fs, real_cold)
+    # The same folder may have two paths (a bind mount), so folders are compared, not names only.
+    subfolders = (layout.WAL, layout.SEGMENTS, layout.SNAPSHOTS, layout.SET_ASIDE)
+    parts = {fs.identity(layout.join(real_data, name)) for name in subfolders}
+    parts.add(fs.identity(real_data))
+    parts.discard(None)
+    own = fs.identity(real_cold)
+    if (
+        _is_within(real_cold, real_data)
+        or _is_within(real_data, real_cold)
+        or parts & cold_ids
+        or (own is not None and own in data_ids)
+    ):
+        raise StartRefused(
+            f"the cold folder and the data directory {data_dir} are one, or one lies inside the "
+            "other; name a folder beside it",
+            cold_dir,
+        )
+
+
+def _is_within(path: str, folder: str) -> bool:
+    return path == folder or path.startswith(folder.rstrip("/") + "/")
+
+
+def _identities(fs: Fs, path: str) -> set[tuple[int, int] | None]:
+    """Of a path and all its parents, as far as they are there."""
+    found: set[tuple[int, int] | None] = set()
+    at = path
+    while True:
+        found.add(fs.identity(at))
+        if at == layout.parent(at):
+            found.discard(None)
+            return found
+        at = layout.parent(at)
+
+
+def read_store(fs: Fs, root: str) -> StoreMark | None:
+    """The mark of a cold folder; `None` if it has none. Raises `StartRefused`."""
+    path = layout.join(root, layout.STORE)
+    if not fs.exists(path):
+        return None
+    file = fs.open(path)
+    try:
+        data = file.pread(_STORE_BYTES_MAX, 0)
+    finally:
+        file.close()
+    try:
+        version = msgspec.json.decode(data, type=_Version).format
+        if version > STORE_VERSION:
+            raise StartRefused(
+                f"has format {version}, this server knows up to {STORE_VERSION}: use a newer "
+                "server",
+                path,
+            )
+        if not is_checked(data):
+            raise StartRefused("cannot be read: its checksum does not fit", path)
+        return msgspec.json.decode(data, type=StoreMark)
+    except msgspec.MsgspecError as error:
+        raise StartRefused(f"cannot be read: {error}", path) from error
+
+
+def write_store(fs: Fs, root: str, mark: StoreMark) -> None:
+    """Put a mark in force, durably."""
+    path = layout.join(root, layout.STORE)
+    write_temp(fs, path, [encode_checked(mark)])
+    rename_temp(fs, path)
+    fs.sync_dir(root)
