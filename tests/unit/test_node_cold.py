@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,7 +17,7 @@ from topics_server.wal.dump import verify
 
 pytestmark = pytest.mark.anyio
 
-COLD = {"cold_dir": Path("cold"), "hot_retain_segments": 0}
+COLD: dict[str, Any] = {"cold_dir": Path("cold"), "hot_retain_segments": 0}
 
 
 @pytest.fixture
@@ -38,7 +39,7 @@ async def fill(disk: FakeDisk, *, data: str = "data", cold: str = "cold", topic:
     await node.close()
 
 
-async def found(disk: FakeDisk, **changes: object) -> int:
+async def found(disk: FakeDisk, **changes: Any) -> int:
     """One more life: how many records it finds."""
     node = opened(disk, **{**COLD, **changes})
     try:
