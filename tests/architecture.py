@@ -152,6 +152,7 @@ ENGINE = {
         "engine.topic",
     ),
     "engine.quotas": pure("engine.registry"),
+    "engine.topic_states": pure("engine.answers", "engine.priority", "engine.topic"),
     # Routers' pages on their way, and what a capture waits for.
     "engine.pages": driver("engine.commits", "engine.registry", "engine.topic"),
     # An append on its way: the same outcome for a task that waits and for a callback.
@@ -182,13 +183,13 @@ ENGINE = {
         "engine.moves",
         "engine.picking",
         "engine.ports",
-        "engine.priority",
         "engine.producers",
         "engine.quotas",
         "engine.reading",
         "engine.registry",
         "engine.repeats",
         "engine.topic",
+        "engine.topic_states",
         "engine.waiting",
     ),
     # Readers with bells: one bell a topic, one batch for all who stand at the same place.
@@ -489,6 +490,8 @@ API = {
     # Lists and names in bodies, bounded before they are built.
     "api.lists": pure(),
     "api.rendering": pure("engine.reading", "engine.answers", "routers.answers"),
+    # What a merge patch of a configuration means; members of a body that mean nothing.
+    "api.config_bodies": pure("api.bodies", "api.rendering"),
     "api.problems": pure(),
     "api.coding": pure("api.problems"),
     "api.cors": pure("api.problems"),
@@ -589,6 +592,7 @@ API = {
     "api.topics": driver(
         "engine.answers",
         "api.bodies",
+        "api.config_bodies",
         "api.rendering",
         "api.http",
         "engine.store",
@@ -656,6 +660,7 @@ API = {
     "api.routers": driver(
         "api.access",
         "api.bodies",
+        "api.config_bodies",
         "api.guard",
         "api.http",
         "api.rendering",
@@ -690,6 +695,7 @@ API = {
     "api.watch": driver(
         "api.access",
         "api.bodies",
+        "api.config_bodies",
         "api.cursor_ids",
         "api.fanout",
         "api.guard",

@@ -26,6 +26,9 @@ CONTROL_BODY_BYTES_MAX: Final = MIB
 WS_MESSAGE_BYTES_DEFAULT: Final = CONTROL_BODY_BYTES_MAX + 64 * KIB
 # The `config` of an append: as large as the body that it replaces.
 INLINE_CONFIG_BYTES_MAX: Final = CONTROL_BODY_BYTES_MAX
+# Of the members of a body that mean nothing, so many are named in the answer, so long each.
+IGNORED_MEMBERS_MAX: Final = 16
+IGNORED_NAME_CHARS_MAX: Final = 64
 TOPIC_NAME_CHARS_MAX: Final = 255
 IDEMPOTENCY_KEY_CHARS_MAX: Final = 256
 META_KEYS_MAX: Final = 64

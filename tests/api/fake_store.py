@@ -183,12 +183,21 @@ class FakeStore:
 
     async def put_topic(self, name: str, config: TopicConfig, *, keep_type: bool) -> PutOutcome:
         self._maybe_fail()
-        created = name not in self.topics
+        before = self.topics[name].config if name in self.topics else None
         topic = self.topics.setdefault(name, FakeTopic(config))
-        if not created and not keep_type and topic.config.type is not config.type:
+        if before is not None and not keep_type and before.type is not config.type:
             raise TopicsError(Code.TOPIC_EXISTS_INCOMPATIBLE, "type", {"topic": name})
         topic.config = config
-        return PutOutcome(created, config, 0.1, 0.2)
+        return PutOutcome(config, before, 0.1, 0.2)
+
+    async def configure(
+        self, name: str, change: Callable[[TopicConfig | None], TopicConfig]
+    ) -> PutOutcome:
+        self._maybe_fail()
+        before = self.topics[name].config if name in self.topics else None
+        config = change(before)
+        self.topics.setdefault(name, FakeTopic(config)).config = config
+        return PutOutcome(config, before, 0.1, 0.2)
 
     async def drop_topic(self, name: str, *, if_empty: bool) -> bool:
         self._maybe_fail()

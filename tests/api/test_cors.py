@@ -118,7 +118,7 @@ async def test_what_is_packed_varies_by_both(live: Live) -> None:
 @pytest.mark.parametrize(
     ("path", "methods"),
     [
-        ("/v0/topics/jobs", "DELETE, GET, HEAD, OPTIONS, POST, PUT"),
+        ("/v0/topics/jobs", "DELETE, GET, HEAD, OPTIONS, PATCH, POST, PUT"),
         ("/v0/watch", "OPTIONS, POST"),
         ("/v0/watch/wid_x", "GET, HEAD, OPTIONS"),
     ],

@@ -84,13 +84,13 @@ async def test_an_escaped_name_is_the_name(api: Api) -> None:
     assert set(api.store.topics) == {"render:t.1"}
 
 
-@pytest.mark.parametrize("method", ["PATCH", "TRACE", "BREW", "get"])
+@pytest.mark.parametrize("method", ["LINK", "TRACE", "BREW", "get"])
 async def test_a_known_path_with_another_method_is_405_with_allow(api: Api, method: str) -> None:
     scope = {"type": "http", "method": method, "path": "/v0/topics/a", "headers": []}
     started, body = await speak(api, scope | {"raw_path": b"/v0/topics/a", "query_string": b""})
     assert started["status"] == 405
     headers = dict(started["headers"])
-    assert headers[b"allow"] == b"DELETE, GET, HEAD, OPTIONS, POST, PUT"
+    assert headers[b"allow"] == b"DELETE, GET, HEAD, OPTIONS, PATCH, POST, PUT"
     assert json.loads(body)["error"]["code"] == "method_not_allowed"
 
 

@@ -65,6 +65,29 @@ def test_put_sets_what_is_given_and_the_rest_to_defaults(topics: Topics, topic: 
     assert (again["config"]["durability"], again["config"]["dedupe_node"]) == ("disk", False)
 
 
+def test_set_changes_what_is_named(topics: Topics, topic: str) -> None:
+    topics.good("put", topic, "--durability", "fsync", "--cap-records", "5")
+    ran = topics.good("set", topic, "--ttl-ms", "9", "--default", "cap-records")
+    assert ran.value["changed"] == {"ttl_ms": [0, 9], "cap_records": [5, 0]}
+    assert ran.value["config"]["durability"] == "fsync"
+    assert "nothing changed" in topics.good("set", topic, "--ttl-ms", "9").message
+    assert topics("set", topic).code == 2
+    assert topics("set", f"{topic}.absent", "--ttl-ms", "9").code == 1
+
+
+def test_options_of_queues_on_a_log_are_told(topics: Topics, topic: str) -> None:
+    said = topics.good("put", topic, "--max-deliveries", "3").message
+    assert said == (
+        f"{topic} is a log, on which max_deliveries has no effect; "
+        "a queue is made with --type queue"
+    )
+    ran = topics.good("set", topic, "--default", "typ")
+    assert ran.err.splitlines() == [
+        "the server does not know 'typ' and ignored it; did you mean type?",
+        "nothing changed",
+    ]
+
+
 def test_read_goes_from_a_position_to_a_limit(topics: Topics, topic: str, api: Api) -> None:
     api.add(topic, *range(2500))
     seqs = [record["$seq"] for record in topics.good("read", topic).lines]

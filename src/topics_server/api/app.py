@@ -31,12 +31,19 @@ def build_routes(mount: str = STREAMS_PATH) -> Routes:
                 "/v0/topics/{topic}",
                 {
                     "PUT": topics.put_topic,
+                    "PATCH": topics.patch_topic,
                     "GET": topics.get_topic,
                     "DELETE": topics.drop_topic,
                     "POST": records.append,
                 },
                 {"GET": topics.get_topic, "POST": records.append_now},
-                needs={"PUT": ADMIN, "GET": READ, "DELETE": DELETE, "POST": WRITE},
+                needs={
+                    "PUT": ADMIN,
+                    "PATCH": ADMIN,
+                    "GET": READ,
+                    "DELETE": DELETE,
+                    "POST": WRITE,
+                },
                 appends=("POST",),
             ),
             Route(

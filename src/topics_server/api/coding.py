@@ -7,6 +7,7 @@ the event loop where a body is large.
 from __future__ import annotations
 
 import zlib
+from collections.abc import Mapping
 from typing import Final
 
 from topics_server.api.problems import too_large
@@ -14,6 +15,7 @@ from topics_server.errors import Code, TopicsError, invalid
 from topics_server.limits import KIB
 
 JSON_TYPE: Final = b"application/json"
+MERGE_PATCH_TYPE: Final = b"application/merge-patch+json"
 _INFLATE_STEP_BYTES: Final = 256 * KIB
 _PACKED_STEP_BYTES: Final = 16 * KIB
 # Each is worth some microseconds, however little is in it.
@@ -27,6 +29,12 @@ def is_json_type(value: bytes | None) -> bool:
     if value is None:
         return False
     return value == JSON_TYPE or value.partition(b";")[0].strip().lower() == JSON_TYPE
+
+
+def is_merge_patch(method: str, headers: Mapping[bytes, bytes]) -> bool:
+    """Whether a body is a JSON merge patch by its Content-Type; only PATCH takes one."""
+    value = headers.get(b"content-type") if method == "PATCH" else None
+    return value is not None and value.partition(b";")[0].strip().lower() == MERGE_PATCH_TYPE
 
 
 def inflate(packed: bytes, max_bytes: int) -> bytes:

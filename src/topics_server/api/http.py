@@ -21,7 +21,7 @@ from urllib.parse import unquote_to_bytes
 import msgspec
 
 from topics_server.api.access import authorized, authorized_stream, check_name
-from topics_server.api.coding import deflate
+from topics_server.api.coding import deflate, is_merge_patch
 from topics_server.api.cors import cors_headers, stream_headers
 from topics_server.api.guard import admit
 from topics_server.api.inflight import Counted, RequestPlace, check_inflight
@@ -459,7 +459,7 @@ class Application:
         if caller.prefixes and route.names:
             check_name(caller, name, route.names)
         body = b""
-        if method in ("POST", "PUT"):
+        if method in ("POST", "PUT", "PATCH"):
             # Nobody should send 64 MiB to hear that the server is not ready.
             admit(self.state)
             max_bytes = route.max_body_bytes(method, self.state.settings.max_body_bytes)
@@ -471,7 +471,8 @@ class Application:
                 else:
                     body = await receive_all(receive, max_bytes, message)
             else:
-                body = await read_body(headers, receive, max_bytes, is_json=not route.is_mount)
+                is_json = not route.is_mount and not is_merge_patch(method, headers)
+                body = await read_body(headers, receive, max_bytes, is_json=is_json)
         request = Request(
             method,
             name,

@@ -105,7 +105,13 @@ def _topic_paths() -> Schema:
             switch("touch", False, "Count as interest in the listed topics."),
         ),
     )
-    one = {"put": _put_topic(), "get": _get_topic(), "delete": _drop_topic(), "post": _append()}
+    one = {
+        "put": _put_topic(),
+        "patch": _patch_topic(),
+        "get": _get_topic(),
+        "delete": _drop_topic(),
+        "post": _append(),
+    }
     return {
         "/v0/topics": {"get": listing},
         "/v0/topics/{topic}": {"parameters": [_NAME], **one},
@@ -128,6 +134,18 @@ def _put_topic() -> Schema:
         ),
         body=ref("TopicConfig"),
         is_body_required=False,
+    )
+
+
+def _patch_topic() -> Schema:
+    return operation(
+        "patchTopic",
+        "Change single fields of a topic's configuration; null gives a field its default.",
+        {"200": answer("The configuration now, and what has changed.", ref("PutResult"))},
+        tag="topics",
+        scopes=("admin",),
+        codes=(*WRITES, *TAKES_BODY, Code.TOPIC_NOT_FOUND, Code.TOPIC_EXISTS_INCOMPATIBLE),
+        body=ref("TopicConfigPatch"),
     )
 
 

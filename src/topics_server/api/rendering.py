@@ -137,13 +137,30 @@ def render_deleted(name: str, done: Deleted, total_ms: float) -> bytes:
     )
 
 
-def render_put(name: str, outcome: PutOutcome, total_ms: float) -> bytes:
-    """The answer to a PUT (§1.1)."""
-    return b'{"topic":"%b","created":%b,"config":%b,%b' % (
+def render_put(
+    name: str, outcome: PutOutcome, total_ms: float, *, ignored: Sequence[str] = ()
+) -> bytes:
+    """The answer to a PUT (§1.1) or PATCH; `ignored`: members of the body that mean nothing."""
+    told = b"" if outcome.before is None else b'"changed":%b,' % _changed(outcome)
+    if ignored:
+        told += b'"ignored":%b,' % _encode(list(ignored))
+    return b'{"topic":"%b","created":%b,"config":%b,%b%b' % (
         name.encode("ascii"),
         b"true" if outcome.created else b"false",
         render_config(outcome.config),
+        told,
         _write_performance(total_ms, outcome.write_ms, outcome.sync_ms),
+    )
+
+
+def _changed(outcome: PutOutcome) -> bytes:
+    """`{field: [old, new]}` of the fields that the request has changed."""
+    assert outcome.before is not None
+    old: dict[str, Any] = msgspec.json.decode(render_config(outcome.before))
+    new: dict[str, Any] = msgspec.json.decode(render_config(outcome.config))
+    names = [*new, *(name for name in old if name not in new)]
+    return _encode(
+        {name: [old.get(name), new.get(name)] for name in names if old.get(name) != new.get(name)}
     )
 
 
@@ -277,9 +294,12 @@ def _definition(name: str, definition: RouterDefinition, **more: Any) -> dict[st
     }
 
 
-def render_router_put(name: str, outcome: RouterOutcome, total_ms: float) -> bytes:
-    """The answer to a router's PUT (§6)."""
-    told = _encode(_definition(name, outcome.definition, created=outcome.created))
+def render_router_put(
+    name: str, outcome: RouterOutcome, total_ms: float, *, ignored: Sequence[str] = ()
+) -> bytes:
+    """The answer to a router's PUT (§6); `ignored`: members of the body that mean nothing."""
+    fields = _definition(name, outcome.definition, created=outcome.created)
+    told = _encode(fields | {"ignored": list(ignored)} if ignored else fields)
     measured = _write_performance(total_ms, outcome.write_ms, outcome.sync_ms)
     return told[:-1] + b"," + measured
 

@@ -47,6 +47,7 @@ class _Lists(msgspec.Struct, gc=False):
 
 _PUT: Final = msgspec.json.Decoder(_Put)
 _LISTS: Final[msgspec.json.Decoder[msgspec.Struct]] = msgspec.json.Decoder(_Lists)
+ROUTER_MEMBERS: Final = _Put.__struct_encode_fields__
 
 
 class RouterQuery(msgspec.Struct, frozen=True):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from topics_server.api.access import check_name
 from topics_server.api.bodies import encode_cursor, parse_query
+from topics_server.api.config_bodies import ignored_members
 from topics_server.api.guard import admit
 from topics_server.api.http import Request, Response
 from topics_server.api.rendering import (
@@ -15,7 +16,7 @@ from topics_server.api.rendering import (
     render_router_put,
     render_routers,
 )
-from topics_server.api.router_bodies import decode_router, query_routers
+from topics_server.api.router_bodies import ROUTER_MEMBERS, decode_router, query_routers
 from topics_server.api.state import Routers, ServerState
 from topics_server.api.visible import check_router, shown_conflict
 from topics_server.errors import Code, TopicsError
@@ -39,7 +40,8 @@ async def put_router(state: ServerState, request: Request) -> Response:
         outcome = await routers.put(request.name, spec)
     except TopicsError as error:
         raise shown_conflict(request.caller, error) from None
-    body = render_router_put(request.name, outcome, request.elapsed_ms())
+    ignored = ignored_members(request.body, ROUTER_MEMBERS)
+    body = render_router_put(request.name, outcome, request.elapsed_ms(), ignored=ignored)
     return Response(201 if outcome.created else 200, body)
 
 

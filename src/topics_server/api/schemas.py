@@ -20,6 +20,8 @@ from topics_server.limits import (
     CLAIM_JITTER_MS_MAX,
     DIFF_LIMIT_DEFAULT,
     DIFF_WAIT_MS_MAX,
+    IGNORED_MEMBERS_MAX,
+    IGNORED_NAME_CHARS_MAX,
     LEASE_MS_MAX,
     LEASE_MS_MIN,
     NODE_FILTER_IDS_MAX,
@@ -129,6 +131,7 @@ def all_schemas() -> Schema:
     """Every named schema, as `components.schemas` holds them."""
     return {
         "TopicConfig": config_schema(),
+        "TopicConfigPatch": _config_patch(),
         **_request_schemas(),
         **_record_schemas(),
         **_answer_schemas(),
@@ -326,8 +329,23 @@ def _answer_schemas() -> Schema:
         "ticket_ttl_ms": u64("How long the ticket is good."),
     }
     return {
-        "WatchSession": _all(session | ticket, optional="ticket ticket_ttl_ms"),
-        "PutResult": _all(done | {"config": ref("TopicConfig")} | performance),
+        "WatchSession": _all(
+            session | ticket | {"ignored": _ignored()}, optional="ticket ticket_ttl_ms ignored"
+        ),
+        "PutResult": _all(
+            done
+            | {
+                "config": ref("TopicConfig"),
+                "changed": {
+                    "type": "object",
+                    "additionalProperties": {"type": "array", "minItems": 2, "maxItems": 2},
+                    "description": "`{field: [old, new]}` of a topic that existed before.",
+                },
+                "ignored": _ignored(),
+            }
+            | performance,
+            optional="changed ignored",
+        ),
         "TopicState": _all(state, optional="queue stream"),
         "StreamState": _all(stream, optional="ttl_s expires_at forked_from"),
         "Page": _all(page),
@@ -464,7 +482,10 @@ def _router_schemas() -> Schema:
             create_dest=boolean(True, "Topics that are absent are created."),
             **{"from": text("Where a new one starts.", enum=["earliest", "head"], default="head")},
         ),
-        "RouterPutResult": _all(defined | {"created": boolean()} | performance),
+        "RouterPutResult": _all(
+            defined | {"created": boolean(), "ignored": _ignored()} | performance,
+            optional="ignored",
+        ),
         "RouterState": _all(defined | place | performance, optional="reason"),
         "RouterList": _all(page | performance, optional="next_cursor"),
         "SealRequest": object_of(
@@ -518,6 +539,28 @@ def _other_answers() -> Schema:
 
 def _codes() -> list[str]:
     return [code.value for code in Code]
+
+
+def _config_patch() -> Schema:
+    """`TopicConfig` without defaults, each field nullable: what is left out stays as it is."""
+    config = config_schema()
+    fields = {
+        name: {key: value for key, value in field.items() if key != "default"}
+        for name, field in config["properties"].items()
+    }
+    nullable = {
+        name: field if name == "type" else {"anyOf": [field, {"type": "null"}]}
+        for name, field in fields.items()
+    }
+    about = "A JSON merge patch: what is left out stays, null gives a field its default."
+    return config | {"properties": nullable, "description": about}
+
+
+def _ignored() -> Schema:
+    return list_of(text(maxLength=IGNORED_NAME_CHARS_MAX)) | {
+        "maxItems": IGNORED_MEMBERS_MAX,
+        "description": "Members of the body that mean nothing here; absent if there are none.",
+    }
 
 
 def _all(properties: dict[str, Schema], optional: str = "") -> Schema:

@@ -192,6 +192,12 @@ class Store(Protocol):
         """Create a topic or replace its configuration; `keep_type`: its type was left out."""
         ...
 
+    async def configure(
+        self, name: str, change: Callable[[TopicConfig | None], TopicConfig]
+    ) -> PutOutcome:
+        """Give a topic the configuration that `change` makes of its own, None for a new topic."""
+        ...
+
     async def drop_topic(self, name: str, *, if_empty: bool) -> bool:
         """Drop a topic with all it holds; False if it was not there."""
         ...

@@ -1,4 +1,4 @@
-"""The control plane of topics: PUT (§1.1), state (§1.2), list (§1.3), DELETE (§1.4).
+"""The control plane of topics: PUT (§1.1), PATCH, state (§1.2), list (§1.3), DELETE (§1.4).
 
 Plain functions of the server's state and one request. Called through the route table in `api/app`.
 """
@@ -13,6 +13,11 @@ from topics_server.api.bodies import (
     query_cursor,
     query_page_size,
 )
+from topics_server.api.config_bodies import (
+    CONFIG_MEMBERS,
+    decode_config_patch,
+    ignored_members,
+)
 from topics_server.api.guard import admit
 from topics_server.api.http import Request, Response
 from topics_server.api.rendering import (
@@ -24,6 +29,8 @@ from topics_server.api.rendering import (
 from topics_server.api.state import Routers, ServerState
 from topics_server.api.visible import check_config, sees_router, shown_state
 from topics_server.api.visible import list_topics as visible_topics
+from topics_server.errors import topic_not_found
+from topics_server.model import TopicConfig
 
 
 async def put_topic(state: ServerState, request: Request) -> Response:
@@ -34,8 +41,29 @@ async def put_topic(state: ServerState, request: Request) -> Response:
     outcome = await store.put_topic(request.name, asked.config, keep_type=asked.keep_type)
     if state.queues is not None:
         state.queues.configured(request.name, outcome.config)
-    body = render_put(request.name, outcome, request.elapsed_ms())
+    ignored = ignored_members(request.body, CONFIG_MEMBERS)
+    body = render_put(request.name, outcome, request.elapsed_ms(), ignored=ignored)
     return Response(201 if outcome.created else 200, body)
+
+
+async def patch_topic(state: ServerState, request: Request) -> Response:
+    """`PATCH /v0/topics/{topic}`: change single fields of a topic's configuration."""
+    store = admit(state)
+    merged = decode_config_patch(request.body, request.name)
+    ignored = ignored_members(request.body, CONFIG_MEMBERS)
+
+    def change(config: TopicConfig | None) -> TopicConfig:
+        if config is None:
+            raise topic_not_found(request.name)
+        changed = merged(config)
+        check_config(request.caller, changed)
+        return changed
+
+    outcome = await store.configure(request.name, change)
+    if state.queues is not None:
+        state.queues.configured(request.name, outcome.config)
+    body = render_put(request.name, outcome, request.elapsed_ms(), ignored=ignored)
+    return Response(200, body)
 
 
 def get_topic(state: ServerState, request: Request) -> Response:

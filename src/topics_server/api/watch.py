@@ -13,6 +13,7 @@ from typing import Final, cast
 
 from topics_server.api.access import check_name, unauthorized
 from topics_server.api.bodies import parse_query, query_bool
+from topics_server.api.config_bodies import ignored_members
 from topics_server.api.cursor_ids import IdOf, Place, Positions, decode_id
 from topics_server.api.fanout import GOING_AWAY, Stream
 from topics_server.api.guard import ConnectionSlot, admit, check_accepts_stream
@@ -24,7 +25,7 @@ from topics_server.api.rendering import render_json
 from topics_server.api.sse import RETRY, REVOKED, SSE, STREAM_HEADERS, error_frame
 from topics_server.api.state import ServerState
 from topics_server.api.tickets import TICKET_TTL_MS
-from topics_server.api.watch_bodies import Start, decode_watch
+from topics_server.api.watch_bodies import WATCH_MEMBERS, Start, decode_watch
 from topics_server.clock import monotonic_ms, random_id
 from topics_server.engine.cursors import Cursor
 from topics_server.engine.feeds import Feeds, TopicView
@@ -78,6 +79,8 @@ async def open_session(state: ServerState, request: Request) -> Response:
         ticket = f"ticket_{random_id(_TICKET_BYTES)}"
         state.tickets.issue(ticket, session.wid, request.caller, monotonic_ms())
         told |= {"ticket": ticket, "ticket_ttl_ms": TICKET_TTL_MS}
+    if ignored := ignored_members(request.body, WATCH_MEMBERS):
+        told |= {"ignored": ignored}
     return Response(200, render_json(told, request.elapsed_ms()))
 
 

@@ -69,6 +69,7 @@ class _WatchLists(msgspec.Struct, gc=False):
 
 _WATCH: Final = msgspec.json.Decoder(_Watch)
 _LISTS: Final[msgspec.json.Decoder[msgspec.Struct]] = msgspec.json.Decoder(_WatchLists)
+WATCH_MEMBERS: Final = _Watch.__struct_encode_fields__
 _START: Final = msgspec.json.Decoder(Start)
 _WATCH_U64: Final = ("limit", "max_batch_bytes", "heartbeat_ms")
 

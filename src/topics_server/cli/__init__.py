@@ -21,6 +21,7 @@ import click
 VERBS: Final = {
     "serve": "Start the server.",
     "put": "Create a topic or replace its configuration.",
+    "set": "Change single fields of a topic's configuration.",
     "append": "Append one record.",
     "load": "Append every line of an NDJSON file; resumes where it stopped.",
     "read": "Print records from a position on; follow new ones.",

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import difflib
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import click
 import msgspec
 
 from topics_server.cli.client import Client, server_options, topic_path
-from topics_server.cli.output import format_options, show_object
+from topics_server.cli.output import format_options, note, show_object
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 AMOUNT: Final = click.IntRange(min=0)
+# What only a queue does anything with.
+QUEUE_FIELDS: Final = frozenset(
+    {"lease_ms", "claim_jitter_ms", "max_deliveries", "dead_letter", "leases_durable"}
+)
 
 
 def _option(name: str, kind: click.ParamType[Any] | str, text: str) -> Decorator:
@@ -45,7 +50,8 @@ OPTIONS: Final[tuple[Decorator, ...]] = (
 )
 
 
-def _all_options(verb: Callable[..., Any]) -> Callable[..., Any]:
+def config_options(verb: Callable[..., Any]) -> Callable[..., Any]:
+    """Add an option for each field of a configuration; None where it is not given."""
     for option in reversed(OPTIONS):
         verb = option(verb)
     return verb
@@ -53,7 +59,7 @@ def _all_options(verb: Callable[..., Any]) -> Callable[..., Any]:
 
 @click.command("put")
 @click.argument("topic")
-@_all_options
+@config_options
 @format_options
 @server_options
 def command(topic: str, client: Client, as_json: bool, **config: Any) -> None:
@@ -63,4 +69,22 @@ def command(topic: str, client: Client, as_json: bool, **config: Any) -> None:
     """
     given = {name: value for name, value in config.items() if value is not None}
     body = msgspec.json.encode(given)
-    show_object(client.call("PUT", topic_path(topic), body, repeatable=True), as_json=as_json)
+    answer = client.call("PUT", topic_path(topic), body, repeatable=True)
+    show_object(answer, as_json=as_json)
+    tell_config(answer, given)
+
+
+def tell_config(answer: bytes, given: Mapping[str, Any]) -> None:
+    """Say on standard error which fields the server ignored, and which have no effect on a log."""
+    told: dict[str, Any] = msgspec.json.decode(answer)
+    fields: dict[str, Any] = told["config"]
+    for name in told.get("ignored", ()):
+        close = difflib.get_close_matches(name, fields, n=1)
+        hint = f"; did you mean {close[0]}?" if close else ""
+        note(f"the server does not know {name!r} and ignored it{hint}")
+    idle = sorted(name for name in QUEUE_FIELDS & given.keys() if given[name] is not None)
+    if idle and fields["type"] == "log":
+        note(
+            f"{told['topic']} is a log, on which {', '.join(idle)} has no effect; "
+            "a queue is made with --type queue"
+        )

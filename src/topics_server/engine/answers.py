@@ -119,12 +119,17 @@ class TopicState(msgspec.Struct, frozen=True):
 
 
 class PutOutcome(msgspec.Struct, frozen=True):
-    """Outcome of creating or configuring a topic (§1.1)."""
+    """Outcome of creating or configuring a topic (§1.1); `before` is None if it was created."""
 
-    created: bool
     config: TopicConfig
+    before: TopicConfig | None = None
     write_ms: float = 0.0
     sync_ms: float = 0.0
+
+    @property
+    def created(self) -> bool:
+        """Whether the topic is new."""
+        return self.before is None
 
 
 class Deleted(msgspec.Struct, frozen=True):

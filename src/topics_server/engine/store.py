@@ -34,13 +34,13 @@ from topics_server.engine.hub import Hub
 from topics_server.engine.moves import Moves, settled
 from topics_server.engine.picking import decide_delete_seqs, deletable, plan_rows
 from topics_server.engine.ports import Clock
-from topics_server.engine.priority import effective_priority
 from topics_server.engine.producers import Repeated
 from topics_server.engine.quotas import Quotas, limit_reached
 from topics_server.engine.reading import PagePlan, plan_page
 from topics_server.engine.registry import MayName, Registry
 from topics_server.engine.repeats import applied, repeated
 from topics_server.engine.topic import Topic
+from topics_server.engine.topic_states import state_of
 from topics_server.engine.waiting import Settling, ring_or_timeout
 from topics_server.entries import RecordsAppended, RouterPage, Source, TopicPut
 from topics_server.errors import Code, TopicsError, topic_not_found
@@ -460,18 +460,32 @@ class Store:
 
     async def put_topic(self, name: str, config: TopicConfig, *, keep_type: bool) -> PutOutcome:
         """Create a topic or replace its configuration (§1.1); durable before it returns."""
+
+        def replaced(old: TopicConfig | None) -> TopicConfig:
+            if old is None or not keep_type:
+                return config
+            return msgspec.structs.replace(config, type=old.type)
+
+        return await self.configure(name, replaced)
+
+    async def configure(
+        self, name: str, change: Callable[[TopicConfig | None], TopicConfig]
+    ) -> PutOutcome:
+        """Give a topic the configuration that `change` makes of its own, None for a new topic.
+
+        `change` is called in the same step that decides, so that no other change is overwritten.
+        """
         await self.settling.over(name)
         now_ms = self._clock.now_ms()
         topic = self._registry.find(name)
-        created = topic is None
+        before = None if topic is None else topic.config
+        config = change(before)
         if topic is None:
             topic, entry = self._decide_create(name, config, now_ms)
         else:
-            if keep_type:
-                config = msgspec.structs.replace(config, type=topic.config.type)
             changed = topic.decide_put(config, now_ms)
             if changed is None:
-                return PutOutcome(created=False, config=config)
+                return PutOutcome(config=config, before=before)
             entry = changed
         try:
             ticket = self._commits.submit(entry, Gate.SYNCED, topic)
@@ -479,7 +493,7 @@ class Store:
             self._registry.abandon(topic.topic_id)
             raise
         await self.settle(name, ticket)
-        return PutOutcome(created, config, ticket.write_ms, ticket.sync_ms)
+        return PutOutcome(config, before, ticket.write_ms, ticket.sync_ms)
 
     async def drop_topic(self, name: str, *, if_empty: bool) -> bool:
         """Remove a topic with all it has (§1.4); durable before it returns. False: not there."""
@@ -520,29 +534,11 @@ class Store:
         return TopicPage([self._state_of(topic, now_ms) for topic in topics], next_after)
 
     def _state_of(self, topic: Topic, now_ms: int) -> TopicState:
-        count, live_bytes = topic.live(now_ms)
-        config = topic.config
         queue = None
-        if config.type is TopicType.QUEUE and self.queue_counts is not None:
+        if topic.config.type is TopicType.QUEUE and self.queue_counts is not None:
             queue = self.queue_counts(topic)
-        return TopicState(
-            name=topic.name,
-            topic_id=topic.topic_id,
-            epoch=topic.epoch,
-            config=config,
-            head_seq=topic.log.head_seq,
-            earliest_seq=topic.earliest_seq(now_ms),
-            evict_floor=topic.log.evict_floor,
-            count=count,
-            bytes=live_bytes,
-            disk_bytes=self._fetcher.disk_bytes(topic.topic_id),
-            effective_priority=effective_priority(config, topic.last_read_ts, now_ms),
-            last_write_ts=topic.last_write_ts,
-            last_read_ts=topic.last_read_ts,
-            damaged_records=topic.log.damaged_records,
-            queue=queue,
-            stream=None if topic.stream is None else topic.stream.facts,
-        )
+        disk_bytes = self._fetcher.disk_bytes(topic.topic_id)
+        return state_of(topic, now_ms, disk_bytes=disk_bytes, queue=queue)
 
     # --- facts for probes -----------------------------------------------------------------
 

@@ -205,7 +205,7 @@ def test_a_list_shows_a_summary_and_its_cursor() -> None:
 
 
 def test_put_delete_and_drop_have_their_members() -> None:
-    put = json.loads(render_put("jobs", PutOutcome(True, TopicConfig()), 0.1))
+    put = json.loads(render_put("jobs", PutOutcome(TopicConfig()), 0.1))
     assert set(put) == {"topic", "created", "config", "performance"}
     deleted = json.loads(render_deleted("jobs", Deleted(3, 4, 9, 6, 60), 0.1))
     assert (deleted["deleted"], deleted["earliest_seq"], deleted["head_seq"]) == (3, 4, 9)
