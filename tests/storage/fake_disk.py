@@ -223,6 +223,8 @@ class FakeDisk:
         # Text by what is locked: a file itself, whatever its name is by now, or a directory's path.
         self._locks: dict[_Inode | str, str] = {}
         self._numbers: dict[str, int] = {}
+        # Directories that are kept open, as locks of their own.
+        self._held: dict[_Inode | str, str] = {}
 
     # -- faults ----------------------------------------------------------------------------
 
@@ -486,9 +488,10 @@ class FakeDisk:
         try:
             self.step("sync_dir", path)
         except DiskFull as error:
-            if errno.errorcode[errno.EMFILE] in str(error):
+            if errno.errorcode[errno.EMFILE] not in str(error):
+                raise SyncFailed(str(error)) from error
+            if path not in self._held:
                 raise  # it could not be opened, so nothing was tried
-            raise SyncFailed(str(error)) from error
         except StorageError as error:
             raise SyncFailed(str(error)) from error
         for ops in [ops for parent, ops in self._pending.items() if parent != path]:
@@ -498,6 +501,15 @@ class FakeDisk:
                 self._apply_dir_ops(ops[: moves[-1] + 1])
                 del ops[: moves[-1] + 1]
         self._apply_dir_ops(self._pending.pop(path, []))
+
+    def hold_dir(self, path: str) -> Lock:
+        """See `Fs.hold_dir`."""
+        self.check_alive()
+        if path not in self._dirs:
+            raise NotThere("ENOENT", path)
+        assert path not in self._held, "held once at a time"
+        self._held[path] = "held"
+        return _FakeLock(self._held, path)
 
     def exists(self, path: str) -> bool:
         """See `Fs.exists`."""

@@ -195,6 +195,27 @@ def test_a_directory_that_cannot_be_opened_is_no_failed_sync(
         OsFs().sync_dir(root)
 
 
+def test_a_directory_that_is_held_is_synced_without_a_descriptor(
+    root: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def too_many(*args: object, **kwargs: object) -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    fs = OsFs()
+    held = fs.hold_dir(root)
+    synced: list[int] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", too_many)
+        patch.setattr(os, "fsync", synced.append)
+        fs.sync_dir(root)
+        assert len(synced) == 1
+        held.release()
+        held.release()
+        with pytest.raises(DiskFull):
+            fs.sync_dir(root)
+    fs.hold_dir(root).release()
+
+
 def test_a_directory_is_locked_once(root: str) -> None:
     fs = OsFs()
     lock = fs.lock_dir(root)

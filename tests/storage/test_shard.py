@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from tests.storage.fake_disk import FakeDisk
@@ -221,6 +223,24 @@ def test_too_many_open_files_is_a_full_disk() -> None:
         life.turn(4)
     assert life.refused[-1].detail == {"limit": "disk"}
     assert life.journal.read_only_shards() == []
+    life.end()
+
+
+def test_a_folder_that_cannot_be_opened_is_no_failed_sync() -> None:
+    disk = new_disk(9)
+    life = started(disk)
+    disk.fail("sync_dir", "emfile", times=None)
+    for seq in range(1, 100):
+        life.submit(append(0, seq, b"v" * 900))
+        life.turn(4)
+    assert life.refused[-1].detail == {"limit": "disk"}
+    assert life.journal.read_only_shards() == []
+    # Without a restart, as soon as there are descriptors again.
+    disk.heal()
+    life.settle()
+    life.loop.run_until_complete(asyncio.sleep(1.5))
+    assert life.submit(append(0, 100), sync=True) is not None
+    life.settle()
     life.end()
 
 

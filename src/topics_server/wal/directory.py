@@ -44,6 +44,7 @@ _BOOT_ID: Final = "/proc/sys/kernel/random/boot_id"
 _IGNORED: Final = frozenset(
     {"lost+found", layout.LOCK, layout.SET_ASIDE, layout.temp(layout.FORMAT)}
 )
+_FOLDERS: Final = (layout.WAL, layout.SEGMENTS, layout.SNAPSHOTS)
 _FORMAT_BYTES_MAX: Final = 1_000_000
 
 
@@ -96,6 +97,7 @@ class Directory:
         self.root: Final = root
         self._fs: Final = fs
         self._locks: Final = locks
+        self._held: Final[list[Lock]] = []
         self._boot_id: Final = boot_id
         # What was found at open; `None` if the directory was made then.
         self.found: Final = mark
@@ -136,9 +138,10 @@ class Directory:
                 directory._write(directory._mark)
             if directory.is_new:
                 # Only then: later, a folder that is missing was lost and is judged by recovery.
-                for name in (layout.WAL, layout.SEGMENTS, layout.SNAPSHOTS):
+                for name in _FOLDERS:
                     fs.make_dir(layout.join(root, name), mode)
             fs.sync_dir(root)
+            directory._hold_folders()
         except StorageError:
             for lock in locks:
                 lock.release()
@@ -253,9 +256,15 @@ class Directory:
                 self._write(mark)
 
     def close(self) -> None:
-        """Let go of the locks."""
-        for lock in self._locks:
-            lock.release()
+        """Let go of the locks and folders; nothing is written any more."""
+        for handle in (*self._held, *self._locks):
+            handle.release()
+
+    def _hold_folders(self) -> None:
+        """Keep the folders open that are synced all the time, also when no descriptor is left."""
+        for folder in (self.root, *(layout.join(self.root, name) for name in _FOLDERS)):
+            if self._fs.exists(folder):
+                self._held.append(self._fs.hold_dir(folder))
 
     def _write(self, mark: FormatMark) -> None:
         path = layout.join(self.root, layout.FORMAT)

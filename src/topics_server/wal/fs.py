@@ -127,6 +127,14 @@ class Fs(Protocol):
         """
         ...
 
+    def hold_dir(self, path: str) -> Lock:
+        """Keep a directory open until `release`, so that syncing it needs no free descriptor.
+
+        For the few directories that are synced as long as the server runs. A directory is held
+        once at a time, keeps its place meanwhile, and is not synced during or after `release`.
+        """
+        ...
+
     def exists(self, path: str) -> bool:
         """Whether a file or directory has this path. Raises if that cannot be told."""
         ...
@@ -273,6 +281,10 @@ def _sync_data(fd: int) -> None:
         os.fdatasync(fd)
 
 
+def _open_dir(path: str) -> int:
+    return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+
+
 class OsLock:
     """`Lock` over a descriptor that holds the `flock`."""
 
@@ -288,11 +300,31 @@ class OsLock:
             os.close(fd)
 
 
+class _HeldDir:
+    """A directory that is kept open for its syncs; see `Fs.hold_dir`."""
+
+    __slots__ = ("_held", "_path", "fd")
+
+    def __init__(self, held: dict[str, _HeldDir], path: str, fd: int) -> None:
+        self._held = held
+        self._path = path
+        self.fd = fd
+        held[path] = self
+
+    def release(self) -> None:
+        """See `Lock.release`."""
+        fd, self.fd = self.fd, -1
+        if fd >= 0:
+            del self._held[self._path]
+            os.close(fd)
+
+
 class OsFs:
     """`Fs` over the operating system; `file_mode` is given to every file it makes."""
 
     def __init__(self, file_mode: int = 0o600) -> None:
         self._file_mode = file_mode
+        self._held: dict[str, _HeldDir] = {}
 
     def open(self, path: str, *, write: bool = False, create: bool = False) -> File:
         """See `Fs.open`."""
@@ -361,8 +393,9 @@ class OsFs:
 
     def sync_dir(self, path: str) -> None:
         """See `Fs.sync_dir`."""
+        held = self._held.get(path)
         try:
-            fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            fd = _open_dir(path) if held is None else held.fd
         except OSError as error:
             raise storage_error(error, path, writing=True) from error
         try:
@@ -370,7 +403,16 @@ class OsFs:
         except OSError as error:
             raise SyncFailed(error.strerror or str(error), path) from error
         finally:
-            os.close(fd)
+            if held is None:
+                os.close(fd)
+
+    def hold_dir(self, path: str) -> Lock:
+        """See `Fs.hold_dir`."""
+        assert path not in self._held, "held once at a time"
+        try:
+            return _HeldDir(self._held, path, _open_dir(path))
+        except OSError as error:
+            raise storage_error(error, path, writing=True) from error
 
     def exists(self, path: str) -> bool:
         """See `Fs.exists`."""
@@ -451,7 +493,7 @@ class OsFs:
     def lock_dir(self, path: str) -> Lock | None:
         """See `Fs.lock_dir`."""
         try:
-            fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            fd = _open_dir(path)
         except OSError as error:
             raise storage_error(error, path) from error
         try:

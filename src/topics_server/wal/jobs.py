@@ -11,7 +11,7 @@ from typing import Final
 import msgspec
 
 from topics_server.clock import monotonic_ms
-from topics_server.errors import DiskFull, StorageError
+from topics_server.errors import StorageError, SyncFailed
 from topics_server.metrics import StepHistogram
 from topics_server.wal.grouping import NextGroup
 from topics_server.wal.tail import Tail
@@ -84,13 +84,14 @@ def do_job(tail: Tail, job: Job) -> Outcome:
             outcome.synced = True
         if job.prepare:
             tail.prepare()
-    except DiskFull as error:
+    except SyncFailed as error:
+        outcome.error, outcome.reason = READ_ONLY, str(error)
+    except StorageError as error:
+        # Whatever the refusal (no room, no descriptor, no right): no sync was tried in vain.
         outcome.error, outcome.reason = DISK_FULL, str(error)
         # Without a group a write that is under way, or has failed, is the loop's.
         if job.group is not None and tail.is_broken:
             _cut_back(tail, outcome)
-    except StorageError as error:
-        outcome.error, outcome.reason = READ_ONLY, str(error)
     return outcome
 
 

@@ -21,7 +21,7 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from topics_server.clock import pause
-from topics_server.errors import DiskFull
+from topics_server.errors import DiskFull, StorageError, SyncFailed
 from topics_server.limits import (
     GROUP_BYTES_MAX,
     KIB,
@@ -255,7 +255,9 @@ class Tail:
             file.pwrite(encode_file_header(header), 0)
             file.sync()
             self._fs.sync_dir(self._wal_dir)
-        except DiskFull:
+        except SyncFailed:
+            raise
+        except StorageError:
             # Give back what it took: others need it more. A leftover name is found unused.
             file.close()
             self._fs.unlink(path, missing_ok=True)
