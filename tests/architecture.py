@@ -770,9 +770,11 @@ API = {
     ),
     # The page that shows the description, from an installed package's files.
     "api.reference": driver("api.http", "api.state"),
+    "api.front_page": driver("api.http", "api.state"),
     "api.app": driver(
         "api.problems",
         "api.admin",
+        "api.front_page",
         "api.guard",
         "api.http",
         "api.keys",

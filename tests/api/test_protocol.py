@@ -53,7 +53,15 @@ def code_of(answer: Any) -> str:
 @pytest.mark.parametrize(
     "path",
     [
-        *("/", "/v0", "/v0/", "/v0/nothing", "/v0/topics/", "/v0/topics/a/", "/v0/topics/a/b"),
+        *(
+            "/index.html",
+            "/v0",
+            "/v0/",
+            "/v0/nothing",
+            "/v0/topics/",
+            "/v0/topics/a/",
+            "/v0/topics/a/b",
+        ),
         *("/v0/topics/a/diff/", "/v0/topics/a/diff/x", "/v1/topics/a", "/v0%2Ftopics"),
         *("/v0/topics/a%2Fdiff/x", "/healthz/", "/v0/health/x", "//v0/topics"),
     ],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from topics_server.api import (
     admin,
+    front_page,
     openapi,
     probes,
     queues,
@@ -84,6 +85,7 @@ def build_routes(mount: str = STREAMS_PATH) -> Routes:
             Route("/readyz", {"GET": probes.ready}, needs={"GET": PROBE}),
             Route("/v0/metrics", {"GET": probes.metrics}, needs={"GET": READ}),
             Route("/v0/admin/seal", {"POST": admin.seal}, needs={"POST": ADMIN}),
+            Route("/", {"GET": front_page.page}, needs={"GET": PROBE}),
             Route("/v0/openapi.json", {"GET": _openapi}, needs={"GET": PROBE}),
             Route("/v0/docs", {"GET": reference.page}, needs={"GET": PROBE}),
             Route("/v0/docs/{file}", {"GET": reference.file}, needs={"GET": PROBE}),

@@ -28,7 +28,7 @@ from topics_server.api.http import (
 from topics_server.api.keys import Recalled
 from topics_server.api.receiving import OFF_LOOP_BYTES
 from topics_server.api.request_ids import request_id
-from topics_server.api.response import last_lines, tell_of_kind, wants_gzip
+from topics_server.api.response import as_preferred, last_lines, tell_of_kind, wants_gzip
 from topics_server.api.strict import StrictHttp
 from topics_server.api.transport import head_of
 from topics_server.clock import monotonic_ms
@@ -208,6 +208,8 @@ class DirectHttp(StrictHttp):
     def _respond(self, pending: Pending, response: Response) -> None:
         if self.transport.is_closing():
             return
+        if b"prefer" in pending.headers:
+            response = as_preferred(response, pending.headers, pending.path)
         pieces = response.pieces or (response.body,)
         size = sum(map(len, pieces))
         if not wants_gzip(size, pending.headers):

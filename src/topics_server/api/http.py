@@ -51,7 +51,7 @@ from topics_server.api.receiving import Receive as Receive
 from topics_server.api.request_ids import NAME as REQUEST_ID
 from topics_server.api.request_ids import request_id as request_id_of
 from topics_server.api.response import Response as Response
-from topics_server.api.response import tell_of_body, wants_gzip
+from topics_server.api.response import as_preferred, tell_of_body, wants_gzip
 from topics_server.api.sockets import Socket
 from topics_server.api.state import ServerState
 from topics_server.clock import monotonic_ms
@@ -341,6 +341,8 @@ class Application:
         except Exception as error:
             response = response_to(error, scope["method"], scope["path"], request_id)
         raw_path: bytes = scope.get("raw_path") or scope["path"].encode("utf-8")
+        if b"prefer" in headers and isinstance(response, Response):
+            response = as_preferred(response, headers, raw_path)
         told = self.told(response, scope["method"], headers, raw_path)
         if isinstance(response, EventStream):
             place.free()

@@ -491,7 +491,16 @@ def _server_paths() -> Schema:
     )
     described = _shown("openapi", "This document.", object_of(""), JSON)
     page = _shown("reference", "This document as a page to read.", text(), "text/html")
+    welcome = {"text/html": {"schema": text()}, "text/plain": {"schema": text()}}
+    front = operation(
+        "frontPage",
+        "What this server is, and lines to try; as HTML where `Accept` names it, else as text.",
+        {"200": {"description": "The page.", "content": welcome}},
+        tag="server",
+        scopes=None,
+    )
     return {
+        "/": {"get": front},
         "/v0/health": _probe("health", "The process serves.", "Health"),
         "/healthz": _probe("healthAlias", "As `/v0/health`.", "Health"),
         "/v0/ready": _probe("ready", "Whether requests are taken.", "Ready", *gated),

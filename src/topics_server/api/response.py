@@ -7,6 +7,7 @@ again. Both ways of a request (`api/http`, `api/direct`) render an answer by wha
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Final
 
@@ -20,6 +21,9 @@ from topics_server.api.request_ids import NAME as REQUEST_ID
 _BODILESS: Final = (204, 304)
 # Below this gzip saves nothing worth its time.
 _DEFLATED_BYTES_MIN: Final = 256
+# The last member of an answer; a record ends in more than the object it stands in.
+_PERFORMANCE: Final = re.compile(rb',"performance":\{[^{}]*\}\}\Z')
+_PERFORMANCE_BYTES_MAX: Final = 1024
 _ID: Final = b"%b" + REQUEST_ID + b": %b"
 _ID_AND_LENGTH: Final = _ID + b"\r\ncontent-length: %d"
 
@@ -37,6 +41,28 @@ class Response(msgspec.Struct, frozen=True, gc=False):
     content_type: bytes = JSON_TYPE
     pieces: Sequence[bytes | memoryview] = ()
     varying: bytes = b""
+
+
+def as_preferred(response: Response, headers: Mapping[bytes, bytes], raw_path: bytes) -> Response:
+    """The answer without `performance`, for a client that prefers `return=minimal` (RFC 7240).
+
+    Only of `/v0`: what a stream holds is never touched.
+    """
+    wanted = headers[b"prefer"].lower().replace(b" ", b"")
+    if b"return=minimal" not in wanted.replace(b";", b",").split(b","):
+        return response
+    if response.content_type != JSON_TYPE or not raw_path.startswith(b"/v0/"):
+        return response
+    body = b"".join(response.pieces) if response.pieces else response.body
+    found = _PERFORMANCE.search(body, max(0, len(body) - _PERFORMANCE_BYTES_MAX))
+    if found is None:
+        return response
+    return msgspec.structs.replace(
+        response,
+        body=body[: found.start()] + b"}",
+        pieces=(),
+        headers=(*response.headers, (b"preference-applied", b"return=minimal")),
+    )
 
 
 def lines_of(*headers: tuple[bytes, bytes]) -> bytes:
