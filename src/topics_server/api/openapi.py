@@ -38,8 +38,8 @@ _ABOUT: Final = (
     "method that a path does not have is 405 `method_not_allowed` with `Allow`; a path that is not "
     "listed here is 404 `not_found`. Every refusal has the same envelope, `Error`; clients branch "
     "on `error.code`. Fields may be added to requests and answers: ignore those that you do not "
-    "know. The events of the streams and the messages of the WebSocket are described in "
-    "`docs/FRAMES.md`."
+    "know. A request with `Prefer: return=minimal` gets its answer without `performance`. "
+    "The events of the streams and the messages of the WebSocket are described in `docs/FRAMES.md`."
 )
 
 _TAGS: Final = {
