@@ -31,6 +31,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--stream-kills", type=int, default=1, help="of a Spark query (1)")
     group.addoption("--flood", type=int, default=128, help="connections of a flood (128)")
     group.addoption("--flood-appends", type=int, default=10, help="honest appends a topic (10)")
+    group.addoption("--damage-cases", type=int, default=250, help="of each end, 0: all (250)")
+    group.addoption("--damage-only", default="", help="damage files like this")
+    group.addoption("--damage-kinds", default="", help="damage them so: cut,flipped,... (all)")
     group.addoption("--idle-streams", type=int, default=200, help="streams without news (200)")
 
 

@@ -10,9 +10,13 @@ What it models, with one seed per disk:
   on its own. `reopen()` then gives the disk the next process finds.
 - A sync that fails leaves its pages clean though some are not on the platter: a later sync does not
   help, only writing them again does. That is what Linux does.
-- `fail(op, error, ...)`: the nth matching operation fails. `error` is one of `eio`, `enospc`,
-  `emfile`, `partial` (part of the write lands, then EIO) and `crash` (`SimulatedCrash`, part of a
-  write may have landed). `capacity_bytes` makes a disk that is really full.
+- `evicts`: clean pages may leave the cache at a `kill`, so that what a failed sync did not get to
+  the platter is seen to be missing.
+- `lose` and `put` change files behind everybody's back; `image` and `of` copy whole disks.
+- `fail(op, error, ...)`: the nth matching operation, or look, fails. `error` is one of `eio`,
+  `eacces`, `enospc`, `emfile`, `partial` (part of the write lands, then EIO) and `crash`
+  (`SimulatedCrash`, part of a write may have landed). `capacity_bytes` makes a disk that is really
+  full.
 """
 
 from __future__ import annotations
@@ -28,8 +32,11 @@ from topics_server.errors import DiskFull, NotThere, StartRefused, StorageError,
 from topics_server.wal.fs import Buffer, File, Lock
 
 SECTOR: Final = 512
+_PAGE: Final = 8 * SECTOR
 Op = Literal["open", "write", "sync", "truncate", "rename", "unlink", "make_dir", "sync_dir", "any"]
-Fault = Literal["eio", "enospc", "emfile", "partial", "crash"]
+# Calls that change nothing: they can fail, but no crash happens at one.
+Look = Literal["stat", "list", "read", "map"]
+Fault = Literal["eio", "eacces", "enospc", "emfile", "partial", "crash"]
 Mode = Literal["kill", "power"]
 # (offset, bytes), or (size, None) for a truncation.
 _Write = tuple[int, bytes | None]
@@ -39,9 +46,18 @@ class SimulatedCrash(BaseException):
     """The machine is gone; not an `Exception`, so that no product code can catch it."""
 
 
+@dataclasses.dataclass(frozen=True)
+class DiskImage:
+    """A whole disk at one moment: contents by path, directories, the boot it belongs to."""
+
+    files: dict[str, bytes]
+    dirs: frozenset[str]
+    boot_id: str
+
+
 @dataclasses.dataclass
 class _Rule:
-    op: Op
+    op: Op | Look
     error: Fault
     path: str
     skip: int
@@ -77,10 +93,30 @@ class _Inode:
         self.durable = _torn(self.durable, self.pending, rng)
         self.pending.clear()
 
+    def evict(self, rng: random.Random) -> None:
+        """Clean pages leave the cache, some or all: they are read from the platter again."""
+        if self.data == self.durable:
+            return
+        share = rng.choice((0.0, 0.5, 1.0))
+        dirty = {page for offset, data in self.pending for page in _pages(offset, data)}
+        size = len(self.data) if self.pending else len(self.durable)
+        kept = _truncated(bytearray(self.data), size)
+        for page in range(-(-size // _PAGE)):
+            if page not in dirty and rng.random() < share:
+                start = page * _PAGE
+                end = min(size, start + _PAGE)
+                kept[start:end] = _truncated(self.durable[start:end], end - start)
+        self.data = kept
+
     def lose_power(self, rng: random.Random) -> None:
         self.durable = _torn(self.durable, self.pending, rng)
         self.data = bytearray(self.durable)
         self.pending.clear()
+
+
+def _pages(offset: int, data: bytes | None) -> range:
+    """The pages that a write touches; a truncation touches none that is kept."""
+    return range(0) if not data else range(offset // _PAGE, -(-(offset + len(data)) // _PAGE))
 
 
 def _written(target: bytearray, data: bytes, offset: int) -> bytearray:
@@ -112,7 +148,7 @@ def _torn(durable: bytearray, history: Sequence[_Write], rng: random.Random) -> 
         for offset, data in history[:kept]:
             durable = _applied(durable, offset, data)
         return durable
-    unit = SECTOR if style == "sectors" else 8 * SECTOR
+    unit = SECTOR if style == "sectors" else _PAGE
     count = len(history)
     size_after = rng.randint(0, count)
     size = len(durable)
@@ -158,7 +194,7 @@ class _FakeFile:
         self.pwrite(b"".join(buffers), offset)
 
     def pread(self, length: int, offset: int) -> bytes:
-        self._disk.check_alive()
+        self._disk.look("read", self.path)
         assert not self._closed, f"{self.path} is closed"
         return bytes(self._inode.data[offset : offset + length])
 
@@ -203,12 +239,17 @@ _DirOp = tuple[str, str, "_Inode | str | None"]
 
 
 class FakeDisk:
-    """`Fs` in memory. `seed` decides every choice; `boot_id` changes with each power loss."""
+    """`Fs` in memory. `seed` decides every choice; `boot_id` changes with each power loss.
+
+    `evicts`: after a `kill` pages may be read from the platter again, as memory pressure makes it;
+    only a failed sync has left the platter with something else (see `_Inode.sync_failed`).
+    """
 
     def __init__(self, seed: int = 0, *, capacity_bytes: int | None = None) -> None:
         self.rng = random.Random(seed)
         self.capacity_bytes = capacity_bytes
         self.boot_id = "boot-1"
+        self.evicts = False
         self.ops = 0
         self.crashed = False
         self.log: list[tuple[str, str]] = []
@@ -229,9 +270,12 @@ class FakeDisk:
     # -- faults ----------------------------------------------------------------------------
 
     def fail(
-        self, op: Op, error: Fault, *, nth: int = 1, path: str = "*", times: int | None = 1
+        self, op: Op | Look, error: Fault, *, nth: int = 1, path: str = "*", times: int | None = 1
     ) -> None:
-        """From the nth matching operation on, `times` of them (`None`: for ever) fail."""
+        """From the nth matching operation on, `times` of them (`None`: for ever) fail.
+
+        `any` stands for all changing operations, not for looks.
+        """
         self._rules.append(_Rule(op, error, path, nth - 1, times))
 
     def heal(self) -> None:
@@ -251,6 +295,9 @@ class FakeDisk:
             self._boots += 1
             self.boot_id = f"boot-{self._boots}"
             self._lose_power()
+        elif self.evicts:
+            for inode in self._files.values():
+                inode.evict(self.rng)
 
     def reopen(self) -> FakeDisk:
         """The same disk for the next process: old handles stay dead, faults are gone."""
@@ -258,6 +305,7 @@ class FakeDisk:
         disk = FakeDisk(0, capacity_bytes=self.capacity_bytes)
         disk.rng = self.rng
         disk.boot_id, disk._boots = self.boot_id, self._boots
+        disk.evicts = self.evicts
         disk._files, disk._durable = self._files, self._durable
         disk._dirs, disk._durable_dirs = self._dirs, self._durable_dirs
         disk._pending = self._pending
@@ -280,8 +328,17 @@ class FakeDisk:
         self.log.append((op, path))
         if self.ops == self._crash_at:
             return "crash"
+        return self._ruled((op, "any"), path)
+
+    def look(self, op: Look, path: str) -> None:
+        """A call that changes nothing: it may fail all the same."""
+        self.check_alive()
+        if self._rules and (fault := self._ruled((op,), path)) is not None:
+            self._raise(fault, path)
+
+    def _ruled(self, ops: tuple[str, ...], path: str) -> Fault | None:
         for rule in self._rules:
-            if rule.op in (op, "any") and fnmatch.fnmatch(path, rule.path) and rule.times != 0:
+            if rule.op in ops and fnmatch.fnmatch(path, rule.path) and rule.times != 0:
                 if rule.skip:
                     rule.skip -= 1
                     continue
@@ -300,6 +357,8 @@ class FakeDisk:
                 raise DiskFull(errno.errorcode[code], path)
             case "eio":
                 raise StorageError("EIO", path)
+            case "eacces":
+                raise StorageError("EACCES", path)
 
     # -- bytes -----------------------------------------------------------------------------
 
@@ -344,6 +403,40 @@ class FakeDisk:
         inode.data[offset] ^= flip
         if offset < len(inode.durable):
             inode.durable[offset] ^= flip
+
+    def lose(self, path: str) -> None:
+        """Somebody removes a file: its name is gone from the platter too."""
+        self._apply_dir_ops(self._pending.pop(_parent(path), []))
+        del self._files[path]
+        self._durable.pop(path, None)
+
+    def put(self, path: str, content: bytes) -> None:
+        """Somebody puts a file here, synced: a new one, of the same name as what was here."""
+        self._apply_dir_ops(self._pending.pop(_parent(path), []))
+        inode = _Inode()
+        inode.data, inode.durable = bytearray(content), bytearray(content)
+        folder = _parent(path)
+        while folder not in self._dirs:
+            self._dirs.add(folder)
+            self._durable_dirs.add(folder)
+            folder = _parent(folder)
+        self._files[path] = self._durable[path] = inode
+
+    def image(self) -> DiskImage:
+        """All that a reader sees now."""
+        files = {path: bytes(inode.data) for path, inode in self._files.items()}
+        return DiskImage(files, frozenset(self._dirs), self.boot_id)
+
+    @classmethod
+    def of(cls, image: DiskImage, seed: int = 0) -> FakeDisk:
+        """A disk that holds a copy of this, synced."""
+        disk = cls(seed)
+        disk.boot_id = image.boot_id
+        disk._boots = int(image.boot_id.rpartition("-")[2])
+        disk._dirs, disk._durable_dirs = set(image.dirs), set(image.dirs)
+        for path, content in image.files.items():
+            disk.put(path, content)
+        return disk
 
     def content(self, path: str) -> bytes:
         """What a reader sees now."""
@@ -455,7 +548,7 @@ class FakeDisk:
 
     def list_dir(self, path: str) -> list[str]:
         """See `Fs.list_dir`."""
-        self.check_alive()
+        self.look("list", path)
         names = {p for p in (*self._files, *self._dirs) if p and _parent(p) == path and p != path}
         return sorted(name.rpartition("/")[2] for name in names)
 
@@ -513,7 +606,7 @@ class FakeDisk:
 
     def exists(self, path: str) -> bool:
         """See `Fs.exists`."""
-        self.check_alive()
+        self.look("stat", path)
         return path in self._files or path in self._dirs
 
     def identity(self, path: str) -> tuple[int, int] | None:
@@ -528,7 +621,7 @@ class FakeDisk:
 
     def file_size(self, path: str) -> int:
         """See `Fs.file_size`."""
-        self.check_alive()
+        self.look("stat", path)
         if path not in self._files:
             raise NotThere("ENOENT", path)
         return len(self._files[path].data)
@@ -543,7 +636,7 @@ class FakeDisk:
 
     def map(self, path: str) -> memoryview:
         """See `Fs.map`; the view shows later writes as long as the file keeps its size."""
-        self.check_alive()
+        self.look("map", path)
         if path not in self._files:
             raise NotThere("ENOENT", path)
         return memoryview(self._files[path].data).toreadonly()

@@ -1,0 +1,104 @@
+"""Every file of a small data directory, damaged in every way: nothing is lost in silence.
+
+What is damaged how, and what the next start may make of it: `tests/storage/damage.py`. By default a
+sample; `--damage-cases 0` judges every case (over 20,000), on every core there is. `--damage-only
+'data/wal/*'` takes the files of one kind, `--damage-kinds cut,flipped` some damages.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import fnmatch
+import functools
+import multiprocessing
+import os
+import random
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import pytest
+
+from tests.storage.damage import ENDS, Case, End, Tally, cases_of, make_store, run_cases
+
+_CHUNK: Final = 100
+_STORE: Final = functools.lru_cache(make_store)
+# What is judged without `--damage-only`: files whose damage is handled, by how the store ended.
+_COVERED: Final[dict[End, tuple[str, ...]]] = {
+    "killed": ("*.idx", "*/LOCK"),
+    "power": ("*/LOCK",),
+    "clean": ("*.idx", "*/LOCK"),
+}
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Which cases: how many of each end (0: all), of which files, of which kinds (none: all)."""
+
+    count: int
+    only: tuple[str, ...]
+    kinds: tuple[str, ...]
+
+    def of(self, end: End) -> list[Case]:
+        """The cases of one end; the same ones for the same question."""
+        wanted = self.only or _COVERED[end]
+        cases = [
+            case
+            for case in cases_of(_STORE(end))
+            if any(fnmatch.fnmatch(case.path, only) for only in wanted)
+            and (not self.kinds or case.kind in self.kinds)
+        ]
+        if not self.count:
+            return cases
+        # Each kind of damage of each file is worth a look; most cases are flips.
+        rng = random.Random(f"{end} {self.count}")
+        rng.shuffle(cases)
+        seen: dict[tuple[str, str], int] = {}
+        ranked: list[tuple[int, Case]] = []
+        for case in cases:
+            key = (case.path, case.kind)
+            seen[key] = rank = seen.get(key, 0) + 1
+            ranked.append((rank, case))
+        ranked.sort(key=lambda each: each[0])
+        return [case for _, case in ranked[: self.count]]
+
+
+@pytest.fixture
+def asked(request: pytest.FixtureRequest) -> Asked:
+    """From the command line."""
+    option = request.config.getoption
+    kinds = tuple(str(option("--damage-kinds", default="")).split(","))
+    return Asked(
+        int(option("--damage-cases", default=250)),
+        (only,) if (only := str(option("--damage-only", default=""))) else (),
+        tuple(kind for kind in kinds if kind),
+    )
+
+
+def _run(cases: list[Case]) -> Tally:
+    return run_cases(_STORE(cases[0].end), cases)
+
+
+def _chunks(cases: list[Case]) -> Iterator[list[Case]]:
+    for start in range(0, len(cases), _CHUNK):
+        yield cases[start : start + _CHUNK]
+
+
+@pytest.mark.crash
+@pytest.mark.timeout(0)
+@pytest.mark.parametrize("end", ENDS)
+def test_damage_is_harmless_told_or_refused_by_name(end: End, asked: Asked) -> None:
+    began = time.monotonic()
+    cases = asked.of(end)
+    tally = Tally()
+    context = multiprocessing.get_context("spawn")
+    workers = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
+    with concurrent.futures.ProcessPoolExecutor(workers, mp_context=context) as pool:
+        for part in pool.map(_run, _chunks(cases)):
+            tally.add(part)
+    seconds = time.monotonic() - began
+    assert tally.count == len(cases) > 0
+    print(f"\n{end}: {len(cases)} cases, {len(cases) / seconds:.0f} cases/s\n{tally.table()}")
+    told = "\n".join(map(str, tally.findings[:40]))
+    assert not tally.findings, f"{len(tally.findings)} findings:\n{told}"

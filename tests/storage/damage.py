@@ -1,0 +1,529 @@
+"""One file of a small data directory is damaged: what the next start may make of it.
+
+A *store* is a directory that a node made on a disk in memory, with what every reader was shown.
+A `Case` names one path of it and one damage. `judge` starts a node on the damaged copy. Allowed is:
+
+- *exact*: readers see what they saw before;
+- *skipped*: so they do, but heads have jumped over seqs that may have been handed out, and say so;
+- *told*: what is missing is a tombstone with its seqs, and nothing else differs;
+- *refused*: the start is refused, and the message names the damaged path.
+
+Whatever was refused or told is whole again once the original is back, `verify` complains of the
+same copy, and no undamaged file is lost. Everything else is a `Finding`: silence is never allowed.
+Called by tests/storage/test_damage.py (the judge) and tests/crash/test_damage.py (the cases).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import random
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
+
+from tests.model.judging import Seen, covers, look
+from tests.model.world import World
+from tests.storage.fake_disk import DiskImage, FakeDisk, Fault, Look, Op
+from topics_server.appends import decode_append
+from topics_server.engine.store import Store
+from topics_server.errors import StorageError
+from topics_server.model import Durability, LossReason, TagMatch, TopicConfig, TopicType
+from topics_server.wal.dump import verify
+
+Kind = Literal[
+    "removed", "emptied", "cut", "flipped", "older", "swapped", "eacces", "eio", "stat_eacces"
+]
+Outcome = Literal["exact", "skipped", "told", "refused"]
+# How the last run of a store ended: killed in the boot that goes on, after a power cut, cleanly.
+End = Literal["killed", "power", "clean"]
+OUTCOMES: Final[tuple[Outcome, ...]] = ("exact", "skipped", "told", "refused")
+ENDS: Final[tuple[End, ...]] = ("killed", "power", "clean")
+CUTS: Final = 20
+FLIPS: Final = 200
+_UNREADABLE: Final[tuple[Kind, ...]] = ("eacces", "eio", "stat_eacces")
+_SETTINGS: Final[dict[str, Any]] = {
+    "wal_shards": 2,
+    "segment_max_events": 6,
+    "cold_dir": "cold",
+    "hot_retain_segments": 1,
+}
+# Files that every start may write anew; a refusal may leave them so.
+_WRITTEN_BY_STARTS: Final = re.compile(r"/(FORMAT|LOCK|STORE|ballast)$|\.end$|\.tmp$|\.lock$")
+
+
+@dataclass(frozen=True)
+class Truth:
+    """One topic as readers saw it; `epoch` and `topic_id` name its incarnation."""
+
+    seen: Seen
+    topic_id: int
+    epoch: int
+
+
+@dataclass(frozen=True)
+class StoreCopy:
+    """A store at rest. `older`: the same directory some time before; `epochs` of dropped names.
+
+    `superseded`: files that a start on the undamaged store removes or replaces.
+    """
+
+    end: End
+    image: DiskImage
+    older: DiskImage
+    topics: Mapping[str, Truth]
+    epochs: Mapping[str, int]
+    superseded: frozenset[str]
+    now_ms: int
+
+
+@dataclass(frozen=True, order=True)
+class Case:
+    """One damage. `place`: the byte that is cut at or flipped; `bit` of it."""
+
+    end: End
+    path: str
+    kind: Kind
+    place: int = 0
+    bit: int = 0
+
+
+@dataclass
+class Finding:
+    """What must not have happened."""
+
+    case: Case
+    what: str
+
+    def __str__(self) -> str:
+        case = self.case
+        return f"{case.end} {case.path} {case.kind} {case.place}.{case.bit}: {self.what}"
+
+
+@dataclass
+class Tally:
+    """How cases ended, by kind, and what was found."""
+
+    ended: dict[tuple[Kind, Outcome], int] = field(default_factory=dict)
+    findings: list[Finding] = field(default_factory=list)
+
+    def note(self, case: Case, outcome: Outcome | Finding) -> None:
+        """One case is judged."""
+        if isinstance(outcome, Finding):
+            self.findings.append(outcome)
+        else:
+            key = (case.kind, outcome)
+            self.ended[key] = self.ended.get(key, 0) + 1
+
+    def add(self, other: Tally) -> None:
+        """Take over what another process has judged."""
+        self.findings += other.findings
+        for key, count in other.ended.items():
+            self.ended[key] = self.ended.get(key, 0) + count
+
+    @property
+    def count(self) -> int:
+        """All cases."""
+        return sum(self.ended.values()) + len(self.findings)
+
+    def table(self) -> str:
+        """A line for each kind."""
+        kinds = sorted({kind for kind, _ in self.ended})
+        rows = [
+            f"{kind:12} "
+            + " ".join(f"{outcome} {self.ended.get((kind, outcome), 0)}" for outcome in OUTCOMES)
+            for kind in kinds
+        ]
+        return "\n".join(rows)
+
+
+# -- making a store ------------------------------------------------------------------------
+
+
+class _Maker:
+    """Drives one node through a small life."""
+
+    def __init__(self, seed: int) -> None:
+        self.world = World(seed, **_SETTINGS)
+        self.number = 0
+
+    @property
+    def store(self) -> Store:
+        assert self.world.node is not None
+        return self.world.node.store
+
+    def put(self, name: str, config: TopicConfig) -> None:
+        self.world.run(self.store.put_topic(name, config, keep_type=False))
+
+    def append(self, name: str, count: int, *, tag: str = "") -> None:
+        for _ in range(count):
+            self.number += 1
+            text = f'{{"id":{self.number},"pad":"{"x" * (self.number % 37)}"}}'
+            tagged = f',"tag":"{tag}{self.number % 3}"' if tag else ""
+            body = f'{{"records":[{{"data":{text}{tagged}}}]}}'.encode()
+            decoded = decode_append(body)
+            self.world.run(self.store.append(name, body, decoded, header_key=None, config=None))
+
+    def delete(self, name: str, before_seq: int | None, tag: str | None) -> None:
+        match = None if tag is None else TagMatch(tag)
+        self.world.run(self.store.delete(name, before_seq=before_seq, match=match))
+
+    def drop(self, name: str) -> None:
+        self.world.run(self.store.drop_topic(name, if_empty=False))
+
+    def checkpoint(self) -> None:
+        assert self.world.node is not None
+        self.world.run(self.world.node.checkpointer.take())
+
+    def rest(self) -> None:
+        """Let the background seal, flip, move and sync."""
+        self.world.run(asyncio.sleep(3))
+
+    def first_part(self) -> None:
+        for durability in (Durability.FSYNC, Durability.DISK):
+            self.put(durability.value, TopicConfig(durability=durability))
+        self.put("capped", TopicConfig(durability=Durability.DISK, cap_records=9))
+        self.put("jobs", TopicConfig(type=TopicType.QUEUE, durability=Durability.FSYNC))
+        self.put("ephemeral", TopicConfig(durability=Durability.EPHEMERAL))
+        for name in ("gone", "again"):
+            self.append(name, 3)
+            self.drop(name)
+        for name in ("fsync", "disk"):
+            self.append(name, 20, tag="t")
+        self.append("capped", 14)
+        self.append("jobs", 4)
+        self.rest()
+        self.delete("disk", None, "t1")
+        self.delete("fsync", 4, None)
+        self.rest()
+        self.checkpoint()
+
+    def last_part(self) -> None:
+        self.append("again", 2)
+        for name in ("fsync", "disk"):
+            self.append(name, 8, tag="t")
+        self.rest()
+        self.delete("fsync", None, "t2")
+        self.delete("jobs", 3, None)
+        self.rest()
+        self.checkpoint()
+        self.append("capped", 2)
+        for name in ("fsync", "disk"):
+            self.append(name, 5, tag="t")
+            self.delete(name, None, "t0")
+        self.append("late", 3)
+
+
+def make_store(end: End) -> StoreCopy:
+    """A store whose life ended so; always the same one."""
+    maker = _Maker(7)
+    world = maker.world
+    with world.life(7):
+        world.start()
+        maker.first_part()
+        older = world.disk.image()
+        world.stop()
+        world.start()
+        maker.last_part()
+        if end == "clean":
+            world.stop()
+        else:
+            world.run(asyncio.sleep(0.5))
+            world.crash("kill" if end == "killed" else "power")
+        # What a start makes of the undamaged store is what readers are shown from then on.
+        image = world.disk.image()
+        store = StoreCopy(end, image, older, {}, {}, frozenset(), world.clock.base_ms)
+        return _shown(store)
+
+
+def _shown(store: StoreCopy) -> StoreCopy:
+    world = _world_on(store)
+    with world.life(0):
+        node = world.start()
+        after = world.disk.image().files
+        return dataclasses.replace(
+            store,
+            topics=_topics_of(world),
+            epochs=dict(node.registry.dropped_epochs),
+            superseded=frozenset(
+                path for path, content in store.image.files.items() if after.get(path) != content
+            ),
+        )
+
+
+def _world_on(store: StoreCopy) -> World:
+    world = World(1, **_SETTINGS)
+    world.disk = FakeDisk.of(store.image)
+    world.clock.base_ms = store.now_ms
+    return world
+
+
+def _topics_of(world: World) -> dict[str, Truth]:
+    node = world.node
+    assert node is not None
+    found: dict[str, Truth] = {}
+    for topic in node.registry:
+        seen = world.run(look(node.store, topic.name, world.clock))
+        assert seen is not None
+        found[topic.name] = Truth(seen, topic.topic_id, topic.epoch)
+    return found
+
+
+# -- cases ---------------------------------------------------------------------------------
+
+
+def cases_of(store: StoreCopy) -> Iterator[Case]:
+    """Every file, every damage."""
+    for path, content in sorted(store.image.files.items()):
+        rng = random.Random(f"{store.end} {path}")
+        size = len(content)
+        yield Case(store.end, path, "removed")
+        for kind in _UNREADABLE:
+            yield Case(store.end, path, kind)
+        if store.older.files.get(path, content) != content:
+            yield Case(store.end, path, "older")
+        for number in range(len(_siblings(store, path))):
+            yield Case(store.end, path, "swapped", number)
+        if not size:
+            continue
+        yield Case(store.end, path, "emptied")
+        cuts = {1, size - 1, *(rng.randrange(size) for _ in range(CUTS))} - {0}
+        for place in sorted(cuts)[:CUTS]:
+            yield Case(store.end, path, "cut", place)
+        places = rng.sample(range(size), min(size, FLIPS))
+        for place in sorted(places):
+            yield Case(store.end, path, "flipped", place, rng.randrange(8))
+
+
+def _siblings(store: StoreCopy, path: str) -> list[str]:
+    """Two other files of the same kind, whose content may be put here by mistake."""
+    kind = re.sub(r"\d+", "#", path)
+    return [
+        other
+        for other, content in sorted(store.image.files.items())
+        if other != path
+        and re.sub(r"\d+", "#", other) == kind
+        and content != store.image.files[path]
+    ][:2]
+
+
+def damaged(store: StoreCopy, case: Case) -> FakeDisk:
+    """A copy of the store with this damage."""
+    disk = FakeDisk.of(store.image)
+    path, content = case.path, store.image.files[case.path]
+    match case.kind:
+        case "removed":
+            disk.lose(path)
+        case "emptied":
+            disk.put(path, b"")
+        case "cut":
+            disk.put(path, content[: case.place])
+        case "flipped":
+            disk.corrupt(path, case.place, 1 << case.bit)
+        case "older":
+            disk.put(path, store.older.files[path])
+        case "swapped":
+            disk.put(path, store.image.files[_siblings(store, path)[case.place]])
+        case "eacces":
+            _forbid(disk, path, "eacces", "open", "map")
+        case "eio":
+            _forbid(disk, path, "eio", "read", "map")
+        case "stat_eacces":
+            _forbid(disk, path, "eacces", "stat", "open", "map")
+    return disk
+
+
+def _forbid(disk: FakeDisk, path: str, fault: Fault, *ops: Op | Look) -> None:
+    for op in ops:
+        disk.fail(op, fault, path=path, times=None)
+
+
+# -- judging -------------------------------------------------------------------------------
+
+
+def judge(store: StoreCopy, case: Case) -> Outcome | Finding:
+    """Start on the damaged copy, look, put the original back, look again."""
+    try:
+        return _judge(store, case)
+    except _Wrong as wrong:
+        return Finding(case, str(wrong))
+    except Exception as error:
+        return Finding(case, f"a defect instead of an answer: {error!r}")
+
+
+class _Wrong(Exception):
+    """A finding on its way."""
+
+
+def _judge(store: StoreCopy, case: Case) -> Outcome:
+    world = _world_on(store)
+    world.disk = damaged(store, case)
+    with world.life(0):
+        outcome = _first_start(store, case, world)
+        if outcome == "exact":
+            _check_goes_on(store, world)
+            return outcome
+        if outcome != "refused" and store.end == "clean":
+            # What is told must not become final by a stop that writes all it knows.
+            world.stop()
+    # Otherwise its life has ended with a kill.
+    disk = world.disk.reopen()
+    _check_nothing_lost(store, case, outcome, disk)
+    _check_verify(store, case)
+    _check_heals(store, case, disk)
+    return outcome
+
+
+def _first_start(store: StoreCopy, case: Case, world: World) -> Outcome:
+    try:
+        world.start()
+    except StorageError as error:
+        if not _names(str(error), case.path):
+            raise _Wrong(f"refused, but not by name: {error}") from None
+        return "refused"
+    try:
+        return _compare(store, _topics_of(world))
+    except StorageError as error:
+        # A reader who gets an error is told; only what cannot be read may answer so.
+        if case.kind not in _UNREADABLE:
+            raise _Wrong(f"a reader gets an error: {error}") from None
+        return "told"
+
+
+def _names(message: str, path: str) -> bool:
+    """The file, or for a file of a folder that counts as one thing, the folder."""
+    return path in message or path.rpartition("/")[2] in message
+
+
+def _compare(store: StoreCopy, found: Mapping[str, Truth]) -> Outcome:
+    """What readers see now beside what they saw."""
+    if extra := found.keys() - store.topics.keys():
+        raise _Wrong(f"topics are back: {sorted(extra)}")
+    outcome: Outcome = "exact"
+    for name, truth in store.topics.items():
+        now = found.get(name)
+        if now is None:
+            raise _Wrong(f"topic {name} is gone in silence")
+        if (now.topic_id, now.epoch) != (truth.topic_id, truth.epoch):
+            raise _Wrong(f"topic {name} is another one: {now.topic_id}, epoch {now.epoch}")
+        told = _compare_topic(name, truth.seen, now.seen)
+        outcome = max(outcome, told, key=OUTCOMES.index)
+    return outcome
+
+
+def _compare_topic(name: str, truth: Seen, now: Seen) -> Outcome:
+    if now.config != truth.config:
+        raise _Wrong(f"{name}: configuration {now.config}")
+    if now.head < truth.head:
+        raise _Wrong(f"{name}: head {now.head} instead of {truth.head}: seqs are used again")
+    for seq, record in now.records.items():
+        if truth.records.get(seq) != record:
+            raise _Wrong(f"{name}: seq {seq} is {record} instead of {truth.records.get(seq)}")
+    told = [gap for gap in now.gaps if gap.reason in (LossReason.DAMAGED, LossReason.MIXED)]
+    missing = [seq for seq in truth.records if seq not in now.records]
+    for seq in missing:
+        if not covers(told, seq, seq):
+            raise _Wrong(f"{name}: seq {seq} is missing in silence (gaps {now.gaps})")
+    if now.head > truth.head and not covers(now.gaps, truth.head + 1, now.head):
+        raise _Wrong(f"{name}: head {now.head} instead of {truth.head} in silence")
+    if truth.config.durability is Durability.EPHEMERAL:
+        # Every restart takes its records and may skip seqs: that is no damage.
+        return "exact"
+    if missing or _gaps_below(now, truth.head) != _gaps_below(truth, truth.head):
+        return "told"
+    return "exact" if now.head == truth.head else "skipped"
+
+
+def _gaps_below(seen: Seen, head: int) -> list[tuple[int, int, LossReason]]:
+    """What is told of seqs up to the head that there was."""
+    return [
+        (gap.gap_from, min(gap.gap_to, head), gap.reason)
+        for gap in seen.gaps
+        if gap.gap_from <= head
+    ]
+
+
+def _check_goes_on(store: StoreCopy, world: World) -> None:
+    """New records have new seqs, a dropped name is made again with a higher epoch."""
+    node = world.node
+    assert node is not None
+    for name, truth in store.topics.items():
+        body = b'{"records":[{"data":"new"}]}'
+        made = world.run(
+            node.store.append(name, body, decode_append(body), header_key=None, config=None)
+        )
+        if made.first_seq <= truth.seen.head:
+            raise _Wrong(f"{name}: seq {made.first_seq} is used again")
+    for name, epoch in store.epochs.items():
+        world.run(node.store.put_topic(name, TopicConfig(), keep_type=False))
+        if node.store.topic(name).epoch <= epoch:
+            raise _Wrong(f"{name}: epoch {node.store.topic(name).epoch} is used again")
+
+
+def _check_nothing_lost(store: StoreCopy, case: Case, outcome: Outcome, disk: FakeDisk) -> None:
+    """Every undamaged file is there still, or moved aside whole.
+
+    A refused start changes nothing. Another may write manifests, whatever a start on the undamaged
+    store writes, and, if it was stopped cleanly, snapshots that make older files useless.
+    """
+    now = disk.image().files
+    contents = set(now.values())
+    for path, content in store.image.files.items():
+        if path == case.path or now.get(path) == content or _WRITTEN_BY_STARTS.search(path):
+            continue
+        has_started = outcome != "refused"
+        if has_started and (path in store.superseded or path.endswith("/manifest")):
+            continue
+        if has_started and store.end == "clean" and path.endswith((".wal", ".snap")):
+            continue
+        if has_started and path.endswith((".data", ".idx")) and content in contents:
+            continue
+        what = "changed" if path in now else "gone"
+        raise _Wrong(f"{path} is {what} after a start that {outcome}")
+
+
+def _check_verify(store: StoreCopy, case: Case) -> None:
+    disk = damaged(store, case)
+    try:
+        problems = verify(disk, "data", "cold").problems
+    except StorageError:
+        return
+    if not problems:
+        raise _Wrong("verify finds nothing")
+
+
+def _check_heals(store: StoreCopy, case: Case, disk: FakeDisk) -> None:
+    """The original is put back: everything is as it was."""
+    disk.put(case.path, store.image.files[case.path])
+    world = _world_on(store)
+    world.disk = disk
+    with world.life(0):
+        try:
+            world.start()
+            outcome = _compare(store, _topics_of(world))
+        except StorageError as error:
+            raise _Wrong(f"the original is back, and still refused: {error}") from None
+        if outcome not in ("exact", "skipped"):
+            gaps = {
+                name: now.seen.gaps
+                for name, now in _topics_of(world).items()
+                if now.seen.gaps != store.topics[name].seen.gaps
+            }
+            raise _Wrong(f"the original is back, and still told as damaged: {gaps}")
+
+
+def run_cases(store: StoreCopy, cases: list[Case]) -> Tally:
+    """Judge them all."""
+    tally = Tally()
+    for case in cases:
+        tally.note(case, judge(store, case))
+    return tally
+
+
+def undamaged(store: StoreCopy) -> Outcome:
+    """The store itself must be shown exactly, or nothing else means anything."""
+    world = _world_on(store)
+    with world.life(0):
+        world.start()
+        return _compare(store, _topics_of(world))
