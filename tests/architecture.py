@@ -51,7 +51,7 @@ LEAVES = {
     "rendered": pure("limits", "model", "blocks", "grammars"),
     # The shape of JSON, measured without decoding it.
     "json_shape": pure("limits"),
-    "appends": pure("json_shape", "limits", "model", "errors"),
+    "appends": pure("blocks", "json_shape", "limits", "model", "errors"),
     "entries": pure("limits", "model", "appends"),
     # What a router's copies are: live, in replay and in an offline dump.
     "copies": pure("appends", "blocks", "entries", "errors", "grammars"),
@@ -82,6 +82,8 @@ ENGINE = {
     "engine.fair_share": pure(),
     "engine.parking": pure("engine.fair_share"),
     "engine.throttle": driver("engine.parking"),
+    # Large appends, which the helper process decodes.
+    "engine.large_appends": driver("engine.admission", "append_decoder"),
     "engine.producers": pure(),
     "engine.tags": pure(),
     "engine.runs": pure("engine.ports", "engine.tags"),
@@ -340,6 +342,7 @@ SERVICES = {
     "streams.refusals": pure("engine.answers"),
     "streams.places": pure("engine.topic", "streams.values"),
     "streams.lifetimes": driver("engine.ports", "engine.registry", "engine.store", "engine.topic"),
+    "streams.content": driver("engine.admission", "engine.large_appends", "streams.places"),
     "streams.forks": driver(
         "engine.admission",
         "engine.answers",
@@ -356,6 +359,7 @@ SERVICES = {
         "engine.appending",
         "engine.commits",
         "engine.hub",
+        "engine.large_appends",
         "engine.ports",
         "engine.producers",
         "engine.registry",
@@ -364,6 +368,7 @@ SERVICES = {
         "engine.streaming",
         "engine.topic",
         "engine.waiting",
+        "streams.content",
         "streams.forks",
         "streams.lifetimes",
         "streams.offsets",
@@ -520,7 +525,9 @@ API = {
         "api.keys",
         "api.tickets",
         "api.patience",
+        "engine.admission",
         "engine.answers",
+        "engine.large_appends",
         "engine.throttle",
         "engine.watching",
         "queue.service",
@@ -803,6 +810,7 @@ TOP = {
     # How much of the machine the store takes.
     "sizing": driver("wal.tail"),
     # Storage and engine of one data directory, on any file system: the simulations' node too.
+    "append_decoder": driver("engine.admission"),
     "node": driver("*"),
     "server": driver("*"),
     "__main__": driver("cli", "server"),

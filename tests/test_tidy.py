@@ -54,6 +54,7 @@ OWNERS: dict[str, dict[str, str]] = {
         "wal.directory": "the pid and the boot id in the directory's marks",
         "settings": "the environment and the number of cores",
         "wal.packer": "the niceness of the helper process",
+        "append_decoder": "the niceness of the helper process",
         "client.effects": CLIENT,
         "cli.work": "the environment of a worker's command",
         "__main__": "the standard streams, before anything else is opened",

@@ -13,6 +13,7 @@ from typing import Annotated, Final, TypeVar
 
 import msgspec
 
+from topics_server.blocks import Payloads
 from topics_server.errors import Code, TopicsError, invalid
 from topics_server.json_shape import exceeds_depth, has_more_items
 from topics_server.limits import (
@@ -105,7 +106,7 @@ class DecodedAppend(msgspec.Struct, frozen=True, gc=False):
     false where there are no nodes but the batch's. `delays`: of the few records that have one.
     `hops`: one byte a record, how many routers it went through; empty where none did. `form`: the
     grammar of a body that is no append body (`grammars`), else 0. `step`: what the call does to the
-    topic's stream.
+    topic's stream. `payloads`: of a large append the payload columns of its blocks, made ahead.
     """
 
     datas: list[bytes]
@@ -127,6 +128,7 @@ class DecodedAppend(msgspec.Struct, frozen=True, gc=False):
     hops: bytes = b""
     form: int = 0
     step: StreamStep | None = None
+    payloads: tuple[Payloads, ...] = ()
 
     @property
     def grammar(self) -> int:

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from itertools import accumulate, chain
+from itertools import accumulate, chain, repeat
 from typing import Final
 
 import msgspec
 
-from topics_server.limits import RECORD_FRAMING_BYTES
+from topics_server.limits import BLOCK_BYTES_MAX, BLOCK_RECORDS_MAX, RECORD_FRAMING_BYTES
 
 _VERSION: Final = 1
 # What the `meta` of a record of bytes begins with (`grammars`); that of any other, a brace.
@@ -74,6 +74,19 @@ class Block(msgspec.Struct, frozen=True, gc=False):
         return self.ends[2 * row + 1] - (self.ends[2 * row - 1] if row else 0)
 
 
+class Payloads(msgspec.Struct, frozen=True, gc=False):
+    """The payload columns of one block, made before its seqs and times are known; see `Block`."""
+
+    ends: array[int]
+    body: bytes
+    kinds: bytes
+
+    @property
+    def count(self) -> int:
+        """How many records the columns hold."""
+        return len(self.kinds)
+
+
 def record_bytes(data: bytes, meta: bytes, tag: str | None, node: str | None) -> int:
     """What one record counts in `bytes` and `cap_bytes`: data + meta + framing (§0.10)."""
     # Tags and nodes count in characters, which for ASCII are bytes.
@@ -95,8 +108,14 @@ def make_block(
     `metas` is None where no record has one; `hops` is empty where no router had a part.
     """
     count = len(datas)
-    kinds = bytes(count)
     assert count == len(tags) == len(nodes) == len(times) > 0
+    return block_of(first_seq, times, payloads_of(datas, metas), tags, nodes, hops)
+
+
+def payloads_of(datas: list[bytes], metas: list[bytes] | None) -> Payloads:
+    """The payload columns of these records; `metas` is None where no record has one."""
+    count = len(datas)
+    kinds = bytes(count)
     ends: array[int]
     if metas is None:
         body = b"".join(datas)
@@ -112,16 +131,47 @@ def make_block(
         if any(meta[:1] == BYTES_MARK for meta in metas):
             kinds = bytes(_BYTES_KIND * (meta[:1] == BYTES_MARK) for meta in metas)
     assert ends[-1] == len(body)
+    return Payloads(ends, body, kinds)
+
+
+def block_of(
+    first_seq: int,
+    times: array[int],
+    payloads: Payloads,
+    tags: Sequence[str | None],
+    nodes: Sequence[str | None],
+    hops: bytes = b"",
+) -> Block:
+    """The block of these columns, none of which is copied."""
     return Block(
         first_seq=first_seq,
         times=times,
-        ends=ends,
-        body=body,
+        ends=payloads.ends,
+        body=payloads.body,
         tags=tags,
         nodes=nodes,
-        kinds=kinds,
-        hops=hops or bytes(count),
+        kinds=payloads.kinds,
+        hops=hops or bytes(payloads.count),
     )
+
+
+def ends_in_blocks(datas: list[bytes], metas: list[bytes] | None) -> list[array[int]]:
+    """The column `ends` of each block of many records, cut so that it is within both bounds."""
+    found: list[array[int]] = []
+    ends: array[int] = array("I")
+    total = 0
+    absent = repeat(b"", len(datas)) if metas is None else metas
+    for data, meta in zip(datas, absent, strict=True):
+        size = len(data) + len(meta)
+        if len(ends) == 2 * BLOCK_RECORDS_MAX or (ends and total + size > BLOCK_BYTES_MAX):
+            found.append(ends)
+            ends, total = array("I"), 0
+        ends.append(total + len(data))
+        total += size
+        ends.append(total)
+    if ends:
+        found.append(ends)
+    return found
 
 
 def encode_block(block: Block) -> bytes:

@@ -33,7 +33,7 @@ from topics_server.appends import (
 from topics_server.blocks import BYTES_MARK
 from topics_server.errors import invalid
 from topics_server.json_shape import exceeds_depth, has_more_items
-from topics_server.limits import JSON_DEPTH_MAX
+from topics_server.limits import JSON_DEPTH_MAX, KIB
 
 BYTES_GRAMMAR: Final = 3
 MESSAGES_GRAMMAR: Final = 4
@@ -49,6 +49,7 @@ _MESSAGES_DECODER: Final = msgspec.json.Decoder(list[msgspec.Raw])
 _VALUE_DECODER: Final = msgspec.json.Decoder(msgspec.Raw)
 _META_DECODER: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _SPACES: Final = b" \t\r\n"
+_COPIED_BYTES_MAX: Final = 64 * KIB
 
 
 def decode_body(body: bytes, grammar: int) -> DecodedAppend:
@@ -123,9 +124,13 @@ def decode_messages(body: bytes, max_records: int | None = None) -> DecodedAppen
                 whole = _VALUE_DECODER.decode(body)
                 if has_more_items(whole, max_records):
                     raise batch_too_large(max_records)
-            datas: list[bytes] = [bytes(raw) for raw in _MESSAGES_DECODER.decode(body)]
+            found = _MESSAGES_DECODER.decode(body)
+            # Of a large body, which is nearly all messages, these stay views.
+            is_large = len(body) > _COPIED_BYTES_MAX
+            datas: list[bytes] = [raw if is_large else bytes(raw) for raw in found]
         else:
-            datas = [bytes(_VALUE_DECODER.decode(body)).strip(_SPACES)]
+            _VALUE_DECODER.decode(body)
+            datas = [body.strip(_SPACES)]
     except msgspec.DecodeError as error:
         raise invalid(f"body is not valid JSON: {error}") from None
     except RecursionError:

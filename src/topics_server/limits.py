@@ -24,6 +24,10 @@ JSON_DEPTH_MAX: Final = 512
 CONTROL_BODY_BYTES_MAX: Final = MIB
 # A WebSocket message, unless configured: a publish of the largest record with all around it.
 WS_MESSAGE_BYTES_DEFAULT: Final = CONTROL_BODY_BYTES_MAX + 64 * KIB
+# Appends with larger bodies are decoded in a helper process, of which so many wait at most. The
+# decoder and the check of depth take 20 ms of the loop for 2 MiB that are made for it.
+LARGE_APPEND_BYTES_MIN: Final = MIB
+LARGE_APPENDS_WAITING_MAX: Final = 64
 # The `config` of an append: as large as the body that it replaces.
 INLINE_CONFIG_BYTES_MAX: Final = CONTROL_BODY_BYTES_MAX
 # Of the members of a body that mean nothing, so many are named in the answer, so long each.

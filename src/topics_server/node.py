@@ -24,6 +24,7 @@ from topics_server.engine.commits import Commits
 from topics_server.engine.feeds import Feeds
 from topics_server.engine.fetching import Fetcher
 from topics_server.engine.hub import Hub
+from topics_server.engine.large_appends import LargeAppends
 from topics_server.engine.moves import Moves
 from topics_server.engine.pages import Pages
 from topics_server.engine.ports import Clock, Offload
@@ -153,6 +154,7 @@ class Node:
         )
         self.state.throttle = Throttle(self._priority_of, self._backlog_bytes)
         self.state.inbox = Inbox(self.state.throttle)
+        self.state.large_appends = LargeAppends(append_limits(settings))
         # Set by `start`.
         self.journal: Journal
         self.commits: Commits
@@ -226,6 +228,7 @@ class Node:
 
     def abandon(self) -> None:
         """Let go of the directory without having started."""
+        self.state.large_appends.close()
         self.segments.close()
         self._release()
 
@@ -403,13 +406,7 @@ class Node:
             self.hub,
             fetcher,
             self._clock,
-            AppendLimits(
-                max_batch_records=settings.max_batch_records,
-                max_record_bytes=settings.max_record_bytes,
-                max_meta_bytes=settings.max_meta_bytes,
-                max_tag_bytes=settings.max_tag_bytes,
-                max_node_bytes=settings.max_node_bytes,
-            ),
+            append_limits(settings),
             Quotas(
                 max_topics=settings.max_topics,
                 max_total_bytes=settings.max_total_bytes,
@@ -445,7 +442,9 @@ class Node:
             max_routers=settings.max_routers,
         )
         writes = StreamWrites(self.store, self.registry, self.commits, self._clock)
-        self.streams = Streams(self.store, self.registry, writes, self.hub, self._clock)
+        self.streams = Streams(
+            self.store, self.registry, writes, self.hub, self._clock, self.state.large_appends
+        )
         self.fanout = Fanout(
             Feeds(self.registry, self.commits, self.hub, fetcher, self._clock),
             self.state.rendered,
@@ -569,6 +568,8 @@ class Node:
             if self.state.store is not None:
                 await self._close_journal()
         finally:
+            # Its process has nothing to do any more: it ends at once.
+            self.state.large_appends.close()
             self.segments.close()
             if isinstance(self._offload, ThreadOffload):
                 self._offload.close()
@@ -594,3 +595,14 @@ def _tell_defect(task: asyncio.Task[None]) -> None:
     """Background work never ends by itself: if it does, that is a defect worth a traceback."""
     if not task.cancelled() and (error := task.exception()) is not None:
         log.error("background work ended", exc_info=error)
+
+
+def append_limits(settings: Settings) -> AppendLimits:
+    """What an append may carry."""
+    return AppendLimits(
+        max_batch_records=settings.max_batch_records,
+        max_record_bytes=settings.max_record_bytes,
+        max_meta_bytes=settings.max_meta_bytes,
+        max_tag_bytes=settings.max_tag_bytes,
+        max_node_bytes=settings.max_node_bytes,
+    )

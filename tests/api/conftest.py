@@ -90,4 +90,7 @@ async def serving() -> AsyncIterator[Api]:
     async with httpx.AsyncClient(
         transport=transport, base_url="http://topics", headers=headers
     ) as client:
-        yield Api(client, app, state, store, routers, settings)
+        try:
+            yield Api(client, app, state, store, routers, settings)
+        finally:
+            state.large_appends.close()

@@ -10,10 +10,10 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any, Final
 
-from topics_server.api.coding import JSON_TYPE, inflate, inflate_some, is_json_type
+from topics_server.api.coding import JSON_TYPE, inflate, inflate_some, is_json_type, joined
 from topics_server.api.guard import check_declared_length
 from topics_server.api.problems import no_json, too_large, unknown_encoding
-from topics_server.limits import KIB
+from topics_server.limits import KIB, LARGE_APPEND_BYTES_MIN
 
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 
@@ -106,4 +106,9 @@ async def receive_all(
             raise too_large(max_bytes)
         more = message.get("more_body", False)
         message = None
-    return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+    if len(chunks) == 1:
+        return chunks[0]
+    if size > LARGE_APPEND_BYTES_MIN:
+        # A thread copies large pieces of bytes without the interpreter's lock.
+        return await asyncio.to_thread(joined, chunks)
+    return b"".join(chunks)

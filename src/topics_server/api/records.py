@@ -38,6 +38,7 @@ from topics_server.api.waiting import held_by
 from topics_server.appends import DecodedAppend, decode_append
 from topics_server.engine.answers import Appended, Page, ReadRequest
 from topics_server.errors import StorageError, TopicsError
+from topics_server.limits import LARGE_APPEND_BYTES_MIN
 from topics_server.model import ProducerStamp
 
 
@@ -50,12 +51,16 @@ class _Append(msgspec.Struct, frozen=True, gc=False):
     with_seqs: bool
 
 
-def _asked_append(state: ServerState, request: Request) -> _Append:
+def _asked_append(
+    state: ServerState, request: Request, decoded: DecodedAppend | None = None
+) -> _Append:
+    """What an append asks for; `decoded` is its body, if that was decoded already."""
     query = request.query
     with_seqs = query_bool(parse_query(query), "return_seqs", True) if query else True
     key = header_key(request.headers.get(b"idempotency-key"))
     producer = stamp_of(request.headers)
-    decoded = decode_append(request.body, max_records=state.settings.max_batch_records)
+    if decoded is None:
+        decoded = decode_append(request.body, max_records=state.settings.max_batch_records)
     return _Append(decoded, key, producer, with_seqs)
 
 
@@ -71,12 +76,14 @@ def _appended(request: Request, asked: _Append, done: Appended) -> Response:
 async def append(state: ServerState, request: Request) -> Response:
     """`POST /v0/topics/{topic}`: append one or many records."""
     store = admit(state)
+    body = request.body
+    decoded = None
+    if state.large_appends.takes(body):
+        decoded = await state.large_appends.decode(body)
     if state.throttle.is_active and request.parked_ms is None:
-        body = request.body
-        request.parked_ms = await state.throttle.turn(
-            request.name, len(body), insists=_insists(state, body)
-        )
-    asked = _asked_append(state, request)
+        insists = _insists(state, body) if decoded is None else decoded.disable_backpressure
+        request.parked_ms = await state.throttle.turn(request.name, len(body), insists=insists)
+    asked = _asked_append(state, request, decoded)
     decoded = asked.decoded
     config = None
     if decoded.config is not None:
@@ -97,6 +104,8 @@ async def append(state: ServerState, request: Request) -> Response:
 
 def append_now(state: ServerState, request: Request) -> Underway | None:
     """The quick form of `append`: to a topic that is there, without a configuration."""
+    if len(request.body) > LARGE_APPEND_BYTES_MIN:
+        return None
     throttle = state.throttle
     is_in_turn = throttle.is_active and request.parked_ms is None
     if is_in_turn and not throttle.passes(request.name):

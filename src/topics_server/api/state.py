@@ -21,6 +21,7 @@ from topics_server.api.patience import Patience
 from topics_server.api.tickets import Tickets
 from topics_server.appends import DecodedAppend
 from topics_server.clock import monotonic_ms
+from topics_server.engine.admission import AppendLimits
 from topics_server.engine.answers import (
     Appended,
     Deleted,
@@ -30,6 +31,7 @@ from topics_server.engine.answers import (
     TopicPage,
     TopicState,
 )
+from topics_server.engine.large_appends import LargeAppends
 from topics_server.engine.throttle import Throttle
 from topics_server.engine.watching import WatchSessions
 from topics_server.metrics import DiskFacts, RecoveryFacts, RouteFacts, ShardFacts
@@ -297,6 +299,10 @@ class Sealing(Protocol):
         ...
 
 
+def _large_appends() -> LargeAppends:
+    return LargeAppends(AppendLimits())
+
+
 @dataclasses.dataclass(slots=True, kw_only=True)
 class ServerState:
     """The one shared state of all handlers.
@@ -327,6 +333,7 @@ class ServerState:
     patience: Patience = dataclasses.field(default_factory=Patience)
     throttle: Throttle = dataclasses.field(default_factory=Throttle)
     inbox: Inbox | None = None
+    large_appends: LargeAppends = dataclasses.field(default_factory=_large_appends)
     connections: int = 0
     requests: Callable[[], Sequence[RouteFacts]] = tuple
     # Set by `node` and `server`: figures that are theirs to know.

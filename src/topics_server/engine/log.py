@@ -20,7 +20,7 @@ import numpy as np
 from topics_server.appends import DecodedAppend
 from topics_server.engine.losses import Losses, with_hole
 from topics_server.engine.ports import SealedIndex
-from topics_server.engine.runs import OpenBlock, Rows, Run, SealedRun, TailBlock
+from topics_server.engine.runs import OpenBlock, Rows, Run, SealedRun, TailBlock, frozen_blocks
 from topics_server.entries import Floor
 from topics_server.handoff import SegmentPlan
 from topics_server.limits import BLOCK_BYTES_MAX, BLOCK_RECORDS_MAX
@@ -219,10 +219,15 @@ class Log:
             # Not torn in two: what is frozen as a whole is copied once.
             self.freeze_open()
             block = None
-        if block is None:
-            block = self.open = OpenBlock(self.head_seq + 1)
-            self.runs.append(block)
-        block.extend(ts, decoded, weight, lsn)
+        if decoded.payloads:
+            self.freeze_open()
+            self.runs += frozen_blocks(self.head_seq + 1, ts, decoded, lsn)
+            block = None
+        else:
+            if block is None:
+                block = self.open = OpenBlock(self.head_seq + 1)
+                self.runs.append(block)
+            block.extend(ts, decoded, weight, lsn)
         if self.live_count == 0:
             self.earliest_seq = self.head_seq + 1
         self.live_count += count
@@ -232,6 +237,8 @@ class Log:
         self.head_seq += count
         self.last_count = count
         self.last_ts = ts
+        if block is None:
+            return
         assert block.first_seq + len(block.dead) == self.head_seq + 1, "the open block is unbroken"
         if len(block.dead) >= BLOCK_RECORDS_MAX:
             self._freeze_full(block)

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from topics_server.appends import DecodedAppend, chars_of
-from topics_server.blocks import Block, make_block, record_bytes
+from topics_server.blocks import Block, block_of, make_block, record_bytes
 from topics_server.engine.ports import SealedIndex
 from topics_server.engine.tags import TagRows
 from topics_server.limits import BLOCK_BYTES_MAX, BLOCK_RECORDS_MAX, RECORD_FRAMING_BYTES
@@ -480,3 +480,27 @@ def slice_block(block: Block, first_row: int, end_row: int) -> Block:
         kinds=block.kinds[part],
         hops=block.hops[part],
     )
+
+
+def frozen_blocks(first_seq: int, ts: int, decoded: DecodedAppend, lsn: int) -> list[TailBlock]:
+    """The blocks of an append whose payloads were put together ahead; none of them is copied."""
+    blocks: list[TailBlock] = []
+    row = 0
+    for payloads in decoded.payloads:
+        part = slice(row, row + payloads.count)
+        row += payloads.count
+        tags, nodes = _at_rest(decoded.tags[part]), _at_rest(decoded.nodes[part])
+        text_chars = chars_of(tags) + chars_of(nodes)
+        block = block_of(
+            first_seq + part.start,
+            array("q", (ts,)) * payloads.count,
+            payloads,
+            tags,
+            nodes,
+            decoded.hops[part],
+        )
+        weight = len(payloads.body) + RECORD_FRAMING_BYTES * payloads.count + text_chars
+        dead = bytearray(payloads.count)
+        blocks.append(TailBlock(block, dead, payloads.count, weight, lsn, text_chars))
+    assert row == decoded.count
+    return blocks

@@ -8,6 +8,7 @@ own: neither what is appended to nor what is deleted from one is seen in the oth
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 
 import msgspec
 
@@ -28,6 +29,7 @@ from topics_server.streams.values import ForkAsked
 ANCESTORS_MAX = 64
 _PAGE_RECORDS = 1024
 _PAGE_BYTES = 1024 * 1024
+_PART_BYTES = 1024 * 1024
 # What stands for a record that is deleted in the source, until it is deleted here.
 _FILLER = b"null"
 
@@ -101,7 +103,8 @@ class Forks:
                     self._writes.copy(topic, decode_bytes(facts.content_type, cut.prefix))
                 )
             if records is not None:
-                await applied(self._writes.copy(topic, records[1]))
+                for part in _parts(records[1]):
+                    await applied(self._writes.copy(topic, part))
             await applied(self._writes.change(topic, facts))
         except TopicsError:
             await self._store.drop_topic(name, if_empty=False)
@@ -153,6 +156,24 @@ class Forks:
             if dead:
                 await self._store.finish_delete(self._store.start_delete(topic, dead))
             seq = end
+
+
+def _parts(decoded: DecodedAppend) -> Iterator[DecodedAppend]:
+    """The records of a fork's own in parts of about `_PART_BYTES`, each copied in one turn."""
+    first = total = 0
+    for row, size in enumerate(map(len, decoded.datas)):
+        if row > first and total + size > _PART_BYTES:
+            yield _slice(decoded, first, row)
+            first, total = row, 0
+        total += size
+    yield decoded if first == 0 else _slice(decoded, first, decoded.count)
+
+
+def _slice(decoded: DecodedAppend, first: int, end: int) -> DecodedAppend:
+    part = slice(first, end)
+    return of_columns(
+        decoded.datas[part], decoded.metas[part], decoded.tags[part], decoded.nodes[part]
+    )
 
 
 def _inherit(

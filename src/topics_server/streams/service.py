@@ -18,6 +18,7 @@ from topics_server.engine.answers import Appended, Page, ProducerRepeat, ReadReq
 from topics_server.engine.appending import Appending
 from topics_server.engine.commits import Ticket
 from topics_server.engine.hub import Hub
+from topics_server.engine.large_appends import LargeAppends
 from topics_server.engine.ports import Clock
 from topics_server.engine.producers import Repeated
 from topics_server.engine.registry import Registry, own_path
@@ -27,13 +28,13 @@ from topics_server.engine.streaming import StreamWrites
 from topics_server.engine.topic import Topic
 from topics_server.engine.waiting import ring_or_timeout
 from topics_server.errors import Code, TopicsError, invalid
-from topics_server.grammars import bytes_body, decode_bytes, decode_messages
 from topics_server.model import ProducerStamp, StreamFacts, StreamStep, TopicConfig
+from topics_server.streams.content import Content, in_words_of_streams
 from topics_server.streams.forks import Forks
 from topics_server.streams.lifetimes import Lifetimes
 from topics_server.streams.offsets import text_of
 from topics_server.streams.paths import topic_of
-from topics_server.streams.places import is_json, position_after, same_type, view_of
+from topics_server.streams.places import position_after, same_type, view_of
 from topics_server.streams.refusals import conflict, gone, lost, not_found
 from topics_server.streams.values import (
     AppendAsked,
@@ -54,9 +55,16 @@ class Streams:
     """The calls of the door. Raises `TopicsError` as documented with each."""
 
     def __init__(
-        self, store: Store, registry: Registry, writes: StreamWrites, hub: Hub, clock: Clock
+        self,
+        store: Store,
+        registry: Registry,
+        writes: StreamWrites,
+        hub: Hub,
+        clock: Clock,
+        large_appends: LargeAppends,
     ) -> None:
         self._store = store
+        self._large_appends = large_appends
         self._registry = registry
         self._writes = writes
         self._hub = hub
@@ -92,6 +100,7 @@ class Streams:
         `stream_not_found` and `stream_conflict` for the source of a fork; `invalid_request`.
         """
         name = topic_of(path)
+        content = Content(self._large_appends, asked.body, self._store.append_limits)
         while True:
             await self._forks.over(name)
             await self._store.settling.over(name)
@@ -108,16 +117,17 @@ class Streams:
             if self._registry.fork_counts[path]:
                 raise conflict(path, f'stream "{path}" was deleted and still has forks')
             try:
-                made = await self._make(path, name, asked)
+                made = await self._make(path, name, asked, content)
             except TopicsError as error:
-                if error.code is not Code.RECORD_TOO_LARGE:
-                    raise
-                raise _too_large(error) from None
+                raise in_words_of_streams(error) from None
             if made is not None:
                 self._lifetimes.adopt(made)
                 return Created(view_of(made), is_new=True)
 
-    async def _make(self, path: str, name: str, asked: CreateAsked) -> Topic | None:
+    async def _make(
+        self, path: str, name: str, asked: CreateAsked, content: Content
+    ) -> Topic | None:
+        """The stream; None if it has to be looked at again what there is."""
         now_ms = self._clock.now_ms()
         facts = StreamFacts(
             path=path,
@@ -134,9 +144,13 @@ class Streams:
                 facts = msgspec.structs.replace(
                     facts, content_type=source.stream_facts.content_type
                 )
-            records = self._records(facts.content_type, asked.body)
+            if await content.is_read_off_loop(facts.content_type):
+                return None
+            records = content.records(facts.content_type)
             return await self._forks.make(name, source, asked.fork, facts, records)
-        records = self._records(facts.content_type, asked.body)
+        if await content.is_read_off_loop(facts.content_type):
+            return None
+        records = content.records(facts.content_type)
         if records is not None and asked.closes:
             # Its first records are its last: appended to an open stream, which that closes.
             facts = msgspec.structs.replace(facts, is_closed=False)
@@ -190,9 +204,15 @@ class Streams:
         `stream_closed`, `invalid_request`, `payload_too_large`, what `Producers.check` raises and
         what any append raises.
         """
+        content = Content(self._large_appends, body, self._store.append_limits)
         await self._store.settling.over(topic_of(path))
         topic = self._topic(path)
-        kept, decoded = self._asked_append(topic, body, asked)
+        self._check_type(topic, asked)
+        while await content.is_read_off_loop(topic.stream_facts.content_type):
+            await self._store.settling.over(topic_of(path))
+            topic = self._topic(path)
+            self._check_type(topic, asked)
+        kept, decoded = self._asked_append(topic, content, asked)
         try:
             done = await self._store.append(
                 topic.name,
@@ -213,8 +233,12 @@ class Streams:
         """
         if topic_of(path) in self._store.settling:
             return None
+        if self._large_appends.takes(body):
+            return None
         topic = self._topic(path)
-        kept, decoded = self._asked_append(topic, body, asked)
+        self._check_type(topic, asked)
+        content = Content(self._large_appends, body, self._store.append_limits)
+        kept, decoded = self._asked_append(topic, content, asked)
         try:
             appending = self._store.append_now(
                 topic.name, kept, decoded, header_key=asked.key, producer=asked.producer
@@ -223,9 +247,8 @@ class Streams:
             raise self._told(path, topic, error) from None
         return None if appending is None else StreamAppending(topic, appending, asked)
 
-    def _asked_append(
-        self, topic: Topic, body: bytes, asked: AppendAsked
-    ) -> tuple[bytes, DecodedAppend]:
+    def _check_type(self, topic: Topic, asked: AppendAsked) -> None:
+        """Raises `stream_closed` and `stream_conflict` for another content type."""
         facts = topic.stream_facts
         if not same_type(asked.content_type, facts.content_type):
             if facts.is_closed:
@@ -237,21 +260,16 @@ class Streams:
                 f"the stream is of {facts.content_type}, not of {asked.content_type}",
                 "Content-Type",
             )
-        records = self._records(facts.content_type, body)
+
+    def _asked_append(
+        self, topic: Topic, content: Content, asked: AppendAsked
+    ) -> tuple[bytes, DecodedAppend]:
+        records = content.records(topic.stream_facts.content_type)
         if records is None:
             raise invalid("an append has a message at least")
         kept, decoded = records
         step = StreamStep(asked.seq, asked.closes) if asked.seq or asked.closes else None
         return kept, msgspec.structs.replace(decoded, create=False, step=step)
-
-    def _records(self, content_type: str, body: bytes) -> tuple[bytes, DecodedAppend] | None:
-        """A body as it is kept, and its records; None if it has none. Raises `batch_too_large`."""
-        if not body:
-            return None
-        if not is_json(content_type):
-            return bytes_body(content_type, body), decode_bytes(content_type, body)
-        decoded = decode_messages(body, self._store.append_limits.max_batch_records)
-        return (body, decoded) if decoded.count else None
 
     async def close(self, path: str, producer: ProducerStamp | None) -> StreamAppended:
         """Close a stream: nothing is appended any more. Closed before it returns.
@@ -286,7 +304,7 @@ class Streams:
             case Code.TOPIC_NOT_FOUND:
                 return not_found(path)
             case Code.RECORD_TOO_LARGE:
-                return _too_large(error)
+                return in_words_of_streams(error)
             case _:
                 return error
 
@@ -464,7 +482,3 @@ def _repeated_key(topic: Topic, done: Appended, producer: ProducerStamp | None) 
     if producer is None:
         return StreamAppended(tail, view.is_closed, is_repeat=True)
     return StreamAppended(tail, view.is_closed, producer.epoch, producer.seq, is_repeat=True)
-
-
-def _too_large(error: TopicsError) -> TopicsError:
-    return TopicsError(Code.PAYLOAD_TOO_LARGE, error.message, error.detail)

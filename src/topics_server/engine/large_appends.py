@@ -1,0 +1,104 @@
+"""Large appends: decoded one at a time in the helper process, awaited on the loop.
+
+What is decoded is within the limits of an append and ready to be applied without a copy of its
+payloads, so no turn of the loop is as long as a body. A caller that goes away changes nothing: what
+was begun goes on. Whoever decides on the outcome does so behind the last `await`, as with any
+append. Called by the handlers of appends and by `streams.service`; loop thread only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+from collections.abc import Callable
+from typing import TypeVar
+
+import msgspec
+
+from topics_server.append_decoder import DecoderError, DecoderProcess
+from topics_server.appends import GRAMMAR, DecodedAppend
+from topics_server.blocks import payloads_of
+from topics_server.engine.admission import AppendLimits, check_limits
+from topics_server.errors import Code, TopicsError
+from topics_server.grammars import MESSAGES_GRAMMAR, bytes_body, decode_bytes
+from topics_server.limits import LARGE_APPEND_BYTES_MIN, LARGE_APPENDS_WAITING_MAX
+from topics_server.metrics import log
+
+T = TypeVar("T")
+
+
+class LargeAppends:
+    """The queue before the helper process. `limits`: what any append may carry."""
+
+    def __init__(self, limits: AppendLimits) -> None:
+        self._limits = limits
+        self._process = DecoderProcess()
+        self._thread = concurrent.futures.ThreadPoolExecutor(1, "decoder")
+        self._waiting = 0
+
+    @property
+    def process(self) -> DecoderProcess:
+        """The helper process."""
+        return self._process
+
+    def takes(self, body: bytes) -> bool:
+        """Whether a body is too large to be decoded on the loop."""
+        return len(body) > LARGE_APPEND_BYTES_MIN
+
+    async def decode(self, body: bytes) -> DecodedAppend:
+        """The records of an append's body.
+
+        Raises what decoding and admission raise, and `throttled` if too many wait or there is no
+        helper process.
+        """
+        return await self._run(lambda: self._process.decode(body, GRAMMAR, self._limits))
+
+    async def decode_messages(self, body: bytes) -> DecodedAppend:
+        """The JSON messages of a stream's body; there may be none. Raises as `decode` does."""
+        return await self._run(lambda: self._process.decode(body, MESSAGES_GRAMMAR, self._limits))
+
+    async def decode_bytes(self, content_type: str, data: bytes) -> tuple[bytes, DecodedAppend]:
+        """The body of an append of one record of bytes, and that record."""
+        decoded = decode_bytes(content_type, data)
+        # Before anything is copied.
+        check_limits(decoded, self._limits)
+
+        def put_together() -> tuple[bytes, DecodedAppend]:
+            payloads = payloads_of(decoded.datas, decoded.metas)
+            kept = bytes_body(content_type, data)
+            return kept, msgspec.structs.replace(decoded, payloads=(payloads,))
+
+        return await self._run(put_together)
+
+    async def _run(self, call: Callable[[], T]) -> T:
+        if self._waiting >= LARGE_APPENDS_WAITING_MAX:
+            raise TopicsError(
+                Code.THROTTLED,
+                f"{self._waiting} large appends wait already",
+                {"limit": "large_appends", "max": LARGE_APPENDS_WAITING_MAX},
+            )
+        under_way = self._thread.submit(call)
+        self._waiting += 1
+        # Whoever waits may go away; what was begun counts until it is over.
+        settled = asyncio.wrap_future(under_way)
+        settled.add_done_callback(self._note_end)
+        try:
+            return await asyncio.shield(settled)
+        except DecoderError as error:
+            log.error("the helper process for large appends failed twice: %s", error)
+            raise TopicsError(
+                Code.THROTTLED,
+                "the helper process for large appends failed",
+                {"limit": "large_appends"},
+            ) from None
+
+    def _note_end(self, settled: asyncio.Future[T]) -> None:
+        self._waiting -= 1
+        # Told here if nobody waits any more.
+        if not settled.cancelled():
+            settled.exception()
+
+    def close(self) -> None:
+        """*Blocking.* Wait for the call under way, then end the helper process."""
+        self._thread.shutdown(cancel_futures=True)
+        self._process.close()

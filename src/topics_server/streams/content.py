@@ -1,0 +1,74 @@
+"""The body of one request to a stream, as the records it brings.
+
+How a body is read depends on the stream's content type. A large one is read off the loop, and while
+it is, the stream may become another: so whoever asks looks at the stream again afterwards. Used by
+`service`.
+"""
+
+from __future__ import annotations
+
+from topics_server.appends import DecodedAppend
+from topics_server.engine.admission import AppendLimits
+from topics_server.engine.large_appends import LargeAppends
+from topics_server.errors import Code, TopicsError
+from topics_server.grammars import bytes_body, decode_bytes, decode_messages
+from topics_server.streams.places import is_json
+
+# A body as it is kept, and its records; None if it has none.
+Records = tuple[bytes, DecodedAppend] | None
+
+
+class Content:
+    """One body, read for one content type at a time."""
+
+    __slots__ = ("_body", "_content_type", "_large_appends", "_limits", "_read")
+
+    def __init__(self, large_appends: LargeAppends, body: bytes, limits: AppendLimits) -> None:
+        self._large_appends = large_appends
+        self._body = body
+        self._limits = limits
+        # For which content type a large body was read, and what that gave.
+        self._content_type: str | None = None
+        self._read: Records = None
+
+    async def is_read_off_loop(self, content_type: str) -> bool:
+        """Read a large body for this content type, unless it was; True if that was waited for.
+
+        Raises what `LargeAppends` raises, in the words of streams.
+        """
+        body = self._body
+        if self._content_type == content_type or not self._large_appends.takes(body):
+            return False
+        try:
+            if is_json(content_type):
+                decoded = await self._large_appends.decode_messages(body)
+                self._read = (body, decoded) if decoded.count else None
+            else:
+                self._read = await self._large_appends.decode_bytes(content_type, body)
+        except TopicsError as error:
+            raise in_words_of_streams(error) from None
+        self._content_type = content_type
+        return True
+
+    def records(self, content_type: str) -> Records:
+        """The records of the body. Raises `batch_too_large`, `record_too_large`, `invalid_request`.
+
+        A large one was read for this content type.
+        """
+        body = self._body
+        if not body:
+            return None
+        if self._large_appends.takes(body):
+            assert self._content_type == content_type
+            return self._read
+        if not is_json(content_type):
+            return bytes_body(content_type, body), decode_bytes(content_type, body)
+        decoded = decode_messages(body, self._limits.max_batch_records)
+        return (body, decoded) if decoded.count else None
+
+
+def in_words_of_streams(error: TopicsError) -> TopicsError:
+    """A refusal of a body's records: what a topic calls a record is the body of a request here."""
+    if error.code is not Code.RECORD_TOO_LARGE:
+        return error
+    return TopicsError(Code.PAYLOAD_TOO_LARGE, error.message, error.detail)

@@ -1,0 +1,451 @@
+"""Large bodies of every hostile kind, sent to every route, and what they cost everybody else.
+
+`Body` makes 60 MB of one kind, plain or as gzip; `Bench` holds a real server, sends one body at a
+time and reports what was answered, the longest turn of the server's loop, the latency of another
+client's requests that were issued while the body was handled, and by how much the memory of the
+server and its helpers grew. The loop's turns are measured in the server, by a timer that wakes
+every millisecond and notes how late it is (`serve_measured`). The long form is a table:
+
+    python -m tests.crash.hostile_bodies --megabytes 60
+
+Used by `test_hostile_bodies`, in a short form.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import base64
+import gzip
+import json
+import mmap
+import os
+import socket
+import struct
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from tests.contract.driver import Server
+
+MIB: Final = 2**20
+READER, WRITER = "reader-secret", "writer-secret"
+KEYS: Final = {
+    "TOPICS_API_KEYS": f"{READER}:read,{WRITER}:read+write+delete+admin",
+    "TOPICS_MAX_TOPICS": "0",
+}
+MEASURED: Final = "TOPICS_TEST_TURNS"
+_TICK_S: Final = 0.001
+_TURN: Final = struct.Struct("<d")
+_ANSWER_WITHIN_S: Final = 180.0
+
+Filled = Callable[[int], bytes]
+
+
+def _append(data: Filled) -> Filled:
+    return lambda size: b'{"records":[{"data":' + data(size) + b"}]}"
+
+
+def _honest(size: int) -> bytes:
+    record = b'{"data":{"text":"%b","list":[1,2,{"a":"b"}]},"tag":"t","meta":{"m":1}}' % (
+        b"x" * 6400
+    )
+    return b'{"records":[' + b",".join([record] * min(9_000, size // len(record))) + b"]}"
+
+
+KINDS: Final[dict[str, Filled]] = {
+    "string": _append(lambda size: b'"' + b"a" * size + b'"'),
+    "brackets": _append(lambda size: b"[" + b"[]," * (size // 3) + b"[]]"),
+    "keys": _append(
+        lambda size: b"{" + b",".join([b'"key%d":0' % n for n in range(size // 13)]) + b"}"
+    ),
+    "numbers": _append(lambda size: b"[" + b"1," * (size // 2) + b"1]"),
+    "escapes": _append(lambda size: b'"' + b"\\\\" * (size // 2) + b'"'),
+    "tiny records": lambda size: b'{"records":[' + b'{"data":1},' * (size // 11) + b'{"data":1}]}',
+    "seqs": lambda size: b'{"node":"n","match":"t","seqs":[' + b"1," * (size // 2) + b"1]}",
+    "wide text": _append(lambda size: b'"' + "a\u20ac\U0001f600".encode() * (size // 8) + b'"'),
+    "honest": _honest,
+}
+ROUTES: Final[dict[str, tuple[str, str]]] = {
+    "append": ("POST", "/v0/topics/t"),
+    "stream append": ("POST", "/v1/stream/s"),
+    "stream bytes": ("POST", "/v1/stream/b"),
+    "stream create": ("PUT", "/v1/stream/n%d"),
+    "put topic": ("PUT", "/v0/topics/t"),
+    "diff": ("POST", "/v0/topics/t/diff"),
+    "delete": ("POST", "/v0/topics/t/delete"),
+    "claim": ("POST", "/v0/topics/q/claim"),
+    "ack": ("POST", "/v0/topics/q/ack"),
+    "nack": ("POST", "/v0/topics/q/nack"),
+    "extend": ("POST", "/v0/topics/q/extend"),
+    "redrive": ("POST", "/v0/topics/q/redrive"),
+    "put router": ("PUT", "/v0/routers/r"),
+    "watch": ("POST", "/v0/watch"),
+    "seal": ("POST", "/v0/admin/seal"),
+    "websocket": ("GET", "/v0/ws"),
+}
+APPENDING: Final = ("append", "stream append", "stream bytes", "stream create")
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What one body cost. Times in ms, memory in bytes; `told`: a status, or how a socket ended."""
+
+    told: str
+    took_ms: float
+    turn_ms: float
+    p99_ms: float
+    longest_ms: float
+    requests: int
+    grown_bytes: int
+
+
+@dataclass(slots=True)
+class Beside:
+    """Another client: appends to a topic of its own, one after the other, from a thread."""
+
+    port: int
+    _taken: list[tuple[float, float]] = field(default_factory=list)
+    _stop: threading.Event = field(default_factory=threading.Event)
+    _thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End."""
+        self._stop.set()
+        assert self._thread is not None
+        self._thread.join()
+
+    def _run(self) -> None:
+        with socket.create_connection(("127.0.0.1", self.port), 30) as sock:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            request = head_of("POST", "/v0/topics/beside", WRITER, 24) + b'{"records":[{"data":1}]}'
+            while not self._stop.is_set():
+                began = time.perf_counter()
+                sock.sendall(request)
+                answer = sock.recv(65_536)
+                assert answer.startswith(b"HTTP/1.1 20"), answer[:300]
+                self._taken.append((began, time.perf_counter() - began))
+                time.sleep(0.001)
+
+    def latencies(self, since: float) -> list[float]:
+        """Seconds that requests issued since then took, ascending."""
+        return sorted(took for began, took in tuple(self._taken) if began >= since)
+
+    def forget(self) -> None:
+        """Drop what was noted."""
+        self._taken.clear()
+
+
+def head_of(method: str, path: str, key: str, length: int, *more: str) -> bytes:
+    """The head of a request with a body."""
+    lines = [
+        f"{method} {path} HTTP/1.1",
+        "Host: localhost",
+        f"Authorization: Bearer {key}",
+        f"Content-Length: {length}",
+        *(more or ("Content-Type: application/json",)),
+    ]
+    return "\r\n".join([*lines, "", ""]).encode()
+
+
+class Bench:
+    """A server that is measured; for `settle_s` behind each answer, too."""
+
+    def __init__(self, folder: Path, settle_s: float = 0.05) -> None:
+        self._settle_s = settle_s
+        self._turns = folder / "turns"
+        self._turns.write_bytes(_TURN.pack(0.0))
+        env = KEYS | {MEASURED: str(self._turns), "PYTHONPATH": str(Path(__file__).parents[2])}
+        command = (sys.executable, "-m", "tests.crash.hostile_bodies", "--serve")
+        self.server = Server(folder, env, command=command)
+        self._number = 0
+
+    @contextmanager
+    def running(self) -> Iterator[Bench]:
+        """Start the server with what the routes need, and stop it."""
+        self._spawn()
+        self.port = int((self.server.directory / "port").read_text())
+        for method, path, body in (
+            ("PUT", "/v0/topics/q", b'{"type":"queue"}'),
+            ("PUT", "/v0/topics/t", b"{}"),
+            ("PUT", "/v1/stream/s", b"[]"),
+        ):
+            assert self.send(method, path, WRITER, body).startswith("20")
+        octets = ("Content-Type: application/octet-stream",)
+        assert self.send("PUT", "/v1/stream/b", WRITER, b"", octets).startswith("20")
+        # The helper process is started by the first large append.
+        honest = _honest(3 * MIB)
+        assert self.send("POST", "/v0/topics/t", WRITER, honest).startswith("20")
+        self._beside = Beside(self.port)
+        self._beside.start()
+        try:
+            yield self
+        finally:
+            self._beside.stop()
+            process = self.server.process
+            assert process is not None
+            process.terminate()
+            process.wait(60)
+
+    def _spawn(self) -> None:
+        self.server.process = process = self.server.spawn()
+        ready = time.monotonic() + 60
+        while time.monotonic() < ready:
+            assert process.poll() is None, self.server.log.read_text()
+            try:
+                port = int((self.server.directory / "port").read_text())
+                self.port = port
+                if self.send("GET", "/v0/ready", WRITER, b"").startswith("200"):
+                    return
+            except (OSError, ValueError):
+                time.sleep(0.05)
+        raise AssertionError("the server is not ready")
+
+    # --- one body ---------------------------------------------------------------------------
+
+    def measured(self, route: str, body: bytes, key: str, *, is_gzip: bool) -> Figures:
+        """Send a body to a route and see what that costs."""
+        method, path = ROUTES[route]
+        if "%d" in path:
+            self._number += 1
+            path %= self._number
+        kind = "application/octet-stream" if route == "stream bytes" else "application/json"
+        more = [f"Content-Type: {kind}", *(["Content-Encoding: gzip"] if is_gzip else [])]
+        self._beside.forget()
+        memory = Memory(self.pids())
+        with self._turns.open("r+b") as shared:
+            shared.write(_TURN.pack(0.0))
+        memory.start()
+        began = time.perf_counter()
+        if route == "websocket":
+            told = self.send_message(key, body)
+        else:
+            told = self.send(method, path, key, body, more)
+        took = time.perf_counter() - began
+        # What an answer leaves behind is part of what it costs.
+        time.sleep(self._settle_s)
+        (turn_s,) = _TURN.unpack(self._turns.read_bytes())
+        grown = memory.stop()
+        taken = self._beside.latencies(began) or [0.0]
+        return Figures(
+            told,
+            took * 1000,
+            turn_s * 1000,
+            taken[len(taken) * 99 // 100] * 1000,
+            taken[-1] * 1000,
+            len(taken),
+            grown,
+        )
+
+    def quiet(self, seconds: float) -> list[float]:
+        """Latencies of the other client while nothing else happens, ascending."""
+        self._beside.forget()
+        began = time.perf_counter()
+        time.sleep(seconds)
+        return self._beside.latencies(began)
+
+    def send(self, method: str, path: str, key: str, body: bytes, more: Sequence[str] = ()) -> str:
+        """What is answered: the status and the code; `reset` for a connection without an answer."""
+        with socket.create_connection(("127.0.0.1", self.port), _ANSWER_WITHIN_S) as sock:
+            sending = threading.Thread(
+                target=_send_all, args=(sock, head_of(method, path, key, len(body), *more), body)
+            )
+            sending.start()
+            answer = _receive(sock)
+            sock.close() if answer else None
+            sending.join()
+        if not answer:
+            return "reset"
+        status = answer.split(b" ", 2)[1].decode()
+        _, _, told = answer.partition(b"\r\n\r\n")
+        return f"{status} {_code_of(told)}".strip()
+
+    def send_message(self, key: str, body: bytes) -> str:
+        """How a WebSocket answers one text message: an op, or the code it is closed with."""
+        with socket.create_connection(("127.0.0.1", self.port), _ANSWER_WITHIN_S) as sock:
+            opening = head_of("GET", "/v0/ws", key, 0).replace(b"Content-Length: 0\r\n", b"")
+            nonce = base64.b64encode(os.urandom(16))
+            sock.sendall(
+                opening[:-2] + b"Connection: Upgrade\r\nUpgrade: websocket\r\n"
+                b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: " + nonce + b"\r\n\r\n"
+            )
+            opened = sock.recv(4096)
+            assert opened.startswith(b"HTTP/1.1 101"), opened
+            # Masked with zeros, which changes nothing.
+            head = b"\x81\xff" + len(body).to_bytes(8) + bytes(4)
+            sending = threading.Thread(target=_send_all, args=(sock, head, body))
+            sending.start()
+            frame = _receive(sock)
+            sock.close()
+            sending.join()
+        if frame[:1] == b"\x88":
+            return f"closed {int.from_bytes(frame[2:4])}"
+        return frame[:60].decode("latin-1") or "reset"
+
+    def pids(self) -> list[int]:
+        """The server and its helpers."""
+        process = self.server.process
+        assert process is not None
+        return [process.pid, *_children_of(process.pid)]
+
+
+def _send_all(sock: socket.socket, head: bytes, body: bytes) -> None:
+    try:
+        sock.sendall(head + body if len(body) < MIB else head)
+        if len(body) >= MIB:
+            sock.sendall(body)
+    except OSError:
+        pass  # refused before all of it was sent
+
+
+def _receive(sock: socket.socket) -> bytes:
+    try:
+        return sock.recv(65_536)
+    except OSError:
+        return b""
+
+
+def _code_of(body: bytes) -> str:
+    try:
+        return str(json.loads(body)["error"]["code"])
+    except (ValueError, KeyError, TypeError):
+        return ""
+
+
+def _children_of(pid: int) -> list[int]:
+    found: list[int] = []
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        found += map(int, (task / "children").read_text().split())
+    return found
+
+
+class Memory:
+    """How much more some processes hold than when it was made, at most; sampled by a thread."""
+
+    def __init__(self, pids: Sequence[int]) -> None:
+        self._pids = pids
+        self._before = self._held()
+        self._most = self._before
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def stop(self) -> int:
+        """The growth at its peak, in bytes."""
+        self._stop.set()
+        self._thread.join()
+        return max(0, self._most - self._before)
+
+    def _run(self) -> None:
+        while not self._stop.wait(0.003):
+            self._most = max(self._most, self._held())
+
+    def _held(self) -> int:
+        return sum(map(anonymous_bytes_of, self._pids))
+
+
+def anonymous_bytes_of(pid: int) -> int:
+    """RssAnon: what a process holds itself, without mapped files."""
+    try:
+        text = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return 0
+    return next(
+        (int(line.split()[1]) * 1024 for line in text.splitlines() if line.startswith("RssAnon")),
+        0,
+    )
+
+
+# --- in the server ----------------------------------------------------------------------------
+
+
+def serve_measured() -> None:
+    """Run the server as `topics serve` does, with a timer that notes the longest turn."""
+    from topics_server import node
+    from topics_server.cli import main
+
+    path = os.environ.pop(MEASURED)
+    start = node.Node.start
+
+    with Path(path).open("r+b") as file:
+        shared = mmap.mmap(file.fileno(), _TURN.size)
+
+    async def measured_start(self: Any) -> None:
+        await start(self)
+        loop = asyncio.get_running_loop()
+
+        def tick(due: float) -> None:
+            late = loop.time() - due
+            if late > _TURN.unpack(shared[:])[0]:
+                shared[:] = _TURN.pack(late)
+            due = loop.time() + _TICK_S
+            loop.call_at(due, tick, due)
+
+        tick(loop.time())
+
+    node.Node.start = measured_start  # type: ignore[method-assign]
+    sys.argv = ["topics", "serve"]
+    main()
+
+
+# --- the table --------------------------------------------------------------------------------
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Print the table of the long form."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--serve", action="store_true")
+    parser.add_argument("--megabytes", type=int, default=60)
+    parser.add_argument("--routes", default=",".join(ROUTES))
+    parser.add_argument("--kinds", default=",".join(KINDS))
+    parser.add_argument("--plain-only", action="store_true")
+    asked = parser.parse_args(arguments)
+    if asked.serve:
+        serve_measured()
+        return
+    with tempfile.TemporaryDirectory() as folder, Bench(Path(folder)).running() as bench:
+        quiet = bench.quiet(3.0)
+        print(
+            f"quiet: p99 {quiet[len(quiet) * 99 // 100] * 1000:.1f} ms, longest "
+            f"{quiet[-1] * 1000:.1f} ms of {len(quiet)} requests"
+        )
+        print(
+            "| kind | coding | route | key | answer | took ms | turn ms | p99 ms | max ms "
+            "| requests | grown MiB |\n|---|---|---|---|---|---|---|---|---|---|---|"
+        )
+        for kind in asked.kinds.split(","):
+            body = KINDS[kind](asked.megabytes * 1_000_000)
+            codings = {"plain": body}
+            if not asked.plain_only:
+                codings["gzip"] = gzip.compress(body, 6 if kind != "keys" else 1)
+            for coding, sent in codings.items():
+                for route in asked.routes.split(","):
+                    if route == "websocket" and coding == "gzip":
+                        continue
+                    for key in (READER, WRITER):
+                        found = bench.measured(route, sent, key, is_gzip=coding == "gzip")
+                        print(
+                            f"| {kind} | {coding} | {route} | {key[:6]} | {found.told} "
+                            f"| {found.took_ms:.0f} | {found.turn_ms:.1f} | {found.p99_ms:.1f} "
+                            f"| {found.longest_ms:.1f} | {found.requests} "
+                            f"| {found.grown_bytes / MIB:.0f} |",
+                            flush=True,
+                        )
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

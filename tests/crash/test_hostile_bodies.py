@@ -1,0 +1,69 @@
+"""Issue 21, must-show 2: hostile bodies of every kind, through every route, with either key.
+
+The short form: 6 MB, every kind, plain and as gzip. What is answered and what memory that takes is
+asserted; times are printed (`-rP`), since those of a busy machine judge nothing. The long form:
+`python -m tests.crash.hostile_bodies --megabytes 60`.
+"""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Iterator
+from typing import Final
+
+import pytest
+
+from tests.crash.hostile_bodies import APPENDING, KINDS, MIB, READER, ROUTES, WRITER, Bench
+
+pytestmark = pytest.mark.crash
+
+SIZE: Final = 6_000_000
+# Beside three times the body: what a first use allocates, and what stays of it.
+SPARE_BYTES: Final = 48 * MIB
+# What an append of each kind is answered, and a stream of JSON or of bytes.
+TOLD: Final = {
+    "string": ("400 record_too_large", "413 payload_too_large"),
+    "brackets": ("400 record_too_large", "413 payload_too_large"),
+    "keys": ("400 record_too_large", "413 payload_too_large"),
+    "numbers": ("400 record_too_large", "413 payload_too_large"),
+    "escapes": ("400 record_too_large", "413 payload_too_large"),
+    "wide text": ("400 record_too_large", "413 payload_too_large"),
+    "tiny records": ("400 batch_too_large", "413 payload_too_large"),
+    "seqs": ("400 invalid_request", "413 payload_too_large"),
+    "honest": ("200", "413 payload_too_large"),
+}
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bench]:
+    with Bench(tmp_path_factory.mktemp("bodies"), 0.005).running() as running:
+        yield running
+
+
+@pytest.mark.parametrize("coding", ["plain", "gzip"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_hostile_body_is_answered_and_bounded(bench: Bench, kind: str, coding: str) -> None:
+    body = KINDS[kind](SIZE)
+    sent = gzip.compress(body, 1) if coding == "gzip" else body
+    for route in ROUTES:
+        if route == "websocket" and coding == "gzip":
+            continue
+        for key in (READER, WRITER):
+            found = bench.measured(route, sent, key, is_gzip=coding == "gzip")
+            print(f"{kind}, {coding}, {route}, {key}: {found}")
+            assert found.told == expected(kind, route, key)
+            is_append = route in APPENDING and key == WRITER
+            bound = 3 * len(body) + SPARE_BYTES if is_append else SPARE_BYTES
+            assert found.grown_bytes <= bound
+
+
+def expected(kind: str, route: str, key: str) -> str:
+    """What is answered."""
+    if route == "websocket":
+        return "closed 1009"
+    if key == READER and route not in ("diff", "watch"):
+        return "403 forbidden"
+    if route not in APPENDING:
+        return "413 payload_too_large"
+    of_topic, of_stream = TOLD[kind]
+    return of_topic if route == "append" else of_stream
