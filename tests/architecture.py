@@ -811,6 +811,8 @@ TOP = {
     "sizing": driver("wal.tail"),
     # Storage and engine of one data directory, on any file system: the simulations' node too.
     "append_decoder": driver("engine.admission"),
+    # Every limit of a request: what docs/LIMITS.md shows.
+    "limit_table": pure("settings"),
     "node": driver("*"),
     "server": driver("*"),
     "__main__": driver("cli", "server"),

@@ -36,6 +36,13 @@ IGNORED_NAME_CHARS_MAX: Final = 64
 TOPIC_NAME_CHARS_MAX: Final = 255
 IDEMPOTENCY_KEY_CHARS_MAX: Final = 256
 META_KEYS_MAX: Final = 64
+# An `X-Request-Id` that is longer is replaced; a command of a WebSocket whose id is, is refused.
+REQUEST_ID_BYTES_MAX: Final = 128
+WS_REQUEST_ID_CHARS_MAX: Final = 256
+# Topics that one `POST /v0/admin/seal` names.
+SEAL_TOPICS_MAX: Final = 1000
+# Each member of a gzip body is worth some microseconds, however little is in it.
+GZIP_MEMBERS_MAX: Final = 1000
 # Of what a request sent, so many bytes at most are repeated in a refusal.
 ECHO_BYTES_MAX: Final = 256
 PAGE_SIZE_DEFAULT: Final = 100

@@ -17,10 +17,8 @@ from topics_server.api.lists import check_items
 from topics_server.api.rendering import render_json
 from topics_server.api.state import ServerState, Store
 from topics_server.errors import Code, StorageError, TopicsError, invalid
-from topics_server.limits import PAGE_SIZE_MAX
+from topics_server.limits import PAGE_SIZE_MAX, SEAL_TOPICS_MAX
 from topics_server.model import is_topic_name
-
-TOPICS_MAX: Final = 1000
 
 
 class _Seal(msgspec.Struct):
@@ -39,7 +37,7 @@ async def seal(state: ServerState, request: Request) -> Response:
     """`POST /v0/admin/seal`: seal now; no body, or none named, is every topic the key may name."""
     store = admit(state)
     assert state.sealing is not None, "ready means there is a sealer"
-    check_items(request.body, _LISTS, {"topics": TOPICS_MAX})
+    check_items(request.body, _LISTS, {"topics": SEAL_TOPICS_MAX})
     asked = decode_body(_SEAL, request.body or b"{}").topics
     if asked is None:
         names = _all_names(store, request)
@@ -70,8 +68,8 @@ def _all_names(store: Store, request: Request) -> list[str]:
 
 def _checked(store: Store, request: Request, asked: list[str]) -> list[str]:
     """The names as they are, once each; raises for one that is none, not allowed or not there."""
-    if len(asked) > TOPICS_MAX:
-        raise invalid(f"at most {TOPICS_MAX} topics at once", "topics")
+    if len(asked) > SEAL_TOPICS_MAX:
+        raise invalid(f"at most {SEAL_TOPICS_MAX} topics at once", "topics")
     for number, name in enumerate(asked):
         field = f"topics[{number}]"
         if not is_topic_name(name):

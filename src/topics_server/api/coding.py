@@ -12,15 +12,13 @@ from typing import Final
 
 from topics_server.api.problems import too_large
 from topics_server.errors import Code, TopicsError, invalid
-from topics_server.limits import KIB
+from topics_server.limits import GZIP_MEMBERS_MAX, KIB
 
 JSON_TYPE: Final = b"application/json"
 MERGE_PATCH_TYPE: Final = b"application/merge-patch+json"
 _INFLATE_STEP_BYTES: Final = 256 * KIB
 _PACKED_STEP_BYTES: Final = 16 * KIB
 _FREED_PARTS: Final = 8
-# Each is worth some microseconds, however little is in it.
-_MEMBERS_MAX: Final = 1000
 _GZIP_WBITS: Final = 31
 _GZIP_LEVEL: Final = 1
 
@@ -46,8 +44,10 @@ def inflate(packed: bytes, max_bytes: int) -> bytes:
     try:
         while at < len(view):
             members += 1
-            if members > _MEMBERS_MAX:
-                raise invalid(f"the gzip body has over {_MEMBERS_MAX} members", "Content-Encoding")
+            if members > GZIP_MEMBERS_MAX:
+                raise invalid(
+                    f"the gzip body has over {GZIP_MEMBERS_MAX} members", "Content-Encoding"
+                )
             member = zlib.decompressobj(_GZIP_WBITS)
             while not member.eof:
                 # What is left of a piece is copied with each step: small ones keep that cheap.

@@ -24,13 +24,16 @@ from topics_server.appends import DecodedAppend, decode_append, decode_json
 from topics_server.engine.subscription import Options
 from topics_server.errors import TopicsError, invalid
 from topics_server.json_shape import exceeds_depth
-from topics_server.limits import CONTROL_BODY_BYTES_MAX, JSON_DEPTH_MAX
+from topics_server.limits import (
+    CONTROL_BODY_BYTES_MAX,
+    JSON_DEPTH_MAX,
+    WS_REQUEST_ID_CHARS_MAX,
+)
 from topics_server.model import ProducerStamp, TopicConfig, is_topic_name
 
 OPS: Final = ("subscribe", "unsubscribe", "publish", "ping")
-REQUEST_ID_CHARS_MAX: Final = 256
 
-_RequestId = Annotated[str, Meta(max_length=REQUEST_ID_CHARS_MAX)] | None
+_RequestId = Annotated[str, Meta(max_length=WS_REQUEST_ID_CHARS_MAX)] | None
 _ABSENT: Final = msgspec.Raw(b"")
 _NULL: Final = b"null"
 
@@ -188,7 +191,7 @@ def _read_head(body: bytes) -> tuple[str | None, str | None]:
     except (msgspec.DecodeError, RecursionError):
         return None, None
     request_id = _string(head.request_id)
-    if request_id is not None and len(request_id) > REQUEST_ID_CHARS_MAX:
+    if request_id is not None and len(request_id) > WS_REQUEST_ID_CHARS_MAX:
         request_id = None
     return _string(head.op), request_id
 
