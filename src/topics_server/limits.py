@@ -24,10 +24,13 @@ JSON_DEPTH_MAX: Final = 512
 CONTROL_BODY_BYTES_MAX: Final = MIB
 # A WebSocket message, unless configured: a publish of the largest record with all around it.
 WS_MESSAGE_BYTES_DEFAULT: Final = CONTROL_BODY_BYTES_MAX + 64 * KIB
-# Appends with larger bodies are decoded in a helper process, of which so many wait at most. The
-# decoder and the check of depth take 20 ms of the loop for 2 MiB that are made for it.
+# Appends with larger bodies are decoded in a helper process, for which so many bytes wait at most.
+# The decoder and the check of depth take 20 ms of the loop for 2 MiB that are made for it.
 LARGE_APPEND_BYTES_MIN: Final = MIB
-LARGE_APPENDS_WAITING_MAX: Final = 64
+LARGE_APPENDS_WAITING_BYTES_MAX: Final = 512 * MIB
+# Appends whose bodies were sent as gzip and inflated off the loop, that are served at once: what
+# they take cannot be told from what they sent.
+INFLATED_APPENDS_MAX: Final = 4
 # The `config` of an append: as large as the body that it replaces.
 INLINE_CONFIG_BYTES_MAX: Final = CONTROL_BODY_BYTES_MAX
 # Of the members of a body that mean nothing, so many are named in the answer, so long each.
@@ -143,5 +146,6 @@ assert BLOCK_RECORDS_MAX <= PAGE_SCAN_SLOTS_MAX <= SEGMENT_RECORDS_MAX
 assert 10 * MOVE_RECORDS_MAX < 2**15
 assert WAL_FILE_BYTES % WAL_FILL_STEP_BYTES == 0
 assert LOOP_WRITE_BYTES_MAX <= GROUP_BYTES_MAX <= FRAME_BYTES_MAX
+assert LARGE_APPENDS_WAITING_BYTES_MAX >= FRAME_BYTES_MAX
 assert FRAME_BYTES_MAX < SEGMENT_DATA_BYTES_MAX < 2**31
 assert SHARD_QUEUE_BYTES_MAX >= FRAME_BYTES_MAX

@@ -18,7 +18,7 @@ from topics_server.api import coding, receiving
 from topics_server.api.app import build_routes
 from topics_server.api.http import Route
 from topics_server.errors import Code, DiskFull, ReadOnly, TopicsError
-from topics_server.limits import CONTROL_BODY_BYTES_MAX
+from topics_server.limits import CONTROL_BODY_BYTES_MAX, INFLATED_APPENDS_MAX
 
 pytestmark = pytest.mark.anyio
 
@@ -238,6 +238,31 @@ async def test_a_small_gzip_body_is_inflated_off_the_loop_if_it_is_large_then(
     assert coding.inflate_some(gzip.compress(ONE), 65_536) == ONE
 
 
+async def test_few_bodies_that_inflate_to_much_are_held_at_once(api: Api) -> None:
+    api.settings.max_body_bytes = 10_000_000
+    body = b'{"records":[{"data":1}]}'.ljust(CONTROL_BODY_BYTES_MAX + 1)
+    packed = gzip.compress(body)
+    headers = JSON | {"content-encoding": "gzip"}
+    for _ in range(INFLATED_APPENDS_MAX):
+        await api.state.inflated.acquire()
+    waiting = asyncio.ensure_future(
+        api.http.post("/v0/topics/jobs", content=packed, headers=headers)
+    )
+    # What inflates to less than any request may bring waits for nobody, nor does what is no append.
+    small = gzip.compress(ONE.ljust(CONTROL_BODY_BYTES_MAX))
+    answer = await api.http.post("/v0/topics/jobs", content=small, headers=headers)
+    assert answer.status_code == 201
+    answer = await api.http.post("/v0/topics/jobs/diff", content=packed, headers=headers)
+    assert answer.status_code == 413
+    assert not waiting.done()
+    api.state.inflated.release()
+    assert (await waiting).status_code in (200, 201)
+    # Its slot is free again: the next one takes it.
+    for _ in range(2):
+        answer = await api.http.post("/v0/topics/jobs", content=packed, headers=headers)
+        assert answer.status_code in (200, 201)
+
+
 async def test_a_gzip_bomb_is_413(api: Api) -> None:
     headers = JSON | {"content-encoding": "gzip"}
     bomb = gzip.compress(b" " * 50_000_000)
@@ -299,7 +324,7 @@ BODIED = [
     pytest.param(method, route, id=f"{method} {route.template}")
     for route in build_routes().table
     for method in route.handlers
-    if method in ("POST", "PUT")
+    if method in ("POST", "PUT", "PATCH")
 ]
 
 

@@ -16,6 +16,7 @@ from topics_server import append_decoder
 from topics_server.append_decoder import DecoderError, DecoderProcess, serve
 from topics_server.appends import GRAMMAR, DecodedAppend, decode_append
 from topics_server.blocks import ends_in_blocks
+from topics_server.engine import large_appends
 from topics_server.engine.admission import AppendLimits
 from topics_server.engine.large_appends import LargeAppends
 from topics_server.engine.log import Log
@@ -24,7 +25,6 @@ from topics_server.grammars import MESSAGES_GRAMMAR, decode_bytes, decode_messag
 from topics_server.limits import (
     BLOCK_BYTES_MAX,
     BLOCK_RECORDS_MAX,
-    LARGE_APPENDS_WAITING_MAX,
     MIB,
 )
 
@@ -234,14 +234,16 @@ def test_the_loop_turns_while_a_large_append_is_decoded() -> None:
     assert count > 20
 
 
-def test_who_leaves_changes_nothing_and_too_many_are_refused() -> None:
+def test_who_leaves_changes_nothing_and_too_many_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    most = 4 * len(BODIES["plain"])
+    monkeypatch.setattr(large_appends, "LARGE_APPENDS_WAITING_BYTES_MAX", most)
+
     async def crowd() -> None:
         large = LargeAppends(LIMITS)
         try:
-            waiting = [
-                asyncio.ensure_future(large.decode(BODIES["plain"]))
-                for _ in range(LARGE_APPENDS_WAITING_MAX)
-            ]
+            waiting = [asyncio.ensure_future(large.decode(BODIES["plain"])) for _ in range(4)]
             await asyncio.sleep(0)
             with pytest.raises(TopicsError) as refusal:
                 await large.decode(BODIES["plain"])

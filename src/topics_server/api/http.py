@@ -464,17 +464,7 @@ class Application:
         if method in ("POST", "PUT", "PATCH"):
             # Nobody should send 64 MiB to hear that the server is not ready.
             admit(self.state)
-            max_bytes = route.max_body_bytes(method, self.state.settings.max_body_bytes)
-            if is_plain(headers, max_bytes):
-                # The common case, in one step: a JSON body that came with its head.
-                message = await receive()
-                if message["type"] == "http.request" and not message.get("more_body", False):
-                    body = message["body"]
-                else:
-                    body = await receive_all(receive, max_bytes, message)
-            else:
-                is_json = not route.is_mount and not is_merge_patch(method, headers)
-                body = await read_body(headers, receive, max_bytes, is_json=is_json)
+            body = await self._body(route, method, headers, receive, place)
         request = Request(
             method,
             name,
@@ -487,6 +477,27 @@ class Application:
         )
         answer = handler(self.state, request)
         return answer if isinstance(answer, (Response, EventStream)) else await answer
+
+    async def _body(
+        self,
+        route: Route,
+        method: str,
+        headers: dict[bytes, bytes],
+        receive: Receive,
+        place: RequestPlace,
+    ) -> bytes:
+        """The whole body, inflated. Raises what is wrong with it or its headers."""
+        max_bytes = route.max_body_bytes(method, self.state.settings.max_body_bytes)
+        if is_plain(headers, max_bytes):
+            # The common case, in one step: a JSON body that came with its head.
+            message = await receive()
+            if message["type"] == "http.request" and not message.get("more_body", False):
+                body: bytes = message["body"]
+                return body
+            return await receive_all(receive, max_bytes, message)
+        is_json = not route.is_mount and not is_merge_patch(method, headers)
+        take_slot = partial(place.hold, self.state.inflated) if method in route.appends else None
+        return await read_body(headers, receive, max_bytes, is_json=is_json, take_slot=take_slot)
 
     def _caller(
         self,

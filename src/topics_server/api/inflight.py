@@ -7,6 +7,7 @@ Without keys there is nobody to count for. Called by `api/http`.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
@@ -29,10 +30,11 @@ def check_inflight(key: Key, most: int) -> None:
 class RequestPlace:
     """The place of one request; free again once, however often it is freed."""
 
-    __slots__ = ("_key",)
+    __slots__ = ("_key", "_release")
 
     def __init__(self) -> None:
         self._key: Key | None = None
+        self._release: Callable[[], None] | None = None
 
     def take(self, key: Key | None, most: int) -> None:
         """Count for a key. Raises `throttled`."""
@@ -41,8 +43,17 @@ class RequestPlace:
             key.in_flight += 1
             self._key = key
 
+    async def hold(self, slots: asyncio.Semaphore) -> None:
+        """Wait for one of these slots and hold it as long as the place."""
+        if self._release is None:
+            await slots.acquire()
+            self._release = slots.release
+
     def free(self) -> None:
         """Count no more."""
+        release, self._release = self._release, None
+        if release is not None:
+            release()
         key, self._key = self._key, None
         if key is not None:
             key.in_flight -= 1

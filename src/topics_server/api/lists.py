@@ -18,7 +18,7 @@ from topics_server.json_shape import has_more_items
 from topics_server.limits import KIB, MATCH_TAG_BYTES_MAX, NODE_FILTER_IDS_MAX
 
 # Whatever a body of this size lists, it takes less than a megabyte.
-_SHORT_BODY_BYTES_MAX: Final = 32 * KIB
+SHORT_BODY_BYTES_MAX: Final = 32 * KIB
 
 Refusal = Callable[[str, int], TopicsError]
 
@@ -39,7 +39,7 @@ def check_items(
     `decoder` leaves those fields as they were sent (`msgspec.Raw`). Raises what `refusal` makes of
     the field and its bound, and `invalid_request` for a body that is no JSON.
     """
-    if len(body) <= _SHORT_BODY_BYTES_MAX:
+    if len(body) <= SHORT_BODY_BYTES_MAX:
         return
     lists = decode_json(decoder, body)
     for field, count in most.items():

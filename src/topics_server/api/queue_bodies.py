@@ -16,7 +16,7 @@ import msgspec
 from msgspec import Meta
 
 from topics_server.api.bodies import decode_body, tag_match
-from topics_server.api.lists import check_items, check_node, check_tag
+from topics_server.api.lists import SHORT_BODY_BYTES_MAX, check_items, check_node, check_tag
 from topics_server.errors import Code, TopicsError, invalid
 from topics_server.limits import (
     LEASE_MS_MAX,
@@ -249,6 +249,8 @@ def _held(sent: _Held, limits: QueueLimits) -> tuple[str, list[int], list[int] |
 
 def _check_lists(body: bytes, limits: QueueLimits) -> None:
     """Refuse what lists too much, before it is built."""
+    if len(body) <= SHORT_BODY_BYTES_MAX:
+        return
     most = {"seqs": limits.max_claim, "lease_ids": limits.max_claim, "match": MATCH_PARTS}
     check_items(body, _LISTS, most, _too_many)
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 from topics_server.api.coding import JSON_TYPE, inflate, inflate_some, is_json_type, joined
 from topics_server.api.guard import check_declared_length
 from topics_server.api.problems import no_json, too_large, unknown_encoding
-from topics_server.limits import KIB, LARGE_APPEND_BYTES_MIN
+from topics_server.limits import CONTROL_BODY_BYTES_MAX, KIB, LARGE_APPEND_BYTES_MIN
 
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 
@@ -28,11 +28,17 @@ class ClientGoneError(Exception):
 
 
 async def read_body(
-    headers: Mapping[bytes, bytes], receive: Receive, max_bytes: int, *, is_json: bool = True
+    headers: Mapping[bytes, bytes],
+    receive: Receive,
+    max_bytes: int,
+    *,
+    is_json: bool = True,
+    take_slot: Callable[[], Awaitable[None]] | None = None,
 ) -> bytes:
     """The whole body, inflated; `max_bytes` bounds it as sent and as inflated.
 
     What the headers alone tell is refused before a byte is read; `is_json`: also any other type.
+    `take_slot` is awaited before more is inflated than any request may bring that appends nothing.
     """
     declared = headers.get(b"content-length")
     if declared is not None:
@@ -50,9 +56,15 @@ async def read_body(
         return body
     # A few bytes may inflate to many: on the loop only what inflates to little.
     whole = inflate_some(body, min(max_bytes, OFF_LOOP_BYTES))
-    if whole is None:
-        whole = await asyncio.to_thread(inflate, body, max_bytes)
-    return whole
+    if whole is not None:
+        return whole
+    if take_slot is not None:
+        some_bytes = min(max_bytes, CONTROL_BODY_BYTES_MAX)
+        whole = await asyncio.to_thread(inflate_some, body, some_bytes)
+        if whole is not None:
+            return whole
+        await take_slot()
+    return await asyncio.to_thread(inflate, body, max_bytes)
 
 
 def _check_types(headers: Mapping[bytes, bytes], *, is_json: bool) -> bool:

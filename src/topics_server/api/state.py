@@ -34,6 +34,7 @@ from topics_server.engine.answers import (
 from topics_server.engine.large_appends import LargeAppends
 from topics_server.engine.throttle import Throttle
 from topics_server.engine.watching import WatchSessions
+from topics_server.limits import INFLATED_APPENDS_MAX
 from topics_server.metrics import DiskFacts, RecoveryFacts, RouteFacts, ShardFacts
 from topics_server.model import Durability, ProducerStamp, TagMatch, TopicConfig
 from topics_server.queue.service import QueueService
@@ -299,6 +300,10 @@ class Sealing(Protocol):
         ...
 
 
+def _inflated_slots() -> asyncio.Semaphore:
+    return asyncio.Semaphore(INFLATED_APPENDS_MAX)
+
+
 def _large_appends() -> LargeAppends:
     return LargeAppends(AppendLimits())
 
@@ -333,6 +338,7 @@ class ServerState:
     patience: Patience = dataclasses.field(default_factory=Patience)
     throttle: Throttle = dataclasses.field(default_factory=Throttle)
     inbox: Inbox | None = None
+    inflated: asyncio.Semaphore = dataclasses.field(default_factory=_inflated_slots)
     large_appends: LargeAppends = dataclasses.field(default_factory=_large_appends)
     connections: int = 0
     requests: Callable[[], Sequence[RouteFacts]] = tuple

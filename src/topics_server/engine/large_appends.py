@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 from collections.abc import Callable
+from functools import partial
 from typing import TypeVar
 
 import msgspec
@@ -21,7 +22,7 @@ from topics_server.blocks import payloads_of
 from topics_server.engine.admission import AppendLimits, check_limits
 from topics_server.errors import Code, TopicsError
 from topics_server.grammars import MESSAGES_GRAMMAR, bytes_body, decode_bytes
-from topics_server.limits import LARGE_APPEND_BYTES_MIN, LARGE_APPENDS_WAITING_MAX
+from topics_server.limits import LARGE_APPEND_BYTES_MIN, LARGE_APPENDS_WAITING_BYTES_MAX
 from topics_server.metrics import log
 
 T = TypeVar("T")
@@ -34,7 +35,8 @@ class LargeAppends:
         self._limits = limits
         self._process = DecoderProcess()
         self._thread = concurrent.futures.ThreadPoolExecutor(1, "decoder")
-        self._waiting = 0
+        # Of the bodies that were handed over, the one that is decoded included.
+        self._waiting_bytes = 0
 
     @property
     def process(self) -> DecoderProcess:
@@ -51,11 +53,13 @@ class LargeAppends:
         Raises what decoding and admission raise, and `throttled` if too many wait or there is no
         helper process.
         """
-        return await self._run(lambda: self._process.decode(body, GRAMMAR, self._limits))
+        return await self._run(body, lambda: self._process.decode(body, GRAMMAR, self._limits))
 
     async def decode_messages(self, body: bytes) -> DecodedAppend:
         """The JSON messages of a stream's body; there may be none. Raises as `decode` does."""
-        return await self._run(lambda: self._process.decode(body, MESSAGES_GRAMMAR, self._limits))
+        return await self._run(
+            body, lambda: self._process.decode(body, MESSAGES_GRAMMAR, self._limits)
+        )
 
     async def decode_bytes(self, content_type: str, data: bytes) -> tuple[bytes, DecodedAppend]:
         """The body of an append of one record of bytes, and that record."""
@@ -68,20 +72,21 @@ class LargeAppends:
             kept = bytes_body(content_type, data)
             return kept, msgspec.structs.replace(decoded, payloads=(payloads,))
 
-        return await self._run(put_together)
+        return await self._run(data, put_together)
 
-    async def _run(self, call: Callable[[], T]) -> T:
-        if self._waiting >= LARGE_APPENDS_WAITING_MAX:
+    async def _run(self, body: bytes, call: Callable[[], T]) -> T:
+        size = len(body)
+        if self._waiting_bytes + size > LARGE_APPENDS_WAITING_BYTES_MAX:
             raise TopicsError(
                 Code.THROTTLED,
-                f"{self._waiting} large appends wait already",
-                {"limit": "large_appends", "max": LARGE_APPENDS_WAITING_MAX},
+                "too many large appends wait to be decoded",
+                {"limit": "large_appends", "max": LARGE_APPENDS_WAITING_BYTES_MAX},
             )
         under_way = self._thread.submit(call)
-        self._waiting += 1
+        self._waiting_bytes += size
         # Whoever waits may go away; what was begun counts until it is over.
         settled = asyncio.wrap_future(under_way)
-        settled.add_done_callback(self._note_end)
+        settled.add_done_callback(partial(self._note_end, size))
         try:
             return await asyncio.shield(settled)
         except DecoderError as error:
@@ -92,8 +97,8 @@ class LargeAppends:
                 {"limit": "large_appends"},
             ) from None
 
-    def _note_end(self, settled: asyncio.Future[T]) -> None:
-        self._waiting -= 1
+    def _note_end(self, size: int, settled: asyncio.Future[T]) -> None:
+        self._waiting_bytes -= size
         # Told here if nobody waits any more.
         if not settled.cancelled():
             settled.exception()
