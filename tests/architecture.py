@@ -496,7 +496,7 @@ API = {
     "api.lists": pure(),
     "api.rendering": pure("engine.reading", "engine.answers", "routers.answers"),
     # What a merge patch of a configuration means; members of a body that mean nothing.
-    "api.config_bodies": pure("api.bodies", "api.rendering"),
+    "api.config_bodies": pure("api.bodies", "api.lists", "api.rendering"),
     "api.problems": pure(),
     "api.coding": pure("api.problems"),
     "api.cors": pure("api.problems"),
@@ -812,7 +812,7 @@ TOP = {
     # Storage and engine of one data directory, on any file system: the simulations' node too.
     "append_decoder": driver("engine.admission"),
     # Every limit of a request: what docs/LIMITS.md shows.
-    "limit_table": pure("settings"),
+    "limit_table": driver("settings"),
     "node": driver("*"),
     "server": driver("*"),
     "__main__": driver("cli", "server"),

@@ -65,6 +65,7 @@ ALL: Final = Section(
             "payload_too_large",
         ),
         Row("any other body, as sent and as inflated", _CONTROL, "payload_too_large"),
+        Row("members of a control-plane body", Limit("CONTROL_MEMBERS_MAX", "members")),
         Row("members of a gzip body", Limit("GZIP_MEMBERS_MAX", "members")),
         Row("nesting of a body, and of each `data` and `meta`", _DEPTH),
         Row(

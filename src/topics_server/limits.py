@@ -31,6 +31,8 @@ LARGE_APPENDS_WAITING_BYTES_MAX: Final = 512 * MIB
 # Appends whose bodies were sent as gzip and inflated off the loop, that are served at once: what
 # they take cannot be told from what they sent.
 INFLATED_APPENDS_MAX: Final = 4
+# Members of a control-plane body whose members are all looked at.
+CONTROL_MEMBERS_MAX: Final = 1000
 # The `config` of an append: as large as the body that it replaces.
 INLINE_CONFIG_BYTES_MAX: Final = CONTROL_BODY_BYTES_MAX
 # Of the members of a body that mean nothing, so many are named in the answer, so long each.

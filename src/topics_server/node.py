@@ -13,6 +13,8 @@ import concurrent.futures
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Final, TypeVar
 
+import msgspec
+
 from topics_server.api.fanout import Fanout
 from topics_server.api.inbox import Inbox
 from topics_server.api.keys import KeyRing
@@ -154,7 +156,8 @@ class Node:
         )
         self.state.throttle = Throttle(self._priority_of, self._backlog_bytes)
         self.state.inbox = Inbox(self.state.throttle)
-        self.state.large_appends = LargeAppends(append_limits(settings))
+        self._append_limits = msgspec.convert(settings, AppendLimits, from_attributes=True)
+        self.state.large_appends = LargeAppends(self._append_limits)
         # Set by `start`.
         self.journal: Journal
         self.commits: Commits
@@ -406,7 +409,7 @@ class Node:
             self.hub,
             fetcher,
             self._clock,
-            append_limits(settings),
+            self._append_limits,
             Quotas(
                 max_topics=settings.max_topics,
                 max_total_bytes=settings.max_total_bytes,
@@ -595,14 +598,3 @@ def _tell_defect(task: asyncio.Task[None]) -> None:
     """Background work never ends by itself: if it does, that is a defect worth a traceback."""
     if not task.cancelled() and (error := task.exception()) is not None:
         log.error("background work ended", exc_info=error)
-
-
-def append_limits(settings: Settings) -> AppendLimits:
-    """What an append may carry."""
-    return AppendLimits(
-        max_batch_records=settings.max_batch_records,
-        max_record_bytes=settings.max_record_bytes,
-        max_meta_bytes=settings.max_meta_bytes,
-        max_tag_bytes=settings.max_tag_bytes,
-        max_node_bytes=settings.max_node_bytes,
-    )

@@ -7,6 +7,7 @@ import io
 import json
 import os
 import signal
+import sys
 from array import array
 from collections.abc import Iterator
 
@@ -136,7 +137,7 @@ def test_a_child_that_died_is_replaced(process: DecoderProcess) -> None:
 def test_without_any_child_there_is_an_error_and_no_decoding_here(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(append_decoder.sys, "executable", "/bin/false")
+    monkeypatch.setattr(sys, "executable", "/bin/false")
     with pytest.raises(DecoderError):
         DecoderProcess().decode(BODIES["one"], GRAMMAR, LIMITS)
 
@@ -261,7 +262,7 @@ def test_who_leaves_changes_nothing_and_too_many_are_refused(
 
 
 def test_without_a_helper_an_append_is_429(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(append_decoder.sys, "executable", "/bin/false")
+    monkeypatch.setattr(sys, "executable", "/bin/false")
 
     async def asked() -> TopicsError:
         large = LargeAppends(LIMITS)

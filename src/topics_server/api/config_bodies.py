@@ -13,6 +13,7 @@ from typing import Any, Final
 import msgspec
 
 from topics_server.api.bodies import decode_config
+from topics_server.api.lists import check_members
 from topics_server.api.rendering import render_config
 from topics_server.appends import decode_json
 from topics_server.errors import invalid
@@ -57,6 +58,7 @@ def decode_config_patch(body: bytes, topic: str) -> Callable[[TopicConfig], Topi
 
 def members_of(body: bytes) -> dict[str, msgspec.Raw]:
     """The members of a body that is one JSON object. Raises `invalid_request`."""
+    check_members(body)
     members = decode_json(_OBJECT, body)
     if exceeds_depth(body):
         raise invalid(f"JSON is nested deeper than {JSON_DEPTH_MAX} levels")
@@ -67,5 +69,6 @@ def ignored_members(body: bytes, known: Iterable[str]) -> list[str]:
     """Names of members that nothing here knows: the first few, in order, each cut to a length."""
     if not body:
         return []
-    strange = [name for name in members_of(body) if name not in set(known)]
+    meant = set(known)
+    strange = [name for name in members_of(body) if name not in meant]
     return [name[:IGNORED_NAME_CHARS_MAX] for name in strange[:IGNORED_MEMBERS_MAX]]

@@ -44,8 +44,7 @@ from topics_server.api.receiving import (
     ClientGoneError,
     is_bodiless,
     is_plain,
-    read_body,
-    receive_all,
+    whole_body,
 )
 from topics_server.api.receiving import Receive as Receive
 from topics_server.api.request_ids import NAME as REQUEST_ID
@@ -464,7 +463,14 @@ class Application:
         if method in ("POST", "PUT", "PATCH"):
             # Nobody should send 64 MiB to hear that the server is not ready.
             admit(self.state)
-            body = await self._body(route, method, headers, receive, place)
+            take_slot = partial(place.hold, self.state.inflated)
+            body = await whole_body(
+                headers,
+                receive,
+                route.max_body_bytes(method, self.state.settings.max_body_bytes),
+                is_json=not route.is_mount and not is_merge_patch(method, headers),
+                take_slot=take_slot if method in route.appends else None,
+            )
         request = Request(
             method,
             name,
@@ -477,27 +483,6 @@ class Application:
         )
         answer = handler(self.state, request)
         return answer if isinstance(answer, (Response, EventStream)) else await answer
-
-    async def _body(
-        self,
-        route: Route,
-        method: str,
-        headers: dict[bytes, bytes],
-        receive: Receive,
-        place: RequestPlace,
-    ) -> bytes:
-        """The whole body, inflated. Raises what is wrong with it or its headers."""
-        max_bytes = route.max_body_bytes(method, self.state.settings.max_body_bytes)
-        if is_plain(headers, max_bytes):
-            # The common case, in one step: a JSON body that came with its head.
-            message = await receive()
-            if message["type"] == "http.request" and not message.get("more_body", False):
-                body: bytes = message["body"]
-                return body
-            return await receive_all(receive, max_bytes, message)
-        is_json = not route.is_mount and not is_merge_patch(method, headers)
-        take_slot = partial(place.hold, self.state.inflated) if method in route.appends else None
-        return await read_body(headers, receive, max_bytes, is_json=is_json, take_slot=take_slot)
 
     def _caller(
         self,

@@ -15,10 +15,17 @@ import msgspec
 from topics_server.appends import decode_json
 from topics_server.errors import TopicsError, invalid
 from topics_server.json_shape import has_more_items
-from topics_server.limits import KIB, MATCH_TAG_BYTES_MAX, NODE_FILTER_IDS_MAX
+from topics_server.limits import (
+    CONTROL_MEMBERS_MAX,
+    KIB,
+    MATCH_TAG_BYTES_MAX,
+    NODE_FILTER_IDS_MAX,
+)
 
 # Whatever a body of this size lists, it takes less than a megabyte.
 SHORT_BODY_BYTES_MAX: Final = 32 * KIB
+
+_ANYTHING: Final = msgspec.json.Decoder(msgspec.Raw)
 
 Refusal = Callable[[str, int], TopicsError]
 
@@ -46,6 +53,14 @@ def check_items(
         sent = memoryview(getattr(lists, field))
         if bytes(sent[:1]) in (b"[", b"{") and has_more_items(sent, count):
             raise refusal(field, count)
+
+
+def check_members(body: bytes) -> None:
+    """Refuse an object with more members than are looked at; what is no JSON is told elsewhere."""
+    if len(body) > SHORT_BODY_BYTES_MAX:
+        decode_json(_ANYTHING, body)
+        if has_more_items(body, CONTROL_MEMBERS_MAX):
+            raise invalid(f"the body has over {CONTROL_MEMBERS_MAX} members")
 
 
 def node_names(sent: str | list[str] | None, max_node_bytes: int) -> list[str]:

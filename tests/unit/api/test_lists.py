@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from topics_server.api.bodies import decode_delete, decode_diff
+from topics_server.api.config_bodies import members_of
 from topics_server.api.queue_bodies import (
     QueueLimits,
     decode_ack,
@@ -77,6 +78,7 @@ LONG: dict[str, tuple[Decode, bytes, str]] = {
     ),
     "watch": (watch, filled(b'{"topics":{', b'"a":{}', b"}}"), "topics"),
     "watch nodes": (watch, filled(b'{"topics":{"a":{}},"node":[', b'"a"', b"]}"), "node"),
+    "members": (members_of, filled(b"{", b'"a":0', b"}"), ""),
     "router": (
         decode_router,
         filled(b'{"source":"a","dest":"b","filter":[', b"{}", b"]}"),
@@ -96,7 +98,7 @@ def test_a_list_without_end_is_refused_before_it_is_built(name: str) -> None:
         _, peak_bytes = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert refusal.value.detail["field"] == field
+    assert refusal.value.detail.get("field", "") == field
     # The decoder alone takes eight times the body and more.
     assert peak_bytes < CONTROL_BODY_BYTES_MAX + CONTROL_BODY_BYTES_MAX // 2
 
