@@ -53,21 +53,21 @@ def run_curl(curl: str, proxy: Proxy, *arguments: str) -> tuple[str, dict[str, s
     return body, dict(zip(("status", "version", "seconds"), line.split(), strict=True))
 
 
-# -- what the README shows -----------------------------------------------------------------------
+# -- what the tour shows -------------------------------------------------------------------------
 
 
-def readme_commands() -> list[list[str]]:
-    """The curl lines of the README, split as a shell would."""
-    text = (ROOT / "README.md").read_text()
+def tour_commands() -> list[list[str]]:
+    """The curl lines of the README and the tour, split as a shell would."""
+    text = "".join((ROOT / name).read_text() for name in ("README.md", "docs/TOUR.md"))
     blocks = re.findall(r"```console\n(.*?)```", text, re.DOTALL)
     joined = "\n".join(blocks).replace("\\\n", " ")
     lines = [line[2:] for line in joined.splitlines() if line.startswith("$ curl ")]
     return [shlex.split(line.partition(" | ")[0])[1:] for line in lines]
 
 
-def test_the_curl_lines_of_the_readme_work_through_tls_and_http2(curl: str, proxy: Proxy) -> None:
+def test_the_curl_lines_of_the_tour_work_through_tls_and_http2(curl: str, proxy: Proxy) -> None:
     wids: dict[str, str] = {}
-    commands = readme_commands()
+    commands = tour_commands()
     assert len(commands) >= 10
     for command in commands:
         there = [part.replace("localhost:4000", f"{proxy.url}") for part in command]
@@ -84,7 +84,7 @@ def test_the_curl_lines_of_the_readme_work_through_tls_and_http2(curl: str, prox
         answer = json.loads(body)
         assert "error" not in answer
         if "wid" in answer:
-            names = re.findall(r"wid_[A-Za-z0-9_-]{22}", (ROOT / "README.md").read_text())
+            names = re.findall(r"wid_[A-Za-z0-9_-]{22}", (ROOT / "docs" / "TOUR.md").read_text())
             wids = dict.fromkeys(names, answer["wid"])
 
 

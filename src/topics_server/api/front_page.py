@@ -54,7 +54,7 @@ _PAGE: Final = """<!doctype html>
 <style>
 :root {{ color-scheme: light dark }}
 body {{ font: 1rem/1.5 system-ui, sans-serif }}
-body {{ max-width: 46rem; margin: 3rem auto; padding: 0 1rem }}
+body {{ max-width: 60rem; margin: 3rem auto; padding: 0 1rem }}
 pre {{ overflow-x: auto; padding: .75rem; border: 1px solid #8886; border-radius: .4rem }}
 </style>
 </head>
