@@ -526,6 +526,8 @@ API = {
         "api.tickets",
         "api.patience",
         "engine.admission",
+        "api.upload_budget",
+        "api.upload_turns",
         "engine.answers",
         "engine.large_appends",
         "engine.throttle",
@@ -546,10 +548,14 @@ API = {
         "api.response",
         "api.strict",
         "api.transport",
+        "api.upload_http",
     ),
     # What a head may be, how long clients are waited for, and the connection that holds them to it.
     "api.heads": pure(),
     "api.inbox": driver(),
+    # Bodies being received: what they may hold together, and in which order they are read.
+    "api.upload_budget": pure(),
+    "api.upload_turns": driver(),
     "api.patience": driver("api.heads"),
     "api.strict": driver(
         "api.heads",
@@ -561,7 +567,27 @@ API = {
         "api.response",
         "api.transport",
     ),
-    "api.connections": driver("api.coding", "api.direct", "api.problems", "api.request_ids"),
+    "api.upload_http": driver(
+        "api.http",
+        "api.inbox",
+        "api.keys",
+        "api.strict",
+        "api.upload_budget",
+        "api.upload_turns",
+    ),
+    "api.connections": driver(
+        "api.access",
+        "api.coding",
+        "api.direct",
+        "api.http",
+        "api.inbox",
+        "api.problems",
+        "api.request_ids",
+        "api.state",
+        "api.upload_budget",
+        "api.upload_turns",
+        "api.ws_frames",
+    ),
     # The thin ASGI adapter in front of the data plane's plain functions.
     "api.http": driver(
         "api.request_ids",

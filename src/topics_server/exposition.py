@@ -190,6 +190,12 @@ def _connection_families(http: ConnectionFacts) -> Iterator[Metric]:
                 http.open,
             ),
             ("topics_http_connections_max", "So many may be; 0: no cap.", http.most),
+            (
+                "topics_receiving_bytes",
+                "Bytes of bodies and messages being received.",
+                http.receiving_bytes,
+            ),
+            ("topics_receiving_bytes_max", "So many may be; 0: no cap.", http.receiving_most),
         )
     )
     timeouts = CounterMetricFamily(
@@ -204,6 +210,11 @@ def _connection_families(http: ConnectionFacts) -> Iterator[Metric]:
         (
             ("topics_http_evicted", "Idle connections closed to make room.", http.evicted),
             ("topics_http_refused", "Connections refused as there was none.", http.refused),
+            (
+                "topics_receiving_refused",
+                "Bodies and messages refused as too much was being received.",
+                http.receiving_refused,
+            ),
             ("topics_http_put_off", "Receptions read in a later turn of the loop.", http.put_off),
         )
     )

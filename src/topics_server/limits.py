@@ -93,6 +93,12 @@ UNREAD_BYTES_MAX: Final = 256 * MIB
 # Dropped names whose last epoch is remembered one by one; older ones share a floor.
 DROPPED_NAMES_MAX: Final = 100_000
 
+# Of uploads the slowest is given up first: the one that took so long for its last so many bytes.
+UPLOAD_STEP_BYTES: Final = 64 * KIB
+# What is received and dropped behind the refusal of an upload, so that its client reads it.
+LINGER_BYTES_MAX: Final = 64 * MIB
+LINGER_MS_MAX: Final = 30_000
+
 # Records of one move; their seqs are in the extra of its frame, which has a u16 of bytes.
 MOVE_RECORDS_MAX: Final = 1_000
 

@@ -191,7 +191,9 @@ class RecoveryFacts(msgspec.Struct, frozen=True):
 class ConnectionFacts(msgspec.Struct, frozen=True):
     """Connections, and what became of those that went beyond a bound; `most` 0: no cap.
 
-    `put_off`: how often what was received was read in a later turn of the loop.
+    `put_off`: how often what was received was read in a later turn of the loop. `receiving_bytes`:
+    what bodies and messages being received hold, of `receiving_most` (0: no cap);
+    `receiving_refused` of them were refused as all held too much.
     """
 
     open: int
@@ -200,6 +202,9 @@ class ConnectionFacts(msgspec.Struct, frozen=True):
     evicted: int = 0
     refused: int = 0
     put_off: int = 0
+    receiving_bytes: int = 0
+    receiving_most: int = 0
+    receiving_refused: int = 0
 
 
 class PressureFacts(msgspec.Struct, frozen=True, kw_only=True):

@@ -161,6 +161,7 @@ def _run(settings: Settings, output: logs.LogOutput) -> int:
         app.observer.access = access.note
     node.state.log_lines_dropped = lambda: output.dropped
     node.state.patience = patience_with(settings, open_files)
+    node.state.uploads.max_bytes = settings.max_receiving_bytes
     config = uvicorn.Config(
         app,
         loop="uvloop",

@@ -285,6 +285,9 @@ class Settings(BaseSettings):
     max_connections: Number | None = _number(
         None, 0, U64_MAX, "open connections; 0 = unlimited; unset: what open files allow"
     )
+    max_receiving_bytes: Number = _number(
+        256 * MIB, 0, U64_MAX, "bodies and messages being received, of all clients; 0 = unlimited"
+    )
     max_url_bytes: Number = _number(8192, 1024, 65_536, "target of a request: path and query")
     max_headers: Number = _number(100, 16, 1000, "header fields of a request")
     max_header_bytes: Number = _number(65_536, 1024, MIB, "header fields of a request together")
@@ -379,7 +382,9 @@ class Settings(BaseSettings):
     @model_validator(mode="after")
     def _relate(self) -> Settings:
         """A default gives way to a smaller limit around it; two explicit ones must agree."""
+        receiving = ("max_body_bytes", "max_ws_message_bytes") if self.max_receiving_bytes else ()
         pairs = (
+            *((inner, "max_receiving_bytes") for inner in receiving),
             ("max_record_bytes", "max_body_bytes"),
             ("max_meta_bytes", "max_record_bytes"),
             ("buffer_grace_ms", "slow_consumer_timeout_ms"),

@@ -1,7 +1,8 @@
 """Options of the crash tests: `./run test-crash --cycles 1000 --seeds 10000`, and of watchers:
 `--watchers 200 --kills 20`, `--slow-sockets 1000 --load-mb 50`, `--idle-streams 2000`, and of
 workers: `--jobs 100000 --workers 16 --kills 50`, and of requests made up from the description:
-`--requests 50000`, and of a flood: `--flood 600 --flood-appends 60`.
+`--requests 50000`, and of a flood: `--flood 600 --flood-appends 60`, and of uploads:
+`--uploads 200 --upload-mib 60`.
 
 The defaults are small enough for `.ci/run`. They hold too when this file is loaded late (a run over
 all of `tests`), where pytest has parsed its command line already.
@@ -34,6 +35,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--damage-cases", type=int, default=250, help="of each end, 0: all (250)")
     group.addoption("--damage-only", default="", help="damage files like this")
     group.addoption("--damage-kinds", default="", help="damage them so: cut,flipped,... (all)")
+    group.addoption("--uploads", type=int, default=40, help="uploads that stall (40)")
+    group.addoption("--upload-mib", type=int, default=4, help="MiB of each of them (4)")
     group.addoption("--idle-streams", type=int, default=200, help="streams without news (200)")
 
 

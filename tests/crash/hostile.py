@@ -182,6 +182,7 @@ class Honest:
     """One client that appends at a steady pace on one connection; latencies in seconds."""
 
     port: int
+    token: str = ""
     sock: socket.socket = field(init=False)
 
     def __post_init__(self) -> None:
@@ -199,7 +200,10 @@ class Honest:
     def append(self, count: int, every_s: float) -> list[float]:
         """So many appends; returns how long each took."""
         body = b'{"records":[{"data":1}]}'
-        request = HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body
+        head = HEAD
+        if self.token:
+            head += b"Authorization: Bearer %b\r\n" % self.token.encode("ascii")
+        request = head + b"Content-Length: %d\r\n\r\n" % len(body) + body
         taken: list[float] = []
         for _ in range(count):
             began = time.perf_counter()

@@ -8,19 +8,32 @@ a connection that is gone takes no memory. Used by `server`.
 
 from __future__ import annotations
 
-from typing import Any
+from collections import deque
+from typing import Any, Final
 
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.datastructures import Headers
 from websockets.exceptions import InvalidHandshake, InvalidHeader
+from websockets.frames import Frame
 from websockets.http11 import Request
 
+from topics_server.api import ws_frames
+from topics_server.api.access import authorized_socket
 from topics_server.api.coding import JSON_TYPE
 from topics_server.api.direct import DirectHttp
+from topics_server.api.http import Application
+from topics_server.api.inbox import FEW
 from topics_server.api.problems import envelope, status_of
 from topics_server.api.request_ids import request_id
+from topics_server.api.state import ServerState
+from topics_server.api.upload_budget import Upload
+from topics_server.api.upload_turns import LARGE_BYTES
 from topics_server.errors import TopicsError, invalid
+from topics_server.limits import LINGER_BYTES_MAX, LINGER_MS_MAX, UPLOAD_STEP_BYTES
+
+# The close code for "try again later" (IANA's registry of RFC 6455).
+TRY_AGAIN_LATER: Final = 1013
 
 
 class HttpConnection(DirectHttp):
@@ -49,7 +62,177 @@ class HttpConnection(DirectHttp):
 
 
 class SocketConnection(WebSocketsSansIOProtocol):
-    """A WebSocket."""
+    """A WebSocket.
+
+    `_incoming` counts the bytes of the message being received, `_whole` those of large messages
+    that wait in the queue or are in the application's hands.
+    """
+
+    _queued: deque[int]
+    _incoming: Upload | None = None
+    _whole: Upload | None = None
+    _taken_bytes = 0
+    # It is read in turn among large uploads; it waits for that now.
+    _is_taking_turns = _waits_turn = False
+    # The connection was refused: what it sends is dropped, so that it reads why.
+    _is_refused = False
+    _swallowed_bytes = 0
+    _swallowed_at = 0.0
+
+    def connection_made(self, transport: Any) -> None:
+        """See `asyncio.Protocol`."""
+        super().connection_made(transport)
+        self._queued = deque()
+
+    def data_received(self, data: bytes) -> None:
+        """See `asyncio.Protocol`."""
+        state = self._state()
+        if len(data) >= LARGE_BYTES and state is not None:
+            self._wait_turn(state)
+        if self._is_refused:
+            self._swallow(len(data))
+            return
+        super().data_received(data)
+        if state is not None:
+            self._count(state)
+
+    def _state(self) -> ServerState | None:
+        app: Any = self.app
+        return app.state if isinstance(app, Application) else None
+
+    def _begin_upload(self, state: ServerState) -> Upload:
+        scope = self.scope
+        try:
+            caller = authorized_socket(state.keys, dict(scope["headers"]), scope["subprotocols"])
+        except TopicsError:
+            return state.uploads.begin(self, None)
+        return state.uploads.begin(self, caller.key)
+
+    def _count(self, state: ServerState) -> None:
+        """Count what there is of a message that is not whole; that may have it refused."""
+        size = len(self.conn.reader.buffer) + sum(map(len, self.frames))
+        if not size or not self.handshake_initiated or self.transport.is_closing():
+            if self._incoming is not None:
+                state.uploads.end(self._incoming)
+                self._incoming = None
+            self._leave_turns(state)
+            return
+        if self._incoming is None:
+            self._incoming = self._begin_upload(state)
+        state.uploads.set_bytes(self._incoming, size)
+
+    def _wait_turn(self, state: ServerState) -> None:
+        """Be read in turn among large uploads, where there are many connections."""
+        if len(self.connections) > FEW and not self.transport.is_closing():
+            self._is_taking_turns = True
+            state.upload_turns.wait(self)
+
+    @property
+    def upload_key(self) -> object:
+        """See `upload_turns.Reader`."""
+        return None if self._incoming is None else self._incoming.key
+
+    def begin_turn(self) -> None:
+        """See `upload_turns.Reader`."""
+        self._waits_turn = False
+        if not self.read_paused and not self.transport.is_closing():
+            self.transport.resume_reading()
+
+    def end_turn(self) -> None:
+        """See `upload_turns.Reader`."""
+        self._waits_turn = True
+        if not self.transport.is_closing():
+            self.transport.pause_reading()
+
+    def _leave_turns(self, state: ServerState) -> None:
+        if self._is_taking_turns:
+            self._is_taking_turns = False
+            state.upload_turns.leave(self)
+
+    def handle_cont(self, event: Frame) -> None:
+        """Add a fragment. Fragments share one buffer: empty ones take no memory."""
+        whole: Any = self.frames[0]
+        if not isinstance(whole, bytearray):
+            whole = bytearray(whole)
+        whole += event.data
+        self.frames = [whole]
+        if event.fin:
+            self.send_receive_event_to_app()
+
+    def send_receive_event_to_app(self) -> None:
+        """Hand a message over that is whole."""
+        size = len(self.frames[0])
+        super().send_receive_event_to_app()
+        state = self._state()
+        if state is None:
+            return
+        if self._incoming is not None:
+            state.uploads.end(self._incoming)
+            self._incoming = None
+        if self.close_sent:
+            return
+        self._queued.append(size)
+        if size >= UPLOAD_STEP_BYTES:
+            if self._whole is None:
+                self._whole = self._begin_upload(state)
+                state.uploads.finish(self._whole)
+            state.uploads.set_bytes(self._whole, self._whole.bytes + size)
+
+    async def receive(self) -> Any:
+        """The next message; the one before is no longer in the application's hands."""
+        state = self._state()
+        if self._taken_bytes >= UPLOAD_STEP_BYTES and self._whole is not None:
+            assert state is not None
+            state.uploads.set_bytes(self._whole, self._whole.bytes - self._taken_bytes)
+        self._taken_bytes = 0
+        message: Any = await super().receive()
+        if message["type"] == "websocket.receive" and self._queued:
+            self._taken_bytes = self._queued.popleft()
+        return message
+
+    def refuse_upload(self, error: TopicsError) -> None:
+        """Answer with `error`, close, and go on receiving for a while so that the client reads it.
+
+        What it was sending is forgotten.
+        """
+        self._is_refused = True
+        self._incoming = None
+        self.frames = []
+        del self.conn.reader.buffer[:]
+        if self.close_sent or not self.handshake_complete or self.transport.is_closing():
+            self.transport.abort()
+            return
+        self.conn.send_text(ws_frames.error(None, error))
+        self.conn.send_close(TRY_AGAIN_LATER, "try again later")
+        self.transport.write(b"".join(self.conn.data_to_send()))
+        self.transport.write_eof()
+        self.close_sent = True
+        closing = {"type": "websocket.disconnect", "code": TRY_AGAIN_LATER, "reason": ""}
+        self.queue.put_nowait(closing)  # type: ignore[arg-type]
+        self._swallowed_at = self.loop.time()
+        self._linger(self.loop.time() + LINGER_MS_MAX / 1000)
+        if self.read_paused:
+            self.read_paused = False
+            if not self._waits_turn:
+                self.transport.resume_reading()
+
+    def _linger(self, until: float) -> None:
+        """Wait until the client sends no more, or for long enough; then close."""
+        state = self._state()
+        assert state is not None, "only a server with a budget refuses"
+        idle_s = state.patience.waits.linger_s
+        now = self.loop.time()
+        if now >= until or (now - self._swallowed_at >= idle_s and not self._waits_turn):
+            self.transport.abort()
+        else:
+            # uvicorn closes at once where there is no such timer.
+            self.close_timer = self.loop.call_later(idle_s, self._linger, until)
+
+    def _swallow(self, count: int) -> None:
+        self._swallowed_bytes += count
+        self._swallowed_at = self.loop.time()
+        if self._swallowed_bytes > LINGER_BYTES_MAX:
+            self.transport.abort()
 
     def handle_connect(self, event: Request) -> None:
         """Refuse what is no handshake in the envelope; the library would do so in plain text."""
@@ -86,3 +269,10 @@ class SocketConnection(WebSocketsSansIOProtocol):
         """End the parser, a generator that refers to what holds it."""
         super().connection_lost(exc)
         self.conn.parser.close()
+        state = self._state()
+        if state is not None:
+            self._leave_turns(state)
+            for upload in (self._incoming, self._whole):
+                if upload is not None:
+                    state.uploads.end(upload)
+        self._incoming = self._whole = None

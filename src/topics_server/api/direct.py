@@ -31,6 +31,7 @@ from topics_server.api.request_ids import request_id
 from topics_server.api.response import as_preferred, last_lines, tell_of_kind, wants_gzip
 from topics_server.api.strict import StrictHttp
 from topics_server.api.transport import head_of
+from topics_server.api.upload_http import UploadHttp
 from topics_server.clock import monotonic_ms
 from topics_server.errors import TopicsError
 
@@ -74,7 +75,7 @@ class Pending:
         self.started_ms = monotonic_ms()
 
 
-class DirectHttp(StrictHttp):
+class DirectHttp(UploadHttp):
     """A connection that serves whole requests of the data plane by itself."""
 
     # A head is there and its request not begun; what there is of its body.
@@ -94,6 +95,9 @@ class DirectHttp(StrictHttp):
         """Read what was received."""
         self._had_turn = False
         super().take(data)
+
+    def release_held(self) -> None:
+        """Start the application on a request that is not whole."""
         if self._is_held:
             self._release()
 

@@ -75,6 +75,9 @@ def _connection_facts(state: ServerState) -> ConnectionFacts:
         patience.evicted,
         patience.refused,
         0 if state.inbox is None else state.inbox.put_off,
+        state.uploads.held_bytes,
+        state.uploads.max_bytes,
+        state.uploads.refused,
     )
 
 

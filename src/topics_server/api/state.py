@@ -19,6 +19,8 @@ from topics_server.api.inbox import Inbox
 from topics_server.api.keys import KeyRing
 from topics_server.api.patience import Patience
 from topics_server.api.tickets import Tickets
+from topics_server.api.upload_budget import UploadBudget
+from topics_server.api.upload_turns import UploadTurns
 from topics_server.appends import DecodedAppend
 from topics_server.clock import monotonic_ms
 from topics_server.engine.admission import AppendLimits
@@ -316,7 +318,8 @@ class ServerState:
     streams, `hosts` what this server is called; `started_ms` is of the monotonic clock; `shards`
     tells the journal's figures; `connections` counts open streams and WebSockets (`api/guard`);
     `requests` tells what became of requests, `disk` (*blocking*) what lies on it; `patience` is
-    with connections, `inbox` has what is read of them later.
+    with connections, `inbox` has what is read of them later; `uploads` counts bodies and messages
+    being received, `upload_turns` has the connections that wait to go on with theirs.
     """
 
     settings: ApiSettings
@@ -340,6 +343,8 @@ class ServerState:
     inbox: Inbox | None = None
     inflated: asyncio.Semaphore = dataclasses.field(default_factory=_inflated_slots)
     large_appends: LargeAppends = dataclasses.field(default_factory=_large_appends)
+    uploads: UploadBudget = dataclasses.field(default_factory=UploadBudget)
+    upload_turns: UploadTurns = dataclasses.field(default_factory=UploadTurns)
     connections: int = 0
     requests: Callable[[], Sequence[RouteFacts]] = tuple
     # Set by `node` and `server`: figures that are theirs to know.

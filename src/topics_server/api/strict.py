@@ -9,7 +9,7 @@ more, then the connection ends too.
 Here is also what a connection knows of its own slowness. Nothing is timed on the way of a request
 that comes whole: `overdue` is asked now and then by `api/patience`, and what it needs is noted
 only where bytes end in the middle of a request. What is received while others are served may be
-read later: `api/inbox` says when. Base of `api/direct`.
+read later: `api/inbox` says when. Base of `api/upload_http`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from topics_server.api.patience import Patience, Waits
 from topics_server.api.problems import internal
 from topics_server.api.request_ids import request_id
 from topics_server.api.response import tell_of_body
-from topics_server.api.transport import JoinedHttp, head_of
+from topics_server.api.transport import Flow, JoinedHttp, head_of
 from topics_server.errors import Code, TopicsError, invalid
 from topics_server.limits import KIB, PIPELINED_MAX
 from topics_server.metrics import log
@@ -58,6 +58,7 @@ class StrictHttp(JoinedHttp):
     patience: Patience = _DEFAULT
     bounds: Bounds = _DEFAULT.bounds
     inbox: Inbox | None = None
+    flow: Flow
     url: bytes = b""
     # The header fields of the newest head by their names.
     fields: dict[bytes, bytes]
@@ -84,11 +85,15 @@ class StrictHttp(JoinedHttp):
     _measured_bytes = 0
     _framing_bytes = 0
     _swallowed_bytes = 0
+    _swallowed_max = _SWALLOWED_BYTES_MAX
     # Bytes of the body at the beginning of the time in which some more must have come.
     _marked_bytes = 0
     _unsent_bytes = 0
     _unsent_since = 0.0
     _lingers_since = 0.0
+    # When something came last that was dropped, and until when the client may go on sending.
+    _swallowed_at = 0.0
+    _lingers_until = 0.0
 
     def connection_made(self, transport: Any) -> None:
         """See `asyncio.Protocol`."""
@@ -155,6 +160,7 @@ class StrictHttp(JoinedHttp):
         inbox = self.inbox
         if (
             inbox is None
+            or self._is_over
             or (len(self.connections) <= FEW and not inbox.held_bytes)
             or inbox.takes(self, data, self._partial_since)
         ):
@@ -177,8 +183,12 @@ class StrictHttp(JoinedHttp):
         except httptools.HttpParserError as error:
             self.refuse(self._cause_of(error))
             return
+        self.release_held()
         if self.is_partial:
             self._measure(data)
+
+    def release_held(self) -> None:
+        """Start what was held back while `data` was parsed; nothing here."""
 
     def on_message_begin(self) -> None:
         """A request begins, unless the one before it was the last."""
@@ -394,7 +404,8 @@ class StrictHttp(JoinedHttp):
     def _swallow(self, data: bytes) -> None:
         """Take what nobody asks for any more, up to a bound."""
         self._swallowed_bytes += len(data)
-        if self._swallowed_bytes > _SWALLOWED_BYTES_MAX:
+        self._swallowed_at = self.loop.time()
+        if self._swallowed_bytes > self._swallowed_max:
             if self._lingers_since:
                 self.transport.abort()
             elif self._refusal is None and self._is_idle():
@@ -442,7 +453,11 @@ class StrictHttp(JoinedHttp):
         if self._lingers_since:
             if unsent:
                 self._lingers_since = now
-            return "linger" if now - self._lingers_since > waits.linger_s else None
+            since = self._lingers_since
+            if now < self._lingers_until:
+                # Of an upload that was refused some more may come.
+                since = now if self.flow.waits_turn else max(since, self._swallowed_at)
+            return "linger" if now - since > waits.linger_s else None
         if transport.is_closing():
             return None
         if self.is_partial:
@@ -455,7 +470,8 @@ class StrictHttp(JoinedHttp):
 
     def _overdue_request(self, now: float, waits: Waits, *, is_answered: bool) -> str | None:
         """Of a request that is not whole."""
-        is_ours = self.flow.read_paused or (not self._has_head and not is_answered)
+        is_unread = self.flow.read_paused or self.flow.waits_turn
+        is_ours = is_unread or (not self._has_head and not is_answered)
         if is_ours:
             # It may be whole already, if only we would read it.
             self._partial_since = now

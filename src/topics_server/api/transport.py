@@ -135,6 +135,26 @@ class Flow(FlowControl):
     """
 
     let_go: Callable[[], None] | None = None
+    # Nothing is read until the connection's turn among large uploads (`api/upload_turns`).
+    waits_turn = False
+
+    def resume_reading(self) -> None:
+        """Read, unless the connection waits for its turn."""
+        if self.read_paused:
+            self.read_paused = False
+            if not self.waits_turn:
+                self._transport.resume_reading()
+
+    def end_turn(self) -> None:
+        """Read nothing until `begin_turn`."""
+        self.waits_turn = True
+        self._transport.pause_reading()
+
+    def begin_turn(self) -> None:
+        """Read, unless something else keeps the connection from it."""
+        self.waits_turn = False
+        if not self.read_paused:
+            self._transport.resume_reading()
 
     def pause_writing(self) -> None:
         """The buffer is full."""
