@@ -61,6 +61,8 @@ LEAVES = {
     # entries. Both sides know them, and neither side may import the other.
     "blocks": pure("limits"),
     "handoff": pure("limits", "model", "blocks", "entries"),
+    # What files must be like at start, and what follows: judged by recovery and by `topics verify`.
+    "inventory": pure("handoff"),
 }
 # Effects at the bottom: importable by every module that is not pure.
 EFFECTS = {"clock": driver(), "metrics": driver(), "heap": driver()}
@@ -87,6 +89,7 @@ ENGINE = {
     "engine.producers": pure(),
     "engine.tags": pure(),
     "engine.runs": pure("engine.ports", "engine.tags"),
+    "engine.sealed_files": pure("engine.applied"),
     "engine.log": pure("engine.losses", "engine.ports", "engine.runs"),
     "engine.staging": pure("engine.runs"),
     "engine.deletion": pure("engine.log", "engine.runs"),
@@ -102,6 +105,7 @@ ENGINE = {
         "engine.ports",
         "engine.producers",
         "engine.retention",
+        "engine.sealed_files",
         "engine.staging",
         "engine.stream_state",
     ),
@@ -124,6 +128,7 @@ ENGINE = {
     ),
     "engine.sealing": pure("engine.log", "engine.runs", "engine.topic"),
     "engine.capture": pure(
+        "engine.log",
         "engine.losses",
         "engine.ports",
         "engine.producers",
@@ -251,7 +256,10 @@ WAL = {
     "wal.segment_format": pure(),
     # Blocks to segment bytes and back; not for Spark, which builds its own columns.
     "wal.segment_blocks": pure("wal.segment_format"),
-    "wal.segment_index": pure("wal.segment_format"),
+    "wal.segment_index": pure("wal.manifest_format", "wal.segment_format"),
+    "wal.segment_flags": pure("wal.segment_format"),
+    # A damaged index, made again row by row.
+    "wal.segment_salvage": pure("wal.manifest_format", "wal.segment_blocks", "wal.segment_format"),
     "wal.snapshot_format": pure(),
     "wal.manifest_format": pure(),
     "wal.fs": driver(),
@@ -292,8 +300,22 @@ WAL = {
         "wal.layout",
         "wal.manifest_format",
         "wal.publishing",
-        "wal.segment_blocks",
         "wal.segment_format",
+    ),
+    # What lies in a topic's folders at start, and making it what the manifest says.
+    "wal.topic_scan": driver(
+        "wal.fs",
+        "wal.layout",
+        "wal.listed",
+        "wal.manifest_format",
+        "wal.segment_files",
+        "wal.segment_flags",
+        "wal.segment_format",
+    ),
+    # The same judgement of files as recovery's, offline.
+    "wal.anchored": driver("wal.*"),
+    "wal.quarantine": driver(
+        "wal.folders", "wal.fs", "wal.layout", "wal.publishing", "wal.segment_files"
     ),
     "wal.listed": driver(
         "wal.fs", "wal.layout", "wal.manifest_format", "wal.publishing", "wal.segment_index"
@@ -306,6 +328,8 @@ WAL = {
         "wal.segment_files",
         "wal.segment_format",
         "wal.segment_index",
+        "wal.segment_salvage",
+        "wal.topic_scan",
     ),
     "wal.segments": driver(
         "wal.folders",
@@ -316,11 +340,14 @@ WAL = {
         "wal.manifest_format",
         "wal.packer",
         "wal.publishing",
+        "wal.quarantine",
         "wal.segment_blocks",
         "wal.segment_files",
+        "wal.segment_flags",
         "wal.segment_format",
         "wal.segment_index",
         "wal.segment_maps",
+        "wal.topic_scan",
     ),
     "wal.snapshots": driver(
         "wal.snapshot_format", "wal.folders", "wal.layout", "wal.fs", "wal.publishing"

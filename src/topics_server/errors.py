@@ -106,9 +106,10 @@ class StartRefused(StorageError):
 
 
 class Damaged(StorageError):
-    """Rows of a sealed segment whose checksum fails, inclusive."""
+    """Rows of a sealed segment whose checksum fails: `ranges` of (first, last), ascending."""
 
-    def __init__(self, first_row: int, last_row: int) -> None:
-        super().__init__(f"rows {first_row}..{last_row} are damaged")
-        self.first_row = first_row
-        self.last_row = last_row
+    def __init__(self, *ranges: tuple[int, int]) -> None:
+        self.ranges = ranges
+        self.first_row = ranges[0][0]
+        self.last_row = ranges[-1][1]
+        super().__init__(f"rows {self.first_row}..{self.last_row} are damaged")

@@ -76,7 +76,10 @@ class TopicPart(msgspec.Struct, frozen=True, array_like=True, gc=False):
     rows that are dead though their flag may not be set yet. `cursors`: of the routers into the
     topic, by id, the seq up to which each examined its source and how many copies it made.
     `producers`: by id, epoch and seq of the last request accepted, and its records: first seq,
-    count, commit time in ms. `stream`: its facts, if it is one.
+    count, commit time in ms. `stream`: its facts, if it is one. `manifest_generation`: of the
+    manifest published last; 0: none was; -1: of a part that was written before manifests had any.
+    `flags`: by segment, how many rows are dead and XXH3-64 of all delete flags, as synced last.
+    `whole_flips`: segments of which `flips` has all deleted rows, for their file was damaged.
     """
 
     version: int
@@ -103,6 +106,9 @@ class TopicPart(msgspec.Struct, frozen=True, array_like=True, gc=False):
     cursors: dict[int, tuple[int, int]] = {}
     producers: dict[str, tuple[int, int, int, int, int]] = {}
     stream: StreamFacts | None = None
+    manifest_generation: int = -1
+    flags: dict[int, tuple[int, int]] = {}
+    whole_flips: list[int] = []
 
 
 class SessionImage(msgspec.Struct, frozen=True, array_like=True):

@@ -129,9 +129,7 @@ class Node:
         self._sizes = sizes
         self._total_bytes = fs.total_bytes(directory.root)
         min_free = settings.min_free_bytes
-        if min_free is None:
-            min_free = min_free_bytes(self._total_bytes)
-        self._min_free_bytes = min_free
+        self._min_free_bytes = min_free_bytes(self._total_bytes) if min_free is None else min_free
         self._snapshots = PublishedSnapshots(fs, directory.root)
         self._recovery: Recovery | None = None
         self._wal_set = 0
@@ -216,6 +214,8 @@ class Node:
             packer or ProcessPacker(),
             store_files(open_files),
             settings.data_dir_mode,
+            directory.store_id,
+            lambda: directory.run,
         )
         return cls(
             settings,

@@ -84,7 +84,7 @@ def _copies_name_the_grammar_of_their_request(patch: pytest.MonkeyPatch) -> None
 
 def _deletes_of_sealed_records_are_forgotten(patch: pytest.MonkeyPatch) -> None:
     async def keep(self: Any, topic: Any) -> None:
-        topic.pending_flips = {segment_id: array("I") for segment_id in topic.pending_flips}
+        topic.files.pending = {segment_id: array("I") for segment_id in topic.files.pending}
 
     patch.setattr(sealer.Sealer, "_flip", keep)
 

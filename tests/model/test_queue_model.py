@@ -536,7 +536,7 @@ class QueueMachine(RuleBasedStateMachine):
         self.registry = Registry()
         self.books = QueueBooks(first_lease_id=len(self.ids_given) * 2**32 + 1)
         for topic in topics:
-            self.registry.adopt(topic_capture.restore(topic, []))
+            self.registry.adopt(topic_capture.restore(topic_capture.decode(topic), []))
         for part in parts:
             self.books.restore(part)
         marks: list[Source] = []

@@ -263,9 +263,10 @@ def test_a_damaged_record_does_not_hide_its_neighbours() -> None:
 def test_a_cold_folder_that_is_not_named_is_a_problem() -> None:
     disk = killed_server()
     segments = SealedSegments(disk, "data", "cold", InlinePacker())
-    found = segments.open_topic(TOPIC)
-    assert found is not None
-    segments.relocate(TOPIC, 1, found[0])
+    facts = segments.open_topic(TOPIC)[0].facts
+    assert facts is not None
+    segments.settle(TOPIC)
+    segments.relocate(TOPIC, 1, facts)
     mark = read_format(disk, "data")
     assert mark is not None
     write_store(disk, "cold", StoreMark(store_id=mark.store_id))

@@ -66,8 +66,11 @@ def step(rng: random.Random, segments: SealedSegments, promised: Promised) -> No
 def recover(disk: FakeDisk, promised: Promised) -> SealedSegments:
     """Open and compare with what was promised."""
     segments = SealedSegments(disk, "data", "cold", InlinePacker(), 16)
-    found = segments.open_topic(TOPIC)
-    indexes = {index.segment_id: index for index in (found[1] if found else ())}
+    report, opened = segments.open_topic(TOPIC)
+    for path, reason in report.objections:
+        raise StorageError(reason, path)
+    segments.settle(TOPIC)
+    indexes = {index.segment_id: index for index in opened}
     assert promised.kept <= set(indexes)
     assert not promised.gone & set(indexes)
     for number, index in indexes.items():

@@ -1,10 +1,10 @@
 """One topic as a part of a snapshot: `capture` to bytes, `restore` on its sealed segments.
 
 A part holds what no segment and no later journal entry has: configuration, head, ceiling, floor,
-why records are lost, holes, idempotency keys, the lsn applied, the unsealed tail, and flips that
-are not synced yet. Of an ephemeral topic no record: it comes back as a hole over all its seqs.
-`encode` of a `Captured` may run off the loop, since blocks never change. Version in front. Called
-by the checkpointer and by recovery.
+why records are lost, holes, idempotency keys, the lsn applied, the unsealed tail, flips that are
+not synced yet, and what its files must be like (`inventory.Anchor`). Of an ephemeral topic no
+record: it comes back as a hole over all its seqs. `encode` of a `Captured` may run off the loop,
+since blocks never change. Version in front. Called by the checkpointer and by recovery.
 """
 
 from __future__ import annotations
@@ -17,13 +17,15 @@ import msgspec
 import numpy as np
 
 from topics_server.blocks import Block, decode_block, encode_block
-from topics_server.engine.losses import Losses
+from topics_server.engine.log import Log
+from topics_server.engine.losses import Losses, with_hole, without_damage
 from topics_server.engine.ports import SealedIndex
 from topics_server.engine.producers import Accepted
-from topics_server.engine.runs import TailBlock, slice_block
+from topics_server.engine.runs import DAMAGED, DELETED, TailBlock, slice_block
 from topics_server.engine.stream_state import StreamState
 from topics_server.engine.topic import RouterCursor, Topic
 from topics_server.handoff import TailPart, TopicPart
+from topics_server.inventory import anchor_of
 from topics_server.limits import RECORD_FRAMING_BYTES
 from topics_server.model import Hole, LossReason, StreamFacts
 
@@ -79,13 +81,34 @@ def prepare(topic: Topic) -> Captured:
         holes=list(log.holes),
         losses=list(log.losses.ranges),
         keys=dict(topic.keys.remembered),
-        flips={segment_id: rows.tobytes() for segment_id, rows in topic.pending_flips.items()},
+        flips=_flips_of(topic),
         tail=[],
         cursors={router: (at.seq, at.copy_count) for router, at in topic.cursors.items()},
         producers=_producers_of(topic),
         stream=_stream_of(topic),
+        manifest_generation=topic.files.generation,
+        flags={
+            segment_id: (digest.dead_count, digest.checksum)
+            for segment_id, digest in topic.files.digests.items()
+        },
+        whole_flips=sorted(topic.files.fragile),
     )
     return Captured(part, tail)
+
+
+def _flips_of(topic: Topic) -> dict[int, bytes]:
+    """Rows that are dead and whose flags may not say so yet.
+
+    Of a fragile segment these are all its deleted rows. Those of one that is untrusted as well were
+    all restored as pending.
+    """
+    files = topic.files
+    flips = {segment_id: rows.tobytes() for segment_id, rows in files.pending.items()}
+    for run in topic.log.sealed() if files.fragile else ():
+        if run.segment_id in files.fragile and run.segment_id not in files.untrusted:
+            deleted = np.flatnonzero(np.frombuffer(run.dead, np.uint8) == DELETED)
+            flips[run.segment_id] = deleted.astype(np.uint32).tobytes()
+    return flips
 
 
 def _producers_of(topic: Topic) -> dict[str, tuple[int, int, int, int, int]]:
@@ -108,23 +131,27 @@ def capture(topic: Topic) -> bytes:
     return prepare(topic).encode()
 
 
-def restore(encoded: bytes, sealed: Sequence[SealedIndex]) -> Topic:
-    """A topic from its part and the segments its manifest lists, in seq order.
-
-    Raises `ValueError` for bytes that are no part.
-    """
+def decode(encoded: bytes) -> TopicPart:
+    """Raises `ValueError` for bytes that are no part."""
     try:
         part = _DECODER.decode(encoded)
     except msgspec.DecodeError as error:
         raise ValueError(f"not a captured topic: {error}") from None
     if part.version != _VERSION:
         raise ValueError(f"captured topic has version {part.version}, not {_VERSION}")
+    return part
+
+
+def restore(part: TopicPart, sealed: Sequence[SealedIndex]) -> Topic:
+    """A topic from its part and the segments its manifest lists, in seq order."""
     topic = Topic(part.topic_id, part.name, part.epoch, part.config, part.created_ts)
     topic.applied_lsn = part.applied_lsn
     topic.ceiling_seq = part.ceiling_seq
     topic.journaled_seq = part.journaled_seq
     topic.last_write_ts = part.last_write_ts
     topic.last_read_ts = part.last_read_ts
+    topic.files.anchor = anchor_of(part)
+    topic.files.fragile = frozenset(part.whole_flips) & {index.segment_id for index in sealed}
     topic.keys.remembered.update(part.keys)
     topic.producers.known.update(
         (producer, Accepted(*last)) for producer, last in part.producers.items()
@@ -161,10 +188,10 @@ def _restore_log(topic: Topic, part: TopicPart, sealed: Sequence[SealedIndex]) -
     log.evict_floor = part.evict_floor
     log.earliest_seq = part.head_seq + 1
     log.last_ts = part.last_ts
-    log.damaged_records = part.damaged_records
-    log.holes = list(part.holes)
     log.losses = Losses(part.losses)
     log.next_segment_id = part.next_segment_id
+    log.holes = without_damage(part.holes, [(i.first_seq, i.last_seq) for i in sealed])
+    healed = 0
     for index in sealed:
         dead = bytearray(index.flags())
         pending = array("I", part.flips.get(index.segment_id, b""))
@@ -172,13 +199,37 @@ def _restore_log(topic: Topic, part: TopicPart, sealed: Sequence[SealedIndex]) -
             pending.extend(_died_in_tail(part, index, dead))
         if pending:
             np.frombuffer(dead, np.uint8)[np.frombuffer(pending, np.uint32)] = 1
-            topic.pending_flips[index.segment_id] = pending
-        _kill_holes(dead, index.first_seq, log.holes)
+            topic.files.pending[index.segment_id] = pending
+        healed += _look_again(log, dead, index, part.holes)
         log.adopt_sealed(index, dead)
+    log.damaged_records = max(0, part.damaged_records - healed)
     sealed_seq = log.sealed_seq
     for kept in part.tail:
         _restore_block(topic, kept, sealed_seq)
     assert log.evict_floor <= log.earliest_seq <= log.head_seq + 1
+
+
+def _look_again(log: Log, dead: bytearray, index: SealedIndex, holes: list[Hole]) -> int:
+    """Rows in a hole are lost, unless it is of damage and they can be read now; how many can.
+
+    The file of a damaged segment may have been put back since the capture.
+    """
+    healed = 0
+    for hole in holes:
+        start = max(0, max(hole.first_seq, log.evict_floor) - index.first_seq)
+        end = min(len(dead), hole.last_seq - index.first_seq + 1)
+        if start >= end:
+            continue
+        if hole.reason is not LossReason.DAMAGED:
+            dead[start:end] = b"\x01" * (end - start)
+            continue
+        live = dead.count(0, start, end)
+        for first, last in index.damaged_rows(start, end) if live else ():
+            dead[first : last + 1] = dead[first : last + 1].replace(b"\0", bytes([DAMAGED]))
+            lost = Hole(index.first_seq + first, index.first_seq + last, LossReason.DAMAGED)
+            log.holes = with_hole(log.holes, lost)
+        healed += dead.count(0, start, end)
+    return healed
 
 
 def _died_in_tail(part: TopicPart, index: SealedIndex, flags: bytearray) -> array[int]:
@@ -200,15 +251,6 @@ def _died_in_tail(part: TopicPart, index: SealedIndex, flags: bytearray) -> arra
     rows = np.flatnonzero(np.frombuffer(dead, np.uint8) > np.frombuffer(flags, np.uint8)[:count])
     rows = rows[rows >= part.evict_floor - first]
     return array("I", rows.astype(np.uint32).tobytes())
-
-
-def _kill_holes(dead: bytearray, first_seq: int, holes: list[Hole]) -> None:
-    """Damage that was found before is not read again."""
-    for hole in holes:
-        start = max(0, hole.first_seq - first_seq)
-        end = min(len(dead), hole.last_seq - first_seq + 1)
-        if start < end:
-            dead[start:end] = b"\x01" * (end - start)
 
 
 def _restore_block(topic: Topic, kept: TailPart, sealed_seq: int) -> None:

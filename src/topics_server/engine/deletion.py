@@ -1,7 +1,8 @@
 """Which live seqs a delete hits, as sorted, disjoint runs in two u64 columns.
 
 A delete is point in time: it hits what lives when it is decided, up to the visible head, from the
-first record that has not expired on. Tags of unsealed records are found here, those of sealed ones
+first record that has not expired on. Damaged records count as well: a delete that covers one keeps
+it from coming back with its file. Tags of unsealed records are found here, those of sealed ones
 were found off the loop and come in as rows by segment. Called by `engine/topic.py`.
 """
 
@@ -17,20 +18,27 @@ from topics_server.model import TagMatch
 
 
 def runs_of_range(log: Log, first_seq: int, last_seq: int) -> tuple[bytes, bytes] | None:
-    """One run over the live part of an inclusive range; None if nothing lives in it."""
+    """One run over the part of an inclusive range that lives or is damaged; None without any."""
     first = log.next_live(first_seq)
     last = log.last_live_below(last_seq + 1)
+    damaged = log.damaged_between(log.evict_floor, last_seq)
     if first > last_seq or last < first:
-        return None
+        if damaged is None:
+            return None
+        first, last = damaged
+    elif damaged is not None:
+        first, last = min(first, damaged[0]), max(last, damaged[1])
     return np.array([first], "<u8").tobytes(), np.array([last], "<u8").tobytes()
 
 
 def segments_to_search(log: Log, first_seq: int, last_seq: int) -> list[int]:
-    """Ids of the segments with a live record that overlap an inclusive range."""
+    """Ids of the segments with a live or a damaged record that overlap an inclusive range."""
     return [
         run.segment_id
         for run in log.sealed()
-        if run.live_count and run.first_seq <= last_seq and run.last_seq >= first_seq
+        if (run.live_count or run.has_damage)
+        and run.first_seq <= last_seq
+        and run.last_seq >= first_seq
     ]
 
 
@@ -51,12 +59,12 @@ def runs_of_match(
     while index < len(log.runs) and log.runs[index].first_seq <= last_seq:
         run = log.runs[index]
         index += 1
-        if run.live_count == 0:
+        if run.live_count == 0 and not run.has_damage:
             continue
         rows = _rows_of(run, match, hits)
         if len(rows) == 0:
             continue
-        seqs = run.live_rows_of(rows) + run.first_seq
+        seqs = run.deletable_rows_of(rows) + run.first_seq
         if run.first_seq < first_seq or run.last_seq > last_seq:
             seqs = seqs[(seqs >= first_seq) & (seqs <= last_seq)]
         if len(seqs):

@@ -93,7 +93,7 @@ class Fetcher:
     def _note_damage(self, topic: Topic, segment_id: int, damage: Damaged) -> None:
         if segment_id not in topic.log.segment_ids():
             return
-        count = topic.note_damage(segment_id, damage.first_row, damage.last_row)
+        count = sum(topic.note_damage(segment_id, *rows) for rows in damage.ranges)
         if self._registry.get(topic.topic_id) is topic:
             self._registry.recount(topic)
         log.error(

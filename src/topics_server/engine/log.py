@@ -20,7 +20,15 @@ import numpy as np
 from topics_server.appends import DecodedAppend
 from topics_server.engine.losses import Losses, with_hole
 from topics_server.engine.ports import SealedIndex
-from topics_server.engine.runs import OpenBlock, Rows, Run, SealedRun, TailBlock, frozen_blocks
+from topics_server.engine.runs import (
+    DAMAGED,
+    OpenBlock,
+    Rows,
+    Run,
+    SealedRun,
+    TailBlock,
+    frozen_blocks,
+)
 from topics_server.entries import Floor
 from topics_server.handoff import SegmentPlan
 from topics_server.limits import BLOCK_BYTES_MAX, BLOCK_RECORDS_MAX
@@ -172,6 +180,19 @@ class Log:
             weight += run.live_bytes_between(start, end)
         return count, weight
 
+    def damaged_between(self, first_seq: int, last_seq: int) -> tuple[int, int] | None:
+        """The first and last sealed seq of an inclusive range that is damaged and not deleted."""
+        found: list[int] = []
+        for run in self.sealed() if self.damaged_records else ():
+            low, end = (
+                max(0, first_seq - run.first_seq),
+                min(run.count, last_seq + 1 - run.first_seq),
+            )
+            if run.has_damage and low < end:
+                rows = (run.dead.find(DAMAGED, low, end), run.dead.rfind(DAMAGED, low, end))
+                found += [run.first_seq + row for row in rows if row >= 0]
+        return (found[0], found[-1]) if found else None
+
     def advance_live(self, seq: int, count: int, weight: int) -> tuple[int, int, int]:
         """Walk from `seq` over at least `count` live records that weigh at least `weight`.
 
@@ -320,7 +341,8 @@ class Log:
     def delete(self, firsts: Rows, lasts: Rows) -> tuple[int, dict[int, array[int]]]:
         """Delete the seqs of sorted, disjoint, inclusive runs that are live.
 
-        Returns how many died and, by segment, the sealed rows among them.
+        Damaged ones go as well: they do not come back with their file. Returns how many died and,
+        by segment, the sealed rows that were hit.
         """
         assert len(firsts) == len(lasts)
         before = self.live_count
@@ -330,20 +352,24 @@ class Log:
         start = self.run_at(int(firsts[0]))
         end = bisect_right(self.runs, int(lasts[-1]), key=_FIRST)
         for run in self.runs[start:end]:
-            if run.live_count == 0:
+            if run.live_count == 0 and not run.has_damage:
                 continue
-            rows = run.live_rows_of(_rows_within(firsts, lasts, run))
-            if len(rows):
-                self._count(run, run.kill_rows(rows))
-                if isinstance(run, SealedRun):
-                    flips[run.segment_id] = array("I", rows.astype(np.uint32).tobytes())
+            hit = run.deletable_rows_of(_rows_within(firsts, lasts, run))
+            if len(hit) == 0:
+                continue
+            rows = run.live_rows_of(hit)
+            self._count(run, run.kill_rows(rows))
+            if isinstance(run, SealedRun):
+                if len(rows) < len(hit):
+                    run.kill_damaged(hit)
+                flips[run.segment_id] = array("I", hit.astype(np.uint32).tobytes())
         self._settle(start, end)
         return before - self.live_count, flips
 
     def note_damage(self, segment_id: int, first_row: int, last_row: int) -> int:
         """A sealed range cannot be read: it becomes a hole. How many live records that costs."""
         run = next(run for run in self.sealed() if run.segment_id == segment_id)
-        killed, weight = run.kill_range(first_row, last_row + 1)
+        killed, weight = run.damage_range(first_row, last_row + 1)
         self._count(run, (killed, weight))
         hole = Hole(run.first_seq + first_row, run.first_seq + last_row, LossReason.DAMAGED)
         self.holes = with_hole(self.holes, hole)
@@ -447,13 +473,13 @@ class Log:
         return array("I", died.astype(np.uint32).tobytes())
 
     def dead_segments(self) -> list[int]:
-        """Segments of which no record lives: their files may go."""
-        return [run.segment_id for run in self.sealed() if run.live_count == 0]
+        """Segments of which no record lives or may live again: their files may go."""
+        return [run.segment_id for run in self.sealed() if run.is_spent(self.evict_floor)]
 
     def forget_segments(self, segment_ids: Collection[int]) -> None:
         """Forget segments whose files are gone; every record of theirs is dead."""
         gone = [run for run in self.sealed() if run.segment_id in segment_ids]
-        assert all(run.live_count == 0 for run in gone)
+        assert all(run.is_spent(self.evict_floor) for run in gone)
         for run in gone:
             self.runs.remove(run)
         self.sealed_count -= len(gone)

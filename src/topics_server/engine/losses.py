@@ -7,6 +7,8 @@ of ranges. Both are read by `reading` to make tombstones and kept by `engine/log
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from topics_server.limits import LOSS_RANGES_MAX
 from topics_server.model import Hole, LossReason
 
@@ -65,6 +67,24 @@ def with_hole(holes: list[Hole], new: Hole) -> list[Hole]:
         else:
             merged.append(hole)
     return merged
+
+
+def without_damage(holes: Sequence[Hole], ranges: Sequence[tuple[int, int]]) -> list[Hole]:
+    """The holes, but damage only outside these ascending ranges of seqs."""
+    kept: list[Hole] = []
+    for hole in holes:
+        first = hole.first_seq
+        if hole.reason is LossReason.DAMAGED:
+            for start, end in ranges:
+                if start <= hole.last_seq and end >= first:
+                    if first < start:
+                        kept.append(Hole(first, start - 1, hole.reason))
+                    first = end + 1
+        if first == hole.first_seq:
+            kept.append(hole)
+        elif first <= hole.last_seq:
+            kept.append(Hole(first, hole.last_seq, hole.reason))
+    return kept
 
 
 def only_reason(reasons: set[LossReason]) -> LossReason:

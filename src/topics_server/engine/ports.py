@@ -6,13 +6,14 @@ All callbacks run on the loop's thread. Methods marked *blocking* are called off
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Protocol, TypeVar
 
 from topics_server.blocks import Block
 from topics_server.entries import Entry
 from topics_server.handoff import SegmentPlan, ShardProgress, SnapshotImage, TopicFacts
-from topics_server.model import TagMatch
+from topics_server.inventory import Anchor, FlagsDigest, FoundTopic
+from topics_server.model import TagMatch, TopicConfig
 
 T = TypeVar("T")
 
@@ -111,6 +112,10 @@ class SealedIndex(Protocol):
         """A copy of the delete flags as found on disk: 0 live, 1 dead; one byte a row."""
         ...
 
+    def damaged_rows(self, first_row: int, end_row: int) -> Sequence[tuple[int, int]]:
+        """*Blocking.* Ranges (first, last) of rows of a range that cannot be read, ascending."""
+        ...
+
 
 class Segments(Protocol):
     """Sealed segments of all topics, hot and cold, with their manifests."""
@@ -130,8 +135,12 @@ class Segments(Protocol):
         """*Blocking.* Rows (ascending) whose tag matches, dead ones included."""
         ...
 
-    def flip(self, topic_id: int, rows: dict[int, Sequence[int]]) -> None:
-        """*Blocking.* Set delete flags {segment id: rows}, in every tier's copy, and sync."""
+    def flip(self, topic_id: int, rows: dict[int, Sequence[int]]) -> dict[int, FlagsDigest]:
+        """*Blocking.* Set delete flags {segment id: rows}, in every tier's copy, and sync.
+
+        Returns the digests of the flags as they are now; a segment whose file is damaged is left
+        out, and so is one that was dropped.
+        """
         ...
 
     def drop(self, topic_id: int, segment_ids: Sequence[int], facts: TopicFacts) -> None:
@@ -150,10 +159,21 @@ class Segments(Protocol):
         """*Blocking.* Replace the manifest with these facts and the segments as they are."""
         ...
 
-    def open_topic(self, topic_id: int) -> tuple[TopicFacts, Sequence[SealedIndex]] | None:
-        """*Blocking, recovery.* Manifest and columns; `None` if the topic has no manifest.
+    def open_topic(
+        self, topic_id: int, anchor: Anchor | None = None
+    ) -> tuple[FoundTopic, Sequence[SealedIndex]]:
+        """*Blocking, recovery.* What lies on disk for a topic, and its columns. Changes nothing.
 
-        Raises `StartRefused` for a listed file that is missing.
+        Never raises for what is wrong with the files: that is in the report, to be judged after
+        replay. `anchor`: what the snapshot says of them.
+        """
+        ...
+
+    def settle(self, topic_id: int, untrusted: Collection[int] = ()) -> None:
+        """*Blocking, recovery.* Make durable what was found, remove what is superseded.
+
+        Called after the judgement, for a topic that was opened. Segments that are `untrusted` are
+        left alone.
         """
         ...
 
@@ -161,8 +181,24 @@ class Segments(Protocol):
         """*Blocking, recovery.* Ids that have a folder, in either tier."""
         ...
 
+    def manifest_path(self, topic_id: int) -> str:
+        """Where the manifest of a topic lies, for messages."""
+        ...
+
     def bytes_of(self, topic_id: int) -> tuple[int, int]:
         """(hot, cold) bytes of the topic's files, from memory."""
+        ...
+
+    def generation_of(self, topic_id: int) -> int:
+        """Generation of the topic's manifest published last, from memory; 0: none was."""
+        ...
+
+    def flags_digest(self, topic_id: int, segment_id: int) -> FlagsDigest:
+        """Digest of a listed segment's flags as they were synced last, from memory."""
+        ...
+
+    def published_config(self, topic_id: int) -> TopicConfig | None:
+        """Configuration in the topic's manifest, from memory; `None` if there is no manifest."""
         ...
 
     def is_cold(self, topic_id: int, segment_id: int) -> bool:

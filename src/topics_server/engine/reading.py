@@ -237,7 +237,7 @@ class _Scan:
     def _take(self, run: Run, row: int, end: int) -> tuple[Sequence[int], int]:
         """Rows of `row..end - 1` for the page, and the first row not examined."""
         scan_end = min(end, row + PAGE_SCAN_SLOTS_MAX - self.scanned)
-        is_plain = not self.nodes and run.dead.find(1, row, scan_end) < 0
+        is_plain = not (self.nodes or run.has_damage) and run.dead.find(1, row, scan_end) < 0
         if is_plain:
             taken, stop = self._take_plain(run, row, scan_end)
         else:

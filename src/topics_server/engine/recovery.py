@@ -1,10 +1,11 @@
 """The boot sequence over ports and projections: restore, replay, judge, make durable.
 
 Newest valid snapshot -> parts restored on their sealed segments -> every later entry applied by
-lsn, through the same `apply` as live, and shown to those who observe live. Then heads jump where an
-unclean stop demands it, flips that are missing are made, and files of topics nobody knows go.
-Source marks are collected for `moves`. Bounded by the un-checkpointed tail. Runs on the loop in
-slices, so that probes answer and tell the progress.
+lsn, through the same `apply` as live, and shown to those who observe live. Then the files found are
+judged (`inventory`): what is missing or older refuses the start, by name, and nothing was changed.
+After that heads jump where an unclean stop demands it, what was found is made durable, flips that
+are missing are made, and what is superseded goes. Source marks are collected for `moves`. Bounded
+by the un-checkpointed tail. Runs on the loop in slices, so that probes answer and see the progress.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Final
 import msgspec
 
 from topics_server.copies import ReplayPayloads
-from topics_server.engine.capture import restore
+from topics_server.engine.capture import decode, restore
 from topics_server.engine.dedupe import KeyMemory
 from topics_server.engine.epochs import restore_epochs
 from topics_server.engine.ports import Offload, Replay, SealedIndex, Segments
@@ -29,16 +30,30 @@ from topics_server.entries import (
     RESERVED_ID_MIN,
     Entry,
     RecordsAppended,
+    RecordsDeleted,
     RouterPut,
     Source,
     TopicDropped,
 )
 from topics_server.errors import StartRefused, StorageError
 from topics_server.handoff import EPOCHS_PART, SnapshotImage
+from topics_server.inventory import (
+    NO_TOPIC,
+    Anchor,
+    Expected,
+    FoundTopic,
+    Objection,
+    anchor_of,
+    judge,
+    note_delete,
+)
+from topics_server.metrics import log
 from topics_server.model import Durability, LossReason
 
 # Entries applied, or parts restored, between two turns of the loop.
 _SLICE: Final = 64
+# Topics whose files are settled in one call off the loop.
+_SETTLED_AT_ONCE: Final = 16
 
 
 class Stop(msgspec.Struct, frozen=True):
@@ -85,6 +100,11 @@ class Recovery:
         self._offload = offload
         self._restored = 0.0
         self._on_disk: set[int] = set()
+        # What lies on disk of the topics that were opened, until it is judged.
+        self._files: dict[int, FoundTopic] = {}
+        # Deletes may be missing from a journal that was repaired.
+        self._is_mended = False
+        self._dropped: Sequence[int] = ()
         self.found = Recovered()
         # Source marks met in the journal: whoever opens it deletes what they name, if it lives.
         self.marks: list[Source] = []
@@ -101,11 +121,13 @@ class Recovery:
         """Bring all topics back. Raises `StartRefused`, `Corrupt`: the data cannot be served."""
         start_lsn = await self._restore()
         await self._apply_journal(start_lsn)
-        self._check_known()
+        self._judge()
         # From here on a stop is unclean until noted as clean; a refusal above leaves the mark.
         await self._offload.run(begin)
         self._finish_topics(stop)
-        await self._finish_segments()
+        await self._settle()
+        await self._make_flips()
+        await self._remove_dropped()
         self.found.topics = len(self._registry)
         self.found.holes = sum(len(topic.log.holes) for topic in self._registry)
         return self.found
@@ -138,7 +160,8 @@ class Recovery:
         if topic_id >= RESERVED_ID_MIN:
             self._projection(topic_id).restore(part)
             return
-        topic = restore(part, self._sealed_of(topic_id))
+        decoded = decode(part)
+        topic = restore(decoded, self._open(topic_id, anchor_of(decoded)))
         assert topic.topic_id == topic_id
         self._registry.adopt(topic)
 
@@ -172,6 +195,10 @@ class Recovery:
                 entry = met
             if entry.topic_id in self._unmet and not isinstance(entry, TopicDropped):
                 return
+            if isinstance(entry, RecordsDeleted):
+                self._note_delete(lsn, entry)
+            elif isinstance(entry, TopicDropped) and entry.topic_id == NO_TOPIC:
+                self._is_mended = True
             applied = self._registry.apply(lsn, entry)
         for observer in self._observers:
             observer(lsn, entry, applied)
@@ -214,11 +241,110 @@ class Recovery:
             raise StartRefused(f"id {reserved_id} is not known; was it written by a newer version?")
         return found
 
+    # -- files -----------------------------------------------------------------------------
+
     def _sealed_of(self, topic_id: int) -> Sequence[SealedIndex]:
+        return self._open(topic_id, None)
+
+    def _open(self, topic_id: int, anchor: Anchor | None) -> Sequence[SealedIndex]:
         if topic_id not in self._on_disk:
             return []
-        opened = self._segments.open_topic(topic_id)
-        return [] if opened is None else opened[1]
+        self._files[topic_id], indexes = self._segments.open_topic(topic_id, anchor)
+        return indexes
+
+    def _note_delete(self, lsn: int, entry: RecordsDeleted) -> None:
+        """A delete that is applied now explains why a segment has more dead rows than anchored."""
+        files, topic = self._files.get(entry.topic_id), self._registry.get(entry.topic_id)
+        if files is None or not files.suspects or topic is None or lsn <= topic.applied_lsn:
+            return
+        note_delete(files, entry.firsts, entry.lasts)
+
+    def _judge(self) -> None:
+        """Compare what was found with what must be there. Raises `StartRefused`."""
+        topics = (
+            Expected(topic.topic_id, topic.name, topic.log.head_seq, topic.files.anchor)
+            for topic in self._registry
+        )
+        verdict = judge(
+            topics,
+            self._files,
+            self._on_disk,
+            self._registry.next_topic_id,
+            self._segments.manifest_path,
+        )
+        if verdict.objections:
+            raise _refusal(verdict.objections)
+        self._dropped = verdict.dropped
+        for topic in self._registry:
+            found = self._files.get(topic.topic_id)
+            if found is not None:
+                self._adopt_files(topic, found)
+            topic.files.anchor = None
+
+    def _adopt_files(self, topic: Topic, found: FoundTopic) -> None:
+        """Take over what was found; segments whose flags are not to be trusted are damaged."""
+        files = topic.files
+        files.generation, files.first_free_id = found.generation, found.first_free_id
+        anchored = files.anchor.flags if files.anchor else {}
+        for run in topic.log.sealed():
+            segment_id = run.segment_id
+            digest, suspect = found.flags.get(segment_id), found.suspects.get(segment_id)
+            if suspect is not None and self._is_mended:
+                suspect.is_touched = True
+            if digest is not None and not (suspect and suspect.has_lost_deletes):
+                files.digests[segment_id] = digest
+                continue
+            files.untrusted |= {segment_id}
+            if segment_id in anchored:
+                files.digests[segment_id] = anchored[segment_id]
+            count = topic.note_damage(segment_id, 0, run.count - 1)
+            log.error(
+                "topic %s: %s segment %d (seqs %d to %d) %s, %d records are told as damaged",
+                topic.name,
+                found.path,
+                segment_id,
+                run.first_seq,
+                run.last_seq,
+                "has lost its delete flags"
+                if digest is None
+                else "has other delete flags than "
+                "those that were synced: is its file an older copy?",
+                count,
+            )
+        self._registry.recount(topic)
+
+    async def _settle(self) -> None:
+        """Make durable what recovery relies on, in every topic that was opened and is there."""
+        topics = [topic for topic in self._registry if topic.topic_id in self._files]
+        for first in range(0, len(topics), _SETTLED_AT_ONCE):
+            some = [
+                (topic.topic_id, topic.files.untrusted)
+                for topic in topics[first : first + _SETTLED_AT_ONCE]
+            ]
+            await self._offload.run(partial(self._settle_some, some))
+        for topic in topics:
+            topic.files.generation = self._segments.generation_of(topic.topic_id)
+        self._files.clear()
+
+    def _settle_some(self, topics: Sequence[tuple[int, frozenset[int]]]) -> None:
+        for topic_id, untrusted in topics:
+            self._segments.settle(topic_id, untrusted)
+
+    async def _make_flips(self) -> None:
+        for topic in self._registry:
+            flips = topic.files.due_flips()
+            if flips:
+                digests = await self._offload.run(
+                    partial(self._segments.flip, topic.topic_id, flips)
+                )
+                topic.flips_done(flips, digests)
+                self.found.flips += sum(map(len, flips.values()))
+
+    async def _remove_dropped(self) -> None:
+        """A folder goes only if its topic is known to have been dropped, never by ignorance."""
+        for topic_id in self._dropped:
+            await self._offload.run(partial(self._segments.drop_topic, topic_id))
+            self.found.folders_removed += 1
 
     def _finish_topics(self, stop: Stop) -> None:
         """Skip the seqs that may have been handed out and lost (DESIGN §3, Heads)."""
@@ -227,27 +353,14 @@ class Recovery:
                 self.found.heads_moved += 1
                 self._registry.recount(topic)
 
-    async def _finish_segments(self) -> None:
-        """Make missing flips, remove the folders of dropped topics."""
-        for topic in self._registry:
-            if topic.pending_flips:
-                flips = topic.copy_of_flips()
-                await self._offload.run(partial(self._segments.flip, topic.topic_id, flips))
-                topic.flips_done(flips)
-                self.found.flips += sum(map(len, flips.values()))
-        for topic_id in sorted(self._on_disk):
-            if self._registry.get(topic_id) is None:
-                await self._offload.run(partial(self._segments.drop_topic, topic_id))
-                self.found.folders_removed += 1
 
-    def _check_known(self) -> None:
-        """A folder may go only if its topic is known to have been dropped, never by ignorance."""
-        for topic_id in self._on_disk:
-            if topic_id >= self._registry.next_topic_id:
-                raise StartRefused(
-                    f"segments of topic {topic_id} are here, but neither the snapshots nor the "
-                    "journal know that topic: a part of the data directory is missing"
-                )
+def _refusal(objections: Sequence[Objection]) -> StartRefused:
+    """One line that names the first file, and says how many there are."""
+    for path, reason in objections:
+        log.error("%s: %s", path, reason)
+    path, reason = objections[0]
+    others = len(objections) - 1
+    return StartRefused(f"{reason} (and {others} more)" if others else reason, path)
 
 
 def finish_topic(topic: Topic, *, clean_stop: bool, same_boot: bool) -> bool:

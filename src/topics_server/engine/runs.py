@@ -3,7 +3,8 @@
 Three kinds share one shape. A `SealedRun` is a segment: its payload is on disk, its columns are
 mapped, in memory it costs one byte a record. A `TailBlock` is a frozen block that is not sealed
 yet. The `OpenBlock` takes appends until it is frozen. Row r is seq `first_seq + r`; `dead[r]` is 1
-for a record that is deleted or lost. `live_count` and `live_bytes` always agree with `dead`.
+for a record that is deleted or lost, 2 for a sealed one that cannot be read: its file may be put
+back. `live_count` and `live_bytes` always agree with `dead`.
 Used by `engine/log.py` only, and read by `reading`, `sealing` and `capture`.
 """
 
@@ -28,6 +29,9 @@ from topics_server.model import TagMatch
 Rows = NDArray[np.int64]
 
 _DEAD: Final = b"\x01"
+# Values of `dead`: live is 0.
+DELETED: Final = 1
+DAMAGED: Final = 2
 
 
 def weigh(
@@ -119,6 +123,18 @@ class Run:
             return killed, weight
         return 0, 0
 
+    @property
+    def has_damage(self) -> bool:
+        """Whether a row cannot be read that nobody has deleted."""
+        return False
+
+    def deletable_rows_of(self, rows: Rows) -> Rows:
+        """Those of these rows that a delete takes: live ones, and damaged ones."""
+        if not self.has_damage:
+            return self.live_rows_of(rows)
+        deletable: Rows = rows[np.frombuffer(self.dead, np.uint8)[rows] != DELETED]
+        return deletable
+
     def _killed(self, count: int, weight: int) -> None:
         self.live_count -= count
         self.live_bytes -= weight
@@ -127,9 +143,9 @@ class Run:
 
 
 class SealedRun(Run):
-    """A sealed segment: payload on disk, columns mapped."""
+    """A sealed segment: payload on disk, columns mapped. `has_damage`: see `Run`."""
 
-    __slots__ = ("index",)
+    __slots__ = ("_has_damage", "index")
 
     def __init__(
         self, index: SealedIndex, dead: bytearray, live_count: int = -1, live_bytes: int = -1
@@ -140,6 +156,36 @@ class SealedRun(Run):
         super().__init__(index.first_seq, dead, live_count, live_bytes)
         assert len(dead) == index.last_seq - index.first_seq + 1
         self.index = index
+        self._has_damage = dead.find(DAMAGED) >= 0
+
+    @property
+    def has_damage(self) -> bool:
+        """Whether a row cannot be read that nobody has deleted."""
+        return self._has_damage
+
+    def damage_range(self, first_row: int, end_row: int) -> tuple[int, int]:
+        """Live rows of a range cannot be read; how many that are, and their bytes."""
+        lost = self.dead.count(0, first_row, end_row)
+        if lost == 0:
+            return 0, 0
+        is_rest = lost == self.live_count
+        weight = self.live_bytes if is_rest else self.live_bytes_between(first_row, end_row)
+        self.dead[first_row:end_row] = self.dead[first_row:end_row].replace(b"\0", b"\2")
+        self._has_damage = True
+        self._killed(lost, weight)
+        return lost, weight
+
+    def kill_damaged(self, rows: Rows) -> None:
+        """Rows that cannot be read are deleted: they do not come back."""
+        np.frombuffer(self.dead, np.uint8)[rows] = DELETED
+        self._has_damage = self.dead.find(DAMAGED) >= 0
+
+    def is_spent(self, evict_floor: int) -> bool:
+        """Whether no row lives, nor would if damaged ones could be read again."""
+        if self.live_count:
+            return False
+        first = max(0, evict_floor - self.first_seq)
+        return not self._has_damage or self.dead.find(DAMAGED, first) < 0
 
     @property
     def segment_id(self) -> int:

@@ -203,6 +203,7 @@ class Sealer:
                 await self._flip(topic)
             await self._drop_segments(topic)
             await self._relocate(topic)
+            await self._publish_config(topic)
 
     async def seal_tails(self, min_bytes: int) -> None:
         """Seal every tail of at least `min_bytes` (asked for before a checkpoint)."""
@@ -238,6 +239,7 @@ class Sealer:
                 await self._flip(topic)
                 facts = topic.facts()
                 await self._offload.run(partial(self._segments.write_manifest, facts))
+                self._published(topic)
         return topic.log.live_between(topic.log.sealed_seq + 1, head_seq)[0]
 
     async def seal_topics(self, names: Iterable[str]) -> tuple[int, int]:
@@ -271,10 +273,12 @@ class Sealer:
         index = await self._offload.run(partial(self._segments.put, plan, facts))
         # Slots that died while the file was written are flipped like any later delete.
         topic.mark_sealed(plan, index)
+        digest = self._segments.flags_digest(topic.topic_id, index.segment_id)
+        topic.files.digests[index.segment_id] = digest
         if topic.log.tail_bytes < SEAL_BY_AGE_BYTES_MIN:
             self._aging.pop(topic.topic_id, None)
         self.sealed_count += 1
-        self._moved(topic)
+        self._published(topic)
         return True
 
     async def _sync_what_killed(self, topic: Topic) -> None:
@@ -290,10 +294,11 @@ class Sealer:
                 raise
 
     async def _flip(self, topic: Topic) -> None:
-        while topic.pending_flips:
-            flips = topic.copy_of_flips()
-            await self._offload.run(partial(self._segments.flip, topic.topic_id, flips))
-            topic.flips_done(flips)
+        while flips := topic.files.due_flips():
+            # A flag must not outlive the delete it stands for: the next start compares the two.
+            await self._sync_what_killed(topic)
+            call = partial(self._segments.flip, topic.topic_id, flips)
+            topic.flips_done(flips, await self._offload.run(call))
             self._moved(topic)
 
     async def _drop_segments(self, topic: Topic) -> None:
@@ -306,7 +311,7 @@ class Sealer:
         facts = topic.facts()
         await self._offload.run(partial(self._segments.drop, topic.topic_id, segment_ids, facts))
         self.dropped_count += len(segment_ids)
-        self._moved(topic)
+        self._published(topic)
 
     async def _relocate(self, topic: Topic) -> None:
         rules = self._rules
@@ -320,6 +325,23 @@ class Sealer:
                 partial(self._segments.relocate, topic.topic_id, segment_id, facts)
             )
             self.relocated_count += 1
+            self._published(topic)
+
+    async def _publish_config(self, topic: Topic) -> None:
+        """A reader of the files alone must judge records by the configuration of now."""
+        published = self._segments.published_config(topic.topic_id)
+        if published is None or published == topic.config:
+            return
+        if self._registry.get(topic.topic_id) is topic:
+            await self._sync_what_killed(topic)
+            facts = topic.facts()
+            await self._offload.run(partial(self._segments.write_manifest, facts))
+            self._published(topic)
+
+    def _published(self, topic: Topic) -> None:
+        """The topic's manifest was published: the next snapshot must know its generation."""
+        topic.files.generation = self._segments.generation_of(topic.topic_id)
+        self._moved(topic)
 
     def _moved(self, topic: Topic) -> None:
         for told in self.on_moved:

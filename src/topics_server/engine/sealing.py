@@ -51,7 +51,7 @@ def plan_seal(
     dead = b"".join(bytes(block.dead) for block in run)
     return SegmentPlan(
         topic_id=topic.topic_id,
-        segment_id=log.next_segment_id,
+        segment_id=max(log.next_segment_id, topic.files.first_free_id),
         blocks=[block.block for block in run],
         dead=dead,
     )
@@ -99,7 +99,9 @@ def plan_relocation(
     for newer, run in enumerate(reversed(list(topic.log.sealed()))):
         newer_bytes += _stored_bytes(run)
         is_kept = newer < retain_segments or (retain_bytes > 0 and newer_bytes <= retain_bytes)
-        if is_kept or run.live_count == 0:
+        if is_kept or run.live_count == 0 or run.has_damage:
+            continue  # a damaged file stays where a good copy of it is put back
+        if run.segment_id in topic.files.untrusted:
             continue
         if not is_cold(topic.topic_id, run.segment_id):
             moving.append(run.segment_id)
@@ -114,13 +116,16 @@ def _stored_bytes(run: SealedRun) -> int:
 
 
 def plan_drops(topic: Topic) -> list[int]:
-    """Segments without a live record. One with a flip to be made first is not among them.
+    """Segments without a record that lives or may live again.
 
-    Without that, a snapshot taken between forgetting the segment and unlinking its file would
-    neither hold the flip nor find it on disk.
+    One with a flip to be made first is not among them: a snapshot taken between forgetting the
+    segment and unlinking its file would neither hold the flip nor find it on disk. Below the floor
+    no flip is needed.
     """
+    floor = topic.log.evict_floor
     return [
         run.segment_id
         for run in topic.log.sealed()
-        if run.live_count == 0 and run.segment_id not in topic.pending_flips
+        if run.is_spent(floor)
+        and (run.segment_id not in topic.files.pending or run.last_seq < floor)
     ]

@@ -9,11 +9,9 @@ registry, by commits, the store, the sealer and recovery; all on the loop.
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Collection, Mapping, Sequence
 from typing import assert_never
 
-import numpy as np
 from msgspec import UNSET
 
 from topics_server.appends import DecodedAppend
@@ -28,6 +26,7 @@ from topics_server.engine.dedupe import KeyMemory
 from topics_server.engine.log import Log
 from topics_server.engine.ports import SealedIndex
 from topics_server.engine.producers import Producers, Repeated
+from topics_server.engine.sealed_files import SealedFiles
 from topics_server.engine.staging import Staged, Staging
 from topics_server.engine.stream_state import StreamState, plain_facts, stepped
 from topics_server.entries import (
@@ -51,6 +50,7 @@ from topics_server.entries import (
 from topics_server.errors import Code, TopicsError, invalid
 from topics_server.grammars import decode_body
 from topics_server.handoff import SegmentPlan, TopicFacts
+from topics_server.inventory import FlagsDigest
 from topics_server.limits import HEAD_RESERVE_SEQS, HEAD_RESERVE_SEQS_MAX
 from topics_server.model import (
     GATE_OF,
@@ -71,10 +71,10 @@ class Topic:
     """One incarnation of a topic. Times in ms; `last_write_ts` and `last_read_ts` None if never.
 
     `ceiling_seq`: seqs up to it may be handed out without each being synced. `revision` changes
-    with everything a capture would show. `pending_flips`: dead sealed rows whose flag on disk is
-    not synced yet. `journaled_seq`: records above it are in no frame and no file. `cursors`: of the
-    routers into this topic, by their ids. `stream`: what it is as a stream, if it was made as one
-    or closed as one.
+    with everything a capture would show. `files`: what is known of its sealed files.
+    `journaled_seq`: records above it are in no frame and no file. `cursors`: of the routers into
+    this topic, by their ids. `stream`: what it is as a stream, if it was made as one or closed as
+    one.
     """
 
     __slots__ = (
@@ -85,13 +85,13 @@ class Topic:
         "created_ts",
         "cursors",
         "epoch",
+        "files",
         "journaled_seq",
         "keys",
         "last_read_ts",
         "last_write_ts",
         "log",
         "name",
-        "pending_flips",
         "producers",
         "revision",
         "staging",
@@ -116,7 +116,7 @@ class Topic:
         self.last_write_ts: int | None = None
         self.last_read_ts: int | None = None
         self.revision = 0
-        self.pending_flips: Flips = {}
+        self.files = SealedFiles()
         self.journaled_seq = 0
         self.cursors: dict[int, RouterCursor] = {}
         self.stream: StreamState | None = None
@@ -545,7 +545,7 @@ class Topic:
             # The seqs were handed out, even if their records left no frame (class ephemeral).
             log.jump_head(int(lasts[-1]), LossReason.RESTART)
         deleted, flips = log.delete(firsts, lasts)
-        self.add_pending(flips)
+        self.files.add_pending(flips)
         dead = log.dead_segments() if flips else ()
         return Applied(ring=True, deleted=deleted, flips=flips, dead_segments=dead)
 
@@ -567,34 +567,25 @@ class Topic:
         self.revision += 1
         died = self.log.mark_sealed(plan, index)
         flips = {index.segment_id: died} if died else {}
-        self.add_pending(flips)
+        self.files.add_pending(flips)
         return flips
 
-    def add_pending(self, flips: Flips) -> None:
-        """These sealed rows are dead and their flag on disk is not synced."""
-        for segment_id, rows in flips.items():
-            self.pending_flips.setdefault(segment_id, array("I")).extend(rows)
-
-    def copy_of_flips(self) -> dict[int, Sequence[int]]:
-        """The pending flips as they are now, to be made off the loop."""
-        return {segment_id: array("I", rows) for segment_id, rows in self.pending_flips.items()}
-
-    def flips_done(self, flips: Mapping[int, Sequence[int]]) -> None:
-        """The flags of these rows are synced: they are pending no more."""
+    def flips_done(
+        self, flips: Mapping[int, Sequence[int]], digests: Mapping[int, FlagsDigest]
+    ) -> None:
+        """The flags of these rows are synced: they are pending no more (see `SealedFiles`)."""
         self.revision += 1
-        for segment_id, rows in flips.items():
-            left = np.setdiff1d(self.pending_flips.pop(segment_id, array("I")), rows)
-            if len(left):
-                self.pending_flips[segment_id] = array("I", left.astype(np.uint32).tobytes())
+        self.files.flips_done(flips, digests)
 
     def segments_dropped(self, segment_ids: Collection[int]) -> None:
         """These segments, none with a live record, are no longer the topic's."""
         self.revision += 1
         self.log.forget_segments(segment_ids)
-        for segment_id in segment_ids:
-            self.pending_flips.pop(segment_id, None)
+        self.files.drop(segment_ids)
 
     def note_damage(self, segment_id: int, first_row: int, last_row: int) -> int:
         """A sealed range cannot be read: readers get a tombstone. How many records that costs."""
         self.revision += 1
+        if segment_id not in self.files.untrusted:
+            self.files.fragile |= {segment_id}
         return self.log.note_damage(segment_id, first_row, last_row)

@@ -35,6 +35,7 @@ from topics_server.handoff import EPOCHS_PART, SnapshotImage, TopicPart
 from topics_server.limits import BLOCK_RECORDS_MAX
 from topics_server.model import PayloadKind
 from topics_server.wal import layout
+from topics_server.wal.anchored import AnchoredFiles
 from topics_server.wal.directory import FormatMark, read_format
 from topics_server.wal.fs import File, Fs
 from topics_server.wal.listed import read_manifest
@@ -78,9 +79,11 @@ def verify(fs: Fs, data_dir: str, cold_dir: str | None = None) -> Report:
     report.counts["clean_stop"] = int(mark.clean_stop)
     if cold_dir is not None:
         verify_cold(fs, data_dir, cold_dir, mark, report)
-    verify_segments(fs, _tiers(data_dir, cold_dir), report)
+    tiers = _tiers(data_dir, cold_dir)
+    verify_segments(fs, tiers, report)
     snapshots = verify_snapshots(fs, data_dir, report)
-    verify_journal(fs, data_dir, mark, snapshots, report)
+    files = AnchoredFiles(fs, tiers, mark.store_id, snapshots[0] if snapshots else None)
+    verify_journal(fs, data_dir, mark, snapshots, files, report)
     return report
 
 

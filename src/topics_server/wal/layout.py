@@ -8,6 +8,7 @@ Names of topics never reach the file system, ids do. Pure; the cold folder mirro
     wal/torn/SET-SHARD-NUMBER.wal.OFFSET    bytes of unfinished writes, kept aside by recovery
     segments/TOPIC/manifest                 TOPIC: the topic id, decimal
     segments/TOPIC/SEGMENT.data, .idx       SEGMENT: the segment id, 10 digits
+    quarantine/TOPIC/SEGMENT.idx.NUMBER     a damaged file that was replaced
     snapshots/NUMBER.snap                   20 digits
     set-aside/                              what offline verbs gave up; never read again
     views/TOPIC/                            for later
@@ -30,6 +31,7 @@ WAL: Final = "wal"
 TORN: Final = "torn"
 SEGMENTS: Final = "segments"
 SNAPSHOTS: Final = "snapshots"
+QUARANTINE: Final = "quarantine"
 VIEWS: Final = "views"
 MANIFEST: Final = "manifest"
 TEMP_SUFFIX: Final = ".tmp"
@@ -39,6 +41,7 @@ SNAPSHOT_SUFFIX: Final = ".snap"
 
 _WAL_FILE: Final = re.compile(r"([0-9]{6})-([0-9]{2})-([0-9]{10})\.wal", re.ASCII)
 _SEGMENT_FILE: Final = re.compile(r"([0-9]{10})\.(data|idx)", re.ASCII)
+_QUARANTINED: Final = re.compile(r"([0-9]{10})\.(?:data|idx)\.[1-9][0-9]*", re.ASCII)
 _SNAPSHOT_FILE: Final = re.compile(r"([0-9]{20})\.snap", re.ASCII)
 _TOPIC_DIR: Final = re.compile(r"[1-9][0-9]{0,19}|0", re.ASCII)
 
@@ -118,6 +121,18 @@ def parse_segment_file(name: str) -> tuple[int, str] | None:
     """(segment id, `.data` or `.idx`) of a segment's file name; `None` for any other name."""
     found = _SEGMENT_FILE.fullmatch(name)
     return (int(found[1]), f".{found[2]}") if found else None
+
+
+def quarantined_file(name: str, number: int) -> str:
+    """File name, in `quarantine/TOPIC`, of a damaged segment file."""
+    assert number > 0
+    return f"{name}.{number}"
+
+
+def parse_quarantined_file(name: str) -> int | None:
+    """The segment id of a file in quarantine; `None` for any other name."""
+    found = _QUARANTINED.fullmatch(name)
+    return int(found[1]) if found else None
 
 
 def snapshot_file(number: int) -> str:

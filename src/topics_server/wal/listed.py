@@ -4,18 +4,22 @@ Owned by `wal/segments.py`, which holds a topic's `lock` around every change. Th
 replaced in two steps, so that a full disk is met before anything has happened: `prepare` writes
 the new one beside, `publish` renames it. Invariant: `entries` is what the synced manifest lists,
 unless `is_unsure`: a publish failed half-way, and the manifest on disk may be the old or the new
-one. Then no file that either lists may go before another manifest is published.
+one. Then no file that either lists may go before another manifest is published. Every manifest that
+is written has a higher generation than any before it, whether its publish succeeds or not:
+`generation` is that of the last one known to be published.
 """
 
 from __future__ import annotations
 
 import threading
 from dataclasses import dataclass, field
+from typing import Final, NamedTuple
 
 import msgspec
 
 from topics_server.errors import StorageError
 from topics_server.handoff import TopicFacts
+from topics_server.inventory import FlagsDigest
 from topics_server.model import SeqRun, TopicConfig
 from topics_server.wal import layout
 from topics_server.wal.fs import Fs
@@ -30,6 +34,16 @@ from topics_server.wal.segment_index import SealedColumns
 
 Entries = dict[int, SegmentEntry]
 
+# A generation is the number of a run and, below it, a count of publishes.
+RUN_SHIFT: Final = 24
+
+
+class Store(NamedTuple):
+    """Which store writes, and the number of its run (see `wal/directory.py`)."""
+
+    store_id: str
+    run: int
+
 
 @dataclass(slots=True)
 class ListedTopic:
@@ -40,6 +54,16 @@ class ListedTopic:
     entries: Entries = field(default_factory=dict)
     indexes: dict[int, SealedColumns] = field(default_factory=dict)
     next_segment_id: int = 0
+    # Of the manifest published last (0: none was), and the highest one that was ever written.
+    generation: int = 0
+    written_generation: int = 0
+    config: TopicConfig | None = None
+    # Files of segments that no manifest has listed and whose id none has given out: path by id.
+    strays: dict[int, list[str]] = field(default_factory=dict)
+    # Of the flags of each segment as they were synced last.
+    digests: dict[int, FlagsDigest] = field(default_factory=dict)
+    # Copies of damaged files that were replaced, with their sizes.
+    quarantined: dict[str, int] = field(default_factory=dict)
     # Segments that may have files in both tiers: a flip is made in both.
     doubled: set[int] = field(default_factory=set)
     # Segments to be dropped whose manifest or files a failure has kept.
@@ -62,15 +86,13 @@ class ListedTopic:
             raise StorageError(f"segment {segment_id} of topic {self.topic_id} is gone")
         return index
 
-    def write(self, fs: Fs, path: str, facts: TopicFacts, entries: Entries) -> None:
-        """Replace the manifest durably; from then on `entries` is what is listed."""
-        self.prepare(fs, path, facts, entries)
-        self.publish(fs, path, entries)
-
-    def prepare(self, fs: Fs, path: str, facts: TopicFacts, entries: Entries) -> None:
-        """Write and sync the next manifest beside the one in force."""
+    def prepare(self, fs: Fs, path: str, facts: TopicFacts, entries: Entries, store: Store) -> int:
+        """Write and sync the next manifest beside the one in force; its generation."""
         assert self.lock.locked()
         assert facts.topic_id == self.topic_id
+        # A run's first manifest is above all of the runs before it, also above those that a
+        # restored older copy of this manifest does not know of.
+        generation = max(self.written_generation + 1, store.run << RUN_SHIFT)
         manifest = Manifest(
             topic_id=facts.topic_id,
             name=facts.name,
@@ -81,17 +103,25 @@ class ListedTopic:
             holes=tuple((hole.first_seq, hole.last_seq) for hole in facts.holes),
             next_segment_id=max([self.next_segment_id, *(key + 1 for key in entries)]),
             segments=tuple(sorted(entries.values(), key=lambda entry: entry.first_seq)),
+            generation=generation,
+            store_id=store.store_id,
         )
+        self.written_generation = generation
         write_temp(fs, path, [encode_manifest(manifest)])
         self.next_segment_id = manifest.next_segment_id
+        return generation
 
-    def publish(self, fs: Fs, path: str, entries: Entries) -> None:
-        """Put the prepared manifest in force."""
+    def publish(
+        self, fs: Fs, path: str, facts: TopicFacts, entries: Entries, generation: int
+    ) -> None:
+        """Put the prepared manifest in force; from then on `entries` is what is listed."""
         self.is_unsure = True
         rename_temp(fs, path)
         fs.sync_dir(layout.parent(path))
         self.is_unsure = False
         self.entries = entries
+        self.generation = generation
+        self.config = facts.config
 
 
 def read_manifest(fs: Fs, path: str) -> Manifest | None:

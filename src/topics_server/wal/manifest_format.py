@@ -6,8 +6,10 @@ Written by `wal/segments.py` (whole file, temp and rename). Drawn in full in doc
     magic 8 | version u16 | 0 u16 | body bytes u32 | topic id u64 | XXH3-64 of header and body
     | body: one JSON object, UTF-8 (fields of `Manifest` and `SegmentEntry`, by name)
 
-Invariants: segments ascend by seq and do not overlap; ids of segments are below `next_segment_id`.
-Readers ignore fields they do not know; a changed meaning takes a new version.
+Invariants: segments ascend by seq and do not overlap; ids of segments are below `next_segment_id`;
+of two manifests of a topic the one with the higher `generation` was published later. Version 1 has
+neither generation nor store id. Readers ignore fields they do not know; a changed meaning takes a
+new version.
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ import xxhash
 
 from topics_server.errors import Corrupt, StartRefused
 
-VERSION: Final = 1
+VERSION: Final = 2
+# Version 1 has the same layout, without `generation` and `store_id` in its body.
+_OLDEST_VERSION: Final = 1
 MAGIC: Final = b"topicsMF"
 HOT: Final = "hot"
 COLD: Final = "cold"
@@ -57,6 +61,8 @@ class Manifest:
     """A topic and its segments. `config` holds the configuration's fields as plain JSON values.
 
     `head_seq` is a lower bound (the journal may know more); `holes` are `(first, last)` seqs.
+    `generation` rises with every publish of the topic's manifest, also over restarts; `store_id`
+    names the store that wrote it (empty: one that had no id yet).
     """
 
     topic_id: int
@@ -68,6 +74,8 @@ class Manifest:
     holes: tuple[tuple[int, int], ...]
     next_segment_id: int
     segments: tuple[SegmentEntry, ...]
+    generation: int = 1
+    store_id: str = ""
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
@@ -94,7 +102,7 @@ def decode_manifest(encoded: bytes) -> Manifest:
     if version > VERSION:
         raise StartRefused(f"manifest format {version} is newer than {VERSION}")
     header, body = encoded[: _HEADER.size], encoded[HEADER_BYTES:]
-    if version != VERSION or len(body) != body_bytes:
+    if version < _OLDEST_VERSION or len(body) != body_bytes:
         raise Corrupt("version or size of the manifest do not fit")
     if _checksum(header, body) != _HASH.unpack_from(encoded, _HEADER.size)[0]:
         raise Corrupt("checksum of the manifest fails")
@@ -116,6 +124,8 @@ def _known(kind: Any, fields: dict[str, Any], **given: Any) -> Any:
 
 def _objection(manifest: Manifest) -> str | None:
     """What is impossible about a manifest, if anything."""
+    if manifest.generation < 1:
+        return f"its generation is {manifest.generation}"
     last_seq = 0
     for entry in manifest.segments:
         if entry.tier not in (HOT, COLD):

@@ -15,7 +15,7 @@ import numpy as np
 import xxhash
 
 from topics_server.blocks import Block
-from topics_server.errors import Damaged, StorageError
+from topics_server.errors import Damaged
 from topics_server.limits import (
     RECORD_FRAMING_BYTES,
     SEGMENT_DATA_BYTES_MAX,
@@ -37,9 +37,9 @@ from topics_server.wal.segment_format import (
     Columns,
     DataHeader,
     IndexParts,
-    decode_data_header,
     encode_data_header,
     encode_index,
+    ranges_of,
 )
 
 
@@ -188,7 +188,7 @@ def _records(rows: Array, first_seq: int, run: _Run) -> list[bytes]:
 def unpack_block(data: Buffer, columns: Columns, first_row: int, end_row: int) -> Block:
     """Rows `first_row..end_row - 1` from exactly their range of `.data`, each checksum verified.
 
-    Raises `Damaged` with the first and the last row that fails.
+    Raises `Damaged` with the rows that fail.
     """
     assert 0 <= first_row < end_row <= columns.record_count
     rows = columns.rows[first_row:end_row]
@@ -207,7 +207,7 @@ def unpack_block(data: Buffer, columns: Columns, first_row: int, end_row: int) -
     found = np.fromiter(map(xxhash.xxh3_64_intdigest, spans), "<u8", len(rows))
     wrong = np.flatnonzero(found != rows["xxh3"])
     if len(wrong):
-        raise Damaged(first_row + int(wrong[0]), first_row + int(wrong[-1]))
+        raise Damaged(*ranges_of(wrong + first_row))
 
     times, block_ends = array("q"), array("I")
     times.frombytes(rows["ts"].tobytes())
@@ -240,43 +240,3 @@ def _names_of(raw: bytes, ids: Array, starts: Array, lengths: Array) -> list[str
         pieces = map(raw.__getitem__, spans)
         names.update(zip(last, map(str, pieces, repeat("utf-8")), strict=True))
     return list(map(names.__getitem__, numbers))
-
-
-def rebuild_index(data: Buffer) -> bytes | None:
-    """The `.idx` of a `.data` whose own is damaged; `None` if a record is damaged as well."""
-    try:
-        header = decode_data_header(data)
-    except StorageError:
-        return None
-    fixed = RECORD_HEADER
-    offset, ends, body = DATA_HEADER_BYTES, array("I"), bytearray()
-    times, kinds, hops = array("q"), bytearray(), bytearray()
-    tags: list[str | None] = []
-    nodes: list[str | None] = []
-    for _ in range(header.record_count):
-        if offset + RECORD_HEADER_BYTES > header.flags_offset:
-            return None
-        found = np.frombuffer(data, fixed, 1, offset)[0]
-        node_at = offset + RECORD_HEADER_BYTES
-        tag_at = node_at + int(found["node_bytes"])
-        data_at = tag_at + int(found["tag_bytes"])
-        meta_at = data_at + int(found["data_bytes"])
-        end = meta_at + int(found["meta_bytes"])
-        stamp = bytes(data[end : end + HASH_BYTES])
-        if stamp != xxhash.xxh3_64_intdigest(data[offset:end]).to_bytes(HASH_BYTES, "little"):
-            return None
-        nodes.append(str(data[node_at:tag_at], "utf-8") if found["marks"] & HAS_NODE else None)
-        tags.append(str(data[tag_at:data_at], "utf-8") if found["marks"] & HAS_TAG else None)
-        times.append(int(found["ts"]))
-        kinds.append(int(found["kind"]))
-        hops.append(int(found["hop"]))
-        ends.append(len(body) + meta_at - data_at)
-        body += data[data_at:end]
-        ends.append(len(body))
-        offset = end + HASH_BYTES
-    block = Block(
-        header.first_seq, times, ends, bytes(body), tags, nodes, bytes(kinds), bytes(hops)
-    )
-    packed, index = pack(header.topic_id, header.segment_id, [block], bytes(header.record_count))
-    same = packed[: header.flags_offset] == data[: header.flags_offset]
-    return index if same else None

@@ -360,3 +360,11 @@ def bad_rows(data: Buffer, columns: Columns, first_row: int, end_row: int) -> li
     # Each span ends with the record's own checksum: hash what is before it.
     found = [xxhash.xxh3_64_intdigest(data[span][:-HASH_BYTES]) for span in spans]
     return np.flatnonzero(np.array(found, "<u8") != rows["xxh3"]).tolist()
+
+
+def ranges_of(rows: Array) -> list[tuple[int, int]]:
+    """Ascending, distinct rows (at least one) as ranges of (first, last)."""
+    breaks = np.flatnonzero(np.diff(rows) != 1)
+    firsts = rows[np.concatenate(([0], breaks + 1))]
+    lasts = rows[np.concatenate((breaks, [len(rows) - 1]))]
+    return list(zip(firsts.tolist(), lasts.tolist(), strict=True))

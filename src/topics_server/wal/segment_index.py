@@ -2,8 +2,8 @@
 
 Satisfies `engine.ports.SealedIndex`. Made by `wal/segments.py`, which also gives it the means to
 map its `.idx` again (mappings hold a descriptor, so only so many stay) and to read its flags.
-Invariant: beyond the object itself a sealed record costs no anonymous memory; only a segment whose
-index is lost keeps blank columns, and every row of it reads as damaged.
+Invariant: beyond the object itself a sealed record costs no anonymous memory; only while recovery
+judges what it found, the flags and an index that was made again are kept.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from typing import Final
 
 import numpy as np
 
-from topics_server.errors import Damaged
+from topics_server.errors import Corrupt, Damaged
 from topics_server.model import TagMatch
-from topics_server.wal.segment_format import ABSENT, LIVE, ROW, Columns, Dictionary
+from topics_server.wal.manifest_format import SegmentEntry
+from topics_server.wal.segment_format import ABSENT, LIVE, ROW, Columns, Dictionary, ranges_of
 
 
 class SealedColumns:
@@ -25,10 +26,14 @@ class SealedColumns:
 
     __slots__ = (
         "_columns",
+        "_find_damaged",
         "_load",
         "_read_flags",
         "bad_rows",
         "first_seq",
+        "found_flags",
+        "is_held",
+        "is_readable",
         "last_seq",
         "segment_id",
     )
@@ -40,7 +45,10 @@ class SealedColumns:
         last_seq: int,
         load: Callable[[SealedColumns], Columns],
         read_flags: Callable[[], bytes],
+        find_damaged: Callable[[SealedColumns, int, int], Sequence[int]],
         bad_rows: Sequence[int] = (),
+        found_flags: bytes | None = None,
+        is_readable: bool = True,
     ) -> None:
         assert first_seq <= last_seq
         self.segment_id: Final = segment_id
@@ -48,8 +56,15 @@ class SealedColumns:
         self.last_seq: Final = last_seq
         # Rows whose delete flag is neither live nor dead: what they hold may have been deleted.
         self.bad_rows: Final = array("I", bad_rows)
+        # As recovery found them, until what it found is judged and made durable.
+        self.found_flags = found_flags
+        # False where the delete flags are lost: any row may have been deleted.
+        self.is_readable: Final = is_readable
         self._load = load
         self._read_flags = read_flags
+        self._find_damaged = find_damaged
+        # Whether the columns are in memory because the file does not hold them.
+        self.is_held = False
         self._columns: Columns | None = None
 
     @property
@@ -67,7 +82,8 @@ class SealedColumns:
 
     def unmap(self) -> None:
         """Let the mapping go when its last user has; the next use maps it again."""
-        self._columns = None
+        if not self.is_held:
+            self._columns = None
 
     def time(self, row: int) -> int:
         """Commit time of a row, ms."""
@@ -104,7 +120,9 @@ class SealedColumns:
 
     def flags(self) -> bytes:
         """A copy of the delete flags as found on disk: 0 live (or damaged), 1 dead."""
-        found = np.frombuffer(self._read_flags(), "u1")
+        if not self.is_readable:
+            return bytes(self.record_count)
+        found = np.frombuffer(self.found_flags or self._read_flags(), "u1")
         assert len(found) == self.record_count
         dead = found != LIVE
         dead[np.frombuffer(self.bad_rows, "<u4")] = False
@@ -112,17 +130,43 @@ class SealedColumns:
         return flags
 
     def rows_of(self, match: TagMatch) -> Sequence[int]:
-        """Rows (ascending) whose tag matches; dead ones included unless packed dead."""
+        """Rows (ascending) whose tag matches; dead ones included unless packed dead.
+
+        Raises `Corrupt` for a segment whose index is lost: which rows match is not known.
+        """
+        if self.columns().flags_offset == 0:
+            raise Corrupt(f"the tags of segment {self.segment_id} are lost")
         rows = self.columns().tag_range(match.text.encode(), is_prefix=match.is_prefix)
         found = array("I")
         found.frombytes((np.sort(rows) if match.is_prefix else rows).tobytes())
         return found
 
     def check_flags(self, first_row: int, end_row: int) -> None:
-        """Raise `Damaged` when a flag of the range is neither live nor dead."""
+        """Raise `Damaged` for the rows of the range of which nobody knows whether they live."""
+        if not self.is_readable:
+            raise Damaged((first_row, end_row - 1))
         low, high = bisect_left(self.bad_rows, first_row), bisect_left(self.bad_rows, end_row)
         if low < high:
-            raise Damaged(self.bad_rows[low], self.bad_rows[high - 1])
+            raise Damaged(*ranges_of(np.array(self.bad_rows[low:high])))
+
+    def hold(self, columns: Columns) -> None:
+        """Use these columns until `release`: the file does not hold them."""
+        assert columns.record_count == self.record_count
+        self._columns = columns
+        self.is_held = True
+
+    def release(self) -> None:
+        """The file holds the columns now."""
+        self.is_held = False
+        self.unmap()
+
+    def damaged_rows(self, first_row: int, end_row: int) -> list[tuple[int, int]]:
+        """See `ports.SealedIndex.damaged_rows`."""
+        if not self.is_readable:
+            return [(first_row, end_row - 1)]
+        low, high = bisect_left(self.bad_rows, first_row), bisect_left(self.bad_rows, end_row)
+        rows = {*self.bad_rows[low:high], *self._find_damaged(self, first_row, end_row)}
+        return ranges_of(np.array(sorted(rows))) if rows else []
 
 
 def _find(names: Dictionary, wanted: bytes) -> int | None:
@@ -130,19 +174,17 @@ def _find(names: Dictionary, wanted: bytes) -> int | None:
     return number if number < len(names) and names[number] == wanted else None
 
 
-def blank_columns(
-    topic_id: int, segment_id: int, first_seq: int, record_count: int, ts: int
-) -> Columns:
+def blank_columns(topic_id: int, entry: SegmentEntry) -> Columns:
     """Columns of a segment whose index and records cannot be read: no row passes its check."""
-    rows = np.zeros(record_count, ROW)
-    rows["ts"] = ts
+    rows = np.zeros(entry.record_count, ROW)
+    rows["ts"] = entry.last_ts
     rows["tag_id"] = rows["node_id"] = ABSENT
     none = Dictionary(np.zeros(1, "<u4"), b"")
     empty = np.zeros(0, "<u4")
     return Columns(
         topic_id=topic_id,
-        segment_id=segment_id,
-        first_seq=first_seq,
+        segment_id=entry.segment_id,
+        first_seq=entry.first_seq,
         flags_offset=0,
         data_checksum=0,
         rows=rows,

@@ -23,6 +23,7 @@ from topics_server.handoff import (
     SnapshotImage,
 )
 from topics_server.wal import layout
+from topics_server.wal.anchored import AnchoredFiles, topics_on_disk
 from topics_server.wal.cold_folder import judge_cold
 from topics_server.wal.directory import FormatMark
 from topics_server.wal.fs import File, Fs
@@ -80,23 +81,18 @@ def verify_cold(fs: Fs, data_dir: str, cold_dir: str, mark: FormatMark, report: 
 
 def verify_segments(fs: Fs, tiers: Tiers, report: Report) -> None:
     """Every topic folder of both tiers."""
-    ids: set[int] = set()
-    for root in (tiers.hot, tiers.cold):
-        names = [] if root is None else fs.list_dir(root)
-        ids.update(number for name in names if (number := layout.parse_topic_dir(name)) is not None)
-    for topic_id in sorted(ids):
+    for topic_id in topics_on_disk(fs, tiers):
         report.counts["topic_folders"] += 1
         path = layout.join(tiers.folder(HOT, topic_id), layout.MANIFEST)
         try:
             manifest = read_manifest(fs, path)
         except StorageError as error:
-            report.problems.append(str(error))
+            # Said by the judgement, if the topic exists.
+            report.infos.append(str(error))
             continue
         if manifest is None:
             report.infos.append(f"{tiers.folder(HOT, topic_id)}: no manifest, files are leftovers")
             continue
-        if manifest.topic_id != topic_id:
-            report.problems.append(f"{path}: is the manifest of topic {manifest.topic_id}")
         for entry in manifest.segments:
             _verify_segment(fs, tiers, topic_id, entry, report)
         listed = {entry.segment_id for entry in manifest.segments}
@@ -339,9 +335,17 @@ def open_journal(
 
 
 def verify_journal(
-    fs: Fs, data_dir: str, mark: FormatMark, snapshots: list[SnapshotImage], report: Report
+    fs: Fs,
+    data_dir: str,
+    mark: FormatMark,
+    snapshots: list[SnapshotImage],
+    files: AnchoredFiles,
+    report: Report,
 ) -> None:
-    """Every group from the oldest valid snapshot's start on; no seq of a topic twice."""
+    """Every group from the oldest valid snapshot's start on; no seq of a topic twice.
+
+    Then what lies on disk is judged by all that is known, as a start would.
+    """
     replay = open_journal(fs, data_dir, mark, snapshots[0] if snapshots else None)
     start_lsn = snapshots[-1].start_lsn if snapshots else 0
     last_seqs: dict[int, int] = {}
@@ -350,6 +354,7 @@ def verify_journal(
     try:
         for lsn, entry in replay.entries(start_lsn):
             report.counts["journal_entries"] += 1
+            files.note(lsn, entry)
             if isinstance(entry, RouterPut):
                 sources.add(entry.source_id)
             if not isinstance(entry, RecordsAppended):
@@ -367,6 +372,8 @@ def verify_journal(
                     f"{entry.first_seq} (a head that jumped after a crash)"
                 )
             last_seqs[entry.topic_id] = entry.first_seq + entry.count - 1
+        known = set(report.problems)
+        report.problems += [problem for problem in files.problems() if problem not in known]
     except StorageError as error:
         report.problems.append(f"journal: {error}")
     report.counts["journal_files"] = replay.report.files

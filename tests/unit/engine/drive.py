@@ -17,6 +17,7 @@ from topics_server.engine.runs import slice_block
 from topics_server.engine.topic import AppendLimits, Applied, Topic
 from topics_server.entries import Entry, RecordsAppended
 from topics_server.handoff import SegmentPlan
+from topics_server.inventory import FlagsDigest
 from topics_server.limits import PAGE_BYTES_MAX
 from topics_server.model import TagMatch, TopicConfig
 
@@ -32,6 +33,8 @@ class FakeIndex:
         self.first_seq = plan.blocks[0].first_seq
         self.last_seq = plan.blocks[-1].last_seq
         self.disk_flags = bytearray(plan.dead)
+        # Rows that cannot be read.
+        self.lost_rows: set[int] = set()
         self.rows = [(block, row) for block in plan.blocks for row in range(block.count)]
         assert len(self.rows) == self.last_seq - self.first_seq + 1 == len(plan.dead)
         self.times = [block.times[row] for block, row in self.rows]
@@ -58,6 +61,12 @@ class FakeIndex:
 
     def flags(self) -> bytes:
         return bytes(self.disk_flags)
+
+    def damaged_rows(self, first_row: int, end_row: int) -> Sequence[tuple[int, int]]:
+        return [(row, row) for row in sorted(self.lost_rows) if first_row <= row < end_row]
+
+    def digest(self) -> FlagsDigest:
+        return FlagsDigest(self.disk_flags.count(1), hash(bytes(self.disk_flags)) % 2**64)
 
     def tag_rows(self, match: TagMatch) -> Sequence[int]:
         return [n for n, (block, row) in enumerate(self.rows) if match.matches(block.tags[row])]
@@ -208,11 +217,11 @@ class Driver:
 
     def flip(self) -> None:
         """Make the pending flips on the fake disk."""
-        flips = {key: list(rows) for key, rows in self.topic.pending_flips.items()}
+        flips = {key: list(rows) for key, rows in self.topic.files.pending.items()}
         for segment_id, rows in flips.items():
             for row in rows:
                 self.indexes[segment_id].disk_flags[row] = 1
-        self.topic.flips_done(flips)
+        self.topic.flips_done(flips, {key: self.indexes[key].digest() for key in flips})
 
     def drop_segments(self) -> list[int]:
         ids = sealing.plan_drops(self.topic)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -33,6 +33,7 @@ from topics_server.engine.store import Store
 from topics_server.entries import Entry
 from topics_server.errors import Code, Damaged, StorageError, TopicsError
 from topics_server.handoff import SegmentPlan, ShardProgress, SnapshotImage, TopicFacts
+from topics_server.inventory import Anchor, FlagsDigest, FoundTopic, Suspect
 from topics_server.model import TagMatch, TopicConfig
 
 T = TypeVar("T")
@@ -156,6 +157,7 @@ class ListSegments:
     def __init__(self) -> None:
         self.kept: dict[int, dict[int, FakeIndex]] = {}
         self.facts: dict[int, TopicFacts] = {}
+        self.generations: dict[int, int] = {}
         self.cold: set[tuple[int, int]] = set()
         self.events: list[str] = []
         self.fault: StorageError | None = None
@@ -184,15 +186,19 @@ class ListSegments:
         self._step(f"put {plan.segment_id}")
         index = FakeIndex(plan)
         self.kept.setdefault(plan.topic_id, {})[plan.segment_id] = index
-        self.facts[plan.topic_id] = facts
+        self._publish(facts)
         return index
+
+    def _publish(self, facts: TopicFacts) -> None:
+        self.facts[facts.topic_id] = facts
+        self.generations[facts.topic_id] = self.generations.get(facts.topic_id, 0) + 1
 
     def read(self, topic_id: int, segment_id: int, first_row: int, end_row: int) -> Block:
         index = self._index(topic_id, segment_id)
         self.reads += 1
         bad = self.damaged.get((topic_id, segment_id))
         if bad is not None and bad[0] < end_row and first_row <= bad[1]:
-            raise Damaged(*bad)
+            raise Damaged(bad)
         return index.read(first_row, end_row)
 
     def find_tags(self, topic_id: int, segment_id: int, match: TagMatch) -> Sequence[int]:
@@ -200,33 +206,72 @@ class ListSegments:
         self._step(f"find {segment_id}")
         return rows
 
-    def flip(self, topic_id: int, rows: dict[int, Sequence[int]]) -> None:
+    def flip(self, topic_id: int, rows: dict[int, Sequence[int]]) -> dict[int, FlagsDigest]:
         self._step(f"flip {sorted(rows)}")
         for segment_id, dead in rows.items():
             for row in dead:
                 self.kept[topic_id][segment_id].disk_flags[row] = 1
+        return {segment_id: self.flags_digest(topic_id, segment_id) for segment_id in rows}
 
     def drop(self, topic_id: int, segment_ids: Sequence[int], facts: TopicFacts) -> None:
         self._step(f"drop {list(segment_ids)}")
-        self.facts[topic_id] = facts
+        self._publish(facts)
         for segment_id in segment_ids:
             del self.kept[topic_id][segment_id]
 
     def drop_topic(self, topic_id: int) -> None:
         self._step(f"drop topic {topic_id}")
         self.kept.pop(topic_id, None)
+        self.facts.pop(topic_id, None)
 
     def relocate(self, topic_id: int, segment_id: int, facts: TopicFacts) -> None:
         self._step(f"relocate {segment_id}")
+        self._publish(facts)
         self.cold.add((topic_id, segment_id))
 
     def write_manifest(self, facts: TopicFacts) -> None:
         self._step("manifest")
+        self._publish(facts)
 
-    def open_topic(self, topic_id: int) -> tuple[TopicFacts, Sequence[SealedIndex]] | None:
+    def open_topic(
+        self, topic_id: int, anchor: Anchor | None = None
+    ) -> tuple[FoundTopic, Sequence[SealedIndex]]:
+        path = self.manifest_path(topic_id)
         if topic_id not in self.facts:
-            return None
-        return self.facts[topic_id], list(self.kept.get(topic_id, {}).values())
+            return FoundTopic(topic_id, path), []
+        kept = self.kept.get(topic_id, {})
+        flags = {segment_id: index.digest() for segment_id, index in kept.items()}
+        next_id = max(kept, default=0) + 1
+        generation = self.generations[topic_id]
+        report = FoundTopic(topic_id, path, generation, next_id, next_id, self.facts[topic_id])
+        report.flags = flags
+        for segment_id, index in kept.items():
+            anchored = anchor.flags.get(segment_id) if anchor else None
+            if anchor and anchored is not None and anchored != flags[segment_id]:
+                report.suspects[segment_id] = Suspect(
+                    index.first_seq,
+                    index.last_seq,
+                    known_dead=index.disk_flags.count(1),
+                    anchored_dead=anchored.dead_count,
+                    is_touched=segment_id in anchor.flips,
+                )
+        return report, list(kept.values())
+
+    def settle(self, topic_id: int, untrusted: Collection[int] = ()) -> None:
+        pass
+
+    def manifest_path(self, topic_id: int) -> str:
+        return f"segments/{topic_id}/manifest"
+
+    def generation_of(self, topic_id: int) -> int:
+        return self.generations.get(topic_id, 0)
+
+    def flags_digest(self, topic_id: int, segment_id: int) -> FlagsDigest:
+        return self.kept[topic_id][segment_id].digest()
+
+    def published_config(self, topic_id: int) -> TopicConfig | None:
+        facts = self.facts.get(topic_id)
+        return facts.config if facts else None
 
     def topics_on_disk(self) -> list[int]:
         return sorted(self.kept)

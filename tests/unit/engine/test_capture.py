@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tests.unit.engine.drive import Driver, FakeIndex, records_of, seqs_of
-from topics_server.engine.capture import capture, prepare, restore
+from topics_server.engine.capture import capture, decode, prepare, restore
 from topics_server.engine.dedupe import Duplicate
 from topics_server.engine.recovery import finish_topic
 from topics_server.entries import RecordsAppended, RecordsDeleted
@@ -17,7 +17,7 @@ from topics_server.model import Durability, Hole, LossReason, TagMatch, TopicCon
 def restored(driver: Driver, part: bytes | None = None) -> Driver:
     """The driver with its topic captured and restored on its segments."""
     sealed = sorted(driver.indexes.values(), key=lambda index: index.first_seq)
-    driver.topic = restore(capture(driver.topic) if part is None else part, sealed)
+    driver.topic = restore(decode(capture(driver.topic) if part is None else part), sealed)
     return driver
 
 
@@ -84,7 +84,7 @@ def test_what_died_while_its_segment_was_written_stays_dead(before_seq: int) -> 
     assert seqs_of(driver.read(0)) == [*range(before_seq, 301), 401]
     sealed = index.last_seq - index.first_seq + 1
     assert driver.topic.log.live_count == len(range(before_seq, 301)) + 1
-    pending = list(driver.topic.pending_flips.get(plan.segment_id, ()))
+    pending = list(driver.topic.files.pending.get(plan.segment_id, ()))
     assert sorted(pending) == [
         row for row in range(1, sealed) if row + 1 < before_seq or row >= 300
     ]
@@ -99,7 +99,7 @@ def test_what_was_appended_after_the_capture_lives_in_its_segment() -> None:
     assert driver.seal()
     driver = restored(driver, part)
     assert seqs_of(driver.read(0)) == list(range(3, 21))
-    assert not driver.topic.pending_flips
+    assert not driver.topic.files.pending
 
 
 def test_a_flip_that_is_not_on_disk_yet_comes_from_the_part() -> None:
@@ -110,7 +110,7 @@ def test_a_flip_that_is_not_on_disk_yet_comes_from_the_part() -> None:
     assert not any(driver.indexes[1].disk_flags)
     driver = restored(driver)
     assert seqs_of(driver.read(0)) == [4, 5, 6, 7, 8, 9, 10]
-    assert {key: list(rows) for key, rows in driver.topic.pending_flips.items()} == {1: [0, 1, 2]}
+    assert {key: list(rows) for key, rows in driver.topic.files.pending.items()} == {1: [0, 1, 2]}
 
 
 def test_a_flip_on_disk_needs_no_part() -> None:
@@ -134,7 +134,7 @@ def test_a_flip_of_a_segment_that_is_gone_is_forgotten() -> None:
     driver.flip()
     driver.drop_segments()
     driver = restored(driver, part)
-    assert not driver.topic.pending_flips
+    assert not driver.topic.files.pending
     assert seqs_of(driver.read(0)) == [11]
     assert driver.topic.log.next_segment_id == 2
 
@@ -186,6 +186,7 @@ def test_holes_losses_and_damage_come_back() -> None:
     driver.append(*range(600))
     driver.seal()
     driver.topic.note_damage(1, 200, 210)
+    driver.indexes[1].lost_rows = set(range(200, 211))
     driver.replay(RecordsAppended(1, 700, 1, 2_000, driver.body(1)))
     before = driver.topic.log
     driver = restored(driver)
@@ -234,14 +235,14 @@ def test_a_prepared_capture_is_of_its_moment() -> None:
 @pytest.mark.parametrize("bad", [b"", b"\x90", b"nonsense", msgspec.msgpack.encode([99])])
 def test_what_is_no_part_is_refused(bad: bytes) -> None:
     with pytest.raises(ValueError, match="captured topic"):
-        restore(bad, [])
+        decode(bad)
 
 
 def test_another_version_is_refused() -> None:
     values = msgspec.msgpack.decode(capture(Driver().topic))
     values[0] = 2
     with pytest.raises(ValueError, match="version 2"):
-        restore(msgspec.msgpack.encode(values), [])
+        decode(msgspec.msgpack.encode(values))
 
 
 def test_segments_out_of_order_are_a_mistake_of_the_caller() -> None:
@@ -251,4 +252,4 @@ def test_segments_out_of_order_are_a_mistake_of_the_caller() -> None:
         driver.seal()
     swapped: list[FakeIndex] = [driver.indexes[2], driver.indexes[1]]
     with pytest.raises(AssertionError):
-        restore(capture(driver.topic), swapped)
+        restore(decode(capture(driver.topic)), swapped)

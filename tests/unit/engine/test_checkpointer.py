@@ -8,7 +8,7 @@ import pytest
 
 from tests.unit.engine.rig import NowOffload, Rig
 from topics_server.engine import sessions as sessions_module
-from topics_server.engine.capture import restore
+from topics_server.engine.capture import decode, restore
 from topics_server.engine.checkpointer import SEAL_BEFORE_CAPTURE_BYTES, Checkpointer
 from topics_server.engine.sessions import SessionTable
 from topics_server.entries import SESSIONS_ID, CursorAt, SessionOpened, SessionOptions
@@ -30,7 +30,7 @@ async def test_a_snapshot_holds_every_topic_and_the_epochs_of_dropped_names() ->
     await rig.checkpointer.take()
     (image,) = rig.snapshots.images
     assert set(parts_of(image)) == {EPOCHS_PART, 2}
-    assert restore(parts_of(image)[2], []).log.head_seq == 1
+    assert restore(decode(parts_of(image)[2]), []).log.head_seq == 1
     assert (image.last_lsn, image.next_topic_id) == (rig.commits.next_lsn - 1, 3)
 
 

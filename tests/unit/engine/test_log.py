@@ -225,7 +225,7 @@ def test_what_died_while_a_segment_was_written_is_flipped() -> None:
     log.delete(np.array([10, 300]), np.array([11, 300]))
     flips = driver.topic.mark_sealed(plan, FakeIndex(plan))
     assert {key: list(rows) for key, rows in flips.items()} == {1: [9, 10, 299]}
-    assert flips == driver.topic.pending_flips
+    assert flips == driver.topic.files.pending
     assert (log.live_count, log.tail_count, log.tail_bytes) == (595, 0, 0)
 
 

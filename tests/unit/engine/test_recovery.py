@@ -29,6 +29,7 @@ from topics_server.entries import (
 )
 from topics_server.errors import StartRefused
 from topics_server.handoff import SnapshotImage
+from topics_server.inventory import FoundTopic, Objection
 from topics_server.limits import HEAD_RESERVE_SEQS
 from topics_server.model import Durability, TopicConfig
 
@@ -186,14 +187,14 @@ async def test_flips_that_a_snapshot_holds_are_made_before_anybody_reads() -> No
     await rig.sealer.tend(topic)
     await rig.delete("t", before_seq=3)
     await rig.checkpointer.take()
-    assert topic.pending_flips
+    assert topic.files.pending
     boot = Boot(image=rig.snapshots.images[0], segments=rig.segments)
     found = await boot.run()
     assert found.flips == 2
     assert rig.segments.kept[1][1].disk_flags[:3] == bytes([1, 1, 0])
     again = boot.registry.find("t")
     assert again is not None
-    assert not again.pending_flips
+    assert not again.files.pending
 
 
 async def test_a_delete_in_the_journal_is_flipped_too() -> None:
@@ -233,13 +234,14 @@ async def test_a_folder_that_nobody_knows_refuses_start_and_stays() -> None:
 async def test_a_missing_segment_refuses_start(monkeypatch: pytest.MonkeyPatch) -> None:
     segments = ListSegments()
     segments.kept[1] = {}
-
-    def missing(topic_id: int) -> None:
-        raise StartRefused("a listed file is missing", "segments/1/0000000001.data")
-
-    monkeypatch.setattr(segments, "open_topic", missing)
-    with pytest.raises(StartRefused, match="missing"):
+    missing = Objection("segments/1/0000000001.data", "a listed file is missing")
+    report = FoundTopic(1, "segments/1/manifest", 1, objections=[missing])
+    monkeypatch.setattr(segments, "open_topic", lambda topic_id, anchor=None: (report, []))
+    with pytest.raises(StartRefused, match=r"0000000001\.data: a listed file is missing"):
         await Boot((1, created(1, "t")), segments=segments).run()
+    # Judged after replay: of a topic that was dropped since nothing has to be there.
+    dropped = Boot((1, created(1, "t")), (2, TopicDropped(1, "t", 1)), segments=segments)
+    assert (await dropped.run()).folders_removed == 1
 
 
 async def test_progress_goes_from_nothing_to_one() -> None:

@@ -131,7 +131,7 @@ async def test_what_died_while_its_segment_was_written_is_flipped_after_it() -> 
     await rig.sealer.tend(topic)
     assert rig.segments.events == ["put 1", "flip [1]"]
     assert rig.segments.kept[1][1].disk_flags == bytes([1, 1, 1, 0, 0, 0, 0, 0])
-    assert not topic.pending_flips
+    assert not topic.files.pending
 
 
 async def test_a_delete_of_sealed_records_is_flipped_by_itself() -> None:
@@ -143,6 +143,53 @@ async def test_a_delete_of_sealed_records_is_flipped_by_itself() -> None:
     assert rig.segments.kept[1][1].disk_flags[:3] == bytes([1, 1, 0])
 
 
+async def test_a_delete_is_synced_before_its_flag_is_set() -> None:
+    """The next start compares flags with deletes: one without the other is damage."""
+    rig = Rig(is_prompt=False)
+    appended = asyncio.ensure_future(rig.append("t", *range(8)))
+    await asyncio.sleep(0)
+    rig.journal.sync_everything()
+    await appended
+    await rig.sealer.tend(topic_of(rig))
+    deleted = asyncio.ensure_future(rig.delete("t", before_seq=3))
+    await asyncio.sleep(0)
+    rig.journal.write(1)
+    await deleted
+    rig.journal.events.clear()
+    await rig.sealer.tend(topic_of(rig))
+    assert rig.journal.events == ["sync_all", "flip [1]"]
+
+
+async def test_flips_of_a_damaged_segment_stay_pending() -> None:
+    rig = Rig()
+    await rig.append("t", *range(8))
+    await worked(rig)
+    topic = topic_of(rig)
+    topic.files.untrusted = frozenset({1})
+    await rig.delete("t", before_seq=3)
+    await rig.sealer.tend(topic)
+    assert list(topic.files.pending) == [1]
+    assert "flip [1]" not in rig.segments.events
+    topic.files.untrusted = frozenset()
+    topic.files.flips_done(topic.files.due_flips(), {})
+    assert topic.files.untrusted == {1}
+
+
+async def test_a_changed_configuration_is_published_where_there_is_a_manifest() -> None:
+    rig = Rig()
+    await rig.append("t", 1)
+    await rig.store.put_topic("t", TopicConfig(ttl_ms=60_000), keep_type=False)
+    await worked(rig)
+    assert "manifest" not in rig.segments.events
+    await rig.append("t", *range(8))
+    await worked(rig)
+    await rig.store.put_topic("t", TopicConfig(ttl_ms=90_000), keep_type=False)
+    await worked(rig)
+    assert rig.segments.events[-1] == "manifest"
+    assert rig.segments.published_config(1) == TopicConfig(ttl_ms=90_000)
+    assert topic_of(rig).files.generation == rig.segments.generation_of(1)
+
+
 async def test_a_flip_stays_pending_until_it_is_made() -> None:
     rig = Rig()
     await rig.append("t", *range(8))
@@ -151,10 +198,10 @@ async def test_a_flip_stays_pending_until_it_is_made() -> None:
     await rig.delete("t", before_seq=3)
     with pytest.raises(StorageError):
         await rig.sealer.tend(topic_of(rig))
-    assert {key: list(v) for key, v in topic_of(rig).pending_flips.items()} == {1: [0, 1]}
+    assert {key: list(v) for key, v in topic_of(rig).files.pending.items()} == {1: [0, 1]}
     rig.segments.fault = None
     await rig.sealer.tend(topic_of(rig))
-    assert not topic_of(rig).pending_flips
+    assert not topic_of(rig).files.pending
 
 
 async def test_a_dead_segment_goes_only_when_what_killed_it_is_synced() -> None:

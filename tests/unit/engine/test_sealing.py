@@ -211,5 +211,5 @@ def test_an_evicted_segment_needs_no_flip_to_be_dropped() -> None:
     driver = segmented(3)
     driver.put(TopicConfig(cap_records=12))
     driver.expire()
-    assert not driver.topic.pending_flips
+    assert not driver.topic.files.pending
     assert sealing.plan_drops(driver.topic) == [1]

@@ -263,12 +263,12 @@ def test_a_sealed_delete_is_pending_until_its_flip_is_synced() -> None:
     assert entry is not None
     applied = driver.commit(entry)
     assert {key: list(rows) for key, rows in applied.flips.items()} == {1: [0, 1, 2]}
-    flips = driver.topic.copy_of_flips()
+    flips = driver.topic.files.due_flips()
     driver.delete(6)
-    driver.topic.flips_done(flips)
-    assert {key: list(rows) for key, rows in driver.topic.pending_flips.items()} == {1: [3, 4]}
+    driver.topic.flips_done(flips, {1: driver.indexes[1].digest()})
+    assert {key: list(rows) for key, rows in driver.topic.files.pending.items()} == {1: [3, 4]}
     driver.flip()
-    assert not driver.topic.pending_flips
+    assert not driver.topic.files.pending
 
 
 def test_a_segment_without_a_live_record_is_reported() -> None:
@@ -453,6 +453,6 @@ def test_dropping_segments_forgets_their_pending_flips() -> None:
     driver.seal()
     driver.delete(2)
     driver.topic.segments_dropped([1])
-    assert not driver.topic.pending_flips
-    driver.topic.flips_done({1: [0]})
-    assert not driver.topic.pending_flips
+    assert not driver.topic.files.pending
+    driver.topic.flips_done({1: [0]}, {})
+    assert not driver.topic.files.pending

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from tests.unit.engine.drive import Driver, Record, records_of
 from topics_server.appends import decode_append
 from topics_server.blocks import record_bytes
-from topics_server.engine.capture import capture, restore
+from topics_server.engine.capture import capture, decode, restore
 from topics_server.entries import Entry, Floor, RecordsAppended
 from topics_server.errors import Code, TopicsError
 from topics_server.limits import PAGE_SCAN_SLOTS_MAX
@@ -208,7 +208,7 @@ class TopicMachine(RuleBasedStateMachine):
         if seal_after:
             self.driver.seal()
         sealed = sorted(self.driver.indexes.values(), key=lambda index: index.first_seq)
-        self.driver.topic = restore(part, sealed)
+        self.driver.topic = restore(decode(part), sealed)
         assert capture(self.driver.topic) == part or seal_after or sealed
 
     # -- reading ---------------------------------------------------------------------------

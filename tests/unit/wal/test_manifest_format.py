@@ -21,6 +21,7 @@ from topics_server.wal.manifest_format import (
 )
 
 VECTOR = Path(__file__).parents[2] / "vectors" / "segments" / "manifest"
+VECTOR_2 = VECTOR.with_name("manifest-v2")
 
 
 def entry(segment_id: int, first_seq: int, tier: str = HOT) -> SegmentEntry:
@@ -40,7 +41,11 @@ def test_the_golden_manifest_is_decoded_and_encoded_again() -> None:
     (segment,) = found.segments
     assert (segment.segment_id, segment.tier, segment.first_seq) == (5, HOT, 101)
     assert (segment.record_count, found.next_segment_id) == (40, 6)
-    assert encode_manifest(found) == encoded
+    # Of version 1: it counts as the first generation, of a store without an id.
+    assert (found.generation, found.store_id) == (1, "")
+    newer = dataclasses.replace(found, generation=3 << 24, store_id="5" * 32)
+    assert encode_manifest(newer) == VECTOR_2.read_bytes()
+    assert decode_manifest(VECTOR_2.read_bytes()) == newer
 
 
 @pytest.mark.parametrize("offset", range(0, len(VECTOR.read_bytes())))
