@@ -541,6 +541,46 @@ def test_events_begin_at_the_end_where_that_is_asked_for(door: Door, path: str) 
     again.close()
 
 
+def resumed(door: Door, path: str, last_id: str | None, offset: str = "-1") -> Events:
+    """The events a browser asks for that reconnects: its first URL again, and its last id."""
+    headers = () if last_id is None else (f"Last-Event-ID: {last_id}",)
+    return Events(door.api.url, f"{door.mount}/{path}?offset={offset}&live=sse", headers)
+
+
+@pytest.mark.parametrize("after", ["data", "control"])
+def test_a_browser_that_reconnects_hears_nothing_twice(door: Door, path: str, after: str) -> None:
+    door.put(path, body=b"a")
+    events = resumed(door, path, None)
+    first = [events.event(), events.event()]
+    assert [event.name for event in first] == ["data", "control"]
+    last_id = first[after == "control"].id
+    assert last_id == json.loads(first[1].data)["streamNextOffset"]
+    events.close()
+    door.post(path, b"b")
+    events = resumed(door, path, last_id)
+    assert events.pair()[0] == "b"
+    events.close()
+
+
+@pytest.mark.parametrize("last_id", ["", "garbage", "-1", "now", "1_2_3"])
+def test_an_id_that_is_no_offset_is_ignored(door: Door, path: str, last_id: str) -> None:
+    door.put(path, body=b"a")
+    events = resumed(door, path, last_id)
+    assert events.pair()[0] == "a"
+    events.close()
+
+
+def test_a_browser_that_has_read_a_closed_stream_is_told_to_stop(door: Door, path: str) -> None:
+    tail = door.put(path, body=b"a", stream_closed="true").headers["stream-next-offset"]
+    again = door.get(path, "offset=-1&live=sse", last_event_id=tail)
+    assert (again.status_code, again.content) == (204, b"")
+    assert again.headers["stream-closed"] == "true"
+    # Without an id it is not a browser that comes back: the protocol's own answer.
+    events = resumed(door, path, None, offset=tail)
+    assert events.pair()[1]["streamClosed"] is True
+    assert events.rest() == []
+
+
 def test_closing_ends_the_events(door: Door, path: str) -> None:
     door.put(path, body=b"x")
     events = door.follow(path)

@@ -43,15 +43,20 @@ def headers_of(view: StreamView) -> Headers:
 
 
 def data_frame(page: StreamPage) -> bytes:
-    """The event with a page's messages; nothing if there are none."""
+    """The event with a page's messages; nothing if there are none.
+
+    Its `id` is the offset behind them: a browser that reconnects sends it as `Last-Event-ID`. The
+    id comes last, since some clients look for `data` right behind `event`.
+    """
     if not page.datas:
         return b""
-    body = body_of(page)
+    body, at = body_of(page), text_of(page.next).encode()
     if is_encoded(page.view):
-        return b"event: data\ndata:%b\n\n" % base64.b64encode(body)
+        return b"event: data\ndata:%b\nid:%b\n\n" % (base64.b64encode(body), at)
     if not page.view.is_json:
         body = body.decode("utf-8", "replace").encode()
-    return b"event: data\n%b\n" % b"".join(map(_data_line, _LINE_BREAKS.split(body)))
+    lines = b"".join(map(_data_line, _LINE_BREAKS.split(body)))
+    return b"event: data\n%bid:%b\n\n" % (lines, at)
 
 
 def _data_line(line: bytes) -> bytes:
@@ -61,11 +66,12 @@ def _data_line(line: bytes) -> bytes:
 
 def control_frame(page: StreamPage, cursor: int) -> bytes:
     """Where the next read goes on, and whether there is, or will be, more."""
-    told: dict[str, object] = {"streamNextOffset": text_of(page.next)}
+    at = text_of(page.next)
+    told: dict[str, object] = {"streamNextOffset": at}
     if page.is_closed:
         told["streamClosed"] = True
     else:
         told["streamCursor"] = str(cursor)
         if page.is_up_to_date:
             told["upToDate"] = True
-    return b"event: control\ndata:%b\n\n" % _encode(told)
+    return b"event: control\ndata:%b\nid:%b\n\n" % (_encode(told), at.encode())

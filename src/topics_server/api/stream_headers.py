@@ -18,7 +18,7 @@ import msgspec
 from topics_server.api.bodies import header_key
 from topics_server.api.names import stream_source_of
 from topics_server.api.producer_headers import stamp_of
-from topics_server.errors import invalid
+from topics_server.errors import TopicsError, invalid
 from topics_server.limits import (
     STREAM_SEQ_BYTES_MAX,
     STREAM_TTL_S_MAX,
@@ -128,6 +128,20 @@ def read_asked(query: bytes) -> ReadAsked:
     # One that is none of ours is as none.
     known = int(cursor) if _CURSOR.fullmatch(cursor) is not None else None
     return ReadAsked(at, explicit, _LIVE[live], known)
+
+
+def resumed_at(asked: ReadAsked, last_event_id: bytes | None) -> ReadAsked | None:
+    """What a browser asks for that reconnects to events; None without an `id` of this server's.
+
+    It repeats the URL it began with, so the id of its last event wins over the offset there.
+    """
+    if not last_event_id:
+        return None
+    try:
+        at = position_of(last_event_id.decode("latin-1"), "Last-Event-ID")
+    except TopicsError:
+        return None
+    return msgspec.structs.replace(asked, at=at, explicit=True)
 
 
 def _parameters(query: bytes) -> dict[str, str]:

@@ -39,6 +39,7 @@ from topics_server.api.stream_headers import (
     closes,
     create_asked,
     read_asked,
+    resumed_at,
 )
 from topics_server.api.stream_pages import (
     body_of,
@@ -170,7 +171,8 @@ async def read(state: ServerState, request: Request) -> Answer:
     asked = read_asked(request.query)
     await _turn(state, request)
     if asked.live == "sse":
-        return await _follow(state, request, streams, asked)
+        resumed = resumed_at(asked, request.headers.get(b"last-event-id"))
+        return await _follow(state, request, streams, resumed or asked, is_resumed=bool(resumed))
     if asked.live == "long-poll":
         return await _wait(state, request, streams, asked)
     if asked.at is None:
@@ -328,10 +330,21 @@ async def _wait(
 
 
 async def _follow(
-    state: ServerState, request: Request, streams: Streams, asked: ReadAsked
-) -> EventStream:
-    """The events of a stream; what is wrong with it is told before they begin."""
+    state: ServerState,
+    request: Request,
+    streams: Streams,
+    asked: ReadAsked,
+    *,
+    is_resumed: bool,
+) -> Answer:
+    """The events of a stream; what is wrong with it is told before they begin.
+
+    A browser that has read a closed stream to its end is answered 204, or it would reconnect for
+    ever.
+    """
     page = await _read(state, request, streams, asked)
+    if is_resumed and page.is_closed and not page.datas:
+        return Response(204, b"", (_NO_STORE, *page_headers(page), offset_header(page.next)))
     # It may have been waited for.
     admit(state)
     slot = ConnectionSlot(state, request.caller.key)

@@ -11,6 +11,11 @@ from tests.unit.api.test_stream_pages import page
 from topics_server.api.stream_frames import control_frame, data_frame, headers_of
 
 
+def with_id(frame: bytes, seq: int = 1) -> bytes:
+    """The frame with the offset behind its messages as its id."""
+    return frame.removesuffix(b"\n") + b"id:%016d_%016d\n\n" % (seq, 7)
+
+
 @pytest.mark.parametrize(
     ("body", "frame"),
     [
@@ -23,15 +28,15 @@ from topics_server.api.stream_frames import control_frame, data_frame, headers_o
     ],
 )
 def test_lines_of_text(body: bytes, frame: bytes) -> None:
-    assert data_frame(page(body)) == frame
+    assert data_frame(page(body)) == with_id(frame)
 
 
 def test_messages_of_a_page_are_one_event() -> None:
-    assert data_frame(page(b"\xc3", b"\xa4")) == b"event: data\ndata:\xc3\xa4\n\n"
+    assert data_frame(page(b"\xc3", b"\xa4")) == with_id(b"event: data\ndata:\xc3\xa4\n\n", 2)
     array = data_frame(page(b'{\n"a":1}', b"2", kind="application/json"))
-    assert array == b'event: data\ndata:[{\ndata:"a":1},2]\n\n'
+    assert array == with_id(b'event: data\ndata:[{\ndata:"a":1},2]\n\n', seq=2)
     encoded = data_frame(page(b"\0", b"\n", kind="image/png"))
-    assert base64.b64decode(encoded.removeprefix(b"event: data\ndata:")) == b"\0\n"
+    assert base64.b64decode(encoded.partition(b"\ndata:")[2].partition(b"\n")[0]) == b"\0\n"
     assert data_frame(page()) == b""
 
 
@@ -50,8 +55,10 @@ def test_only_bytes_are_encoded() -> None:
 
 def told(frame: bytes) -> object:
     assert frame.startswith(b"event: control\ndata:{")
-    assert frame.endswith(b"}\n\n")
-    return json.loads(frame.removeprefix(b"event: control\ndata:"))
+    value, _, last = frame.partition(b"data:")[2].partition(b"\nid:")
+    found: dict[str, object] = json.loads(value)
+    assert last == b"%b\n\n" % str(found["streamNextOffset"]).encode()
+    return found
 
 
 def test_control_says_where_it_goes_on() -> None:

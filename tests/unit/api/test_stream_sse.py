@@ -68,7 +68,8 @@ async def test_a_comment_comes_each_time_nothing_came_for_as_long() -> None:
 
 async def test_what_comes_is_told_without_a_comment() -> None:
     told = await told_of(Quiet(page(b"x"), page(first=2)))
-    assert told[0].startswith(b"event: data\ndata:x\n\nevent: control\n")
+    assert told[0].startswith(b"event: data\ndata:x\nid:")
+    assert b"\n\nevent: control\ndata:{" in told[0]
     assert [bool(BEAT.fullmatch(piece)) for piece in told] == [False, True]
 
 
