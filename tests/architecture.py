@@ -46,7 +46,7 @@ def driver(*imports: str) -> Row:
 # Values and rules at the bottom: importable by every other module, rows need not list them.
 LEAVES = {
     "limits": pure(),
-    "errors": pure(),
+    "errors": pure("limits"),
     "model": pure("limits"),
     "rendered": pure("limits", "model", "blocks", "grammars"),
     # The shape of JSON, measured without decoding it.
@@ -782,7 +782,7 @@ API = {
         "api.watch_bodies",
         "engine.subscription",
     ),
-    "api.ws_frames": pure("engine.answers", "engine.subscription"),
+    "api.ws_frames": pure("api.problems", "engine.answers", "engine.subscription"),
     "api.ws": driver(
         "api.request_ids",
         "api.access",

@@ -14,7 +14,7 @@ from typing import Annotated, Final, TypeVar
 import msgspec
 
 from topics_server.blocks import Payloads
-from topics_server.errors import Code, TopicsError, invalid
+from topics_server.errors import Code, TopicsError, clipped, invalid
 from topics_server.json_shape import exceeds_depth, has_more_items
 from topics_server.limits import (
     DELAY_MS_MAX,
@@ -47,6 +47,13 @@ _RECORD_BYTES_MIN: Final = 11
 # UTF-8 is checked in pieces of this size: decoded at once, a body may take four times its size.
 _UTF8_PIECE_BYTES: Final = 256 * KIB
 _CHAR_BYTES_MAX: Final = 4
+# An escape in a string, a pair of surrogates as one; and how far a refusal looks for half a pair.
+_ESCAPES: Final = re.compile(
+    rb"\\(?:u[Dd][89ABab][0-9A-Fa-f]{2}\\u[Dd][C-Fc-f][0-9A-Fa-f]{2}"
+    rb"|(?P<lone>u[Dd][89A-Fa-f][0-9A-Fa-f]{2})|.)",
+    re.DOTALL,
+)
+_SURROGATES_SOUGHT_BYTES: Final = 65_536
 _FIELD_PATH: Final = re.compile(r" - at `(?:key in )?\$\.?([^`]*)`$")
 
 
@@ -382,10 +389,21 @@ def decode_json(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
     except msgspec.ValidationError as error:
         raise _wrong_type(str(error)) from None
     except msgspec.DecodeError as error:
-        raise invalid(f"body is not valid JSON: {error}") from None
+        raise not_json(error, body) from None
     except RecursionError:
         raise _too_deep(None) from None
     return value
+
+
+def not_json(error: msgspec.DecodeError, body: bytes) -> TopicsError:
+    """What is told of a body that the decoder does not take; half a character is told as such."""
+    for escape in _ESCAPES.finditer(body, 0, _SURROGATES_SOUGHT_BYTES):
+        if escape.lastgroup == "lone":
+            shown = escape[0].decode("ascii")
+            return invalid(
+                f"body has a lone surrogate, which is no character: {shown} (byte {escape.start()})"
+            )
+    return invalid(f"body is not valid JSON: {error}")
 
 
 def _wrong_type(message: str) -> TopicsError:
@@ -394,7 +412,10 @@ def _wrong_type(message: str) -> TopicsError:
     path = found.group(1) if found else ""
     if missing:
         path = f"{path}.{missing.group(1)}" if path else missing.group(1)
-    return invalid(message.replace("$.", ""), path or None)
+    # The rest may repeat what was sent: a word that is none of those that may be.
+    what = clipped(message[: found.start()] if found else message)
+    where = found.group().replace("$.", "") if found else ""
+    return invalid(what + where, path or None)
 
 
 def _checked_meta(meta: bytes, index: int) -> bytes:

@@ -10,6 +10,8 @@ import enum
 from collections.abc import Mapping
 from typing import Any
 
+from topics_server.limits import ECHO_BYTES_MAX
+
 
 class Code(enum.Enum):
     """Stable machine-readable codes of the contract (§0.6); the value is what clients see."""
@@ -67,6 +69,16 @@ def invalid(message: str, field: str | None = None) -> TopicsError:
 def topic_not_found(name: str) -> TopicsError:
     """404 in the contract's words."""
     return TopicsError(Code.TOPIC_NOT_FOUND, f'topic "{name}" does not exist', {"topic": name})
+
+
+def clipped(text: str) -> str:
+    """What of a text that was sent is repeated in a refusal: `ECHO_BYTES_MAX` bytes at most."""
+    if len(text) * 4 <= ECHO_BYTES_MAX:
+        return text
+    encoded = text.encode("utf-8", "replace")
+    if len(encoded) <= ECHO_BYTES_MAX:
+        return text
+    return encoded[:ECHO_BYTES_MAX].decode("utf-8", "ignore")
 
 
 class StorageError(Exception):

@@ -28,6 +28,7 @@ from topics_server.appends import (
     batch_too_large,
     check_utf8,
     decode_append,
+    not_json,
     of_columns,
 )
 from topics_server.blocks import BYTES_MARK
@@ -132,7 +133,7 @@ def decode_messages(body: bytes, max_records: int | None = None) -> DecodedAppen
             _VALUE_DECODER.decode(body)
             datas = [body.strip(_SPACES)]
     except msgspec.DecodeError as error:
-        raise invalid(f"body is not valid JSON: {error}") from None
+        raise not_json(error, body) from None
     except RecursionError:
         raise invalid(f"JSON is nested deeper than {JSON_DEPTH_MAX} levels") from None
     if any(len(data) > 2 * JSON_DEPTH_MAX and exceeds_depth(data) for data in datas):

@@ -175,7 +175,7 @@ def _run(settings: Settings, output: logs.LogOutput) -> int:
         lifespan="off",
         access_log=False,
         log_config=None,
-        date_header=False,
+        date_header=True,
         server_header=False,
         proxy_headers=False,
         backlog=_BACKLOG,

@@ -68,6 +68,7 @@ def _calls(topic: str) -> list[tuple[str, str, bytes, list[str]]]:
         ("POST", f"/v0/topics/{topic}/nack", lease, [JSON]),
         ("POST", f"/v0/topics/{topic}/extend", b'{"node":"n","seqs":[1],"lease_ms":1000}', [JSON]),
         ("PUT", f"/v0/topics/{topic}-new", b"", []),
+        ("PATCH", f"/v0/topics/{topic}", b'{"ttl_ms":1}', [JSON]),
         ("DELETE", f"/v0/topics/{topic}", b"", []),
         ("POST", "/v0/admin/seal", b"", []),
         ("POST", "/v0/watch", b'{"topics":{"%b":{}}}' % topic.encode(), [JSON]),

@@ -102,7 +102,6 @@ FLAGS: Final[dict[str, object]] = {
     "an object": {},
 }
 FILTERS: Final[dict[str, tuple[object, str]]] = {
-    "a string": ("public:*", "filter"),
     "a number": (1, "filter"),
     "true": (True, "filter"),
     "an object": ({"tag": "a"}, "filter"),

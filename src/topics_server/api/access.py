@@ -25,7 +25,7 @@ from topics_server.api.keys import (
     bearer_token,
 )
 from topics_server.api.tickets import Tickets
-from topics_server.errors import Code, TopicsError
+from topics_server.errors import Code, TopicsError, clipped
 
 _NO_KEY: Final = "this server asks for a key: Authorization: Bearer <key>"
 _UNKNOWN_KEY: Final = "the key is not one of this server's"
@@ -129,7 +129,7 @@ def check_name(caller: Caller, name: str, field: str) -> None:
     if not caller.may_name(name):
         raise TopicsError(
             Code.FORBIDDEN,
-            f'"{name}" is outside of the names that the key may touch',
+            f'"{clipped(name)}" is outside of the names that the key may touch',
             {"field": field, "name": name},
         )
 

@@ -254,6 +254,7 @@ class SocketConnection(WebSocketsSansIOProtocol):
                 "Connection": "close",
                 "Content-Type": JSON_TYPE.decode(),
                 "Content-Length": str(len(body)),
+                "Date": response.headers["Date"],
                 "X-Request-Id": request_id({}).decode("ascii"),
                 # What it would take (RFC 6455, 4.4).
                 "Sec-WebSocket-Version": "13",

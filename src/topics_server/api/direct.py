@@ -202,7 +202,9 @@ class DirectHttp(UploadHttp):
                 self._respond(pending, response)
         except Exception as error:
             path = pending.path.decode("latin-1")
-            response = response_to(error, pending.method, path, pending.request_id)
+            response = response_to(
+                error, pending.method, path, pending.request_id, pending.started_ms
+            )
             if pending.response_complete:
                 self.transport.abort()
             else:

@@ -275,21 +275,26 @@ class Routes:
         return route, unquote_to_bytes(name) if b"%" in name else name
 
 
-def response_of(error: TopicsError, extra: Headers = ()) -> Response:
-    """A refusal as a response."""
-    return Response(status_of(error), envelope(error), headers_of(error) + extra)
+def response_of(
+    error: TopicsError, extra: Headers = (), started_ms: float | None = None
+) -> Response:
+    """A refusal as a response; `started_ms`: of its request, where there was one."""
+    total_ms = None if started_ms is None else monotonic_ms() - started_ms
+    return Response(status_of(error), envelope(error, total_ms), headers_of(error) + extra)
 
 
-def response_to(error: Exception, method: str, path: str, request_id: bytes) -> Response:
+def response_to(
+    error: Exception, method: str, path: str, request_id: bytes, started_ms: float
+) -> Response:
     """What a client is told of what a handler raised; what it is not told is logged."""
     if isinstance(error, TopicsError):
-        return response_of(error)
+        return response_of(error, started_ms=started_ms)
     if isinstance(error, StorageError):
         log.error("storage refused %s %s (%s): %s", method, path, request_id.decode("ascii"), error)
-        return response_of(from_storage(error))
+        return response_of(from_storage(error), started_ms=started_ms)
     shown = request_id.decode("ascii")
     log.error("defect while serving %s %s (%s)", method, path, shown, exc_info=error)
-    return response_of(internal())
+    return response_of(internal(), started_ms=started_ms)
 
 
 class Application:
@@ -338,7 +343,7 @@ class Application:
             await _hang_up(receive, send)
             return
         except Exception as error:
-            response = response_to(error, scope["method"], scope["path"], request_id)
+            response = response_to(error, scope["method"], scope["path"], request_id, started_ms)
         raw_path: bytes = scope.get("raw_path") or scope["path"].encode("utf-8")
         if b"prefer" in headers and isinstance(response, Response):
             response = as_preferred(response, headers, raw_path)
@@ -346,6 +351,11 @@ class Application:
         if isinstance(response, EventStream):
             place.free()
             self.observer.answered(scope["method"], raw_path, 200, 0, started_ms, request_id)
+            if scope.get("http_version") == "1.0":
+                Socket(send).end_with_connection()
+            if not Socket(send).is_kept:
+                # Whoever serves says that the connection ends; it is said once.
+                told = [header for header in told if header[0] != b"connection"]
             told.append((REQUEST_ID, request_id))
             await _stream(response, told, scope["method"], receive, send)
             return
@@ -451,7 +461,8 @@ class Application:
             allow = ((b"allow", route.allow.encode("ascii")),)
             if method == "OPTIONS":
                 return Response(204, b"", allow)
-            return response_of(method_not_allowed(method[:32], route.allow), allow)
+            error = method_not_allowed(method[:32], route.allow)
+            return response_of(error, allow, started_ms)
         caller = self._caller(route, method, headers, scope["query_string"], segment)
         if b"origin" in headers or b"sec-fetch-site" in headers:
             self._check_page(route, method, scope["query_string"], headers, caller)

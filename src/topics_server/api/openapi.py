@@ -324,7 +324,7 @@ def _queue_paths() -> Schema:
 
 def _work() -> Schema:
     node = query("node", text(minLength=1), "Who the jobs are leased to.")
-    depth: Schema = {"type": "integer", "minimum": 0, "default": 1}
+    depth: Schema = {"type": "integer", "minimum": 1, "default": 1}
     return operation(
         "work",
         "Jobs as they come, at most `max` in flight; all are released when the stream ends.",

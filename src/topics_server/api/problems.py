@@ -10,7 +10,7 @@ from typing import Final
 
 import msgspec
 
-from topics_server.errors import Code, DiskFull, ReadOnly, StorageError, TopicsError
+from topics_server.errors import Code, DiskFull, ReadOnly, StorageError, TopicsError, clipped
 
 Headers = tuple[tuple[bytes, bytes], ...]
 
@@ -109,12 +109,26 @@ def _end_of_stream(error: TopicsError) -> Headers:
     return told
 
 
-def envelope(error: TopicsError) -> bytes:
-    """The body of a refusal; `detail` is absent when there is nothing to say."""
+def envelope(error: TopicsError, total_ms: float | None = None) -> bytes:
+    """The body of a refusal; `total_ms`: since its request arrived, where there was one."""
+    told: dict[str, object] = {"error": described(error)}
+    if total_ms is not None:
+        told["performance"] = {"server_total_ms": round(total_ms, 3)}
+    return _encode(told)
+
+
+def described(error: TopicsError) -> dict[str, object]:
+    """What is told of a refusal; `detail` is absent when there is nothing to say.
+
+    Texts in `detail` are what was sent, so they are clipped here; messages clip what they repeat.
+    """
     told: dict[str, object] = {"code": error.code.value, "message": error.message}
     if error.detail:
-        told["detail"] = error.detail
-    return _encode({"error": told})
+        told["detail"] = {
+            name: clipped(value) if isinstance(value, str) else value
+            for name, value in error.detail.items()
+        }
+    return told
 
 
 def from_storage(error: StorageError) -> TopicsError:

@@ -288,7 +288,9 @@ def _node(node: str, limits: QueueLimits) -> str:
 
 
 def _max_jobs(sent: int, most: int) -> int:
-    return max(1, min(sent, most))
+    if sent < 1:
+        raise invalid("max must be at least 1", "max")
+    return min(sent, most)
 
 
 def _lease_ms(sent: int) -> int:

@@ -57,10 +57,13 @@ def _asked_append(
     """What an append asks for; `decoded` is its body, if that was decoded already."""
     query = request.query
     with_seqs = query_bool(parse_query(query), "return_seqs", True) if query else True
-    key = header_key(request.headers.get(b"idempotency-key"))
     producer = stamp_of(request.headers)
     if decoded is None:
         decoded = decode_append(request.body, max_records=state.settings.max_batch_records)
+    key = None
+    if decoded.idempotency_key is None:
+        # The body's wins, whatever the header's is (§0.8).
+        key = header_key(request.headers.get(b"idempotency-key"))
     return _Append(decoded, key, producer, with_seqs)
 
 

@@ -1,7 +1,7 @@
 """The request shapes of routers (§6): a definition, and the query of a list.
 
 Pure. Decoded once, defaults filled in; wrong types are `invalid_request` with the field's path. A
-filter is one of the tuples that a delete matches with. Called by `api/routers`.
+filter has the forms of a delete's `match`. Called by `api/routers`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from topics_server.api.bodies import (
     decode_body,
     query_cursor,
     query_page_size,
-    tag_tuple,
+    tag_match,
 )
 from topics_server.api.lists import check_items
 from topics_server.errors import invalid
@@ -30,7 +30,7 @@ class _Put(msgspec.Struct, gc=False, rename={"start": "from"}):
     preserve_node: bool = True
     preserve_tag: bool = True
     create_dest: bool = True
-    filter: list[msgspec.Raw] | None = None
+    filter: str | list[msgspec.Raw] | None = None
     allow_cycle: bool = False
     guarantee: Guarantee = Guarantee.AT_LEAST_ONCE
     start: Literal["earliest", "head"] = "head"
@@ -74,7 +74,7 @@ def decode_router(body: bytes) -> RouterSpec:
         dest=sent.dest,
         preserve_node=sent.preserve_node,
         preserve_tag=sent.preserve_tag,
-        filter=None if sent.filter is None else tag_tuple(sent.filter, "filter"),
+        filter=tag_match(sent.filter, "filter"),
         allow_cycle=sent.allow_cycle,
         guarantee=sent.guarantee,
     )

@@ -377,7 +377,7 @@ def _queue_requests() -> Schema:
         "ClaimRequest": object_of(
             "node",
             node=text("Who claims.", minLength=1),
-            max={"type": "integer", "minimum": 0, "maximum": U32_MAX, "default": 1},
+            max={"type": "integer", "minimum": 1, "maximum": U32_MAX, "default": 1},
             lease_ms={"anyOf": [u64(lease_ms), {"type": "null"}]},
             wait_ms=u64(f"For the first job; clamped to {CLAIM_WAIT_MS_MAX}.", default=0),
         ),
@@ -398,7 +398,7 @@ def _queue_requests() -> Schema:
             match=match | {"description": "As in a delete."},
             all=boolean(False),
             after_seq=u64("`next_after_seq` of the call before.", default=0),
-            max={"type": "integer", "minimum": 0, "maximum": U32_MAX},
+            max={"type": "integer", "minimum": 1, "maximum": U32_MAX},
         )
         | {"description": "Exactly one of `seqs`, `tag`, `match` and `all`."},
     }
@@ -457,8 +457,9 @@ def _router_schemas() -> Schema:
         "preserve_node": boolean(True, "Copies keep `$node`."),
         "preserve_tag": boolean(True, "Copies keep `$tag`."),
         "filter": {
-            "anyOf": [_tag_tuple(), {"type": "null"}],
-            "description": "Copies only records whose tag matches, as in a delete.",
+            "anyOf": [text(), _tag_tuple(), {"type": "null"}],
+            "description": "Copies only records whose tag matches, as in a delete; a string: "
+            "exactly this one.",
         },
         "allow_cycle": boolean(False, "It may close a cycle; copies then end at the hop cap."),
         "guarantee": guarantee,
@@ -514,7 +515,7 @@ def _other_answers() -> Schema:
             **{name: {"type": "number"} for name in times},
             records_scanned=u64(),
         ),
-        "Error": object_of("error", error=told),
+        "Error": object_of("error", error=told, performance=ref("Performance")),
         "Metrics": {
             "type": "object",
             "description": "Figures by name; the same as in the text.",

@@ -13,6 +13,26 @@ from collections.abc import Callable
 from typing import Any
 
 
+class _AnyLength(int):
+    """The length of a body that ends when its connection does: uvicorn counts down to 0."""
+
+    def __new__(cls) -> _AnyLength:
+        """More than any body has."""
+        return super().__new__(cls, 2**63)
+
+    def __sub__(self, _sent: int) -> _AnyLength:
+        return self
+
+    def __ne__(self, _left: object) -> bool:
+        """Nothing is missing."""
+        return False
+
+    def __eq__(self, _left: object) -> bool:
+        return True
+
+    __hash__ = int.__hash__
+
+
 class Socket:
     """The connection of one response or WebSocket."""
 
@@ -102,6 +122,21 @@ class Socket:
         if self._transport is not None:
             self._transport.close()
             asyncio.get_running_loop().call_later(seconds, self._transport.abort)
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether the connection is there for more behind this response."""
+        return bool(getattr(self._protocol, "keep_alive", True))
+
+    def end_with_connection(self) -> None:
+        """Have the body of a response end with its connection: HTTP/1.0 knows no chunks.
+
+        To be asked for before the response begins.
+        """
+        protocol = self._protocol
+        if hasattr(protocol, "expected_content_length"):
+            protocol.keep_alive = protocol.chunked_encoding = False
+            protocol.expected_content_length = _AnyLength()
 
     def abort(self) -> None:
         """Hang up at once."""

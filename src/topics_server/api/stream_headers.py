@@ -11,11 +11,10 @@ import datetime
 import re
 from collections.abc import Mapping
 from typing import Final, Literal
-from urllib.parse import parse_qsl
 
 import msgspec
 
-from topics_server.api.bodies import header_key
+from topics_server.api.bodies import header_key, query_pairs
 from topics_server.api.names import stream_source_of
 from topics_server.api.producer_headers import stamp_of
 from topics_server.errors import TopicsError, invalid
@@ -146,12 +145,8 @@ def resumed_at(asked: ReadAsked, last_event_id: bytes | None) -> ReadAsked | Non
 
 def _parameters(query: bytes) -> dict[str, str]:
     """The parameters, each of ours once."""
-    try:
-        pairs = parse_qsl(query.decode("ascii"), keep_blank_values=True, errors="strict")
-    except UnicodeDecodeError:
-        raise invalid("the query is not percent-encoded UTF-8") from None
     found: dict[str, str] = {}
-    for name, value in pairs:
+    for name, value in query_pairs(query):
         if name in found and name in ("offset", "live", "cursor"):
             raise invalid(f"{name} is there twice", name)
         found[name] = value

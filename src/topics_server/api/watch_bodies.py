@@ -109,8 +109,9 @@ def decode_watch(
         limit=min(sent.limit or DIFF_LIMIT_DEFAULT, max_limit),
         max_batch_bytes=min(sent.max_batch_bytes or PAGE_BYTES_DEFAULT, PAGE_BYTES_MAX),
         heartbeat_ms=max(HEARTBEAT_MS_MIN, min(HEARTBEAT_MS_MAX, sent.heartbeat_ms)),
+        # Without data there are `$` fields only (the contract's README).
         shown=(TAGS if sent.include_tags else 0)
-        | (META if sent.include_meta else 0)
+        | (META if sent.include_meta and sent.include_data else 0)
         | (DATA if sent.include_data else 0),
         strong=sent.consistency == "strong",
     )

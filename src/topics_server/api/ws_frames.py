@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
+from topics_server.api.problems import described
 from topics_server.engine.answers import Appended
 from topics_server.engine.subscription import CaughtUp, Event, Records, Tombstone, TopicDeleted
 from topics_server.errors import Code, TopicsError
@@ -219,8 +220,4 @@ def error(request_id: str | None, refusal: TopicsError) -> bytes:
     told: dict[str, Any] = {"op": "error"}
     if request_id is not None:
         told["request_id"] = request_id
-    told["code"] = refusal.code.value
-    told["message"] = refusal.message
-    if refusal.detail:
-        told["detail"] = refusal.detail
-    return _encode(told)
+    return _encode(told | described(refusal))

@@ -19,7 +19,7 @@ from topics_server import limits
 from topics_server.engine.ports import SealedIndex
 from topics_server.engine.topic import Applied, Topic
 from topics_server.entries import Entry, Floor, RecordsAppended, TopicDropped, TopicPut
-from topics_server.errors import Code, TopicsError, invalid
+from topics_server.errors import Code, TopicsError, clipped, invalid
 from topics_server.model import (
     Durability,
     LossReason,
@@ -133,7 +133,7 @@ class Registry:
         """
         for path in paths:
             if self.fork_counts and self.fork_counts[path]:
-                message = f'stream "{path}" was deleted and still has forks'
+                message = f'stream "{clipped(path)}" was deleted and still has forks'
                 raise TopicsError(held, message, {"stream": path})
             if is_hashed_name(path):
                 raise invalid(

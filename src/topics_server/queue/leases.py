@@ -139,17 +139,18 @@ class LeaseBook:
     def decide_ack(
         self, node: str, seqs: Sequence[int], lease_ids: Sequence[int] | None
     ) -> Matched:
-        """Which of these jobs the node may complete (§10.4); each is hit once."""
+        """Which of these jobs the node may complete (§10.4); each counts once."""
         hit: dict[int, None] = {}
-        skipped: list[int] = []
+        missed: dict[int, None] = {}
         joining: dict[int, None] = {}
         for seq, job in self._held(node, seqs, lease_ids):
-            if job is None or seq in hit or seq in joining:
-                skipped.append(seq)
+            if job is None:
+                missed[seq] = None
             elif job.flags & ACKING:
                 joining[seq] = None
             else:
                 hit[seq] = None
+        skipped = [seq for seq in missed if seq not in hit and seq not in joining]
         return Matched(list(hit), skipped, list(joining))
 
     def decide_nack(
@@ -184,14 +185,15 @@ class LeaseBook:
     def _hit(
         self, node: str, seqs: Sequence[int], lease_ids: Sequence[int] | None
     ) -> tuple[list[int], list[int]]:
+        """The jobs the node holds and the seqs it does not; each once."""
         hit: dict[int, None] = {}
-        skipped: list[int] = []
+        missed: dict[int, None] = {}
         for seq, job in self._held(node, seqs, lease_ids):
-            if job is None or seq in hit or job.flags & ACKING:
-                skipped.append(seq)
+            if job is None or job.flags & ACKING:
+                missed[seq] = None
             else:
                 hit[seq] = None
-        return list(hit), skipped
+        return list(hit), [seq for seq in missed if seq not in hit]
 
     def _held(
         self, node: str, seqs: Sequence[int], lease_ids: Sequence[int] | None

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 from topics_server.engine.answers import Gap
-from topics_server.errors import Code, TopicsError
+from topics_server.errors import Code, TopicsError, clipped
 
 
 def not_found(path: str) -> TopicsError:
     """404: no stream is there."""
-    return TopicsError(Code.STREAM_NOT_FOUND, f'stream "{path}" does not exist', {"stream": path})
+    message = f'stream "{clipped(path)}" does not exist'
+    return TopicsError(Code.STREAM_NOT_FOUND, message, {"stream": path})
 
 
 def gone(path: str, why: str = "") -> TopicsError:
     """410: it was deleted and has forks, or what was asked for is not retained."""
-    message = why or f'stream "{path}" was deleted and still has forks'
+    message = why or f'stream "{clipped(path)}" was deleted and still has forks'
     return TopicsError(Code.STREAM_GONE, message, {"stream": path})
+
+
+def held(path: str) -> TopicsError:
+    """409: a stream that was deleted and has forks has its path for as long."""
+    return conflict(path, f'stream "{clipped(path)}" was deleted and still has forks')
 
 
 def lost(path: str, gap: Gap, next_offset: str) -> TopicsError:

@@ -27,7 +27,7 @@ from topics_server.engine.store import Store
 from topics_server.engine.streaming import StreamWrites
 from topics_server.engine.topic import Topic
 from topics_server.engine.waiting import ring_or_timeout
-from topics_server.errors import Code, TopicsError, invalid
+from topics_server.errors import Code, TopicsError, clipped, invalid
 from topics_server.model import ProducerStamp, StreamFacts, StreamStep, TopicConfig
 from topics_server.streams.content import Content, in_words_of_streams
 from topics_server.streams.forks import Forks
@@ -35,7 +35,7 @@ from topics_server.streams.lifetimes import Lifetimes
 from topics_server.streams.offsets import text_of
 from topics_server.streams.paths import topic_of
 from topics_server.streams.places import position_after, same_type, view_of
-from topics_server.streams.refusals import conflict, gone, lost, not_found
+from topics_server.streams.refusals import conflict, gone, held, lost, not_found
 from topics_server.streams.values import (
     AppendAsked,
     CreateAsked,
@@ -107,15 +107,17 @@ class Streams:
             topic = self._registry.find(name)
             if topic is not None:
                 if own_path(topic) != path:
-                    raise conflict(path, f'the topic of stream "{path}" is another stream\'s')
+                    raise conflict(
+                        path, f'the topic of stream "{clipped(path)}" is another stream\'s'
+                    )
                 if self._is_over(topic):
                     await self._store.drop_topic(name, if_empty=False)
                     continue
                 if not self._is_as_asked(topic, asked):
-                    raise conflict(path, f'stream "{path}" is there and differs from this')
+                    raise conflict(path, f'stream "{clipped(path)}" is there and differs from this')
                 return Created(view_of(topic), is_new=False)
             if self._registry.fork_counts[path]:
-                raise conflict(path, f'stream "{path}" was deleted and still has forks')
+                raise held(path)
             try:
                 made = await self._make(path, name, asked, content)
             except TopicsError as error:
@@ -163,7 +165,9 @@ class Streams:
             return self._topic(path)
         except TopicsError as error:
             if error.code is Code.STREAM_GONE:
-                raise conflict(path, f'stream "{path}" was deleted and still has forks') from None
+                raise conflict(
+                    path, f'stream "{clipped(path)}" was deleted and still has forks'
+                ) from None
             raise
 
     def _is_as_asked(self, topic: Topic, asked: CreateAsked) -> bool:
@@ -300,7 +304,7 @@ class Streams:
             case Code.STREAM_CLOSED:
                 tail = text_of(position_after(topic, topic.staged_seq))
                 detail = {"stream": path, "next_offset": tail}
-                return TopicsError(error.code, f'stream "{path}" is closed', detail)
+                return TopicsError(error.code, f'stream "{clipped(path)}" is closed', detail)
             case Code.TOPIC_NOT_FOUND:
                 return not_found(path)
             case Code.RECORD_TOO_LARGE:

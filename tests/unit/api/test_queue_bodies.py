@@ -85,7 +85,6 @@ def test_every_field_is_taken_and_unknown_ones_are_ignored() -> None:
 @pytest.mark.parametrize(
     ("verb", "field", "sent", "kept"),
     [
-        ("claim", "max", 0, 1),
         ("claim", "max", 1001, 1000),
         ("claim", "max", U32_MAX, 1000),
         ("claim", "lease_ms", 0, 100),
@@ -95,7 +94,6 @@ def test_every_field_is_taken_and_unknown_ones_are_ignored() -> None:
         ("nack", "delay_ms", U64_MAX, DAY_MS),
         ("extend", "lease_ms", 0, 100),
         ("extend", "lease_ms", DAY_MS + 1, DAY_MS),
-        ("redrive", "max", 0, 1),
         ("redrive", "max", 5000, 1000),
         ("claim", "node", "é" * 4, "é" * 4),
     ],
@@ -109,7 +107,7 @@ HELD = ("ack", "nack", "extend")
 WRONG: list[tuple[tuple[str, ...], str, list[Any]]] = [
     (("claim", *HELD), "node", [None, 5, "", "x" * 9, "é" * 5, ["w"]]),
     (HELD, "seqs", [None, 5, "1", [], {}]),
-    (("claim",), "max", [None, -1, 1.5, "1", True, U32_MAX + 1]),
+    (("claim",), "max", [None, -1, 0, 1.5, "1", True, U32_MAX + 1]),
     (("claim",), "lease_ms", [-1, "1", 1.0, U64_MAX + 1]),
     (("claim",), "wait_ms", [None, -1, "1", U64_MAX + 1]),
     (("nack",), "delay_ms", [None, -1, "1", 0.5, U64_MAX + 1]),
@@ -199,7 +197,13 @@ def test_the_query_of_a_push_stream() -> None:
         with pytest.raises(TopicsError) as caught:
             query_work(wrong, LIMITS)
         assert caught.value.detail == {"field": "node"}
-    for field, value in (("max", "-1"), ("max", "²"), ("lease_ms", "1e3"), ("max", "9" * 21)):
+    for field, value in (
+        ("max", "-1"),
+        ("max", "0"),
+        ("max", "²"),
+        ("lease_ms", "1e3"),
+        ("max", "9" * 21),
+    ):
         with pytest.raises(TopicsError) as caught:
             query_work({"node": "w", field: value}, LIMITS)
         assert caught.value.detail == {"field": field}

@@ -56,6 +56,8 @@ def test_every_field_is_taken_and_unknown_ones_are_ignored() -> None:
 @pytest.mark.parametrize(
     ("sent", "match"),
     [
+        ("a", TagMatch("a")),
+        ("a*", TagMatch("a*")),
         (["tag", "Eq", "a"], TagMatch("a")),
         (["tag", "Eq", "a*"], TagMatch("a*")),
         (["tag", "Eq", ""], TagMatch("")),
@@ -63,7 +65,7 @@ def test_every_field_is_taken_and_unknown_ones_are_ignored() -> None:
         (["tag", "Glob", "a:*"], TagMatch("a:", is_prefix=True)),
     ],
 )
-def test_filters(sent: list[str], match: TagMatch) -> None:
+def test_filters(sent: str | list[str], match: TagMatch) -> None:
     assert decoded(filter=sent).definition.filter == match
 
 
@@ -72,7 +74,7 @@ FLAGS = ("preserve_node", "preserve_tag", "create_dest", "allow_cycle")
 WRONG: list[tuple[tuple[str, ...], list[Any]]] = [
     (("source", "dest"), [None, 5, True, ["a"], {}, *BAD_NAMES]),
     (FLAGS, [None, 0, 1, "true", [], {}]),
-    (("filter",), ["public:*", 5, True, {}, [], ["tag"], ["tag", "Eq", "a", "b"]]),
+    (("filter",), [5, True, {}, [], ["tag"], ["tag", "Eq", "a", "b"]]),
     (("guarantee",), [None, "", "At_Least_Once", "at_most_once", 1, True, []]),
     (("from",), [None, "", "Head", "latest", 0, 5, {}]),
 ]

@@ -8,7 +8,7 @@ import pytest
 
 from topics_server.entries import LeaseEntry, LeasesExtended, LeasesGranted, LeasesReleased
 from topics_server.queue import leases as module
-from topics_server.queue.jobs import Job
+from topics_server.queue.jobs import Job, Matched
 from topics_server.queue.leases import (
     Ask,
     Claim,
@@ -133,10 +133,14 @@ def test_fences() -> None:
     desk.claim(2)
     assert desk.book.decide_ack("a", [1, 2], [1, 1]).seqs == [1]
     assert desk.book.decide_ack("b", [1, 2], [1, 2]).skipped == [1, 2]
-    assert desk.book.decide_ack("a", [1, 1, 9], None).skipped == [1, 9]
+    # A seq counts once, and is skipped only if none of its leases is held.
+    assert desk.book.decide_ack("a", [1, 9, 1, 9], None) == Matched([1], [9], [])
+    assert desk.book.decide_ack("a", [1, 1], [9, 1]) == Matched([1], [], [])
+    assert desk.book.decide_ack("a", [1, 1], [1, 9]) == Matched([1], [], [])
+    assert desk.book.decide_extend(NOW, "a", [1, 1, 9], None, 5)[1] == [9]
     entry, skipped = desk.book.decide_nack(NOW, "a", [1, 2, 2], [0, 2, 2], 5)
     assert entry is not None
-    assert (entry.jobs, skipped) == ([(2, NOW + 5)], [1, 2])
+    assert (entry.jobs, skipped) == ([(2, NOW + 5)], [1])
 
 
 def test_a_nack_returns_the_job_now_or_later() -> None:
