@@ -82,6 +82,7 @@ ENGINE = {
     "engine.priority": pure(),
     # The elastic throttle: who waits for a turn under pressure, and who measures it.
     "engine.fair_share": pure(),
+    "engine.prefix_counts": pure(),
     "engine.parking": pure("engine.fair_share"),
     "engine.throttle": driver("engine.parking"),
     # Large appends, which the helper process decodes.
@@ -136,7 +137,7 @@ ENGINE = {
         "engine.stream_state",
         "engine.topic",
     ),
-    "engine.registry": pure("engine.ports", "engine.topic"),
+    "engine.registry": pure("engine.ports", "engine.prefix_counts", "engine.topic"),
     "engine.epochs": pure("engine.registry"),
     # What the journal carries beside topics: sessions now; leases and the router table later.
     "engine.projections": pure("engine.topic"),

@@ -32,7 +32,7 @@ from topics_server.engine.pages import Pages
 from topics_server.engine.ports import Clock, Offload
 from topics_server.engine.priority import effective_priority
 from topics_server.engine.projections import Projections
-from topics_server.engine.quotas import Quotas
+from topics_server.engine.quotas import quotas_of
 from topics_server.engine.recovery import Recovery, Stop
 from topics_server.engine.registry import Registry
 from topics_server.engine.sealer import Sealer, SealingRules
@@ -43,7 +43,6 @@ from topics_server.engine.throttle import Throttle
 from topics_server.engine.watching import WatchSessions
 from topics_server.entries import LEASES_ID, ROUTERS_ID, SESSIONS_ID
 from topics_server.errors import StorageError
-from topics_server.limits import MIB
 from topics_server.metrics import DiskFacts, LatencyHistogram, RecoveryFacts, ShardFacts, log
 from topics_server.queue.books import QueueBooks
 from topics_server.queue.service import QueueService
@@ -70,8 +69,6 @@ WorkerFactory = Callable[[asyncio.AbstractEventLoop], Callable[[str], Worker]]
 
 _OFFLOAD_THREADS: Final = 4
 # A tail is never bounded closer than this, however small the segments are.
-_TAIL_RECORDS_MIN: Final = 262_144
-_TAIL_BYTES_MIN: Final = 64 * MIB
 _SPACE_CHECK_S: Final = 1.0
 
 
@@ -350,6 +347,7 @@ class Node:
             self._clock,
             ttl_ms=settings.session_ttl_ms,
             max_sessions=settings.max_watch_sessions,
+            max_per_prefix=settings.max_watch_sessions_per_prefix,
         )
         self.sealer = Sealer(
             self.registry,
@@ -410,12 +408,7 @@ class Node:
             fetcher,
             self._clock,
             self._append_limits,
-            Quotas(
-                max_topics=settings.max_topics,
-                max_total_bytes=settings.max_total_bytes,
-                max_tail_records=max(_TAIL_RECORDS_MIN, 4 * settings.segment_max_events),
-                max_tail_bytes=max(_TAIL_BYTES_MIN, 2 * settings.segment_max_bytes),
-            ),
+            quotas_of(settings, self.state.keys.prefixes),
             self.moves,
         )
         self.queues = QueueService(

@@ -275,6 +275,9 @@ class Settings(BaseSettings):
 
     # limits of the server; 0 = unlimited
     max_topics: Number = _number(100_000, 0, U64_MAX, "topics; 0 = unlimited")
+    max_topics_per_prefix: Number = _number(
+        0, 0, U64_MAX, "topics of each prefix of a key; 0 = unlimited"
+    )
     max_routers: Number = _number(10_000, 0, U64_MAX, "routers; 0 = unlimited")
     max_inflight_per_key: Number = _number(
         1000, 0, U64_MAX, "requests of one key at once; 0 = unlimited"
@@ -305,6 +308,9 @@ class Settings(BaseSettings):
     # watching
     max_watch_topics: Number = _number(256, 1, 65_536, "topics of one watch session")
     max_watch_sessions: Number = _number(10_000, 0, U64_MAX, "watch sessions; 0 = unlimited")
+    max_watch_sessions_per_prefix: Number = _number(
+        0, 0, U64_MAX, "those of all keys of a prefix; 0 = unlimited"
+    )
     max_sse_connections: Number = _number(
         10_000, 0, U64_MAX, "open streams and WebSockets; 0 = unlimited"
     )

@@ -328,3 +328,51 @@ def test_without_keys_nothing_is_counted_by_key(own: NewServer, topic: str) -> N
         for _ in range(3):
             stack.enter_context(connected(api, poll(api, topic)))
         good(api.state(topic))
+
+
+def test_topics_and_sessions_of_a_prefix_can_be_capped(own: NewServer) -> None:
+    """Ours: for each prefix of a key, whoever makes them, over restarts, and anew when some go."""
+    server = own(
+        TOPICS_API_KEYS="alpha::one.|two.,beta::one.,root",
+        TOPICS_MAX_TOPICS_PER_PREFIX="2",
+        TOPICS_MAX_WATCH_SESSIONS_PER_PREFIX="2",
+    )
+    api = server.start()
+    root = {"Authorization": "Bearer root"}
+
+    def put(name: str, key: dict[str, str], **config: object) -> httpx.Response:
+        return api.http.put(f"/v0/topics/{name}", json=config, headers=key)
+
+    def watch(name: str, key: dict[str, str]) -> httpx.Response:
+        return api.http.post("/v0/watch", json={"topics": {name: {}}}, headers=key)
+
+    def capped_by_prefix(answer: httpx.Response, limit: str) -> None:
+        error = refused(answer, 429, "throttled")
+        assert error == {"limit": limit, "max": 2, "prefix": "one."}
+        assert "retry-after" in answer.headers
+
+    assert put("one.a", ALPHA).status_code == 201
+    assert append(api, "one.b", BETA).status_code == 201
+    for answer in (
+        put("one.c", ALPHA),
+        append(api, "one.c", BETA),
+        put("one.c", root),
+        api.http.put("/v0/routers/one.r", json={"source": "one.a", "dest": "one.c"}, headers=BETA),
+    ):
+        capped_by_prefix(answer, "max_topics_per_prefix")
+    assert put("one.a", ALPHA, priority=5).status_code == 200, "it is there already"
+    for name in ("two.a", "two.b"):
+        assert put(name, ALPHA).status_code == 201
+    for name in ("free.a", "free.b", "free.c"):
+        assert put(name, root).status_code == 201
+    good(watch("one.a", ALPHA))
+    good(watch("one.a", BETA))
+    capped_by_prefix(watch("one.a", BETA), "max_watch_sessions_per_prefix")
+    for _ in range(3):
+        good(watch("one.a", root))
+    server.stop()
+    api = server.start()
+    capped_by_prefix(put("one.c", ALPHA), "max_topics_per_prefix")
+    capped_by_prefix(watch("one.a", ALPHA), "max_watch_sessions_per_prefix")
+    good(api.http.delete("/v0/topics/one.a", headers=ALPHA))
+    assert put("one.c", BETA).status_code == 201

@@ -68,6 +68,9 @@ ROWS: Final[dict[str, Row]] = {
     "max_limit": Row("0", "contract/test_diff.py::test_the_largest_limit_is_a_setting"),
     "max_claim": Row("0", "contract/test_queue_claim.py::test_the_clamp_is_a_setting"),
     "max_topics": Row("none", _SETTINGS + "test_the_number_of_topics_can_be_capped"),
+    "max_topics_per_prefix": Row(
+        "-1", _LIMITS + "test_topics_and_sessions_of_a_prefix_can_be_capped"
+    ),
     "max_routers": Row("-1", "contract/test_routers.py::test_the_number_of_routers_can_be_capped"),
     "max_inflight_per_key": Row("-1", _LIMITS + "test_requests_of_one_key_are_capped"),
     "max_total_bytes": Row("x", _SETTINGS + "test_the_total_of_bytes_can_be_capped"),
@@ -85,6 +88,9 @@ ROWS: Final[dict[str, Row]] = {
     "max_watch_topics": Row("0", _SESSION + "test_the_number_of_topics_is_a_setting"),
     "max_watch_sessions": Row(
         "-1", _SESSION + "test_sessions_are_capped_and_expired_ones_make_room"
+    ),
+    "max_watch_sessions_per_prefix": Row(
+        "-1", _LIMITS + "test_topics_and_sessions_of_a_prefix_can_be_capped"
     ),
     "max_sse_connections": Row(
         "-1",

@@ -188,6 +188,14 @@ class KeyRing:
             recalled.generation = self.generation
         return found
 
+    def prefixes(self) -> frozenset[str]:
+        """The prefixes of all keys."""
+        return frozenset(prefix for key in self.keys for prefix in key.caller.prefixes)
+
+    def owners_of(self, prefix: str) -> list[str]:
+        """What stands for the keys with a prefix in what they made."""
+        return [key.owner for key in self.keys if prefix in key.caller.prefixes]
+
     def replace(self, grants: Sequence[Grant]) -> list[Key]:
         """Take these keys from now on; those of the former that are gone or grant other things.
 

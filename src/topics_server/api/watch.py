@@ -61,7 +61,10 @@ async def open_session(state: ServerState, request: Request) -> Response:
     cursors = _starting(views, sent.topics, sent.positions)
     key = request.caller.key
     owner = None if key is None else key.owner
-    session = await sessions.open(sent.options, list(cursors.values()), owner)
+    sharing: dict[str, list[str]] = {}
+    if sessions.max_per_prefix:
+        sharing = {prefix: state.keys.owners_of(prefix) for prefix in request.caller.prefixes}
+    session = await sessions.open(sent.options, list(cursors.values()), owner, sharing)
     told = {
         "wid": session.wid,
         "stream_url": f"/v0/watch/{session.wid}",

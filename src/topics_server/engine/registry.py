@@ -17,6 +17,7 @@ from msgspec import UNSET, UnsetType
 
 from topics_server import limits
 from topics_server.engine.ports import SealedIndex
+from topics_server.engine.prefix_counts import PrefixCounts
 from topics_server.engine.topic import Applied, Topic
 from topics_server.entries import Entry, Floor, RecordsAppended, TopicDropped, TopicPut
 from topics_server.errors import Code, TopicsError, clipped, invalid
@@ -65,6 +66,7 @@ class Registry:
         self.fork_counts: Counter[str] = Counter()
         self._classes: Counter[Durability] = Counter()
         self._counted: dict[int, tuple[int, int]] = {}
+        self._prefix_counts = PrefixCounts()
         self._names: list[str] = []
         self._new_names: list[str] = []
 
@@ -100,6 +102,17 @@ class Registry:
     def counts_by_class(self) -> dict[Durability, int]:
         """How many topics each class has."""
         return {durability: self._classes[durability] for durability in Durability}
+
+    def count_of(self, prefix: str, prefixes: frozenset[str]) -> int:
+        """How many topics have own paths of a prefix, pending ones too; `prefixes`: all there are.
+
+        Counts all topics when the prefixes have changed.
+        """
+        counts = self._prefix_counts
+        if counts.prefixes != prefixes:
+            counts.expect(prefixes, map(own_path, self._by_name.values()))
+        pending = (own_path(topic) for topic in self.pending.values())
+        return counts.of(prefix) + sum(path.startswith(prefix) for path in pending)
 
     def decide_create(
         self,
@@ -192,6 +205,7 @@ class Registry:
         self.dropped_epochs.pop(topic.name, None)
         self._new_names.append(topic.name)
         self._note_ancestors(topic, 1)
+        self._prefix_counts.note(own_path(topic), 1)
         self._count_kind(topic.config, 1)
         self._counted[topic.topic_id] = (0, 0)
         self.recount(topic)
@@ -218,6 +232,7 @@ class Registry:
         self.damaged_records -= self._damaged.pop(topic.topic_id, 0)
         self._count_kind(topic.config, -1)
         self._note_ancestors(topic, -1)
+        self._prefix_counts.note(own_path(topic), -1)
         del self._names[bisect_left(self._names, topic.name)]
         self.remember_epoch(topic.name, topic.epoch)
 

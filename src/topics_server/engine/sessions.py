@@ -11,7 +11,7 @@ first. Called by `watching` (live), by commits and by recovery (apply). Loop thr
 from __future__ import annotations
 
 import sys
-from collections import OrderedDict, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Iterator, Sequence
 from typing import Final
 
@@ -112,6 +112,8 @@ class SessionTable:
 
     def __init__(self) -> None:
         self._sessions: dict[str, WatchSession] = {}
+        # How many sessions each owner has.
+        self.owners: Counter[str] = Counter()
         self._idle: OrderedDict[str, None] = OrderedDict()
         self._staged: deque[tuple[int, bool]] = deque()
         self._applied_lsn = 0
@@ -136,7 +138,7 @@ class SessionTable:
         if session is None:
             session = WatchSession(entry.wid, entry.options, entry.cursors, entry.ts, entry.owner)
             session.take_note()
-            self._sessions[entry.wid] = session
+            self._keep(session)
             self._idle[entry.wid] = None
         return session
 
@@ -183,8 +185,17 @@ class SessionTable:
         return expired
 
     def _forget(self, wid: str) -> None:
-        self._sessions.pop(wid, None)
+        session = self._sessions.pop(wid, None)
         self._idle.pop(wid, None)
+        if session is not None and session.owner is not None:
+            self.owners[session.owner] -= 1
+            if not self.owners[session.owner]:
+                del self.owners[session.owner]
+
+    def _keep(self, session: WatchSession) -> None:
+        self._sessions[session.wid] = session
+        if session.owner is not None:
+            self.owners[session.owner] += 1
 
     # -- journal ---------------------------------------------------------------------------
 
@@ -267,7 +278,7 @@ class SessionTable:
             session.last_used_ts = image.last_used_ts
             session.is_streaming = image.is_streaming
             session.lsn = image.lsn
-            self._sessions[image.wid] = session
+            self._keep(session)
 
     def finish_recovery(self, now_ms: int) -> None:
         """Nobody is connected: whoever was when the server stopped was here until now."""

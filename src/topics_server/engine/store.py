@@ -455,7 +455,7 @@ class Store:
 
     def check_room(self, *names: str) -> None:
         """Raises `throttled`, or what `Registry.check_free` raises, unless these may be made."""
-        self._quotas.check_topics(self._registry, len(names))
+        self._quotas.check_topics(self._registry, names)
         self._registry.check_free(names)
 
     async def put_topic(self, name: str, config: TopicConfig, *, keep_type: bool) -> PutOutcome:

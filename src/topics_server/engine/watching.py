@@ -7,7 +7,9 @@ restart would lose it. Only an opening waits for its entry. Called by `api/watch
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Final
 
 from topics_server.clock import random_id
@@ -45,6 +47,7 @@ class WatchSessions:
         *,
         ttl_ms: int,
         max_sessions: int,
+        max_per_prefix: int = 0,
     ) -> None:
         assert ttl_ms > 0
         assert max_sessions >= 0
@@ -52,6 +55,10 @@ class WatchSessions:
         self._commits = commits
         self._clock = clock
         self._max_sessions = max_sessions
+        # Sessions of all keys that have a prefix; 0 is unlimited.
+        self.max_per_prefix = max_per_prefix
+        # How many sessions of each owner are being opened.
+        self._opening: Counter[str] = Counter()
         self.ttl_ms = ttl_ms
         self._is_draining = False
         self._is_closed = False
@@ -63,11 +70,16 @@ class WatchSessions:
         return len(self._table)
 
     async def open(
-        self, options: SessionOptions, cursors: Sequence[Cursor], owner: str | None = None
+        self,
+        options: SessionOptions,
+        cursors: Sequence[Cursor],
+        owner: str | None = None,
+        sharing: Mapping[str, Sequence[str]] = MappingProxyType({}),
     ) -> WatchSession:
         """A new session that starts at these cursors (it makes its own), safe from a kill.
 
-        `owner` is kept with it: see `entries.SessionOpened`.
+        `owner` is kept with it: see `entries.SessionOpened`. `sharing`: by each prefix of its key
+        the owners that have it, too.
         Raises `throttled` when there are as many as there may be.
         """
         now_ms = self._clock.now_ms()
@@ -80,15 +92,45 @@ class WatchSessions:
                     "the server holds as many watch sessions as it may",
                     {"limit": "max_watch_sessions", "max": self._max_sessions},
                 )
+        self._check_sharing(sharing)
         positions = [CursorAt(at.name, at.topic_id, at.epoch, at.seq) for at in cursors]
         entry = SessionOpened(f"wid_{random_id(_WID_BYTES)}", now_ms, options, positions, owner)
         ticket = self._submit(entry)
         if ticket is not None:
-            await _settled(ticket)
+            await self._opened(ticket, owner)
         session = self._table.open(entry)
         if ticket is None or ticket.error is not None:
             session.noted = None
         return session
+
+    def _check_sharing(self, sharing: Mapping[str, Sequence[str]]) -> None:
+        if not self.max_per_prefix:
+            return
+        for prefix, owners in sharing.items():
+            count = sum(self._table.owners[owner] + self._opening[owner] for owner in owners)
+            if count >= self.max_per_prefix:
+                raise TopicsError(
+                    Code.THROTTLED,
+                    f'there are as many watch sessions of keys for "{prefix}" as there may be',
+                    {
+                        "limit": "max_watch_sessions_per_prefix",
+                        "max": self.max_per_prefix,
+                        "prefix": prefix,
+                    },
+                )
+
+    async def _opened(self, ticket: Ticket, owner: str | None) -> None:
+        """Return when the opening is settled; until then it counts for its owner."""
+        if owner is None:
+            await _settled(ticket)
+            return
+        self._opening[owner] += 1
+        try:
+            await _settled(ticket)
+        finally:
+            self._opening[owner] -= 1
+            if not self._opening[owner]:
+                del self._opening[owner]
 
     def find(self, wid: str) -> WatchSession | None:
         """The session of an id, unless it has expired. Finding it does not count as use."""
