@@ -32,6 +32,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--stream-kills", type=int, default=1, help="of a Spark query (1)")
     group.addoption("--flood", type=int, default=128, help="connections of a flood (128)")
     group.addoption("--flood-appends", type=int, default=10, help="honest appends a topic (10)")
+    group.addoption("--misfortunes", type=int, default=150, help="simulated lives (150)")
+    group.addoption("--misfortune-kinds", default="", help="kinds for every life (two, by seed)")
     group.addoption("--damage-cases", type=int, default=250, help="of each end, 0: all (250)")
     group.addoption("--damage-only", default="", help="damage files like this")
     group.addoption("--damage-kinds", default="", help="damage them so: cut,flipped,... (all)")

@@ -33,6 +33,7 @@ class Seen:
     count: int
     config: TopicConfig
     now_ms: int
+    epoch: int
     producers: dict[str, tuple[int, int, int, int]]
 
 
@@ -91,6 +92,7 @@ async def _look_once(store: Store, name: str, now_ms: int) -> Seen | None:
                 state.count,
                 state.config,
                 now_ms,
+                store.topic(name).epoch,
                 {
                     producer: (last.epoch, last.seq, last.first_seq, last.count)
                     for producer, last in store.topic(name).producers.known.items()
@@ -139,6 +141,8 @@ def _records_differ(plain: Plain, seen: Seen) -> str | None:
             return f"seq {seq} is {rec}, not {expected}"
         if plain.is_hidden(seq, seen.now_ms):
             return f"seq {seq} is past its TTL and still read"
+        if seq < plain.told_below:
+            return f"seq {seq} had expired and is read again"
     for seq in plain.records:
         if seq in seen.records or seq in plain.maybe_gone:
             continue
@@ -172,6 +176,25 @@ def _is_hole(plain: Plain, gap: Gap) -> bool:
     return covers(
         [*holes, Gap(plain.head + 1, gap.gap_to, gap.reason, 0)], gap.gap_from, gap.gap_to
     )
+
+
+class Ledger:
+    """(name, epoch, seq) names one record for ever: all that anybody was ever shown, or told."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, int, int], tuple[object, ...]] = {}
+
+    def note(self, name: str, epoch: int, seq: int, rec: Rec) -> None:
+        """Somebody knows this record by this place. Its time is left out: acks do not tell it."""
+        told = (rec.data, rec.meta, rec.tag, rec.node)
+        known = self._known.setdefault((name, epoch, seq), told)
+        assert known == told, f"{name}, epoch {epoch}, seq {seq} was {known}, is now {told}"
+
+    def note_all(self, name: str, seen: Seen | None) -> None:
+        """Somebody has read a topic."""
+        if seen is not None:
+            for seq, rec in seen.records.items():
+                self.note(name, seen.epoch, seq, rec)
 
 
 @dataclass(slots=True, eq=False)
@@ -279,6 +302,9 @@ class Track:
                 state.maybe_gone |= frozenset(s for step in deletes for s in state.hits(step))
             if end != "none" and state.is_ephemeral() and state.exists:
                 _lose(state)
+            if end in ("kill", "power"):
+                # What nobody had journaled yet may be told anew.
+                state.told_below = 1
             yield count, state
             if state.lazy:
                 state = state.copy()

@@ -80,7 +80,8 @@ class Plain:
     """One topic. `floor`: seqs below it were lost to a cap or a TTL; `holes`: to something else.
 
     `lazy`: a cap was tightened and the eviction may be under way. `hidden_below`: seqs that have
-    been past their TTL at some time (the clock may have been set back since). `maybe_gone`: hit by
+    been past their TTL at some time (the clock may have been set back since). `told_below`: seqs
+    that a reader was told have expired, in this process. `maybe_gone`: hit by
     a delete that a power loss took from the journal; a flag in a segment may have been quicker.
     `vague_below`: seqs of an ephemeral topic that a restart took, told whether deleted or not.
     `producers`: by id, epoch and seq of the last request, first seq and count of its records.
@@ -97,6 +98,7 @@ class Plain:
     producers: dict[str, tuple[int, int, int, int]] = field(default_factory=dict)
     lazy: bool = False
     hidden_below: int = 1
+    told_below: int = 1
     maybe_gone: frozenset[int] = frozenset()
     vague_below: int = 1
 
@@ -205,6 +207,12 @@ class Plain:
             for seq, rec in self.records.items():
                 if rec.ts < now_ms - self.config.ttl_ms:
                     self.hidden_below = max(self.hidden_below, seq + 1)
+
+    def tell(self, now_ms: int) -> None:
+        """A reader looks now: what is past its TTL stays expired."""
+        for seq in self.records:
+            if self.is_hidden(seq, now_ms):
+                self.told_below = max(self.told_below, seq + 1)
 
     def is_hidden(self, seq: int, now_ms: int) -> bool:
         """Whether a record is past its TTL at this moment."""

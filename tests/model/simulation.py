@@ -14,10 +14,10 @@ import random
 from collections.abc import Coroutine, Sequence
 from typing import Any, Final
 
-from tests.model.judging import End, Entry, Track, differs, look
+from tests.model.judging import End, Entry, Ledger, Track, differs, look
 from tests.model.plain import Answer, Append, Delete, Drop, Put, Rec, Step
 from tests.model.world import World
-from tests.storage.fake_disk import Fault, Op, SimulatedCrash
+from tests.storage.fake_disk import Fault, Look, Op, SimulatedCrash
 from topics_server.appends import decode_append
 from topics_server.engine.store import Store
 from topics_server.errors import Code, StorageError, TopicsError
@@ -81,6 +81,11 @@ class Simulation:
         self.tracks = {name: Track(name, config) for name, config in topic_kinds(rng).items()}
         self._ids = 0
         self._end: End = "clean"
+        self.ledger = Ledger()
+        self.fault_kinds: Sequence[tuple[Op | Look, Fault]] = _FAULTS
+        self.ends: Sequence[End] = ("clean", "kill", "power", "power")
+        self.drop_share = 0.03
+        self.clock_steps: Sequence[int] = (-5000, -1, 50, 5000, TTL_MS // 2)
         self.crashes = 0
         self.acknowledged = 0
 
@@ -102,8 +107,7 @@ class Simulation:
         if is_last:
             world.stop()
             return
-        ends: tuple[End, ...] = ("clean", "kill", "power", "power")
-        end = rng.choice(ends)
+        end = rng.choice(self.ends)
         if end != "clean" and rng.random() < 0.7:
             world.disk.crash_at(rng.randint(1, 150))
         try:
@@ -161,7 +165,10 @@ class Simulation:
         store, clock = self._store(), self.world.clock
         for track in self.tracks.values():
             seen = await look(store, track.name, clock)
+            self.ledger.note_all(track.name, seen)
             track.check(seen, end, clock.max_ms)
+            if seen is not None:
+                track.live.tell(seen.now_ms)
 
     def _store(self) -> Store:
         assert self.world.node is not None
@@ -182,6 +189,7 @@ class Simulation:
             seen = await look(self._store(), track.name, clock)
         except StorageError:
             return  # the disk refuses to read: an error, not a wrong answer
+        self.ledger.note_all(track.name, seen)
         track.live.expire(clock.max_ms)
         states = [track.live.copy()]
         if track.live.lazy:
@@ -190,6 +198,8 @@ class Simulation:
             states.append(evicted)
         wrong = [differs(state, seen, may_jump=False) for state in states]
         assert None in wrong, f"{track.name}, live: {wrong}"
+        if seen is not None:
+            track.live.tell(seen.now_ms)
 
     async def _drive(self, track: Track) -> None:
         rng = self.rng
@@ -206,7 +216,7 @@ class Simulation:
                 await self._do(track, [self._delete(track)])
             elif dice < 0.86:
                 await self._do(track, [Put(self._other_config(track))])
-            elif dice < 0.89:
+            elif dice < 0.86 + self.drop_share:
                 await self._do(track, [Drop()])
             elif dice < 0.94:
                 await self._look_live(track)
@@ -242,9 +252,9 @@ class Simulation:
                 for entry in certain:
                     entry.synced = True
             elif dice < 0.45:
-                world.clock.step(rng.choice((-5000, -1, 50, 5000, TTL_MS // 2)))
+                world.clock.step(rng.choice(self.clock_steps))
             elif dice < 0.6 and self.faults:
-                op, error = rng.choice(_FAULTS)
+                op, error = rng.choice(self.fault_kinds)
                 if op == "sync" and rng.random() < 0.7:
                     continue  # it ends the boot for a shard: not too often
                 times = rng.choice((1, 1, 2, None))
@@ -358,6 +368,15 @@ class Simulation:
             entry.step.max_ms = self.world.clock.max_ms
             entry.synced = is_synced
             entry.is_fact = _is_fact(track, entry)
+            self._note_appended(track.name, entry)
+
+    def _note_appended(self, name: str, entry: Entry) -> None:
+        step, answer = entry.step, entry.answer
+        if isinstance(step, Append) and answer is not None and answer[0] == "appended":
+            epoch, first = self._store().topic(name).epoch, answer[1]
+            assert isinstance(first, int)
+            for seq, rec in enumerate(step.records, first):
+                self.ledger.note(name, epoch, seq, rec)
 
     def _is_synced(self, track: Track, step: Step) -> bool:
         if isinstance(step, Put | Drop) or not track.live.exists:

@@ -128,6 +128,26 @@ async def test_folders_that_overlap_are_refused(disk: FakeDisk, cold: str) -> No
     assert tree(disk, "data") == before
 
 
+@pytest.mark.parametrize(
+    ("data", "cold_dir"),
+    [
+        *(("another", "data/segments"), ("another", "data/more/cold")),
+        *(("data/other", "elsewhere"), ("cold/other/data", "elsewhere")),
+    ],
+)
+async def test_a_folder_inside_one_of_another_store_is_refused(
+    disk: FakeDisk, data: str, cold_dir: str
+) -> None:
+    """Guard: wal/directory.py, `refuse_inside_store`."""
+    await fill(disk)
+    before = tree(disk, "data"), tree(disk, "cold"), set(disk._dirs)
+    with pytest.raises(StartRefused, match=r"lies inside .*(data|cold).*another store"):
+        await started(disk, data_dir=Path(data), cold_dir=Path(cold_dir))
+    after = tree(disk, "data"), tree(disk, "cold"), disk._dirs - {"another"}
+    assert after == before
+    assert await found(disk) == 24
+
+
 @pytest.mark.parametrize("name", ["7", "photos"])
 async def test_a_folder_with_other_things_does_not_become_a_cold_one(
     disk: FakeDisk, name: str

@@ -23,7 +23,13 @@ from topics_server.errors import StartRefused, StorageError
 from topics_server.metrics import log
 from topics_server.wal import layout
 from topics_server.wal.checked_json import encode_checked, is_checked
-from topics_server.wal.directory import Directory, FormatMark, lock_folder, read_format
+from topics_server.wal.directory import (
+    Directory,
+    FormatMark,
+    lock_folder,
+    read_format,
+    refuse_inside_store,
+)
 from topics_server.wal.folders import make_durable_dirs, sync_ancestors
 from topics_server.wal.fs import Fs, Lock
 from topics_server.wal.publishing import rename_temp, write_temp
@@ -94,6 +100,7 @@ def judge_cold(fs: Fs, root: str, data_dir: str, mark: FormatMark | None) -> Non
     `mark`: the data directory's, `None` if it has none. Changes nothing.
     """
     refuse_overlap(fs, data_dir, root)
+    refuse_inside_store(fs, root)
     names = [name for name in fs.list_dir(root) if name not in _IGNORED]
     store = read_store(fs, root)
     path = layout.join(root, layout.STORE)

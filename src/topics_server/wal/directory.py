@@ -123,6 +123,7 @@ class Directory:
 
         Raises `StartRefused`: in use, of a newer format, or not ours (files, but no `FORMAT`).
         """
+        refuse_inside_store(fs, root)
         if not fs.exists(root):
             make_durable_dirs(fs, root, mode)
         _refuse_foreign(fs, root)
@@ -324,6 +325,38 @@ def read_format(fs: Fs, root: str) -> FormatMark | None:
     if version > _VERSION_WITHOUT_ID and not _STORE_ID.fullmatch(mark.store_id):
         raise StartRefused("cannot be read: store_id is not 32 hexadecimal digits", path)
     return mark
+
+
+def refuse_inside_store(fs: Fs, path: str) -> None:
+    """Raise `StartRefused` if a folder lies inside a store's data directory or cold folder.
+
+    The server of that store takes what it finds there for its own, and removes what it does not
+    know.
+    """
+    at = fs.real_path(path)
+    while at != layout.parent(at):
+        at = layout.parent(at)
+        for name in (layout.FORMAT, layout.STORE):
+            if _is_mark(fs, layout.join(at, name)):
+                raise StartRefused(
+                    f"lies inside {at}, which is a folder of another store; name a folder of its "
+                    "own",
+                    path,
+                )
+
+
+def _is_mark(fs: Fs, path: str) -> bool:
+    """Whether a file of this name is one of ours; others may have files of such names."""
+    if not fs.exists(path):
+        return False
+    file = fs.open(path)
+    try:
+        msgspec.json.decode(file.pread(_FORMAT_BYTES_MAX, 0), type=_Version)
+    except msgspec.MsgspecError:
+        return False
+    finally:
+        file.close()
+    return True
 
 
 def _refuse_foreign(fs: Fs, root: str) -> None:

@@ -1,0 +1,281 @@
+"""The simulation in a worse world: each seed is struck by two kinds of misfortune.
+
+Kinds (`KINDS`), each with the rule that the store must keep:
+
+- `evicted`: syncs fail, and after a `kill` the cache has lost what they did not get to the platter;
+- `nested`: data and cold folder lie deep in directories that the first start makes;
+- `errors`: looks and calls fail with EIO, EACCES or EMFILE, live and during a start: a start is
+  refused by name and succeeds once they are over, and no record is lost by them;
+- `files`: between two boots one file is lost, emptied, cut, changed, stale, of its neighbour, or
+  cannot be read; on a copy of the disk, judged by `tests/storage/damage.py`;
+- `second`: another server is started on the folders in use, also when somebody removed `LOCK`;
+- `cold`: the cold folder is another store's, or one of the two halves is empty (not mounted);
+- `clock`: the wall clock is set by an hour, and what was told as expired stays so;
+- `names`: names are dropped and made again, more than are remembered, beside slow captures.
+
+In all of them (name, epoch, seq) never names two records (`judging.Ledger`). Called by
+tests/model/test_misfortunes.py and tests/crash/test_misfortunes.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import Coroutine, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final, Literal
+from unittest import mock
+
+from tests.model.judging import End, Track
+from tests.model.simulation import TTL_MS, Simulation
+from tests.model.world import World, settings_of
+from tests.storage import damage
+from tests.storage.fake_disk import DiskImage, FakeDisk, Fault, Look, Op, SimulatedCrash
+from topics_server import limits
+from topics_server.engine import checkpointer
+from topics_server.errors import StartRefused, StorageError
+from topics_server.model import TopicConfig
+from topics_server.node import Node
+from topics_server.wal.packer import InlinePacker
+
+Kind = Literal["evicted", "nested", "errors", "files", "second", "cold", "clock", "names"]
+KINDS: Final[tuple[Kind, ...]] = (
+    *("evicted", "nested", "errors", "files"),
+    *("second", "cold", "clock", "names"),
+)
+# What a seed draws from.
+DRAWN: Final[tuple[Kind, ...]] = ("nested", "errors", "second", "cold", "clock", "names")
+_HOUR_MS: Final = 3_600_000
+_ERRORS: Final[tuple[tuple[Op | Look, Fault], ...]] = (
+    *(("stat", "eacces"), ("stat", "eio"), ("list", "eacces"), ("list", "eio")),
+    *(("read", "eio"), ("map", "eio"), ("map", "emfile")),
+    *(("open", "eacces"), ("open", "eio"), ("open", "emfile"), ("sync_dir", "emfile")),
+    *(("unlink", "eacces"), ("rename", "eacces"), ("make_dir", "eacces")),
+)
+
+
+class Misfortunes(Simulation):
+    """One life. `kinds`: what strikes it; by default two, by the seed."""
+
+    def __init__(
+        self, seed: int, kinds: Sequence[Kind] = (), *, boots: int = 2, calls: int = 5
+    ) -> None:
+        super().__init__(seed, boots=boots, calls=calls)
+        self.dice = dice = random.Random(f"misfortunes {seed}")
+        self.kinds = frozenset(kinds or dice.sample(DRAWN, 2))
+        # Disks as they were before; what somebody may put back by mistake.
+        self._images: list[DiskImage] = []
+        # The sync of some shard has failed since the last start.
+        self._is_doubtful = False
+        self.struck = 0
+        # What refusals named.
+        self._named: list[str | None] = []
+        self._prepare()
+
+    def _prepare(self) -> None:
+        world = self.world
+        if self.kinds & {"files", "second", "cold"}:
+            world.changes.setdefault("cold_dir", "cold")
+            world.changes.setdefault("hot_retain_segments", 1)
+        if "nested" in self.kinds:
+            world.changes["data_dir"] = Path("srv/topics/data")
+            if "cold_dir" in world.changes:
+                world.changes["cold_dir"] = "mnt/slow/topics/cold"
+        if "evicted" in self.kinds:
+            world.disk.evicts = True
+            self.ends = ("kill", "kill", "kill", "clean", "power")
+        if "errors" in self.kinds:
+            self.fault_kinds = _ERRORS
+        if "clock" in self.kinds:
+            self.clock_steps = (-_HOUR_MS, _HOUR_MS, -60_001, 60_001)
+            expiring = TopicConfig(ttl_ms=TTL_MS)
+            self.tracks.setdefault("expiring", Track("expiring", expiring))
+        if "names" in self.kinds:
+            self.drop_share = 0.08
+
+    def run(self) -> None:
+        """See `Simulation.run`."""
+        with self._patches():
+            super().run()
+        assert all(self._named), "a start was refused, but not by name"
+
+    @contextlib.contextmanager
+    def _patches(self) -> Iterator[None]:
+        with contextlib.ExitStack() as stack:
+            if "names" in self.kinds:
+                stack.enter_context(mock.patch.object(limits, "DROPPED_NAMES_MAX", 1))
+                stack.enter_context(mock.patch.object(checkpointer, "CAPTURE_SLICE_MS", 0))
+            yield
+
+    # -- between two boots -----------------------------------------------------------------
+
+    def _has_started(self, *, may_crash: bool) -> bool:
+        self._strike_at_rest()
+        if "errors" in self.kinds and may_crash and self.dice.random() < 0.8:
+            return self._has_started_over_errors()
+        return super()._has_started(may_crash=may_crash)
+
+    def _has_started_over_errors(self) -> bool:
+        """Some calls of the start fail: it is refused by name, or succeeds all the same."""
+        world, dice = self.world, self.dice
+        for _ in range(dice.randint(1, 2)):
+            op, error = dice.choice(_ERRORS)
+            nth = dice.choice((1, 1, 2, 3, dice.randint(1, 12)))
+            world.disk.fail(op, error, nth=nth, times=dice.choice((1, 2, None)))
+        self.struck += 1
+        try:
+            world.start()
+        except StorageError as error:
+            self._named.append(error.path)
+            self._crash("kill")
+            if self._end != "power":
+                self._end = "kill"
+            return False
+        world.disk.heal()
+        world.run(self._check_all(self._end))
+        self._end = "none"
+        return True
+
+    def _strike_at_rest(self) -> None:
+        world, dice = self.world, self.dice
+        image = world.disk.image()
+        if "files" in self.kinds and self._images:
+            self._damage_a_file(image)
+        if "cold" in self.kinds and dice.random() < 0.7:
+            self._unmount(image)
+        if world.disk.image().files:
+            self._images.append(image)
+
+    def _damage_a_file(self, image: DiskImage) -> None:
+        """On a copy: the life goes on as if nothing had been."""
+        world, dice = self.world, self.dice
+        end: damage.End = "clean" if self._end == "clean" else "killed"
+        older = dice.choice(self._images)
+        store = damage.copied(end, image, older, world.clock.base_ms, dict(world.changes))
+        cases = list(damage.cases_of(store, dice.randrange(1 << 30), cuts=2, flips=3))
+        for case in dice.sample(cases, min(2, len(cases))):
+            self.struck += 1
+            found = damage.judge(store, case)
+            assert not isinstance(found, damage.Finding), str(found)
+
+    def _unmount(self, image: DiskImage) -> None:
+        """One half of the store is an empty folder, or another store's cold folder is named."""
+        world, dice = self.world, self.dice
+        data, cold = str(world.changes["data_dir"]), str(world.changes["cold_dir"])
+        has_data = any(path.startswith(f"{data}/FORMAT") for path in image.files)
+        has_cold = any(path.startswith(f"{cold}/") for path in image.files)
+        if not (has_data and has_cold and f"{cold}/STORE" in image.files):
+            return
+        self.struck += 1
+        what = dice.choice(("cold", "data", "other"))
+        changes = dict(world.changes)
+        gone = cold if what == "cold" else data
+        files = {path: c for path, c in image.files.items() if not path.startswith(f"{gone}/")}
+        if what == "other":
+            files, changes["data_dir"] = image.files, Path("another")
+        dirs = frozenset(path for path in image.dirs if not path.startswith(f"{gone}/"))
+        other = World(1, **changes)
+        other.disk = FakeDisk.of(
+            DiskImage(files, dirs if what != "other" else image.dirs, "boot-1")
+        )
+        other.clock.base_ms = world.clock.base_ms
+        with other.life(0):
+            try:
+                other.start()
+            except StartRefused as error:
+                self._named.append(error.path)
+            else:
+                raise AssertionError(f"started with {what} not mounted, or another's")
+            kept = other.disk.image().files
+            lost = [path for path, content in files.items() if kept.get(path) != content]
+            lost = [path for path in lost if not path.endswith(("/LOCK", "/FORMAT"))]
+            assert not lost, f"a refused start changed {lost}"
+
+    # -- in a boot -------------------------------------------------------------------------
+
+    async def _disturb(self) -> None:
+        others: list[Coroutine[Any, Any, None]] = []
+        if "second" in self.kinds:
+            others.append(self._start_others())
+        if "evicted" in self.kinds:
+            others.append(self._fail_a_sync())
+        await asyncio.gather(super()._disturb(), *others)
+
+    async def _live(self) -> None:
+        await super()._live()
+        if "clock" in self.kinds:
+            # Ahead for a moment, in which everybody looks; then back, and they look again.
+            for step_ms in (_HOUR_MS, -2 * _HOUR_MS):
+                self.world.clock.step(step_ms)
+                for track in self.tracks.values():
+                    await self._look_live(track)
+            self.struck += 1
+
+    async def _fail_a_sync(self) -> None:
+        """What was written before it may be on the platter or not; nobody can tell."""
+        await asyncio.sleep(self.dice.choice((0.0, 0.05, 0.15, 0.3)))
+        self.world.disk.fail("sync", "eio", path="*.wal", nth=self.dice.randint(1, 2))
+        self.struck += 1
+        await asyncio.sleep(self.dice.choice((0.2, 0.5)))
+
+    async def _start_others(self) -> None:
+        for _ in range(2):
+            await asyncio.sleep(self.dice.choice((0.0, 0.1, 0.6)))
+            self._start_another()
+
+    def _start_another(self) -> None:
+        """A second server finds the folders in use and changes nothing."""
+        world, dice = self.world, self.dice
+        changes = dict(world.changes)
+        data, cold = str(changes["data_dir"]), str(changes["cold_dir"])
+        what = dice.choice(("same", "unlocked", "cold", "inside", "around"))
+        if what == "unlocked":
+            # Somebody tidies up; older servers know only these files.
+            for folder in (data, cold):
+                if f"{folder}/LOCK" in world.disk._files:
+                    world.disk.lose(f"{folder}/LOCK")
+        elif what == "cold":
+            changes["data_dir"] = Path("another")
+        elif what == "inside":
+            changes.update(data_dir=Path("another"), cold_dir=f"{data}/segments")
+        elif what == "around":
+            changes.update(data_dir=Path(f"{cold}/data"))
+        before = world.disk.image().files
+        rules, world.disk._rules = world.disk._rules, []
+        try:
+            node = Node.open(
+                settings_of(changes),
+                64,
+                fs=world.disk,
+                clock=world.clock,
+                packer=InlinePacker(),
+                boot_id=world.disk.boot_id,
+            )
+        except StartRefused:
+            self.struck += 1
+        except SimulatedCrash:
+            raise
+        else:
+            del node
+            raise AssertionError(f"a second server has started ({what})")
+        finally:
+            world.disk._rules = rules
+        after = world.disk.image().files
+        for path, content in before.items():
+            assert after.get(path) == content, f"a second server changed {path} ({what})"
+
+    # -- ends ------------------------------------------------------------------------------
+
+    def _note_crash(self, mode: End) -> None:
+        super()._note_crash(mode)
+        node = self.world.node
+        if "evicted" in self.kinds and node is not None and node.store.read_only_shards():
+            self._is_doubtful = True
+
+    async def _check_all(self, end: End) -> None:
+        if self._is_doubtful:
+            # What a failed sync left behind may be lost as in a power cut; what is synced may not.
+            end = "power"
+        await super()._check_all(end)
+        self._is_doubtful = False
