@@ -167,8 +167,10 @@ class Misfortunes(Simulation):
         has_cold = any(path.startswith(f"{cold}/") for path in image.files)
         if not (has_data and has_cold and f"{cold}/STORE" in image.files):
             return
-        self.struck += 1
         what = dice.choice(("cold", "data", "other"))
+        if what == "cold" and not any(path.endswith(".data") for path in image.files):
+            return  # nothing was ever there, and a start that was cut short may not have noted it
+        self.struck += 1
         changes = dict(world.changes)
         gone = cold if what == "cold" else data
         files = {path: c for path, c in image.files.items() if not path.startswith(f"{gone}/")}
