@@ -464,3 +464,101 @@ def test_a_read_that_fails_once_is_no_damage(bench: Bench, monkeypatch: pytest.M
     assert bench.seqs() == list(range(1, 17))
     assert not failures
     assert damaged(bench) == []
+
+
+# -- two tiers -----------------------------------------------------------------------------------
+
+COLD = "cold/1"
+
+
+def tiered(nth: int) -> Bench:
+    """Two sealed segments; the machine stops at the nth step of moving the first one."""
+    made = Bench(nth, segment_max_events=COUNT, cold_dir="cold", hot_retain_segments=9)
+    made.put()
+    for _ in range(2):
+        made.append(COUNT)
+        made.tend()
+    made.delete(before_seq=3)
+    made.tend()
+    for _ in range(2):
+        made.checkpoint()
+    topic = made.node.registry.find(TOPIC)
+    assert topic is not None
+    made.world.disk.crash_at(nth)
+    try:
+        made.node.segments.relocate(1, 1, topic.facts())
+    except SimulatedCrash:
+        made.world.crash("kill")
+    else:
+        made.world.crash("kill")
+    return made
+
+
+def test_a_move_cut_short_anywhere_and_any_of_its_files_lost_is_told_or_served() -> None:
+    """Every file of both tiers, removed or with the flag of a live record moved, at each step."""
+    wanted = list(range(3, 17))
+    outcomes: dict[str, int] = {}
+    for nth in range(1, 19):
+        for index in range(4):
+            bench = tiered(nth)
+            try:
+                paths = [
+                    f"{folder}/0000000001.{s}" for folder in (FOLDER, COLD) for s in ("idx", "data")
+                ]
+                path = paths[index]
+                if path not in bench.world.disk._files:
+                    continue
+                saved = remove(bench, path)
+                both = save(bench, *paths)
+                try:
+                    bench.world.start()
+                    outcome = "served" if bench.seqs() == wanted else "wrong"
+                except StartRefused as error:
+                    outcome = "refused" if path in str(error) else "unnamed"
+                    assert save(bench, *paths) == both, "a refused start removes nothing"
+                outcomes[outcome] = outcomes.get(outcome, 0) + 1
+                if outcome == "refused":
+                    bench.world.crash("kill")
+                    put_back(bench, saved)
+                    bench.world.start()
+                    assert bench.seqs() == wanted
+            finally:
+                bench.world.abandon()
+    assert set(outcomes) == {"served", "refused"}, outcomes
+
+
+@pytest.mark.parametrize("flip", [0x10, 0xFF])
+def test_one_flag_moved_in_either_copy_brings_nothing_back(flip: int) -> None:
+    for nth in range(8, 19):
+        for folder in (FOLDER, COLD):
+            bench = tiered(nth)
+            try:
+                path = f"{folder}/0000000001.data"
+                if path not in bench.world.disk._files:
+                    continue
+                flip_byte(bench, path, -COUNT, flip)
+                bench.world.start()
+                seen = bench.seqs()
+                assert seen in (list(range(3, 17)), list(range(9, 17))), (nth, folder, seen)
+                assert (seen[0] == 9) == bool(damaged(bench))
+            finally:
+                bench.world.abandon()
+
+
+def test_an_older_copy_left_in_the_hot_folder_does_not_undo_deletes(bench: Bench) -> None:
+    bench.world.abandon()
+    bench = tiered(99)
+    try:
+        older = save(bench, f"{COLD}/0000000001.data", f"{COLD}/0000000001.idx")
+        bench.world.start()
+        bench.delete(before_seq=6)
+        bench.tend()
+        bench.restart()
+        bench.world.crash("kill")
+        put_back(bench, {path.replace(COLD, FOLDER): content for path, content in older.items()})
+        bench.world.start()
+        assert bench.seqs() == list(range(6, 17))
+        assert damaged(bench) == []
+        assert DATA not in bench.world.disk._files
+    finally:
+        bench.world.abandon()
