@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import msgspec
+import numpy as np
 import pytest
 
 from tests.unit.engine.drive import seqs_of
 from tests.unit.engine.rig import ListReplay, ListSegments, NowOffload, Rig, body_of
 from topics_server.engine.answers import ReadRequest
+from topics_server.engine.capture import capture, decode
 from topics_server.engine.reading import plan_page
 from topics_server.engine.recovery import Recovered, Recovery, Stop
 from topics_server.engine.registry import Registry
@@ -29,7 +32,7 @@ from topics_server.entries import (
 )
 from topics_server.errors import StartRefused
 from topics_server.handoff import SnapshotImage
-from topics_server.inventory import FoundTopic, Objection
+from topics_server.inventory import FoundTopic, Objection, anchor_of
 from topics_server.limits import HEAD_RESERVE_SEQS
 from topics_server.model import Durability, TopicConfig
 
@@ -242,6 +245,52 @@ async def test_a_missing_segment_refuses_start(monkeypatch: pytest.MonkeyPatch) 
     # Judged after replay: of a topic that was dropped since nothing has to be there.
     dropped = Boot((1, created(1, "t")), (2, TopicDropped(1, "t", 1)), segments=segments)
     assert (await dropped.run()).folders_removed == 1
+
+
+async def flagged_after_capture() -> tuple[Rig, SnapshotImage]:
+    """A snapshot of eight sealed records, two of which are flagged on disk since."""
+    rig = Rig()
+    await rig.append("t", *range(8))
+    topic = rig.registry.find("t")
+    assert topic is not None
+    await rig.sealer.tend(topic)
+    await rig.checkpointer.take()
+    rig.segments.kept[1][1].disk_flags[:2] = b"\1\1"
+    return rig, rig.snapshots.images[0]
+
+
+async def test_flags_that_nothing_explains_damage_their_segment_until_they_are_right() -> None:
+    rig, image = await flagged_after_capture()
+    boot = Boot(image=image, segments=rig.segments)
+    await boot.run()
+    topic = boot.registry.find("t")
+    assert topic is not None
+    assert topic.files.untrusted == {1}
+    assert (topic.log.live_count, boot.registry.damaged_records) == (0, 6)
+    assert not topic.log.dead_segments(), "its file may be put back"
+    again = decode(capture(topic))
+    assert again.flags == {1: tuple(anchor_of(decode(dict(image.parts)[1])).flags[1])}
+    rig.segments.kept[1][1].disk_flags[:2] = b"\0\0"
+    part = (1, capture(topic))
+    healed = Boot(image=msgspec.structs.replace(image, parts=[part]), segments=rig.segments)
+    await healed.run()
+    assert healed.registry.records_live == 8
+
+
+async def test_a_replayed_delete_explains_flags() -> None:
+    rig, image = await flagged_after_capture()
+    seqs = (np.array([1], "<u8").tobytes(), np.array([2], "<u8").tobytes())
+    boot = Boot((9, RecordsDeleted(1, 1, *seqs)), image=image, segments=rig.segments)
+    await boot.run()
+    assert boot.registry.records_live == 6
+
+
+async def test_a_mended_journal_may_lack_the_deletes_that_explain_flags() -> None:
+    rig, image = await flagged_after_capture()
+    filling = (9, TopicDropped(0, "xxxx", 0))
+    boot = Boot(filling, image=image, segments=rig.segments)
+    await boot.run()
+    assert boot.registry.records_live == 6
 
 
 async def test_progress_goes_from_nothing_to_one() -> None:
