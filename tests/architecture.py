@@ -272,15 +272,43 @@ WAL = {
     "wal.cold_folder": driver(
         "wal.checked_json", "wal.directory", "wal.folders", "wal.fs", "wal.layout", "wal.publishing"
     ),
-    "wal.tail": driver("wal.frames", "wal.groups", "wal.grouping", "wal.layout", "wal.fs"),
+    # How far a shard's journal reaches, told beside it.
+    "wal.end_marks": pure(),
+    "wal.end_mark_file": driver("wal.end_marks", "wal.fs", "wal.layout"),
+    "wal.anchors": driver(
+        "wal.chain",
+        "wal.directory",
+        "wal.end_mark_file",
+        "wal.end_marks",
+        "wal.fs",
+        "wal.layout",
+    ),
+    "wal.tail": driver(
+        "wal.end_mark_file",
+        "wal.end_marks",
+        "wal.frames",
+        "wal.fs",
+        "wal.grouping",
+        "wal.groups",
+        "wal.layout",
+    ),
     # What a shard's worker does in one go: cut, write, sync, make room.
     "wal.jobs": driver("wal.grouping", "wal.tail"),
     "wal.shard": driver("wal.frames", "wal.grouping", "wal.jobs", "wal.tail", "wal.workers"),
     # Which journal files must be there; what of them is torn; making durable what was found.
-    "wal.chain": driver("wal.frames", "wal.groups", "wal.layout", "wal.fs"),
-    "wal.repair": driver("wal.chain", "wal.folders", "wal.layout", "wal.fs"),
+    "wal.chain": driver("wal.end_marks", "wal.frames", "wal.groups", "wal.layout", "wal.fs"),
+    "wal.repair": driver(
+        "wal.chain", "wal.end_mark_file", "wal.end_marks", "wal.folders", "wal.layout", "wal.fs"
+    ),
     "wal.replay": driver(
-        "wal.chain", "wal.frames", "wal.fs", "wal.groups", "wal.layout", "wal.repair"
+        "wal.anchors",
+        "wal.chain",
+        "wal.end_marks",
+        "wal.frames",
+        "wal.fs",
+        "wal.groups",
+        "wal.layout",
+        "wal.repair",
     ),
     "wal.journal": driver(
         "wal.folders",
@@ -360,6 +388,8 @@ WAL = {
     "wal.begin_anew": driver("wal.*"),
     # Offline: what a damaged journal cost, and what takes the damaged bytes' place.
     "wal.mending": driver("wal.*"),
+    "wal.end_mark_repair": driver("wal.*"),
+    "wal.set_aside": driver("wal.folders", "wal.fs", "wal.layout"),
 }
 
 SERVICES = {

@@ -12,6 +12,7 @@ import msgspec
 
 from topics_server.blocks import Block
 from topics_server.entries import LEASES_ID, ROUTERS_ID, SESSIONS_ID, CursorAt, SessionOptions
+from topics_server.limits import U64_MAX
 from topics_server.model import Hole, RouterDefinition, SeqRun, StreamFacts, TopicConfig
 
 
@@ -59,6 +60,8 @@ EPOCHS_PART: Final = 0
 SESSIONS_PART: Final = SESSIONS_ID
 LEASES_PART: Final = LEASES_ID
 ROUTERS_PART: Final = ROUTERS_ID
+# What the snapshot knows of the journal; it is not handed to the engine.
+JOURNAL_PART: Final = U64_MAX - 3
 
 
 class TailPart(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -202,14 +205,68 @@ class RoutersPart(msgspec.Struct, frozen=True, array_like=True):
     routers: list[RouterImage]
 
 
+class ShardSync(msgspec.Struct, frozen=True, array_like=True):
+    """What a snapshot says of one shard of the journal.
+
+    The shard was synced up to `synced_lsn`; replay needs its entries from `start_lsn` on.
+    """
+
+    wal_set: int
+    shard: int
+    synced_lsn: int
+    start_lsn: int
+
+
+class SyncedShard(msgspec.Struct, frozen=True):
+    """How far a shard is synced. `is_read_only`: it takes nothing until a restart."""
+
+    wal_set: int
+    shard: int
+    synced_lsn: int
+    is_read_only: bool = False
+
+
+class ReplayStart(msgspec.Struct, frozen=True):
+    """Where replay of a snapshot begins: at `lsn`; of a shard at what `shards` says of it.
+
+    That is lower of a shard that is read-only: what it wrote last is looked for by the next start.
+    """
+
+    lsn: int = 0
+    shards: Sequence[ShardSync] = ()
+
+    def of(self, wal_set: int, shard: int) -> int:
+        """Where replay of one shard begins."""
+        for each in self.shards:
+            if (each.wal_set, each.shard) == (wal_set, shard):
+                return min(self.lsn, each.start_lsn)
+        return self.lsn
+
+
 class SnapshotImage(msgspec.Struct, frozen=True):
     """A whole snapshot in memory: opaque parts, each `(id, bytes)`, and where replay starts.
 
-    `start_lsn`: replay needs every entry from this lsn on. `last_lsn`: the highest lsn any part
-    has applied. `next_topic_id`: ids below it may have been used.
+    `start_lsn`: replay needs every entry from this lsn on, and those that `shards` says.
+    `last_lsn`: the highest lsn any part has applied. `next_topic_id`: ids below it may have been
+    used. `run`: the run that took it; 0 and no `shards` in a snapshot of version 1.
     """
 
     start_lsn: int
     last_lsn: int
     next_topic_id: int
     parts: Sequence[tuple[int, bytes]]
+    run: int = 0
+    shards: Sequence[ShardSync] = ()
+
+    @property
+    def replay_start(self) -> ReplayStart:
+        """Where its replay begins."""
+        return ReplayStart(self.start_lsn, self.shards)
+
+
+class JournalPart(msgspec.Struct, frozen=True, array_like=True):
+    """The part of a snapshot that says what it knows of the journal."""
+
+    version: int
+    run: int
+    shards: Sequence[ShardSync]

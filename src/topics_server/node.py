@@ -43,6 +43,7 @@ from topics_server.engine.throttle import Throttle
 from topics_server.engine.watching import WatchSessions
 from topics_server.entries import LEASES_ID, ROUTERS_ID, SESSIONS_ID
 from topics_server.errors import StorageError
+from topics_server.handoff import ReplayStart
 from topics_server.metrics import DiskFacts, LatencyHistogram, RecoveryFacts, ShardFacts, log
 from topics_server.queue.books import QueueBooks
 from topics_server.queue.service import QueueService
@@ -52,6 +53,7 @@ from topics_server.routers.table import RouterTable
 from topics_server.settings import Settings
 from topics_server.sizing import WAL_SHARE, journal_sizes, min_free_bytes, store_files
 from topics_server.streams.service import Streams
+from topics_server.wal.anchors import anchors_of
 from topics_server.wal.cold_folder import ColdFolder, judge_before_start
 from topics_server.wal.directory import Directory, read_boot_id
 from topics_server.wal.fs import Fs, OsFs
@@ -252,7 +254,10 @@ class Node:
             directory.wal_dir,
             wal_sets=directory.wal_sets,
             synced_lsn=0 if image is None else image.last_lsn,
+            anchors=anchors_of(directory.mark, image, image, same_boot=directory.same_boot),
+            on_loss=directory.doubt_boot,
         )
+        self._published = ReplayStart() if image is None else image.replay_start
         self._recovery = Recovery(
             self.registry,
             self.segments,
@@ -329,6 +334,8 @@ class Node:
             sizes=self._sizes,
             observe_sync_us=[histogram.observe for histogram in self._sync_latency],
             on_backlog=self.state.throttle.press,
+            run=directory.run,
+            on_unknown=directory.forget_boot,
         )
         self.commits = Commits(self.registry, self.journal, self.hub, next_lsn, self._projections)
         self.pages = Pages(self.registry, self.commits, self.router_table.sources)
@@ -375,6 +382,8 @@ class Node:
             self.sealer.seal_tails,
             self._projections,
             self.pages,
+            run=directory.run,
+            published=self._published,
         )
         self.sealer.on_moved += [self.checkpointer.moved, self.hub.ring]
 
@@ -389,12 +398,10 @@ class Node:
             # While a set is listed each of its shards must have a file: listed anew, then trimmed.
             await self.checkpointer.take(final=True, trim=False)
         oldest = self.checkpointer.trim_lsn
+        shards = self.settings.wal_shards
         await self._offload.run(
-            lambda: directory.note_wal_set(
-                wal_set, self.settings.wal_shards, next_lsn, oldest_start_lsn=oldest
-            )
+            lambda: directory.note_journal(wal_set, shards, next_lsn, oldest_start_lsn=oldest)
         )
-        await self._offload.run(directory.note_boot)
         self.checkpointer.trim()
 
     def _wire_store(self) -> None:
@@ -577,14 +584,16 @@ class Node:
         self.sessions.close()
         self.sealer.expire()
         try:
-            await self.journal.sync_all()
+            await self.journal.sync_open_shards()
             await self.checkpointer.take(final=True)
+            # Of a shard that is read-only the next start has to look what reached the disk.
+            is_clean = not self.journal.read_only_shards()
         except StorageError as error:
             log.warning("no final snapshot, the next start replays the journal: %s", error)
-            await self.journal.close()
-            return
+            is_clean = False
         await self.journal.close()
-        self._directory.note_clean_stop()
+        if is_clean:
+            self._directory.note_clean_stop()
 
 
 def _tell_defect(task: asyncio.Task[None]) -> None:

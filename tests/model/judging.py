@@ -231,15 +231,15 @@ class Track:
         )
         self.used_head = self.live.head
 
-    def check(self, seen: Seen | None, end: End, max_ms: int) -> None:
+    def check(self, seen: Seen | None, end: End, max_ms: int, *, was_doubted: bool = False) -> None:
         """Compare after the boot ended like this; start anew from what is there.
 
-        `max_ms` is the latest time the clock has ever shown.
+        `max_ms` is the latest time the clock has ever shown. `was_doubted`: see `World`.
         """
         closest: list[str] = []
         for count, plain in self._candidates(end):
             plain.expire(max_ms)
-            may_jump = end == "power" or (end == "kill" and plain.is_ephemeral())
+            may_jump = end == "power" or (end == "kill" and (was_doubted or plain.is_ephemeral()))
             wrong = differs(plain, seen, may_jump=may_jump)
             if wrong is None:
                 self._start_anew(plain, seen)

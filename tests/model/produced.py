@@ -419,7 +419,8 @@ class ProducedSimulation:
             truth = found[count]
             if subject.is_ephemeral and end != "none":
                 truth.forget()
-            may_jump = end == "power" or (end == "kill" and subject.is_ephemeral)
+            was_doubted = self.world.was_doubted or subject.is_ephemeral
+            may_jump = end == "power" or (end == "kill" and was_doubted)
             wrong = _differs(truth, seen, may_jump=may_jump)
             if wrong is None:
                 truth.head = seen.head

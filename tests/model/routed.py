@@ -80,7 +80,12 @@ class WatchedNode(Node):
         return router.start_seq if at is None else max(router.start_seq, at.seq)
 
     def _open_journal(self, replay: Any, next_lsn: int) -> None:
-        self.judge.recovered(self, self.end, damaged=self._snapshots.found_damaged)
+        self.judge.recovered(
+            self,
+            self.end,
+            damaged=self._snapshots.found_damaged,
+            was_doubted=not self._directory.same_boot or bool(replay.report.torn),
+        )
         super()._open_journal(replay, next_lsn)
         self.judge.watch(self)
 

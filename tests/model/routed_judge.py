@@ -288,8 +288,11 @@ class Judge:
     def _cursors(self, node: Node) -> dict[int, int]:
         return {router.router_id: node.pump.cursor(router)[0] for router in node.router_table}
 
-    def recovered(self, node: Node, end: End, *, damaged: bool) -> None:
-        """Replay is over and nothing new was submitted: is it what it may be?"""
+    def recovered(self, node: Node, end: End, *, damaged: bool, was_doubted: bool = False) -> None:
+        """Replay is over and nothing new was submitted: is it what it may be?
+
+        `was_doubted`: see `World`.
+        """
         self.check()
         registry = node.registry
         if damaged:
@@ -310,7 +313,8 @@ class Judge:
                         for seq in back
                         if (topic_id, seq) in self.meaning
                     )
-                leeway = Leeway(end != "new", end == "power" or damaged, gone, self.reached)
+                may_jump = end == "power" or damaged or (was_doubted and end != "clean")
+                leeway = Leeway(end != "new", may_jump, gone, self.reached)
                 found = differs(fold, topic, leeway)
                 if found is None:
                     kept[topic_id] = fold

@@ -166,7 +166,7 @@ class Simulation:
         for track in self.tracks.values():
             seen = await look(store, track.name, clock)
             self.ledger.note_all(track.name, seen)
-            track.check(seen, end, clock.max_ms)
+            track.check(seen, end, clock.max_ms, was_doubted=self.world.was_doubted)
             if seen is not None:
                 track.live.tell(seen.now_ms)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
 import random
 from collections.abc import Callable, Coroutine, Iterator
@@ -81,6 +82,9 @@ class FakeClock:
         self.max_ms = now_ms
         self.steps = 0
         self.loop: VirtualLoop | None = None
+        # Whether heads may have jumped in the last start though the machine went on: a sync had
+        # failed in that boot, or a write was torn.
+        self.was_doubted = False
 
     def now_ms(self) -> int:
         """See `engine.ports.Clock`."""
@@ -190,6 +194,7 @@ class World:
     def start(self) -> Node:
         """Open and recover. Raises what the node raises; `SimulatedCrash` if the disk goes."""
         assert self.node is None
+        is_same_boot = self._noted_boot() == self.disk.boot_id
         self.loop = loop = VirtualLoop(self.disk)
         self.clock.hand_over(loop)
         node = self.node_type.open(
@@ -205,7 +210,14 @@ class World:
         )
         self.run(node.start())
         self.node = node
+        self.was_doubted = not is_same_boot or "torn write" in node.report
         return node
+
+    def _noted_boot(self) -> str:
+        """The boot that `FORMAT` names, looked up without touching the disk."""
+        if not self.disk.exists("data/FORMAT"):
+            return ""
+        return str(json.loads(self.disk.content("data/FORMAT"))["boot_id"])
 
     def _workers(self, loop: asyncio.AbstractEventLoop) -> Callable[[str], Worker]:
         return lambda name: InlineWorker(loop, lambda: self.rng.choice((0, 0, 1, 2)))

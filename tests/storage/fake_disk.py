@@ -204,6 +204,7 @@ class _FakeFile:
             self._disk.step("sync", self.path)
         except StorageError as error:
             self._inode.sync_failed(self._disk.rng)
+            self._disk.has_failed_sync = True
             # Whatever its cause, as OsFs has it: a failed sync is not a full disk.
             raise SyncFailed(str(error)) from error
         self._inode.sync()
@@ -250,6 +251,8 @@ class FakeDisk:
         self.capacity_bytes = capacity_bytes
         self.boot_id = "boot-1"
         self.evicts = False
+        # A sync of some file has failed on this disk.
+        self.has_failed_sync = False
         self.ops = 0
         self.crashed = False
         self.log: list[tuple[str, str]] = []
@@ -306,6 +309,7 @@ class FakeDisk:
         disk.rng = self.rng
         disk.boot_id, disk._boots = self.boot_id, self._boots
         disk.evicts = self.evicts
+        disk.has_failed_sync = self.has_failed_sync
         disk._files, disk._durable = self._files, self._durable
         disk._dirs, disk._durable_dirs = self._dirs, self._durable_dirs
         disk._pending = self._pending

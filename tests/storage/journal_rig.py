@@ -8,6 +8,7 @@ failed never comes back, and what recovery handed out once is there for ever.
 from __future__ import annotations
 
 import asyncio
+import copy
 import random
 from collections.abc import Callable
 from typing import Any
@@ -15,7 +16,8 @@ from typing import Any
 from tests.storage.fake_disk import FakeDisk, Mode, SimulatedCrash
 from topics_server.entries import Entry, HeadReserved, RecordsAppended, RecordsDeleted
 from topics_server.errors import TopicsError
-from topics_server.handoff import ShardProgress
+from topics_server.handoff import ReplayStart, ShardProgress, ShardSync
+from topics_server.wal.anchors import Anchors
 from topics_server.wal.journal import Journal
 from topics_server.wal.replay import JournalReplay, ReplayReport
 from topics_server.wal.tail import Sizes
@@ -41,10 +43,45 @@ def random_entry(rng: random.Random, lsn: int) -> Entry:
     return append(topic_id, lsn, bytes([65 + lsn % 26]) * rng.randint(1, size))
 
 
+def never_lost(topic_id: int) -> bool:
+    """Nothing may be gone."""
+    return False
+
+
+class Noted:
+    """What `FORMAT` and the snapshot say of the journal, as a node would have noted it."""
+
+    def __init__(self) -> None:
+        self.wal_sets: list[tuple[int, int, int]] = []
+        self.run = 0
+        self.journal_run = 0
+        self.boot_id = ""
+        # Where snapshots began that were published while a shard was read-only: by shard.
+        self.shards: list[ShardSync] = []
+
+    def anchors(self, disk: FakeDisk) -> Anchors:
+        return Anchors(
+            frozenset(wal_set for wal_set, _, _ in self.wal_sets),
+            run=self.run,
+            journal_run=self.journal_run,
+            same_boot=self.boot_id == disk.boot_id,
+            shards=self.shards,
+        )
+
+    def forget_boot(self) -> None:
+        self.boot_id = ""
+
+    def note_journal(self, disk: FakeDisk, wal_set: int, shards: int, first_lsn: int) -> None:
+        if wal_set not in {listed[0] for listed in self.wal_sets}:
+            self.wal_sets.append((wal_set, shards, first_lsn))
+        self.journal_run, self.boot_id = self.run, disk.boot_id
+
+
 class Promises:
     """What every later life must find; `start_lsn` is where a snapshot takes over."""
 
     def __init__(self) -> None:
+        self.noted = Noted()
         self.submitted: dict[int, Entry] = {}
         self.shard: dict[int, int] = {}
         self.written: set[int] = set()
@@ -53,11 +90,27 @@ class Promises:
         self.unknown: set[int] = set()
         self.start_lsn = 0
 
-    def check(self, found: dict[int, Entry], mode: Mode | None) -> None:
-        """Compare what a recovery found with what was promised before it."""
+    @classmethod
+    def following(cls, other: Promises) -> Promises:
+        """The same promises; what a start makes of these changes not those."""
+        return copy.deepcopy(other)
+
+    def check(
+        self,
+        found: dict[int, Entry],
+        mode: Mode | None,
+        may_have_lost: Callable[[int], bool] = never_lost,
+    ) -> None:
+        """Compare what a recovery found with what was promised before it.
+
+        What was only written may be gone where recovery tells so: of a topic that
+        `may_have_lost`, or of all after a power loss.
+        """
         for lsn, entry in found.items():
             assert entry == self.submitted[lsn], f"lsn {lsn} came back as something else"
-        kept = self.synced if mode == "power" else self.synced | self.written
+        kept = set(self.synced)
+        if mode != "power":
+            kept |= {n for n in self.written if not may_have_lost(self.submitted[n].topic_id)}
         missing = {lsn for lsn in kept if lsn >= self.start_lsn} - set(found) - self.unknown
         assert not missing, f"promised after {mode}, gone: {sorted(missing)}"
         back = self.failed & set(found)
@@ -98,6 +151,7 @@ class Life:
         self.defects: list[BaseException] = []
         self.progress: list[ShardProgress] = []
         self.found: dict[int, Entry] = {}
+        self.noted = self.promises.noted
         self.report = ReplayReport()
         self.next_lsn = max(self.promises.submitted, default=0) + 1
         self.refused: list[TopicsError] = []
@@ -117,13 +171,26 @@ class Life:
 
     def recover(self, mode: Mode | None = None) -> dict[int, Entry]:
         """Replay, check the promises, open for writing; returns what was found."""
-        replay = JournalReplay(self.disk, WAL)
+        replay = JournalReplay(
+            self.disk,
+            WAL,
+            wal_sets=self.noted.wal_sets,
+            anchors=self.noted.anchors(self.disk),
+            on_loss=self.noted.forget_boot,
+        )
         found = list(replay.entries(self.promises.start_lsn))
         lsns = [lsn for lsn, _ in found]
         assert lsns == sorted(set(lsns))
         self.found = dict(found)
         self.report = replay.report
-        self.promises.check(self.found, mode)
+        was_forgotten = not self.noted.boot_id
+
+        def may_have_lost(topic_id: int) -> bool:
+            is_told = was_forgotten or replay.may_have_lost(topic_id)
+            return self.disk.has_failed_sync and is_told
+
+        self.promises.check(self.found, mode, may_have_lost)
+        self.noted.run += 1
         self.journal = Journal.create(
             self.disk,
             WAL,
@@ -135,7 +202,13 @@ class Life:
             sync_interval_ms=self._sync_interval_ms,
             sizes=self._sizes,
             file_ids=lambda: self.rng.getrandbits(64),
+            run=self.noted.run,
+            on_unknown=self.noted.forget_boot,
         )
+        if self._wal_set not in {listed[0] for listed in self.noted.wal_sets}:
+            # A new set starts on a snapshot, so that no entry depends on two shard counts.
+            self.promises.start_lsn = self.next_lsn
+        self.noted.note_journal(self.disk, self._wal_set, self._shards, self.next_lsn)
         self.journal.listen(self._on_progress)
         return self.found
 
@@ -215,13 +288,30 @@ def new_disk(seed: int, *, capacity_bytes: int | None = None) -> FakeDisk:
     return disk
 
 
-def run_life(disk: FakeDisk, promises: Promises, mode: Mode | None, steps: int) -> bool:
+def run_life(
+    disk: FakeDisk,
+    promises: Promises,
+    mode: Mode | None,
+    steps: int,
+    *,
+    changes_shards: bool = False,
+) -> bool:
     """A random life that ends whenever the disk crashes under it, or after `steps` turns.
 
-    Returns whether its recovery was complete.
+    Returns whether its recovery was complete. `changes_shards`: now and then it has another shard
+    count than the one before, and so a new wal set.
     """
     rng = disk.rng
-    life = Life(disk, promises, sync_interval_ms=rng.choice((0, 100_000)))
+    wal_set, shards = next(iter(promises.noted.wal_sets[-1:]), (1, 2, 1))[:2]
+    if changes_shards and rng.random() < 0.4:
+        wal_set, shards = wal_set + bool(promises.noted.wal_sets), rng.choice((1, 2, 3))
+    life = Life(
+        disk,
+        promises,
+        shards=shards,
+        wal_set=wal_set,
+        sync_interval_ms=rng.choice((0, 100_000)),
+    )
     recovered = False
     try:
         life.recover(mode)
@@ -235,7 +325,7 @@ def run_life(disk: FakeDisk, promises: Promises, mode: Mode | None, steps: int) 
             if rng.random() < 0.05:
                 # A snapshot is published only when every shard is synced up to its start.
                 promises.start_lsn = rng.randint(promises.start_lsn, promises.synced_below())
-                life.journal.trim(promises.start_lsn)
+                life.journal.trim(ReplayStart(promises.start_lsn))
             if disk.crashed:
                 break
     except SimulatedCrash:

@@ -12,7 +12,7 @@ import pytest
 
 from tests.storage.journal_rig import append
 from topics_server.errors import DiskFull, NotThere, StartRefused, StorageError, SyncFailed
-from topics_server.handoff import ShardProgress
+from topics_server.handoff import ReplayStart, ShardProgress
 from topics_server.wal.directory import Directory, read_boot_id
 from topics_server.wal.fs import OsFs, storage_error
 from topics_server.wal.journal import Journal, thread_workers
@@ -299,7 +299,7 @@ async def live(root: str, start: int, count: int) -> list[int]:
             await asyncio.sleep(0)
     await journal.sync_all()
     assert max(synced) == start + count - 1
-    journal.trim(1)
+    journal.trim(ReplayStart(1))
     await journal.close()
     directory.note_clean_stop()
     directory.close()

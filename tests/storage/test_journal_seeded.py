@@ -11,8 +11,11 @@ from topics_server.errors import Corrupt, StartRefused, StorageError
 LIVES = 4
 
 
-def run_seed(seed: int, *, faults: bool) -> None:
+def run_seed(
+    seed: int, *, faults: bool = False, evicts: bool = False, changes_shards: bool = False
+) -> None:
     disk = new_disk(seed)
+    disk.evicts = evicts
     rng = disk.rng
     promises = Promises()
     mode: Mode | None = None
@@ -21,13 +24,15 @@ def run_seed(seed: int, *, faults: bool) -> None:
             disk.crash_at(rng.randint(1, 150))
         if faults and rng.random() < 0.6:
             disk.fail("write", rng.choice(("eio", "enospc", "partial")), nth=rng.randint(1, 60))
-        if faults and rng.random() < 0.2:
-            disk.fail("sync", "eio", nth=rng.randint(4, 30), path="*.wal")
+        if faults and rng.random() < (0.6 if evicts else 0.2):
+            path = rng.choice(("*.wal", "*.wal", "*"))
+            disk.fail("sync", "eio", nth=rng.randint(4, 30), path=path)
         if faults and rng.random() < 0.2:
             disk.fail("open", "emfile", nth=rng.randint(4, 20))
         recovered = False
         try:
-            recovered = run_life(disk, promises, mode, rng.randint(1, 60))
+            steps = rng.randint(1, 60)
+            recovered = run_life(disk, promises, mode, steps, changes_shards=changes_shards)
         except Exception as error:
             if faults and is_refusal(error):
                 # A fault hit recovery itself: the server does not start, nothing is lost by it.
@@ -62,3 +67,22 @@ def test_no_promise_is_broken_by_crashes_and_refusals(chunk: int) -> None:
             run_seed(10_000 + seed, faults=True)
         except BaseException as error:
             raise AssertionError(f"seed {10_000 + seed}: {error!r}") from error
+
+
+@pytest.mark.parametrize("chunk", range(4))
+def test_no_promise_is_broken_when_shards_come_and_go(chunk: int) -> None:
+    for seed in range(chunk * 50, chunk * 50 + 50):
+        try:
+            run_seed(20_000 + seed, faults=seed % 2 == 0, changes_shards=True)
+        except BaseException as error:
+            raise AssertionError(f"seed {20_000 + seed}: {error!r}") from error
+
+
+@pytest.mark.parametrize("chunk", range(6))
+def test_what_a_failed_sync_takes_along_is_told(chunk: int) -> None:
+    """The kernel forgets pages whose sync failed; a restart in the same boot finds less."""
+    for seed in range(chunk * 50, chunk * 50 + 50):
+        try:
+            run_seed(30_000 + seed, faults=True, evicts=True)
+        except BaseException as error:
+            raise AssertionError(f"seed {30_000 + seed}: {error!r}") from error

@@ -226,3 +226,74 @@ def test_the_seqs_of_a_topic_that_wrote_no_more_are_known_exactly(
     assert api.add("delta", 1)["seqs"] == [last + 1]
     refused(api.state("nobody"), 404, "topic_not_found")
     server.stop()
+
+
+# -- end marks ---------------------------------------------------------------------------------
+
+
+def end_marks(data_dir: Path) -> list[Path]:
+    return sorted((data_dir / "wal").glob("*.end"))
+
+
+def appended(api: Api, count: int) -> int:
+    """The last seq after so many more appends."""
+    for number in range(count):
+        last = api.add("alpha", number)["last_seq"]
+    return int(last)
+
+
+def test_an_end_mark_that_is_gone_is_made_anew(tmp_path: Path) -> None:
+    server = Server(tmp_path / "server", {"TOPICS_WAL_SHARDS": "1"})
+    api = server.start()
+    api.put("alpha")
+    assert appended(api, 5) == 5
+    server.signal(signal.SIGKILL)
+    (mark,) = end_marks(server.data_dir)
+    mark.unlink()
+    assert f"{mark}: the end mark of this shard is missing" in server.refusal()
+    code, told, output = run_repair(server.data_dir)
+    assert (code, told["end_marks"], told["regions"]) == (1, [str(mark)], []), output
+    assert not mark.exists(), "nothing was changed"
+    code, told, output = run_repair(server.data_dir, "--accept-loss")
+    assert code == 0, output
+    code, told, output = run_repair(server.data_dir)
+    assert (code, told["end_marks"]) == (0, []), output
+    assert len(gaps_of(server.start(), "alpha")[0]) == 5
+    server.signal(signal.SIGKILL)
+
+
+@pytest.mark.parametrize(("durability", "length"), [("fsync", 64), ("disk", 900)])
+def test_a_journal_file_that_was_shortened_is_refused_and_mended(
+    tmp_path: Path, durability: str, length: int
+) -> None:
+    server = Server(tmp_path / "server", {"TOPICS_WAL_SHARDS": "1"})
+    api = server.start()
+    api.put("alpha", {"durability": durability})
+    last = appended(api, 20)
+    server.signal(signal.SIGKILL)
+    (file,) = journal_files(server.data_dir)
+    whole = file.read_bytes()
+    assert used_bytes(file) > length
+    with file.open("r+b") as target:
+        target.truncate(length)
+    assert str(file) in server.refusal()
+    report = verify(OsFs(), str(server.data_dir))
+    assert any(str(file) in problem for problem in report.problems)
+    shortened = file.read_bytes()
+    # Put back, it is as if nothing had happened; a copy is mended instead.
+    shutil.copytree(server.directory, tmp_path / "other")
+    file.write_bytes(whole)
+    assert sorted(gaps_of(server.start(), "alpha")[0]) == list(range(1, last + 1))
+    server.signal(signal.SIGKILL)
+    other = Server(tmp_path / "other", {"TOPICS_WAL_SHARDS": "1"})
+    assert (other.data_dir / "wal" / file.name).read_bytes() == shortened
+    code, told, output = run_repair(other.data_dir, "--accept-loss")
+    assert code == 0, output
+    assert told["regions"]
+    api = other.start()
+    if length > 64:
+        records, gone, reasons = gaps_of(api, "alpha")
+        assert set(range(1, last + 1)) <= set(records) | gone
+        assert reasons == {"damaged"}
+        assert appended(api, 1) > last, "no seq is given out twice"
+    other.signal(signal.SIGKILL)

@@ -10,6 +10,7 @@ from tests.storage.fake_disk import FakeDisk
 from tests.storage.journal_rig import SMALL, WAL, Life, append, new_disk
 from topics_server.entries import RecordsDeleted
 from topics_server.errors import Code, ReadOnly
+from topics_server.handoff import ReplayStart
 from topics_server.limits import KIB, LOOP_WRITE_BYTES_MAX, SHARD_QUEUE_BYTES_MAX
 from topics_server.wal import tail as tail_module
 from topics_server.wal.shard import State
@@ -27,6 +28,11 @@ def started(disk: FakeDisk, *, shards: int = 1, turns: int = 1) -> Life:
     return life
 
 
+def of_journal(disk: FakeDisk) -> list[str]:
+    """What was done to journal files since `started`; end marks are another matter."""
+    return [op for op, path in disk.log if path.endswith(".wal")]
+
+
 def delete(lsn: int) -> RecordsDeleted:
     run = lsn.to_bytes(8, "little")
     return RecordsDeleted(0, 1, run, run)
@@ -38,7 +44,7 @@ def test_a_turn_is_one_group_and_one_write_from_the_loop() -> None:
         life.submit(append(0, seq))
     assert life.disk.log == []
     life.turn(2)
-    assert [op for op, _ in life.disk.log] == ["write"]
+    assert of_journal(life.disk) == ["write"]
     assert [p.written_lsn for p in life.progress] == [5]
     assert life.progress[0].synced_lsn == 0
     assert life.journal.shards[0].counters.loop_groups == 1
@@ -60,9 +66,9 @@ def test_a_mark_behind_the_last_sync_says_how_far_it_reached() -> None:
     life = started(disk)
     life.submit(append(0, 1), sync=True)
     life.settle()
-    assert [op for op, _ in disk.log] == ["write", "sync", "write"]
+    assert of_journal(disk) == ["write", "sync", "write"]
     life.settle()
-    assert len(disk.log) == 3, "a mark is not followed by another"
+    assert len(of_journal(disk)) == 3, "a mark is not followed by another"
     life.close()
 
 
@@ -293,12 +299,12 @@ def test_trim_removes_files_whose_entries_are_all_below() -> None:
     life.loop.run_until_complete(life.journal.sync_all())
     before = len(disk.list_dir(WAL))
     life.promises.start_lsn = 20
-    life.journal.trim(20)
+    life.journal.trim(ReplayStart(20))
     life.settle()
     assert len(disk.list_dir(WAL)) < before
     again = Life(life.die("power"), life.promises, shards=1)
     assert min(again.recover("power")) == 20
-    again.journal.trim(30)
+    again.journal.trim(ReplayStart(30))
     again.settle()
     assert len(disk.reopen().list_dir(WAL) if disk.crashed else []) >= 1
     again.close()
@@ -371,7 +377,7 @@ def test_files_that_cannot_be_removed_are_found_by_the_next_start() -> None:
         life.turn(5)
     life.settle()
     disk.fail("unlink", "eio")
-    life.journal.trim(15)
+    life.journal.trim(ReplayStart(15))
     life.loop.run_until_complete(life.journal.close())
     life.end()
     disk.crash("kill")
@@ -379,7 +385,7 @@ def test_files_that_cannot_be_removed_are_found_by_the_next_start() -> None:
     again = Life(disk.reopen(), life.promises, shards=1)
     again.recover("kill")
     before = len(again.disk.list_dir(WAL))
-    again.journal.trim(15)
+    again.journal.trim(ReplayStart(15))
     again.settle()
     assert len(again.disk.list_dir(WAL)) < before
     again.close()
@@ -710,11 +716,11 @@ def test_what_hurries_is_written_before_the_turn_ends() -> None:
     life.submit(append(0, 0))
     life.submit(append(0, 1))
     life.journal.flush(0)
-    assert [op for op, _ in life.disk.log] == ["write"]
+    assert of_journal(life.disk) == ["write"]
     assert [p.written_lsn for p in life.progress] == [2]
     life.journal.flush(0)
     life.turn(2)
-    assert [op for op, _ in life.disk.log] == ["write"], "there is nothing left to write"
+    assert of_journal(life.disk) == ["write"], "there is nothing left to write"
     life.submit(append(0, 2, b"x" * LOOP_WRITE_BYTES_MAX))
     life.journal.flush(0)
     assert len(life.progress) == 1, "what the loop may not write is left to the worker"

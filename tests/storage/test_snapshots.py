@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 
 import pytest
 
 from tests.storage.fake_disk import FakeDisk, Mode, SimulatedCrash
 from topics_server.errors import DiskFull, StartRefused
-from topics_server.handoff import SnapshotImage
+from topics_server.handoff import ReplayStart, ShardSync, SnapshotImage
 from topics_server.wal.snapshots import PublishedSnapshots
 
 FOLDER = "data/snapshots"
+VECTORS = Path(__file__).parents[1] / "vectors" / "snapshots"
 
 
 def image(start_lsn: int) -> SnapshotImage:
     parts = [(n, b"%d-%d" % (n, start_lsn)) for n in range(5)]
-    return SnapshotImage(start_lsn, start_lsn + 10, 6, parts)
+    shards = [ShardSync(1, shard, start_lsn + shard, start_lsn - shard) for shard in range(3)]
+    return SnapshotImage(start_lsn, start_lsn + 10, 6, parts, 7, shards)
 
 
 def disk_with_folder(seed: int = 0) -> FakeDisk:
@@ -36,7 +39,26 @@ def test_nothing_is_found_in_an_empty_directory() -> None:
 
 def test_write_returns_the_start_of_the_older_kept_one() -> None:
     snapshots = PublishedSnapshots(disk_with_folder(), "data")
-    assert [snapshots.write(image(lsn)) for lsn in (10, 20, 30)] == [0, 10, 20]
+    assert [snapshots.write(image(lsn)).lsn for lsn in (10, 20, 30)] == [0, 10, 20]
+
+
+def test_a_shard_may_be_needed_from_further_back() -> None:
+    snapshots = PublishedSnapshots(disk_with_folder(), "data")
+    snapshots.write(image(10))
+    start = snapshots.write(image(20))
+    assert start == ReplayStart(10, image(10).shards)
+    assert [start.of(1, shard) for shard in range(3)] == [10, 9, 8]
+    assert start.of(2, 1) == 10
+
+
+def test_a_snapshot_of_version_1_knows_nothing_of_the_journal() -> None:
+    disk = disk_with_folder()
+    disk.make_dir(FOLDER)
+    old = (VECTORS / "three_parts.snap").read_bytes()
+    disk.open(f"{FOLDER}/{1:020d}.snap", create=True).pwrite(old, 0)
+    found = PublishedSnapshots(disk, "data").newest()
+    assert found is not None
+    assert (len(found.parts), found.run, list(found.shards)) == (3, 0, [])
 
 
 def test_two_snapshots_are_kept_and_the_newest_wins() -> None:
@@ -59,10 +81,10 @@ def test_a_corrupt_snapshot_is_removed_and_does_not_count() -> None:
     # A start that ends before it has written one of its own leaves it for the next to know of.
     assert again.found_damaged
     assert len(files(disk)) == 2
-    assert again.write(image(30)) == 10
+    assert again.write(image(30)).lsn == 10
     assert PublishedSnapshots(disk, "data").newest() == image(30)
     assert len(files(disk)) == 2
-    assert again.write(image(40)) == 30
+    assert again.write(image(40)).lsn == 30
 
 
 def test_an_older_one_that_was_never_read_does_not_decide_the_trim() -> None:
@@ -73,7 +95,7 @@ def test_an_older_one_that_was_never_read_does_not_decide_the_trim() -> None:
     disk.corrupt(files(disk)[0], 70)
     again = PublishedSnapshots(disk, "data")
     assert again.newest() == image(20)
-    assert again.write(image(30)) == 20
+    assert again.write(image(30)).lsn == 20
     assert len(files(disk)) == 2
 
 
@@ -81,7 +103,7 @@ def test_a_newer_format_is_neither_read_nor_removed() -> None:
     disk = disk_with_folder()
     PublishedSnapshots(disk, "data").write(image(10))
     (path,) = files(disk)
-    disk.corrupt(path, 8, 0x03)
+    disk.corrupt(path, 8, 0x01)
     with pytest.raises(StartRefused, match="newer"):
         PublishedSnapshots(disk, "data").newest()
     assert files(disk) == [path]
@@ -95,7 +117,7 @@ def test_a_full_disk_keeps_what_was_published() -> None:
     with pytest.raises(DiskFull):
         snapshots.write(image(20))
     assert len(files(disk)) == 1
-    assert snapshots.write(image(30)) == 10
+    assert snapshots.write(image(30)).lsn == 10
     assert PublishedSnapshots(disk, "data").newest() == image(30)
 
 

@@ -73,16 +73,16 @@ def command(
     try:
         image = PublishedSnapshots(fs, directory).newest()
         found = mending.survey(fs, directory, mark, image)
-        if found.regions and accept_loss:
+        if found.is_damaged and accept_loss:
             kept = mending.mend(fs, directory, mark, found, random_u64)
-            if mending.survey(fs, directory, mark, image).regions:
+            if mending.survey(fs, directory, mark, image).is_damaged:
                 raise Failure("it is damaged still; what was done is in " + kept)
     except StorageError as error:
         raise Failure(str(error)) from None
     finally:
         locked.close()
     _show(found, kept, as_json=as_json)
-    ctx.exit(1 if found.regions and not accept_loss else 0)
+    ctx.exit(1 if found.is_damaged and not accept_loss else 0)
 
 
 def _begin_anew(directory: str, cold_dir: str | None, store_id: str, *, as_json: bool) -> None:
@@ -130,15 +130,19 @@ def _show(found: object, kept: str, *, as_json: bool) -> None:
     if as_json:
         write_line(msgspec.json.encode({**facts_of(found), "set_aside": kept or None}))
         return
-    if not found.regions:
+    if not found.is_damaged:
         note("the journal is whole")
         return
+    for path in found.end_marks:
+        note(f"{path}: missing or not that of its files; what was written last cannot be proven")
     rows = [(region.path, str(region.start), str(region.length)) for region in found.regions]
-    show_table(("damaged", "at", "bytes"), rows)
+    if rows:
+        show_table(("damaged", "at", "bytes"), rows)
     for lost in found.lost:
         most = "at most " if lost.is_bound else ""
         note(f"{lost.topic}: seqs {lost.first_seq} to {most}{lost.last_seq}")
     for topic_id, count in found.nameless.items():
         note(f"{count} records of a topic whose creation is lost (id {topic_id})")
-    note("deletes, acks and settings of topics in the damaged part are undone")
+    if rows:
+        note("deletes, acks and settings of topics in the damaged part are undone")
     note(f"kept in {kept}" if kept else "nothing was changed; --accept-loss gives this up")

@@ -4,6 +4,8 @@ A topic is captured with the lsn applied to it, so slices need not be taken at o
 snapshot's start is the oldest lsn not applied (or held) when the capture began, and replay from
 there meets every part. Every shard is synced up to the last captured lsn before the snapshot is
 published, and the journal is trimmed to the *older* kept snapshot's start (DESIGN §3, Checkpoint).
+A shard that is read-only does not hold up the others: what it wrote last may or may not be on disk,
+so its replay begins where that of the snapshot before its failure does, and its files stay.
 Topics that did not move since the last capture reuse its encoded form; projections are always
 captured anew, for what they hold may move without an entry. Loop thread, writing off the loop.
 """
@@ -25,7 +27,7 @@ from topics_server.engine.registry import Registry
 from topics_server.engine.topic import Applied
 from topics_server.entries import RESERVED_ID_MIN, Entry
 from topics_server.errors import StorageError
-from topics_server.handoff import EPOCHS_PART, SnapshotImage
+from topics_server.handoff import EPOCHS_PART, ReplayStart, ShardSync, SnapshotImage, SyncedShard
 from topics_server.limits import CAPTURE_SLICE_MS
 from topics_server.metrics import log
 
@@ -53,7 +55,13 @@ class Checkpointer:
         seal_tails: Callable[[int], Awaitable[None]],
         projections: Projections = NO_PROJECTIONS,
         pages: Pages | None = None,
+        *,
+        run: int = 0,
+        published: ReplayStart = ReplayStart(),  # noqa: B008 -- an immutable value
     ) -> None:
+        """`run`: the run's number. `published`: where replay of the newest snapshot begins."""
+        self._run = run
+        self._published = published
         self._pages = pages
         self._registry = registry
         self._commits = commits
@@ -69,7 +77,7 @@ class Checkpointer:
         self._last_lsn = 0
         # Something a capture would show has changed without an entry.
         self._has_moved = False
-        self.trim_lsn = 0
+        self._trim_start = ReplayStart()
         self.taken_count = 0
         self.longest_slice_ms = 0.0
         self.last_duration_ms = 0.0
@@ -109,21 +117,25 @@ class Checkpointer:
             parts = await self._capture()
             last_lsn = self._commits.next_lsn - 1
             assert start_lsn <= last_lsn + 1
+            next_topic_id = self._registry.next_topic_id
+            synced = await self._journal.sync_open_shards()
             image = SnapshotImage(
                 start_lsn=start_lsn,
                 last_lsn=last_lsn,
-                next_topic_id=self._registry.next_topic_id,
+                next_topic_id=next_topic_id,
                 parts=parts,
+                run=self._run,
+                shards=[self._shard_sync(each, start_lsn) for each in synced],
             )
-            await self._journal.sync_all()
-            trim_lsn = await self._offload.run(partial(self._snapshots.write, image))
+            trim_start = await self._offload.run(partial(self._snapshots.write, image))
+            self._published = image.replay_start
             del image
             # Letting go of 100,000 parts at once would be felt.
             while parts:
                 del parts[-_FREED_AT_ONCE:]
                 await asyncio.sleep(0)
-            if trim_lsn:
-                self.trim_lsn = trim_lsn
+            if trim_start.lsn:
+                self._trim_start = trim_start
             if trim:
                 self.trim()
             self.taken_count += 1
@@ -132,10 +144,25 @@ class Checkpointer:
         for told in self.on_taken:
             told()
 
+    @property
+    def trim_lsn(self) -> int:
+        """Entries before it are needed no more, of shards that take writes; 0: all are."""
+        return self._trim_start.lsn
+
     def trim(self) -> None:
         """Let the journal go that no kept snapshot needs."""
         if self.trim_lsn:
-            self._journal.trim(self.trim_lsn)
+            self._journal.trim(self._trim_start)
+
+    def _shard_sync(self, synced: SyncedShard, start_lsn: int) -> ShardSync:
+        """What the snapshot says of a shard.
+
+        What a read-only one had in flight is decided by the next start, and its pages without
+        payloads name records from the start of the snapshot before on.
+        """
+        if synced.is_read_only:
+            start_lsn = min(start_lsn, self._published.of(synced.wal_set, synced.shard))
+        return ShardSync(synced.wal_set, synced.shard, synced.synced_lsn, start_lsn)
 
     async def _capture(self) -> list[tuple[int, bytes]]:
         """Encode everything there is, never holding the loop longer than a slice."""

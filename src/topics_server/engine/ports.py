@@ -11,7 +11,14 @@ from typing import Protocol, TypeVar
 
 from topics_server.blocks import Block
 from topics_server.entries import Entry
-from topics_server.handoff import SegmentPlan, ShardProgress, SnapshotImage, TopicFacts
+from topics_server.handoff import (
+    ReplayStart,
+    SegmentPlan,
+    ShardProgress,
+    SnapshotImage,
+    SyncedShard,
+    TopicFacts,
+)
 from topics_server.inventory import Anchor, FlagsDigest, FoundTopic
 from topics_server.model import TagMatch, TopicConfig
 
@@ -61,8 +68,12 @@ class Journal(Protocol):
         """Return once everything submitted before the call is synced on every shard."""
         ...
 
-    def trim(self, start_lsn: int) -> None:
-        """Every entry below `start_lsn` is in the older snapshot: its files may go."""
+    async def sync_open_shards(self) -> Sequence[SyncedShard]:
+        """As `sync_all`, of the shards that take writes; how far every one is synced."""
+        ...
+
+    def trim(self, start: ReplayStart) -> None:
+        """What lies before the start of the older snapshot's replay: its files may go."""
         ...
 
     async def close(self) -> None:
@@ -209,11 +220,11 @@ class Segments(Protocol):
 class Snapshots(Protocol):
     """Published snapshots; the newest valid one wins, two are kept."""
 
-    def write(self, image: SnapshotImage) -> int:
+    def write(self, image: SnapshotImage) -> ReplayStart:
         """*Blocking.* Publish (temp, sync, rename, directory sync) and prune; keep nothing of it.
 
-        Returns the `start_lsn` of the older kept snapshot, to which the journal may be trimmed
-        (0 while only one exists).
+        Returns the start of the older kept snapshot, to which the journal may be trimmed (0 while
+        only one exists).
         """
         ...
 
@@ -236,6 +247,10 @@ class Replay(Protocol):
     @property
     def progress(self) -> float:
         """0.0 to 1.0 of the bytes to read."""
+        ...
+
+    def may_have_lost(self, topic_id: int) -> bool:
+        """After the last entry: acknowledged entries of the topic may be gone, in this boot too."""
         ...
 
 

@@ -349,7 +349,8 @@ class Recovery:
     def _finish_topics(self, stop: Stop) -> None:
         """Skip the seqs that may have been handed out and lost (DESIGN §3, Heads)."""
         for topic in self._registry:
-            if finish_topic(topic, clean_stop=stop.was_clean, same_boot=stop.same_boot):
+            same_boot = stop.same_boot and not self._replay.may_have_lost(topic.topic_id)
+            if finish_topic(topic, clean_stop=stop.was_clean, same_boot=same_boot):
                 self.found.heads_moved += 1
                 self._registry.recount(topic)
 

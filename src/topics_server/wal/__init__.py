@@ -10,6 +10,8 @@ lies above what is known to have been synced, *corrupt* below.
   bytes of `FORMAT` and `STORE`), `fs` (the file system, and the seam that tests replace)
 - the journal's bytes: `frames` (an entry), `groups` (what one write takes, and the file header),
   `grouping` (which frames form a group)
+- how far it reaches, told beside it: `end_marks` (bytes), `end_mark_file` (the file), `anchors`
+  (what the rest of the directory knows of the journal, and what follows for its files)
 - the journal: `tail` (files, room ahead, rotation) under `shard` (queue, write, sync, watermarks),
   with `jobs` and `workers` for what runs on its thread; `journal` (all shards, lsn, trim)
 - reading it again: `chain` (the files of a shard), `repair` (torn bytes kept aside), `replay`
@@ -19,5 +21,6 @@ lies above what is known to have been synced, *corrupt* below.
   `segment_index`, `segment_maps`, `handles` (open files, counted), `listed` and `publishing` (the
   manifest), `manifest_format`
 - snapshots: `snapshot_format`, `snapshots` (publish, newest valid, prune)
-- offline: `dump`, `verifying`, `parts`, `mending`, `begin_anew`
+- offline: `dump`, `verifying`, `parts`, `begin_anew`, `mending` (a damaged journal) with
+  `end_mark_repair` and `set_aside`
 """

@@ -7,12 +7,13 @@ missing file is not an empty one. Called by `replay`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from typing import Final, NoReturn
 
 from topics_server.errors import Corrupt, StartRefused, StorageError
 from topics_server.limits import MIB
 from topics_server.wal import layout
+from topics_server.wal.end_marks import EndMark
 from topics_server.wal.frames import Opening
 from topics_server.wal.fs import File, Fs
 from topics_server.wal.groups import (
@@ -48,6 +49,11 @@ class JournalFile:
         # Filled while it is read.
         self.synced_bytes = FILE_HEADER_BYTES
         self.end = FILE_HEADER_BYTES
+
+    @property
+    def key(self) -> Key:
+        """Whose it is."""
+        return self.header.wal_set, self.header.shard
 
     @property
     def name(self) -> layout.WalName:
@@ -91,6 +97,21 @@ class JournalFile:
             yield from result.groups
             position = result.groups[-1].end if result.groups else position + offset + ALIGNMENT
 
+    def every_group(self) -> list[Group]:
+        """Every valid group of the file, wherever it begins."""
+        groups: list[Group] = []
+        position = FILE_HEADER_BYTES
+        while True:
+            result = self.scan(position)
+            groups += result.groups
+            position = result.position
+            if result.ending is Ending.MORE:
+                continue
+            behind = next(self.groups_behind(position), None)
+            if behind is None:
+                return groups
+            position = behind.position
+
     def dirty_end(self, position: int) -> int:
         """Position behind the last byte from `position` on that is not zero."""
         return max(_dirty_ends(self.file, position, self.size), default=position)
@@ -131,7 +152,10 @@ def open_files(
 
 
 def check_sets(
-    wal_dir: str, wal_sets: Sequence[tuple[int, int, int]], present: set[Key], start_lsn: int
+    wal_dir: str,
+    wal_sets: Sequence[tuple[int, int, int]],
+    present: Set[Key],
+    start_lsn: int,
 ) -> None:
     """Every shard of a set that is needed has a file: a missing one is not an empty one."""
     for index, (wal_set, shard_count, _) in enumerate(wal_sets):
@@ -147,12 +171,25 @@ def check_sets(
 
 
 def needed_chain(
-    wal_dir: str, key: Key, files: list[JournalFile], start_lsn: int
+    wal_dir: str,
+    key: Key,
+    files: list[JournalFile],
+    start_lsn: int,
+    mark: EndMark | None = None,
 ) -> list[JournalFile]:
-    """The files that hold groups and must be read: from the last back to `start_lsn`."""
+    """The files that hold groups and must be read: from the last back to `start_lsn`.
+
+    The file that the end mark names may have no groups yet; then its header names the last one
+    that has.
+    """
     used = [found for found in files if found.first is not None]
     needed: list[JournalFile] = []
     opening = Opening(0, 0, 0)
+    if mark is not None and mark.synced_lsn >= start_lsn:
+        live = next(found for found in files if found.header.number == mark.number)
+        number = live.header.predecessor if live.first is None else 0
+        if number and (not used or used[-1].header.number != number):
+            _refuse_gap(wal_dir, key, files, Opening(number, 0, mark.synced_lsn), start_lsn)
     for found in reversed(used):
         if needed and opening.previous_lsn < start_lsn:
             break
@@ -165,7 +202,7 @@ def needed_chain(
         raise StartRefused(
             f"the journal of wal set {key[0]}, shard {key[1]} begins after lsn {after_lsn}, "
             f"but replay starts at lsn {start_lsn}",
-            wal_dir,
+            _path(wal_dir, key, opening.previous_number),
         )
     needed.reverse()
     return needed
@@ -177,11 +214,18 @@ def _refuse_gap(
     number = opening.previous_number
     for found in files:
         if found.header.number == number:
-            raise Corrupt("no valid group, but a later file holds groups", found.path)
+            raise Corrupt("no valid group, but a later file follows it", found.path)
     raise StartRefused(
         f"journal file {number} of wal set {key[0]}, shard {key[1]} is missing; replay starts "
         f"at lsn {start_lsn}",
-        wal_dir,
+        _path(wal_dir, key, number),
+    )
+
+
+def _path(wal_dir: str, key: Key, number: int) -> str:
+    """The journal file of a number; the folder if there is no number."""
+    return (
+        layout.join(wal_dir, layout.wal_file(layout.WalName(*key, number))) if number else wal_dir
     )
 
 

@@ -3,12 +3,14 @@
 Owns `LOCK`, the lock on the directory itself, and `FORMAT`: a small JSON file, replaced atomically.
 
     {"format": 2, "store_id": "...", "run": 7, "boot_id": "...", "clean_stop": false,
+     "journal_run": 7,
      "wal_sets": [{"wal_set": 1, "shard_count": 4, "first_lsn": 1, "has_marks": true}],
      "cold": "held", "checksum": "..."}
 
 `store_id` names the store: 32 random hexadecimal digits, made once. `run` counts the starts that
-wrote. `clean_stop` is set after the final snapshot; `begin` removes it, counts the run and syncs
-both before the first write of a run. `boot_id` is that of the last run whose heads were published
+wrote, `journal_run` is the last one whose journal files and end marks were made. `clean_stop` is
+set after the final snapshot; `begin` removes it, counts the run and syncs both before the first
+write of a run. `boot_id` is that of the last run whose heads were published
 (DESIGN §3, Heads); a failed sync clears it. A journal file set stands in `wal_sets` from before its
 first entry until it is forgotten. `cold` says whether a cold folder carries the store's id
 (`wal/cold_folder.py`). Version 1 has no `store_id` and no `run`: `open` makes the id,
@@ -66,6 +68,7 @@ class FormatMark(msgspec.Struct, frozen=True):
     format: int = FORMAT_VERSION
     store_id: str = ""
     run: int = 0
+    journal_run: int = 0
     boot_id: str = ""
     clean_stop: bool = False
     wal_sets: list[WalSet] = []
@@ -86,6 +89,11 @@ def read_boot_id(fs: Fs) -> str:
         return file.pread(64, 0).decode("ascii", "replace").strip()
     finally:
         file.close()
+
+
+def is_same_boot(fs: Fs, mark: FormatMark) -> bool:
+    """Whether this is the boot whose heads were published last."""
+    return bool(mark.boot_id) and mark.boot_id == read_boot_id(fs)
 
 
 class Directory:
@@ -165,6 +173,11 @@ class Directory:
         return self._mark.run
 
     @property
+    def mark(self) -> FormatMark:
+        """What `FORMAT` says now."""
+        return self._mark
+
+    @property
     def marked_sets(self) -> frozenset[int]:
         """The wal sets whose shards all have an end mark."""
         return frozenset(s.wal_set for s in self._mark.wal_sets if s.has_marks)
@@ -219,6 +232,13 @@ class Directory:
     def _note_wal_set(self, new: WalSet, oldest_start_lsn: int) -> None:
         sets = [s for s in self._mark.wal_sets if s.wal_set != new.wal_set]
         if len(sets) != len(self._mark.wal_sets):
+            if new.has_marks and new.wal_set not in self.marked_sets:
+                # A set of an older version goes on, with end marks from now on.
+                marked = [
+                    msgspec.structs.replace(s, has_marks=s.has_marks or s.wal_set == new.wal_set)
+                    for s in self._mark.wal_sets
+                ]
+                self._write(msgspec.structs.replace(self._mark, wal_sets=marked))
             return
         sets.append(new)
         kept = [
@@ -228,11 +248,35 @@ class Directory:
         ]
         self._write(msgspec.structs.replace(self._mark, wal_sets=kept))
 
+    def note_journal(
+        self, wal_set: int, shard_count: int, first_lsn: int, *, oldest_start_lsn: int
+    ) -> None:
+        """*Blocking.* The run's journal files and end marks are there, and heads are published."""
+        self.note_wal_set(
+            wal_set, shard_count, first_lsn, oldest_start_lsn=oldest_start_lsn, has_marks=True
+        )
+        self.note_boot()
+
     def note_boot(self) -> None:
-        """*Blocking.* Heads of this boot are published: a crash within it skips no seqs."""
+        """*Blocking.* Heads of this boot are published: a crash within it skips no seqs.
+
+        The journal files and end marks of this run are there: older ones are copies from now on.
+        """
         with self._writing:
-            if self._mark.boot_id != self._boot_id and not self._is_boot_forgotten:
-                self._write(msgspec.structs.replace(self._mark, boot_id=self._boot_id))
+            boot_id = "" if self._is_boot_forgotten else self._boot_id
+            if (self._mark.boot_id, self._mark.journal_run) != (boot_id, self._mark.run):
+                self._write(
+                    msgspec.structs.replace(self._mark, boot_id=boot_id, journal_run=self._mark.run)
+                )
+
+    def doubt_boot(self) -> None:
+        """*Blocking.* What this boot wrote is not all there: until `note_boot` it is another one.
+
+        Called before what shows the loss is made good. Raises `StorageError`.
+        """
+        with self._writing:
+            if self._mark.boot_id:
+                self._write(msgspec.structs.replace(self._mark, boot_id=""))
 
     def forget_boot(self) -> None:
         """*Blocking.* A sync failed: the page cache of this boot proves nothing any more.

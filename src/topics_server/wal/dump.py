@@ -147,7 +147,7 @@ def dump(
     tiers = _tiers(data_dir, cold_dir)
     topics = _topics_of(fs, tiers, newest)
     entries: list[Item] = []
-    replay = open_journal(fs, data_dir, mark, newest)
+    replay = open_journal(fs, data_dir, mark, newest, newest)
     unread = _note_entries(topics, replay, newest, entries if with_journal else None)
     for topic_id in sorted(topics):
         yield from _records_of(fs, tiers, topic_id, topics[topic_id])

@@ -6,12 +6,16 @@ each at a multiple of 8; what is not written yet is zero.
     file header, 64 bytes                       group header, 32 bytes
     +0  magic "\xfftopics\n"                    +0  magic "\xffGR\0"
     +8  u32 version   +12 u32 wal set           +4  u32 length, header and padding included
-    +16 u32 shard     +20 u32 zero              +8  u32 frame count   +12 u32 zero
+    +16 u32 shard     +20 u32 distance          +8  u32 frame count   +12 u32 zero
     +24 u64 number    +32 u64 file id           +16 u64 synced bytes
-    +40 u64 after lsn +48 u64 zero              +24 u64 XXH3-64 of +0..+24 and all that
-    +56 u64 XXH3-64 of +0..+56                          follows, seeded by `group_seed`
-
+    +40 u64 after lsn +48 u32 run               +24 u64 XXH3-64 of +0..+24 and all that
+    +52 u32 declared bytes                              follows, seeded by `group_seed`
+    +56 u64 XXH3-64 of +0..+56
                                                 then frames, then zeros up to a multiple of 8
+
+`distance` is the file's number minus that of the file before it (0: there is none). `run` and
+`declared bytes` are the run that made the file and its length when the header was synced. A header
+of version 1 has zeros in these three places.
 
 The checksum is seeded with the file's id and the group's position, so bytes of another file or
 place never pass. The magic of a group cannot occur in a request body (it is not UTF-8), so a search
@@ -33,7 +37,9 @@ from topics_server.errors import StartRefused
 from topics_server.limits import FRAME_BYTES_MAX, GROUP_BYTES_MAX
 from topics_server.wal.frames import FRAME_HEADER_BYTES, Opening, decode_frames
 
-VERSION: Final = 1
+VERSION: Final = 2
+# Its headers name neither the file before nor the run, and declare no length.
+_VERSION_WITHOUT_RUN: Final = 1
 FILE_HEADER_BYTES: Final = 64
 GROUP_HEADER_BYTES: Final = 32
 ALIGNMENT: Final = 8
@@ -42,7 +48,7 @@ GROUP_LENGTH_MAX: Final = FRAME_BYTES_MAX + GROUP_BYTES_MAX
 GROUP_MAGIC: Final = b"\xffGR\x00"
 
 _FILE_MAGIC: Final = b"\xfftopics\n"
-_FILE: Final = struct.Struct("<8sIIIIQQQQ")
+_FILE: Final = struct.Struct("<8sIIIIQQQII")
 _GROUP: Final = struct.Struct("<4sIIIQ")
 _GROUP_FULL: Final = struct.Struct("<4sIIIQQ")
 _U64: Final = struct.Struct("<Q")
@@ -57,13 +63,20 @@ assert len(_FILE_MAGIC) == 8
 
 
 class FileHeader(NamedTuple):
-    """Who a file is. Every entry in it has an lsn above `after_lsn`."""
+    """What a file says of itself. Every entry in it has an lsn above `after_lsn`.
+
+    `predecessor`: the number of the file before it, 0 if there is none. `run`: the run that made
+    it. `declared_bytes`: its length when this header was synced. All three are 0 in version 1.
+    """
 
     wal_set: int
     shard: int
     number: int
     file_id: int
     after_lsn: int
+    predecessor: int = 0
+    run: int = 0
+    declared_bytes: int = 0
 
 
 class Group(NamedTuple):
@@ -107,8 +120,20 @@ class Scan(NamedTuple):
 
 def encode_file_header(header: FileHeader) -> bytes:
     """The 64 bytes a file starts with."""
-    wal_set, shard, number, file_id, after_lsn = header
-    head = _FILE.pack(_FILE_MAGIC, VERSION, wal_set, shard, 0, number, file_id, after_lsn, 0)
+    distance = header.number - header.predecessor if header.predecessor else 0
+    assert 0 <= distance < 2**32
+    head = _FILE.pack(
+        _FILE_MAGIC,
+        VERSION,
+        header.wal_set,
+        header.shard,
+        distance,
+        header.number,
+        header.file_id,
+        header.after_lsn,
+        header.run,
+        header.declared_bytes,
+    )
     return head + _U64.pack(xxhash.xxh3_64_intdigest(head))
 
 
@@ -157,12 +182,15 @@ def decode_file_header(data: bytes) -> FileHeader | None:
     (checksum,) = _U64.unpack_from(data, _FILE.size)
     if checksum != xxhash.xxh3_64_intdigest(data[: _FILE.size]):
         return None
-    magic, version, wal_set, shard, _, number, file_id, after_lsn, _ = _FILE.unpack_from(data)
+    magic, version, wal_set, shard, distance, number, file_id, after_lsn, run, declared = (
+        _FILE.unpack_from(data)
+    )
     if magic != _FILE_MAGIC:
         return None
-    if version != VERSION:
+    if version not in (VERSION, _VERSION_WITHOUT_RUN):
         raise StartRefused(f"journal file of version {version}; this server reads {VERSION}")
-    return FileHeader(wal_set, shard, number, file_id, after_lsn)
+    predecessor = number - distance if distance else 0
+    return FileHeader(wal_set, shard, number, file_id, after_lsn, predecessor, run, declared)
 
 
 def scan(buffer: bytes, base: int, file_id: int, file_bytes: int) -> Scan:

@@ -41,11 +41,13 @@ class Job(msgspec.Struct, frozen=True, gc=False):
     cut: bool = False
     sync: bool = False
     prepare: bool = False
+    # The last one: nothing is written any more.
+    finish: bool = False
 
     @property
     def only_syncs(self) -> bool:
         """Whether all it does is sync: the loop may write meanwhile."""
-        return self.group is None and not (self.cut or self.prepare)
+        return self.sync and self.group is None and not (self.cut or self.prepare)
 
     @property
     def only_prepares(self) -> bool:
@@ -66,7 +68,10 @@ class Outcome(msgspec.Struct, gc=False):
 
 
 def do_job(tail: Tail, job: Job) -> Outcome:
-    """*Blocking.* Never raises a `StorageError`."""
+    """*Blocking.* Never raises a `StorageError`.
+
+    The end mark of a job that only syncs is the loop's, which may write groups meanwhile.
+    """
     outcome = Outcome(job)
     try:
         if job.cut:
@@ -74,16 +79,22 @@ def do_job(tail: Tail, job: Job) -> Outcome:
         if job.group is not None:
             began_ms = monotonic_ms()
             tail.make_room(job.group.frames_bytes, urgent=job.group.urgent)
-            tail.write(job.group)
+            tail.write(job.group, sync_follows=job.sync)
             outcome.written = True
             outcome.write_ms = monotonic_ms() - began_ms
         if job.sync:
             began_ms = monotonic_ms()
+            if not job.only_syncs and job.group is None:
+                tail.note_syncing()
             tail.sync()
+            if not job.only_syncs:
+                tail.note_synced()
             outcome.sync_ms = monotonic_ms() - began_ms
             outcome.synced = True
         if job.prepare:
             tail.prepare()
+        if job.finish:
+            tail.finish()
     except SyncFailed as error:
         outcome.error, outcome.reason = READ_ONLY, str(error)
     except StorageError as error:

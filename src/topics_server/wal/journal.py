@@ -16,8 +16,8 @@ import xxhash
 
 from topics_server.clock import random_id
 from topics_server.entries import RESERVED_ID_MIN, Entry
-from topics_server.errors import StorageError
-from topics_server.handoff import ShardProgress
+from topics_server.errors import ReadOnly, StorageError
+from topics_server.handoff import ReplayStart, ShardProgress, SyncedShard
 from topics_server.limits import WAL_SHARDS_MAX
 from topics_server.metrics import log
 from topics_server.wal.folders import make_durable_dirs
@@ -45,12 +45,19 @@ class Journal:
     """The shards of one wal set, and the files of earlier runs until they are trimmed."""
 
     def __init__(
-        self, fs: Fs, wal_dir: str, shards: Sequence[Shard], old: list[OldFile], worker: Worker
+        self,
+        fs: Fs,
+        wal_dir: str,
+        wal_set: int,
+        shards: Sequence[Shard],
+        old: list[OldFile],
+        worker: Worker,
     ) -> None:
         assert 1 <= len(shards) <= WAL_SHARDS_MAX
         self.shards: Final = tuple(shards)
         self._fs: Final = fs
         self._wal_dir: Final = wal_dir
+        self._wal_set: Final = wal_set
         self._old: Final = old
         self._housekeeper: Final = worker
         self._trims_under_way = 0
@@ -72,11 +79,15 @@ class Journal:
         file_ids: Callable[[], int] = new_file_id,
         observe_sync_us: Sequence[Callable[[float], None]] = (),
         on_backlog: Callable[[], None] | None = None,
+        run: int = 0,
+        on_unknown: Callable[[], None] | None = None,
     ) -> Journal:
         """*Blocking, briefly.* Make and sync one new file per shard; room is filled by the workers.
 
         `replay` has been read to its end. `wal_set` is one whose shards are `shard_count`, or a
-        new one; note it in `FORMAT` after this call and before the first submit.
+        new one; note it in `FORMAT` after this call and before the first submit. `run`: the run
+        number in `FORMAT`. `on_unknown`: called on a worker, may block; a sync failed, so nobody
+        knows what reached the disk.
         """
         assert replay.is_finished, "what was found is made durable before anything is added"
         make_durable_dirs(fs, wal_dir)
@@ -92,6 +103,7 @@ class Journal:
                 opening=end.opening,
                 new_file_id=file_ids,
                 sizes=sizes,
+                run=run,
             )
             shards.append(
                 Shard(
@@ -102,9 +114,10 @@ class Journal:
                     sync_interval_ms=sync_interval_ms,
                     observe_sync_us=observe_sync_us[number] if observe_sync_us else None,
                     on_backlog=on_backlog,
+                    on_unknown=on_unknown,
                 )
             )
-        return cls(fs, wal_dir, shards, list(replay.old_files), workers("wal-trim"))
+        return cls(fs, wal_dir, wal_set, shards, list(replay.old_files), workers("wal-trim"))
 
     @property
     def shard_count(self) -> int:
@@ -147,12 +160,26 @@ class Journal:
             if isinstance(result, BaseException):
                 raise result
 
-    def trim(self, start_lsn: int) -> None:
-        """Unlink, on a worker, files whose entries all have an lsn below `start_lsn`."""
-        paths = [old.path for old in self._old if old.last_lsn < start_lsn]
-        self._old[:] = [old for old in self._old if old.last_lsn >= start_lsn]
+    async def sync_open_shards(self) -> Sequence[SyncedShard]:
+        """As `sync_all`, of the shards that take writes; how far every one is synced."""
+        results = await asyncio.gather(
+            *(shard.sync_all() for shard in self.shards), return_exceptions=True
+        )
+        for result in results:
+            if isinstance(result, BaseException) and not isinstance(result, ReadOnly):
+                raise result
+        return [
+            SyncedShard(self._wal_set, shard.number, shard.synced_lsn, isinstance(result, ReadOnly))
+            for shard, result in zip(self.shards, results, strict=True)
+        ]
+
+    def trim(self, start: ReplayStart) -> None:
+        """Unlink, on a worker, files whose entries all lie before the start of the replay."""
+        paths = [old.path for old in self._old if old.last_lsn < start.of(*old.key)]
+        self._old[:] = [old for old in self._old if old.last_lsn >= start.of(*old.key)]
         for shard in self.shards:
             closed = shard.tail.closed
+            start_lsn = start.of(self._wal_set, shard.number)
             # The shard's worker may append meanwhile; this end of the list is ours alone.
             while closed and closed[0].last_lsn < start_lsn:
                 paths.append(closed.pop(0).path)

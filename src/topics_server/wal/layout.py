@@ -5,6 +5,7 @@ Names of topics never reach the file system, ids do. Pure; the cold folder mirro
     LOCK                                    held while a server runs
     FORMAT                                  version, store id, run, boot id, wal sets
     wal/SET-SHARD-NUMBER.wal                journal files: 6, 2 and 10 digits
+    wal/SET-SHARD.end                       how far that shard's journal reaches: its end mark
     wal/torn/SET-SHARD-NUMBER.wal.OFFSET    bytes of unfinished writes, kept aside by recovery
     segments/TOPIC/manifest                 TOPIC: the topic id, decimal
     segments/TOPIC/SEGMENT.data, .idx       SEGMENT: the segment id, 10 digits
@@ -40,6 +41,7 @@ IDX_SUFFIX: Final = ".idx"
 SNAPSHOT_SUFFIX: Final = ".snap"
 
 _WAL_FILE: Final = re.compile(r"([0-9]{6})-([0-9]{2})-([0-9]{10})\.wal", re.ASCII)
+_END_MARK: Final = re.compile(r"([0-9]{6})-([0-9]{2})\.end", re.ASCII)
 _SEGMENT_FILE: Final = re.compile(r"([0-9]{10})\.(data|idx)", re.ASCII)
 _QUARANTINED: Final = re.compile(r"([0-9]{10})\.(?:data|idx)\.[1-9][0-9]*", re.ASCII)
 _SNAPSHOT_FILE: Final = re.compile(r"([0-9]{20})\.snap", re.ASCII)
@@ -87,6 +89,19 @@ def parse_wal_file(name: str) -> WalName | None:
     """The reverse of `wal_file`; `None` for any other name."""
     found = _WAL_FILE.fullmatch(name)
     return WalName(*map(int, found.groups())) if found else None
+
+
+def end_mark(wal_set: int, shard: int) -> str:
+    """File name of a shard's end mark."""
+    assert 0 <= wal_set < 10**6
+    assert 0 <= shard < 100
+    return f"{wal_set:06d}-{shard:02d}.end"
+
+
+def parse_end_mark(name: str) -> tuple[int, int] | None:
+    """The reverse of `end_mark`: (wal set, shard); `None` for any other name."""
+    found = _END_MARK.fullmatch(name)
+    return (int(found[1]), int(found[2])) if found else None
 
 
 def torn_file(name: WalName, offset: int) -> str:

@@ -35,9 +35,10 @@ from topics_server.grammars import decode_body
 from topics_server.handoff import EPOCHS_PART, SnapshotImage
 from topics_server.limits import HEAD_RESERVE_SEQS, PAGE_SCAN_SLOTS_MAX
 from topics_server.wal import layout
+from topics_server.wal.anchors import anchors_of
 from topics_server.wal.chain import JournalFile, Key, open_files
-from topics_server.wal.directory import FormatMark
-from topics_server.wal.folders import make_durable_dirs
+from topics_server.wal.directory import FormatMark, is_same_boot
+from topics_server.wal.end_mark_repair import NOTHING_KNOWN, KnownEnd, known_ends, mark_ends
 from topics_server.wal.frames import (
     FRAME_HEADER_BYTES,
     Opening,
@@ -50,7 +51,6 @@ from topics_server.wal.groups import (
     ALIGNMENT,
     FILE_HEADER_BYTES,
     GROUP_HEADER_BYTES,
-    Ending,
     FileHeader,
     Group,
     encode_file_header,
@@ -58,6 +58,7 @@ from topics_server.wal.groups import (
     group_bounds,
 )
 from topics_server.wal.parts import decode_part
+from topics_server.wal.set_aside import set_aside
 
 # The smallest record of a body, with its comma: {"data":1},
 _RECORD_BYTES_MIN: Final = 11
@@ -101,8 +102,12 @@ class Region(msgspec.Struct):
 
 
 class Survey(msgspec.Struct):
-    """What is damaged, what that costs, and where the journal goes on behind it."""
+    """What is damaged, what that costs, and where the journal goes on behind it.
 
+    `end_marks`: paths of those that are missing, cannot be read, or do not fit their files.
+    """
+
+    end_marks: list[str] = []
     regions: list[Region] = []
     lost: list[Lost] = []
     nameless: dict[int, int] = {}
@@ -112,6 +117,11 @@ class Survey(msgspec.Struct):
     # Whether an unproven tail counts as damaged too.
     is_suspicious: bool = False
     torn: list[tuple[str, int, int]] = []
+
+    @property
+    def is_damaged(self) -> bool:
+        """Whether recovery refuses the journal."""
+        return bool(self.regions or self.end_marks)
 
 
 class _Known(msgspec.Struct):
@@ -140,10 +150,19 @@ def _survey(
     start_lsn = image.start_lsn if image else 0
     synced_lsn = max(found.last_lsn, start_lsn - 1)
     shards, _ = open_files(fs, wal_dir, write=False, is_whole=False)
+    anchors = anchors_of(mark, image, image, same_boot=is_same_boot(fs, mark))
+    of_snapshot = {(s.wal_set, s.shard): s for s in anchors.shards}
     events: list[tuple[int, int, Entry | Region]] = []
     try:
+        ends, found.end_marks = known_ends(fs, wal_dir, mark, anchors, shards, start_lsn)
         for key, files in sorted(shards.items()):
-            for region, groups in _shard(found, key, files, synced_lsn, start_lsn):
+            known, start = synced_lsn, start_lsn
+            if key in of_snapshot:
+                start = min(start_lsn, of_snapshot[key].start_lsn)
+                known = max(of_snapshot[key].synced_lsn, start - 1)
+            for region, groups in _shard(
+                found, key, files, known, start, ends.get(key, NOTHING_KNOWN)
+            ):
                 if region is not None:
                     found.regions.append(region)
                     events.append((region.after_lsn, 1, region))
@@ -162,37 +181,29 @@ def _survey(
 # -- which bytes -----------------------------------------------------------------------------------
 
 
-def _groups_of(found: JournalFile) -> list[Group]:
-    """Every valid group of a file, wherever it begins."""
-    groups: list[Group] = []
-    position = FILE_HEADER_BYTES
-    while True:
-        result = found.scan(position)
-        groups += result.groups
-        position = result.position
-        if result.ending is Ending.MORE:
-            continue
-        behind = next(found.groups_behind(position), None)
-        if behind is None:
-            return groups
-        position = behind.position
-
-
 def _shard(
-    found: Survey, key: Key, files: list[JournalFile], synced_lsn: int, start_lsn: int
+    found: Survey,
+    key: Key,
+    files: list[JournalFile],
+    synced_lsn: int,
+    start_lsn: int,
+    known: KnownEnd,
 ) -> list[tuple[Region | None, list[Group]]]:
     """Regions and the groups behind each, in order; notes where the shard ends."""
-    by_file = [(each, _groups_of(each)) for each in files]
-    used = [(each, groups) for each, groups in by_file if groups]
-    claimed = max((each.header.after_lsn for each in files), default=0)
+    by_file = [(each, each.every_group()) for each in files]
+    begun = known.number if known.end > FILE_HEADER_BYTES else 0
+    used = [(each, groups) for each, groups in by_file if groups or each.header.number == begun]
+    claimed = max([known.lsn, *(each.header.after_lsn for each in files)])
     pieces: list[tuple[Region | None, list[Group]]] = []
     waiting: list[Region] = []  # for the next entry, which tells how far their lsns went
     last_lsn = 0
     before = files[0].header.after_lsn
     previous = Opening(0, 0, before)
     for index, (each, groups) in enumerate(used):
-        follower = used[index + 1][1][0].opening if index + 1 < len(used) else None
         is_last = index + 1 == len(used)
+        behind = [] if is_last else used[index + 1][1]
+        follower = behind[0].opening if behind else None
+        least_end = known.end if each.header.number == known.number else 0
         if follower is not None and follower.previous_lsn < start_lsn:
             # All of it is in the snapshot: recovery does not read it.
             last_lsn = follower.previous_lsn
@@ -203,7 +214,7 @@ def _shard(
         for at, group in enumerate(groups):
             if group.position > position:
                 is_proven = found.is_suspicious or _is_proven(groups[at:], position, synced_lsn)
-                if is_last and not is_proven:
+                if is_last and not is_proven and position >= least_end:
                     break  # torn: recovery's own business
                 regions.append(_region(each, key, position, group.position, last_lsn))
                 last_lsn = regions[-1].fill_lsn
@@ -224,7 +235,10 @@ def _shard(
         elif (found.is_suspicious and each.dirty_end(position) > position) or (
             claimed > last_lsn and claimed > synced_lsn
         ):
-            end = max(_aligned(each.dirty_end(position)), position + _LEAST_BYTES)
+            end = max(_aligned(each.dirty_end(position)), position + _LEAST_BYTES, least_end)
+        elif position < least_end:
+            # The snapshot has it all: only the mark says more than there is.
+            found.end_marks.append(known.path)
         if end > position:
             region = _region(each, key, position, end, last_lsn)
             upto = follower.previous_lsn if follower is not None else claimed
@@ -428,14 +442,17 @@ def mend(
     fs: Fs, data_dir: str, mark: FormatMark, found: Survey, new_file_id: Callable[[], int]
 ) -> str:
     """*Blocking.* Set aside, jump, fill; returns the folder of what was set aside."""
-    folder = _set_aside(fs, data_dir, found)
+    pieces = [(region.path, region.start, region.end) for region in found.regions] + found.torn
+    folder = set_aside(fs, data_dir, pieces, facts_of(found))
     fillings = [(region, _filling(fs, region)) for region in found.regions]
     # As recovery would: nobody was told of these, and a file that is followed ends cleanly.
     for path, start, end in found.torn:
         _write(fs, path, bytes(end - start), start)
-    _jump(fs, layout.join(data_dir, layout.WAL), mark, found, new_file_id)
+    wal_dir = layout.join(data_dir, layout.WAL)
+    _jump(fs, wal_dir, mark, found, new_file_id)
     for region, filling in fillings:
         _write(fs, region.path, filling, region.start)
+    mark_ends(fs, wal_dir, mark)
     return folder
 
 
@@ -448,34 +465,6 @@ def _write(fs: Fs, path: str, data: bytes, position: int) -> None:
         file.close()
 
 
-def _set_aside(fs: Fs, data_dir: str, found: Survey) -> str:
-    root = layout.join(data_dir, layout.SET_ASIDE)
-    make_durable_dirs(fs, root)
-    taken = [int(name) for name in fs.list_dir(root) if name.isdigit()]
-    folder = layout.join(root, str(max(taken, default=0) + 1))
-    make_durable_dirs(fs, folder)
-    pieces = [(region.path, region.start, region.end) for region in found.regions] + found.torn
-    for path, start, end in pieces:
-        source = fs.open(path)
-        name = f"{path.rpartition('/')[2]}.{start}-{end}"
-        copy = fs.open(layout.join(folder, name), create=True)
-        try:
-            copy.pwrite(source.pread(end - start, start), 0)
-            copy.sync()
-        finally:
-            copy.close()
-            source.close()
-    report = fs.open(layout.join(folder, "report.json"), create=True)
-    try:
-        report.pwrite(msgspec.json.format(msgspec.json.encode(facts_of(found))) + b"\n", 0)
-        report.sync()
-    finally:
-        report.close()
-    for each in (folder, root, data_dir):
-        fs.sync_dir(each)
-    return folder
-
-
 def facts_of(found: Survey) -> dict[str, object]:
     """The survey for people and programs."""
     return {
@@ -484,6 +473,7 @@ def facts_of(found: Survey) -> dict[str, object]:
             for r in found.regions
         ],
         "lost": [msgspec.structs.asdict(each) for each in found.lost],
+        "end_marks": found.end_marks,
         "nameless": {str(topic_id): count for topic_id, count in found.nameless.items()},
     }
 
@@ -541,15 +531,32 @@ def _jump(
             lsn += 1
             frames += encode_entry(lsn, entry)
         _write_file(
-            fs, wal_dir, layout.WalName(newest.wal_set, shard, number), frames, new_file_id()
+            fs,
+            wal_dir,
+            layout.WalName(newest.wal_set, shard, number),
+            frames,
+            new_file_id(),
+            opening.previous_number,
+            mark.run,
         )
     fs.sync_dir(wal_dir)
 
 
 def _write_file(
-    fs: Fs, wal_dir: str, name: layout.WalName, frames: list[bytes], file_id: int
+    fs: Fs,
+    wal_dir: str,
+    name: layout.WalName,
+    frames: list[bytes],
+    file_id: int,
+    predecessor: int,
+    run: int,
 ) -> None:
-    header = FileHeader(name.wal_set, name.shard, name.number, file_id, 0)
+    header = FileHeader(
+        *(name.wal_set, name.shard, name.number, file_id, 0),
+        predecessor=predecessor,
+        run=run,
+        declared_bytes=FILE_HEADER_BYTES,
+    )
     groups = encode_group(
         frames,
         sum(map(len, frames)),

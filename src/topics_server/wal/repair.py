@@ -6,13 +6,16 @@ crash in the middle, with the same outcome. Called by `replay` when the last ent
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Final
 
 import msgspec
 
 from topics_server.wal import layout
-from topics_server.wal.chain import CHUNK_BYTES, JournalFile
+from topics_server.wal.chain import CHUNK_BYTES, JournalFile, Key
+from topics_server.wal.end_mark_file import EndMarkFile
+from topics_server.wal.end_marks import EndMark
 from topics_server.wal.folders import make_durable_dirs
 from topics_server.wal.fs import Fs
 
@@ -36,8 +39,13 @@ def make_durable(
     torn_files: Sequence[tuple[JournalFile, TornRange]],
     lasts: Sequence[JournalFile],
     unused: Sequence[str],
+    end_marks: Mapping[Key, EndMark] = MappingProxyType({}),
 ) -> int:
-    """Keep aside, cut, write again, sync, remove; returns the bytes written again."""
+    """Keep aside, cut, write again, sync, remove; returns the bytes written again.
+
+    `end_marks`: what the mark of each shard must say once that is done; then it holds in every
+    later boot too.
+    """
     if torn_files:
         torn_dir = layout.join(wal_dir, layout.TORN)
         make_durable_dirs(fs, torn_dir)
@@ -50,6 +58,10 @@ def make_durable(
             found.file.pwrite(piece, torn.offset + start)
         found.file.sync()
     rewritten_bytes = sum(_write_again(found) for found in lasts)
+    for (wal_set, shard), mark in end_marks.items():
+        # Also one that says so already: it may be in the page cache only, and what it names no
+        # longer is removed below.
+        EndMarkFile.open(fs, wal_dir, wal_set, shard, mark).close()
     # Names are relied on as well: that a file is there, and that a trimmed one is not.
     fs.sync_dir(wal_dir)
     for path in unused:

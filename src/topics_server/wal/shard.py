@@ -71,6 +71,7 @@ class Shard:
         sync_interval_ms: int,
         observe_sync_us: Callable[[float], None] | None = None,
         on_backlog: Callable[[], None] | None = None,
+        on_unknown: Callable[[], None] | None = None,
     ) -> None:
         self.number: Final = number
         self.tail: Final = tail
@@ -83,6 +84,8 @@ class Shard:
         self._observe_sync_us: Final = observe_sync_us
         # Told of more submitted than the loop writes in one go.
         self._on_backlog: Final = on_backlog
+        # Called on the worker when a sync failed, before anyone is answered.
+        self._on_unknown: Final = on_unknown
         self._queue: Final[deque[QueuedFrame]] = deque()
         self._queue_bytes = 0
         self._submitted_lsn = self._written_lsn = self._synced_lsn = tail.last_lsn
@@ -103,6 +106,7 @@ class Shard:
         # First entry of a group that a write on the loop failed for, until its cut is done.
         self._failed_lsn = 0
         self._idle: asyncio.Future[None] | None = None
+        self._is_read_only = False
 
     # -- the loop's side -------------------------------------------------------------------
 
@@ -115,6 +119,11 @@ class Shard:
     def queue_bytes(self) -> int:
         """What waits to be written, in bytes."""
         return self._queue_bytes
+
+    @property
+    def synced_lsn(self) -> int:
+        """Every entry of the shard up to this lsn is synced."""
+        return self._synced_lsn
 
     def submit(self, lsn: int, entry: Entry, *, urgent: bool, sync: bool) -> None:
         """Queue one entry; written at the end of this turn at the earliest."""
@@ -197,13 +206,20 @@ class Shard:
             log.warning("shard %d ends read-only: %s", self.number, error)
         self.state = State.CLOSED
         if self._job is not None:
-            self._idle = self._loop.create_future()
-            await self._idle
+            await self._job_done()
+        if not self._is_read_only:
+            # What was synced stays known over a power cut, however old the end mark on disk was.
+            self._start(Job(finish=True))
+            await self._job_done()
         for timer in (self._sync_timer, self._probe_timer):
             if timer is not None:
                 timer.cancel()
         self._worker.close()
         self.tail.close()
+
+    async def _job_done(self) -> None:
+        self._idle = self._loop.create_future()
+        await self._idle
 
     # -- turns -----------------------------------------------------------------------------
 
@@ -342,30 +358,40 @@ class Shard:
             self._sync_wanted = False
         if job.prepare:
             self._probe_wanted = False
+        if job.only_syncs:
+            self.tail.note_syncing()
         self._worker.run(lambda: self._work(job), self._done)
 
     def _work(self, job: Job) -> Outcome:
         """On the worker; never raises."""
         try:
-            return do_job(self.tail, job)
+            outcome = do_job(self.tail, job)
         except Exception as error:
             # A defect must not end in silence with clients waiting: the outcome is unknown.
             log.exception("shard %d: defect in the writer", self.number)
-            return Outcome(job, error=READ_ONLY, reason=repr(error))
+            outcome = Outcome(job, error=READ_ONLY, reason=repr(error))
+        if outcome.error == READ_ONLY and not job.finish and self._on_unknown is not None:
+            self._on_unknown()
+        return outcome
 
     def _done(self, outcome: Outcome) -> None:
         """Back on the loop: tell what came of a job, and go on."""
         self._job = None
+        job = outcome.job
+        self._is_read_only |= outcome.error == READ_ONLY
         if self._idle is not None:
+            if outcome.error == READ_ONLY:
+                log.warning("shard %d: at its end: %s", self.number, outcome.reason)
             self._idle.set_result(None)
             return
-        job = outcome.job
         if outcome.error == READ_ONLY:
             self._become_read_only(outcome.reason)
             return
         if outcome.written and job.group is not None:
             self._note_written(job.group, outcome.write_ms)
         if outcome.synced:
+            if job.only_syncs:
+                self.tail.note_synced()
             self._note_synced(outcome.sync_ms)
         if self._cut_wanted:
             self._cut_wanted = False

@@ -18,14 +18,18 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import xxhash
 
 from topics_server.errors import Corrupt, StartRefused
+from topics_server.handoff import JournalPart, ShardSync
 from topics_server.limits import MIB
 
-VERSION: Final = 1
+VERSION: Final = 2
+# Its snapshots have no part that tells of the journal.
+_VERSION_WITHOUT_JOURNAL: Final = 1
 MAGIC: Final = b"topicsSN"
 _HEADER: Final = struct.Struct("<8sHHIQQQQQ")
 _HASH: Final = struct.Struct("<Q")
@@ -35,6 +39,9 @@ PIECE_BYTES: Final = MIB
 PIECE_PARTS: Final = 512
 ROW: Final = np.dtype([("topic_id", "<u8"), ("length", "<u8"), ("xxh3", "<u8")])
 Table = npt.NDArray[Any]
+_JOURNAL_VERSION: Final = 1
+_JOURNAL_ENCODER: Final = msgspec.msgpack.Encoder()
+_JOURNAL_DECODER: Final = msgspec.msgpack.Decoder(JournalPart)
 
 assert _HEADER.size + _HASH.size == HEADER_BYTES
 assert ROW.itemsize == 24
@@ -93,7 +100,7 @@ def decode_header(encoded: bytes) -> SnapshotHeader:
         raise Corrupt(f"does not start with {MAGIC!r}")
     if version > VERSION:
         raise StartRefused(f"snapshot format {version} is newer than {VERSION}")
-    if version != VERSION:
+    if version not in (VERSION, _VERSION_WITHOUT_JOURNAL):
         raise Corrupt(f"unknown snapshot format {version}")
     return SnapshotHeader(*fields)
 
@@ -145,6 +152,22 @@ def spans(table: Table, piece_bytes: int = 4 * MIB) -> Iterator[tuple[int, int, 
         end = max(first + 1, int(np.searchsorted(ends, base + piece_bytes, side="right")))
         yield first, end, HEADER_BYTES + base, int(ends[end - 1]) - base
         first = end
+
+
+def encode_journal(run: int, shards: Sequence[ShardSync]) -> bytes:
+    """The part that says what the snapshot knows of the journal."""
+    return _JOURNAL_ENCODER.encode(JournalPart(_JOURNAL_VERSION, run, shards))
+
+
+def decode_journal(encoded: bytes) -> JournalPart:
+    """The inverse of `encode_journal`. Raises `Corrupt`."""
+    try:
+        part = _JOURNAL_DECODER.decode(encoded)
+    except msgspec.DecodeError as error:
+        raise Corrupt(f"not a part of the journal: {error}") from None
+    if part.version != _JOURNAL_VERSION:
+        raise Corrupt(f"part of the journal has version {part.version}, not {_JOURNAL_VERSION}")
+    return part
 
 
 def decode_parts(chunk: bytes, rows: Table) -> list[tuple[int, bytes]]:

@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 
 from topics_server.errors import Corrupt, StartRefused, StorageError
-from topics_server.handoff import SnapshotImage
+from topics_server.handoff import JOURNAL_PART, JournalPart, ReplayStart, SnapshotImage
 from topics_server.limits import SNAPSHOTS_KEPT
 from topics_server.wal import layout
 from topics_server.wal.folders import make_durable_dirs
@@ -24,8 +24,10 @@ from topics_server.wal.snapshot_format import (
     SnapshotHeader,
     check_table,
     decode_header,
+    decode_journal,
     decode_parts,
     encode_header,
+    encode_journal,
     encode_pieces,
     spans,
 )
@@ -37,8 +39,8 @@ class PublishedSnapshots:
     def __init__(self, fs: Fs, data_dir: str) -> None:
         self._fs: Final = fs
         self._folder: Final = layout.join(data_dir, layout.SNAPSHOTS)
-        # (number, start_lsn) of valid snapshots, ascending; `None` before the folder was read.
-        self._kept: list[tuple[int, int]] | None = None
+        # Number and start of valid snapshots, ascending; `None` before the folder was read.
+        self._kept: list[tuple[int, ReplayStart]] | None = None
         self._is_folder_safe = False
         # A newer snapshot than the one `newest` gave cannot be read.
         self.found_damaged = False
@@ -60,17 +62,17 @@ class PublishedSnapshots:
                 # Left until the next one is written: a start that ends before must know of it too.
                 self.found_damaged = True
                 continue
-            self._kept = [(number, image.start_lsn)]
+            self._kept = [(number, image.replay_start)]
             return image
         return None
 
-    def write(self, image: SnapshotImage) -> int:
+    def write(self, image: SnapshotImage) -> ReplayStart:
         """See `ports.Snapshots.write`."""
         assert image.start_lsn <= image.last_lsn + 1
         if self._kept is None:
             self.newest()
         assert self._kept is not None
-        assert all(start_lsn <= image.start_lsn for _, start_lsn in self._kept)
+        assert all(start.lsn <= image.start_lsn for _, start in self._kept)
         self._make_folder()
         names = self._fs.list_dir(self._folder)
         number = max(self._numbers(names), default=0) + 1
@@ -82,18 +84,19 @@ class PublishedSnapshots:
             raise
         rename_temp(self._fs, path)
         self._fs.sync_dir(self._folder)
-        self._kept = [*self._kept, (number, image.start_lsn)][-SNAPSHOTS_KEPT:]
+        self._kept = [*self._kept, (number, image.replay_start)][-SNAPSHOTS_KEPT:]
         kept = {number for number, _ in self._kept}
         for old in self._numbers(names):
             if old not in kept:
                 remove_quietly(self._fs, self._path(old))
-        return self._kept[0][1] if len(self._kept) == SNAPSHOTS_KEPT else 0
+        return self._kept[0][1] if len(self._kept) == SNAPSHOTS_KEPT else ReplayStart()
 
     def _write_temp(self, path: str, image: SnapshotImage) -> None:
         file = self._fs.open(path, create=True)
         try:
             offset, tables = HEADER_BYTES, []
-            for bodies, rows in encode_pieces(image.parts):
+            parts = [(JOURNAL_PART, encode_journal(image.run, image.shards)), *image.parts]
+            for bodies, rows in encode_pieces(parts):
                 file.pwritev(bodies, offset)
                 offset += int(rows["length"].sum())
                 tables.append(rows)
@@ -103,7 +106,7 @@ class PublishedSnapshots:
                 start_lsn=image.start_lsn,
                 last_lsn=image.last_lsn,
                 next_topic_id=image.next_topic_id,
-                part_count=len(image.parts),
+                part_count=len(parts),
                 table_offset=offset,
             )
             file.pwrite(encode_header(header, table), 0)
@@ -145,9 +148,15 @@ def _load(file: File) -> SnapshotImage:
     for first, end, offset, length in spans(table):
         parts += decode_parts(file.pread(length, offset), table[first:end])
     assert len(parts) == header.part_count
+    journal = JournalPart(1, 0, ())
+    if parts and parts[0][0] == JOURNAL_PART:
+        journal = decode_journal(parts[0][1])
+        del parts[0]
     return SnapshotImage(
         start_lsn=header.start_lsn,
         last_lsn=header.last_lsn,
         next_topic_id=header.next_topic_id,
         parts=parts,
+        run=journal.run,
+        shards=journal.shards,
     )

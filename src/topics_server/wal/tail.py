@@ -11,6 +11,11 @@ covers before it begins. Invariants:
 - There is a *spare*: the next file, made ahead, with `reserve_bytes` filled. Ordinary groups are
   written only while there is one, so what a full disk leaves for urgent entries is a whole spare.
 - After a failed write nothing is written before `cut` has zeroed what may have landed.
+- The end mark never says more than is true: it follows each write and each sync. It names a file
+  before that file gets a group, synced, so a file it names is never one that was trimmed. It says
+  that a sync is under way from before the sync until that has succeeded: after a failure the
+  kernel may forget what was written since the last one. Whoever may write groups writes the mark;
+  beside a sync or a fill on the worker that is the loop.
 
 Called by `shard`.
 """
@@ -29,7 +34,10 @@ from topics_server.limits import (
     WAL_FILE_BYTES,
     WAL_FILL_STEP_BYTES,
 )
+from topics_server.metrics import log
 from topics_server.wal import layout
+from topics_server.wal.end_mark_file import EndMarkFile
+from topics_server.wal.end_marks import EndMark
 from topics_server.wal.frames import FRAME_HEADER_BYTES, Opening, encode_opening
 from topics_server.wal.fs import File, Fs
 from topics_server.wal.grouping import NextGroup
@@ -113,6 +121,7 @@ class Tail:
         opening: Opening,
         new_file_id: Callable[[], int],
         sizes: Sizes,
+        run: int = 0,
     ) -> None:
         assert sizes.reserve_bytes > FILE_HEADER_BYTES + group_length(_OPENING_BYTES)
         assert sizes.file_bytes >= sizes.fill_step_bytes >= sizes.reserve_bytes
@@ -123,7 +132,9 @@ class Tail:
         self._new_file_id: Final = new_file_id
         self._sizes: Final = sizes
         self._ahead_bytes = sizes.fill_step_bytes
+        self._run: Final = run
         self._next_number = number
+        self._last_number = opening.previous_number
         self._opening: Opening | None = opening
         self._spares: list[_Live] = []
         self._limit = sizes.file_bytes
@@ -136,6 +147,9 @@ class Tail:
         self.rotations = 0
         self.end = self.synced_bytes = FILE_HEADER_BYTES
         self._live = self._make_file(FILE_HEADER_BYTES)
+        self._is_syncing = False
+        self._is_mark_refused = False
+        self._end_mark = EndMarkFile.open(fs, wal_dir, wal_set, shard, self._end_mark_now())
 
     # -- what is there ---------------------------------------------------------------------
 
@@ -247,7 +261,16 @@ class Tail:
             self._wal_dir, layout.wal_file(layout.WalName(self._wal_set, self._shard, number))
         )
         file_id = self._new_file_id()
-        header = FileHeader(self._wal_set, self._shard, number, file_id, self.synced_lsn)
+        header = FileHeader(
+            self._wal_set,
+            self._shard,
+            number,
+            file_id,
+            self.synced_lsn,
+            predecessor=self._last_number,
+            run=self._run,
+            declared_bytes=fill_bytes,
+        )
         file = self._fs.open(path, create=True)
         live = _Live(file, file_id, number)
         try:
@@ -263,16 +286,22 @@ class Tail:
             self._fs.unlink(path, missing_ok=True)
             raise
         self._next_number = number + 1
+        self._last_number = number
         return live
 
     def _rotate(self) -> None:
         assert self._spares
         assert self._opening is None, "an empty file is never left behind"
-        old = self._live
+        old, new = self._live, self._spares[0]
+        self.note_syncing()
         self.sync()
+        self._is_syncing = False
+        # Before anything changes here: a refusal leaves the old file in use.
+        self._end_mark.begin(self._end_mark_of(new, FILE_HEADER_BYTES, FILE_HEADER_BYTES))
         self._opening = Opening(old.number, self.end, self.last_lsn)
         self.closed.append(ClosedFile(old.file.path, self.last_lsn))
-        self._live = self._spares.pop(0)
+        self._live = new
+        del self._spares[0]
         self._limit = self._sizes.file_bytes
         self.end = self.synced_bytes = self._marked = FILE_HEADER_BYTES
         self._ahead_bytes = max(self._sizes.fill_step_bytes, self._ahead_bytes // 2)
@@ -281,8 +310,11 @@ class Tail:
 
     # -- bytes -----------------------------------------------------------------------------
 
-    def write(self, group: NextGroup) -> None:
-        """One write. On failure nothing counts as written and `cut` must follow."""
+    def write(self, group: NextGroup, *, sync_follows: bool = False) -> None:
+        """One write. On failure nothing counts as written and `cut` must follow.
+
+        `sync_follows`: whoever calls this syncs next, and no one writes before that.
+        """
         assert not self._broken_bytes, "cut before writing again"
         assert group.first_lsn > self.last_lsn, "lsns of a shard ascend"
         buffers, frames_bytes = group.buffers, group.frames_bytes
@@ -295,6 +327,8 @@ class Tail:
         self._opening = None
         self.last_lsn = group.last_lsn
         self.written_bytes += frames_bytes
+        self._is_syncing |= sync_follows
+        self._note_end()
 
     def _write(self, buffers: list[bytes], frames_bytes: int, count: int) -> None:
         live, end, synced = self._live, self.end, self.synced_bytes
@@ -339,6 +373,7 @@ class Tail:
         """Zero what a failed write may have left, and sync. Raises if neither way works."""
         length = self._broken_bytes
         assert length
+        self.note_syncing()
         try:
             for start in range(0, length, len(_ZEROS)):
                 self._live.file.pwrite(_ZEROS[: length - start], self.end + start)
@@ -347,9 +382,51 @@ class Tail:
             self._live.file.truncate(self.end)
             self._live.filled = self.end
         self.sync()
+        self.note_synced()
         self._broken_bytes = 0
+
+    # -- the end mark ----------------------------------------------------------------------
+
+    def note_syncing(self) -> None:
+        """A sync is about to begin: until it has succeeded, what is not synced may vanish."""
+        self._is_syncing = True
+        self._note_end()
+
+    def note_synced(self) -> None:
+        """The sync has succeeded: the end mark says how far it reached."""
+        self._is_syncing = False
+        self._note_end()
+
+    def finish(self) -> None:
+        """Nothing is written any more: sync the end mark. Raises `StorageError`."""
+        self._end_mark.begin(self._end_mark_now())
+
+    def _note_end(self) -> None:
+        """Write the end mark. A refusal leaves what it said before, which is true as well."""
+        try:
+            self._end_mark.note(self._end_mark_now())
+        except StorageError as error:
+            if not self._is_mark_refused:
+                log.warning("an end mark is not written, it stays behind: %s", error)
+            self._is_mark_refused = True
+
+    def _end_mark_now(self) -> EndMark:
+        return self._end_mark_of(self._live, self.end, self.synced_bytes)
+
+    def _end_mark_of(self, live: _Live, end: int, synced_bytes: int) -> EndMark:
+        return EndMark(
+            self._run,
+            live.number,
+            live.file_id,
+            end,
+            synced_bytes,
+            self.last_lsn,
+            self.synced_lsn,
+            self._is_syncing,
+        )
 
     def close(self) -> None:
         """Let go of the files; an unused spare stays for recovery to remove."""
         for live in (self._live, *self._spares):
             live.file.close()
+        self._end_mark.close()

@@ -24,8 +24,9 @@ from topics_server.handoff import (
 )
 from topics_server.wal import layout
 from topics_server.wal.anchored import AnchoredFiles, topics_on_disk
+from topics_server.wal.anchors import anchors_of
 from topics_server.wal.cold_folder import judge_cold
-from topics_server.wal.directory import FormatMark
+from topics_server.wal.directory import FormatMark, is_same_boot
 from topics_server.wal.fs import File, Fs
 from topics_server.wal.listed import read_manifest
 from topics_server.wal.manifest_format import COLD, HOT, SegmentEntry
@@ -322,15 +323,20 @@ def _verify_part(topic_id: int, encoded: bytes) -> None:
 
 
 def open_journal(
-    fs: Fs, data_dir: str, mark: FormatMark, newest: SnapshotImage | None
+    fs: Fs,
+    data_dir: str,
+    mark: FormatMark,
+    newest: SnapshotImage | None,
+    oldest: SnapshotImage | None,
 ) -> JournalReplay:
-    """The journal for reading only."""
+    """The journal for reading only; to be read from the start of `oldest`."""
     return JournalReplay(
         fs,
         layout.join(data_dir, layout.WAL),
         wal_sets=[(s.wal_set, s.shard_count, s.first_lsn) for s in mark.wal_sets],
         synced_lsn=newest.last_lsn if newest else 0,
         read_only=True,
+        anchors=anchors_of(mark, newest, oldest, same_boot=is_same_boot(fs, mark)),
     )
 
 
@@ -346,7 +352,8 @@ def verify_journal(
 
     Then what lies on disk is judged by all that is known, as a start would.
     """
-    replay = open_journal(fs, data_dir, mark, snapshots[0] if snapshots else None)
+    newest, oldest = (snapshots[0], snapshots[-1]) if snapshots else (None, None)
+    replay = open_journal(fs, data_dir, mark, newest, oldest)
     start_lsn = snapshots[-1].start_lsn if snapshots else 0
     last_seqs: dict[int, int] = {}
     sources = router_sources(snapshots[-1] if snapshots else None)

@@ -32,7 +32,14 @@ from topics_server.engine.sealer import Sealer, SealingRules
 from topics_server.engine.store import Store
 from topics_server.entries import Entry
 from topics_server.errors import Code, Damaged, StorageError, TopicsError
-from topics_server.handoff import SegmentPlan, ShardProgress, SnapshotImage, TopicFacts
+from topics_server.handoff import (
+    ReplayStart,
+    SegmentPlan,
+    ShardProgress,
+    SnapshotImage,
+    SyncedShard,
+    TopicFacts,
+)
 from topics_server.inventory import Anchor, FlagsDigest, FoundTopic, Suspect
 from topics_server.model import TagMatch, TopicConfig
 
@@ -62,6 +69,7 @@ class ListJournal:
         self.refusal: TopicsError | None = None
         self.reopened: list[int] = []
         self.trimmed: list[int] = []
+        self.read_only: list[int] = []
         self.events: list[str] = []
         self.written = [0] * shard_count
         self.synced = [0] * shard_count
@@ -86,14 +94,23 @@ class ListJournal:
         self.reopened.append(shard)
 
     def read_only_shards(self) -> Sequence[int]:
-        return ()
+        return self.read_only
 
     async def sync_all(self) -> None:
         self.events.append("sync_all")
         self.sync_everything()
 
-    def trim(self, start_lsn: int) -> None:
-        self.trimmed.append(start_lsn)
+    async def sync_open_shards(self) -> Sequence[SyncedShard]:
+        self.events.append("sync_all")
+        for shard in set(range(self.shard_count)) - set(self.read_only):
+            self.sync(shard)
+        return [
+            SyncedShard(1, shard, self.synced[shard], shard in self.read_only)
+            for shard in range(self.shard_count)
+        ]
+
+    def trim(self, start: ReplayStart) -> None:
+        self.trimmed.append(start.lsn)
 
     async def close(self) -> None:
         self.events.append("close")
@@ -295,13 +312,13 @@ class ListSnapshots:
         self.fault: StorageError | None = None
         self._events = events
 
-    def write(self, image: SnapshotImage) -> int:
+    def write(self, image: SnapshotImage) -> ReplayStart:
         if self.fault is not None:
             raise self.fault
         self._events.append("publish")
         # The checkpointer lets go of its list of parts; what is published stays.
         self.images.append(msgspec.structs.replace(image, parts=list(image.parts)))
-        return self.images[-2].start_lsn if len(self.images) > 1 else 0
+        return self.images[-2].replay_start if len(self.images) > 1 else ReplayStart()
 
     def newest(self) -> SnapshotImage | None:
         return self.images[-1] if self.images else None
@@ -317,6 +334,9 @@ class ListReplay:
     def entries(self, start_lsn: int) -> Iterator[tuple[int, Entry]]:
         self.asked_from = start_lsn
         yield from ((lsn, entry) for lsn, entry in self._entries if lsn >= start_lsn)
+
+    def may_have_lost(self, topic_id: int) -> bool:
+        return False
 
     @property
     def progress(self) -> float:

@@ -27,7 +27,8 @@ from topics_server.wal.groups import (
 
 VECTORS: Final = Path(__file__).parents[2] / "vectors" / "wal"
 FILE_ID: Final = 0x0123_4567_89AB_CDEF
-HEADER: Final = FileHeader(wal_set=2, shard=3, number=41, file_id=FILE_ID, after_lsn=99)
+OLD_HEADER: Final = FileHeader(wal_set=2, shard=3, number=41, file_id=FILE_ID, after_lsn=99)
+HEADER: Final = OLD_HEADER._replace(predecessor=39, run=7, declared_bytes=4096)
 
 
 def make_group(position: int, lsns: list[int], *, synced: int = 64, opening: bool = False) -> bytes:
@@ -54,7 +55,7 @@ FILE: Final = encode_file_header(HEADER) + FIRST + SECOND + MARK + bytes(256)
 
 def test_golden_file() -> None:
     """A header, two groups, a mark and untouched space, byte for byte."""
-    data = (VECTORS / "file.wal").read_bytes()
+    data = (VECTORS / "file-v2.wal").read_bytes()
     assert data == FILE
     assert decode_file_header(data[:FILE_HEADER_BYTES]) == HEADER
     result = scan(data[64:], 64, FILE_ID, len(data))
@@ -67,6 +68,17 @@ def test_golden_file() -> None:
     assert mark.synced_bytes == mark.position == second.end
 
 
+def test_a_file_of_version_1_is_read() -> None:
+    data = (VECTORS / "file.wal").read_bytes()
+    assert decode_file_header(data[:FILE_HEADER_BYTES]) == OLD_HEADER
+    assert data[64:] == FILE[64:]
+
+
+def test_a_first_file_has_no_predecessor() -> None:
+    header = HEADER._replace(predecessor=0)
+    assert decode_file_header(encode_file_header(header)) == header
+
+
 @pytest.mark.parametrize("offset", range(FILE_HEADER_BYTES))
 def test_any_flipped_byte_of_a_file_header_fails_it(offset: int) -> None:
     data = bytearray(FILE[:FILE_HEADER_BYTES])
@@ -76,9 +88,9 @@ def test_any_flipped_byte_of_a_file_header_fails_it(offset: int) -> None:
 
 def test_a_newer_file_version_is_refused() -> None:
     data = bytearray(FILE[:FILE_HEADER_BYTES])
-    data[8] = 2
+    data[8] = 3
     data[56:64] = xxhash.xxh3_64_intdigest(bytes(data[:56])).to_bytes(8, "little")
-    with pytest.raises(StartRefused, match="version 2"):
+    with pytest.raises(StartRefused, match="version 3"):
         decode_file_header(bytes(data))
 
 

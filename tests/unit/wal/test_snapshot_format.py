@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from topics_server.errors import Corrupt, StartRefused, StorageError
+from topics_server.handoff import ShardSync
 from topics_server.wal.snapshot_format import (
     HEADER_BYTES,
     PIECE_BYTES,
@@ -17,13 +18,17 @@ from topics_server.wal.snapshot_format import (
     SnapshotHeader,
     check_table,
     decode_header,
+    decode_journal,
     decode_parts,
     encode_header,
+    encode_journal,
     encode_pieces,
     spans,
 )
 
-VECTOR = Path(__file__).parents[2] / "vectors" / "snapshots" / "three_parts.snap"
+VECTOR = Path(__file__).parents[2] / "vectors" / "snapshots" / "three_parts-v2.snap"
+OLD_VECTOR = VECTOR.with_name("three_parts.snap")
+JOURNAL = "93010792940100291e940101cf100000000000000029"
 PARTS = [(3, b"three"), (0, b""), (2**40, bytes(range(256)))]
 
 
@@ -53,6 +58,23 @@ def test_the_golden_snapshot_is_decoded_and_encoded_again() -> None:
     assert encode(PARTS) == encoded
 
 
+def test_a_snapshot_of_version_1_is_read() -> None:
+    assert decode(OLD_VECTOR.read_bytes()) == PARTS
+
+
+def test_what_it_knows_of_the_journal_is_decoded_again() -> None:
+    shards = [ShardSync(1, 0, 41, 30), ShardSync(1, 1, 2**60, 41)]
+    part = decode_journal(encode_journal(7, shards))
+    assert (part.run, list(part.shards)) == (7, shards)
+    assert encode_journal(7, shards).hex() == JOURNAL
+
+
+@pytest.mark.parametrize("broken", [b"", b"\x93\x02\x07\x90", b"\x92\x01\x07", b"\xc1"])
+def test_what_is_no_part_of_the_journal_is_refused(broken: bytes) -> None:
+    with pytest.raises(Corrupt, match="of the journal"):
+        decode_journal(broken)
+
+
 @pytest.mark.parametrize("offset", range(len(VECTOR.read_bytes())))
 def test_every_flipped_byte_is_refused(offset: int) -> None:
     broken = bytearray(VECTOR.read_bytes())
@@ -69,7 +91,7 @@ def test_a_short_snapshot_is_corrupt(length: int) -> None:
 
 def test_a_newer_version_refuses_to_start() -> None:
     broken = bytearray(VECTOR.read_bytes())
-    broken[8] = 2
+    broken[8] = 3
     with pytest.raises(StartRefused, match="newer"):
         decode_header(bytes(broken))
 
