@@ -892,6 +892,7 @@ TOP = {
     # Prints the figures that `metrics` names.
     "exposition": driver(),
     # How much of the machine the store takes.
+    "offload": driver(),
     "sizing": driver("wal.tail"),
     # Storage and engine of one data directory, on any file system: the simulations' node too.
     "append_decoder": driver("engine.admission"),

@@ -9,7 +9,6 @@ Called by `server.py` and by the simulations.
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Final, TypeVar
 
@@ -45,6 +44,7 @@ from topics_server.entries import LEASES_ID, ROUTERS_ID, SESSIONS_ID
 from topics_server.errors import StorageError
 from topics_server.handoff import ReplayStart
 from topics_server.metrics import DiskFacts, LatencyHistogram, RecoveryFacts, ShardFacts, log
+from topics_server.offload import ThreadOffload
 from topics_server.queue.books import QueueBooks
 from topics_server.queue.service import QueueService
 from topics_server.routers.pump import Pump
@@ -69,33 +69,8 @@ from topics_server.wal.workers import Worker
 T = TypeVar("T")
 WorkerFactory = Callable[[asyncio.AbstractEventLoop], Callable[[str], Worker]]
 
-_OFFLOAD_THREADS: Final = 4
 # A tail is never bounded closer than this, however small the segments are.
 _SPACE_CHECK_S: Final = 1.0
-
-
-class ThreadOffload:
-    """Blocking calls on a few threads of our own."""
-
-    def __init__(self) -> None:
-        self._pool = concurrent.futures.ThreadPoolExecutor(_OFFLOAD_THREADS, "offload")
-        self._calls: set[concurrent.futures.Future[Any]] = set()
-
-    async def run(self, call: Callable[[], T]) -> T:
-        """See `engine.ports.Offload`."""
-        under_way = self._pool.submit(call)
-        self._calls.add(under_way)
-        under_way.add_done_callback(self._calls.discard)
-        return await asyncio.wrap_future(under_way)
-
-    async def settled(self) -> None:
-        """Return when no call is under way: one goes on although who awaited it was cancelled."""
-        while calls := [call for call in self._calls if not call.done()]:
-            await asyncio.wait([asyncio.wrap_future(call) for call in calls])
-
-    def close(self) -> None:
-        """Wait for calls under way; take no more."""
-        self._pool.shutdown()
 
 
 class Node:

@@ -142,6 +142,7 @@ class Life:
         sync_interval_ms: int = 100_000,
         sizes: Sizes = SMALL,
         turns: Callable[[], int] | None = None,
+        starts_on_snapshot: bool = False,
     ) -> None:
         self.disk = disk
         self.promises = promises or Promises()
@@ -156,6 +157,7 @@ class Life:
         self.next_lsn = max(self.promises.submitted, default=0) + 1
         self.refused: list[TopicsError] = []
         self._shards = shards
+        self._starts_on_snapshot = starts_on_snapshot
         self._wal_set = wal_set
         self._sync_interval_ms = sync_interval_ms
         self._sizes = sizes
@@ -205,8 +207,8 @@ class Life:
             run=self.noted.run,
             on_unknown=self.noted.forget_boot,
         )
-        if self._wal_set not in {listed[0] for listed in self.noted.wal_sets}:
-            # A new set starts on a snapshot, so that no entry depends on two shard counts.
+        if self._starts_on_snapshot and self._wal_set not in {s[0] for s in self.noted.wal_sets}:
+            # So that no entry of a new set depends on the shard count of the one before.
             self.promises.start_lsn = self.next_lsn
         self.noted.note_journal(self.disk, self._wal_set, self._shards, self.next_lsn)
         self.journal.listen(self._on_progress)
@@ -311,6 +313,7 @@ def run_life(
         shards=shards,
         wal_set=wal_set,
         sync_interval_ms=rng.choice((0, 100_000)),
+        starts_on_snapshot=True,
     )
     recovered = False
     try:

@@ -17,7 +17,8 @@ from topics_server.engine.answers import ReadRequest
 from topics_server.errors import StartRefused
 from topics_server.limits import MIB
 from topics_server.model import Durability, TopicConfig
-from topics_server.node import Node, ThreadOffload
+from topics_server.node import Node
+from topics_server.offload import ThreadOffload
 from topics_server.settings import Settings
 from topics_server.sizing import journal_sizes
 from topics_server.wal.directory import read_format
