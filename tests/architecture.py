@@ -891,8 +891,9 @@ TOP = {
     "logs": driver(),
     # Prints the figures that `metrics` names.
     "exposition": driver(),
-    # How much of the machine the store takes.
+    # Threads for blocking calls.
     "offload": driver(),
+    # How much of the machine the store takes.
     "sizing": driver("wal.tail"),
     # Storage and engine of one data directory, on any file system: the simulations' node too.
     "append_decoder": driver("engine.admission"),

@@ -64,6 +64,34 @@ async def test_the_journal_is_trimmed_to_the_older_snapshot_only() -> None:
     assert rig.checkpointer.trim_lsn == starts[1]
 
 
+async def test_a_read_only_shard_keeps_its_journal_and_the_others_are_trimmed() -> None:
+    rig = Rig()
+    await rig.append("a", 1)
+    await rig.checkpointer.take()
+    await rig.append("a", 2)
+    rig.journal.read_only.append(0)
+    for data in range(3):
+        await rig.append("a", data)
+        await rig.checkpointer.take()
+    images = rig.snapshots.images
+    before = images[0]
+    for image in images[1:]:
+        starts = {each.shard: each.start_lsn for each in image.shards}
+        assert starts.pop(0) == before.start_lsn, "what it had in flight is looked at again"
+        assert set(starts.values()) <= {image.start_lsn}
+    assert images[-1].start_lsn > before.start_lsn
+    assert rig.journal.trimmed == [image.start_lsn for image in images[:-1]]
+
+
+async def test_a_shard_that_was_read_only_before_any_snapshot_is_replayed_whole() -> None:
+    rig = Rig()
+    rig.journal.read_only.append(0)
+    await rig.append("a", 1)
+    await rig.checkpointer.take()
+    (image,) = rig.snapshots.images
+    assert [each.start_lsn for each in image.shards if each.shard == 0] == [0]
+
+
 async def test_topics_that_did_not_move_are_not_encoded_again() -> None:
     rig = Rig()
     await rig.append("still", 1)
