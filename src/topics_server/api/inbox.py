@@ -22,7 +22,7 @@ from collections.abc import Callable
 from typing import Any, Final, Protocol
 
 from topics_server.clock import monotonic_ms
-from topics_server.limits import KIB, MIB
+from topics_server.limits import MIB
 from topics_server.metrics import log
 
 # So many connections make no long turn: nobody asks then.
@@ -38,8 +38,6 @@ _LATE_MS: Final = 6.0
 _LATE_SLICES: Final = 4
 # A topic as urgent as can be goes before what came up to so much earlier, ms a step of priority.
 _AHEAD_MS: Final = 1.0
-# What is large goes behind what came so much later, ms a KiB: it takes longer to read.
-_BEHIND_MS: Final = 0.1
 # Connections of one turn that need not wait when that is over, being more urgent than who does.
 _PASSING_MAX: Final = 2
 # A request of which no more than so much comes at a time, so long after it began, is a slow one.
@@ -151,7 +149,7 @@ class Inbox:
         """Hold what would make the turn long; false where it is to be read all the same."""
         if self.held_bytes > _HELD_MAX:
             return False
-        ahead_ms = self._ahead_ms(reader, data) - _BEHIND_MS * len(data) / KIB
+        ahead_ms = self._ahead_ms(reader, data)
         due_ms = now_ms - ahead_ms
         is_first = due_ms < self._waiting[0][0] if self._waiting else ahead_ms > 0
         if is_first and self._passed < _PASSING_MAX:
