@@ -1,0 +1,28 @@
+#!/usr/bin/env bash
+# The lower bounds of pyproject.toml, installed as they stand into an environment of their own, and
+# tests on it: of everything that leans on a library's details. `lowest.sh REPORT` writes a JUnit
+# report. Spark's bounds are not among them.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+report=$1
+home=.lowest
+python3 -m venv --clear "$home"
+"$home/bin/python" - >"$home/lowest.txt" <<'PYTHON'
+"""Print each dependency of the server and its tests at its lower bound."""
+import tomllib
+from pathlib import Path
+
+project = tomllib.loads(Path("pyproject.toml").read_text())["project"]
+for bound in (*project["dependencies"], *project["optional-dependencies"]["dev"]):
+    name, found, version = bound.partition(">=")
+    assert found and "," not in version, f"{bound} is no lower bound"
+    print(f"{name}=={version}")
+PYTHON
+install() { "$home/bin/python" -m pip --disable-pip-version-check --no-input install --quiet "$@"; }
+install -r "$home/lowest.txt"
+install --no-deps --no-build-isolation -e .
+"$home/bin/python" -m pytest -q -p no:cacheprovider -m "not slow and not crash" --junitxml="$report" \
+    tests/unit/api/test_connections.py tests/unit/api/test_transport.py \
+    tests/unit/api/test_strict.py tests/unit/api/test_direct.py tests/unit/api/test_sockets.py \
+    tests/unit/cli tests/unit/test_settings.py tests/unit/test_rendered.py \
+    tests/unit/test_appends.py tests/unit/test_metrics.py tests/contract/test_small_words.py
