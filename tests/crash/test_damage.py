@@ -24,12 +24,8 @@ from tests.storage.damage import ENDS, Case, End, Tally, cases_of, make_store, r
 
 _CHUNK: Final = 100
 _STORE: Final = functools.lru_cache(make_store)
-# What is judged without `--damage-only`: files whose damage is handled, by how the store ended.
-_COVERED: Final[dict[End, tuple[str, ...]]] = {
-    "killed": ("*.idx", "*/LOCK"),
-    "power": ("*/LOCK",),
-    "clean": ("*.idx", "*/LOCK"),
-}
+# What is left out without `--damage-only`: files whose damage is not handled yet.
+_LEFT_OUT: Final = ("*.wal",)
 
 
 @dataclass(frozen=True)
@@ -37,17 +33,20 @@ class Asked:
     """Which cases: how many of each end (0: all), of which files, of which kinds (none: all)."""
 
     count: int
-    only: tuple[str, ...]
+    only: str
     kinds: tuple[str, ...]
+
+    def _is_wanted(self, path: str) -> bool:
+        if self.only:
+            return fnmatch.fnmatch(path, self.only)
+        return not any(fnmatch.fnmatch(path, name) for name in _LEFT_OUT)
 
     def of(self, end: End) -> list[Case]:
         """The cases of one end; the same ones for the same question."""
-        wanted = self.only or _COVERED[end]
         cases = [
             case
             for case in cases_of(_STORE(end))
-            if any(fnmatch.fnmatch(case.path, only) for only in wanted)
-            and (not self.kinds or case.kind in self.kinds)
+            if self._is_wanted(case.path) and (not self.kinds or case.kind in self.kinds)
         ]
         if not self.count:
             return cases
@@ -71,7 +70,7 @@ def asked(request: pytest.FixtureRequest) -> Asked:
     kinds = tuple(str(option("--damage-kinds", default="")).split(","))
     return Asked(
         int(option("--damage-cases", default=250)),
-        (only,) if (only := str(option("--damage-only", default=""))) else (),
+        str(option("--damage-only", default="")),
         tuple(kind for kind in kinds if kind),
     )
 

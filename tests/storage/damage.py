@@ -51,6 +51,7 @@ _SETTINGS: Final[dict[str, Any]] = {
     "cold_dir": "cold",
     "hot_retain_segments": 1,
 }
+_JOURNAL_HEADER_BYTES: Final = 64
 # Files that every start may write anew; a refusal may leave them so.
 _WRITTEN_BY_STARTS: Final = re.compile(r"/(FORMAT|LOCK|STORE|ballast)$|\.end$|\.tmp$|\.lock$")
 
@@ -412,8 +413,11 @@ def _first_start(store: StoreCopy, case: Case, world: World) -> Outcome:
 
 
 def _names(message: str, path: str) -> bool:
-    """The file, or for a file of a folder that counts as one thing, the folder."""
-    return path in message or path.rpartition("/")[2] in message
+    """Whether the file is named. `FORMAT` and `STORE` stand for their folders."""
+    folder, _, name = path.rpartition("/")
+    if name in ("FORMAT", "STORE"):
+        return re.search(rf"(^|\s){folder}[\s:/]", message) is not None
+    return path in message or name in message
 
 
 def _compare(store: StoreCopy, found: Mapping[str, Truth]) -> Outcome:
@@ -507,6 +511,8 @@ def _check_nothing_lost(store: StoreCopy, case: Case, outcome: Outcome, disk: Fa
     for path, content in store.image.files.items():
         if path == case.path or now.get(path) == content or _WRITTEN_BY_STARTS.search(path):
             continue
+        if path.endswith(".wal") and not any(content[_JOURNAL_HEADER_BYTES:]):
+            continue  # made ahead, and nothing in it yet
         has_started = outcome != "refused"
         if has_started and (path in store.superseded or path.endswith("/manifest")):
             continue

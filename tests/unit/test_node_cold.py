@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from topics_server.wal.begin_anew import adopt_cold, begin_anew
 from topics_server.wal.cold_folder import read_store
 from topics_server.wal.directory import Directory, read_format
 from topics_server.wal.dump import verify
+from topics_server.wal.manifest_format import decode_manifest, encode_manifest
 
 pytestmark = pytest.mark.anyio
 
@@ -220,6 +222,9 @@ async def test_a_takeover_that_is_cut_short_goes_on(nth: int) -> None:
 def as_version_1(disk: FakeDisk) -> None:
     """What an older server would have left."""
     disk.unlink("cold/STORE")
+    for path in [path for path in disk._files if path.endswith("/manifest")]:
+        manifest = dataclasses.replace(decode_manifest(disk.content(path)), store_id="")
+        disk.put(path, encode_manifest(manifest))
     text = b'{"format": 1, "wal_sets": [{"wal_set": 1, "shard_count": 2, "first_lsn": 1}]}'
     disk.open("data/FORMAT", create=True).pwrite(text, 0)
     for path in ("data", "cold"):

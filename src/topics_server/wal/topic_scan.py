@@ -145,7 +145,7 @@ def _segment(
         # A hot copy cannot stand in for a listed cold one, which may hold newer flags.
         missing = [path for path in paths[entry.tier] if path not in present]
         hint = "; is the cold disk mounted?" if entry.tier == COLD else ""
-        text = f"a listed segment file is missing{hint}"
+        text = f"a listed segment file is missing{hint} ({report.path} lists it)"
         report.objections.append(Objection(missing[0], text))
         return None
     other = COLD if entry.tier == HOT else HOT
