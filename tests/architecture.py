@@ -322,6 +322,7 @@ WAL = {
     ),
     "wal.handles": driver("wal.fs"),
     "wal.publishing": driver("wal.fs", "wal.layout"),
+    "wal.ballast": driver("wal.fs", "wal.layout", "wal.publishing"),
     # The process that packs a run into segment bytes, off the server's interpreter lock.
     "wal.packer": driver("wal.segment_blocks"),
     "wal.segment_files": driver(
@@ -895,6 +896,10 @@ TOP = {
     "offload": driver(),
     # How much of the machine the store takes.
     "sizing": driver("wal.tail"),
+    # Blocking calls on threads.
+    "offload": driver(),
+    # Free space: when appends are refused, and what a full disk gives back.
+    "space": driver("engine.ports", "wal.ballast", "wal.fs"),
     # Storage and engine of one data directory, on any file system: the simulations' node too.
     "append_decoder": driver("engine.admission"),
     # Every limit of a request: what docs/LIMITS.md shows.

@@ -37,6 +37,11 @@ def random_hex(size: int) -> str:
     return secrets.token_hex(size)
 
 
+def random_bytes(size: int) -> bytes:
+    """Bytes that no file system can compress."""
+    return secrets.token_bytes(size)
+
+
 def random_u64() -> int:
     """Where a count begins whose numbers no other start of the server has handed out."""
     return secrets.randbits(64)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, Final, TypeVar
+from typing import Any
 
 import msgspec
 
@@ -51,7 +51,14 @@ from topics_server.routers.pump import Pump
 from topics_server.routers.service import RouterService
 from topics_server.routers.table import RouterTable
 from topics_server.settings import Settings
-from topics_server.sizing import WAL_SHARE, journal_sizes, min_free_bytes, store_files
+from topics_server.sizing import (
+    WAL_SHARE,
+    ballast_bytes,
+    journal_sizes,
+    min_free_bytes,
+    store_files,
+)
+from topics_server.space import Space, reasons_of
 from topics_server.streams.service import Streams
 from topics_server.wal.anchors import anchors_of
 from topics_server.wal.cold_folder import ColdFolder, judge_before_start
@@ -66,11 +73,7 @@ from topics_server.wal.snapshots import PublishedSnapshots
 from topics_server.wal.tail import Sizes
 from topics_server.wal.workers import Worker
 
-T = TypeVar("T")
 WorkerFactory = Callable[[asyncio.AbstractEventLoop], Callable[[str], Worker]]
-
-# A tail is never bounded closer than this, however small the segments are.
-_SPACE_CHECK_S: Final = 1.0
 
 
 class Node:
@@ -102,9 +105,8 @@ class Node:
         self._workers = workers
         self._sizes = sizes
         self._total_bytes = fs.total_bytes(directory.root)
-        min_free = settings.min_free_bytes
-        self._min_free_bytes = min_free_bytes(self._total_bytes) if min_free is None else min_free
         self._snapshots = PublishedSnapshots(fs, directory.root)
+        self._space = self._make_space()
         self._recovery: Recovery | None = None
         self._wal_set = 0
         self._is_new_set = False
@@ -125,6 +127,7 @@ class Node:
             hosts=settings.hosts,
             shards=self._shard_facts,
             disk=self._disk_facts,
+            reasons=self._reasons,
         )
         self.state.throttle = Throttle(self._priority_of, self._backlog_bytes)
         self.state.inbox = Inbox(self.state.throttle)
@@ -201,6 +204,18 @@ class Node:
             offload=offload or ThreadOffload(),
             workers=workers,
             sizes=sizes or journal_sizes(fs.total_bytes(directory.root), settings.wal_shards),
+        )
+
+    def _make_space(self) -> Space:
+        least = self.settings.min_free_bytes
+        return Space(
+            self._fs,
+            self._directory.root,
+            min_free_bytes=min_free_bytes(self._total_bytes) if least is None else least,
+            ballast_bytes=lambda: ballast_bytes(
+                self._snapshots.newest_bytes, self._total_bytes, self._sizes
+            ),
+            offload=self._offload,
         )
 
     def abandon(self) -> None:
@@ -290,6 +305,7 @@ class Node:
 
     def _begin(self) -> None:
         """*Blocking.* The run is counted before anything else is written."""
+        self._space.make_room_for_start(self._sizes.fill_step_bytes)
         self._directory.begin(with_cold=self._cold is not None)
         if self._cold is not None:
             self._cold.claim(self._directory)
@@ -311,6 +327,7 @@ class Node:
             on_backlog=self.state.throttle.press,
             run=directory.run,
             on_unknown=directory.forget_boot,
+            may_fill=self._space.may_fill,
         )
         self.commits = Commits(self.registry, self.journal, self.hub, next_lsn, self._projections)
         self.pages = Pages(self.registry, self.commits, self.router_table.sources)
@@ -346,7 +363,9 @@ class Node:
                 retain_bytes=settings.hot_retain_bytes,
                 has_cold=settings.cold_dir is not None,
             ),
+            self._space.may_seal,
         )
+        self.sealer.on_refused.append(self._space.note_refused)
         self.checkpointer = Checkpointer(
             self.registry,
             self.commits,
@@ -360,6 +379,7 @@ class Node:
             run=directory.run,
             published=self._published,
         )
+        self.checkpointer.make_room = self._space.make_room
         self.sealer.on_moved += [self.checkpointer.moved, self.hub.ring]
 
     async def _publish(self, next_lsn: int, *, must: bool) -> None:
@@ -442,7 +462,7 @@ class Node:
                 lambda: self.store.is_disk_low,
             )
         )
-        self._spawn(self._watch_space())
+        self._spawn(self._space.watch(self._note_space))
         self._spawn(self.streams.run())
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
@@ -450,22 +470,16 @@ class Node:
         task.add_done_callback(_tell_defect)
         self._tasks.append(task)
 
-    async def _watch_space(self) -> None:
+    def _note_space(self, is_low: bool, free: int) -> None:
         """Refuse appends while the disk is nearly full (contract README, Disk nearly full)."""
-        root = self._directory.root
-        min_free = self._min_free_bytes
-        while True:
-            free = await self._offload.run(lambda: self._fs.free_bytes(root))
-            is_low = free < min_free
-            if is_low != self.store.is_disk_low:
-                self.store.is_disk_low = is_low
-                log.warning(
-                    "%d bytes are free, appends need %d: %s",
-                    free,
-                    min_free,
-                    "refused" if is_low else "accepted again",
-                )
-            await asyncio.sleep(_SPACE_CHECK_S)
+        if is_low != self.store.is_disk_low:
+            self.store.is_disk_low = is_low
+            log.warning(
+                "%d bytes are free, appends need %d: %s",
+                free,
+                self._space.floor_bytes,
+                "refused" if is_low else "accepted again",
+            )
 
     # --- facts ----------------------------------------------------------------------------
 
@@ -505,6 +519,13 @@ class Node:
             for shard, latency in zip(self.journal.shards, self._sync_latency, strict=True)
         ]
 
+    def _reasons(self) -> list[str]:
+        """What fails in the background, in words that name no topic and no file."""
+        if self.state.store is None:
+            return []
+        sealing = next(iter(self.sealer.failures.values()), None)
+        return reasons_of(self.checkpointer.failure, sealing)
+
     def _disk_facts(self) -> DiskFacts:
         """*Blocking.*"""
         (hot_files, hot_bytes), (cold_files, cold_bytes) = self.segments.totals()
@@ -515,7 +536,7 @@ class Node:
             cold_bytes=cold_bytes,
             free_bytes=self._fs.free_bytes(self._directory.root),
             total_bytes=self._total_bytes,
-            min_free_bytes=self._min_free_bytes,
+            min_free_bytes=self._space.min_free_bytes,
         )
 
     # --- stop -----------------------------------------------------------------------------

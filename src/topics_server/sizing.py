@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from topics_server.limits import MIB
+from topics_server.limits import KIB, MIB
 from topics_server.wal.tail import Sizes
 
 # Of the open files the process may have, the store's share; the rest is for connections.
@@ -17,6 +17,10 @@ _STORE_FILES_MAX: Final = 4096
 # The journal may take one part in so many of the file system between two checkpoints.
 WAL_SHARE: Final = 8
 _MIN_FREE_BYTES_MAX: Final = 256 * MIB
+_STEP_BYTES_MIN: Final = 128 * KIB
+_PAGE_BYTES: Final = 4 * KIB
+# The least ballast takes at most one part in so many of the file system.
+_BALLAST_SHARE: Final = 64
 
 
 def store_files(open_files: int) -> int:
@@ -32,9 +36,28 @@ def min_free_bytes(total_bytes: int) -> int:
 def journal_sizes(total_bytes: int, shard_count: int) -> Sizes:
     """Journal files that fit the file system: a small disk is not all preallocated files.
 
-    A file is let go only as a whole, so on a small disk files are small too.
+    A file is let go only as a whole, so on a small disk files are small too. What all shards fill
+    ahead and keep in reserve takes at most a sixteenth of the file system.
     """
-    share = total_bytes // (4 * WAL_SHARE * shard_count)
     whole = Sizes()
-    file_bytes = max(whole.fill_step_bytes, min(whole.file_bytes, share // MIB * MIB))
-    return whole._replace(file_bytes=file_bytes)
+    share = total_bytes // (4 * WAL_SHARE * shard_count)
+    ahead = total_bytes // (2 * WAL_SHARE * shard_count)
+    # Multiples of a page, and never less than a few requests.
+    step_bytes = _within(_STEP_BYTES_MIN, ahead * 3 // 4, whole.fill_step_bytes)
+    reserve_bytes = _within(_STEP_BYTES_MIN // 4, ahead // 4, whole.reserve_bytes)
+    file_bytes = _within(2 * step_bytes, share, whole.file_bytes)
+    return Sizes(file_bytes, step_bytes, reserve_bytes)
+
+
+def ballast_bytes(snapshot_bytes: int, total_bytes: int, sizes: Sizes) -> int:
+    """How large the ballast is: the next snapshot, some growth, some manifests.
+
+    Two snapshots are kept while a third is written. Never more than a sixteenth of the disk.
+    """
+    least = min(sizes.reserve_bytes, total_bytes // _BALLAST_SHARE)
+    return max(least, min(snapshot_bytes + snapshot_bytes // 4 + least, total_bytes // 16))
+
+
+def _within(least: int, value: int, most: int) -> int:
+    """`value` in whole pages, at least and at most so much."""
+    return max(least, min(most, value // _PAGE_BYTES * _PAGE_BYTES))

@@ -58,6 +58,15 @@ async def test_a_read_only_shard_is_named_and_degrades_readiness(api: Api) -> No
     assert answer.json()["read_only_shards"] == [1, 3]
 
 
+async def test_what_fails_in_the_background_degrades_readiness_with_the_reason(api: Api) -> None:
+    api.settings.ready_degraded = 503  # of read-only shards: a full disk must take deletes
+    api.state.reasons = lambda: ["checkpoints fail: the disk takes no more"]
+    answer = await api.http.get("/v0/ready")
+    assert answer.status_code == 200
+    assert answer.json()["status"] == "degraded"
+    assert answer.json()["reasons"] == ["checkpoints fail: the disk takes no more"]
+
+
 async def test_a_degraded_server_is_not_ready_where_configured_so(api: Api) -> None:
     api.settings.ready_degraded = 503
     assert (await api.http.get("/v0/ready")).status_code == 200

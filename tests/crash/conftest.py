@@ -2,7 +2,7 @@
 `--watchers 200 --kills 20`, `--slow-sockets 1000 --load-mb 50`, `--idle-streams 2000`, and of
 workers: `--jobs 100000 --workers 16 --kills 50`, and of requests made up from the description:
 `--requests 50000`, and of a flood: `--flood 600 --flood-appends 60`, and of uploads:
-`--uploads 200 --upload-mib 60`.
+`--uploads 200 --upload-mib 60`, and of full disks: `--disk-mib 1024`.
 
 The defaults are small enough for `.ci/run`. They hold too when this file is loaded late (a run over
 all of `tests`), where pytest has parsed its command line already.
@@ -21,6 +21,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--first-seed", "--seed", type=int, default=1, help="the first seed (1)")
     group.addoption("--watchers", type=int, default=24, help="watchers in a storm (24)")
     group.addoption("--kills", type=int, default=2, help="kills in a storm (2)")
+    group.addoption("--disk-mib", type=int, default=32, help="of a disk that is filled (32)")
     group.addoption("--jobs", type=int, default=1500, help="jobs in a chaos of workers (1500)")
     group.addoption("--workers", type=int, default=4, help="worker processes (4)")
     group.addoption("--slow-sockets", type=int, default=60, help="sockets never read (60)")

@@ -15,7 +15,7 @@ from tests.storage.fake_disk import FakeDisk
 from tests.unit.engine.rig import HandClock, body_of
 from topics_server.engine.answers import ReadRequest
 from topics_server.errors import StartRefused
-from topics_server.limits import MIB
+from topics_server.limits import KIB, MIB
 from topics_server.model import Durability, TopicConfig
 from topics_server.node import Node
 from topics_server.offload import ThreadOffload
@@ -260,9 +260,16 @@ async def test_a_refused_start_does_not_turn_a_clean_stop_into_a_loss(disk: Fake
 async def test_journal_files_leave_most_of_a_small_disk_alone(total_mib: int, shards: int) -> None:
     whole = Sizes()
     sizes = journal_sizes(total_mib * MIB, shards)
-    assert whole.fill_step_bytes <= sizes.file_bytes <= whole.file_bytes
-    if sizes.file_bytes > whole.fill_step_bytes:
-        assert sizes.file_bytes * shards <= total_mib * MIB // 32
+    assert sizes.reserve_bytes < sizes.fill_step_bytes < sizes.file_bytes
+    assert all(size <= most for size, most in zip(sizes, whole, strict=True))
+    smallest = Sizes(256 * KIB, 128 * KIB, 32 * KIB)
+    ahead_bytes = sizes.fill_step_bytes + sizes.reserve_bytes
+    if sizes.fill_step_bytes > smallest.fill_step_bytes:
+        # What is filled ahead and kept in reserve, of all shards.
+        assert ahead_bytes * shards <= total_mib * MIB // 16
+        assert sizes.file_bytes * shards <= total_mib * MIB // 10
+    if total_mib == 1:
+        assert sizes == smallest
     if total_mib == 1 << 20:
         assert sizes == whole
 
@@ -273,7 +280,7 @@ async def test_journal_files_leave_most_of_a_small_disk_alone(total_mib: int, sh
 async def test_appends_stop_while_the_disk_is_nearly_full(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("topics_server.node._SPACE_CHECK_S", 0.0)
+    monkeypatch.setattr("topics_server.space._CHECK_S", 0.0)
     disk = FakeDisk(1, capacity_bytes=1 << 20)
     with caplog.at_level(logging.WARNING, "topics_server"):
         node = await started(disk, min_free_bytes=2 << 20)
@@ -282,7 +289,8 @@ async def test_appends_stop_while_the_disk_is_nearly_full(
         disk.capacity_bytes = 8 << 20
         await asyncio.sleep(0.01)
         assert [*low, node.store.is_disk_low] == [True, False]
-    assert [record.getMessage().rsplit(": ", 1)[1] for record in caplog.records] == [
+    messages = [record.getMessage() for record in caplog.records]
+    assert [text.rsplit(": ", 1)[1] for text in messages if "appends need" in text] == [
         "refused",
         "accepted again",
     ]
@@ -292,10 +300,10 @@ async def test_appends_stop_while_the_disk_is_nearly_full(
 async def test_background_work_that_ends_is_a_defect_and_leaves_a_traceback(
     disk: FakeDisk, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def broken(path: str) -> int:
+    def broken(space: object, *, was_refused: bool) -> int:
         raise ArithmeticError("a defect")
 
-    monkeypatch.setattr(disk, "free_bytes", broken)
+    monkeypatch.setattr("topics_server.space.Space._look", broken)
     with caplog.at_level(logging.ERROR, "topics_server"):
         node = await started(disk)
         await asyncio.sleep(0.01)

@@ -36,21 +36,25 @@ def health(state: ServerState, request: Request) -> Response:
 
 
 def ready(state: ServerState, request: Request) -> Response:
-    """`GET /v0/ready`: whether requests are taken, and whether a shard is read-only."""
+    """`GET /v0/ready`: whether requests are taken, and what is degraded and why."""
     if state.phase != "ready":
         raise refusal(state)
     store = state.store
     assert store is not None
     told = {"status": "ready", "wal_replay_complete": True, "topics": store.topic_count}
     read_only = list(store.read_only_shards())
+    reasons = list(state.reasons())
     if read_only:
-        told |= {"status": "degraded", "read_only_shards": read_only}
-        if state.settings.ready_degraded != 200:
-            raise TopicsError(
-                Code.STORAGE_READ_ONLY,
-                "a part of the storage takes no writes until a restart",
-                told,
-            )
+        reasons.insert(0, "a sync failed: shards are read-only until a restart")
+        told["read_only_shards"] = read_only
+    if reasons:
+        told |= {"status": "degraded", "reasons": reasons}
+    if read_only and state.settings.ready_degraded != 200:
+        raise TopicsError(
+            Code.STORAGE_READ_ONLY,
+            "a part of the storage takes no writes until a restart",
+            told,
+        )
     return Response(200, render_json(told, request.elapsed_ms()))
 
 

@@ -531,9 +531,10 @@ def _other_answers() -> Schema:
                 "wal_replay_complete": {"const": True},
                 "topics": u64(),
                 "read_only_shards": list_of(u64()),
+                "reasons": list_of(text()),
             }
             | performance,
-            optional="read_only_shards",
+            optional="read_only_shards reasons",
         ),
     }
 

@@ -350,6 +350,8 @@ class ServerState:
     # Set by `node` and `server`: figures that are theirs to know.
     disk: Callable[[], DiskFacts] | None = None
     recovery: RecoveryFacts | None = None
+    # What goes wrong in the background, for `/v0/ready`: no names, no paths.
+    reasons: Callable[[], Sequence[str]] = tuple
     log_lines_dropped: Callable[[], int] | None = None
     _waiting: set[asyncio.Future[None]] = dataclasses.field(default_factory=set)
 

@@ -81,6 +81,10 @@ class Checkpointer:
         self.taken_count = 0
         self.longest_slice_ms = 0.0
         self.last_duration_ms = 0.0
+        # Why the last one failed; nothing once one is published.
+        self.failure: StorageError | None = None
+        # Asked before one is written, with its size in bytes.
+        self.make_room: Callable[[int], Awaitable[None]] | None = None
         # Told after each one that was published.
         self.on_taken: list[Callable[[], None]] = []
         commits.observers.append(self._observe)
@@ -127,6 +131,8 @@ class Checkpointer:
                 run=self._run,
                 shards=[self._shard_sync(each, start_lsn) for each in synced],
             )
+            if self.make_room is not None:
+                await self.make_room(sum(len(part) for _, part in parts))
             trim_start = await self._offload.run(partial(self._snapshots.write, image))
             self._published = image.replay_start
             del image
@@ -205,8 +211,8 @@ class Checkpointer:
         """Take a checkpoint every interval, or after so many journal bytes, until cancelled.
 
         Nothing is taken while nothing is written, but for one that lets the journal go.
-        `wal_bytes`: bytes journaled since the start. While the disk is low checkpoints come
-        quickly: what the journal gives back is the room that is missing.
+        `wal_bytes`: bytes journaled since the start. While the disk is low, or the last one
+        failed, checkpoints come quickly: what the journal gives back is the room that is missing.
         """
         taken_ms = self._clock.monotonic_ms()
         taken_bytes = wal_bytes()
@@ -215,9 +221,12 @@ class Checkpointer:
             next_lsn = self._commits.next_lsn
             # One more after the last write: the journal is kept back to the older snapshot.
             is_published = next_lsn - 1 == self._last_lsn and not self._has_moved
-            if is_published and self.trim_lsn in (0, next_lsn):
+            # With a single snapshot nothing is let go: a second one if the room is needed.
+            is_trimmed = self.trim_lsn == next_lsn or (self.trim_lsn == 0 and not is_disk_low())
+            if is_published and is_trimmed:
                 continue
-            wait_ms = min(interval_ms, _LOW_DISK_INTERVAL_MS) if is_disk_low() else interval_ms
+            is_urgent = is_disk_low() or self.failure is not None
+            wait_ms = min(interval_ms, _LOW_DISK_INTERVAL_MS) if is_urgent else interval_ms
             is_due = self._clock.monotonic_ms() - taken_ms >= wait_ms
             if not is_due and wal_bytes() - taken_bytes < max_wal_bytes:
                 continue
@@ -227,3 +236,6 @@ class Checkpointer:
                 await self.take()
             except StorageError as error:
                 log.warning("checkpoint failed, the journal is kept: %s", error)
+                self.failure = error
+            else:
+                self.failure = None

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 
@@ -24,6 +24,8 @@ from topics_server.entries import Entry, RecordsAppended, StreamChanged, TopicDr
 from topics_server.errors import StorageError, TopicsError
 from topics_server.limits import SEAL_BY_AGE_BYTES_MIN
 from topics_server.metrics import log
+
+T = TypeVar("T")
 
 # How often topics with a TTL are looked at, and how long after a failure a topic is tried again.
 _EXPIRY_INTERVAL_S: Final = 1.0
@@ -55,7 +57,9 @@ class Sealer:
         offload: Offload,
         clock: Clock,
         rules: SealingRules,
+        may_seal: Callable[[], bool] = lambda: True,
     ) -> None:
+        """`may_seal`: whether the disk has room for new segments."""
         self._registry = registry
         self._commits = commits
         self._journal = journal
@@ -63,6 +67,11 @@ class Sealer:
         self._offload = offload
         self._clock = clock
         self._rules = rules
+        self._may_seal = may_seal
+        # Topics whose last drop of segments was refused half-way.
+        self._half_dropped: set[int] = set()
+        # Why work on a topic fails, until it succeeds or the topic is gone.
+        self.failures: dict[int, StorageError] = {}
         # Topics with work now, in order; with a tail worth a segment; with a TTL; dropped, by lsn.
         self._due: dict[int, None] = {}
         self._aging: dict[int, None] = {}
@@ -76,6 +85,8 @@ class Sealer:
         self.failed_count = 0
         # Told when a topic changed by something that is not an entry.
         self.on_moved: list[Callable[[int], None]] = []
+        # Told when the disk refused what gives room back.
+        self.on_refused: list[Callable[[], None]] = []
         commits.observers.append(self.observe)
 
     # --- who has work -------------------------------------------------------------------
@@ -85,6 +96,8 @@ class Sealer:
         topic_id = entry.topic_id
         if isinstance(entry, TopicDropped):
             self._dropped[topic_id] = lsn
+            self.failures.pop(topic_id, None)
+            self._half_dropped.discard(topic_id)
             self._due.pop(topic_id, None)
             self._aging.pop(topic_id, None)
             self._expiring.pop(topic_id, None)
@@ -126,6 +139,9 @@ class Sealer:
     def _enqueue(self, topic_id: int) -> None:
         self._due[topic_id] = None
         self._bell.set()
+
+    def _enqueue_later(self, topic_id: int) -> None:
+        asyncio.get_running_loop().call_later(_RETRY_S, self._enqueue, topic_id)
 
     # --- the loop -----------------------------------------------------------------------
 
@@ -190,15 +206,23 @@ class Sealer:
         try:
             await self.tend(topic)
         except StorageError as error:
-            self.failed_count += 1
             log.warning("background work on topic %s failed: %s", topic.name, error)
-            asyncio.get_running_loop().call_later(_RETRY_S, self._enqueue, topic_id)
+            self._note_failure(topic_id, error)
+            self._enqueue_later(topic_id)
+        else:
+            self.failures.pop(topic_id, None)
+
+    def _note_failure(self, topic_id: int, error: StorageError) -> None:
+        self.failed_count += 1
+        self.failures[topic_id] = error
 
     async def tend(self, topic: Topic, *, force_seal: bool = False) -> None:
         """Do all there is to do for one topic, in an order that is safe at every step."""
         async with self._one_job:
             self._move_floor(topic, self._clock.now_ms())
             await self._flip(topic)
+            # Before sealing, which a full disk refuses: this is what gives room back.
+            await self._drop_segments(topic)
             while await self._seal(topic, force=force_seal):
                 await self._flip(topic)
             await self._drop_segments(topic)
@@ -214,8 +238,10 @@ class Sealer:
             try:
                 await self.tend(topic, force_seal=True)
             except StorageError as error:
-                self.failed_count += 1
                 log.warning("sealing topic %s before a checkpoint failed: %s", topic.name, error)
+                self._note_failure(topic_id, error)
+                # What was asked for comes too late; the topic's own work says when it is well.
+                self._enqueue_later(topic_id)
 
     async def seal_now(self, topic: Topic) -> int:
         """Seal all that a topic holds now, and publish what it is; how many records stay unsealed.
@@ -256,6 +282,8 @@ class Sealer:
     async def _seal(self, topic: Topic, *, force: bool) -> bool:
         if self._registry.get(topic.topic_id) is not topic:
             return False  # dropped meanwhile
+        if not self._may_seal():
+            return False
         rules = self._rules
         plan = sealing.plan_seal(
             topic,
@@ -293,23 +321,35 @@ class Sealer:
             if self._commits.synced_lsn(topic.topic_id) < lsn:
                 raise
 
+    async def _free(self, call: Callable[[], T]) -> T:
+        """Run what gives room back, off the loop; if it is refused, the ballast may help."""
+        try:
+            return await self._offload.run(call)
+        except StorageError:
+            for told in self.on_refused:
+                told()
+            raise
+
     async def _flip(self, topic: Topic) -> None:
         while flips := topic.files.due_flips():
             # A flag must not outlive the delete it stands for: the next start compares the two.
             await self._sync_what_killed(topic)
             call = partial(self._segments.flip, topic.topic_id, flips)
-            topic.flips_done(flips, await self._offload.run(call))
+            topic.flips_done(flips, await self._free(call))
             self._moved(topic)
 
     async def _drop_segments(self, topic: Topic) -> None:
         segment_ids = sealing.plan_drops(topic)
-        if not segment_ids:
+        if not segment_ids and topic.topic_id not in self._half_dropped:
             return
         # What made them useless must be durable before they go.
         await self._sync_what_killed(topic)
         topic.segments_dropped(segment_ids)
         facts = topic.facts()
-        await self._offload.run(partial(self._segments.drop, topic.topic_id, segment_ids, facts))
+        # What a refused drop has left is dropped by the next one, also by an empty one.
+        self._half_dropped.add(topic.topic_id)
+        await self._free(partial(self._segments.drop, topic.topic_id, segment_ids, facts))
+        self._half_dropped.discard(topic.topic_id)
         self.dropped_count += len(segment_ids)
         self._published(topic)
 
@@ -352,8 +392,15 @@ class Sealer:
         try:
             # Not beside a job of that topic, which would write files again.
             async with self._one_job:
-                await self._offload.run(partial(self._segments.drop_topic, topic_id))
+                await self._free(partial(self._segments.drop_topic, topic_id))
         except StorageError as error:
-            self.failed_count += 1
             log.warning("files of dropped topic %d are still there: %s", topic_id, error)
+            self._note_failure(topic_id, error)
+            asyncio.get_running_loop().call_later(_RETRY_S, self._drop_again, topic_id, lsn)
+        else:
+            self.failures.pop(topic_id, None)
         del self._dropped[topic_id]
+
+    def _drop_again(self, topic_id: int, lsn: int) -> None:
+        self._dropped[topic_id] = lsn
+        self._bell.set()

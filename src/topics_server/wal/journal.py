@@ -81,6 +81,7 @@ class Journal:
         on_backlog: Callable[[], None] | None = None,
         run: int = 0,
         on_unknown: Callable[[], None] | None = None,
+        may_fill: Callable[[int], bool] = lambda size: True,
     ) -> Journal:
         """*Blocking, briefly.* Make and sync one new file per shard; room is filled by the workers.
 
@@ -104,6 +105,7 @@ class Journal:
                 new_file_id=file_ids,
                 sizes=sizes,
                 run=run,
+                may_fill=may_fill,
             )
             shards.append(
                 Shard(

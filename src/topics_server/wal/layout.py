@@ -4,6 +4,7 @@ Names of topics never reach the file system, ids do. Pure; the cold folder mirro
 
     LOCK                                    held while a server runs
     FORMAT                                  version, store id, run, boot id, wal sets
+    ballast                                 random bytes: room that a full disk gives back
     wal/SET-SHARD-NUMBER.wal                journal files: 6, 2 and 10 digits
     wal/SET-SHARD.end                       how far that shard's journal reaches: its end mark
     wal/torn/SET-SHARD-NUMBER.wal.OFFSET    bytes of unfinished writes, kept aside by recovery
@@ -27,6 +28,7 @@ from typing import Final, NamedTuple
 LOCK: Final = "LOCK"
 FORMAT: Final = "FORMAT"
 STORE: Final = "STORE"
+BALLAST: Final = "ballast"
 SET_ASIDE: Final = "set-aside"
 WAL: Final = "wal"
 TORN: Final = "torn"

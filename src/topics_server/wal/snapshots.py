@@ -44,6 +44,8 @@ class PublishedSnapshots:
         self._is_folder_safe = False
         # A newer snapshot than the one `newest` gave cannot be read.
         self.found_damaged = False
+        # Length of the newest one: what the next one will take, more or less.
+        self.newest_bytes = 0
 
     def newest(self) -> SnapshotImage | None:
         """See `ports.Snapshots.newest`. Raises `StartRefused` for a newer format."""
@@ -63,6 +65,7 @@ class PublishedSnapshots:
                 self.found_damaged = True
                 continue
             self._kept = [(number, image.replay_start)]
+            self.newest_bytes = self._fs.file_size(path)
             return image
         return None
 
@@ -111,6 +114,7 @@ class PublishedSnapshots:
             )
             file.pwrite(encode_header(header, table), 0)
             file.sync()
+            self.newest_bytes = offset + len(table)
         finally:
             file.close()
 

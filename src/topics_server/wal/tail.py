@@ -10,6 +10,8 @@ covers before it begins. Invariants:
   before the next one gets its first group. Recovery tells torn from corrupt by that.
 - There is a *spare*: the next file, made ahead, with `reserve_bytes` filled. Ordinary groups are
   written only while there is one, so what a full disk leaves for urgent entries is a whole spare.
+- Room for ordinary entries is made only where `may_fill` says that enough stays free; urgent ones
+  (deletes, acks, drops) may use up the spare and what is left of the disk.
 - After a failed write nothing is written before `cut` has zeroed what may have landed.
 - The end mark never says more than is true: it follows each write and each sync. It names a file
   before that file gets a group, synced, so a file it names is never one that was trimmed. It says
@@ -122,6 +124,7 @@ class Tail:
         new_file_id: Callable[[], int],
         sizes: Sizes,
         run: int = 0,
+        may_fill: Callable[[int], bool] = lambda size: True,
     ) -> None:
         assert sizes.reserve_bytes > FILE_HEADER_BYTES + group_length(_OPENING_BYTES)
         assert sizes.file_bytes >= sizes.fill_step_bytes >= sizes.reserve_bytes
@@ -131,6 +134,7 @@ class Tail:
         self._shard: Final = shard
         self._new_file_id: Final = new_file_id
         self._sizes: Final = sizes
+        self._may_fill: Final = may_fill
         self._ahead_bytes = sizes.fill_step_bytes
         self._run: Final = run
         self._next_number = number
@@ -209,7 +213,7 @@ class Tail:
             self._refused_bytes = 0
         # A step at a time: between two of them is time for a sync.
         step = max(self._live.filled, self.end) + self._sizes.fill_step_bytes
-        self._fill_to(min(self._limit, self.end + self._ahead_bytes, step))
+        self._fill_ahead_to(min(self._limit, self.end + self._ahead_bytes, step))
 
     def make_room(self, frames_bytes: int, *, urgent: bool) -> None:
         """Make `has_room` true. Raises `DiskFull`; urgent ones may use up the spare first."""
@@ -245,13 +249,24 @@ class Tail:
         elif self.end > FILE_HEADER_BYTES:
             # Filling has fallen behind: syncs take long, or much is written.
             self._ahead_bytes = min(2 * self._ahead_bytes, self._sizes.file_bytes // 2)
-        self._fill_to(min(self._limit, self.end + max(needed, self._sizes.reserve_bytes)))
+        self._fill_ahead_to(min(self._limit, self.end + max(needed, self._sizes.reserve_bytes)))
+
+    def _fill_ahead_to(self, upto: int) -> None:
+        """As `_fill_to`, for ordinary entries: what must stay free is left alone."""
+        if upto > self._live.filled:
+            self._leave_floor(upto - self._live.filled)
+            self._fill_to(upto)
+
+    def _leave_floor(self, size: int) -> None:
+        if not self._may_fill(size):
+            raise DiskFull(f"{size} bytes more would leave less free than must be", self._wal_dir)
 
     def _fill_to(self, upto: int) -> None:
         if upto > self._live.filled:
             self._live.fill(upto)
 
     def _make_spare(self) -> None:
+        self._leave_floor(self._sizes.reserve_bytes)
         self._spares.append(self._make_file(self._sizes.reserve_bytes))
 
     def _make_file(self, fill_bytes: int) -> _Live:

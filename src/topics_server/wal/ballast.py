@@ -1,0 +1,103 @@
+"""Room kept for what frees a full disk: a file of random bytes that is given back when needed.
+
+Owns `ballast` in the data directory's root. At zero bytes free neither a manifest nor a snapshot
+can be written, so nothing that was deleted can be let go. The ballast is as large as the next
+snapshot and some manifests; `release` cuts it when such a write needs the room, and `restore` makes
+it whole again once the disk has room for it beside what must stay free. While a part is missing
+(`missing_bytes`), appends, journal files and new segments leave that much room alone. Its bytes are
+random, because a file system may compress or share others. Blocking; one thread at a time, but for
+`missing_bytes`. Called by `space`.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from topics_server.clock import random_bytes
+from topics_server.errors import NotThere, StorageError
+from topics_server.limits import KIB
+from topics_server.wal import layout
+from topics_server.wal.fs import Fs
+from topics_server.wal.publishing import remove_quietly
+
+_PIECE_BYTES: Final = 256 * KIB
+
+
+class Ballast:
+    """See the module."""
+
+    def __init__(self, fs: Fs, root: str) -> None:
+        self._fs: Final = fs
+        self._path: Final = layout.join(root, layout.BALLAST)
+        self._wanted_bytes = 0
+        self._bytes = self._size()
+
+    @property
+    def missing_bytes(self) -> int:
+        """What the ballast lacks; so much more must stay free. Safe on any thread."""
+        return max(0, self._wanted_bytes - self._bytes)
+
+    @property
+    def held_bytes(self) -> int:
+        """How large it is now."""
+        return self._bytes
+
+    def want(self, size: int) -> None:
+        """How large it is to be from now on."""
+        self._wanted_bytes = size
+
+    def release(self, size: int) -> int:
+        """*Blocking.* Give at least so many bytes back, or all; how many that were.
+
+        No more than needed: what is free can be taken by others, and then nothing helps.
+        """
+        held, left = self._bytes, max(0, self._bytes - size)
+        if held:
+            try:
+                file = self._fs.open(self._path, write=True)
+                try:
+                    file.truncate(left)
+                finally:
+                    file.close()
+            except StorageError:
+                remove_quietly(self._fs, self._path)
+            self._bytes = self._size()
+        return held - self._bytes
+
+    def restore(self, free_bytes: int, keep_free_bytes: int) -> bool:
+        """*Blocking.* Make it whole if that leaves `keep_free_bytes`; whether it is whole.
+
+        One that is larger than wanted stays: it shrinks with the next release.
+        """
+        if not self.missing_bytes:
+            return True
+        if free_bytes - self.missing_bytes < keep_free_bytes:
+            return False
+        try:
+            self._grow()
+        except StorageError:
+            remove_quietly(self._fs, self._path)
+            self._bytes = self._size()
+            return False
+        return True
+
+    def _grow(self) -> None:
+        is_new = self._bytes == 0
+        file = self._fs.open(self._path, create=is_new, write=True)
+        try:
+            position = self._bytes
+            while position < self._wanted_bytes:
+                piece = random_bytes(min(_PIECE_BYTES, self._wanted_bytes - position))
+                file.pwrite(piece, position)
+                position += len(piece)
+            # Blocks that are promised and not allocated would be no room.
+            file.sync()
+        finally:
+            file.close()
+        self._bytes = position
+
+    def _size(self) -> int:
+        try:
+            return self._fs.file_size(self._path)
+        except NotThere:
+            return 0
