@@ -91,7 +91,8 @@ def _move_aside(fs: Fs, root: str, store_id: str, last: str) -> str:
     target = _free(layout.join(root, layout.SET_ASIDE, store_id), fs, last)
     make_durable_dirs(fs, target)
     names = [name for name in fs.list_dir(root) if name not in _STAYS and name != last]
-    for name in names:
+    # The journal first: without it a start refuses whatever else is still there.
+    for name in sorted(names, key=lambda name: (name != layout.WAL, name)):
         fs.move(layout.join(root, name), layout.join(target, name))
     _sync_both(fs, root, target)
     fs.move(layout.join(root, last), layout.join(target, last))
