@@ -896,8 +896,6 @@ TOP = {
     "offload": driver(),
     # How much of the machine the store takes.
     "sizing": driver("wal.tail"),
-    # Blocking calls on threads.
-    "offload": driver(),
     # Free space: when appends are refused, and what a full disk gives back.
     "space": driver("engine.ports", "wal.ballast", "wal.fs"),
     # Storage and engine of one data directory, on any file system: the simulations' node too.

@@ -194,14 +194,16 @@ def same_id(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("topics_server.wal.directory.random_hex", lambda size: "ab" * size)
 
 
-@pytest.mark.usefixtures("same_id")
 async def test_the_folders_of_version_1_are_taken_over_once(
     disk: FakeDisk, caplog: pytest.LogCaptureFixture
 ) -> None:
-    await fill(disk)
-    as_version_1(disk)
+    for folder in ("data", "cold"):
+        disk.make_dir(folder)
+    disk.open("data/FORMAT", create=True).pwrite(b'{"format": 1}', 0)
+    disk.open("cold/note", create=True)  # an older server passed over it
     with caplog.at_level("INFO"):
-        assert await found(disk) == 24
+        node = await started(disk, **COLD)
+    await node.close()
     assert "cold is now the cold folder of store" in caplog.text
     store = read_store(disk, "cold")
     assert store is not None
