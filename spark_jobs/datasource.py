@@ -19,7 +19,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from spark_jobs.filters import narrow
 from spark_jobs.listing import Listing, Segment, list_segments
 from spark_jobs.options import Options, parse_options, with_columns
-from spark_jobs.outputs import SCHEMA
+from spark_jobs.outputs import SCHEMA, names_of
 from spark_jobs.packing import pack
 from spark_jobs.query import BadOption, Query
 from spark_jobs.report import Report
@@ -196,18 +196,23 @@ def read_output(spark: Any, folder: str) -> Any:
     from pyspark.sql.types import StructType
 
     text = Path(folder, SCHEMA).read_text("utf-8")
-    return spark.read.schema(StructType.fromJson(json.loads(text))).parquet(folder)
+    frame = spark.read.schema(StructType.fromJson(json.loads(text))).parquet(folder)
+    whole = names_of(Path(folder))
+    return frame.replace(whole, subset=["topic"]) if whole else frame
 
 
 def payloads(frame: Any, schema: str | None = None) -> Any:
     """The frame with `data` parsed: as a VARIANT, or by a schema in Spark's words.
 
-    What is no JSON (or does not fit the schema) becomes null. Spark itself parses, in its own code:
+    What is no JSON (or does not fit the schema) becomes null; bytes do where the frame has `kind`,
+    without it their Base64 is taken for a payload. Spark itself parses, in its own code:
     for VARIANT faster than the option `data`, for a schema slower than `payloadSchema`, whose
     fields do not cross to Spark as JSON; but with all of Spark's types, and any field that fits.
     """
     from pyspark.sql import functions as F
 
     column = F.col("data").cast("string")
+    if "kind" in frame.columns:  # the Base64 of bytes may look like a number
+        column = F.when(F.col("kind") != "bytes", column)
     parsed = F.try_parse_json(column) if schema is None else F.from_json(column, schema)
     return frame.withColumn("data", parsed)

@@ -22,7 +22,7 @@ from typing import Any, Final
 
 from spark_jobs.exporting import FORMATS, Book, State, folder_of, write_file
 from spark_jobs.options import names_of
-from spark_jobs.outputs import SCHEMA, OutputRefused, publish_json, resolve
+from spark_jobs.outputs import NAMES, SCHEMA, OutputRefused, cut_names, publish_json, resolve
 from spark_jobs.query import ANY, BadOption, Names
 from spark_jobs.records import Rows, schema_json, size_of, span_of, split_by_day
 from spark_jobs.sources import ExportError, Segments, Server, TopicGone
@@ -110,7 +110,10 @@ class Export:
             publish_json(self.folder / SCHEMA, schema_json())
 
     def close(self) -> None:
-        """Write the manifest whole."""
+        """Write the manifest whole, and whole names beside folders with cut ones."""
+        cut = {value: name for name, value in cut_names(self.book.topics).items()}
+        if cut:
+            publish_json(self.folder / NAMES, cut)
         self.book.publish()
 
     def topic(self, name: str, epoch: int | None, source: Any) -> None:

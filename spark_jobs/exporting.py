@@ -19,9 +19,7 @@ from pathlib import Path
 from typing import IO, Any, Final
 from urllib.parse import quote
 
-import xxhash
-
-from spark_jobs.outputs import publish_json, sync_folder
+from spark_jobs.outputs import cut_names, publish_json, sync_folder
 from spark_jobs.records import Rows, line_of, rows_of, table_of
 from spark_jobs.sources import ExportError
 
@@ -32,9 +30,6 @@ LOG: Final = "_export.log"
 VERSION: Final = 2
 FORMATS: Final = {"parquet": "parquet", "ndjson": "ndjson", "arrow": "arrow"}
 FILE_NAME: Final = re.compile(r"\d+-\d{20}-\d{20}\.(parquet|ndjson|arrow)(\.tmp)?")
-# A folder's name has at most 255 bytes; `topic=` and the rest of a longer one are cut.
-_FOLDER_BYTES: Final = 255
-_KEPT_CHARS: Final = 200
 _GROUP_ROWS: Final = 131_072
 
 State = dict[str, Any]
@@ -42,11 +37,7 @@ State = dict[str, Any]
 
 def folder_of(topic: str) -> str:
     """The folder of a topic: its name, cut and with a checksum where it is too long for one."""
-    name = f"topic={quote(topic, safe='')}"
-    if len(name) <= _FOLDER_BYTES:
-        return name
-    kept = re.sub("%.?$", "", name[:_KEPT_CHARS])
-    return f"{kept}~{xxhash.xxh3_64_hexdigest(topic.encode())}"
+    return f"topic={quote(cut_names([topic]).get(topic, topic), safe='~')}"
 
 
 # -- what an export has ------------------------------------------------------------------------

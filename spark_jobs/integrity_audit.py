@@ -13,9 +13,11 @@ from __future__ import annotations
 
 import argparse
 import os
+import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from typing import Any, Final
 
@@ -23,11 +25,11 @@ import numpy as np
 
 from spark_jobs import job, pictures
 from spark_jobs.catalog import JOBS
-from spark_jobs.listing import Segment, list_segments
+from spark_jobs.listing import Lister, Segment, list_segments
 from spark_jobs.options import parse_options
-from spark_jobs.query import Query
+from spark_jobs.query import Names, Query
 from spark_jobs.report import Report
-from spark_jobs.segments import Records, read_index
+from spark_jobs.segments import Records, pieces_of, read_index
 from topics_server.errors import StorageError
 from topics_server.wal import layout
 from topics_server.wal.segment_format import (
@@ -49,7 +51,8 @@ KINDS: Final = (
     ("live", "#2f855a"),
 )
 _COLOUR: Final = dict(KINDS)
-_ROWS: Final = 16_384
+# Findings that the picture shows; all are counted and written.
+SHOWN_FINDINGS: Final = 10_000
 
 Finding = tuple[str, str, int, int, str]
 
@@ -210,8 +213,8 @@ def check_segment(segment: Segment) -> Iterator[Finding]:
         columns = read_index(segment, report)
         rows = np.arange(columns.record_count, dtype="<i8")
         with Records(segment, columns, rows, report) as records:
-            for first in range(0, len(rows), _ROWS):
-                for row, problem in _record_problems(columns, records, rows[first : first + _ROWS]):
+            for first, end in pieces_of(columns, rows):
+                for row, problem in _record_problems(columns, records, rows[first:end]):
                     seq = entry.first_seq + row
                     yield segment.topic, records.path, seq, seq, problem
             for row, problem in _flag_problems(columns, records.path, entry.record_count):
@@ -253,32 +256,76 @@ def _flag_problems(columns: Columns, path: str, count: int) -> Iterator[tuple[in
 
 
 def find_problems(spark: Any, data_dir: str, cold_dir: str | None, query: Query) -> Any:
-    """A frame of findings of all listed segments; files are checked by executors."""
+    """A frame of findings of all listed segments; files are checked by executors, as it is read."""
     asked = replace(query, is_tolerant=True, with_deleted=True, flags_at_listing=False)
     listing = list_segments(data_dir, asked, cold_dir=cold_dir)
     found: list[Finding] = [
         (each.topic, each.file, each.first_seq, each.last_seq, each.reason)
         for each in listing.skipped
     ]
+    found += folder_problems(data_dir, cold_dir)
+    problems = spark.createDataFrame(found, FINDING)
     segments = listing.segments
     if segments:
         context = spark.sparkContext
         pieces = context.parallelize(segments, min(len(segments), 4 * context.defaultParallelism))
-        checked: list[Finding] = pieces.flatMap(check_segment).collect()
-        found += [each for each in checked if not _was_dropped(each, data_dir, asked)]
-    return spark.createDataFrame(found, FINDING)
+        checked = pieces.flatMap(partial(listed_problems, data_dir=data_dir))
+        problems = problems.unionAll(spark.createDataFrame(checked, FINDING))
+    return problems
 
 
-def _was_dropped(finding: Finding, data_dir: str, query: Query) -> bool:
+def folder_problems(data_dir: str, cold_dir: str | None, *, wait_s: float = 1.0) -> list[Finding]:
+    """Folders of topics without a manifest: what lies in them belongs to nobody.
+
+    A server at work makes the folder before the manifest, and removes it after: what is so only for
+    a moment is no finding. Topics whose manifest is not there have no name.
+    """
+    roots = [layout.join(data_dir, layout.SEGMENTS), *([cold_dir] if cold_dir else [])]
+    suspects = _without_manifest(roots)
+    if suspects:
+        time.sleep(wait_s)
+        suspects &= _without_manifest(roots)
+    problem = "the folder of a topic has no manifest"
+    return [
+        (f"topic {topic_id}", layout.join(root, layout.topic_dir(topic_id)), 0, 0, problem)
+        for root, topic_id in sorted(suspects)
+    ]
+
+
+def _without_manifest(roots: Sequence[str]) -> set[tuple[str, int]]:
+    """Folders of topics in one of the roots whose topic has no manifest in the first one."""
+    found: set[tuple[str, int]] = set()
+    for root in roots:
+        for name in os.listdir(root) if os.path.isdir(root) else []:
+            topic_id = layout.parse_topic_dir(name)
+            manifest = layout.join(roots[0], name, layout.MANIFEST)
+            if topic_id is not None and not os.path.exists(manifest):
+                found.add((root, topic_id))
+    return found
+
+
+def listed_problems(segment: Segment, data_dir: str) -> Iterator[Finding]:
+    """What is wrong with a segment; a file that is gone is none once it is no longer listed."""
+    for finding in check_segment(segment):
+        if not _was_dropped(finding, segment, data_dir):
+            yield finding
+
+
+def _was_dropped(finding: Finding, segment: Segment, data_dir: str) -> bool:
     """Whether a missing file is no longer listed: a server at work drops segments."""
-    topic, path, first_seq, *_ = finding
+    path = finding[1]
     if os.path.exists(path) or layout.parse_segment_file(os.path.basename(path)) is None:
         return False
-    again = list_segments(data_dir, query)
-    return not any(
-        segment.topic == topic and segment.entry.first_seq == first_seq
-        for segment in again.segments
-    )
+    asked = Query(topics=(Names(frozenset({segment.topic})),), with_deleted=True)
+    lister = Lister(data_dir, replace(asked, is_tolerant=True))
+    topic = lister.topics.get(segment.topic)
+    if topic is None:
+        # Without a manifest the folder itself is the finding, unless it is gone too.
+        return not lister.has_files(segment.topic_id)
+    is_same = topic.manifest.topic_id == segment.topic_id
+    return not is_same or segment.entry.segment_id not in {
+        entry.segment_id for entry in topic.manifest.segments
+    }
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -292,15 +339,16 @@ def main(words: Sequence[str] | None = None) -> int:
         problems = find_problems(spark, options.data_dir, options.cold_dir, options.query)
         given.tolerant = True
         frame = job.load(spark, given, columns=COLUMNS, deleted="true", flags="read", warn="false")
-        topics = transform(frame).cache()
-        rows, found = topics.collect(), problems.collect()
+        topics, problems = transform(frame).cache(), problems.cache()
+        rows, count = topics.collect(), problems.count()
+        found = problems.limit(SHOWN_FINDINGS).collect()
 
         def picture(rows: Sequence[Any]) -> str:
             return draw(rows, found, parts(frame, found).collect(), no_gaps=given.no_gaps)
 
         job.finish(topics, given, picture, "topics")
         job.finish(problems, given, None, "problems")
-        wrong = len(found) + sum(row.duplicates for row in rows)
+        wrong = count + sum(row.duplicates for row in rows)
         if given.no_gaps:
             wrong += sum(row.gaps for row in rows)
         job.say(f"{len(rows)} topics, {sum(row.seqs for row in rows)} records, {wrong} problems")

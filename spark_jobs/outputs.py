@@ -18,13 +18,19 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import quote
+
+import xxhash
 
 from topics_server.wal import layout
 
 MARKER: Final = "_topics_output.json"
 # The schema of a folder of partitions, as Spark's JSON: a topic called `007` is no number.
 SCHEMA: Final = "_schema.json"
+NAMES: Final = "_names.json"
 VERSION: Final = 1
+FOLDER_BYTES_MAX: Final = 255
+_KEPT_CHARS: Final = 70  # each may take three bytes
 # Where a result is written before it takes the place of the last one; readers skip such names.
 _NEXT: Final = "_next"
 _WRITTEN: Final = re.compile(r"(part-.*|_SUCCESS|\..*\.crc|_temporary|_next|_topics_output\.json)")
@@ -41,10 +47,11 @@ class OutputRefused(ValueError):
 # -- which places ------------------------------------------------------------------------------
 
 
-def resolve(folder: Path, stores: Iterable[str | Path | None]) -> Path:
+def resolve(folder: Path, stores: Iterable[str | Path | None], *, may_hold: bool = False) -> Path:
     """The real path of a folder to be written to. Raises `OutputRefused`.
 
     `stores`: the data directory and the cold folder that are read, so far as they are named.
+    `may_hold`: the folder may hold one of them, as only a single file is written.
     """
     real = Path(os.path.realpath(folder))
     if real.exists() and not real.is_dir():
@@ -60,7 +67,7 @@ def resolve(folder: Path, stores: Iterable[str | Path | None]) -> Path:
         if identity in above:
             raise OutputRefused(f"{folder}: is, or lies inside, {store}, which is read")
         own = _identity(real)
-        if own is not None and own in _identities(place):
+        if not may_hold and own is not None and own in _identities(place):
             raise OutputRefused(f"{folder}: holds {store}, which is read")
     for ancestor in (real, *real.parents):
         kind = _kind_of_store(ancestor)
@@ -76,7 +83,7 @@ def check_picture(file: Path, stores: Iterable[str | Path | None]) -> None:
     real = Path(os.path.realpath(file))
     if real.suffix.lower() not in _PICTURES or real.is_dir():
         raise OutputRefused(f"{file}: leads to {real}, which is no picture")
-    resolve(real.parent, stores)
+    resolve(real.parent, stores, may_hold=True)
 
 
 def _identity(path: Path) -> tuple[int, int] | None:
@@ -205,6 +212,15 @@ def locked(folder: Path) -> Iterator[None]:
         yield
 
 
+def names_of(folder: Path) -> dict[str, str]:
+    """Whole names of topics by what stands for them in a folder of partitions."""
+    try:
+        found: dict[str, str] = json.loads((folder / NAMES).read_text("utf-8"))
+    except FileNotFoundError:
+        return {}
+    return found
+
+
 # -- writing -----------------------------------------------------------------------------------
 
 
@@ -228,11 +244,37 @@ def replace_files(frame: Any, folder: Path) -> None:
     shutil.rmtree(following)
 
 
-def replace_partitions(frame: Any, folder: Path, columns: tuple[str, ...]) -> None:
-    """Write a frame into a claimed folder by partition: only partitions with rows are replaced."""
+def cut_names(names: Iterable[str]) -> dict[str, str]:
+    """What stands for those of the names that are too long for a folder `topic=NAME`, escaped."""
+    found = {}
+    for name in names:
+        if len(quote(name, safe="")) + len("topic=") > FOLDER_BYTES_MAX:
+            digest = xxhash.xxh3_64_hexdigest(name.encode())
+            found[name] = f"{name[:_KEPT_CHARS]}~{digest}"
+    return found
+
+
+def replace_partitions(
+    frame: Any, folder: Path, columns: tuple[str, ...], names: Iterable[str] = ()
+) -> None:
+    """Write a frame into a claimed folder by partition: only partitions with rows are replaced.
+
+    `names`: topics that the frame may have; those too long for a folder's name are cut, and stand
+    whole in the file `NAMES` beside.
+    """
+    cut = cut_names(names)
+    if cut:
+        from pyspark.sql import functions as F
+
+        known = {value: name for name, value in cut.items()}
+        publish_json(folder / NAMES, {**names_of(folder), **known})
+        column = F.col("topic")
+        for name, value in cut.items():
+            column = F.when(F.col("topic") == name, F.lit(value)).otherwise(column)
+        frame = frame.withColumn("topic", column)
     for name in os.listdir(folder):
         if not _WRITTEN.fullmatch(name) and not _PARTITION.fullmatch(name):
-            if name.startswith((_STAGING, f"{MARKER}.", "_schema.json")):
+            if name.startswith((_STAGING, f"{MARKER}.", SCHEMA, NAMES)):
                 continue
             raise OutputRefused(f"{folder / name}: was not written by this job; move it away")
     publish_json(folder / SCHEMA, json.loads(frame.schema.json()))

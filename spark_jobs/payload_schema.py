@@ -7,13 +7,15 @@ type that came later starts later, with a mark. Fields of arrays' items are in t
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Final
 
 from spark_jobs import job, pictures
 from spark_jobs.catalog import JOBS
+from spark_jobs.session import DUPLICATES
 
-COLUMNS = "topic,ts,data"
+COLUMNS = "topic,ts,data,kind"
 LEVELS: Final = 2
 NOT_JSON: Final = "no JSON"
 ROOT: Final = "(payload)"
@@ -33,12 +35,13 @@ _COLOURS: Final = {
 def transform(frame: Any, bucket: str = "1 day") -> Any:
     """A row a topic and bucket: records, those that are no JSON, the schema that takes all others.
 
-    `changed`: whether the schema is another one than in the topic's bucket before, `before`.
+    `changed`: whether a field is there, or of a kind, that it was not in the topic's bucket before,
+    whose schema is `before`. A number's digits are no kind: only whole or not is.
     """
     from pyspark.sql import Window
     from pyspark.sql import functions as F
 
-    parsed = F.try_parse_json(F.col("data").cast("string"))
+    parsed = F.try_parse_json(json_of(frame))
     seen = (
         frame.select("topic", "ts", parsed.alias("value"))
         .groupBy("topic", F.window("ts", bucket))
@@ -52,9 +55,25 @@ def transform(frame: Any, bucket: str = "1 day") -> Any:
     before = F.lag("schema").over(Window.partitionBy("topic").orderBy("start"))
     return (
         seen.withColumn("before", before)
-        .withColumn("changed", F.coalesce(F.col("schema") != F.col("before"), F.lit(False)))
+        .withColumn("changed", F.coalesce(kinds("schema") != kinds("before"), F.lit(False)))
         .orderBy("topic", "start")
     )
+
+
+def json_of(frame: Any) -> Any:
+    """Payloads as texts; null for bytes, whose Base64 may look like a number."""
+    from pyspark.sql import functions as F
+
+    text = F.col("data").cast("string")
+    return F.when(F.col("kind") != "bytes", text) if "kind" in frame.columns else text
+
+
+def kinds(schema: str) -> Any:
+    """A column of schemas with kinds for types: a number is whole or not, whatever its digits."""
+    from pyspark.sql import functions as F
+
+    whole = F.regexp_replace(schema, r"\bDECIMAL\(\d+, ?0\)", "BIGINT")
+    return F.regexp_replace(whole, r"\bDECIMAL\(\d+, ?\d+\)|\b(DOUBLE|FLOAT)\b", "DECIMAL")
 
 
 def fields(frame: Any, bucket: str = "1 day") -> Any:
@@ -71,7 +90,7 @@ def fields(frame: Any, bucket: str = "1 day") -> Any:
         "topic",
         F.window("ts", bucket)["start"].alias("start"),
         F.lit(ROOT).alias("field"),
-        F.try_parse_json(F.col("data").cast("string")).alias("value"),
+        F.try_parse_json(json_of(frame)).alias("value"),
     ).withColumn("type", F.coalesce(kind, F.lit(NOT_JSON)))
     found = level.drop("value")
     tables = SparkSession.active().tvf
@@ -155,6 +174,17 @@ def _ms(row: Any) -> float:
     return float(row.start.timestamp() * 1000)
 
 
+@contextmanager
+def duplicates_allowed(spark: Any) -> Iterator[None]:
+    """An object with a field that is there twice is JSON, also in a session that is not ours."""
+    before = spark.conf.get(DUPLICATES)
+    spark.conf.set(DUPLICATES, "true")
+    try:
+        yield
+    finally:
+        spark.conf.set(DUPLICATES, before)
+
+
 def main(words: Sequence[str] | None = None) -> int:
     """The command line."""
     parser = job.parser_of("payload_schema", JOBS["payload_schema"])
@@ -167,7 +197,8 @@ def main(words: Sequence[str] | None = None) -> int:
         def picture(rows: Sequence[Any]) -> str:
             return draw(rows, fields(frame, given.bucket).collect())
 
-        job.finish(transform(frame, given.bucket), given, picture)
+        with duplicates_allowed(spark):
+            job.finish(transform(frame, given.bucket), given, picture)
 
     return job.run("payload_schema", given, work)
 

@@ -13,46 +13,71 @@ from typing import Any
 
 from spark_jobs import job, outputs, pictures
 from spark_jobs.catalog import JOBS
+from spark_jobs.options import parse_options
 
-EVENT = "event string, queue string, seq bigint, ts bigint, node string"
+EVENT = "event string, queue string, epoch bigint, seq bigint, ts bigint, node string"
 
 
 def transform(log: Any, jobs: Any) -> Any:
     """A row a job that was ever claimed: `wait_ms`, `work_ms`, `total_ms`, claims, how it ended.
 
-    `log`: records of the lease log; `jobs`: of the queues, deleted ones too (`topic, seq, ts`).
-    `work_ms` is from the last claim before the ack.
+    `log`: records of the lease log (`data`, and `seq`, their order where times are equal); `jobs`:
+    of the queues, deleted ones too (`topic, epoch, seq, ts`). `work_ms` is from the last claim
+    before the ack; a job that was never acked has none. Events of servers that did not tell the
+    epoch are those of the incarnation that `jobs` has.
     """
     from pyspark.sql import functions as F
 
     event = F.from_json("data", EVENT)
-    events = log.select(event.alias("event")).select("event.*").where("queue is not null")
-    claimed = F.when(F.col("event") == "claimed", F.col("ts"))
-    ended = F.when(F.col("event").isin("acked", "dead_lettered"), F.col("ts"))
-    leases = events.groupBy("queue", "seq").agg(
+    order = F.col("seq") if "seq" in log.columns else F.monotonically_increasing_id()
+    events = (
+        log.select(event.alias("event"), order.alias("place"))
+        .select("event.*", F.struct(F.col("event.ts").alias("ts"), "place").alias("at"))
+        .where("queue is not null")
+    )
+    claimed = F.when(F.col("event") == "claimed", F.col("at"))
+    acked = F.when(F.col("event") == "acked", F.col("at"))
+    ended = F.when(F.col("event").isin("acked", "dead_lettered"), F.col("at"))
+    leases = events.groupBy("queue", "epoch", "seq").agg(
         F.min(claimed).alias("first_claim"),
-        F.max(claimed).alias("last_claim"),
-        F.max(ended).alias("ended"),
+        F.collect_list(claimed).alias("all_claims"),
+        F.max(acked).alias("acked"),
+        F.max(ended)["ts"].alias("ended"),
         F.count(claimed).alias("claims"),
         F.count(F.when(F.col("event") == "expired", 1)).alias("expired"),
-        F.max_by("event", "ts").alias("last_event"),
+        F.max_by("event", "at").alias("last_event"),
     )
+    before_ack = F.filter("all_claims", lambda claim: claim < F.col("acked"))
+    epoch = F.col("epoch") if "epoch" in jobs.columns else F.lit(None).cast("bigint")
     enqueued = jobs.select(
-        F.col("topic").alias("queue"), "seq", F.unix_millis("ts").alias("enqueued")
+        F.col("topic").alias("of_queue"),
+        epoch.alias("of_epoch"),
+        F.col("seq").alias("of_seq"),
+        F.unix_millis("ts").alias("enqueued"),
     )
+    is_same = (F.col("queue") == F.col("of_queue")) & (F.col("seq") == F.col("of_seq"))
+    is_same &= F.coalesce(F.col("epoch") == F.col("of_epoch"), F.lit(True))
     return (
         leases.where("first_claim is not null")
-        .join(enqueued, ["queue", "seq"], "left")
+        .join(enqueued, is_same, "left")
         .select(
-            *("queue", "seq", "claims", "expired"),
-            F.timestamp_millis("first_claim").alias("claimed_at"),
-            (F.col("first_claim") - F.col("enqueued")).alias("wait_ms"),
-            (F.col("ended") - F.col("last_claim")).alias("work_ms"),
+            *("queue", "epoch", "seq", "claims", "expired"),
+            F.timestamp_millis(F.col("first_claim.ts")).alias("claimed_at"),
+            (F.col("first_claim.ts") - F.col("enqueued")).alias("wait_ms"),
+            (F.col("acked.ts") - F.array_max(before_ack)["ts"]).alias("work_ms"),
             (F.col("ended") - F.col("enqueued")).alias("total_ms"),
             F.col("last_event").alias("state"),
         )
-        .orderBy("queue", "seq")
+        .orderBy("queue", "epoch", "seq")
     )
+
+
+def within(jobs: Any, start_ms: int, end_ms: int) -> Any:
+    """Jobs whose first claim was at or after `start_ms` and before `end_ms`."""
+    from pyspark.sql import functions as F
+
+    claimed = F.unix_millis("claimed_at")
+    return jobs.where((claimed >= F.lit(start_ms)) & (claimed < F.lit(end_ms)))
 
 
 def summary(jobs: Any, bucket: str = "1 hour") -> Any:
@@ -99,10 +124,14 @@ def main(words: Sequence[str] | None = None) -> int:
     given = parser.parse_args(words)
 
     def work(spark: Any, given: argparse.Namespace) -> None:
-        queues = job.load(spark, given, columns="topic,seq,ts", deleted="true")
+        # Times bound the jobs by their first claim, not what is read: a job may have been enqueued
+        # or claimed before, and a claim within is the first one only if there is none before.
+        query = parse_options({"path": str(given.data_dir), **job.options_of(given)}).query
+        given.from_ts = given.to_ts = None
+        queues = job.load(spark, given, columns="topic,epoch,seq,ts", deleted="true")
         given.topics = given.lease_log
-        log = job.load(spark, given, columns="data")
-        found = transform(log, queues)
+        log = job.load(spark, given, columns="seq,data")
+        found = within(transform(log, queues), query.start_ts, query.end_ts)
         if given.out is not None:
             outputs.replace_files(found, given.out / "jobs")
         job.finish(summary(found, given.bucket), given, draw, "summary")

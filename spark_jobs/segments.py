@@ -257,7 +257,7 @@ def _batches(
         _refuse(error, segment, query, report, str(error.path), seqs)
         return
     with records:
-        for begin, end in _pieces(columns, chosen):
+        for begin, end in pieces_of(columns, chosen):
             dead = None if is_dead is None else is_dead[begin:end]
             try:
                 content, starts, bad = records.read(chosen[begin:end])
@@ -286,7 +286,7 @@ def _batches(
                 yield _batch(made, segment, query, report)
 
 
-def _pieces(columns: Columns, chosen: Array) -> Iterator[tuple[int, int]]:
+def pieces_of(columns: Columns, chosen: Array) -> Iterator[tuple[int, int]]:
     """Ranges of `chosen`, each of a batch's size; a single larger record is one of its own."""
     rows = picked(columns.rows, chosen)
     sizes = rows["data_bytes"].astype("<i8") + rows["meta_bytes"] + 64

@@ -26,11 +26,14 @@ JAVA_OPTIONS: Final = (
     "-XX:+UseParallelGC"
 )
 TIME_ZONE: Final = "spark.sql.session.timeZone"
-# Of a session that is made here: results are shown in UTC, as they are computed.
+# Of every session that is made here, unless spark-submit says else: results are shown in UTC, as
+# they are computed, and an object with a field that is there twice is JSON (the last one counts).
+DUPLICATES: Final = "spark.sql.variant.allowDuplicateKeys"
+ALWAYS: Final = {TIME_ZONE: "UTC", DUPLICATES: "true"}
 DEFAULTS: Final = {
+    **ALWAYS,
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
-    TIME_ZONE: "UTC",
     "spark.sql.shuffle.partitions": "8",
     "spark.driver.memory": "2g",
     "spark.driver.extraJavaOptions": JAVA_OPTIONS,
@@ -90,7 +93,8 @@ def spark_session(
     is_submitted = "PYSPARK_GATEWAY_PORT" in os.environ  # by spark-submit, whose word counts
     builder = SparkSession.builder.appName(name)
     if is_submitted:
-        defaults = {} if _is_submitted_with(TIME_ZONE) else {TIME_ZONE: "UTC"}
+        submitted = _submitted_keys()
+        defaults = {key: value for key, value in ALWAYS.items() if key not in submitted}
     else:
         defaults = DEFAULTS
         builder = builder.master(master or "local[*]")
@@ -104,12 +108,12 @@ def spark_session(
     return spark
 
 
-def _is_submitted_with(key: str) -> bool:
-    """Whether spark-submit was told a value."""
+def _submitted_keys() -> set[str]:
+    """What spark-submit was told a value of."""
     from pyspark import SparkConf, SparkContext
 
     SparkContext._ensure_initialized()
-    return bool(SparkConf().contains(key))
+    return {key for key, _ in SparkConf().getAll()}
 
 
 def is_running() -> bool:

@@ -13,27 +13,26 @@ COLUMNS = "topic,tag,seq,ts"
 
 
 def transform(frame: Any) -> Any:
-    """A row a topic and tag: records, share of the topic, first and last seen, rank."""
+    """A row a topic and tag: records, share of all of the topic's, first and last seen, rank."""
     from pyspark.sql import Window
     from pyspark.sql import functions as F
 
     of_topic = Window.partitionBy("topic")
     by_count = of_topic.orderBy(F.desc("records"), "tag")
-    counted = (
-        frame.where(F.col("tag").isNotNull())
-        .groupBy("topic", "tag")
-        .agg(
-            F.count("*").alias("records"),
-            F.min("ts").alias("first_seen"),
-            F.max("ts").alias("last_seen"),
-            F.max("seq").alias("last_seq"),
-        )
+    counted = frame.groupBy("topic", "tag").agg(
+        F.count("*").alias("records"),
+        F.min("ts").alias("first_seen"),
+        F.max("ts").alias("last_seen"),
+        F.max("seq").alias("last_seq"),
     )
-    return counted.select(
-        "*",
-        (F.col("records") / F.sum("records").over(of_topic)).alias("share"),
-        F.row_number().over(by_count).alias("rank"),
-    ).orderBy("topic", "rank")
+    # Records without a tag are of the topic, too.
+    share = (F.col("records") / F.sum("records").over(of_topic)).alias("share")
+    return (
+        counted.select("*", share)
+        .where(F.col("tag").isNotNull())
+        .select("*", F.row_number().over(by_count).alias("rank"))
+        .orderBy("topic", "rank")
+    )
 
 
 def churn(frame: Any, bucket_s: int) -> Any:

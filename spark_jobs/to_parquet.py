@@ -14,8 +14,9 @@ from typing import Any, Final
 from spark_jobs import job, outputs, pictures
 from spark_jobs.catalog import JOBS
 from spark_jobs.datasource import payloads
+from spark_jobs.listing import Lister
 from spark_jobs.options import parse_options
-from spark_jobs.query import TS_HIGH, TS_LOW, BadOption
+from spark_jobs.query import COLUMNS, TS_HIGH, TS_LOW, BadOption
 
 _DAY_MS: Final = 86_400_000
 
@@ -25,7 +26,7 @@ def transform(frame: Any, payload: str = "text", schema: str | None = None) -> A
     from pyspark.sql import functions as F
 
     if schema is not None or payload == "variant":
-        frame = payloads(frame, schema)
+        frame = payloads(frame, schema).drop("kind")
     days = F.floor(F.unix_millis("ts") / _DAY_MS).cast("int")  # UTC, whatever the session's zone
     return frame.withColumn("day", F.date_from_unix_date(days))
 
@@ -104,12 +105,16 @@ def main(words: Sequence[str] | None = None) -> int:
     def work(spark: Any, given: argparse.Namespace) -> None:
         from pyspark.sql import functions as F
 
-        found = transform(job.load(spark, given), given.payload, given.schema)
+        is_parsed = given.schema is not None or given.payload == "variant"
+        columns = ",".join((*COLUMNS, *(("kind",) if is_parsed else ())))
+        found = transform(job.load(spark, given, columns=columns), given.payload, given.schema)
         spread = F.pmod(F.col("seq"), F.lit(given.files_per_day))
         # By the columns of the folders first: else Spark sorts by these itself, and drops our sort.
         days = found.repartition("topic", "day", spread)
         days = days.sortWithinPartitions("topic", "day", "seq")
-        outputs.replace_partitions(days, given.out, ("topic", "day"))
+        options = parse_options({"path": str(given.data_dir), **job.options_of(given)})
+        names = Lister(options.data_dir, options.query).topics
+        outputs.replace_partitions(days, given.out, ("topic", "day"), names)
         job.say(f"written: {given.out}")
         job.picture(given, lambda: draw(written(spark, str(given.out)).collect()))
 

@@ -79,7 +79,7 @@ def test_queue_latency(spark: Any) -> None:
                 break
         expired = sum(f'"expired","queue":"{queue}","seq":{seq},' in line for (line,) in log[-8:])
         if claims:
-            work = ended - claims[-1] if ended is not None else None
+            work = ended - claims[-1] if ended is not None and state == "acked" else None
             wait = claims[0] - enqueued if is_known else None
             total = ended - enqueued if ended is not None and is_known else None
             expected[queue, seq] = (len(claims), expired, claims[0], wait, work, total, state)

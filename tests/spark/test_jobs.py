@@ -77,9 +77,9 @@ def test_tag_activity_and_churn(spark: Any) -> None:
     frame = spark.createDataFrame(rows, "topic string, tag string, seq bigint, ts timestamp")
     got = tag_activity.transform(frame).collect()
     assert [(r.topic, r.tag, r.records, r.share, r.rank, r.last_seq) for r in got] == [
-        ("a", "x", 2, 0.5, 1, 3),
-        ("a", "y", 1, 0.25, 2, 2),
-        ("a", "z", 1, 0.25, 3, 5),
+        ("a", "x", 2, 0.4, 1, 3),
+        ("a", "y", 1, 0.2, 2, 2),
+        ("a", "z", 1, 0.2, 3, 5),
         ("b", "x", 1, 1.0, 1, 1),
     ]
     assert (utc(got[0].first_seen), utc(got[0].last_seen)) == (at(0), at(11))

@@ -43,6 +43,7 @@ VERBS: Final = {
     "repair": "Show what a damaged journal costs; with --accept-loss make it readable again.",
     "export": "Write records as Parquet, NDJSON or Arrow files, a little more each run.",
     "jobs": "List analytics jobs over sealed segments, or run one with Spark.",
+    "pipeline": "From the log to a lake and results by day, with one command.",
     "config": "Show the server's settings and where each came from.",
     "doctor": "Check settings, directory, disk, limits and clock; says what to do.",
     "health": "Ask whether a server answers; for health checks.",
