@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from spark_jobs.streaming import TopicsStreamReader
 
 PUSH_DOWN: Final = "spark.sql.python.filterPushdown.enabled"
+_NOTE: Final = "topics.options"
 # Types of fields within data, beside arrays and structs of them: what Arrow's JSON reader makes.
 _FIELD_TYPES: Final = {
     "string": "string",
@@ -57,25 +58,64 @@ class TopicsDataSource(DataSource):
         """The format's name."""
         return "topics"
 
-    def schema(self) -> str:
+    def schema(self) -> Any:
         """All columns, or those of the option `columns`."""
         options = parse_options(self.options)
         struct = f"struct<{options.payload_schema}>"
-        return ", ".join(
+        text = ", ".join(
             f"{name} {struct if kind == 'struct' else kind}" for name, kind in options.query.columns
         )
+        return _noted(options, self.options) if "location" in self.options else text
 
     def reader(self, schema: Any) -> DataSourceReader:
         """A reader of the schema's columns."""
-        options = parse_options(self.options)
+        options = parse_options(_options_of(schema, self.options))
         return TopicsReader(options, query_of(options, schema))
 
     def streamReader(self, schema: Any) -> TopicsStreamReader:
         """A reader of micro-batches."""
         from spark_jobs.streaming import TopicsStreamReader
 
-        options = parse_options(self.options)
+        options = parse_options(_options_of(schema, self.options))
         return TopicsStreamReader(options, query_of(options, schema))
+
+
+def _noted(parsed: Options, options: Mapping[str, str]) -> Any:
+    """The schema of a table that is being made, with its options in the first column's metadata.
+
+    Spark's catalog keeps a table's schema and gives it to each read; the options it keeps, and up
+    to 4.3 gives to no read of a Python source.
+    """
+    from pyspark.sql import types
+
+    kinds = {
+        "string": types.StringType(),
+        "binary": types.BinaryType(),
+        "bigint": types.LongType(),
+        "int": types.IntegerType(),
+        "boolean": types.BooleanType(),
+        "timestamp": types.TimestampType(),
+    }
+    schema = types.StructType()
+    note = {_NOTE: json.dumps(dict(options))}
+    for name, kind in parsed.query.columns:
+        if kind == "variant":
+            schema.add(name, types.VariantType(), metadata=note)
+        elif kind in kinds:
+            schema.add(name, kinds[kind], metadata=note)
+        else:
+            raise BadOption("payloadSchema is for views and frames: a table has data as text")
+        note = {}
+    return schema
+
+
+def _options_of(schema: Any, options: Mapping[str, str]) -> Mapping[str, str]:
+    """The options of a read: what a table was made with, and what the read itself says."""
+    for column in schema.fields:
+        if _NOTE in column.metadata:
+            noted: dict[str, str] = json.loads(column.metadata[_NOTE])
+            return {**noted, **options}
+    return options
 
 
 def query_of(options: Options, schema: Any) -> Query:

@@ -22,7 +22,15 @@ from typing import Any, Final
 
 from spark_jobs.exporting import FORMATS, Book, State, folder_of, write_file
 from spark_jobs.options import names_of
-from spark_jobs.outputs import NAMES, SCHEMA, OutputRefused, cut_names, publish_json, resolve
+from spark_jobs.outputs import (
+    NAMES,
+    SCHEMA,
+    OutputRefused,
+    cut_names,
+    publish_json,
+    resolve,
+    store_id_of,
+)
 from spark_jobs.query import ANY, BadOption, Names
 from spark_jobs.records import Rows, schema_json, size_of, span_of, split_by_day
 from spark_jobs.sources import ExportError, Segments, Server, TopicGone
@@ -97,6 +105,7 @@ class Export:
     kind: str
     rows_per_file: int = ROWS_PER_FILE
     bytes_per_file: int = BYTES_PER_FILE
+    store: str | None = None
     advance: Callable[[int], None] = lambda _rows: None
     rows: int = 0
     files: int = 0
@@ -104,7 +113,7 @@ class Export:
 
     def open(self) -> None:
         """Read the manifest, and remove what it does not name."""
-        self.book = Book(self.folder, self.kind)
+        self.book = Book(self.folder, self.kind, self.store)
         self.book.sweep()
         if self.kind == "parquet":
             publish_json(self.folder / SCHEMA, schema_json())
@@ -295,6 +304,7 @@ def _run(given: argparse.Namespace, names: Names) -> int:
         folder = resolve(given.to, (given.data_dir, given.cold_dir))
         with locked(folder), progress(sum(heads.values())) as advance:
             export = Export(folder, given.format, given.rows_per_file, advance=advance)
+            export.store = store_id_of(given.data_dir) if given.data_dir else None
             export.open()
             try:
                 for source, topics in zip(sources, found, strict=True):

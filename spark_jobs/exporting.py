@@ -46,9 +46,14 @@ def folder_of(topic: str) -> str:
 class Book:
     """The manifest of an export's folder, in memory and on disk."""
 
-    def __init__(self, folder: Path, kind: str) -> None:
-        """Read it, fold a log that was left, or begin. Raises `ExportError`."""
+    def __init__(self, folder: Path, kind: str, store: str | None = None) -> None:
+        """Read it, fold a log that was left, or begin. Raises `ExportError`.
+
+        `store`: the id of the store that is exported, if it is known. Another one's seqs and epochs
+        begin anew, so what an export has says nothing of it.
+        """
         self._folder = folder
+        self._store = store
         self.topics: dict[str, State] = {}
         self._log: IO[str] | None = None
         found = self._read(MANIFEST) or self._read(OLD_MANIFEST)
@@ -62,6 +67,10 @@ class Book:
             )
         else:
             self.topics = found["topics"]
+            known = found.get("store")
+            if None not in (store, known) and store != known:
+                raise ExportError(f"{folder}: is an export of store {known}, not of {store}")
+            self._store = store or known
         self._kind = kind
         for state in self.topics.values():
             state.setdefault("held", [])
@@ -133,7 +142,12 @@ class Book:
         if self._log is not None:
             self._log.close()
             self._log = None
-        content = {"version": VERSION, "format": self._kind, "topics": self.topics}
+        content = {
+            "version": VERSION,
+            "format": self._kind,
+            "store": self._store,
+            "topics": self.topics,
+        }
         publish_json(self._folder / MANIFEST, content)
         (self._folder / LOG).unlink(missing_ok=True)
 

@@ -54,6 +54,10 @@ KNOWN: Final = (
     "maxRecordsPerTrigger",
     "failOnDataLoss",
 )
+# What Spark's catalog says of a table beside the options it was made with.
+_OF_CATALOG: Final = frozenset(
+    {"location", "provider", "owner", "external", "is_managed_location", "comment", "collation"}
+)
 _GLOB: Final = re.compile(r"[*?\[]")
 _SIZE: Final = re.compile(r"(\d+)\s*([kmg]?)i?b?", re.IGNORECASE)
 
@@ -81,12 +85,19 @@ def parse_options(given: Mapping[str, str]) -> Options:
     names = {name.lower(): name for name in KNOWN}
     found: dict[str, str] = {}
     for name, value in given.items():
+        if name.lower() in _OF_CATALOG or name.lower().startswith("option."):
+            if name.lower() == "location":
+                found.setdefault("path", str(value))
+            continue
         if name.lower() not in names:
             raise BadOption(f"there is no option {name!r}; there are: {', '.join(KNOWN)}")
         found[names[name.lower()]] = str(value)
     path = found.get("path", "")
     if not path:
-        raise BadOption('the data directory is missing: .load("DIR") or the option "path"')
+        raise BadOption(
+            'the data directory is missing: .load("DIR") or the option "path"; a table is made '
+            "without columns: the option columns names them"
+        )
     return Options(
         data_dir=_local(path),
         query=_query(found),

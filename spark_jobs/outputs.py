@@ -29,6 +29,8 @@ MARKER: Final = "_topics_output.json"
 SCHEMA: Final = "_schema.json"
 NAMES: Final = "_names.json"
 VERSION: Final = 1
+_MARK_BYTES: Final = 1_000_000
+_STORE_ID: Final = re.compile(rb'"store_id"\s*:\s*"([0-9a-f]{32})"')
 FOLDER_BYTES_MAX: Final = 255
 _KEPT_CHARS: Final = 70  # each may take three bytes
 # Where a result is written before it takes the place of the last one; readers skip such names.
@@ -116,11 +118,26 @@ def _kind_of_store(folder: Path) -> str | None:
         return "a data directory"
     if layout.WAL in names and layout.SEGMENTS in names:
         return "what is left of a data directory"
-    if "STORE" in names and not names & {MARKER}:
+    if layout.STORE in names and b'"store_id"' in _content(folder / layout.STORE):
         return "a cold folder"
     if any(_holds_segments(folder / name) for name in names if layout.parse_topic_dir(name)):
         return "a folder of segments"
     return None
+
+
+def _content(file: Path) -> bytes:
+    """The beginning of a file; nothing of what cannot be read."""
+    try:
+        with file.open("rb") as opened:
+            return opened.read(_MARK_BYTES)
+    except OSError:
+        return b""
+
+
+def store_id_of(data_dir: str | Path) -> str | None:
+    """The id of a data directory's store; None of one that an older version made."""
+    found = _STORE_ID.search(_content(Path(data_dir) / layout.FORMAT))
+    return None if found is None else found[1].decode()
 
 
 def _holds_segments(folder: Path) -> bool:
@@ -158,7 +175,7 @@ def claim(folder: Path, job: str, details: Mapping[str, Any] | None = None) -> N
     if known.get("version") != VERSION:
         raise OutputRefused(f"{marker}: is of version {known.get('version')}, not {VERSION}")
     for name, value in wanted.items():
-        if known.get(name) != value:
+        if known.get(name) != value and (name != "store" or None not in (known.get(name), value)):
             raise OutputRefused(
                 f"{folder}: is an output of {name} {known.get(name)}, not of {name} {value}"
             )

@@ -6,12 +6,15 @@ rows of a grid and thirty strips; of the rest it is told how many there are.
 
 from __future__ import annotations
 
+import html
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from html import escape
 from typing import Final
 
+# What an XML document cannot hold, whatever it is escaped as.
+_UNFIT: Final = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
 COLOURS: Final = (
     *("#2b6cb0", "#c05621", "#2f855a", "#6b46c1"),
     *("#b83280", "#975a16", "#285e61", "#4a5568"),
@@ -227,6 +230,16 @@ def _stacked(x: float, y: float, wide: float, shares: Sequence[tuple[str, int]])
     return parts
 
 
+def escape(text: str) -> str:
+    """A text as it stands in XML: what XML cannot hold, such as control characters, is shown."""
+    return html.escape(_UNFIT.sub(_shown, text))
+
+
+def _shown(match: re.Match[str]) -> str:
+    code = ord(match[0])
+    return chr(0x2400 + code) if code < 0x20 else "\ufffd"
+
+
 def _head(title: str, unit: str, height: int) -> str:
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" '
@@ -290,7 +303,10 @@ def amount(value: float) -> str:
 
 def moment(t: float, span_ms: float) -> str:
     """A time (ms, UTC) as precisely as the span it is shown in asks for."""
-    when = datetime.fromtimestamp(t / 1000, UTC)
+    try:
+        when = datetime.fromtimestamp(t / 1000, UTC)
+    except (ValueError, OverflowError, OSError):
+        return f"{t:.0f} ms"  # of a year that no calendar has
     if span_ms > 3 * 86_400_000:
         return when.strftime("%Y-%m-%d")
     return when.strftime("%m-%d %H:%M" if span_ms > 3_600_000 else "%H:%M:%S")

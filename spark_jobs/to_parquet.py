@@ -118,7 +118,12 @@ def main(words: Sequence[str] | None = None) -> int:
         job.say(f"written: {given.out}")
         job.picture(given, lambda: draw(written(spark, str(given.out)).collect()))
 
-    details = {"payload": "schema" if given.schema else given.payload, "schema": given.schema}
+    # Days of two stores in one folder would replace each other's.
+    details = {
+        "payload": "schema" if given.schema else given.payload,
+        "schema": given.schema,
+        "store": outputs.store_id_of(given.data_dir),
+    }
     return job.run("to_parquet", given, work, details)
 
 

@@ -271,6 +271,21 @@ def test_what_a_person_put_beside_the_files_stays(server: Server, tmp_path: Path
     assert pq.ParquetFile(next(day.glob("*.parquet"))).read().num_rows == 1
 
 
+def test_another_store_is_not_exported_into_the_same_folder(
+    server: Server, tmp_path: Path, capfd: Any
+) -> None:
+    """Its topics have the same names, epochs and seqs, and are others."""
+    out = tmp_path / "out"
+    other = Server(tmp_path / "other", {"TOPICS_WAL_SHARDS": "1"})
+    for each in (server, other):
+        each.start().add("a", 1)
+        seal_all(each.api)
+        each.stop()
+    assert main(["--to", str(out), "--data-dir", str(server.data_dir), "--sealed"]) == 0
+    assert main(["--to", str(out), "--data-dir", str(other.data_dir), "--sealed"]) == 1
+    assert "is an export of store" in capfd.readouterr().err
+
+
 def test_an_export_into_a_store_is_refused(server: Server, tmp_path: Path) -> None:
     api = server.start()
     api.add("a", 1)
