@@ -63,8 +63,12 @@ def finish(
     given: argparse.Namespace,
     draw: Callable[[Sequence[Any]], str] | None = None,
     name: str = "",
+    drawn: Callable[[Any], str] | None = None,
 ) -> None:
-    """Write, draw and show a result; it is computed once."""
+    """Write, draw and show a result; it is computed once.
+
+    `draw` gets all rows, `drawn` the frame: of a result without a bound it takes what it shows.
+    """
     result = result.cache()
     try:
         if given.out is not None:
@@ -73,6 +77,8 @@ def finish(
             say(f"written: {target}")
         if draw is not None:
             picture(given, lambda: draw(result.collect()))
+        if drawn is not None:
+            picture(given, lambda: drawn(result))
         if given.rows:
             result.show(given.rows, truncate=60)
     finally:

@@ -9,6 +9,8 @@ from typing import Any
 from spark_jobs import job, pictures
 from spark_jobs.catalog import JOBS
 
+SHOWN = 20
+
 
 def transform(frame: Any, key: str = "node", gap: str = "30 minutes") -> Any:
     """A row a session: topic, who, when it began and ended, records. Records without `key` count
@@ -39,8 +41,23 @@ def draw(rows: Sequence[Any]) -> str:
     counts: dict[str, int] = {}
     for row in rows:
         counts[row.who] = counts.get(row.who, 0) + 1
-    busiest = sorted(counts.items(), key=lambda each: (-each[1], each[0]))[:20]
-    note = f"{len(rows)} sessions of {len(counts)}; the busiest {len(busiest)} are shown"
+    busiest = sorted(counts.items(), key=lambda each: (-each[1], each[0]))[:SHOWN]
+    return _bars(busiest, len(rows), len(counts))
+
+
+def drawn(frame: Any) -> str:
+    """The same of a frame of `transform`: Spark counts, and the busiest come to the driver."""
+    from pyspark.sql import functions as F
+
+    counted = frame.groupBy("who").agg(F.count("*").alias("sessions")).cache()
+    count, sessions = counted.agg(F.count("*"), F.sum("sessions")).first()
+    busiest = counted.orderBy(F.desc("sessions"), "who").limit(SHOWN).collect()
+    counted.unpersist()
+    return _bars([(row.who, row.sessions) for row in busiest], sessions or 0, count)
+
+
+def _bars(busiest: Sequence[tuple[str, int]], sessions: int, count: int) -> str:
+    note = f"{sessions} sessions of {count}; the busiest {len(busiest)} are shown"
     return pictures.bars("Sessions", "by who", [(n, float(c)) for n, c in busiest], note)
 
 
@@ -53,7 +70,7 @@ def main(words: Sequence[str] | None = None) -> int:
 
     def work(spark: Any, given: argparse.Namespace) -> None:
         frame = job.load(spark, given, columns=f"topic,ts,{given.by}")
-        job.finish(transform(frame, given.by, given.gap), given, draw)
+        job.finish(transform(frame, given.by, given.gap), given, drawn=drawn)
 
     return job.run("sessions", given, work)
 

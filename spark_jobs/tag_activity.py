@@ -10,6 +10,7 @@ from spark_jobs import job, pictures
 from spark_jobs.catalog import JOBS
 
 COLUMNS = "topic,tag,seq,ts"
+SHOWN = 20
 
 
 def transform(frame: Any) -> Any:
@@ -70,16 +71,25 @@ def churn(frame: Any, bucket_s: int) -> Any:
     )
 
 
-def draw(rows: Sequence[Any]) -> str:
-    """The twenty busiest tags."""
-    topics = {row.topic for row in rows}
-    busiest = sorted(rows, key=lambda row: -row.records)[:20]
+def draw(rows: Sequence[Any], totals: tuple[int, int] | None = None) -> str:
+    """The twenty busiest tags. `totals`: of tags and topics, where `rows` are not all."""
+    tags, topics = totals or (len(rows), len({row.topic for row in rows}))
+    busiest = sorted(rows, key=lambda row: -row.records)[:SHOWN]
     named = [
-        (row.tag if len(topics) == 1 else f"{row.topic} · {row.tag}", float(row.records))
+        (row.tag if topics == 1 else f"{row.topic} · {row.tag}", float(row.records))
         for row in busiest
     ]
-    note = f"{len(rows)} tags in {len(topics)} topics; the busiest {len(named)} are shown"
+    note = f"{tags} tags in {topics} topics; the busiest {len(named)} are shown"
     return pictures.bars("Busiest tags", "records", named, note)
+
+
+def drawn(frame: Any) -> str:
+    """The same of a frame of `transform`, of which only the busiest come to the driver."""
+    from pyspark.sql import functions as F
+
+    tags, topics = frame.agg(F.count("*"), F.count_distinct("topic")).first()
+    busiest = frame.orderBy(F.desc("records"), "topic", "rank").limit(SHOWN)
+    return draw(busiest.collect(), (tags, topics))
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -90,7 +100,7 @@ def main(words: Sequence[str] | None = None) -> int:
 
     def work(spark: Any, given: argparse.Namespace) -> None:
         frame = job.load(spark, given, columns=COLUMNS)
-        job.finish(transform(frame), given, draw, "tags")
+        job.finish(transform(frame), given, None, "tags", drawn)
         job.finish(churn(frame, given.bucket_s), given, None, "churn")
 
     return job.run("tag_activity", given, work)

@@ -12,6 +12,8 @@ from spark_jobs.catalog import JOBS
 
 COLUMNS = "topic,ts,bytes"
 _POINTS_MAX = 2_000
+# Topics that are drawn: more lines nobody tells apart.
+SHOWN = 12
 
 
 def transform(frame: Any, bucket: str = "1 hour") -> Any:
@@ -61,6 +63,16 @@ def draw(rows: Sequence[Any]) -> str:
     return pictures.lines("Records per topic", "records in a bucket of time", series)
 
 
+def drawn(frame: Any) -> str:
+    """The same of a frame of `transform`, for the topics with most records."""
+    from pyspark.sql import functions as F
+
+    totals = frame.groupBy("topic").agg(F.sum("records").alias("total"))
+    busiest = totals.orderBy(F.desc("total"), "topic").limit(SHOWN).select("topic")
+    shown = frame.join(F.broadcast(busiest), "topic", "left_semi")
+    return draw(shown.orderBy("topic", "start").collect())
+
+
 def _rounded(points: dict[float, float]) -> dict[float, float]:
     return {round(t, 3): value for t, value in points.items()}
 
@@ -73,7 +85,7 @@ def main(words: Sequence[str] | None = None) -> int:
 
     def work(spark: Any, given: argparse.Namespace) -> None:
         frame = job.load(spark, given, columns=COLUMNS)
-        job.finish(transform(frame, given.bucket), given, draw)
+        job.finish(transform(frame, given.bucket), given, drawn=drawn)
 
     return job.run("topic_volume", given, work)
 

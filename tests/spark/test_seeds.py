@@ -6,12 +6,15 @@ import threading
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from spark_jobs import export, to_parquet
 from spark_jobs.listing import SegmentGone, list_segments
 from spark_jobs.query import Query
+from spark_jobs.session import TIME_ZONE
 from tests.contract.driver import Api, Server, eventually, good
 from tests.spark.logs import COLUMNS, Row, digests, fade, make_log, read_rows, seal_all
 from tests.spark.test_reader import AS_IS, read, rows_of
@@ -68,6 +71,43 @@ def test_rows_are_those_of_a_diff_for_random_logs(
         assert digests(direct.get(name, [])) == digests(rows), f"the reader's {name}"
         assert digests(found.get(name, [])) == digests(rows), f"Spark's {name}"
     assert found.keys() == {name for name, rows in truth.items() if rows}
+    _compare_exports(spark, server, cold, truth)
+
+
+def _compare_exports(spark: Any, server: Server, cold: Path, truth: dict[str, list[Row]]) -> None:
+    """Exports and days of Parquet of the same directory, run twice and read back, are the same.
+
+    From segments, and over HTTP; read with pandas, and with Spark in a session that is not UTC.
+    """
+    import pandas as pd
+    from pyspark.sql import functions as F
+
+    from spark_jobs.datasource import read_output
+
+    given = ["--data-dir", str(server.data_dir), "--cold-dir", str(cold), "--sealed"]
+    url = ["--url", server.api.url]
+    lake = server.directory / "lake"
+    words = [str(server.data_dir), "--cold-dir", str(cold), "--out", str(lake), "--rows", "0"]
+    zone = spark.conf.get(TIME_ZONE)
+    spark.conf.set(TIME_ZONE, "America/St_Johns")
+    try:
+        for _ in range(2):
+            for name, source in (("sealed", given), ("http", url)):
+                assert export.main(["--to", str(server.directory / name), *source, "s*"]) == 0
+            assert to_parquet.main([*words, "--topics", "s*"]) == 0
+        for folder in ("sealed", "http", "lake"):
+            path = server.directory / folder
+            frame = read_output(spark, str(path)).withColumn("ts", F.unix_millis("ts"))
+            rows = by_topic([row.asDict() for row in frame.collect()])
+            for name, expected in truth.items():
+                assert digests(rows.get(name, [])) == digests(expected), f"{folder}: {name}"
+        table = pd.read_parquet(server.directory / "sealed", partitioning=None)
+        table["ts"] = table["ts"].astype("int64") // 1000
+        found = by_topic(table.astype(object).where(table.notna(), None).to_dict("records"))
+        for name, expected in truth.items():
+            assert digests(found.get(name, [])) == digests(expected), f"pandas: {name}"
+    finally:
+        spark.conf.set(TIME_ZONE, zone)
 
 
 def _exists(api: Api, name: str) -> bool:
