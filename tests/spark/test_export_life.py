@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,9 @@ import pytest
 
 from spark_jobs import export as exports
 from spark_jobs.export import main
-from spark_jobs.records import Row
+from spark_jobs.listing import list_segments
+from spark_jobs.query import Query
+from spark_jobs.records import TABLE_COLUMNS, Row
 from spark_jobs.sources import Chunk
 from tests.contract.driver import Api, Server, eventually, good
 from tests.spark.logs import seal_all
@@ -51,6 +54,28 @@ def test_a_raised_ttl_loses_nothing(server: Server, tmp_path: Path) -> None:
     assert manifest(out)["topics"]["a"]["held"] == []
     assert export(out, "a", *data)["records"] == 0
     assert seqs(out) == [1, 2, 3, 4, 5]
+
+
+def test_a_changed_configuration_reaches_the_files(server: Server, tmp_path: Path) -> None:
+    """A reader of the files judges by the configuration of now, without another seal."""
+    api = server.start()
+    good(api.put("a", {"ttl_ms": 400_000}))
+    api.add("a", *range(3))
+    seal(api, "a")
+    good(api.put("a", {"ttl_ms": 3_600_000}))
+
+    def told() -> int:
+        from topics_server.wal.manifest_format import decode_manifest
+
+        (path,) = server.data_dir.rglob("manifest")
+        return int(decode_manifest(path.read_bytes()).config["ttl_ms"])
+
+    eventually(lambda: told() == 3_600_000, "the manifest has the new configuration")
+    server.stop()
+    query = Query(columns=TABLE_COLUMNS)
+    later = int(time.time() * 1000) + 600_000  # the old TTL would have taken them by then
+    listing = list_segments(str(server.data_dir), query, now_ms=later)
+    assert sum(segment.entry.record_count for segment in listing.segments) == 3
 
 
 def _rewrite_config(data_dir: Path, **config: int) -> None:
