@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from spark_jobs.listing import SegmentGone
 from spark_jobs.options import parse_options
 from tests.contract.driver import Api, Server, eventually, good
 from tests.spark.conftest import HAS_SPARK, INSTALL
@@ -223,3 +225,80 @@ def test_what_was_consumed_is_not_looked_at(server: Server) -> None:
     add_sealed(api, "a", 2)
     end = stream.latestOffset(place, ALL)
     assert rows_between(stream, place, end) == ["a:16", "a:17"]
+
+
+@pytest.mark.parametrize("mode", ["true", "false"])
+def test_the_sink_is_exact_over_kills_and_manifests_that_come_and_go(
+    server: Server, mode: str
+) -> None:
+    """A driver as Spark's: offsets are kept before a batch is planned, a batch is redone if killed.
+
+    It is killed 20 times and more, at any of its steps; manifests vanish and come back between
+    these, segments move to the cold folder. The sink replaces a batch by its number.
+    """
+    chance = random.Random(7)
+    cold = server.directory / "cold"
+    server.env = {
+        **server.env,
+        "TOPICS_COLD_DIR": str(cold),
+        "TOPICS_HOT_RETAIN_SEGMENTS": "1",
+    }
+    api = server.start()
+    options = {"failOnDataLoss": mode, "coldDir": str(cold), "maxRecordsPerTrigger": "7"}
+    heads = dict.fromkeys("abc", 0)
+    batches: list[list[str]] = []  # the sink
+    offsets: list[dict[str, Any]] = []  # the checkpoint: where each batch ends
+    kills = 0
+    stream = reader(server.data_dir, **options)
+
+    def restarted() -> TopicsStreamReader:
+        nonlocal kills
+        kills += 1
+        return reader(server.data_dir, **options)
+
+    def append() -> None:
+        topic = chance.choice("abc")
+        count = chance.randint(1, 9)
+        add_sealed(api, topic, count)
+        heads[topic] += count
+        good(api.put(topic, {"cap_records": 10_000 + heads[topic]}))  # and a segment turns cold
+
+    def step() -> bool:
+        """One step of the driver; whether there was anything to do. Raises where it fails."""
+        if len(offsets) == len(batches):
+            start = offsets[-1] if offsets else stream.initialOffset()
+            end = stream.latestOffset(start, stream.getDefaultReadLimit())
+            if end == start:
+                return False
+            offsets.append(end)
+            return True
+        start = offsets[-2] if len(offsets) > 1 else stream.initialOffset()
+        rows = rows_between(stream, start, offsets[-1])
+        if chance.random() < 0.3:
+            raise SegmentGone("killed before the batch was written", "")
+        batches.append(rows)
+        return True
+
+    for _ in range(60):
+        append()
+        manifests = sorted(server.data_dir.glob("segments/*/manifest"))
+        away = hidden(chance.choice(manifests)) if chance.random() < 0.4 else None
+        for _ in range(chance.randint(1, 4)):
+            try:
+                step()
+            except (DataLoss, ManifestMissing, SegmentGone):
+                stream = restarted()
+        if away is not None:
+            away.rename(away.with_name("manifest"))
+        if chance.random() < 0.2:
+            stream = restarted()
+    for _ in range(1000):
+        try:
+            if not step():
+                break
+        except SegmentGone:
+            stream = restarted()
+    seen = [row for batch in batches for row in batch]
+    assert kills >= 20
+    assert any(cold.rglob("*.data"))
+    assert sorted(seen) == sorted(f"{t}:{n}" for t in "abc" for n in range(1, heads[t] + 1))
