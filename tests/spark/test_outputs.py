@@ -86,6 +86,7 @@ def dangerous(server: Server) -> list[Path]:
 
 
 def test_no_way_leads_an_output_into_a_store(spark: Any, store: Server) -> None:
+    store.stop()  # a server at work writes its journal
     before = contents(store.data_dir), contents(store.directory / "cold")
     cold = ["--cold-dir", store.directory / "cold"]
     for place in dangerous(store):
