@@ -17,7 +17,8 @@ _NO_SPARK = (
     name="pipeline", context_settings={"ignore_unknown_options": True}, add_help_option=False
 )
 @click.argument("words", nargs=-1, type=click.UNPROCESSED)
-def command(words: tuple[str, ...]) -> None:
+@click.pass_context
+def command(ctx: click.Context, words: tuple[str, ...]) -> None:
     """Seal, export or convert, and run the listed jobs by day: `pipeline init`, `pipeline run`."""
     if importlib.util.find_spec("spark_jobs") is None:
         click.echo("the package spark_jobs is not installed beside the server", err=True)
@@ -27,4 +28,10 @@ def command(words: tuple[str, ...]) -> None:
     if needs_spark and missing:
         click.echo(_NO_SPARK, err=True)
         raise SystemExit(2)
-    raise SystemExit(importlib.import_module("spark_jobs.pipeline").main(list(words)))
+    module = importlib.import_module("spark_jobs.pipeline")
+    if words[:1] in (("-h",), ("--help",)):
+        parser = module.arguments()
+        parser.prog = ctx.command_path
+        click.echo(f"U{parser.format_help()[1:]}", nl=False)
+        return
+    raise SystemExit(module.main(list(words)))
