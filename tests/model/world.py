@@ -217,7 +217,10 @@ class World:
         """The boot that `FORMAT` names, looked up without touching the disk."""
         if not self.disk.exists("data/FORMAT"):
             return ""
-        return str(json.loads(self.disk.content("data/FORMAT"))["boot_id"])
+        try:
+            return str(json.loads(self.disk.content("data/FORMAT"))["boot_id"])
+        except ValueError:
+            return ""  # torn, where syncs do nothing: the start refuses it
 
     def _workers(self, loop: asyncio.AbstractEventLoop) -> Callable[[str], Worker]:
         return lambda name: InlineWorker(loop, lambda: self.rng.choice((0, 0, 1, 2)))
