@@ -247,7 +247,9 @@ class Plain:
             self.expire(step.max_ms)
             for seq in [seq for seq in self.records if self.is_hidden(seq, step.now_ms)]:
                 del self.records[seq]
-                self.floor = max(self.floor, seq + 1)
+                if seq not in self.maybe_gone:
+                    # What was deleted, perhaps, need not be told as lost.
+                    self.floor = max(self.floor, seq + 1)
             self.evict()
         self.exists = True
         self.config = step.config

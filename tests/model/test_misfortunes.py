@@ -93,7 +93,16 @@ def _no_floor_of_epochs(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(registry.Registry, "raise_epoch_floor", lambda registry, epoch: None)
 
 
+def _older_creations_win(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(registry.Registry, "_is_superseded", lambda registry, creation: False)
+
+
+def _boots_are_not_forgotten(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(directory.Directory, "forget_boot", lambda directory: None)
+
+
 _GUARDS: Final[list[tuple[Kind, Patch, int]]] = [
+    ("evicted", _older_creations_win, 120),
     ("nested", _no_parents_synced, 40),
     ("errors", _errors_are_absence, 60),
     ("second", _no_locks, 10),

@@ -1,6 +1,6 @@
 """Makes a golden data directory: a real server is driven over HTTP, killed twice, and copied.
 
-    .venv/bin/python -m tests.vectors.make_store store-v6
+    .venv/bin/python -m tests.vectors.make_store store-v7
 
 Vectors are never made again, only added: what a released server once wrote must be readable for
 ever, and a vector that is regenerated proves nothing. An existing folder is therefore refused.
@@ -15,7 +15,8 @@ acked and delayed; dead letters with their marks (v3 itself has no sessions). Fr
 fan, a chain, a filter with stamps, a queue; copies in segments, snapshots and the journal, with
 payloads and without; what a source had lost; routers changed, removed, gone with their topic. From
 v5 on producers: in a snapshot, in the journal, moved without records by a key. From v6 on streams,
-see `stream_part`.
+see `stream_part`. From v7 on what tells absence from emptiness: a store id and a run number, a cold
+folder that carries the id, end marks beside the journal, generations and digests of flags.
 """
 
 from __future__ import annotations
@@ -46,6 +47,9 @@ from tests.vectors.stored import (
     router_of,
 )
 from tests.vectors.stream_part import first_streams, last_streams, streams_of
+from topics_server.wal.checked_json import encode_checked
+from topics_server.wal.directory import read_format
+from topics_server.wal.fs import OsFs
 
 ENVIRONMENT: Final = {
     "TOPICS_WAL_SHARDS": "2",
@@ -314,15 +318,18 @@ def last_run(api: Api) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
 
 def change_boot(data: Path, boot_id: str) -> None:
     """As if the machine had been started anew: the mark of the boot is another one."""
-    mark = json.loads((data / "FORMAT").read_text())
-    mark["boot_id"] = boot_id
-    (data / "FORMAT").write_text(json.dumps(mark))
+    mark = read_format(OsFs(), str(data))
+    assert mark is not None
+    changed = msgspec.structs.replace(mark, boot_id=boot_id)
+    (data / "FORMAT").write_bytes(encode_checked(changed))
 
 
 def pack(folder: Path, target: Path) -> None:
-    """`data` and `cold` of `folder` as one archive, without owners."""
+    """`data` and `cold` of `folder` as one archive, without owners and without the ballast."""
 
-    def anonymous(info: tarfile.TarInfo) -> tarfile.TarInfo:
+    def anonymous(info: tarfile.TarInfo) -> tarfile.TarInfo | None:
+        if info.name == "data/ballast":
+            return None  # random bytes that every start makes anew
         info.uid = info.gid = 0
         info.uname = info.gname = ""
         return info

@@ -168,6 +168,8 @@ class Registry:
             creation = entry.creation if isinstance(entry, RecordsAppended) else entry
             if not isinstance(creation, TopicPut) or not creation.created:
                 return Applied()
+            if self._is_superseded(creation):
+                return Applied()
             topic = self._create(creation)
         before = topic.config
         applied = topic.apply(lsn, entry)
@@ -210,10 +212,22 @@ class Registry:
         self._counted[topic.topic_id] = (0, 0)
         self.recount(topic)
 
+    def _is_superseded(self, creation: TopicPut) -> bool:
+        """Replay: whether the name has, or had, a topic that was made later.
+
+        Replay of a shard may begin before that of the others: it meets topics whose drop, or whose
+        successor, only the snapshot knows. A creation whose sync failed may have the epoch of its
+        successor, never its id.
+        """
+        later = self._by_name.get(creation.name)
+        if later is not None and later.topic_id > creation.topic_id:
+            return True
+        return creation.epoch <= self.dropped_epochs.get(creation.name, 0)
+
     def _create(self, entry: TopicPut) -> Topic:
         older = self._by_name.get(entry.name)
         if older is not None:
-            # Replay over a newer snapshot part than this name's first topic: its drop is behind us.
+            # Its drop is on a shard that replay has not come to, or was never synced.
             self._remove(older)
         topic = self.pending.pop(entry.topic_id, None) or Topic.provisional(entry)
         if self.sealed_of is not None:

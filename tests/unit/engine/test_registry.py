@@ -17,6 +17,7 @@ from topics_server.entries import (
     HeadReserved,
     RecordsAppended,
     TopicDropped,
+    TopicPut,
 )
 from topics_server.model import Durability, LossReason, TopicConfig, TopicType
 
@@ -248,3 +249,29 @@ def test_only_so_many_dropped_names_are_remembered(monkeypatch: pytest.MonkeyPat
     assert registry.dropped_epochs == {"c": 3, "b": 4}
     assert registry.epoch_floor == 1
     assert registry.decide_create("a", TopicConfig(), 1)[0].epoch == 2
+
+
+def _creation(topic_id: int, epoch: int) -> TopicPut:
+    return TopicPut(topic_id, "t", epoch, TopicConfig(), 1, 0, True, None)
+
+
+def test_a_creation_that_replay_meets_late_does_not_replace_its_successor() -> None:
+    """Guard: engine/registry.py, `_is_superseded`. Shards may be replayed from different places."""
+    registry = Registry()
+    registry.apply(9, _creation(4, 2))
+    registry.apply(2, _creation(3, 1))
+    topic = registry.find("t")
+    assert topic is not None
+    assert (topic.topic_id, topic.epoch, registry.get(3)) == (4, 2, None)
+    # A creation of the same epoch, whose sync failed before the name was given to another one.
+    registry.apply(8, _creation(2, 2))
+    assert registry.find("t") is topic
+
+
+def test_a_creation_that_replay_meets_late_brings_no_dropped_epoch_back() -> None:
+    registry = Registry()
+    registry.remember_epoch("t", 2)
+    registry.apply(2, _creation(3, 2))
+    assert registry.find("t") is None
+    registry.apply(3, _creation(5, 3))
+    assert registry.find("t") is not None
