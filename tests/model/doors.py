@@ -282,6 +282,10 @@ class DoorsSimulation:
         if stream is not None and stream.is_closed:
             await self._refused(call, Code.STREAM_CLOSED)
             return
+        if stream is None and self._is_held(path):
+            # A deleted stream that has forks holds its name for both APIs.
+            await self._refused(call, Code.STREAM_GONE)
+            return
         done = await call
         if stream is None:
             topic_id = self.node.store.topic(name).topic_id
