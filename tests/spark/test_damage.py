@@ -18,6 +18,7 @@ from spark_jobs.report import Report, Skipped
 from tests.contract.driver import Server
 from tests.spark.test_reader import query, read, rows_of, webhooks
 from topics_server.errors import Corrupt, StartRefused, StorageError
+from topics_server.wal import manifest_format
 from topics_server.wal.segment_format import decode_index
 
 __all__ = ["webhooks"]
@@ -153,12 +154,16 @@ def test_a_missing_file_is_named(name: str, folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "what"), [(DATA, "segment"), (IDX, "segment"), ("manifest", "manifest")]
+    ("name", "what", "newest"),
+    [(DATA, "segment", 1), (IDX, "segment", 1), ("manifest", "manifest", manifest_format.VERSION)],
 )
-def test_a_newer_format_is_never_taken_for_damage(name: str, what: str, folder: Path) -> None:
-    path = damage(folder, name, put(8, b"\x02\x00"))
+def test_a_newer_format_is_never_taken_for_damage(
+    name: str, what: str, newest: int, folder: Path
+) -> None:
+    path = damage(folder, name, put(8, (newest + 1).to_bytes(2, "little")))
+    told = f"{what} format {newest + 1} is newer than {newest}"
     for checks in ("strict", "tolerant"):
-        with pytest.raises(StartRefused, match=f"{what} format 2 is newer than 1") as caught:
+        with pytest.raises(StartRefused, match=told) as caught:
             read(folder, query(checks=checks))
         assert caught.value.path == str(path)
 
