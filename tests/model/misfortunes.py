@@ -46,7 +46,10 @@ KINDS: Final[tuple[Kind, ...]] = (
     *("second", "cold", "clock", "names"),
 )
 # What a seed draws from.
-DRAWN: Final[tuple[Kind, ...]] = KINDS
+DRAWN: Final[tuple[Kind, ...]] = (
+    *("evicted", "nested", "errors"),
+    *("second", "cold", "clock", "names"),
+)
 _HOUR_MS: Final = 3_600_000
 _ERRORS: Final[tuple[tuple[Op | Look, Fault], ...]] = (
     *(("stat", "eacces"), ("stat", "eio"), ("list", "eacces"), ("list", "eio")),
