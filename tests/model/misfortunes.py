@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import random
 from collections.abc import Coroutine, Iterator, Sequence
 from pathlib import Path
@@ -156,7 +157,9 @@ class Misfortunes(Simulation):
         world, dice = self.world, self.dice
         end: damage.End = "clean" if self._end == "clean" else "killed"
         older = dice.choice(self._images)
-        store = damage.copied(end, image, older, world.clock.base_ms, dict(world.changes))
+        changes = {**world.changes, "checkpoint_interval_ms": _HOUR_MS}
+        store = damage.copied(end, image, older, world.clock.base_ms, changes)
+        store = dataclasses.replace(store, is_quiet=False)
         cases = list(damage.cases_of(store, dice.randrange(1 << 30), cuts=2, flips=3))
         for case in dice.sample(cases, min(2, len(cases))):
             self.struck += 1
