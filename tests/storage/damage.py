@@ -83,6 +83,8 @@ class StoreCopy:
     now_ms: int
     settings: Mapping[str, Any]
     is_quiet: bool = True
+    # Heads that somebody was told, by topic; what lies above may be a write that was cut short.
+    told_heads: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def data_dir(self) -> str:
@@ -440,14 +442,17 @@ def _compare(store: StoreCopy, found: Mapping[str, Truth]) -> Outcome:
             raise _Wrong(f"topic {name} is gone in silence")
         if (now.topic_id, now.epoch) != (truth.topic_id, truth.epoch):
             raise _Wrong(f"topic {name} is another one: {now.topic_id}, epoch {now.epoch}")
-        told = _compare_topic(name, truth.seen, now.seen)
+        told = _compare_topic(name, truth.seen, now.seen, store.told_heads.get(name))
         outcome = max(outcome, told, key=OUTCOMES.index)
     return outcome
 
 
-def _compare_topic(name: str, truth: Seen, now: Seen) -> Outcome:
+def _compare_topic(name: str, truth: Seen, now: Seen, told_head: int | None) -> Outcome:
     if now.config != truth.config:
         raise _Wrong(f"{name}: configuration {now.config}")
+    if told_head is not None and told_head <= now.head < truth.head:
+        records = {seq: rec for seq, rec in truth.records.items() if seq <= now.head}
+        truth = dataclasses.replace(truth, head=now.head, records=records)
     if now.head < truth.head:
         raise _Wrong(f"{name}: head {now.head} instead of {truth.head}: seqs are used again")
     for seq, record in now.records.items():

@@ -203,6 +203,7 @@ class _FakeFile:
         try:
             self._disk.step("sync", self.path)
         except StorageError as error:
+            self._disk.failed_syncs += 1
             self._inode.sync_failed(self._disk.rng)
             self._disk.has_failed_sync = True
             # Whatever its cause, as OsFs has it: a failed sync is not a full disk.
@@ -251,6 +252,7 @@ class FakeDisk:
         self.capacity_bytes = capacity_bytes
         self.boot_id = "boot-1"
         self.evicts = False
+        self.failed_syncs = 0
         # A sync of some file has failed on this disk.
         self.has_failed_sync = False
         self.ops = 0
