@@ -6,6 +6,7 @@ row fails, and so does a row without a route. §0.2, §7, §8, §12.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
@@ -19,6 +20,7 @@ from tests.contract.callers import (
     KEYS,
     OUTSIDE,
     Guarded,
+    Told,
     said,
 )
 from tests.contract.conftest import URL
@@ -53,6 +55,7 @@ S: Final = "/v1/stream/{path}"
 ROWS: Final[dict[tuple[str, str], Row]] = {
     ("GET", "/v0/topics"): row(R),
     ("PUT", T): row(A, body={}),
+    ("PATCH", T): row(A, body={}),
     ("GET", T): row(R),
     ("POST", T): row(W, body=RECORD),
     ("DELETE", T): row(D),
@@ -83,6 +86,7 @@ ROWS: Final[dict[tuple[str, str], Row]] = {
     ("GET", "/readyz"): OPEN,
     ("GET", "/v0/metrics"): row(R),
     ("POST", "/v0/admin/seal"): row(A, body={}),
+    ("GET", "/"): OPEN,
     ("GET", "/v0/openapi.json"): OPEN,
     ("GET", "/v0/docs"): OPEN,
     ("GET", "/v0/docs/{file}"): OPEN,
@@ -178,6 +182,14 @@ def test_who_may_call_what(ready: Guarded, method: str, template: str, caller: s
         assert (head.status, head.body) == (wanted, b"")
 
 
+def told_of(answer: Told, name: str) -> tuple[dict[str, str], bytes]:
+    """An answer without what depends on the moment only, and with `{name}` in place of the name."""
+    moment = ("date", "content-length")
+    headers = {key: value for key, value in answer.headers.items() if key not in moment}
+    body = re.sub(rb',"performance":\{[^{}]*\}\}\Z', b"}", answer.body)
+    return headers, body.replace(name.encode(), b"{name}")
+
+
 @pytest.mark.parametrize(("method", "template"), NAMED)
 def test_a_name_outside_is_refused_alike_whether_or_not_it_exists(
     ready: Guarded, method: str, template: str
@@ -189,8 +201,7 @@ def test_a_name_outside_is_refused_alike_whether_or_not_it_exists(
     )
     assert there.status == 403
     assert there.code == "forbidden"
-    assert there.headers == absent.headers
-    assert there.body.replace(OUTSIDE.encode(), ABSENT.encode()) == absent.body
+    assert told_of(there, OUTSIDE) == told_of(absent, ABSENT)
     # It changed nothing, and made nothing.
     assert ready.ask("all", "GET", f"/v0/topics/{OUTSIDE}").status == 200
     assert ready.ask("all", "GET", f"/v0/routers/{OUTSIDE}").status == 200
@@ -239,7 +250,7 @@ def test_a_name_in_a_body_is_as_one_in_a_path(ready: Guarded, case: str) -> None
     )
     assert (there.status, there.code) == (403, "forbidden")
     assert there.json()["error"]["detail"] == {"field": named(field, OUTSIDE), "name": OUTSIDE}
-    assert there.body.replace(OUTSIDE.encode(), ABSENT.encode()) == absent.body
+    assert told_of(there, OUTSIDE) == told_of(absent, ABSENT)
     # Nothing was made on its behalf, and inside all of this is allowed.
     for made in ("t.r", "t.q", "t.src2", "t.dst2", ABSENT):
         for kind in ("topics", "routers"):

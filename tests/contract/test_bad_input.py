@@ -519,8 +519,8 @@ _add(
     Bad("POST", "/v0/topics/{a}", GOOD_APPEND, headers=(MEDIA, f"Idempotency-Key: {'k' * 257}")),
 )
 _add(
-    "PATCH of a topic",
-    Bad("PATCH", "/v0/topics/{t}", b"{}", 405, "method_not_allowed"),
+    "PATCH of a list",
+    Bad("PATCH", "/v0/topics", b"{}", 405, "method_not_allowed"),
 )
 _add("a method for the list", Bad("POST", "/v0/topics", b"{}", 405, "method_not_allowed"))
 _add("GET of diff", Bad("GET", "/v0/topics/{t}/diff", status=405, code="method_not_allowed"))

@@ -47,6 +47,7 @@ def test_the_answer_is_complete(api: Api, topic: str) -> None:
         "caught_up",
         "tombstone",
         "lag",
+        "epoch",
         "performance",
     }
     assert page["topic"] == topic
