@@ -23,6 +23,7 @@ from topics_server.appends import DecodedAppend, chars_of
 from topics_server.blocks import Block, block_of, make_block, record_bytes
 from topics_server.engine.ports import SealedIndex
 from topics_server.engine.tags import TagRows
+from topics_server.errors import StorageError
 from topics_server.limits import BLOCK_BYTES_MAX, BLOCK_RECORDS_MAX, RECORD_FRAMING_BYTES
 from topics_server.model import TagMatch
 
@@ -103,7 +104,9 @@ class Run:
             if killed == 0:
                 return 0, 0
             is_rest = killed == self.live_count
-            weight = self.live_bytes if is_rest else self.live_bytes_between(first_row, end_row)
+            weight = self.live_bytes
+            if not is_rest:
+                weight = min(weight, self.live_bytes_between(first_row, end_row))
         self.dead[first_row:end_row] = _DEAD * (end_row - first_row)
         self._killed(killed, weight)
         return killed, weight
@@ -117,7 +120,9 @@ class Run:
         """Mark live rows dead; the same count and their bytes."""
         killed = len(rows)
         if killed:
-            weight = self.live_bytes if killed == self.live_count else self.weigh_rows(rows)
+            weight = self.live_bytes
+            if killed < self.live_count:
+                weight = min(weight, self.weigh_rows(rows))
             np.frombuffer(self.dead, np.uint8)[rows] = 1
             self._killed(killed, weight)
             return killed, weight
@@ -205,15 +210,30 @@ class SealedRun(Run):
         return self.index.record_bytes(row)
 
     def live_bytes_between(self, first_row: int, end_row: int) -> int:
-        """What the live rows of a range count."""
-        return self.index.record_bytes_between(first_row, end_row, self.dead[first_row:end_row])
+        """What the live rows of a range count; their share of all while the index is unreadable."""
+        dead = self.dead[first_row:end_row]
+        try:
+            return self.index.record_bytes_between(first_row, end_row, dead)
+        except StorageError:
+            return self._share_of(dead.count(0))
 
     def weigh_rows(self, rows: Rows) -> int:
         """What these ascending rows count together: one vectorised call."""
         first, end = int(rows[0]), int(rows[-1]) + 1
         others = np.ones(end - first, np.uint8)
         others[rows - first] = 0
-        return self.index.record_bytes_between(first, end, others.tobytes())
+        try:
+            return self.index.record_bytes_between(first, end, others.tobytes())
+        except StorageError:
+            return self._share_of(len(rows))
+
+    def _share_of(self, count: int) -> int:
+        """The average of so many live rows.
+
+        An entry that is committed must apply, also while a disk or the limit of open files keeps
+        the index from being mapped. Only the count of bytes is off, until the segment is empty.
+        """
+        return self.live_bytes * count // self.live_count if self.live_count else 0
 
 
 class TailBlock(Run):

@@ -14,6 +14,7 @@ from topics_server.appends import of_columns
 from topics_server.blocks import Block, make_block, record_bytes
 from topics_server.engine.log import Log
 from topics_server.engine.runs import OpenBlock, Run, SealedRun, TailBlock, slice_block, weigh
+from topics_server.errors import StorageError
 from topics_server.handoff import SegmentPlan
 from topics_server.model import TagMatch
 
@@ -144,3 +145,37 @@ def test_the_open_block_finds_its_tags() -> None:
     assert isinstance(opened, OpenBlock)
     assert opened.rows_of(TagMatch("a")) == [0, 3]
     assert opened.rows_of(TagMatch("a", is_prefix=True)) == [0, 2, 3]
+
+
+class UnreadableIndex(FakeIndex):
+    """An index that cannot be mapped again: a read error, or no file descriptor left."""
+
+    is_gone = False
+
+    def record_bytes_between(self, first_row: int, end_row: int, dead: bytes | bytearray) -> int:
+        if self.is_gone:
+            raise StorageError("EIO", "data/segments/1/0000000001.idx")
+        return super().record_bytes_between(first_row, end_row, dead)
+
+
+@given(st.lists(st.binary(max_size=99), min_size=1, max_size=20), st.data())
+def test_rows_die_also_while_their_index_cannot_be_read(
+    datas: list[bytes], data: st.DataObject
+) -> None:
+    """A committed delete must apply; only the bytes are an estimate, and end at none."""
+    count = len(datas)
+    block = block_of([(text, b"", None, None) for text in datas])
+    index = UnreadableIndex(SegmentPlan(1, 1, [block], bytes(count)))
+    run = SealedRun(index, bytearray(count))
+    index.is_gone = True
+    order = data.draw(st.permutations(range(count)))
+    for row in order:
+        before = run.live_count, run.live_bytes
+        if data.draw(st.booleans()):
+            killed, weight = run.kill_rows(np.array([row]))
+        else:
+            killed, weight = run.kill_range(row, row + 1)
+        assert killed == 1
+        assert (run.live_count, run.live_bytes) == (before[0] - 1, before[1] - weight)
+        assert run.live_bytes >= 0
+    assert (run.live_count, run.live_bytes) == (0, 0)
