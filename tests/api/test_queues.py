@@ -860,7 +860,7 @@ async def test_the_lease_log_tells_the_whole_life(live: Jobs) -> None:
         ("dead_lettered", 2),
     ]
     assert events[0] == {
-        **{"event": "claimed", "queue": "jobs", "seq": 1, "ts": now, "node": "w"},
+        **{"event": "claimed", "queue": "jobs", "epoch": 1, "seq": 1, "ts": now, "node": "w"},
         **{"lease_id": jobs[0]["lease_id"], "deliveries": 1, "deadline": now + 1_000},
     }
     assert events[2]["deadline"] == now + 5_000

@@ -273,7 +273,9 @@ class QueueMachine(RuleBasedStateMachine):
                 skipped.append(seq)
             else:
                 (acking if job.is_acking else hit).append(seq)
-        return hit, skipped, acking
+        # A seq that is sent twice counts once, and is not skipped for the repetition.
+        once = [seq for seq in dict.fromkeys(skipped) if seq not in hit and seq not in acking]
+        return hit, once, acking
 
     def asked(self, data: st.DataObject, with_tokens: bool) -> tuple[list[int], list[int] | None]:
         """Seqs as a client may send them, and tokens that are or once were right."""
