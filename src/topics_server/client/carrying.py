@@ -273,7 +273,8 @@ class Carrier:
                 if after[1] is not None:
                     # No error here: receipts, flush and close tell it.
                     log.info("producer %s sends nothing more: %s", plan.producer, after[1])
-            self._tell(verdict)
+            if after == before or not isinstance(verdict, ClientError):
+                self._tell(verdict)
 
     def _tell(self, verdict: Verdict) -> None:
         """Log the first failure of a row as a warning, the others and the end of it as news."""
