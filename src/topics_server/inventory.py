@@ -70,7 +70,8 @@ class Suspect(msgspec.Struct):
 
     `is_touched`: a flip in the snapshot or a replayed delete is of this segment, so that it may
     have more dead rows than were anchored. `known_dead`: rows that are dead by the flags found, and
-    by the flips in the snapshot where these are whole.
+    by the flips in the snapshot where these are whole. `has_damaged_flags`: some flags are neither
+    live nor dead, so what was found is not a state to compare a later start with.
     """
 
     first_seq: int
@@ -78,6 +79,7 @@ class Suspect(msgspec.Struct):
     known_dead: int
     anchored_dead: int
     is_touched: bool
+    has_damaged_flags: bool = False
 
     @property
     def has_lost_deletes(self) -> bool:

@@ -292,7 +292,9 @@ class Recovery:
             if suspect is not None and self._is_mended:
                 suspect.is_touched = True
             if digest is not None and not (suspect and suspect.has_lost_deletes):
-                files.digests[segment_id] = digest
+                # Damaged flags are no anchor: the right file, put back, must heal the segment.
+                if suspect is None or not suspect.has_damaged_flags:
+                    files.digests[segment_id] = digest
                 continue
             files.untrusted |= {segment_id}
             if segment_id in anchored:

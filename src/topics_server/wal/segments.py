@@ -39,7 +39,7 @@ from topics_server.wal.quarantine import Quarantine
 from topics_server.wal.segment_blocks import unpack_block
 from topics_server.wal.segment_files import Tiers, copy_to_temp, entry_of, flags_of
 from topics_server.wal.segment_flags import digest_of
-from topics_server.wal.segment_format import DEAD
+from topics_server.wal.segment_format import DEAD, damaged_flags
 from topics_server.wal.segment_index import SealedColumns
 from topics_server.wal.segment_maps import IndexMaps
 from topics_server.wal.topic_scan import FoundFiles, FoundSegment, objection_of, scan, tidy
@@ -178,7 +178,11 @@ class SealedSegments:
         return flipped
 
     def _flip_file(self, path: str, entry: SegmentEntry, hit: Sequence[int]) -> FlagsDigest | None:
-        """The digest of the flags as they are now; `None` for a file of another size."""
+        """The digest of the flags as they are now.
+
+        `None` for a file of another size, and where flags of other rows are damaged: a later start
+        must not compare the right file with those.
+        """
         rows = np.unique(np.asarray(hit, "<i8"))
         assert 0 <= int(rows[0]) <= int(rows[-1]) < entry.record_count
         firsts = rows[np.diff(rows, prepend=-2) > 1]
@@ -196,7 +200,8 @@ class SealedSegments:
             file.close()
         flags = np.frombuffer(before, "u1").copy()
         flags[rows] = DEAD
-        return digest_of(flags.tobytes())
+        now = flags.tobytes()
+        return None if len(damaged_flags(now)) else digest_of(now)
 
     def drop(self, topic_id: int, segment_ids: Sequence[int], facts: TopicFacts) -> None:
         """See `ports.Segments.drop`. If it fails, the topic's next change of any kind does it."""

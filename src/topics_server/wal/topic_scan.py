@@ -216,6 +216,7 @@ def _anchored(
                 known_dead=dead_with(flags, rows) + unclear,
                 anchored_dead=anchored.dead_count,
                 is_touched=segment_id in anchor.flips,
+                has_damaged_flags=unclear > 0,
             )
     report.flags[segment_id] = digest
     return flags
