@@ -46,6 +46,8 @@ def driver(*imports: str) -> Row:
 # Values and rules at the bottom: importable by every other module, rows need not list them.
 LEAVES = {
     "limits": pure(),
+    # Durations and sizes as people write them: options of the command line and settings.
+    "amounts": pure(),
     "errors": pure("limits"),
     "model": pure("limits"),
     "rendered": pure("limits", "model", "blocks", "grammars"),

@@ -16,10 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BeforeValidator, Field, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, ValidationError, ValidationInfo, model_validator
 from pydantic.config import JsonDict
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
+from topics_server.amounts import parse_duration, parse_size
 from topics_server.api.hosts import LOOPBACK_NAMES, Hosts, normal_host, split_hosts
 from topics_server.api.keys import Grant, KeysError, parse_keys
 from topics_server.key_file import configured_keys
@@ -65,11 +66,17 @@ class SettingsError(Exception):
         self.lines = lines
 
 
-def _whole_number(value: object) -> object:
+def _whole_number(value: object, info: ValidationInfo) -> object:
+    """A number; for a field of bytes or of milliseconds also one with a unit, as `64MiB`, `5s`."""
+    if not isinstance(value, str):
+        return value
     # pydantic would take "1_000", " 7" and "5.0" as well.
-    if isinstance(value, str) and re.fullmatch(r"-?[0-9]{1,20}", value) is None:
-        raise ValueError("not a whole number")
-    return int(value) if isinstance(value, str) else value
+    if re.fullmatch(r"-?[0-9]{1,20}", value) is not None:
+        return int(value)
+    for suffix, parse in (("_ms", parse_duration), ("_bytes", parse_size)):
+        if str(info.field_name).endswith(suffix):
+            return parse(value)
+    raise ValueError("not a whole number")
 
 
 def _switch(value: object) -> object:
@@ -459,7 +466,12 @@ def allowed_values(field: str) -> str:
     """What a field takes, in words."""
     extra = Settings.model_fields[field].json_schema_extra
     assert isinstance(extra, dict), f"{field} says what is allowed"
-    return str(extra["allowed"])
+    allowed = str(extra["allowed"])
+    if field.endswith("_ms"):
+        return f"{allowed} milliseconds, or one with a unit such as 5s or 10m"
+    if field.endswith("_bytes"):
+        return f"{allowed} bytes, or one with a unit such as 64KB or 1MiB"
+    return allowed
 
 
 def _complaint(field: str, value: object) -> str:

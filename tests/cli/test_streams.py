@@ -104,7 +104,7 @@ def test_tail_prints_what_is_new_and_stops_after_n(
     topics: Topics, topic: str, api: Api, spawn: Spawn
 ) -> None:
     api.add(topic, "before")
-    verb = spawn(topics, "tail", topic, "-n", "3")
+    verb = spawn(topics, "tail", topic, "--limit", "3")
     eventually(lambda: _sees(api, topic, verb), "the tail is live", WITHIN_S)
     seen = len(verb.out)
     api.add(topic, "a", "b", "c", "d")
@@ -126,12 +126,12 @@ def test_records_are_printed_as_read_prints_them(topics: Topics, topic: str) -> 
     odd = '{"b":1e400, "a": [1 ,2],\t"a":3, "\\u0061":"\\u00e9é\u2028", "n":-0.0 }'
     topics.good("append", topic, odd, "--tag", "t", "--meta", '{"k" : 1}')
     topics.good("append", topic, "[1,\n 2]")
-    tailed = topics.good("tail", topic, "--from-start", "--tags", "-n", "2")
+    tailed = topics.good("tail", topic, "--from-start", "--tags", "--limit", "2")
     assert tailed.out == topics.good("read", topic, "--tags").out
-    bare = topics.good("tail", topic, "--from-start", "--no-meta", "-n", "1")
+    bare = topics.good("tail", topic, "--from-start", "--no-meta", "--limit", "1")
     assert b"$tag" not in bare.out
     assert b'"meta"' not in bare.out
-    table = topics.good("tail", topic, "--from", "1", "-n", "1", "--table").out.decode()
+    table = topics.good("tail", topic, "--from", "1", "--limit", "1", "--table").out.decode()
     assert table.split() == ["2", *table.split()[1:3], "[1,", "2]"]
 
 
@@ -140,7 +140,7 @@ def test_several_topics_are_told_apart(topics: Topics, topic: str, api: Api) -> 
     for name in names:
         api.add(name, *range(300), node="n")
         api.add(name, "mine", node="me")
-    ran = topics.good("tail", *names, "--from-start", "--node", "me", "-n", "900")
+    ran = topics.good("tail", *names, "--from-start", "--node", "me", "--limit", "900")
     found: dict[str, list[int]] = {}
     for line in ran.lines:
         assert next(iter(line)) == "topic"
@@ -325,7 +325,7 @@ def test_what_is_refused_is_exit_code_1(topics: Topics, words: list[str], messag
     [
         ["tail"],
         ["tail", "t", "--from", "1", "--from-start"],
-        ["tail", "t", "-n", "0"],
+        ["tail", "t", "--limit", "0"],
         ["watch", "t=x"],
         ["watch", "t=-1"],
         ["watch", "t", "t=5"],
@@ -496,3 +496,34 @@ def test_an_idle_publisher_outlives_a_restart_without_keys(
     verb.process.stdin.close()
     assert verb.end() == 0
     assert [r["data"] for r in server.api.read_all("t")] == [1, 2, 3]
+
+
+def test_tail_n_shows_the_last_records_and_then_what_comes(
+    topics: Topics, topic: str, api: Api, spawn: Spawn
+) -> None:
+    api.add(topic, *range(1, 31))
+    verb = spawn(topics, "tail", topic, "-n", "10", "--limit", "12")
+    eventually(lambda: len(verb.out) == 10, "the last ten", WITHIN_S)
+    api.add(topic, 31, 32)
+    assert verb.end() == 0
+    assert verb.seqs() == list(range(21, 33))
+
+
+def test_tail_n_of_several_topics_names_them_and_stops_at_the_limit(
+    topics: Topics, topic: str, api: Api
+) -> None:
+    other = f"{topic}.b"
+    api.add(topic, "x", "y", "z")
+    api.add(other, "u")
+    found = topics.good("tail", topic, other, "-n", "2", "--limit", "3").lines
+    assert [(line["topic"], line["data"]) for line in found] == [
+        (topic, "y"),
+        (topic, "z"),
+        (other, "u"),
+    ]
+
+
+def test_tail_n_and_a_start_exclude_each_other(alone: Topics) -> None:
+    for words in (["--from", "1"], ["--from-start"], ["--strong"]):
+        ran = alone("tail", "t", "-n", "1", *words)
+        assert (ran.code, "-n " in ran.err) == (2, True)

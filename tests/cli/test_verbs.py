@@ -96,6 +96,37 @@ def test_read_goes_from_a_position_to_a_limit(topics: Topics, topic: str, api: A
     assert [record["data"] for record in some] == list(range(1100, 2300))
 
 
+def test_read_last_passes_over_what_is_deleted(topics: Topics, topic: str, api: Api) -> None:
+    """The last three records are 1, 2 and 100: all between them are deleted."""
+    for n in range(1, 101):
+        api.add(topic, n, tag="keep" if n in (1, 2, 100) else "drop", node="n" if n == 2 else "m")
+    assert api.delete(topic, match="drop").json()["deleted"] == 97
+    found = topics.good("read", topic, "--last", "3").lines
+    assert [record["data"] for record in found] == [1, 2, 100]
+    assert [r["data"] for r in topics.good("read", topic, "--last", "2").lines] == [2, 100]
+    assert [r["data"] for r in topics.good("read", topic, "--last", "9").lines] == [1, 2, 100]
+    some = topics.good("read", topic, "--last", "2", "--node", "n").lines
+    assert [record["data"] for record in some] == [1, 100]
+    assert topics("read", topic, "--last", "1", "--from", "0").code == 2
+
+
+def test_read_last_follows(topics: Topics, topic: str, api: Api) -> None:
+    api.add(topic, 1, 2, 3)
+    reader = topics.spawn("read", topic, "--last", "2", "--follow", "--limit", "3")
+    assert reader.stdout is not None
+    assert b'"data":2' in reader.stdout.readline()
+    assert b'"data":3' in reader.stdout.readline()
+    api.add(topic, 4)
+    assert b'"data":4' in reader.stdout.readline()
+    assert reader.wait(20) == 0
+    reader.stdout.close()
+
+
+def test_read_last_of_an_empty_topic_is_nothing(topics: Topics, topic: str, api: Api) -> None:
+    api.put(topic)
+    assert topics.good("read", topic, "--last", "5").out == b""
+
+
 def test_read_leaves_out_nodes(topics: Topics, topic: str, api: Api) -> None:
     for node in "abc":
         api.add(topic, node, node=node)

@@ -2,9 +2,10 @@
 
 Owns the list of verbs. Exit codes: 0 done, 1 the server (or a file) refused or has no such thing,
 2 wrong usage or no server to talk to. Results go to standard output, everything else to standard
-error. Map: `client` (HTTP), `output` (NDJSON or table), `cutting`, `lines`, `loading`, `resume`
-(the verb `load`), `streams` (the verbs `tail` and `watch`), `graph` (the verb `routers`), `flags`
-(settings as options), `producers` (`append --producer`), `stream_calls` and `stream_following`
+error. Map: `client` (HTTP), `output` (NDJSON or table), `amounts` (durations and sizes),
+`paging` and `last` (records of a topic), `cutting`, `lines`, `loading`, `resume` (the verb `load`),
+`streams` (the verbs `tail` and `watch`), `graph` (the verb `routers`), `flags` (settings as
+options), `producers` (`append --producer`), `stream_calls` and `stream_following`
 (the verb `stream`); every other module is the verb of its name.
 """
 

@@ -9,6 +9,7 @@ from typing import Final
 import click
 import msgspec
 
+from topics_server.cli.amounts import DURATION
 from topics_server.cli.client import Client, Unreachable, server_options, topic_path
 from topics_server.cli.output import format_options, show_object
 from topics_server.clock import random_id
@@ -24,7 +25,7 @@ PAUSE_S: Final = 0.05
 @click.option("--tag", help="Tag, to delete by.")
 @click.option("--meta", metavar="JSON", help="Small headers, a JSON object.")
 @click.option(
-    "--delay", "delay_ms", type=click.IntRange(min=0), metavar="MS", help="Hold it back so long."
+    "--delay", "delay_ms", type=DURATION, help="Hold it back so long: 5s, 10m; plain: ms."
 )
 @click.option(
     "--at",

@@ -24,6 +24,10 @@ def settings_flags(verb: Callable[..., Any]) -> Callable[..., Any]:
             continue
         text = f"{field.description}  [env: {variable(name)}; default: {shown_default(name)}]"
         metavar = "N" if field.annotation is int else "VALUE"
+        if metavar == "N" and name.endswith("_ms"):
+            metavar = "DURATION"
+        elif metavar == "N" and name.endswith("_bytes"):
+            metavar = "SIZE"
         option = "--" + name.replace("_", "-")
         verb = click.option(option, name, default=None, metavar=metavar, help=text)(verb)
     return verb

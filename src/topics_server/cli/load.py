@@ -13,16 +13,15 @@ from typing import Final
 import click
 import msgspec
 
+from topics_server.cli.amounts import seconds, size
 from topics_server.cli.client import Client, server_options
 from topics_server.cli.cutting import Cutter, Shape, whole_records
 from topics_server.cli.lines import LineFile
 from topics_server.cli.loading import Advance, Loading, Plan
 from topics_server.cli.output import format_options, note, show_object
-from topics_server.limits import MIB
 
 BATCH_RECORDS: Final = 2000
-BATCH_BYTES: Final = MIB
-RETRY_S: Final = 30.0
+RETRY: Final = "30s"
 
 
 @click.command("load")
@@ -48,17 +47,19 @@ RETRY_S: Final = 30.0
 )
 @click.option(
     "--batch-bytes",
-    type=click.IntRange(min=1),
-    default=BATCH_BYTES,
+    type=size(1),
+    default="1MiB",
     show_default=True,
     help="Bytes of one request, about.",
 )
 @click.option(
     "--retry-seconds",
-    type=click.FloatRange(min=0),
-    default=RETRY_S,
+    "--retry",
+    "retry_ms",
+    type=seconds(),
+    default=RETRY,
     show_default=True,
-    help="How long to try again when the server is busy or away.",
+    help="How long to try again when the server is busy or away; plain: seconds.",
 )
 @format_options
 @server_options
@@ -76,7 +77,7 @@ def command(
     from_line: int | None,
     batch_records: int,
     batch_bytes: int,
-    retry_seconds: float,
+    retry_ms: int,
     client: Client,
     as_json: bool,
 ) -> None:
@@ -99,7 +100,9 @@ def command(
     except ValueError as error:
         raise click.UsageError(str(error)) from None
     source = LineFile(file)
-    plan = Plan(topic, batch_records, batch_bytes, from_line, append_anyway, create, retry_seconds)
+    plan = Plan(
+        topic, batch_records, batch_bytes, from_line, append_anyway, create, retry_ms / 1000
+    )
     loading = Loading(client, source, cutter, plan)
     with _progress(source.total_bytes) as advance:
         result = loading.run(advance)

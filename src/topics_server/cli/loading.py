@@ -20,7 +20,7 @@ import xxhash
 from topics_server.cli.client import Client, Failure, Refused, Unreachable, topic_path
 from topics_server.cli.cutting import BadLine, Cutter, fingerprint
 from topics_server.cli.lines import Batch, LineFile
-from topics_server.cli.read import pages
+from topics_server.cli.paging import pages
 from topics_server.cli.resume import Mismatch, PrefixCheck, Tail, TailRecord, TailSearch, Unclear
 from topics_server.clock import monotonic_ms
 from topics_server.limits import MIB

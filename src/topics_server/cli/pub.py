@@ -24,6 +24,7 @@ import websockets.exceptions
 import websockets.sync.client
 from websockets.sync.connection import Connection
 
+from topics_server.cli.amounts import seconds
 from topics_server.cli.client import Client, Failure, Refused, Unreachable, refusal, server_options
 from topics_server.cli.cutting import BadLine, Cut, Cutter, Shape, whole_records
 from topics_server.cli.output import format_options, note, show_object
@@ -35,7 +36,7 @@ BATCH_BYTES: Final = MIB
 READ_BYTES: Final = 256 * 1024
 # How long the acknowledgement of a command may take, fsync included.
 ANSWER_S: Final = 60.0
-RETRY_S: Final = 30.0
+RETRY: Final = "30s"
 RETRY_PAUSE_S: Final = 0.25
 RETRY_PAUSE_MAX_S: Final = 5.0
 # Refusals of a server that is on its way out or in.
@@ -123,10 +124,12 @@ Event = Batch | _Answer | _Closed | _NoMore
 )
 @click.option(
     "--retry-seconds",
-    type=click.FloatRange(min=0),
-    default=RETRY_S,
+    "--retry",
+    "retry_ms",
+    type=seconds(),
+    default=RETRY,
     show_default=True,
-    help="How long to try again when the server is away.",
+    help="How long to try again when the server is away; plain: seconds.",
 )
 @format_options
 @server_options
@@ -139,7 +142,7 @@ def command(
     create: bool | None,
     durability: str | None,
     idempotent: str | None,
-    retry_seconds: float,
+    retry_ms: int,
     client: Client,
     as_json: bool,
 ) -> None:
@@ -158,7 +161,7 @@ def command(
         note("a record a line; Ctrl-D ends")
     cutter = Cutter(whole_records() if records else Shape(), node)
     size = 1 if idempotent is not None else batch or 100
-    plan = Plan(topic, create, durability, idempotent, retry_seconds)
+    plan = Plan(topic, create, durability, idempotent, retry_ms / 1000)
     publishing = Publishing(client, plan)
     began_ms = monotonic_ms()
     try:

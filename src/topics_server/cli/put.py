@@ -9,6 +9,7 @@ from typing import Any, Final
 import click
 import msgspec
 
+from topics_server.cli.amounts import DURATION, SIZE, Amount
 from topics_server.cli.client import Client, server_options, topic_path
 from topics_server.cli.output import format_options, note, show_object
 
@@ -23,7 +24,10 @@ QUEUE_FIELDS: Final = frozenset(
 def _option(name: str, kind: click.ParamType[Any] | str, text: str) -> Decorator:
     if kind == "switch":
         return click.option(f"--{name}/--no-{name}", default=None, help=text)
-    return click.option(f"--{name}", type=kind, default=None, help=text)
+    names = [f"--{name}"]
+    if isinstance(kind, Amount) and name.endswith("-ms"):
+        names.append(f"--{name.removesuffix('-ms')}")
+    return click.option(*names, name.replace("-", "_"), type=kind, default=None, help=text)
 
 
 OPTIONS: Final[tuple[Decorator, ...]] = (
@@ -33,17 +37,17 @@ OPTIONS: Final[tuple[Decorator, ...]] = (
         click.Choice(["ephemeral", "memory", "disk", "fsync"]),
         "When an append is acknowledged.  [default: disk]",
     ),
-    _option("ttl-ms", AMOUNT, "Records expire after this; 0 = never."),
+    _option("ttl-ms", DURATION, "Records expire after this; 0 = never."),
     _option("cap-records", AMOUNT, "Keep at most so many records; 0 = all."),
-    _option("cap-bytes", AMOUNT, "Keep at most so many bytes; 0 = all."),
+    _option("cap-bytes", SIZE, "Keep at most so many bytes; 0 = all."),
     _option("discard", click.Choice(["old", "reject"]), "What a full topic does.  [default: old]"),
     _option("priority", click.INT, "Fixed delivery priority, -1000 to 1000."),
     _option("auto-priority", "switch", "Derive the priority from how recently it was read."),
     _option("auto-create", "switch", "A write may create this topic."),
-    _option("idempotency-window-ms", AMOUNT, "How long keys are remembered.  [default: 120000]"),
+    _option("idempotency-window-ms", DURATION, "How long keys are remembered.  [default: 2m]"),
     _option("dedupe-node", "switch", "Readers do not see their own node's records."),
-    _option("lease-ms", AMOUNT, "Queue: how long a claimed job is invisible."),
-    _option("claim-jitter-ms", AMOUNT, "Queue: window in which claims share jobs."),
+    _option("lease-ms", DURATION, "Queue: how long a claimed job is invisible."),
+    _option("claim-jitter-ms", DURATION, "Queue: window in which claims share jobs."),
     _option("max-deliveries", AMOUNT, "Queue: deliveries before a job is dead; 0 = no limit."),
     _option("dead-letter", click.STRING, "Queue: topic that dead jobs move to."),
     _option("leases-durable", "switch", "Queue: leases survive a crash."),

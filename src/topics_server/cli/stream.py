@@ -12,6 +12,8 @@ from typing import Final
 import click
 import msgspec
 
+from topics_server.amounts import SECOND_MS
+from topics_server.cli.amounts import seconds
 from topics_server.cli.client import Client, Failure, server_options
 from topics_server.cli.lines import STANDARD_INPUT, LineFile
 from topics_server.cli.output import confirm, format_options, note, one_line, show_object
@@ -34,7 +36,12 @@ def command() -> None:
 @command.command("create")
 @click.argument("stream")
 @click.option("--content-type", "-t", default=JSON, show_default=True, help="What it holds.")
-@click.option("--ttl", type=click.IntRange(min=0), metavar="SECONDS", help="Removed after that.")
+@click.option(
+    "--ttl",
+    "ttl_ms",
+    type=seconds(),
+    help="Removed so long after its last use: 90s, 2h; plain: seconds.",
+)
 @click.option("--expires-at", metavar="TIME", help="Removed then; RFC 3339.")
 @click.option("--fork", metavar="PATH", help="Begin with what this stream of the server holds.")
 @click.option("--fork-offset", metavar="OFFSET", help="Up to here; default: all of it.")
@@ -44,7 +51,7 @@ def command() -> None:
 def create(
     stream: str,
     content_type: str,
-    ttl: int | None,
+    ttl_ms: int | None,
     expires_at: str | None,
     fork: str | None,
     fork_offset: str | None,
@@ -53,12 +60,14 @@ def create(
     as_json: bool,
 ) -> None:
     """Create STREAM; one that is there already must be the same."""
-    if ttl is not None and expires_at is not None:
+    if ttl_ms is not None and expires_at is not None:
         raise click.UsageError("--ttl and --expires-at: give one of them")
+    if ttl_ms is not None and ttl_ms % SECOND_MS:
+        raise click.UsageError("--ttl is whole seconds")
     if fork_offset is not None and fork is None:
         raise click.UsageError("--fork-offset goes with --fork")
     told = {
-        "Stream-TTL": None if ttl is None else str(ttl),
+        "Stream-TTL": None if ttl_ms is None else str(ttl_ms // SECOND_MS),
         "Stream-Expires-At": expires_at,
         "Stream-Fork-Offset": fork_offset,
         "Stream-Closed": "true" if closed else None,

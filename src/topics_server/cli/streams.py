@@ -22,6 +22,7 @@ import httpx
 import httpx_sse
 import msgspec
 
+from topics_server.cli.amounts import duration
 from topics_server.cli.client import Client, Refused, Unreachable, refusal
 from topics_server.cli.output import note
 
@@ -370,8 +371,10 @@ def watch_options(verb: Callable[P, R]) -> Callable[..., R]:
     @click.option("--tags/--no-tags", default=False, help="Show tags.")
     @click.option(
         "--heartbeat-ms",
-        type=click.IntRange(1000, 60_000),
-        default=HEARTBEAT_MS,
+        "--heartbeat",
+        "heartbeat_ms",
+        type=duration(1000, 60_000),
+        default="15s",
         show_default=True,
         help="How often an idle server says that it is there; twice as long without: reconnect.",
     )

@@ -7,15 +7,15 @@ also a line `{"tombstone":…}` in its place.
 
 from __future__ import annotations
 
-import shutil
-from typing import Any
+from typing import Any, Final
 
 import click
 import msgspec
 
 from topics_server.cli.client import Client, Failure, server_options
-from topics_server.cli.output import format_options, note, one_line, write_line
-from topics_server.cli.read import as_row
+from topics_server.cli.last import last_records
+from topics_server.cli.output import format_options, note, write_line
+from topics_server.cli.paging import show_records
 from topics_server.cli.stopping import stopped_by_reader
 from topics_server.cli.streams import (
     Following,
@@ -26,6 +26,9 @@ from topics_server.cli.streams import (
     Trouble,
     watch_options,
 )
+
+# Options of a watch that a diff has too.
+_QUERY: Final = ("include_meta", "include_tags", "node")
 
 
 @click.command("tail")
@@ -38,7 +41,15 @@ from topics_server.cli.streams import (
     help="Begin after this seq of each topic; default: with the next record.",
 )
 @click.option("--from-start", is_flag=True, help="Begin with the first record.")
-@click.option("-n", "limit", type=click.IntRange(min=1), metavar="N", help="Stop after N records.")
+@click.option(
+    "--last",
+    "-n",
+    "last",
+    type=click.IntRange(min=0),
+    metavar="N",
+    help="Begin with the last N records of each topic.",
+)
+@click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Stop after N records.")
 @watch_options
 @format_options
 @server_options
@@ -46,25 +57,42 @@ def command(
     topics: tuple[str, ...],
     from_seq: int | None,
     from_start: bool,
+    last: int | None,
     limit: int | None,
     options: dict[str, Any],
     client: Client,
     as_json: bool,
 ) -> None:
-    """Print records of TOPICs as they come, until Ctrl-C.
+    r"""Print records of TOPICs as they come, until Ctrl-C.
+
+    \b
+    topics tail orders              what comes from now on
+    topics tail -n 10 orders        the last ten, then what comes
 
     A stream that breaks is resumed by itself, with no record missing or printed twice. With
     several topics each line begins with the topic's name (in NDJSON: the field "topic").
     """
     if from_start and from_seq is not None:
         raise click.UsageError("--from and --from-start: give one of them")
+    if last is not None and (from_start or from_seq is not None):
+        raise click.UsageError("-n begins with the last records: leave --from and --from-start out")
+    if last and options.get("consistency") == "strong":
+        raise click.UsageError("-n reads records that may not be synced yet: leave --strong out")
     if from_start:
         from_seq = 0
     start = {"tail": True} if from_seq is None else {"from_seq": from_seq}
-    following = Following(client, dict.fromkeys(topics, start), options)
-    printer = _Printer(limit, as_json=as_json, names=len(set(topics)) > 1)
+    asked: dict[str, dict[str, Any]] = dict.fromkeys(topics, start)
+    printer = _Printer(limit, as_json=as_json, names=len(asked) > 1)
     with stopped_by_reader():
-        for frame in following.frames():
+        if last:
+            query: dict[str, Any] = {name: options[name] for name in _QUERY if name in options}
+            for topic in asked:
+                records, after = last_records(client, topic, last, query, as_json=as_json)
+                asked[topic] = {"from_seq": after}
+                printer.show_records(topic, records)
+                if printer.left == 0:
+                    return
+        for frame in Following(client, asked, options).frames():
             printer.show(frame)
             if printer.left == 0:
                 return
@@ -82,8 +110,8 @@ class _Printer:
     def show(self, frame: Frame) -> None:
         """Print what the frame brings; heads and heartbeats are not shown."""
         match frame.body:
-            case Records() as page:
-                self._show_records(page)
+            case Records(topic=topic, records=records):
+                self.show_records(topic, records)
             case Tombstone() as gap:
                 seqs = f"{gap.gap_from}-{gap.gap_to}"
                 if gap.gap_to < gap.gap_from:
@@ -99,17 +127,9 @@ class _Printer:
             case _:
                 pass
 
-    def _show_records(self, page: Records) -> None:
-        records = page.records if self.left is None else page.records[: self.left]
-        if not records:
-            return
+    def show_records(self, topic: str, records: list[msgspec.Raw]) -> None:
+        """Print records of one topic, up to the limit."""
         if self.left is not None:
+            records = records[: self.left]
             self.left -= len(records)
-        if self._as_json:
-            head = b'{"topic":' + msgspec.json.encode(page.topic) + b","
-            lines = [one_line(bytes(record)) for record in records]
-            click.echo(b"\n".join([head + line[1:] for line in lines] if self._names else lines))
-        else:
-            name = f"{page.topic}  " if self._names else ""
-            width = max(shutil.get_terminal_size().columns - len(name), 1)
-            click.echo("\n".join(name + as_row(record, width) for record in records))
+        show_records(records, as_json=self._as_json, topic=topic if self._names else None)

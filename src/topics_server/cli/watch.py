@@ -11,6 +11,7 @@ from typing import Any
 import click
 import msgspec
 
+from topics_server.cli.amounts import SIZE
 from topics_server.cli.client import Client, Failure, server_options
 from topics_server.cli.output import write_line
 from topics_server.cli.stopping import stopped_by_reader
@@ -29,9 +30,7 @@ from topics_server.limits import SEQ_MAX
 @click.option("--until-caught-up", is_flag=True, help="Stop when every topic is at its head.")
 @click.option("--data/--no-data", "data", default=True, help="Whether records hold their data.")
 @click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Records of one frame.")
-@click.option(
-    "--max-batch-bytes", type=click.IntRange(min=0), metavar="BYTES", help="Bytes of one frame."
-)
+@click.option("--max-batch-bytes", type=SIZE, help="Bytes of one frame: 64KB, 1MiB.")
 @watch_options
 @server_options
 def command(

@@ -19,6 +19,7 @@ from typing import Final
 import click
 import msgspec
 
+from topics_server.cli.amounts import duration
 from topics_server.cli.client import Client, Refused, Unreachable, server_options
 from topics_server.cli.output import note
 from topics_server.client import Backoff, ClientError, Job, Stats, Worker
@@ -50,8 +51,9 @@ class CommandFailed(Exception):
 )
 @click.option(
     "--lease-ms",
-    type=click.IntRange(100, 86_400_000),
-    metavar="MS",
+    "--lease",
+    "lease_ms",
+    type=duration(100, 86_400_000),
     help="Lease of a job, extended while its command runs; default: the queue's.",
 )
 @click.option("--node", help="This worker's name; default: host, process and chance.")
@@ -59,22 +61,28 @@ class CommandFailed(Exception):
 @click.option("--whole", is_flag=True, help="Hand over the whole job, not only its data.")
 @click.option(
     "--retry-ms",
-    type=click.IntRange(min=1),
-    default=1000,
+    "--retry",
+    "retry_ms",
+    type=duration(1),
+    default="1s",
     show_default=True,
     help="Back-off after a first failure; doubles, jittered.",
 )
 @click.option(
     "--retry-max-ms",
-    type=click.IntRange(min=1),
-    default=300_000,
+    "--retry-max",
+    "retry_max_ms",
+    type=duration(1),
+    default="5m",
     show_default=True,
     help="The longest back-off.",
 )
 @click.option(
     "--grace-ms",
-    type=click.IntRange(min=0),
-    default=20_000,
+    "--grace",
+    "grace_ms",
+    type=duration(),
+    default="20s",
     show_default=True,
     help="How long a stop waits for running commands.",
 )

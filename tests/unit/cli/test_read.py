@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from topics_server.cli.read import as_row
+from topics_server.cli.paging import as_row
 
 
 def row(text: str, width: int = 200) -> str:

@@ -27,7 +27,7 @@ def test_what_is_asked_for(script: Script, client: Client) -> None:
     script.streams = [[RETRY, page(1, 1)]] * 4
     words = ("--node", "a", "--node", "b", "--strong", "--no-meta", "--tags")
     for more in ((), ("--from", "7", "--heartbeat-ms", "1000"), ("--from-start",), words):
-        assert run(client, "t", "-n", "1", *more).exit_code == 0
+        assert run(client, "t", "--limit", "1", *more).exit_code == 0
     bodies = [body for method, _, body in script.asked if method == "POST"]
     plain = {"heartbeat_ms": 15_000, "include_meta": True, "include_tags": False}
     assert bodies == [
@@ -48,7 +48,7 @@ def test_what_is_asked_for(script: Script, client: Client) -> None:
 def test_the_limit_cuts_inside_a_frame(script: Script, client: Client) -> None:
     script.posts = [session("wid_a", t=0)]
     script.streams = [[RETRY, page(1, 3), page(4, 9), b""]]
-    ran = run(client, "t", "-n", "5")
+    ran = run(client, "t", "--limit", "5")
     assert ran.exit_code == 0
     assert [json.loads(line)["$seq"] for line in ran.stdout.splitlines()] == [1, 2, 3, 4, 5]
 
@@ -58,7 +58,7 @@ def test_losses_are_told_to_people_and_to_scripts(script: Script, client: Client
     advice = frame("error", "", code=429, error="busy", retry_after_ms=1)
     frames = [gap("t", "cap", 1, 10), page(11, 11), gap("t", "recreated", 1, 0), advice, page(1, 1)]
     script.streams = [[RETRY, *frames]] * 2
-    ran = run(client, "t", "-n", "2", "--json")
+    ran = run(client, "t", "--limit", "2", "--json")
     first, _, again, last = map(json.loads, ran.stdout.splitlines())
     assert first["tombstone"]["gap_to"] == 10
     assert again["tombstone"]["reason"] == "recreated"
@@ -69,7 +69,7 @@ def test_losses_are_told_to_people_and_to_scripts(script: Script, client: Client
         "the server slows this stream down: busy",
     ]
     assert ran.stderr.splitlines() == words
-    table = run(client, "t", "-n", "2", "--table")
+    table = run(client, "t", "--limit", "2", "--table")
     assert [line.split()[0] for line in table.stdout.splitlines()] == ["11", "1"]
     assert table.stderr.splitlines() == words
 
@@ -78,9 +78,9 @@ def test_several_topics_are_named(script: Script, client: Client) -> None:
     script.posts = [session("wid_a", t=0, u=0)] * 2
     ids = {"t": 1, "u": 1}
     script.streams = [[RETRY, page(1, 1, "t", **ids), page(1, 1, "u", **ids)]] * 2
-    ran = run(client, "t", "u", "-n", "2", "--json")
+    ran = run(client, "t", "u", "--limit", "2", "--json")
     assert ran.stdout.splitlines()[1].startswith('{"topic":"u","$seq": 1,')
-    table = run(client, "t", "u", "-n", "2", "--table")
+    table = run(client, "t", "u", "--limit", "2", "--table")
     assert [line.split()[:2] for line in table.stdout.splitlines()] == [["t", "1"], ["u", "1"]]
 
 

@@ -1,0 +1,71 @@
+"""The last records of a topic, for `read --last` and `tail -n`.
+
+The server reads forwards from a position. Deleted records leave holes and a node's records may be
+left out, so the last N records may begin any distance below the head: the range that is looked at
+grows downwards until it holds N records or reaches the topic's first one.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+
+from topics_server.cli.client import Client, topic_path
+from topics_server.cli.paging import pages, show_gap
+
+# How much longer each range is than the one above it.
+_GROWTH: Final = 4
+
+
+class _State(msgspec.Struct):
+    head_seq: int
+    earliest_seq: int
+
+
+class _Seq(msgspec.Struct):
+    seq: int = msgspec.field(name="$seq")
+
+
+def last_records(
+    client: Client, topic: str, count: int, query: Mapping[str, Any], *, as_json: bool
+) -> tuple[list[msgspec.Raw], int]:
+    """The last `count` records (fewer if there are fewer), and the seq to go on after.
+
+    `query` holds further fields of a diff. Gaps among the records are told at once.
+    """
+    answer = client.call("GET", topic_path(topic, "?touch=false"), repeatable=True)
+    state = msgspec.json.decode(answer, type=_State)
+    first, above, size = max(state.earliest_seq, 1), state.head_seq, count
+    found: deque[msgspec.Raw] = deque()
+    after = above
+    while len(found) < count and above >= first:
+        below = max(first - 1, above - size)
+        records, reached = _between(client, topic, below, above, query, as_json=as_json)
+        if above == state.head_seq:
+            after = reached  # what was appended meanwhile may have been read with the last page
+        found.extendleft(reversed(records))
+        above, size = below, size * _GROWTH
+    return list(found)[max(0, len(found) - count) :], after
+
+
+def _between(
+    client: Client, topic: str, below: int, above: int, query: Mapping[str, Any], *, as_json: bool
+) -> tuple[list[msgspec.Raw], int]:
+    """The records with `below < seq <= above`; also where the reading ended."""
+    found: list[msgspec.Raw] = []
+    reached = below
+    for page in pages(client, topic, below, dict(query), limit=above - below):
+        if bytes(page.tombstone) != b"null":
+            show_gap(page.tombstone, as_json=as_json)
+        found += [record for record in page.records if _seq_of(record) <= above]
+        reached = page.next_from_seq
+        if reached >= above:
+            break
+    return found, min(reached, above)
+
+
+def _seq_of(record: msgspec.Raw) -> int:
+    return msgspec.json.decode(record, type=_Seq).seq

@@ -1,0 +1,141 @@
+"""Reading a topic page by page, and what a record and a gap look like in print.
+
+Used by `read`, `tail` and `load`. A record is printed as the server rendered it. What was lost (a
+tombstone) is never passed over in silence: a line on standard error, and in NDJSON also a line
+`{"tombstone":…}` in its place.
+"""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+from typing import Any, Final
+
+import click
+import msgspec
+
+from topics_server.cli.client import Client, Refused, Unreachable, topic_path
+from topics_server.cli.output import note, one_line, write_line
+
+PAGE_RECORDS: Final = 1000
+WAIT_MS: Final = 30_000
+# A followed server may be away this long (a restart, a short network failure).
+AWAY_TRIES: Final = 30
+AWAY_PAUSE_S: Final = 1.0
+
+
+class Page(msgspec.Struct):
+    """An answer of diff; records stay bytes."""
+
+    records: list[msgspec.Raw]
+    next_from_seq: int
+    caught_up: bool
+    # Not `Raw | None`: such a union takes nothing but null.
+    tombstone: msgspec.Raw = msgspec.Raw(b"null")
+
+
+class _Gap(msgspec.Struct):
+    gap_from: int
+    gap_to: int
+    reason: str
+    missed_estimate: int = 0
+
+
+class _Record(msgspec.Struct):
+    seq: int = msgspec.field(name="$seq")
+    data: msgspec.Raw
+    ts: int = msgspec.field(name="$ts", default=0)
+    node: str | None = msgspec.field(name="$node", default=None)
+    tag: str | None = msgspec.field(name="$tag", default=None)
+
+
+def show_records(
+    records: Sequence[msgspec.Raw], *, as_json: bool, topic: str | None = None
+) -> None:
+    """Print records, a line each; with a `topic` each line begins with its name."""
+    if not records:
+        return
+    if as_json:
+        lines = [one_line(bytes(record)) for record in records]
+        if topic is not None:
+            head = b'{"topic":' + msgspec.json.encode(topic) + b","
+            lines = [head + line[1:] for line in lines]
+        click.echo(b"\n".join(lines))
+        return
+    name = "" if topic is None else f"{topic}  "
+    width = max(shutil.get_terminal_size().columns - len(name), 1)
+    click.echo("\n".join(name + as_row(record, width) for record in records))
+
+
+def pages(
+    client: Client,
+    topic: str,
+    from_seq: int,
+    query: dict[str, Any],
+    *,
+    follow: bool = False,
+    limit: int | None = None,
+) -> Iterator[Page]:
+    """Every page from a cursor to the head, and on from there if `follow`.
+
+    `query` holds further fields of the request; `limit` bounds what one request asks for.
+    """
+    wait_ms = 0
+    while True:
+        records = PAGE_RECORDS if limit is None else min(PAGE_RECORDS, limit)
+        asked = {**query, "from_seq": from_seq, "limit": records, "wait_ms": wait_ms}
+        body = msgspec.json.encode(asked)
+        page = msgspec.json.decode(_ask(client, topic, body, wait_ms, patient=follow), type=Page)
+        yield page
+        # Also backwards: after `recreated` the reader goes on in the new log.
+        moved = page.next_from_seq != from_seq
+        from_seq = page.next_from_seq
+        if page.caught_up:
+            if not follow:
+                return
+            wait_ms = WAIT_MS
+        else:
+            assert moved or wait_ms or page.records, "a page below the head moves its cursor"
+            wait_ms = 0
+
+
+def _ask(client: Client, topic: str, body: bytes, wait_ms: int, *, patient: bool) -> bytes:
+    """One diff; a follower outlives a server that is away for a while."""
+    path = topic_path(topic, "/diff")
+    timeout_s = 60.0 + wait_ms / 1000
+    for attempt in range(AWAY_TRIES + 1):
+        try:
+            return client.call("POST", path, body, timeout_s=timeout_s, repeatable=True)
+        except (Refused, Unreachable) as error:
+            away = isinstance(error, Unreachable) or error.status in {429, 503}
+            if not (patient and away) or attempt == AWAY_TRIES:
+                raise
+            if attempt == 0:
+                note(f"{error.message}; trying again")
+        threading.Event().wait(AWAY_PAUSE_S)
+    raise AssertionError("the last try returns or raises")
+
+
+def show_gap(tombstone: msgspec.Raw, *, as_json: bool) -> None:
+    """Tell a tombstone: a line on standard error, and in NDJSON one in its place."""
+    gap = msgspec.json.decode(tombstone, type=_Gap)
+    note(
+        f"gap: records {gap.gap_from} to {gap.gap_to} are gone ({gap.reason}), "
+        f"about {gap.missed_estimate}"
+    )
+    if as_json:
+        write_line(b'{"tombstone":' + bytes(tombstone) + b"}")
+
+
+def as_row(raw: msgspec.Raw, width: int) -> str:
+    """A record as one line of at most `width` columns: seq, time, tag, node, data."""
+    record = msgspec.json.decode(raw, type=_Record)
+    moment = datetime.fromtimestamp(record.ts / 1000).isoformat(sep=" ", timespec="milliseconds")
+    marks = [f"#{record.tag}"] if record.tag is not None else []
+    marks += [f"@{record.node}"] if record.node is not None else []
+    data = one_line(bytes(record.data)).decode()
+    line = "  ".join([f"{record.seq:>9}", moment, *marks, data])
+    line = "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in line)
+    return line if len(line) <= width else line[: max(width - 1, 1)] + "…"
