@@ -50,6 +50,7 @@ LEAVES = {
     "amounts": pure(),
     "errors": pure("limits"),
     "model": pure("limits"),
+    "query_string": pure("errors"),
     "rendered": pure("limits", "model", "blocks", "grammars"),
     # The shape of JSON, measured without decoding it.
     "json_shape": pure("limits"),

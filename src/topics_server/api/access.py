@@ -13,7 +13,6 @@ from base64 import urlsafe_b64decode
 from collections.abc import Iterable, Mapping
 from typing import Final
 
-from topics_server.api.bodies import parse_query
 from topics_server.api.keys import (
     ANY_KEY,
     EVERYBODY,
@@ -26,6 +25,7 @@ from topics_server.api.keys import (
 )
 from topics_server.api.tickets import Tickets
 from topics_server.errors import Code, TopicsError, clipped
+from topics_server.query_string import parse_query
 
 _NO_KEY: Final = "this server asks for a key: Authorization: Bearer <key>"
 _UNKNOWN_KEY: Final = "the key is not one of this server's"

@@ -10,10 +10,8 @@ from __future__ import annotations
 
 import base64
 import binascii
-import re
 from collections.abc import Callable, Mapping
 from typing import Annotated, Final, TypeVar
-from urllib.parse import parse_qsl
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
@@ -57,7 +55,6 @@ U64 = Annotated[int, Meta(ge=0)]
 I32 = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
 
 _DEFAULTS: Final = TopicConfig()
-_STRAY_PERCENT: Final = re.compile(rb"%(?![0-9A-Fa-f]{2})")
 _NO_NODES: Final[frozenset[str]] = frozenset()
 
 
@@ -299,26 +296,6 @@ def header_key(value: bytes | None) -> str | None:
         most = IDEMPOTENCY_KEY_CHARS_MAX
         raise invalid(f"Idempotency-Key has at most {most} characters", "Idempotency-Key")
     return key
-
-
-def parse_query(query: bytes) -> dict[str, str]:
-    """The query's parameters, decoded; the first of a repeated one counts."""
-    if not query:
-        return {}
-    return dict(reversed(query_pairs(query)))
-
-
-def query_pairs(query: bytes) -> list[tuple[str, str]]:
-    """The query's parameters, decoded, in order. Raises `invalid_request` for bad escapes."""
-    stray = _STRAY_PERCENT.search(query)
-    if stray is not None:
-        start = query.rfind(b"&", 0, stray.start()) + 1
-        name = query[start : stray.start()].partition(b"=")[0].decode("latin-1")
-        raise invalid("the query has a % that escapes nothing", name or None)
-    try:
-        return parse_qsl(query.decode("ascii"), keep_blank_values=True, errors="strict")
-    except UnicodeDecodeError:
-        raise invalid("the query is not percent-encoded UTF-8") from None
 
 
 def query_bool(query: Mapping[str, str], name: str, default: bool) -> bool:

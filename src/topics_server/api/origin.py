@@ -20,9 +20,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from topics_server.api.bodies import parse_query
 from topics_server.errors import Code, TopicsError
 from topics_server.limits import ECHO_BYTES_MAX
+from topics_server.query_string import parse_query
 
 _CHANGING: Final = frozenset(("POST", "PUT", "PATCH", "DELETE"))
 _OWN_SITES: Final = frozenset((b"same-origin", b"none"))

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Final, cast
 
 from topics_server.api.access import check_name
-from topics_server.api.bodies import parse_query, query_page_size
+from topics_server.api.bodies import query_page_size
 from topics_server.api.fanout import FAILED, Stream
 from topics_server.api.guard import ConnectionSlot, admit, check_accepts_stream
 from topics_server.api.http import (
@@ -55,6 +55,7 @@ from topics_server.api.waiting import end, released
 from topics_server.clock import now_ms
 from topics_server.engine.topic import Topic
 from topics_server.errors import Code, TopicsError
+from topics_server.query_string import parse_query
 from topics_server.queue.answers import LeasedJob
 from topics_server.queue.push import Push
 from topics_server.queue.service import QueueService

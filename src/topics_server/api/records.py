@@ -20,7 +20,6 @@ from topics_server.api.bodies import (
     decode_diff,
     decode_inline_config,
     header_key,
-    parse_query,
     query_bool,
 )
 from topics_server.api.guard import admit
@@ -40,6 +39,7 @@ from topics_server.engine.answers import Appended, Page, ReadRequest
 from topics_server.errors import StorageError, TopicsError
 from topics_server.limits import LARGE_APPEND_BYTES_MIN
 from topics_server.model import ProducerStamp
+from topics_server.query_string import parse_query
 
 
 class _Append(msgspec.Struct, frozen=True, gc=False):

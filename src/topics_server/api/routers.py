@@ -6,7 +6,7 @@ Plain functions of the server's state and one request. Called through the route 
 from __future__ import annotations
 
 from topics_server.api.access import check_name
-from topics_server.api.bodies import encode_cursor, parse_query
+from topics_server.api.bodies import encode_cursor
 from topics_server.api.config_bodies import ignored_members
 from topics_server.api.guard import admit
 from topics_server.api.http import Request, Response
@@ -20,6 +20,7 @@ from topics_server.api.router_bodies import ROUTER_MEMBERS, decode_router, query
 from topics_server.api.state import Routers, ServerState
 from topics_server.api.visible import check_router, shown_conflict
 from topics_server.errors import Code, TopicsError
+from topics_server.query_string import parse_query
 
 
 def _admitted(state: ServerState) -> Routers:

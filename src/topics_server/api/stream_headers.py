@@ -14,7 +14,7 @@ from typing import Final, Literal
 
 import msgspec
 
-from topics_server.api.bodies import header_key, query_pairs
+from topics_server.api.bodies import header_key
 from topics_server.api.names import stream_source_of
 from topics_server.api.producer_headers import stamp_of
 from topics_server.errors import TopicsError, invalid
@@ -24,6 +24,7 @@ from topics_server.limits import (
     STREAM_TYPE_CHARS_MAX,
     U64_MAX,
 )
+from topics_server.query_string import query_pairs
 from topics_server.streams.offsets import position_of
 from topics_server.streams.values import (
     BEGINNING,

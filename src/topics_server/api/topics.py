@@ -8,7 +8,6 @@ from __future__ import annotations
 from topics_server.api.bodies import (
     decode_config,
     encode_cursor,
-    parse_query,
     query_bool,
     query_cursor,
     query_page_size,
@@ -31,6 +30,7 @@ from topics_server.api.visible import check_config, sees_router, shown_state
 from topics_server.api.visible import list_topics as visible_topics
 from topics_server.errors import topic_not_found
 from topics_server.model import TopicConfig
+from topics_server.query_string import parse_query
 
 
 async def put_topic(state: ServerState, request: Request) -> Response:

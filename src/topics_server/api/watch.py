@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Final, cast
 
 from topics_server.api.access import check_name, unauthorized
-from topics_server.api.bodies import parse_query, query_bool
+from topics_server.api.bodies import query_bool
 from topics_server.api.config_bodies import ignored_members
 from topics_server.api.cursor_ids import IdOf, Place, Positions, decode_id
 from topics_server.api.fanout import GOING_AWAY, Stream
@@ -33,6 +33,7 @@ from topics_server.engine.sessions import WatchSession
 from topics_server.engine.subscription import Options
 from topics_server.errors import Code, TopicsError
 from topics_server.limits import U64_MAX
+from topics_server.query_string import parse_query
 
 _TAKEN_OVER: Final = error_frame(409, "another connection has taken this watch session over")
 _FIRST_EPOCH: Final = 1

@@ -14,7 +14,6 @@ from topics_server.api.bodies import (
     decode_inline_config,
     encode_cursor,
     header_key,
-    parse_query,
     query_bool,
     query_cursor,
     query_page_size,
@@ -22,6 +21,7 @@ from topics_server.api.bodies import (
 from topics_server.engine.answers import ReadRequest
 from topics_server.errors import Code, TopicsError
 from topics_server.model import Durability, TagMatch, TopicConfig, TopicType
+from topics_server.query_string import parse_query
 from topics_server.rendered import DATA, META, TAGS
 
 U64 = 2**64 - 1
