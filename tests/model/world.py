@@ -219,8 +219,8 @@ class World:
             return ""
         try:
             return str(json.loads(self.disk.content("data/FORMAT"))["boot_id"])
-        except ValueError:
-            return ""  # torn, where syncs do nothing: the start refuses it
+        except (ValueError, KeyError):
+            return ""  # torn, where syncs do nothing, or damaged: the start refuses it
 
     def _workers(self, loop: asyncio.AbstractEventLoop) -> Callable[[str], Worker]:
         return lambda name: InlineWorker(loop, lambda: self.rng.choice((0, 0, 1, 2)))

@@ -450,7 +450,7 @@ def _compare(store: StoreCopy, found: Mapping[str, Truth]) -> Outcome:
 def _compare_topic(name: str, truth: Seen, now: Seen, told_head: int | None) -> Outcome:
     if now.config != truth.config:
         raise _Wrong(f"{name}: configuration {now.config}")
-    if told_head is not None and told_head <= now.head < truth.head:
+    if now.head < truth.head and now.head >= _lowest_head(truth, told_head):
         records = {seq: rec for seq, rec in truth.records.items() if seq <= now.head}
         truth = dataclasses.replace(truth, head=now.head, records=records)
     if now.head < truth.head:
@@ -465,12 +465,21 @@ def _compare_topic(name: str, truth: Seen, now: Seen, told_head: int | None) -> 
             raise _Wrong(f"{name}: seq {seq} is missing in silence (gaps {now.gaps})")
     if now.head > truth.head and not covers(now.gaps, truth.head + 1, now.head):
         raise _Wrong(f"{name}: head {now.head} instead of {truth.head} in silence")
+    for gap in truth.gaps:
+        last = min(gap.gap_to, truth.head)
+        if gap.gap_from <= last and not covers(now.gaps, gap.gap_from, last):
+            raise _Wrong(f"{name}: {gap} is not told any more (gaps {now.gaps})")
     if truth.config.durability is Durability.EPHEMERAL:
         # Every restart takes its records and may skip seqs: that is no damage.
         return "exact"
     if missing or _gaps_below(now, truth.head) != _gaps_below(truth, truth.head):
         return "told"
     return "exact" if now.head == truth.head else "skipped"
+
+
+def _lowest_head(truth: Seen, told_head: int | None) -> int:
+    """The lowest head that uses no seq again; what lies above it was told to nobody."""
+    return truth.head if told_head is None else min(told_head, truth.head)
 
 
 def _allowed(config: TopicConfig) -> set[LossReason]:
@@ -506,7 +515,7 @@ def _check_goes_on(store: StoreCopy, world: World) -> None:
             if error.code is not Code.TOPIC_FULL:
                 raise
             continue
-        if made.first_seq <= truth.seen.head:
+        if made.first_seq <= _lowest_head(truth.seen, store.told_heads.get(name)):
             raise _Wrong(f"{name}: seq {made.first_seq} is used again")
     for name, epoch in store.epochs.items():
         world.run(node.store.put_topic(name, TopicConfig(), keep_type=False))

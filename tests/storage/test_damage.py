@@ -19,6 +19,8 @@ from tests.storage.damage import (
     undamaged,
 )
 from tests.storage.fake_disk import FakeDisk
+from topics_server.engine.answers import Gap
+from topics_server.model import LossReason
 from topics_server.wal.dump import verify
 
 _HARMLESS = Case("killed", "data/LOCK", "removed")
@@ -104,3 +106,27 @@ def test_a_start_that_is_refused_for_another_file_is_found(store: StoreCopy) -> 
     found = judge(elsewhere, _HARMLESS)
     assert isinstance(found, Finding)
     assert found.what.startswith("refused, but not by name")
+
+
+def test_a_gap_that_is_told_no_more_is_found(store: StoreCopy) -> None:
+    seen = store.topics["disk"].seen
+    gap = Gap(seen.head - 3, seen.head, LossReason.DAMAGED, 4)
+    found = judge(_seen(store, gaps=[*seen.gaps, gap]), _HARMLESS)
+    assert isinstance(found, Finding)
+    assert "is not told any more" in found.what
+
+
+def test_a_head_above_what_anybody_was_told_may_fall_back(store: StoreCopy) -> None:
+    """An append that was cut short: its seq was told to nobody, and is given again."""
+    head = store.topics["disk"].seen.head
+    higher = _seen(store, head=head + 1)
+    assert judge(dataclasses.replace(higher, told_heads={"disk": head}), _HARMLESS) == "exact"
+    found = judge(dataclasses.replace(higher, told_heads={"disk": head + 1}), _HARMLESS)
+    assert isinstance(found, Finding)
+    assert "seqs are used again" in found.what
+
+
+def test_a_store_mark_without_a_boot_is_refused_and_no_defect(store: StoreCopy) -> None:
+    """One bit of the name of a field: the mark is JSON still, and the field is missing."""
+    place = store.image.files["data/FORMAT"].index(b"boot_id")
+    assert judge(store, Case("killed", "data/FORMAT", "flipped", place, 0)) == "refused"

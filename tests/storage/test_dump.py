@@ -377,3 +377,16 @@ def test_a_byte_flipped_in_a_frame_of_a_session_is_found(offset: int) -> None:
     assert report.problems or report.infos
     # Damaged or torn, nothing of that group is taken for an entry.
     assert report.counts["journal_entries"] < 3
+
+
+def test_an_end_mark_that_binds_nobody_yet_and_cannot_be_read_is_a_problem() -> None:
+    """A first start that was killed left it; the next one goes on in its slots, or is refused."""
+    disk = FakeDisk()
+    Directory.open(disk, "data", boot_id="boot").close()
+    life = Life(disk, shards=1)
+    life.recover()
+    disk = life.die("kill")
+    assert verify(disk, "data").problems == []
+    disk.fail("read", "eio", path="*.end", times=None)
+    (problem,) = verify(disk, "data").problems
+    assert problem == "journal: data/wal/000001-00.end: EIO"

@@ -165,6 +165,7 @@ def restore(part: TopicPart, sealed: Sequence[SealedIndex]) -> Topic:
     next_id = part.next_segment_id
     _restore_log(topic, part, [index for index in sealed if index.segment_id < next_id])
     topic.log.lose_all(LossReason.RESTART)
+    topic.log.replayed_seq = None
     _adopt_newer(topic, [index for index in sealed if index.segment_id >= next_id])
     return topic
 
@@ -175,11 +176,13 @@ def _adopt_newer(topic: Topic, sealed: Sequence[SealedIndex]) -> None:
     All before it is lost: in memory then, or skipped by starts that nobody has noted.
     """
     log = topic.log
-    if sealed:
-        last_lost = sealed[0].first_seq - 1
-        log.holes = [Hole(1, last_lost, LossReason.RESTART)] if last_lost else []
+    if not sealed:
+        return
+    last_lost = sealed[0].first_seq - 1
+    log.holes = [Hole(1, last_lost, LossReason.RESTART)] if last_lost else []
     for index in sealed:
         log.adopt_sealed(index, bytearray(index.flags()))
+    log.replayed_seq = last_lost
 
 
 def _restore_log(topic: Topic, part: TopicPart, sealed: Sequence[SealedIndex]) -> None:
@@ -202,6 +205,7 @@ def _restore_log(topic: Topic, part: TopicPart, sealed: Sequence[SealedIndex]) -
             topic.files.pending[index.segment_id] = pending
         healed += _look_again(log, dead, index, part.holes)
         log.adopt_sealed(index, dead)
+    log.replayed_seq = part.head_seq if part.head_seq < log.head_seq else None
     log.damaged_records = max(0, part.damaged_records - healed)
     sealed_seq = log.sealed_seq
     for kept in part.tail:

@@ -41,6 +41,9 @@ _LAST_TIME: Final = attrgetter("last_time")
 class Log:
     """One topic's slots. `last_ts`: commit time of the newest record ever, ms.
 
+    `replayed_seq`, in recovery only: segments reach beyond the part of the snapshot, and up to this
+    seq the part and the entries since say what there was. `None`: all up to the head is known.
+
     `expired_seq`: records below it were once found past their TTL. It only rises, so that they stay
     expired when the wall clock is set back; the floor follows it (`retention.standing_floor`).
     """
@@ -59,6 +62,7 @@ class Log:
         "losses",
         "next_segment_id",
         "open",
+        "replayed_seq",
         "runs",
         "sealed_count",
         "tail_bytes",
@@ -85,6 +89,7 @@ class Log:
         self.losses = Losses()
         self.next_segment_id = 1
         self.damaged_records = 0
+        self.replayed_seq: int | None = None
 
     # -- looking ---------------------------------------------------------------------------
 
@@ -184,13 +189,9 @@ class Log:
         """The first and last sealed seq of an inclusive range that is damaged and not deleted."""
         found: list[int] = []
         for run in self.sealed() if self.damaged_records else ():
-            low, end = (
-                max(0, first_seq - run.first_seq),
-                min(run.count, last_seq + 1 - run.first_seq),
-            )
-            if run.has_damage and low < end:
-                rows = (run.dead.find(DAMAGED, low, end), run.dead.rfind(DAMAGED, low, end))
-                found += [run.first_seq + row for row in rows if row >= 0]
+            last_row = min(run.count, last_seq + 1 - run.first_seq) - 1
+            if run.has_damage:
+                found += self._damaged_of(run, max(run.first_seq, first_seq), last_row) or ()
         return (found[0], found[-1]) if found else None
 
     def advance_live(self, seq: int, count: int, weight: int) -> tuple[int, int, int]:
@@ -293,6 +294,9 @@ class Log:
 
     def jump_head(self, seq: int, reason: LossReason) -> None:
         """Move the head up to `seq`; the seqs between are a hole."""
+        if self.replayed_seq is not None and seq > self.replayed_seq:
+            self._note_skipped(self.replayed_seq + 1, min(seq, self.head_seq), reason)
+            self.note_replayed(seq)
         if seq <= self.head_seq:
             return
         self.freeze_open()
@@ -300,6 +304,27 @@ class Log:
         self.head_seq = seq
         if self.live_count == 0:
             self.earliest_seq = seq + 1
+
+    def note_replayed(self, seq: int) -> None:
+        """Recovery: entries up to this seq were met, whatever segments hold."""
+        if self.replayed_seq is not None:
+            seq = max(seq, self.replayed_seq)
+            self.replayed_seq = seq if seq < self.head_seq else None
+
+    def _note_skipped(self, first_seq: int, last_seq: int, reason: LossReason) -> None:
+        """A head jumped over these seqs, and segments behind the jump were found before its entry.
+
+        Those that are in no slot are a hole.
+        """
+        at = max(first_seq, self.evict_floor)
+        for run in self.runs[self.run_at(at) :]:
+            if run.first_seq > last_seq:
+                break
+            if at < run.first_seq:
+                self.holes = with_hole(self.holes, Hole(at, run.first_seq - 1, reason))
+            at = max(at, run.last_seq + 1)
+        if at <= last_seq:
+            self.holes = with_hole(self.holes, Hole(at, last_seq, reason))
 
     def lose_slot(self, seq: int, missed: int) -> None:
         """Make this seq a dead slot for so many records a router could not copy.
@@ -371,11 +396,22 @@ class Log:
         run = next(run for run in self.sealed() if run.segment_id == segment_id)
         killed, weight = run.damage_range(first_row, last_row + 1)
         self._count(run, (killed, weight))
-        hole = Hole(run.first_seq + first_row, run.first_seq + last_row, LossReason.DAMAGED)
-        self.holes = with_hole(self.holes, hole)
+        lost = self._damaged_of(run, max(run.first_seq + first_row, self.evict_floor), last_row)
+        if lost is not None:
+            # Not over what was evicted or deleted: that is not lost by this, and a segment of
+            # nothing else is dropped, so that no file could ever take the hole back.
+            self.holes = with_hole(self.holes, Hole(*lost, LossReason.DAMAGED))
         self.damaged_records += killed
         self._settle(0, 0)
         return killed
+
+    def _damaged_of(self, run: SealedRun, first_seq: int, last_row: int) -> tuple[int, int] | None:
+        """The first and last seq of a run's range whose row is damaged and not deleted."""
+        low, end = first_seq - run.first_seq, last_row + 1
+        if low >= end:
+            return None
+        rows = run.dead.find(DAMAGED, low, end), run.dead.rfind(DAMAGED, low, end)
+        return None if rows[0] < 0 else (run.first_seq + rows[0], run.first_seq + rows[1])
 
     def lose_all(self, reason: LossReason) -> None:
         """Everything is gone but the head: one hole over all seqs handed out so far."""

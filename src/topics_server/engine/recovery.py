@@ -280,6 +280,7 @@ class Recovery:
             if found is not None:
                 self._adopt_files(topic, found)
             topic.files.anchor = None
+            topic.log.replayed_seq = None
 
     def _adopt_files(self, topic: Topic, found: FoundTopic) -> None:
         """Take over what was found; segments whose flags are not to be trusted are damaged."""

@@ -233,6 +233,8 @@ class Registry:
         if self.sealed_of is not None:
             for index in self.sealed_of(entry.topic_id):
                 topic.log.adopt_sealed(index, bytearray(index.flags()))
+            if topic.log.head_seq:
+                topic.log.replayed_seq = 0
         self.adopt(topic)
         return topic
 

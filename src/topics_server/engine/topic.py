@@ -520,15 +520,12 @@ class Topic:
         self, lsn: int, entry: RecordsAppended, decoded: DecodedAppend, first_seq: int
     ) -> None:
         """Replay: records up to the head are in already; seqs above it are a hole."""
-        ahead = first_seq - self.log.head_seq - 1
-        if ahead > 0:
-            self.log.jump_head(first_seq - 1, LossReason.DAMAGED)
-        elif -ahead < decoded.count:
-            decoded = decoded.since(-ahead)
-        else:
-            return
-        if decoded.count:
-            self.log.append(max(entry.ts, self.log.last_ts), decoded, lsn)
+        log = self.log
+        log.jump_head(first_seq - 1, LossReason.DAMAGED)
+        log.note_replayed(first_seq + decoded.count - 1)
+        known = log.head_seq + 1 - first_seq
+        if known < decoded.count:
+            log.append(max(entry.ts, log.last_ts), decoded.since(known) if known else decoded, lsn)
 
     def _apply_floor(self, floor: Floor) -> Applied:
         log = self.log

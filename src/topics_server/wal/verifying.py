@@ -14,7 +14,7 @@ import xxhash
 
 from topics_server.copies import ReplayPayloads
 from topics_server.entries import RESERVED_ID_MIN, RecordsAppended, RouterPut
-from topics_server.errors import StorageError
+from topics_server.errors import Corrupt, StorageError
 from topics_server.handoff import (
     EPOCHS_PART,
     LEASES_PART,
@@ -27,6 +27,7 @@ from topics_server.wal.anchored import AnchoredFiles, topics_on_disk
 from topics_server.wal.anchors import anchors_of
 from topics_server.wal.cold_folder import judge_cold
 from topics_server.wal.directory import FormatMark, is_same_boot
+from topics_server.wal.end_mark_file import read_end_mark
 from topics_server.wal.fs import File, Fs
 from topics_server.wal.listed import read_manifest
 from topics_server.wal.manifest_format import COLD, HOT, SegmentEntry
@@ -340,6 +341,22 @@ def open_journal(
     )
 
 
+def _verify_unread_marks(fs: Fs, wal_dir: str, mark: FormatMark, report: Report) -> None:
+    """End marks of wal sets that `FORMAT` does not list yet: a start goes on in their slots.
+
+    What they say binds nobody, and a start that cannot read one is refused.
+    """
+    listed = {s.wal_set for s in mark.wal_sets if s.has_marks}
+    names = map(layout.parse_end_mark, fs.list_dir(wal_dir))
+    for key in sorted(name for name in names if name is not None and name[0] not in listed):
+        try:
+            read_end_mark(fs, wal_dir, *key)
+        except Corrupt as error:
+            report.infos.append(str(error))
+        except StorageError as error:
+            report.problems.append(f"journal: {error}")
+
+
 def verify_journal(
     fs: Fs,
     data_dir: str,
@@ -383,6 +400,8 @@ def verify_journal(
         report.problems += [problem for problem in files.problems() if problem not in known]
     except StorageError as error:
         report.problems.append(f"journal: {error}")
+    else:
+        _verify_unread_marks(fs, layout.join(data_dir, layout.WAL), mark, report)
     report.counts["journal_files"] = replay.report.files
     for torn in replay.report.torn:
         report.infos.append(

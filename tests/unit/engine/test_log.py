@@ -328,3 +328,26 @@ def test_losing_all_leaves_one_hole_over_every_seq() -> None:
 
 def test_the_block_size_is_what_the_tests_assume() -> None:
     assert BLOCK_RECORDS_MAX == 256
+
+
+def test_damage_is_told_of_what_was_neither_evicted_nor_deleted() -> None:
+    """Else the hole outlives its segment, which is dropped, and no file can take it back."""
+    driver = Driver()
+    driver.append(*range(30))
+    driver.seal()
+    log = driver.topic.log
+    log.raise_floor(Floor(6, CAP))
+    driver.delete(before_seq=9)
+    assert log.note_damage(1, 0, 4) == 0
+    assert log.note_damage(1, 0, 7) == 0
+    assert log.holes == []
+    assert log.note_damage(1, 0, 9) == 2
+    assert log.holes == [Hole(9, 10, DAMAGED)]
+    driver = Driver()
+    driver.append(*range(30))
+    driver.seal()
+    log = driver.topic.log
+    log.raise_floor(Floor(31, CAP))
+    assert log.note_damage(1, 0, 29) == 0
+    assert log.holes == []
+    assert log.dead_segments() == [1]

@@ -34,7 +34,7 @@ from topics_server.errors import StartRefused
 from topics_server.handoff import SnapshotImage
 from topics_server.inventory import FoundTopic, Objection, anchor_of
 from topics_server.limits import HEAD_RESERVE_SEQS
-from topics_server.model import Durability, TopicConfig
+from topics_server.model import Durability, Hole, LossReason, TopicConfig
 
 pytestmark = pytest.mark.anyio
 
@@ -143,6 +143,36 @@ async def test_sealed_records_are_not_taken_twice_when_no_snapshot_knows_the_seg
     again = boot.registry.find("t")
     assert again is not None
     assert (again.log.sealed_seq, again.log.head_seq, again.log.live_count) == (8, 9, 9)
+
+
+@pytest.mark.parametrize("has_snapshot", [True, False])
+async def test_seqs_that_a_head_jumped_over_stay_told_before_a_segment_no_snapshot_knows(
+    has_snapshot: bool,
+) -> None:
+    """The newer snapshot, which has the hole, is damaged: the older one and the journal tell it."""
+    rig = Rig()
+    await rig.append("t", 1, 2)
+    await rig.checkpointer.take()
+    image = rig.snapshots.images[0] if has_snapshot else None
+    topic = rig.registry.find("t")
+    assert topic is not None
+    topic.log.jump_head(50, LossReason.DAMAGED)
+    await rig.append("t", *range(8))
+    await rig.sealer.tend(topic)
+    await rig.append("t", 9)
+    assert topic.log.sealed_seq == 58
+    told = [Hole(3, 50, LossReason.DAMAGED)]
+    assert topic.log.holes == told
+    entries = [(item.lsn, item.entry) for item in rig.journal.submitted]
+    boot = Boot(*entries, image=image, segments=rig.segments)
+    await boot.run()
+    again = boot.registry.find("t")
+    assert again is not None
+    assert (again.log.head_seq, again.log.live_count) == (59, 11)
+    assert again.log.holes == told
+    # Later jumps are those of a head again.
+    again.log.jump_head(70, LossReason.RESTART)
+    assert again.log.holes == [*told, Hole(60, 70, LossReason.RESTART)]
 
 
 async def test_epochs_of_dropped_names_survive() -> None:
