@@ -113,12 +113,114 @@ def test_a_failing_command_is_tried_again_until_the_job_is_dead(
 
 def test_verbs_refuse_what_is_no_queue(topics: Topics, topic: str, api: Api) -> None:
     good(api.put(topic))
-    for words in (("work", topic, "--", "true"), ("queue", topic)):
+    asked = ("leases", "redrive", "purge")
+    for words in (
+        ("work", topic, "--", "true"),
+        ("queue", topic),
+        *(("queue", w, topic) for w in asked),
+    ):
         ran = topics(*words)
         assert ran.code == 1
         assert ran.message.startswith("not_a_queue: ")
     ran = topics("work", f"{topic}-absent", "--", "true")
     assert (ran.code, ran.message.partition(":")[0]) == (1, "topic_not_found")
+
+
+def claim(api: Api, queue: str, node: str, most: int) -> list[int]:
+    """Claim jobs for a minute; their seqs."""
+    body = {"node": node, "max": most, "lease_ms": 60_000}
+    answer = good(api.http.post(f"/v0/topics/{queue}/claim", json=body))
+    return [job["$seq"] for job in answer["claimed"]]
+
+
+def bury(api: Api, queue: str, count: int) -> None:
+    """Wait until so many jobs are dead letters; a claim is what finds them."""
+
+    def are_dead() -> bool:
+        assert claim(api, queue, "w", 1) == []
+        return counters(api, queue)["dead_lettered"] == count
+
+    eventually(are_dead, "they are dead", WITHIN_S)
+
+
+def kill(api: Api, queue: str, dead: str, *data: str) -> None:
+    """Make jobs of a queue dead letters."""
+    good(api.put(queue, {"type": "queue", "max_deliveries": 1, "dead_letter": dead}))
+    for one in data:
+        api.add(queue, one, tag=one)
+    seqs = claim(api, queue, "w", 100)
+    assert len(seqs) == len(data)
+    good(api.http.post(f"/v0/topics/{queue}/nack", json={"node": "w", "seqs": seqs, "delay_ms": 0}))
+    bury(api, queue, len(data))
+
+
+def test_redrive_makes_dead_letters_jobs_again(topics: Topics, topic: str, api: Api) -> None:
+    dead = f"{topic}-dead"
+    kill(api, topic, dead, "a", "b", "c")
+    one = topics.good("queue", "redrive", topic, "--tag", "b").value
+    assert one == {"topic": topic, "from": dead, "redriven": 1, "skipped": []}
+    assert api.get_state(dead)["count"] == 2
+    some = topics.good("queue", "redrive", topic, "--max", "1").value
+    assert some["redriven"] == 1
+    rest = topics.good("queue", "redrive", topic).value
+    assert (rest["redriven"], api.get_state(dead)["count"]) == (1, 0)
+    assert counters(api, topic)["ready"] == 3
+    data = sorted(record["data"] for record in api.read_all(topic))
+    assert data == ["a", "b", "c"]
+    assert topics.good("queue", "redrive", topic).value["redriven"] == 0
+
+
+def test_redrive_goes_on_over_many_calls_of_the_server(
+    own: MakeServer, tmp_path: Path, topic: str
+) -> None:
+    server = own({"TOPICS_MAX_CLAIM": "3"})
+    api = server.start()
+    dead = f"{topic}-dead"
+    good(api.put(topic, {"type": "queue", "max_deliveries": 1, "dead_letter": dead}))
+    for number in range(10):
+        api.add(topic, number)
+    for _ in range(4):
+        body = {"node": "w", "seqs": claim(api, topic, "w", 3), "delay_ms": 0}
+        good(api.http.post(f"/v0/topics/{topic}/nack", json=body))
+    bury(api, topic, 10)
+    done = Topics(api.url, tmp_path).good("queue", "redrive", topic).value
+    assert done["redriven"] == 10
+    assert sorted(record["data"] for record in api.read_all(topic)) == list(range(10))
+
+
+def test_redrive_without_a_place_of_dead_letters_is_told(topics: Topics, queue: str) -> None:
+    ran = topics("queue", "redrive", queue)
+    assert ran.code == 1
+    assert ran.message.startswith("invalid_request: ")
+
+
+def test_leases_are_listed(topics: Topics, queue: str, api: Api) -> None:
+    api.add(queue, 1, 2)
+    assert topics.good("queue", "leases", queue).out == b""
+    claim(api, queue, "worker-1", 1)
+    (lease,) = topics.good("queue", "leases", queue).lines
+    assert (lease["seq"], lease["node"], lease["deliveries"]) == (1, "worker-1", 1)
+    head, row = topics.good("queue", "leases", queue, "--table").out.decode().splitlines()
+    assert head.split() == ["job", "held", "by", "since", "until", "deliveries"]
+    assert row.split()[:2] == ["1", "worker-1"]
+    assert " in " in row
+
+
+def test_purge_deletes_what_waits_and_nothing_else(topics: Topics, queue: str, api: Api) -> None:
+    api.add(queue, *range(700))
+    claim(api, queue, "w", 2)
+    topics.good("enqueue", queue, '"later"', "--delay", "1h")
+    assert topics.good("queue", "purge", queue, "--yes").value == {"topic": queue, "deleted": 698}
+    found = counters(api, queue)
+    assert (found["ready"], found["in_flight"], found["delayed"]) == (0, 2, 1)
+    done = topics.good("queue", "purge", queue, "--all", "--yes").value
+    assert (done["deleted"], api.get_state(queue)["count"]) == (3, 0)
+
+
+def test_a_queue_with_the_name_of_a_command_is_shown_by_show(topics: Topics, api: Api) -> None:
+    good(api.put("purge", {"type": "queue"}))
+    assert topics.good("queue", "show", "purge").value["queue"] == "purge"
+    assert topics("queue", "purge").code == 2
 
 
 def test_the_board_is_live_on_a_terminal(topics: Topics, queue: str, api: Api) -> None:

@@ -30,9 +30,9 @@ def test_a_router_is_put_shown_listed_and_removed(topics: Topics, topic: str, ap
     assert name in topics.good("router", "ls", "--table").out.decode()
     again = topics.good(*words).value
     assert (again["created"], again["filter"]) == (False, None)
-    assert topics.good("router", "rm", name).value["deleted"] is True
-    for verb in ("get", "rm"):
-        ran = topics("router", verb, name)
+    assert topics.good("router", "rm", name, "--yes").value["deleted"] is True
+    for more in (("get", name), ("rm", name, "--yes")):
+        ran = topics("router", *more)
         assert (ran.code, ran.message.partition(":")[0]) == (1, "router_not_found")
     assert topics.good("routers", "--source", topic).out == b""
 

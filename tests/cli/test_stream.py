@@ -109,9 +109,9 @@ def test_a_closed_stream_takes_nothing_more(topics: Topics, topic: str) -> None:
         ran = topics("stream", "append", topic, "1", *more)
         assert ran.code == 1
         assert "the stream is closed" in ran.message
-    topics.good("stream", "rm", topic)
+    topics.good("stream", "rm", topic, "--yes")
     assert topics("stream", "read", topic).code == 1
-    assert topics("stream", "rm", topic).code == 1
+    assert topics("stream", "rm", topic, "--yes").code == 1
 
 
 def test_forks_and_expiry(topics: Topics, topic: str) -> None:
@@ -152,7 +152,7 @@ def test_what_is_no_message_is_wrong_usage(topics: Topics, topic: str) -> None:
 
 
 def test_no_server(alone: Topics) -> None:
-    for words in (["read", "s"], ["follow", "s"], ["append", "s", "1"], ["rm", "s"]):
+    for words in (["read", "s"], ["follow", "s"], ["append", "s", "1"], ["rm", "s", "--yes"]):
         ran = alone("stream", *words)
         assert (ran.code, len(ran.err.splitlines())) == (2, 1)
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import Topics
-from tests.contract.driver import Api
+from tests.cli.conftest import Ran, Topics
+from tests.contract.driver import Api, good
 
 ODD = '{"b":1e400, "a": [1 ,2],\t"a":3, "\\u0061":"\\u00e9é", "n":-0.0 }'
 
@@ -162,8 +163,61 @@ def test_ls_and_info_tell_what_the_server_tells(topics: Topics, topic: str, api:
     (listed,) = topics.good("ls", "--prefix", topic).lines
     assert (listed["topic"], listed["count"]) == (topic, 2)
     assert topics.good("info", topic).value["head_seq"] == 2
-    assert topic in topics.good("ls", "--table").out.decode()
-    assert "config.durability" in topics.good("info", topic, "--table").out.decode()
+
+
+def test_json_of_lists_is_what_the_server_sent(topics: Topics, topic: str, api: Api) -> None:
+    api.add(topic, 1)
+    good(api.http.put(f"/v0/routers/{topic}", json={"source": topic, "dest": f"{topic}.x"}))
+    page = api.http.get(f"/v0/topics?prefix={topic}").content
+    row = page.partition(b'{"topics":[')[2].partition(b"]")[0]
+    assert b"".join(topics.good("ls", "--prefix", topic).out.splitlines()) in (
+        row,
+        row.replace(b"},{", b"}{"),
+    )
+    state = topics.good("info", topic).out
+    fresh = api.http.get(f"/v0/topics/{topic}?touch=false").content
+    assert without_timings(state.rstrip()) == without_timings(fresh)
+    page = api.http.get(f"/v0/routers?prefix={topic}").content
+    row = page.partition(b'{"routers":[')[2].partition(b"]")[0]
+    assert topics.good("router", "ls", "--prefix", topic).out.rstrip() == row
+
+
+def without_timings(answer: bytes) -> bytes:
+    return answer.partition(b',"performance"')[0]
+
+
+def table(ran: Ran) -> list[list[str]]:
+    """The cells of a table; columns are two spaces apart."""
+    return [re.split(r"  +", line.strip()) for line in ran.out.decode().splitlines()]
+
+
+def test_tables_of_topics_tell_type_size_age_and_jobs(topics: Topics, topic: str, api: Api) -> None:
+    api.add(f"{topic}.log", "x" * 2000)
+    api.put(f"{topic}.queue", {"type": "queue", "lease_ms": 45_000, "max_deliveries": 3})
+    api.add(f"{topic}.queue", 1, 2)
+    topics.good("stream", "create", f"{topic}.stream")
+    topics.env["COLUMNS"] = "200"
+    head, log, queue, stream = table(topics.good("ls", "--table", "--prefix", topic))
+    assert head == ["topic", "type", "records", "size", "written", "durability", "about"]
+    assert [log[0], *log[1:4], log[5]] == [f"{topic}.log", "log", "1", "2 KiB", "disk"]
+    assert log[4] == "now" or log[4].endswith(" s ago")
+    assert [*queue[1:3], queue[6]] == ["queue", "2", "2 ready"]
+    assert [stream[1], stream[4], stream[6]] == ["stream", "never", f"{topic}.stream"]
+    facts = dict(row for row in table(topics.good("info", f"{topic}.queue", "--table")) if row[1:])
+    assert facts["records"] == "2 (seqs 1 to 2)"
+    assert (facts["jobs"], facts["lease"], facts["max-deliveries"]) == ("2 ready", "45 s", "3")
+    assert facts["ttl"] == "keeps for ever"
+    assert "lease" not in dict(
+        row for row in table(topics.good("info", f"{topic}.log", "--table")) if row[1:]
+    )
+
+
+def test_a_table_of_routers_tells_lag_and_state(topics: Topics, topic: str, api: Api) -> None:
+    good(api.http.put(f"/v0/routers/{topic}", json={"source": topic, "dest": f"{topic}.x"}))
+    topics.env["COLUMNS"] = "200"
+    head, row = table(topics.good("router", "ls", "--prefix", topic, "--table"))
+    assert head[-3:] == ["forwarded", "lag", "state"]
+    assert row[-3:] == ["0", "0", "running"]
 
 
 def test_tables_show_data_as_data(topics: Topics, topic: str, api: Api) -> None:
@@ -174,10 +228,12 @@ def test_tables_show_data_as_data(topics: Topics, topic: str, api: Api) -> None:
 def test_delete_by_tag_prefix_and_position(topics: Topics, topic: str, api: Api) -> None:
     for tag in ("a", "a1", "b", "b"):
         api.add(topic, tag, tag=tag)
-    assert topics.good("delete", topic, "--tag", "a").value["deleted"] == 1
-    assert topics.good("delete", topic, "--tag-prefix", "a").value["deleted"] == 1
-    assert topics.good("delete", topic, "--tag", "b", "--before", "4").value["deleted"] == 1
-    assert topics.good("delete", topic, "--before", "9").value["count"] == 0
+    assert topics.good("delete", topic, "--tag", "a", "--yes").value["deleted"] == 1
+    assert topics.good("delete", topic, "--tag-prefix", "a", "--yes").value["deleted"] == 1
+    assert (
+        topics.good("delete", topic, "--tag", "b", "--before", "4", "--yes").value["deleted"] == 1
+    )
+    assert topics.good("delete", topic, "--before", "9", "--yes").value["count"] == 0
 
 
 @pytest.mark.parametrize(
@@ -189,9 +245,9 @@ def test_delete_wants_to_know_what(alone: Topics, words: list[str]) -> None:
 
 def test_rm_removes_and_says_when_there_was_nothing(topics: Topics, topic: str, api: Api) -> None:
     api.add(topic, 1)
-    assert topics("rm", topic, "--if-empty").message.startswith("topic_not_empty: ")
-    assert topics.good("rm", topic).value["deleted"] is True
-    again = topics("rm", topic)
+    assert topics("rm", topic, "--if-empty", "--yes").message.startswith("topic_not_empty: ")
+    assert topics.good("rm", topic, "--yes").value["deleted"] is True
+    again = topics("rm", topic, "--yes")
     assert (again.code, again.out) == (1, b"")
     assert again.message.startswith("topic_not_found: ")
 
@@ -203,6 +259,28 @@ def test_what_is_not_found_is_exit_code_1(topics: Topics, words: list[str]) -> N
     ran = topics(*words)
     assert (ran.code, ran.out) == (1, b"")
     assert ran.message.startswith("topic_not_found: ")
+
+
+DELETING = [
+    ["rm", "NAME"],
+    ["delete", "NAME", "--before", "9"],
+    ["stream", "rm", "NAME"],
+    ["router", "rm", "NAME"],
+    ["queue", "purge", "NAME"],
+    ["queue", "purge", "NAME", "--all"],
+]
+
+
+@pytest.mark.parametrize("words", DELETING, ids=" ".join)
+def test_without_a_terminal_nothing_is_deleted_unless_yes_is_said(
+    topics: Topics, topic: str, api: Api, words: list[str]
+) -> None:
+    api.put(topic, {"type": "queue"})
+    api.add(topic, 1, 2)
+    ran = topics(*[topic if word == "NAME" else word for word in words], stdin=b"y\n")
+    assert (ran.code, ran.out) == (2, b"")
+    assert "no terminal to ask on, and --yes was not given" in ran.err
+    assert api.get_state(topic)["count"] == 2
 
 
 def test_a_name_never_leaves_its_path_segment(topics: Topics) -> None:

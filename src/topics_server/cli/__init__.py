@@ -4,9 +4,10 @@ Owns the list of verbs. Exit codes: 0 done, 1 the server (or a file) refused or 
 2 wrong usage or no server to talk to. Results go to standard output, everything else to standard
 error. Map: `client` (HTTP), `output` (NDJSON or table), `amounts` (durations and sizes),
 `paging` and `last` (records of a topic), `cutting`, `lines`, `loading`, `resume` (the verb `load`),
-`streams` (the verbs `tail` and `watch`), `graph` (the verb `routers`), `flags` (settings as
-options), `producers` (`append --producer`), `stream_calls` and `stream_following`
-(the verb `stream`); every other module is the verb of its name.
+`streams` (the verbs `tail` and `watch`), `details` (tables for people), `queue_board` (`queue
+show`), `graph` (the verb `routers`), `flags` (settings as options), `producers` (`append
+--producer`), `stream_calls` and `stream_following` (the verb `stream`); every
+other module is the verb of its name.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ VERBS: Final = {
     "pub": "Publish standard input, a record a line, over a WebSocket.",
     "enqueue": "Enqueue one job.",
     "work": "Run a command for every job of a queue.",
-    "queue": "Show how queues stand; a live board on a terminal.",
+    "queue": "Show how queues stand, who holds jobs; redrive dead letters; purge.",
     "router": "Create, show, list and remove routers, which forward records.",
     "routers": "List routers; as a tree or for Graphviz with --graph.",
     "ls": "List topics.",

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import click
+import msgspec
 
 from topics_server.cli.client import Client, server_options, topic_path
-from topics_server.cli.output import format_options, show_object
+from topics_server.cli.details import Topic, facts, settings
+from topics_server.cli.output import format_options, show_table, write_line
+from topics_server.clock import now_ms
 
 
 @click.command("info")
@@ -16,4 +19,8 @@ def command(topic: str, client: Client, as_json: bool) -> None:
     """Show where TOPIC stands: its head, its first record, counts and configuration."""
     # Looking is not reading: the topic's priority stays as it is.
     answer = client.call("GET", topic_path(topic, "?touch=false"), repeatable=True)
-    show_object(answer, as_json=as_json)
+    if as_json:
+        write_line(answer)
+        return
+    found = msgspec.json.decode(answer, type=Topic)
+    show_table(("", ""), [*facts(found, now_ms()), ("", ""), *settings(found)])

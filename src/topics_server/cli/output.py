@@ -69,21 +69,6 @@ def show_object(answer: bytes, *, as_json: bool) -> None:
     show_table(("", ""), rows)
 
 
-def show_rows(
-    rows: Iterable[msgspec.Raw], columns: Sequence[str], numbers: Sequence[str], *, as_json: bool
-) -> None:
-    """Print objects as they come, one a line, or these members of theirs as a table."""
-    if as_json:
-        for row in rows:
-            write_line(bytes(row))
-        return
-    cells: list[list[str]] = []
-    for row in rows:
-        fields: dict[str, Any] = msgspec.json.decode(row)
-        cells.append([cell(fields.get(name)) for name in columns])
-    show_table(columns, cells, numbers=numbers)
-
-
 def cell(value: object) -> str:
     """A JSON value as the text of a cell."""
     if isinstance(value, str):
@@ -108,6 +93,14 @@ def show_table(
 
 
 def confirm(question: str, *, yes: bool) -> None:
-    """Ask on a terminal before what cannot be undone; scripts and `--yes` are not asked."""
-    if not yes and sys.stdin.isatty() and sys.stdout.isatty():
-        click.confirm(question, abort=True)
+    """Ask before what cannot be undone; without a terminal to ask on only `--yes` does it.
+
+    Raises `UsageError` without a terminal, `Abort` (exit code 1) for an answer that is not yes.
+    """
+    if yes:
+        return
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        raise click.UsageError(
+            "nothing is deleted: there is no terminal to ask on, and --yes was not given"
+        )
+    click.confirm(question, abort=True, err=True)

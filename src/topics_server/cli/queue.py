@@ -1,237 +1,272 @@
-"""`topics queue`: how queues stand (§10.7), once or as a board that keeps itself up to date.
+"""`topics queue`: how queues stand, who holds what, dead letters back to work, and purges.
 
-A snapshot is a topic's state without its configuration; rates come from two snapshots: what was
-enqueued moves `head_seq`, what is done or dead leaves `count`. Reading the state does not touch
-the topic's recency.
+`topics queue [QUEUE]...` without another word is `topics queue show`.
 """
 
 from __future__ import annotations
 
-import sys
-import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 from urllib.parse import urlencode
 
 import click
 import msgspec
 
+from topics_server.amounts import duration_text
 from topics_server.cli.client import Client, Failure, Refused, server_options, topic_path
-from topics_server.cli.output import note, write_line
-from topics_server.cli.stopping import stopped_by_user
-from topics_server.clock import monotonic_ms
+from topics_server.cli.details import Topic, age
+from topics_server.cli.output import (
+    confirm,
+    format_options,
+    note,
+    show_object,
+    show_table,
+    write_line,
+)
+from topics_server.cli.queue_board import command as show
+from topics_server.clock import now_ms, random_id
 
-INTERVAL_S: Final = 1.0
+CALL_JOBS: Final = 500
+# Long enough to acknowledge what was claimed, short enough to wait for after a crash.
+PURGE_LEASE_MS: Final = 60_000
 PAGE_SIZE: Final = 1000
-# A board of everything looks for new queues every so many turns.
-SEARCH_TURNS: Final = 10
-COLUMNS: Final = ("queue", "ready", "delayed", "in flight", "dead", "in/s", "out/s")
+COLUMNS: Final = ("job", "held by", "since", "until", "deliveries")
+NUMBERS: Final = ("job", "since", "until", "deliveries")
 
 
-class Counters(msgspec.Struct):
-    """The `queue` object of a state."""
+class _Group(click.Group):
+    """A group whose first word may be left out: what is none of its commands is for `show`."""
 
-    ready: int = 0
-    in_flight: int = 0
-    dead_lettered: int = 0
-    delayed: int = 0
-
-
-class _State(msgspec.Struct):
-    topic: str
-    head_seq: int
-    count: int
-    queue: Counters | None = None
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Put `show` in front where no command is named."""
+        if not args or (args[0] not in self.commands and args[0] not in ctx.help_option_names):
+            args = [show.name or "show", *args]
+        return super().parse_args(ctx, args)
 
 
-class _Listed(msgspec.Struct):
-    topic: str
+@click.group("queue", cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
+def command() -> None:
+    r"""Show how queues stand, who holds their jobs, and what to do about them.
+
+    \b
+    topics queue                    a board of all queues
+    topics queue mails              of one; the same as: topics queue show mails
+    topics queue leases mails       who holds which job until when
+    topics queue redrive mails      dead letters become jobs again
+    topics queue purge mails        delete the jobs that wait
+    """
 
 
-class _Page(msgspec.Struct):
-    topics: list[_Listed]
+command.add_command(show)
+
+
+class _Lease(msgspec.Struct):
+    seq: int
+    node: str
+    deadline: int
+    deliveries: int
+    claimed_ts: int
+
+
+class _Leases(msgspec.Struct):
+    leases: list[msgspec.Raw]
     next_cursor: str | None = None
 
 
-class Snapshot(msgspec.Struct, frozen=True):
-    """One queue at one moment; rates a second, None before there are two."""
-
-    queue: str
-    ready: int
-    delayed: int
-    in_flight: int
-    dead: int
-    head_seq: int
-    count: int
-    in_rate: float | None = None
-    out_rate: float | None = None
-
-
-@click.command("queue")
-@click.argument("queues", nargs=-1, metavar="[QUEUE]...")
-@click.option("--watch", "-w", is_flag=True, help="Go on until Ctrl-C, also into a pipe.")
-@click.option(
-    "--interval",
-    type=click.FloatRange(min=0.05),
-    default=INTERVAL_S,
-    show_default=True,
-    metavar="S",
-    help="Seconds between two looks.",
-)
-@click.option(
-    "--json/--table",
-    "as_json",
-    default=None,
-    help="One JSON value a line, or a table; default: a board on a terminal.",
-)
+@command.command("leases")
+@click.argument("queue")
+@format_options
 @server_options
-def command(
-    queues: tuple[str, ...], watch: bool, interval: float, as_json: bool | None, client: Client
-) -> None:
-    """Show how QUEUEs stand, or all there are.
-
-    On a terminal a board that keeps itself up to date, until Ctrl-C. In a pipe one line of JSON a
-    queue, once; with --watch again and again.
-    """
-    names = tuple(dict.fromkeys(queues))
-    is_board = sys.stdout.isatty() and not as_json
-    lines = not is_board if as_json is None else as_json
-    board = Board(client, names)
-    with stopped_by_user():
-        if is_board:
-            _show_live(board, interval)
-        elif not watch:
-            _show(board.look(), as_json=lines)
-        else:
-            for snapshots in _looks(board, interval):
-                _show(snapshots, as_json=lines)
-                sys.stdout.flush()
-
-
-class Board:
-    """What is shown: the queues asked for, or every one that is found."""
-
-    def __init__(self, client: Client, names: Sequence[str]) -> None:
-        self._client = client
-        self._asked = names
-        self._names: list[str] = list(names)
-        self._turns = 0
-        self._before: Mapping[str, tuple[float, Snapshot]] = {}
-
-    def look(self) -> list[Snapshot]:
-        """Every queue now. A queue that was asked for must be there, the first time."""
-        if not self._asked and self._turns % SEARCH_TURNS == 0:
-            self._names = list(self._topics())
-        found: list[tuple[float, Snapshot]] = []
-        for name in self._names:
-            state = self._state(name)
-            if state is not None and state.queue is not None:
-                found.append(self._rated(_snapshot(state, state.queue)))
-        self._before = {snapshot.queue: (at_ms, snapshot) for at_ms, snapshot in found}
-        if not self._asked:
-            self._names = list(self._before) if self._turns % SEARCH_TURNS == 0 else self._names
-        self._turns += 1
-        return [snapshot for _, snapshot in found]
-
-    def _state(self, name: str) -> _State | None:
-        try:
-            answer = self._client.call("GET", topic_path(name, "?touch=false"), repeatable=True)
-        except Refused as error:
-            if error.status == 404 and not (self._asked and self._turns == 0):
-                return None  # removed since
-            raise
-        state = msgspec.json.decode(answer, type=_State)
-        if state.queue is None and self._asked:
-            raise Failure(f"not_a_queue: {name!r} is a plain log")
-        return state
-
-    def _rated(self, snapshot: Snapshot) -> tuple[float, Snapshot]:
-        now_ms = monotonic_ms()
-        then = self._before.get(snapshot.queue)
-        if then is None or then[1].head_seq > snapshot.head_seq:  # a new queue of this name
-            return now_ms, snapshot
-        seconds = max(now_ms - then[0], 1) / 1000
-        came = snapshot.head_seq - then[1].head_seq
-        left = came + then[1].count - snapshot.count
-        rated = msgspec.structs.replace(
-            snapshot, in_rate=round(came / seconds, 1), out_rate=round(left / seconds, 1)
-        )
-        return now_ms, rated
-
-    def _topics(self) -> Iterator[str]:
-        query = {"page_size": str(PAGE_SIZE)}
-        while True:
-            answer = self._client.call("GET", f"/v0/topics?{urlencode(query)}", repeatable=True)
-            page = msgspec.json.decode(answer, type=_Page)
-            for listed in page.topics:
-                yield listed.topic
-            if page.next_cursor is None:
-                return
-            query["cursor"] = page.next_cursor
-
-
-def _snapshot(state: _State, queue: Counters) -> Snapshot:
-    return Snapshot(
-        queue=state.topic,
-        ready=queue.ready,
-        delayed=queue.delayed,
-        in_flight=queue.in_flight,
-        dead=queue.dead_lettered,
-        head_seq=state.head_seq,
-        count=state.count,
-    )
-
-
-def _looks(board: Board, interval_s: float) -> Iterator[list[Snapshot]]:
-    while True:
-        yield board.look()
-        threading.Event().wait(interval_s)
-
-
-def _show(snapshots: Sequence[Snapshot], *, as_json: bool) -> None:
-    if not as_json:
-        from rich.console import Console
-
-        Console(highlight=False).print(_table(snapshots))
+def leases(queue: str, client: Client, as_json: bool) -> None:
+    """Show who holds which job of QUEUE, since when and until when."""
+    rows = _leases(client, queue)
+    if as_json:
+        for row in rows:
+            write_line(bytes(row))
         return
-    for snapshot in snapshots:
-        fields = msgspec.structs.asdict(snapshot)
-        write_line(msgspec.json.encode({k: v for k, v in fields.items() if v is not None}))
+    cells: list[list[str]] = []
+    for row in rows:
+        lease, now = msgspec.json.decode(row, type=_Lease), now_ms()
+        left_ms = lease.deadline - now
+        until = "over" if left_ms <= 0 else f"in {duration_text(max(left_ms // 1000, 1) * 1000)}"
+        since = age(lease.claimed_ts, now)
+        cells.append([str(lease.seq), lease.node, since, until, str(lease.deliveries)])
+    show_table(COLUMNS, cells, numbers=NUMBERS)
 
 
-def _show_live(board: Board, interval_s: float) -> None:
-    """The board, until Ctrl-C; a server that is away leaves the last one standing."""
-    from rich.console import Console
-    from rich.live import Live
-
-    first = board.look()  # what is wrong at the start is an error
-    with Live(_table(first), console=Console(highlight=False), auto_refresh=False) as live:
-        live.refresh()
-        trouble = ""
-        while True:
-            threading.Event().wait(interval_s)
-            try:
-                live.update(_table(board.look()), refresh=True)
-                trouble = ""
-            except Failure as error:
-                if error.message != trouble:
-                    note(error.message)
-                trouble = error.message
+def _leases(client: Client, queue: str) -> Iterator[msgspec.Raw]:
+    query = {"page_size": str(PAGE_SIZE)}
+    while True:
+        path = topic_path(queue, f"/leases?{urlencode(query)}")
+        page = msgspec.json.decode(client.call("GET", path, repeatable=True), type=_Leases)
+        yield from page.leases
+        if page.next_cursor is None:
+            return
+        assert page.next_cursor != query.get("cursor"), "a page moves its cursor"
+        query["cursor"] = page.next_cursor
 
 
-def _table(snapshots: Sequence[Snapshot]) -> Any:
-    from rich.table import Table
-    from rich.text import Text
+# -- redrive ---------------------------------------------------------------------------------------
 
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in COLUMNS:
-        table.add_column(name, justify="left" if name == COLUMNS[0] else "right", overflow="fold")
-    for one in snapshots:
-        counts = [one.ready, one.delayed, one.in_flight, one.dead]
-        rates = ["-" if rate is None else f"{rate:,.1f}" for rate in (one.in_rate, one.out_rate)]
-        styles = ["", "dim", "cyan", "red" if one.dead else "dim"]
-        texts = [Text(f"{n:,}", style) for n, style in zip(counts, styles, strict=True)]
-        table.add_row(Text(one.queue), *texts, *rates)
-    if not snapshots:
-        table.add_row(Text("no queues", "dim"), *[""] * (len(COLUMNS) - 1))
-    return table
+
+class Redriven(msgspec.Struct):
+    """What was redriven; `skipped` are seqs of the dead-letter topic that were asked for."""
+
+    topic: str
+    source: str = msgspec.field(name="from")
+    redriven: int = 0
+    skipped: list[int] = []
+
+
+class _Redriven(Redriven):
+    more: bool = False
+    next_after_seq: int = 0
+
+
+@command.command("redrive")
+@click.argument("queue")
+@click.option("--from", "source", metavar="TOPIC", help="Where they are; default: dead_letter.")
+@click.option(
+    "--seq", "seqs", type=click.IntRange(min=0), multiple=True, metavar="SEQ", help="Only these."
+)
+@click.option("--tag", metavar="TAG", help="Only those with exactly this tag.")
+@click.option("--tag-prefix", metavar="PREFIX", help="Only those whose tag starts with this.")
+@click.option("--max", "most", type=click.IntRange(min=1), metavar="N", help="At most so many.")
+@format_options
+@server_options
+def redrive(
+    queue: str,
+    source: str | None,
+    seqs: tuple[int, ...],
+    tag: str | None,
+    tag_prefix: str | None,
+    most: int | None,
+    client: Client,
+    as_json: bool,
+) -> None:
+    """Make the dead letters of QUEUE jobs of it again; all of them, unless options say which.
+
+    The server moves each letter whole or not at all, so that a call that breaks leaves none behind
+    and none twice: run it again. A job's deliveries count from the beginning.
+    """
+    if sum((bool(seqs), tag is not None, tag_prefix is not None)) > 1:
+        raise click.UsageError("--seq, --tag and --tag-prefix: give one of them")
+    if tag_prefix is not None and "*" in tag_prefix:
+        raise click.UsageError("--tag-prefix is taken literally and cannot contain *")
+    asked: dict[str, Any] = {"all": True}
+    if seqs:
+        asked = {"seqs": sorted(set(seqs))}
+    elif tag is not None:
+        asked = {"tag": tag}
+    elif tag_prefix is not None:
+        asked = {"match": ["tag", "Glob", f"{tag_prefix}*"]}
+    if source is not None:
+        asked["from"] = source
+    done = _redrive(client, queue, asked, most)
+    show_object(msgspec.json.encode(done), as_json=as_json)
+
+
+def _redrive(client: Client, queue: str, asked: dict[str, Any], most: int | None) -> Redriven:
+    """Call by call; a letter that dies again meanwhile stays for the next time."""
+    total: Redriven | None = None
+    after, last, left = 0, None, most
+    while True:
+        body = {**asked, "after_seq": after, "max": min(CALL_JOBS, left or CALL_JOBS)}
+        answer = client.call("POST", topic_path(queue, "/redrive"), msgspec.json.encode(body))
+        part = msgspec.json.decode(answer, type=_Redriven)
+        if total is None:
+            total = Redriven(part.topic, part.source)
+            last = _head(client, part.source)
+        total.redriven += part.redriven
+        total.skipped += part.skipped
+        if left is not None:
+            left -= part.redriven
+        if not part.more or left == 0 or (last is not None and part.next_after_seq >= last):
+            return total
+        assert part.next_after_seq > after, "a redrive moves its position"
+        after = part.next_after_seq
+
+
+def _head(client: Client, topic: str) -> int | None:
+    """The head of the dead letters' topic; `None` for a key that may not read it."""
+    try:
+        answer = client.call("GET", topic_path(topic, "?touch=false"), repeatable=True)
+    except Refused:
+        return None
+    return msgspec.json.decode(answer, type=Topic).head_seq
+
+
+# -- purge -----------------------------------------------------------------------------------------
+
+
+class _Job(msgspec.Struct):
+    seq: int = msgspec.field(name="$seq")
+    lease_id: str
+
+
+class _Claimed(msgspec.Struct):
+    claimed: list[_Job]
+
+
+class _Acked(msgspec.Struct):
+    acked: int
+
+
+@command.command("purge")
+@click.argument("queue")
+@click.option("--all", "everything", is_flag=True, help="Also delayed jobs and those being worked.")
+@click.option("--yes", "-y", is_flag=True, help="Do not ask.")
+@format_options
+@server_options
+def purge(queue: str, everything: bool, yes: bool, client: Client, as_json: bool) -> None:
+    """Delete the jobs of QUEUE that wait for a worker, for good.
+
+    Jobs that are delayed or that a worker holds stay, and so does what is enqueued meanwhile. With
+    --all every job that exists now goes; a worker that holds one loses its lease.
+    """
+    answer = client.call("GET", topic_path(queue, "?touch=false"), repeatable=True)
+    state = msgspec.json.decode(answer, type=Topic)
+    if state.queue is None:
+        raise Failure(f"not_a_queue: {queue!r} is a plain log")
+    count = state.count if everything else state.queue.ready
+    what = "all jobs" if everything else "the waiting jobs"
+    confirm(f"Delete {what} of {queue}, {count:,} now, for good?", yes=yes)
+    if everything:
+        body = msgspec.json.encode({"before_seq": state.head_seq + 1})
+        shown = client.call("POST", topic_path(queue, "/delete"), body)
+        deleted = msgspec.json.decode(shown)["deleted"]
+    else:
+        deleted = _purge(client, queue, count)
+    result = {"topic": queue, "deleted": deleted}
+    show_object(msgspec.json.encode(result), as_json=as_json)
+
+
+def _purge(client: Client, queue: str, count: int) -> int:
+    """Claim what is ready, up to `count` jobs, and acknowledge it; returns how many went."""
+    node = f"purge-{random_id()}"
+    deleted = claimed = 0
+    while claimed < count:
+        asked = {"node": node, "max": min(CALL_JOBS, count - claimed), "lease_ms": PURGE_LEASE_MS}
+        body = msgspec.json.encode(asked)
+        answer = client.call("POST", topic_path(queue, "/claim"), body)
+        jobs = msgspec.json.decode(answer, type=_Claimed).claimed
+        if not jobs:
+            break
+        claimed += len(jobs)
+        try:
+            deleted += _ack(client, queue, node, jobs)
+        except BaseException:
+            held = duration_text(PURGE_LEASE_MS)
+            note(f"{deleted:,} jobs were deleted; {len(jobs)} may be held by this purge for {held}")
+            raise
+    return deleted
+
+
+def _ack(client: Client, queue: str, node: str, jobs: Sequence[_Job]) -> int:
+    held = {
+        "node": node,
+        "seqs": [job.seq for job in jobs],
+        "lease_ids": [job.lease_id for job in jobs],
+    }
+    answer = client.call("POST", topic_path(queue, "/ack"), msgspec.json.encode(held))
+    return msgspec.json.decode(answer, type=_Acked).acked

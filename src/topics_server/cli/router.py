@@ -10,9 +10,18 @@ import click
 import msgspec
 
 from topics_server.cli.client import Client, Failure, router_path, server_options
-from topics_server.cli.output import format_options, show_object, show_rows
+from topics_server.cli.details import DETAILED_MAX, Router, fetched
+from topics_server.cli.output import (
+    confirm,
+    format_options,
+    note,
+    show_object,
+    show_table,
+    write_line,
+)
 
-COLUMNS: Final = ("router", "source", "dest", "guarantee", "forwarded_total")
+COLUMNS: Final = ("router", "source", "dest", "guarantee", "forwarded", "lag", "state")
+NUMBERS: Final = ("forwarded", "lag")
 PAGE_SIZE: Final = 1000
 
 
@@ -106,10 +115,12 @@ def ls(client: Client, as_json: bool, **asked: str | None) -> None:
 
 @command.command("rm")
 @click.argument("name")
+@click.option("--yes", "-y", is_flag=True, help="Do not ask.")
 @format_options
 @server_options
-def rm(name: str, client: Client, as_json: bool) -> None:
+def rm(name: str, yes: bool, client: Client, as_json: bool) -> None:
     """Remove the router NAME; what it copied stays."""
+    confirm(f"Remove router {name}? Nothing is copied by it any more.", yes=yes)
     answer = client.call("DELETE", router_path(name))
     if not msgspec.json.decode(answer, type=_Dropped).deleted:
         raise Failure(f"router_not_found: there was no router {name!r}")
@@ -117,8 +128,28 @@ def rm(name: str, client: Client, as_json: bool) -> None:
 
 
 def show_list(client: Client, *, as_json: bool, asked: dict[str, str | None]) -> None:
-    """Print every router that the query hits."""
-    show_rows(routers(client, asked), COLUMNS, COLUMNS[4:], as_json=as_json)
+    """Print every router that the query hits; a table also has lag and state."""
+    rows = routers(client, asked)
+    if as_json:
+        for row in rows:
+            write_line(bytes(row))
+        return
+    listed = [msgspec.json.decode(row, type=Router) for row in rows]
+    cells = [_cells(client, row, number) for number, row in enumerate(listed)]
+    show_table(COLUMNS, filter(None, cells), numbers=NUMBERS)
+    if len(listed) > DETAILED_MAX:
+        note(f"lag and state are those of the first {DETAILED_MAX:,} routers; --prefix names fewer")
+
+
+def _cells(client: Client, row: Router, number: int) -> list[str] | None:
+    """One line of the table; `None` for a router that was removed since it was listed."""
+    lag = state = ""
+    if number < DETAILED_MAX:
+        found = fetched(client, router_path(row.router), Router)
+        if found is None:
+            return None
+        row, lag, state = found, f"{found.lag:,}", found.state
+    return [row.router, row.source, row.dest, row.guarantee, f"{row.forwarded_total:,}", lag, state]
 
 
 def routers(client: Client, asked: dict[str, str | None]) -> Iterator[msgspec.Raw]:

@@ -12,9 +12,9 @@ import pytest
 from click.testing import CliRunner, Result
 
 from tests.unit.client.fake import FakeQueue, Refusal, serving
-from topics_server.cli import queue
+from topics_server.cli import queue, queue_board
 from topics_server.cli.client import Client
-from topics_server.cli.queue import Board, Snapshot
+from topics_server.cli.queue_board import Board, Snapshot
 
 Served = tuple[str, FakeQueue]
 
@@ -40,7 +40,7 @@ class Time:
 def time(monkeypatch: pytest.MonkeyPatch) -> Time:
     """A clock that stands still."""
     found = Time()
-    monkeypatch.setattr(queue, "monotonic_ms", found)
+    monkeypatch.setattr(queue_board, "monotonic_ms", found)
     return found
 
 

@@ -114,7 +114,7 @@ def test_wrong_usage_asks_nobody(served: Served, words: tuple[str, ...]) -> None
 def test_get_and_rm_name_the_router(served: Served) -> None:
     served[1].answers = [(200, {"router": "a->b"}), (200, {"router": "a->b", "deleted": True})]
     assert run(served, "router", "get", "a->b").exit_code == 0
-    assert json.loads(run(served, "router", "rm", "a->b").stdout)["deleted"] is True
+    assert json.loads(run(served, "router", "rm", "a->b", "--yes").stdout)["deleted"] is True
     assert served[1].asked == [
         ("GET", "/v0/routers/a-%3Eb", None),
         ("DELETE", "/v0/routers/a-%3Eb", None),
@@ -124,8 +124,8 @@ def test_get_and_rm_name_the_router(served: Served) -> None:
 def test_what_is_not_there_is_exit_code_1(served: Served) -> None:
     refusal = {"error": {"code": "router_not_found", "message": "there is no router"}}
     served[1].answers = [(404, refusal), (200, {"router": "r", "deleted": False})]
-    for verb in ("get", "rm"):
-        ran = run(served, "router", verb, "r")
+    for words in (("get", "r"), ("rm", "r", "--yes")):
+        ran = run(served, "router", *words)
         assert ran.exit_code == 1
         assert ran.stderr.startswith("router_not_found: ")
         assert ran.stdout == ""
@@ -146,7 +146,9 @@ def test_the_list_follows_its_pages(served: Served, words: tuple[str, ...]) -> N
         {"routers": [row("a", "b")], "next_cursor": "x="},
         {"routers": [row("a", "c")]},
     ]
-    served[1].answers = [(200, page) for page in (*pages, *pages)]
+    gone = {"error": {"code": "router_not_found", "message": "there is no router"}}
+    answers = [(200, page) for page in (*pages, *pages)]
+    served[1].answers = [*answers, (200, state("a", "b")), (404, gone)]
     ran = run(served, *words, "--prefix", "a->", "--source", "a")
     assert [json.loads(line) for line in ran.stdout.splitlines()] == [row("a", "b"), row("a", "c")]
     paths = [path for _, path, _ in served[1].asked]
@@ -156,7 +158,8 @@ def test_the_list_follows_its_pages(served: Served, words: tuple[str, ...]) -> N
     ]
     table = run(served, *words, "--table").stdout.splitlines()
     assert table[0].split() == [*router.COLUMNS]
-    assert table[1].split() == ["a->b", "a", "b", "at_least_once", "7"]
+    assert table[1].split() == ["a->b", "a", "b", "at_least_once", "7", "0", "running"]
+    assert table[2:] == []  # one was removed since it was listed
 
 
 def state(source: str, dest: str) -> dict[str, Any]:

@@ -194,7 +194,7 @@ def test_close_and_rm(door: Door) -> None:
     door.answers = [Said(204)]
     assert run(door, "close", "s").exit_code == 0
     door.answers = [Said(204)]
-    assert run(door, "rm", "/v1/stream/s").exit_code == 0
+    assert run(door, "rm", "/v1/stream/s", "--yes").exit_code == 0
     assert [(asked.method, asked.path) for asked in door.asked] == [
         ("POST", "/v1/stream/s"),
         ("DELETE", "/v1/stream/s"),

@@ -1,0 +1,196 @@
+"""Topics and routers as people read them: type, ages, sizes, lag. JSON has no part here.
+
+The server's lists hold neither types nor ages nor lags, so a table asks for the state of each
+entry, of the first `DETAILED_MAX` at most.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from topics_server.amounts import duration_text, size_text
+from topics_server.cli.client import Client, Refused
+
+# One request each: at a millisecond a request a list of so many takes a second.
+DETAILED_MAX: Final = 1000
+T = TypeVar("T")
+
+
+class Queue(msgspec.Struct):
+    """What a queue holds, in jobs."""
+
+    ready: int = 0
+    in_flight: int = 0
+    delayed: int = 0
+    dead_lettered: int = 0
+
+
+class Stream(msgspec.Struct):
+    """What a topic that is a Durable Stream is besides."""
+
+    path: str = ""
+    content_type: str = ""
+    closed: bool = False
+
+
+class Topic(msgspec.Struct):
+    """A topic's state; times are milliseconds since 1970, sizes are bytes."""
+
+    topic: str
+    head_seq: int
+    earliest_seq: int
+    count: int
+    bytes: int
+    type: str = "log"
+    epoch: int = 1
+    disk_bytes: int = 0
+    damaged_records: int = 0
+    effective_priority: int = 0
+    last_write_ts: int | None = None
+    last_read_ts: int | None = None
+    queue: Queue | None = None
+    stream: Stream | None = None
+    config: dict[str, Any] = {}
+
+
+class Router(msgspec.Struct):
+    """A router's state; `lag` is seqs of its source."""
+
+    router: str
+    source: str
+    dest: str
+    guarantee: str
+    forwarded_total: int
+    lag: int = 0
+    state: str = "running"
+
+
+def fetched(client: Client, path: str, kind: type[T]) -> T | None:
+    """The state at a path; `None` for what was removed since it was listed."""
+    try:
+        return msgspec.json.decode(client.call("GET", path, repeatable=True), type=kind)
+    except Refused as refused:
+        if refused.status != 404:
+            raise
+        return None
+
+
+def age(then_ms: int | None, now_ms: int) -> str:
+    """How long ago a moment of the server's clock was, by ours: `3 s ago`, `never`, `now`."""
+    if then_ms is None or then_ms == 0:
+        return "never"
+    passed_ms = now_ms - then_ms
+    # The two clocks may differ by a little.
+    return "now" if passed_ms < 1000 else f"{duration_text(_rounded(passed_ms))} ago"
+
+
+def _rounded(ms: int) -> int:
+    return ms if ms >= 60_000 else ms // 1000 * 1000
+
+
+def moment(then_ms: int | None, now_ms: int) -> str:
+    """An age and the local time."""
+    if then_ms is None or then_ms == 0:
+        return "never"
+    return f"{age(then_ms, now_ms)} ({clock_time(then_ms)})"
+
+
+def clock_time(then_ms: int) -> str:
+    """The local time of a moment, to the second."""
+    return datetime.fromtimestamp(then_ms / 1000).isoformat(sep=" ", timespec="seconds")
+
+
+def jobs(queue: Queue | None) -> str:
+    """What a queue holds, in words; empty for a log."""
+    if queue is None:
+        return ""
+    counts = {
+        "ready": queue.ready,
+        "in flight": queue.in_flight,
+        "delayed": queue.delayed,
+        "dead": queue.dead_lettered,
+    }
+    return ", ".join(f"{count:,} {name}" for name, count in counts.items() if count) or "no jobs"
+
+
+def _off(show: Callable[[int], str], zero: str) -> Callable[[Any], str]:
+    return lambda value: show(value) if value else zero
+
+
+def _switch(value: Any) -> str:
+    return "yes" if value else "no"
+
+
+def _word(value: Any) -> str:
+    return "none" if value is None else str(value)
+
+
+_COUNT: Final = "{:,}".format
+# Names as the options of `topics set` have them; what is not listed is shown as it comes.
+_SETTINGS: Final[Mapping[str, tuple[str, Callable[[Any], str]]]] = {
+    "durability": ("durability", _word),
+    "ttl_ms": ("ttl", _off(duration_text, "keeps for ever")),
+    "cap_records": ("cap-records", _off(_COUNT, "no cap")),
+    "cap_bytes": ("cap-bytes", _off(size_text, "no cap")),
+    "discard": ("discard", _word),
+    "priority": ("priority", lambda value: "derived" if value is None else str(value)),
+    "auto_priority": ("auto-priority", _switch),
+    "auto_create": ("auto-create", _switch),
+    "idempotency_window_ms": ("idempotency-window", duration_text),
+    "dedupe_node": ("dedupe-node", _switch),
+    "lease_ms": ("lease", duration_text),
+    "claim_jitter_ms": ("claim-jitter", _off(duration_text, "none")),
+    "max_deliveries": ("max-deliveries", _off(_COUNT, "no limit")),
+    "dead_letter": ("dead-letter", _word),
+    "leases_durable": ("leases-durable", _switch),
+}
+_OF_QUEUES: Final = frozenset(
+    {"lease_ms", "claim_jitter_ms", "max_deliveries", "dead_letter", "leases_durable"}
+)
+# Told by other fields already: `type` by the state, `durable` by `durability`.
+_TOLD: Final = frozenset({"type", "durable"})
+
+
+def settings(topic: Topic) -> list[tuple[str, str]]:
+    """The configuration as rows; what only queues use is left out for a log."""
+    rows: list[tuple[str, str]] = []
+    for name, value in topic.config.items():
+        if name in _TOLD or (name in _OF_QUEUES and topic.type == "log"):
+            continue
+        label, show = _SETTINGS.get(name, (name.replace("_", "-"), _plain))
+        rows.append((label, show(value)))
+    return rows
+
+
+def _plain(value: Any) -> str:
+    return value if isinstance(value, str) else msgspec.json.encode(value).decode()
+
+
+def facts(topic: Topic, now_ms: int) -> list[tuple[str, str]]:
+    """A topic's state as rows."""
+    seqs = "" if not topic.count else f" (seqs {topic.earliest_seq:,} to {topic.head_seq:,})"
+    rows = [
+        ("topic", topic.topic),
+        ("type", topic.type),
+        ("records", f"{topic.count:,}{seqs}"),
+        ("head", f"{topic.head_seq:,}"),
+        ("size", f"{size_text(topic.bytes)} ({size_text(topic.disk_bytes)} in sealed files)"),
+        ("written", moment(topic.last_write_ts, now_ms)),
+        ("read", moment(topic.last_read_ts, now_ms)),
+    ]
+    if topic.queue is not None:
+        rows.append(("jobs", jobs(topic.queue)))
+    if topic.stream is not None:
+        ended = ", closed" if topic.stream.closed else ""
+        rows.append(("stream", f"{topic.stream.path}, {topic.stream.content_type}{ended}"))
+    if topic.damaged_records:
+        rows.append(("damaged", f"{topic.damaged_records:,} records are lost"))
+    return [
+        *rows,
+        ("effective priority", str(topic.effective_priority)),
+        ("epoch", str(topic.epoch)),
+    ]
