@@ -506,6 +506,7 @@ SERVICES = {
         "queue.alarm",
         "queue.answers",
         "queue.books",
+        "queue.jobs",
         "queue.lease_log",
         "queue.leases",
         "queue.leasing",
@@ -566,10 +567,12 @@ API = {
     "api.origin": pure("api.bodies"),
     "api.cursor_ids": pure("engine.cursors"),
     "api.watch_bodies": pure("api.bodies", "api.cursor_ids", "api.lists"),
-    "api.schemas": pure("api.queue_bodies", "api.watch_bodies"),
-    "api.operations": pure("api.problems", "api.schemas"),
+    "api.schemas": pure("api.queue_bodies", "api.watch_bodies", "queue.jobs"),
+    # What the reference page has filled in.
+    "api.examples": pure(),
+    "api.operations": pure("api.examples", "api.problems", "api.schemas"),
     "api.openapi": pure("api.operations", "api.schemas", "api.stream_operations"),
-    "api.stream_operations": pure("api.operations", "api.schemas"),
+    "api.stream_operations": pure("api.examples", "api.operations", "api.schemas"),
     "api.producer_headers": pure("engine.answers"),
     "api.keys": pure(),
     # Who calls, and whether they may: 401 and 403.
@@ -864,7 +867,7 @@ API = {
         "api.state",
     ),
     # The page that shows the description, from an installed package's files.
-    "api.reference": driver("api.http", "api.state"),
+    "api.reference": driver("api.examples", "api.http", "api.state"),
     "api.front_page": driver("api.http", "api.state"),
     "api.app": driver(
         "api.problems",

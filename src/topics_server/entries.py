@@ -289,14 +289,18 @@ class LeasesGranted(msgspec.Struct, frozen=True):
     leases: list[tuple[int, int]]
 
 
-class LeasesReleased(msgspec.Struct, frozen=True):
-    """Leased jobs are given back: `jobs` are pairs of seq and when it is claimable again, ms."""
+class LeasesReleased(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Leased jobs are given back: `jobs` are pairs of seq and when it is claimable again, ms.
+
+    `error`: why, in the worker's words; empty if it gave no reason.
+    """
 
     topic_id: ClassVar[int] = LEASES_ID
 
     queue_id: int
     ts: int
     jobs: list[tuple[int, int]]
+    error: str = ""
 
 
 class LeasesExtended(msgspec.Struct, frozen=True):

@@ -156,7 +156,8 @@ class QueueImage(msgspec.Struct, frozen=True, array_like=True):
     `heard_lsn`: entries of the queue's own topic up to it are in here. `returned` and `delayed`:
     pairs of seq and when it can be claimed, ms. `deliveries`: pairs of seq and count of jobs that
     are not leased. `moved`: jobs whose copy is in the dead-letter topic, yet to be deleted here.
-    Of `delayed` a third number, 1, says that the record named that time itself.
+    Of `delayed` a third number, 1, says that the record named that time itself. `errors`: pairs of
+    seq and the reason of the last nack that gave one; older parts have none.
     """
 
     queue_id: int
@@ -168,6 +169,7 @@ class QueueImage(msgspec.Struct, frozen=True, array_like=True):
     delayed: list[tuple[int, ...]]
     deliveries: list[tuple[int, int]]
     moved: list[int]
+    errors: list[tuple[int, str]] = []
 
 
 class LeasesPart(msgspec.Struct, frozen=True, array_like=True):

@@ -120,6 +120,7 @@ QUEUE: Final = Section(
     "`POST /v0/topics/{topic}/claim`, `ack`, `nack`, `extend`, `redrive`",
     (
         *_HELD,
+        Row("`error`", Limit("NACK_ERROR_BYTES_MAX", "bytes"), "cut"),
         Row("`from`", _NAME),
         Row("`tag`, `match`", _MATCH),
         Row("`match`, a list", Limit("MATCH_PARTS", "parts")),

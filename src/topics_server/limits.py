@@ -63,6 +63,8 @@ PRIORITY_MAX: Final = 1000
 LEASE_MS_MIN: Final = 100
 LEASE_MS_MAX: Final = 86_400_000
 CLAIM_JITTER_MS_MAX: Final = 5_000
+# The reason of a nack; a longer one is cut.
+NACK_ERROR_BYTES_MAX: Final = 1_024
 # A job waits at most ten years; what asks for more is clamped.
 DELAY_MS_MAX: Final = 10 * 366 * 86_400_000
 NODE_FILTER_IDS_MAX: Final = 256

@@ -161,7 +161,8 @@ async def test_an_ack_deletes_for_good_and_again_is_harmless(live: Jobs) -> None
     assert set(told.pop("performance")) == {"server_total_ms", "wal_append_ms", "fsync_ms"}
     assert told == {"topic": "jobs", "acked": 2, "skipped": [], "ready": 2, "in_flight": 0}
     assert (await live.do("ack", node="w", seqs=[1, 2])) == {
-        **{"topic": "jobs", "acked": 0, "skipped": [1, 2], "ready": 2, "in_flight": 0}
+        **{"topic": "jobs", "acked": 0, "skipped": [1, 2], "ready": 2, "in_flight": 0},
+        "reasons": {"1": "not_found", "2": "not_found"},
     }
     assert [record["$seq"] for record in await live.datas("jobs")] == [3, 4]
     live.pass_time(100_000)
@@ -212,6 +213,7 @@ async def test_a_nack_gives_back_at_once_or_after_its_delay(live: Jobs) -> None:
     await live.put("a", "b")
     await live.claim(max=2)
     told = await live.do("nack", node="w", seqs=[1, 5])
+    assert told.pop("reasons") == {"5": "not_found"}
     assert told == {"topic": "jobs", "nacked": 1, "skipped": [5], "ready": 1, "in_flight": 1}
     assert (await live.do("nack", node="w", seqs=[2], delay_ms=U64_MAX))["ready"] == 1
     (again,) = await live.claim(max=9)
@@ -230,6 +232,7 @@ async def test_an_extend_sets_the_deadline_from_now(live: Jobs) -> None:
         "topic": "jobs",
         "extended": 1,
         "skipped": [9],
+        "reasons": {"9": "not_found"},
         "deadlines": {"1": live.clock.now_ms() + 500},
     }
     live.pass_time(501)

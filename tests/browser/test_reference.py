@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
+
+import pytest
+
 from tests.browser.chromium import Browser
 from tests.contract.described import document
-from tests.contract.driver import Server
+from tests.contract.driver import Server, eventually
 
 _HOSTS = """[...new Set(performance.getEntriesByType("resource").map(e => new URL(e.name).host))]"""
 
@@ -29,4 +33,66 @@ def test_the_page_shows_every_operation_and_asks_no_other_host(
             fetch("http://127.0.0.2:1/").catch(() => {});
         })"""
         assert page.evaluate(refused) == "connect-src"
+        assert page.exceptions == []
+
+
+# Opens an operation, sends it as it is filled in, tells what the page then shows, and closes it.
+_TRY = """new Promise((done, fail) => {
+    const block = document.getElementById("operations-" + NAME);
+    const open = () => block.querySelector(".opblock-summary-control").click();
+    const ways = [".try-out__btn", ".btn.execute", ".live-responses-table tbody tr"];
+    const until = Date.now() + 18000;
+    const step = () => {
+        const found = block.querySelector(ways[0]);
+        if (Date.now() > until) return fail(NAME + " never shows " + ways[0]);
+        if (found && ways.length === 1) {
+            const shown = [found.querySelector(".response-col_status").innerText, block.innerText];
+            open();
+            return done(shown);
+        }
+        if (found) {
+            found.click();
+            ways.shift();
+        }
+        setTimeout(step, 10);
+    };
+    open();
+    step();
+})"""
+# As the generator of samples renders the greatest number that a field takes.
+_HUGE = "18446744073709552000"
+
+
+def is_one_dead(server: Server) -> bool:
+    counts = server.api.get_state("jobs")["queue"]
+    return bool(counts["dead_lettered"] == 1)
+
+
+@pytest.mark.timeout(300)
+def test_each_operation_succeeds_as_it_is_filled_in(browser: Browser, server: Server) -> None:
+    described = document()
+    with browser.page(f"{server.api.url}/v0/docs") as page:
+        page.wait('document.querySelectorAll(".opblock").length > 35', "it is there", 60)
+        names = page.evaluate('[...document.querySelectorAll(".opblock")].map(e => e.id)')
+        documented = {
+            f"operations-{operation['tags'][0]}-{operation['operationId']}": operation["responses"]
+            for item in described["paths"].values()
+            for method, operation in item.items()
+            if method != "parameters"
+        }
+        assert {*names} == {*documented}
+        for name in names:
+            if name.endswith("redriveJobs"):
+                eventually(lambda: is_one_dead(server), "the job given back is dead")
+            block = json.dumps(name.removeprefix("operations-"))
+            status, shown = page.evaluate(_TRY.replace("NAME", block))
+            # The description itself names the greatest numbers.
+            assert _HUGE not in shown or name.endswith("-openapi"), name
+            if name.endswith("openWebSocket"):
+                # The page's own, for a script cannot show the answer to an upgrade.
+                assert status.split() == ["200", "Undocumented"]
+                assert "pong" in shown
+            else:
+                assert status in documented[name], f"{name}: {shown}"
+                assert "200" <= status < "300", f"{name}: {shown}"
         assert page.exceptions == []

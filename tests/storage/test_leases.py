@@ -30,7 +30,10 @@ from topics_server.wal.dump import dump, verify
 from topics_server.wal.parts import decode_leases
 from topics_server.wal.snapshots import PublishedSnapshots
 
-VECTOR: Final = Path(__file__).parents[1] / "vectors" / "snapshots" / "leases.part"
+VECTORS: Final = Path(__file__).parents[1] / "vectors" / "snapshots"
+VECTOR: Final = VECTORS / "leases_errors.part"
+# As it was written before jobs had reasons.
+OLDER: Final = VECTORS / "leases.part"
 QUEUE: Final = 3
 TS: Final = 1_700_000_000_000
 BODY: Final = b'{"records":[{"data":1},{"data":2},{"data":3,"delay_ms":5000}]}'
@@ -49,6 +52,7 @@ GOLDEN: Final = LeasesPart(
             delayed=[(7, TS + 60_000)],
             deliveries=[(2, 1), (4, 3)],
             moved=[5],
+            errors=[(1, "timeout"), (4, 'no "such" file')],
         ),
         QueueImage(8, 12, 1, 0, [], [], [], [], []),
     ],
@@ -96,6 +100,11 @@ def test_the_golden_part_is_read_and_written_byte_for_byte() -> None:
     assert decode_leases(VECTOR.read_bytes()) == GOLDEN
 
 
+def test_the_golden_part_of_before_is_read() -> None:
+    without = [msgspec.structs.replace(image, errors=[]) for image in GOLDEN.queues]
+    assert decode_leases(OLDER.read_bytes()) == msgspec.structs.replace(GOLDEN, queues=without)
+
+
 def test_the_books_restore_the_golden_part() -> None:
     books = QueueBooks(1)
     books.restore(VECTOR.read_bytes())
@@ -105,6 +114,15 @@ def test_the_books_restore_the_golden_part() -> None:
     assert (lease.seq, lease.lease_id, lease.node) == (1, 2**64 - 1, "worker-1")
     assert (lease.deadline_ms, lease.deliveries, lease.claimed_ts) == (TS + 30_000, 2, TS)
     assert {seq: job.deliveries for seq, job in book.jobs.items()} == {1: 2, 2: 1, 4: 3}
+    assert {seq: job.error for seq, job in book.jobs.items()} == {
+        1: "timeout",
+        2: "",
+        4: 'no "such" file',
+    }
+    # And captured again.
+    (part,) = books.capture()
+    captured = {image.queue_id: image.errors for image in decode_leases(part).queues}
+    assert captured == {QUEUE: [(1, "timeout"), (4, 'no "such" file')], 8: []}
     assert book.dead_lettered == 2
     assert books.find(8) is not None
 

@@ -10,5 +10,6 @@ bytes to response bytes; `http` is the thin adapter that calls them from ASGI.
   leaves in one piece)
 - `topics`, `records`, `probes` — the handlers
 - `state` — what every handler is given: settings, store, phase
-- `app` — the routes, nothing else; `openapi` and `schemas` — the same routes as a document
+- `app` — the routes, nothing else; `openapi`, `schemas` and `examples` — the same routes as a
+  document
 """

@@ -316,9 +316,13 @@ def _queue_paths() -> Schema:
         codes=(*READS, *_NO_QUEUE),
         parameters=page_queries(),
     )
-    return posts | {
+    # Last, as jobs come back only once some died.
+    redrive = {path: posts.pop(path) for path in tuple(posts) if path.endswith("/redrive")}
+    return {
+        **posts,
         "/v0/topics/{topic}/leases": {"parameters": [_NAME], "get": leases},
         "/v0/topics/{topic}/work": {"parameters": [_NAME], "get": _work()},
+        **redrive,
     }
 
 

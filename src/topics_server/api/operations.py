@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from topics_server.api.examples import BODIES, IN_PATH, IN_QUERY
 from topics_server.api.problems import PRODUCER_HEADERS, RETRY_AFTER_S, STATUS_OF
 from topics_server.api.schemas import Schema, boolean, ref, text
 from topics_server.errors import Code
@@ -143,6 +144,7 @@ def in_path(name: str, pattern: str, about: str) -> Schema:
         "required": True,
         "schema": schema,
         "description": about,
+        "example": IN_PATH[name],
     }
 
 
@@ -177,11 +179,20 @@ def operation(
         "tags": [tag],
         "responses": _with_id(answers | _refusals({Code.INTERNAL, *_CONNECTION, *codes, *guarded})),
     }
-    described["parameters"] = [*parameters, {"$ref": "#/components/parameters/X-Request-Id"}]
+    filled = IN_QUERY.get(operation_id, {})
+    described["parameters"] = [
+        *(
+            parameter | {"example": filled[parameter["name"]]}
+            if parameter.get("name") in filled
+            else parameter
+            for parameter in parameters
+        ),
+        {"$ref": "#/components/parameters/X-Request-Id"},
+    ]
     if body is not None:
         described["requestBody"] = {
             "required": is_body_required,
-            "content": {JSON: {"schema": body}},
+            "content": {JSON: {"schema": body, "example": BODIES[operation_id]}},
         }
     if scopes is not None:
         asked = [{"bearer": list(scopes)}, *({name: []} for name in in_url)]

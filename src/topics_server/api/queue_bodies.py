@@ -22,6 +22,7 @@ from topics_server.limits import (
     LEASE_MS_MAX,
     LEASE_MS_MIN,
     MATCH_PARTS,
+    NACK_ERROR_BYTES_MAX,
     U32_MAX,
     U64_MAX,
 )
@@ -56,7 +57,8 @@ class ClaimRequest(msgspec.Struct, frozen=True):
 class HeldRequest(msgspec.Struct, frozen=True):
     """Leases of a node: an ack, a nack (after `delay_ms`) or an extend (to `lease_ms`).
 
-    `lease_ids`: one a seq, if the node shows by which lease it holds each. `no_more`: the push
+    `error`: why a nack gives the jobs back, cut to `NACK_ERROR_BYTES_MAX`, empty if it does not
+    say. `lease_ids`: one a seq, if the node shows by which lease it holds each. `no_more`: the push
     streams that these jobs came over are to bring no others.
     """
 
@@ -66,6 +68,7 @@ class HeldRequest(msgspec.Struct, frozen=True):
     delay_ms: int = 0
     lease_ms: int = 0
     no_more: bool = False
+    error: str = ""
 
 
 class RedriveRequest(msgspec.Struct, frozen=True):
@@ -97,6 +100,7 @@ class _Held(msgspec.Struct, gc=False, kw_only=True):
 
 class _Nack(_Held, gc=False, kw_only=True):
     delay_ms: _U64 = 0
+    error: str | None = None
 
 
 class _Extend(_Held, gc=False, kw_only=True):
@@ -160,7 +164,13 @@ def decode_nack(body: bytes, limits: QueueLimits) -> HeldRequest:
     _check_lists(body, limits)
     sent = decode_body(_NACK, body)
     delay_ms = min(_checked_u64(sent.delay_ms, "delay_ms"), NACK_DELAY_MS_MAX)
-    return HeldRequest(*_held(sent, limits), delay_ms=delay_ms)
+    return HeldRequest(*_held(sent, limits), delay_ms=delay_ms, error=_cut(sent.error or ""))
+
+
+def _cut(error: str) -> str:
+    """As many whole characters as are kept: a nack never fails for its reason."""
+    kept = error.encode()[:NACK_ERROR_BYTES_MAX]
+    return kept.decode(errors="ignore")
 
 
 def decode_extend(body: bytes, limits: QueueLimits) -> HeldRequest:

@@ -22,7 +22,7 @@ from topics_server.queue.answers import (
     Nacked,
     Redriven,
 )
-from topics_server.queue.jobs import lease_text
+from topics_server.queue.jobs import SkipReason, lease_text
 from topics_server.rendered import payload_of
 
 _encode: Final = msgspec.json.Encoder().encode
@@ -73,6 +73,7 @@ def render_acked(name: str, done: Acked, total_ms: float) -> bytes:
         "topic": name,
         "acked": done.acked,
         "skipped": done.skipped,
+        **_reasons(done.skipped, done.reasons),
         "ready": done.counts.ready,
         "in_flight": done.counts.in_flight,
         "performance": {
@@ -84,12 +85,20 @@ def render_acked(name: str, done: Acked, total_ms: float) -> bytes:
     return _encode(told)
 
 
+def _reasons(skipped: Sequence[int], reasons: Sequence[SkipReason]) -> dict[str, Any]:
+    """By seq, why it was skipped; absent where nothing was."""
+    if not skipped:
+        return {}
+    return {"reasons": {str(seq): why for seq, why in zip(skipped, reasons, strict=True)}}
+
+
 def render_nacked(name: str, done: Nacked, total_ms: float) -> bytes:
     """The answer to a nack (§10.5)."""
     told = {
         "topic": name,
         "nacked": done.nacked,
         "skipped": done.skipped,
+        **_reasons(done.skipped, done.reasons),
         "ready": done.counts.ready,
         "in_flight": done.counts.in_flight,
     }
@@ -102,6 +111,7 @@ def render_extended(name: str, done: Extended, total_ms: float) -> bytes:
         "topic": name,
         "extended": len(done.seqs),
         "skipped": done.skipped,
+        **_reasons(done.skipped, done.reasons),
         "deadlines": {str(seq): done.deadline_ms for seq in done.seqs},
     }
     return render_json(told, total_ms)

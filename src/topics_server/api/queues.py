@@ -110,7 +110,12 @@ async def nack(state: ServerState, request: Request) -> Response:
     queues, limits = _admitted(state)
     asked = decode_nack(request.body, limits)
     done = await queues.nack(
-        request.name, asked.node, asked.seqs, asked.lease_ids, delay_ms=asked.delay_ms
+        request.name,
+        asked.node,
+        asked.seqs,
+        asked.lease_ids,
+        delay_ms=asked.delay_ms,
+        error=asked.error,
     )
     return Response(200, render_nacked(request.name, done, request.elapsed_ms()))
 

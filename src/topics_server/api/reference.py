@@ -14,6 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
+from topics_server.api.examples import WID
 from topics_server.api.http import Request, Response
 from topics_server.api.state import ServerState
 from topics_server.errors import Code, TopicsError
@@ -54,16 +55,54 @@ _PAGE: Final = b"""<!doctype html>
 </body>
 </html>
 """
-# `validatorUrl`: else the page would show the description to a host of others.
-_SCRIPT: Final = b"""SwaggerUIBundle({
+# `validatorUrl`: else the page would show the description to a host of others. What the page could
+# not show by itself, `send` does: it ends an event stream after three seconds, and it opens the
+# WebSocket for one ping. The example of a session's id stands for the session made last.
+_SCRIPT: Final = b"""const example = "%s";
+let session = example;
+
+async function send(url, request) {
+  if (new URL(url, location).pathname.endsWith("/v0/ws")) return ping(url, request);
+  const response = await fetch(url, request);
+  const media = response.headers.get("content-type") ?? "";
+  if (!media.startsWith("text/event-stream")) return response;
+  const reader = response.body.getReader();
+  setTimeout(() => reader.cancel(), 3000);
+  const parts = [];
+  for (let part; !(part = await reader.read()).done; ) parts.push(part.value);
+  return new Response(new Blob(parts), response);
+}
+
+function ping(url, request) {
+  return new Promise((done) => {
+    const socket = new WebSocket(url.replace(/^http/, "ws"));
+    socket.onopen = () => socket.send('{"op":"ping","request_id":"docs"}');
+    socket.onmessage = (message) => {
+      done(new Response(message.data, { headers: { "content-type": "application/json" } }));
+      socket.close();
+    };
+    socket.onerror = () => done(fetch(url, request));
+  });
+}
+
+SwaggerUIBundle({
   url: "openapi.json",
   dom_id: "#reference",
   deepLinking: true,
   docExpansion: "list",
   defaultModelsExpandDepth: 0,
   validatorUrl: null,
+  requestInterceptor: (request) => {
+    request.url = request.url.replace(example, session);
+    request.userFetch = send;
+    return request;
+  },
+  responseInterceptor: (response) => {
+    session = response.obj?.wid ?? session;
+    return response;
+  },
 });
-"""
+""" % WID.encode()
 
 
 def page(_state: ServerState, _request: Request) -> Response:

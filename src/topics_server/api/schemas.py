@@ -8,7 +8,10 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from topics_server.api.queue_bodies import CLAIM_WAIT_MS_MAX, NACK_DELAY_MS_MAX
+from topics_server.api.queue_bodies import (
+    CLAIM_WAIT_MS_MAX,
+    NACK_DELAY_MS_MAX,
+)
 from topics_server.api.watch_bodies import (
     FRAME_BYTES_DEFAULT,
     HEARTBEAT_MS_DEFAULT,
@@ -24,6 +27,7 @@ from topics_server.limits import (
     IGNORED_NAME_CHARS_MAX,
     LEASE_MS_MAX,
     LEASE_MS_MIN,
+    NACK_ERROR_BYTES_MAX,
     NODE_FILTER_IDS_MAX,
     PAGE_BYTES_DEFAULT,
     PAGE_BYTES_MAX,
@@ -39,6 +43,7 @@ from topics_server.model import (
     TopicConfig,
     TopicType,
 )
+from topics_server.queue.jobs import SkipReason
 
 Schema = dict[str, Any]
 
@@ -68,9 +73,13 @@ def text(about: str = "", **more: Any) -> Schema:
 
 
 def u64(about: str = "", **more: Any) -> Schema:
-    """An unsigned 64-bit integer."""
+    """An unsigned 64-bit integer.
+
+    Without an example the reference page makes up the greatest, which JavaScript rounds.
+    """
     told = {"description": about} if about else {}
-    return {"type": "integer", "minimum": 0, "maximum": U64_MAX} | told | more
+    shown = {} if "default" in more else {"examples": [1]}
+    return {"type": "integer", "minimum": 0, "maximum": U64_MAX} | shown | told | more
 
 
 def boolean(default: bool | None = None, about: str = "") -> Schema:
@@ -384,7 +393,14 @@ def _queue_requests() -> Schema:
         "AckRequest": object_of("node seqs", **_held()),
         "NackRequest": object_of(
             "node seqs",
-            **_held(delay_ms=u64(f"Clamped to {NACK_DELAY_MS_MAX}.", default=0)),
+            **_held(
+                delay_ms=u64(f"Clamped to {NACK_DELAY_MS_MAX}.", default=0),
+                error={
+                    "type": ["string", "null"],
+                    "description": "Why the job failed. The dead letter carries it as "
+                    f"`meta.$dead_letter_error`. Cut to {NACK_ERROR_BYTES_MAX} bytes.",
+                },
+            ),
         ),
         "ExtendRequest": object_of(
             "node seqs lease_ms",
@@ -408,6 +424,12 @@ def _queue_answers() -> Schema:
     performance = {"performance": ref("Performance")}
     counted = {"ready": u64(), "in_flight": u64()}
     skipped = {"topic": text(), "skipped": list_of(u64())}
+    reasons = {
+        "type": "object",
+        "additionalProperties": text(enum=[reason.value for reason in SkipReason]),
+        "description": "Why each seq was skipped; absent if none was.",
+    }
+    held = {**skipped, "reasons": reasons}
     job = {
         "$seq": u64(),
         "lease_id": text(pattern="^lease_[0-9a-f]+$"),
@@ -441,9 +463,11 @@ def _queue_answers() -> Schema:
     return {
         "QueueCounts": _all(counted | {"delayed": u64(), "dead_lettered": u64()}),
         "ClaimResult": _all(claimed | performance),
-        "AckResult": _all(skipped | {"acked": u64()} | counted | performance),
-        "NackResult": _all(skipped | {"nacked": u64()} | counted | performance),
-        "ExtendResult": _all(skipped | {"extended": u64(), "deadlines": deadlines} | performance),
+        "AckResult": _all(held | {"acked": u64()} | counted | performance, optional="reasons"),
+        "NackResult": _all(held | {"nacked": u64()} | counted | performance, optional="reasons"),
+        "ExtendResult": _all(
+            held | {"extended": u64(), "deadlines": deadlines} | performance, optional="reasons"
+        ),
         "RedriveResult": _all(skipped | redriven | performance),
         "LeaseList": _all(listed | performance, optional="next_cursor"),
     }

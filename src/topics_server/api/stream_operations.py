@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from topics_server.api.operations import READS, STREAM, WRITES, in_path, operation, query
+from topics_server.api.examples import BODIES
+from topics_server.api.operations import JSON, READS, STREAM, WRITES, in_path, operation, query
 from topics_server.api.schemas import Schema, text
 from topics_server.errors import Code
 from topics_server.limits import (
@@ -70,7 +71,9 @@ def stream_paths() -> Schema:
 
 
 def _with_body(described: Schema) -> Schema:
-    return described | {"requestBody": {"required": False, "content": {_ANY: {}}}}
+    example = BODIES[described["operationId"]]
+    content: Schema = {JSON: {"example": example}, _ANY: {}}
+    return described | {"requestBody": {"required": False, "content": content}}
 
 
 def _create() -> Schema:

@@ -6,7 +6,7 @@ import msgspec
 
 from topics_server.blocks import Block
 from topics_server.engine.answers import QueueCounts
-from topics_server.queue.jobs import LeaseView
+from topics_server.queue.jobs import LeaseView, SkipReason
 
 
 class LeasedJob(msgspec.Struct, frozen=True, gc=False):
@@ -28,11 +28,15 @@ class Claimed(msgspec.Struct, frozen=True):
 
 
 class Acked(msgspec.Struct, frozen=True):
-    """Outcome of an ack (§10.4): how many jobs are completed and deleted."""
+    """Outcome of an ack (§10.4): how many jobs are completed and deleted.
+
+    `reasons`: why each of the skipped was; of nacks and extends, too.
+    """
 
     acked: int
     skipped: list[int]
     counts: QueueCounts
+    reasons: list[SkipReason]
     write_ms: float = 0.0
     sync_ms: float = 0.0
 
@@ -43,6 +47,7 @@ class Nacked(msgspec.Struct, frozen=True):
     nacked: int
     skipped: list[int]
     counts: QueueCounts
+    reasons: list[SkipReason]
 
 
 class Extended(msgspec.Struct, frozen=True):
@@ -51,6 +56,7 @@ class Extended(msgspec.Struct, frozen=True):
     seqs: list[int]
     deadline_ms: int
     skipped: list[int]
+    reasons: list[SkipReason]
 
 
 class Redriven(msgspec.Struct, frozen=True):

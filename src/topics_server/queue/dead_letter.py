@@ -1,11 +1,12 @@
 """The record a dead job becomes, and the job a dead letter becomes again (§10.6, redrive).
 
 `data`, `tag`, `node` and `meta` stay what they are, byte for byte; what is known of the job's end
-is added to `meta`, as its last three members, and taken off again by the redrive:
+is added to `meta`, as its last members, and taken off again by the redrive:
 
     {"trace":"z9"}  ->  {"trace":"z9","$dead_letter_from":"jobs","$dead_letter_deliveries":5,
-                         "$dead_letter_src_seq":480101}
+                         "$dead_letter_src_seq":480101,"$dead_letter_error":"no such file"}
 
+The last one is the reason of the last nack that gave one, and absent if none did.
 Where `meta` was absent a space before the last brace says so, for `{}` must stay `{}`. A letter
 that dies again has its new stamps behind the old ones: parsers of JSON take the last of equal
 names. Called by `queue/service`.
@@ -29,7 +30,8 @@ from topics_server.model import is_topic_name
 _STAMPED: Final = re.compile(
     rb'(,|\{[ \t\r\n]*)"\$dead_letter_from":"([A-Za-z0-9][A-Za-z0-9._:-]{0,254})",'
     rb'"\$dead_letter_deliveries":(0|[1-9][0-9]{0,18}),'
-    rb'"\$dead_letter_src_seq":([1-9][0-9]{0,18})( ?)\}\Z'
+    rb'"\$dead_letter_src_seq":([1-9][0-9]{0,18})'
+    rb'(?:,"\$dead_letter_error":("(?:[^"\\]|\\.)+"))?( ?)\}\Z'
 )
 
 
@@ -43,11 +45,15 @@ class Letter(msgspec.Struct, frozen=True, gc=False):
 
 
 class Stamps(msgspec.Struct, frozen=True, gc=False):
-    """How a job died: in which queue, after how many deliveries, and what its seq was there."""
+    """How a job died: in which queue, after how many deliveries, and what its seq was there.
+
+    `error`: why, as far as a worker said so.
+    """
 
     from_topic: str
     deliveries: int
     src_seq: int
+    error: str = ""
 
 
 def stamp(letter: Letter, stamps: Stamps) -> Letter:
@@ -58,6 +64,8 @@ def stamp(letter: Letter, stamps: Stamps) -> Letter:
         f'"$dead_letter_deliveries":{stamps.deliveries},'
         f'"$dead_letter_src_seq":{stamps.src_seq}'
     ).encode()
+    if stamps.error:
+        members += b',"$dead_letter_error":' + msgspec.json.encode(stamps.error)
     meta = letter.meta
     if not meta:
         stamped = b"{" + members + b" }"
@@ -74,7 +82,8 @@ def stamps_of(meta: bytes) -> Stamps | None:
     found = _find(meta)
     if found is None:
         return None
-    return Stamps(found.group(2).decode(), int(found.group(3)), int(found.group(4)))
+    error = msgspec.json.decode(found.group(5), type=str) if found.group(5) else ""
+    return Stamps(found.group(2).decode(), int(found.group(3)), int(found.group(4)), error)
 
 
 def unstamp(letter: Letter) -> Letter:
@@ -82,7 +91,7 @@ def unstamp(letter: Letter) -> Letter:
     found = _find(letter.meta)
     if found is None:
         return letter
-    if found.group(5):
+    if found.group(6):
         meta = b""
     elif found.group(1) == b",":
         meta = letter.meta[: found.start()] + b"}"
@@ -96,7 +105,7 @@ def _find(meta: bytes) -> re.Match[bytes] | None:
     found = _STAMPED.search(meta)
     if found is None:
         return None
-    is_marked = bool(found.group(5))
+    is_marked = bool(found.group(6))
     if found.group(1) == b",":
         return None if is_marked else found
     assert found.start() == 0, "the first brace is that of the object itself"

@@ -7,6 +7,7 @@ Values but for `Job`, which only its `LeaseBook` changes. Lease ids are numbers 
 from __future__ import annotations
 
 import re
+from enum import StrEnum
 from typing import Final
 
 import msgspec
@@ -19,6 +20,17 @@ _LEASE_ID: Final = re.compile(r"lease_([0-9a-f]{1,16})")
 LEAVING: Final = 1  # one of these ends the lease there is
 ACKING: Final = 2
 MOVING: Final = 4
+
+
+class SkipReason(StrEnum):
+    """Why a seq of an ack, nack or extend does not count."""
+
+    NOT_FOUND = "not_found"  # completed, deleted, expired, or never there
+    NOT_LEASED = "not_leased"  # nobody holds it
+    HELD_BY_ANOTHER_NODE = "held_by_another_node"
+    LEASE_SUPERSEDED = "lease_superseded"  # the node holds it by another lease
+    ACKING = "acking"  # its ack is under way
+    DEAD_LETTERING = "dead_lettering"  # it leaves for the dead-letter topic
 
 
 def lease_text(lease_id: int) -> str:
@@ -38,7 +50,7 @@ class Job(msgspec.Struct, gc=False):
     `lease_id`: 0 if nobody holds it. `at_ms`: claimable from then on (of a lease: its deadline
     + 1). `deliveries`: leases so far. `lsn`: the newest journaled entry that is in here. `pending`:
     entries under way; `flags`: why else it is parked. `is_timed`: nobody was given it yet, and it
-    named `at_ms` itself.
+    named `at_ms` itself. `error`: the reason of the last nack that gave one.
     """
 
     lease_id: int = 0
@@ -51,6 +63,7 @@ class Job(msgspec.Struct, gc=False):
     pending: int = 0
     flags: int = 0
     is_timed: bool = False
+    error: str = ""
 
     @property
     def is_parked(self) -> bool:
@@ -93,10 +106,11 @@ class Claim(msgspec.Struct, frozen=True):
 
 
 class DeadJob(msgspec.Struct, frozen=True, gc=False):
-    """A job that was delivered as often as it may be."""
+    """A job that was delivered as often as it may be; `error`: see `Job`."""
 
     seq: int
     deliveries: int
+    error: str = ""
 
 
 class LostLease(msgspec.Struct, frozen=True, gc=False):
@@ -145,6 +159,23 @@ class LeaseView(msgspec.Struct, frozen=True, gc=False):
     deliveries: int
     claimed_ts: int
     connection: int
+
+
+def why_skipped(job: Job | None, node: str, fence: int | None) -> SkipReason:
+    """Why a job that is there is not the node's. `fence`: the lease the node showed, if any."""
+    if job is None:
+        return SkipReason.NOT_LEASED
+    if job.flags & MOVING:
+        return SkipReason.DEAD_LETTERING
+    if job.flags & ACKING:
+        return SkipReason.ACKING
+    if job.lease_id == 0 or job.flags & LEAVING:
+        return SkipReason.NOT_LEASED
+    if job.node != node:
+        return SkipReason.HELD_BY_ANOTHER_NODE
+    if fence is not None and fence != job.lease_id:
+        return SkipReason.LEASE_SUPERSEDED
+    return SkipReason.NOT_FOUND  # somebody else is deleting it
 
 
 def seqs_of(entry: LeaseEntry) -> list[int]:

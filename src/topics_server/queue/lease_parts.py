@@ -30,10 +30,13 @@ def pieces_of(book: LeaseBook) -> Iterator[QueueImage]:
         leases: list[LeaseImage] = []
         returned: list[tuple[int, int]] = []
         deliveries: list[tuple[int, int]] = []
+        errors: list[tuple[int, str]] = []
         for seq in seqs[start:end]:
             job = book.jobs.get(seq)
             if job is None or job.is_fresh:
                 continue  # deleted while others were captured, or not given to anybody yet
+            if job.error:
+                errors.append((seq, job.error))
             if job.lease_id:
                 leases.append(_image_of(seq, job))
             else:
@@ -54,6 +57,7 @@ def pieces_of(book: LeaseBook) -> Iterator[QueueImage]:
             ],
             deliveries=deliveries,
             moved=[],
+            errors=errors,
         )
 
 
@@ -66,6 +70,7 @@ def restore_piece(book: LeaseBook, image: QueueImage, applied_lsn: int) -> None:
         if len(delayed) not in (2, 3):
             raise ValueError(f"a delay of {len(delayed)} numbers in queue {book.queue_id}")
         book.delay(delayed[0], delayed[1], is_time=len(delayed) == 3)
+    errors = dict(image.errors)
     for lease in image.leases:
         job = Job(
             lease_id=lease.lease_id,
@@ -75,11 +80,18 @@ def restore_piece(book: LeaseBook, image: QueueImage, applied_lsn: int) -> None:
             claimed_ts=lease.claimed_ts,
             connection=lease.connection,
             lsn=applied_lsn,
+            error=errors.get(lease.seq, ""),
         )
         _adopt(book, lease.seq, job)
     counts = dict(image.deliveries)
     for seq, at_ms in image.returned:
-        _adopt(book, seq, Job(at_ms=at_ms, deliveries=counts.get(seq, 1), lsn=applied_lsn))
+        job = Job(
+            at_ms=at_ms,
+            deliveries=counts.get(seq, 1),
+            lsn=applied_lsn,
+            error=errors.get(seq, ""),
+        )
+        _adopt(book, seq, job)
 
 
 def _adopt(book: LeaseBook, seq: int, job: Job) -> None:

@@ -87,7 +87,7 @@ class LeaseBook:
                 self._claim(now_ms, ask, sorted(hand)) if hand else None
                 for ask, hand in zip(asks, hands, strict=True)
             ],
-            [DeadJob(seq, self.jobs[seq].deliveries) for seq in dead],
+            [DeadJob(seq, self.jobs[seq].deliveries, self.jobs[seq].error) for seq in dead],
             lost,
         )
 
@@ -160,13 +160,17 @@ class LeaseBook:
         seqs: Sequence[int],
         lease_ids: Sequence[int] | None,
         delay_ms: int,
+        error: str = "",
     ) -> tuple[LeasesReleased | None, list[int]]:
-        """The release of these jobs, claimable again after the delay, and the seqs skipped."""
+        """The release of these jobs, claimable again after the delay, and the seqs skipped.
+
+        `error`: why; a job keeps it until another nack gives a reason.
+        """
         hit, skipped = self._hit(node, seqs, lease_ids)
         if not hit:
             return None, skipped
         jobs = [(seq, now_ms + delay_ms) for seq in hit]
-        return LeasesReleased(self.queue_id, now_ms, jobs), skipped
+        return LeasesReleased(self.queue_id, now_ms, jobs, error), skipped
 
     def decide_extend(
         self,
@@ -386,6 +390,7 @@ class LeaseBook:
                     job.at_ms = shifted(job.at_ms, shift_ms)
                 else:
                     job.at_ms = shifted(entry.jobs[index][1], shift_ms)
+                    job.error = entry.error or job.error
             self._unpark(seq, job)
 
     def _replayed(self, lsn: int, seq: int, entry: LeaseEntry) -> Job | None:

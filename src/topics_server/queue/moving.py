@@ -43,11 +43,12 @@ _PAGE_RECORDS: Final = 1_000
 
 
 class _Moving(msgspec.Struct, frozen=True, gc=False):
-    """A record on its way; `deliveries` of a job that dies."""
+    """A record on its way; `deliveries` and `error` of a job that dies."""
 
     seq: int
     letter: Letter
     deliveries: int = 0
+    error: str = ""
 
 
 class Mover:
@@ -82,32 +83,35 @@ class Mover:
     def bury(self, topic: Topic, book: LeaseBook, dead: Sequence[DeadJob]) -> None:
         """Move jobs that were delivered too often; nobody is given them from now on."""
         begun = set(book.begin_move([job.seq for job in dead]))
-        deliveries = {job.seq: job.deliveries for job in dead if job.seq in begun}
+        dying = {job.seq: job for job in dead if job.seq in begun}
         name = topic.config.dead_letter
         assert name is not None, "without a dead-letter topic no job dies"
-        task = asyncio.get_running_loop().create_task(self._bury(topic, book, name, deliveries))
+        task = asyncio.get_running_loop().create_task(self._bury(topic, book, name, dying))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     async def _bury(
-        self, topic: Topic, book: LeaseBook, name: str, deliveries: dict[int, int]
+        self, topic: Topic, book: LeaseBook, name: str, dying: dict[int, DeadJob]
     ) -> None:
         try:
-            rows = await self._store.read_rows(topic, sorted(deliveries))
+            rows = await self._store.read_rows(topic, sorted(dying))
         except (StorageError, TopicsError) as error:
             log.warning("jobs of %s cannot be read for their dead letters: %s", topic.name, error)
-            self._revive(topic, book, deliveries)
+            self._revive(topic, book, dying)
             return
-        found = [_Moving(m.seq, m.letter, deliveries[m.seq]) for m in map(_moving, rows)]
+        found = [
+            _Moving(m.seq, m.letter, dying[m.seq].deliveries, dying[m.seq].error)
+            for m in map(_moving, rows)
+        ]
         # What is not there any more has no letter either.
-        self._revive(topic, book, set(deliveries).difference(m.seq for m in found))
+        self._revive(topic, book, set(dying).difference(m.seq for m in found))
         for chunk in _chunks(found):
             await self._bury_chunk(topic, book, name, chunk)
 
     async def _bury_chunk(
         self, topic: Topic, book: LeaseBook, name: str, chunk: Sequence[_Moving]
     ) -> None:
-        stamped = [(m.letter, Stamps(topic.name, m.deliveries, m.seq)) for m in chunk]
+        stamped = [(m.letter, Stamps(topic.name, m.deliveries, m.seq, m.error)) for m in chunk]
         seqs = [m.seq for m in chunk]
         source = Source(topic.topic_id, seqs)
         create = topic.config.auto_create

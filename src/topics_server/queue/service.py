@@ -38,6 +38,7 @@ from topics_server.queue.answers import (
     Redriven,
 )
 from topics_server.queue.books import QueueBooks
+from topics_server.queue.jobs import SkipReason, why_skipped
 from topics_server.queue.lease_log import LeaseLogs
 from topics_server.queue.leases import LeaseBook
 from topics_server.queue.leasing import Leasing
@@ -193,6 +194,7 @@ class QueueService:
         delete = self._start_ack(topic, book, sorted(matched.seqs))
         deleted = set(delete.seqs)
         skipped = matched.skipped + [seq for seq in matched.seqs if seq not in deleted]
+        reasons = self._why(topic, book, node, seqs, lease_ids, skipped)
         acked = len(deleted)
         # A retry of an ack that is still under way waits with it.
         joined = {id(other): other for other in self._acks_of(topic, matched.joining)}
@@ -200,7 +202,28 @@ class QueueService:
         for other in joined.values():
             await self._store.finish_delete(other)
             acked += len(set(other.seqs).intersection(matched.joining))
-        return Acked(acked, skipped, self.counts(topic), done.write_ms, done.sync_ms)
+        return Acked(acked, skipped, self.counts(topic), reasons, done.write_ms, done.sync_ms)
+
+    def _why(
+        self,
+        topic: Topic,
+        book: LeaseBook,
+        node: str,
+        seqs: Sequence[int],
+        lease_ids: Sequence[int] | None,
+        skipped: Sequence[int],
+    ) -> list[SkipReason]:
+        """Why these seqs of a request were skipped; asked in the turn in which they were."""
+        if not skipped:
+            return []
+        next_live = topic.log.next_live
+        fences = {} if lease_ids is None else dict(zip(seqs, lease_ids, strict=True))
+        return [
+            why_skipped(book.jobs.get(seq), node, fences.get(seq))
+            if next_live(seq) == seq
+            else SkipReason.NOT_FOUND
+            for seq in skipped
+        ]
 
     def _acks_of(self, topic: Topic, seqs: Iterable[int]) -> list[SeqsDelete]:
         found = (self._acking.get((topic.topic_id, seq)) for seq in seqs)
@@ -249,15 +272,17 @@ class QueueService:
         lease_ids: Sequence[int] | None,
         *,
         delay_ms: int,
+        error: str = "",
     ) -> Nacked:
-        """Give jobs back (§10.5), claimable again after the delay."""
+        """Give jobs back (§10.5), claimable again after the delay; `error`: why."""
         topic, book = await self.queue(name)
         now_ms = self._clock.now_ms()
-        entry, skipped = book.decide_nack(now_ms, node, seqs, lease_ids, delay_ms)
+        entry, skipped = book.decide_nack(now_ms, node, seqs, lease_ids, delay_ms, error)
+        reasons = self._why(topic, book, node, seqs, lease_ids, skipped)
         if entry is not None:
             await self._change(topic, book, entry)
         nacked = 0 if entry is None else len(entry.jobs)
-        return Nacked(nacked, skipped, self.counts(topic))
+        return Nacked(nacked, skipped, self.counts(topic), reasons)
 
     async def extend(
         self,
@@ -276,12 +301,13 @@ class QueueService:
         topic, book = await self.queue(name)
         now_ms = self._clock.now_ms()
         entry, skipped = book.decide_extend(now_ms, node, seqs, lease_ids, lease_ms)
+        reasons = self._why(topic, book, node, seqs, lease_ids, skipped)
         if entry is None:
-            return Extended([], now_ms + lease_ms, skipped)
+            return Extended([], now_ms + lease_ms, skipped, reasons)
         if no_more:
             self.lines.hold_back(topic.topic_id, book.connections_of(entry.seqs))
         await self._change(topic, book, entry)
-        return Extended(entry.seqs, entry.deadline_ms, skipped)
+        return Extended(entry.seqs, entry.deadline_ms, skipped, reasons)
 
     async def leases(self, name: str, *, after_seq: int, page_size: int) -> LeasePage:
         """Who holds what until when, by seq."""

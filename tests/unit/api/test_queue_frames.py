@@ -26,7 +26,7 @@ from topics_server.queue.answers import (
     Nacked,
     Redriven,
 )
-from topics_server.queue.jobs import LeaseView
+from topics_server.queue.jobs import LeaseView, SkipReason
 
 COUNTS = QueueCounts(840, 286, 3, 4)
 
@@ -92,19 +92,25 @@ def test_a_frame_has_the_seq_as_id_and_no_bare_line_break() -> None:
 
 
 def test_ack_nack_and_extend() -> None:
-    acked = json.loads(render_acked("jobs", Acked(2, [5], COUNTS, 0.5, 2.25), 3.0))
+    acked = json.loads(
+        render_acked("jobs", Acked(2, [5], COUNTS, [SkipReason.NOT_FOUND], 0.5, 2.25), 3.0)
+    )
     assert acked == {
         **{"topic": "jobs", "acked": 2, "skipped": [5], "ready": 840, "in_flight": 286},
+        "reasons": {"5": "not_found"},
         "performance": {"server_total_ms": 3.0, "wal_append_ms": 0.5, "fsync_ms": 2.25},
     }
-    nacked = json.loads(render_nacked("jobs", Nacked(1, [], COUNTS), 0.18))
+    nacked = json.loads(render_nacked("jobs", Nacked(1, [], COUNTS, []), 0.18))
     assert nacked == {
         **{"topic": "jobs", "nacked": 1, "skipped": [], "ready": 840, "in_flight": 286},
         "performance": {"server_total_ms": 0.18},
     }
-    extended = json.loads(render_extended("jobs", Extended([3, 4], 99, [5]), 0.12))
+    extended = json.loads(
+        render_extended("jobs", Extended([3, 4], 99, [5], [SkipReason.ACKING]), 0.12)
+    )
     assert extended == {
         **{"topic": "jobs", "extended": 2, "skipped": [5], "deadlines": {"3": 99, "4": 99}},
+        "reasons": {"5": "acking"},
         "performance": {"server_total_ms": 0.12},
     }
 

@@ -60,10 +60,14 @@ def test_stamps_are_the_last_members(meta: bytes, stamped: bytes) -> None:
     json.loads(stamped)
 
 
-@given(st.none() | METAS, st.integers(0, 2**62), st.integers(1, 2**62))
-def test_whatever_meta_was_it_comes_back(meta: bytes | None, deliveries: int, src_seq: int) -> None:
+@given(
+    st.none() | METAS, st.integers(0, 2**62), st.integers(1, 2**62), st.just("") | NAMES | st.text()
+)
+def test_whatever_meta_was_it_comes_back(
+    meta: bytes | None, deliveries: int, src_seq: int, error: str
+) -> None:
     letter = Letter(b"{}", meta=meta or b"")
-    stamps = Stamps("q", deliveries, src_seq)
+    stamps = Stamps("q", deliveries, src_seq, error)
     dead = stamp(letter, stamps)
     assert stamps_of(dead.meta) == stamps
     assert unstamp(dead) == letter
@@ -71,6 +75,7 @@ def test_whatever_meta_was_it_comes_back(meta: bytes | None, deliveries: int, sr
     assert known["$dead_letter_from"] == "q"
     assert known["$dead_letter_deliveries"] == deliveries
     assert known["$dead_letter_src_seq"] == src_seq
+    assert known.get("$dead_letter_error", "") == error
 
 
 @given(METAS)
@@ -88,6 +93,9 @@ def test_what_was_never_stamped_stays(meta: bytes) -> None:
         b"{" + MEMBERS + b',"a":1}',
         b'{"a":1,' + MEMBERS + b" }",
         b"{ " + MEMBERS + b" }",
+        b"{" + MEMBERS + b',"$dead_letter_error":1}',
+        b"{" + MEMBERS + b',"$dead_letter_error":""}',
+        b"{" + MEMBERS + b',"$dead_letter_error":"x","a":"y"}',
         b'{"a":"' + MEMBERS.replace(b'"', b'\\"') + b'"}',
         MEMBERS.replace(b'from":"jobs', b'from":"-jobs').join([b"{", b"}"]),
         MEMBERS.replace(b":5,", b":05,").join([b"{", b"}"]),
@@ -104,6 +112,17 @@ def test_a_letter_that_dies_again_is_stamped_again() -> None:
     assert json.loads(second.meta)["$dead_letter_from"] == "jobs.dlq"
     assert unstamp(second) == first
     assert unstamp(unstamp(second)).meta == b'{"a":1}'
+
+
+@pytest.mark.parametrize(
+    ("before", "after"), [("", "x"), ("x", ""), ('",', '\\"'), ('"$dead_letter_from":', "}")]
+)
+def test_a_letter_that_dies_again_has_the_reasons_of_both(before: str, after: str) -> None:
+    first = stamp(Letter(b"0"), Stamps("jobs", 5, 7, before))
+    second = stamp(first, Stamps("jobs.dlq", 2, 3, after))
+    assert stamps_of(second.meta) == Stamps("jobs.dlq", 2, 3, after)
+    assert unstamp(second) == first
+    assert unstamp(first) == Letter(b"0")
 
 
 def test_bodies_are_appends_with_the_same_bytes() -> None:

@@ -143,6 +143,10 @@ GOLDEN: Final[dict[str, tuple[int, Entry]]] = {
         LeasesGranted(7, "worker-1", TS, TS + 30_000, 5, [(41, 2**64 - 1), (44, 2**64 - 2)]),
     ),
     "leases_released": (13, LeasesReleased(7, TS, [(41, TS), (44, TS + 5_000)])),
+    "leases_released_error": (
+        13,
+        LeasesReleased(7, TS, [(41, TS)], error='no "such" file'),
+    ),
     "leases_extended": (14, LeasesExtended(7, TS, TS + 60_000, [41, 44])),
     "records_appended_bare": (
         15,
