@@ -7,6 +7,7 @@ is no error: the plan is made again. Called by `engine/store` only.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from topics_server.blocks import Block
 from topics_server.engine.answers import Page
@@ -66,34 +67,43 @@ class Fetcher:
             else:
                 missing.append(fetch)
         for fetch in missing:
-            block = await self._read(topic, fetch)
+            block = await self._read(topic, fetch, plan)
             if block is None:
                 return None
             fetched[fetch] = block
         return complete(plan, fetched)
 
-    async def _read(self, topic: Topic, fetch: Fetch) -> Block | None:
+    async def _read(self, topic: Topic, fetch: Fetch, plan: PagePlan) -> Block | None:
         topic_id = topic.topic_id
-        try:
-            block = await self._offload.run(
-                lambda: self._segments.read(
-                    topic_id, fetch.segment_id, fetch.first_row, fetch.end_row
+        at = topic_id, fetch.segment_id, fetch.first_row
+        unwanted: list[tuple[int, int]] = []
+        while True:
+            try:
+                block = await self._offload.run(
+                    partial(self._segments.read, *at, fetch.end_row, tuple(unwanted))
                 )
-            )
-        except Damaged as damage:
-            self._note_damage(topic, fetch.segment_id, damage)
-            return None
-        except StorageError:
-            if fetch.segment_id in topic.log.segment_ids():
-                raise
-            return None
-        self._cache.put((topic_id, fetch.segment_id, fetch.first_row), block)
-        return block
+            except Damaged as damage:
+                if self._note_damage(topic, fetch.segment_id, damage):
+                    return None
+                if plan.wants(fetch, damage.ranges):
+                    return None  # deleted or evicted since the plan
+                # Nobody is given these: they are evicted, deleted, or told as damaged already.
+                unwanted += damage.ranges
+            except StorageError:
+                if fetch.segment_id in topic.log.segment_ids():
+                    raise
+                return None
+            else:
+                self._cache.put(at, block)
+                return block
 
-    def _note_damage(self, topic: Topic, segment_id: int, damage: Damaged) -> None:
+    def _note_damage(self, topic: Topic, segment_id: int, damage: Damaged) -> bool:
+        """Whether that changes what a page holds."""
         if segment_id not in topic.log.segment_ids():
-            return
+            return True
         count = sum(topic.note_damage(segment_id, *rows) for rows in damage.ranges)
+        if not count:
+            return False
         if self._registry.get(topic.topic_id) is topic:
             self._registry.recount(topic)
         log.error(
@@ -105,6 +115,7 @@ class Fetcher:
         )
         for told in self.on_moved:
             told(topic.topic_id)
+        return True
 
     async def find_tags(
         self, topic_id: int, segment_ids: Sequence[int], match: TagMatch

@@ -135,10 +135,18 @@ class Segments(Protocol):
         """*Blocking.* Pack, write, sync, rename, list in the manifest; return its columns."""
         ...
 
-    def read(self, topic_id: int, segment_id: int, first_row: int, end_row: int) -> Block:
+    def read(
+        self,
+        topic_id: int,
+        segment_id: int,
+        first_row: int,
+        end_row: int,
+        unwanted: Sequence[tuple[int, int]] = (),
+    ) -> Block:
         """*Blocking.* Rows as a block, every record's checksum verified.
 
-        A record that fails is damage: raises `errors.Damaged` with the first and last bad row.
+        A record that fails is damage: raises `errors.Damaged` with the ranges of bad rows. Those of
+        `unwanted` ranges (first, last) are blank instead: nobody is given them.
         """
         ...
 

@@ -58,6 +58,16 @@ class PagePlan(msgspec.Struct, frozen=True):
         """What has to be read for `complete`, in order."""
         return [piece.fetch for piece in self.pieces if isinstance(piece, SealedPiece)]
 
+    def wants(self, fetch: Fetch, ranges: Sequence[tuple[int, int]]) -> bool:
+        """Whether the page has a row of these ranges (first, last) of the fetch's segment."""
+        return any(
+            first <= fetch.first_row + row <= last
+            for piece in self.pieces
+            if isinstance(piece, SealedPiece) and piece.fetch == fetch
+            for row in piece.rows
+            for first, last in ranges
+        )
+
 
 def complete(plan: PagePlan, fetched: Mapping[Fetch, Block]) -> Page:
     """The page, with every fetch of the plan read."""

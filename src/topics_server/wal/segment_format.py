@@ -19,6 +19,7 @@ the flags are the only bytes that ever change, and only from 0x00 to 0xFF.
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -360,6 +361,14 @@ def bad_rows(data: Buffer, columns: Columns, first_row: int, end_row: int) -> li
     # Each span ends with the record's own checksum: hash what is before it.
     found = [xxhash.xxh3_64_intdigest(data[span][:-HASH_BYTES]) for span in spans]
     return np.flatnonzero(np.array(found, "<u8") != rows["xxh3"]).tolist()
+
+
+def outside(rows: Array, ranges: Sequence[tuple[int, int]]) -> Array:
+    """Those of these rows that lie in none of the ranges of (first, last)."""
+    kept = np.ones(len(rows), bool)
+    for first, last in ranges:
+        kept &= (rows < first) | (rows > last)
+    return rows[kept]
 
 
 def ranges_of(rows: Array) -> list[tuple[int, int]]:

@@ -18,7 +18,15 @@ import numpy as np
 from topics_server.errors import Corrupt, Damaged
 from topics_server.model import TagMatch
 from topics_server.wal.manifest_format import SegmentEntry
-from topics_server.wal.segment_format import ABSENT, LIVE, ROW, Columns, Dictionary, ranges_of
+from topics_server.wal.segment_format import (
+    ABSENT,
+    LIVE,
+    ROW,
+    Columns,
+    Dictionary,
+    outside,
+    ranges_of,
+)
 
 
 class SealedColumns:
@@ -141,13 +149,21 @@ class SealedColumns:
         found.frombytes((np.sort(rows) if match.is_prefix else rows).tobytes())
         return found
 
-    def check_flags(self, first_row: int, end_row: int) -> None:
-        """Raise `Damaged` for the rows of the range of which nobody knows whether they live."""
+    def check_flags(
+        self, first_row: int, end_row: int, unwanted: Sequence[tuple[int, int]] = ()
+    ) -> None:
+        """Raise `Damaged` for the rows of the range of which nobody knows whether they live.
+
+        Not for those of `unwanted` ranges (first, last).
+        """
         if not self.is_readable:
-            raise Damaged((first_row, end_row - 1))
-        low, high = bisect_left(self.bad_rows, first_row), bisect_left(self.bad_rows, end_row)
-        if low < high:
-            raise Damaged(*ranges_of(np.array(self.bad_rows[low:high])))
+            bad = np.arange(first_row, end_row)
+        else:
+            low, high = bisect_left(self.bad_rows, first_row), bisect_left(self.bad_rows, end_row)
+            bad = np.array(self.bad_rows[low:high])
+        bad = outside(bad, unwanted)
+        if len(bad):
+            raise Damaged(*ranges_of(bad))
 
     def hold(self, columns: Columns) -> None:
         """Use these columns until `release`: the file does not hold them."""

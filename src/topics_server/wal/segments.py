@@ -126,21 +126,33 @@ class SealedSegments:
 
     # -- reading ---------------------------------------------------------------------------
 
-    def read(self, topic_id: int, segment_id: int, first_row: int, end_row: int) -> Block:
+    def read(
+        self,
+        topic_id: int,
+        segment_id: int,
+        first_row: int,
+        end_row: int,
+        unwanted: Sequence[tuple[int, int]] = (),
+    ) -> Block:
         """See `ports.Segments.read`."""
         topic = self._topic(topic_id)
         index = topic.index(segment_id)
-        index.check_flags(first_row, end_row)
+        index.check_flags(first_row, end_row, unwanted)
         assert 0 <= first_row < end_row <= index.record_count
         try:
-            return self._read(topic, index, first_row, end_row)
+            return self._read(topic, index, first_row, end_row, unwanted)
         except (Damaged, Corrupt):
             # Once more, from a file opened and an index mapped anew, before it becomes a fact.
             self._forget(topic_id, segment_id, index)
-            return self._read(topic, index, first_row, end_row)
+            return self._read(topic, index, first_row, end_row, unwanted)
 
     def _read(
-        self, topic: ListedTopic, index: SealedColumns, first_row: int, end_row: int
+        self,
+        topic: ListedTopic,
+        index: SealedColumns,
+        first_row: int,
+        end_row: int,
+        unwanted: Sequence[tuple[int, int]],
     ) -> Block:
         columns, segment_id = index.columns(), index.segment_id
         start = int(columns.rows["offset"][first_row])
@@ -149,7 +161,7 @@ class SealedSegments:
             (topic.topic_id, segment_id), lambda: self._maps.data_path(topic, segment_id)
         ) as file:
             data = file.pread(end - start, start)
-        return unpack_block(data, columns, first_row, end_row)
+        return unpack_block(data, columns, first_row, end_row, unwanted)
 
     def find_tags(self, topic_id: int, segment_id: int, match: TagMatch) -> Sequence[int]:
         """See `ports.Segments.find_tags`; rows that were dead when packed are not found."""

@@ -210,11 +210,18 @@ class ListSegments:
         self.facts[facts.topic_id] = facts
         self.generations[facts.topic_id] = self.generations.get(facts.topic_id, 0) + 1
 
-    def read(self, topic_id: int, segment_id: int, first_row: int, end_row: int) -> Block:
+    def read(
+        self,
+        topic_id: int,
+        segment_id: int,
+        first_row: int,
+        end_row: int,
+        unwanted: Sequence[tuple[int, int]] = (),
+    ) -> Block:
         index = self._index(topic_id, segment_id)
         self.reads += 1
         bad = self.damaged.get((topic_id, segment_id))
-        if bad is not None and bad[0] < end_row and first_row <= bad[1]:
+        if bad is not None and bad[0] < end_row and first_row <= bad[1] and bad not in unwanted:
             raise Damaged(bad)
         return index.read(first_row, end_row)
 

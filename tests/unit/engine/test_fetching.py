@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from tests.unit.engine.drive import seqs_of
@@ -51,6 +53,27 @@ async def test_damage_is_told_as_a_tombstone_of_exactly_its_rows_and_the_rest_is
     assert topic.log.damaged_records == 2
     assert rig.store.damaged_records == 2
     assert rig.store.records_live == 6
+
+
+async def test_damage_of_a_deleted_record_is_told_to_nobody_and_hides_nothing() -> None:
+    rig, topic = await sealed()
+    await rig.store.delete_seqs("t", [3])
+    rig.segments.damaged[1, 1] = (2, 2)
+    for _ in range(2):
+        page = await asyncio.wait_for(rig.read("t"), 5)
+        assert (seqs_of(page), page.gap) == ([1, 2, 4, 5, 6, 7, 8], None)
+    assert (topic.log.holes, topic.log.damaged_records) == ([], 0)
+
+
+async def test_a_damaged_record_that_is_deleted_after_the_plan_asks_for_a_new_plan() -> None:
+    """Its row is blank by then: nobody may be given it."""
+    rig, topic = await sealed()
+    plan = plan_page(topic, ReadRequest(0, 100, 1 << 20), rig.clock.now_ms())
+    rig.segments.damaged[1, 1] = (2, 2)
+    await rig.store.delete_seqs("t", [3])
+    assert await rig.fetcher.complete(topic, plan) is None
+    again = plan_page(topic, ReadRequest(0, 100, 1 << 20), rig.clock.now_ms())
+    assert await rig.fetcher.complete(topic, again) is not None
 
 
 async def test_damage_moves_the_topic_so_that_its_next_capture_shows_it() -> None:

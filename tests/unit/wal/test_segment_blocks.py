@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from tests.storage.segment_samples import sample_blocks
 from topics_server.blocks import Block, make_block
+from topics_server.errors import Damaged
 from topics_server.wal.segment_blocks import pack, unpack_block
 from topics_server.wal.segment_files import entry_of
 from topics_server.wal.segment_format import decode_index
@@ -57,3 +58,25 @@ def test_blocks_that_do_not_follow_each_other_are_refused() -> None:
     apart = msgspec.structs.replace(second, first_seq=40)
     with pytest.raises(AssertionError):
         pack(1, 1, [first, apart], bytes(32))
+
+
+@given(RECORDS, st.data())
+def test_an_unwanted_record_that_is_damaged_is_blank_and_the_others_are_as_they_were(
+    records: list[tuple[bytes, bytes, str | None, str | None]], draw: st.DataObject
+) -> None:
+    count = len(records)
+    data, idx = pack(1, 2, [block_of(9, records)], bytes(count))
+    columns = decode_index(idx)
+    row = draw.draw(st.integers(0, count - 1))
+    place = draw.draw(st.integers(int(columns.rows["offset"][row]), columns.record_end(row) - 9))
+    changed = bytearray(data)
+    changed[place] ^= 0x81
+    start = int(columns.rows["offset"][0])
+    body = bytes(changed[start : columns.record_end(count - 1)])
+    with pytest.raises(Damaged) as damage:
+        unpack_block(body, columns, 0, count)
+    assert list(damage.value.ranges) == [(row, row)]
+    block = unpack_block(body, columns, 0, count, [(row, row)])
+    for at, (payload, meta, tag, node) in enumerate(records):
+        expected = (b"", b"", None, None) if at == row else (payload, meta, tag, node)
+        assert (block.data(at), block.meta(at), block.tags[at], block.nodes[at]) == expected
