@@ -68,7 +68,6 @@ from topics_server.wal.journal import Journal, thread_workers
 from topics_server.wal.packer import Packer, ProcessPacker
 from topics_server.wal.replay import JournalReplay
 from topics_server.wal.segments import SealedSegments
-from topics_server.wal.shard import State
 from topics_server.wal.snapshots import PublishedSnapshots
 from topics_server.wal.tail import Sizes
 from topics_server.wal.workers import Worker
@@ -499,25 +498,7 @@ class Node:
         return effective_priority(topic.config, topic.last_read_ts, self._clock.now_ms())
 
     def _shard_facts(self) -> Sequence[ShardFacts]:
-        if self.state.store is None:
-            return ()
-        return [
-            ShardFacts(
-                frames=shard.counters.frames,
-                groups=shard.counters.groups,
-                syncs=shard.counters.syncs,
-                bytes=shard.counters.bytes,
-                rotations=shard.tail.rotations,
-                queue_depth=shard.queue_depth,
-                queue_depth_peak=shard.counters.queue_depth_peak,
-                submit_full=shard.counters.submit_full,
-                read_only=shard.state is State.READ_ONLY,
-                sync_latency=latency,
-                group_frames=shard.counters.group_frames,
-                write_us=shard.counters.write_us,
-            )
-            for shard, latency in zip(self.journal.shards, self._sync_latency, strict=True)
-        ]
+        return () if self.state.store is None else self.journal.facts(self._sync_latency)
 
     def _reasons(self) -> list[str]:
         """What fails in the background, in words that name no topic and no file."""

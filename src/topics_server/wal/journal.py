@@ -19,7 +19,7 @@ from topics_server.entries import RESERVED_ID_MIN, Entry
 from topics_server.errors import ReadOnly, StorageError
 from topics_server.handoff import ReplayStart, ShardProgress, SyncedShard
 from topics_server.limits import WAL_SHARDS_MAX
-from topics_server.metrics import log
+from topics_server.metrics import LatencyHistogram, ShardFacts, log
 from topics_server.wal.folders import make_durable_dirs
 from topics_server.wal.frames import Opening
 from topics_server.wal.fs import Fs
@@ -152,6 +152,26 @@ class Journal:
     def read_only_shards(self) -> Sequence[int]:
         """Shards whose sync failed."""
         return [shard.number for shard in self.shards if shard.state is State.READ_ONLY]
+
+    def facts(self, sync_latency: Sequence[LatencyHistogram]) -> Sequence[ShardFacts]:
+        """Each shard's figures for metrics; `sync_latency` has one histogram a shard."""
+        return [
+            ShardFacts(
+                frames=shard.counters.frames,
+                groups=shard.counters.groups,
+                syncs=shard.counters.syncs,
+                bytes=shard.counters.bytes,
+                rotations=shard.tail.rotations,
+                queue_depth=shard.queue_depth,
+                queue_depth_peak=shard.counters.queue_depth_peak,
+                submit_full=shard.counters.submit_full,
+                read_only=shard.state is State.READ_ONLY,
+                sync_latency=latency,
+                group_frames=shard.counters.group_frames,
+                write_us=shard.counters.write_us,
+            )
+            for shard, latency in zip(self.shards, sync_latency, strict=True)
+        ]
 
     async def sync_all(self) -> None:
         """Return once everything submitted is synced on every shard. Raises `ReadOnly`."""
