@@ -327,7 +327,7 @@ WAL = {
     "wal.publishing": driver("wal.fs", "wal.layout"),
     "wal.ballast": driver("wal.fs", "wal.layout", "wal.publishing"),
     # The process that packs a run into segment bytes, off the server's interpreter lock.
-    "wal.packer": driver("wal.segment_blocks"),
+    "wal.packer": driver("helper_process", "wal.segment_blocks"),
     "wal.segment_files": driver(
         "wal.fs",
         "wal.layout",
@@ -900,12 +900,13 @@ TOP = {
     "exposition": driver(),
     # Threads for blocking calls.
     "offload": driver(),
+    "helper_process": driver(),
     # How much of the machine the store takes.
     "sizing": driver("wal.tail"),
     # Free space: when appends are refused, and what a full disk gives back.
     "space": driver("engine.ports", "wal.ballast", "wal.fs"),
     # Storage and engine of one data directory, on any file system: the simulations' node too.
-    "append_decoder": driver("engine.admission"),
+    "append_decoder": driver("engine.admission", "helper_process"),
     # Every limit of a request: what docs/LIMITS.md shows.
     "limit_table": driver("settings"),
     "node": driver("*"),

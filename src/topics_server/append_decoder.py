@@ -17,7 +17,6 @@ Called by `large_appends`, from one thread.
 from __future__ import annotations
 
 import os
-import select
 import signal
 import struct
 import subprocess
@@ -34,14 +33,14 @@ from topics_server.blocks import Payloads, ends_in_blocks
 from topics_server.engine.admission import AppendLimits, check_limits
 from topics_server.errors import Code, TopicsError
 from topics_server.grammars import MESSAGES_GRAMMAR, decode_messages
-from topics_server.limits import FRAME_BYTES_MAX, MIB
+from topics_server.helper_process import end_helper, killed_after, read_exactly, start_helper
+from topics_server.limits import FRAME_BYTES_MAX
 
 _REQUEST: Final = struct.Struct("<Q6I")
 _LENGTH: Final = struct.Struct("<Q")
 _NICENESS: Final = 10
 # For the longest body there may be, on a machine that is busy.
-_ANSWER_WAIT_MS: Final = 120_000
-_END_WAIT_S: Final = 5.0
+_ANSWER_WAIT_S: Final = 120.0
 
 assert FRAME_BYTES_MAX < 2**32, "offsets are u32"
 
@@ -118,63 +117,35 @@ class DecoderProcess:
     def close(self) -> None:
         """End the child; a later call starts another."""
         child, self._child = self._child, None
-        if child is None:
-            return
-        for pipe in (child.stdin, child.stdout):
-            try:
-                if pipe is not None:
-                    pipe.close()
-            except OSError:
-                pass  # bytes that a dead child did not take
-        try:
-            child.wait(_END_WAIT_S)
-        except subprocess.TimeoutExpired:
-            child.kill()
-            child.wait()
+        if child is not None:
+            end_helper(child)
 
     def _ask(self, body: bytes, grammar: int, limits: AppendLimits) -> DecodedAppend | _Refusal:
-        child = self._child = self._child or self._start()
+        if self._child is None:
+            self._child = start_helper("topics_server.append_decoder")
+            self.started_count += 1
+        child = self._child
         assert child.stdin is not None
         assert child.stdout is not None
         bounds = msgspec.structs.astuple(limits)
-        child.stdin.write(_REQUEST.pack(len(body), grammar, *bounds))
-        child.stdin.write(body)
-        child.stdin.flush()
-        if not _is_readable(child.stdout, _ANSWER_WAIT_MS):
-            child.kill()
-            raise EOFError("the child does not answer")
-        (length,) = _LENGTH.unpack(_read(child.stdout, _LENGTH.size))
-        answer = _ANSWER.decode(_read(child.stdout, length))
-        if isinstance(answer, _Refusal):
-            return answer
-        return _assembled(answer, [_payloads(child.stdout, ends) for ends in answer.ends], grammar)
-
-    def _start(self) -> subprocess.Popen[bytes]:
-        self.started_count += 1
-        # -P: the caller's directory is not a place to import from.
-        command = [sys.executable, "-P", "-m", "topics_server.append_decoder"]
-        pipe = subprocess.PIPE
-        return subprocess.Popen(command, stdin=pipe, stdout=pipe, pipesize=MIB)
-
-
-def _is_readable(pipe: IO[bytes], wait_ms: int) -> bool:
-    waiting = select.poll()
-    waiting.register(pipe, select.POLLIN)
-    return bool(waiting.poll(wait_ms))
-
-
-def _read(pipe: IO[bytes], length: int) -> bytes:
-    found = pipe.read(length)
-    if len(found) != length:
-        raise EOFError(f"{len(found)} of {length} bytes")
-    return found
+        # Also a child that stops in the middle, of the body or of its answer.
+        with killed_after(child, _ANSWER_WAIT_S):
+            child.stdin.write(_REQUEST.pack(len(body), grammar, *bounds))
+            child.stdin.write(body)
+            child.stdin.flush()
+            (length,) = _LENGTH.unpack(read_exactly(child.stdout, _LENGTH.size))
+            answer = _ANSWER.decode(read_exactly(child.stdout, length))
+            if isinstance(answer, _Refusal):
+                return answer
+            parts = [_payloads(child.stdout, ends) for ends in answer.ends]
+        return _assembled(answer, parts, grammar)
 
 
 def _payloads(pipe: IO[bytes], encoded: bytes) -> Payloads:
     """The payloads of the next block. The lock is let go while they come."""
     ends = array("I")
     ends.frombytes(encoded)
-    return Payloads(ends, _read(pipe, ends[-1]), bytes(len(ends) // 2))
+    return Payloads(ends, read_exactly(pipe, ends[-1]), bytes(len(ends) // 2))
 
 
 def _assembled(columns: _Columns, parts: list[Payloads], grammar: int) -> DecodedAppend:

@@ -128,7 +128,7 @@ class ReplayPayloads:
     def _decode(self, entry: RecordsAppended, page: RouterPage) -> DecodedAppend:
         hops = page.hops or b"\x01" * page.copy_count
         if entry.body:
-            decoded = decode_body(entry.body, entry.grammar)
+            decoded = entry.decoded or decode_body(entry.body, entry.grammar)
             return msgspec.structs.replace(decoded, hops=hops)
         return copies_of(
             self._columns(page),

@@ -253,6 +253,7 @@ class Node:
             image,
             replay,
             self._offload,
+            self.state.large_appends,
             self._projections,
             [self.books.observe, self.router_table.observe],
             self.router_table.sources,

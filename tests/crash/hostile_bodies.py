@@ -21,16 +21,18 @@ import gzip
 import json
 import mmap
 import os
+import signal
 import socket
 import struct
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 from tests.contract.driver import Server
@@ -164,20 +166,28 @@ def head_of(method: str, path: str, key: str, length: int, *more: str) -> bytes:
 class Bench:
     """A server that is measured; for `settle_s` behind each answer, too."""
 
-    def __init__(self, folder: Path, settle_s: float = 0.05) -> None:
+    def __init__(
+        self, folder: Path, settle_s: float = 0.05, env: Mapping[str, str] = MappingProxyType({})
+    ) -> None:
+        """`env`: settings of the server, beside its keys."""
         self._settle_s = settle_s
         self._turns = folder / "turns"
-        self._turns.write_bytes(_TURN.pack(0.0))
-        env = KEYS | {MEASURED: str(self._turns), "PYTHONPATH": str(Path(__file__).parents[2])}
+        self.forget_turns()
+        env = {
+            **KEYS,
+            **env,
+            MEASURED: str(self._turns),
+            "PYTHONPATH": str(Path(__file__).parents[2]),
+        }
         command = (sys.executable, "-m", "tests.crash.hostile_bodies", "--serve")
-        self.server = Server(folder, env, command=command)
+        self.server = Server(folder / "server", env, command=command)
         self._number = 0
 
     @contextmanager
-    def running(self) -> Iterator[Bench]:
-        """Start the server with what the routes need, and stop it."""
-        self._spawn()
-        self.port = int((self.server.directory / "port").read_text())
+    def running(self, how: signal.Signals = signal.SIGTERM) -> Iterator[Bench]:
+        """Start the server with what the routes need, and end it by this signal."""
+        self.spawn()
+        self.until_ready()
         for method, path, body in (
             ("PUT", "/v0/topics/q", b'{"type":"queue"}'),
             ("PUT", "/v0/topics/t", b"{}"),
@@ -195,24 +205,58 @@ class Bench:
             yield self
         finally:
             self._beside.stop()
-            process = self.server.process
-            assert process is not None
-            process.terminate()
-            process.wait(60)
+            self.stop(how)
 
-    def _spawn(self) -> None:
+    def spawn(self) -> None:
+        """Start the server; returns when it listens, which is before it is ready."""
         self.server.process = process = self.server.spawn()
-        ready = time.monotonic() + 60
-        while time.monotonic() < ready:
+        bound = time.monotonic() + 60
+        while time.monotonic() < bound:
             assert process.poll() is None, self.server.log.read_text()
             try:
-                port = int((self.server.directory / "port").read_text())
-                self.port = port
-                if self.send("GET", "/v0/ready", WRITER, b"").startswith("200"):
-                    return
+                self.port = int((self.server.directory / "port").read_text())
             except (OSError, ValueError):
-                time.sleep(0.05)
+                time.sleep(0.005)
+            else:
+                return
+        raise AssertionError("the server does not listen")
+
+    def until_ready(self) -> list[float]:
+        """Ask whether the server is ready until it is; the seconds each question took."""
+        waits: list[float] = []
+        ready = time.monotonic() + 120
+        while time.monotonic() < ready:
+            began = time.perf_counter()
+            try:
+                told = self.send("GET", "/v0/ready", WRITER, b"")
+            except OSError:
+                time.sleep(0.005)
+                continue
+            waits.append(time.perf_counter() - began)
+            if told.startswith("200"):
+                return waits
+            assert told.startswith("503"), told
+            time.sleep(0.002)
         raise AssertionError("the server is not ready")
+
+    def stop(self, how: signal.Signals = signal.SIGTERM) -> None:
+        """Send the server a signal that ends it, if it runs."""
+        process, self.server.process = self.server.process, None
+        if process is not None:
+            process.send_signal(how)
+            process.wait(60)
+
+    def forget_turns(self) -> None:
+        """Forget the longest turn."""
+        if not self._turns.exists():
+            self._turns.write_bytes(_TURN.pack(0.0))
+        with self._turns.open("r+b") as shared:
+            shared.write(_TURN.pack(0.0))
+
+    def turn_ms(self) -> float:
+        """The longest turn since `forget_turns`."""
+        (turn_s,) = _TURN.unpack(self._turns.read_bytes())
+        return float(turn_s) * 1000
 
     # --- one body ---------------------------------------------------------------------------
 
@@ -225,9 +269,8 @@ class Bench:
         kind = "application/octet-stream" if route == "stream bytes" else "application/json"
         more = [f"Content-Type: {kind}", *(["Content-Encoding: gzip"] if is_gzip else [])]
         self._beside.forget()
-        memory = Memory(self.pids())
-        with self._turns.open("r+b") as shared:
-            shared.write(_TURN.pack(0.0))
+        memory = Memory(self.pids)
+        self.forget_turns()
         memory.start()
         began = time.perf_counter()
         if route == "websocket":
@@ -237,13 +280,13 @@ class Bench:
         took = time.perf_counter() - began
         # What an answer leaves behind is part of what it costs.
         time.sleep(self._settle_s)
-        (turn_s,) = _TURN.unpack(self._turns.read_bytes())
+        turn_ms = self.turn_ms()
         grown = memory.stop()
         taken = self._beside.latencies(began) or [0.0]
         return Figures(
             told,
             took * 1000,
-            turn_s * 1000,
+            turn_ms,
             taken[len(taken) * 99 // 100] * 1000,
             taken[-1] * 1000,
             len(taken),
@@ -328,14 +371,18 @@ def _code_of(body: bytes) -> str:
 def _children_of(pid: int) -> list[int]:
     found: list[int] = []
     for task in Path(f"/proc/{pid}/task").iterdir():
-        found += map(int, (task / "children").read_text().split())
+        with suppress(OSError):  # a thread that ended meanwhile
+            found += map(int, (task / "children").read_text().split())
     return found
 
 
 class Memory:
-    """How much more some processes hold than when it was made, at most; sampled by a thread."""
+    """How much more some processes hold than when it was made, at most; sampled by a thread.
 
-    def __init__(self, pids: Sequence[int]) -> None:
+    `pids` is asked each time: a helper that is started meanwhile counts whole.
+    """
+
+    def __init__(self, pids: Callable[[], Sequence[int]]) -> None:
         self._pids = pids
         self._before = self._held()
         self._most = self._before
@@ -357,7 +404,7 @@ class Memory:
             self._most = max(self._most, self._held())
 
     def _held(self) -> int:
-        return sum(map(anonymous_bytes_of, self._pids))
+        return sum(map(anonymous_bytes_of, self._pids()))
 
 
 def anonymous_bytes_of(pid: int) -> int:
@@ -392,7 +439,6 @@ def serve_measured() -> None:
         shared = mmap.mmap(file.fileno(), _TURN.size)
 
     async def measured_start(self: Any) -> None:
-        await start(self)
         loop = asyncio.get_running_loop()
 
         def tick(due: float, waited: float) -> None:
@@ -403,7 +449,9 @@ def serve_measured() -> None:
             due = loop.time() + _TICK_S
             loop.call_at(due, tick, due, waited_by_now)
 
+        # Before the start, so that recovery is measured.
         tick(loop.time(), waited_for_processor_s())
+        await start(self)
 
     node.Node.start = measured_start  # type: ignore[method-assign]
     sys.argv = ["topics", "serve"]

@@ -15,10 +15,12 @@ import pytest
 from tests.storage.fake_disk import FakeDisk, Mode, SimulatedCrash
 from tests.storage.journal_rig import SMALL, WAL, Life, new_disk
 from tests.unit.engine.rig import HandClock, ListSegments, NowOffload
+from topics_server.engine.admission import AppendLimits
 from topics_server.engine.checkpointer import Checkpointer
 from topics_server.engine.commits import Commits
 from topics_server.engine.cursors import Cursor
 from topics_server.engine.hub import Hub
+from topics_server.engine.large_appends import LargeAppends
 from topics_server.engine.recovery import Recovery, Stop
 from topics_server.engine.registry import Registry
 from topics_server.engine.sessions import SessionTable, WatchSession
@@ -95,7 +97,15 @@ class Run:
         image = snapshots.newest()
         replay = JournalReplay(self.disk, WAL, synced_lsn=image.last_lsn if image else 0)
         registry = Registry()
-        recovery = Recovery(registry, ListSegments(), image, replay, NowOffload(), projections)
+        recovery = Recovery(
+            registry,
+            ListSegments(),
+            image,
+            replay,
+            NowOffload(),
+            LargeAppends(AppendLimits()),
+            projections,
+        )
         stop = Stop(was_clean=mode is None, same_boot=mode != "power")
         found = self.loop.run_until_complete(recovery.run(stop, lambda: None))
         journal = Journal.create(

@@ -22,7 +22,13 @@ from topics_server.engine.admission import AppendLimits
 from topics_server.engine.large_appends import LargeAppends
 from topics_server.engine.log import Log
 from topics_server.errors import Code, TopicsError
-from topics_server.grammars import MESSAGES_GRAMMAR, decode_bytes, decode_messages
+from topics_server.grammars import (
+    BYTES_GRAMMAR,
+    MESSAGES_GRAMMAR,
+    bytes_body,
+    decode_bytes,
+    decode_messages,
+)
 from topics_server.limits import (
     BLOCK_BYTES_MAX,
     BLOCK_RECORDS_MAX,
@@ -146,12 +152,60 @@ def test_a_child_without_an_answer_is_given_up(monkeypatch: pytest.MonkeyPatch) 
     made = DecoderProcess()
     try:
         made.decode(BODIES["one"], GRAMMAR, LIMITS)
-        monkeypatch.setattr(append_decoder, "_ANSWER_WAIT_MS", 0)
+        monkeypatch.setattr(append_decoder, "_ANSWER_WAIT_S", 0.0)
         with pytest.raises(DecoderError):
             made.decode(BODIES["one"], GRAMMAR, LIMITS)
         assert made.child_pid is None
     finally:
         made.close()
+
+
+def test_a_child_that_stops_in_the_middle_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has taken less of the body than there is: who writes waits for it, not for an answer."""
+    made = DecoderProcess()
+    try:
+        made.decode(BODIES["one"], GRAMMAR, LIMITS)
+        assert made.child_pid is not None
+        os.kill(made.child_pid, signal.SIGSTOP)
+        monkeypatch.setattr(append_decoder, "_ANSWER_WAIT_S", 5.0)
+        body = BODIES["blocks by bytes"]
+        assert columns_of(made.decode(body, GRAMMAR, LIMITS)) == columns_of(decode_append(body))
+        assert made.started_count == 2
+    finally:
+        made.close()
+
+
+def test_what_was_kept_is_decoded_whatever_the_limits_are_and_without_the_helper(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tight = AppendLimits(
+        max_batch_records=1, max_record_bytes=1, max_meta_bytes=1, max_tag_bytes=1, max_node_bytes=1
+    )
+    octets = bytes_body("image/png", b"\xff" * 2 * MIB)
+
+    async def all_kept() -> list[DecodedAppend]:
+        made = LargeAppends(tight)
+        try:
+            kept = [await made.decode_kept(body, GRAMMAR) for body in BODIES.values()]
+            assert made.process.started_count == 1
+            monkeypatch.setattr(sys, "executable", "/bin/false")
+            made.process.close()
+            kept += [await made.decode_kept(body, GRAMMAR) for body in BODIES.values()]
+            kept.append(await made.decode_kept(octets, BYTES_GRAMMAR))
+            return kept
+        finally:
+            made.close()
+
+    expected = [decode_append(body) for body in BODIES.values()] * 2
+    expected.append(decode_bytes("image/png", b"\xff" * 2 * MIB))
+    kept = asyncio.run(all_kept())
+    assert list(map(columns_of, kept)) == list(map(columns_of, expected))
+    for decoded in kept:
+        assert sum(part.count for part in decoded.payloads) == decoded.count
+        for part in decoded.payloads:
+            assert part.count <= BLOCK_RECORDS_MAX
+            assert len(part.body) <= BLOCK_BYTES_MAX or part.count == 1
+    assert any(kept[-1].payloads[0].kinds)
 
 
 def test_the_child_ends_when_the_server_is_gone_in_the_middle_of_a_body() -> None:

@@ -3,7 +3,7 @@
 What is decoded is within the limits of an append and ready to be applied without a copy of its
 payloads, so no turn of the loop is as long as a body. A caller that goes away changes nothing: what
 was begun goes on. Whoever decides on the outcome does so behind the last `await`, as with any
-append. Called by the handlers of appends and by `streams.service`; loop thread only.
+append. Called by the handlers of appends, `streams.service` and `recovery`; loop thread only.
 """
 
 from __future__ import annotations
@@ -12,20 +12,27 @@ import asyncio
 import concurrent.futures
 from collections.abc import Callable
 from functools import partial
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import msgspec
 
 from topics_server.append_decoder import DecoderError, DecoderProcess
 from topics_server.appends import GRAMMAR, DecodedAppend
-from topics_server.blocks import payloads_of
+from topics_server.blocks import Payloads, ends_in_blocks, payloads_of
 from topics_server.engine.admission import AppendLimits, check_limits
 from topics_server.errors import Code, TopicsError
-from topics_server.grammars import MESSAGES_GRAMMAR, bytes_body, decode_bytes
-from topics_server.limits import LARGE_APPEND_BYTES_MIN, LARGE_APPENDS_WAITING_BYTES_MAX
+from topics_server.grammars import MESSAGES_GRAMMAR, bytes_body, decode_body, decode_bytes
+from topics_server.limits import (
+    LARGE_APPEND_BYTES_MIN,
+    LARGE_APPENDS_WAITING_BYTES_MAX,
+    U32_MAX,
+)
 from topics_server.metrics import log
 
 T = TypeVar("T")
+
+# What was within the limits once is not asked for them again.
+_ANY: Final = AppendLimits(U32_MAX, U32_MAX, U32_MAX, U32_MAX, U32_MAX)
 
 
 class LargeAppends:
@@ -74,21 +81,27 @@ class LargeAppends:
 
         return await self._run(data, put_together)
 
+    async def decode_kept(self, body: bytes, grammar: int) -> DecodedAppend:
+        """The records of a body that the journal has, whatever the limits are by now.
+
+        They are needed: what the helper process fails at is decoded in the thread.
+        """
+        if grammar <= GRAMMAR or grammar == MESSAGES_GRAMMAR:
+            try:
+                return await self._call(body, lambda: self._process.decode(body, grammar, _ANY))
+            except DecoderError as error:
+                log.error("the helper process for large appends failed twice: %s", error)
+        return await self._call(body, lambda: _in_blocks(decode_body(body, grammar)))
+
     async def _run(self, body: bytes, call: Callable[[], T]) -> T:
-        size = len(body)
-        if self._waiting_bytes + size > LARGE_APPENDS_WAITING_BYTES_MAX:
+        if self._waiting_bytes + len(body) > LARGE_APPENDS_WAITING_BYTES_MAX:
             raise TopicsError(
                 Code.THROTTLED,
                 "too many large appends wait to be decoded",
                 {"limit": "large_appends", "max": LARGE_APPENDS_WAITING_BYTES_MAX},
             )
-        under_way = self._thread.submit(call)
-        self._waiting_bytes += size
-        # Whoever waits may go away; what was begun counts until it is over.
-        settled = asyncio.wrap_future(under_way)
-        settled.add_done_callback(partial(self._note_end, size))
         try:
-            return await asyncio.shield(settled)
+            return await self._call(body, call)
         except DecoderError as error:
             log.error("the helper process for large appends failed twice: %s", error)
             raise TopicsError(
@@ -96,6 +109,15 @@ class LargeAppends:
                 "the helper process for large appends failed",
                 {"limit": "large_appends"},
             ) from None
+
+    async def _call(self, body: bytes, call: Callable[[], T]) -> T:
+        size = len(body)
+        under_way = self._thread.submit(call)
+        self._waiting_bytes += size
+        # Whoever waits may go away; what was begun counts until it is over.
+        settled = asyncio.wrap_future(under_way)
+        settled.add_done_callback(partial(self._note_end, size))
+        return await asyncio.shield(settled)
 
     def _note_end(self, size: int, settled: asyncio.Future[T]) -> None:
         self._waiting_bytes -= size
@@ -107,3 +129,15 @@ class LargeAppends:
         """*Blocking.* Wait for the call under way, then end the helper process."""
         self._thread.shutdown(cancel_futures=True)
         self._process.close()
+
+
+def _in_blocks(decoded: DecodedAppend) -> DecodedAppend:
+    """The append with its payloads put together, block by block."""
+    metas = decoded.metas if decoded.has_metas else None
+    payloads: list[Payloads] = []
+    row = 0
+    for ends in ends_in_blocks(decoded.datas, metas):
+        part = slice(row, row + len(ends) // 2)
+        payloads.append(payloads_of(decoded.datas[part], None if metas is None else metas[part]))
+        row = part.stop
+    return msgspec.structs.replace(decoded, payloads=tuple(payloads))

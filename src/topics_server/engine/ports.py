@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Protocol, TypeVar
 
+from topics_server.appends import DecodedAppend
 from topics_server.blocks import Block
 from topics_server.entries import Entry
 from topics_server.handoff import (
@@ -267,6 +268,18 @@ class Offload(Protocol):
 
     async def run(self, call: Callable[[], T]) -> T:
         """The result (or exception) of `call`, run on a worker thread."""
+        ...
+
+
+class KeptAppends(Protocol):
+    """Decodes large appends of the journal off the loop."""
+
+    def takes(self, body: bytes) -> bool:
+        """Whether a body is too large to be decoded on the loop."""
+        ...
+
+    async def decode_kept(self, body: bytes, grammar: int) -> DecodedAppend:
+        """Its records, whatever the limits of an append are by now."""
         ...
 
 

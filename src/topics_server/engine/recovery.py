@@ -5,23 +5,25 @@ lsn, through the same `apply` as live, and shown to those who observe live. Then
 judged (`inventory`): what is missing or older refuses the start, by name, and nothing was changed.
 After that heads jump where an unclean stop demands it, what was found is made durable, flips that
 are missing are made, and what is superseded goes. Source marks are collected for `moves`. Bounded
-by the un-checkpointed tail. Runs on the loop in slices, so that probes answer and see the progress.
+by the un-checkpointed tail. Probes answer meanwhile and see the progress: the journal is read in a
+thread, entries are applied on the loop in slices, large appends are decoded in the helper process.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 from typing import Final
 
 import msgspec
 
+from topics_server.clock import monotonic_ms
 from topics_server.copies import ReplayPayloads
 from topics_server.engine.capture import decode, restore
 from topics_server.engine.dedupe import KeyMemory
 from topics_server.engine.epochs import restore_epochs
-from topics_server.engine.ports import Offload, Replay, SealedIndex, Segments
+from topics_server.engine.ports import KeptAppends, Offload, Replay, SealedIndex, Segments
 from topics_server.engine.producers import Producers
 from topics_server.engine.projections import NO_PROJECTIONS, Projection, Projections
 from topics_server.engine.registry import Registry
@@ -47,11 +49,15 @@ from topics_server.inventory import (
     judge,
     note_delete,
 )
+from topics_server.limits import MIB
 from topics_server.metrics import log
 from topics_server.model import Durability, LossReason
 
-# Entries applied, or parts restored, between two turns of the loop.
-_SLICE: Final = 64
+# How long the loop applies entries or restores parts before it does something else, ms.
+_SLICE_MS: Final = 5.0
+# Entries read in one call off the loop: so many, or fewer with so many bytes of appends.
+_READ_AT_ONCE: Final = 64
+_READ_BYTES: Final = MIB
 # Topics whose files are settled in one call off the loop.
 _SETTLED_AT_ONCE: Final = 16
 
@@ -86,6 +92,7 @@ class Recovery:
         image: SnapshotImage | None,
         replay: Replay,
         offload: Offload,
+        kept_appends: KeptAppends,
         projections: Projections = NO_PROJECTIONS,
         observers: Sequence[Callable[[int, Entry, Applied], None]] = (),
         sources: Collection[int] = (),
@@ -98,6 +105,8 @@ class Recovery:
         self._image = image
         self._replay = replay
         self._offload = offload
+        self._kept_appends = kept_appends
+        self._turn_ends_ms = 0.0
         self._restored = 0.0
         self._on_disk: set[int] = set()
         # What lies on disk of the topics that were opened, until it is judged.
@@ -147,9 +156,8 @@ class Recovery:
             except ValueError as error:
                 owner = "what is no topic" if topic_id >= RESERVED_ID_MIN else f"topic {topic_id}"
                 raise StartRefused(f"the snapshot's part of {owner}: {error}") from None
-            if number % _SLICE == 0 or topic_id >= RESERVED_ID_MIN:
-                self._restored = number / len(image.parts)
-                await asyncio.sleep(0)
+            self._restored = number / len(image.parts)
+            await self._give_way()
         self._restored = 1.0
         return image.start_lsn
 
@@ -169,18 +177,31 @@ class Recovery:
         # A topic created since the snapshot may have sealed segments already: they are attached
         # before its first record is applied, so that sealed records are not taken twice.
         self._registry.sealed_of = self._sealed_of
-        for number, (lsn, entry) in enumerate(self._replay.entries(start_lsn)):
-            self._apply(lsn, entry)
-            self.found.last_lsn = max(self.found.last_lsn, lsn)
-            self.found.entries += 1
-            if number % _SLICE == 0:
-                await asyncio.sleep(0)
+        entries = self._replay.entries(start_lsn)
+        while some := await self._offload.run(partial(_read_some, entries)):
+            some.reverse()
+            while some:
+                # Not kept by the list: one large entry at a time is held twice.
+                lsn, entry = some.pop()
+                if isinstance(entry, RecordsAppended) and self._kept_appends.takes(entry.body):
+                    decoded = await self._kept_appends.decode_kept(entry.body, entry.grammar)
+                    entry = msgspec.structs.replace(entry, decoded=decoded)
+                self._apply(lsn, entry)
+                self.found.last_lsn = max(self.found.last_lsn, lsn)
+                self.found.entries += 1
+                await self._give_way()
         for topic_id, problem in self._unmet.items():
             if self._registry.get(topic_id) is not None:
                 raise StartRefused(problem)
         self._registry.sealed_of = None
         # What was met is in the topics now.
         self._payloads = ReplayPayloads(())
+
+    async def _give_way(self) -> None:
+        """Let the loop do something else, if this turn has lasted long enough."""
+        if monotonic_ms() >= self._turn_ends_ms:
+            await asyncio.sleep(0)
+            self._turn_ends_ms = monotonic_ms() + _SLICE_MS
 
     def _apply(self, lsn: int, entry: Entry) -> None:
         if entry.topic_id >= RESERVED_ID_MIN:
@@ -356,6 +377,19 @@ class Recovery:
             if finish_topic(topic, clean_stop=stop.was_clean, same_boot=same_boot):
                 self.found.heads_moved += 1
                 self._registry.recount(topic)
+
+
+def _read_some(entries: Iterator[tuple[int, Entry]]) -> list[tuple[int, Entry]]:
+    """*Blocking.* The next entries; none at the end."""
+    some: list[tuple[int, Entry]] = []
+    size = 0
+    for lsn, entry in entries:
+        some.append((lsn, entry))
+        if isinstance(entry, RecordsAppended):
+            size += len(entry.body)
+        if len(some) == _READ_AT_ONCE or size >= _READ_BYTES:
+            break
+    return some
 
 
 def _refusal(objections: Sequence[Objection]) -> StartRefused:

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import enum
 import struct
+from io import BytesIO
 from typing import Final, NamedTuple, assert_never
 
 import msgspec
@@ -54,7 +55,7 @@ from topics_server.entries import (
 )
 from topics_server.errors import Corrupt
 from topics_server.grammars import NEWEST_GRAMMAR
-from topics_server.limits import FRAME_BYTES_MAX
+from topics_server.limits import FRAME_BYTES_MAX, MIB
 from topics_server.model import ProducerStamp, StreamStep
 
 FRAME_HEADER_BYTES: Final = 44
@@ -69,6 +70,8 @@ _STEPPED_FORMAT: Final = 5
 _APPEND_FORMATS: Final = range(_FORMAT, _STEPPED_FORMAT + 1)
 # A body smaller than this is copied behind its header: cheaper than one more vector.
 _COPY_BYTES_MAX: Final = 4096
+# What is copied at a time of a body that is read.
+_CUT_BYTES: Final = MIB
 
 assert _FRAME.size == FRAME_HEADER_BYTES
 assert FRAME_BYTES_MAX < 2**32
@@ -305,6 +308,17 @@ def _decode_opening(fields: tuple[int, ...], frame: bytes, position: int) -> Ope
     return Opening(number, end, fields[4])
 
 
+def _cut(buffer: bytes, start: int, end: int) -> bytes:
+    """A body, copied in steps if it is long: one copy of all holds the interpreter's lock."""
+    if end - start <= _CUT_BYTES:
+        return buffer[start:end]
+    view = memoryview(buffer)
+    made = BytesIO()
+    for at in range(start, end, _CUT_BYTES):
+        made.write(view[at : min(end, at + _CUT_BYTES)])
+    return made.getvalue()
+
+
 def _decode_frame(fields: tuple[int, ...], buffer: bytes, offset: int) -> tuple[int, Entry]:
     length, kind, form, extra_length, lsn, topic_id, first_seq, ts, count = fields
     start, end = offset + FRAME_HEADER_BYTES, offset + length
@@ -340,7 +354,7 @@ def _decode_frame(fields: tuple[int, ...], buffer: bytes, offset: int) -> tuple[
             first_seq,
             count,
             ts,
-            buffer[body_start:end],
+            _cut(buffer, body_start, end),
             extra.header_key,
             extra.creation,
             extra.floor,

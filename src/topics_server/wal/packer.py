@@ -20,9 +20,10 @@ import subprocess
 import sys
 import threading
 from collections.abc import Sequence
-from typing import IO, BinaryIO, Final, Protocol
+from typing import BinaryIO, Final, Protocol
 
 from topics_server.blocks import Block, decode_block, encode_block
+from topics_server.helper_process import end_helper, read_exactly, start_helper
 from topics_server.limits import MIB
 from topics_server.wal.segment_blocks import pack
 
@@ -30,7 +31,6 @@ _REQUEST: Final = struct.Struct("<QQII")
 _LENGTH: Final = struct.Struct("<I")
 _RESPONSE: Final = struct.Struct("<QQ")
 _NICENESS: Final = 10
-_END_WAIT_S: Final = 5.0
 # mallopt(3) of glibc. Given back to the system in between, as it is by default, 15,000 pages of
 # 20,000 are fetched anew for each run of 13 MB.
 _M_TRIM_THRESHOLD: Final = -1
@@ -100,7 +100,7 @@ class ProcessPacker:
     def _ask(
         self, topic_id: int, segment_id: int, blocks: Sequence[Block], dead: bytes
     ) -> tuple[bytes, bytes]:
-        child = self._child = self._child or _start()
+        child = self._child = self._child or start_helper("topics_server.wal.packer")
         assert child.stdin is not None
         assert child.stdout is not None
         child.stdin.write(_REQUEST.pack(topic_id, segment_id, len(dead), len(blocks)))
@@ -110,37 +110,13 @@ class ProcessPacker:
             child.stdin.write(_LENGTH.pack(len(encoded)))
             child.stdin.write(encoded)
         child.stdin.flush()
-        data_bytes, idx_bytes = _RESPONSE.unpack(_read(child.stdout, _RESPONSE.size))
-        return _read(child.stdout, data_bytes), _read(child.stdout, idx_bytes)
+        data_bytes, idx_bytes = _RESPONSE.unpack(read_exactly(child.stdout, _RESPONSE.size))
+        return read_exactly(child.stdout, data_bytes), read_exactly(child.stdout, idx_bytes)
 
     def _end(self) -> None:
         child, self._child = self._child, None
-        if child is None:
-            return
-        for pipe in (child.stdin, child.stdout):
-            try:
-                if pipe is not None:
-                    pipe.close()
-            except OSError:
-                pass  # bytes that a dead child did not take
-        try:
-            child.wait(_END_WAIT_S)
-        except subprocess.TimeoutExpired:
-            child.kill()
-            child.wait()
-
-
-def _start() -> subprocess.Popen[bytes]:
-    # -P: the caller's directory is not a place to import from.
-    command = [sys.executable, "-P", "-m", "topics_server.wal.packer"]
-    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, pipesize=MIB)
-
-
-def _read(pipe: IO[bytes], length: int) -> bytes:
-    found = pipe.read(length)
-    if len(found) != length:
-        raise EOFError(f"{len(found)} of {length} bytes")
-    return found
+        if child is not None:
+            end_helper(child)
 
 
 def serve(requests: BinaryIO, responses: BinaryIO) -> None:
@@ -150,11 +126,11 @@ def serve(requests: BinaryIO, responses: BinaryIO) -> None:
             return
         topic_id, segment_id, dead_bytes, block_count = _REQUEST.unpack(header)
         try:
-            dead = _read(requests, dead_bytes)
+            dead = read_exactly(requests, dead_bytes)
             blocks = []
             for _ in range(block_count):
-                (length,) = _LENGTH.unpack(_read(requests, _LENGTH.size))
-                blocks.append(decode_block(_read(requests, length)))
+                (length,) = _LENGTH.unpack(read_exactly(requests, _LENGTH.size))
+                blocks.append(decode_block(read_exactly(requests, length)))
         except EOFError:
             return  # the server is gone
         data, idx = pack(topic_id, segment_id, blocks, dead)

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import msgspec
 import numpy as np
 import pytest
 
 from tests.unit.engine.drive import seqs_of
 from tests.unit.engine.rig import ListReplay, ListSegments, NowOffload, Rig, body_of
+from topics_server.engine import recovery
+from topics_server.engine.admission import AppendLimits
 from topics_server.engine.answers import ReadRequest
 from topics_server.engine.capture import capture, decode
+from topics_server.engine.large_appends import LargeAppends
 from topics_server.engine.reading import plan_page
 from topics_server.engine.recovery import Recovered, Recovery, Stop
 from topics_server.engine.registry import Registry
@@ -57,18 +62,23 @@ class Boot:
         self.replay = ListReplay(*entries)
         self.sessions = SessionTable()
         self.heard: list[tuple[int, Entry, Applied]] = []
+        self.large_appends = LargeAppends(AppendLimits())
         self.recovery = Recovery(
             self.registry,
             self.segments,
             image,
             self.replay,
             NowOffload(),
+            self.large_appends,
             {SESSIONS_ID: self.sessions},
             [lambda lsn, entry, applied: self.heard.append((lsn, entry, applied))],
         )
 
     async def run(self, stop: Stop = CLEAN) -> Recovered:
-        return await self.recovery.run(stop, lambda: None)
+        try:
+            return await self.recovery.run(stop, lambda: None)
+        finally:
+            self.large_appends.close()
 
     def head(self, name: str) -> int:
         topic = self.registry.find(name)
@@ -433,3 +443,39 @@ async def test_source_marks_are_collected_and_their_topics_ids_stay_used() -> No
     assert boot.recovery.marks == [first, second]
     # The creation of topic 9 was not synced, the mark was: another topic must not be taken for it.
     assert boot.registry.next_topic_id == 10
+
+
+async def test_the_loop_does_other_things_while_much_is_replayed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """However many entries are read at once: what counts is the time that applying them takes."""
+    clock = [0.0]
+
+    def monotonic_ms() -> float:
+        clock[0] += 6.0
+        return clock[0]
+
+    monkeypatch.setattr(recovery, "monotonic_ms", monotonic_ms)
+    boot = Boot((1, created(1, "t")), *((n, appended(1, n - 1, "a")) for n in range(2, 40)))
+    seen: list[int] = []
+
+    async def watch() -> None:
+        while not seen or seen[-1] < 39:
+            seen.append(boot.recovery.found.last_lsn)
+            await asyncio.sleep(0)
+
+    watching = asyncio.create_task(watch())
+    await boot.run()
+    await watching
+    assert set(range(1, 40)) <= set(seen)
+
+
+async def test_a_large_append_is_decoded_once_and_in_blocks() -> None:
+    data = "x" * 3000
+    boot = Boot((1, created(1, "t")), (2, appended(1, 1, *[data] * 600)), (3, appended(1, 601, 7)))
+    await boot.run()
+    topic = boot.registry.find("t")
+    assert topic is not None
+    assert boot.large_appends.process.started_count == 1
+    assert [run.count for run in topic.log.tail()] == [256, 256, 88]
+    assert topic.log.head_seq == 601
