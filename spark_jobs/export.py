@@ -20,7 +20,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from spark_jobs.exporting import FORMATS, Book, State, folder_of, write_file
+from spark_jobs.exporting import (
+    FORMATS,
+    MANIFEST,
+    Book,
+    State,
+    folder_of,
+    remove_empty,
+    write_file,
+)
+from spark_jobs.installing import how, missing
 from spark_jobs.options import names_of
 from spark_jobs.outputs import (
     NAMES,
@@ -276,15 +285,30 @@ def main(words: Sequence[str] | None = None) -> int:
         parser.error("--sealed reads segments: name their --data-dir")
     if given.rows_per_file < 1:
         parser.error("--rows-per-file is at least 1")
+    if (given.format in ("parquet", "arrow") or given.data_dir) and missing("parquet"):
+        what = f"--format {given.format} needs" if given.format != "ndjson" else "--data-dir needs"
+        note(how(what, "parquet"))
+        return 2
     try:
         names = (*names_of(",".join(given.topics)), ANY)[0]
         return _run(given, names)
-    except ImportError as error:
-        note(f"{error.name} is missing: pip install 'topics-server[spark]'")
-        return 2
     except (ExportError, BadOption, OutputRefused) as error:
         note(str(error))
         return 1
+
+
+@contextmanager
+def _removed_if_empty(folder: Path) -> Iterator[None]:
+    """When a run fails before its first file, remove the folder that it made."""
+    was_there = folder.exists()
+    try:
+        yield
+    except BaseException:
+        if not was_there and not any(folder.glob("topic=*/day=*/*")):
+            for name in (".lock", MANIFEST, SCHEMA):
+                (folder / name).unlink(missing_ok=True)
+            remove_empty(folder)
+        raise
 
 
 def _run(given: argparse.Namespace, names: Names) -> int:
@@ -302,7 +326,11 @@ def _run(given: argparse.Namespace, names: Names) -> int:
         found = [source.topics(names) for source in sources]
         heads = {name: head for topics in found for name, (_, head) in topics.items()}
         folder = resolve(given.to, (given.data_dir, given.cold_dir))
-        with locked(folder), progress(sum(heads.values())) as advance:
+        with (
+            _removed_if_empty(folder),
+            locked(folder),
+            progress(sum(heads.values())) as advance,
+        ):
             export = Export(folder, given.format, given.rows_per_file, advance=advance)
             export.store = store_id_of(given.data_dir) if given.data_dir else None
             export.open()

@@ -167,6 +167,26 @@ def write_file(path: Path, kind: str, topic: str, epoch: int | None, parts: list
     """Write a file beside, sync it and give it its name; its SHA-256."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temp = path.with_name(path.name + ".tmp")
+    try:
+        return _write_file(path, temp, kind, topic, epoch, parts)
+    except BaseException:
+        temp.unlink(missing_ok=True)
+        remove_empty(path.parent)
+        remove_empty(path.parent.parent)
+        raise
+
+
+def remove_empty(folder: Path) -> None:
+    """Remove a folder in which nothing is."""
+    try:
+        folder.rmdir()
+    except OSError:
+        pass  # something is in it, or it is gone
+
+
+def _write_file(
+    path: Path, temp: Path, kind: str, topic: str, epoch: int | None, parts: list[Rows]
+) -> str:
     if kind == "ndjson":
         with temp.open("wb") as file:
             for part in parts:

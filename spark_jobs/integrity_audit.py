@@ -132,7 +132,7 @@ def _ranges(found: Iterable[Any]) -> dict[str, list[tuple[int, int]]]:
 
 def draw(
     rows: Sequence[Any], found: Sequence[Any], pieces: Sequence[Any], *, no_gaps: bool = False
-) -> str:
+) -> pictures.Figure:
     """A bar a topic, those with something wrong first. Rows of `transform`, findings, `parts`."""
     ranges = _ranges(found)
     names = {(row.topic, row.epoch): row for row in rows}
@@ -343,7 +343,7 @@ def main(words: Sequence[str] | None = None) -> int:
         rows, count = topics.collect(), problems.count()
         found = problems.limit(SHOWN_FINDINGS).collect()
 
-        def picture(rows: Sequence[Any]) -> str:
+        def picture(rows: Sequence[Any]) -> pictures.Figure:
             return draw(rows, found, parts(frame, found).collect(), no_gaps=given.no_gaps)
 
         job.finish(topics, given, picture, "topics")

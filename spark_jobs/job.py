@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import argparse
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from spark_jobs import outputs
+from spark_jobs import outputs, pictures
 from spark_jobs.options import parse_options
 from spark_jobs.query import BadOption
 from spark_jobs.session import NoJava, is_running, spark_session
@@ -30,7 +31,7 @@ def parser_of(name: str, about: str) -> argparse.ArgumentParser:
     parser.add_argument("--to", dest="to_ts", metavar="TIME", help="exclusive")
     parser.add_argument("--tolerant", action="store_true", help="skip what is damaged")
     parser.add_argument("--out", type=Path, metavar="DIR", help="write the result as Parquet")
-    parser.add_argument("--picture", type=Path, metavar="FILE.svg", help="draw the result")
+    parser.add_argument("--picture", type=Path, metavar="FILE", help="draw it: .svg or .png")
     parser.add_argument("--rows", type=int, default=SHOWN_ROWS, help="rows to show (20)")
     parser.add_argument("--master", help="of Spark; without it all cores of this machine")
     return parser
@@ -61,9 +62,9 @@ def load(spark: Any, given: argparse.Namespace, **more: str) -> Any:
 def finish(
     result: Any,
     given: argparse.Namespace,
-    draw: Callable[[Sequence[Any]], str] | None = None,
+    draw: Callable[[Sequence[Any]], pictures.Figure] | None = None,
     name: str = "",
-    drawn: Callable[[Any], str] | None = None,
+    drawn: Callable[[Any], pictures.Figure] | None = None,
 ) -> None:
     """Write, draw and show a result; it is computed once.
 
@@ -85,12 +86,12 @@ def finish(
         result.unpersist()
 
 
-def picture(given: argparse.Namespace, draw: Callable[[], str]) -> None:
+def picture(given: argparse.Namespace, draw: Callable[[], pictures.Figure]) -> None:
     """Draw, where a picture was asked for."""
     if given.picture is None:
         return
     given.picture.parent.mkdir(parents=True, exist_ok=True)
-    given.picture.write_text(draw(), "utf-8")
+    pictures.save(draw(), given.picture)
     say(f"drawn: {given.picture}")
 
 
@@ -113,13 +114,21 @@ def run(
         options_of(given)
         with _claimed(name, given, details):
             is_ours = not is_running()
+            if is_ours:
+                say(f"topics jobs {name}: starting Spark (a JVM: some seconds)")
+            since = time.monotonic()
             spark = spark_session(f"topics {name}", master=given.master)
+            if is_ours:
+                took = time.monotonic() - since
+                where = spark.sparkContext.master
+                say(f"Spark {spark.version} is up after {took:.1f} s, on {where}")
+            say(f"reading {given.data_dir}")
             try:
                 return work(spark, given) or 0
             finally:
                 if is_ours:
                     spark.stop()
-    except (BadOption, NoJava, outputs.OutputRefused) as error:
+    except (BadOption, NoJava, pictures.NoPictures, outputs.OutputRefused) as error:
         say(f"topics jobs {name}: {error}")
         return 2
 
@@ -132,6 +141,7 @@ def _claimed(
     stores = (given.data_dir, given.cold_dir)
     if given.picture is not None:
         outputs.check_picture(given.picture, stores)
+        pictures.require()
     if given.out is None:
         yield
         return

@@ -113,7 +113,7 @@ def fields(frame: Any, bucket: str = "1 day") -> Any:
     )
 
 
-def draw(rows: Sequence[Any], found: Sequence[Any]) -> str:
+def draw(rows: Sequence[Any], found: Sequence[Any]) -> pictures.Figure:
     """Fields and types of each topic by bucket. `rows`: of `transform`, `found`: of `fields`."""
     totals: dict[str, dict[float, int]] = {}
     drifts: dict[str, int] = {}
@@ -194,7 +194,7 @@ def main(words: Sequence[str] | None = None) -> int:
     def work(spark: Any, given: argparse.Namespace) -> None:
         frame = job.load(spark, given, columns=COLUMNS)
 
-        def picture(rows: Sequence[Any]) -> str:
+        def picture(rows: Sequence[Any]) -> pictures.Figure:
             return draw(rows, fields(frame, given.bucket).collect())
 
         with duplicates_allowed(spark):

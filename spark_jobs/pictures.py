@@ -1,39 +1,82 @@
-"""Charts as SVG text: lines over time, bars, grids of time, strips. Pure; no library of its own.
+"""Charts of the jobs, by matplotlib: lines over time, bars, grids of time, strips.
 
-A picture is for a look, with the numbers beside it in Parquet: no more than eight series, forty
-rows of a grid and thirty strips; of the rest it is told how many there are.
+Each function returns a `Figure`; `save` writes it as SVG or PNG. Only `job.finish` and the jobs'
+`draw` call this module. A picture is for a look, and the numbers are in Parquet beside it, so a
+picture stays legible whatever it is of: at most `SERIES_MAX` lines, `GRID_ROWS_MAX` rows of a grid
+and `STRIPS_MAX` strips, and it says how many it leaves out.
+
+matplotlib is imported by the functions that draw: jobs run without it as long as nobody asks for a
+picture.
 """
 
 from __future__ import annotations
 
-import html
 import re
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Final
+from itertools import groupby
+from pathlib import Path
+from typing import Any, Final
 
-# What an XML document cannot hold, whatever it is escaped as.
+from spark_jobs.installing import how, missing
+
+# What an XML document cannot hold, whatever it is escaped as, and what a font has no glyph for.
 _UNFIT: Final = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
 COLOURS: Final = (
     *("#2b6cb0", "#c05621", "#2f855a", "#6b46c1"),
     *("#b83280", "#975a16", "#285e61", "#4a5568"),
 )
 SERIES_MAX: Final = len(COLOURS)
-_WIDTH, _LEFT, _RIGHT, _TOP, _BOTTOM = 960, 90, 210, 56, 48
-
 GRID_ROWS_MAX: Final = 40
 GRID_COLUMNS_MAX: Final = 120
 STRIPS_MAX: Final = 30
-_SIDE = 260  # where names stand, left of bars, grids and strips
-_GREY: Final = "#edf2f7"
+# More points of a line than this are drawn as a mean and, of a few lines, a band from the least to
+# the largest.
+POINTS_MAX: Final = 400
+_BANDS_MAX: Final = 2
+# More boxes than this are pixels in an SVG too: a file of some kilobytes instead of megabytes.
+_BOXES_MAX: Final = 1_500
+_WIDTH_IN: Final = 9.6
+_DPI: Final = 100
+_GREY, _DIM, _DARK = "#edf2f7", "#718096", "#1a202c"
+_DAY_MS: Final = 86_400_000
+# Days since 1970 of the years 2 to 9998: what matplotlib's calendar can label, with a margin.
+_CALENDAR: Final = (-718_700, 2_932_500)
+_STYLE: Final = {
+    "font.size": 9,
+    "font.family": ["DejaVu Sans", "sans-serif"],
+    "text.parse_math": False,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.edgecolor": "#cbd5e0",
+    "svg.fonttype": "none",  # text stays text
+    "svg.hashsalt": "topics",  # the same picture is the same file
+}
+
+# Labels of an axis of time by its unit, year to second; and where a larger unit begins.
+_DATES: Final = {
+    "formats": ["%Y", "%Y-%m", "%m-%d", "%H:%M", "%H:%M", "%H:%M:%S.%f"],
+    "zero_formats": ["", "%Y", "%Y-%m", "%m-%d", "%H:%M", "%H:%M"],
+    "offset_formats": ["", "%Y", "%Y", "%Y-%m-%d", "%Y-%m-%d", "%Y-%m-%d"],
+}
 
 Points = Sequence[tuple[float, float]]  # (ms since the epoch, value), ascending
+Figure = Any  # matplotlib.figure.Figure
+
+
+class NoPictures(RuntimeError):
+    """matplotlib is not installed; the message says how to install it."""
+
+    def __init__(self) -> None:
+        super().__init__(how("pictures need", "pictures"))
 
 
 @dataclass(frozen=True, slots=True)
 class GridRow:
-    """A row of a grid: by time, how dark its cell is (0 to 1) and what stands in it, room given.
+    """A row of a grid: by time, how dark its cell is (0 to 1) and its text, where there is room.
 
     A row without cells is a heading. `since` marks the time a row began behind the others.
     """
@@ -61,236 +104,299 @@ class Strip:
     colour: str
 
 
-def lines(title: str, unit: str, series: Mapping[str, Points], height: int = 420) -> str:
-    """Values over time, a line each; single points as dots."""
-    shown = dict(sorted(series.items(), key=lambda each: -sum(v for _, v in each[1]))[:SERIES_MAX])
-    times = [t for points in shown.values() for t, _ in points] or [0.0]
-    low, high = min(times), max(times)
-    top = _nice(max([v for points in shown.values() for _, v in points] or [1.0]))
-    plot_width, plot_height = _WIDTH - _LEFT - _RIGHT, height - _TOP - _BOTTOM
-    span = (high - low) or 1.0
-
-    def place(t: float, v: float) -> tuple[float, float]:
-        return _LEFT + (t - low) / span * plot_width, _TOP + plot_height * (1 - v / top)
-
-    parts = [_head(title, unit, height)]
-    for step in range(5):
-        value = top * step / 4
-        y = place(low, value)[1]
-        parts.append(_line(_LEFT, y, _LEFT + plot_width, y, "#e2e8f0"))
-        parts.append(_text(_LEFT - 8, y + 4, amount(value), "end"))
-    for step in range(5):
-        t = low + span * step / 4
-        x = place(t, 0)[0]
-        parts.append(_text(x, height - _BOTTOM + 20, moment(t, span), "middle"))
-    for number, (name, points) in enumerate(shown.items()):
-        colour = COLOURS[number]
-        path = " ".join("{:.1f},{:.1f}".format(*place(t, v)) for t, v in points)
-        if len(points) > 1:
-            parts.append(
-                f'<polyline fill="none" stroke="{colour}" stroke-width="2" points="{path}"/>'
-            )
-        for t, v in points if len(points) <= 60 else ():
-            x, y = place(t, v)
-            parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2.5" fill="{colour}"/>')
-        parts += _legend(number, name, colour)
-    if len(series) > SERIES_MAX:
-        parts += _legend(SERIES_MAX, f"and {len(series) - SERIES_MAX} more", "#a0aec0")
-    return "\n".join([*parts, "</svg>\n"])
+# -- files -------------------------------------------------------------------------------------
 
 
-def bars(title: str, unit: str, values: Sequence[tuple[str, float]], note: str = "") -> str:
-    """Values by name, the first at the top."""
-    height = _TOP + 24 * max(len(values), 1) + 30
-    longest = max([value for _, value in values] or [1.0]) or 1.0
-    left = _SIDE
-    width = _WIDTH - left - 110
-    parts = [_head(title, unit, height)]
-    for number, (name, value) in enumerate(values):
-        y = _TOP + 24 * number
-        parts.append(_text(left - 8, y + 13, _short(name, 34), "end"))
-        parts.append(
-            f'<rect x="{left}" y="{y}" width="{max(value / longest * width, 1):.1f}" height="17" '
-            f'rx="2" fill="{COLOURS[0]}"/>'
-        )
-        parts.append(_text(left + value / longest * width + 8, y + 13, amount(value), "start"))
+def require() -> None:
+    """Raise `NoPictures` where matplotlib is not installed, before a job computes anything."""
+    if missing("pictures"):
+        raise NoPictures
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Write a figure as its suffix says (`.svg`, `.png`). Raises `OSError`."""
+    with _style(), warnings.catch_warnings():
+        # A glyph that no font has is drawn as a box: no reason to warn whoever runs a job.
+        warnings.filterwarnings("ignore", "Glyph .* missing from")
+        metadata = {"Date": None} if path.suffix == ".svg" else None
+        figure.savefig(path, metadata=metadata)
+
+
+@contextmanager
+def _style() -> Iterator[None]:
+    import matplotlib
+
+    with matplotlib.rc_context(_STYLE):
+        yield
+
+
+def _figure(title: str, unit: str, height_in: float, note: str = "") -> tuple[Figure, Any]:
+    """A figure of one plot with its title, what is measured, and a note below. In `_style`."""
+    from matplotlib.figure import Figure as NewFigure
+
+    figure = NewFigure(figsize=(_WIDTH_IN, height_in), dpi=_DPI, layout="constrained")
+    axes = figure.subplots()
+    figure.suptitle(title, x=0.01, ha="left", fontsize=13, fontweight="bold")
+    axes.set_title(unit, loc="left", fontsize=9, color=_DIM)
     if note:
-        parts.append(_text(left, height - 10, note, "start"))
-    return "\n".join([*parts, "</svg>\n"])
+        text = "\n".join(map(shown, note.split("\n")))
+        figure.supxlabel(text, x=0.01, ha="left", fontsize=9)
+    return figure, axes
 
 
-def grid(title: str, unit: str, times: Sequence[float], rows: Sequence[GridRow], note: str) -> str:
+# -- charts ------------------------------------------------------------------------------------
+
+
+def lines(title: str, unit: str, series: Mapping[str, Points], height_in: float = 4.2) -> Figure:
+    """Values over time, a line each, those with the largest sums; few points as dots."""
+    from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+    drawn = dict(sorted(series.items(), key=lambda each: -sum(v for _, v in each[1]))[:SERIES_MAX])
+    most = max(map(len, drawn.values()), default=0)
+    notes = [] if drawn else ["no records"]
+    if len(series) > len(drawn):
+        notes.append(f"and {len(series) - len(drawn):,} more, with less")
+    has_bands = len(drawn) <= _BANDS_MAX
+    if most > POINTS_MAX:
+        band = ", its band the least to the largest" if has_bands else ""
+        notes.append(f"a line is the mean of every {most / POINTS_MAX:.0f} buckets or so{band}")
+    with _style():
+        figure, axes = _figure(title, unit, height_in, "; ".join(notes))
+        ends = [t for points in drawn.values() for t, _ in points]
+        is_dated = _use_calendar(axes, ends)
+        for colour, (name, points) in zip(COLOURS, drawn.items(), strict=False):
+            times, means, lows, highs = _thinned(points)
+            xs = [t / _DAY_MS for t in times] if is_dated else times
+            marker = "o" if len(points) <= 60 else ""
+            axes.plot(xs, means, color=colour, lw=1.6, marker=marker, ms=4, label=_label(name, 30))
+            if len(points) > POINTS_MAX and has_bands:
+                axes.fill_between(xs, lows, highs, color=colour, alpha=0.18, lw=0)
+        axes.set_ylim(bottom=0)
+        axes.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: amount(value)))
+        axes.grid(axis="y", color="#e2e8f0")
+        axes.set_axisbelow(True)
+        if not drawn:
+            _bare(axes)
+            axes.set_axis_off()
+        else:
+            axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), frameon=False)
+    return figure
+
+
+def bars(title: str, unit: str, values: Sequence[tuple[str, float]], note: str = "") -> Figure:
+    """Values by name, the first at the top."""
+    with _style():
+        figure, axes = _figure(title, unit, 1.2 + 0.24 * max(len(values), 1), note)
+        drawn = axes.barh(range(len(values)), [value for _, value in values], color=COLOURS[0])
+        axes.bar_label(drawn, [amount(value) for _, value in values], padding=4)
+        axes.set_yticks(range(len(values)), [_label(name, 40) for name, _ in values])
+        axes.set_ylim(max(len(values), 1) - 0.5, -0.5)
+        axes.margins(x=0.1)
+        _bare(axes)
+    return figure
+
+
+def grid(
+    title: str, unit: str, times: Sequence[float], rows: Sequence[GridRow], note: str
+) -> Figure:
     """Rows over the same times, ascending, a column each: the darker a cell, the more of it."""
-    columns, shown = times[-GRID_COLUMNS_MAX:], rows[:GRID_ROWS_MAX]
+    columns, drawn = list(times[-GRID_COLUMNS_MAX:]), rows[:GRID_ROWS_MAX]
     notes = [note] if note else []
-    if len(rows) > len(shown):
-        notes.append(f"and {_rest(rows[len(shown) :])} more")
+    if len(rows) > len(drawn):
+        left = sum(bool(row.cells) for row in rows[len(drawn) :])
+        notes.append(f"and {left:,} row{'' if left == 1 else 's'} more")
     if len(times) > len(columns):
         notes.append(f"the last {len(columns)} of {len(times)} times are shown")
-    top, tall = _TOP + 20, 22
-    height = top + tall * max(len(shown), 1) + 14 + 18 * len(notes)
-    width = (_WIDTH - _SIDE - _RIGHT) / max(len(columns), 1)
-    parts = [_head(title, unit, height)]
-    labelled = -1e9
-    span = (columns[-1] - columns[0] if columns else 0.0) or 1e9  # a day's name for one alone
-    for number, time in enumerate(columns):
-        middle = _SIDE + width * (number + 0.5)
-        if middle - labelled >= 90:
-            parts.append(_text(middle, top - 8, moment(time, span), "middle"))
-            labelled = middle
-    for line, row in enumerate(shown):
-        y = top + tall * line
-        if not row.cells:
-            parts.append(_text(20, y + 15, _short(row.name, 70), "start", "600"))
-            parts.append(_text(_WIDTH - _RIGHT + 12, y + 15, _short(row.note, 29), "start"))
-            continue
-        parts.append(_text(_SIDE - 8, y + 15, _short(row.name, 34), "end"))
-        parts.append(_text(_WIDTH - _RIGHT + 12, y + 15, _short(row.note, 29), "start"))
-        for number, time in enumerate(columns):
-            if time in row.cells:
-                x = _SIDE + width * number
-                parts += _cell(x, y, width, row, *row.cells[time], is_new=row.since == time)
-    for line, text in enumerate(notes):
-        parts.append(_text(_SIDE, height - 10 - 18 * (len(notes) - 1 - line), text, "start"))
-    return "\n".join([*parts, "</svg>\n"])
-
-
-def _cell(
-    x: float, y: float, width: float, row: GridRow, share: float, text: str, *, is_new: bool
-) -> list[str]:
-    """A cell; an empty one is grey. What is there at all is never as pale as nothing."""
-    inner = max(width - (1 if width > 4 else 0), 0.5)
-    parts = [_box(x, y + 1, inner, 20, _GREY)]
-    shade = 0.0 if share <= 0 else 0.2 + 0.8 * min(share, 1.0)
-    if shade:
-        parts.append(_box(x, y + 1, inner, 20, row.colour, f' fill-opacity="{shade:.2f}"'))
-    if is_new:
-        parts.append(_box(x, y + 1, min(3, inner), 20, "#1a202c"))
-    if text and width >= 6.8 * len(text) + 8:
-        colour = "white" if shade > 0.55 else "#2d3748"
-        parts.append(_text(x + inner / 2, y + 15, text, "middle", colour=colour))
-    return parts
-
-
-def _rest(rows: Sequence[GridRow]) -> str:
-    lines = sum(bool(row.cells) for row in rows)
-    return f"{lines:,} row{'' if lines == 1 else 's'}"
+    with _style():
+        height = 1.1 + 0.22 * max(len(drawn), 1) + 0.16 * len(notes)
+        figure, axes = _figure(title, unit, height, "\n".join(notes))
+        _mark_times(axes, columns)
+        axes.set_yticks(range(len(drawn)), [_label(row.name, 40) for row in drawn])
+        axes.set_ylim(max(len(drawn), 1) - 0.5, -0.5)
+        side = axes.secondary_yaxis("right")
+        side.set_yticks(range(len(drawn)), [_label(row.note, 34) for row in drawn])
+        for row, label in zip(drawn, axes.get_yticklabels(), strict=True):
+            label.set_fontweight("normal" if row.cells else "bold")
+        is_dense = len(drawn) * len(columns) > _BOXES_MAX
+        for place, row in enumerate(drawn):
+            _draw_cells(axes, place, row, columns, is_dense=is_dense)
+        _bare(axes, side)
+    return figure
 
 
 def strips(
     title: str, unit: str, kinds: Sequence[tuple[str, str]], rows: Sequence[Strip], note: str
-) -> str:
-    """A range each, from end to end of the picture, with its verdict. `kinds`: (name, colour)."""
-    shown = rows[:STRIPS_MAX]
+) -> Figure:
+    """A range each, from end to end of the plot, with its verdict. `kinds`: (name, colour)."""
+    from matplotlib.patches import Patch
+
+    drawn = rows[:STRIPS_MAX]
     notes = [note] if note else []
-    if len(rows) > len(shown):
-        notes.append(f"and {len(rows) - len(shown):,} more")
-    top, tall = _TOP + 24, 56
-    height = top + tall * max(len(shown), 1) + 10 + 18 * len(notes)
-    width = _WIDTH - _SIDE - 30
-    parts = [_head(title, unit, height)]
-    for number, (name, colour) in enumerate(kinds):
-        parts.append(_box(_SIDE + 110 * number, _TOP - 2, 12, 12, colour, ' rx="2"'))
-        parts.append(_text(_SIDE + 110 * number + 18, _TOP + 8, name, "start"))
-    for line, row in enumerate(shown):
-        y = top + tall * line
-        parts.append(_text(_SIDE - 8, y + 15, _short(row.name, 34), "end"))
-        scale = width / (row.last - row.first + 1)
-        for first, last, shares in row.pieces:
-            x, wide = _SIDE + (first - row.first) * scale, (last - first + 1) * scale
-            parts += _stacked(x, y, wide, shares)
-        end = 0.0
-        for first, last in row.marks:
-            wide = max((last - first + 1) * scale, 4)
-            x = min(_SIDE + (first - row.first) * scale, _SIDE + width - wide)
-            if x + wide > end + 1:  # others are within the mark before
-                parts.append(_box(x, y - 5, wide, 4, row.colour))
-                end = x + wide
-        is_drawn = bool(row.pieces)
-        if is_drawn:
-            ends = f"{row.first:,} .. {row.last:,}"
-            parts.append(_text(_SIDE - 8, y + 34, ends, "end", colour="#718096"))
-        below = y + (38 if is_drawn else 15)
-        parts.append(_text(_SIDE, below, _short(row.words, 95), "start", colour=row.colour))
-    for line, text in enumerate(notes):
-        parts.append(_text(_SIDE, height - 10 - 18 * (len(notes) - 1 - line), text, "start"))
-    return "\n".join([*parts, "</svg>\n"])
+    if len(rows) > len(drawn):
+        notes.append(f"and {len(rows) - len(drawn):,} more")
+    with _style():
+        height = 1.4 + 0.52 * max(len(drawn), 1) + 0.16 * len(notes)
+        figure, axes = _figure(title, unit, height, "\n".join(notes))
+        axes.set_xlim(0, 1)
+        axes.set_ylim(max(len(drawn), 1) - 0.5, -0.5)
+        names = []
+        is_dense = sum(len(row.pieces) for row in drawn) > _BOXES_MAX
+        for place, row in enumerate(drawn):
+            ends = f"\n{row.first:,} .. {row.last:,}" if row.pieces else ""
+            names.append(_label(row.name, 40) + ends)
+            _draw_strip(axes, place, row, is_dense=is_dense)
+        axes.set_yticks(range(len(drawn)), names)
+        if kinds:
+            legend = [Patch(color=colour, label=name) for name, colour in kinds]
+            axes.legend(
+                handles=legend, loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=len(kinds),
+                frameon=False,
+            )  # fmt: skip
+        _bare(axes)
+    return figure
 
 
-def _stacked(x: float, y: float, wide: float, shares: Sequence[tuple[str, int]]) -> list[str]:
-    """One piece of a strip, from the top; what is there at all is two pixels high at least."""
+# -- parts of charts ---------------------------------------------------------------------------
+
+
+def _use_calendar(axes: Any, times: Sequence[float]) -> bool:
+    """Label the x axis with dates (UTC), where a calendar has all `times`; else with numbers."""
+    from matplotlib import dates
+    from matplotlib.ticker import MaxNLocator
+
+    low, high = min(times, default=0.0) / _DAY_MS, max(times, default=0.0) / _DAY_MS
+    is_dated = _CALENDAR[0] <= low and high <= _CALENDAR[1]
+    if not is_dated:
+        axes.set_xlabel("ms since 1970")
+        axes.xaxis.set_major_locator(MaxNLocator(3))
+        axes.ticklabel_format(axis="x", style="plain", useOffset=False)
+        return False
+    locator = dates.AutoDateLocator(tz=UTC, minticks=4, maxticks=7)
+    axes.xaxis.set_major_locator(locator)
+    axes.xaxis.set_major_formatter(dates.ConciseDateFormatter(locator, tz=UTC, **_DATES))
+    if high - low < 1e-9:  # one moment: an hour around it
+        axes.set_xlim(low - 1 / 48, low + 1 / 48)
+    return True
+
+
+def _thinned(points: Points) -> tuple[list[float], list[float], list[float], list[float]]:
+    """Times, means, least and largest values; of many points, of those in each of equal spans."""
+    times = [t for t, _ in points]
+    if len(points) <= POINTS_MAX:
+        values = [v for _, v in points]
+        return times, values, values, values
+    width = (times[-1] - times[0]) / POINTS_MAX or 1.0
+    found: tuple[list[float], list[float], list[float], list[float]] = ([], [], [], [])
+    spans = groupby(points, lambda point: min(int((point[0] - times[0]) / width), POINTS_MAX - 1))
+    for _, span in spans:
+        part = list(span)
+        values = [v for _, v in part]
+        means = (sum(t for t, _ in part) / len(part), sum(values) / len(part))
+        for column, value in zip(found, (*means, min(values), max(values)), strict=True):
+            column.append(value)
+    return found
+
+
+def _mark_times(axes: Any, columns: Sequence[float]) -> None:
+    """Name about seven of a grid's columns above it."""
+    span = (columns[-1] - columns[0] if columns else 0.0) or 1e9  # a day's name for one alone
+    step = max(-(-len(columns) // 7), 1)
+    places = range(0, len(columns), step)
+    axes.set_xlim(-0.5, max(len(columns), 1) - 0.5)
+    axes.set_xticks(places, [moment(columns[place], span) for place in places])
+    axes.xaxis.tick_top()
+
+
+def _draw_cells(
+    axes: Any, place: int, row: GridRow, columns: Sequence[float], *, is_dense: bool
+) -> None:
+    """A row's cells; one without any is grey. What is there at all is never as pale as nothing."""
+    from matplotlib.colors import to_rgba
+
+    found = [number for number, time in enumerate(columns) if time in row.cells]
+    shades = [row.cells[columns[number]][0] for number in found]
+    shades = [0.0 if share <= 0 else 0.2 + 0.8 * min(share, 1.0) for share in shades]
+    if not found:
+        return
+    width = 0.96 if len(columns) <= 60 else 1.0
+    colours = [to_rgba(row.colour, shade) if shade else to_rgba(_GREY) for shade in shades]
+    spans = [(number - width / 2, width) for number in found]
+    axes.broken_barh(spans, (place - 0.45, 0.9), facecolors=colours, lw=0, rasterized=is_dense)
+    # Of some 70 characters that fit beside each other, each column has its share.
+    room = 70 / len(columns)
+    for number, shade in zip(found, shades, strict=True):
+        time = columns[number]
+        if row.since == time:
+            axes.vlines(number - width / 2, place - 0.45, place + 0.45, color=_DARK, lw=3)
+        if (text := row.cells[time][1]) and len(text) <= room:
+            colour = "white" if shade > 0.55 else "#2d3748"
+            axes.text(number, place, shown(text), ha="center", va="center", color=colour)
+
+
+def _draw_strip(axes: Any, place: int, row: Strip, *, is_dense: bool) -> None:
+    """One strip, its marks above it and its words below."""
+    whole = row.last - row.first + 1
+    boxes: dict[tuple[float, float, str], list[tuple[float, float]]] = {}
+    for first, last, shares in row.pieces:
+        span = ((first - row.first) / whole, (last - first + 1) / whole)
+        for low, tall, colour in _stacked(shares):
+            boxes.setdefault((place - 0.32 + low, tall, colour), []).append(span)
+    for (low, tall, colour), spans in boxes.items():
+        axes.broken_barh(spans, (low, tall), facecolors=colour, lw=0, rasterized=is_dense)
+    marks: list[tuple[float, float]] = []
+    for first, last in row.marks:
+        wide = max((last - first + 1) / whole, 0.006)
+        start = min((first - row.first) / whole, 1 - wide)
+        if not marks or start > sum(marks[-1]):  # others are within the mark before
+            marks.append((start, wide))
+    if marks:
+        axes.broken_barh(marks, (place - 0.42, 0.07), facecolors=row.colour, lw=0)
+    below = place + (0.3 if row.pieces else 0.0)
+    axes.text(0, below, _label(row.words, 95), ha="left", va="center", color=row.colour)
+
+
+def _stacked(shares: Sequence[tuple[str, int]]) -> Iterator[tuple[float, float, str]]:
+    """(from, height, colour) of the parts of one piece of a strip, which is 0.44 high.
+
+    What is there at all is a tenth high at least.
+    """
     there = [(colour, count) for colour, count in shares if count > 0]
     whole = sum(count for _, count in there)
-    free = 22 - 2 * len(there)
-    parts = []
+    low = 0.0
     for colour, count in there:
-        tall = 2 + free * count / whole
-        parts.append(_box(x, y, wide + 0.7, tall, colour))  # no seam to the next piece
-        y += tall
-    return parts
+        tall = 0.044 + (0.44 - 0.044 * len(there)) * count / whole
+        yield low, tall, colour
+        low += tall
 
 
-def escape(text: str) -> str:
-    """A text as it stands in XML: what XML cannot hold, such as control characters, is shown."""
-    return html.escape(_UNFIT.sub(_shown, text))
+def _bare(*axes: Any) -> None:
+    """No frame and no ticks: names and boxes are enough."""
+    for each in axes:
+        each.tick_params(length=0)
+        for spine in each.spines.values():
+            spine.set_visible(False)
+    axes[0].tick_params(labelbottom=False)
 
 
-def _shown(match: re.Match[str]) -> str:
+# -- texts -------------------------------------------------------------------------------------
+
+
+def shown(text: str) -> str:
+    """A text as a picture can hold it: what XML has no place for is shown by its number."""
+    return _UNFIT.sub(_symbol, text)
+
+
+def _symbol(match: re.Match[str]) -> str:
     code = ord(match[0])
-    return chr(0x2400 + code) if code < 0x20 else "\ufffd"
+    return f"\\x{code:02x}" if code < 0x100 else "\ufffd"
 
 
-def _head(title: str, unit: str, height: int) -> str:
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" '
-        f'width="{_WIDTH}" height="{height}" font-family="system-ui, sans-serif" font-size="12">\n'
-        f'<rect width="{_WIDTH}" height="{height}" fill="white"/>\n'
-        f'<text x="20" y="26" font-size="17" font-weight="600">{escape(title)}</text>\n'
-        f'<text x="20" y="44" fill="#718096">{escape(unit)}</text>'
-    )
-
-
-def _legend(number: int, name: str, colour: str) -> list[str]:
-    x, y = _WIDTH - _RIGHT + 20, _TOP + 20 * number
-    mark = f'<rect x="{x}" y="{y}" width="12" height="12" rx="2" fill="{colour}"/>'
-    return [mark, _text(x + 18, y + 10, _short(name, 26), "start")]
-
-
-def _line(x1: float, y1: float, x2: float, y2: float, colour: str) -> str:
-    return f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" stroke="{colour}"/>'
-
-
-def _text(
-    x: float, y: float, text: str, anchor: str, weight: str = "", colour: str = "#2d3748"
-) -> str:
-    bold = f' font-weight="{weight}"' if weight else ""
-    return (
-        f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" fill="{colour}"{bold}>'
-        f"{escape(text)}</text>"
-    )
-
-
-def _box(x: float, y: float, width: float, height: float, colour: str, more: str = "") -> str:
-    return (
-        f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.2f}" height="{height:.1f}" '
-        f'fill="{colour}"{more}/>'
-    )
-
-
-def _short(text: str, most: int) -> str:
-    return text if len(text) <= most else f"{text[: most - 1]}…"
-
-
-def _nice(value: float) -> float:
-    """A round number at or above `value`, for the top of an axis."""
-    if value <= 0:
-        return 1.0
-    step = 1.0
-    while step < value:
-        step *= 10
-    while step > value:
-        step /= 10
-    return next(step * factor for factor in (1, 2, 4, 5, 8, 10, 20) if step * factor >= value)
+def _label(text: str, most: int) -> str:
+    """A short line; matplotlib leaves labels out of a legend that begin with `_`."""
+    text = shown(text)
+    text = text if len(text) <= most else f"{text[: most - 1]}…"
+    return f"\u200b{text}" if text.startswith("_") else text
 
 
 def amount(value: float) -> str:

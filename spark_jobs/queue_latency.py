@@ -105,7 +105,7 @@ def summary(jobs: Any, bucket: str = "1 hour") -> Any:
     ).orderBy("queue", "start")
 
 
-def draw(rows: Sequence[Any]) -> str:
+def draw(rows: Sequence[Any]) -> pictures.Figure:
     """Wait and work, median and 99 of 100, over time."""
     series: dict[str, list[tuple[float, float]]] = {}
     for row in rows:

@@ -66,7 +66,7 @@ def transform(sources: Any, copies: Any, bucket: str = "1 minute") -> Any:
     )
 
 
-def draw(rows: Sequence[Any]) -> str:
+def draw(rows: Sequence[Any]) -> pictures.Figure:
     """Median and 99 of 100 over time, per router."""
     series: dict[str, list[tuple[float, float]]] = {}
     for row in rows:

@@ -7,6 +7,7 @@ this machine's cores, with the source registered.
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -39,6 +40,7 @@ DEFAULTS: Final = {
     "spark.driver.extraJavaOptions": JAVA_OPTIONS,
     "spark.executor.extraJavaOptions": JAVA_OPTIONS,
 }
+_BY_US: Final = "# by topics-server"
 _PARENT: Final = str(Path(__file__).resolve().parents[1])
 
 
@@ -123,6 +125,30 @@ def is_running() -> bool:
     return SparkSession.getActiveSession() is not None
 
 
+def set_worker_python(folder: Path | None = None) -> Path:
+    """Make Spark of this environment start its Python workers with this interpreter.
+
+    Spark starts `python3` of PATH unless PYSPARK_PYTHON says else. Under `.venv/bin/python` without
+    an activated environment that is another Python, which has neither Spark nor this source, and
+    `format("topics")` is "not found". Spark reads `conf/spark-env.sh` of its own folder at start,
+    so the variable gets its default there. `folder`: of PySpark (this environment's).
+    """
+    import pyspark
+
+    home = Path(pyspark.__file__).parent if folder is None else folder
+    (home / "conf").mkdir(exist_ok=True)
+    file = home / "conf" / "spark-env.sh"
+    kept = [line for line in _lines_of(file) if not line.endswith(_BY_US)]
+    default = shlex.quote(sys.executable)
+    line = f'[ -n "${{PYSPARK_PYTHON-}}" ] || export PYSPARK_PYTHON={default} {_BY_US}'
+    file.write_text("\n".join([*kept, line, ""]), "utf-8")
+    return file
+
+
+def _lines_of(file: Path) -> list[str]:
+    return file.read_text("utf-8").splitlines() if file.exists() else []
+
+
 def _show_java() -> int:
     java = find_java()
     if java is None:
@@ -135,4 +161,6 @@ def _show_java() -> int:
 
 
 if __name__ == "__main__":
+    if sys.argv[1:] == ["--set-worker-python"]:
+        sys.stdout.write(f"Python of Spark's workers: {set_worker_python()}\n")
     sys.exit(_show_java())

@@ -36,7 +36,7 @@ def transform(frame: Any, key: str = "node", gap: str = "30 minutes") -> Any:
     )
 
 
-def draw(rows: Sequence[Any]) -> str:
+def draw(rows: Sequence[Any]) -> pictures.Figure:
     """Who had most sessions."""
     counts: dict[str, int] = {}
     for row in rows:
@@ -45,7 +45,7 @@ def draw(rows: Sequence[Any]) -> str:
     return _bars(busiest, len(rows), len(counts))
 
 
-def drawn(frame: Any) -> str:
+def drawn(frame: Any) -> pictures.Figure:
     """The same of a frame of `transform`: Spark counts, and the busiest come to the driver."""
     from pyspark.sql import functions as F
 
@@ -56,7 +56,7 @@ def drawn(frame: Any) -> str:
     return _bars([(row.who, row.sessions) for row in busiest], sessions or 0, count)
 
 
-def _bars(busiest: Sequence[tuple[str, int]], sessions: int, count: int) -> str:
+def _bars(busiest: Sequence[tuple[str, int]], sessions: int, count: int) -> pictures.Figure:
     note = f"{sessions} sessions of {count}; the busiest {len(busiest)} are shown"
     return pictures.bars("Sessions", "by who", [(n, float(c)) for n, c in busiest], note)
 

@@ -71,7 +71,7 @@ def churn(frame: Any, bucket_s: int) -> Any:
     )
 
 
-def draw(rows: Sequence[Any], totals: tuple[int, int] | None = None) -> str:
+def draw(rows: Sequence[Any], totals: tuple[int, int] | None = None) -> pictures.Figure:
     """The twenty busiest tags. `totals`: of tags and topics, where `rows` are not all."""
     tags, topics = totals or (len(rows), len({row.topic for row in rows}))
     busiest = sorted(rows, key=lambda row: -row.records)[:SHOWN]
@@ -83,7 +83,7 @@ def draw(rows: Sequence[Any], totals: tuple[int, int] | None = None) -> str:
     return pictures.bars("Busiest tags", "records", named, note)
 
 
-def drawn(frame: Any) -> str:
+def drawn(frame: Any) -> pictures.Figure:
     """The same of a frame of `transform`, of which only the busiest come to the driver."""
     from pyspark.sql import functions as F
 

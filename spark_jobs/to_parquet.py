@@ -51,7 +51,7 @@ def written(spark: Any, folder: str) -> Any:
     )
 
 
-def draw(rows: Sequence[Any]) -> str:
+def draw(rows: Sequence[Any]) -> pictures.Figure:
     """Bytes by topic and day, the largest in all the darkest. `rows`: of `written`."""
     largest = max((row.bytes for row in rows), default=0) or 1
     lines: list[pictures.GridRow] = []

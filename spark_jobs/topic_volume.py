@@ -47,7 +47,7 @@ def transform(frame: Any, bucket: str = "1 hour") -> Any:
     )
 
 
-def draw(rows: Sequence[Any]) -> str:
+def draw(rows: Sequence[Any]) -> pictures.Figure:
     """Records over time, a line a topic; where a topic has no row it had no record."""
     found: dict[str, dict[float, float]] = {}
     for row in rows:
@@ -63,7 +63,7 @@ def draw(rows: Sequence[Any]) -> str:
     return pictures.lines("Records per topic", "records in a bucket of time", series)
 
 
-def drawn(frame: Any) -> str:
+def drawn(frame: Any) -> pictures.Figure:
     """The same of a frame of `transform`, for the topics with most records."""
     from pyspark.sql import functions as F
 

@@ -94,4 +94,4 @@ def test_spark_submit_runs_a_job_as_a_file(webhooks: Server, tmp_path: Path) -> 
     pq = pytest.importorskip("pyarrow.parquet")
     rows = pq.read_table(str(out / "tags")).to_pylist()
     assert {row["tag"]: row["records"] for row in rows} == Counter(e.tag for e in LEFT)
-    assert picture.read_text("utf-8").startswith("<svg")
+    assert picture.read_text("utf-8").startswith("<?xml")

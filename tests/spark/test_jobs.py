@@ -305,7 +305,7 @@ def test_mains_write_parquet_and_pictures(spark: Any, webhooks: Server, tmp_path
     data = webhooks.data_dir
     assert run(topic_volume.main, data, "--out", out / "v", "--picture", picture) == 0
     assert spark.read.parquet(str(out / "v")).agg({"records": "sum"}).first()[0] == len(LEFT)
-    assert picture.read_text("utf-8").startswith("<svg")
+    assert picture.read_text("utf-8").startswith("<?xml")
     assert run(tag_activity.main, data, "--out", out / "t", "--picture", picture) == 0
     rows = spark.read.parquet(str(out / "t" / "tags")).collect()
     assert {r.tag: r.records for r in rows} == Counter(e.tag for e in LEFT)

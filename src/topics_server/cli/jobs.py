@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import subprocess
 import sys
 
 import click
 
-_NO_SPARK = (
-    "jobs need PySpark and pyarrow: pip install 'topics-server[spark]' "
-    "(in a checkout: ./run spark-setup)"
-)
+from topics_server.cli import analytics
 
 HELP = """List the analytics jobs, or run one of them with Spark.
 
@@ -31,10 +26,7 @@ topics jobs NAME DATA_DIR ...   run it over a data directory's sealed segments
 @click.argument("words", nargs=-1, type=click.UNPROCESSED)
 def command(words: tuple[str, ...]) -> None:
     """See `HELP`."""
-    if importlib.util.find_spec("spark_jobs") is None:
-        click.echo(_NO_SPARK, err=True)
-        raise SystemExit(2)
-    catalog: dict[str, str] = importlib.import_module("spark_jobs.catalog").JOBS
+    catalog: dict[str, str] = analytics.load("catalog").JOBS
     if not words:
         width = max(map(len, catalog))
         click.echo("Usage: topics jobs NAME DATA_DIR [OPTIONS]\n")
@@ -46,9 +38,6 @@ def command(words: tuple[str, ...]) -> None:
     if name not in catalog:
         click.echo(f"there is no job {name}; there are: {', '.join(catalog)}", err=True)
         raise SystemExit(2)
-    missing = [each for each in ("pyspark", "pyarrow") if importlib.util.find_spec(each) is None]
-    if missing:
-        click.echo(_NO_SPARK, err=True)
-        raise SystemExit(2)
+    analytics.require("jobs need", "spark")
     done = subprocess.run([sys.executable, "-m", f"spark_jobs.{name}", *rest], check=False)
     raise SystemExit(done.returncode)

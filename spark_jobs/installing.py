@@ -1,0 +1,33 @@
+"""What to install for exports, jobs and pictures: one text for every message that says so.
+
+The package is on no registry, so `pip install topics-server[spark]` would install nothing, or
+somebody else's package of that name. The commands here work in a checkout.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Sequence
+
+PACKAGES = {
+    "parquet": ("pyarrow",),
+    "spark": ("pyspark", "pyarrow"),
+    "pictures": ("matplotlib",),
+}
+_EXTRA = {"pictures": "spark"}
+
+
+def missing(need: str) -> Sequence[str]:
+    """Packages of a need that are not installed."""
+    return [each for each in PACKAGES[need] if importlib.util.find_spec(each) is None]
+
+
+def how(what: str, need: str) -> str:
+    """A sentence: `what` needs these packages, and these commands install them."""
+    extra = _EXTRA.get(need, need)
+    quick = "" if extra == "spark" else f", or .venv/bin/python -m pip install -e '.[{extra}]'"
+    return (
+        f"{what} {' and '.join(PACKAGES[need])} (extra `{extra}`). In a checkout of topics-server: "
+        f"./run spark-setup{quick}; beside a wheel of it: pip install 'FILE.whl[{extra}]'. "
+        "No registry has topics-server."
+    )
