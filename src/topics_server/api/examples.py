@@ -44,7 +44,7 @@ BODIES: Final[dict[str, Any]] = {
     "extendJobs": {"node": _NODE, "seqs": [3], "lease_ms": 60_000},
     "redriveJobs": {"all": True, "max": 10},
     "putRouter": {"source": "events", "dest": "audit", "filter": ["tag", "Glob", "public:*"]},
-    "openWatch": {"topics": {"jobs": {"from_seq": 0}}},
+    "openWatch": {"topics": {"jobs": {"from_seq": 0}, "events": {"tail": True}}, "wait": True},
     "seal": {"topics": ["jobs"]},
     "createStream": [{"note": "the first message"}],
     "appendToStream": [{"note": "the second message"}, {"note": "the third"}],

@@ -13,6 +13,7 @@ import asyncio
 import heapq
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from itertools import count
 from math import ceil
 from typing import Final, NamedTuple, Protocol
@@ -195,6 +196,7 @@ class Stream:
         "_outbox",
         "_ready",
         "_tracks",
+        "_waiting",
         "cursors",
         "is_over",
         "next_look",
@@ -228,6 +230,8 @@ class Stream:
         self._heartbeat_ms = heartbeat_ms
         self._outbox = Outbox(send, dialect, self._on_room)
         self._tracks: dict[str, Track] = {}
+        # Cursors in topics that are not there yet.
+        self._waiting: dict[str, Cursor] = {}
         # Tracks that have something to be told, in turn; those that wait for a fetch to be allowed.
         self._ready: deque[Track] = deque()
         self._backlog: list[Track] = []
@@ -240,7 +244,7 @@ class Stream:
     def follow(self, cursor: Cursor, options: Options) -> None:
         """Follow a topic from its cursor on; one followed before by that name is replaced.
 
-        A topic that does not exist is told as deleted.
+        A topic that does not exist is told as deleted, unless its cursor waits for it.
         """
         if self.is_over:
             return
@@ -253,23 +257,35 @@ class Stream:
             self._tracks[cursor.name] = track
             self.ring(track)
             return
+        if cursor.is_waiting:
+            self._waiting[cursor.name] = cursor
+            self._feeds.wait(cursor, partial(self._arrived, cursor, options))
+            return
         told = TopicDeleted(cursor.name, cursor.seq)
         self._put(self._dialect.render(told, self._fanout.rendered))
         self._feeds.again(self)
 
+    def _arrived(self, cursor: Cursor, options: Options) -> None:
+        """The topic of a cursor that waited is there."""
+        if self._waiting.get(cursor.name) is cursor:
+            self.follow(cursor, options)
+
     def unfollow(self, name: str) -> bool:
-        """Tell nothing more of a topic; whether it was followed."""
+        """Tell nothing more of a topic; whether it was followed, or waited for."""
         track = self._tracks.pop(name, None)
+        waiting = self._waiting.pop(name, None)
+        if waiting is not None:
+            self._feeds.stop_waiting(waiting)
         self.cursors.pop(name, None)
         self._is_shared = self._id_of is None or len(self.cursors) == 1
         if track is None:
-            return False
+            return waiting is not None
         self._drop(track)
         return True
 
     def follows(self, name: str) -> bool:
         """Whether the topic is followed: not so any more once it was told as deleted."""
-        return name in self._tracks
+        return name in self._tracks or name in self._waiting
 
     def _drop(self, track: Track) -> None:
         self._feeds.unfollow(track)
@@ -542,7 +558,10 @@ class Stream:
         self._take_back()
         for track in self._tracks.values():
             self._feeds.unfollow(track)
+        for cursor in self._waiting.values():
+            self._feeds.stop_waiting(cursor)
         self._tracks.clear()
+        self._waiting.clear()
         self._ready.clear()
         self._backlog.clear()
         self._feeds.forget(self)

@@ -175,6 +175,7 @@ def _watch_request() -> Schema:
             "`strong`: only what is synced.", enum=["eventual", "strong"], default="eventual"
         ),
         cursor={"type": ["string", "null"], "description": "An `id` seen before: go on behind it."},
+        wait=boolean(False, "Topics that do not exist yet are read from 0 once they do."),
     )
 
 
@@ -325,7 +326,10 @@ def _answer_schemas() -> Schema:
         **performance,
     }
     dropped = {"topic": text(), "deleted": boolean(), "routers_removed": list_of(text())}
-    watched = _all({"from_seq": u64(), "head_seq": u64(), "earliest_seq": u64()})
+    watched = _all(
+        {"from_seq": u64(), "head_seq": u64(), "earliest_seq": u64(), "waiting": {"const": True}},
+        optional="waiting",
+    )
     session = {
         "wid": text("Who knows it can open the stream."),
         "stream_url": text(),

@@ -38,6 +38,8 @@ from topics_server.query_string import parse_query
 _TAKEN_OVER: Final = error_frame(409, "another connection has taken this watch session over")
 _FIRST_EPOCH: Final = 1
 _TICKET_BYTES: Final = 16
+# What is told of a topic that is waited for.
+_WAITING: Final = {"from_seq": 0, "head_seq": 0, "earliest_seq": 1, "waiting": True}
 # The id of no topic: whoever stood in one that is gone, and by now has no id any more.
 _NO_TOPIC_ID: Final = 0
 
@@ -58,8 +60,11 @@ async def open_session(state: ServerState, request: Request) -> Response:
     is_lenient = query_bool(query, "lenient", False)
     with_ticket = query_bool(query, "ticket", False)
     fanout, sessions = state.watching()
-    views = _resolve(fanout.feeds, sent.topics, is_lenient=is_lenient)
-    cursors = _starting(views, sent.topics, sent.positions)
+    views = _resolve(fanout.feeds, sent.topics, may_miss=is_lenient or sent.wait)
+    found = _starting(views, sent.topics, sent.positions)
+    awaited = [name for name in sent.topics if name not in views] if sent.wait else []
+    found |= {name: Cursor.waiting(name) for name in awaited}
+    cursors = {name: found[name] for name in sent.topics if name in found}
     key = request.caller.key
     owner = None if key is None else key.owner
     sharing: dict[str, list[str]] = {}
@@ -77,7 +82,8 @@ async def open_session(state: ServerState, request: Request) -> Response:
                 "earliest_seq": view.earliest_seq,
             }
             for name, view in views.items()
-        },
+        }
+        | dict.fromkeys(awaited, _WAITING),
     }
     if with_ticket:
         ticket = f"ticket_{random_id(_TICKET_BYTES)}"
@@ -88,14 +94,14 @@ async def open_session(state: ServerState, request: Request) -> Response:
     return Response(200, render_json(told, request.elapsed_ms()))
 
 
-def _resolve(feeds: Feeds, names: Mapping[str, Start], *, is_lenient: bool) -> dict[str, TopicView]:
-    """The topics as they are now. Raises `topic_not_found`; if lenient, leaves such ones out."""
+def _resolve(feeds: Feeds, names: Mapping[str, Start], *, may_miss: bool) -> dict[str, TopicView]:
+    """The topics as they are now. Raises `topic_not_found`, unless some may be missing."""
     views: dict[str, TopicView] = {}
     for name in names:
         view = feeds.resolve(name)
         if view is not None:
             views[name] = view
-        elif not is_lenient:
+        elif not may_miss:
             message = f'topic "{name}" does not exist'
             raise TopicsError(Code.TOPIC_NOT_FOUND, message, {"topic": name})
     return views
@@ -123,7 +129,9 @@ def _starting(
         if place is not None:
             cursors[name].seq = place.seq
     kept = {place.topic_id for place in positions} - places.keys()
-    oldest = min((place.epoch for place in places.values()), default=U64_MAX)
+    # One that waited, of epoch 0, is read from the start of what there is now.
+    epochs = {place.epoch for place in places.values()}
+    oldest = min(epochs - {0} or epochs, default=U64_MAX)
     for name, view in views.items():
         if view.topic_id not in kept and oldest < view.epoch:
             # Places have no names. One that is left may be of a topic this name had before, of
@@ -259,6 +267,11 @@ def resume(feeds: Feeds, session: WatchSession, last_id: bytes) -> None:
     except ValueError:
         return
     cursors = list(session.cursors.values())
+    for cursor in cursors:
+        view = feeds.resolve(cursor.name) if cursor.is_waiting else None
+        if view is not None:
+            # It came after the last checkpoint, or while nobody streamed.
+            cursor.arrive(view.topic_id, view.epoch)
     if isinstance(positions, dict):
         for cursor in cursors:
             if cursor.name in positions:

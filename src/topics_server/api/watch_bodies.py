@@ -57,6 +57,7 @@ class _Watch(msgspec.Struct, gc=False):
     include_data: bool = True
     consistency: Literal["eventual", "strong"] = "eventual"
     cursor: str | None = None
+    wait: bool = False
 
 
 _ABSENT: Final = msgspec.Raw(b"")
@@ -80,12 +81,14 @@ assert HEARTBEAT_MS_MIN <= HEARTBEAT_MS_DEFAULT <= HEARTBEAT_MS_MAX
 class WatchRequest(msgspec.Struct, frozen=True):
     """What is to be watched, topics in the order in which they were named.
 
-    `positions`: what the `cursor` that was sent along says; empty without one.
+    `positions`: what the `cursor` that was sent along says; empty without one. `wait`: topics that
+    do not exist yet are waited for.
     """
 
     topics: dict[str, Start]
     options: SessionOptions
     positions: Positions
+    wait: bool = False
 
 
 def decode_watch(
@@ -118,7 +121,8 @@ def decode_watch(
     assert options.limit > 0
     assert options.max_batch_bytes > 0
     topics = {name: _start(name, raw) for name, raw in sent.topics.items()}
-    return WatchRequest(topics, options, {} if sent.cursor is None else _positions(sent.cursor))
+    positions: Positions = {} if sent.cursor is None else _positions(sent.cursor)
+    return WatchRequest(topics, options, positions, sent.wait)
 
 
 def _start(name: str, raw: msgspec.Raw) -> Start:

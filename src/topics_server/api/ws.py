@@ -273,6 +273,10 @@ class Connection:
         told: list[tuple[str, ws_frames.Subscribed]] = []
         for name, start in command.starts.items():
             view = self._fanout.feeds.resolve(name)
+            if view is None and command.wait:
+                cursors.append(Cursor.waiting(name))
+                told.append((name, ws_frames.Subscribed(0, 0, 1, is_waiting=True)))
+                continue
             if view is None:
                 message = f'topic "{name}" does not exist'
                 raise TopicsError(Code.TOPIC_NOT_FOUND, message, {"topic": name})

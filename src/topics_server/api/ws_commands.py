@@ -51,6 +51,7 @@ class _Subscribe(msgspec.Struct, tag_field="op", tag="subscribe", gc=False):
     include_tags: msgspec.Raw = _ABSENT
     include_data: msgspec.Raw = _ABSENT
     consistency: msgspec.Raw = _ABSENT
+    wait: msgspec.Raw = _ABSENT
 
 
 class _Unsubscribe(msgspec.Struct, tag_field="op", tag="unsubscribe", gc=False):
@@ -104,11 +105,15 @@ class CommandLimits(msgspec.Struct, frozen=True):
 
 
 class Subscribe(msgspec.Struct, frozen=True):
-    """Follow these topics from where each starts, all in the same way; at least one."""
+    """Follow these topics from where each starts, all in the same way; at least one.
+
+    `wait`: topics that do not exist yet are waited for.
+    """
 
     request_id: str | None
     starts: dict[str, Start]
     options: Options
+    wait: bool
 
 
 class Unsubscribe(msgspec.Struct, frozen=True):
@@ -226,6 +231,7 @@ def _subscribe(sent: _Subscribe, limits: CommandLimits) -> Subscribe:
             ("include_tags", sent.include_tags),
             ("include_data", sent.include_data),
             ("consistency", sent.consistency),
+            ("wait", sent.wait),
         )
     )
     try:
@@ -247,7 +253,7 @@ def _subscribe(sent: _Subscribe, limits: CommandLimits) -> Subscribe:
         shown=how.shown,
         strong=how.strong,
     )
-    return Subscribe(sent.request_id, asked.topics, options)
+    return Subscribe(sent.request_id, asked.topics, options, asked.wait)
 
 
 def _unsubscribe(sent: _Unsubscribe) -> Unsubscribe:

@@ -27,11 +27,15 @@ _encode: Final = msgspec.json.Encoder().encode
 
 
 class Subscribed(NamedTuple):
-    """Where the reading of one topic starts, and what the topic holds."""
+    """Where the reading of one topic starts, and what the topic holds.
+
+    `is_waiting`: the topic does not exist yet.
+    """
 
     from_seq: int
     head_seq: int
     earliest_seq: int
+    is_waiting: bool = False
 
 
 # --- events -------------------------------------------------------------------------------
@@ -136,7 +140,8 @@ def _opening(op: bytes, request_id: str | None) -> bytes:
 def subscribed(request_id: str | None, topics: Iterable[tuple[str, Subscribed]]) -> bytes:
     """The answer to a subscribe: where each topic starts."""
     listed = b",".join(
-        b'"%b":{"from_seq":%d,"head_seq":%d,"earliest_seq":%d}' % (name.encode("ascii"), *told)
+        b'"%b":{"from_seq":%d,"head_seq":%d,"earliest_seq":%d%b}'
+        % (name.encode("ascii"), *told[:3], b',"waiting":true' if told.is_waiting else b"")
         for name, told in topics
     )
     return b'%b,"topics":{%b}}' % (_opening(b"subscribed", request_id), listed)

@@ -20,7 +20,8 @@ class Spot:
 class Cursor:
     """Everything up to `seq` (it included) was handed over, of epoch `epoch` of topic `name`.
 
-    `spot`: where it stands together with others, if it does; then only all of them are moved.
+    A cursor of epoch 0, which no topic has, waits for the first topic of its name and starts there
+    at 0. `spot`: where it stands together with others, if it does; then only all of them are moved.
     """
 
     __slots__ = ("_seq", "epoch", "name", "spot", "topic_id")
@@ -32,6 +33,22 @@ class Cursor:
         self.epoch = epoch
         self._seq = seq
         self.spot: Spot | None = None
+
+    @classmethod
+    def waiting(cls, name: str) -> Cursor:
+        """A cursor in a topic that does not exist yet."""
+        return cls(name, 0, 0, 0)
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether its topic does not exist yet."""
+        return self.epoch == 0
+
+    def arrive(self, topic_id: int, epoch: int) -> None:
+        """The topic is there: it is read from its start."""
+        assert self.is_waiting
+        assert self.seq == 0
+        self.topic_id, self.epoch = topic_id, epoch
 
     @property
     def seq(self) -> int:

@@ -34,7 +34,7 @@ from topics_server.engine.subscription import (
 )
 from topics_server.engine.synced import SyncedHeads
 from topics_server.engine.topic import Applied, Topic
-from topics_server.entries import Entry
+from topics_server.entries import Entry, RecordsAppended, TopicPut
 from topics_server.errors import StorageError, TopicsError
 from topics_server.limits import SEQ_MAX
 from topics_server.metrics import log
@@ -151,6 +151,8 @@ class Feeds:
         self._passes: deque[Iterator[int]] = deque()
         self._is_scheduled = False
         self._options: dict[Options, Options] = {}
+        # Readers of topics that are not there yet, by name.
+        self._awaited: dict[str, dict[Cursor, Callable[[], None]]] = {}
         self._shared: dict[tuple[Place, int, int], Batch] = {}
         self._fetching: dict[tuple[Place, int], list[tuple[Track, Reader]]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -180,6 +182,8 @@ class Feeds:
         topic = self._registry.find(cursor.name)
         if topic is None:
             return None
+        if cursor.is_waiting:
+            cursor.arrive(topic.topic_id, topic.epoch)
         if len(self._options) >= _OPTIONS_MAX:
             self._options.clear()
         # The same object for equal options: places are compared often.
@@ -193,6 +197,39 @@ class Feeds:
             self._follow_synced(topic)
         self._wake(reader, track)
         return track
+
+    def wait(self, cursor: Cursor, arrived: Callable[[], None]) -> None:
+        """Have a reader told, in a later turn, that the topic of a waiting cursor is there."""
+        if not self._awaited:
+            self._commits.observers.append(self._on_created)
+        self._awaited.setdefault(cursor.name, {})[cursor] = arrived
+
+    def stop_waiting(self, cursor: Cursor) -> None:
+        """The reader is gone, or its topic is there."""
+        waiting = self._awaited.get(cursor.name)
+        if waiting is None or waiting.pop(cursor, None) is None:
+            return
+        if not waiting:
+            del self._awaited[cursor.name]
+        if not self._awaited:
+            self._commits.observers.remove(self._on_created)
+
+    def _on_created(self, lsn: int, entry: Entry, applied: Applied) -> None:
+        created = entry.creation if isinstance(entry, RecordsAppended) else entry
+        if isinstance(created, TopicPut) and created.name in self._awaited:
+            self._passes.append(self._arrive(created.name))
+            self._schedule()
+
+    def _arrive(self, name: str) -> Iterator[int]:
+        """Tell who waited for a topic that it is there; yields now and then."""
+        waiting = list(self._awaited.get(name, {}).items())
+        for start in range(0, len(waiting), _TOLD_AT_ONCE):
+            for cursor, arrived in waiting[start : start + _TOLD_AT_ONCE]:
+                # Else it went, or came to wait anew, while others were told.
+                if self._awaited.get(name, {}).get(cursor) is arrived:
+                    self.stop_waiting(cursor)
+                    arrived()
+            yield start
 
     def unfollow(self, track: Track) -> None:
         """Nothing more is told of it."""

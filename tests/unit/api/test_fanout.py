@@ -48,7 +48,8 @@ class Watcher:
     def follow(self, *names: str, from_seq: int = 0, **options: Any) -> Watcher:
         for name in names:
             view = self.world.feeds.resolve(name)
-            topic_id, epoch = (view.topic_id, view.epoch) if view else (0, 0)
+            # One that was there once: epoch 0 would wait for it.
+            topic_id, epoch = (view.topic_id, view.epoch) if view else (0, 1)
             self.stream.follow(Cursor(name, topic_id, epoch, from_seq), Options(**options))
         return self
 

@@ -131,7 +131,7 @@ def test_the_request_id_is_read_past_a_wrong_field() -> None:
 
 def test_a_subscribe_has_the_defaults_of_a_watch() -> None:
     command = said(op="subscribe", topic="jobs")
-    assert command == Subscribe(None, {"jobs": Start(0, False)}, Options())
+    assert command == Subscribe(None, {"jobs": Start(0, False)}, Options(), False)
 
 
 def test_every_field_of_a_subscribe_is_taken() -> None:
@@ -148,9 +148,10 @@ def test_every_field_of_a_subscribe_is_taken() -> None:
         include_tags=True,
         include_meta=False,
         consistency="strong",
+        wait=True,
     )
     options = Options(1000, 8_388_608, frozenset({"u017"}), TAGS, strong=True)
-    assert command == Subscribe("s1", {"voice-room:green": Start(7, True)}, options)
+    assert command == Subscribe("s1", {"voice-room:green": Start(7, True)}, options, True)
 
 
 def test_what_has_a_clamp_is_clamped() -> None:
