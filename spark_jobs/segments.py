@@ -41,6 +41,7 @@ _WHOLE_FILE_BYTES: Final = 192 * 2**20
 _WHOLE_FILE_SHARE: Final = 4
 # Two wanted records this close are read with what is between them.
 _GAP_BYTES: Final = 16 * 1024
+_NONE: Final = np.zeros(0, "<i8")
 
 
 def read_segments(
@@ -63,9 +64,17 @@ def _read_segment(segment: Segment, query: Query, report: Report) -> Iterator[An
     try:
         columns = read_index(segment, report)
         chosen, is_dead = _choose(segment, columns, query, report)
+        lost = _lost_rows(segment, columns, query, report)
     except StorageError as error:
         _refuse(error, segment, query, report, str(error.path), seqs)
         return
+    if len(lost):
+        for first_seq, last_seq in _runs(columns.first_seq + lost):
+            path = segment.paths(layout.DATA_SUFFIX)[0]
+            found = Corrupt("records are lost: the index has no checksum of them", path)
+            _refuse(found, segment, query, report, path, (first_seq, last_seq))
+        is_kept = ~np.isin(chosen, lost)
+        chosen, is_dead = chosen[is_kept], None if is_dead is None else is_dead[is_kept]
     if len(chosen):
         yield from _batches(segment, columns, chosen, is_dead, query, report)
 
@@ -162,6 +171,34 @@ def _cut_times(
     return first + int(np.searchsorted(times, start_ts)), first + int(
         np.searchsorted(times, end_ts)
     )
+
+
+def _lost_rows(segment: Segment, columns: Columns, query: Query, report: Report) -> Array:
+    """Wanted rows whose record was lost when the server made the index again, ascending.
+
+    Such a row has checksum 0. Its time, names and sizes in the index are made up: any name may be
+    its own, and any time from the good row before it to the one behind it. So it is damage for each
+    read that its seq and time may belong to, also of one that needs no payload.
+    """
+    first = max(segment.first_row, query.first_seq - columns.first_seq, 0)
+    end = min(segment.end_row, query.last_seq - columns.first_seq + 1)
+    lost = np.flatnonzero(columns.rows["xxh3"][first:end] == 0) + first if first < end else _NONE
+    if not len(lost):
+        return lost
+    good = np.flatnonzero(columns.rows["xxh3"] != 0)
+    times = columns.rows["ts"][good].astype("<i8")
+    entry = segment.entry
+    behind = np.searchsorted(good, lost)
+    latest = np.append(times, entry.last_ts)[behind]
+    earliest = np.insert(times, 0, entry.first_ts)[behind]
+    lost = lost[(earliest < query.end_ts) & (latest >= query.start_ts)]
+    if not len(lost) or query.with_deleted:
+        return lost
+    dead = segment.dead_rows()
+    if dead is None:
+        dead = _flags_now(segment, query, report)
+    is_gone = dead[lost] | (columns.first_seq + lost < segment.floor_seq)
+    return np.asarray(lost[~is_gone])
 
 
 def _both(rows: Array | None, others: Array) -> Array:

@@ -13,13 +13,14 @@ from typing import Any, Final
 
 import pytest
 
-from spark_jobs.listing import list_segments
+from spark_jobs.listing import Lister, list_segments
 from spark_jobs.report import Report, Skipped
 from tests.contract.driver import Server
-from tests.spark.test_reader import query, read, rows_of, webhooks
+from tests.spark.test_reader import LEFT, query, read, rows_of, webhooks
 from topics_server.errors import Corrupt, StartRefused, StorageError
 from topics_server.wal import manifest_format
-from topics_server.wal.segment_format import decode_index
+from topics_server.wal.segment_format import DEAD, decode_index
+from topics_server.wal.segment_salvage import rebuild_index
 
 __all__ = ["webhooks"]
 
@@ -138,6 +139,71 @@ def test_damage_is_refused_by_name_or_skipped_and_told(case: str, flags: str, fo
     assert [(s.topic, Path(s.file).name, s.first_seq, s.last_seq) for s in skipped] == [
         ("webhooks", name, first, last)
     ]
+
+
+@pytest.fixture
+def salvaged(folder: Path) -> Path:
+    """The directory after a server made the index of a damaged segment again: seq 46 is lost."""
+    data = damage(folder, DATA, flip(record_at(5, 200)))
+    lister = Lister(str(folder), query())
+    (entry,) = [e for e in lister.topics["webhooks"].manifest.segments if e.first_seq == 41]
+    topic_id = lister.topics["webhooks"].manifest.topic_id
+    index = data.with_name(IDX)
+    index.write_bytes(rebuild_index(data.read_bytes(), topic_id, entry))
+    assert decode_index(index.read_bytes()).rows["xxh3"][5] == 0
+    return folder
+
+
+@pytest.mark.parametrize("is_whole_again", [False, True])
+@pytest.mark.parametrize(
+    "options", [{}, {"columns": "seq,tag"}, {"columns": "seq", "tags": "push"}, {"tags": "push"}]
+)
+def test_a_lost_row_is_damage_for_every_read(
+    options: dict[str, str], is_whole_again: bool, salvaged: Path, webhooks: Server
+) -> None:
+    """Its time, names and size are unknown: it may be any, so no read may pass it over.
+
+    Also when the records are whole again and the index is not yet.
+    """
+    if is_whole_again:
+        (whole,) = webhooks.data_dir.rglob(DATA)
+        next(salvaged.rglob(DATA)).write_bytes(whole.read_bytes())
+    with pytest.raises(Corrupt, match=r"seqs 46\.\.46 of topic webhooks"):
+        read(salvaged, query(**options))
+    rows, skipped = tolerant(salvaged, **options)
+    assert [(s.first_seq, s.last_seq) for s in skipped] == [(46, 46)]
+    tag = options.get("tags")
+    expected = [e.seq for e in LEFT if e.seq != 46 and (tag is None or e.tag == tag)]
+    assert [row["seq"] for row in rows] == expected
+    assert read(salvaged, query(**options, fromSeq="47")), "what is not asked for is not met"
+
+
+def test_a_lost_row_that_was_deleted_is_none(salvaged: Path) -> None:
+    (data,) = salvaged.rglob(DATA)
+    content = bytearray(data.read_bytes())
+    content[len(content) - 20 + 5] = DEAD
+    data.write_bytes(content)
+    assert 46 not in [row["seq"] for row in read(salvaged, query(columns="seq"))]
+    with pytest.raises(Corrupt, match=r"seqs 46\.\.46"):
+        read(salvaged, query(columns="seq,deleted", deleted="true"))
+
+
+def test_a_lost_row_may_be_of_any_time_between_its_neighbours(salvaged: Path) -> None:
+    (index,) = salvaged.rglob(IDX)
+    times = decode_index(index.read_bytes()).rows["ts"].tolist()
+    before, after = times[4], times[6]
+    for start, end, is_met in (
+        (before, before + 1, True),
+        (after, after + 1, True),
+        (after + 1, after + 10**9, False),
+        (before - 10**9, before, False),
+    ):
+        asked = query(columns="seq", fromTs=str(start), toTs=str(end))
+        if is_met:
+            with pytest.raises(Corrupt, match=r"seqs 46\.\.46"):
+                read(salvaged, asked)
+        else:
+            read(salvaged, asked)
 
 
 @pytest.mark.parametrize("name", [DATA, IDX])
