@@ -164,6 +164,31 @@ def draw(
     return pictures.strips("Integrity", unit, KINDS, [strip for *_, strip in made], note)
 
 
+def drawn(
+    topics: Any, found: Sequence[Any], frame: Any, *, no_gaps: bool = False
+) -> pictures.Figure:
+    """The same of a frame of `transform`: only topics that have a place come to the driver.
+
+    Those with findings first, then those with seqs twice or missing.
+    """
+    from pyspark.sql import functions as F
+
+    wrong = [each.topic for each in found]
+    places = {topic: n for n, topic in enumerate(dict.fromkeys(wrong)) if n < pictures.STRIPS_MAX}
+    is_found = F.col("topic").isin(list(places)) if places else F.lit(False)
+    first = (is_found, F.col("duplicates") > 0, F.col("gaps") > 0)
+    order = [F.desc(each.cast("int")) for each in first]
+    rows = topics.orderBy(*order, "topic", "epoch").limit(pictures.STRIPS_MAX).collect()
+    names = [row.topic for row in rows]
+    own = [each for each in found if each.topic in places]
+    pieces = parts(frame.where(F.col("topic").isin(names)), own).collect() if names else []
+    figure = draw(rows, own, pieces, no_gaps=no_gaps)
+    left = topics.count() - len(rows)
+    if left:
+        pictures.add_note(figure, f"and {left:,} topics that are listed and not shown")
+    return figure
+
+
 def _strip(
     topic: str, row: Any | None, damaged: Sequence[tuple[int, int]], pieces: Sequence[Any]
 ) -> tuple[pictures.Strip, int]:
@@ -335,23 +360,27 @@ def main(words: Sequence[str] | None = None) -> int:
     given = parser.parse_args(words)
 
     def work(spark: Any, given: argparse.Namespace) -> int:
+        from pyspark.sql import functions as F
+
         options = parse_options({"path": str(given.data_dir), **job.options_of(given)})
         problems = find_problems(spark, options.data_dir, options.cold_dir, options.query)
         given.tolerant = True
         frame = job.load(spark, given, columns=COLUMNS, deleted="true", flags="read", warn="false")
         topics, problems = transform(frame).cache(), problems.cache()
-        rows, count = topics.collect(), problems.count()
+        count = problems.count()
         found = problems.limit(SHOWN_FINDINGS).collect()
-
-        def picture(rows: Sequence[Any]) -> pictures.Figure:
-            return draw(rows, found, parts(frame, found).collect(), no_gaps=given.no_gaps)
-
-        job.finish(topics, given, picture, "topics")
+        job.finish(
+            topics,
+            given,
+            name="topics",
+            drawn=lambda topics: drawn(topics, found, frame, no_gaps=given.no_gaps),
+        )
         job.finish(problems, given, None, "problems")
-        wrong = count + sum(row.duplicates for row in rows)
-        if given.no_gaps:
-            wrong += sum(row.gaps for row in rows)
-        job.say(f"{len(rows)} topics, {sum(row.seqs for row in rows)} records, {wrong} problems")
+        names = ("seqs", "duplicates", "gaps")
+        listed, *sums = topics.agg(F.count("*"), *map(F.sum, names)).first()
+        seqs, duplicates, gaps = (each or 0 for each in sums)
+        wrong = count + duplicates + (gaps if given.no_gaps else 0)
+        job.say(f"{listed} topics, {seqs} records, {wrong} problems")
         return 1 if wrong else 0
 
     return job.run("integrity_audit", given, work)

@@ -86,6 +86,19 @@ def finish(
         result.unpersist()
 
 
+def dated(frame: Any, name: str, draw: Callable[[Any], pictures.Figure]) -> pictures.Figure:
+    """A picture of the rows whose time `name` Python can hold: years 1 to 9999; told of others."""
+    from pyspark.sql import functions as F
+
+    low, high = F.lit("0001-01-02").cast("date"), F.lit("9999-12-30").cast("date")
+    is_held = F.col(name).cast("date").between(low, high)
+    figure = draw(frame.where(is_held))
+    left = frame.where(~is_held).count()
+    if left:
+        pictures.add_note(figure, f"{left:,} times of years outside 1 to 9999 are not shown")
+    return figure
+
+
 def picture(given: argparse.Namespace, draw: Callable[[], pictures.Figure]) -> None:
     """Draw, where a picture was asked for."""
     if given.picture is None:

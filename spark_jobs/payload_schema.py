@@ -141,6 +141,34 @@ def draw(rows: Sequence[Any], found: Sequence[Any]) -> pictures.Figure:
     return pictures.grid("Payloads by field", unit, times, lines, note if lines else "no records")
 
 
+def drawn(found: Any, frame: Any, bucket: str = "1 day") -> pictures.Figure:
+    """The same of a frame of `transform` and what it is of: the busiest topics, their last buckets.
+
+    More has no place in a picture, so it does not come to the driver.
+    """
+    from pyspark.sql import functions as F
+
+    totals = found.groupBy("topic").agg(F.sum("records").alias("total"))
+    busiest = totals.orderBy(F.desc("total"), "topic").limit(pictures.GRID_ROWS_MAX)
+    busiest = F.broadcast(busiest.select("topic").cache())
+    shown = found.join(busiest, "topic", "left_semi")
+    starts = shown.select("start").distinct().orderBy(F.desc("start"))
+    last = [row.start for row in starts.limit(pictures.GRID_COLUMNS_MAX).collect()]
+    if last:
+        shown = shown.where(F.col("start") >= F.lit(min(last)))
+        # Of these buckets and no others: what Python cannot hold is in none of them.
+        frame = frame.where(
+            F.window("ts", bucket)["start"].between(F.lit(min(last)), F.lit(max(last)))
+        )
+        frame = frame.join(busiest, "topic", "left_semi")
+    rows = shown.orderBy("topic", "start").collect()
+    figure = draw(rows, fields(frame, bucket).collect())
+    topics = totals.count()
+    if topics > pictures.GRID_ROWS_MAX:
+        pictures.add_note(figure, f"of {topics:,} topics the {pictures.GRID_ROWS_MAX} busiest")
+    return figure
+
+
 def _line(
     field: str, kind: str, has: Mapping[float, int], of: Mapping[float, int]
 ) -> pictures.GridRow:
@@ -194,11 +222,13 @@ def main(words: Sequence[str] | None = None) -> int:
     def work(spark: Any, given: argparse.Namespace) -> None:
         frame = job.load(spark, given, columns=COLUMNS)
 
-        def picture(rows: Sequence[Any]) -> pictures.Figure:
-            return draw(rows, fields(frame, given.bucket).collect())
-
         with duplicates_allowed(spark):
-            job.finish(transform(frame, given.bucket), given, picture)
+            found = transform(frame, given.bucket)
+
+            def picture(found: Any) -> pictures.Figure:
+                return job.dated(found, "start", lambda rows: drawn(rows, frame, given.bucket))
+
+            job.finish(found, given, drawn=picture)
 
     return job.run("payload_schema", given, work)
 

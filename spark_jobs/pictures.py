@@ -122,6 +122,14 @@ def save(figure: Figure, path: Path) -> None:
         figure.savefig(path, metadata=metadata)
 
 
+def add_note(figure: Figure, text: str) -> None:
+    """Add a line to what stands below a figure."""
+    with _style():
+        figure.set_figheight(figure.get_figheight() + 0.16)
+        note = "\n".join([*filter(None, [figure.get_supxlabel()]), shown(text)])
+        figure.supxlabel(note, x=0.01, ha="left", fontsize=9)
+
+
 @contextmanager
 def _style() -> Iterator[None]:
     import matplotlib

@@ -15,6 +15,8 @@ from spark_jobs import job, outputs, pictures
 from spark_jobs.catalog import JOBS
 from spark_jobs.options import parse_options
 
+# Queues that are drawn, with four lines each.
+SHOWN = pictures.SERIES_MAX // 4
 EVENT = "event string, queue string, epoch bigint, seq bigint, ts bigint, node string"
 
 
@@ -116,6 +118,16 @@ def draw(rows: Sequence[Any]) -> pictures.Figure:
     return pictures.lines("Latency of queues", "ms, by the hour of the first claim", series)
 
 
+def drawn(frame: Any) -> pictures.Figure:
+    """The same of a frame of `summary`, for the queues with most jobs."""
+    from pyspark.sql import functions as F
+
+    totals = frame.groupBy("queue").agg(F.sum("jobs").alias("total"))
+    busiest = totals.orderBy(F.desc("total"), "queue").limit(SHOWN).select("queue")
+    shown = frame.join(F.broadcast(busiest), "queue", "left_semi")
+    return job.dated(shown, "start", lambda rows: draw(rows.orderBy("queue", "start").collect()))
+
+
 def main(words: Sequence[str] | None = None) -> int:
     """The command line."""
     parser = job.parser_of("queue_latency", JOBS["queue_latency"])
@@ -134,7 +146,7 @@ def main(words: Sequence[str] | None = None) -> int:
         found = within(transform(log, queues), query.start_ts, query.end_ts)
         if given.out is not None:
             outputs.replace_files(found, given.out / "jobs")
-        job.finish(summary(found, given.bucket), given, draw, "summary")
+        job.finish(summary(found, given.bucket), given, None, "summary", drawn)
 
     return job.run("queue_latency", given, work)
 

@@ -22,6 +22,8 @@ SEEN = (
     "in their meta. Copies of at_least_once routers carry nothing that says which record they are "
     "of, so their lag is not in what is stored; `topics router get` shows it as of now."
 )
+# Routers that are drawn, with two lines each.
+SHOWN = pictures.SERIES_MAX // 2
 STAMP = "_topics_router struct<source string, epoch bigint, seq bigint>"
 
 
@@ -77,6 +79,17 @@ def draw(rows: Sequence[Any]) -> pictures.Figure:
     return pictures.lines("Lag of routers", "ms behind the source, by time of the copy", series)
 
 
+def drawn(frame: Any) -> pictures.Figure:
+    """The same of a frame of `transform`, for the routers with most copies."""
+    from pyspark.sql import functions as F
+
+    pair = ["source", "dest"]
+    totals = frame.groupBy(pair).agg(F.sum("copies").alias("total"))
+    busiest = totals.orderBy(F.desc("total"), *pair).limit(SHOWN).select(pair)
+    shown = frame.join(F.broadcast(busiest), pair, "left_semi")
+    return job.dated(shown, "start", lambda rows: draw(rows.orderBy(*pair, "start").collect()))
+
+
 def main(words: Sequence[str] | None = None) -> int:
     """The command line."""
     parser = job.parser_of("router_lag", JOBS["router_lag"])
@@ -89,7 +102,7 @@ def main(words: Sequence[str] | None = None) -> int:
         copies = job.load(spark, given, columns="topic,ts,meta")
         given.topics, given.from_ts = given.source, None
         sources = job.load(spark, given, columns="topic,epoch,seq,ts", deleted="true")
-        job.finish(transform(sources, copies, given.bucket), given, draw)
+        job.finish(transform(sources, copies, given.bucket), given, drawn=drawn)
 
     return job.run("router_lag", given, work)
 

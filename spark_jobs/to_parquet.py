@@ -72,6 +72,24 @@ def draw(rows: Sequence[Any]) -> pictures.Figure:
     return pictures.grid("Parquet by day", unit, times, lines, note)
 
 
+def drawn(frame: Any) -> pictures.Figure:
+    """The same of a frame of `written`: the topics with most bytes, the last days."""
+    from pyspark.sql import functions as F
+
+    totals = frame.groupBy("topic").agg(F.sum("bytes").alias("total"))
+    largest = totals.orderBy(F.desc("total"), "topic").limit(pictures.GRID_ROWS_MAX)
+    shown = frame.join(F.broadcast(largest.select("topic")), "topic", "left_semi")
+    days = shown.select("day").distinct().orderBy(F.desc("day"))
+    last = [row.day for row in days.limit(pictures.GRID_COLUMNS_MAX).collect()]
+    if last:
+        shown = shown.where(F.col("day") >= F.lit(min(last)))
+    figure = draw(shown.orderBy("topic", "day").collect())
+    topics = totals.count()
+    if topics > pictures.GRID_ROWS_MAX:
+        pictures.add_note(figure, f"of {topics:,} topics the {pictures.GRID_ROWS_MAX} largest")
+    return figure
+
+
 def _ms(row: Any) -> float:
     return datetime.combine(row.day, time(), UTC).timestamp() * 1000
 
@@ -116,7 +134,7 @@ def main(words: Sequence[str] | None = None) -> int:
         names = Lister(options.data_dir, options.query).topics
         outputs.replace_partitions(days, given.out, ("topic", "day"), names)
         job.say(f"written: {given.out}")
-        job.picture(given, lambda: draw(written(spark, str(given.out)).collect()))
+        job.picture(given, lambda: job.dated(written(spark, str(given.out)), "day", drawn))
 
     # Days of two stores in one folder would replace each other's.
     details = {

@@ -70,7 +70,7 @@ def drawn(frame: Any) -> pictures.Figure:
     totals = frame.groupBy("topic").agg(F.sum("records").alias("total"))
     busiest = totals.orderBy(F.desc("total"), "topic").limit(SHOWN).select("topic")
     shown = frame.join(F.broadcast(busiest), "topic", "left_semi")
-    return draw(shown.orderBy("topic", "start").collect())
+    return job.dated(shown, "start", lambda rows: draw(rows.orderBy("topic", "start").collect()))
 
 
 def _rounded(points: dict[float, float]) -> dict[float, float]:

@@ -13,8 +13,11 @@ from typing import Any, Final
 
 import pytest
 
+from spark_jobs import records
+from spark_jobs.listing import list_segments
 from spark_jobs.options import parse_options
-from spark_jobs.query import BadOption
+from spark_jobs.query import BadOption, Query
+from spark_jobs.segments import Records
 from tests.contract.driver import ROOT, Server, eventually, good
 from tests.spark.conftest import HAS_SPARK, INSTALL
 from tests.spark.logs import seal_all
@@ -23,8 +26,18 @@ from tests.spark.test_outputs import run
 if not HAS_SPARK:
     pytest.skip(f"PySpark is not installed; {INSTALL}", allow_module_level=True)
 
-from spark_jobs import integrity_audit, payload_schema, queue_latency, tag_activity, to_parquet
-from spark_jobs.datasource import read_output
+from spark_jobs import (
+    integrity_audit,
+    payload_schema,
+    pictures,
+    queue_latency,
+    router_lag,
+    sessions,
+    tag_activity,
+    to_parquet,
+    topic_volume,
+)
+from spark_jobs.datasource import payloads, read_output
 from spark_jobs.session import TIME_ZONE, find_java, spark_session
 
 DAY: Final = datetime(2026, 1, 1, tzinfo=UTC)
@@ -215,3 +228,106 @@ def test_a_name_of_255_characters_has_a_folder(spark: Any, server: Server, tmp_p
     rows = read_output(spark, str(out)).collect()
     assert {(row.topic[:2], row.data) for row in rows} == {("a:", "1"), ("b", "2")}
     assert all(len(p.name) <= 255 for p in out.iterdir())
+
+
+def test_the_base64_of_bytes_is_no_payload(spark: Any) -> None:
+    """`1234` and `null` are Base64 of three bytes each, and JSON by their looks."""
+    rows = [("a", DAY, "1234", "bytes"), ("a", DAY, "null", "bytes"), ("a", DAY, "5678", "json")]
+    frame = spark.createDataFrame(rows, "topic string, ts timestamp, data string, kind string")
+    (row,) = payload_schema.transform(frame).collect()
+    assert (row.records, row.not_json, row.schema) == (3, 2, "BIGINT")
+    kinds = {(row.type, row.records) for row in payload_schema.fields(frame).collect()}
+    assert kinds == {("no JSON", 2), ("BIGINT", 1)}
+    found = payloads(frame).selectExpr("cast(data as int) as data").collect()
+    assert [row.data for row in found] == [None, None, 5678]
+
+
+def test_years_that_no_calendar_has(spark: Any, tmp_path: Path) -> None:
+    """Times of year 1 and before, and of year 10000 and behind: days, options, jobs, pictures."""
+    far = 253_402_300_800_000  # year 10000
+    rows = [records.Row(1, -62_167_219_200_001, None, None, b"1", None)]
+    rows += [records.Row(2, far, None, None, b"2", None)]
+    days = [day for day, _ in records.split_by_day(rows)]
+    assert days == ["-001-12-31", "10000-01-01"] or days == ["-0001-12-31", "+10000-01-01"]
+    parsed = parse_options({"path": str(tmp_path), "fromTs": str(-far), "toTs": str(far)})
+    assert (parsed.query.start_ts, parsed.query.end_ts) == (-far, far)
+    with pytest.raises(BadOption):
+        parse_options({"path": str(tmp_path), "fromTs": "10000-01-01"})
+    frame = spark.range(2).selectExpr(
+        "'a' as topic", f"timestamp_millis(if(id = 0, {far}, 0)) as ts", "10L as bytes"
+    )
+    found = topic_volume.transform(frame, "1 hour").selectExpr("unix_millis(start) as start")
+    assert sorted(row.start for row in found.collect()) == [0, far]
+    figure = topic_volume.drawn(topic_volume.transform(frame))
+    assert figure.get_supxlabel() == "1 times of years outside 1 to 9999 are not shown"
+    pictures.save(figure, tmp_path / "p.svg")
+
+
+def test_only_what_has_a_place_comes_to_the_driver(
+    spark: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 300 topics, tags, queues and routers each picture's rows are chosen in Spark."""
+    most: list[int] = []
+    frame_class = type(spark.range(1))
+    collect = frame_class.collect
+
+    def counted(frame: Any) -> Any:
+        rows = collect(frame)
+        most.append(len(rows))
+        return rows
+
+    monkeypatch.setattr(frame_class, "collect", counted)
+    many = spark.range(300).selectExpr("cast(id as string) as name", "id")
+    when = "timestamp'2026-01-01 00:00:00' as start"
+    tags = many.selectExpr("'t' as topic", "name as tag", "id as records", "id as rank")
+    tag_activity.drawn(tags)
+    topic_volume.drawn(many.selectExpr("name as topic", when, "id as records"))
+    sessions.drawn(many.selectExpr("name as who"))
+    times = [f"id as {n}_{p}_ms" for n in ("wait", "work") for p in ("p50", "p99")]
+    queue_latency.drawn(many.selectExpr("name as queue", when, "id as jobs", *times))
+    lags = ("id as lag_p50_ms", "id as lag_p99_ms")
+    router_lag.drawn(many.selectExpr("name as source", "'d' as dest", when, "id as copies", *lags))
+    to_parquet.drawn(
+        many.selectExpr(
+            "name as topic", "date'2026-01-01' as day", "id as records", "id as bytes", "1 as files"
+        )
+    )
+    texts = many.selectExpr(
+        "name as topic", when.replace("start", "ts"), "'{}' as data", "'json' as kind"
+    )
+    figure = payload_schema.drawn(payload_schema.transform(texts), texts)
+    assert "of 300 topics the 40 busiest" in figure.get_supxlabel()
+    seqs = many.selectExpr("name as topic", "1L as epoch", "id as seq", "false as deleted")
+    figure = integrity_audit.drawn(integrity_audit.transform(seqs), [], seqs)
+    assert "and 270 topics that are listed" in figure.get_supxlabel()
+    assert max(most) <= 40
+    assert len(most) >= 8
+
+
+def test_findings_are_made_one_by_one(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The audit of a segment gives what it found before it has looked at all of it."""
+    api = server.start()
+    api.add("a", *range(100))
+    seal_all(api)
+    server.stop()
+    (data,) = server.data_dir.rglob("*.data")
+    content = bytearray(data.read_bytes())
+    for at in range(200, len(content) - 150, 40):
+        content[at] ^= 1
+    data.write_bytes(content)
+    (segment,) = list_segments(str(server.data_dir), Query()).segments
+    monkeypatch.setattr("spark_jobs.segments.BATCH_ROWS", 10)
+    read = 0
+
+    class Counted(Records):
+        def read(self, rows: Any) -> Any:
+            nonlocal read
+            read += len(rows)
+            return super().read(rows)
+
+    monkeypatch.setattr(integrity_audit, "Records", Counted)
+    found = integrity_audit.check_segment(segment)
+    next(found)
+    assert read == 10
+    assert len(list(found)) > 50
+    assert read == 100
