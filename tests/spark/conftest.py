@@ -48,7 +48,7 @@ def pytest_pycollect_makemodule(
 def pytest_addoption(parser: pytest.Parser) -> None:
     """How large the tests are."""
     group = parser.getgroup("analytics tests")
-    group.addoption("--spark-seeds", type=int, default=50, help="random logs compared (50)")
+    group.addoption("--spark-seeds", type=int, default=12, help="random logs compared (12)")
 
 
 @pytest.fixture(scope="session")

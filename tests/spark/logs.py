@@ -119,6 +119,37 @@ def fade(api: Api, seed: int) -> None:
     good(api.put(topic, {"ttl_ms": 1 if how == "all" else 3_600_000}))
 
 
+def change_later(api: Api, seed: int) -> None:
+    """What happens to one seed's topics behind a seal and a first export.
+
+    Caps and time bounds change in both directions, topics are dropped, and made again with the same
+    name, records are added and deleted.
+    """
+    chance = random.Random(1_000_000 + seed)
+    plain, capped, brief = f"s{seed}.plain", f"s{seed}.capped", f"s{seed}.brief"
+    how = chance.choice(["cap", "cap and back", "long ttl", "none"])
+    if how.startswith("cap"):
+        good(api.put(plain, {"cap_records": chance.randint(1, 20)}))
+    if how == "cap and back":
+        good(api.put(plain, {}))
+    elif how == "long ttl":
+        good(api.put(plain, {"ttl_ms": 3_600_000}))
+    good(api.put(capped, {"cap_records": chance.randint(1, 60)}))
+    for _ in range(chance.randint(1, 3)):
+        _append(api, chance, chance.choice([plain, capped]))
+    if chance.random() < 0.5:
+        good(api.delete(plain, match=chance.choice(["a", "ähre"])))
+    for _ in range(chance.choice([0, 1, 1, 2])):
+        good(api.drop(brief))
+        if chance.random() < 0.7:
+            good(api.put(brief, {}))
+            _append(api, chance, brief)
+            if chance.random() < 0.5:
+                seal_all(api)
+        else:
+            break
+
+
 def _append(api: Api, chance: random.Random, topic: str) -> None:
     api_records = [_record(chance) for _ in range(chance.randint(1, 12))]
     good(api.append(topic, api_records))

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
 
@@ -16,8 +16,19 @@ from spark_jobs.listing import SegmentGone, list_segments
 from spark_jobs.query import Query
 from spark_jobs.session import TIME_ZONE
 from tests.contract.driver import Api, Server, eventually, good
-from tests.spark.logs import COLUMNS, Row, digests, fade, make_log, read_rows, seal_all
+from tests.spark.logs import (
+    COLUMNS,
+    Row,
+    change_later,
+    digests,
+    fade,
+    make_log,
+    read_rows,
+    seal_all,
+)
 from tests.spark.test_reader import AS_IS, read, rows_of
+
+DAY_MS: Final = 86_400_000
 
 
 def by_topic(rows: list[dict[str, Any]]) -> dict[str, list[Row]]:
@@ -28,13 +39,26 @@ def by_topic(rows: list[dict[str, Any]]) -> dict[str, list[Row]]:
     return found
 
 
+class Seen:
+    """What a diff showed of all topics, at one moment, and which incarnations these were."""
+
+    def __init__(self, api: Api, names: list[str]) -> None:
+        there = [name for name in names if _exists(api, name)]
+        self.rows = {name: read_rows(api, name) for name in there}
+        self.epochs = {name: int(api.get_state(name)["epoch"]) for name in there}
+
+
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(3600)
 def test_rows_are_those_of_a_diff_for_random_logs(
     spark: Any, server: Server, request: pytest.FixtureRequest
 ) -> None:
-    """Deletes, caps, routers, queues, new incarnations, both folders: a hash a column and topic."""
-    seeds = int(request.config.getoption("--spark-seeds", default=50))
+    """Deletes, caps, routers, queues, new incarnations, both folders: a hash a column and topic.
+
+    Then configurations change, topics are dropped and made again behind the seal, and all is
+    compared again; outputs of before are gone on with.
+    """
+    seeds = int(request.config.getoption("--spark-seeds", default=12))
     cold = server.directory / "cold"
     server.env = {
         **server.env,
@@ -46,18 +70,38 @@ def test_rows_are_those_of_a_diff_for_random_logs(
     topics = [name for seed in range(seeds) for name in make_log(api, seed)]
     eventually(lambda: _lag(api, seeds) == 0, "routers have copied everything", within_s=60)
     seal_all(api)
+    before = Seen(api, topics)
+    seal_all(api)
+    _compare_reads(spark, server, cold, before)
+    _write_outputs(spark, server, cold)
+    _compare_outputs(spark, server, [before])
+
+    for seed in range(seeds):
+        change_later(api, seed)
+    eventually(lambda: _lag(api, seeds) == 0, "routers have copied everything", within_s=60)
+    seal_all(api)
     for seed in range(seeds):
         fade(api, seed)  # and what is sealed of it is looked at, and moved to the cold folder
     seal_all(api)
-    truth = {name: read_rows(api, name) for name in topics if _exists(api, name)}
+    after = Seen(api, topics)
     seal_all(api)
-    assert sum(len(rows) for rows in truth.values()) > 20 * seeds
+    assert sum(map(len, after.rows.values())) > 20 * seeds
     eventually(lambda: any(cold.rglob("*.data")), "some segments are cold", 30)
-    left = [[row["seq"] for row in truth[f"s{seed}.fading"]] for seed in range(seeds)]
+    left = [[row["seq"] for row in after.rows[f"s{seed}.fading"]] for seed in range(seeds)]
+    again = [name for name, epoch in after.epochs.items() if epoch != before.epochs[name]]
+    assert len(again) >= seeds // 4
     if seeds >= 20:
         assert any(not seqs for seqs in left), "time took all of some topics"
         assert sum(bool(seqs) and seqs[0] > 1 for seqs in left) > seeds // 5, "and a part of others"
+        assert before.rows.keys() - after.rows.keys(), "some were dropped for good"
+    _compare_reads(spark, server, cold, after)
+    for _ in range(2):  # the second run has nothing to do
+        _write_outputs(spark, server, cold)
+        _compare_outputs(spark, server, [before, after])
 
+
+def _compare_reads(spark: Any, server: Server, cold: Path, seen: Seen) -> None:
+    """The reader's rows and Spark's, straight from the segments."""
     columns = ", ".join(f"{name} {kind}" for name, kind in AS_IS)
     frame = (
         spark.read.format("topics")
@@ -67,47 +111,76 @@ def test_rows_are_those_of_a_diff_for_random_logs(
     )
     found = by_topic([row.asDict() for row in frame.collect()])
     direct = by_topic(read(server.data_dir, cold_dir=str(cold)))
-    for name, rows in truth.items():
+    for name, rows in seen.rows.items():
         assert digests(direct.get(name, [])) == digests(rows), f"the reader's {name}"
         assert digests(found.get(name, [])) == digests(rows), f"Spark's {name}"
-    assert found.keys() == {name for name, rows in truth.items() if rows}
-    _compare_exports(spark, server, cold, truth)
+    assert found.keys() == {name for name, rows in seen.rows.items() if rows}
 
 
-def _compare_exports(spark: Any, server: Server, cold: Path, truth: dict[str, list[Row]]) -> None:
-    """Exports and days of Parquet of the same directory, run twice and read back, are the same.
+def _write_outputs(spark: Any, server: Server, cold: Path) -> None:
+    """Exports from segments and over HTTP, and days of Parquet, in a session that is not UTC."""
+    given = ["--data-dir", str(server.data_dir), "--cold-dir", str(cold), "--sealed"]
+    lake = server.directory / "lake"
+    words = [str(server.data_dir), "--cold-dir", str(cold), "--out", str(lake), "--rows", "0"]
+    zone = spark.conf.get(TIME_ZONE)
+    spark.conf.set(TIME_ZONE, "America/St_Johns")
+    try:
+        for name, source in (("sealed", given), ("http", ["--url", server.api.url])):
+            assert export.main(["--to", str(server.directory / name), *source, "s*"]) == 0
+        assert to_parquet.main([*words, "--topics", "s*"]) == 0
+    finally:
+        spark.conf.set(TIME_ZONE, zone)
 
-    From segments, and over HTTP; read with pandas, and with Spark in a session that is not UTC.
+
+def _compare_outputs(spark: Any, server: Server, moments: list[Seen]) -> None:
+    """Outputs read back have what a diff showed, by topic and incarnation.
+
+    An export keeps what it has: all that a diff showed at one of its runs. A lake has the days of
+    now, and those of before that nothing is left of.
     """
     import pandas as pd
     from pyspark.sql import functions as F
 
     from spark_jobs.datasource import read_output
 
-    given = ["--data-dir", str(server.data_dir), "--cold-dir", str(cold), "--sealed"]
-    url = ["--url", server.api.url]
-    lake = server.directory / "lake"
-    words = [str(server.data_dir), "--cold-dir", str(cold), "--out", str(lake), "--rows", "0"]
+    kept: dict[tuple[str, int], dict[int, Row]] = {}
+    days: dict[tuple[str, int], list[tuple[int, Row]]] = {}
+    for seen in moments:
+        of_now: dict[tuple[str, int], list[tuple[int, Row]]] = {}
+        for name, rows in seen.rows.items():
+            epoch = seen.epochs[name]
+            kept.setdefault((name, epoch), {}).update({row["seq"]: row for row in rows})
+            for row in rows:
+                of_now.setdefault((name, row["ts"] // DAY_MS), []).append((epoch, row))
+        days.update(of_now)
+    lake: dict[tuple[str, int], list[Row]] = {}
+    for (name, _), written in days.items():
+        for epoch, row in written:
+            lake.setdefault((name, epoch), []).append(row)
+    exported = {key: list(rows.values()) for key, rows in kept.items() if rows}
     zone = spark.conf.get(TIME_ZONE)
     spark.conf.set(TIME_ZONE, "America/St_Johns")
     try:
-        for _ in range(2):
-            for name, source in (("sealed", given), ("http", url)):
-                assert export.main(["--to", str(server.directory / name), *source, "s*"]) == 0
-            assert to_parquet.main([*words, "--topics", "s*"]) == 0
-        for folder in ("sealed", "http", "lake"):
-            path = server.directory / folder
-            frame = read_output(spark, str(path)).withColumn("ts", F.unix_millis("ts"))
-            rows = by_topic([row.asDict() for row in frame.collect()])
-            for name, expected in truth.items():
-                assert digests(rows.get(name, [])) == digests(expected), f"{folder}: {name}"
-        table = pd.read_parquet(server.directory / "sealed", partitioning=None)
-        table["ts"] = table["ts"].astype("int64") // 1000
-        found = by_topic(table.astype(object).where(table.notna(), None).to_dict("records"))
-        for name, expected in truth.items():
-            assert digests(found.get(name, [])) == digests(expected), f"pandas: {name}"
+        for folder, expected in (("sealed", exported), ("http", exported), ("lake", lake)):
+            frame = read_output(spark, str(server.directory / folder))
+            rows = [row.asDict() for row in frame.withColumn("ts", F.unix_millis("ts")).collect()]
+            _compare(rows, expected, folder)
     finally:
         spark.conf.set(TIME_ZONE, zone)
+    table = pd.read_parquet(server.directory / "sealed", partitioning=None)
+    table["ts"] = table["ts"].astype("int64") // 1000
+    rows = table.astype(object).where(table.notna(), None).to_dict("records")
+    _compare(rows, exported, "pandas")
+
+
+def _compare(rows: list[Row], expected: dict[tuple[str, int], list[Row]], what: str) -> None:
+    found: dict[tuple[str, int], list[Row]] = {}
+    for row in rows:
+        key = (row["topic"], int(row["epoch"]))
+        found.setdefault(key, []).append({name: row[name] for name in COLUMNS})
+    assert found.keys() == expected.keys(), what
+    for key, wanted in expected.items():
+        assert digests(found[key]) == digests(wanted), f"{what}: {key}"
 
 
 def _exists(api: Api, name: str) -> bool:
