@@ -60,6 +60,8 @@ def test_no_misfortune_takes_a_record_in_silence(
         for part in pool.map(partial(_run, kinds), _chunks(seeds)):
             struck, calls = struck + part[0], calls + part[1]
             findings += part[2]
+            for finding in part[2]:
+                print(f"\n{finding}", flush=True)
     seconds = time.monotonic() - began
     print(
         f"\n{len(seeds)} seeds from {seeds.start}, {struck} strikes, {calls} calls acknowledged, "

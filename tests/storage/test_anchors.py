@@ -16,7 +16,7 @@ from tests.storage.fake_disk import FakeDisk
 from tests.storage.journal_rig import WAL, Life, Promises, append, new_disk
 from tests.storage.test_replay import groups_of
 from topics_server.errors import Corrupt, StartRefused, StorageError
-from topics_server.handoff import ShardSync
+from topics_server.handoff import ReplayStart, ShardSync
 from topics_server.wal.end_mark_file import read_end_mark
 from topics_server.wal.end_marks import FILE_BYTES, SLOT_BYTES, SLOT_DISTANCE
 
@@ -172,6 +172,40 @@ def test_what_was_only_written_binds_no_longer_after_a_power_loss() -> None:
         again = Life(found.die("power"), promises, shards=1)
         again.recover("power")
         again.close()
+
+
+@pytest.mark.parametrize("damage", [empty, zero, keep_header, halve, cut_last_group])
+def test_what_something_else_relies_on_binds_after_a_power_loss(
+    damage: Callable[[FakeDisk, str], None],
+) -> None:
+    """A snapshot, a segment or delete flags follow: the end mark on disk is made as new first."""
+    for seed in range(12):
+        life = lived(new_disk(seed), 4, sync=True)
+        life.loop.run_until_complete(life.journal.hold_end(0))
+        promises, disk = life.promises, life.die("power")
+        (path,) = used_files(disk)
+        before = disk.content(path)
+        damage(disk, path)
+        with pytest.raises(Corrupt, match=path):
+            opens(disk, promises)
+        put_back(disk, path, before)
+        assert opens(disk, promises) == {1, 2, 3, 4}
+
+
+def test_a_bad_first_group_names_its_own_file_and_not_the_trimmed_one_before_it() -> None:
+    life = lived(new_disk(2), 14, sync=True, size=3_000)
+    promises, path = life.promises, life.journal.shards[0].tail.path
+    first = groups_of(life.disk, path)[0]
+    promises.start_lsn = 14
+    life.journal.trim(ReplayStart(14))
+    life.settle()
+    disk = life.die("kill")
+    assert used_files(disk) == [path]
+    disk.corrupt(path, first[0] + 40)
+    with pytest.raises(Corrupt, match=path):
+        opens(disk, promises)
+    disk.corrupt(path, first[0] + 40)
+    assert 14 in opens(disk, promises)
 
 
 @pytest.mark.parametrize("count", [4, 14])

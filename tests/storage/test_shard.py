@@ -269,6 +269,41 @@ def test_sync_all_waits_for_everything_submitted_before_it() -> None:
     life.close()
 
 
+def test_an_end_mark_that_cannot_be_made_durable_costs_nobody_anything() -> None:
+    for op, fault in (("write", "enospc"), ("sync", "eio"), ("write", "eio")):
+        for seed in range(8):
+            disk = new_disk(seed)
+            life = started(disk)
+            hold = life.journal.hold_end
+            for seq in range(1, 5):
+                life.submit(append(0, seq), sync=True)
+                life.settle()
+                if seq > 1:
+                    disk.fail(op, fault, path="*.end", times=None)  # type: ignore[arg-type]
+                life.loop.run_until_complete(asyncio.wait_for(hold(0), 5))
+                disk.heal()
+                assert life.journal.read_only_shards() == []
+            assert not life.journal.shards[0].tail.is_held
+            again = Life(life.die("power"), life.promises, shards=1)
+            assert set(again.recover("power")) == {1, 2, 3, 4}
+            again.close()
+
+
+def test_nobody_waits_for_an_end_mark_of_a_shard_that_writes_no_more() -> None:
+    disk = new_disk(3)
+    life = started(disk)
+    life.submit(append(0, 1), sync=True)
+    life.settle()
+    disk.fail("sync", "eio", path="*.wal")
+    life.submit(append(0, 2), sync=True)
+    waiting = life.loop.create_task(life.journal.hold_end(0))
+    life.settle()
+    life.loop.run_until_complete(asyncio.wait_for(waiting, 5))
+    assert life.journal.read_only_shards() == [0]
+    life.loop.run_until_complete(asyncio.wait_for(life.journal.hold_end(0), 5))
+    life.die("kill")
+
+
 def test_close_writes_and_syncs_what_is_queued() -> None:
     disk = new_disk(12)
     life = started(disk)

@@ -73,6 +73,13 @@ class Journal(Protocol):
         """As `sync_all`, of the shards that take writes; how far every one is synced."""
         ...
 
+    async def hold_end(self, topic_id: int) -> None:
+        """Make durable how far the topic's shard is synced: what is written next relies on it.
+
+        Best effort; raises nothing of the disk.
+        """
+        ...
+
     def trim(self, start: ReplayStart) -> None:
         """What lies before the start of the older snapshot's replay: its files may go."""
         ...

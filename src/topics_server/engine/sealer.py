@@ -312,14 +312,14 @@ class Sealer:
     async def _sync_what_killed(self, topic: Topic) -> None:
         """What a plan takes for dead was killed by entries that must be durable before it acts."""
         lsn = topic.applied_lsn
-        if self._commits.synced_lsn(topic.topic_id) >= lsn:
-            return
-        try:
-            await self._journal.sync_all()
-        except StorageError:
-            # Another shard's failure is none of this topic's.
-            if self._commits.synced_lsn(topic.topic_id) < lsn:
-                raise
+        if self._commits.synced_lsn(topic.topic_id) < lsn:
+            try:
+                await self._journal.sync_all()
+            except StorageError:
+                # Another shard's failure is none of this topic's.
+                if self._commits.synced_lsn(topic.topic_id) < lsn:
+                    raise
+        await self._journal.hold_end(topic.topic_id)
 
     async def _free(self, call: Callable[[], T]) -> T:
         """Run what gives room back, off the loop; if it is refused, the ballast may help."""

@@ -187,6 +187,12 @@ def needed_chain(
     opening = Opening(0, 0, 0)
     if mark is not None and mark.synced_lsn >= start_lsn:
         live = next(found for found in files if found.header.number == mark.number)
+        if live.first is None and mark.synced_end > FILE_HEADER_BYTES:
+            raise Corrupt(
+                "its first group fails its check, and the end mark says it was synced up to "
+                f"{mark.synced_end}",
+                live.path,
+            )
         number = live.header.predecessor if live.first is None else 0
         if number and (not used or used[-1].header.number != number):
             _refuse_gap(wal_dir, key, files, Opening(number, 0, mark.synced_lsn), start_lsn)

@@ -93,9 +93,17 @@ class EndMarkFile:
 
     def begin(self, mark: EndMark) -> None:
         """*Blocking.* Write it and make it durable, with all notes before it."""
+        self.write_beginning(mark)
+        self.sync_beginning()
+
+    def write_beginning(self, mark: EndMark) -> None:
+        """Write it; `sync_beginning` must follow before another one is written."""
         self._write(self._beginning, mark)
-        self._beginning = sum(BEGINNINGS) - self._beginning
+
+    def sync_beginning(self) -> None:
+        """*Blocking.* Make it durable. Until that has succeeded the next one takes its slot."""
         self._file.sync()
+        self._beginning = sum(BEGINNINGS) - self._beginning
 
     def _write(self, slot: int, mark: EndMark) -> None:
         counter = self._counter + 1

@@ -41,6 +41,8 @@ class Job(msgspec.Struct, frozen=True, gc=False):
     cut: bool = False
     sync: bool = False
     prepare: bool = False
+    # Make the end mark durable.
+    hold: bool = False
     # The last one: nothing is written any more.
     finish: bool = False
 
@@ -52,7 +54,7 @@ class Job(msgspec.Struct, frozen=True, gc=False):
     @property
     def only_prepares(self) -> bool:
         """Whether all it does is make room: the loop may write into what there is meanwhile."""
-        return self.group is None and not (self.cut or self.sync)
+        return self.group is None and not (self.cut or self.sync or self.hold)
 
 
 class Outcome(msgspec.Struct, gc=False):
@@ -93,6 +95,8 @@ def do_job(tail: Tail, job: Job) -> Outcome:
             outcome.synced = True
         if job.prepare:
             tail.prepare()
+        if job.hold:
+            tail.hold()
         if job.finish:
             tail.finish()
     except SyncFailed as error:

@@ -183,17 +183,25 @@ class Journal:
                 raise result
 
     async def sync_open_shards(self) -> Sequence[SyncedShard]:
-        """As `sync_all`, of the shards that take writes; how far every one is synced."""
+        """As `sync_all`, of the shards that take writes; how far every one is synced.
+
+        Their end marks are durable as well.
+        """
         results = await asyncio.gather(
             *(shard.sync_all() for shard in self.shards), return_exceptions=True
         )
         for result in results:
             if isinstance(result, BaseException) and not isinstance(result, ReadOnly):
                 raise result
+        await asyncio.gather(*(shard.hold_end() for shard in self.shards))
         return [
             SyncedShard(self._wal_set, shard.number, shard.synced_lsn, isinstance(result, ReadOnly))
             for shard, result in zip(self.shards, results, strict=True)
         ]
+
+    async def hold_end(self, topic_id: int) -> None:
+        """See `ports.Journal.hold_end`."""
+        await self.shards[self.shard_of(topic_id)].hold_end()
 
     def trim(self, start: ReplayStart) -> None:
         """Unlink, on a worker, files whose entries all lie before the start of the replay."""

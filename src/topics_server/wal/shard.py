@@ -103,6 +103,8 @@ class Shard:
         self._sync_timer: asyncio.TimerHandle | None = None
         self._probe_timer: asyncio.TimerHandle | None = None
         self._waiters: list[tuple[int, asyncio.Future[None]]] = []
+        # Who waits until the end mark is durable.
+        self._holders: list[asyncio.Future[None]] = []
         # First entry of a group that a write on the loop failed for, until its cut is done.
         self._failed_lsn = 0
         self._idle: asyncio.Future[None] | None = None
@@ -198,6 +200,25 @@ class Shard:
         self._pump_later()
         await future
 
+    async def hold_end(self) -> None:
+        """Return once the end mark says durably how far the shard is synced now, or cannot.
+
+        Then nothing that relies on these entries outlives them unnoticed, whatever becomes of the
+        journal's file.
+        """
+        if self.state not in (State.OPEN, State.FULL) or self.tail.is_held:
+            return
+        future: asyncio.Future[None] = self._loop.create_future()
+        self._holders.append(future)
+        self._pump_later()
+        await future
+
+    def _release_holders(self) -> None:
+        holders, self._holders = self._holders, []
+        for future in holders:
+            if not future.done():
+                future.set_result(None)
+
     async def close(self) -> None:
         """Write and sync what is queued, then let go of worker and files."""
         try:
@@ -205,6 +226,7 @@ class Shard:
         except ReadOnly as error:
             log.warning("shard %d ends read-only: %s", self.number, error)
         self.state = State.CLOSED
+        self._release_holders()
         if self._job is not None:
             await self._job_done()
         if not self._is_read_only:
@@ -244,6 +266,8 @@ class Shard:
                 self._start(Job(group, sync=sync))
             elif self._wants_sync() or self._is_half_dirty():
                 self._start(Job(sync=True))
+            elif self._holders:
+                self._start(Job(hold=True))
             elif self._probe_wanted or (self.state is State.OPEN and self.tail.wants_room):
                 self._start(Job(prepare=True))
             else:
@@ -296,7 +320,7 @@ class Shard:
             return False
         if job.only_prepares:
             return not self.tail.may_rotate
-        return self._writes_beside_syncs and job.only_syncs
+        return job.hold or (self._writes_beside_syncs and job.only_syncs)
 
     def _take(self) -> NextGroup:
         group = take_group(self._queue)
@@ -360,6 +384,8 @@ class Shard:
             self._probe_wanted = False
         if job.only_syncs:
             self.tail.note_syncing()
+        if job.hold:
+            self.tail.begin_hold()
         self._worker.run(lambda: self._work(job), self._done)
 
     def _work(self, job: Job) -> Outcome:
@@ -387,6 +413,8 @@ class Shard:
         if outcome.error == READ_ONLY:
             self._become_read_only(outcome.reason)
             return
+        if job.hold:
+            self._release_holders()
         if outcome.written and job.group is not None:
             self._note_written(job.group, outcome.write_ms)
         if outcome.synced:
@@ -447,6 +475,8 @@ class Shard:
         sync_ms: float = 0.0,
     ) -> None:
         assert self._synced_lsn <= self._written_lsn
+        if failed_from is not None:
+            self._release_holders()
         if self.on_progress is not None:
             shard, written, synced = self.number, self._written_lsn, self._synced_lsn
             self.on_progress(

@@ -17,7 +17,8 @@ covers before it begins. Invariants:
   before that file gets a group, synced, so a file it names is never one that was trimmed. It says
   that a sync is under way from before the sync until that has succeeded: after a failure the
   kernel may forget what was written since the last one. Whoever may write groups writes the mark;
-  beside a sync or a fill on the worker that is the loop.
+  beside a sync or a fill on the worker that is the loop. Before anything outside the journal relies
+  on what was synced (a snapshot, delete flags, a segment), the mark is made durable as well.
 
 Called by `shard`.
 """
@@ -153,7 +154,10 @@ class Tail:
         self._live = self._make_file(FILE_HEADER_BYTES)
         self._is_syncing = False
         self._is_mark_refused = False
-        self._end_mark = EndMarkFile.open(fs, wal_dir, wal_set, shard, self._end_mark_now())
+        # The mark that is known to be durable, and the one that is about to be.
+        self._held = self._end_mark_now()
+        self._holding: EndMark | None = None
+        self._end_mark = EndMarkFile.open(fs, wal_dir, wal_set, shard, self._held)
 
     # -- what is there ---------------------------------------------------------------------
 
@@ -312,7 +316,9 @@ class Tail:
         self.sync()
         self._is_syncing = False
         # Before anything changes here: a refusal leaves the old file in use.
-        self._end_mark.begin(self._end_mark_of(new, FILE_HEADER_BYTES, FILE_HEADER_BYTES))
+        beginning = self._end_mark_of(new, FILE_HEADER_BYTES, FILE_HEADER_BYTES)
+        self._end_mark.begin(beginning)
+        self._held = beginning
         self._opening = Opening(old.number, self.end, self.last_lsn)
         self.closed.append(ClosedFile(old.file.path, self.last_lsn))
         self._live = new
@@ -415,6 +421,33 @@ class Tail:
     def finish(self) -> None:
         """Nothing is written any more: sync the end mark. Raises `StorageError`."""
         self._end_mark.begin(self._end_mark_now())
+
+    @property
+    def is_held(self) -> bool:
+        """Whether the end mark on disk says how far the shard is synced now."""
+        return (self._held.number, self._held.synced_end) == (self._live.number, self.synced_bytes)
+
+    def begin_hold(self) -> None:
+        """Write the mark that `hold` makes durable."""
+        self._holding = None
+        mark = self._end_mark_now()
+        try:
+            self._end_mark.write_beginning(mark)
+        except StorageError as error:
+            log.warning("an end mark is not written, it stays behind: %s", error)
+        else:
+            self._holding = mark
+
+    def hold(self) -> None:
+        """*Blocking.* Make the mark durable. A refusal leaves the one before, which is true too."""
+        if self._holding is None:
+            return
+        try:
+            self._end_mark.sync_beginning()
+        except StorageError as error:
+            log.warning("an end mark is not synced, it stays behind: %s", error)
+            return
+        self._held = self._holding
 
     def _note_end(self) -> None:
         """Write the end mark. A refusal leaves what it said before, which is true as well."""

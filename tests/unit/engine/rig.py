@@ -70,6 +70,8 @@ class ListJournal:
         self.reopened: list[int] = []
         self.trimmed: list[int] = []
         self.read_only: list[int] = []
+        # How many events there were when an end mark was made durable.
+        self.holds: list[int] = []
         self.events: list[str] = []
         self.written = [0] * shard_count
         self.synced = [0] * shard_count
@@ -99,6 +101,9 @@ class ListJournal:
     async def sync_all(self) -> None:
         self.events.append("sync_all")
         self.sync_everything()
+
+    async def hold_end(self, topic_id: int) -> None:
+        self.holds.append(len(self.events))
 
     async def sync_open_shards(self) -> Sequence[SyncedShard]:
         self.events.append("sync_all")

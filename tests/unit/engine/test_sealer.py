@@ -156,8 +156,10 @@ async def test_a_delete_is_synced_before_its_flag_is_set() -> None:
     rig.journal.write(1)
     await deleted
     rig.journal.events.clear()
+    rig.journal.holds.clear()
     await rig.sealer.tend(topic_of(rig))
     assert rig.journal.events == ["sync_all", "flip [1]"]
+    assert 1 in rig.journal.holds, "the end mark says so as well, before the flag"
 
 
 async def test_flips_of_a_damaged_segment_stay_pending() -> None:

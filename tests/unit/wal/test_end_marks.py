@@ -8,8 +8,11 @@ from typing import Final
 import pytest
 import xxhash
 
-from topics_server.errors import StartRefused
+from tests.storage.fake_disk import FakeDisk
+from topics_server.errors import StartRefused, SyncFailed
+from topics_server.wal.end_mark_file import EndMarkFile
 from topics_server.wal.end_marks import (
+    BEGINNINGS,
     FILE_BYTES,
     SLOT_BYTES,
     SLOT_DISTANCE,
@@ -81,3 +84,21 @@ def test_another_magic_is_no_end_mark() -> None:
     data[0:6] = b"puzzle"
     data[88:96] = xxhash.xxh3_64_intdigest(bytes(data[:88])).to_bytes(8, "little")
     assert decode(bytes(data), 2, 3) == {}
+
+
+def test_a_beginning_whose_sync_failed_is_written_again_and_the_durable_one_stays() -> None:
+    for seed in range(20):
+        disk = FakeDisk(seed)
+        disk.make_dir("wal", 0o700)
+        file = EndMarkFile.open(disk, "wal", 2, 3, OLDER)
+        for number in range(4):
+            disk.fail("sync", "eio", path="*.end")
+            file.write_beginning(NEWER._replace(written_lsn=200 + number))
+            with pytest.raises(SyncFailed):
+                file.sync_beginning()
+        found = decode(disk.durable_content("wal/000002-03.end"), 2, 3)
+        assert OLDER in {mark for _, mark in found.values()}
+        file.begin(NEWER)
+        file.begin(NEWER)
+        found = decode(disk.durable_content("wal/000002-03.end"), 2, 3)
+        assert {mark for slot, (_, mark) in found.items() if slot in BEGINNINGS} == {NEWER}
