@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from tests.contract.conftest import NewServer
-from tests.contract.driver import Api, eventually, good, refused
+from tests.contract.driver import Api, Json, eventually, good, refused
 
 WITHIN_S = 30.0
 GET = b"GET /v0/health HTTP/1.1\r\nHost: localhost\r\n\r\n"
@@ -376,3 +376,41 @@ def test_topics_and_sessions_of_a_prefix_can_be_capped(own: NewServer) -> None:
     capped_by_prefix(watch("one.a", ALPHA), "max_watch_sessions_per_prefix")
     good(api.http.delete("/v0/topics/one.a", headers=ALPHA))
     assert put("one.c", BETA).status_code == 201
+
+
+def test_a_dead_letter_topic_that_may_not_be_made_keeps_its_jobs(own: NewServer) -> None:
+    """Ours: topics that the server makes by itself count for a prefix, too; no job goes with it."""
+    server = own(TOPICS_API_KEYS="alpha::one.", TOPICS_MAX_TOPICS_PER_PREFIX="2")
+    api = server.start()
+    config = {"type": "queue", "dead_letter": "one.dead", "max_deliveries": 1}
+    for name, wanted in (("one.jobs", config), ("one.other", {})):
+        put = api.http.put(f"/v0/topics/{name}", json=wanted, headers=ALPHA)
+        assert put.status_code == 201
+
+    def post(path: str, **body: object) -> Json:
+        answer: Json = good(api.http.post(f"/v0/topics/{path}", json=body, headers=ALPHA))
+        return answer
+
+    post("one.jobs", records=[{"data": "kept", "tag": "t"}])
+    assert len(post("one.jobs/claim", node="n")["claimed"]) == 1
+    post("one.jobs/nack", node="n", seqs=[1])
+    for _ in range(2):
+        # A waiting claim has the move tried again each second, and is not given the job.
+        assert post("one.jobs/claim", node="n", wait_ms=1500)["claimed"] == []
+    topics = good(api.http.get("/v0/topics", headers=ALPHA))["topics"]
+    assert {topic["topic"]: topic["count"] for topic in topics} == {"one.jobs": 1, "one.other": 0}
+    assert server.log.read_text().count("as many topics of \"one.\" as there may be") == 1
+    # A restart changes nothing, and room that is made is used.
+    server.stop()
+    api = server.start()
+    assert post("one.jobs/claim", node="n", wait_ms=500)["claimed"] == []
+    good(api.http.delete("/v0/topics/one.other", headers=ALPHA))
+    for _ in range(100):
+        assert post("one.jobs/claim", node="n")["claimed"] == []
+        dead = api.http.post("/v0/topics/one.dead/diff", json={}, headers=ALPHA)
+        if dead.status_code == 200 and dead.json()["records"]:
+            break
+        time.sleep(0.1)
+    (record,) = good(dead)["records"]
+    assert record["data"] == "kept"
+    assert good(api.http.get("/v0/topics/one.jobs", headers=ALPHA))["count"] == 0
