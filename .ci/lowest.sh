@@ -25,4 +25,5 @@ install --no-deps --no-build-isolation -e .
     tests/unit/api/test_connections.py tests/unit/api/test_transport.py \
     tests/unit/api/test_strict.py tests/unit/api/test_direct.py tests/unit/api/test_sockets.py \
     tests/unit/cli tests/unit/test_settings.py tests/unit/test_rendered.py \
-    tests/unit/test_appends.py tests/unit/test_metrics.py tests/contract/test_small_words.py
+    tests/unit/test_appends.py tests/unit/test_metrics.py tests/contract/test_small_words.py \
+    tests/contract/test_watch_stream.py tests/contract/test_ws.py tests/api/test_ws.py

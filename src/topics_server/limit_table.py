@@ -159,6 +159,11 @@ SOCKET: Final = Section(
         Row("`request_id`", Limit("WS_REQUEST_ID_CHARS_MAX", "characters")),
         Row("`producer_id`", Limit("PRODUCER_ID_CHARS_MAX", "characters")),
         Row("commands not answered yet", Limit("max_ws_commands", "commands"), "not read"),
+        Row(
+            "their bodies, when the next is read",
+            Limit("WS_UNANSWERED_BYTES_MAX", "bytes"),
+            "not read",
+        ),
     ),
 )
 SECTIONS: Final = (

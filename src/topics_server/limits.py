@@ -24,6 +24,8 @@ JSON_DEPTH_MAX: Final = 512
 CONTROL_BODY_BYTES_MAX: Final = MIB
 # A WebSocket message, unless configured: a publish of the largest record with all around it.
 WS_MESSAGE_BYTES_DEFAULT: Final = CONTROL_BODY_BYTES_MAX + 64 * KIB
+# What publishes of one WebSocket that are not answered yet may hold before the next is read.
+WS_UNANSWERED_BYTES_MAX: Final = MIB
 # Appends with larger bodies are decoded in a helper process, for which so many bytes wait at most.
 # The decoder and the check of depth take 20 ms of the loop for 2 MiB that are made for it.
 LARGE_APPEND_BYTES_MIN: Final = MIB

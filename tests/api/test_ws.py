@@ -748,6 +748,31 @@ async def test_nothing_is_read_while_as_many_publishes_wait_as_may(live: Live) -
     assert [frame["last_seq"] for frame in frames] == list(range(1, 21))
 
 
+async def test_large_publishes_are_read_one_after_the_other(live: Live) -> None:
+    """However many publishes may wait, what a socket holds of them is bounded in bytes."""
+    gate = live.store.hold("slow")
+    peer = await live.peer()
+    text = "x" * 600_000
+    for number in range(6):
+        peer.publish("slow", text, request_id=str(number))
+    await settle()
+    assert peer.incoming.qsize() == 4
+    gate.set()
+    frames = await peer.frames(6)
+    assert [frame["request_id"] for frame in frames] == [str(number) for number in range(6)]
+
+
+async def test_long_commands_leave_turns_to_others(live: Live) -> None:
+    """Each takes its time: so many that have arrived are not done in one turn."""
+    peer = await live.peer()
+    other = await live.peer()
+    for _ in range(10):
+        peer.say(op="unsubscribe", topic="t", more="x" * 70_000)
+    other.say(op="ping", request_id="o")
+    assert (await other.frame())["request_id"] == "o"
+    assert peer.incoming.qsize() >= 7
+
+
 async def test_nothing_is_read_while_the_socket_is_full(live: Live) -> None:
     peer = await live.peer()
     peer.room.clear()

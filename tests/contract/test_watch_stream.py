@@ -36,7 +36,10 @@ def test_the_head_is_exactly_this(api: Api, topic: str, clients: Clients) -> Non
 
 def test_the_bytes_of_a_stream_are_exactly_these(api: Api, topic: str, clients: Clients) -> None:
     """§7.5 [7.5-01, 7.5-02, 7.5-03, 7.4-01]"""
-    api.append(topic, [{"data": {"a": 1}, "tag": "t", "node": "n", "meta": {"m": 1}}, {"data": 2}])
+    # As text: what libraries make of a dict differs, and bytes come back as they were sent.
+    sent = b'{"records":[{"data":{"a":1},"tag":"t","node":"n","meta":{"m":1}},{"data":2}]}'
+    added = api.raw("POST", f"/v0/topics/{topic}", sent, ["Content-Type: application/json"])
+    assert added.status == 201
     first, second = (record["$ts"] for record in api.read_all(topic))
     follower = clients.session(api, {topic: {}}, include_tags=True).stream(api)
     follower.drained()

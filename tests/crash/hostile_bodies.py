@@ -33,7 +33,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final
+from typing import IO, Any, Final
 
 from tests.contract.driver import Server
 
@@ -88,11 +88,27 @@ ROUTES: Final[dict[str, tuple[str, str]]] = {
     "nack": ("POST", "/v0/topics/q/nack"),
     "extend": ("POST", "/v0/topics/q/extend"),
     "redrive": ("POST", "/v0/topics/q/redrive"),
+    "patch topic": ("PATCH", "/v0/topics/t"),
+    "drop topic": ("DELETE", "/v0/topics/gone"),
+    "list": ("GET", "/v0/topics"),
     "put router": ("PUT", "/v0/routers/r"),
+    "drop router": ("DELETE", "/v0/routers/r"),
     "watch": ("POST", "/v0/watch"),
     "seal": ("POST", "/v0/admin/seal"),
+    "read stream": ("GET", "/v1/stream/s"),
+    "drop stream": ("DELETE", "/v1/stream/gone"),
+    "probe": ("GET", "/v0/health"),
+    "metrics": ("GET", "/v0/metrics"),
+    "nowhere": ("POST", "/v0/nowhere"),
+    # One message; one in fragments; 60 publishes of almost a MiB, of which few are kept.
     "websocket": ("GET", "/v0/ws"),
+    "websocket fragments": ("GET", "/v0/ws"),
+    "websocket publishes": ("GET", "/v0/ws"),
 }
+SOCKETS: Final = ("websocket", "websocket fragments", "websocket publishes")
+# Of publishes each has a body of so many bytes, and there are so many of them.
+PUBLISH_BYTES: Final = MIB - 1024
+PUBLISHES: Final = 60
 APPENDING: Final = ("append", "stream append", "stream bytes", "stream create")
 
 
@@ -191,6 +207,7 @@ class Bench:
         for method, path, body in (
             ("PUT", "/v0/topics/q", b'{"type":"queue"}'),
             ("PUT", "/v0/topics/t", b"{}"),
+            ("PUT", "/v0/topics/few", b'{"cap_records":4}'),
             ("PUT", "/v1/stream/s", b"[]"),
         ):
             assert self.send(method, path, WRITER, body).startswith("20")
@@ -273,8 +290,8 @@ class Bench:
         self.forget_turns()
         memory.start()
         began = time.perf_counter()
-        if route == "websocket":
-            told = self.send_message(key, body)
+        if route in SOCKETS:
+            told = self.send_messages(key, messages_of(route, body))
         else:
             told = self.send(method, path, key, body, more)
         took = time.perf_counter() - began
@@ -316,8 +333,8 @@ class Bench:
         _, _, told = answer.partition(b"\r\n\r\n")
         return f"{status} {_code_of(told)}".strip()
 
-    def send_message(self, key: str, body: bytes) -> str:
-        """How a WebSocket answers one text message: an op, or the code it is closed with."""
+    def send_messages(self, key: str, messages: Sequence[tuple[bytes, bytes]]) -> str:
+        """How a WebSocket answers text messages: the ops, or the code it is closed with."""
         with socket.create_connection(("127.0.0.1", self.port), _ANSWER_WITHIN_S) as sock:
             opening = head_of("GET", "/v0/ws", key, 0).replace(b"Content-Length: 0\r\n", b"")
             nonce = base64.b64encode(os.urandom(16))
@@ -327,16 +344,19 @@ class Bench:
             )
             opened = sock.recv(4096)
             assert opened.startswith(b"HTTP/1.1 101"), opened
-            # Masked with zeros, which changes nothing.
-            head = b"\x81\xff" + len(body).to_bytes(8) + bytes(4)
-            sending = threading.Thread(target=_send_all, args=(sock, head, body))
+            sending = threading.Thread(target=_send_frames, args=(sock, messages))
             sending.start()
-            frame = _receive(sock)
+            answers = sock.makefile("rb")
+            ended = sum(head[0] >> 7 for head, _ in messages)
+            ops: list[str] = []
+            while len(ops) < ended and (op := _answer_of(answers)):
+                ops.append(op)
+                if op.startswith("closed"):
+                    break
+            answers.close()
             sock.close()
             sending.join()
-        if frame[:1] == b"\x88":
-            return f"closed {int.from_bytes(frame[2:4])}"
-        return frame[:60].decode("latin-1") or "reset"
+        return " ".join(sorted(set(ops))) or "reset"
 
     def pids(self) -> list[int]:
         """The server and its helpers."""
@@ -352,6 +372,56 @@ def _send_all(sock: socket.socket, head: bytes, body: bytes) -> None:
             sock.sendall(body)
     except OSError:
         pass  # refused before all of it was sent
+
+
+def messages_of(route: str, body: bytes) -> list[tuple[bytes, bytes]]:
+    """Frames of a client, head and payload, masked with zeros, which changes nothing.
+
+    As publishes: the body, which is small enough for one, `PUBLISHES` times.
+    """
+    if route == "websocket":
+        return [(b"\x81\xff" + len(body).to_bytes(8) + bytes(4), body)]
+    if route == "websocket fragments":
+        step = 64 * 1024
+        parts = [body[at : at + step] for at in range(0, len(body), step)]
+        last = len(parts) - 1
+        return [
+            (
+                bytes([(n == last) << 7 | (n == 0), 0xFF]) + len(part).to_bytes(8) + bytes(4),
+                part,
+            )
+            for n, part in enumerate(parts)
+        ]
+    # Publishes: the caller gives a body that fits one.
+    message = b'{"op":"publish","topic":"few",' + body[1:]
+    return [(b"\x81\xff" + len(message).to_bytes(8) + bytes(4), message)] * PUBLISHES
+
+
+def _send_frames(sock: socket.socket, frames: Sequence[tuple[bytes, bytes]]) -> None:
+    try:
+        for head, payload in frames:
+            sock.sendall(head)
+            sock.sendall(payload)
+    except OSError:
+        pass  # closed before all of it was sent
+
+
+def _answer_of(answers: IO[bytes]) -> str:
+    """The next frame of the server: its `op`, with an error's code, or `closed` and its code."""
+    try:
+        head = answers.read(2)
+        if len(head) < 2:
+            return ""
+        length = head[1] & 127
+        if length > 125:
+            length = int.from_bytes(answers.read(2 if length == 126 else 8))
+        payload = answers.read(length)
+    except OSError:
+        return ""
+    if head[0] == 0x88:
+        return f"closed {int.from_bytes(payload[:2])}"
+    told = json.loads(payload)
+    return f"{told['op']} {told.get('code', '')}".strip()
 
 
 def _receive(sock: socket.socket) -> bytes:
@@ -458,6 +528,33 @@ def serve_measured() -> None:
     main()
 
 
+# --- judging ----------------------------------------------------------------------------------
+
+TURN_MS_MAX: Final = 50.0
+P99_MS_MAX: Final = 50.0
+GROWN_BYTES_MAX: Final = 128 * MIB
+# Of a write, times its body.
+GROWN_TIMES_MAX: Final = 3
+
+
+def faults(found: Figures, route: str, key: str, body_bytes: int) -> list[str]:
+    """What of the bounds one body broke; empty if nothing."""
+    is_write = key == WRITER and route in APPENDING
+    bound = GROWN_BYTES_MAX
+    if is_write:
+        bound = max(bound, GROWN_TIMES_MAX * body_bytes)
+    return [
+        name
+        for name, is_broken in (
+            ("answer", found.told in ("", "reset")),
+            ("turn", found.turn_ms > TURN_MS_MAX),
+            ("p99", found.p99_ms > P99_MS_MAX),
+            ("memory", found.grown_bytes > bound),
+        )
+        if is_broken
+    ]
+
+
 # --- the table --------------------------------------------------------------------------------
 
 
@@ -468,6 +565,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--megabytes", type=int, default=60)
     parser.add_argument("--routes", default=",".join(ROUTES))
     parser.add_argument("--kinds", default=",".join(KINDS))
+    parser.add_argument("--tries", type=int, default=3, help="of a cell that is over a bound")
     parser.add_argument("--plain-only", action="store_true")
     parser.add_argument("--writer-only", action="store_true")
     asked = parser.parse_args(arguments)
@@ -482,26 +580,43 @@ def main(arguments: Sequence[str]) -> None:
         )
         print(
             "| kind | coding | route | key | answer | took ms | turn ms | p99 ms | max ms "
-            "| requests | grown MiB |\n|---|---|---|---|---|---|---|---|---|---|---|"
+            "| requests | grown MiB | over |\n|---|---|---|---|---|---|---|---|---|---|---|---|"
         )
-        for kind in asked.kinds.split(","):
-            body = KINDS[kind](asked.megabytes * 1_000_000)
-            codings = {"plain": body}
-            if not asked.plain_only:
-                codings["gzip"] = gzip.compress(body, 6 if kind != "keys" else 1)
-            for coding, sent in codings.items():
-                for route in asked.routes.split(","):
-                    if route == "websocket" and coding == "gzip":
-                        continue
-                    for key in (WRITER,) if asked.writer_only else (READER, WRITER):
-                        found = bench.measured(route, sent, key, is_gzip=coding == "gzip")
-                        print(
-                            f"| {kind} | {coding} | {route} | {key[:6]} | {found.told} "
-                            f"| {found.took_ms:.0f} | {found.turn_ms:.1f} | {found.p99_ms:.1f} "
-                            f"| {found.longest_ms:.1f} | {found.requests} "
-                            f"| {found.grown_bytes / MIB:.0f} |",
-                            flush=True,
-                        )
+        broken = 0
+        for kind, coding, route, key, sent, size in _cells(asked):
+            for _ in range(asked.tries):
+                found = bench.measured(route, sent, key, is_gzip=coding == "gzip")
+                told = faults(found, route, key, size)
+                print(
+                    f"| {kind} | {coding} | {route} | {key[:6]} | {found.told} "
+                    f"| {found.took_ms:.0f} | {found.turn_ms:.1f} | {found.p99_ms:.1f} "
+                    f"| {found.longest_ms:.1f} | {found.requests} "
+                    f"| {found.grown_bytes / MIB:.0f} | {', '.join(told) or 'ok'} |",
+                    flush=True,
+                )
+                if not told:
+                    break
+            broken += bool(told)
+        print(f"{broken} cells over a bound in each of {asked.tries} tries")
+        sys.exit(1 if broken else 0)
+
+
+def _cells(asked: argparse.Namespace) -> Iterator[tuple[str, str, str, str, bytes, int]]:
+    """Kind, coding, route, key, what is sent, and how long it is inflated."""
+    for kind in asked.kinds.split(","):
+        body = KINDS[kind](asked.megabytes * 1_000_000)
+        codings = {"plain": body}
+        if not asked.plain_only:
+            codings["gzip"] = gzip.compress(body, 6 if kind != "keys" else 1)
+        for coding, sent in codings.items():
+            for route in asked.routes.split(","):
+                if route in SOCKETS and coding == "gzip":
+                    continue
+                whole = sent
+                if route == "websocket publishes":
+                    whole = KINDS[kind](PUBLISH_BYTES)
+                for key in (WRITER,) if asked.writer_only else (READER, WRITER):
+                    yield kind, coding, route, key, whole, len(body)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,8 @@
 A real server; closed-loop connections append to one urgent topic as fast as they are answered.
 Twenty clients append every 50 ms to topics of every priority. Each append of theirs is
 acknowledged within a second or three tries, and none is given up. The throughput of the flood is
-printed (`-rP`). At full scale: `./run test-crash tests/crash/test_starvation.py --flood 600`.
+printed (`-rP`). At full scale: `./run test-crash tests/crash/test_starvation.py --flood 600`;
+`flood_pairs` compares two builds.
 """
 
 from __future__ import annotations
@@ -18,13 +19,11 @@ import pytest
 
 from tests.contract.driver import Server, good
 from tests.crash.flood import Flood, HonestClients, append_request
+from tests.crash.flood_pairs import FLOODS, PRIORITIES
 from tests.crash.test_hostile_clients import port_of
 
 pytestmark = pytest.mark.crash
 
-# Of the honest topics; None: derived from reads, of which there are none, so 0.
-PRIORITIES: Final = (None, *range(-1000, 1001, 125), None, 0)
-FLOOD_PRIORITY: Final = 500
 WITHIN_S: Final = 1.0
 TRIES: Final = 3
 
@@ -42,7 +41,7 @@ def server(tmp_path: Path) -> Iterator[Server]:
             made.process.wait()
 
 
-@pytest.mark.parametrize(("priority", "records"), [(FLOOD_PRIORITY, 1), (1000, 100)])
+@pytest.mark.parametrize(("priority", "records"), FLOODS)
 def test_low_rate_writers_are_served_beside_a_flood(
     server: Server, request: pytest.FixtureRequest, priority: int, records: int
 ) -> None:

@@ -5,9 +5,10 @@ left behind: it goes on whether or not its client stays. Invariants: publishes o
 appended in the order in which they came, topic by topic, and answered in the order in which they
 came; an answer that can be given is given before what followed topics tell; a subscribe waits for
 the publishes to its topics that came before it; at most `max_ws_commands` publishes of a socket are
-unanswered, and nothing is read while its buffer is full. Answers and what topics tell leave through
-one `fanout.Stream`. Whatever a client sends, the socket stays open: what cannot be read at all (no
-UTF-8, too large) is closed by the protocol below. Called by `api/http`; loop thread only.
+unanswered, none is read while those hold `WS_UNANSWERED_BYTES_MAX`, and nothing is read while its
+buffer is full. Answers and what topics tell leave through one `fanout.Stream`. Whatever a client
+sends, the socket stays open: what cannot be read at all (no UTF-8, too large) is closed by the
+protocol below. Called by `api/http`; loop thread only.
 """
 
 from __future__ import annotations
@@ -52,11 +53,12 @@ from topics_server.api.ws_commands import (
 from topics_server.clock import monotonic_ms
 from topics_server.engine.cursors import Cursor
 from topics_server.errors import Code, StorageError, TopicsError, invalid
-from topics_server.limits import CONTROL_BODY_BYTES_MAX
+from topics_server.limits import CONTROL_BODY_BYTES_MAX, KIB, WS_UNANSWERED_BYTES_MAX
 from topics_server.metrics import log
 
 # Commands of one socket that are done before others have a turn of the loop.
 _COMMANDS_A_TURN: Final = 16
+_CHARS_A_TURN: Final = 64 * KIB
 # A socket has no heartbeat of ours; this is how often the fan-out looks at one.
 _LOOK_MS: Final = 60_000
 _REVOKED: Final = "the key of this socket is no longer what it was"
@@ -156,6 +158,8 @@ class Connection:
         self._lanes: dict[str, _Lane] = {}
         # Publishes that were begun, in the order in which they came.
         self._under_way: dict[_Job, None] = {}
+        # What their bodies hold, and those of publishes that wait to begin.
+        self._unanswered_bytes = 0
         self._moved: asyncio.Future[None] | None = None
         self._is_draining = False
         settings = state.settings
@@ -187,21 +191,27 @@ class Connection:
         self._stream.end(ws_frames.error(None, unauthorized(_REVOKED)), REFUSED)
 
     async def _take_all(self, receive: Receive) -> None:
-        count = 0
+        count = chars = 0
         while True:
             await self._until(self._has_room)
             await self._stream.flushed()
             message = await receive()
             if message["type"] == "websocket.disconnect":
                 return
-            await self._take(message.get("text"))
+            text = message.get("text")
+            await self._take(text)
             count += 1
-            if count % _COMMANDS_A_TURN == 0:
+            chars += len(text or "")
+            if count >= _COMMANDS_A_TURN or chars >= _CHARS_A_TURN:
                 # What has arrived is received without waiting: others would never have a turn.
+                count = chars = 0
                 await asyncio.sleep(0)
 
     def _has_room(self) -> bool:
-        return len(self._answers) < self._state.settings.max_ws_commands
+        return (
+            len(self._answers) < self._state.settings.max_ws_commands
+            and self._unanswered_bytes < WS_UNANSWERED_BYTES_MAX
+        )
 
     # --- commands -----------------------------------------------------------------------------
 
@@ -308,6 +318,7 @@ class Connection:
     def _publish(self, command: Publish, began_ms: float) -> None:
         lane = self._lanes.setdefault(command.topic, _Lane())
         lane.unsettled += 1
+        self._unanswered_bytes += len(command.body)
         lane.waiting.append(_Job(command, self._place(), lane, began_ms))
         self._begin(lane)
 
@@ -394,6 +405,7 @@ class Connection:
         lane = job.lane
         job.answer.payload = payload
         job.waits_for = None
+        self._unanswered_bytes -= len(job.command.body)
         del self._under_way[job]
         lane.let_go(job)
         lane.unsettled -= 1

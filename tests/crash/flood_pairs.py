@@ -1,0 +1,125 @@
+"""The throughput of a flood and what honest clients get beside it: two builds in turn, as a table.
+
+One cell is `test_starvation`'s: closed-loop connections append to one topic, twenty clients append
+to topics of every priority. Each round measures every cell with both builds, one right after the
+other, and the next round the other way round, so that what the machine does meanwhile falls on
+both. The ratio is the median of the rounds' own ratios.
+
+    python -m tests.crash.flood_pairs --base PATH_OF_ANOTHER_TREE --rounds 5
+
+The other tree has its own `.venv`. Run it on a machine that does nothing else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from tests.contract.driver import Server, good
+from tests.crash.flood import Flood, HonestClients, append_request
+from tests.crash.test_hostile_clients import port_of
+
+# Priority of the flood's topic, and records of each of its appends.
+FLOODS: Final = ((500, 1), (1000, 100))
+# Of the honest topics; None: derived from reads, of which there are none, so 0.
+PRIORITIES: Final = (None, *range(-1000, 1001, 125), None, 0)
+WARM_S: Final = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """What one build did: appends of the flood a second, and of the honest clients in ms."""
+
+    rate: float
+    flood_refused: int
+    p50_ms: float
+    longest_ms: float
+    tries: int
+    starved: int
+
+
+def measured(tree: Path, connections: int, flood: tuple[int, int], count: int) -> Cell:
+    """One cell of the build in a tree; `count`: appends of each honest client."""
+    priority, records = flood
+    command = (str(tree / ".venv/bin/python"), "-m", "topics_server", "serve")
+    with tempfile.TemporaryDirectory() as folder:
+        server = Server(Path(folder), {"PYTHONPATH": str(tree / "src")}, command=command)
+        server.start()
+        try:
+            # Retained records are bounded, so that a long flood does not grow the tail.
+            good(server.api.put("flood", {"priority": priority, "cap_records": 50_000}))
+            topics = [f"honest-{number}" for number in range(len(PRIORITIES))]
+            for name, own in zip(topics, PRIORITIES, strict=True):
+                good(server.api.put(name, {"priority": own}))
+            honest = HonestClients(port_of(server), topics, count)
+            with Flood(port_of(server), connections, append_request("flood", records)) as running:
+                time.sleep(WARM_S)
+                taken, began = running.taken, time.monotonic()
+                honest.run()
+                rate = (running.taken - taken) / (time.monotonic() - began)
+                refused = running.refused
+        finally:
+            assert server.process is not None
+            server.process.kill()
+            server.process.wait()
+    seconds = sorted(one.seconds for one in honest.served) or [0.0]
+    return Cell(
+        rate,
+        refused,
+        statistics.median(seconds) * 1000,
+        seconds[-1] * 1000,
+        max((one.tries for one in honest.served), default=0),
+        len(honest.starved),
+    )
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--base", type=Path, required=True)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--connections", default="64,256,600")
+    parser.add_argument("--appends", type=int, default=60)
+    asked = parser.parse_args(arguments)
+    trees = {"base": asked.base.resolve(), "this": Path(__file__).resolve().parents[2]}
+    found: dict[tuple[int, tuple[int, int]], list[dict[str, Cell]]] = {}
+    for number in range(asked.rounds):
+        for connections in map(int, asked.connections.split(",")):
+            for flood in FLOODS:
+                order = ("base", "this") if number % 2 == 0 else ("this", "base")
+                pair = {
+                    name: measured(trees[name], connections, flood, asked.appends) for name in order
+                }
+                found.setdefault((connections, flood), []).append(pair)
+                print(f"round {number + 1}, {connections}, {flood}: {pair}", file=sys.stderr)
+    print(
+        "| connections | records | build | flood/s (ratio: median, of each round) | flood refused "
+        "| honest p50 ms | longest ms | tries | given up |\n|---|---|---|---|---|---|---|---|---|"
+    )
+    for (connections, (_, records)), pairs in found.items():
+        ratios = [pair["this"].rate / max(1e-9, pair["base"].rate) for pair in pairs]
+        for name in trees:
+            cells = [pair[name] for pair in pairs]
+            rate = f"{statistics.median(cell.rate for cell in cells):.0f}"
+            if name == "this":
+                each = ", ".join(f"{ratio:.2f}" for ratio in ratios)
+                rate += f" ({statistics.median(ratios):.2f}: {each})"
+            print(
+                f"| {connections} | {records} | {name} | {rate} "
+                f"| {sum(cell.flood_refused for cell in cells)} "
+                f"| {statistics.median(cell.p50_ms for cell in cells):.1f} "
+                f"| {max(cell.longest_ms for cell in cells):.0f} "
+                f"| {max(cell.tries for cell in cells)} "
+                f"| {sum(cell.starved for cell in cells)} |"
+            )
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
