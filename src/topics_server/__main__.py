@@ -38,7 +38,8 @@ def main() -> None:
     open_standard_streams()
     from topics_server.cli import main as run_verb
 
-    run_verb()
+    # By one name however it was started: in usage lines, and in the variable of shell completion.
+    run_verb(prog_name="topics")
 
 
 if __name__ == "__main__":

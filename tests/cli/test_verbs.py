@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from tests.cli.conftest import Ran, Topics
-from tests.contract.driver import Api, good
+from tests.contract.driver import Api, eventually, good
 
 ODD = '{"b":1e400, "a": [1 ,2],\t"a":3, "\\u0061":"\\u00e9é", "n":-0.0 }'
 
@@ -37,6 +38,47 @@ def test_data_comes_from_a_file_or_standard_input(
     # A line break between tokens is the one byte that a line cannot keep.
     assert ran.out.splitlines()[0].endswith(b'"data":[1,  2]}')
     assert [record["data"] for record in ran.lines] == [[1, 2], "two", 3]
+
+
+def test_append_with_a_dash_takes_a_record_a_line(topics: Topics, topic: str) -> None:
+    words = ("append", topic, "-", "--tag", "t", "--meta", '{"k": 1}')
+    done = topics.good(*words, stdin=b'{"n": 1e400}\n\n "two"\n3').value
+    assert done == {"topic": topic, "lines": 3, "first_seq": 1, "last_seq": 3}
+    ran = topics.good("read", topic, "--tags")
+    assert b'"data":{"n": 1e400}' in ran.out
+    assert [(r["$tag"], r["meta"]) for r in ran.lines] == [("t", {"k": 1})] * 3
+    assert topics.good(*words, stdin=b"1\n").value["first_seq"] == 4
+
+
+def has(api: Api, topic: str, count: int) -> bool:
+    return bool(api.get_state(topic)["count"] == count)
+
+
+def test_append_with_a_dash_appends_each_line_at_once(topics: Topics, topic: str, api: Api) -> None:
+    verb = topics.spawn("append", topic, "-", stdin=subprocess.PIPE)
+    assert verb.stdin is not None
+    for number in (1, 2):
+        verb.stdin.write(b"%d\n" % number)
+        verb.stdin.flush()
+        eventually(lambda: api.state(topic).status_code == 200, "the topic is made", 30)
+        eventually(partial(has, api, topic, number), "it is there", 30)
+    verb.stdin.close()
+    assert verb.wait(30) == 0
+    assert verb.stdout is not None
+    verb.stdout.close()
+
+
+def test_append_with_a_dash_says_which_line_is_wrong(topics: Topics, topic: str) -> None:
+    ran = topics("append", topic, "-", stdin=b"1\n2\nthree\n4\n")
+    assert (ran.code, ran.out) == (1, b"")
+    assert ran.message.startswith("line 3: not JSON")
+    assert ran.message.endswith("2 lines are appended")
+    assert len(topics.good("read", topic).lines) == 2
+    ran = topics("append", f"{topic}.absent", "-", "--no-create", stdin=b"1\n")
+    assert (ran.code, ran.message.partition(":")[0]) == (1, "topic_not_found")
+    assert ran.message.endswith("0 lines are appended")
+    for words in (["--key", "k"], ["--producer", "p"], ["--file", "f"]):
+        assert topics("append", topic, "-", *words, stdin=b"1\n").code == 2
 
 
 @pytest.mark.parametrize("data", ["hello", "{a:1}", "1 2", "", '{"a":1'])

@@ -4,6 +4,7 @@ Owns the list of verbs. Exit codes: 0 done, 1 the server (or a file) refused or 
 2 wrong usage or no server to talk to. Results go to standard output, everything else to standard
 error. Map: `client` (HTTP), `output` (NDJSON or table), `amounts` (durations and sizes),
 `paging` and `last` (records of a topic), `cutting`, `lines`, `loading`, `resume` (the verb `load`),
+`append_lines` (`append -`),
 `streams` (the verbs `tail` and `watch`), `details` (tables for people), `queue_board` (`queue
 show`), `graph` (the verb `routers`), `flags` (settings as options), `producers` (`append
 --producer`), `stream_calls` and `stream_following` (the verb `stream`); every
@@ -24,7 +25,7 @@ VERBS: Final = {
     "serve": "Start the server.",
     "put": "Create a topic or replace its configuration.",
     "set": "Change single fields of a topic's configuration.",
-    "append": "Append one record.",
+    "append": "Append one record, or every line of standard input.",
     "load": "Append every line of an NDJSON file; resumes where it stopped.",
     "read": "Print records from a position on; follow new ones.",
     "tail": "Print new records of one or more topics as they come; resumes by itself.",
@@ -48,6 +49,7 @@ VERBS: Final = {
     "pipeline": "From the log to a lake and results by day, with one command.",
     "config": "Show the server's settings and where each came from.",
     "doctor": "Check settings, directory, disk, limits and clock; says what to do.",
+    "completion": "Print a script that makes a shell complete verbs and options.",
     "health": "Ask whether a server answers; for health checks.",
 }
 

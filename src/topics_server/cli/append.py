@@ -1,4 +1,4 @@
-"""`topics append`: one record, its data verbatim by the byte (§2)."""
+"""`topics append`: one record, or one a line, the data verbatim by the byte (§2)."""
 
 from __future__ import annotations
 
@@ -7,14 +7,16 @@ import sys
 import click
 import msgspec
 
+from topics_server.cli.append_lines import Template, append_lines
 from topics_server.cli.client import Client, Failure, server_options, topic_path
+from topics_server.cli.lines import STANDARD_INPUT
 from topics_server.cli.output import format_options, show_object
 from topics_server.cli.producers import append_as
 
 
 @click.command("append")
 @click.argument("topic")
-@click.argument("data", required=False)
+@click.argument("data", required=False, metavar="[DATA|-]")
 @click.option("--file", "-f", metavar="FILE|-", help="Take the data from a file, - = input.")
 @click.option("--tag", help="Tag, to delete by later.")
 @click.option("--node", help="Who writes; reads of that node leave the record out.")
@@ -47,22 +49,35 @@ def command(
     client: Client,
     as_json: bool,
 ) -> None:
-    """Append one record to TOPIC.
+    r"""Append one record to TOPIC; with - every line of standard input is one.
 
-    DATA is JSON and is stored as it is; without it the record is taken from --file or standard
+    \b
+    topics append orders '{"id":9}' --tag new     one record
+    topics append orders < order.json             one record, over several lines
+    my-program | topics append orders -           a record a line, as they come
+
+    DATA is JSON and is stored as it is; without it one record is taken from --file or standard
     input. A string needs its quotes: topics append TOPIC '"hello"'
+
+    With - lines are appended as they come, each time; `topics load` is for files: it compares the
+    topic with the file and goes on where an earlier run stopped.
 
     With --producer a lost answer is asked for again and the record is there once. The epoch is the
     next one, which fences whoever wrote under this ID before; with --epoch it is gone on with, and
     the seq is the next one there.
     """
+    if data == STANDARD_INPUT:
+        if file is not None or key is not None or producer is not None:
+            raise click.UsageError("- is a record a line: leave --file, --key and --producer out")
+        if epoch is not None or seq is not None:
+            raise click.UsageError("--epoch and --seq are a --producer's")
+        template = Template(_text(tag), _text(node), _object(meta), create)
+        done = append_lines(client, topic, template)
+        show_object(msgspec.json.encode(done), as_json=as_json)
+        return
     record = b'{"data":' + _json(_data(data, file), topic, data)
-    if meta is not None:
-        try:
-            msgspec.json.decode(meta, type=dict[str, msgspec.Raw])
-        except msgspec.DecodeError as error:
-            raise click.UsageError(f"--meta is not a JSON object: {error}") from None
-        record += b',"meta":' + meta.encode()
+    if (found := _object(meta)) is not None:
+        record += b',"meta":' + found
     for name, value in (("tag", tag), ("node", node)):
         if value is not None:
             record += f',"{name}":'.encode() + msgspec.json.encode(value)
@@ -79,6 +94,20 @@ def command(
     else:
         answer = client.call("POST", topic_path(topic), body, repeatable=key is not None)
     show_object(answer, as_json=as_json)
+
+
+def _text(value: str | None) -> bytes | None:
+    return None if value is None else msgspec.json.encode(value)
+
+
+def _object(meta: str | None) -> bytes | None:
+    if meta is None:
+        return None
+    try:
+        msgspec.json.decode(meta, type=dict[str, msgspec.Raw])
+    except (msgspec.DecodeError, UnicodeEncodeError) as error:
+        raise click.UsageError(f"--meta is not a JSON object: {error}") from None
+    return meta.encode()
 
 
 def _data(data: str | None, file: str | None) -> bytes:
