@@ -76,13 +76,33 @@ def _append(
     except BadLine as error:
         bad = error
         cuts = cutter.cut(lines[: error.line - batch.first_line], batch.first_line)
-    if cuts:
-        stored = _send(client, path, _body(cuts, template), batch, done)
-        done.lines += len(cuts)
-        done.first_seq = done.first_seq or stored.first_seq
-        done.last_seq = stored.last_seq
+    _send_all(client, path, cuts, template, batch, done)
     if bad is not None:
         raise bad
+
+
+def _send_all(
+    client: Client,
+    path: str,
+    cuts: list[Cut],
+    template: Template,
+    batch: Batch,
+    done: Summary,
+) -> None:
+    """All of it at once, or in as many requests as a server that takes fewer records needs."""
+    size = len(cuts)
+    while cuts:
+        try:
+            stored = _send(client, path, _body(cuts[:size], template), batch, done)
+        except Refused as refused:
+            if refused.most_records is None or refused.most_records >= size:
+                raise
+            size = refused.most_records
+            continue
+        done.lines += len(cuts[:size])
+        done.first_seq = done.first_seq or stored.first_seq
+        done.last_seq = stored.last_seq
+        cuts = cuts[size:]
 
 
 def _body(cuts: list[Cut], template: Template) -> bytes:

@@ -20,6 +20,8 @@ import msgspec
 from topics_server.client.addresses import checked_token, checked_url
 
 TIMEOUT_S: Final = 60.0
+# A machine that is there answers a connection at once; one that is not does not answer at all.
+CONNECT_S: Final = 5.0
 DEFAULT_URL: Final = "http://127.0.0.1:4000"
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -36,10 +38,21 @@ class Failure(click.ClickException):
 
 
 class Refused(Failure):
-    """The server's answer was an error; `status`, `code` and `retry_after_s` are its words."""
+    """The server's answer was an error; `status`, `code` and `retry_after_s` are its words.
 
-    def __init__(self, status: int, code: str, message: str, retry_after_s: float | None) -> None:
+    `most_records`: how many records it takes at once, where there were more.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        code: str,
+        message: str,
+        retry_after_s: float | None,
+        most_records: int | None = None,
+    ) -> None:
         super().__init__(f"{code}: {message}")
+        self.most_records = most_records
         self.status = status
         self.code = code
         self.retry_after_s = retry_after_s
@@ -160,9 +173,14 @@ class Client:
     def _connect(self, timeout_s: float) -> http.client.HTTPConnection:
         if self._connection is None:
             kind: Any = http.client.HTTPSConnection if self._secure else http.client.HTTPConnection
-            connection: http.client.HTTPConnection = kind(self._host, self._port, timeout=timeout_s)
+            connect_s = min(timeout_s, CONNECT_S)
+            connection: http.client.HTTPConnection = kind(self._host, self._port, timeout=connect_s)
             try:
                 connection.connect()
+            except TimeoutError:
+                raise Unreachable(
+                    f"cannot connect to {self.url}: no answer within {connect_s:g} s", sent=False
+                ) from None
             except (OSError, ssl.SSLError) as error:
                 reason = error.strerror or str(error)
                 raise Unreachable(f"cannot connect to {self.url}: {reason}", sent=False) from None
@@ -190,7 +208,9 @@ def refusal(status: int, retry_after: str | None, answer: bytes) -> Refused:
     if isinstance(field, str) and field not in message:
         message = f"{message} ({field})"
     seconds = float(retry_after) if retry_after is not None and retry_after.isdigit() else None
-    return Refused(status, problem.code, message, seconds)
+    most = (problem.detail or {}).get("max_batch_records")
+    most_records = most if isinstance(most, int) and most > 0 else None
+    return Refused(status, problem.code, message, seconds, most_records)
 
 
 def topic_path(topic: str, rest: str = "") -> str:

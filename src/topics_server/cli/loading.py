@@ -290,6 +290,11 @@ class Loading:
                 return msgspec.json.decode(answer, type=_Appended)
             except (Refused, Unreachable) as error:
                 if not self._may_repeat(error) or monotonic_ms() >= deadline_ms:
+                    if isinstance(error, Refused) and error.most_records is not None:
+                        raise Failure(
+                            f"{error.message} in a request; run it again with "
+                            f"--batch-records {error.most_records}"
+                        ) from None
                     lines = f"lines {body.first_line} to {body.last_line}"
                     message = f"{error.message} ({lines} not confirmed; run it again to go on)"
                     if isinstance(error, Unreachable):

@@ -25,7 +25,15 @@ import websockets.sync.client
 from websockets.sync.connection import Connection
 
 from topics_server.cli.amounts import seconds
-from topics_server.cli.client import Client, Failure, Refused, Unreachable, refusal, server_options
+from topics_server.cli.client import (
+    CONNECT_S,
+    Client,
+    Failure,
+    Refused,
+    Unreachable,
+    refusal,
+    server_options,
+)
 from topics_server.cli.cutting import BadLine, Cut, Cutter, Shape, whole_records
 from topics_server.cli.output import format_options, note, show_object
 from topics_server.clock import monotonic_ms
@@ -83,6 +91,7 @@ class _Answer(msgspec.Struct):
     message: str = ""
     last_seq: int = 0
     deduped: bool = False
+    detail: dict[str, Any] = {}
 
 
 class _Closed(msgspec.Struct):
@@ -345,6 +354,8 @@ class Publishing:
         batch = self._waiting.pop(_line_of(answer), None)
         where = "" if batch is None else f"{_lines(batch.first_line, batch.last_line)}: "
         text = f"{where}{answer.code}: {answer.message}"
+        if (most := answer.detail.get("max_batch_records")) is not None:
+            text += f" in a command: publish with --batch {most}"
         text += f"; {self.summary.lines} lines are acknowledged"
         return f"{text}, {self._doubt()}" if self._waiting else text
 
@@ -396,6 +407,7 @@ class Publishing:
             additional_headers=self._client.authorization,
             compression=None,
             proxy=None,
+            open_timeout=CONNECT_S,
         )
 
     def _receive(self, connection: Connection, number: int) -> None:
@@ -427,5 +439,7 @@ def _refused(error: websockets.exceptions.InvalidStatus) -> Refused:
 
 
 def _unreachable(url: str, error: Exception) -> str:
+    if isinstance(error, TimeoutError):
+        return f"cannot connect to {url}: no answer within {CONNECT_S:g} s"
     reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
     return f"cannot connect to {url}: {reason}"

@@ -38,7 +38,9 @@ class _Group(click.Group):
     """A group whose first word may be left out: what is none of its commands is for `show`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Put `show` in front where no command is named."""
+        """Put `show` in front where no command is named; a completion of nothing lists them all."""
+        if not args and ctx.resilient_parsing:
+            return super().parse_args(ctx, args)
         if not args or (args[0] not in self.commands and args[0] not in ctx.help_option_names):
             args = [show.name or "show", *args]
         return super().parse_args(ctx, args)

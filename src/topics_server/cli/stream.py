@@ -14,7 +14,7 @@ import msgspec
 
 from topics_server.amounts import SECOND_MS
 from topics_server.cli.amounts import seconds
-from topics_server.cli.client import Client, Failure, server_options
+from topics_server.cli.client import Client, Failure, Refused, server_options
 from topics_server.cli.lines import STANDARD_INPUT, LineFile
 from topics_server.cli.output import confirm, format_options, note, one_line, show_object
 from topics_server.cli.stopping import stopped_by_reader
@@ -120,8 +120,8 @@ def append(
         if producer is not None:
             _produce(client, found, data, content_type, producer, epoch)
         else:
-            for body in _bodies(data, content_type):
-                found.ask("POST", {"Content-Type": content_type}, body)
+            for batch in _bodies(data, content_type):
+                _append(found, content_type, batch)
         if closes:
             found.ask("POST", {"Stream-Closed": "true"})
 
@@ -155,13 +155,30 @@ def _produce(
         raise click.UsageError(str(error)) from None
 
 
-def _bodies(data: tuple[str, ...], content_type: str) -> Iterator[bytes]:
-    """The bodies of requests."""
+def _append(stream: Stream, content_type: str, batch: list[bytes]) -> None:
+    """Bytes as they are; messages at once, or as many at a time as the server takes."""
     if not is_json(content_type):
-        yield from _records(data, holds_json=False)
+        stream.ask("POST", {"Content-Type": content_type}, b"".join(batch))
         return
-    for batch in _messages(data):
-        yield b"[" + b",".join(batch) + b"]"
+    size = len(batch)
+    while batch:
+        body = b"[" + b",".join(batch[:size]) + b"]"
+        try:
+            stream.ask("POST", {"Content-Type": content_type}, body)
+        except Refused as refused:
+            if refused.most_records is None or refused.most_records >= size:
+                raise
+            size = refused.most_records
+        else:
+            batch = batch[size:]
+
+
+def _bodies(data: tuple[str, ...], content_type: str) -> Iterator[list[bytes]]:
+    """What goes in one request: messages, or one piece of bytes."""
+    if is_json(content_type):
+        yield from _messages(data)
+    else:
+        yield from ([piece] for piece in _records(data, holds_json=False))
 
 
 def _records(data: tuple[str, ...], *, holds_json: bool) -> Iterator[bytes]:

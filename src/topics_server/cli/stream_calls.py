@@ -16,7 +16,7 @@ import click
 import httpx
 import msgspec
 
-from topics_server.cli.client import Client, Failure, Refused, Unreachable, refusal
+from topics_server.cli.client import CONNECT_S, Client, Failure, Refused, Unreachable, refusal
 from topics_server.client.addresses import checked_url
 
 DOOR: Final = "/v1/stream/"
@@ -24,7 +24,7 @@ START: Final = "-1"
 NOW: Final = "now"
 JSON: Final = "application/json"
 # A server ends a wait or a stream that has no news within a minute.
-TIMEOUT: Final = httpx.Timeout(60.0, connect=10.0, read=90.0)
+TIMEOUT: Final = httpx.Timeout(60.0, connect=CONNECT_S, read=90.0)
 
 
 class Page(msgspec.Struct, frozen=True):
@@ -140,6 +140,8 @@ def check(found: httpx.Response) -> None:
 def lost(error: httpx.TransportError, url: str) -> Unreachable:
     """What a broken connection means."""
     sent = not isinstance(error, httpx.ConnectError | httpx.ConnectTimeout)
+    if isinstance(error, httpx.ConnectTimeout):
+        return Unreachable(f"cannot connect to {url}: no answer within {CONNECT_S:g} s", sent=False)
     what = "broke" if sent else "cannot be made"
     return Unreachable(
         f"the connection to {url} {what}: {str(error) or type(error).__name__}", sent=sent

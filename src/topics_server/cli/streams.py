@@ -23,13 +23,12 @@ import httpx_sse
 import msgspec
 
 from topics_server.cli.amounts import duration
-from topics_server.cli.client import Client, Refused, Unreachable, refusal
+from topics_server.cli.client import CONNECT_S, Client, Refused, Unreachable, refusal
 from topics_server.cli.output import note
 
 HEARTBEAT_MS: Final = 15_000
 # What a heartbeat may be late before the connection counts as dead.
 SLACK_S: Final = 5.0
-CONNECT_S: Final = 10.0
 # Until the server says how long to wait before coming back, and at most, whatever it says.
 RETRY_MS: Final = 2000
 RETRY_MAX_MS: Final = 30_000

@@ -58,10 +58,11 @@ class AsyncIdempotentProducer:
 
     `send` puts a record into a batch and returns; it waits only while `buffer_records` or
     `buffer_bytes` are unacknowledged. A batch goes once it is `linger_ms` old or has
-    `batch_records` or `batch_bytes`; up to `in_flight` are under way at a time. A lost connection,
-    a 429 and a 5xx are tried again with the same numbers, for up to `patience_ms` of failures in a
-    row (30 s; None: for ever), and the first failure of a row is logged as a warning with its
-    cause. `timeout_ms` is of one request; a connection is made within 4 s of it or has failed.
+    `batch_records` (500; a server takes `TOPICS_MAX_BATCH_RECORDS`, 10,000 by default, and a
+    larger batch ends the producer with what to set) or `batch_bytes`; up to `in_flight` are under
+    way at a time. A lost connection, a 429 and a 5xx are tried again with the same numbers, for up
+    to `patience_ms` of failures in a row (30 s; None: for ever), and the first failure of a row is
+    logged as a warning with its cause. `timeout_ms` is of one request; a connection is made within 4 s of it or has failed.
 
     **Epochs.** Left out, the server is asked where the producer stands and the next epoch is
     claimed, which fences any process that still writes under the name. A given `epoch` is used as

@@ -81,8 +81,20 @@ def unreachable(error: httpx.TransportError, url: str) -> Unreachable:
     """What a broken connection means."""
     sent = not isinstance(error, httpx.ConnectError | httpx.ConnectTimeout | httpx.PoolTimeout)
     if isinstance(error, httpx.TimeoutException):
-        return Unreachable(f"{url} did not answer in time", sent=sent)
+        what = "did not answer" if sent else "made no connection"
+        return Unreachable(f"{url} {what} {_within(error)}", sent=sent)
     return Unreachable(f"{url}: {str(error) or type(error).__name__}", sent=sent)
+
+
+def _within(error: httpx.TimeoutException) -> str:
+    """The time-out that passed, in words."""
+    phases = ((httpx.ConnectTimeout, "connect"), (httpx.WriteTimeout, "write"))
+    name = next((name for kind, name in phases if isinstance(error, kind)), "read")
+    try:
+        seconds = error.request.extensions["timeout"][name]
+    except (RuntimeError, KeyError, TypeError):
+        seconds = None  # an error without a request, or a transport that tells none
+    return "in time" if seconds is None else f"within {seconds:g} s"
 
 
 def is_worn(error: httpx.TransportError) -> bool:

@@ -14,7 +14,13 @@ import msgspec
 
 from topics_server.client import calls
 from topics_server.client.addresses import checked_url
-from topics_server.client.errors import BadAnswer, ClientError, StreamClosed, refusal
+from topics_server.client.errors import (
+    BadAnswer,
+    ClientError,
+    InvalidRequest,
+    StreamClosed,
+    refusal,
+)
 
 JSON: Final = "application/json"
 STREAM_EXAMPLE: Final = "http://127.0.0.1:4000/v1/stream/NAME"
@@ -139,6 +145,11 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
         if status == 403 and epoch is not None:
             return Beaten(epoch)
         error = refusal(status, headers.get("retry-after"), answer)
+        most = error.detail.get("max_batch_records")
+        if isinstance(most, int):
+            told = f"{str(error).partition(': ')[2]} in a batch; make the producer with "
+            told += f"batch_records={most}, or raise TOPICS_MAX_BATCH_RECORDS of the server"
+            return InvalidRequest(status, error.code, told, error.detail)
         if status == 409 and headers.get("stream-closed", "").lower() == "true":
             return StreamClosed(status, "stream_closed", "the stream is closed")
         return error
