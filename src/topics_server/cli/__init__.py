@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 import click
+import msgspec
 
 VERBS: Final = {
     "serve": "Start the server.",
@@ -68,14 +69,33 @@ def told_plainly() -> Iterator[None]:
     except BrokenPipeError:
         sys.stdout = None  # the interpreter's own flush must be silent
         raise SystemExit(0) from None
+    except UnicodeEncodeError as error:
+        _tell(_not_text(error))
+        raise SystemExit(2) from None
+    except msgspec.DecodeError as error:
+        # Verbs judge what they read themselves; what is left are answers of a server.
+        _tell(f"bad_answer: this is no answer of a topics server: {error}")
+        raise SystemExit(1) from None
     except OSError as error:
         where = "cannot write the output" if error.filename is None else error.filename
-        with contextlib.suppress(OSError):
-            click.echo(f"{where}: {error.strerror or error}", err=True)
+        _tell(f"{where}: {error.strerror or error}")
         with contextlib.suppress(OSError, ValueError):
             sys.stdout.close()  # what is still buffered cannot be written
         sys.stdout = None
         raise SystemExit(1) from None
+
+
+def _tell(line: str) -> None:
+    with contextlib.suppress(OSError):
+        click.echo(line, err=True)
+
+
+def _not_text(error: UnicodeEncodeError) -> str:
+    """What an argument that is no text, or an output that takes less than Unicode, comes to."""
+    if "\udc80" <= error.object[error.start] <= "\udcff":
+        shown = error.object.encode(errors="surrogateescape").decode(errors="replace")
+        return f"Error: {shown!r}: an argument is UTF-8 text, and this is not"
+    return f"the output takes {error.encoding} only: set PYTHONUTF8=1, or LC_ALL=C.UTF-8"
 
 
 class Verbs(click.Group):

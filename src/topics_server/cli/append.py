@@ -8,7 +8,7 @@ import click
 import msgspec
 
 from topics_server.cli.append_lines import Template, append_lines
-from topics_server.cli.client import Client, Failure, server_options, topic_path
+from topics_server.cli.client import Client, Failure, server_options, topic_path, wrong_text
 from topics_server.cli.lines import STANDARD_INPUT
 from topics_server.cli.output import format_options, show_object
 from topics_server.cli.producers import append_as
@@ -106,7 +106,7 @@ def _object(meta: str | None) -> bytes | None:
     try:
         msgspec.json.decode(meta, type=dict[str, msgspec.Raw])
     except (msgspec.DecodeError, UnicodeEncodeError) as error:
-        raise click.UsageError(f"--meta is not a JSON object: {error}") from None
+        raise click.UsageError(f"--meta is not a JSON object: {wrong_text(error)}") from None
     return meta.encode()
 
 
@@ -132,7 +132,7 @@ def _json(text: bytes, topic: str, argument: str | None) -> bytes:
         text.decode()
         msgspec.json.decode(text, type=msgspec.Raw)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        message = f"the data is not JSON: {error}"
+        message = f"the data is not JSON: {wrong_text(error)}"
         if argument is not None:
             quoted = msgspec.json.encode(argument.encode(errors="replace").decode()).decode()
             if "'" not in quoted:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import http.client
+import re
 import ssl
 from collections.abc import Callable, Mapping
 from typing import IO, Any, Final, ParamSpec, TypeVar
@@ -163,8 +164,9 @@ class Client:
             ) from None
         except (OSError, http.client.HTTPException) as error:
             self.close()
-            reason = str(error) or type(error).__name__
-            raise Unreachable(f"the connection to {self.url} broke: {reason}", sent=True) from None
+            raise Unreachable(
+                f"the connection to {self.url} broke: {reason_of(error)}", sent=True
+            ) from None
         if response.will_close:
             self.close()
         told = {name.lower(): value for name, value in response.headers.items()}
@@ -182,7 +184,7 @@ class Client:
                     f"cannot connect to {self.url}: no answer within {connect_s:g} s", sent=False
                 ) from None
             except (OSError, ssl.SSLError) as error:
-                reason = error.strerror or str(error)
+                reason = error.strerror or reason_of(error)
                 raise Unreachable(f"cannot connect to {self.url}: {reason}", sent=False) from None
             self._connection = connection
         assert self._connection.sock is not None, "a kept connection is open"
@@ -213,13 +215,35 @@ def refusal(status: int, retry_after: str | None, answer: bytes) -> Refused:
     return Refused(status, problem.code, message, seconds, most_records)
 
 
+def reason_of(error: Exception) -> str:
+    """What an error of a connection says, without the number that the system has for it."""
+    return re.sub(r"\[Errno -?[0-9]+\] ", "", str(error)) or type(error).__name__
+
+
+def wrong_text(error: Exception) -> str:
+    """Why a text is no JSON, in words; of what `msgspec` and decoding raise."""
+    match error:
+        case UnicodeDecodeError(start=start):
+            return f"byte {start} is not UTF-8"
+        case UnicodeEncodeError():
+            return "it is not UTF-8"
+        case RecursionError():
+            return "it is nested too deeply"
+        case _:
+            return str(error)
+
+
 def topic_path(topic: str, rest: str = "") -> str:
     """The path of a topic; whatever the name holds stays inside its segment."""
+    if not topic:
+        raise click.UsageError("a topic has a name, and this is empty")
     return f"/v0/topics/{quote(topic, safe='')}{rest}"
 
 
 def router_path(router: str) -> str:
     """The path of a router."""
+    if not router:
+        raise click.UsageError("a router has a name, and this is empty")
     return f"/v0/routers/{quote(router, safe='')}"
 
 

@@ -240,13 +240,13 @@ def clock_of() -> Finding:
 def asked(client: Client) -> Iterator[Finding]:
     """What a running server says of itself, over the way that clients take."""
     try:
-        health = msgspec.json.decode(client.call("GET", "/v0/health"))
+        health = msgspec.json.decode(client.call("GET", "/v0/health"), type=dict[str, Any])
     except Failure as error:
         yield Finding("server", FAIL, error.message, "is it running, and is this its address?")
         return
     yield Finding("server", OK, f"{client.url} answers, version {health.get('version')}")
     try:
-        ready = msgspec.json.decode(client.call("GET", "/v0/ready"))
+        ready = msgspec.json.decode(client.call("GET", "/v0/ready"), type=dict[str, Any])
         is_ready = ready.get("status") == "ready"
         advice = "" if is_ready else "a shard is read-only: see its log, restart it"
         yield Finding("ready", OK if is_ready else WARN, str(ready.get("status")), advice)

@@ -10,7 +10,7 @@ import click
 import msgspec
 
 from topics_server.cli.amounts import DURATION
-from topics_server.cli.client import Client, Unreachable, server_options, topic_path
+from topics_server.cli.client import Client, Unreachable, server_options, topic_path, wrong_text
 from topics_server.cli.output import format_options, show_object
 from topics_server.clock import random_id
 
@@ -102,7 +102,7 @@ def _json(text: bytes, queue: str, argument: str | None) -> msgspec.Raw:
         text.decode()
         msgspec.json.decode(text, type=msgspec.Raw)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        message = f"the data is not JSON: {error}"
+        message = f"the data is not JSON: {wrong_text(error)}"
         if argument not in {None, STANDARD_INPUT}:
             quoted = msgspec.json.encode(text.decode(errors="replace")).decode()
             if "'" not in quoted:
@@ -115,5 +115,5 @@ def _object(meta: str) -> msgspec.Raw:
     try:
         msgspec.json.decode(meta, type=dict[str, msgspec.Raw])
     except (msgspec.DecodeError, UnicodeEncodeError) as error:
-        raise click.UsageError(f"--meta is not a JSON object: {error}") from None
+        raise click.UsageError(f"--meta is not a JSON object: {wrong_text(error)}") from None
     return msgspec.Raw(meta.encode())

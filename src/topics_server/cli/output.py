@@ -57,7 +57,7 @@ def show_object(answer: bytes, *, as_json: bool) -> None:
     if as_json:
         write_line(answer)
         return
-    fields: dict[str, Any] = msgspec.json.decode(answer)
+    fields = msgspec.json.decode(answer, type=dict[str, Any])
     rows: list[tuple[str, str]] = []
     for name, value in fields.items():
         if name == "performance":
@@ -80,7 +80,6 @@ def show_table(
     head: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: Sequence[str] = ()
 ) -> None:
     """Print a table; columns named in `numbers` are right-aligned. No heads: no head line."""
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
@@ -89,7 +88,18 @@ def show_table(
         table.add_column(name, justify="right" if name in numbers else "left", overflow="fold")
     for row in rows:
         table.add_row(*(Text(text) for text in row))  # Text: brackets in data are no markup
-    Console(highlight=False, soft_wrap=False).print(table)
+    print_rich(table)
+
+
+def print_rich(what: Any) -> None:
+    """Print a table of rich; a reader that is gone is `BrokenPipeError`, as for any other line."""
+    from rich.console import Console
+
+    class _Console(Console):
+        def on_broken_pipe(self) -> None:
+            raise BrokenPipeError  # rich would end the process with exit code 1
+
+    _Console(highlight=False, soft_wrap=False).print(what)
 
 
 def confirm(question: str, *, yes: bool) -> None:

@@ -15,6 +15,7 @@ import msgspec
 from topics_server.cli.client import Answer, Client, Failure, Unreachable
 from topics_server.cli.output import note
 
+ID_CHARS_MAX: Final = 256
 NUMBER_MAX: Final = 2**53 - 1
 TRIES: Final = 10
 PAUSE_S: Final = 0.5
@@ -27,6 +28,8 @@ def append_as(
 
     A repeat is `{"repeated":true,…}`; one that is not ours is a `Failure`.
     """
+    if not 0 < len(producer) <= ID_CHARS_MAX or not producer.isprintable():
+        raise click.UsageError(f"a producer's id has 1 to {ID_CHARS_MAX} printable characters")
     if seq is not None and epoch is None:
         raise click.UsageError("--seq is one of an --epoch")
     is_named = seq is not None

@@ -54,6 +54,12 @@ OPTIONS: Final[tuple[Decorator, ...]] = (
 )
 
 
+class _Told(msgspec.Struct):
+    topic: str
+    config: dict[str, Any]
+    ignored: list[str] = []
+
+
 def config_options(verb: Callable[..., Any]) -> Callable[..., Any]:
     """Add an option for each field of a configuration; None where it is not given."""
     for option in reversed(OPTIONS):
@@ -80,15 +86,14 @@ def command(topic: str, client: Client, as_json: bool, **config: Any) -> None:
 
 def tell_config(answer: bytes, given: Mapping[str, Any]) -> None:
     """Say on standard error which fields the server ignored, and which have no effect on a log."""
-    told: dict[str, Any] = msgspec.json.decode(answer)
-    fields: dict[str, Any] = told["config"]
-    for name in told.get("ignored", ()):
-        close = difflib.get_close_matches(name, fields, n=1)
+    told = msgspec.json.decode(answer, type=_Told)
+    for name in told.ignored:
+        close = difflib.get_close_matches(name, told.config, n=1)
         hint = f"; did you mean {close[0]}?" if close else ""
         note(f"the server does not know {name!r} and ignored it{hint}")
     idle = sorted(name for name in QUEUE_FIELDS & given.keys() if given[name] is not None)
-    if idle and fields["type"] == "log":
+    if idle and told.config.get("type") == "log":
         note(
-            f"{told['topic']} is a log, on which {', '.join(idle)} has no effect; "
+            f"{told.topic} is a log, on which {', '.join(idle)} has no effect; "
             "a queue is made with --type queue"
         )

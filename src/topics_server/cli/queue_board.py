@@ -18,7 +18,7 @@ import msgspec
 
 from topics_server.cli.amounts import seconds
 from topics_server.cli.client import Client, Failure, Refused, server_options, topic_path
-from topics_server.cli.output import note, write_line
+from topics_server.cli.output import note, print_rich, write_line
 from topics_server.cli.stopping import stopped_by_user
 from topics_server.clock import monotonic_ms
 
@@ -192,9 +192,7 @@ def _looks(board: Board, interval_s: float) -> Iterator[list[Snapshot]]:
 
 def _show(snapshots: Sequence[Snapshot], *, as_json: bool) -> None:
     if not as_json:
-        from rich.console import Console
-
-        Console(highlight=False).print(_table(snapshots))
+        print_rich(_table(snapshots))
         return
     for snapshot in snapshots:
         fields = msgspec.structs.asdict(snapshot)

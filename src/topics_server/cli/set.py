@@ -12,6 +12,10 @@ from topics_server.cli.output import format_options, note, show_object
 from topics_server.cli.put import config_options, tell_config
 
 
+class _Changed(msgspec.Struct):
+    changed: dict[str, Any]
+
+
 @click.command("set")
 @click.argument("topic")
 @config_options
@@ -35,5 +39,5 @@ def command(
     answer = client.call("PATCH", topic_path(topic), msgspec.json.encode(patch), repeatable=True)
     show_object(answer, as_json=as_json)
     tell_config(answer, patch)
-    if msgspec.json.decode(answer)["changed"] == {}:
+    if msgspec.json.decode(answer, type=_Changed).changed == {}:
         note("nothing changed")

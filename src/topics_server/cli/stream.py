@@ -14,7 +14,7 @@ import msgspec
 
 from topics_server.amounts import SECOND_MS
 from topics_server.cli.amounts import seconds
-from topics_server.cli.client import Client, Failure, Refused, server_options
+from topics_server.cli.client import Client, Failure, Refused, server_options, wrong_text
 from topics_server.cli.lines import STANDARD_INPUT, LineFile
 from topics_server.cli.output import confirm, format_options, note, one_line, show_object
 from topics_server.cli.stopping import stopped_by_reader
@@ -151,6 +151,8 @@ def _produce(
                 writing.send(msgspec.Raw(record) if holds_json else record)
     except Undelivered as error:
         raise Failure(str(error)) from None
+    except UnicodeEncodeError:
+        raise  # told by the handler of all verbs
     except ValueError as error:
         raise click.UsageError(str(error)) from None
 
@@ -207,7 +209,7 @@ def _json(text: bytes) -> bytes:
         text.decode()
         msgspec.json.decode(text, type=msgspec.Raw)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise click.UsageError(f"a message is not JSON: {error}") from None
+        raise click.UsageError(f"a message is not JSON: {wrong_text(error)}") from None
     return text.strip()
 
 

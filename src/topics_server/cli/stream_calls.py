@@ -16,7 +16,15 @@ import click
 import httpx
 import msgspec
 
-from topics_server.cli.client import CONNECT_S, Client, Failure, Refused, Unreachable, refusal
+from topics_server.cli.client import (
+    CONNECT_S,
+    Client,
+    Failure,
+    Refused,
+    Unreachable,
+    reason_of,
+    refusal,
+)
 from topics_server.client.addresses import checked_url
 
 DOOR: Final = "/v1/stream/"
@@ -79,6 +87,9 @@ class Stream:
         query: Mapping[str, str] | None = None,
     ) -> httpx.Response:
         """One request; raises `Refused` and `Unreachable`."""
+        for name, value in (headers or {}).items():
+            if not (value.isascii() and value.isprintable()):
+                raise click.UsageError(f"{name} is plain ASCII text, and what was given is not")
         try:
             found = self._http.request(
                 method, self.url, params=query, headers=headers, content=body
@@ -95,7 +106,13 @@ class Stream:
 
     def content_type(self) -> str:
         """What the stream holds."""
-        found: str = self.ask("HEAD").headers.get("Content-Type", "")
+        try:
+            found: str = self.ask("HEAD").headers.get("Content-Type", "")
+        except Refused as refused:
+            if refused.status != 404:
+                raise
+            # The answer to HEAD has no body that could say so.
+            raise Refused(404, "stream_not_found", f"there is no stream {self.url}", None) from None
         return found
 
     @contextlib.contextmanager
@@ -142,10 +159,8 @@ def lost(error: httpx.TransportError, url: str) -> Unreachable:
     sent = not isinstance(error, httpx.ConnectError | httpx.ConnectTimeout)
     if isinstance(error, httpx.ConnectTimeout):
         return Unreachable(f"cannot connect to {url}: no answer within {CONNECT_S:g} s", sent=False)
-    what = "broke" if sent else "cannot be made"
-    return Unreachable(
-        f"the connection to {url} {what}: {str(error) or type(error).__name__}", sent=sent
-    )
+    what = f"the connection to {url} broke" if sent else f"cannot connect to {url}"
+    return Unreachable(f"{what}: {reason_of(error)}", sent=sent)
 
 
 def is_true(headers: Mapping[str, str], name: str) -> bool:

@@ -23,7 +23,7 @@ import httpx_sse
 import msgspec
 
 from topics_server.cli.amounts import duration
-from topics_server.cli.client import CONNECT_S, Client, Refused, Unreachable, refusal
+from topics_server.cli.client import CONNECT_S, Client, Refused, Unreachable, reason_of, refusal
 from topics_server.cli.output import note
 
 HEARTBEAT_MS: Final = 15_000
@@ -321,7 +321,7 @@ def _in_words(error: httpx.TransportError) -> str:
     if isinstance(error, httpx.ReadTimeout):
         return "the server is silent"
     if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
-        return f"cannot connect: {error}"
+        return f"cannot connect: {reason_of(error)}"
     if isinstance(error, httpx_sse.SSEError):
         return str(error)
     return "the connection broke"

@@ -127,6 +127,8 @@ def command(
             backoff=Backoff(base_ms=retry_ms, cap_ms=retry_max_ms),
             grace_ms=grace_ms,
         )
+    except UnicodeEncodeError:
+        raise  # told by the handler of all verbs
     except ValueError as error:
         raise click.UsageError(str(error)) from None
     try:

@@ -62,7 +62,8 @@ class AsyncIdempotentProducer:
     larger batch ends the producer with what to set) or `batch_bytes`; up to `in_flight` are under
     way at a time. A lost connection, a 429 and a 5xx are tried again with the same numbers, for up
     to `patience_ms` of failures in a row (30 s; None: for ever), and the first failure of a row is
-    logged as a warning with its cause. `timeout_ms` is of one request; a connection is made within 4 s of it or has failed.
+    logged as a warning with its cause. `timeout_ms` is of one request; a connection is made within
+    4 s of it or has failed.
 
     **Epochs.** Left out, the server is asked where the producer stands and the next epoch is
     claimed, which fences any process that still writes under the name. A given `epoch` is used as

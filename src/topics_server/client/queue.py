@@ -6,6 +6,7 @@ raises the kinds of `errors`; `Unreachable` after the patience of the call is us
 
 from __future__ import annotations
 
+import re
 import ssl
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from types import TracebackType
@@ -83,7 +84,8 @@ def unreachable(error: httpx.TransportError, url: str) -> Unreachable:
     if isinstance(error, httpx.TimeoutException):
         what = "did not answer" if sent else "made no connection"
         return Unreachable(f"{url} {what} {_within(error)}", sent=sent)
-    return Unreachable(f"{url}: {str(error) or type(error).__name__}", sent=sent)
+    reason = re.sub(r"\[Errno -?[0-9]+\] ", "", str(error)) or type(error).__name__
+    return Unreachable(f"{url}: {reason}", sent=sent)
 
 
 def _within(error: httpx.TimeoutException) -> str:
