@@ -921,6 +921,8 @@ TOP = {
     "cli": driver("cli.*"),
     "cli.client": driver("client.*"),
     "cli.stream_calls": driver("cli", "cli.*", "client.*"),
+    # The key that a health check shows.
+    "cli.health": driver("cli", "cli.*", "key_file", "settings"),
     "cli.*": driver("cli", "cli.*", "settings", "wal.*", "server"),
 }
 

@@ -1,8 +1,9 @@
 """The keys as configured: those of the environment and those of the file, read anew when asked.
 
-The only reader of `TOPICS_API_KEYS_FILE`. A file that others may read is no secret and is refused;
-one that systemd hands over (`LoadCredential`) may be its group's, as access lists show there.
-*Blocking.* Called by `settings` (is it there?), `node` (at start) and `server` (on SIGHUP).
+The only reader of `TOPICS_API_KEYS_FILE`, and of `TOPICS_TOKEN_FILE`. A file of keys that others
+may read is no secret and is refused; one that systemd hands over (`LoadCredential`) may be its
+group's, as access lists show there. *Blocking.* Called by `settings` (is it there?), `node` (at
+start), `server` (on SIGHUP) and `cli/health`.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ import stat
 from pathlib import Path
 from typing import Final
 
-from topics_server.api.keys import Grant, KeysError, parse_key_lines
+from topics_server.api.keys import Grant, parse_key_lines
+from topics_server.api.keys import KeysError as KeysError
 
 _BYTES_MAX: Final = 1_048_576
 
@@ -36,13 +38,25 @@ def configured_keys(
     return own + grants
 
 
-def _text_of(path: Path, credentials: str | None) -> str:
+def first_key(path: Path) -> str:
+    """The key that a client shows: the first of a file of keys, without scopes and prefixes.
+
+    Raises `KeysError` with one line of its own.
+    """
+    lines = [line.strip() for line in _text_of(path, None, is_shared=True).splitlines()]
+    for line in lines:
+        if line and not line.startswith("#"):
+            return line.partition(":")[0]
+    raise KeysError("it has no key")
+
+
+def _text_of(path: Path, credentials: str | None, *, is_shared: bool = False) -> str:
     try:
         with open(path, "rb", opener=_open_without_waiting) as file:
             mode = os.fstat(file.fileno()).st_mode
             if not stat.S_ISREG(mode):
                 raise KeysError("it is no file")
-            if mode & _forbidden_mode(path, credentials):
+            if not is_shared and mode & _forbidden_mode(path, credentials):
                 raise KeysError("others may read it: chmod 600")
             content = file.read(_BYTES_MAX + 1)
     except OSError as error:

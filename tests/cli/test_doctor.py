@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.cli.conftest import Topics
-from tests.contract.driver import Api
+from tests.contract.driver import Api, Server, eventually
 from topics_server.cli import doctor
 from topics_server.cli.doctor import FAIL, OK, WARN
 
@@ -83,6 +87,62 @@ def test_health_asks_where_the_settings_say(topics: Topics, api: Api) -> None:
     port = api.url.rpartition(":")[2]
     topics.env = {"TOPICS_URL": "", "TOPICS_HOST": "0.0.0.0", "TOPICS_PORT": port}
     assert topics.good("health").value["status"] == "ok"
+
+
+@pytest.fixture
+def guarded(tmp_path: Path) -> Iterator[Server]:
+    """A server whose probes ask for a key."""
+    keys = tmp_path / "keys"
+    keys.write_text("# of the checks\n\nprobe-key:read\nother-key\n")
+    keys.chmod(0o600)
+    server = Server(tmp_path, {"TOPICS_API_KEYS_FILE": str(keys), "TOPICS_PROBE_AUTH": "1"})
+    server.process = server.spawn()
+    told = tmp_path / "port"
+    eventually(lambda: told.exists() and told.read_text().strip().isdigit(), "it listens", 30)
+    yield server
+    server.stop()
+
+
+def test_health_shows_its_key_to_a_server_that_asks_probes_for_one(
+    alone: Topics, guarded: Server, tmp_path: Path
+) -> None:
+    port = (tmp_path / "port").read_text().strip()
+    there = {"TOPICS_URL": "", "TOPICS_HOST": "127.0.0.1", "TOPICS_PORT": port}
+    alone.env = there
+    eventually(lambda: alone("health").code == 1, "it answers")
+    told = alone("health").err
+    assert "TOPICS_PROBE_AUTH" in told
+    assert "TOPICS_TOKEN_FILE" in told
+    for given in (
+        {"TOPICS_TOKEN": "other-key"},
+        {"TOPICS_TOKEN_FILE": str(tmp_path / "keys")},
+        # The one in the environment wins, as everywhere.
+        {"TOPICS_TOKEN": "other-key", "TOPICS_TOKEN_FILE": "/nowhere"},
+    ):
+        alone.env = there | given
+        eventually(lambda: alone("health", "--ready").code == 0, "it is ready", 20)
+        assert alone("health").code == 0
+    alone.env = there | {"TOPICS_TOKEN": "wrong-key"}
+    ran = alone("health")
+    assert ran.code == 1
+    assert "unauthorized" in ran.err
+    assert "wrong-key" not in ran.err
+
+
+@pytest.mark.parametrize("kind", ["absent", "empty", "folder", "fifo"])
+def test_a_token_file_that_is_none_is_one_line(alone: Topics, tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "token"
+    if kind == "empty":
+        path.write_text("\n# no key\n")
+    elif kind == "folder":
+        path.mkdir()
+    elif kind == "fifo":
+        os.mkfifo(path)
+    alone.env = {"TOPICS_TOKEN_FILE": str(path)}
+    ran = alone("health")
+    assert ran.code == 1
+    (line,) = ran.err.splitlines()
+    assert str(path) in line
 
 
 def test_config_exits_with_1_for_what_would_be_refused(alone: Topics) -> None:

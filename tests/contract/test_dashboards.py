@@ -32,7 +32,12 @@ def rules() -> list[dict[str, Any]]:
 def expressions() -> Iterator[str]:
     for rule in rules():
         yield rule["expr"]
-    for panel in json.loads(DASHBOARD.read_text())["panels"]:
+    dashboard = json.loads(DASHBOARD.read_text())
+    for variable in dashboard["templating"]["list"]:
+        if variable["type"] == "query":
+            (found,) = re.findall(r"^label_values\((.+), instance\)$", variable["query"])
+            yield found
+    for panel in dashboard["panels"]:
         for target in panel["targets"]:
             yield target["expr"]
 

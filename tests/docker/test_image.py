@@ -17,7 +17,7 @@ from typing import Any, Final
 import httpx
 import pytest
 
-from tests.contract.driver import ROOT, START_WITHIN_S, Api, eventually
+from tests.contract.driver import START_WITHIN_S, Api, eventually
 from tests.docker.image import Built, only, settings_of
 from topics_server.settings import Settings, variable
 
@@ -144,6 +144,31 @@ def test_without_keys_it_refuses_to_listen_on_all_addresses(container: Container
     assert "TOPICS_API_KEYS" in line
 
 
+@pytest.mark.parametrize("way", ["TOPICS_TOKEN", "TOPICS_TOKEN_FILE"])
+def test_the_health_check_works_where_probes_ask_for_a_key(
+    container: Container, tmp_path: Path, way: str
+) -> None:
+    """As compose.yaml has it: one secret, which is the server's file of keys and the check's."""
+    secret = container.built.root / "api-keys"
+    secret.write_text("probe-key:read\n")
+    secret.chmod(0o600)
+    if os.geteuid() == 0:
+        os.chown(secret, container.user, container.group)
+    given = {"TOPICS_TOKEN": "probe-key", "TOPICS_TOKEN_FILE": str(secret)}
+    container.env |= {"TOPICS_API_KEYS_FILE": str(secret), "TOPICS_PROBE_AUTH": "1"}
+    check = json.loads(only(container.built.final_stage, "HEALTHCHECK").partition(" CMD ")[2])
+    api = container.start()
+    container.env["TOPICS_URL"] = api.url
+    unhealthy = container.run(*container.command(*check[1:]))
+    assert unhealthy.returncode == 1
+    assert b"TOPICS_TOKEN_FILE" in unhealthy.stderr
+    container.env[way] = given[way]
+    healthy = container.run(*container.command(*check[1:]))
+    assert healthy.returncode == 0, healthy.stderr
+    assert container.stop()[0] == 0
+    api.close()
+
+
 def test_it_runs_as_its_user_is_healthy_and_ends_in_time_with_everything_synced(
     container: Container,
 ) -> None:
@@ -226,19 +251,3 @@ class Writer:
             thread.join()
         self._api.close()
         return ended
-
-
-# -- compose -------------------------------------------------------------------------------------
-
-
-def test_compose_names_files_that_are_there_and_settings_that_exist() -> None:
-    text = (ROOT / "docker" / "compose.yaml").read_text()
-    for path in re.findall(r"- \./([\w./-]+):", text):
-        if path != "tls":
-            assert (ROOT / "docker" / path).is_file(), path
-    assert "dockerfile: docker/Dockerfile" in text
-    named = set(re.findall(r"^ +(TOPICS_[A-Z_]+):", text, re.MULTILINE))
-    assert named
-    assert text.count("read_only: true") == 2
-    assert text.count("cap_drop: [ALL]") == 2
-    assert text.count("no-new-privileges:true") == 2

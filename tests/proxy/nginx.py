@@ -88,7 +88,8 @@ class Proxy:
         main = (SHIPPED / "nginx.conf").read_text()
         replacements = {
             "/tmp/nginx": f"{mine}/nginx",
-            "/dev/stderr": f"{mine}/error.log",
+            "/tmp/topics.conf": f"{mine}/topics.conf",
+            "error_log stderr": f"error_log {mine}/error.log",
             "worker_processes auto": "worker_processes 1",
             "worker_rlimit_nofile 65536;": "",
             "worker_connections 32768": "worker_connections 512",
@@ -97,14 +98,14 @@ class Proxy:
         path.write_text(filled(main, replacements))
         topics = (SHIPPED / "topics.conf").read_text()
         replacements = {
-            "server topics:4000;": f"server 127.0.0.1:{upstream_port};",
-            "listen [::]:443 ssl http2;": "",
-            "listen [::]:80;": "",
+            "server 127.0.0.1:4000;": f"server 127.0.0.1:{upstream_port};",
+            "listen [::]:443 ssl http2 default_server;": "",
+            "listen [::]:80 default_server;": "",
             "listen 443 ssl": f"listen 127.0.0.1:{self.port} ssl",
-            "listen 80;": f"listen 127.0.0.1:{self.plain_port};",
+            "listen 80 default_server;": f"listen 127.0.0.1:{self.plain_port} default_server;",
             "/etc/nginx/tls/": f"{mine}/tls/",
-            "/dev/stderr": f"{mine}/error.log",
-            "/dev/stdout": f"{mine}/access.log",
+            "/var/log/nginx/topics.error.log": f"{mine}/error.log",
+            "/var/log/nginx/topics.access.log": f"{mine}/access.log",
         }
         (self.directory / "topics.conf").write_text(filled(topics, replacements))
         return path

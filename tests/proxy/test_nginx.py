@@ -297,7 +297,7 @@ def test_tail_goes_on_over_restarts_with_none_missing_and_none_twice(
         "TOPICS_URL": proxy.url,
     }
     errors_path = tmp_path / "errors"
-    command = [*python_topics(), "tail", "tailed", "--from-start", "--json", "-n", "90"]
+    command = [*python_topics(), "tail", "tailed", "--from-start", "--json", "--limit", "90"]
     seen: list[int] = []
     with (
         errors_path.open("wb") as errors,
