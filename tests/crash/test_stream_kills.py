@@ -1,10 +1,14 @@
-"""Analytics, must-show 4: a streaming query killed between and in batches writes exactly once.
+"""A streaming query whose driver is killed writes every record once, in both modes.
 
-The driver is a process of its own, so is its JVM; both are killed. `--stream-kills` says how often.
+The driver is a process of its own, so is its JVM; both are killed with SIGKILL, between batches and
+in the middle of them. Meanwhile manifests vanish and come back, and segments move to the cold
+folder: the query may end with an error of its own, and is started again. `--stream-kills` says how
+often it is killed; tests/spark has a short run of the same.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import os
@@ -14,7 +18,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -25,64 +28,150 @@ from tests.contract.driver import ROOT, Api, Server, eventually, good
 STREAM = """
 import sys
 from spark_jobs.session import spark_session
-data, out, checkpoint = sys.argv[1:]
-spark = spark_session("killed", master="local[2]", config={"spark.driver.memory": "700m"})
-frame = spark.readStream.format("topics").option("maxRecordsPerTrigger", "40").load(data)
+data, cold, out, checkpoint, mode = sys.argv[1:]
+spark = spark_session("killed", master="local[2]", config={
+    "spark.driver.memory": "700m", "spark.sql.codegen.wholeStage": "false",
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"})
+frame = (spark.readStream.format("topics").option("maxRecordsPerTrigger", "40")
+         .option("failOnDataLoss", mode).option("coldDir", cold).load(data))
 query = (frame.writeStream.format("parquet").option("checkpointLocation", checkpoint)
          .trigger(processingTime="50 milliseconds").start(out))
 print("STARTED", flush=True)
 query.awaitTermination()
 """
+TOPICS = ("a", "b", "c")
+# Of a driver to start and write a batch, on a machine that has other things to do.
+WITHIN_S = 120
 
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Server]:
-    """A server that stays up."""
-    made = Server(tmp_path / "server", {"TOPICS_WAL_SHARDS": "1"})
+    """A server that stays up, and moves segments to a cold folder."""
+    directory = tmp_path / "server"
+    env = {"TOPICS_WAL_SHARDS": "1", "TOPICS_HOT_RETAIN_SEGMENTS": "1"}
+    made = Server(directory, {**env, "TOPICS_COLD_DIR": str(directory / "cold")})
     yield made
     if made.process is not None:
         made.stop()
 
 
 @pytest.mark.crash
-@pytest.mark.timeout(3600)
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize("mode", ["true", "false"])
 def test_a_killed_query_writes_every_record_once(
-    server: Server, tmp_path: Path, request: pytest.FixtureRequest
+    server: Server, tmp_path: Path, mode: str, request: pytest.FixtureRequest
 ) -> None:
-    """Must-show 4: `kill -9` between and in the middle of batches; the sink is exact."""
+    """`failOnDataLoss` is `mode`."""
+    kills = int(request.config.getoption("--stream-kills", default=1))
+    kill_drivers(server, tmp_path, mode, kills)
+
+
+def kill_drivers(server: Server, tmp_path: Path, mode: str, kills: int) -> None:
+    """Kill so many drivers, let the last one finish, and look at the sink."""
     if importlib.util.find_spec("pyspark") is None:
         pytest.skip("PySpark is not installed; ./run spark-setup installs it")
     if find_java() is None:
         pytest.skip(NO_JAVA)
-    kills = int(request.config.getoption("--stream-kills", default=1))
-    chance = random.Random(kills)
+    chance = random.Random(f"{mode} {kills}")
     api = server.start()
+    cold = server.directory / "cold"
     out, checkpoint = tmp_path / "out", tmp_path / "checkpoint"
-    total = 0
-    for kill in range(kills + 1):
-        for topic in ("a", "b"):
-            add_sealed(api, topic, 60)
-            total += 60
-        process = start_stream(server.data_dir, out, checkpoint)
-        try:
-            begun = committed(checkpoint)
+    words = [str(each) for each in (server.data_dir, cold, out, checkpoint, mode)]
+    heads = dict.fromkeys(TOPICS, 0)
+    killed = vanished = 0
+    for _ in range(5 * kills):
+        if killed == kills:
+            break
+        for topic in TOPICS:
+            count = chance.choice([20, 60])
+            add_sealed(api, topic, count)
+            heads[topic] += count
+            # A change that is published; behind it segments are looked at, and turn cold.
+            good(api.put(topic, {"cap_records": 10_000 + heads[topic]}))
+        with driver(words) as process:
             # Now at once, now after some batches, now somewhere within one.
-            wanted = begun + chance.choice([0, 1, 1, 2])
-            eventually(partial(reached, checkpoint, wanted), "batches are written", 120)
+            wanted = committed(checkpoint) + chance.choice([0, 1, 1, 2])
+            _wait(process, checkpoint, wanted)
+            away: list[Path] = []
+            for manifest in sorted(server.data_dir.glob("segments/*/manifest")):
+                if chance.random() < 0.5:
+                    away += hidden(manifest)
+            vanished += len(away)
+            time.sleep(chance.random())
+            for path in away[: chance.randint(0, len(away))]:  # some stay away over the kill
+                shown_again(path)
             time.sleep(chance.random() * 0.4)
-            if kill == kills:
-                eventually(partial(holds, out, total), "everything is written", 120)
-        finally:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+            killed += process.poll() is None
+        for path in away:
+            shown_again(path)
+    assert killed == kills
+    assert vanished
+    assert any(cold.rglob("*.data")), "segments have moved"
+    for _ in range(3):
+        with driver(words) as process:
+            _wait_for_rows(process, out, sum(heads.values()), WITHIN_S + kills * 10)
+            if process.poll() is None:
+                time.sleep(1)  # were there more to come, it would
+                break
     import pyarrow.parquet as pq
 
     rows: list[tuple[str, int]] = []
     for path in sink_files(out):
         table = pq.read_table(path, partitioning=None)
         rows += zip(table["topic"].to_pylist(), table["seq"].to_pylist(), strict=True)
-    assert len(rows) == len(set(rows)) == total
-    assert set(rows) == {(t, n) for t in ("a", "b") for n in range(1, total // 2 + 1)}
+    assert len(rows) == len(set(rows)), "none twice"
+    assert set(rows) == {(t, n) for t in TOPICS for n in range(1, heads[t] + 1)}, "none is missing"
+
+
+def _wait(process: subprocess.Popen[bytes], checkpoint: Path, batches: int) -> None:
+    """Until so many batches are done, or the query has ended by itself."""
+    eventually(
+        lambda: process.poll() is not None or committed(checkpoint) >= batches,
+        "batches are written",
+        WITHIN_S,
+    )
+
+
+def _wait_for_rows(process: subprocess.Popen[bytes], out: Path, rows: int, within_s: float) -> None:
+    """Until so many rows are in the sink, or the query has ended by itself."""
+    eventually(
+        lambda: process.poll() is not None or holds(out, rows), "everything is written", within_s
+    )
+
+
+@contextlib.contextmanager
+def driver(words: list[str]) -> Iterator[subprocess.Popen[bytes]]:
+    """A driver in a process group of its own, which is killed behind the block."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", STREAM, *words],
+        cwd=ROOT,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    try:
+        yield process
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def hidden(manifest: Path) -> list[Path]:
+    """Take a manifest away; where it is now, or nothing where the server replaces it just now."""
+    away = manifest.with_name("manifest.away")
+    try:
+        manifest.rename(away)
+    except FileNotFoundError:
+        return []
+    return [away]
+
+
+def shown_again(away: Path) -> None:
+    """Bring a manifest back, unless the server has written a newer one meanwhile."""
+    with contextlib.suppress(FileExistsError, FileNotFoundError):
+        os.link(away, away.with_name("manifest"))
+    away.unlink(missing_ok=True)
 
 
 def add_sealed(api: Api, topic: str, count: int) -> None:
@@ -91,26 +180,10 @@ def add_sealed(api: Api, topic: str, count: int) -> None:
     good(api.http.post("/v0/admin/seal", json={"topics": [topic]}))
 
 
-def start_stream(data: Path, out: Path, checkpoint: Path) -> subprocess.Popen[bytes]:
-    """A driver of its own, in a process group of its own."""
-    return subprocess.Popen(
-        [sys.executable, "-c", STREAM, str(data), str(out), str(checkpoint)],
-        cwd=ROOT,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-
-
 def committed(checkpoint: Path) -> int:
     """Batches that the checkpoint says are done."""
     folder = checkpoint / "commits"
     return len([p for p in folder.glob("*") if p.name.isdigit()]) if folder.exists() else 0
-
-
-def reached(checkpoint: Path, batches: int) -> bool:
-    """Whether so many batches are done."""
-    return committed(checkpoint) >= batches
 
 
 def holds(out: Path, rows: int) -> bool:
