@@ -3,6 +3,8 @@
     scan      six queries over segments, Parquet (zstd) and JSON lines of the same records
     scaling   full scans of more and more records, and of the same records in more segments
     export    rows a second of `topics export`
+    plan      10,000 segments planned on the driver, and a stream's trigger behind them
+    compare   scan and plan of another build (--base ROOT) and of this one, in turns
     beside    a server's append latencies, without and with a full scan on the same machine
 
 Sides take turns, round by round, and the fastest round of each counts: on a noisy machine that is
@@ -15,6 +17,7 @@ import argparse
 import gc
 import json
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -24,6 +27,7 @@ from typing import Any, Final
 
 from benchmarks.sealed_data import START_MS, STEP_MS, make_sealed
 
+ROOT: Final = Path(__file__).resolve().parents[1]
 SIDES: Final = ("segments", "parquet", "json")
 SCALES: Final = (100_000, 300_000, 1_000_000, 3_000_000, 10_000_000)
 SEGMENTS: Final = (10, 100, 1_000, 10_000)
@@ -231,7 +235,116 @@ def beside(spark: Any, given: argparse.Namespace) -> dict[str, Any]:
     return found
 
 
-CASES: Final = {"scan": scan, "scaling": scaling, "export": export, "beside": beside}
+def _planned(root: Path, data_dir: Path) -> dict[str, Any]:
+    """What `benchmarks/planning.py` says of the build in `root`."""
+    done = subprocess.run(
+        [str(root / ".venv" / "bin" / "python"), str(ROOT / "benchmarks/planning.py"), data_dir],
+        cwd=root,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def _many_segments(given: argparse.Namespace) -> Path:
+    records = min(1_000_000, given.records)
+    return make_sealed(given.dir, records, -(-records // SEGMENTS[-1]))
+
+
+def plan(_spark: Any, given: argparse.Namespace) -> dict[str, Any]:
+    """The cost of 10,000 segments on the driver, of this build."""
+    found = _planned(ROOT, _many_segments(given))
+    say(", ".join(f"{name} {value}" for name, value in found.items()))
+    return found
+
+
+def compare(_spark: Any, given: argparse.Namespace) -> dict[str, Any]:
+    """Scan and plan of two builds in turns: base, this, base, this; the faster turn of each.
+
+    Each build runs its own benchmark with its own interpreter, on the same files, which the base
+    makes: a newer build reads what an older one wrote.
+    """
+    if given.base is None:
+        raise SystemExit("compare: --base names the checkout of the other build, with its .venv")
+    builds = {"base": given.base.resolve(), "this": ROOT}
+    made: dict[str, list[dict[str, dict[str, float]]]] = {name: [] for name in builds}
+    plans: dict[str, list[dict[str, float]]] = {name: [] for name in builds}
+    for turn in range(given.turns):
+        for name, root in builds.items():
+            say(f"-- {name}, turn {turn + 1} of {given.turns}: scan")
+            report = given.dir / f"{name}.json"
+            words = ["scan", "--dir", given.dir, "--json", report, "--rounds", given.rounds]
+            words += ["--records", given.records, *(["--only", given.only] if given.only else [])]
+            subprocess.run(
+                [str(root / ".venv/bin/python"), "-m", "benchmarks.analytics", *map(str, words)],
+                cwd=root,
+                stdout=subprocess.DEVNULL,
+                check=True,
+            )
+            made[name].append(json.loads(report.read_text("utf-8"))["scan"]["seconds"])
+        data_dir = _many_segments_of(builds["base"], given)
+        for name, root in builds.items():
+            plans[name].append(_planned(root, data_dir))
+            say(f"-- {name}: plan {plans[name][-1]}")
+    scans = {
+        name: {
+            query: {side: min(each[query][side] for each in turns) for side in SIDES}
+            for query in turns[0]
+        }
+        for name, turns in made.items()
+    }
+    best = {
+        name: {key: min(each[key] for each in turns) for key in turns[0]}
+        for name, turns in plans.items()
+    }
+    say(_table(scans, best))
+    return {"records": given.records, "scan": scans, "plan": best, "all_plans": plans}
+
+
+def _many_segments_of(root: Path, given: argparse.Namespace) -> Path:
+    """The directory of 10,000 segments, made by another build."""
+    code = (
+        "import sys; from pathlib import Path; from benchmarks.sealed_data import make_sealed; "
+        "print(make_sealed(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])))"
+    )
+    records = min(1_000_000, given.records)
+    words = [given.dir, records, -(-records // SEGMENTS[-1])]
+    done = subprocess.run(
+        [str(root / ".venv/bin/python"), "-c", code, *map(str, words)],
+        cwd=root,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    return Path(done.stdout.split()[-1])
+
+
+def _table(scans: dict[str, Any], plans: dict[str, Any]) -> str:
+    """Both builds side by side, as Markdown."""
+    lines = ["", "| seconds | base | this | Parquet | JSON lines |", "|---|---|---|---|---|"]
+    for query, this in scans["this"].items():
+        ours = [scans["base"][query]["segments"], this["segments"], this["parquet"], this["json"]]
+        lines.append(f"| {query} | " + " | ".join(f"{each:.2f}" for each in ours) + " |")
+    lines += ["", "| 10,000 segments | base | this |", "|---|---|---|"]
+    for name, value in plans["this"].items():
+        lines.append(f"| {name} | {plans['base'][name]} | {value} |")
+    return "\n".join(lines)
+
+
+CASES: Final = {
+    "scan": scan,
+    "scaling": scaling,
+    "export": export,
+    "plan": plan,
+    "compare": compare,
+    "beside": beside,
+}
+# Of these all, unless some are named.
+USUAL: Final = ("scan", "scaling", "export", "plan", "beside")
+# They start processes of their own, and a JVM beside these would only disturb.
+WITHOUT_SPARK: Final = frozenset({"plan", "compare", "export"})
 
 
 def main() -> int:
@@ -241,10 +354,12 @@ def main() -> int:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("cases", nargs="*", default=list(CASES), help=", ".join(CASES))
+    parser.add_argument("cases", nargs="*", default=list(USUAL), help=", ".join(CASES))
     parser.add_argument("--records", type=int, default=5_000_000)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", help="queries of scan, by a word of their names, by commas")
+    parser.add_argument("--base", type=Path, metavar="ROOT", help="compare: the other checkout")
+    parser.add_argument("--turns", type=int, default=2, help="compare: of each build (2)")
     parser.add_argument("--seconds", type=int, default=20, help="of appends, per side")
     parser.add_argument("--dir", type=Path, default=Path(tempfile.gettempdir(), "topics-analytics"))
     parser.add_argument("--json", type=Path, metavar="FILE")
@@ -255,17 +370,20 @@ def main() -> int:
     given.dir.mkdir(parents=True, exist_ok=True)
     from spark_jobs.session import spark_session
 
-    spark = spark_session(
-        "topics analytics", master="local[2]", config={"spark.driver.memory": "4g"}
-    )
+    spark: Any = None
     report: dict[str, Any] = {}
     try:
         for name in given.cases:
+            if spark is None and name not in WITHOUT_SPARK:
+                spark = spark_session(
+                    "topics analytics", master="local[2]", config={"spark.driver.memory": "4g"}
+                )
             report[name] = CASES[name](spark, given)
             if given.json is not None:
                 given.json.write_text(json.dumps(report, indent=1) + "\n", "utf-8")
     finally:
-        spark.stop()
+        if spark is not None:
+            spark.stop()
     sys.stdout.write(json.dumps(report, indent=1) + "\n")
     return 0
 

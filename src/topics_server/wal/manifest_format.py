@@ -15,6 +15,7 @@ new version.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import struct
 from typing import Any, Final
@@ -116,9 +117,15 @@ def decode_manifest(encoded: bytes) -> Manifest:
     return manifest
 
 
+@functools.cache
+def _names_of(kind: Any) -> frozenset[str]:
+    """The fields of a dataclass: asked for once, not for each of ten thousand segments."""
+    return frozenset(field.name for field in dataclasses.fields(kind))
+
+
 def _known(kind: Any, fields: dict[str, Any], **given: Any) -> Any:
     """A value of a dataclass from the fields it knows; later versions may have added others."""
-    names = {field.name for field in dataclasses.fields(kind)}
+    names = _names_of(kind)
     return kind(**{name: value for name, value in fields.items() if name in names}, **given)
 
 
