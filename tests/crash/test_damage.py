@@ -10,6 +10,7 @@ from __future__ import annotations
 import concurrent.futures
 import fnmatch
 import functools
+import itertools
 import multiprocessing
 import os
 import random
@@ -20,7 +21,18 @@ from typing import Final
 
 import pytest
 
-from tests.storage.damage import ENDS, Case, End, Tally, cases_of, make_store, run_cases
+from tests.storage.damage import (
+    ENDS,
+    OUTCOMES,
+    TOGETHER,
+    Case,
+    End,
+    Tally,
+    cases_of,
+    judge_together,
+    make_store,
+    run_cases,
+)
 
 _CHUNK: Final = 100
 _STORE: Final = functools.lru_cache(make_store)
@@ -100,3 +112,41 @@ def test_damage_is_harmless_told_or_refused_by_name(end: End, asked: Asked) -> N
     print(f"\n{end}: {len(cases)} cases, {len(cases) / seconds:.0f} cases/s\n{tally.table()}")
     told = "\n".join(map(str, tally.findings[:40]))
     assert not tally.findings, f"{len(tally.findings)} findings:\n{told}"
+
+
+# What must be among the kinds of files that are replaced as one, or the start notices.
+_ANCHORS: Final[dict[tuple[str, End], frozenset[str]]] = {
+    ("an earlier run", "killed"): frozenset(TOGETHER),
+    ("an earlier run", "power"): frozenset(TOGETHER),
+    ("an earlier run", "clean"): frozenset(TOGETHER),
+    ("the same run", "killed"): frozenset({"journal", "end marks"}),
+    ("the same run", "power"): frozenset({"journal", "end marks"}),
+    ("the same run", "clean"): frozenset({"journal", "end marks", "snapshots"}),
+}
+
+
+@pytest.mark.crash
+@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("copy", ["an earlier run", "the same run"])
+def test_only_older_copies_of_every_anchor_together_are_silent(copy: str, end: End) -> None:
+    """Every set of kinds of files is replaced by an older copy: prints those that nobody notices.
+
+    Nothing that is left knows better in these: a copy of the whole store, made in an earlier run;
+    journal and end marks of the same run, where no snapshot, flag or segment was made since.
+    """
+    store = _STORE(end)
+    older = store.older if copy == "an earlier run" else store.same_run
+    assert older is not None
+    kinds = tuple(TOGETHER)
+    outcomes = {
+        names: judge_together(store, older, names)
+        for count in range(1, len(kinds) + 1)
+        for names in itertools.combinations(kinds, count)
+    }
+    silent = {names: found for names, found in outcomes.items() if found not in OUTCOMES}
+    print(f"\n{end}, copies of {copy}: {len(silent)} of {len(outcomes)} sets are silent")
+    for names, found in silent.items():
+        print(f"  {' + '.join(names)}: {found}")
+    assert kinds in silent, "all of a store as it was is a store"
+    for names in silent:
+        assert _ANCHORS[copy, end] <= set(names), (names, silent[names])

@@ -17,9 +17,10 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import fnmatch
 import random
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -83,6 +84,8 @@ class StoreCopy:
     now_ms: int
     settings: Mapping[str, Any]
     is_quiet: bool = True
+    # The same directory in its last run, some time before its end; None if nobody made that copy.
+    same_run: DiskImage | None = None
     # Heads that somebody was told, by topic; what lies above may be a write that was cut short.
     told_heads: Mapping[str, int] = field(default_factory=dict)
 
@@ -167,6 +170,7 @@ class _Maker:
     def __init__(self, seed: int) -> None:
         self.world = World(seed, **_SETTINGS)
         self.number = 0
+        self.same_run: DiskImage | None = None
 
     @property
     def store(self) -> Store:
@@ -228,6 +232,7 @@ class _Maker:
         self.delete("jobs", 3, None)
         self.rest()
         self.checkpoint()
+        self.same_run = self.world.disk.image()
         self.append("capped", 2)
         for name in ("fsync", "disk"):
             self.append(name, 5, tag="t")
@@ -253,7 +258,8 @@ def make_store(end: End) -> StoreCopy:
             world.crash("kill" if end == "killed" else "power")
         # What a start makes of the undamaged store is what readers are shown from then on.
         image = world.disk.image()
-        return copied(end, image, older, world.clock.base_ms, _SETTINGS)
+        store = copied(end, image, older, world.clock.base_ms, _SETTINGS)
+        return dataclasses.replace(store, same_run=maker.same_run)
 
 
 def copied(
@@ -264,10 +270,11 @@ def copied(
     world = _world_on(store)
     with world.life(0):
         node = world.start()
+        topics = _topics_of(world)
         after = world.disk.image().files
         return dataclasses.replace(
             store,
-            topics=_topics_of(world),
+            topics=topics,
             epochs=dict(node.registry.dropped_epochs),
             superseded=frozenset(
                 path for path, content in store.image.files.items() if after.get(path) != content
@@ -364,6 +371,42 @@ def _forbid(disk: FakeDisk, path: str, fault: Fault, *ops: Op | Look) -> None:
         disk.fail(op, fault, path=path, times=None)
 
 
+# What an administrator may put back as one: by name, patterns of paths.
+TOGETHER: Final[dict[str, tuple[str, ...]]] = {
+    "journal": ("data/wal/*.wal",),
+    "end marks": ("data/wal/*.end",),
+    "FORMAT": ("data/FORMAT",),
+    "snapshots": ("data/snapshots/*",),
+    "manifests": ("data/segments/*/manifest",),
+    "segments": ("data/segments/*.data", "data/segments/*.idx"),
+    "cold folder": ("cold/*",),
+}
+
+
+def judge_together(store: StoreCopy, older: DiskImage, names: Sequence[str]) -> Outcome | str:
+    """All files of these kinds are replaced by older ones: the outcome, or what is wrong."""
+    world = _world_on(store)
+    disk = world.disk
+    for path in [path for path in store.image.files if _is_one_of(path, names)]:
+        if path not in older.files:
+            disk.lose(path)
+    for path, content in older.files.items():
+        if _is_one_of(path, names):
+            disk.put(path, content)
+    with world.life(0):
+        try:
+            world.start()
+            return _compare(store, _topics_of(world))
+        except StorageError:
+            return "refused"
+        except _Wrong as wrong:
+            return str(wrong)
+
+
+def _is_one_of(path: str, names: Sequence[str]) -> bool:
+    return any(fnmatch.fnmatch(path, pattern) for name in names for pattern in TOGETHER[name])
+
+
 # -- judging -------------------------------------------------------------------------------
 
 
@@ -386,25 +429,22 @@ def _judge(store: StoreCopy, case: Case) -> Outcome:
     world.disk = damaged(store, case)
     with world.life(0):
         outcome = _first_start(store, case, world)
-        if outcome == "exact":
-            _check_goes_on(store, world)
-            return outcome
         if outcome != "refused" and store.end == "clean":
             # What is told must not become final by a stop that writes all it knows.
             world.stop()
     # Otherwise its life has ended with a kill.
     disk = world.disk.reopen()
     _check_nothing_lost(store, case, outcome, disk)
-    if not _is_torn(case, outcome):
-        _check_verify(store, case)
-    _check_heals(store, case, disk)
+    if outcome != "exact":
+        _check_verify(store, case, outcome)
+        _check_heals(store, case, disk)
+    else:
+        world = _world_on(store)
+        world.disk = damaged(store, case)
+        with world.life(0):
+            world.start()
+            _check_goes_on(store, world)
     return outcome
-
-
-def _is_torn(case: Case, outcome: Outcome) -> bool:
-    """Whether `verify` may be silent: a torn end of the journal is no damage, a ballast no data."""
-    is_tail = case.path.endswith(".wal") and outcome != "refused"
-    return is_tail or case.path.endswith("/ballast")
 
 
 def _first_start(store: StoreCopy, case: Case, world: World) -> Outcome:
@@ -539,7 +579,8 @@ def _check_nothing_lost(store: StoreCopy, case: Case, outcome: Outcome, disk: Fa
         has_started = outcome != "refused"
         if not store.is_quiet and (has_started or path.endswith(".wal")):
             continue  # replay cuts a torn end, and keeps its bytes aside, before files are judged
-        if has_started and (path in store.superseded or path.endswith("/manifest")):
+        is_useless = path in store.superseded and not _is_other_copy(store, path, case.path)
+        if has_started and (is_useless or path.endswith("/manifest")):
             continue
         if has_started and store.end == "clean" and path.endswith((".wal", ".snap")):
             continue
@@ -549,24 +590,38 @@ def _check_nothing_lost(store: StoreCopy, case: Case, outcome: Outcome, disk: Fa
         raise _Wrong(f"{path} is {what} after a start that {outcome}")
 
 
-def _check_verify(store: StoreCopy, case: Case) -> None:
+def _is_other_copy(store: StoreCopy, path: str, damaged_path: str) -> bool:
+    """Whether a `.data` is the same segment's in the other tier: then it may be the good one."""
+    roots = (f"{store.data_dir}/segments/", f"{store.cold_dir}/")
+    names = [
+        each.removeprefix(root)
+        for each in (path, damaged_path)
+        for root in roots
+        if each.startswith(root)
+    ]
+    is_pair = len(names) == 2 and names[0] == names[1]
+    return is_pair and path != damaged_path and path.endswith(".data")
+
+
+def _check_verify(store: StoreCopy, case: Case, outcome: Outcome) -> None:
     disk = damaged(store, case)
     # As the machine tells it: what was written in this boot must be there.
     disk.put("/proc/sys/kernel/random/boot_id", store.image.boot_id.encode())
     try:
-        problems = verify(disk, store.data_dir, store.cold_dir).problems
+        report = verify(disk, store.data_dir, store.cold_dir)
     except StorageError:
         return
-    if not problems:
+    is_tail = case.path.endswith(".wal") and outcome != "refused"
+    if is_tail and any(case.path in info for info in report.infos):
+        return  # a torn end of the journal: a kill may leave one too
+    if not report.problems:
         raise _Wrong("verify finds nothing")
 
 
 def _check_heals(store: StoreCopy, case: Case, disk: FakeDisk) -> None:
     """The original is put back, where the file is now: everything is as it was."""
     path = case.path
-    if path in store.superseded and path.endswith(".data"):
-        return  # the start has made missing delete flags, and the original has them not
-    if store.cold_dir is not None and path not in disk.image().files:
+    if store.cold_dir is not None and path not in disk.image().files and case.kind != "removed":
         moved = path.replace(f"{store.data_dir}/segments/", f"{store.cold_dir}/")
         path = moved if moved in disk.image().files else path
     disk.put(path, store.image.files[case.path])

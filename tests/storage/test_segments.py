@@ -287,6 +287,51 @@ def test_a_segment_in_both_tiers_keeps_the_flags_of_both_and_one_copy(tier: str)
     check_readable(again, index)
 
 
+@pytest.mark.parametrize("place", [70, 200, -1])
+def test_the_good_copy_of_a_segment_in_both_tiers_outlives_the_damaged_one(place: int) -> None:
+    """The listed copy is damaged: which one is good is not ours to say, and neither is removed."""
+    disk = empty_disk()
+    segments = two_segments(disk)
+    disk.fail("rename", "enospc", path="*/manifest")
+    with pytest.raises(StorageError):
+        segments.relocate(TOPIC, 1, sample_facts())
+    listed_path, other = f"{HOT_FOLDER}/0000000001.data", f"{COLD_FOLDER}/0000000001.data"
+    good = disk.content(other)
+    disk.corrupt(listed_path, place % len(good), 0x10)
+    again = opened(disk)
+    assert not again.is_cold(TOPIC, 1)
+    listed(again)
+    assert disk.content(other) == good
+    again.relocate(TOPIC, 1, sample_facts())
+    assert disk.content(other) == good
+    assert disk.content(listed_path) != good, "told as damaged, until somebody puts it right"
+    disk.put(listed_path, good)
+    check_readable(whole := opened(disk), listed(whole)[1])
+    assert not disk.exists(other)
+    disk = empty_disk()
+    segments = two_segments(disk)
+    disk.fail("rename", "enospc", path="*/manifest")
+    with pytest.raises(StorageError):
+        segments.relocate(TOPIC, 1, sample_facts())
+    again = opened(disk)
+    listed(again)
+    again.drop(TOPIC, [1], sample_facts())
+    assert [path for path in files(disk) if "0000000001" in path] == []
+
+
+def test_damaged_flags_of_a_segment_no_snapshot_knows_are_no_anchor() -> None:
+    """Else the right file, put back, has other flags than those that were anchored meanwhile."""
+    disk = empty_disk()
+    two_segments(disk)
+    path = f"{HOT_FOLDER}/0000000002.data"
+    disk.corrupt(path, len(disk.content(path)) - 1, 0x10)
+    report, _ = opened(disk).open_topic(TOPIC, Anchor(1, 1, {}, {}))
+    suspect = report.suspects[2]
+    assert suspect.has_damaged_flags
+    assert not suspect.has_lost_deletes, "its other rows are served"
+    assert 1 not in report.suspects
+
+
 @pytest.mark.parametrize("suffix", ["data", "idx"])
 def test_a_missing_listed_file_refuses_start_by_name(suffix: str) -> None:
     disk = empty_disk()

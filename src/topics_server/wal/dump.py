@@ -77,6 +77,11 @@ def verify(fs: Fs, data_dir: str, cold_dir: str | None = None) -> Report:
     mark = _mark(fs, data_dir)
     report = Report()
     report.counts["clean_stop"] = int(mark.clean_stop)
+    try:
+        # It holds no data, but a start looks at it.
+        fs.exists(layout.join(data_dir, layout.BALLAST))
+    except StorageError as error:
+        report.problems.append(str(error))
     if cold_dir is not None:
         verify_cold(fs, data_dir, cold_dir, mark, report)
     tiers = _tiers(data_dir, cold_dir)

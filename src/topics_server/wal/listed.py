@@ -66,6 +66,8 @@ class ListedTopic:
     quarantined: dict[str, int] = field(default_factory=dict)
     # Segments that may have files in both tiers: a flip is made in both.
     doubled: set[int] = field(default_factory=set)
+    # Those found in both tiers at start, the listed copy damaged: neither replaces the other.
+    disputed: set[int] = field(default_factory=set)
     # Segments to be dropped whose manifest or files a failure has kept.
     doomed: set[int] = field(default_factory=set)
     # Tiers whose folder of this topic is known to have a durable name.

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from topics_server.errors import Corrupt, StartRefused
+import xxhash
+
+from topics_server.errors import Corrupt, StartRefused, StorageError
 from topics_server.limits import MIB
 from topics_server.wal import layout
 from topics_server.wal.fs import File, Fs
@@ -67,6 +69,21 @@ def read_flags(fs: Fs, path: str, entry: SegmentEntry) -> bytes | None:
     file = fs.open(path)
     try:
         return flags_of(file, entry)
+    finally:
+        file.close()
+
+
+def is_whole(fs: Fs, path: str, entry: SegmentEntry) -> bool:
+    """*Blocking.* Whether header and records of a `.data` have the listed checksum."""
+    file = fs.open(path)
+    try:
+        end = entry.data_bytes - entry.record_count
+        digest = xxhash.xxh3_64()
+        for at in range(0, end, MIB):
+            digest.update(file.pread(min(MIB, end - at), at))
+        return file.size() == entry.data_bytes and digest.intdigest() == entry.data_checksum
+    except StorageError:
+        return False
     finally:
         file.close()
 

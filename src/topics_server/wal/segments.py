@@ -237,6 +237,7 @@ class SealedSegments:
                     self._fs.unlink(path, missing_ok=True)
             self._quarantine.drop_segment(topic.quarantined, segment_id)
             topic.doubled.discard(segment_id)
+            topic.disputed.discard(segment_id)
             topic.digests.pop(segment_id, None)
             gone.discard(segment_id)
 
@@ -272,6 +273,8 @@ class SealedSegments:
             entry = topic.entries.get(segment_id)
             if entry is None or entry.tier == COLD or topic.indexes[segment_id].is_held:
                 return
+            if segment_id in topic.disputed:
+                return  # its copy in the cold folder may be the good one
             folder = self._make_folder(topic, COLD)
             hot_paths = self._tiers.paths(HOT, topic_id, segment_id)
             cold_paths = self._tiers.paths(COLD, topic_id, segment_id)
@@ -396,11 +399,10 @@ class SealedSegments:
                 index.found_flags = None
                 if found.index is not None:
                     self._replace_index(topic, found, index)
-            topic.doubled.update(
-                found.entry.segment_id
-                for found in files.segments
-                if found.seconds and (found.flags is None or found.entry.segment_id in untrusted)
-            )
+            topic.disputed = {
+                found.entry.segment_id for found in files.segments if found.keeps_seconds
+            }
+            topic.doubled |= topic.disputed
             manifest = files.manifest
             if manifest is not None and manifest.segments != tuple(topic.entries.values()):
                 assert files.report.facts is not None

@@ -23,7 +23,7 @@ from topics_server.wal import layout
 from topics_server.wal.fs import Fs
 from topics_server.wal.listed import facts_of, read_manifest
 from topics_server.wal.manifest_format import COLD, HOT, Manifest, SegmentEntry
-from topics_server.wal.segment_files import Tiers, read_flags, write_flags
+from topics_server.wal.segment_files import Tiers, is_whole, read_flags, write_flags
 from topics_server.wal.segment_flags import dead_with, digest_of, mended, union_of
 from topics_server.wal.segment_format import (
     DATA_HEADER_BYTES,
@@ -42,7 +42,7 @@ class FoundSegment:
     `flags`: the union of its copies, damaged bytes mended where the anchor tells them; `None` when
     the file has not the size it was listed with: then its flags are lost. `index`: the `.idx` made
     again, if the one on disk is damaged. `seconds`: files of its copy in the other tier, whole or
-    half.
+    half. `keeps_seconds`: which of the two is the good one is not known, both stay.
     """
 
     entry: SegmentEntry
@@ -50,6 +50,7 @@ class FoundSegment:
     is_mended: bool
     seconds: list[str]
     index: bytes | None = None
+    keeps_seconds: bool = False
 
     @property
     def bad_rows(self) -> list[int]:
@@ -218,6 +219,15 @@ def _anchored(
                 is_touched=segment_id in anchor.flips,
                 has_damaged_flags=unclear > 0,
             )
+    elif anchored is None and len(damaged_flags(flags)):
+        # Newer than the snapshot: nothing to compare with, and nothing to compare later ones with.
+        dead = dead_with(flags, b"") + len(damaged_flags(flags))
+        report.suspects[segment_id] = Suspect(
+            *(entry.first_seq, entry.last_seq, dead),
+            anchored_dead=0,
+            is_touched=True,
+            has_damaged_flags=True,
+        )
     report.flags[segment_id] = digest
     return flags
 
@@ -256,14 +266,18 @@ def tidy(fs: Fs, tiers: Tiers, found: FoundFiles, untrusted: Collection[int]) ->
         fs.sync_dir(folder)
     for segment in found.segments:
         entry = segment.entry
+        path = tiers.data_path(entry.tier, found.report.topic_id, entry.segment_id)
         if segment.flags is None or entry.segment_id in untrusted:
-            continue  # which of two copies is the good one is not known
+            segment.keeps_seconds = bool(segment.seconds)
+            continue
         if any(segment.flags) or segment.is_mended:
             # They may be in the page cache only, and a sync that failed before would not be
             # repeated by another one: they are written again.
-            path = tiers.data_path(entry.tier, found.report.topic_id, entry.segment_id)
             write_flags(fs, path, entry, segment.flags)
-        for path in segment.seconds:
-            fs.unlink(path, missing_ok=True)
+        if segment.seconds and (segment.bad_rows or not is_whole(fs, path, entry)):
+            segment.keeps_seconds = True
+            continue
+        for second in segment.seconds:
+            fs.unlink(second, missing_ok=True)
     for path in (*found.temps, *found.passed):
         fs.unlink(path, missing_ok=True)
