@@ -22,16 +22,14 @@ import pytest
 from spark_jobs import pipeline
 from spark_jobs.pipeline_config import EXAMPLE, BadConfig, read_config
 from tests.contract.driver import ROOT, Api, Server, eventually
+from tests.crash.test_webhooks import EVENT_LIST, TOPIC, load
 from tests.spark.conftest import HAS_SPARK, INSTALL
 from tests.spark.logs import seal_all
-from tests.spark.test_reader import LEFT, webhooks
 
 if not HAS_SPARK:
     pytest.skip(f"PySpark is not installed; {INSTALL}", allow_module_level=True)
 
 from spark_jobs.session import find_java
-
-__all__ = ["webhooks"]
 
 # A server whose wall clock is moved: days pass without waiting for them.
 MOVED_CLOCK: Final = """
@@ -91,12 +89,19 @@ def fill(api: Api, count: int) -> None:
 
 
 def write_config(
-    folder: Path, data: Path, kind: str = "to_parquet", master: str = "local[2]"
+    folder: Path,
+    data: Path,
+    kind: str = "to_parquet",
+    master: str = "local[2]",
+    url: str | None = None,
 ) -> Path:
-    """A configuration in a folder of its own, where all outputs go."""
+    """A configuration in a folder of its own, where all outputs go. `url`: of whom to seal."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "pipeline.toml"
-    path.write_text(CONFIG.format(data=data, kind=kind, master=master))
+    text = CONFIG.format(data=data, kind=kind, master=master)
+    if url is not None:
+        text = text.replace("[source]\n", f'[source]\nurl = "{url}"\n', 1)
+    path.write_text(text)
     return path
 
 
@@ -290,32 +295,6 @@ def run_whole(path: Path) -> None:
         assert process.wait(WITHIN_S) == 0, path.with_suffix(".log").read_text()[-3000:]
 
 
-def done_steps(path: Path) -> int:
-    """How many steps the state file of a configuration has."""
-    state = path.parent / "state" / pipeline.STATE
-    return len(json.loads(state.read_text())["done"]) if state.exists() else 0
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1200)
-def test_a_killed_command_goes_on_to_the_same_output(webhooks: Server, tmp_path: Path) -> None:
-    """`kill -9` of all its processes after each step, and in the middle of one."""
-    whole = write_config(tmp_path / "whole", webhooks.data_dir)
-    run_whole(whole)
-    cut = write_config(tmp_path / "cut", webhooks.data_dir)
-    for number in (1, 2):
-
-        def is_done(wanted: int = number) -> bool:
-            return done_steps(cut) >= wanted
-
-        with running(cut):
-            eventually(is_done, "a step is done", WITHIN_S)
-    run_whole(cut)
-    found = digests(cut.parent)
-    assert found == digests(whole.parent)
-    assert len(found) >= 4
-
-
 @contextlib.contextmanager
 def standalone_cluster(folder: Path) -> Iterator[str]:
     """A master and two workers on loopback; its URL. They end with the block."""
@@ -378,18 +357,95 @@ def standalone_cluster(folder: Path) -> Iterator[str]:
                 process.wait()
 
 
+def told(path: Path) -> list[str]:
+    """Steps that runs of a configuration have told of, in order."""
+    log = path.with_suffix(".log")
+    lines = log.read_text("utf-8", "replace").splitlines() if log.exists() else []
+    return [line.split(": ", 1)[1] for line in lines if line.startswith("topics pipeline: ")]
+
+
+def kill_after_each_step(path: Path) -> int:
+    """Run the command again and again, killed as soon as it has done one step more; how often.
+
+    The first time that is the seal. Ends when the last step has been done.
+    """
+    kills = 0
+    for wanted in (1, *[2] * 20):
+        begun = len(told(path))
+        with running(path) as process:
+
+            def is_due(count: int = begun + wanted) -> bool:
+                return len(told(path)) >= count or process.poll() is not None
+
+            eventually(is_due, "one step more is done", WITHIN_S)
+            kills += process.poll() is None
+            if any(each.startswith("integrity_audit") for each in told(path)[begun:]):
+                return kills
+    raise AssertionError(told(path))
+
+
+def frozen(folder: Path) -> dict[str, tuple[int, int]]:
+    """Inode and time of each Parquet file of a folder, but the audit's, which is made each run."""
+    files = [path for path in folder.rglob("*.parquet") if "audit" not in path.parts]
+    return {
+        str(path.relative_to(folder)): (path.stat().st_ino, path.stat().st_mtime_ns)
+        for path in files
+    }
+
+
 @pytest.mark.slow
-@pytest.mark.timeout(1200)
-def test_a_standalone_cluster_gives_the_same(spark: Any, webhooks: Server, tmp_path: Path) -> None:
-    with standalone_cluster(tmp_path / "cluster") as url:
-        path = write_config(tmp_path / "far", webhooks.data_dir, master=url)
-        run_whole(path)
-        log = (tmp_path / "cluster" / "log.txt").read_text()
-    near = read_config(write_config(tmp_path / "near", webhooks.data_dir))
-    assert pipeline.run(near).exit_code == 0
-    assert digests(tmp_path / "far") == digests(tmp_path / "near")
-    assert log.count("Asked to launch executor") == 2, "one on each worker"
-    assert len(LEFT) > 100
+@pytest.mark.timeout(3000)
+@pytest.mark.parametrize("where", ["local", "cluster"])
+def test_a_command_that_is_killed_after_each_step(
+    server: Server, tmp_path: Path, where: str
+) -> None:
+    """From the webhook events: the seal, a day of the lake, each job; then a second day.
+
+    `kill -9` of all processes of the command behind each of its steps, on this machine's cores and
+    on a standalone cluster of two workers. What comes out is what one run that nobody killed makes
+    here; a second day adds its own files and touches no other.
+    """
+    with contextlib.ExitStack() as stack:
+        master = "local[2]"
+        if where == "cluster":
+            master = stack.enter_context(standalone_cluster(tmp_path / "machines"))
+        cut, whole = tmp_path / "cut", tmp_path / "whole"
+        with on_day(server, DAYS[0]) as api:
+            load(server)
+            path = write_config(cut, server.data_dir, master=master, url=api.url)
+            assert kill_after_each_step(path) >= 4
+            steps = [each.split(":")[0] for each in told(path)]
+            names = ("to_parquet", "topic_volume", "tag_activity")
+            assert [each for each in steps if each != "seal"] == [
+                *(f"{name} {DAYS[0]}" for name in names),
+                "integrity_audit",
+            ]
+            run_whole(path)
+            run_whole(write_config(whole, server.data_dir, url=api.url))
+        first = digests(cut)
+        assert first == digests(whole)
+        assert len(first) >= 4
+        lake = [key for key in first if key.startswith("lake")]
+        assert lake == [f"lake/topic={TOPIC}/day={DAYS[0]}"]
+        kept = frozen(cut)
+
+        with on_day(server, DAYS[1]) as api:
+            api.add(TOPIC, *(json.loads(event.data) for event in EVENT_LIST[:50]))
+            path = write_config(cut, server.data_dir, master=master, url=api.url)
+            assert kill_after_each_step(path) >= 4
+            run_whole(path)
+            run_whole(write_config(whole, server.data_dir, url=api.url))
+        after = digests(cut)
+        assert after == digests(whole)
+        new = {key for key in after.keys() - first.keys() if "audit" not in key}
+        assert len(new) >= 4
+        assert all(DAYS[1] in key for key in new)
+        assert {key: at for key, at in frozen(cut).items() if key in kept} == kept
+        if where == "cluster":
+            log = (tmp_path / "machines" / "log.txt").read_text()
+            runs = log.count("Registering app")
+            assert runs >= 8
+            assert log.count("Asked to launch executor") >= 2 * runs - 2, "on both workers"
 
 
 # -- examples ------------------------------------------------------------------------------------
