@@ -179,22 +179,23 @@ def test_files_are_split_by_day() -> None:
 def test_names_of_255_characters(kind: str, server: Server, tmp_path: Path) -> None:
     """Names that a path cannot hold, which differ at their end only, stay apart over runs."""
     api = server.start()
-    names = [f"{'>:' * 127}{end}" for end in "ab"]
+    names = [f"a{':' * 253}{end}" for end in "ab"]
     for name in names:
         api.add(name, name[-1])
     seal_all(api)
+    out = tmp_path / "out"
     where = ["--data-dir", server.data_dir, "--url", api.url, "--format", kind]
-    assert export(tmp_path, *where)["records"] == 2
+    assert export(out, *where)["records"] == 2
     for name in names:
         api.add(name, "later")
-    assert export(tmp_path, *where)["records"] == 2
-    folders = [path.name for path in tmp_path.glob("topic=*")]
+    assert export(out, *where)["records"] == 2
+    folders = [path.name for path in out.glob("topic=*")]
     assert len(folders) == 2
     assert all(len(each.encode()) <= 255 for each in folders)
     if kind == "parquet":
-        found = {(row["topic"], row["data"]) for row in rows(tmp_path)}
+        found = {(row["topic"], row["data"]) for row in rows(out)}
         assert found == {(n, d) for n in names for d in (f'"{n[-1]}"', '"later"')}
     else:
-        lines = [p.read_text("utf-8").count("\n") for p in tmp_path.glob("topic=*/*/*.ndjson")]
+        lines = [p.read_text("utf-8").count("\n") for p in out.glob("topic=*/*/*.ndjson")]
         assert lines == [1] * 4
-    assert set(manifest(tmp_path)["topics"]) == set(names)
+    assert set(manifest(out)["topics"]) == set(names)
