@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.contract.driver import Api, Server, eventually, good, refused
+from tests.contract.driver import Api, Json, Server, eventually, good, refused
 
 _WITHIN_S = 10
 # Refused so often in a row, a quarter of a second apart: no checkpoint makes room any more.
@@ -78,6 +78,11 @@ def _fill(api: Api, size: int) -> int:
     return taken
 
 
+def _ready(api: Api) -> Json:
+    """What `/v0/ready` says: 200 also while something fails in the background."""
+    return good(api.http.get("/v0/ready"))
+
+
 def _fill_to_the_last_byte(path: Path) -> None:
     with path.open("wb", buffering=0) as file:
         size = 1 << 20
@@ -113,6 +118,8 @@ def test_a_disk_full_to_its_last_byte_is_emptied_through_the_api(
             assert found.f_bavail * found.f_frsize < 4096
             time.sleep(3)
             assert api.append("kept", [{"data": "no room"}]).status_code == 429
+            eventually(lambda: _ready(api)["status"] == "degraded", "it is told", _WITHIN_S)
+            print(f"\n{_ready(api)['reasons']}")
             good(api.delete("big", before_seq=10**9) if how == "delete" else api.drop("big"))
             began = time.monotonic()
             eventually(
@@ -121,6 +128,8 @@ def test_a_disk_full_to_its_last_byte_is_emptied_through_the_api(
                 within_s=_WITHIN_S,
             )
             print(f"\n{kind} {mib} MiB, {how}: {taken} records, {time.monotonic() - began:.1f} s")
+            eventually(lambda: _ready(api)["status"] == "ready", "nothing fails", _WITHIN_S)
+            print(f"\nready {time.monotonic() - began:.1f} s after it")
             for _ in range(20):
                 good(api.append("kept", [{"data": "y" * 10_000}]))
             api = server.crash()

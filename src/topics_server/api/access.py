@@ -27,9 +27,9 @@ from topics_server.api.tickets import Tickets
 from topics_server.errors import Code, TopicsError, clipped
 from topics_server.query_string import parse_query
 
-_NO_KEY: Final = "this server asks for a key: Authorization: Bearer <key>"
-_UNKNOWN_KEY: Final = "the key is not one of this server's"
-_UNKNOWN_TICKET: Final = "the ticket is used, expired, or for another session"
+_NO_KEY: Final = "this server requires a key: send Authorization: Bearer <key>"
+_UNKNOWN_KEY: Final = "this server does not know the key"
+_UNKNOWN_TICKET: Final = "the ticket has been used, has expired, or is for another session"
 # The subprotocol that a WebSocket speaks, and the one that carries a key: it is never selected.
 SUBPROTOCOL: Final = "topics.v0"
 _KEY_SUBPROTOCOL: Final = "topics.bearer."

@@ -252,7 +252,7 @@ def tag_tuple(parts: list[msgspec.Raw], where: str) -> TagMatch:
     if not value.endswith("*"):
         raise invalid("a Glob ends with *", f"{where}[2]")
     if "*" in value[:-1]:
-        raise invalid("a Glob has one *, at its end", f"{where}[2]")
+        raise invalid("a Glob pattern must have exactly one *, at its end", f"{where}[2]")
     return TagMatch(value[:-1], is_prefix=True)
 
 
@@ -337,7 +337,7 @@ def query_cursor(
         standard = sent.replace("-", "+").replace("_", "/")
         after = _CURSOR.decode(base64.b64decode(standard, validate=True)).after
     except (binascii.Error, ValueError, msgspec.DecodeError):
-        raise invalid("the cursor is not one of ours", "cursor") from None
+        raise invalid("the cursor was not issued by this server", "cursor") from None
     if not is_name(after):
-        raise invalid("the cursor is not one of ours", "cursor")
+        raise invalid("the cursor was not issued by this server", "cursor")
     return after

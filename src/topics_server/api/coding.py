@@ -46,7 +46,7 @@ def inflate(packed: bytes, max_bytes: int) -> bytes:
             members += 1
             if members > GZIP_MEMBERS_MAX:
                 raise invalid(
-                    f"the gzip body has over {GZIP_MEMBERS_MAX} members", "Content-Encoding"
+                    f"the gzip body has more than {GZIP_MEMBERS_MAX} members", "Content-Encoding"
                 )
             member = zlib.decompressobj(_GZIP_WBITS)
             while not member.eof:
@@ -58,7 +58,7 @@ def inflate(packed: bytes, max_bytes: int) -> bytes:
                 if size > max_bytes:
                     raise too_large(max_bytes)
                 if not part and not piece and not member.eof:
-                    raise invalid("the gzip body ends too early", "Content-Encoding")
+                    raise invalid("the gzip body is truncated", "Content-Encoding")
                 parts.append(part)
     except zlib.error:
         raise invalid("the body is not gzip", "Content-Encoding") from None

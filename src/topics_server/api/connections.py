@@ -241,7 +241,7 @@ class SocketConnection(WebSocketsSansIOProtocol):
         except InvalidHandshake as error:
             # Not what its text says: that repeats headers, of which one may hold a key.
             name = error.name if isinstance(error, InvalidHeader) else None
-            self._refuse(invalid("this is no WebSocket handshake (RFC 6455)", name))
+            self._refuse(invalid("this is not a WebSocket handshake (RFC 6455)", name))
         else:
             super().handle_connect(event)
 

@@ -49,7 +49,7 @@ def too_long_target(bounds: Bounds) -> TopicsError:
     most = bounds.url_bytes
     return TopicsError(
         Code.URI_TOO_LONG,
-        f"the request's target is over {most} bytes",
+        f"the request target is longer than {most} bytes",
         {"limit": "max_url_bytes", "max": most},
     )
 
@@ -58,7 +58,7 @@ def too_large_fields(limit: str, most: int) -> TopicsError:
     """431; `limit` names the setting."""
     return TopicsError(
         Code.HEADERS_TOO_LARGE,
-        f"the request's header fields are over the limit of {most}",
+        f"the request's header fields exceed the limit of {most}",
         {"limit": limit, "max": most},
     )
 
@@ -101,7 +101,7 @@ def check_fields(
     if host is None and version == "1.1":
         raise invalid("the Host header is missing", "Host")
     if host is not None and not is_host(host):
-        raise invalid("the Host header is not a host", "Host")
+        raise invalid("the Host header does not name a host", "Host")
     coding = fields.get(b"transfer-encoding")
     if coding is not None and (version == "1.0" or coding.lower() != b"chunked"):
         raise invalid("Transfer-Encoding must be chunked, in HTTP/1.1", "Transfer-Encoding")
@@ -110,9 +110,9 @@ def check_fields(
 def check_opening(method: bytes, version: str, fields: Mapping[bytes, bytes]) -> None:
     """Refuse the opening of a WebSocket that is another version's, or anything else as well."""
     if fields.get(b"content-length", b"0") != b"0" or b"transfer-encoding" in fields:
-        raise invalid("the opening of a WebSocket has no body")
+        raise invalid("a WebSocket handshake must not have a body")
     if method != b"GET" or version != "1.1":
-        raise invalid("a WebSocket is opened by GET, in HTTP/1.1")
+        raise invalid("a WebSocket handshake must be a GET in HTTP/1.1")
     if fields.get(b"sec-websocket-version") != b"13":
         raise invalid("Sec-WebSocket-Version must be 13", "Sec-WebSocket-Version")
     if _SOCKET_KEY.fullmatch(fields.get(b"sec-websocket-key", b"")) is None:
@@ -126,11 +126,11 @@ def check_target(url: bytes, version: str, host: bytes | None) -> bytes:
     if b"#" in url:
         raise invalid("the target must not have a fragment")
     if not url.isascii():
-        raise invalid("the target must be ASCII: escape what is not")
+        raise invalid("the request target must be ASCII: percent-encode the rest")
     if url[: len(_SCHEME)].lower() == _SCHEME:
         authority, slash, rest = url[len(_SCHEME) :].partition(b"/")
         if host is None or authority.lower() != host.lower():
-            raise invalid("the target is a URL of another host than the Host header's", "Host")
+            raise invalid("the request target and the Host header name different hosts", "Host")
         url = slash + rest
     if url[:1] != b"/":
         raise invalid("the target must be a path")

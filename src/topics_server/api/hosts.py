@@ -37,7 +37,7 @@ class Hosts:
         if normal_host(name) not in self._names:
             raise TopicsError(
                 Code.FORBIDDEN,
-                "this server is not called that; TOPICS_ALLOWED_HOSTS lists its names",
+                "this server does not have that name; TOPICS_ALLOWED_HOSTS lists its names",
                 {"host": host[:256].decode("latin-1")},
             )
         if len(self._known) < _KNOWN_MAX:

@@ -183,19 +183,19 @@ _PRODUCER: Final = (
         "name": "Producer-Id",
         "in": "header",
         "schema": text(minLength=1, maxLength=PRODUCER_ID_CHARS_MAX),
-        "description": "Who appends; with it come `Producer-Epoch` and `Producer-Seq`.",
+        "description": "The producer; requires `Producer-Epoch` and `Producer-Seq`.",
     },
     {
         "name": "Producer-Epoch",
         "in": "header",
         "schema": _NUMBER,
-        "description": "The producer's life; a higher one begins with seq 0 and fences the others.",
+        "description": "The producer's epoch; a higher one starts at seq 0 and fences lower ones.",
     },
     {
         "name": "Producer-Seq",
         "in": "header",
         "schema": _NUMBER,
-        "description": "One more with each request; one that was accepted before stores nothing.",
+        "description": "One higher with each request; one that was accepted before stores nothing.",
     },
 )
 
@@ -221,7 +221,9 @@ def _append() -> Schema:
         "Append one or many records, all or none.",
         {
             "200": answer("The records are appended.", ref("AppendResult")),
-            "201": answer("So they are, and the topic was created.", ref("AppendResult")),
+            "201": answer(
+                "The records are appended, and the topic was created.", ref("AppendResult")
+            ),
             "204": _REPEATED,
         },
         tag="records",
@@ -259,7 +261,7 @@ def _record_paths() -> Schema:
     delete = operation(
         "deleteRecords",
         "Remove records by seq, by tag, or by both.",
-        {"200": answer("They are gone.", ref("DeleteResult"))},
+        {"200": answer("The records are deleted.", ref("DeleteResult"))},
         tag="records",
         scopes=("delete",),
         codes=(*WRITES, *TAKES_BODY, Code.TOPIC_NOT_FOUND),
@@ -298,7 +300,7 @@ def _queue_paths() -> Schema:
             "post": operation(
                 operation_id,
                 summary,
-                {"200": answer("It is done.", ref(f"{verb.capitalize()}Result"))},
+                {"200": answer("The operation succeeded.", ref(f"{verb.capitalize()}Result"))},
                 tag="queues",
                 scopes=scopes,
                 codes=(*WRITES, *TAKES_BODY, *_NO_QUEUE, *more),
@@ -309,7 +311,7 @@ def _queue_paths() -> Schema:
     }
     leases = operation(
         "listLeases",
-        "Who holds which job until when, one page at a time.",
+        "Leases in order of seq, one page at a time.",
         {"200": answer("A page of leases, by seq.", ref("LeaseList"))},
         tag="queues",
         scopes=("read",),
@@ -327,11 +329,11 @@ def _queue_paths() -> Schema:
 
 
 def _work() -> Schema:
-    node = query("node", text(minLength=1), "Who the jobs are leased to.")
+    node = query("node", text(minLength=1), "The worker that the jobs are leased to.")
     depth: Schema = {"type": "integer", "minimum": 1, "default": 1}
     return operation(
         "work",
-        "Jobs as they come, at most `max` in flight; all are released when the stream ends.",
+        "Jobs as they arrive, at most `max` in flight; released when the stream ends.",
         {"200": answer("Server-sent events: `job`, `error`.", text(), STREAM)},
         tag="queues",
         scopes=_WORKS,
@@ -393,7 +395,7 @@ def _put_router() -> Schema:
 def _get_router() -> Schema:
     return operation(
         "getRouter",
-        "What a router does, and how far it is.",
+        "A router's definition and progress.",
         {"200": answer("Its state.", ref("RouterState"))},
         tag="routers",
         scopes=("read",),
@@ -404,7 +406,7 @@ def _get_router() -> Schema:
 def _drop_router() -> Schema:
     return operation(
         "dropRouter",
-        "Stop forwarding; what was copied stays.",
+        "Delete a router. The copies that it made stay.",
         {"200": answer("It is gone.", ref("RouterDropResult"))},
         tag="routers",
         scopes=("delete",),
@@ -445,12 +447,12 @@ def _watch() -> Schema:
         "name": "Last-Event-ID",
         "in": "header",
         "schema": text(),
-        "description": "The last `id` seen: go on behind it. What is no id is ignored.",
+        "description": "The last `id` received: go on after it. A malformed one is ignored.",
     }
     about = "Server-sent events: `record`, `tombstone`, `caught-up`, `topic-deleted`, `error`."
     return operation(
         "watch",
-        "The stream of a session; another one that is open is ended.",
+        "Open the stream of a session; its older stream is ended.",
         {"200": answer(about, text(), STREAM)},
         tag="watch",
         scopes=("read",),
@@ -505,9 +507,11 @@ def _server_paths() -> Schema:
     )
     return {
         "/": {"get": front},
-        "/v0/health": _probe("health", "The process serves.", "Health"),
+        "/v0/health": _probe("health", "Liveness: the process is running.", "Health"),
         "/healthz": _probe("healthAlias", "As `/v0/health`.", "Health"),
-        "/v0/ready": _probe("ready", "Whether requests are taken.", "Ready", *gated),
+        "/v0/ready": _probe(
+            "ready", "Readiness: whether the server accepts requests.", "Ready", *gated
+        ),
         "/readyz": _probe("readyAlias", "As `/v0/ready`.", "Ready", *gated),
         "/v0/metrics": {"get": metrics},
         "/v0/admin/seal": {"post": seal},
@@ -527,7 +531,7 @@ def _probe(operation_id: str, summary: str, schema: str, *codes: Code) -> Schema
 
 
 def _shown(operation_id: str, summary: str, schema: Schema, media: str) -> Schema:
-    told = {"200": answer("It is.", schema, media)}
+    told = {"200": answer("The document.", schema, media)}
     return operation(operation_id, summary, told, tag="server", scopes=None)
 
 

@@ -53,12 +53,12 @@ def components() -> Schema:
                 "schema": text(),
             },
             "Retry-After": {
-                "description": "Seconds after which trying again makes sense.",
+                "description": "Seconds to wait before a retry.",
                 "required": True,
                 "schema": {"type": "integer", "minimum": 1},
             },
             "WWW-Authenticate": {
-                "description": "How to say who sends a request.",
+                "description": "The authentication scheme that the server accepts.",
                 "required": True,
                 "schema": text(pattern="^Bearer"),
             },
@@ -84,7 +84,7 @@ def components() -> Schema:
             "X-Request-Id": {
                 "name": "X-Request-Id",
                 "in": "header",
-                "description": "An id of the caller's, for logs; one that is odd is replaced.",
+                "description": "An id chosen by the caller, for logs. A malformed one is replaced.",
                 "schema": text(),
             }
         },

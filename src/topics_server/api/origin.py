@@ -73,7 +73,7 @@ def check_origin(
     told = {"origin": origin, "sec_fetch_site": fetch_site}
     raise TopicsError(
         Code.FORBIDDEN,
-        "web pages of this origin may not call; TOPICS_CORS_ORIGINS lists those that may",
+        "pages of this origin may not call; TOPICS_CORS_ORIGINS lists those that may",
         {
             name: sent[:ECHO_BYTES_MAX].decode("latin-1")
             for name, sent in told.items()

@@ -239,7 +239,7 @@ def query_leases_cursor(query: Mapping[str, str]) -> int:
         standard = sent.replace("-", "+").replace("_", "/")
         after_seq = _CURSOR.decode(base64.b64decode(standard, validate=True)).after_seq
     except (binascii.Error, ValueError, msgspec.DecodeError):
-        raise invalid("the cursor is not one of ours", "cursor") from None
+        raise invalid("the cursor was not issued by this server", "cursor") from None
     return _checked_u64(after_seq, "cursor")
 
 
@@ -251,7 +251,7 @@ def _held(sent: _Held, limits: QueueLimits) -> tuple[str, list[int], list[int] |
         return node, seqs, None
     if len(tokens) != len(seqs):
         raise invalid(
-            f"lease_ids has {len(tokens)} entries, seqs has {len(seqs)}: there must be one a seq",
+            f"lease_ids has {len(tokens)} entries, seqs has {len(seqs)}: one for each is required",
             "lease_ids",
         )
     return node, seqs, [lease_number(token) for token in tokens]

@@ -62,7 +62,7 @@ from topics_server.queue.service import QueueService
 
 _HEARTBEAT_MS: Final = 15_000
 # What the stream says when there is no such queue any more (§10.8).
-_NO_QUEUE: Final = error_frame(409, "the topic is not a queue any more")
+_NO_QUEUE: Final = error_frame(409, "the topic is no longer a queue")
 
 
 def _admitted(state: ServerState) -> tuple[QueueService, QueueLimits]:

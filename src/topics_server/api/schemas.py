@@ -102,9 +102,9 @@ def config_schema() -> Schema:
         ttl_ms=u64("Age after which records expire; 0 is off.", default=_DEFAULTS.ttl_ms),
         cap_records=u64("Records retained at most; 0 is off.", default=_DEFAULTS.cap_records),
         cap_bytes=u64("Bytes retained at most; 0 is off.", default=_DEFAULTS.cap_bytes),
-        discard=text("What a full topic does.", enum=_values(Discard), default="old"),
+        discard=text("What happens when the topic is full.", enum=_values(Discard), default="old"),
         durable=boolean(
-            False, "Short for `durability` `fsync` or `disk`; asked if that is absent."
+            False, "Short for `durability`: true is `fsync`, false `disk`. `durability` wins."
         ),
         durability=text("The commit class.", enum=_values(Durability), default="disk"),
         priority={
@@ -127,7 +127,7 @@ def config_schema() -> Schema:
         leases_durable=boolean(_DEFAULTS.leases_durable),
         lease_log={
             "type": ["string", "null"],
-            "description": "Is told of this queue's leases; shown where there is one.",
+            "description": "The topic that receives this queue's lease events; absent if none.",
         },
     )
 
@@ -174,7 +174,10 @@ def _watch_request() -> Schema:
         consistency=text(
             "`strong`: only what is synced.", enum=["eventual", "strong"], default="eventual"
         ),
-        cursor={"type": ["string", "null"], "description": "An `id` seen before: go on behind it."},
+        cursor={
+            "type": ["string", "null"],
+            "description": "An `id` of an earlier stream: go on after it.",
+        },
         wait=boolean(False, "Topics that do not exist yet are read from 0 once they do."),
     )
 
@@ -182,7 +185,7 @@ def _watch_request() -> Schema:
 def _nodes() -> Schema:
     return {
         "anyOf": [text(), list_of(text(), maxItems=NODE_FILTER_IDS_MAX), {"type": "null"}],
-        "description": "Records of these nodes are left out.",
+        "description": "Leave out the records of these nodes.",
     }
 
 
@@ -198,8 +201,14 @@ def _request_schemas() -> Schema:
         tag={"type": ["string", "null"]},
         node={"type": ["string", "null"]},
         meta={"type": ["object", "null"]},
-        delay_ms={"type": ["integer", "null"], "description": "A job waits for so long."},
-        deliver_at_ms={"type": ["integer", "null"], "description": "Or until then."},
+        delay_ms={
+            "type": ["integer", "null"],
+            "description": "A job can be claimed only after so many milliseconds.",
+        },
+        deliver_at_ms={
+            "type": ["integer", "null"],
+            "description": "A job can be claimed only from then on (ms since the epoch).",
+        },
     )
     return {
         "AppendRequest": object_of(
@@ -331,7 +340,7 @@ def _answer_schemas() -> Schema:
         optional="waiting",
     )
     session = {
-        "wid": text("Who knows it can open the stream."),
+        "wid": text("Identifies the session. Without keys, it opens the stream."),
         "stream_url": text(),
         "session_ttl_ms": u64("How long the session lives without a stream."),
         "topics": {"type": "object", "additionalProperties": watched},
@@ -372,12 +381,12 @@ def _answer_schemas() -> Schema:
 def _held(**more: Schema) -> Schema:
     """Leases of a node."""
     return {
-        "node": text("Who holds them.", minLength=1),
+        "node": text("The worker that holds them.", minLength=1),
         "seqs": list_of(u64(), minItems=1),
         "lease_ids": {
             "type": ["array", "null"],
             "items": text(),
-            "description": "One a seq: what does not match the lease there is now is skipped.",
+            "description": "One for each seq. A seq whose current lease differs is skipped.",
         },
         **more,
     }
@@ -389,7 +398,7 @@ def _queue_requests() -> Schema:
     return {
         "ClaimRequest": object_of(
             "node",
-            node=text("Who claims.", minLength=1),
+            node=text("The worker that claims.", minLength=1),
             max={"type": "integer", "minimum": 1, "maximum": U32_MAX, "default": 1},
             lease_ms={"anyOf": [u64(lease_ms), {"type": "null"}]},
             wait_ms=u64(f"For the first job; clamped to {CLAIM_WAIT_MS_MAX}.", default=0),
@@ -496,7 +505,7 @@ def _router_schemas() -> Schema:
     place = {
         "forwarded_total": u64("Copies made since it was created."),
         "cursor_seq": u64("Its source is examined up to here."),
-        "lag": u64("Seqs of its source behind that."),
+        "lag": u64("Seqs of its source that are not examined yet."),
         "state": text(enum=["running", "stalled"]),
         "reason": object_of("code message", code=text(enum=_codes()), message=text())
         | {"description": "Why it is stalled; else absent."},

@@ -45,7 +45,7 @@ def error_frame(code: int, message: str, **more: object) -> bytes:
 
 
 # What a stream says whose key was taken away, or grants other things from now on.
-REVOKED: Final = error_frame(401, "the key of this stream is no longer what it was")
+REVOKED: Final = error_frame(401, "the key of this stream was revoked or changed")
 
 
 def records_json(event: Records, cache: RenderCache) -> bytes:
@@ -106,7 +106,7 @@ class SseDialect:
 
     def too_slow(self) -> bytes:
         """The last frame of a consumer that did not read."""
-        message = "the stream was not read: come back with the last id seen"
+        message = "the client did not read in time: reconnect with the last id"
         return error_frame(408, message, retry_after_ms=0)
 
     def failed(self, code: int, message: str) -> bytes:

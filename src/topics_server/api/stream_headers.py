@@ -86,7 +86,7 @@ def create_asked(headers: Headers, body: bytes, mount: str) -> CreateAsked:
 def append_asked(headers: Headers) -> AppendAsked:
     """What a POST with a body asks for. Raises `invalid_request`."""
     if not headers.get(b"content-type", b"").strip():
-        raise invalid("an append has a Content-Type: the stream's", "Content-Type")
+        raise invalid("an append must have the stream's Content-Type", "Content-Type")
     content_type = _type_of(headers)
     if content_type is None:
         raise invalid("Content-Type must be a media type", "Content-Type")
@@ -116,7 +116,7 @@ def read_asked(query: bytes) -> ReadAsked:
     if live not in _LIVE:
         raise invalid("live must be long-poll or sse", "live")
     if live is not None and offset is None:
-        raise invalid(f"live={live} asks for an offset", "offset")
+        raise invalid(f"live={live} needs an offset", "offset")
     cursor = found.get("cursor", "")
     at: Position | None = BEGINNING
     explicit = False

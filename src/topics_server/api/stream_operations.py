@@ -145,7 +145,7 @@ def _append() -> Schema:
             _sent(
                 "Producer-Id",
                 text(minLength=1, maxLength=PRODUCER_ID_CHARS_MAX),
-                "Who appends; with it come `Producer-Epoch` and `Producer-Seq`.",
+                "The producer; requires `Producer-Epoch` and `Producer-Seq`.",
             ),
             _sent("Producer-Epoch", _NUMBER, "The producer's life."),
             _sent("Producer-Seq", _NUMBER, "One more with each request, from 0."),

@@ -127,7 +127,7 @@ async def append(state: ServerState, request: Request) -> Response:
         is_counted = asked.producer is not None and not done.is_repeat
         return _appended(done, 200 if is_counted else 204)
     if not closes(request.headers):
-        raise invalid("an append has a body; without one, Stream-Closed: true closes the stream")
+        raise invalid("an append needs a body; Stream-Closed: true alone closes the stream")
     producer = stamp_of(request.headers)
     await _turn(state, request)
     return _appended(await streams.close(request.name, producer), 204)

@@ -250,7 +250,7 @@ class StrictHttp(JoinedHttp):
         if len(self.pipeline) >= PIPELINED_MAX:
             raise TopicsError(
                 Code.THROTTLED,
-                f"over {PIPELINED_MAX} requests wait on this connection",
+                f"more than {PIPELINED_MAX} requests wait on this connection",
                 {"limit": "pipelined", "max": PIPELINED_MAX},
             )
         if parser.should_upgrade():
@@ -264,7 +264,7 @@ class StrictHttp(JoinedHttp):
         """Refuse the opening of a WebSocket that is none, or is not alone."""
         check_opening(self.parser.get_method(), self.parser.get_http_version(), self.fields)
         if not self._is_idle():
-            raise invalid("a WebSocket is opened on a connection of its own")
+            raise invalid("a WebSocket needs a connection of its own")
 
     def on_headers_complete(self) -> None:
         """Check the head, then go on as with any."""
@@ -313,7 +313,7 @@ class StrictHttp(JoinedHttp):
         if cycle is not None and cycle.response_complete:
             self._swallow(data)
         elif self._framing_bytes > _FRAMING_BYTES_MAX + _FRAMING_SHARE_MAX * self._body_bytes:
-            self.refuse(invalid("the body is nearly all framing", "Transfer-Encoding"))
+            self.refuse(invalid("the body's chunks are too small", "Transfer-Encoding"))
 
     # --- refusals ---------------------------------------------------------------------------
 
@@ -329,7 +329,7 @@ class StrictHttp(JoinedHttp):
         if isinstance(error, httptools.HttpParserCallbackError) and not isinstance(cause, unclear):
             log.error("defect while reading a request", exc_info=cause)
             return internal()
-        return invalid("this is not a request of HTTP/1.1")
+        return invalid("this is not an HTTP/1.1 request")
 
     def refuse(self, error: TopicsError | None) -> None:
         """Look at nothing more; answer with `error`, behind what is being answered, and end.
@@ -488,7 +488,9 @@ class StrictHttp(JoinedHttp):
         """End the connection: with a word, where somebody might listen."""
         if kind in ("header", "body") and self.is_partial:
             what = "head" if kind == "header" else "body"
-            self.refuse(TopicsError(Code.REQUEST_TIMEOUT, f"the request's {what} came too slowly"))
+            self.refuse(
+                TopicsError(Code.REQUEST_TIMEOUT, f"the request's {what} arrived too slowly")
+            )
         elif kind in ("header", "idle"):
             self.transport.close()
         else:

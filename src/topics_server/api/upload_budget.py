@@ -131,7 +131,7 @@ class UploadBudget:
             upload.receiver.refuse_upload(
                 TopicsError(
                     Code.THROTTLED,
-                    "too many bytes of requests are being received, and this request came slowest",
+                    "the server receives too many bytes at once; this request was the slowest",
                     {"limit": "max_receiving_bytes", "max": self.max_bytes},
                 )
             )

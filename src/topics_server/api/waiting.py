@@ -53,5 +53,5 @@ async def released(request: Request) -> None:
 def end(request: Request) -> NoReturn:
     """Raise why a request was released: `unauthorized` for its key, else `ClientGoneError`."""
     if request.caller.is_stale:
-        raise unauthorized("the key was taken away, or grants other things now")
+        raise unauthorized("the key was revoked, or its grants have changed")
     raise ClientGoneError

@@ -149,7 +149,7 @@ async def stream(state: ServerState, request: Request) -> Answer:
     if session is None:
         raise TopicsError(
             Code.NOT_FOUND,
-            "there is no such watch session (any more): POST /v0/watch makes one",
+            "there is no such watch session, or it has expired: POST /v0/watch",
         )
     if state.keys.is_on:
         _check_owner(session, request.caller)
@@ -162,7 +162,7 @@ async def stream(state: ServerState, request: Request) -> Answer:
 def _check_owner(session: WatchSession, caller: Caller) -> None:
     """Only the key that made a session opens it, and only what it may name today (§7.1)."""
     if caller.key is None or session.owner != caller.key.owner:
-        raise unauthorized("this watch session was made with another key")
+        raise unauthorized("this watch session was created with another key")
     for name in session.cursors:
         check_name(caller, name, f"topics.{name}")
 

@@ -61,7 +61,7 @@ _COMMANDS_A_TURN: Final = 16
 _CHARS_A_TURN: Final = 64 * KIB
 # A socket has no heartbeat of ours; this is how often the fan-out looks at one.
 _LOOK_MS: Final = 60_000
-_REVOKED: Final = "the key of this socket is no longer what it was"
+_REVOKED: Final = "the key of this socket was revoked or changed"
 
 
 def no_upgrade(_state: ServerState, _request: Request) -> Response:

@@ -101,7 +101,7 @@ class SocketDialect:
             {
                 "op": "error",
                 "code": SLOW_CONSUMER,
-                "message": "the socket was not read for too long; connect and subscribe again",
+                "message": "the client did not read in time; connect and subscribe again",
             }
         )
 

@@ -59,7 +59,7 @@ def check_limits(decoded: DecodedAppend, limits: AppendLimits) -> None:
         _check_texts(decoded.tags, "tag", limits.max_tag_bytes)
     node = decoded.batch_node
     if node is not None and len(node.encode()) > limits.max_node_bytes:
-        raise invalid(f"node is over {limits.max_node_bytes} bytes", "node")
+        raise invalid(f"node is longer than {limits.max_node_bytes} bytes", "node")
     if decoded.has_nodes:
         _check_texts(decoded.nodes, "node", limits.max_node_bytes)
 
@@ -77,13 +77,15 @@ def _check_records(decoded: DecodedAppend, limits: AppendLimits) -> None:
 def _check_metas(metas: list[bytes], longest: int, limits: AppendLimits) -> None:
     if longest > limits.max_meta_bytes:
         index = next(i for i, meta in enumerate(metas) if len(meta) > limits.max_meta_bytes)
-        raise invalid(f"meta is over {limits.max_meta_bytes} bytes", f"records[{index}].meta")
+        raise invalid(
+            f"meta is larger than {limits.max_meta_bytes} bytes", f"records[{index}].meta"
+        )
     # The shortest object with so many keys has five bytes a key: `"":0,`.
     if longest <= 5 * META_KEYS_MAX:
         return
     for index, meta in enumerate(metas):
         if meta.count(b":") > META_KEYS_MAX and len(_META.decode(meta)) > META_KEYS_MAX:
-            raise invalid(f"meta has over {META_KEYS_MAX} keys", f"records[{index}].meta")
+            raise invalid(f"meta has more than {META_KEYS_MAX} keys", f"records[{index}].meta")
 
 
 def _check_texts(texts: list[str | None], name: str, max_bytes: int) -> None:

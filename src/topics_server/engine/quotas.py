@@ -66,7 +66,7 @@ class Quotas(msgspec.Struct, frozen=True):
         """Raises `throttled` unless topics of these own paths may be made."""
         limit = self.max_topics
         if paths and limit and len(registry) + len(registry.pending) + len(paths) > limit:
-            raise limit_reached("max_topics", "the server holds as many topics as it may", limit)
+            raise limit_reached("max_topics", "the server has reached its limit of topics", limit)
         if paths and self.max_topics_per_prefix:
             self._check_prefixes(registry, paths)
 
@@ -82,7 +82,9 @@ class Quotas(msgspec.Struct, frozen=True):
         """Raises `throttled` unless so many bytes more may be held."""
         limit = self.max_total_bytes
         if limit and registry.bytes_live + payload_bytes > limit:
-            raise limit_reached("max_total_bytes", "the server holds all it may", limit)
+            raise limit_reached(
+                "max_total_bytes", "the server has reached its limit of bytes", limit
+            )
 
 
 def quotas_of(settings: QuotaSettings, prefixes: Callable[[], frozenset[str]]) -> Quotas:

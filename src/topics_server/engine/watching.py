@@ -89,7 +89,7 @@ class WatchSessions:
             if count >= self._max_sessions:
                 raise TopicsError(
                     Code.THROTTLED,
-                    "the server holds as many watch sessions as it may",
+                    "the server has reached its limit of watch sessions",
                     {"limit": "max_watch_sessions", "max": self._max_sessions},
                 )
         self._check_sharing(sharing)

@@ -413,7 +413,7 @@ class Pump:
                 self._refused(route, failure)
             else:
                 log.error("router %s cannot read: %s", route.router.name, failure)
-                self._stall(route, Code.INTERNAL.value, "what it reads cannot be read")
+                self._stall(route, Code.INTERNAL.value, "its source cannot be read")
 
         route.fetching = self._loop.create_task(read())
 
