@@ -174,10 +174,7 @@ def _watch_request() -> Schema:
         consistency=text(
             "`strong`: only what is synced.", enum=["eventual", "strong"], default="eventual"
         ),
-        cursor={
-            "type": ["string", "null"],
-            "description": "An `id` of an earlier stream: go on after it.",
-        },
+        cursor={"type": ["string", "null"], "description": "An `id` seen before: go on after it."},
         wait=boolean(False, "Topics that do not exist yet are read from 0 once they do."),
     )
 
@@ -201,14 +198,8 @@ def _request_schemas() -> Schema:
         tag={"type": ["string", "null"]},
         node={"type": ["string", "null"]},
         meta={"type": ["object", "null"]},
-        delay_ms={
-            "type": ["integer", "null"],
-            "description": "A job can be claimed only after so many milliseconds.",
-        },
-        deliver_at_ms={
-            "type": ["integer", "null"],
-            "description": "A job can be claimed only from then on (ms since the epoch).",
-        },
+        delay_ms={"type": ["integer", "null"], "description": "Claimable only after so many ms."},
+        deliver_at_ms={"type": ["integer", "null"], "description": "Claimable only from then on."},
     )
     return {
         "AppendRequest": object_of(
