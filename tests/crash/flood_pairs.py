@@ -38,6 +38,7 @@ class Cell:
     """What one build did: appends of the flood a second, and of the honest clients in ms."""
 
     rate: float
+    honest_rate: float
     flood_refused: int
     p50_ms: float
     longest_ms: float
@@ -63,7 +64,8 @@ def measured(tree: Path, connections: int, flood: tuple[int, int], count: int) -
                 time.sleep(WARM_S)
                 taken, began = running.taken, time.monotonic()
                 honest.run()
-                rate = (running.taken - taken) / (time.monotonic() - began)
+                took_s = time.monotonic() - began
+                rate = (running.taken - taken) / took_s
                 refused = running.refused
         finally:
             assert server.process is not None
@@ -72,12 +74,18 @@ def measured(tree: Path, connections: int, flood: tuple[int, int], count: int) -
     seconds = sorted(one.seconds for one in honest.served) or [0.0]
     return Cell(
         rate,
+        len(honest.served) / took_s,
         refused,
         statistics.median(seconds) * 1000,
         seconds[-1] * 1000,
         max((one.tries for one in honest.served), default=0),
         len(honest.starved),
     )
+
+
+def _whole(cell: Cell) -> float:
+    """Appends a second of both: what the honest get, the flood had before."""
+    return cell.rate + cell.honest_rate
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -100,10 +108,13 @@ def main(arguments: Sequence[str]) -> None:
                 found.setdefault((connections, flood), []).append(pair)
                 print(f"round {number + 1}, {connections}, {flood}: {pair}", file=sys.stderr)
     print(
-        "| connections | records | build | flood/s (ratio: median, of each round) | flood refused "
-        "| honest p50 ms | longest ms | tries | given up |\n|---|---|---|---|---|---|---|---|---|"
+        "| connections | records | build | flood/s (ratio: median, of each round) "
+        "| honest/s | ratio of both | flood refused "
+        "| honest p50 ms | longest ms | tries | given up |\n"
+        "|---|---|---|---|---|---|---|---|---|---|---|"
     )
     for (connections, (_, records)), pairs in found.items():
+        both = [_whole(pair["this"]) / max(1e-9, _whole(pair["base"])) for pair in pairs]
         ratios = [pair["this"].rate / max(1e-9, pair["base"].rate) for pair in pairs]
         for name in trees:
             cells = [pair[name] for pair in pairs]
@@ -113,6 +124,8 @@ def main(arguments: Sequence[str]) -> None:
                 rate += f" ({statistics.median(ratios):.2f}: {each})"
             print(
                 f"| {connections} | {records} | {name} | {rate} "
+                f"| {statistics.median(cell.honest_rate for cell in cells):.0f} "
+                f"| {statistics.median(both) if name == 'this' else 1:.2f} "
                 f"| {sum(cell.flood_refused for cell in cells)} "
                 f"| {statistics.median(cell.p50_ms for cell in cells):.1f} "
                 f"| {max(cell.longest_ms for cell in cells):.0f} "
