@@ -162,6 +162,16 @@ class Inbox:
             self._reading = reader.loop.call_soon(self._read_on)
         return True
 
+    def put_back(self, reader: Reader, data: bytes) -> None:
+        """Hold what a reader was given and had not the time for: it comes behind who waits."""
+        self._held.setdefault(reader, []).insert(0, data)
+        self.held_bytes += len(data)
+        self.put_off += 1
+        now_ms = monotonic_ms()
+        heapq.heappush(self._waiting, (now_ms, self.put_off, now_ms, reader))
+        if self._reading is None:
+            self._reading = reader.loop.call_soon(self._read_on)
+
     def _ahead_ms(self, reader: Reader, data: bytes) -> float:
         """By the topic it is about, as far as that can be seen without reading it."""
         found = _REQUEST.match(data) or _TOPIC.match(reader.url)
@@ -199,10 +209,10 @@ class Inbox:
         self._late_slices = self._late_slices + 1 if longest_ms > _LATE_MS else 0
         if self._late_slices >= _LATE_SLICES and self._throttle is not None:
             self._throttle.press()
-        if self._waiting:
-            self._reading = self._waiting[0][-1].loop.call_soon(self._read_on)
-        else:
+        if not self._waiting:
             self._late_slices = 0
+        elif self._reading is None:
+            self._reading = self._waiting[0][-1].loop.call_soon(self._read_on)
 
     def _read_slow(self) -> None:
         self._reading_slow = None

@@ -36,6 +36,7 @@ from topics_server.api.problems import internal
 from topics_server.api.request_ids import request_id
 from topics_server.api.response import tell_of_body
 from topics_server.api.transport import Flow, JoinedHttp, head_of
+from topics_server.clock import monotonic_ms
 from topics_server.errors import Code, TopicsError, invalid
 from topics_server.limits import KIB, PIPELINED_MAX
 from topics_server.metrics import log
@@ -45,6 +46,10 @@ _SWALLOWED_BYTES_MAX: Final = 256 * KIB
 # What chunks may take beside the bytes that are in them: so much, and so many times those.
 _FRAMING_BYTES_MAX: Final = 64 * KIB
 _FRAMING_SHARE_MAX: Final = 8
+# A reception that is longer and may have chunks is parsed so much at a time, for so long.
+_WHOLE_BYTES_MAX: Final = 16 * KIB
+_FED_BYTES: Final = 4 * KIB
+_FED_MS: Final = 1.0
 _DEFAULT: Final = Patience()
 
 
@@ -122,7 +127,7 @@ class StrictHttp(JoinedHttp):
 
     def eof_received(self) -> None:
         """The client sends no more: what is held of it is its last."""
-        if self.inbox is not None:
+        while self.inbox is not None and self.inbox.holds(self):
             self.inbox.release(self)
         super().eof_received()
 
@@ -169,12 +174,17 @@ class StrictHttp(JoinedHttp):
     def take(self, data: bytes) -> None:
         """Read what was received."""
         if self._is_over:
+            if self.flow.is_behind:
+                self._catch_up()
             self._swallow(data)
             return
         if self._partial_since or len(data) > self._small_bytes:
             self._is_large = True
         try:
-            self.parser.feed_data(data)
+            if len(data) > _WHOLE_BYTES_MAX and self._may_be_chunked(data):
+                data = self._feed_for_a_while(data)
+            else:
+                self.parser.feed_data(data)
         except httptools.HttpParserUpgrade:
             if self._should_upgrade():
                 self.handle_websocket_upgrade()
@@ -183,9 +193,50 @@ class StrictHttp(JoinedHttp):
         except httptools.HttpParserError as error:
             self.refuse(self._cause_of(error))
             return
+        finally:
+            if self.flow.is_behind:
+                self._catch_up()
         self.release_held()
         if self.is_partial:
             self._measure(data)
+
+    def _may_be_chunked(self, data: bytes) -> bool:
+        """Whether there may be chunks in `data`: each costs a callback, however small it is."""
+        begins = 0
+        if self._has_head and self.is_partial:
+            if b"transfer-encoding" in self.fields:
+                return True
+            begins = int(self.fields.get(b"content-length", b"0")) - self._body_bytes
+        elif self._partial_since:
+            # In the middle of a head.
+            return True
+        else:
+            begins = data.find(b"\r\n\r\n")
+            if begins < 0 or b"transfer-encoding" in data[:begins].lower():
+                return True
+        # Another head behind this body.
+        return data.find(b"HTTP/1.", begins) >= 0
+
+    def _feed_for_a_while(self, data: bytes) -> bytes:
+        """Parse for about a millisecond; what was parsed. The rest is held for later turns."""
+        until_ms = monotonic_ms() + _FED_MS
+        view = memoryview(data)
+        for at in range(0, len(data), _FED_BYTES):
+            if at and self.inbox is not None and monotonic_ms() > until_ms:
+                if not self.flow.is_behind and not self.transport.is_closing():
+                    self.flow.fall_behind()
+                self.inbox.put_back(self, data[at:])
+                return data[:at]
+            self.parser.feed_data(view[at : at + _FED_BYTES])
+        return data
+
+    def _catch_up(self) -> None:
+        """Read on, if nothing is held any more."""
+        if self.inbox is not None and not self.inbox.holds(self):
+            if self.transport.is_closing():
+                self.flow.is_behind = False
+            else:
+                self.flow.catch_up()
 
     def release_held(self) -> None:
         """Start what was held back while `data` was parsed; nothing here."""

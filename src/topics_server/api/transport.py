@@ -137,13 +137,28 @@ class Flow(FlowControl):
     let_go: Callable[[], None] | None = None
     # Nothing is read until the connection's turn among large uploads (`api/upload_turns`).
     waits_turn = False
+    # Nothing is read until what was received is parsed (`api/strict`).
+    is_behind = False
 
     def resume_reading(self) -> None:
-        """Read, unless the connection waits for its turn."""
+        """Read, unless the connection waits for its turn, or is behind."""
         if self.read_paused:
             self.read_paused = False
-            if not self.waits_turn:
-                self._transport.resume_reading()
+            self._resume()
+
+    def fall_behind(self) -> None:
+        """Read nothing until `catch_up`."""
+        self.is_behind = True
+        self._transport.pause_reading()
+
+    def catch_up(self) -> None:
+        """Read, unless something else keeps the connection from it."""
+        self.is_behind = False
+        self._resume()
+
+    def _resume(self) -> None:
+        if not (self.read_paused or self.waits_turn or self.is_behind):
+            self._transport.resume_reading()
 
     def end_turn(self) -> None:
         """Read nothing until `begin_turn`."""
@@ -153,8 +168,7 @@ class Flow(FlowControl):
     def begin_turn(self) -> None:
         """Read, unless something else keeps the connection from it."""
         self.waits_turn = False
-        if not self.read_paused:
-            self._transport.resume_reading()
+        self._resume()
 
     def pause_writing(self) -> None:
         """The buffer is full."""

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from typing import Any
 
 import pytest
 
 from tests.unit.api.test_direct import APPEND, JSON, Side, request
 from tests.unit.api.test_transport import turns
+from topics_server.api import strict
 from topics_server.api.connections import HttpConnection
 from topics_server.api.heads import Bounds
+from topics_server.api.inbox import Inbox
 from topics_server.api.patience import Patience, Waits
 from topics_server.limits import KIB
 
@@ -40,6 +43,7 @@ async def connected(**settings: Any) -> tuple[Any, Any, Clock]:
     side = Side(HttpConnection, **settings)
     await side.create()
     side.state.patience = Patience(waits=WAITS)
+    side.state.inbox = Inbox()
     clock = Clock()
     protocol: Any = HttpConnection(config=side.config, server_state=side.uvicorn, app_state={})
     protocol.loop = clock
@@ -196,6 +200,89 @@ async def test_a_body_that_is_all_framing_is_refused() -> None:
         if wire.pieces:
             break
     assert told(wire) == (400, "invalid_request")
+    protocol.connection_lost(None)
+
+
+SMALL: bytes = b'{"records":[{"data":"%b"}]}' % (b"x" * 6000)
+CHUNKED = b"POST /v0/topics/t HTTP/1.1\r\nhost: x\r\n%b%b: chunked\r\n\r\n"
+
+
+def in_chunks(body: bytes, size: int) -> bytes:
+    """A body in chunks of so many bytes, with the last one."""
+    pieces = [body[at : at + size] for at in range(0, len(body), size)]
+    return b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in pieces) + b"0\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    "received",
+    [
+        [CHUNKED % (JSON, b"transfer-encoding") + in_chunks(SMALL, 1)],
+        [CHUNKED % (JSON, b"TRANSFER-encoding"), in_chunks(SMALL, 1)],
+        # In the middle of a head, and behind another request.
+        [
+            b"POST /v0/topics/t HTT",
+            (CHUNKED % (JSON, b"Transfer-Encoding"))[21:] + in_chunks(SMALL, 2),
+        ],
+        [GET + CHUNKED % (JSON, b"transfer-encoding") + in_chunks(SMALL, 1)],
+        [
+            (HEAD % (JSON, len(SMALL)))[:-1],
+            b"\n" + SMALL + CHUNKED % (JSON, b"transfer-encoding") + in_chunks(SMALL, 1),
+        ],
+    ],
+)
+async def test_small_chunks_are_parsed_in_many_turns(
+    monkeypatch: pytest.MonkeyPatch, received: list[bytes]
+) -> None:
+    """Each costs a callback: of 256 KiB that were received, 40,000. Others have turns between."""
+    protocol, wire, _ = await connected()
+    clock = [0.0]
+
+    def monotonic_ms() -> float:
+        clock[0] += 0.6
+        return clock[0]
+
+    monkeypatch.setattr(strict, "monotonic_ms", monotonic_ms)
+    paused: list[bool] = []
+    monkeypatch.setattr(wire, "pause_reading", lambda: paused.append(True))
+    monkeypatch.setattr(wire, "resume_reading", lambda: paused.append(False))
+    for piece in received:
+        protocol.data_received(piece)
+    assert protocol.inbox.held_bytes > 2 * len(SMALL)
+    assert paused[-1:] == [True], "the rest waits in the kernel"
+    while protocol.inbox.held_bytes:
+        await turns(1)
+    await turns(600)
+    assert paused[-1:] == [False]
+    answers = b"".join(wire.pieces)
+    assert answers.count(b"HTTP/1.1 200 ") == len(re.findall(rb"HTTP/1.1\r", b"".join(received)))
+    protocol.connection_lost(None)
+
+
+async def test_small_chunks_before_the_end_of_a_connection_are_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    protocol, wire, _ = await connected()
+    monkeypatch.setattr(strict, "monotonic_ms", iter(range(100_000)).__next__)
+    protocol.data_received(CHUNKED % (JSON, b"transfer-encoding") + in_chunks(SMALL, 1))
+    assert protocol.inbox.held_bytes
+    protocol.eof_received()
+    assert not protocol.inbox.held_bytes
+    await turns(600)
+    assert b"".join(wire.pieces).startswith(b"HTTP/1.1 200 ")
+    protocol.connection_lost(None)
+
+
+async def test_a_refusal_in_the_middle_of_small_chunks_lets_read_what_comes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    protocol, wire, _ = await connected()
+    monkeypatch.setattr(strict, "monotonic_ms", iter(range(100_000)).__next__)
+    sent = CHUNKED % (JSON, b"transfer-encoding") + in_chunks(SMALL, 1)[:-5] + b"what\r\n\r\n"
+    protocol.data_received(sent)
+    assert protocol.flow.is_behind
+    await turns(600)
+    assert told(wire) == (400, "invalid_request")
+    assert not protocol.flow.is_behind
     protocol.connection_lost(None)
 
 
