@@ -13,10 +13,11 @@ import pytest
 from tests.model.misfortunes import DRAWN, Kind, Misfortunes
 from tests.model.simulation import Simulation
 from tests.storage.fake_disk import FakeDisk
+from topics_server import inventory
 from topics_server.engine import registry, retention, store
 from topics_server.errors import StorageError
 from topics_server.model import Gate
-from topics_server.wal import cold_folder, directory
+from topics_server.wal import cold_folder, directory, replay
 
 _SEEDS: Final = 5
 Patch = Callable[[pytest.MonkeyPatch], None]
@@ -101,10 +102,20 @@ def _boots_are_not_forgotten(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(directory.Directory, "forget_boot", lambda directory: None)
 
 
+def _any_files_are_a_store(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(inventory, "objections_to", lambda *args: [])
+
+
+def _no_end_marks(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(replay, "read_marks", lambda *args: {})
+
+
 _GUARDS: Final[list[tuple[Kind, Patch, int]]] = [
     ("evicted", _older_creations_win, 120),
     ("nested", _no_parents_synced, 40),
     ("errors", _errors_are_absence, 60),
+    ("files", _any_files_are_a_store, 20),
+    ("files", _no_end_marks, 60),
     ("second", _no_locks, 10),
     ("second", _only_the_lock_file, 30),
     ("cold", _any_cold_folder, 20),
