@@ -62,7 +62,7 @@ from topics_server.space import Space, reasons_of
 from topics_server.streams.service import Streams
 from topics_server.wal.anchors import anchors_of
 from topics_server.wal.cold_folder import ColdFolder, judge_before_start
-from topics_server.wal.directory import Directory, read_boot_id
+from topics_server.wal.directory import Directory, lacks_heads, read_boot_id
 from topics_server.wal.fs import Fs, OsFs
 from topics_server.wal.journal import Journal, thread_workers
 from topics_server.wal.packer import Packer, ProcessPacker
@@ -259,8 +259,8 @@ class Node:
             self.router_table.sources,
         )
         # How the last run ended tells which heads are safe; if they were in a snapshot that cannot
-        # be read, they are not.
-        is_whole = not self._snapshots.found_damaged
+        # be read or is gone, they are not.
+        is_whole = not (self._snapshots.found_damaged or lacks_heads(directory.mark, image))
         stop = Stop(
             was_clean=directory.was_clean and is_whole,
             same_boot=directory.same_boot and is_whole,
@@ -395,7 +395,9 @@ class Node:
         oldest = self.checkpointer.trim_lsn
         shards = self.settings.wal_shards
         await self._offload.run(
-            lambda: directory.note_journal(wal_set, shards, next_lsn, oldest_start_lsn=oldest)
+            lambda: directory.note_journal(
+                wal_set, shards, next_lsn, oldest_start_lsn=oldest, heads_moved=must
+            )
         )
         self.checkpointer.trim()
 

@@ -71,6 +71,8 @@ class Misfortunes(Simulation):
         # The sync of some shard has failed since the last start.
         self._is_doubtful = False
         self.struck = 0
+        # Damage to what nothing proves to have been there.
+        self.unproven = 0
         # What refusals named.
         self._named: list[str | None] = []
         self._prepare()
@@ -163,6 +165,9 @@ class Misfortunes(Simulation):
         store = dataclasses.replace(store, is_quiet=False, told_heads=heads)
         cases = list(damage.cases_of(store, dice.randrange(1 << 30), cuts=2, flips=3))
         for case in dice.sample(cases, min(2, len(cases))):
+            if self._end == "power" and damage.is_behind_every_anchor(store, case):
+                self.unproven += 1
+                continue
             self.struck += 1
             found = damage.judge(store, case)
             assert not isinstance(found, damage.Finding), str(found)

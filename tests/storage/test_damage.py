@@ -6,14 +6,17 @@ import dataclasses
 
 import pytest
 
+from tests.model.world import World
 from tests.storage.damage import (
     ENDS,
     Case,
     End,
     Finding,
+    Kind,
     StoreCopy,
     Truth,
     cases_of,
+    copied,
     judge,
     make_store,
     undamaged,
@@ -130,3 +133,20 @@ def test_a_store_mark_without_a_boot_is_refused_and_no_defect(store: StoreCopy) 
     """One bit of the name of a field: the mark is JSON still, and the field is missing."""
     place = store.image.files["data/FORMAT"].index(b"boot_id")
     assert judge(store, Case("killed", "data/FORMAT", "flipped", place, 0)) == "refused"
+
+
+@pytest.mark.parametrize("kind", ["removed", "emptied", "flipped", "swapped"])
+def test_heads_that_moved_are_not_forgotten_with_their_snapshot(kind: Kind) -> None:
+    """After a power cut a start skips seqs that may have been given out, and is killed."""
+    before = make_store("power")
+    world = World(1, **before.settings)
+    world.disk = FakeDisk.of(before.image)
+    world.clock.base_ms = before.now_ms
+    with world.life(0):
+        world.start()
+        world.crash("kill")
+        image = world.disk.image()
+    after = copied("killed", image, before.older, world.clock.base_ms, before.settings)
+    assert after.topics["disk"].seen.head > 1_000, "it has moved"
+    newest = max(path for path in image.files if path.endswith(".snap"))
+    assert judge(after, Case("killed", newest, kind, 0)) in ("exact", "skipped")

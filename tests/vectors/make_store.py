@@ -1,6 +1,6 @@
 """Makes a golden data directory: a real server is driven over HTTP, killed twice, and copied.
 
-    .venv/bin/python -m tests.vectors.make_store store-v7
+    .venv/bin/python -m tests.vectors.make_store store-v8
 
 Vectors are never made again, only added: what a released server once wrote must be readable for
 ever, and a vector that is regenerated proves nothing. An existing folder is therefore refused.
@@ -16,7 +16,8 @@ fan, a chain, a filter with stamps, a queue; copies in segments, snapshots and t
 payloads and without; what a source had lost; routers changed, removed, gone with their topic. From
 v5 on producers: in a snapshot, in the journal, moved without records by a key. From v6 on streams,
 see `stream_part`. From v7 on what tells absence from emptiness: a store id and a run number, a cold
-folder that carries the id, end marks beside the journal, generations and digests of flags.
+folder that carries the id, end marks beside the journal, generations and digests of flags. From v8
+on `FORMAT` has the run whose snapshot holds moved heads.
 """
 
 from __future__ import annotations

@@ -3,19 +3,20 @@
 Owns `LOCK`, the lock on the directory itself, and `FORMAT`: a small JSON file, replaced atomically.
 
     {"format": 2, "store_id": "...", "run": 7, "boot_id": "...", "clean_stop": false,
-     "journal_run": 7,
+     "journal_run": 7, "heads_run": 5,
      "wal_sets": [{"wal_set": 1, "shard_count": 4, "first_lsn": 1, "has_marks": true}],
      "cold": "held", "checksum": "..."}
 
 `store_id` names the store: 32 random hexadecimal digits, made once. `run` counts the starts that
-wrote, `journal_run` is the last one whose journal files and end marks were made. `clean_stop` is
-set after the final snapshot; `begin` removes it, counts the run and syncs both before the first
-write of a run. `boot_id` is that of the last run whose heads were published
-(DESIGN §3, Heads); a failed sync clears it. A journal file set stands in `wal_sets` from before its
-first entry until it is forgotten. `cold` says whether a cold folder carries the store's id
-(`wal/cold_folder.py`). Version 1 has no `store_id` and no `run`: `open` makes the id,
-the first write stores it. Called by the server's start and stop, by a shard whose sync failed, and
-by offline verbs.
+wrote, `journal_run` is the last one whose journal files and end marks were made, `heads_run` the
+last one whose start published moved heads: without a snapshot of that run or a later one heads are
+not known (`lacks_heads`). `clean_stop` is set after the final snapshot; `begin` removes it, counts
+the run and syncs both before the first write of a run. `boot_id` is that of the last run whose
+heads were published (DESIGN §3, Heads); a failed sync clears it. A journal file set stands in
+`wal_sets` from before its first entry until it is forgotten. `cold` says whether a cold folder
+carries the store's id (`wal/cold_folder.py`). Version 1 has no `store_id` and no `run`: `open`
+makes the id, the first write stores it. Called by the server's start and stop, by a shard whose
+sync failed, and by offline verbs.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ import msgspec
 
 from topics_server.clock import random_hex
 from topics_server.errors import StartRefused, StorageError
+from topics_server.handoff import SnapshotImage
 from topics_server.metrics import log
 from topics_server.wal import layout
 from topics_server.wal.checked_json import encode_checked, is_checked
@@ -69,6 +71,7 @@ class FormatMark(msgspec.Struct, frozen=True):
     store_id: str = ""
     run: int = 0
     journal_run: int = 0
+    heads_run: int = 0
     boot_id: str = ""
     clean_stop: bool = False
     wal_sets: list[WalSet] = []
@@ -249,25 +252,37 @@ class Directory:
         self._write(msgspec.structs.replace(self._mark, wal_sets=kept))
 
     def note_journal(
-        self, wal_set: int, shard_count: int, first_lsn: int, *, oldest_start_lsn: int
+        self,
+        wal_set: int,
+        shard_count: int,
+        first_lsn: int,
+        *,
+        oldest_start_lsn: int,
+        heads_moved: bool = False,
     ) -> None:
-        """*Blocking.* The run's journal files and end marks are there, and heads are published."""
+        """*Blocking.* The run's journal files and end marks are there, and heads are published.
+
+        `heads_moved`: some had, and a snapshot of this run holds them.
+        """
         self.note_wal_set(
             wal_set, shard_count, first_lsn, oldest_start_lsn=oldest_start_lsn, has_marks=True
         )
-        self.note_boot()
+        self.note_boot(heads_moved=heads_moved)
 
-    def note_boot(self) -> None:
+    def note_boot(self, *, heads_moved: bool = False) -> None:
         """*Blocking.* Heads of this boot are published: a crash within it skips no seqs.
 
         The journal files and end marks of this run are there: older ones are copies from now on.
         """
         with self._writing:
+            old = self._mark
             boot_id = "" if self._is_boot_forgotten else self._boot_id
-            if (self._mark.boot_id, self._mark.journal_run) != (boot_id, self._mark.run):
-                self._write(
-                    msgspec.structs.replace(self._mark, boot_id=boot_id, journal_run=self._mark.run)
-                )
+            heads_run = old.run if heads_moved else old.heads_run
+            new = msgspec.structs.replace(
+                old, boot_id=boot_id, journal_run=old.run, heads_run=heads_run
+            )
+            if new != old:
+                self._write(new)
 
     def doubt_boot(self) -> None:
         """*Blocking.* What this boot wrote is not all there: until `note_boot` it is another one.
@@ -322,6 +337,11 @@ class Directory:
         self._fs.rename(layout.temp(path), path)
         self._fs.sync_dir(self.root)
         self._mark = mark
+
+
+def lacks_heads(mark: FormatMark, newest: SnapshotImage | None) -> bool:
+    """Whether the snapshot that holds the heads which moved last is gone, or an older copy."""
+    return mark.heads_run > (newest.run if newest else 0)
 
 
 def lock_folder(fs: Fs, root: str) -> list[Lock]:

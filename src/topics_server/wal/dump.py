@@ -36,7 +36,7 @@ from topics_server.limits import BLOCK_RECORDS_MAX
 from topics_server.model import PayloadKind
 from topics_server.wal import layout
 from topics_server.wal.anchored import AnchoredFiles
-from topics_server.wal.directory import FormatMark, read_format
+from topics_server.wal.directory import FormatMark, lacks_heads, read_format
 from topics_server.wal.fs import File, Fs
 from topics_server.wal.listed import read_manifest
 from topics_server.wal.manifest_format import Manifest, SegmentEntry
@@ -87,6 +87,12 @@ def verify(fs: Fs, data_dir: str, cold_dir: str | None = None) -> Report:
     tiers = _tiers(data_dir, cold_dir)
     verify_segments(fs, tiers, report)
     snapshots = verify_snapshots(fs, data_dir, report)
+    if lacks_heads(mark, snapshots[0] if snapshots else None):
+        folder = layout.join(data_dir, layout.SNAPSHOTS)
+        report.problems.append(
+            f"{folder}: a snapshot of run {mark.heads_run} or later is missing: heads will skip "
+            "what it may have held"
+        )
     files = AnchoredFiles(fs, tiers, mark.store_id, snapshots[0] if snapshots else None)
     verify_journal(fs, data_dir, mark, snapshots, files, report)
     return report
