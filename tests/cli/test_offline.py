@@ -32,7 +32,7 @@ def test_help_lists_every_verb_and_loads_nothing_heavy() -> None:
 @pytest.mark.parametrize("verb", VERBS)
 def test_every_verb_explains_itself(alone: Topics, verb: str) -> None:
     text = alone.good(verb, "--help").out.decode()
-    assert text.startswith(f"Usage: python -m topics_server {verb} ")
+    assert text.startswith(f"Usage: topics {verb} ")
     assert "--help" in text
 
 
