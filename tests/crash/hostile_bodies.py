@@ -336,14 +336,7 @@ class Bench:
     def send_messages(self, key: str, messages: Sequence[tuple[bytes, bytes]]) -> str:
         """How a WebSocket answers text messages: the ops, or the code it is closed with."""
         with socket.create_connection(("127.0.0.1", self.port), _ANSWER_WITHIN_S) as sock:
-            opening = head_of("GET", "/v0/ws", key, 0).replace(b"Content-Length: 0\r\n", b"")
-            nonce = base64.b64encode(os.urandom(16))
-            sock.sendall(
-                opening[:-2] + b"Connection: Upgrade\r\nUpgrade: websocket\r\n"
-                b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: " + nonce + b"\r\n\r\n"
-            )
-            opened = sock.recv(4096)
-            assert opened.startswith(b"HTTP/1.1 101"), opened
+            _open_socket(sock, key)
             sending = threading.Thread(target=_send_frames, args=(sock, messages))
             sending.start()
             answers = sock.makefile("rb")
@@ -357,6 +350,27 @@ class Bench:
             sock.close()
             sending.join()
         return " ".join(sorted(set(ops))) or "reset"
+
+    def flooded(self, frame: bytes, first: bytes, size: int, seconds: float) -> Figures:
+        """What so many bytes of one small frame cost that a WebSocket sends without reading."""
+        with socket.create_connection(("127.0.0.1", self.port), _ANSWER_WITHIN_S) as sock:
+            _open_socket(sock, WRITER)
+            self._beside.forget()
+            self.forget_turns()
+            began = time.perf_counter()
+            sending = threading.Thread(
+                target=_send_all, args=(sock, first, frame * (size // len(frame)))
+            )
+            reading = threading.Thread(target=_read_all, args=(sock,), daemon=True)
+            sending.start()
+            reading.start()
+            time.sleep(seconds)
+            turn_ms, taken = self.turn_ms(), self._beside.latencies(began) or [seconds]
+            sock.shutdown(socket.SHUT_RDWR)
+            sending.join()
+        longest_ms = taken[-1] * 1000
+        p99_ms = taken[len(taken) * 99 // 100] * 1000
+        return Figures("", seconds * 1000, turn_ms, p99_ms, longest_ms, len(taken), 0)
 
     def pids(self) -> list[int]:
         """The server and its helpers."""
@@ -395,6 +409,26 @@ def messages_of(route: str, body: bytes) -> list[tuple[bytes, bytes]]:
     # Publishes: the caller gives a body that fits one.
     message = b'{"op":"publish","topic":"few",' + body[1:]
     return [(b"\x81\xff" + len(message).to_bytes(8) + bytes(4), message)] * PUBLISHES
+
+
+def _open_socket(sock: socket.socket, key: str) -> None:
+    """Upgrade a connection to a WebSocket."""
+    opening = head_of("GET", "/v0/ws", key, 0).replace(b"Content-Length: 0\r\n", b"")
+    nonce = base64.b64encode(os.urandom(16))
+    sock.sendall(
+        opening[:-2] + b"Connection: Upgrade\r\nUpgrade: websocket\r\n"
+        b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: " + nonce + b"\r\n\r\n"
+    )
+    opened = sock.recv(4096)
+    assert opened.startswith(b"HTTP/1.1 101"), opened
+
+
+def _read_all(sock: socket.socket) -> None:
+    try:
+        while sock.recv(MIB):
+            pass
+    except OSError:
+        pass
 
 
 def _send_frames(sock: socket.socket, frames: Sequence[tuple[bytes, bytes]]) -> None:

@@ -23,14 +23,15 @@ from topics_server.api.access import authorized_socket
 from topics_server.api.coding import JSON_TYPE
 from topics_server.api.direct import DirectHttp
 from topics_server.api.http import Application
-from topics_server.api.inbox import FEW
+from topics_server.api.inbox import FEW, Inbox
 from topics_server.api.problems import envelope, status_of
 from topics_server.api.request_ids import request_id
 from topics_server.api.state import ServerState
 from topics_server.api.upload_budget import Upload
 from topics_server.api.upload_turns import LARGE_BYTES
+from topics_server.clock import monotonic_ms
 from topics_server.errors import TopicsError, invalid
-from topics_server.limits import LINGER_BYTES_MAX, LINGER_MS_MAX, UPLOAD_STEP_BYTES
+from topics_server.limits import KIB, LINGER_BYTES_MAX, LINGER_MS_MAX, UPLOAD_STEP_BYTES
 
 # The close code for "try again later" (IANA's registry of RFC 6455).
 TRY_AGAIN_LATER: Final = 1013
@@ -61,6 +62,12 @@ class HttpConnection(DirectHttp):
         self.cycle = None  # type: ignore[assignment]
 
 
+# So many bytes are read at a time, more in the middle of a long frame, until so much time is over.
+_TAKEN_BYTES_MIN: Final = 512
+_TAKEN_BYTES_MAX: Final = 4 * KIB
+_TAKEN_MS: Final = 1.0
+
+
 class SocketConnection(WebSocketsSansIOProtocol):
     """A WebSocket.
 
@@ -74,6 +81,10 @@ class SocketConnection(WebSocketsSansIOProtocol):
     _taken_bytes = 0
     # It is read in turn among large uploads; it waits for that now.
     _is_taking_turns = _waits_turn = False
+    # Of what was received something is held for later turns; nothing is read meanwhile.
+    _is_behind = False
+    # See `inbox.Reader`; a socket's is not looked at.
+    url = b""
     # The connection was refused: what it sends is dropped, so that it reads why.
     _is_refused = False
     _swallowed_bytes = 0
@@ -89,12 +100,55 @@ class SocketConnection(WebSocketsSansIOProtocol):
         state = self._state()
         if len(data) >= LARGE_BYTES and state is not None:
             self._wait_turn(state)
-        if self._is_refused:
-            self._swallow(len(data))
+        inbox = self._inbox()
+        if inbox is not None and inbox.holds(self):
+            inbox.add(self, data)
+            self.transport.pause_reading()
+        else:
+            self.take(data)
+
+    def take(self, data: bytes) -> None:
+        """Read what was received, for about a millisecond; the rest in later turns.
+
+        Each frame costs some microseconds, a ping its answer, however short it is.
+        """
+        state, inbox = self._state(), self._inbox()
+        until_ms = monotonic_ms() + _TAKEN_MS
+        at = 0
+        while at < len(data):
+            if self._is_refused:
+                self._swallow(len(data) - at)
+                break
+            if at and inbox is not None and monotonic_ms() > until_ms:
+                inbox.put_back(self, data[at:])
+                break
+            unread = len(self.conn.reader.buffer)
+            end = at + max(_TAKEN_BYTES_MIN, min(unread, _TAKEN_BYTES_MAX))
+            super().data_received(data[at:end])
+            at = end
+        if state is None:
             return
-        super().data_received(data)
-        if state is not None:
+        if not self._is_refused:
             self._count(state)
+        was_behind = self._is_behind
+        self._is_behind = inbox is not None and inbox.holds(self)
+        if self.transport.is_closing():
+            return
+        if self._is_behind:
+            self.transport.pause_reading()
+        elif was_behind and not (self.read_paused or self._waits_turn):
+            self.transport.resume_reading()
+
+    def eof_received(self) -> None:
+        """The client sends no more: what is held of it is its last."""
+        inbox = self._inbox()
+        while inbox is not None and inbox.holds(self):
+            inbox.release(self)
+        super().eof_received()
+
+    def _inbox(self) -> Inbox | None:
+        state = self._state()
+        return None if state is None else state.inbox
 
     def _state(self) -> ServerState | None:
         app: Any = self.app
@@ -135,7 +189,7 @@ class SocketConnection(WebSocketsSansIOProtocol):
     def begin_turn(self) -> None:
         """See `upload_turns.Reader`."""
         self._waits_turn = False
-        if not self.read_paused and not self.transport.is_closing():
+        if not (self.read_paused or self._is_behind or self.transport.is_closing()):
             self.transport.resume_reading()
 
     def end_turn(self) -> None:
@@ -213,7 +267,7 @@ class SocketConnection(WebSocketsSansIOProtocol):
         self._linger(self.loop.time() + LINGER_MS_MAX / 1000)
         if self.read_paused:
             self.read_paused = False
-            if not self._waits_turn:
+            if not (self._waits_turn or self._is_behind):
                 self.transport.resume_reading()
 
     def _linger(self, until: float) -> None:
@@ -268,6 +322,9 @@ class SocketConnection(WebSocketsSansIOProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End the parser, a generator that refers to what holds it."""
+        inbox = self._inbox()
+        if inbox is not None:
+            inbox.forget(self)
         super().connection_lost(exc)
         self.conn.parser.close()
         state = self._state()

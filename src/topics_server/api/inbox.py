@@ -162,6 +162,10 @@ class Inbox:
             self._reading = reader.loop.call_soon(self._read_on)
         return True
 
+    def add(self, reader: Reader, data: bytes) -> None:
+        """Hold more of a reader of which something is held."""
+        self._hold(reader, data)
+
     def put_back(self, reader: Reader, data: bytes) -> None:
         """Hold what a reader was given and had not the time for: it comes behind who waits."""
         self._held.setdefault(reader, []).insert(0, data)
