@@ -602,7 +602,9 @@ def _check_nothing_lost(store: StoreCopy, case: Case, outcome: Outcome, disk: Fa
         has_started = outcome != "refused"
         if not store.is_quiet and (has_started or path.endswith(".wal")):
             continue  # replay cuts a torn end, and keeps its bytes aside, before files are judged
-        is_useless = path in store.superseded and not _is_other_copy(store, path, case.path)
+        # Where everything is served, the copy that is left is the good one (its flags mended).
+        is_left = outcome == "exact" or not _is_other_copy(store, path, case.path)
+        is_useless = path in store.superseded and is_left
         if has_started and (is_useless or path.endswith("/manifest")):
             continue
         if has_started and store.end == "clean" and path.endswith((".wal", ".snap")):
