@@ -1,6 +1,6 @@
 """Makes a golden data directory: a real server is driven over HTTP, killed twice, and copied.
 
-    .venv/bin/python -m tests.vectors.make_store store-v8
+    .venv/bin/python -m tests.vectors.make_store store-v9
 
 Vectors are never made again, only added: what a released server once wrote must be readable for
 ever, and a vector that is regenerated proves nothing. An existing folder is therefore refused.
@@ -17,7 +17,9 @@ payloads and without; what a source had lost; routers changed, removed, gone wit
 v5 on producers: in a snapshot, in the journal, moved without records by a key. From v6 on streams,
 see `stream_part`. From v7 on what tells absence from emptiness: a store id and a run number, a cold
 folder that carries the id, end marks beside the journal, generations and digests of flags. From v8
-on `FORMAT` has the run whose snapshot holds moved heads.
+on `FORMAT` has the run whose snapshot holds moved heads. From v9 on reasons of nacks, in a
+snapshot, in the journal and in dead letters, and a session that waits for a topic that does not
+exist.
 """
 
 from __future__ import annotations
@@ -61,6 +63,8 @@ ENVIRONMENT: Final = {
     "TOPICS_SESSION_TTL_MS": "3600000",
 }
 WATCHED: Final = ("fsync", "disk", "again")
+# A topic that never comes.
+AWAITED: Final = "not-yet"
 # Durable leases and soft ones.
 QUEUES: Final = ("held", "soft")
 # Those that are there at the end, and two that went.
@@ -98,10 +102,11 @@ def post(api: Api, topic: str, body: bytes, **headers: str) -> dict[str, Any]:
     return good(api.http.post(f"/v0/topics/{topic}", content=body, headers=sent))
 
 
-def watch(api: Api, from_seq: int) -> str:
-    """A new session over a few topics; its wid."""
-    topics = {name: {"from_seq": from_seq} for name in WATCHED}
-    wid: str = good(api.http.post("/v0/watch", json={"topics": topics, "limit": 7}))["wid"]
+def watch(api: Api, from_seq: int, *awaited: str) -> str:
+    """A new session over a few topics, and over some that do not exist; its wid."""
+    topics = {name: {"from_seq": from_seq} for name in (*WATCHED, *awaited)}
+    body = {"topics": topics, "limit": 7, "wait": bool(awaited)}
+    wid: str = good(api.http.post("/v0/watch", json=body))["wid"]
     return wid
 
 
@@ -136,8 +141,8 @@ def first_jobs(api: Api) -> None:
         good(api.append(queue, [{"data": 21, "deliver_at_ms": int(time.time() * 1000) + DAY_MS}]))
         assert ask(api, queue, "claim", max=8, lease_ms=DAY_MS)["count"] == 8
         assert ask(api, queue, "ack", seqs=[1, 2])["acked"] == 2
-        assert ask(api, queue, "nack", seqs=[3])["nacked"] == 1
-        assert ask(api, queue, "nack", seqs=[4], delay_ms=DAY_MS)["nacked"] == 1
+        assert ask(api, queue, "nack", seqs=[3], error='no "such" file')["nacked"] == 1
+        assert ask(api, queue, "nack", seqs=[4], delay_ms=DAY_MS, error="later")["nacked"] == 1
 
 
 def last_jobs(api: Api) -> None:
@@ -378,7 +383,7 @@ def make(name: str) -> None:
         server.env = {**server.env, "TOPICS_CHECKPOINT_INTERVAL_MS": "200"}
         api = server.start()
         first_run(api, folder / "cold")
-        kept, moved = watch(api, 1), watch(api, 2)
+        kept, moved = watch(api, 1, AWAITED), watch(api, 2)
         snapshots = server.data_dir / "snapshots"
         newest = max(snapshots.glob("*.snap"), default=None)
         eventually(lambda: len(list(snapshots.glob("*.snap"))) == 2, "two snapshots")
@@ -389,8 +394,10 @@ def make(name: str) -> None:
         api = server.start()
         retries, deletes = last_run(api)
         producers = last_producers(api)
-        late = watch(api, 3)
-        sessions = {kept: dict.fromkeys(WATCHED, 1), late: dict.fromkeys(WATCHED, 3)}
+        late = watch(api, 3, AWAITED)
+        sessions = {
+            wid: {**dict.fromkeys(WATCHED, seq), AWAITED: 0} for wid, seq in ((kept, 1), (late, 3))
+        }
         sessions[moved] = follow(api, moved)
         time.sleep(1.0)  # flags and segments of this run, as far as they are due
         names = sorted(topic["topic"] for topic in good(api.topics(page_size=1000))["topics"])
