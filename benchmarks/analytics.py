@@ -147,9 +147,9 @@ def scaling(spark: Any, given: argparse.Namespace) -> dict[str, Any]:
     """Full scans by size, and by number of segments at one size, packed and one task a file."""
     found: dict[str, Any] = {"records": {}, "segments": {}}
 
-    from spark_jobs.listing import list_segments
-    from spark_jobs.packing import cost
-    from spark_jobs.query import Query as SealedQuery
+    from spark_jobs.reader.listing import list_segments
+    from spark_jobs.reader.packing import cost
+    from spark_jobs.reader.query import Query as SealedQuery
 
     def scan_of(data_dir: Path, **options: str) -> float:
         reader = spark.read.format("topics").options(warn="false", **options)

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from topics_server.api import direct, hosts, http, keys, observing
+from topics_server.api import access_log, application, direct
+from topics_server.auth import api_keys, hosts
 
 _ID = b"r"
 
@@ -18,8 +19,8 @@ def _nothing(*_: Any, **__: Any) -> None:
     """Neither look nor count."""
 
 
-def _everybody(*_: Any) -> keys.Caller:
-    return keys.EVERYBODY
+def _everybody(*_: Any) -> api_keys.Caller:
+    return api_keys.EVERYBODY
 
 
 def _one_id(_headers: Any) -> bytes:
@@ -29,11 +30,11 @@ def _one_id(_headers: Any) -> bytes:
 def strip() -> None:
     """Take it out; every name must be there still."""
     replaced: tuple[tuple[Any, str, Any], ...] = (
-        (observing.Observer, "answered", _nothing),
+        (access_log.Observer, "answered", _nothing),
         (hosts.Hosts, "check", _nothing),
-        (http, "authorized", _everybody),
-        (http, "request_id_of", _one_id),
-        (http, "_GUARDS", ()),
+        (application, "authorized", _everybody),
+        (application, "request_id_of", _one_id),
+        (application, "_GUARDS", ()),
         (direct, "request_id", _one_id),
     )
     for owner, name, value in replaced:

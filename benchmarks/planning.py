@@ -36,8 +36,8 @@ def main(data_dir: str) -> dict[str, Any]:
     import pyarrow  # noqa: F401
 
     from spark_jobs.datasource import TopicsReader
-    from spark_jobs.options import parse_options
-    from spark_jobs.streaming import TopicsStreamReader
+    from spark_jobs.reader.options import parse_options
+    from spark_jobs.reader.streaming import TopicsStreamReader
 
     parsed = parse_options({"path": data_dir, "warn": "false"})
     before = peak_mb()

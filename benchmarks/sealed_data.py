@@ -14,14 +14,14 @@ from typing import Final
 
 import msgspec
 
-from topics_server.blocks import Block, make_block
-from topics_server.model import TopicConfig
+from topics_server.values.blocks import Block, make_block
+from topics_server.values.model import TopicConfig
 from topics_server.wal import layout
 from topics_server.wal.directory import Directory
+from topics_server.wal.format.manifest import HOT, Manifest, SegmentEntry, encode_manifest
+from topics_server.wal.format.segment import decode_index
 from topics_server.wal.fs import OsFs
-from topics_server.wal.manifest_format import HOT, Manifest, SegmentEntry, encode_manifest
-from topics_server.wal.segment_blocks import pack
-from topics_server.wal.segment_format import decode_index
+from topics_server.wal.segments.packing import pack
 
 TAGS: Final = 5_000
 START_MS: Final = 1_767_225_600_000

@@ -1,12 +1,22 @@
 """Analytics over sealed segments, beside the server: an Arrow reader, a Spark source, jobs.
 
-Map: `query` (what is asked for), `listing` (manifests to segments: one snapshot of what is sealed),
-`segments` (one segment to Arrow batches), `columns` (bytes to Arrow columns), `packing` (segments
-to partitions), `report` (what a task read and what it could not), `options` (texts to a query),
-`filters` (Spark's to a query), `datasource` and `streaming` (PySpark), `export`, `sources`,
-`records` and `exporting` (files without Spark), `session` (Java, Spark), `catalog` and `job` (what
-all jobs share), `outputs` (folders that jobs write to), `pipeline` and `pipeline_config` (all of it
-with one command), `pictures` (matplotlib), `installing` (what to install); every other module is
-the job of its name. Of the server only `topics_server.wal.segment_format`, `wal.manifest_format`,
-`wal.layout` and the `errors` they raise are imported; a test says so.
+Of the server only `topics_server.wal.format.segment`, `wal.format.manifest`, `wal.layout` and the
+errors they raise are imported; a test says so.
+
+- `reader/`: reading sealed segments: one snapshot of what is sealed, to Arrow batches and Spark.
+- `exporter/`: exports without Spark: records of segments or of a server as files.
+- `running/`: what all jobs share: arguments, outputs, pictures, what to install.
+- `catalog`: the jobs by name, with a line each.
+- `datasource`: the PySpark data source `topics`.
+- `export`: `topics export`.
+- `integrity_audit`: job: every checksum, flag and seq.
+- `payload_schema`: job: the JSON schema of payloads, and its changes.
+- `pipeline`: `topics pipeline`.
+- `queue_latency`: job: from enqueue to claim to ack.
+- `router_lag`: job: how far copies are behind their source.
+- `session`: a Spark session that finds Java and the source.
+- `sessions`: job: sessions per node or tag.
+- `tag_activity`: job: the busiest tags.
+- `to_parquet`: job: sealed records as Parquet.
+- `topic_volume`: job: records and bytes per topic over time.
 """

@@ -16,16 +16,17 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
-from spark_jobs.filters import narrow
-from spark_jobs.listing import Listing, Segment, list_segments
-from spark_jobs.options import Options, parse_options, with_columns
-from spark_jobs.outputs import SCHEMA, names_of
-from spark_jobs.packing import pack
-from spark_jobs.query import BadOption, Query
-from spark_jobs.report import Report
+from spark_jobs.reader.filters import narrow
+from spark_jobs.reader.listing import Listing, list_segments
+from spark_jobs.reader.options import SourceOptions, parse_options, with_columns
+from spark_jobs.reader.packing import pack
+from spark_jobs.reader.partition import TopicsPartition
+from spark_jobs.reader.query import BadOption, Query
+from spark_jobs.reader.report import ReadReport
+from spark_jobs.running.outputs import SCHEMA, names_of
 
 if TYPE_CHECKING:
-    from spark_jobs.streaming import TopicsStreamReader
+    from spark_jobs.reader.streaming import TopicsStreamReader
 
 PUSH_DOWN: Final = "spark.sql.python.filterPushdown.enabled"
 _NOTE: Final = "topics.options"
@@ -40,14 +41,6 @@ _FIELD_TYPES: Final = {
     "float": "float32",
     "boolean": "bool_",
 }
-
-
-class TopicsPartition(InputPartition):
-    """Segments, or pieces of them, that one task reads."""
-
-    def __init__(self, segments: list[Segment]) -> None:
-        super().__init__(None)
-        self.segments = segments
 
 
 class TopicsDataSource(DataSource):
@@ -74,13 +67,13 @@ class TopicsDataSource(DataSource):
 
     def streamReader(self, schema: Any) -> TopicsStreamReader:
         """A reader of micro-batches."""
-        from spark_jobs.streaming import TopicsStreamReader
+        from spark_jobs.reader.streaming import TopicsStreamReader
 
         options = parse_options(_options_of(schema, self.options))
         return TopicsStreamReader(options, query_of(options, schema))
 
 
-def _noted(parsed: Options, options: Mapping[str, str]) -> Any:
+def _noted(parsed: SourceOptions, options: Mapping[str, str]) -> Any:
     """The schema of a table that is being made, with its options in the first column's metadata.
 
     Spark's catalog keeps a table's schema and gives it to each read; the options it keeps, and up
@@ -118,7 +111,7 @@ def _options_of(schema: Any, options: Mapping[str, str]) -> Mapping[str, str]:
     return options
 
 
-def query_of(options: Options, schema: Any) -> Query:
+def query_of(options: SourceOptions, schema: Any) -> Query:
     """The query for what Spark says the columns are. Raises `BadOption`."""
     kinds = {field.name: field.dataType for field in schema.fields}
     columns = tuple(
@@ -157,7 +150,7 @@ def arrow_type(kind: Any) -> Any:
 class TopicsReader(DataSourceReader):
     """Plans on the driver, reads on executors."""
 
-    def __init__(self, options: Options, query: Query) -> None:
+    def __init__(self, options: SourceOptions, query: Query) -> None:
         self.options = options
         self.query = query
 
@@ -170,7 +163,7 @@ class TopicsReader(DataSourceReader):
         if options.warns:
             warn_unsealed(listing, options.data_dir)
         if query.report_dir is not None and listing.skipped:
-            Report(skipped=listing.skipped).keep(query.report_dir)
+            ReadReport(skipped=listing.skipped).keep(query.report_dir)
         packed = pack(
             listing.segments,
             options.partition_bytes,
@@ -186,7 +179,7 @@ class TopicsReader(DataSourceReader):
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         """Arrow batches of a partition; of none when there was nothing to plan."""
-        from spark_jobs.segments import read_segments
+        from spark_jobs.reader.segments import read_segments
 
         segments = partition.segments if isinstance(partition, TopicsPartition) else []
         return read_segments(segments, self.query)

@@ -20,18 +20,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from spark_jobs.exporting import (
+from spark_jobs.exporter.exporting import (
     FORMATS,
     MANIFEST,
-    Book,
+    ExportLedger,
     State,
     folder_of,
     remove_empty,
     write_file,
 )
-from spark_jobs.installing import how, missing
-from spark_jobs.options import names_of
-from spark_jobs.outputs import (
+from spark_jobs.exporter.records import Rows, schema_json, size_of, span_of, split_by_day
+from spark_jobs.exporter.sources import ExportError, SegmentSource, Server, TopicGone
+from spark_jobs.reader.options import names_of
+from spark_jobs.reader.query import ANY, BadOption, Names
+from spark_jobs.running.installing import how, missing
+from spark_jobs.running.outputs import (
     NAMES,
     SCHEMA,
     OutputRefused,
@@ -40,9 +43,6 @@ from spark_jobs.outputs import (
     resolve,
     store_id_of,
 )
-from spark_jobs.query import ANY, BadOption, Names
-from spark_jobs.records import Rows, schema_json, size_of, span_of, split_by_day
-from spark_jobs.sources import ExportError, Segments, Server, TopicGone
 
 ROWS_PER_FILE: Final = 500_000
 # Of rows in memory: a file ends here too, however few they are.
@@ -118,11 +118,11 @@ class Export:
     advance: Callable[[int], None] = lambda _rows: None
     rows: int = 0
     files: int = 0
-    book: Book = field(init=False)
+    book: ExportLedger = field(init=False)
 
     def open(self) -> None:
         """Read the manifest, and remove what it does not name."""
-        self.book = Book(self.folder, self.kind, self.store)
+        self.book = ExportLedger(self.folder, self.kind, self.store)
         self.book.sweep()
         if self.kind == "parquet":
             publish_json(self.folder / SCHEMA, schema_json())
@@ -312,12 +312,12 @@ def _removed_if_empty(folder: Path) -> Iterator[None]:
 
 
 def _run(given: argparse.Namespace, names: Names) -> int:
-    from topics_server.errors import StorageError
+    from topics_server.values.errors import StorageError
 
     sources: list[Any] = []
     try:
         if given.data_dir:
-            sources.append(Segments(given.data_dir, given.cold_dir, names))
+            sources.append(SegmentSource(given.data_dir, given.cold_dir, names))
         if not given.sealed:
             url = given.url or os.environ.get("TOPICS_URL") or "http://127.0.0.1:4000"
             sources.append(

@@ -23,21 +23,21 @@ from typing import Any, Final
 
 import numpy as np
 
-from spark_jobs import job, pictures
 from spark_jobs.catalog import JOBS
-from spark_jobs.listing import Lister, Segment, list_segments
-from spark_jobs.options import parse_options
-from spark_jobs.query import Names, Query
-from spark_jobs.report import Report
-from spark_jobs.segments import Records, pieces_of, read_index
-from topics_server.errors import StorageError
+from spark_jobs.reader.listing import Lister, Segment, list_segments
+from spark_jobs.reader.options import parse_options
+from spark_jobs.reader.query import Names, Query
+from spark_jobs.reader.report import ReadReport
+from spark_jobs.reader.segments import SegmentRecords, pieces_of, read_index
+from spark_jobs.running import job, pictures
+from topics_server.values.errors import StorageError
 from topics_server.wal import layout
-from topics_server.wal.segment_format import (
+from topics_server.wal.format.segment import (
     LIVE,
     RECORD_HEADER,
     RECORD_HEADER_BYTES,
     Array,
-    Columns,
+    SegmentColumns,
     damaged_flags,
 )
 
@@ -232,12 +232,12 @@ def _is_within(seq: int, pieces: Sequence[Any]) -> bool:
 def check_segment(segment: Segment) -> Iterator[Finding]:
     """What is wrong with one segment; nothing if all is well."""
     entry = segment.entry
-    report = Report()
+    report = ReadReport()
     everything = (entry.first_seq, entry.last_seq)
     try:
         columns = read_index(segment, report)
         rows = np.arange(columns.record_count, dtype="<i8")
-        with Records(segment, columns, rows, report) as records:
+        with SegmentRecords(segment, columns, rows, report) as records:
             for first, end in pieces_of(columns, rows):
                 for row, problem in _record_problems(columns, records, rows[first:end]):
                     seq = entry.first_seq + row
@@ -250,7 +250,9 @@ def check_segment(segment: Segment) -> Iterator[Finding]:
         yield segment.topic, str(error.path), *everything, text
 
 
-def _record_problems(columns: Columns, records: Records, rows: Array) -> Iterator[tuple[int, str]]:
+def _record_problems(
+    columns: SegmentColumns, records: SegmentRecords, rows: Array
+) -> Iterator[tuple[int, str]]:
     """Rows whose record fails its checksum, or says something else than the index."""
     content, starts, bad = records.read(rows)
     for place in bad.tolist():
@@ -267,7 +269,7 @@ def _record_problems(columns: Columns, records: Records, rows: Array) -> Iterato
         yield int(rows[places[place]]), "the record and the index differ"
 
 
-def _flag_problems(columns: Columns, path: str, count: int) -> Iterator[tuple[int, str]]:
+def _flag_problems(columns: SegmentColumns, path: str, count: int) -> Iterator[tuple[int, str]]:
     """Rows whose flag is of neither kind, or says live where there is no record."""
     with open(path, "rb") as file:
         file.seek(-count, os.SEEK_END)

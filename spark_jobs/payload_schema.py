@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
-from spark_jobs import job, pictures
 from spark_jobs.catalog import JOBS
+from spark_jobs.running import job, pictures
 from spark_jobs.session import DUPLICATES
 
 COLUMNS = "topic,ts,data,kind"

@@ -26,10 +26,11 @@ from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
 
-from spark_jobs.listing import Lister
-from spark_jobs.options import names_of
-from spark_jobs.outputs import OutputRefused, publish_json, resolve
-from spark_jobs.pipeline_config import (
+from spark_jobs.reader.listing import Lister
+from spark_jobs.reader.options import names_of
+from spark_jobs.reader.query import Query
+from spark_jobs.running.outputs import OutputRefused, publish_json, resolve
+from spark_jobs.running.pipeline_config import (
     EXAMPLE,
     BadConfig,
     Config,
@@ -37,8 +38,7 @@ from spark_jobs.pipeline_config import (
     day_of,
     read_config,
 )
-from spark_jobs.query import Query
-from topics_server.errors import StorageError
+from topics_server.values.errors import StorageError
 
 STATE: Final = "state.json"
 LOCK: Final = "lock"
@@ -73,7 +73,7 @@ class Step:
 
 
 @dataclass(slots=True)
-class Run:
+class PipelineRun:
     """One run of a pipeline: its plan and what became of it."""
 
     config: Config
@@ -185,7 +185,7 @@ def _export_words(config: Config) -> list[str]:
 # -- what is done --------------------------------------------------------------------------------
 
 
-class State:
+class PipelineState:
     """Which steps are done, and for what: a file, replaced whole after each step."""
 
     def __init__(self, folder: Path) -> None:
@@ -269,18 +269,18 @@ def run(
     chosen: tuple[date, date] | None = None,
     is_dry: bool = False,
     told: Callable[[Step], None] = lambda _step: None,
-) -> Run:
+) -> PipelineRun:
     """Everything, or what it would be. `chosen` days are done again whatever the state says.
 
     Raises `BadConfig`, `OutputRefused`, `StorageError`, `BlockingIOError`.
     """
-    made = Run(config)
+    made = PipelineRun(config)
     stores = (config.data_dir, config.cold_dir)
     for folder in (config.state, config.lake, *(job.out for job in config.jobs)):
         if folder is not None:
             resolve(folder, stores)
     if is_dry:
-        state = State(config.state)
+        state = PipelineState(config.state)
         if config.url is not None:
             made.steps.append(Step("seal", None, [], None))
         for step in plan(config, chosen):
@@ -289,7 +289,7 @@ def run(
             made.steps.append(step)
         return made
     with locked(config.state):
-        state = State(config.state)
+        state = PipelineState(config.state)
         if config.url is not None and not _seal(config, made, told):
             return made
         for step in plan(config, chosen):
@@ -306,7 +306,7 @@ def run(
     return made
 
 
-def _seal(config: Config, made: Run, told: Callable[[Step], None]) -> bool:
+def _seal(config: Config, made: PipelineRun, told: Callable[[Step], None]) -> bool:
     """The first step; without it the others would not see what is new."""
     step = Step("seal", None, [], None)
     made.steps.append(step)
@@ -421,7 +421,7 @@ def _tell(step: Step) -> None:
         _note(f"{step.name} {step.day or ''}".rstrip() + f": {step.state} {step.detail}".rstrip())
 
 
-def summary(made: Run) -> str:
+def summary(made: PipelineRun) -> str:
     """A table of the steps."""
     rows = [("step", "day", "state", "seconds", "")]
     rows += [(s.name, s.day or "", s.state, f"{s.seconds:.1f}", s.detail) for s in made.steps]
@@ -433,7 +433,7 @@ def summary(made: Run) -> str:
     return "\n".join(lines) + "\n"
 
 
-def summary_json(made: Run) -> str:
+def summary_json(made: PipelineRun) -> str:
     """The same, for programs."""
     steps = [{k: v for k, v in asdict(s).items() if k not in ("words", "mark")} for s in made.steps]
     return json.dumps({"steps": steps, "exit_code": made.exit_code}) + "\n"

@@ -11,9 +11,9 @@ import argparse
 from collections.abc import Sequence
 from typing import Any
 
-from spark_jobs import job, outputs, pictures
 from spark_jobs.catalog import JOBS
-from spark_jobs.options import parse_options
+from spark_jobs.reader.options import parse_options
+from spark_jobs.running import job, outputs, pictures
 
 # Queues that are drawn, with four lines each.
 SHOWN = pictures.SERIES_MAX // 4

@@ -14,8 +14,8 @@ import argparse
 from collections.abc import Sequence
 from typing import Any
 
-from spark_jobs import job, pictures
 from spark_jobs.catalog import JOBS
+from spark_jobs.running import job, pictures
 
 SEEN = (
     "Seen are copies of exactly_once routers: these carry the topic, epoch and seq they come from "

@@ -6,8 +6,8 @@ import argparse
 from collections.abc import Sequence
 from typing import Any
 
-from spark_jobs import job, pictures
 from spark_jobs.catalog import JOBS
+from spark_jobs.running import job, pictures
 
 COLUMNS = "topic,tag,seq,ts"
 SHOWN = 20

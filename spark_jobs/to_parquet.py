@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from datetime import UTC, datetime, time
 from typing import Any, Final
 
-from spark_jobs import job, outputs, pictures
 from spark_jobs.catalog import JOBS
 from spark_jobs.datasource import payloads
-from spark_jobs.listing import Lister
-from spark_jobs.options import parse_options
-from spark_jobs.query import COLUMNS, TS_HIGH, TS_LOW, BadOption
+from spark_jobs.reader.listing import Lister
+from spark_jobs.reader.options import parse_options
+from spark_jobs.reader.query import COLUMNS, TS_HIGH, TS_LOW, BadOption
+from spark_jobs.running import job, outputs, pictures
 
 _DAY_MS: Final = 86_400_000
 

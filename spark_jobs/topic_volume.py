@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
-from spark_jobs import job, pictures
 from spark_jobs.catalog import JOBS
+from spark_jobs.running import job, pictures
 
 COLUMNS = "topic,ts,bytes"
 _POINTS_MAX = 2_000

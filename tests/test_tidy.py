@@ -1,7 +1,7 @@
 """The architecture, held by tests: who may import whom, where effects live, and how files look.
 
-The table is in `tests/architecture.py`. Each message says what to do; where a rule is wrong for a
-case, its exception is written down here with a reason, never worked around in the code.
+The table of layers is in `tests/layers.py`. Each message says what to do; where a rule is wrong for
+a case, its exception is written down here with a reason, never worked around in the code.
 """
 
 from __future__ import annotations
@@ -13,17 +13,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.architecture import (
-    EFFECTS,
-    LEAVES,
-    MODULES,
-    PACKAGE,
-    ROOT,
-    Import,
-    Module,
-    load_modules,
-    row_of,
-)
+from tests.layers import LAYERS, layer_of, may_import
+from tests.source_tree import PACKAGE, ROOT, SOURCE, Import, Module, load_modules
 
 FILE_LINES_MAX = 600
 FILE_LINES_ASK = 400
@@ -38,47 +29,47 @@ IO_MODULES = frozenset(
 )
 # All that a pure module may use beside the standard library.
 PURE_LIBRARIES = frozenset({"msgspec", "numpy", "orjson", "xxhash"})
-# Spark executors load these without the server's dependencies (DESIGN §5).
-SPARK_SAFE = ("wal.segment_format", "wal.manifest_format", "wal.layout")
+# Spark executors load these without the server's dependencies (ARCHITECTURE, Map).
+SPARK_SAFE = ("wal.format.segment", "wal.format.manifest", "wal.layout")
 SPARK_LIBRARIES = frozenset({"numpy", "xxhash"})
 
 CLIENT = "the client runs in programs of others, and imports nothing of the server's"
 # Effects and the modules that own them. To add one, write why nobody else can do it for you.
 OWNERS: dict[str, dict[str, str]] = {
-    "time": {"clock": "the only wall and monotonic time"},
-    "random": {"clock": "the only chance", "client.effects": CLIENT},
-    "secrets": {"clock": "random ids", "client.effects": CLIENT},
-    "uuid": {"clock": "random ids"},
+    "time": {"runtime.clock": "the only wall and monotonic time"},
+    "random": {"runtime.clock": "the only chance", "client.effects": CLIENT},
+    "secrets": {"runtime.clock": "random ids", "client.effects": CLIENT},
+    "uuid": {"runtime.clock": "random ids"},
     "os": {
         "wal.fs": "the only open, write, sync and rename",
         "wal.directory": "the pid and the boot id in the directory's marks",
         "settings": "the environment and the number of cores",
-        "wal.packer": "the niceness of the helper process",
-        "append_decoder": "the niceness of the helper process",
+        "wal.segments.packing_process": "the niceness of the helper process",
+        "engine.background.append_decoder": "the niceness of the helper process",
         "client.effects": CLIENT,
-        "cli.work": "the environment of a worker's command",
+        "cli.queues.work": "the environment of a worker's command",
         "__main__": "the standard streams, before anything else is opened",
-        "key_file": "the mode of the file that holds the keys",
+        "auth.key_file": "the mode of the file that holds the keys",
         "cli.stopping": "the end of a verb without clean-ups, from another thread",
     },
 }
 # The top loops: where an unforeseen exception ends, because above them is only the runtime.
 TOP_LOOPS = {
-    "api.http": "a defect in a handler becomes a 500 in the envelope, not a broken connection",
+    "api.application": "a defect in a handler becomes a 500, not a broken connection",
     "api.direct": "a defect in an answer breaks its connection, and reaches nobody else's",
-    "api.inbox": "a defect in reading breaks its connection, and keeps nobody else unread",
-    "api.ws": "a defect in a publish becomes its answer, and reaches nobody else's stream",
-    "wal.shard": "a defect in the writer thread makes the shard read-only, not silent",
-    "client.engine": "a handler that fails gives its job back, whatever it raised",
-    "cli.loading": "the thread that prepares bodies hands what it raised to the thread that sends",
-    "client.threads": "a thread hands what a handler raised to whoever waits for it",
+    "http.read_scheduler": "a defect in reading breaks its connection, nobody else's",
+    "api.websocket.handlers": "a defect in a publish becomes its answer, no other's",
+    "wal.journal.wal_writer": "a defect in the writer thread makes the shard read-only, not silent",
+    "client.working.worker_run": "a handler that fails gives its job back, whatever it raised",
+    "cli.data.loading": "a thread hands what it raised to the thread that sends",
+    "client.working.threads": "a thread hands what a handler raised to whoever waits for it",
 }
 VAGUE_NAMES = frozenset({"utils", "util", "helpers", "helper", "common", "misc", "manager"})
 
 ALL = load_modules()
 OPEN_PACKAGES = ("cli", "client")
 CODE = {n: m for n, m in ALL.items() if not m.is_package or n in OPEN_PACKAGES}
-PURE = {name: m for name, m in CODE.items() if (row := row_of(name)) is not None and row.pure}
+PURE = {name: m for name, m in CODE.items() if m.is_pure}
 
 
 def fail_with(problems: list[str], advice: str) -> None:
@@ -96,56 +87,43 @@ def standard_or(item: Import, libraries: frozenset[str]) -> bool:
 # -- the table ---------------------------------------------------------------------------------
 
 
-def test_the_table_is_consistent() -> None:
-    """Pure rows import pure rows only; `engine` and `wal` do not know each other."""
-    problems: list[str] = []
-    for name, row in MODULES.items():
-        for allowed in row.imports:
-            if allowed.endswith("*"):
-                continue
-            if allowed not in MODULES:
-                problems.append(f"{name}: its row names {allowed}, which has no row")
-            elif row.pure and not MODULES[allowed].pure:
-                problems.append(f"{name}: is pure, yet its row allows {allowed}, which is not")
-            pair = {name.partition(".")[0], allowed.partition(".")[0]}
-            if pair == {"engine", "wal"}:
-                problems.append(f"{name}: engine and wal never import each other ({allowed})")
-    fail_with(problems, "correct the table in tests/architecture.py")
+def test_every_module_has_a_layer() -> None:
+    problems = [f"{m.where}: {name} has no layer" for name, m in CODE.items() if not layer_of(name)]
+    fail_with(problems, "move it into a folder of tests/layers.py, or add the folder there")
 
 
-def test_every_module_is_in_the_table() -> None:
-    problems = [
-        f"{module.where}: {name} is not in the module table"
-        for name, module in CODE.items()
-        if row_of(name) is None
-    ]
-    fail_with(
-        problems,
-        "add a row to tests/architecture.py (pure or driver, and what it may import of ours), and "
-        "say in docs/decisions/ which noun left which module if DESIGN §5 does not have it",
-    )
+def test_every_layer_exists() -> None:
+    """`LAYERS` names folders and modules that exist, on both sides."""
+    known = set(ALL)
+    named = set(LAYERS).union(*LAYERS.values())
+    fail_with([f"{name}: no such folder" for name in named - known], "take it out of the table")
 
 
 @pytest.mark.parametrize("name", sorted(CODE))
-def test_imports_follow_the_table(name: str) -> None:
-    row = row_of(name)
-    if row is None:
-        pytest.fail(f"{name} has no row; see test_every_module_is_in_the_table", pytrace=False)
+def test_imports_follow_the_layers(name: str) -> None:
     known = set(ALL)
-    anywhere = set() if name in LEAVES else set(LEAVES)
-    if not row.pure and name not in EFFECTS:
-        anywhere |= set(EFFECTS)
     problems = [
         f"{ALL[name].where}:{line}: {name} may not import {target or PACKAGE}"
         for target, line in ALL[name].own_imports(known)
-        if target not in anywhere and not row.allows(target)
+        if not may_import(name, target)
     ]
-    allowed = ", ".join(sorted(row.imports)) or "leaves only"
     fail_with(
         problems,
-        f"its row allows: {allowed}. Move the code to where its noun lives, pass the value in, or "
-        "(if the design is wrong) widen the row in tests/architecture.py and write why",
+        f"layer {layer_of(name)} may import: {', '.join(sorted(LAYERS[layer_of(name) or '']))}. "
+        "Move the code to where its noun lives, pass the value in, or (if the design is wrong) "
+        "widen the layer in tests/layers.py and write why",
     )
+
+
+def test_pure_modules_import_pure_modules() -> None:
+    known = set(ALL)
+    problems = [
+        f"{m.where}:{line}: is pure and imports {target}, which is not"
+        for name, m in PURE.items()
+        for target, line in m.own_imports(known)
+        if target in CODE and target not in PURE
+    ]
+    fail_with(problems, "pass the value in; or the module is not pure: say so in its docstring")
 
 
 def test_imports_are_absolute_and_whole() -> None:
@@ -271,13 +249,16 @@ def test_nobody_prints() -> None:
 
 
 def test_only_the_wal_meets_the_disk() -> None:
-    """`engine` and `api` neither open files nor catch `OSError`; in `wal` only `fs` opens them."""
+    """`engine` and `api` neither open files nor catch `OSError`; in `wal` only `fs` opens them.
+
+    A helper process is spoken to by pipes, whose end is an `OSError`.
+    """
     problems: list[str] = []
     for name, module in CODE.items():
         package = name.partition(".")[0]
         if package in {"engine", "api"} or (package == "wal" and name != "wal.fs"):
             problems.extend(f"{module.where}:{line}: open()" for line in calls(module, "open"))
-        if package in {"engine", "api"}:
+        if package in {"engine", "api"} and name != "engine.background.append_decoder":
             problems.extend(
                 f"{module.where}:{node.lineno}: except {ast.unparse(node.type)}"
                 for node in module.nodes
@@ -387,8 +368,8 @@ def test_unit_tests_mirror_the_source() -> None:
             problems.append(f"{path.relative_to(ROOT)}: no module {folder or PACKAGE} of that name")
     fail_with(
         problems,
-        "tests/unit/engine/test_log.py (or test_log_more.py) belongs to engine/log.py; what spans "
-        "modules goes to tests/model, tests/storage or tests/api",
+        "tests/unit/engine/log/test_log.py (or test_log_more.py) belongs to engine/log/log.py; "
+        "what spans modules goes to tests/model, tests/storage or tests/api",
     )
 
 
@@ -424,10 +405,15 @@ def test_the_locks_hold_what_the_project_asks_for() -> None:
 
 
 def test_analytics_know_the_formats_only() -> None:
-    """DESIGN §5: `spark_jobs` imports the format modules and their errors, nothing else of ours."""
-    allowed = {f"{PACKAGE}.errors", *(f"{PACKAGE}.{name}" for name in SPARK_SAFE), f"{PACKAGE}.wal"}
+    """`spark_jobs` imports the format modules and their errors, nothing else of ours."""
+    allowed = {
+        f"{PACKAGE}.values",
+        f"{PACKAGE}.values.errors",
+        *(f"{PACKAGE}.{name}" for name in SPARK_SAFE),
+        f"{PACKAGE}.wal",
+    }
     problems: list[str] = []
-    for path in sorted((ROOT / "spark_jobs").glob("*.py")):
+    for path in sorted((ROOT / "spark_jobs").rglob("*.py")):
         text = path.read_text("utf-8")
         if text.count("\n") > FILE_LINES_MAX:
             problems.append(f"{path.name}: over {FILE_LINES_MAX} lines")
@@ -446,3 +432,63 @@ def test_analytics_know_the_formats_only() -> None:
     fail_with(
         problems, "executors have the formats, not the server: pass what is needed as a value"
     )
+
+
+# -- the shape of the house ------------------------------------------------------------------------
+
+FOLDER_FILES_MAX = 14
+# Names that `docs/GLOSSARY.md` replaced: no module, class or function bears one again.
+RETIRED_NAMES = frozenset(
+    """Waits Hub Feeds Track Spot Cohort Inbox Outbox Patience Parking QueueBooks FreshJobs Moves
+    grammars handoff heap exposition inflight patience parking""".split()
+)
+
+
+def test_no_folder_has_more_than_14_files() -> None:
+    folders: dict[str, int] = {}
+    for path in [*SOURCE.rglob("*.py"), *(ROOT / "spark_jobs").rglob("*.py")]:
+        folder = str(path.parent.relative_to(ROOT))
+        folders[folder] = folders.get(folder, 0) + 1
+    problems = [
+        f"{folder}: {count} files" for folder, count in folders.items() if count > FOLDER_FILES_MAX
+    ]
+    fail_with(problems, "give a group of these files a folder with a name")
+
+
+def public_classes() -> Iterator[tuple[str, str]]:
+    """Yield (class name, file) of every public class of the server and the analytics."""
+    for path in [*SOURCE.rglob("*.py"), *(ROOT / "spark_jobs").rglob("*.py")]:
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                yield node.name, str(path.relative_to(ROOT))
+
+
+def test_a_class_name_has_one_meaning() -> None:
+    found: dict[str, list[str]] = {}
+    for name, where in public_classes():
+        found.setdefault(name, []).append(where)
+    problems = [f"{name}: {', '.join(where)}" for name, where in found.items() if len(where) > 1]
+    fail_with(problems, "give one of them the name of what it is")
+
+
+def test_retired_names_stay_retired() -> None:
+    problems = [
+        f"{where}: class {name}" for name, where in public_classes() if name in RETIRED_NAMES
+    ]
+    problems += [m.where for m in ALL.values() if m.path.stem in RETIRED_NAMES]
+    fail_with(problems, "docs/GLOSSARY.md has the word of the field")
+
+
+def test_packages_list_their_modules() -> None:
+    problems: list[str] = []
+    for module in ALL.values():
+        if not module.is_package:
+            continue
+        doc = ast.get_docstring(module.tree) or ""
+        folder = module.path.parent
+        names = {f"- `{path.stem}`:" for path in folder.glob("*.py") if path.stem != "__init__"}
+        names |= {f"- `{path.parent.name}/`:" for path in folder.glob("*/__init__.py")}
+        problems.extend(
+            f"{module.where}: does not list {name}" for name in names if name not in doc
+        )
+    fail_with(problems, "add one line to the package's docstring")

@@ -1,16 +1,23 @@
 """A durable event log behind plain HTTP; this package is the server and its command line.
 
-Map, from the inside out (the arrows of import point inward; `tests/test_tidy.py` holds them):
-
-- leaves: `limits`, `errors`, `model`, `appends`, `entries`, `blocks`, `handoff`, `rendered` —
-  values and rules without I/O, clock or event loop; `clock`, `metrics`, `settings` — the only
-  places for what they name
-- `engine` — topics, the write path, the apply path and the read path; state of the event loop
-- `wal` — files: the journal, sealed segments, snapshots, and the faults of disks
-- `api` — HTTP on top of the engine
-- `node` — storage and engine of one data directory, wired: open, recover, serve, close
-- `server` — the process around a node: socket, signals, logging, exit code
-- `cli` — the `topics` command; its verb `serve` runs `server`
-
+Imports point downwards; `tests/layers.py` holds the table and `docs/ARCHITECTURE.md` the picture.
 Nothing is imported here, so that a tool may load one format module without loading the server.
+
+- `api/`: HTTP routes over the engine and its services. No rule of topics lives here.
+- `auth/`: who may call: keys, tickets, origins, hosts, and the limit on concurrent requests.
+- `cli/`: the command `topics`: one module a verb, imported when the verb runs.
+- `client/`: a client: enqueue and work jobs, write to topics and streams, each record once.
+- `engine/`: topics: one write path, one apply path, one read path, no lock.
+- `http/`: the wire: request heads, timeouts, upload budget, responses. Knows no topic.
+- `queue/`: queues: leases over the records of a topic.
+- `routers/`: routers: server-side forwarding from one topic into another (§6).
+- `runtime/`: the clock, metrics, logging and other services of the process.
+- `streams/`: Durable Streams: every topic is also a stream under `/v1/stream`.
+- `values/`: leaves: values, formats of records, limits and errors. No module here does I/O.
+- `wal/`: files and disks: the only package that opens, writes, syncs and renames.
+- `__main__`: the entry point of the command `topics` and of `python -m topics_server VERB …`.
+- `amounts`: parses durations and sizes as people write them: `5s`, `64KB`.
+- `node`: one running store: opens and recovers it, serves it, closes it.
+- `server`: the process: listening sockets, the event loop, signals and the exit code.
+- `settings`: the settings: the environment, read once into one frozen `Settings`.
 """

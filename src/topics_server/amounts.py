@@ -1,4 +1,4 @@
-"""Durations and sizes as people write them: `5s`, `1h30m`, `64KB`, `1.5 MiB`. Pure.
+"""Parses durations and sizes as people write them: `5s`, `64KB`. Pure.
 
 A plain number is in the base unit: milliseconds, or bytes. `KB`, `MB`, `GB` and `TB` are powers of
 1000; `KiB` and so on, and the bare letters `K`, `M`, `G` and `T`, are powers of 1024. Units are

@@ -1,9 +1,9 @@
-"""One node: storage and engine, wired; opened, recovered, served and closed.
+"""One running store: opens and recovers it, serves it, closes it.
 
 Takes everything that touches the world as a parameter, so that the same node runs on a real disk
-and on a failing one in tests. The order of `start` is the order of DESIGN §3, Recover; nothing is
-written before the clean-stop mark is removed, nothing is served before what was found is durable.
-Called by `server.py` and by the simulations.
+and on a failing one in tests. The order of `start` is the order of ARCHITECTURE, Recover; nothing
+is written before the clean-stop mark is removed, nothing is served before what was found is
+durable. Called by `server.py` and by the simulations.
 """
 
 from __future__ import annotations
@@ -14,65 +14,71 @@ from typing import Any
 
 import msgspec
 
-from topics_server.api.fanout import Fanout
-from topics_server.api.inbox import Inbox
-from topics_server.api.keys import KeyRing
-from topics_server.api.state import ServerState
-from topics_server.clock import SystemClock, random_u64
-from topics_server.engine.admission import AppendLimits
-from topics_server.engine.checkpointer import Checkpointer
-from topics_server.engine.commits import Commits
-from topics_server.engine.feeds import Feeds
-from topics_server.engine.fetching import Fetcher
-from topics_server.engine.hub import Hub
-from topics_server.engine.large_appends import LargeAppends
-from topics_server.engine.moves import Moves
-from topics_server.engine.pages import Pages
+from topics_server.api.context import ServerState
+from topics_server.api.watch.broadcast import Fanout
+from topics_server.auth.api_keys import KeyRing
+from topics_server.engine.background.checkpointer import Checkpointer
+from topics_server.engine.background.large_appends import LargeAppends
+from topics_server.engine.background.recovery import Recovery, Stop
+from topics_server.engine.background.sealer import Sealer, SealingRules
+from topics_server.engine.commit.notifier import Notifier
+from topics_server.engine.commit.pipeline import CommitPipeline
+from topics_server.engine.commit.projections import Projections
+from topics_server.engine.commit.router_pages import RouterPages
+from topics_server.engine.commit.transfers import Transfers
 from topics_server.engine.ports import Clock, Offload
-from topics_server.engine.priority import effective_priority
-from topics_server.engine.projections import Projections
-from topics_server.engine.quotas import quotas_of
-from topics_server.engine.recovery import Recovery, Stop
-from topics_server.engine.registry import Registry
-from topics_server.engine.sealer import Sealer, SealingRules
-from topics_server.engine.sessions import SessionTable
+from topics_server.engine.pressure.priority import effective_priority
+from topics_server.engine.pressure.throttle import Throttle
+from topics_server.engine.read.segment_reader import Fetcher
 from topics_server.engine.store import Store
-from topics_server.engine.streaming import StreamWrites
-from topics_server.engine.throttle import Throttle
-from topics_server.engine.watching import WatchSessions
-from topics_server.entries import LEASES_ID, ROUTERS_ID, SESSIONS_ID
-from topics_server.errors import StorageError
-from topics_server.handoff import ReplayStart
-from topics_server.metrics import DiskFacts, LatencyHistogram, RecoveryFacts, ShardFacts, log
-from topics_server.offload import ThreadOffload
-from topics_server.queue.books import QueueBooks
+from topics_server.engine.stream_writes import StreamWrites
+from topics_server.engine.subscribe.dispatcher import SubscriptionDispatcher
+from topics_server.engine.subscribe.session_service import WatchSessions
+from topics_server.engine.subscribe.sessions import SessionTable
+from topics_server.engine.topic.admission import AppendLimits
+from topics_server.engine.topic.quotas import quotas_of
+from topics_server.engine.topic.registry import Registry
+from topics_server.http.read_scheduler import ReadScheduler
+from topics_server.queue.leases.lease_table import LeaseTable
 from topics_server.queue.service import QueueService
 from topics_server.routers.pump import Pump
+from topics_server.routers.router_table import RouterTable
 from topics_server.routers.service import RouterService
-from topics_server.routers.table import RouterTable
+from topics_server.runtime.clock import SystemClock, random_u64
+from topics_server.runtime.metrics import (
+    DiskFacts,
+    LatencyHistogram,
+    RecoveryFacts,
+    ShardFacts,
+    log,
+)
+from topics_server.runtime.thread_offload import ThreadOffload
 from topics_server.settings import Settings
-from topics_server.sizing import (
+from topics_server.streams.service import Streams
+from topics_server.values.entries import LEASES_ID, ROUTERS_ID, SESSIONS_ID
+from topics_server.values.errors import StorageError
+from topics_server.values.storage_types import ReplayStart
+from topics_server.wal.cold_folder import ColdFolder, judge_before_start
+from topics_server.wal.directory import Directory, lacks_heads, read_boot_id
+from topics_server.wal.disk_space import Space, reasons_of
+from topics_server.wal.fs import Fs, OsFs
+from topics_server.wal.journal.anchors import anchors_of
+from topics_server.wal.journal.journal import Journal, thread_workers
+from topics_server.wal.journal.replay import JournalReplay
+from topics_server.wal.journal.sizing import (
     WAL_SHARE,
     ballast_bytes,
     journal_sizes,
     min_free_bytes,
     store_files,
 )
-from topics_server.space import Space, reasons_of
-from topics_server.streams.service import Streams
-from topics_server.wal.anchors import anchors_of
-from topics_server.wal.cold_folder import ColdFolder, judge_before_start
-from topics_server.wal.directory import Directory, lacks_heads, read_boot_id
-from topics_server.wal.fs import Fs, OsFs
-from topics_server.wal.journal import Journal, thread_workers
-from topics_server.wal.packer import Packer, ProcessPacker
-from topics_server.wal.replay import JournalReplay
-from topics_server.wal.segments import SealedSegments
-from topics_server.wal.snapshots import PublishedSnapshots
-from topics_server.wal.tail import Sizes
-from topics_server.wal.workers import Worker
+from topics_server.wal.journal.wal_file import Sizes
+from topics_server.wal.journal.workers import BlockingWorker
+from topics_server.wal.segments.packing_process import Packer, ProcessPacker
+from topics_server.wal.segments.store import SealedSegments
+from topics_server.wal.snapshots.store import PublishedSnapshots
 
-WorkerFactory = Callable[[asyncio.AbstractEventLoop], Callable[[str], Worker]]
+WorkerFactory = Callable[[asyncio.AbstractEventLoop], Callable[[str], BlockingWorker]]
 
 
 class Node:
@@ -93,7 +99,7 @@ class Node:
     ) -> None:
         self.settings = settings
         self.registry = Registry()
-        self.hub = Hub()
+        self.hub = Notifier()
         self.segments = segments
         self.report = ""
         self._directory = directory
@@ -110,7 +116,7 @@ class Node:
         self._wal_set = 0
         self._is_new_set = False
         self._session_table = SessionTable()
-        self.books = QueueBooks(random_u64())
+        self.books = LeaseTable(random_u64())
         self.router_table = RouterTable()
         self._projections: Projections = {
             SESSIONS_ID: self._session_table,
@@ -129,20 +135,20 @@ class Node:
             reasons=self._reasons,
         )
         self.state.throttle = Throttle(self._priority_of, self._backlog_bytes)
-        self.state.inbox = Inbox(self.state.throttle)
+        self.state.inbox = ReadScheduler(self.state.throttle)
         self._append_limits = msgspec.convert(settings, AppendLimits, from_attributes=True)
         self.state.large_appends = LargeAppends(self._append_limits)
         # Set by `start`.
         self.journal: Journal
-        self.commits: Commits
-        self.moves: Moves
+        self.commits: CommitPipeline
+        self.moves: Transfers
         self.checkpointer: Checkpointer
         self.sealer: Sealer
         self.store: Store
         self.sessions: WatchSessions
         self.fanout: Fanout
         self.queues: QueueService
-        self.pages: Pages
+        self.pages: RouterPages
         self.pump: Pump
         self.routers: RouterService
         self.streams: Streams
@@ -329,8 +335,10 @@ class Node:
             on_unknown=directory.forget_boot,
             may_fill=self._space.may_fill,
         )
-        self.commits = Commits(self.registry, self.journal, self.hub, next_lsn, self._projections)
-        self.pages = Pages(self.registry, self.commits, self.router_table.sources)
+        self.commits = CommitPipeline(
+            self.registry, self.journal, self.hub, next_lsn, self._projections
+        )
+        self.pages = RouterPages(self.registry, self.commits, self.router_table.sources)
         for router in self.router_table:
             self.pages.add_source(router.source_id)
         self.commits.observers += [
@@ -338,7 +346,7 @@ class Node:
             self.router_table.observe,
             self.pages.observe,
         ]
-        self.moves = Moves(self.registry, self.commits, self._clock)
+        self.moves = Transfers(self.registry, self.commits, self._clock)
         # Before the first snapshot: it ends the table's recovery.
         self.sessions = WatchSessions(
             self._session_table,
@@ -446,7 +454,7 @@ class Node:
             self.store, self.registry, writes, self.hub, self._clock, self.state.large_appends
         )
         self.fanout = Fanout(
-            Feeds(self.registry, self.commits, self.hub, fetcher, self._clock),
+            SubscriptionDispatcher(self.registry, self.commits, self.hub, fetcher, self._clock),
             self.state.rendered,
             buffer_grace_ms=settings.buffer_grace_ms,
             slow_consumer_timeout_ms=settings.slow_consumer_timeout_ms,

@@ -1,4 +1,4 @@
-"""The process: one socket or two, one loop, one node; from the first check to exit code 0.
+"""The process: listening sockets, the event loop, signals and the exit code.
 
 `run` refuses what cannot be served with one line and exit code 1, listens while recovery runs (so
 that probes tell its progress), and on SIGTERM or SIGINT stops accepting, finishes what is in flight
@@ -20,19 +20,19 @@ from typing import Final
 
 import uvicorn
 
-from topics_server import heap, logs
-from topics_server.api.app import build_app
-from topics_server.api.connections import HttpConnection, SocketConnection
-from topics_server.api.heads import Bounds
-from topics_server.api.keys import KeyRing, KeysError
-from topics_server.api.patience import Patience, Waits
-from topics_server.clock import monotonic_ms
-from topics_server.errors import StartRefused, StorageError
-from topics_server.limits import SEND_BUFFER_BYTES
-from topics_server.metrics import log
+from topics_server.api.connection import HttpConnection, SocketConnection
+from topics_server.api.routes import build_app
+from topics_server.auth.api_keys import KeyRing, KeysError
+from topics_server.http.request_head import Bounds
+from topics_server.http.timeouts import ConnectionTimeouts, TimeoutSettings
 from topics_server.node import Node
+from topics_server.runtime import garbage_collector, logging
+from topics_server.runtime.clock import monotonic_ms
+from topics_server.runtime.metrics import log
 from topics_server.settings import Settings
-from topics_server.sizing import store_files
+from topics_server.values.errors import StartRefused, StorageError
+from topics_server.values.limits import SEND_BUFFER_BYTES
+from topics_server.wal.journal.sizing import store_files
 
 # How long a worker thread may keep the interpreter from the loop (5 ms by default).
 _SWITCH_INTERVAL_S: Final = 0.0005
@@ -91,18 +91,18 @@ def raise_open_files() -> int:
     return hard
 
 
-def patience_with(settings: Settings, open_files: int) -> Patience:
+def patience_with(settings: Settings, open_files: int) -> ConnectionTimeouts:
     """What connections are held to; the files of the store are not theirs."""
     most = settings.max_connections
     if most is None:
         most = max(16, open_files - store_files(open_files) - _OTHER_FILES) if open_files > 0 else 0
-    return Patience(
+    return ConnectionTimeouts(
         Bounds(
             url_bytes=settings.max_url_bytes,
             header_count=settings.max_headers,
             header_bytes=settings.max_header_bytes,
         ),
-        Waits(
+        TimeoutSettings(
             header_s=settings.header_timeout_ms / 1000,
             body_s=settings.body_timeout_ms / 1000,
             keep_alive_s=settings.keep_alive_ms / 1000,
@@ -132,14 +132,14 @@ def port_file_problem(path: Path) -> str | None:
 
 def run(settings: Settings) -> int:
     """Serve until a signal; returns the exit code."""
-    output = logs.set_up(settings)
+    output = logging.set_up(settings)
     try:
         return _run(settings, output)
     finally:
         output.close()
 
 
-def _run(settings: Settings, output: logs.LogOutput) -> int:
+def _run(settings: Settings, output: logging.LogOutput) -> int:
     if settings.port_file and (problem := port_file_problem(settings.port_file)):
         log.error("cannot start: TOPICS_PORT_FILE=%s: %s", settings.port_file, problem)
         return 1
@@ -157,7 +157,7 @@ def _run(settings: Settings, output: logs.LogOutput) -> int:
         node.abandon()
         return 1
     app = build_app(node.state)
-    if (access := logs.access_log(settings, output)) is not None:
+    if (access := logging.access_log(settings, output)) is not None:
         app.observer.access = access.note
     node.state.log_lines_dropped = lambda: output.dropped
     node.state.patience = patience_with(settings, open_files)
@@ -222,8 +222,8 @@ async def _serve(
         log.error("cannot start: %s", failure)
         stop()
     elif node.state.phase == "ready":
-        node.checkpointer.on_taken.append(heap.settle)
-        node.state.throttle.on_change.append(heap.Collections(loop).told)
+        node.checkpointer.on_taken.append(garbage_collector.settle)
+        node.state.throttle.on_change.append(garbage_collector.Collections(loop).told)
         took_ms = monotonic_ms() - began_ms
         shown = f"[{host}]" if ":" in host else host
         log.info("ready on http://%s:%d after %.0f ms: %s", shown, port, took_ms, node.report)
@@ -256,7 +256,7 @@ async def _boot(node: Node, serving: asyncio.Task[None]) -> str | None:
 
     A signal during recovery ends `serving`; recovery is dropped, which loses nothing.
     """
-    heap.rest()
+    garbage_collector.rest()
     starting = asyncio.create_task(node.start())
     await asyncio.wait((starting, serving), return_when=asyncio.FIRST_COMPLETED)
     if not starting.done():
@@ -268,5 +268,5 @@ async def _boot(node: Node, serving: asyncio.Task[None]) -> str | None:
     except StorageError as error:
         return str(error)
     finally:
-        heap.begin()
+        garbage_collector.begin()
     return None

@@ -1,9 +1,9 @@
-"""The environment, read once into one frozen `Settings`; nothing else of ours reads it.
+"""The settings: the environment, read once into one frozen `Settings`.
 
 Owns every configurable number and path of the server, their allowed ranges, the relations between
 them, and the refusal of unsafe binds. Invariants: a `Settings` that exists is in range and
-consistent; no message ever contains a key. `cli/serve.py` calls `load` and stops at `refusal`;
-everything else takes the value. What cannot be configured is in `limits.py`.
+consistent; no message ever contains a key. `cli/server/serve.py` calls `load` and stops at
+`refusal`; everything else takes the value. What cannot be configured is in `limits.py`.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from pydantic.config import JsonDict
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from topics_server.amounts import parse_duration, parse_size
-from topics_server.api.hosts import LOOPBACK_NAMES, Hosts, normal_host, split_hosts
-from topics_server.api.keys import Grant, KeysError, parse_keys
-from topics_server.key_file import configured_keys
-from topics_server.limits import (
+from topics_server.auth.api_keys import KeyGrant, KeysError, parse_keys
+from topics_server.auth.hosts import LOOPBACK_NAMES, Hosts, normal_host, split_hosts
+from topics_server.auth.key_file import configured_keys
+from topics_server.values.limits import (
     FRAME_BYTES_MAX,
     MIB,
     PAGE_BYTES_DEFAULT,
@@ -180,7 +180,7 @@ def is_loopback(host: str) -> bool:
 class Keys:
     """Configured keys, as digests."""
 
-    grants: tuple[Grant, ...]
+    grants: tuple[KeyGrant, ...]
 
     def __repr__(self) -> str:
         return f"{len(self.grants)} keys"
@@ -440,7 +440,7 @@ class Settings(BaseSettings):
         """Whether callers need a key."""
         return self.api_keys is not None or self.api_keys_file is not None
 
-    def grants(self) -> tuple[Grant, ...]:
+    def grants(self) -> tuple[KeyGrant, ...]:
         """*Blocking.* All configured keys. Raises `KeysError` where the file is not to be used."""
         own = () if self.api_keys is None else self.api_keys.grants
         credentials = os.environ.get("CREDENTIALS_DIRECTORY")

@@ -12,10 +12,10 @@ import pytest
 from tests.api.fake_routers import FakeRouters
 from tests.api.fake_store import FakeStore
 from tests.storage.fake_disk import FakeDisk
-from topics_server.api.app import build_app
-from topics_server.api.http import Application
-from topics_server.api.state import ServerState
-from topics_server.metrics import ShardFacts
+from topics_server.api.application import Application
+from topics_server.api.context import ServerState
+from topics_server.api.routes import build_app
+from topics_server.runtime.metrics import ShardFacts
 
 
 @dataclasses.dataclass

@@ -9,9 +9,9 @@ import dataclasses
 from collections.abc import Callable
 
 from tests.api.fake_store import FakeStore, FakeTopic
-from topics_server.errors import Code, TopicsError
-from topics_server.model import RouterDefinition, TopicConfig
-from topics_server.routers.answers import RouterOutcome, RouterPage, RouterSpec, RouterState
+from topics_server.routers.answers import RouterListPage, RouterOutcome, RouterSpec, RouterState
+from topics_server.values.errors import Code, TopicsError
+from topics_server.values.model import RouterDefinition, TopicConfig
 
 
 @dataclasses.dataclass
@@ -51,7 +51,7 @@ class FakeRouters:
         after: str | None,
         page_size: int,
         may_name: Callable[[str], bool] | None = None,
-    ) -> RouterPage:
+    ) -> RouterListPage:
         found = [
             state
             for name, state in sorted(self.routers.items())
@@ -62,7 +62,7 @@ class FakeRouters:
             and (may_name is None or may_name(name))
         ]
         more = found[page_size - 1].name if len(found) > page_size else None
-        return RouterPage(found[:page_size], more)
+        return RouterListPage(found[:page_size], more)
 
     async def delete(self, name: str) -> bool:
         return self.routers.pop(name, None) is not None

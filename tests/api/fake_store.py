@@ -11,8 +11,6 @@ import dataclasses
 from array import array
 from collections.abc import Callable, Sequence
 
-from topics_server.appends import DecodedAppend
-from topics_server.blocks import make_block
 from topics_server.engine.answers import (
     Appended,
     Deleted,
@@ -24,8 +22,10 @@ from topics_server.engine.answers import (
     TopicPage,
     TopicState,
 )
-from topics_server.errors import Code, TopicsError
-from topics_server.model import Durability, ProducerStamp, TagMatch, TopicConfig, TopicType
+from topics_server.values.appends import DecodedAppend
+from topics_server.values.blocks import make_block
+from topics_server.values.errors import Code, TopicsError
+from topics_server.values.model import Durability, ProducerStamp, TagMatch, TopicConfig, TopicType
 
 
 @dataclasses.dataclass

@@ -14,8 +14,8 @@ import httpx
 from tests.storage.fake_disk import FakeDisk
 from tests.unit.engine.rig import HandClock
 from tests.unit.test_node import append, opened
-from topics_server.api.app import build_app
-from topics_server.api.http import Application
+from topics_server.api.application import Application
+from topics_server.api.routes import build_app
 from topics_server.node import Node
 
 WITHIN_S = 10.0

@@ -9,7 +9,7 @@ import pytest
 
 from tests.api.streams import Live
 from tests.storage.fake_disk import FakeDisk
-from topics_server.errors import DiskFull
+from topics_server.values.errors import DiskFull
 
 pytestmark = pytest.mark.anyio
 

@@ -8,7 +8,7 @@ import pytest
 
 from tests.api.conftest import Api
 from topics_server.engine.answers import Gap
-from topics_server.model import Durability, LossReason, TagMatch
+from topics_server.values.model import Durability, LossReason, TagMatch
 
 pytestmark = pytest.mark.anyio
 

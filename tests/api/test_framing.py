@@ -13,7 +13,7 @@ import pytest
 
 from tests.api.framing import CASES, SMUGGLED, TOPIC, Case
 from tests.contract.driver import Server
-from topics_server.errors import Code
+from topics_server.values.errors import Code
 
 WITHIN_S: Final = 30.0
 HONEST: Final = b"GET /v0/topics/honest HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n"

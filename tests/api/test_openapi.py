@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from tests.api.conftest import Api
-from topics_server.api.app import build_routes
-from topics_server.api.keys import SCOPE_NAMES
-from topics_server.api.openapi import document, document_bytes
-from topics_server.api.problems import STATUS_OF
-from topics_server.errors import Code
+from topics_server.api.openapi.document import document, document_bytes
+from topics_server.api.routes import build_routes
+from topics_server.auth.api_keys import SCOPE_NAMES
+from topics_server.http.error_responses import STATUS_OF
+from topics_server.values.errors import Code
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "openapi.json"
 

@@ -8,9 +8,9 @@ import pytest
 
 from tests.api.conftest import Api
 from tests.api.fake_store import FakeTopic
-from topics_server.api.figures import facts_of
-from topics_server.metrics import TOPICS_SHOWN_MAX
-from topics_server.model import TopicConfig
+from topics_server.api.operate.metrics_snapshot import facts_of
+from topics_server.runtime.metrics import TOPICS_SHOWN_MAX
+from topics_server.values.model import TopicConfig
 
 pytestmark = pytest.mark.anyio
 

@@ -14,11 +14,12 @@ from typing import Any
 import pytest
 
 from tests.api.conftest import Api
-from topics_server.api import coding, receiving
-from topics_server.api.app import build_routes
-from topics_server.api.http import Route
-from topics_server.errors import Code, DiskFull, ReadOnly, TopicsError
-from topics_server.limits import CONTROL_BODY_BYTES_MAX, INFLATED_APPENDS_MAX
+from topics_server.api import request_body
+from topics_server.api.application import Route
+from topics_server.api.routes import build_routes
+from topics_server.http import content_encoding
+from topics_server.values.errors import Code, DiskFull, ReadOnly, TopicsError
+from topics_server.values.limits import CONTROL_BODY_BYTES_MAX, INFLATED_APPENDS_MAX
 
 pytestmark = pytest.mark.anyio
 
@@ -221,12 +222,12 @@ async def test_a_small_gzip_body_is_inflated_off_the_loop_if_it_is_large_then(
     on_loop: list[int] = []
 
     def inflated(packed: bytes, max_bytes: int) -> bytes:
-        whole = coding.inflate(packed, max_bytes)
+        whole = content_encoding.inflate(packed, max_bytes)
         if threading.current_thread() is threading.main_thread():
             on_loop.append(len(whole))
         return whole
 
-    monkeypatch.setattr(receiving, "inflate", inflated)
+    monkeypatch.setattr(request_body, "inflate", inflated)
     headers = JSON | {"content-encoding": "gzip"}
     body = b'{"records":[{"data":"%b"}]}' % (b"a" * 900_000)
     packed = gzip.compress(body)
@@ -234,8 +235,8 @@ async def test_a_small_gzip_body_is_inflated_off_the_loop_if_it_is_large_then(
     answer = await api.http.post("/v0/topics/jobs", content=packed, headers=headers)
     assert answer.status_code == 201
     assert not on_loop
-    assert coding.inflate_some(packed, 65_536) is None
-    assert coding.inflate_some(gzip.compress(ONE), 65_536) == ONE
+    assert content_encoding.inflate_some(packed, 65_536) is None
+    assert content_encoding.inflate_some(gzip.compress(ONE), 65_536) == ONE
 
 
 async def test_few_bodies_that_inflate_to_much_are_held_at_once(api: Api) -> None:

@@ -12,8 +12,8 @@ import pytest
 from tests.api.jobs import Jobs, code_of, turns, until
 from tests.api.streams import Reader
 from tests.storage.fake_disk import FakeDisk
-from topics_server.engine.throttle import Throttle
-from topics_server.limits import U64_MAX
+from topics_server.engine.pressure.throttle import Throttle
+from topics_server.values.limits import U64_MAX
 
 pytestmark = pytest.mark.anyio
 

@@ -16,8 +16,8 @@ import pytest
 
 from tests.api.streams import Live, id_of, kinds, last_id
 from tests.storage.fake_disk import FakeDisk
-from topics_server.api.cursor_ids import Place, decode_id
-from topics_server.limits import U64_MAX
+from topics_server.api.watch.cursor_ids import CursorPosition, decode_id
+from topics_server.values.limits import U64_MAX
 
 pytestmark = pytest.mark.anyio
 
@@ -601,7 +601,7 @@ async def test_after_a_restart_a_token_may_lead_into_the_topic_there_is_now(
     await ahead.left()
     assert text is not None
     (place,) = decode_id(text.encode())
-    assert isinstance(place, Place)
+    assert isinstance(place, CursorPosition)
     assert place.seq == 5
     live = await restarted(live, disk)
     await live.append("jobs", 6)

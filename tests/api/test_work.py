@@ -11,7 +11,7 @@ import pytest
 from tests.api.jobs import Jobs, code_of, turns, until
 from tests.api.streams import Reader
 from tests.storage.fake_disk import FakeDisk
-from topics_server.errors import Code, TopicsError
+from topics_server.values.errors import Code, TopicsError
 
 pytestmark = pytest.mark.anyio
 

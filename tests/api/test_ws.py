@@ -15,15 +15,15 @@ import pytest
 
 from tests.storage.fake_disk import FakeDisk
 from tests.unit.test_node import append, started
-from topics_server.api.app import build_app
-from topics_server.api.http import Application
-from topics_server.api.ws import serve
-from topics_server.appends import DecodedAppend
+from topics_server.api.application import Application
+from topics_server.api.routes import build_app
+from topics_server.api.websocket.handlers import serve
 from topics_server.engine.answers import Appended
-from topics_server.engine.throttle import Throttle
-from topics_server.errors import Code, DiskFull, TopicsError
-from topics_server.model import Durability, ProducerStamp, TopicConfig
+from topics_server.engine.pressure.throttle import Throttle
 from topics_server.node import Node
+from topics_server.values.appends import DecodedAppend
+from topics_server.values.errors import Code, DiskFull, TopicsError
+from topics_server.values.model import Durability, ProducerStamp, TopicConfig
 
 pytestmark = pytest.mark.anyio
 

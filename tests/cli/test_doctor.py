@@ -11,8 +11,8 @@ import pytest
 
 from tests.cli.conftest import Topics
 from tests.contract.driver import Api, Server, eventually
-from topics_server.cli import doctor
-from topics_server.cli.doctor import FAIL, OK, WARN
+from topics_server.cli.server import doctor
+from topics_server.cli.server.doctor import FAIL, OK, WARN
 
 
 def verdicts(lines: list[Any]) -> dict[str, str]:

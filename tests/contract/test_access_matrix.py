@@ -24,8 +24,8 @@ from tests.contract.callers import (
     said,
 )
 from tests.contract.conftest import URL
-from topics_server.api.app import build_routes
-from topics_server.api.ws_commands import OPS
+from topics_server.api.routes import build_routes
+from topics_server.api.websocket.commands import OPS
 
 QUEUE: Final[dict[str, object]] = {"type": "queue", "lease_ms": 100}
 RECORD: Final[dict[str, object]] = {"records": [{"data": 1}]}

@@ -18,7 +18,7 @@ import websockets.sync.client
 from tests.contract.conftest import NewServer
 from tests.contract.described import check_answer, document
 from tests.contract.driver import Api, Json, eventually
-from topics_server.api.examples import BODIES, IN_PATH, IN_QUERY, WID
+from topics_server.api.openapi.examples import BODIES, IN_PATH, IN_QUERY, WID
 
 # What the answer to an example says when it did what it is an example of.
 DID: Final[dict[str, Json]] = {

@@ -8,9 +8,11 @@ import msgspec
 import pytest
 
 from tests.contract import frames
-from topics_server.api import sse, ws_commands, ws_frames
-from topics_server.api.queue_frames import job_frame
-from topics_server.api.ws_commands import OPS
+from topics_server.api.queues.responses import job_frame
+from topics_server.api.watch import sse
+from topics_server.api.websocket import commands as ws_commands
+from topics_server.api.websocket import frames as ws_frames
+from topics_server.api.websocket.commands import OPS
 
 API = frames.FILE.parent.parent / "src" / "topics_server" / "api"
 

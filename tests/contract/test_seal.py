@@ -8,7 +8,7 @@ import pytest
 
 from tests.contract.conftest import NewServer
 from tests.contract.driver import Api, Json, good, refused
-from topics_server.wal.manifest_format import Manifest, decode_manifest
+from topics_server.wal.format.manifest import Manifest, decode_manifest
 
 
 def seal(api: Api, *topics: str) -> Json:

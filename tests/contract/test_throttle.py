@@ -10,7 +10,7 @@ import pytest
 
 from tests.api.conftest import Api, serving
 from tests.contract.driver import good
-from topics_server.engine.throttle import Throttle
+from topics_server.engine.pressure.throttle import Throttle
 
 pytestmark = pytest.mark.anyio
 

@@ -12,8 +12,8 @@ import re
 from typing import Final
 
 from tests.api.framing import CASES
-from topics_server.api.problems import STATUS_OF
-from topics_server.errors import Code
+from topics_server.http.error_responses import STATUS_OF
+from topics_server.values.errors import Code
 
 JSON: Final = b"Content-Type: application/json\r\n"
 HONEST: Final = b"GET /v0/health HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n"

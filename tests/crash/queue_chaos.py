@@ -41,8 +41,8 @@ from tests.crash.queue_ledger import (
 )
 from tests.crash.queue_worker import Plan, read_file, wall_ms
 from tests.crash.writers import Connection
-from topics_server.wal.dump import verify
 from topics_server.wal.fs import OsFs
+from topics_server.wal.tools.dump import verify
 
 _BREAKS: Final = (OSError, http.client.HTTPException)
 ENVIRONMENT: Final = {

@@ -24,8 +24,8 @@ from typing import Any, Final
 from tests.contract.driver import Server
 from tests.crash.ledger import Json
 from tests.crash.writers import Connection
-from topics_server.wal.dump import verify
 from topics_server.wal.fs import OsFs
+from topics_server.wal.tools.dump import verify
 
 FAN: Final = 20
 CHAIN: Final = 5

@@ -18,8 +18,8 @@ import pytest
 from tests.contract.driver import Api, Server, eventually, good, refused
 from tests.design7.bench import TOPIC, Bench
 from tests.storage.fake_disk import Fault, Mode, Op
-from topics_server.errors import Code, TopicsError
-from topics_server.model import Durability
+from topics_server.values.errors import Code, TopicsError
+from topics_server.values.model import Durability
 
 FAULTS: list[tuple[Op, Fault, int | None]] = [
     ("write", "eio", 1),

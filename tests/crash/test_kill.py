@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.crash.torture import Torture
-from topics_server.wal.dump import verify
 from topics_server.wal.fs import OsFs
+from topics_server.wal.tools.dump import verify
 
 
 @pytest.mark.crash

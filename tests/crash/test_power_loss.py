@@ -17,7 +17,7 @@ import pytest
 
 from tests.model.simulation import Simulation
 from tests.storage import fake_disk
-from topics_server.errors import StorageError
+from topics_server.values.errors import StorageError
 
 _CHUNK = 25
 

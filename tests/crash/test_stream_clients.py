@@ -19,8 +19,8 @@ from tests.crash.ports import quiet_port
 from tests.crash.stream_clients import Storm
 from tests.streams import node
 from tests.streams.conftest import found_node, suite_folder
-from topics_server.wal.dump import verify
 from topics_server.wal.fs import OsFs
+from topics_server.wal.tools.dump import verify
 
 __all__ = ["found_node", "suite_folder"]
 

@@ -16,8 +16,8 @@ from tests.contract.driver import Server, good
 from tests.crash.ledger import Call, Json, TopicLedger, View, bounds
 from tests.crash.turnover import Turnover, TurnoverWriter
 from tests.crash.writers import PAD, Connection, Moments, Writer, send
-from topics_server.wal.dump import verify
 from topics_server.wal.fs import OsFs
+from topics_server.wal.tools.dump import verify
 
 WRITERS: Final = 8
 # Data, framing and tag of the largest record the writers make.

@@ -41,8 +41,8 @@ from tests.crash.watch_ledger import Ledger
 from tests.crash.watch_wire import Broken, Frame, Frames, Http, Socket, Sse, Unreached
 from tests.crash.watch_writers import KINDS, NODES, TopicWriter
 from tests.crash.writers import Connection
-from topics_server.wal.dump import verify
 from topics_server.wal.fs import OsFs
+from topics_server.wal.tools.dump import verify
 
 ENVIRONMENT: Final = {
     "TOPICS_SEGMENT_MAX_EVENTS": "200",

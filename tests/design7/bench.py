@@ -1,4 +1,4 @@
-"""One node on a disk in memory, driven call by call: what the tests of DESIGN §7 speak.
+"""One node on a disk in memory, driven call by call: what the tests of known mistakes speak.
 
 Everything is synchronous from outside: each call runs the virtual loop until it is answered.
 """
@@ -11,11 +11,11 @@ from typing import Any
 from tests.model.judging import Seen, look
 from tests.model.world import World
 from tests.storage.fake_disk import Mode
-from topics_server.appends import decode_append
 from topics_server.engine.answers import Appended
 from topics_server.engine.store import Store
-from topics_server.model import Durability, TagMatch, TopicConfig
 from topics_server.node import Node
+from topics_server.values.appends import decode_append
+from topics_server.values.model import Durability, TagMatch, TopicConfig
 
 TOPIC = "t"
 

@@ -1,4 +1,4 @@
-"""Fixtures of the DESIGN §7 tests: a bench that is let go whatever happens."""
+"""Fixtures of tests of known mistakes: a bench that is let go whatever happens."""
 
 from __future__ import annotations
 

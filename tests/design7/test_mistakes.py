@@ -1,4 +1,4 @@
-"""DESIGN §7, the rows this store touches: each mistake has a test of its own name.
+"""Known mistakes that this store touches: each mistake has a test of its own name.
 
 Each docstring names the line that guards, by file and words; with that line taken out of a copy of
 the tree the test fails, by an assertion of its own. Where two lines guard the same, the docstring
@@ -17,13 +17,13 @@ import pytest
 from tests.design7.bench import TOPIC, Bench
 from tests.design7.conftest import NewBench
 from tests.storage.fake_disk import Mode, SimulatedCrash
-from topics_server.appends import decode_append
 from topics_server.engine.ports import Offload
-from topics_server.engine.topic import Topic
-from topics_server.errors import Code, Corrupt, StartRefused, StorageError, TopicsError
-from topics_server.model import Durability, LossReason, TagMatch, TopicConfig
+from topics_server.engine.topic.topic import Topic
+from topics_server.values.appends import decode_append
+from topics_server.values.errors import Code, Corrupt, StartRefused, StorageError, TopicsError
+from topics_server.values.model import Durability, LossReason, TagMatch, TopicConfig
 from topics_server.wal import layout
-from topics_server.wal.jobs import Job
+from topics_server.wal.journal.writer_jobs import WriteJob
 
 T = TypeVar("T")
 
@@ -55,7 +55,9 @@ def refused(bench: Bench, count: int = 1) -> Code:
 
 @pytest.mark.parametrize("how", HOWS)
 def test_deleting_the_newest_records_never_frees_their_seqs(bench: Bench, how: str) -> None:
-    """Guard: engine/capture.py, the part carries `head_seq`; engine/log.py never derives it."""
+    """Guard: engine/background/capture.py, the part carries `head_seq`; engine/log/log.py never
+    derives it.
+    """
     bench.put()
     bench.append(9)
     assert bench.delete(before_seq=10) == 9
@@ -90,7 +92,9 @@ def test_what_follows_a_jumped_head_survives_the_next_crash(
 
 @pytest.mark.parametrize("how", HOWS)
 def test_the_evict_floor_survives_without_its_cap(bench: Bench, how: str) -> None:
-    """Guard: wal/frames.py, an append's frame carries `entry.floor`; engine/capture.py its part."""
+    """Guard: wal/format/frames.py, an append's frame carries `entry.floor`;
+    engine/background/capture.py its part.
+    """
     bench.put(cap_records=3)
     bench.append(4)
     bench.append(6)
@@ -104,7 +108,9 @@ def test_the_evict_floor_survives_without_its_cap(bench: Bench, how: str) -> Non
 
 @pytest.mark.parametrize("how", HOWS)
 def test_an_idempotency_key_outlives_the_process(bench: Bench, how: str) -> None:
-    """Guard: engine/capture.py carries the keys; `apply` of an append remembers the body's key."""
+    """Guard: engine/background/capture.py carries the keys; `apply` of an append remembers the
+    body's key.
+    """
     bench.put()
     assert bench.append(2, key="k").first_seq == 1
     again(bench, how)
@@ -115,7 +121,7 @@ def test_an_idempotency_key_outlives_the_process(bench: Bench, how: str) -> None
 
 @pytest.mark.parametrize("how", HOWS)
 def test_an_idempotency_key_sent_as_a_header_is_in_the_journal(bench: Bench, how: str) -> None:
-    """Guard: engine/topic.py, `header_key=` of the entry; wal/frames.py writes it."""
+    """Guard: engine/topic/topic.py, `header_key=` of the entry; wal/format/frames.py writes it."""
     bench.put()
     bench.append(2, header_key="k")
     again(bench, how)
@@ -140,7 +146,9 @@ def _checkpoint_and_trim(bench: Bench) -> None:
 
 
 def test_an_older_snapshot_is_used_only_with_its_whole_journal(bench: Bench) -> None:
-    """Guard: engine/checkpointer.py trims to `trim_lsn`, the start of the older snapshot."""
+    """Guard: engine/background/checkpointer.py trims to `trim_lsn`, the start of the older
+    snapshot.
+    """
     _checkpoint_and_trim(bench)
     bench.append(3)
     before = bench.look()
@@ -157,9 +165,9 @@ def test_an_older_snapshot_is_used_only_with_its_whole_journal(bench: Bench) -> 
 
 
 def test_a_journal_that_does_not_reach_back_refuses_start(new_bench: NewBench) -> None:
-    """Nothing is sealed, so that only the journal can say it. Guard: wal/chain.py, `needed_chain`,
-    `if after_lsn >= max(start_lsn, 1)`. For topics with segments engine/recovery.py,
-    `_check_known`, stands behind it.
+    """Nothing is sealed, so that only the journal can say it. Guard: wal/journal/file_chain.py,
+    `needed_chain`, `if after_lsn >= max(start_lsn, 1)`. For topics with segments
+    engine/background/recovery.py, `_check_known`, stands behind it.
     """
     bench = new_bench(segment_max_events=100_000)
     _checkpoint_and_trim(bench)
@@ -192,8 +200,8 @@ async def _move_and_delete(bench: Bench, done: list[str]) -> None:
 def test_a_delete_acknowledged_while_its_segment_moves_stays(
     new_bench: NewBench, mode: Mode
 ) -> None:
-    """At every other disk operation of move, flip and two checkpoints. Guard: engine/topic.py,
-    `flips_done`, `np.setdiff1d`: what was not in the flip stays pending.
+    """At every other disk operation of move, flip and two checkpoints. Guard:
+    engine/topic/topic.py, `flips_done`, `np.setdiff1d`: what was not in the flip stays pending.
     """
     acknowledged = 0
     for nth in range(1, 90, 2):
@@ -236,7 +244,7 @@ class _Meanwhile:
 
 @pytest.mark.parametrize("mode", ["kill", "power"])
 def test_a_delete_acknowledged_while_its_segment_is_written_stays(bench: Bench, mode: Mode) -> None:
-    """The file is packed with its records alive. Guard: engine/topic.py, `mark_sealed`,
+    """The file is packed with its records alive. Guard: engine/topic/topic.py, `mark_sealed`,
     `self.add_pending(flips)`.
     """
     bench.put()
@@ -277,8 +285,9 @@ def _flagged(bench: Bench, path: str) -> list[int]:
 def test_a_flip_waits_for_the_copy_that_is_under_way(
     new_bench: NewBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The copy has been read, and is not in its place yet. Guard: wal/segments.py, `flip` is
-    `with topic.lock`. Before it, in a running server: engine/sealer.py, `async with self._one_job`.
+    """The copy has been read, and is not in its place yet. Guard: wal/segments/store.py, `flip` is
+    `with topic.lock`. Before it, in a running server: engine/background/sealer.py, `async with
+    self._one_job`.
     """
     bench, topic, paths = _one_hot_segment(new_bench)
     segments, disk = bench.node.segments, bench.world.disk
@@ -300,8 +309,9 @@ def test_a_flip_waits_for_the_copy_that_is_under_way(
 
 
 def test_a_flip_after_half_a_move_is_in_both_copies(new_bench: NewBench) -> None:
-    """Which of them the manifest on disk lists is not known. Guard: wal/segments.py, `flip` writes
-    `for tier in (HOT, COLD) if both`. Behind it, at start: wal/segment_files.py, `merge_flags`.
+    """Which of them the manifest on disk lists is not known. Guard: wal/segments/store.py, `flip`
+    writes `for tier in (HOT, COLD) if both`. Behind it, at start: wal/segments/files.py,
+    `merge_flags`.
     """
     bench, topic, paths = _one_hot_segment(new_bench)
     disk = bench.world.disk
@@ -320,8 +330,8 @@ def test_a_flip_after_half_a_move_is_in_both_copies(new_bench: NewBench) -> None
 
 @pytest.mark.parametrize("mode", ["kill", "power"])
 def test_a_flip_pending_at_a_checkpoint_is_in_the_snapshot(bench: Bench, mode: Mode) -> None:
-    """The flags cannot be written, the journal is trimmed. Guard: engine/capture.py, the part
-    carries `pending_flips`.
+    """The flags cannot be written, the journal is trimmed. Guard: engine/background/capture.py, the
+    part carries `pending_flips`.
     """
     bench.put()
     bench.append(8, tag="a")
@@ -344,7 +354,7 @@ def test_a_flip_pending_at_a_checkpoint_is_in_the_snapshot(bench: Bench, mode: M
 def test_a_listed_segment_that_is_missing_refuses_start(
     new_bench: NewBench, where: str, suffix: str
 ) -> None:
-    """Guard: wal/segment_files.py, `_settle_segment`, `elif not (has_hot if ...)`. Behind it start
+    """Guard: wal/segments/files.py, `_settle_segment`, `elif not (has_hot if ...)`. Behind it start
     fails anyway, by ENOENT, as soon as such a file is opened.
     """
     bench = new_bench(cold_dir="cold", hot_retain_segments=1)
@@ -371,9 +381,10 @@ def test_preallocation_never_fills_what_was_written(bench: Bench) -> None:
     """What is filled begins where filling ended last, and the loop never writes beyond that: so
     both may go on at once. While filling may go on to the next file, the loop writes nothing.
 
-    Guards: wal/shard.py, `_may_write_beside`, `return not self.tail.may_rotate`; `_may_write_here`,
-    `self.tail.has_room(size)`; wal/tail.py, `fill`, `position = self.filled`. A write in the middle
-    of filling: tests/storage/test_shard.py, `test_preallocation_never_fills_what_was_just_written`.
+    Guards: wal/journal/wal_writer.py, `_may_write_beside`, `return not self.tail.may_rotate`;
+    `_may_write_here`, `self.tail.has_room(size)`; wal/journal/wal_file.py, `fill`, `position =
+    self.filled`. A write in the middle of filling: tests/storage/test_shard.py,
+    `test_preallocation_never_fills_what_was_just_written`.
     """
     bench.put(Durability.DISK)
     shard = bench.node.journal.shards[0]
@@ -395,7 +406,7 @@ def test_preallocation_never_fills_what_was_written(bench: Bench) -> None:
         """Whether it was written while a job to fill was under way."""
         body = bench.body(count)
         before = shard.tail.end
-        shard._job = Job(prepare=True)
+        shard._job = WriteJob(prepare=True)
         call = bench.store.append(TOPIC, body, decode_append(body), header_key=None, config=None)
         task = asyncio.ensure_future(call)
         for _ in range(50):
@@ -420,7 +431,7 @@ def test_preallocation_never_fills_what_was_written(bench: Bench) -> None:
 
 @pytest.mark.parametrize("fault", ["enospc", "partial", "eio"])
 def test_one_full_disk_leaves_no_hole(bench: Bench, fault: str) -> None:
-    """Guard: engine/commits.py, `_cut`, `cut[0].topic.undo_from(cut[0].lsn)`."""
+    """Guard: engine/commit/pipeline.py, `_cut`, `cut[0].topic.undo_from(cut[0].lsn)`."""
     bench.put()
     bench.append(2)
     topic = bench.node.registry.find(TOPIC)
@@ -444,9 +455,9 @@ def test_one_full_disk_leaves_no_hole(bench: Bench, fault: str) -> None:
 def test_damage_in_the_middle_of_the_journal_refuses_start(
     bench: Bench, has_follower: bool
 ) -> None:
-    """One flipped bit below what was synced. Guards in wal/replay.py, by what is behind it: a group
-    of the same file, `_judge_tail`, `if group.synced_bytes > position`; another file, `_groups`,
-    `if result.ending is Ending.FAILED or position != expected`.
+    """One flipped bit below what was synced. Guards in wal/journal/replay.py, by what is behind it:
+    a group of the same file, `_judge_tail`, `if group.synced_bytes > position`; another file,
+    `_groups`, `if result.ending is Ending.FAILED or position != expected`.
     """
     bench.put()
     for _ in range(6):
@@ -499,9 +510,10 @@ def _start_up_log(bench: Bench, topics: int, how: str, capped: bool) -> list[str
 def test_starting_seals_and_syncs_nothing_per_topic(
     new_bench: NewBench, how: str, capped: bool
 ) -> None:
-    """80 small topics cost exactly the writes and syncs of 4. Guard: engine/sealing.py,
-    `plan_seal`, `if not (is_full or force or is_old(...))`. Without a cap engine/sealer.py,
-    `adopt`, `if log_.sealed_count or ...`, stands before it: those runs fail with both lines out.
+    """80 small topics cost exactly the writes and syncs of 4. Guard:
+    engine/background/seal_plan.py, `plan_seal`, `if not (is_full or force or is_old(...))`. Without
+    a cap engine/background/sealer.py, `adopt`, `if log_.sealed_count or ...`, stands before it:
+    those runs fail with both lines out.
     """
     few, many = (
         _start_up_log(new_bench(segment_max_events=1000), topics, how, capped) for topics in (4, 80)
@@ -513,7 +525,7 @@ def test_starting_seals_and_syncs_nothing_per_topic(
 
 @pytest.mark.parametrize("sealed", [False, True])
 def test_a_delete_is_durable_before_it_is_acknowledged(new_bench: NewBench, sealed: bool) -> None:
-    """Guard: engine/topic.py, `delete_gate` is that of the class (fsync: synced)."""
+    """Guard: engine/topic/topic.py, `delete_gate` is that of the class (fsync: synced)."""
     for seed in range(12):
         bench = new_bench(seed=seed)
         bench.put()
@@ -529,8 +541,9 @@ def test_a_delete_is_durable_before_it_is_acknowledged(new_bench: NewBench, seal
 
 def test_a_failed_sync_is_never_tried_again(bench: Bench) -> None:
     """The shard is read-only: reads go on, nothing is acknowledged, nothing synced. Guards, each
-    alone: wal/shard.py, `self.state = State.READ_ONLY`; engine/commits.py, `_fail`,
-    `self.read_only_shards.append(shard)`. Behind both: wal/shard.py, `_check_state`.
+    alone: wal/journal/wal_writer.py, `self.state = State.READ_ONLY`; engine/commit/pipeline.py,
+    `_fail`, `self.read_only_shards.append(shard)`. Behind both: wal/journal/wal_writer.py,
+    `_check_state`.
     """
     bench.put()
     bench.append(3)

@@ -19,16 +19,17 @@ from typing import Any, Final
 
 from tests.model.doors_truth import PlainStream, Rec
 from tests.model.world import World
-from topics_server.api.rendering import render_page
-from topics_server.appends import decode_append
+from topics_server.api.messages.responses import render_page
 from topics_server.engine.answers import ReadRequest
-from topics_server.engine.cursors import Cursor
-from topics_server.engine.feeds import Writes
-from topics_server.engine.subscription import Batch, Options, Records, Track
-from topics_server.errors import Code, StorageError, TopicsError
-from topics_server.model import Durability, TagMatch, TopicConfig
+from topics_server.engine.subscribe.cursors import Cursor
+from topics_server.engine.subscribe.dispatcher import Writes
+from topics_server.engine.subscribe.subscription import (
+    EventBatch,
+    Records,
+    Subscription,
+    SubscriptionOptions,
+)
 from topics_server.node import Node
-from topics_server.rendered import DATA, META, TAGS, RenderCache
 from topics_server.streams.offsets import position_of, text_of
 from topics_server.streams.values import (
     BEGINNING,
@@ -38,7 +39,11 @@ from topics_server.streams.values import (
     Position,
     StreamPage,
 )
-from topics_server.wal.dump import verify
+from topics_server.values.appends import decode_append
+from topics_server.values.errors import Code, StorageError, TopicsError
+from topics_server.values.json_cache import DATA, META, TAGS, JsonCache
+from topics_server.values.model import Durability, TagMatch, TopicConfig
+from topics_server.wal.tools.dump import verify
 
 JSON: Final = "application/json"
 PATHS: Final = ("chat", "logs/2024 é", "blob", "forks/a", "forks/b", "deep")
@@ -57,19 +62,19 @@ class Follower:
         self.seen: dict[int, bytes] = {}
         self.is_over = False
         cursor = Cursor(stream.name, stream.topic_id, 1, stream.head)
-        track = self.feeds.follow(self, cursor, Options(limit=3))
+        track = self.feeds.follow(self, cursor, SubscriptionOptions(limit=3))
         assert track is not None
         track.is_fresh = False
         self.track = track
 
-    def ring(self, track: Track) -> None:
+    def ring(self, track: Subscription) -> None:
         """See `feeds.Reader`."""
 
-    def give(self, track: Track, batch: Batch, now: float, writes: Writes) -> bool:
+    def give(self, track: Subscription, batch: EventBatch, now: float, writes: Writes) -> bool:
         """See `feeds.Reader`: it takes nothing on the spot."""
         return False
 
-    def fail(self, track: Track, error: TopicsError | StorageError) -> None:
+    def fail(self, track: Subscription, error: TopicsError | StorageError) -> None:
         """See `feeds.Reader`."""
         raise error
 
@@ -417,7 +422,7 @@ class DoorsSimulation:
 
     async def _check_diff(self, stream: PlainStream, from_seq: int = 0) -> None:
         """Read to the head in pages of any size: records as the contract has them, and the gap."""
-        cache = RenderCache()
+        cache = JsonCache()
         shown: list[dict[str, Any]] = []
         gaps: list[tuple[int, int]] = []
         cursor = from_seq

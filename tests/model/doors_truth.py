@@ -13,9 +13,9 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
-from topics_server.errors import Code
-from topics_server.model import TagMatch
 from topics_server.streams.values import BEGINNING, Position
+from topics_server.values.errors import Code
+from topics_server.values.model import TagMatch
 
 Outcome = tuple[list[int], Position] | tuple[Code, Position | None]
 

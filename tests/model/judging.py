@@ -15,8 +15,8 @@ from tests.model.plain import Answer, Append, Delete, Plain, Put, Rec, Step
 from tests.model.world import FakeClock
 from topics_server.engine.answers import Gap, ReadRequest
 from topics_server.engine.store import Store
-from topics_server.errors import Code, TopicsError
-from topics_server.model import LossReason, TopicConfig
+from topics_server.values.errors import Code, TopicsError
+from topics_server.values.model import LossReason, TopicConfig
 
 End = Literal["none", "clean", "kill", "power"]
 _TOLD_LOSSES: Final = frozenset({LossReason.CAP, LossReason.TTL, LossReason.MIXED})

@@ -34,12 +34,12 @@ from tests.model.simulation import TTL_MS, Simulation
 from tests.model.world import World, settings_of
 from tests.storage import damage
 from tests.storage.fake_disk import DiskImage, FakeDisk, Fault, Look, Op, SimulatedCrash
-from topics_server import limits
-from topics_server.engine import checkpointer
-from topics_server.errors import StartRefused, StorageError
-from topics_server.model import TopicConfig
+from topics_server.engine.background import checkpointer
 from topics_server.node import Node
-from topics_server.wal.packer import InlinePacker
+from topics_server.values import limits
+from topics_server.values.errors import StartRefused, StorageError
+from topics_server.values.model import TopicConfig
+from topics_server.wal.segments.packing_process import InlinePacker
 
 Kind = Literal["evicted", "nested", "errors", "files", "second", "cold", "clock", "names"]
 KINDS: Final[tuple[Kind, ...]] = (

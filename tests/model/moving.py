@@ -17,14 +17,14 @@ from typing import Final
 
 from tests.model.world import World
 from tests.storage.fake_disk import Mode, SimulatedCrash
-from topics_server.appends import decode_append
 from topics_server.engine.answers import ReadRequest
-from topics_server.engine.moves import OutcomeUnknown
+from topics_server.engine.commit.transfers import OutcomeUnknown
 from topics_server.engine.store import Store
-from topics_server.entries import Source
-from topics_server.errors import Code, StorageError, TopicsError
-from topics_server.model import Durability, TopicConfig, TopicType
-from topics_server.wal.dump import verify
+from topics_server.values.appends import decode_append
+from topics_server.values.entries import Source
+from topics_server.values.errors import Code, StorageError, TopicsError
+from topics_server.values.model import Durability, TopicConfig, TopicType
+from topics_server.wal.tools.dump import verify
 
 JOBS: Final = "jobs"
 DEAD: Final = "dead"

@@ -10,7 +10,7 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from topics_server.model import Discard, Durability, ProducerStamp, TagMatch, TopicConfig
+from topics_server.values.model import Discard, Durability, ProducerStamp, TagMatch, TopicConfig
 
 FRAMING_BYTES = 24
 

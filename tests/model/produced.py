@@ -24,13 +24,13 @@ from typing import Any, Final, Literal
 from tests.model.produced_truth import Answer, Ask, Truth, is_fact
 from tests.model.world import World
 from tests.storage.fake_disk import Fault, Mode, Op, SimulatedCrash
-from topics_server.appends import decode_append
 from topics_server.engine.answers import Appended, ReadRequest
-from topics_server.errors import Code, StorageError, TopicsError
-from topics_server.model import Durability, ProducerStamp, TopicConfig
 from topics_server.node import Node
 from topics_server.streams.offsets import position_of
 from topics_server.streams.values import AppendAsked, CreateAsked, StreamAppended
+from topics_server.values.appends import decode_append
+from topics_server.values.errors import Code, StorageError, TopicsError
+from topics_server.values.model import Durability, ProducerStamp, TopicConfig
 
 End = Literal["none", "clean", "kill", "power"]
 JSON: Final = "application/json"

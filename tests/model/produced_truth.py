@@ -12,7 +12,7 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Literal
 
-from topics_server.model import ProducerStamp
+from topics_server.values.model import ProducerStamp
 
 Answer = tuple[object, ...]
 # What changed nothing: the topic is after it what it was before.

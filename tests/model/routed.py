@@ -27,10 +27,14 @@ from unittest import mock
 from tests.model.routed_judge import End, Judge
 from tests.model.world import World
 from tests.storage.fake_disk import Fault, Mode, Op, SimulatedCrash
-from topics_server.appends import decode_append
 from topics_server.engine.store import Store
-from topics_server.errors import Code, StartRefused, StorageError, TopicsError
-from topics_server.model import (
+from topics_server.node import Node
+from topics_server.routers import pump, routes
+from topics_server.routers.answers import RouterSpec
+from topics_server.routers.router_table import Router
+from topics_server.values.appends import decode_append
+from topics_server.values.errors import Code, StartRefused, StorageError, TopicsError
+from topics_server.values.model import (
     Discard,
     Durability,
     Guarantee,
@@ -39,11 +43,7 @@ from topics_server.model import (
     TopicConfig,
     TopicType,
 )
-from topics_server.node import Node
-from topics_server.routers import pump, routes
-from topics_server.routers.answers import RouterSpec
-from topics_server.routers.table import Router
-from topics_server.wal.dump import verify
+from topics_server.wal.tools.dump import verify
 
 TTL_MS: Final = 60_000
 _DURABLE: Final = (Durability.FSYNC, Durability.DISK, Durability.MEMORY)

@@ -27,10 +27,12 @@ from tests.model.routed_truth import (
 )
 from tests.model.world import FakeClock
 from topics_server.engine.answers import ReadRequest
-from topics_server.engine.commits import Ticket
-from topics_server.engine.projections import Owner
-from topics_server.engine.topic import Applied
-from topics_server.entries import (
+from topics_server.engine.commit.pipeline import Ticket
+from topics_server.engine.commit.projections import ProjectionOwner
+from topics_server.engine.topic.topic import Applied
+from topics_server.node import Node
+from topics_server.routers.router_table import Router
+from topics_server.values.entries import (
     RESERVED_ID_MIN,
     ROUTERS_ID,
     Entry,
@@ -41,10 +43,8 @@ from topics_server.entries import (
     RouterPut,
     TopicPut,
 )
-from topics_server.errors import Code, TopicsError
-from topics_server.model import Durability, Gate, Guarantee, LossReason, RouterDefinition
-from topics_server.node import Node
-from topics_server.routers.table import Router
+from topics_server.values.errors import Code, TopicsError
+from topics_server.values.model import Durability, Gate, Guarantee, LossReason, RouterDefinition
 
 End = Literal["new", "clean", "kill", "power"]
 _HOPS_MAX = 8
@@ -88,7 +88,9 @@ class Judge:
         commits = node.commits
         submit = commits.submit
 
-        def noted(entry: Entry, gate: Gate, owner: Owner, *, urgent: bool = False) -> Ticket:
+        def noted(
+            entry: Entry, gate: Gate, owner: ProjectionOwner, *, urgent: bool = False
+        ) -> Ticket:
             if isinstance(entry, RecordsAppended) and entry.page is not None:
                 self._judge_page(entry, entry.page)
             fact = Fact(commits.next_lsn, entry, gate)

@@ -13,8 +13,8 @@ from typing import Final, Literal, NamedTuple
 
 import numpy as np
 
-from topics_server.engine.topic import Topic
-from topics_server.entries import (
+from topics_server.engine.topic.topic import Topic
+from topics_server.values.entries import (
     CursorMoved,
     Entry,
     Floor,
@@ -24,7 +24,7 @@ from topics_server.entries import (
     TopicDropped,
     TopicPut,
 )
-from topics_server.model import Durability, Gate, LossReason, TopicConfig
+from topics_server.values.model import Durability, Gate, LossReason, TopicConfig
 
 Fate = Literal["pending", "applied", "failed", "unknown"]
 _EPHEMERAL: Final = Durability.EPHEMERAL

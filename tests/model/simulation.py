@@ -18,10 +18,10 @@ from tests.model.judging import End, Entry, Ledger, Track, differs, look
 from tests.model.plain import Answer, Append, Delete, Drop, Put, Rec, Step
 from tests.model.world import World
 from tests.storage.fake_disk import Fault, Look, Op, SimulatedCrash
-from topics_server.appends import decode_append
 from topics_server.engine.store import Store
-from topics_server.errors import Code, StorageError, TopicsError
-from topics_server.model import Discard, Durability, ProducerStamp, TagMatch, TopicConfig
+from topics_server.values.appends import decode_append
+from topics_server.values.errors import Code, StorageError, TopicsError
+from topics_server.values.model import Discard, Durability, ProducerStamp, TagMatch, TopicConfig
 
 TTL_MS: Final = 60_000
 _DURABLE: Final = (Durability.FSYNC, Durability.DISK, Durability.MEMORY)

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from tests.design7.bench import Bench
-from topics_server.appends import decode_append
-from topics_server.model import Durability, TopicType
 from topics_server.queue.service import QueueService
 from topics_server.queue.step_clock import StepClock
+from topics_server.values.appends import decode_append
+from topics_server.values.model import Durability, TopicType
 
 TTL_MS = 60_000
 BACK_MS = 3_600_000
@@ -45,7 +45,7 @@ def _count(bench: Bench) -> int:
 
 
 def test_an_expired_record_stays_expired_when_the_clock_is_set_back(bench: Bench) -> None:
-    """Guard: engine/retention.py, `_expires` keeps `Log.expired_seq`."""
+    """Guard: engine/topic/retention.py, `_expires` keeps `Log.expired_seq`."""
     bench.append(3)
     bench.world.clock.step(TTL_MS + 1)
     assert (_count(bench), bench.seqs()) == (0, [])
@@ -168,7 +168,7 @@ class _Queue:
 def test_a_lease_lasts_as_long_as_it_was_given_for(
     benches: Callable[..., Bench], step_ms: int, durable: bool
 ) -> None:
-    """Guard: queue/step_clock.py tells the books; queue/leases.py, `shift`."""
+    """Guard: queue/step_clock.py tells the books; queue/leases/lease_book.py, `shift`."""
     queue = _Queue(benches(), durable=durable)
     queue.append()
     assert queue.claim() == [1]
@@ -204,7 +204,7 @@ def test_a_delay_lasts_as_long_as_it_was_given_for(
 def test_a_job_that_names_its_time_is_given_at_that_time_by_the_wall_clock(
     benches: Callable[..., Bench],
 ) -> None:
-    """Guard: queue/fresh.py, `timed` is not shifted, also after a restart."""
+    """Guard: queue/leases/unclaimed.py, `timed` is not shifted, also after a restart."""
     queue = _Queue(benches())
     queue.append(deliver_at_ms=queue.clock.now_ms() + BACK_MS)
     queue.append(delay_ms=BACK_MS)
@@ -218,7 +218,7 @@ def test_a_job_that_names_its_time_is_given_at_that_time_by_the_wall_clock(
 def test_a_lease_that_is_granted_while_the_clock_is_set_lasts_as_long(
     benches: Callable[..., Bench], step_ms: int
 ) -> None:
-    """Guard: queue/books.py, an entry under way is shifted when it is applied."""
+    """Guard: queue/leases/lease_table.py, an entry under way is shifted when it is applied."""
     queue = _Queue(benches(), durable=True)
     queue.append()
 

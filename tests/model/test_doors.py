@@ -11,12 +11,12 @@ import msgspec
 import pytest
 
 from tests.model.doors import DoorsSimulation
-from topics_server import blocks, grammars, rendered
-from topics_server.engine import capture, sealer
-from topics_server.engine.stream_state import StreamState
-from topics_server.errors import StorageError, TopicsError
-from topics_server.streams import forks, places, service
+from topics_server.engine.background import capture, sealer
+from topics_server.engine.topic.stream_facts import StreamState
+from topics_server.streams import forks, positions, service
 from topics_server.streams.values import Position
+from topics_server.values import blocks, json_cache, record_codecs
+from topics_server.values.errors import StorageError, TopicsError
 
 _RUNS: Final = range(1, 41)
 _TRIES: Final = range(1, 31)
@@ -36,7 +36,7 @@ def _no_kinds(patch: pytest.MonkeyPatch) -> None:
 
 
 def _no_base64(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(rendered, "b2a_base64", lambda data, newline: bytes(data))
+    patch.setattr(json_cache, "b2a_base64", lambda data, newline: bytes(data))
 
 
 def _no_stream_in_snapshots(patch: pytest.MonkeyPatch) -> None:
@@ -51,7 +51,7 @@ def _forks_with_positions_of_their_own(patch: pytest.MonkeyPatch) -> None:
     def position_after(topic: Any, seq: int) -> Position:
         return Position(seq, topic.topic_id if seq else 0)
 
-    patch.setattr(places, "position_after", position_after)
+    patch.setattr(positions, "position_after", position_after)
     patch.setattr(service, "position_after", position_after)
     patch.setattr(forks, "position_after", position_after)
 
@@ -76,10 +76,10 @@ def _deleted_records_come_back_in_forks(patch: pytest.MonkeyPatch) -> None:
 
 def _copies_name_the_grammar_of_their_request(patch: pytest.MonkeyPatch) -> None:
     def with_grammar(decoded: Any) -> Any:
-        has_bytes = grammars._has_bytes(decoded)
+        has_bytes = record_codecs._has_bytes(decoded)
         return msgspec.structs.replace(decoded, form=5) if has_bytes else decoded
 
-    patch.setattr("topics_server.engine.streaming.with_grammar", with_grammar)
+    patch.setattr("topics_server.engine.stream_writes.with_grammar", with_grammar)
 
 
 def _deletes_of_sealed_records_are_forgotten(patch: pytest.MonkeyPatch) -> None:

@@ -12,17 +12,23 @@ import pytest
 
 from tests.design7.bench import Bench
 from tests.storage.fake_disk import Mode
-from topics_server.api.queue_frames import render_job
-from topics_server.appends import decode_append
+from topics_server.api.queues.responses import render_job
 from topics_server.engine.answers import ReadRequest
-from topics_server.engine.applied import Applied
-from topics_server.entries import Entry, RecordsAppended
-from topics_server.errors import Code
-from topics_server.model import Durability, Guarantee, RouterDefinition, TopicConfig, TopicType
-from topics_server.queue.answers import Claimed
-from topics_server.rendered import DATA, META, TAGS, render_rows
+from topics_server.engine.topic.applied import Applied
+from topics_server.queue.answers import ClaimResult
 from topics_server.routers.answers import RouterSpec
 from topics_server.streams.values import BEGINNING, AppendAsked, CreateAsked
+from topics_server.values.appends import decode_append
+from topics_server.values.entries import Entry, RecordsAppended
+from topics_server.values.errors import Code
+from topics_server.values.json_cache import DATA, META, TAGS, render_rows
+from topics_server.values.model import (
+    Durability,
+    Guarantee,
+    RouterDefinition,
+    TopicConfig,
+    TopicType,
+)
 
 PICTURE: Final = "image/png"
 EVERY: Final = bytes(range(256))
@@ -188,7 +194,7 @@ async def _stays() -> None:
     await asyncio.Event().wait()
 
 
-def _claim(bench: Onward) -> Claimed:
+def _claim(bench: Onward) -> ClaimResult:
     claim = bench.node.queues.claim("jobs", "w", 10, 1000, wait_ms=0, gone=_stays)
     claimed = bench.world.run(claim)
     assert claimed is not None

@@ -6,8 +6,8 @@ import pytest
 
 from tests.design7.bench import TOPIC, Bench
 from tests.model.judging import covers
-from topics_server.errors import Code, TopicsError
-from topics_server.model import Durability, TopicConfig
+from topics_server.values.errors import Code, TopicsError
+from topics_server.values.model import Durability, TopicConfig
 
 _CONFIG = TopicConfig(durability=Durability.DISK)
 

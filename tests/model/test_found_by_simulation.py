@@ -7,11 +7,11 @@ import itertools
 
 from tests.design7.bench import TOPIC, Bench
 from tests.storage.fake_disk import SimulatedCrash
-from topics_server.model import Durability
+from topics_server.values.model import Durability
 
 
 def test_expired_records_behind_a_hole_are_not_read() -> None:
-    """Guard: engine/reading.py, `plan_page` ends the page where expired seqs follow a hole."""
+    """Guard: engine/read/page.py, `plan_page` ends the page where expired seqs follow a hole."""
     bench = Bench()
     try:
         bench.put(Durability.DISK, ttl_ms=60_000)
@@ -27,7 +27,7 @@ def test_expired_records_behind_a_hole_are_not_read() -> None:
 
 
 def test_a_record_too_large_for_its_cap_evicts_nothing_that_was_deleted() -> None:
-    """Guard: engine/retention.py, `_evict_point` stops before the newest record."""
+    """Guard: engine/topic/retention.py, `_evict_point` stops before the newest record."""
     bench = Bench()
     try:
         bench.put(cap_bytes=1)
@@ -43,7 +43,9 @@ def test_a_record_too_large_for_its_cap_evicts_nothing_that_was_deleted() -> Non
 
 
 def test_a_topic_dropped_while_it_is_sealed_leaves_no_files() -> None:
-    """Guard: engine/sealer.py, a drop waits for the job and the job looks for the drop."""
+    """Guard: engine/background/sealer.py, a drop waits for the job and the job looks for the
+    drop.
+    """
     bench = Bench()
     try:
         bench.put()

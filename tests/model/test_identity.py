@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from tests.design7.bench import TOPIC, Bench
-from topics_server.appends import decode_append
-from topics_server.model import Durability, TopicConfig
+from topics_server.values.appends import decode_append
+from topics_server.values.model import Durability, TopicConfig
 
 
 def _create_by_append(bench: Bench, durability: Durability) -> tuple[int, int]:
@@ -43,8 +43,8 @@ def test_a_power_cut_does_not_take_back_a_topic_that_an_append_created(
 def test_a_name_that_is_dropped_while_a_snapshot_is_taken_keeps_its_epoch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Guard: engine/checkpointer.py, `_capture` captures the epochs after the topics."""
-    monkeypatch.setattr("topics_server.engine.checkpointer.CAPTURE_SLICE_MS", 0)
+    """Guard: engine/background/checkpointer.py, `_capture` captures the epochs after the topics."""
+    monkeypatch.setattr("topics_server.engine.background.checkpointer.CAPTURE_SLICE_MS", 0)
     bench = Bench()
     try:
         for number in range(40):
@@ -66,8 +66,10 @@ def test_a_name_that_is_dropped_while_a_snapshot_is_taken_keeps_its_epoch(
 
 
 def test_a_name_that_was_forgotten_begins_above_the_floor(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Guard: engine/registry.py, `remember_epoch` raises the floor; engine/epochs.py keeps it."""
-    monkeypatch.setattr("topics_server.limits.DROPPED_NAMES_MAX", 3)
+    """Guard: engine/topic/registry.py, `remember_epoch` raises the floor;
+    engine/background/epochs.py keeps it.
+    """
+    monkeypatch.setattr("topics_server.values.limits.DROPPED_NAMES_MAX", 3)
     bench = Bench()
     try:
         for _ in range(5):

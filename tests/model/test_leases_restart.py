@@ -8,14 +8,14 @@ import json
 import pytest
 
 from tests.model.world import World
-from topics_server.appends import decode_append
 from topics_server.engine.answers import QueueCounts
 from topics_server.engine.store import Store
-from topics_server.entries import LeasesGranted
-from topics_server.model import Durability, TopicConfig, TopicType
 from topics_server.queue.answers import LeasedJob
 from topics_server.queue.service import QueueService
-from topics_server.wal.dump import dump, verify
+from topics_server.values.appends import decode_append
+from topics_server.values.entries import LeasesGranted
+from topics_server.values.model import Durability, TopicConfig, TopicType
+from topics_server.wal.tools.dump import dump, verify
 
 LEASE_MS = 60_000
 WAYS = ("clean", "kill", "power")

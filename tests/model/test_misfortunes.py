@@ -13,11 +13,13 @@ import pytest
 from tests.model.misfortunes import DRAWN, Kind, Misfortunes
 from tests.model.simulation import Simulation
 from tests.storage.fake_disk import FakeDisk
-from topics_server import inventory
-from topics_server.engine import registry, retention, store
-from topics_server.errors import StorageError
-from topics_server.model import Gate
-from topics_server.wal import cold_folder, directory, replay
+from topics_server.engine import store
+from topics_server.engine.topic import registry, retention
+from topics_server.values import file_inventory
+from topics_server.values.errors import StorageError
+from topics_server.values.model import Gate
+from topics_server.wal import cold_folder, directory
+from topics_server.wal.journal import replay
 
 _SEEDS: Final = 5
 Patch = Callable[[pytest.MonkeyPatch], None]
@@ -103,7 +105,7 @@ def _boots_are_not_forgotten(patch: pytest.MonkeyPatch) -> None:
 
 
 def _any_files_are_a_store(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(inventory, "objections_to", lambda *args: [])
+    patch.setattr(file_inventory, "objections_to", lambda *args: [])
 
 
 def _no_end_marks(patch: pytest.MonkeyPatch) -> None:

@@ -14,12 +14,15 @@ import msgspec
 import pytest
 
 from tests.model.produced import ProducedSimulation
-from topics_server.engine import capture, repeats, streaming
-from topics_server.engine.producers import Accepted, Producers
-from topics_server.engine.stream_state import StreamState
-from topics_server.entries import Entry, ProducerMoved, RecordsAppended, StreamChanged
-from topics_server.model import StreamFacts
-from topics_server.wal import frames, shard
+from topics_server.engine import stream_writes
+from topics_server.engine.background import capture
+from topics_server.engine.commit import repeats
+from topics_server.engine.topic.producers import Producers, StampAccepted
+from topics_server.engine.topic.stream_facts import StreamState
+from topics_server.values.entries import Entry, ProducerMoved, RecordsAppended, StreamChanged
+from topics_server.values.model import StreamFacts
+from topics_server.wal.format import frames
+from topics_server.wal.journal import wal_writer
 
 _SEQUENCES: Final = range(1, 201)
 # How many sequences a broken server is given to be caught by.
@@ -65,7 +68,9 @@ def _no_stream_seq_in_snapshots(patch: pytest.MonkeyPatch) -> None:
 
 
 def _frames(patch: pytest.MonkeyPatch, change: Callable[[Entry], Entry]) -> None:
-    patch.setattr(shard, "encode_entry", lambda lsn, entry: frames.encode_entry(lsn, change(entry)))
+    patch.setattr(
+        wal_writer, "encode_entry", lambda lsn, entry: frames.encode_entry(lsn, change(entry))
+    )
 
 
 def _no_producer_in_frames(patch: pytest.MonkeyPatch) -> None:
@@ -106,7 +111,7 @@ def _no_moves_of_producers(patch: pytest.MonkeyPatch) -> None:
 
 
 def _nothing_on_its_way_counts(patch: pytest.MonkeyPatch) -> None:
-    def last(self: Producers, producer_id: str, now_ms: int) -> tuple[None, Accepted | None]:
+    def last(self: Producers, producer_id: str, now_ms: int) -> tuple[None, StampAccepted | None]:
         return None, self.known.get(producer_id)
 
     patch.setattr(Producers, "_last", last)
@@ -138,12 +143,12 @@ def _repeats_do_not_wait(patch: pytest.MonkeyPatch) -> None:
 
 
 def _closers_are_not_judged(patch: pytest.MonkeyPatch) -> None:
-    whole = streaming.StreamWrites.close
+    whole = stream_writes.StreamWrites.close
 
     def close(self: Any, topic: Any, producer: Any) -> Any:
         return whole(self, topic, None)
 
-    patch.setattr(streaming.StreamWrites, "close", close)
+    patch.setattr(stream_writes.StreamWrites, "close", close)
 
 
 BREAKS: Final[list[Callable[[pytest.MonkeyPatch], None]]] = [

@@ -20,11 +20,16 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from topics_server.appends import decode_append
-from topics_server.engine import capture as topic_capture
-from topics_server.engine.deletion import seq_runs
-from topics_server.engine.registry import Registry
-from topics_server.entries import (
+from topics_server.engine.background import capture as topic_capture
+from topics_server.engine.topic.deletion import seq_runs
+from topics_server.engine.topic.registry import Registry
+from topics_server.queue.leases import lease_book, lease_parts
+from topics_server.queue.leases.fair_share import deal, divide
+from topics_server.queue.leases.jobs import seqs_of
+from topics_server.queue.leases.lease_book import Ask, LeaseBook
+from topics_server.queue.leases.lease_table import LeaseTable, live_jobs
+from topics_server.values.appends import decode_append
+from topics_server.values.entries import (
     LEASES_ID,
     Entry,
     Floor,
@@ -37,12 +42,7 @@ from topics_server.entries import (
     Source,
     TopicPut,
 )
-from topics_server.model import Durability, LossReason, TopicConfig, TopicType
-from topics_server.queue import lease_parts, leases
-from topics_server.queue.books import QueueBooks, live_jobs
-from topics_server.queue.cohort import deal, divide
-from topics_server.queue.jobs import seqs_of
-from topics_server.queue.leases import Ask, LeaseBook
+from topics_server.values.model import Durability, LossReason, TopicConfig, TopicType
 
 TS = 1_700_000_000_000
 QUEUE, DEAD = 1, 2
@@ -99,7 +99,7 @@ class QueueMachine(RuleBasedStateMachine):
         # No job was ever told to wait longer.
         self.latest_ms = TS + 1_001
         self.registry = Registry()
-        self.books = QueueBooks(first_lease_id=2**64 - 40)
+        self.books = LeaseTable(first_lease_id=2**64 - 40)
         self.journal: list[tuple[int, Entry]] = []
         self.next_lsn = 1
         self.pending: deque[tuple[int, LeaseEntry]] = deque()
@@ -114,12 +114,12 @@ class QueueMachine(RuleBasedStateMachine):
         self.snapshot: tuple[int, list[bytes], list[bytes]] | None = None
         # Deliveries that a soft queue's last snapshot is sure to have.
         self.captured_counts: dict[int, int] = {}
-        self.kept_sizes = leases.DEAD_JOBS_PER_CLAIM, lease_parts.PIECE_JOBS
-        leases.DEAD_JOBS_PER_CLAIM = DEAD_PER_CLAIM  # type: ignore[misc]
+        self.kept_sizes = lease_book.DEAD_JOBS_PER_CLAIM, lease_parts.PIECE_JOBS
+        lease_book.DEAD_JOBS_PER_CLAIM = DEAD_PER_CLAIM  # type: ignore[misc]
         lease_parts.PIECE_JOBS = 2  # type: ignore[misc]
 
     def teardown(self) -> None:
-        leases.DEAD_JOBS_PER_CLAIM, lease_parts.PIECE_JOBS = self.kept_sizes  # type: ignore[misc]
+        lease_book.DEAD_JOBS_PER_CLAIM, lease_parts.PIECE_JOBS = self.kept_sizes  # type: ignore[misc]
 
     @property
     def book(self) -> LeaseBook:
@@ -182,7 +182,7 @@ class QueueMachine(RuleBasedStateMachine):
         self.commit(TopicPut(DEAD, "d", 1, TopicConfig(durability=Durability.FSYNC), TS))
 
     @property
-    def live(self) -> leases.LiveJobs:
+    def live(self) -> lease_book.LiveJobs:
         topic = self.registry.get(QUEUE)
         assert topic is not None
         return live_jobs(topic, self.now_ms)
@@ -536,7 +536,7 @@ class QueueMachine(RuleBasedStateMachine):
     def restart(self, *, was_clean: bool) -> None:
         start_lsn, parts, topics = self.snapshot or (1, [], [])
         self.registry = Registry()
-        self.books = QueueBooks(first_lease_id=len(self.ids_given) * 2**32 + 1)
+        self.books = LeaseTable(first_lease_id=len(self.ids_given) * 2**32 + 1)
         for topic in topics:
             self.registry.adopt(topic_capture.restore(topic_capture.decode(topic), []))
         for part in parts:

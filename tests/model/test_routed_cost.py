@@ -8,12 +8,12 @@ from typing import Final
 import pytest
 
 from tests.model.world import World
-from topics_server.appends import decode_append
 from topics_server.engine.answers import ReadRequest
-from topics_server.model import RouterDefinition, TopicConfig
 from topics_server.node import Node
 from topics_server.routers.answers import RouterSpec
-from topics_server.wal.tail import Sizes
+from topics_server.values.appends import decode_append
+from topics_server.values.model import RouterDefinition, TopicConfig
+from topics_server.wal.journal.wal_file import Sizes
 
 RECORDS: Final = 10
 SMALL: Final = 1024

@@ -12,10 +12,10 @@ import pytest
 
 from tests.design7.bench import TOPIC, Bench
 from tests.storage.fake_disk import Mode, SimulatedCrash
-from topics_server.errors import StartRefused
-from topics_server.model import LossReason
-from topics_server.wal.dump import verify
-from topics_server.wal.manifest_format import decode_manifest
+from topics_server.values.errors import StartRefused
+from topics_server.values.model import LossReason
+from topics_server.wal.format.manifest import decode_manifest
+from topics_server.wal.tools.dump import verify
 
 FOLDER = "data/segments/1"
 MANIFEST = f"{FOLDER}/manifest"

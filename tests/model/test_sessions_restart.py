@@ -7,10 +7,10 @@ import asyncio
 import pytest
 
 from tests.model.world import World
-from topics_server.engine.cursors import Cursor
-from topics_server.engine.sessions import WatchSession
-from topics_server.entries import SessionOptions
-from topics_server.wal.dump import verify
+from topics_server.engine.subscribe.cursors import Cursor
+from topics_server.engine.subscribe.sessions import WatchSession
+from topics_server.values.entries import SessionOptions
+from topics_server.wal.tools.dump import verify
 
 OPTIONS = SessionOptions([], 256, 262_144, 15_000, 6, False)
 TTL_MS = 60_000

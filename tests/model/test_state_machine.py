@@ -15,9 +15,9 @@ from tests.design7.bench import TOPIC, Bench
 from tests.model.judging import differs
 from tests.model.plain import Append, Delete, Drop, Plain, Put, Rec
 from tests.model.simulation import Simulation, body_of
-from topics_server.appends import decode_append
 from topics_server.engine.answers import ReadRequest
-from topics_server.model import Discard, Durability, TagMatch, TopicConfig
+from topics_server.values.appends import decode_append
+from topics_server.values.model import Discard, Durability, TagMatch, TopicConfig
 
 TAGS = st.sampled_from([None, "a", "a:1", "b"])
 NODES = st.sampled_from([None, "n1", "n2"])

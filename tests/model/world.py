@@ -20,9 +20,9 @@ from typing import Any, Final, TypeVar
 from tests.storage.fake_disk import FakeDisk, Mode, SimulatedCrash
 from topics_server.node import Node
 from topics_server.settings import Settings
-from topics_server.wal.packer import InlinePacker
-from topics_server.wal.tail import Sizes
-from topics_server.wal.workers import InlineWorker, Worker
+from topics_server.wal.journal.wal_file import Sizes
+from topics_server.wal.journal.workers import BlockingWorker, InlineWorker
+from topics_server.wal.segments.packing_process import InlinePacker
 
 T = TypeVar("T")
 
@@ -222,7 +222,7 @@ class World:
         except (ValueError, KeyError):
             return ""  # torn, where syncs do nothing, or damaged: the start refuses it
 
-    def _workers(self, loop: asyncio.AbstractEventLoop) -> Callable[[str], Worker]:
+    def _workers(self, loop: asyncio.AbstractEventLoop) -> Callable[[str], BlockingWorker]:
         return lambda name: InlineWorker(loop, lambda: self.rng.choice((0, 0, 1, 2)))
 
     def stop(self) -> None:

@@ -24,7 +24,7 @@ import websockets.sync.client
 from tests.contract.driver import ROOT, STOP_WITHIN_S, Server, eventually, good, refused
 from tests.proxy import nginx
 from tests.proxy.nginx import Proxy
-from topics_server.limits import MIB
+from topics_server.values.limits import MIB
 
 HTTP2: Final = ("--http2", "--silent", "--show-error", "--max-time", "60")
 

@@ -38,7 +38,7 @@ ROWS: Final[dict[str, Row]] = {
     "cold_dir": Row(
         "file/cold", _RESTART + "test_moving_to_the_cold_folder_changes_no_answer", is_path=True
     ),
-    "min_free_bytes": Row("5MB", _RESTART + "test_a_nearly_full_disk_takes_deletes_but_no_appends"),
+    "min_free_bytes": Row("5XB", _RESTART + "test_a_nearly_full_disk_takes_deletes_but_no_appends"),
     "wal_shards": Row("0", _EFFECTS + "test_each_shard_has_its_files"),
     "wal_fsync_interval_ms": Row("0", _SETTINGS + "test_the_background_sync_is_a_setting"),
     "checkpoint_interval_ms": Row("9", _EFFECTS + "test_snapshots_come_after_time_or_bytes"),

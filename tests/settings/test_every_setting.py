@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from tests.contract.conftest import NewServer
 from tests.contract.driver import ROOT
 from tests.settings.rows import ROWS
-from topics_server.cli.serve import command as serve
+from topics_server.cli.server.serve import command as serve
 from topics_server.settings import Settings, variable
 
 TESTS: Final = ROOT / "tests"

@@ -13,14 +13,14 @@ from typing import Any, Final
 
 import pytest
 
-from spark_jobs.listing import Lister, list_segments
-from spark_jobs.report import Report, Skipped
+from spark_jobs.reader.listing import Lister, list_segments
+from spark_jobs.reader.report import ReadReport, Skipped
 from tests.contract.driver import Server
 from tests.spark.test_reader import LEFT, query, read, rows_of, webhooks
-from topics_server.errors import Corrupt, StartRefused, StorageError
-from topics_server.wal import manifest_format
-from topics_server.wal.segment_format import DEAD, decode_index
-from topics_server.wal.segment_salvage import rebuild_index
+from topics_server.values.errors import Corrupt, StartRefused, StorageError
+from topics_server.wal.format import manifest
+from topics_server.wal.format.segment import DEAD, decode_index
+from topics_server.wal.segments.salvage import rebuild_index
 
 __all__ = ["webhooks"]
 
@@ -116,7 +116,7 @@ def damage(folder: Path, name: str, change: Change) -> Path:
 
 def tolerant(folder: Path, **options: str) -> tuple[list[dict[str, Any]], list[Skipped]]:
     """What a tolerant read gives, and what it says it left out."""
-    report, asked = Report(), query(checks="tolerant", **options)
+    report, asked = ReadReport(), query(checks="tolerant", **options)
     listing = list_segments(str(folder), asked)
     rows = rows_of(listing, asked, report)
     return rows, [*listing.skipped, *report.skipped]
@@ -221,7 +221,7 @@ def test_a_missing_file_is_named(name: str, folder: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "what", "newest"),
-    [(DATA, "segment", 1), (IDX, "segment", 1), ("manifest", "manifest", manifest_format.VERSION)],
+    [(DATA, "segment", 1), (IDX, "segment", 1), ("manifest", "manifest", manifest.VERSION)],
 )
 def test_a_newer_format_is_never_taken_for_damage(
     name: str, what: str, newest: int, folder: Path

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from spark_jobs.listing import list_segments
-from spark_jobs.options import parse_options
-from spark_jobs.packing import cost, pack
-from spark_jobs.query import Query
-from spark_jobs.report import Report, read_reports
+from spark_jobs.reader.listing import list_segments
+from spark_jobs.reader.options import parse_options
+from spark_jobs.reader.packing import cost, pack
+from spark_jobs.reader.query import Query
+from spark_jobs.reader.report import ReadReport, read_reports
 from tests.contract.driver import Server, eventually, good
 from tests.crash.test_webhooks import EVENT_LIST, TOPIC
 from tests.spark.conftest import HAS_SPARK, INSTALL
@@ -44,7 +44,7 @@ def load(spark: Any, data_dir: Path, **options: str) -> Any:
     return spark.read.format("topics").options(**options).load(str(data_dir))
 
 
-def spent(reports: Path) -> Report:
+def spent(reports: Path) -> ReadReport:
     """What the last query read; the next one starts anew."""
     report = read_reports(reports)
     shutil.rmtree(reports, ignore_errors=True)
@@ -211,7 +211,7 @@ def test_an_executor_of_spark_loads_nothing_else_of_the_server(spark: Any, frame
     def loaded(_rows: Iterator[Any]) -> Iterator[str]:
         import sys
 
-        import spark_jobs.segments  # noqa: F401
+        import spark_jobs.reader.segments  # noqa: F401
 
         yield " ".join(sorted(m for m in sys.modules if m.startswith("topics_server")))
 

@@ -15,8 +15,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from spark_jobs import records
 from spark_jobs.export import main
+from spark_jobs.exporter import records
 from tests.contract.driver import ROOT, Server, good
 from tests.crash.test_webhooks import TOPIC
 from tests.spark.logs import seal_all
@@ -168,8 +168,8 @@ def test_killed_runs_leave_every_record_in_one_file(webhooks: Server, tmp_path: 
 
 
 def test_files_are_split_by_day() -> None:
-    def row(ts: int) -> records.Row:
-        return records.Row(1, ts, None, None, b"1", None)
+    def row(ts: int) -> records.ExportRow:
+        return records.ExportRow(1, ts, None, None, b"1", None)
 
     parts = list(records.split_by_day([row(0), row(86_399_999), row(86_400_000)]))
     assert [(day, len(part)) for day, part in parts] == [("1970-01-01", 2), ("1970-01-02", 1)]

@@ -13,10 +13,10 @@ import pytest
 
 from spark_jobs import export as exports
 from spark_jobs.export import main
-from spark_jobs.listing import list_segments
-from spark_jobs.query import Query
-from spark_jobs.records import TABLE_COLUMNS, Row
-from spark_jobs.sources import Chunk
+from spark_jobs.exporter.records import TABLE_COLUMNS, ExportRow
+from spark_jobs.exporter.sources import Chunk
+from spark_jobs.reader.listing import list_segments
+from spark_jobs.reader.query import Query
 from tests.contract.driver import Api, Server, eventually, good
 from tests.spark.logs import seal_all
 from tests.spark.test_export import export, manifest, rows
@@ -65,7 +65,7 @@ def test_a_changed_configuration_reaches_the_files(server: Server, tmp_path: Pat
     good(api.put("a", {"ttl_ms": 3_600_000}))
 
     def told() -> int:
-        from topics_server.wal.manifest_format import decode_manifest
+        from topics_server.wal.format.manifest import decode_manifest
 
         (path,) = server.data_dir.rglob("manifest")
         return int(decode_manifest(path.read_bytes()).config["ttl_ms"])
@@ -82,7 +82,7 @@ def _rewrite_config(data_dir: Path, **config: int) -> None:
     """Replace what the one manifest says of its topic's configuration."""
     from dataclasses import replace
 
-    from topics_server.wal.manifest_format import decode_manifest, encode_manifest
+    from topics_server.wal.format.manifest import decode_manifest, encode_manifest
 
     (path,) = data_dir.rglob("manifest")
     known = decode_manifest(path.read_bytes())
@@ -250,7 +250,7 @@ def test_files_end_by_bytes_too(tmp_path: Path) -> None:
     class Source:
         def chunks(self, _topic: str, _epoch: int | None, _seq: int) -> Iterator[Chunk]:
             for seq in range(1, 7):
-                yield Chunk([Row(seq, 0, None, None, b"1" * 400_000, None)], seq + 1)
+                yield Chunk([ExportRow(seq, 0, None, None, b"1" * 400_000, None)], seq + 1)
 
     with exports.locked(tmp_path):
         made = exports.Export(tmp_path, "parquet", bytes_per_file=1_000_000)
@@ -264,7 +264,8 @@ def test_files_end_by_bytes_too(tmp_path: Path) -> None:
 def test_a_step_costs_a_line_and_not_the_whole_manifest(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from spark_jobs import exporting, outputs
+    from spark_jobs.exporter import exporting
+    from spark_jobs.running import outputs
 
     api = server.start()
     api.add("a", *range(20))

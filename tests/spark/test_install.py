@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from spark_jobs import export, installing
+from spark_jobs import export
+from spark_jobs.running import installing
 from spark_jobs.session import NO_JAVA, find_java, set_worker_python
 from tests.contract.driver import ROOT, Server, good
 from tests.spark.conftest import HAS_SPARK, INSTALL
@@ -149,7 +150,7 @@ def test_a_file_that_cannot_be_written_leaves_no_folder(
     def full(*_: object) -> object:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("spark_jobs.exporting.line_of", full)
+    monkeypatch.setattr("spark_jobs.exporter.exporting.line_of", full)
     with pytest.raises(OSError, match="No space"):
         export.main(["--to", str(tmp_path / "o"), "--url", api.url, "--format", "ndjson"])
     assert not (tmp_path / "o").exists()

@@ -13,11 +13,11 @@ from typing import Any, Final
 
 import pytest
 
-from spark_jobs import records
-from spark_jobs.listing import list_segments
-from spark_jobs.options import parse_options
-from spark_jobs.query import BadOption, Query
-from spark_jobs.segments import Records
+from spark_jobs.exporter import records
+from spark_jobs.reader.listing import list_segments
+from spark_jobs.reader.options import parse_options
+from spark_jobs.reader.query import BadOption, Query
+from spark_jobs.reader.segments import SegmentRecords
 from tests.contract.driver import ROOT, Server, eventually, good
 from tests.spark.conftest import HAS_SPARK, INSTALL
 from tests.spark.logs import seal_all
@@ -29,7 +29,6 @@ if not HAS_SPARK:
 from spark_jobs import (
     integrity_audit,
     payload_schema,
-    pictures,
     queue_latency,
     router_lag,
     sessions,
@@ -38,6 +37,7 @@ from spark_jobs import (
     topic_volume,
 )
 from spark_jobs.datasource import payloads, read_output
+from spark_jobs.running import pictures
 from spark_jobs.session import TIME_ZONE, find_java, spark_session
 
 DAY: Final = datetime(2026, 1, 1, tzinfo=UTC)
@@ -245,8 +245,8 @@ def test_the_base64_of_bytes_is_no_payload(spark: Any) -> None:
 def test_years_that_no_calendar_has(spark: Any, tmp_path: Path) -> None:
     """Times of year 1 and before, and of year 10000 and behind: days, options, jobs, pictures."""
     far = 253_402_300_800_000  # year 10000
-    rows = [records.Row(1, -62_167_219_200_001, None, None, b"1", None)]
-    rows += [records.Row(2, far, None, None, b"2", None)]
+    rows = [records.ExportRow(1, -62_167_219_200_001, None, None, b"1", None)]
+    rows += [records.ExportRow(2, far, None, None, b"2", None)]
     days = [day for day, _ in records.split_by_day(rows)]
     assert days == ["-001-12-31", "10000-01-01"] or days == ["-0001-12-31", "+10000-01-01"]
     parsed = parse_options({"path": str(tmp_path), "fromTs": str(-far), "toTs": str(far)})
@@ -316,10 +316,10 @@ def test_findings_are_made_one_by_one(server: Server, monkeypatch: pytest.Monkey
         content[at] ^= 1
     data.write_bytes(content)
     (segment,) = list_segments(str(server.data_dir), Query()).segments
-    monkeypatch.setattr("spark_jobs.segments.BATCH_ROWS", 10)
+    monkeypatch.setattr("spark_jobs.reader.segments.BATCH_ROWS", 10)
     read = 0
 
-    class Counted(Records):
+    class Counted(SegmentRecords):
         def read(self, rows: Any) -> Any:
             nonlocal read
             read += len(rows)

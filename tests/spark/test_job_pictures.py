@@ -21,7 +21,8 @@ from tests.spark.test_reader import LEFT, webhooks
 if not HAS_SPARK:
     pytest.skip(f"PySpark is not installed; {INSTALL}", allow_module_level=True)
 
-from spark_jobs import integrity_audit, payload_schema, pictures, to_parquet
+from spark_jobs import integrity_audit, payload_schema, to_parquet
+from spark_jobs.running import pictures
 from tests.spark.test_jobs import at, run, utc
 
 __all__ = ["webhooks"]

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from spark_jobs import outputs
+from spark_jobs.running import outputs
 from tests.contract.driver import Server, eventually, good
 from tests.spark.conftest import HAS_SPARK, INSTALL
 from tests.spark.logs import seal_all

@@ -15,19 +15,19 @@ import pyarrow as pa
 import pyarrow.json as pj
 import pytest
 
-from spark_jobs.columns import schema_of
-from spark_jobs.listing import list_segments
-from spark_jobs.options import parse_options
-from spark_jobs.payload import PayloadMismatch, typed
-from spark_jobs.query import BadOption, Query
-from spark_jobs.segments import read_segments
+from spark_jobs.reader.columns import schema_of
+from spark_jobs.reader.listing import list_segments
+from spark_jobs.reader.options import parse_options
+from spark_jobs.reader.payload import PayloadMismatch, typed
+from spark_jobs.reader.query import BadOption, Query
+from spark_jobs.reader.segments import read_segments
 from tests.contract.driver import Server
 from tests.spark.conftest import HAS_SPARK, INSTALL
 from tests.spark.test_reader import LEFT, webhooks
-from topics_server.blocks import make_block
-from topics_server.wal.manifest_format import HOT, Manifest, SegmentEntry, encode_manifest
-from topics_server.wal.segment_blocks import pack
-from topics_server.wal.segment_format import DEAD, decode_index
+from topics_server.values.blocks import make_block
+from topics_server.wal.format.manifest import HOT, Manifest, SegmentEntry, encode_manifest
+from topics_server.wal.format.segment import DEAD, decode_index
+from topics_server.wal.segments.packing import pack
 
 __all__ = ["webhooks"]
 

@@ -13,8 +13,8 @@ import pytest
 
 pytest.importorskip("matplotlib")
 
-from spark_jobs import pictures
-from spark_jobs.pictures import Figure, GridRow, Strip
+from spark_jobs.running import pictures
+from spark_jobs.running.pictures import Figure, GridRow, Strip
 
 HOUR_MS: Final = 3_600_000
 DAY_MS: Final = 24 * HOUR_MS

@@ -20,7 +20,7 @@ from typing import Any, Final
 import pytest
 
 from spark_jobs import pipeline
-from spark_jobs.pipeline_config import EXAMPLE, BadConfig, read_config
+from spark_jobs.running.pipeline_config import EXAMPLE, BadConfig, read_config
 from tests.contract.driver import ROOT, Api, Server, eventually
 from tests.crash.test_webhooks import EVENT_LIST, TOPIC, load
 from tests.spark.conftest import HAS_SPARK, INSTALL
@@ -108,7 +108,7 @@ def write_config(
     return path
 
 
-def states(made: pipeline.Run) -> dict[str, str]:
+def states(made: pipeline.PipelineRun) -> dict[str, str]:
     """State of each step, by name and day."""
     return {f"{step.name} {step.day or ''}".strip(): step.state for step in made.steps}
 

@@ -15,19 +15,19 @@ import msgspec
 import pyarrow as pa
 import pytest
 
-from spark_jobs.columns import schema_of
-from spark_jobs.listing import Listing, SegmentGone, list_segments
-from spark_jobs.options import parse_options
-from spark_jobs.query import BadOption, Query
-from spark_jobs.report import Report
-from spark_jobs.segments import read_segments
+from spark_jobs.reader.columns import schema_of
+from spark_jobs.reader.listing import Listing, SegmentGone, list_segments
+from spark_jobs.reader.options import parse_options
+from spark_jobs.reader.query import BadOption, Query
+from spark_jobs.reader.report import ReadReport
+from spark_jobs.reader.segments import read_segments
 from tests.contract.driver import ROOT, Server, eventually, good
 from tests.crash.test_webhooks import EVENT_LIST, TOPIC, load
 from tests.spark.logs import seal_all
-from topics_server.blocks import make_block
-from topics_server.wal.manifest_format import HOT, Manifest, SegmentEntry, encode_manifest
-from topics_server.wal.segment_blocks import pack
-from topics_server.wal.segment_format import decode_index
+from topics_server.values.blocks import make_block
+from topics_server.wal.format.manifest import HOT, Manifest, SegmentEntry, encode_manifest
+from topics_server.wal.format.segment import decode_index
+from topics_server.wal.segments.packing import pack
 
 AS_IS: Final = tuple((name, "bigint" if name == "ts" else kind) for name, kind in Query().columns)
 
@@ -42,7 +42,7 @@ def query(**options: str) -> Query:
 
 
 def read(
-    data_dir: Path, asked: Query | None = None, report: Report | None = None, **more: Any
+    data_dir: Path, asked: Query | None = None, report: ReadReport | None = None, **more: Any
 ) -> list[dict[str, Any]]:
     """All rows of a directory."""
     wanted = asked or replace(Query(), columns=AS_IS)
@@ -50,7 +50,9 @@ def read(
     return rows_of(listing, wanted, report)
 
 
-def rows_of(listing: Listing, asked: Query, report: Report | None = None) -> list[dict[str, Any]]:
+def rows_of(
+    listing: Listing, asked: Query, report: ReadReport | None = None
+) -> list[dict[str, Any]]:
     """The rows of a listing."""
     batches = list(read_segments(listing.segments, asked, report))
     rows: list[dict[str, Any]] = pa.Table.from_batches(
@@ -84,7 +86,7 @@ def test_rows_are_the_events_byte_by_byte(webhooks: Server) -> None:
 
 
 def test_columns_that_need_no_payload_read_the_index_only(webhooks: Server) -> None:
-    asked, report = query(columns="tag,seq"), Report()
+    asked, report = query(columns="tag,seq"), ReadReport()
     rows = read(webhooks.data_dir, asked, report)
     assert [(r["tag"], r["seq"]) for r in rows] == [(e.tag, e.seq) for e in LEFT]
     assert list(rows[0]) == ["tag", "seq"]
@@ -93,7 +95,7 @@ def test_columns_that_need_no_payload_read_the_index_only(webhooks: Server) -> N
 
 
 def test_a_tag_reads_the_records_that_have_it(webhooks: Server) -> None:
-    full, report = Report(), Report()
+    full, report = ReadReport(), ReadReport()
     read(webhooks.data_dir, None, full)
     rows = read(webhooks.data_dir, query(tags="push,star"), report)
     wanted = [event for event in LEFT if event.tag in ("push", "star")]
@@ -112,7 +114,7 @@ def test_a_prefix_of_tags(webhooks: Server) -> None:
 
 
 def test_ranges_of_seqs_and_times_leave_files_alone(webhooks: Server) -> None:
-    report = Report()
+    report = ReadReport()
     rows = read(webhooks.data_dir, query(fromSeq="55", toSeq="83"), report)
     assert [r["seq"] for r in rows] == [e.seq for e in LEFT if 55 <= e.seq <= 83]
     assert report.segments == 3
@@ -318,9 +320,10 @@ def test_options_are_taken_in_any_case_and_times_as_dates() -> None:
 
 
 def test_an_executor_loads_nothing_else_of_the_server(webhooks: Server) -> None:
-    """DESIGN §5: the formats and what they import; neither the engine nor its dependencies."""
+    """The formats and what they import; neither the engine nor its dependencies."""
     script = (
-        "import sys, spark_jobs.segments as s, spark_jobs.listing as l, spark_jobs.query as q\n"
+        "import sys, spark_jobs.reader.segments as s, spark_jobs.reader.listing as l\n"
+        "import spark_jobs.reader.query as q\n"
         "listing = l.list_segments(sys.argv[1], q.Query())\n"
         "print(sum(b.num_rows for b in s.read_segments(listing.segments, q.Query())))\n"
         "print(*sorted(m for m in sys.modules if m.startswith('topics_server')))\n"
@@ -337,11 +340,11 @@ def test_an_executor_loads_nothing_else_of_the_server(webhooks: Server) -> None:
     assert int(rows) == len(LEFT)
     assert set(ours.split()) == {
         "topics_server",
-        "topics_server.errors",
-        "topics_server.limits",
+        "topics_server.values.errors",
+        "topics_server.values.limits",
         "topics_server.wal",
         "topics_server.wal.layout",
-        "topics_server.wal.manifest_format",
-        "topics_server.wal.segment_format",
+        "topics_server.wal.format.manifest",
+        "topics_server.wal.format.segment",
     }
     assert others == ""

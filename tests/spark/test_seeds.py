@@ -12,8 +12,8 @@ from typing import Any, Final
 import pytest
 
 from spark_jobs import export, to_parquet
-from spark_jobs.listing import SegmentGone, list_segments
-from spark_jobs.query import Query
+from spark_jobs.reader.listing import SegmentGone, list_segments
+from spark_jobs.reader.query import Query
 from spark_jobs.session import TIME_ZONE
 from tests.contract.driver import Api, Server, eventually, good
 from tests.spark.logs import (

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from spark_jobs.listing import SegmentGone
-from spark_jobs.options import parse_options
+from spark_jobs.reader.listing import SegmentGone
+from spark_jobs.reader.options import parse_options
 from tests.contract.driver import Api, Server, eventually, good
 from tests.crash.test_stream_kills import kill_drivers
 from tests.spark.conftest import HAS_SPARK, INSTALL
@@ -19,7 +19,7 @@ from tests.spark.logs import seal_all
 if not HAS_SPARK:
     pytest.skip(f"PySpark is not installed; {INSTALL}", allow_module_level=True)
 
-from spark_jobs.streaming import DataLoss, ManifestMissing, TopicsStreamReader
+from spark_jobs.reader.streaming import DataLoss, ManifestMissing, TopicsStreamReader
 
 ALL = SimpleNamespace()
 

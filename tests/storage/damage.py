@@ -29,13 +29,13 @@ from typing import Any, Final, Literal
 from tests.model.judging import Seen, covers, look
 from tests.model.world import World
 from tests.storage.fake_disk import DiskImage, FakeDisk, Fault, Look, Op
-from topics_server.appends import decode_append
 from topics_server.engine.store import Store
-from topics_server.errors import Code, StorageError, TopicsError
-from topics_server.model import Durability, LossReason, TagMatch, TopicConfig, TopicType
+from topics_server.values.appends import decode_append
+from topics_server.values.errors import Code, StorageError, TopicsError
+from topics_server.values.model import Durability, LossReason, TagMatch, TopicConfig, TopicType
 from topics_server.wal import layout
-from topics_server.wal.dump import verify
-from topics_server.wal.end_marks import decode
+from topics_server.wal.format.end_marks import decode
+from topics_server.wal.tools.dump import verify
 
 Kind = Literal[
     "removed", "emptied", "cut", "flipped", "older", "swapped", "eacces", "eio", "stat_eacces"

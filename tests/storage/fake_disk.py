@@ -28,7 +28,7 @@ import random
 from collections.abc import Sequence
 from typing import Final, Literal
 
-from topics_server.errors import DiskFull, NotThere, StartRefused, StorageError, SyncFailed
+from topics_server.values.errors import DiskFull, NotThere, StartRefused, StorageError, SyncFailed
 from topics_server.wal.fs import Buffer, File, Lock
 
 SECTOR: Final = 512

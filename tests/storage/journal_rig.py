@@ -14,14 +14,14 @@ from collections.abc import Callable
 from typing import Any
 
 from tests.storage.fake_disk import FakeDisk, Mode, SimulatedCrash
-from topics_server.entries import Entry, HeadReserved, RecordsAppended, RecordsDeleted
-from topics_server.errors import TopicsError
-from topics_server.handoff import ReplayStart, ShardProgress, ShardSync
-from topics_server.wal.anchors import Anchors
-from topics_server.wal.journal import Journal
-from topics_server.wal.replay import JournalReplay, ReplayReport
-from topics_server.wal.tail import Sizes
-from topics_server.wal.workers import InlineWorker
+from topics_server.values.entries import Entry, HeadReserved, RecordsAppended, RecordsDeleted
+from topics_server.values.errors import TopicsError
+from topics_server.values.storage_types import ReplayStart, ShardProgress, ShardSync
+from topics_server.wal.journal.anchors import Anchors
+from topics_server.wal.journal.journal import Journal
+from topics_server.wal.journal.replay import JournalReplay, ReplayReport
+from topics_server.wal.journal.wal_file import Sizes
+from topics_server.wal.journal.workers import InlineWorker
 
 WAL = "data/wal"
 SMALL = Sizes(file_bytes=16_384, fill_step_bytes=4_096, reserve_bytes=1_024)

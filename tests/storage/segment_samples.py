@@ -6,9 +6,9 @@ from array import array
 
 import msgspec
 
-from topics_server.blocks import Block, make_block
-from topics_server.handoff import SegmentPlan, TopicFacts
-from topics_server.model import SeqRun, TopicConfig
+from topics_server.values.blocks import Block, make_block
+from topics_server.values.model import SeqRun, TopicConfig
+from topics_server.values.storage_types import SegmentPlan, TopicFacts
 
 TOPIC = 7
 

@@ -15,10 +15,10 @@ import pytest
 from tests.storage.fake_disk import FakeDisk
 from tests.storage.journal_rig import WAL, Life, Promises, append, new_disk
 from tests.storage.test_replay import groups_of
-from topics_server.errors import Corrupt, StartRefused, StorageError
-from topics_server.handoff import ReplayStart, ShardSync
-from topics_server.wal.end_mark_file import read_end_mark
-from topics_server.wal.end_marks import FILE_BYTES, SLOT_BYTES, SLOT_DISTANCE
+from topics_server.values.errors import Corrupt, StartRefused, StorageError
+from topics_server.values.storage_types import ReplayStart, ShardSync
+from topics_server.wal.format.end_marks import FILE_BYTES, SLOT_BYTES, SLOT_DISTANCE
+from topics_server.wal.journal.end_mark_file import read_end_mark
 
 MARK: Final = f"{WAL}/000001-00.end"
 

@@ -7,9 +7,9 @@ import zlib
 import pytest
 
 from tests.storage.fake_disk import FakeDisk
-from topics_server.sizing import ballast_bytes
 from topics_server.wal.ballast import Ballast
-from topics_server.wal.tail import Sizes
+from topics_server.wal.journal.sizing import ballast_bytes
+from topics_server.wal.journal.wal_file import Sizes
 
 PATH = "data/ballast"
 

@@ -23,8 +23,8 @@ from tests.storage.damage import (
 )
 from tests.storage.fake_disk import FakeDisk
 from topics_server.engine.answers import Gap
-from topics_server.model import LossReason
-from topics_server.wal.dump import verify
+from topics_server.values.model import LossReason
+from topics_server.wal.tools.dump import verify
 
 _HARMLESS = Case("killed", "data/LOCK", "removed")
 

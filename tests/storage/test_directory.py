@@ -7,9 +7,9 @@ import re
 import pytest
 
 from tests.storage.fake_disk import FakeDisk, SimulatedCrash
-from topics_server.errors import StartRefused
-from topics_server.wal.checked_json import encode_checked
+from topics_server.values.errors import StartRefused
 from topics_server.wal.directory import Directory, FormatMark, read_boot_id, read_format
+from topics_server.wal.format.checked_json import encode_checked
 
 
 def opened(disk: FakeDisk, boot_id: str = "boot-1") -> Directory:

@@ -10,12 +10,12 @@ import pytest
 
 from tests.storage.fake_disk import FakeDisk
 from tests.storage.journal_rig import Life
-from topics_server.appends import decode_append
-from topics_server.engine.capture import capture
-from topics_server.engine.sealing import plan_seal
-from topics_server.engine.sessions import SessionTable
-from topics_server.engine.topic import Topic
-from topics_server.entries import (
+from topics_server.engine.background.capture import capture
+from topics_server.engine.background.seal_plan import plan_seal
+from topics_server.engine.subscribe.sessions import SessionTable
+from topics_server.engine.topic.topic import Topic
+from topics_server.values.appends import decode_append
+from topics_server.values.entries import (
     RESERVED_ID_MIN,
     SESSIONS_ID,
     CursorAt,
@@ -29,16 +29,16 @@ from topics_server.entries import (
     SessionsClosed,
     TopicPut,
 )
-from topics_server.errors import StartRefused
-from topics_server.handoff import SnapshotImage
-from topics_server.model import TopicConfig
+from topics_server.values.errors import StartRefused
+from topics_server.values.model import TopicConfig
+from topics_server.values.storage_types import SnapshotImage
 from topics_server.wal.cold_folder import StoreMark, write_store
 from topics_server.wal.directory import Directory, read_format
-from topics_server.wal.dump import Item, JournalUnread, dump, verify
-from topics_server.wal.groups import GROUP_MAGIC
-from topics_server.wal.packer import InlinePacker
-from topics_server.wal.segments import SealedSegments
-from topics_server.wal.snapshots import PublishedSnapshots
+from topics_server.wal.format.groups import GROUP_MAGIC
+from topics_server.wal.segments.packing_process import InlinePacker
+from topics_server.wal.segments.store import SealedSegments
+from topics_server.wal.snapshots.store import PublishedSnapshots
+from topics_server.wal.tools.dump import Item, JournalUnread, dump, verify
 
 TOPIC = 3
 TS = 1_700_000_000_000

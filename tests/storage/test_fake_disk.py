@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.storage.fake_disk import SECTOR, FakeDisk, SimulatedCrash
-from topics_server.errors import DiskFull, StartRefused, StorageError
+from topics_server.values.errors import DiskFull, StartRefused, StorageError
 
 
 def synced_file(disk: FakeDisk, path: str, data: bytes) -> None:

@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 from tests.storage.journal_rig import append
-from topics_server.errors import DiskFull, NotThere, StartRefused, StorageError, SyncFailed
-from topics_server.handoff import ReplayStart, ShardProgress
+from topics_server.values.errors import DiskFull, NotThere, StartRefused, StorageError, SyncFailed
+from topics_server.values.storage_types import ReplayStart, ShardProgress
 from topics_server.wal.directory import Directory, read_boot_id
 from topics_server.wal.fs import OsFs, storage_error
-from topics_server.wal.journal import Journal, thread_workers
-from topics_server.wal.replay import JournalReplay
-from topics_server.wal.tail import Sizes
+from topics_server.wal.journal.journal import Journal, thread_workers
+from topics_server.wal.journal.replay import JournalReplay
+from topics_server.wal.journal.wal_file import Sizes
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import pytest
 
 from tests.storage.fake_disk import Mode
 from tests.storage.journal_rig import Promises, new_disk, run_life
-from topics_server.errors import Corrupt, StartRefused, StorageError
+from topics_server.values.errors import Corrupt, StartRefused, StorageError
 
 LIVES = 4
 

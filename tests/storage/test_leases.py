@@ -11,8 +11,9 @@ import pytest
 from tests.storage.fake_disk import FakeDisk
 from tests.storage.journal_rig import Life
 from tests.storage.test_dump import find_in_journal
-from topics_server.appends import decode_append
-from topics_server.entries import (
+from topics_server.queue.leases.lease_table import LeaseTable
+from topics_server.values.appends import decode_append
+from topics_server.values.entries import (
     LEASES_ID,
     Entry,
     LeasesExtended,
@@ -22,13 +23,12 @@ from topics_server.entries import (
     Source,
     TopicPut,
 )
-from topics_server.handoff import LeaseImage, LeasesPart, QueueImage, SnapshotImage
-from topics_server.model import TopicConfig, TopicType
-from topics_server.queue.books import QueueBooks
+from topics_server.values.model import TopicConfig, TopicType
+from topics_server.values.storage_types import LeaseImage, LeasesPart, QueueImage, SnapshotImage
 from topics_server.wal.directory import Directory
-from topics_server.wal.dump import dump, verify
-from topics_server.wal.parts import decode_leases
-from topics_server.wal.snapshots import PublishedSnapshots
+from topics_server.wal.snapshots.parts import decode_leases
+from topics_server.wal.snapshots.store import PublishedSnapshots
+from topics_server.wal.tools.dump import dump, verify
 
 VECTORS: Final = Path(__file__).parents[1] / "vectors" / "snapshots"
 VECTOR: Final = VECTORS / "leases_errors.part"
@@ -70,7 +70,7 @@ def killed_server(*more: tuple[int, bytes]) -> FakeDisk:
     Directory.open(disk, "data", boot_id="boot").note_wal_set(1, 2, 1)
     life = Life(disk)
     life.recover()
-    books = QueueBooks(1)
+    books = LeaseTable(1)
 
     def commit(entry: Entry) -> int:
         lsn = life.submit(entry, sync=True)
@@ -106,7 +106,7 @@ def test_the_golden_part_of_before_is_read() -> None:
 
 
 def test_the_books_restore_the_golden_part() -> None:
-    books = QueueBooks(1)
+    books = LeaseTable(1)
     books.restore(VECTOR.read_bytes())
     book = books.find(QUEUE)
     assert book is not None

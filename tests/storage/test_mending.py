@@ -19,9 +19,9 @@ import pytest
 from click.testing import CliRunner
 
 from tests.contract.driver import Api, Server, refused
-from topics_server.cli.repair import command as repair
-from topics_server.wal.dump import verify
+from topics_server.cli.server.repair import command as repair
 from topics_server.wal.fs import OsFs
+from topics_server.wal.tools.dump import verify
 
 TOPICS: Final = ("alpha", "beta", "gamma", "delta")
 ENV: Final = {

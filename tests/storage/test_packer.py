@@ -15,7 +15,12 @@ from pathlib import Path
 import pytest
 
 from tests.storage.segment_samples import sample_blocks
-from topics_server.wal.packer import InlinePacker, ProcessPacker, keep_memory, serve
+from topics_server.wal.segments.packing_process import (
+    InlinePacker,
+    ProcessPacker,
+    keep_memory,
+    serve,
+)
 
 BLOCKS = sample_blocks(1, 200)
 DEAD = bytes(row % 7 == 0 for row in range(200))
@@ -93,7 +98,7 @@ def test_a_killed_server_leaves_no_child() -> None:
     """`kill -9` of the parent closes the pipe, and that ends the child."""
     script = (
         "from tests.storage.test_packer import BLOCKS, DEAD\n"
-        "from topics_server.wal.packer import ProcessPacker\n"
+        "from topics_server.wal.segments.packing_process import ProcessPacker\n"
         "packer = ProcessPacker()\n"
         "packer.pack(3, 4, BLOCKS, DEAD)\n"
         "import sys; sys.stdout.write(f'{packer.child_pid}\\n'); sys.stdout.flush()\n"
@@ -125,7 +130,7 @@ def test_the_child_ends_without_an_answer_when_a_request_breaks_off(length: int)
 
 def test_the_child_loads_little() -> None:
     """It starts in a fraction of a second and holds no server in memory."""
-    script = "import sys, topics_server.wal.packer; print(*sorted(sys.modules))"
+    script = "import sys, topics_server.wal.segments.packing_process; print(*sorted(sys.modules))"
     found = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True
     ).stdout.split()

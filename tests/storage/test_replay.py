@@ -6,9 +6,9 @@ import pytest
 
 from tests.storage.fake_disk import FakeDisk
 from tests.storage.journal_rig import SMALL, WAL, Life, append, new_disk
-from topics_server.errors import Corrupt, StartRefused
-from topics_server.wal.frames import Opening, encode_entry
-from topics_server.wal.groups import (
+from topics_server.values.errors import Corrupt, StartRefused
+from topics_server.wal.format.frames import Opening, encode_entry
+from topics_server.wal.format.groups import (
     FILE_HEADER_BYTES,
     FileHeader,
     decode_file_header,
@@ -16,7 +16,7 @@ from topics_server.wal.groups import (
     encode_group,
     scan,
 )
-from topics_server.wal.replay import JournalReplay
+from topics_server.wal.journal.replay import JournalReplay
 
 FIRST = f"{WAL}/000001-00-0000000001.wal"
 

@@ -16,13 +16,13 @@ from tests.storage.segment_samples import (
     sample_facts,
     sample_plan,
 )
-from topics_server.errors import Damaged, StartRefused, StorageError
-from topics_server.inventory import Anchor, FoundTopic
-from topics_server.model import TagMatch
-from topics_server.wal.manifest_format import COLD, HOT
-from topics_server.wal.packer import InlinePacker
-from topics_server.wal.segment_index import SealedColumns
-from topics_server.wal.segments import SealedSegments
+from topics_server.values.errors import Damaged, StartRefused, StorageError
+from topics_server.values.file_inventory import Anchor, FoundTopic
+from topics_server.values.model import TagMatch
+from topics_server.wal.format.manifest import COLD, HOT
+from topics_server.wal.segments.index import SealedColumns
+from topics_server.wal.segments.packing_process import InlinePacker
+from topics_server.wal.segments.store import SealedSegments
 
 HOT_FOLDER = f"data/segments/{TOPIC}"
 COLD_FOLDER = f"cold/{TOPIC}"
@@ -101,7 +101,7 @@ def test_columns_answer_as_the_records_do() -> None:
     segments = two_segments(empty_disk())
     index = listed(segments)[2]
     block = sample_block(41, COUNT)
-    from topics_server.blocks import record_bytes
+    from topics_server.values.blocks import record_bytes
 
     sizes = [
         record_bytes(block.data(row), block.meta(row), block.tags[row], block.nodes[row])

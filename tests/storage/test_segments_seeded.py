@@ -9,9 +9,9 @@ import pytest
 
 from tests.storage.fake_disk import FakeDisk, Mode, Op, SimulatedCrash
 from tests.storage.segment_samples import TOPIC, sample_block, sample_facts, sample_plan
-from topics_server.errors import StorageError
-from topics_server.wal.packer import InlinePacker
-from topics_server.wal.segments import SealedSegments
+from topics_server.values.errors import StorageError
+from topics_server.wal.segments.packing_process import InlinePacker
+from topics_server.wal.segments.store import SealedSegments
 
 FAILING: tuple[Op, ...] = ("write", "sync", "rename", "unlink", "sync_dir", "open")
 LIVES = 5

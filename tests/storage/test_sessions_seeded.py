@@ -15,22 +15,22 @@ import pytest
 from tests.storage.fake_disk import FakeDisk, Mode, SimulatedCrash
 from tests.storage.journal_rig import SMALL, WAL, Life, new_disk
 from tests.unit.engine.rig import HandClock, ListSegments, NowOffload
-from topics_server.engine.admission import AppendLimits
-from topics_server.engine.checkpointer import Checkpointer
-from topics_server.engine.commits import Commits
-from topics_server.engine.cursors import Cursor
-from topics_server.engine.hub import Hub
-from topics_server.engine.large_appends import LargeAppends
-from topics_server.engine.recovery import Recovery, Stop
-from topics_server.engine.registry import Registry
-from topics_server.engine.sessions import SessionTable, WatchSession
-from topics_server.engine.watching import WatchSessions
-from topics_server.entries import SESSIONS_ID, SessionOptions
-from topics_server.errors import StorageError
-from topics_server.wal.journal import Journal
-from topics_server.wal.replay import JournalReplay
-from topics_server.wal.snapshots import PublishedSnapshots
-from topics_server.wal.workers import InlineWorker
+from topics_server.engine.background.checkpointer import Checkpointer
+from topics_server.engine.background.large_appends import LargeAppends
+from topics_server.engine.background.recovery import Recovery, Stop
+from topics_server.engine.commit.notifier import Notifier
+from topics_server.engine.commit.pipeline import CommitPipeline
+from topics_server.engine.subscribe.cursors import Cursor
+from topics_server.engine.subscribe.session_service import WatchSessions
+from topics_server.engine.subscribe.sessions import SessionTable, WatchSession
+from topics_server.engine.topic.admission import AppendLimits
+from topics_server.engine.topic.registry import Registry
+from topics_server.values.entries import SESSIONS_ID, SessionOptions
+from topics_server.values.errors import StorageError
+from topics_server.wal.journal.journal import Journal
+from topics_server.wal.journal.replay import JournalReplay
+from topics_server.wal.journal.workers import InlineWorker
+from topics_server.wal.snapshots.store import PublishedSnapshots
 
 TTL_MS = 1_000
 OPTIONS = SessionOptions(["u"], 256, 262_144, 15_000, 6, False)
@@ -83,7 +83,7 @@ class Run:
         self.table = SessionTable()
         self.sessions: WatchSessions
         self.checkpointer: Checkpointer
-        self.commits: Commits
+        self.commits: CommitPipeline
 
     def _on_exception(self, loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
         error = context.get("exception")
@@ -120,7 +120,9 @@ class Run:
             sizes=SMALL,
             file_ids=lambda: self.rng.getrandbits(64),
         )
-        self.commits = Commits(registry, journal, Hub(), found.last_lsn + 1, projections)
+        self.commits = CommitPipeline(
+            registry, journal, Notifier(), found.last_lsn + 1, projections
+        )
         self.sessions = WatchSessions(
             self.table, self.commits, self.clock, ttl_ms=TTL_MS, max_sessions=0
         )

@@ -8,13 +8,13 @@ import pytest
 
 from tests.storage.fake_disk import FakeDisk
 from tests.storage.journal_rig import SMALL, WAL, Life, append, new_disk
-from topics_server.entries import RecordsDeleted
-from topics_server.errors import Code, ReadOnly
-from topics_server.handoff import ReplayStart
-from topics_server.limits import KIB, LOOP_WRITE_BYTES_MAX, SHARD_QUEUE_BYTES_MAX
-from topics_server.wal import tail as tail_module
-from topics_server.wal.shard import State
-from topics_server.wal.tail import Sizes
+from topics_server.values.entries import RecordsDeleted
+from topics_server.values.errors import Code, ReadOnly
+from topics_server.values.limits import KIB, LOOP_WRITE_BYTES_MAX, SHARD_QUEUE_BYTES_MAX
+from topics_server.values.storage_types import ReplayStart
+from topics_server.wal.journal import wal_file as tail_module
+from topics_server.wal.journal.wal_file import Sizes
+from topics_server.wal.journal.wal_writer import WriterState
 
 WAL_FILES = f"{WAL}/*.wal"
 
@@ -123,7 +123,7 @@ def test_a_refused_write_is_undone_answered_and_forgotten() -> None:
     life.settle()
     failure = next(p for p in life.progress if p.failed_from is not None)
     assert (failure.failed_from, failure.error) == (failed, "disk_full")
-    assert life.journal.shards[0].state is State.OPEN
+    assert life.journal.shards[0].state is WriterState.OPEN
     kept = life.submit(append(0, 3), sync=True)
     life.settle()
     again = Life(life.die("power"), life.promises, shards=1)
@@ -141,7 +141,7 @@ def test_a_full_disk_refuses_appends_but_takes_deletes_from_the_reserve() -> Non
             accepted += 1
         life.turn(4)
     assert 0 < accepted < 100
-    assert life.journal.shards[0].state is State.FULL
+    assert life.journal.shards[0].state is WriterState.FULL
     assert life.refused[-1].code is Code.THROTTLED
     assert life.refused[-1].detail == {"limit": "disk"}
     deletes = [life.submit(delete(lsn), urgent=True, sync=True) for lsn in range(5)]
@@ -542,7 +542,7 @@ def test_a_failed_sync_refuses_who_waited_for_it_and_all_behind() -> None:
     assert (life.progress[-1].written_lsn, list(shard._sync_from_lsns)) == (4, [3])
     disk.fail("sync", "eio", path=WAL_FILES)
     life.settle()
-    assert shard.state is State.READ_ONLY
+    assert shard.state is WriterState.READ_ONLY
     failure = next(p for p in life.progress if p.failed_from is not None)
     assert (failure.failed_from, failure.written_lsn, failure.synced_lsn) == (3, 4, 0)
     life.end()
@@ -582,7 +582,7 @@ def test_entries_are_written_beside_filling_ahead() -> None:
 
 
 def test_preallocation_never_fills_what_was_just_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    """DESIGN §7: zeros go behind what was filled before, however far the loop got meanwhile."""
+    """Known mistake: zeros go behind what was filled before, however far the loop got meanwhile."""
     life = filling(new_disk(8))
     shard = life.journal.shards[0]
     live = shard.tail._live
@@ -622,11 +622,11 @@ def test_a_write_that_fails_beside_filling_is_cut_behind_it() -> None:
     disk.fail("write", "enospc", path=WAL_FILES)
     failed = life.submit(append(0, 99))
     life.turn(2)
-    assert (shard.state, life.progress[-1].failed_from) == (State.FAILED, None)
+    assert (shard.state, life.progress[-1].failed_from) == (WriterState.FAILED, None)
     life.settle()
     failure = next(p for p in life.progress if p.failed_from is not None)
     assert (failure.failed_from, failure.written_lsn) == (failed, kept)
-    assert shard.state is State.OPEN
+    assert shard.state is WriterState.OPEN
     behind = life.submit(append(0, 100), sync=True)
     life.settle()
     again = Life(life.die("power"), life.promises, shards=1)
@@ -689,13 +689,13 @@ def test_a_write_that_fails_beside_a_sync_is_cut_behind_it() -> None:
     failed = life.submit(append(0, 2))
     life.turn(2)
     shard = life.journal.shards[0]
-    assert (shard.state, life.progress[-1].failed_from) == (State.FAILED, None)
+    assert (shard.state, life.progress[-1].failed_from) == (WriterState.FAILED, None)
     while (failure := life.progress[-1]).failed_from is None:
         life.turn()
     assert not shard.tail.is_broken
     life.settle()
     assert (failure.failed_from, failure.written_lsn, failure.synced_lsn) == (failed, 1, 1)
-    assert shard.state is State.OPEN
+    assert shard.state is WriterState.OPEN
     kept = life.submit(append(0, 3), sync=True)
     life.settle()
     again = Life(life.die("power"), life.promises, shards=1)
@@ -710,7 +710,7 @@ def test_a_failed_sync_takes_nothing_back_that_was_written_beside_it() -> None:
     life.turn(2)
     disk.fail("sync", "eio", path=WAL_FILES)
     life.settle()
-    assert life.journal.shards[0].state is State.READ_ONLY
+    assert life.journal.shards[0].state is WriterState.READ_ONLY
     failure = next(p for p in life.progress if p.failed_from is not None)
     assert (failure.failed_from, failure.written_lsn) == (3, 2)
     life.end()
@@ -724,7 +724,7 @@ def test_where_writes_wait_for_a_sync_none_is_made_beside_one(
     slow_ms = iter((-1.0, -1.0, 1e9, -1.0, -1.0, -1.0))
     for seq in range(2, 8):
         # One fast write in between: a busy machine, and counting starts again.
-        monkeypatch.setattr("topics_server.wal.shard._SLOW_WRITE_MS", next(slow_ms))
+        monkeypatch.setattr("topics_server.wal.journal.wal_writer._SLOW_WRITE_MS", next(slow_ms))
         while shard._job is None or not shard._job.only_syncs:
             life.turn()
         lsn = life.submit(append(0, seq))

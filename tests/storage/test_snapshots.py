@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from tests.storage.fake_disk import FakeDisk, Mode, SimulatedCrash
-from topics_server.errors import DiskFull, StartRefused
-from topics_server.handoff import ReplayStart, ShardSync, SnapshotImage
-from topics_server.wal.snapshots import PublishedSnapshots
+from topics_server.values.errors import DiskFull, StartRefused
+from topics_server.values.storage_types import ReplayStart, ShardSync, SnapshotImage
+from topics_server.wal.snapshots.store import PublishedSnapshots
 
 FOLDER = "data/snapshots"
 VECTORS = Path(__file__).parents[1] / "vectors" / "snapshots"

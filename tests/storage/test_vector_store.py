@@ -25,8 +25,8 @@ from tests.vectors.stored import (
     unpack,
 )
 from tests.vectors.stream_part import streams_of
-from topics_server.wal.dump import verify
 from topics_server.wal.fs import OsFs
+from topics_server.wal.tools.dump import verify
 
 NAMES = sorted(path.name for path in VECTORS.glob("store-v*"))
 

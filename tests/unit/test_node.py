@@ -14,17 +14,17 @@ import pytest
 from tests.storage.fake_disk import FakeDisk
 from tests.unit.engine.rig import HandClock, body_of
 from topics_server.engine.answers import ReadRequest
-from topics_server.errors import StartRefused
-from topics_server.limits import KIB, MIB
-from topics_server.model import Durability, TopicConfig
 from topics_server.node import Node
-from topics_server.offload import ThreadOffload
+from topics_server.runtime.thread_offload import ThreadOffload
 from topics_server.settings import Settings
-from topics_server.sizing import journal_sizes
+from topics_server.values.errors import StartRefused
+from topics_server.values.limits import KIB, MIB
+from topics_server.values.model import Durability, TopicConfig
 from topics_server.wal.directory import read_format
-from topics_server.wal.packer import InlinePacker
-from topics_server.wal.tail import Sizes
-from topics_server.wal.workers import InlineWorker, Worker
+from topics_server.wal.journal.sizing import journal_sizes
+from topics_server.wal.journal.wal_file import Sizes
+from topics_server.wal.journal.workers import BlockingWorker, InlineWorker
+from topics_server.wal.segments.packing_process import InlinePacker
 
 T = TypeVar("T")
 pytestmark = pytest.mark.anyio
@@ -39,7 +39,7 @@ class NowOffload:
         return call()
 
 
-def workers(loop: asyncio.AbstractEventLoop) -> Callable[[str], Worker]:
+def workers(loop: asyncio.AbstractEventLoop) -> Callable[[str], BlockingWorker]:
     return lambda name: InlineWorker(loop, lambda: 0)
 
 
@@ -280,7 +280,7 @@ async def test_journal_files_leave_most_of_a_small_disk_alone(total_mib: int, sh
 async def test_appends_stop_while_the_disk_is_nearly_full(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("topics_server.space._CHECK_S", 0.0)
+    monkeypatch.setattr("topics_server.wal.disk_space._CHECK_S", 0.0)
     disk = FakeDisk(1, capacity_bytes=1 << 20)
     with caplog.at_level(logging.WARNING, "topics_server"):
         node = await started(disk, min_free_bytes=2 << 20)
@@ -303,7 +303,7 @@ async def test_background_work_that_ends_is_a_defect_and_leaves_a_traceback(
     def broken(space: object, *, was_refused: bool) -> int:
         raise ArithmeticError("a defect")
 
-    monkeypatch.setattr("topics_server.space.Space._look", broken)
+    monkeypatch.setattr("topics_server.wal.disk_space.Space._look", broken)
     with caplog.at_level(logging.ERROR, "topics_server"):
         node = await started(disk)
         await asyncio.sleep(0.01)

@@ -10,12 +10,12 @@ import pytest
 
 from tests.storage.fake_disk import FakeDisk
 from tests.unit.test_node import append, count, opened, started
-from topics_server.errors import StartRefused, StorageError
-from topics_server.wal.begin_anew import adopt_cold, begin_anew
+from topics_server.values.errors import StartRefused, StorageError
 from topics_server.wal.cold_folder import read_store
 from topics_server.wal.directory import Directory, read_format
-from topics_server.wal.dump import verify
-from topics_server.wal.manifest_format import decode_manifest, encode_manifest
+from topics_server.wal.format.manifest import decode_manifest, encode_manifest
+from topics_server.wal.tools.begin_anew import adopt_cold, begin_anew
+from topics_server.wal.tools.dump import verify
 
 pytestmark = pytest.mark.anyio
 

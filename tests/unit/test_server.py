@@ -23,9 +23,8 @@ import pytest
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
-from topics_server.limits import SEND_BUFFER_BYTES
-from topics_server.metrics import log
 from topics_server.node import Node
+from topics_server.runtime.metrics import log
 from topics_server.server import (
     bind,
     raise_open_files,
@@ -33,6 +32,7 @@ from topics_server.server import (
     write_port_file,
 )
 from topics_server.settings import Settings
+from topics_server.values.limits import SEND_BUFFER_BYTES
 
 
 @pytest.fixture(autouse=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from topics_server.api.keys import READ, Grant
+from topics_server.auth.api_keys import READ, KeyGrant
 from topics_server.settings import (
     Settings,
     SettingsError,
@@ -217,7 +217,7 @@ def test_keys_are_digests_and_never_shown(monkeypatch: pytest.MonkeyPatch) -> No
     found = load()
     keys = found.settings.api_keys
     assert keys is not None
-    assert keys.grants[0] == Grant(hashlib.sha256(b"secret-1").digest(), READ)
+    assert keys.grants[0] == KeyGrant(hashlib.sha256(b"secret-1").digest(), READ)
     assert "secret" not in repr(found) + str(keys)
     assert keys.grants[0].digest.hex() not in repr(found)
 

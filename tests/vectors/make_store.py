@@ -50,8 +50,8 @@ from tests.vectors.stored import (
     router_of,
 )
 from tests.vectors.stream_part import first_streams, last_streams, streams_of
-from topics_server.wal.checked_json import encode_checked
 from topics_server.wal.directory import read_format
+from topics_server.wal.format.checked_json import encode_checked
 from topics_server.wal.fs import OsFs
 
 ENVIRONMENT: Final = {

@@ -17,10 +17,10 @@ from typing import Any, Final
 import httpx
 import msgspec
 
-from topics_server.api.app import build_app
+from topics_server.api.routes import build_app
 from topics_server.node import Node
 from topics_server.settings import Settings
-from topics_server.wal.packer import InlinePacker
+from topics_server.wal.segments.packing_process import InlinePacker
 
 VECTORS: Final = Path(__file__).resolve().parent
 BOOT_ID: Final = "00000000-0000-4000-8000-000000000001"

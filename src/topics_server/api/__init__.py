@@ -1,15 +1,28 @@
-"""HTTP on top of the engine: decoding, rendering, admission, and the route table.
+"""HTTP routes over the engine and its services. No rule of topics lives here.
 
-No rule of topics lives here. Refusals arrive as `TopicsError` and become status, headers and body
-in `problems` only. The data plane (append, diff, delete, state) is plain functions from request
-bytes to response bytes; `http` is the thin adapter that calls them from ASGI.
+Refusals arrive as `TopicsError`; `http.error_responses` turns them into status, headers and body.
 
-- `bodies`, `rendering`, `problems` — pure: request shapes, response shapes, the table of errors
-- `guard` — admission: readiness, and bodies too large by what they declare
-- `http` — requests as values, the adapter; `coding` (gzip in and out), `transport` (a response
-  leaves in one piece)
-- `topics`, `records`, `probes` — the handlers
-- `state` — what every handler is given: settings, store, phase
-- `app` — the routes, nothing else; `openapi`, `schemas` and `examples` — the same routes as a
-  document
+- `messages/`: request and response shapes that several routes share.
+- `openapi/`: the OpenAPI document of all routes.
+- `operate/`: routes for operators: probes, metrics, admin, front page, reference.
+- `queues/`: routes of queues (§10).
+- `records/`: routes of records: append, diff, delete (§2, §3, §5).
+- `routers/`: routes of routers (§6).
+- `streams/`: routes of Durable Streams (`/v1/stream`).
+- `topics/`: routes of topics (§1).
+- `watch/`: watch sessions over server-sent events (§7), and the delivery all streams share.
+- `websocket/`: the WebSocket route (§7).
+- `access_log`: per-route metrics and the access log line of every response.
+- `application`: the ASGI application: requests as values, one response each.
+- `client_wait`: waits for a result while the client is connected and its key is valid.
+- `connection`: the connection classes of HTTP and WebSocket over uvicorn's.
+- `context`: what every handler gets: settings, store, services, server phase.
+- `direct`: the direct path: hot routes answered from the parser's callback, without a task.
+- `framing`: a connection that refuses ambiguous HTTP framing.
+- `readiness`: readiness and declared body lengths, checked before a handler runs.
+- `request_body`: reads and inflates request bodies within their limits.
+- `routes`: the route table: which handler answers which method and path (§9).
+- `stream_readiness`: streams that clients open before the server is ready or while it drains.
+- `upload_connection`: a connection whose request bodies count against the upload budget.
+- `visibility`: hides topics and routers that a key's prefixes do not cover.
 """

@@ -1,4 +1,4 @@
-"""The short way of the data plane: from the parser's callback to the answer, without a task.
+"""The direct path: hot routes answered from the parser's callback, without a task.
 
 A request whose head asks for nothing unusual waits, for as long as the bytes just received are
 parsed, for its body. If that is whole then, and its handler has a quick form, the answer is made on
@@ -17,23 +17,17 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
-from topics_server.api.coding import deflate
-from topics_server.api.http import (
-    Application,
-    Response,
-    Underway,
-    deflated,
-    response_to,
-)
-from topics_server.api.keys import Recalled
-from topics_server.api.receiving import OFF_LOOP_BYTES
-from topics_server.api.request_ids import request_id
-from topics_server.api.response import as_preferred, last_lines, tell_of_kind, wants_gzip
-from topics_server.api.strict import StrictHttp
-from topics_server.api.transport import head_of
-from topics_server.api.upload_http import UploadHttp
-from topics_server.clock import monotonic_ms
-from topics_server.errors import TopicsError
+from topics_server.api.application import Application, Response, Underway, deflated, response_to
+from topics_server.api.framing import StrictHttp
+from topics_server.api.request_body import OFF_LOOP_BYTES
+from topics_server.api.upload_connection import UploadHttp
+from topics_server.auth.api_keys import Recalled
+from topics_server.http.content_encoding import deflate
+from topics_server.http.joined_writes import head_of
+from topics_server.http.request_ids import request_id
+from topics_server.http.responses import as_preferred, last_lines, tell_of_kind, wants_gzip
+from topics_server.runtime.clock import monotonic_ms
+from topics_server.values.errors import TopicsError
 
 _METHODS: Final = {b"POST": "POST", b"GET": "GET"}
 

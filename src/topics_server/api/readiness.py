@@ -1,30 +1,108 @@
-"""Streams that are got before the server is ready, or when it is no more.
+"""Readiness and declared body lengths, checked before a handler runs.
 
-An `EventSource` that gets any status but 200 never comes back; one whose connection ends does. So
-such a GET waits while the journal is replayed, and is hung up on by a server that goes down.
-Everything else asks `guard`, and is refused. Called by `api/watch`, `api/queues`.
+Readiness here decides for the data plane and the control plane alike; probes do not ask. So does
+the cap on open streams and WebSockets: each holds a `ConnectionSlot` from before its first byte
+until it is gone. Keys and scopes are decided here too once they exist. Called by handlers and by
+`api/application`.
 """
 
 from __future__ import annotations
 
-import asyncio
+from typing import Final
 
-from topics_server.api.http import HangUpError, Request
-from topics_server.api.receiving import ClientGoneError
-from topics_server.api.state import ServerState
+from topics_server.api.context import ServerState, StorePort
+from topics_server.auth.api_keys import Key
+from topics_server.http.error_responses import too_large
+from topics_server.values.errors import Code, TopicsError, invalid
+
+# What counts as asking for an event stream, the most specific first.
+_STREAM_TYPES: Final = (b"text/event-stream", b"text/*", b"*/*")
 
 
-async def until_ready(state: ServerState, request: Request) -> None:
-    """Return when the server is ready; raises for whoever hears nothing any more."""
-    if state.phase == "replaying":
-        moving = state.next_phase()
-        leaving = asyncio.ensure_future(request.gone())
-        try:
-            await asyncio.wait((moving, leaving), return_when=asyncio.FIRST_COMPLETED)
-            if not moving.done():
-                raise ClientGoneError
-        finally:
-            moving.cancel()
-            leaving.cancel()
-    if state.phase != "ready":
-        raise HangUpError
+class ConnectionSlot:
+    """The place of one open stream or WebSocket; free again once, however often it is freed."""
+
+    __slots__ = ("_key", "_state")
+
+    def __init__(self, state: ServerState, key: Key | None = None) -> None:
+        """Take a place, of the key's as well. Raises `throttled` where all are taken."""
+        most = state.settings.max_sse_connections
+        if most and state.connections >= most:
+            raise TopicsError(
+                Code.THROTTLED,
+                f"there are {most} open streams and WebSockets already",
+                {"limit": "max_sse_connections", "max": most},
+            )
+        most = state.settings.max_sse_connections_per_key
+        if key is not None and most and key.streams >= most:
+            raise TopicsError(
+                Code.THROTTLED,
+                f"there are {most} open streams and WebSockets of this key already",
+                {"limit": "max_sse_connections_per_key", "max": most},
+            )
+        self._state: ServerState | None = state
+        self._key = key
+        state.connections += 1
+        if key is not None:
+            key.streams += 1
+
+    def free(self) -> None:
+        """Give the place back."""
+        state, self._state = self._state, None
+        if state is not None:
+            state.connections -= 1
+            assert state.connections >= 0
+            if self._key is not None:
+                self._key.streams -= 1
+                assert self._key.streams >= 0
+
+
+def check_accepts_stream(accept: bytes | None) -> None:
+    """Refuse who would not take an event stream; no `Accept`, or an empty one, takes anything."""
+    if accept is None or not accept.strip():
+        return
+    weights: dict[bytes, bool] = {}
+    for offer in accept.split(b","):
+        kind, _, parameters = offer.partition(b";")
+        weights[kind.strip().lower()] = not _is_excluded(parameters)
+    if not next((weights[kind] for kind in _STREAM_TYPES if kind in weights), False):
+        raise TopicsError(Code.NOT_ACCEPTABLE, "this is an event stream: accept text/event-stream")
+
+
+def _is_excluded(parameters: bytes) -> bool:
+    """Whether a weight of zero stands among the parameters: `q=0`, `q=0.000`."""
+    for parameter in parameters.split(b";"):
+        name, _, value = parameter.partition(b"=")
+        if name.strip().lower() == b"q":
+            value = value.strip()
+            return value[:1] == b"0" and not value.strip(b"0.")
+    return False
+
+
+def admit(state: ServerState) -> StorePort:
+    """The store, if requests are taken now; raises `not_ready` or `shutting_down`."""
+    if state.phase == "ready":
+        assert state.store is not None, "ready means there is a store"
+        return state.store
+    raise refusal(state)
+
+
+def refusal(state: ServerState) -> TopicsError:
+    """Why no requests are taken now."""
+    assert state.phase != "ready"
+    if state.phase == "draining":
+        return TopicsError(Code.SHUTTING_DOWN, "the server is shutting down")
+    progress = min(1.0, max(0.0, state.progress()))
+    return TopicsError(
+        Code.NOT_READY,
+        "the server is replaying its journal",
+        {"replay_progress": round(progress, 4)},
+    )
+
+
+def check_declared_length(declared: bytes, max_bytes: int) -> None:
+    """Refuse a body by its Content-Length, before a byte of it is read."""
+    if not declared.isdigit():
+        raise invalid("Content-Length must be a number", "Content-Length")
+    if len(declared) > 18 or int(declared) > max_bytes:
+        raise too_large(max_bytes)

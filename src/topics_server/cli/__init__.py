@@ -1,14 +1,24 @@
-"""The command `topics`: one file a verb, loaded when it is called, so that `--help` is quick.
+"""The command `topics`: one module a verb, imported when the verb runs.
 
 Owns the list of verbs. Exit codes: 0 done, 1 the server (or a file) refused or has no such thing,
 2 wrong usage or no server to talk to. Results go to standard output, everything else to standard
-error. Map: `client` (HTTP), `output` (NDJSON or table), `amounts` (durations and sizes),
-`paging` and `last` (records of a topic), `cutting`, `lines`, `loading`, `resume` (the verb `load`),
-`append_lines` (`append -`),
-`streams` (the verbs `tail` and `watch`), `details` (tables for people), `queue_board` (`queue
-show`), `graph` (the verb `routers`), `flags` (settings as options), `producers` (`append
---producer`), `stream_calls` and `stream_following` (the verb `stream`); every
-other module is the verb of its name.
+error.
+
+- `analytics/`: verbs that run Spark and exports.
+- `data/`: verbs on records.
+- `durable_streams/`: verbs on Durable Streams.
+- `following/`: verbs that follow topics.
+- `queues/`: verbs on queues.
+- `routing/`: verbs on routers.
+- `server/`: the server's verb, its settings, and the offline tools.
+- `topics/`: verbs on topics.
+- `amounts`: option types for durations and sizes.
+- `connection`: the HTTP connection of verbs that call a server.
+- `details`: prints topics, routers and queues for people: types, ages, sizes, lag.
+- `last`: finds the last records of a topic for `read --last` and `tail -n`.
+- `output`: prints results: NDJSON in pipes, tables on terminals.
+- `paging`: reads a topic page by page and prints its records and gaps.
+- `stopping`: how long-running verbs end: Ctrl-C, or a closed output.
 """
 
 from __future__ import annotations
@@ -52,6 +62,21 @@ VERBS: Final = {
     "doctor": "Check settings, directory, disk, limits and clock; says what to do.",
     "completion": "Print a script that makes a shell complete verbs and options.",
     "health": "Ask whether a server answers; for health checks.",
+}
+# The folder of each verb's module.
+FOLDERS: Final = {
+    verb: folder
+    for folder, verbs in {
+        "server": "serve verify dump repair config doctor completion health",
+        "topics": "put set ls info rm",
+        "data": "append load read pub delete",
+        "following": "tail watch",
+        "durable_streams": "stream",
+        "queues": "enqueue work queue",
+        "routing": "router routers",
+        "analytics": "export jobs pipeline",
+    }.items()
+    for verb in verbs.split()
 }
 
 
@@ -116,10 +141,10 @@ class Verbs(click.Group):
         return list(VERBS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import `topics_server.cli.VERB` and take its `command`."""
+        """Import `topics_server.cli.FOLDER.VERB` and take its `command`."""
         if cmd_name not in VERBS:
             return None
-        module = importlib.import_module(f"{__name__}.{cmd_name}")
+        module = importlib.import_module(f"{__name__}.{FOLDERS[cmd_name]}.{cmd_name}")
         command = module.command
         assert isinstance(command, click.Command), f"{cmd_name} has a command"
         return command

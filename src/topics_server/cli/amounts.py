@@ -1,4 +1,4 @@
-"""The option types for durations and sizes; what they take is in `topics_server.amounts`."""
+"""Option types for durations and sizes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Topics and routers as people read them: type, ages, sizes, lag. JSON has no part here.
+"""Prints topics, routers and queues for people: types, ages, sizes, lag.
 
 The server's lists hold neither types nor ages nor lags, so a table asks for the state of each
 entry, of the first `DETAILED_MAX` at most.
@@ -13,14 +13,14 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from topics_server.amounts import duration_text, size_text
-from topics_server.cli.client import Client, Refused
+from topics_server.cli.connection import CallRefused, Client
 
 # One request each: at a millisecond a request a list of so many takes a second.
 DETAILED_MAX: Final = 1000
 T = TypeVar("T")
 
 
-class Queue(msgspec.Struct):
+class QueueDetails(msgspec.Struct):
     """What a queue holds, in jobs."""
 
     ready: int = 0
@@ -37,7 +37,7 @@ class Stream(msgspec.Struct):
     closed: bool = False
 
 
-class Topic(msgspec.Struct):
+class TopicDetails(msgspec.Struct):
     """A topic's state; times are milliseconds since 1970, sizes are bytes."""
 
     topic: str
@@ -52,12 +52,12 @@ class Topic(msgspec.Struct):
     effective_priority: int = 0
     last_write_ts: int | None = None
     last_read_ts: int | None = None
-    queue: Queue | None = None
+    queue: QueueDetails | None = None
     stream: Stream | None = None
     config: dict[str, Any] = {}
 
 
-class Router(msgspec.Struct):
+class RouterDetails(msgspec.Struct):
     """A router's state; `lag` is seqs of its source."""
 
     router: str
@@ -73,7 +73,7 @@ def fetched(client: Client, path: str, kind: type[T]) -> T | None:
     """The state at a path; `None` for what was removed since it was listed."""
     try:
         return msgspec.json.decode(client.call("GET", path, repeatable=True), type=kind)
-    except Refused as refused:
+    except CallRefused as refused:
         if refused.status != 404:
             raise
         return None
@@ -104,7 +104,7 @@ def clock_time(then_ms: int) -> str:
     return datetime.fromtimestamp(then_ms / 1000).isoformat(sep=" ", timespec="seconds")
 
 
-def jobs(queue: Queue | None) -> str:
+def jobs(queue: QueueDetails | None) -> str:
     """What a queue holds, in words; empty for a log."""
     if queue is None:
         return ""
@@ -155,7 +155,7 @@ _OF_QUEUES: Final = frozenset(
 _TOLD: Final = frozenset({"type", "durable"})
 
 
-def settings(topic: Topic) -> list[tuple[str, str]]:
+def settings(topic: TopicDetails) -> list[tuple[str, str]]:
     """The configuration as rows; what only queues use is left out for a log."""
     rows: list[tuple[str, str]] = []
     for name, value in topic.config.items():
@@ -170,7 +170,7 @@ def _plain(value: Any) -> str:
     return value if isinstance(value, str) else msgspec.json.encode(value).decode()
 
 
-def facts(topic: Topic, now_ms: int) -> list[tuple[str, str]]:
+def facts(topic: TopicDetails, now_ms: int) -> list[tuple[str, str]]:
     """A topic's state as rows."""
     seqs = "" if not topic.count else f" (seqs {topic.earliest_seq:,} to {topic.head_seq:,})"
     rows = [

@@ -1,4 +1,4 @@
-"""The last records of a topic, for `read --last` and `tail -n`.
+"""Finds the last records of a topic for `read --last` and `tail -n`.
 
 The server reads forwards from a position. Deleted records leave holes and a node's records may be
 left out, so the last N records may begin any distance below the head: the range that is looked at
@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import msgspec
 
-from topics_server.cli.client import Client, topic_path
+from topics_server.cli.connection import Client, topic_path
 from topics_server.cli.paging import pages, show_gap
 
 # How much longer each range is than the one above it.

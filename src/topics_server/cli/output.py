@@ -1,4 +1,4 @@
-"""How results look: one JSON value a line (pipes, `--json`) or tables (terminals, `--table`).
+"""Prints results: NDJSON in pipes, tables on terminals.
 
 JSON is the server's own bytes. The one change made to them: line breaks, which JSON has only
 between its tokens, become spaces, or a value would not be a line.

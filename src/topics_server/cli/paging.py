@@ -1,4 +1,4 @@
-"""Reading a topic page by page, and what a record and a gap look like in print.
+"""Reads a topic page by page and prints its records and gaps.
 
 Used by `read`, `tail` and `load`. A record is printed as the server rendered it. What was lost (a
 tombstone) is never passed over in silence: a line on standard error, and in NDJSON also a line
@@ -16,7 +16,7 @@ from typing import Any, Final
 import click
 import msgspec
 
-from topics_server.cli.client import Client, Refused, Unreachable, topic_path
+from topics_server.cli.connection import CallRefused, Client, ServerUnreachable, topic_path
 from topics_server.cli.output import note, one_line, write_line
 
 PAGE_RECORDS: Final = 1000
@@ -26,7 +26,7 @@ AWAY_TRIES: Final = 30
 AWAY_PAUSE_S: Final = 1.0
 
 
-class Page(msgspec.Struct):
+class DiffPage(msgspec.Struct):
     """An answer of diff; records stay bytes."""
 
     records: list[msgspec.Raw]
@@ -77,7 +77,7 @@ def pages(
     *,
     follow: bool = False,
     limit: int | None = None,
-) -> Iterator[Page]:
+) -> Iterator[DiffPage]:
     """Every page from a cursor to the head, and on from there if `follow`.
 
     `query` holds further fields of the request; `limit` bounds what one request asks for.
@@ -87,7 +87,9 @@ def pages(
         records = PAGE_RECORDS if limit is None else min(PAGE_RECORDS, limit)
         asked = {**query, "from_seq": from_seq, "limit": records, "wait_ms": wait_ms}
         body = msgspec.json.encode(asked)
-        page = msgspec.json.decode(_ask(client, topic, body, wait_ms, patient=follow), type=Page)
+        page = msgspec.json.decode(
+            _ask(client, topic, body, wait_ms, patient=follow), type=DiffPage
+        )
         yield page
         # Also backwards: after `recreated` the reader goes on in the new log.
         moved = page.next_from_seq != from_seq
@@ -108,8 +110,8 @@ def _ask(client: Client, topic: str, body: bytes, wait_ms: int, *, patient: bool
     for attempt in range(AWAY_TRIES + 1):
         try:
             return client.call("POST", path, body, timeout_s=timeout_s, repeatable=True)
-        except (Refused, Unreachable) as error:
-            away = isinstance(error, Unreachable) or error.status in {429, 503}
+        except (CallRefused, ServerUnreachable) as error:
+            away = isinstance(error, ServerUnreachable) or error.status in {429, 503}
             if not (patient and away) or attempt == AWAY_TRIES:
                 raise
             if attempt == 0:

@@ -1,4 +1,4 @@
-"""How verbs that go on by themselves end: by Ctrl-C, or with whoever reads their output.
+"""How long-running verbs end: Ctrl-C, or a closed output.
 
 Both are a success. What is called here only reads, so nothing is half done wherever it ends.
 """

@@ -13,17 +13,23 @@
     with IdempotentProducer("orders", "till-7") as till:
         till.send({"total": 12})
 
-Imports nothing else of the server, so that it can leave with its folder. Map: `working` (the
-decorator), `engine` (a run of it), `sources` (push and poll), `settling` (acks and nacks),
-`flight` (leases held), `queue` and `blocking` (the calls, async and not), `calls` (requests as
-values), `values`, `errors`, `addresses` (tokens and URLs, checked), `backoff`, `patience`,
-`threads`, `effects`. Producers: `producer` and `producer_threads` (what a program sees), `carrying`
-(requests on a loop), `sending` (the rules), `targets` (requests and answers as values), `receipts`.
+Imports nothing else of the server, so that it can leave with its folder.
+
+- `producing/`: idempotent producers.
+- `working/`: workers of queues.
+- `addresses`: checks tokens and URLs when a program gives them.
+- `backoff`: computes retry delays: exponential with full jitter.
+- `blocking`: `Queue`: one queue of one server, without an event loop.
+- `calls`: queue requests (§10) as values: what to send, how to read the response.
+- `effects`: the client's clock, sleep, randomness and host name.
+- `errors`: the client's errors, and reading an error response.
+- `queue`: `AsyncQueue`: one queue of one server, for coroutines.
+- `retries`: when and how often a call is tried again.
+- `values`: the values of queue calls.
 """
 
 from topics_server.client.backoff import Backoff
 from topics_server.client.blocking import Queue
-from topics_server.client.engine import Dead, Drop, Retry
 from topics_server.client.errors import (
     BadAnswer,
     ClientError,
@@ -44,10 +50,10 @@ from topics_server.client.errors import (
     Undelivered,
     Unreachable,
 )
-from topics_server.client.producer import AsyncIdempotentProducer
-from topics_server.client.producer_threads import IdempotentProducer
+from topics_server.client.producing.async_producer import AsyncIdempotentProducer
+from topics_server.client.producing.blocking_producer import IdempotentProducer
+from topics_server.client.producing.receipts import Delivered, Receipt
 from topics_server.client.queue import AsyncQueue
-from topics_server.client.receipts import Delivered, Receipt
 from topics_server.client.values import (
     Acked,
     Claimed,
@@ -60,7 +66,8 @@ from topics_server.client.values import (
     QueueState,
     Stats,
 )
-from topics_server.client.working import Worker, worker
+from topics_server.client.working.worker import Worker, worker
+from topics_server.client.working.worker_run import Dead, Drop, Retry
 
 __all__ = [
     "AsyncIdempotentProducer",

@@ -1,4 +1,4 @@
-"""Tokens and URLs, checked once, when a program gives them. Pure.
+"""Checks tokens and URLs when a program gives them. Pure.
 
 Nothing that fails here is repeated in a message: a token is a secret, and a URL may hold one.
 Called wherever a client takes a token or a URL: `calls`, `targets`, `queue`, and the command line.

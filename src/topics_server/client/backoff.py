@@ -1,4 +1,4 @@
-"""How long to wait before another try: exponential, with full jitter.
+"""Computes retry delays: exponential with full jitter.
 
 Plain arithmetic; `chance` is a number from 0 to 1 that the caller draws.
 """

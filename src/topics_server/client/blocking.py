@@ -1,4 +1,4 @@
-"""`Queue`: one queue of one server, for plain code without an event loop.
+"""`Queue`: one queue of one server, without an event loop.
 
 The blocking twin of `queue.AsyncQueue`: the same calls, errors and patience over a blocking
 connection. Threads may share one.
@@ -17,7 +17,6 @@ from topics_server.client import calls
 from topics_server.client.calls import Call
 from topics_server.client.effects import Effects, new_key
 from topics_server.client.errors import ClientError
-from topics_server.client.patience import Patience
 from topics_server.client.queue import (
     JSON_BODY,
     PATIENCE_MS,
@@ -28,6 +27,7 @@ from topics_server.client.queue import (
     unreachable,
     verified,
 )
+from topics_server.client.retries import RetryPolicy
 from topics_server.client.values import (
     Acked,
     Claimed,
@@ -105,7 +105,7 @@ class Queue:
         call = calls.enqueue(
             self.place, jobs, key=key or new_key(), create=self._create, config=self._config
         )
-        patience = Patience(self._patience_ms)
+        patience = RetryPolicy(self._patience_ms)
         while True:
             try:
                 return self._do(call)

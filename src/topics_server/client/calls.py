@@ -1,4 +1,4 @@
-"""The requests of §10 as values: what to send and how to read the answer.
+"""Queue requests (§10) as values: what to send, how to read the response.
 
 Pure: `queue` (async) and `blocking` perform a `Call`, nothing else knows the paths and the bodies.
 `repeatable` calls may be sent twice without harm: those with a fence or an idempotency key.
@@ -43,7 +43,7 @@ class Call(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
     wait_ms: int = 0  # what the server may take beside its work
 
 
-class Place(msgspec.Struct, frozen=True):
+class QueueAddress(msgspec.Struct, frozen=True):
     """A queue and the server it is on."""
 
     url: str
@@ -54,7 +54,7 @@ class Place(msgspec.Struct, frozen=True):
         return f"{_TOPICS}{quote(self.name, safe='')}{rest}"
 
 
-def place(queue: str, url: str | None) -> Place:
+def place(queue: str, url: str | None) -> QueueAddress:
     """A queue by name, or by its URL (`http://host:4000/v0/topics/jobs`).
 
     Raises `ValueError` for what is neither.
@@ -70,7 +70,7 @@ def place(queue: str, url: str | None) -> Place:
     checked_url(base, DEFAULT_URL)
     if not name:
         raise ValueError("a queue has a name")
-    return Place(base.rstrip("/"), name)
+    return QueueAddress(base.rstrip("/"), name)
 
 
 class _Row(msgspec.Struct):
@@ -143,7 +143,7 @@ _read_stored: Final = reader(_Stored)
 
 
 def _post(
-    where: Place,
+    where: QueueAddress,
     rest: str,
     body: Mapping[str, Any],
     read: Callable[[bytes], T],
@@ -155,7 +155,7 @@ def _post(
 
 
 def enqueue(
-    where: Place,
+    where: QueueAddress,
     jobs: Iterable[NewJob],
     *,
     key: str,
@@ -194,7 +194,7 @@ def _enqueued(answer: bytes) -> Enqueued:
 
 
 def claim(
-    where: Place, node: str, *, max_jobs: int, lease_ms: int | None, wait_ms: int
+    where: QueueAddress, node: str, *, max_jobs: int, lease_ms: int | None, wait_ms: int
 ) -> Call[Claimed]:
     """Lease up to `max_jobs`, waiting up to `wait_ms` for the first."""
     if max_jobs < 1:
@@ -223,19 +223,19 @@ def _fenced(jobs: Sequence[Job], node: str) -> dict[str, Any]:
     }
 
 
-def ack(where: Place, node: str, jobs: Sequence[Job]) -> Call[Acked]:
+def ack(where: QueueAddress, node: str, jobs: Sequence[Job]) -> Call[Acked]:
     """Delete these jobs, as far as they are under these leases."""
     return _post(where, "/ack", _fenced(jobs, node), _read_acked, repeatable=True)
 
 
-def nack(where: Place, node: str, jobs: Sequence[Job], *, delay_ms: int) -> Call[Nacked]:
+def nack(where: QueueAddress, node: str, jobs: Sequence[Job], *, delay_ms: int) -> Call[Nacked]:
     """Release these jobs, as far as they are under these leases."""
     body = {**_fenced(jobs, node), "delay_ms": delay_ms}
     return _post(where, "/nack", body, _read_nacked, repeatable=True)
 
 
 def extend(
-    where: Place, node: str, jobs: Sequence[Job], *, lease_ms: int, no_more: bool = False
+    where: QueueAddress, node: str, jobs: Sequence[Job], *, lease_ms: int, no_more: bool = False
 ) -> Call[Extended]:
     """Let these leases last `lease_ms` from now.
 
@@ -247,7 +247,7 @@ def extend(
     return _post(where, "/extend", body, _read_extended, repeatable=True)
 
 
-def state(where: Place) -> Call[QueueState]:
+def state(where: QueueAddress) -> Call[QueueState]:
     """Counters and configuration."""
     return Call(
         method="GET",
@@ -265,7 +265,7 @@ def _state_of(answer: bytes) -> QueueState:
     return QueueState(found.topic, found.head_seq, found.count, found.queue, found.config)
 
 
-def work_path(where: Place, node: str, *, max_jobs: int, lease_ms: int | None) -> str:
+def work_path(where: QueueAddress, node: str, *, max_jobs: int, lease_ms: int | None) -> str:
     """The path of a stream that pushes jobs."""
     query: dict[str, str | int] = {"node": node, "max": min(max_jobs, CLAIM_MAX)}
     if lease_ms is not None:
@@ -273,6 +273,6 @@ def work_path(where: Place, node: str, *, max_jobs: int, lease_ms: int | None) -
     return where.path(f"/work?{urlencode(query)}")
 
 
-def pushed(where: Place, payload: bytes) -> Job:
+def pushed(where: QueueAddress, payload: bytes) -> Job:
     """The job of a stream's frame."""
     return _read_row(payload).job(where.name)

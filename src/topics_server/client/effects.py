@@ -1,4 +1,4 @@
-"""The outside world of a client: its clock, its pauses, its chance, its name.
+"""The client's clock, sleep, randomness and host name.
 
 The only module here that reads them, so that tests can hand in another `Effects`. Times are
 milliseconds of the event loop's own clock: never the wall's, which may jump.

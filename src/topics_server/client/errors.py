@@ -1,4 +1,4 @@
-"""What can go wrong with a call, as types, and how an answer that is no success is read.
+"""The client's errors, and reading an error response.
 
 `Refused` and its kinds are the server's words; `Unreachable` is nobody's; `BadAnswer` is an answer
 that is not a topics server's. `passes` tells which of them are worth another try. Raised by `queue`

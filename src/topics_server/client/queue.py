@@ -27,7 +27,7 @@ from topics_server.client.errors import (
     Unreachable,
     refusal,
 )
-from topics_server.client.patience import Patience
+from topics_server.client.retries import RetryPolicy
 from topics_server.client.values import (
     Acked,
     Claimed,
@@ -201,7 +201,7 @@ class AsyncQueue:
         call = calls.enqueue(
             self.place, jobs, key=key or new_key(), create=self._create, config=self._config
         )
-        patience = Patience(self._patience_ms)
+        patience = RetryPolicy(self._patience_ms)
         while True:
             try:
                 return await self._do(call)

@@ -1,4 +1,4 @@
-"""What one sends to a queue and gets back from it, as values.
+"""The values of queue calls.
 
 `Job` is what a handler works on; its payload stays the bytes that were enqueued until it is asked
 for. Times are milliseconds: `_ms` lengths, `ts_ms` and `deadline_ms` since 1970 by the server's

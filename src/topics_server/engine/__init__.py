@@ -1,18 +1,19 @@
-"""Topics and what happens to them: one write path, one apply path, one read path, and no lock.
+"""Topics: one write path, one apply path, one read path, no lock.
 
-All state here belongs to the event-loop thread. A command is *decided* against visible and staged
-state into an entry, the entry goes through the ports to the journal, and when its gate is met it is
-*applied*; recovery applies the same entries again. This package never imports `wal`: `ports` names
-what it needs of the disk.
+The event-loop thread owns all state here. `decide` checks a command against visible and staged
+state and makes an entry; the entry goes through the ports to the journal; when its gate is met,
+`apply` performs it. Recovery applies the same entries again. This package never imports `wal`:
+`ports` names what it needs of the disk.
 
-- one topic's records: `log` (slots), `runs` (its three kinds), `losses` (why ranges are gone),
-  `tags`, `reading` (a page of them)
-- the rules a write meets: `admission` (limits), `dedupe` (keys), `retention` (caps, TTL),
-  `deletion` (which seqs a delete hits), `staging` (decided, not applied yet)
-- `topic` — one topic made of these; `registry` — all of them; `priority` — how interesting one is
-- `ports` — what the disk promises; `commits` — tickets, and the only caller of `apply`
-- `store` — the front that services call; `answers` (what it returns), `fetching` and `blockcache`
-  (payloads of sealed records), `hub` (bells, for whoever waits)
-- behind it: `sealing` (what is due) and `sealer` (doing it); `capture`, `epochs` (a topic as bytes)
-  and `checkpointer`; `recovery` (the way back)
+- `background/`: work behind the requests: sealing, checkpoints, recovery, large appends.
+- `commit/`: from a decided entry to applied state, and who hears of it.
+- `log/`: the records of one topic in memory.
+- `pressure/`: the throttle: who waits, who is refused.
+- `read/`: pages of records and topic states.
+- `subscribe/`: readers that follow topics.
+- `topic/`: one topic and the registry of all: every rule that a write must pass.
+- `answers`: the values that the store returns to its callers.
+- `ports`: the protocols of what the engine needs: journal, segments, snapshots, clock.
+- `store`: the engine's async front: one write path and one read path.
+- `stream_writes`: stream operations beside appends: create, fork, close, touch.
 """

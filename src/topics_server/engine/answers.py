@@ -1,4 +1,4 @@
-"""What the store answers: plain values that the API renders. Pure; no rule lives here."""
+"""The values that the store returns to its callers. Pure."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from topics_server.blocks import Block
-from topics_server.model import LossReason, StreamFacts, TopicConfig
+from topics_server.values.blocks import Block
+from topics_server.values.model import LossReason, StreamFacts, TopicConfig
 
 
 class ProducerRepeat(msgspec.Struct, frozen=True):

@@ -1,4 +1,4 @@
-"""What the engine needs of the world, named as protocols: journal, segments, snapshots, workers.
+"""The protocols of what the engine needs: journal, segments, snapshots, clock. Pure.
 
 `wal/` satisfies the storage ones without importing the engine; tests satisfy them with lists.
 All callbacks run on the loop's thread. Methods marked *blocking* are called off the loop only.
@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Protocol, TypeVar
 
-from topics_server.appends import DecodedAppend
-from topics_server.blocks import Block
-from topics_server.entries import Entry
-from topics_server.handoff import (
+from topics_server.values.appends import DecodedAppend
+from topics_server.values.blocks import Block
+from topics_server.values.entries import Entry
+from topics_server.values.file_inventory import Anchor, FlagsDigest, FoundTopic
+from topics_server.values.model import TagMatch, TopicConfig
+from topics_server.values.storage_types import (
     ReplayStart,
     SegmentPlan,
     ShardProgress,
@@ -20,13 +22,11 @@ from topics_server.handoff import (
     SyncedShard,
     TopicFacts,
 )
-from topics_server.inventory import Anchor, FlagsDigest, FoundTopic
-from topics_server.model import TagMatch, TopicConfig
 
 T = TypeVar("T")
 
 
-class Journal(Protocol):
+class JournalPort(Protocol):
     """The write-ahead log. One writer, the loop; entries of one shard are written in lsn order."""
 
     @property
@@ -136,7 +136,7 @@ class SealedIndex(Protocol):
         ...
 
 
-class Segments(Protocol):
+class SegmentsPort(Protocol):
     """Sealed segments of all topics, hot and cold, with their manifests."""
 
     def put(self, plan: SegmentPlan, facts: TopicFacts) -> SealedIndex:

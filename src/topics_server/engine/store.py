@@ -1,4 +1,4 @@
-"""The async front of the engine: one write path, one read path. Holds no rule of its own.
+"""The engine's async front: one write path and one read path.
 
 Every call decides against visible plus staged state (pure modules), submits one entry and waits for
 its ticket; there is no `await` between decide and submit. A caller that goes away changes nothing:
@@ -12,9 +12,6 @@ from typing import Final
 
 import msgspec
 
-from topics_server.appends import DecodedAppend
-from topics_server.blocks import Block
-from topics_server.engine.admission import AppendLimits
 from topics_server.engine.answers import (
     Appended,
     Deleted,
@@ -26,27 +23,29 @@ from topics_server.engine.answers import (
     TopicPage,
     TopicState,
 )
-from topics_server.engine.appending import Appending, SeqsDelete
-from topics_server.engine.commits import Commits, Ticket
-from topics_server.engine.dedupe import Duplicate
-from topics_server.engine.fetching import Fetcher
-from topics_server.engine.hub import Hub
-from topics_server.engine.moves import Moves, settled
-from topics_server.engine.picking import decide_delete_seqs, deletable, plan_rows
+from topics_server.engine.commit.appending import PendingAppend, SeqsDelete
+from topics_server.engine.commit.name_waits import NameWaits, ring_or_timeout
+from topics_server.engine.commit.notifier import Notifier
+from topics_server.engine.commit.pipeline import CommitPipeline, Ticket
+from topics_server.engine.commit.repeats import applied, repeated
+from topics_server.engine.commit.transfers import Transfers, settled
 from topics_server.engine.ports import Clock
-from topics_server.engine.producers import Repeated
-from topics_server.engine.quotas import Quotas, limit_reached
-from topics_server.engine.reading import PagePlan, plan_page
-from topics_server.engine.registry import MayName, Registry
-from topics_server.engine.repeats import applied, repeated
-from topics_server.engine.topic import Topic
-from topics_server.engine.topic_states import state_of
-from topics_server.engine.waiting import Settling, ring_or_timeout
-from topics_server.entries import RecordsAppended, RouterPage, Source, TopicPut
-from topics_server.errors import Code, TopicsError, topic_not_found
-from topics_server.grammars import decode_copies
-from topics_server.limits import HEAD_RESERVE_SEQS, MOVE_RECORDS_MAX
-from topics_server.model import (
+from topics_server.engine.read.exact_read import decide_delete_seqs, deletable, plan_rows
+from topics_server.engine.read.page import PagePlan, plan_page
+from topics_server.engine.read.segment_reader import Fetcher
+from topics_server.engine.read.topic_states import state_of
+from topics_server.engine.topic.admission import AppendLimits
+from topics_server.engine.topic.dedupe import Duplicate
+from topics_server.engine.topic.producers import StampRepeated
+from topics_server.engine.topic.quotas import Quotas, limit_reached
+from topics_server.engine.topic.registry import MayName, Registry
+from topics_server.engine.topic.topic import Topic
+from topics_server.values.appends import DecodedAppend
+from topics_server.values.blocks import Block
+from topics_server.values.entries import RecordsAppended, RouterPage, Source, TopicPut
+from topics_server.values.errors import Code, TopicsError, topic_not_found
+from topics_server.values.limits import HEAD_RESERVE_SEQS, MOVE_RECORDS_MAX
+from topics_server.values.model import (
     CREATION_GATE,
     GATE_OF,
     Durability,
@@ -56,6 +55,7 @@ from topics_server.model import (
     TopicConfig,
     TopicType,
 )
+from topics_server.values.record_codecs import decode_copies
 
 # How long an append waits for its topic's tail to be sealed before it is refused.
 _PARK_MS_MAX: Final = 5_000
@@ -67,13 +67,13 @@ class Store:
     def __init__(
         self,
         registry: Registry,
-        commits: Commits,
-        hub: Hub,
+        commits: CommitPipeline,
+        hub: Notifier,
         fetcher: Fetcher,
         clock: Clock,
         append_limits: AppendLimits,
         quotas: Quotas,
-        moves: Moves,
+        moves: Transfers,
     ) -> None:
         self._registry = registry
         self._commits = commits
@@ -83,7 +83,7 @@ class Store:
         self._quotas = quotas
         self._moves = moves
         # Names with a create, configure or drop in flight: others wait until it is settled.
-        self.settling = Settling()
+        self.settling = NameWaits()
         self.append_limits = append_limits
         # Set by the space watch: appends are refused, everything that frees space goes on.
         self.is_disk_low = False
@@ -132,7 +132,7 @@ class Store:
                     submitted=submitted,
                 )
         appending = self._begin_append(topic, body, decoded, header_key, producer)
-        if not isinstance(appending, Appending):
+        if not isinstance(appending, PendingAppend):
             return await repeated(self._commits, topic, appending, producer, self._clock.now_ms())
         if submitted is not None:
             submitted()
@@ -149,7 +149,7 @@ class Store:
         header_key: str | None,
         producer: ProducerStamp | None = None,
         hurries: bool = False,
-    ) -> Appending | None:
+    ) -> PendingAppend | None:
         """Begin what `append` does if nothing has to be waited for first; None: nothing was done.
 
         `hurries`: do not wait for what else comes in this turn. Raises what `append` raises.
@@ -164,7 +164,7 @@ class Store:
         begun = self._begin_append(topic, body, decoded, header_key, producer)
         if hurries:
             self._commits.flush(topic.topic_id)
-        return begun if isinstance(begun, Appending) else None
+        return begun if isinstance(begun, PendingAppend) else None
 
     def _begin_append(
         self,
@@ -173,13 +173,13 @@ class Store:
         decoded: DecodedAppend,
         header_key: str | None,
         producer: ProducerStamp | None,
-    ) -> Appending | Duplicate | Repeated:
+    ) -> PendingAppend | Duplicate | StampRepeated:
         now_ms, limits = self._clock.now_ms(), self.append_limits
         entry = topic.decide_append(decoded, body, header_key, now_ms, limits, producer=producer)
         if not isinstance(entry, RecordsAppended):
             return entry
         self.check_total_bytes(decoded)
-        return Appending(topic, entry, self.submit_append(topic, entry))
+        return PendingAppend(topic, entry, self.submit_append(topic, entry))
 
     def _has_long_tail(self, topic: Topic) -> bool:
         """Whether sealing is so far behind that memory would grow with the load."""
@@ -244,7 +244,7 @@ class Store:
             self._registry.abandon(topic.topic_id)
             raise
         await self.settle(name, ticket)
-        return Appending(topic, entry, ticket).outcome(created=True)
+        return PendingAppend(topic, entry, ticket).outcome(created=True)
 
     async def append_derived(
         self, name: str, body: bytes, source: Source, *, create: bool = True
@@ -284,7 +284,7 @@ class Store:
         if creation is not None:
             self.settling.hold(name, ticket)
         await move.finished()
-        return Appending(topic, entry, ticket).outcome(created=creation is not None)
+        return PendingAppend(topic, entry, ticket).outcome(created=creation is not None)
 
     def append_page(
         self, topic: Topic, page: RouterPage, decoded: DecodedAppend, body: Callable[[], bytes]

@@ -1,12 +1,13 @@
-"""Queues: leases over the records of a topic. A queue is a topic; what is leased is kept here.
+"""Queues: leases over the records of a topic.
 
-Who holds which job until when is a projection of the journal beside the topics: `books` applies
-lease entries and hears what happens to the topics, and the pure modules know the rules.
+A queue is a topic. Its leases are a projection of the journal beside the topics: `lease_table`
+applies lease entries and follows what happens to the topics; pure modules hold the rules.
 
-- the pure core: `leases` (one queue's book: claim, ack, nack, extend, expiry), made of `jobs`
-  (one job, and the answers), `waiting` (jobs by the time they are due) and `fresh` (jobs never
-  handed out); `cohort` (a fair division);
-  `dead_letter` (the record a dead job becomes, and the way back)
-- time: `step_clock` (the wall clock; setting it moves the books), `alarm` (one timer)
-- all of them: `books` (the projection), `lease_parts` (one book as parts of a snapshot)
+- `dispatch/`: which waiting claimer gets which job.
+- `leases/`: which jobs are leased, due or unclaimed.
+- `answers`: the values that the queue service returns.
+- `dead_letter`: the record of a dead job, and the job of a dead letter (§10.6, redrive).
+- `push`: one push stream (§10.8): keeps up to `max` jobs leased to one connection.
+- `service`: the queue service: claim, ack, nack, extend and waiting claims (§10).
+- `step_clock`: the wall clock of queues, which notices when somebody sets it.
 """

@@ -1,12 +1,12 @@
-"""What the queue service answers: plain values that the API renders. Pure; no rule lives here."""
+"""The values that the queue service returns. Pure."""
 
 from __future__ import annotations
 
 import msgspec
 
-from topics_server.blocks import Block
 from topics_server.engine.answers import QueueCounts
-from topics_server.queue.jobs import LeaseView, SkipReason
+from topics_server.queue.leases.jobs import LeaseView, SkipReason
+from topics_server.values.blocks import Block
 
 
 class LeasedJob(msgspec.Struct, frozen=True, gc=False):
@@ -20,14 +20,14 @@ class LeasedJob(msgspec.Struct, frozen=True, gc=False):
     row: int
 
 
-class Claimed(msgspec.Struct, frozen=True):
+class ClaimResult(msgspec.Struct, frozen=True):
     """Outcome of a claim (§10.2): jobs by seq, and how many others can be claimed."""
 
     jobs: list[LeasedJob]
     ready: int
 
 
-class Acked(msgspec.Struct, frozen=True):
+class AckResult(msgspec.Struct, frozen=True):
     """Outcome of an ack (§10.4): how many jobs are completed and deleted.
 
     `reasons`: why each of the skipped was; of nacks and extends, too.
@@ -41,7 +41,7 @@ class Acked(msgspec.Struct, frozen=True):
     sync_ms: float = 0.0
 
 
-class Nacked(msgspec.Struct, frozen=True):
+class NackResult(msgspec.Struct, frozen=True):
     """Outcome of a nack (§10.5)."""
 
     nacked: int
@@ -50,7 +50,7 @@ class Nacked(msgspec.Struct, frozen=True):
     reasons: list[SkipReason]
 
 
-class Extended(msgspec.Struct, frozen=True):
+class ExtendResult(msgspec.Struct, frozen=True):
     """Outcome of an extend (§10.6): the leases of `seqs` end at `deadline_ms`."""
 
     seqs: list[int]

@@ -1,4 +1,4 @@
-"""The record a dead job becomes, and the job a dead letter becomes again (§10.6, redrive).
+"""The record of a dead job, and the job of a dead letter (§10.6, redrive). Pure.
 
 `data`, `tag`, `node` and `meta` stay what they are, byte for byte; what is known of the job's end
 is added to `meta`, as its last members, and taken off again by the redrive:
@@ -20,10 +20,10 @@ from typing import Final
 
 import msgspec
 
-from topics_server.appends import of_columns
-from topics_server.blocks import BYTES_MARK
-from topics_server.grammars import body_of
-from topics_server.model import is_topic_name
+from topics_server.values.appends import of_columns
+from topics_server.values.blocks import BYTES_MARK
+from topics_server.values.model import is_topic_name
+from topics_server.values.record_codecs import body_of
 
 # Exact, since valid JSON has `,"$` and `{"$` nowhere but where a member's name begins, and what
 # follows it up to the last brace is on the level of `meta` itself.

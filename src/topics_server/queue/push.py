@@ -1,10 +1,10 @@
-"""One push stream (§10.8): keeps up to `max` jobs leased to one connection, until it ends.
+"""One push stream (§10.8): keeps up to `max` jobs leased to one connection.
 
 It stands in its queue's line like any claimer, and wants as many jobs as its connection has fewer
 than `max`: an ack, a nack or an expiry makes room for the next, unless it is held back. What it is
 granted is read and handed to the connection a few jobs at a time, each lot once the socket took the
-one before. When it ends, everything it still holds is released at once. Called by `api/queues`;
-loop thread only.
+one before. When it ends, everything it still holds is released at once. Called by
+`api/queues/handlers`; loop thread only.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
-from topics_server.engine.topic import Topic
-from topics_server.errors import Code, StorageError, TopicsError
-from topics_server.queue.alarm import Alarm
+from topics_server.engine.topic.topic import Topic
 from topics_server.queue.answers import LeasedJob
-from topics_server.queue.line import Grant, Line
+from topics_server.queue.dispatch.alarm import Alarm
+from topics_server.queue.dispatch.consumer_queue import ClaimGrant, ConsumerQueue
 from topics_server.queue.service import QueueService
+from topics_server.values.errors import Code, StorageError, TopicsError
 
 # Jobs read and handed over at a time.
 _LOT_JOBS: Final = 16
@@ -54,7 +54,7 @@ class Push:
         self._tell = tell
         self._delivering: asyncio.Task[None] | None = None
         self._pause: Alarm | None = None
-        self._line: Line | None = None
+        self._line: ConsumerQueue | None = None
         self._is_over = False
         self._is_held_back = False
 
@@ -84,7 +84,7 @@ class Push:
             return 0
         return self._service.room(self._topic, self.connection, self._max_jobs, now_ms)
 
-    def take(self, grant: Grant) -> None:
+    def take(self, grant: ClaimGrant) -> None:
         """Hand the jobs over, and want nothing more until that is done."""
         assert self._delivering is None
         self._delivering = asyncio.get_running_loop().create_task(self._hand_over(grant))
@@ -125,7 +125,7 @@ class Push:
         self._pause = None
         self._service.stir(self._topic)
 
-    async def _hand_over(self, grant: Grant) -> None:
+    async def _hand_over(self, grant: ClaimGrant) -> None:
         seqs = [job.seq for job in grant.claim.jobs]
         try:
             for start in range(0, len(seqs), _LOT_JOBS):

@@ -1,11 +1,11 @@
-"""Queues as the API uses them: claim, ack, nack, extend, and who waits for jobs (§10).
+"""The queue service: claim, ack, nack, extend and waiting claims (§10).
 
 A claim is decided and applied in one turn, unless the queue's leases are durable: then it waits for
 its entry like any write. Whoever waits (a claim with `wait_ms`, a push stream, everybody while a
 coalescing window is open) stands in the queue's line (`lines`). Payloads are read after the
 decision; what cannot be read is given back. An ack is the delete of the records, as
 durable as the topic's class. All decisions are the book's; who goes away changes none of them.
-Called by `api/queues`, `api/probes`, `queue/push`; loop thread only.
+Called by `api/queues/handlers`, `api/operate/probes`, `queue/push`; loop thread only.
 """
 
 from __future__ import annotations
@@ -16,36 +16,36 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from typing import Final
 
 from topics_server.engine.answers import QueueCounts
-from topics_server.engine.appending import SeqsDelete
-from topics_server.engine.commits import Commits, Ticket
-from topics_server.engine.hub import Hub
-from topics_server.engine.moves import settled
+from topics_server.engine.commit.appending import SeqsDelete
+from topics_server.engine.commit.notifier import Notifier
+from topics_server.engine.commit.pipeline import CommitPipeline, Ticket
+from topics_server.engine.commit.transfers import settled
 from topics_server.engine.ports import Clock
 from topics_server.engine.store import Store
-from topics_server.engine.topic import Topic
-from topics_server.entries import LeasesExtended, LeasesReleased
-from topics_server.errors import Code, StorageError, TopicsError, invalid
-from topics_server.metrics import log
-from topics_server.model import TagMatch, TopicConfig, TopicType
-from topics_server.queue.alarm import Alarm
+from topics_server.engine.topic.topic import Topic
 from topics_server.queue.answers import (
-    Acked,
-    Claimed,
-    Extended,
+    AckResult,
+    ClaimResult,
+    ExtendResult,
     LeasedJob,
     LeasePage,
-    Nacked,
+    NackResult,
     Redriven,
 )
-from topics_server.queue.books import QueueBooks
-from topics_server.queue.jobs import SkipReason, why_skipped
-from topics_server.queue.lease_log import LeaseLogs
-from topics_server.queue.leases import LeaseBook
-from topics_server.queue.leasing import Leasing
-from topics_server.queue.line import Claimer, Grant, Line, Poll
-from topics_server.queue.lines import Lines
-from topics_server.queue.moving import Mover
+from topics_server.queue.dispatch.alarm import Alarm
+from topics_server.queue.dispatch.consumer_queue import Claimer, ClaimGrant, ConsumerQueue, Poll
+from topics_server.queue.dispatch.dead_letter_moves import Mover
+from topics_server.queue.dispatch.dispatcher import ClaimDispatcher
+from topics_server.queue.dispatch.lease_changes import Leasing
+from topics_server.queue.leases.jobs import SkipReason, why_skipped
+from topics_server.queue.leases.lease_book import LeaseBook
+from topics_server.queue.leases.lease_log import LeaseLogs
+from topics_server.queue.leases.lease_table import LeaseTable
 from topics_server.queue.step_clock import StepClock
+from topics_server.runtime.metrics import log
+from topics_server.values.entries import LeasesExtended, LeasesReleased
+from topics_server.values.errors import Code, StorageError, TopicsError, invalid
+from topics_server.values.model import TagMatch, TopicConfig, TopicType
 
 _NO_COUNTS: Final = QueueCounts(0, 0, 0, 0)
 
@@ -59,9 +59,9 @@ class QueueService:
     def __init__(
         self,
         store: Store,
-        books: QueueBooks,
-        commits: Commits,
-        hub: Hub,
+        books: LeaseTable,
+        commits: CommitPipeline,
+        hub: Notifier,
         clock: Clock,
         *,
         on_moved: Callable[[], None],
@@ -74,7 +74,7 @@ class QueueService:
         self._acking: dict[tuple[int, int], SeqsDelete] = {}
         # Leases may outlive a kill: a connection of another start never has the same number.
         self._connections = itertools.count((clock.now_ms() << 20) + 1)
-        self.lines = Lines(store, books, hub, clock)
+        self.lines = ClaimDispatcher(store, books, hub, clock)
         self.logs = LeaseLogs(store)
         self.mover = Mover(store, books, clock, self.lines.stir, self.logs)
         self.leasing = Leasing(
@@ -98,7 +98,7 @@ class QueueService:
         *,
         wait_ms: int,
         gone: Callable[[], Awaitable[None]],
-    ) -> Claimed | None:
+    ) -> ClaimResult | None:
         """Lease jobs to a node (§10.2); waits up to `wait_ms` for the first one.
 
         `gone` returns when nobody waits for the answer any more; then it is None, and what was
@@ -124,10 +124,10 @@ class QueueService:
         finally:
             self.lines.leave(line, poll)
         jobs = [] if grant is None else await self.read(grant, grant.claim.jobs[0].seq)
-        return Claimed(jobs, self.counts(topic).ready)
+        return ClaimResult(jobs, self.counts(topic).ready)
 
     async def _waited(
-        self, line: Line, poll: Poll, wait_ms: int, gone: Callable[[], Awaitable[None]]
+        self, line: ConsumerQueue, poll: Poll, wait_ms: int, gone: Callable[[], Awaitable[None]]
     ) -> bool:
         """Wait for the outcome; False if the caller went away before."""
         self.lines.listen(line)
@@ -159,7 +159,9 @@ class QueueService:
             if grant is not None:
                 self.leasing.give_back(grant)
 
-    async def read(self, grant: Grant, from_seq: int, limit: int | None = None) -> list[LeasedJob]:
+    async def read(
+        self, grant: ClaimGrant, from_seq: int, limit: int | None = None
+    ) -> list[LeasedJob]:
         """The granted jobs from this seq on with their records, once the leases are safe.
 
         What is gone meanwhile is left out. If it cannot be read, it is given back and this raises.
@@ -187,7 +189,7 @@ class QueueService:
 
     async def ack(
         self, name: str, node: str, seqs: Sequence[int], lease_ids: Sequence[int] | None
-    ) -> Acked:
+    ) -> AckResult:
         """Complete jobs (§10.4): delete those that this node holds."""
         topic, book = await self.queue(name)
         matched = book.decide_ack(node, seqs, lease_ids)
@@ -202,7 +204,7 @@ class QueueService:
         for other in joined.values():
             await self._store.finish_delete(other)
             acked += len(set(other.seqs).intersection(matched.joining))
-        return Acked(acked, skipped, self.counts(topic), reasons, done.write_ms, done.sync_ms)
+        return AckResult(acked, skipped, self.counts(topic), reasons, done.write_ms, done.sync_ms)
 
     def _why(
         self,
@@ -273,7 +275,7 @@ class QueueService:
         *,
         delay_ms: int,
         error: str = "",
-    ) -> Nacked:
+    ) -> NackResult:
         """Give jobs back (§10.5), claimable again after the delay; `error`: why."""
         topic, book = await self.queue(name)
         now_ms = self._clock.now_ms()
@@ -282,7 +284,7 @@ class QueueService:
         if entry is not None:
             await self._change(topic, book, entry)
         nacked = 0 if entry is None else len(entry.jobs)
-        return Nacked(nacked, skipped, self.counts(topic), reasons)
+        return NackResult(nacked, skipped, self.counts(topic), reasons)
 
     async def extend(
         self,
@@ -293,7 +295,7 @@ class QueueService:
         *,
         lease_ms: int,
         no_more: bool = False,
-    ) -> Extended:
+    ) -> ExtendResult:
         """Hold jobs until `lease_ms` from now (§10.6).
 
         `no_more`: the push streams over which those that count came claim nothing any more.
@@ -303,11 +305,11 @@ class QueueService:
         entry, skipped = book.decide_extend(now_ms, node, seqs, lease_ids, lease_ms)
         reasons = self._why(topic, book, node, seqs, lease_ids, skipped)
         if entry is None:
-            return Extended([], now_ms + lease_ms, skipped, reasons)
+            return ExtendResult([], now_ms + lease_ms, skipped, reasons)
         if no_more:
             self.lines.hold_back(topic.topic_id, book.connections_of(entry.seqs))
         await self._change(topic, book, entry)
-        return Extended(entry.seqs, entry.deadline_ms, skipped, reasons)
+        return ExtendResult(entry.seqs, entry.deadline_ms, skipped, reasons)
 
     async def leases(self, name: str, *, after_seq: int, page_size: int) -> LeasePage:
         """Who holds what until when, by seq."""
@@ -394,11 +396,11 @@ class QueueService:
         held = max_jobs if book is None else book.connection_count(now_ms, connection)
         return max(0, max_jobs - held)
 
-    def attend(self, topic: Topic, claimer: Claimer) -> Line:
+    def attend(self, topic: Topic, claimer: Claimer) -> ConsumerQueue:
         """Have a claimer wait in line from now on."""
         return self.lines.attend(topic, claimer)
 
-    def leave(self, line: Line, claimer: Claimer) -> None:
+    def leave(self, line: ConsumerQueue, claimer: Claimer) -> None:
         """It waits no more."""
         self.lines.leave(line, claimer)
 
@@ -406,7 +408,7 @@ class QueueService:
         """Who waits there may be given something."""
         self.lines.stir(topic.topic_id)
 
-    def give_back(self, grant: Grant, from_seq: int) -> None:
+    def give_back(self, grant: ClaimGrant, from_seq: int) -> None:
         """Release granted jobs from this seq on: nobody was handed them."""
         self.leasing.give_back(grant, from_seq)
 

@@ -1,4 +1,4 @@
-"""The wall clock as queues read it: whoever sets it is noticed before a time is compared.
+"""The wall clock of queues, which notices when somebody sets it.
 
 Leases and delays are kept in ms of the wall clock, for that is what clients are told and what the
 next process knows, but within a process they last as long as they were given for. The difference

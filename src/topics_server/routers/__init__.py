@@ -1,7 +1,10 @@
 """Routers: server-side forwarding from one topic into another (§6).
 
-`table` what routers there are, a projection of the journal · `forward` the copies of a page, pure ·
-`evidence` which copies a destination holds already · `pump` reads sources and appends to
-destinations · `routes` what each router at work waits for · `service` put, get, list, delete ·
-`answers` what comes back.
+- `answers`: the values that the router service takes and returns.
+- `copy_dedupe`: which copies a destination already holds (`exactly_once`, §6).
+- `forward`: computes one router's copies of a source page: filter, hops, dedupe.
+- `pump`: reads sources from the routers' cursors and appends copies.
+- `router_table`: all routers: a projection of the journal with the graph's rules (§6).
+- `routes`: what each running router waits for.
+- `service`: the router service: put, get, list, delete (§6).
 """

@@ -1,10 +1,10 @@
-"""What the router service takes and answers: plain values that the API renders. Pure."""
+"""The values that the router service takes and returns. Pure."""
 
 from __future__ import annotations
 
 import msgspec
 
-from topics_server.model import RouterDefinition
+from topics_server.values.model import RouterDefinition
 
 
 class RouterSpec(msgspec.Struct, frozen=True):
@@ -43,7 +43,7 @@ class RouterState(msgspec.Struct, frozen=True):
     stalled: tuple[str, str] | None = None
 
 
-class RouterPage(msgspec.Struct, frozen=True):
+class RouterListPage(msgspec.Struct, frozen=True):
     """One page of the list, in name order; `next_after` when more follow."""
 
     routers: list[RouterState]

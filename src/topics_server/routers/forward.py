@@ -1,4 +1,4 @@
-"""From a page of the source to the copies of one router: filter, hops, what is held already. Pure.
+"""Computes one router's copies of a source page: filter, hops, dedupe. Pure.
 
 The copies do not depend on which destination gets them, so routers that are alike share them.
 Called by `routers/pump`.
@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Final
 
-from topics_server.appends import DecodedAppend
-from topics_server.blocks import Block
-from topics_server.copies import Columns, copies_of
 from topics_server.engine.answers import Gap, Page
-from topics_server.entries import RouterStamp
-from topics_server.grammars import body_of, with_grammar
-from topics_server.model import LossReason, RouterDefinition
+from topics_server.values.appends import DecodedAppend
+from topics_server.values.blocks import Block
+from topics_server.values.copies import CopyColumns, copies_of
+from topics_server.values.entries import RouterStamp
+from topics_server.values.model import LossReason, RouterDefinition
+from topics_server.values.record_codecs import body_of, with_grammar
 
 # How often a record may be copied when routers make a cycle (contract README, Auto-priority).
 HOPS_MAX: Final = 8
@@ -62,7 +62,7 @@ def copy_page(
     page: Page, definition: RouterDefinition, stamp: RouterStamp | None, known: Collection[int]
 ) -> Copies:
     """The copies of a page. `known`: seqs of which the destination holds a copy already."""
-    columns = Columns([], [], [], [], [])
+    columns = CopyColumns([], [], [], [], [])
     hops = bytearray()
     for piece in page.pieces:
         _take(piece.block, _wanted(piece.block, piece.rows, definition, known), columns, hops)
@@ -111,7 +111,7 @@ def _wanted(
     return wanted
 
 
-def _take(block: Block, rows: list[int], columns: Columns, hops: bytearray) -> None:
+def _take(block: Block, rows: list[int], columns: CopyColumns, hops: bytearray) -> None:
     if not rows:
         return
     first_seq, ends, body = block.first_seq, block.ends, block.body

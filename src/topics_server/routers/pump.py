@@ -1,4 +1,4 @@
-"""The pump: reads sources from the routers' cursors and appends copies to their destinations.
+"""Reads sources from the routers' cursors and appends copies.
 
 Off the write path. A bell says that a source moved; its routers are queued, and worked off a page
 at a time, one router after the other, a fraction of a millisecond in each turn of the loop. A
@@ -17,28 +17,28 @@ from functools import partial
 from typing import Final
 
 from topics_server.engine.answers import ReadRequest
-from topics_server.engine.commits import Commits, Ticket
-from topics_server.engine.hub import Hub
-from topics_server.engine.pages import Pages
+from topics_server.engine.commit.notifier import Notifier
+from topics_server.engine.commit.pipeline import CommitPipeline, Ticket
+from topics_server.engine.commit.router_pages import RouterPages
 from topics_server.engine.ports import Clock
-from topics_server.engine.reading import PagePlan, plan_page
+from topics_server.engine.read.page import PagePlan, plan_page
 from topics_server.engine.store import Store
-from topics_server.engine.topic import Topic
-from topics_server.entries import CursorMoved, RouterPage, RouterStamp
-from topics_server.errors import Code, StorageError, TopicsError
-from topics_server.limits import MIB
-from topics_server.metrics import log
-from topics_server.model import GATE_OF, Gate, Guarantee, RouterDefinition, TagMatch
-from topics_server.routers.evidence import held_copies
+from topics_server.engine.topic.topic import Topic
+from topics_server.routers.copy_dedupe import held_copies
 from topics_server.routers.forward import Copies, copy_page
+from topics_server.routers.router_table import Router, RouterTable
 from topics_server.routers.routes import (
     PAGE_RECORDS,
     RETRY_MS_MIN,
     Crowd,
-    Route,
+    RouterWork,
     SourceRoutes,
 )
-from topics_server.routers.table import Router, RouterTable
+from topics_server.runtime.metrics import log
+from topics_server.values.entries import CursorMoved, RouterPage, RouterStamp
+from topics_server.values.errors import Code, StorageError, TopicsError
+from topics_server.values.limits import MIB
+from topics_server.values.model import GATE_OF, Gate, Guarantee, RouterDefinition, TagMatch
 
 _PAGE_BYTES: Final = MIB
 # How long routers are worked off before others have a turn of the loop.
@@ -68,9 +68,9 @@ class Pump:
         self,
         table: RouterTable,
         store: Store,
-        commits: Commits,
-        hub: Hub,
-        pages: Pages,
+        commits: CommitPipeline,
+        hub: Notifier,
+        pages: RouterPages,
         clock: Clock,
         moved: Callable[[int], None],
     ) -> None:
@@ -82,9 +82,9 @@ class Pump:
         self._pages = pages
         self._clock = clock
         self._moved = moved
-        self._routes: dict[int, Route] = {}
+        self._routes: dict[int, RouterWork] = {}
         self._sources: dict[int, SourceRoutes] = {}
-        self._ready: deque[Route | SourceRoutes] = deque()
+        self._ready: deque[RouterWork | SourceRoutes] = deque()
         self._shared: dict[_ShareKey, Copies] = {}
         self._crowds: dict[tuple[int, Gate], Crowd] = {}
         self._is_scheduled = False
@@ -115,7 +115,7 @@ class Pump:
             topic = self._store.topic_of(router.source_id)
             if topic is None:
                 return
-            route = self._routes[router.router_id] = Route(router)
+            route = self._routes[router.router_id] = RouterWork(router)
             source = self._sources.get(router.source_id)
             if source is None:
                 source = self._sources[router.source_id] = SourceRoutes(
@@ -201,7 +201,7 @@ class Pump:
 
     # -- whose turn it is ------------------------------------------------------------------
 
-    def queue(self, route: Route) -> None:
+    def queue(self, route: RouterWork) -> None:
         """Look at this router when its turn comes."""
         if not route.is_queued and not route.is_waiting and not self._is_closed:
             route.is_queued = True
@@ -233,7 +233,7 @@ class Pump:
         while ready:
             turn = ready.popleft()
             turn.is_queued = False
-            if isinstance(turn, Route):
+            if isinstance(turn, RouterWork):
                 self._advance(turn)
                 if turn.in_flight is None:
                     self._admit()
@@ -268,7 +268,7 @@ class Pump:
 
     # -- one page --------------------------------------------------------------------------
 
-    def _advance(self, route: Route) -> None:
+    def _advance(self, route: RouterWork) -> None:
         """Copy the next page of a router, if there is one and it can be read at once."""
         if route.is_waiting:
             return
@@ -320,7 +320,7 @@ class Pump:
                 if route.is_queued:
                     break
 
-    def _has_evidence(self, route: Route, dest: Topic, cursor_seq: int) -> bool:
+    def _has_evidence(self, route: RouterWork, dest: Topic, cursor_seq: int) -> bool:
         """Whether it is known what the destination holds of what comes next."""
         router = route.router
         if cursor_seq >= router.known_seq:
@@ -345,7 +345,9 @@ class Pump:
         assert source is not None
         return RouterStamp(router.name, source.name, source.epoch)
 
-    def _copies(self, route: Route, source: Topic, dest: Topic, cursor_seq: int) -> Copies | None:
+    def _copies(
+        self, route: RouterWork, source: Topic, dest: Topic, cursor_seq: int
+    ) -> Copies | None:
         """The copies of the next page; None if it is being read."""
         router = route.router
         definition = router.definition
@@ -394,7 +396,7 @@ class Pump:
         """Bring what a plan needs into the cache; it is planned again then."""
         await self._store.complete(source, plan)
 
-    def _read(self, route: Route, reading: Callable[[], Coroutine[None, None, None]]) -> None:
+    def _read(self, route: RouterWork, reading: Callable[[], Coroutine[None, None, None]]) -> None:
         """Read something off the loop for this router, then look at it again."""
 
         async def read() -> None:
@@ -417,7 +419,7 @@ class Pump:
 
         route.fetching = self._loop.create_task(read())
 
-    def _send(self, route: Route, source: Topic, dest: Topic, copies: Copies) -> None:
+    def _send(self, route: RouterWork, source: Topic, dest: Topic, copies: Copies) -> None:
         """Submit the copies, or move the cursor where there are none."""
         router = route.router
         if copies.is_empty:
@@ -460,7 +462,7 @@ class Pump:
             ticket.waiters.append(partial(self._leave, crowd))
             ticket.waiters.append(partial(self._settled, route, ticket))
 
-    def _settled(self, route: Route, ticket: Ticket) -> None:
+    def _settled(self, route: RouterWork, ticket: Ticket) -> None:
         route.in_flight = None
         if route.is_over:
             # Its last page has brought its cursor back.
@@ -474,7 +476,7 @@ class Pump:
             route.limit = min(PAGE_RECORDS, 2 * route.limit)
         self.queue(route)
 
-    def _note(self, route: Route, dest: Topic, cursor_seq: int) -> None:
+    def _note(self, route: RouterWork, dest: Topic, cursor_seq: int) -> None:
         """Journal a cursor that came far without a copy. Refused, it is tried again later."""
         unnoted = cursor_seq - max(route.noted_seq, route.router.start_seq)
         if unnoted < _UNNOTED_SEQS_MAX or dest.is_ephemeral or dest.staging.has_control:
@@ -488,7 +490,7 @@ class Pump:
 
     # -- waiting ---------------------------------------------------------------------------
 
-    def _refused(self, route: Route, error: TopicsError) -> None:
+    def _refused(self, route: RouterWork, error: TopicsError) -> None:
         """The destination takes no such page now: a smaller one, or later."""
         if error.code is Code.TOPIC_FULL and route.limit > 1:
             route.limit = max(1, route.limit // 8)
@@ -496,13 +498,13 @@ class Pump:
             return
         self._stall(route, error.code.value, error.message)
 
-    def _stall(self, route: Route, code: str, message: str) -> None:
+    def _stall(self, route: RouterWork, code: str, message: str) -> None:
         if route.stalled is None:
             log.warning("router %s waits: %s", route.router.name, message)
         route.stalled = (code, message)
         self._wait(route)
 
-    def _unstall(self, route: Route) -> None:
+    def _unstall(self, route: RouterWork) -> None:
         if route.stalled is not None:
             log.info("router %s goes on", route.router.name)
             route.stalled = None
@@ -511,13 +513,13 @@ class Pump:
             route.timer.cancel()
             route.timer = None
 
-    def _wait(self, route: Route) -> None:
+    def _wait(self, route: RouterWork) -> None:
         if self._is_closed or route.is_over or route.timer is not None:
             return
         route.timer = self._loop.call_later(route.retry_ms / 1000, self._again, route)
         route.retry_ms = min(_RETRY_MS_MAX, 2 * route.retry_ms)
 
-    def _again(self, route: Route) -> None:
+    def _again(self, route: RouterWork) -> None:
         route.timer = None
         self.queue(route)
 

@@ -1,4 +1,4 @@
-"""What the pump knows of each router at work: where it waits, and for what. No rule, no I/O.
+"""What each running router waits for.
 
 Used by `routers/pump` only.
 """
@@ -10,14 +10,14 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
-from topics_server.engine.commits import Ticket
-from topics_server.routers.table import Router
+from topics_server.engine.commit.pipeline import Ticket
+from topics_server.routers.router_table import Router
 
 PAGE_RECORDS: Final = 1_000
 RETRY_MS_MIN: Final = 10.0
 
 
-class Route:
+class RouterWork:
     """One router at work."""
 
     __slots__ = (
@@ -72,16 +72,16 @@ class SourceRoutes:
     def __init__(
         self,
         topic_id: int,
-        queue: Callable[[Route], None],
+        queue: Callable[[RouterWork], None],
         queue_all: Callable[[SourceRoutes], None],
     ) -> None:
         self.topic_id = topic_id
         self.queue = queue
         self.queue_all = queue_all
-        self.routes: dict[int, Route] = {}
+        self.routes: dict[int, RouterWork] = {}
         self.is_queued = False
         # Of the routes that are being queued, those that are not yet.
-        self.waiting: list[Route] = []
+        self.waiting: list[RouterWork] = []
 
     def ring(self) -> None:
         """The topic moved."""
@@ -101,4 +101,4 @@ class Crowd:
 
     def __init__(self) -> None:
         self.count = 0
-        self.waiting: deque[Route] = deque()
+        self.waiting: deque[RouterWork] = deque()

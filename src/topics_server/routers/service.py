@@ -1,9 +1,9 @@
-"""Routers as the API uses them: put, get, list, delete (§6).
+"""The router service: put, get, list, delete (§6).
 
 One change at a time: what is asked for is judged against what is there, then made durable, before
 the next is looked at. A router that is refused leaves nothing behind; one that is changed has no
 page in flight meanwhile, and what its source had by then went by the old definition. Called by
-`api/routers` and `api/topics`; loop thread only.
+`api/routers/handlers` and `api/topics/handlers`; loop thread only.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ import asyncio
 from collections.abc import Callable
 from typing import Final
 
-from topics_server.engine.commits import Commits, Ticket
-from topics_server.engine.moves import settled
+from topics_server.engine.commit.pipeline import CommitPipeline, Ticket
+from topics_server.engine.commit.transfers import settled
 from topics_server.engine.ports import Clock
 from topics_server.engine.store import Store
-from topics_server.engine.topic import Topic
-from topics_server.entries import CursorMoved, RouterDeleted, RouterEntry, RouterPut
-from topics_server.errors import Code, TopicsError, topic_not_found
-from topics_server.model import Gate, RouterDefinition
-from topics_server.routers.answers import RouterOutcome, RouterPage, RouterSpec, RouterState
+from topics_server.engine.topic.topic import Topic
+from topics_server.routers.answers import RouterListPage, RouterOutcome, RouterSpec, RouterState
 from topics_server.routers.pump import Pump
-from topics_server.routers.table import Router, RouterTable
+from topics_server.routers.router_table import Router, RouterTable
+from topics_server.values.entries import CursorMoved, RouterDeleted, RouterEntry, RouterPut
+from topics_server.values.errors import Code, TopicsError, topic_not_found
+from topics_server.values.model import Gate, RouterDefinition
 
 # A topic that is dropped as often as it is made is left to whoever does that.
 _TRIES_MAX: Final = 8
@@ -36,7 +36,7 @@ class RouterService:
         table: RouterTable,
         pump: Pump,
         store: Store,
-        commits: Commits,
+        commits: CommitPipeline,
         clock: Clock,
         *,
         max_routers: int,
@@ -76,7 +76,7 @@ class RouterService:
         after: str | None,
         page_size: int,
         may_name: Callable[[str], bool] | None = None,
-    ) -> RouterPage:
+    ) -> RouterListPage:
         """Routers in name order after `after`; all of whose names `may_name` takes, if given."""
         found, next_after = self._table.page(
             prefix=prefix,
@@ -86,7 +86,7 @@ class RouterService:
             size=page_size,
             may_name=may_name,
         )
-        return RouterPage([self._state(router) for router in found], next_after)
+        return RouterListPage([self._state(router) for router in found], next_after)
 
     def routers_of(self, topic_name: str) -> list[str]:
         """Names of the routers that go when this topic goes, in order."""

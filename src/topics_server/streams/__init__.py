@@ -1,13 +1,16 @@
-"""Durable Streams over topics: one log, two doors.
+"""Durable Streams: every topic is also a stream under `/v1/stream`.
 
 A stream is a topic (the contract's README, *Bytes in topics*): a JSON message is a record, and so
 is one append of bytes. What a stream is beside its topic (content type, lifetime, closed or not,
-what it was forked from) are `model.StreamFacts`, durable with the topic.
+its fork's origin) is `model.StreamFacts`, durable with the topic.
 
-- `values`: what the door at `/v1/stream` asks for and is told
-- `paths`: stream path -> topic name
-- `offsets`: positions as text
-- `forks`: whose path may not be used again
-- `service`: the calls: create, append, close, read, wait, delete
-- `lifetimes`: streams end by themselves
+- `content`: decodes the body of a stream request into records.
+- `errors`: the error messages of the Durable Streams API.
+- `forks`: forks: a stream that begins as a copy of another.
+- `lifetimes`: deletes streams at the end of their TTL or at their expiry time.
+- `offsets`: stream offsets as text.
+- `paths`: stream path to topic name.
+- `positions`: positions of a stream behind seqs, and its content type.
+- `service`: the stream service: create, append, close, read, wait, delete.
+- `values`: the values that the stream service takes and returns.
 """

@@ -1,4 +1,4 @@
-"""The body of one request to a stream, as the records it brings.
+"""Decodes the body of a stream request into records.
 
 How a body is read depends on the stream's content type. A large one is read off the loop, and while
 it is, the stream may become another: so whoever asks looks at the stream again afterwards. Used by
@@ -7,12 +7,12 @@ it is, the stream may become another: so whoever asks looks at the stream again 
 
 from __future__ import annotations
 
-from topics_server.appends import DecodedAppend
-from topics_server.engine.admission import AppendLimits
-from topics_server.engine.large_appends import LargeAppends
-from topics_server.errors import Code, TopicsError
-from topics_server.grammars import bytes_body, decode_bytes, decode_messages
-from topics_server.streams.places import is_json
+from topics_server.engine.background.large_appends import LargeAppends
+from topics_server.engine.topic.admission import AppendLimits
+from topics_server.streams.positions import is_json
+from topics_server.values.appends import DecodedAppend
+from topics_server.values.errors import Code, TopicsError
+from topics_server.values.record_codecs import bytes_body, decode_bytes, decode_messages
 
 # A body as it is kept, and its records; None if it has none.
 Records = tuple[bytes, DecodedAppend] | None

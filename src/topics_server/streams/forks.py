@@ -1,4 +1,4 @@
-"""Forks: a stream that begins as a copy of another, with the same positions up to there.
+"""Forks: a stream that begins as a copy of another.
 
 The copies have the seqs they have in the source, and what is deleted there has its place here, so
 that an offset of the source means the same in the fork. From then on both are streams of their
@@ -12,19 +12,19 @@ from collections.abc import Iterator
 
 import msgspec
 
-from topics_server.appends import DecodedAppend, of_columns
-from topics_server.engine.admission import check_limits
 from topics_server.engine.answers import Page, ReadRequest
-from topics_server.engine.repeats import applied
+from topics_server.engine.commit.repeats import applied
 from topics_server.engine.store import Store
-from topics_server.engine.streaming import StreamWrites
-from topics_server.engine.topic import Topic
-from topics_server.errors import TopicsError, invalid
-from topics_server.grammars import decode_bytes
-from topics_server.model import Ancestor, StreamFacts, TopicConfig, TopicType
-from topics_server.streams.places import is_json, position_after, same_type
-from topics_server.streams.refusals import conflict, not_found
+from topics_server.engine.stream_writes import StreamWrites
+from topics_server.engine.topic.admission import check_limits
+from topics_server.engine.topic.topic import Topic
+from topics_server.streams.errors import conflict, not_found
+from topics_server.streams.positions import is_json, position_after, same_type
 from topics_server.streams.values import ForkAsked
+from topics_server.values.appends import DecodedAppend, of_columns
+from topics_server.values.errors import TopicsError, invalid
+from topics_server.values.model import Ancestor, StreamFacts, TopicConfig, TopicType
+from topics_server.values.record_codecs import decode_bytes
 
 ANCESTORS_MAX = 64
 _PAGE_RECORDS = 1024

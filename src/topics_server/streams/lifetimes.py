@@ -1,4 +1,4 @@
-"""Streams end by themselves: so long after their last use, or at a time. One task a server.
+"""Deletes streams at the end of their TTL or at their expiry time.
 
 What is over is refused at once by whoever looks; here its topic is dropped, within a second. A
 heap of when each may end; a stream that was used meanwhile goes back with its new time.
@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from heapq import heappop, heappush
 
 from topics_server.engine.ports import Clock
-from topics_server.engine.registry import Registry
 from topics_server.engine.store import Store
-from topics_server.engine.topic import Topic
-from topics_server.errors import TopicsError
+from topics_server.engine.topic.registry import Registry
+from topics_server.engine.topic.topic import Topic
+from topics_server.values.errors import TopicsError
 
 _SWEEP_S = 1.0
 # Streams looked at in one turn of the loop.

@@ -1,4 +1,4 @@
-"""Positions as text: what clients are told, keep, and send back. Pure.
+"""Stream offsets as text. Pure.
 
 `0000000000000042_0000000000000007` is after seq 42 of topic 7: sixteen digits each, so that texts
 of one stream sort as its positions do, and a position of another stream of the same path, dropped
@@ -10,9 +10,9 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from topics_server.errors import invalid
-from topics_server.limits import SEQ_MAX
 from topics_server.streams.values import Position
+from topics_server.values.errors import invalid
+from topics_server.values.limits import SEQ_MAX
 
 _FORM: Final = re.compile(r"([0-9]{1,20})_([0-9]{1,20})")
 

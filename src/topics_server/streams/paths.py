@@ -1,4 +1,4 @@
-"""Stream path -> topic name (the contract's README, *Bytes in topics*). Pure.
+"""Stream path to topic name. Pure.
 
 A path that is a valid topic name is that topic; any other maps to `ds:` and a hash of it, and the
 topic keeps the path. A path that looks like such a name itself is no stream: nothing is created
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 
-from topics_server.model import HASH_CHARS, HASHED_PREFIX, is_topic_name
+from topics_server.values.model import HASH_CHARS, HASHED_PREFIX, is_topic_name
 
 
 def topic_of(path: str) -> str:

@@ -1,9 +1,10 @@
-"""Streams: topics by their second door (Durable Streams). One object a server.
+"""The stream service: create, append, close, read, wait, delete.
 
 Create, append, close, read, wait, head and delete, as the protocol has them; records, producers,
 durability, deletes and reads are the topic's own. A stream that ends by itself is gone from that
 moment for whoever asks, and its topic is dropped soon after (`lifetimes`). Deletes show here as
-what is not there any more; what was lost (`410`) names where to go on. Called by `api/streams`.
+what is not there any more; what was lost (`410`) names where to go on. Called by
+`api/streams/handlers`.
 """
 
 from __future__ import annotations
@@ -13,29 +14,26 @@ from collections.abc import Callable
 
 import msgspec
 
-from topics_server.appends import DecodedAppend
 from topics_server.engine.answers import Appended, Page, ProducerRepeat, ReadRequest
-from topics_server.engine.appending import Appending
-from topics_server.engine.commits import Ticket
-from topics_server.engine.hub import Hub
-from topics_server.engine.large_appends import LargeAppends
+from topics_server.engine.background.large_appends import LargeAppends
+from topics_server.engine.commit.appending import PendingAppend
+from topics_server.engine.commit.name_waits import ring_or_timeout
+from topics_server.engine.commit.notifier import Notifier
+from topics_server.engine.commit.pipeline import Ticket
+from topics_server.engine.commit.repeats import applied, repeated
 from topics_server.engine.ports import Clock
-from topics_server.engine.producers import Repeated
-from topics_server.engine.registry import Registry, own_path
-from topics_server.engine.repeats import applied, repeated
 from topics_server.engine.store import Store
-from topics_server.engine.streaming import StreamWrites
-from topics_server.engine.topic import Topic
-from topics_server.engine.waiting import ring_or_timeout
-from topics_server.errors import Code, TopicsError, clipped, invalid
-from topics_server.model import ProducerStamp, StreamFacts, StreamStep, TopicConfig
+from topics_server.engine.stream_writes import StreamWrites
+from topics_server.engine.topic.producers import StampRepeated
+from topics_server.engine.topic.registry import Registry, own_path
+from topics_server.engine.topic.topic import Topic
 from topics_server.streams.content import Content, in_words_of_streams
+from topics_server.streams.errors import conflict, gone, held, lost, not_found
 from topics_server.streams.forks import Forks
 from topics_server.streams.lifetimes import Lifetimes
 from topics_server.streams.offsets import text_of
 from topics_server.streams.paths import topic_of
-from topics_server.streams.places import position_after, same_type, view_of
-from topics_server.streams.refusals import conflict, gone, held, lost, not_found
+from topics_server.streams.positions import position_after, same_type, view_of
 from topics_server.streams.values import (
     AppendAsked,
     CreateAsked,
@@ -45,6 +43,9 @@ from topics_server.streams.values import (
     StreamPage,
     StreamView,
 )
+from topics_server.values.appends import DecodedAppend
+from topics_server.values.errors import Code, TopicsError, clipped, invalid
+from topics_server.values.model import ProducerStamp, StreamFacts, StreamStep, TopicConfig
 
 DEFAULT_TYPE = "application/octet-stream"
 # Messages of one page; its bytes are the caller's.
@@ -59,7 +60,7 @@ class Streams:
         store: Store,
         registry: Registry,
         writes: StreamWrites,
-        hub: Hub,
+        hub: Notifier,
         clock: Clock,
         large_appends: LargeAppends,
     ) -> None:
@@ -287,7 +288,7 @@ class Streams:
             begun = self._writes.close(topic, producer)
         except TopicsError as error:
             raise self._told(path, topic, error) from None
-        if isinstance(begun, Repeated):
+        if isinstance(begun, StampRepeated):
             done = await repeated(self._writes.commits, topic, begun, producer, 0)
             assert done.repeat is not None
             return _repeated(topic, done, done.repeat)
@@ -439,13 +440,13 @@ class StreamAppending:
 
     __slots__ = ("_appending", "_asked", "_topic")
 
-    def __init__(self, topic: Topic, appending: Appending, asked: AppendAsked) -> None:
+    def __init__(self, topic: Topic, appending: PendingAppend, asked: AppendAsked) -> None:
         self._topic = topic
         self._appending = appending
         self._asked = asked
 
     def when_settled(self, told: Callable[[], object]) -> None:
-        """See `engine.appending.Appending`."""
+        """See `engine.commit.appending.Appending`."""
         self._appending.when_settled(told)
 
     def outcome(self) -> StreamAppended:
@@ -479,7 +480,7 @@ def _repeated(topic: Topic, done: Appended, repeat: ProducerRepeat) -> StreamApp
 def _repeated_key(topic: Topic, done: Appended, producer: ProducerStamp | None) -> StreamAppended:
     """What the retry of an idempotency key is told: where the request that it repeats ended.
 
-    A producer whose next request it is has moved on without records (`engine/repeats`).
+    A producer whose next request it is has moved on without records (`engine/commit/repeats`).
     """
     view = view_of(topic)
     tail = view.tail if view.is_closed else position_after(topic, done.last_seq)

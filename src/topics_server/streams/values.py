@@ -1,4 +1,4 @@
-"""What the door to streams asks for, and what it is told. Pure values; no rule lives here."""
+"""The values that the stream service takes and returns. Pure."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from topics_server.model import Ancestor, ProducerStamp
+from topics_server.values.model import Ancestor, ProducerStamp
 
 
 class Position(msgspec.Struct, frozen=True, order=True):

@@ -1,4 +1,4 @@
-"""Room kept for what frees a full disk: a file of random bytes that is given back when needed.
+"""Reserved disk space that is released when the disk is full.
 
 Owns `ballast` in the data directory's root. At zero bytes free neither a manifest nor a snapshot
 can be written, so nothing that was deleted can be let go. The ballast is as large as the next
@@ -13,12 +13,12 @@ from __future__ import annotations
 
 from typing import Final
 
-from topics_server.clock import random_bytes
-from topics_server.errors import NotThere, StorageError
-from topics_server.limits import KIB
+from topics_server.runtime.clock import random_bytes
+from topics_server.values.errors import NotThere, StorageError
+from topics_server.values.limits import KIB
 from topics_server.wal import layout
+from topics_server.wal.atomic_write import remove_quietly
 from topics_server.wal.fs import Fs
-from topics_server.wal.publishing import remove_quietly
 
 _PIECE_BYTES: Final = 256 * KIB
 

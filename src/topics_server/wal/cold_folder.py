@@ -1,4 +1,4 @@
-"""The cold folder's root: which store it belongs to, and that one server uses it.
+"""The cold folder's root: which store owns it, and its lock.
 
 Owns `LOCK`, the lock on the folder itself, and `STORE`, a checked JSON file, replaced atomically:
 
@@ -19,10 +19,10 @@ from typing import Final
 
 import msgspec
 
-from topics_server.errors import StartRefused, StorageError
-from topics_server.metrics import log
+from topics_server.runtime.metrics import log
+from topics_server.values.errors import StartRefused, StorageError
 from topics_server.wal import layout
-from topics_server.wal.checked_json import encode_checked, is_checked
+from topics_server.wal.atomic_write import rename_temp, write_temp
 from topics_server.wal.directory import (
     Directory,
     FormatMark,
@@ -31,8 +31,8 @@ from topics_server.wal.directory import (
     refuse_inside_store,
 )
 from topics_server.wal.folders import make_durable_dirs, sync_ancestors
+from topics_server.wal.format.checked_json import encode_checked, is_checked
 from topics_server.wal.fs import Fs, Lock
-from topics_server.wal.publishing import rename_temp, write_temp
 
 STORE_VERSION: Final = 1
 _STORE_BYTES_MAX: Final = 100_000

@@ -1,4 +1,4 @@
-"""The data directory as a whole: who may use it, which format it has, how the last run ended.
+"""The data directory: lock, format, store id, boot and clean-stop marks.
 
 Owns `LOCK`, the lock on the directory itself, and `FORMAT`: a small JSON file, replaced atomically.
 
@@ -12,7 +12,7 @@ wrote, `journal_run` is the last one whose journal files and end marks were made
 last one whose start published moved heads: without a snapshot of that run or a later one heads are
 not known (`lacks_heads`). `clean_stop` is set after the final snapshot; `begin` removes it, counts
 the run and syncs both before the first write of a run. `boot_id` is that of the last run whose
-heads were published (DESIGN §3, Heads); a failed sync clears it. A journal file set stands in
+heads were published (ARCHITECTURE, Heads); a failed sync clears it. A journal file set stands in
 `wal_sets` from before its first entry until it is forgotten. `cold` says whether a cold folder
 carries the store's id (`wal/cold_folder.py`). Version 1 has no `store_id` and no `run`: `open`
 makes the id, the first write stores it. Called by the server's start and stop, by a shard whose
@@ -29,13 +29,13 @@ from typing import Final, Literal
 
 import msgspec
 
-from topics_server.clock import random_hex
-from topics_server.errors import StartRefused, StorageError
-from topics_server.handoff import SnapshotImage
-from topics_server.metrics import log
+from topics_server.runtime.clock import random_hex
+from topics_server.runtime.metrics import log
+from topics_server.values.errors import StartRefused, StorageError
+from topics_server.values.storage_types import SnapshotImage
 from topics_server.wal import layout
-from topics_server.wal.checked_json import encode_checked, is_checked
 from topics_server.wal.folders import make_durable_dirs, sync_ancestors
+from topics_server.wal.format.checked_json import encode_checked, is_checked
 from topics_server.wal.fs import Fs, Lock
 
 FORMAT_VERSION: Final = 2

@@ -1,4 +1,4 @@
-"""Directories that last: made with their parents, every new name synced.
+"""Creates directories durably, parents included.
 
 A directory whose own name is durable in a parent whose name is not is lost with that parent in a
 power cut, with everything in it. Every folder of the data directory and of the cold folder is made
@@ -7,7 +7,7 @@ here. Called by the start and by whatever makes a folder later.
 
 from __future__ import annotations
 
-from topics_server.errors import StorageError
+from topics_server.values.errors import StorageError
 from topics_server.wal.fs import Fs
 from topics_server.wal.layout import parent
 

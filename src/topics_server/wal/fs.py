@@ -1,4 +1,4 @@
-"""Files and directories as the storage sees them: the only place that opens, writes and syncs.
+"""The file system interface: the only module that opens, writes and syncs.
 
 Owns every `os` call on the data directory and the translation of `OSError` into our errors. All of
 `wal/` takes an `Fs`; `OsFs` is the real one, `tests/storage/fake_disk.py` a failing one. Paths are
@@ -17,7 +17,7 @@ import os
 from collections.abc import Sequence
 from typing import Final, Protocol
 
-from topics_server.errors import DiskFull, NotThere, StartRefused, StorageError, SyncFailed
+from topics_server.values.errors import DiskFull, NotThere, StartRefused, StorageError, SyncFailed
 
 Buffer = bytes | bytearray | memoryview
 

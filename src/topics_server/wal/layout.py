@@ -1,4 +1,4 @@
-"""Names of files and directories of a data directory, both ways.
+"""File and directory names of a data directory, in both directions. Pure.
 
 Names of topics never reach the file system, ids do. Pure; the cold folder mirrors `segments/`.
 

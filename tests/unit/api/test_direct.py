@@ -14,20 +14,20 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState as UvicornState
 
 from tests.api.conftest import FakeSettings
-from tests.unit.api.test_transport import Wire, turns
 from tests.unit.engine.rig import Rig, throttled
+from tests.unit.http.test_joined_writes import Wire, turns
 from topics_server.api import direct
-from topics_server.api.app import build_app
-from topics_server.api.connections import HttpConnection
+from topics_server.api.application import Application
+from topics_server.api.connection import HttpConnection
+from topics_server.api.context import ServerState
 from topics_server.api.direct import Pending
-from topics_server.api.http import Application
-from topics_server.api.keys import Recalled
-from topics_server.api.patience import Waits
-from topics_server.api.state import ServerState
-from topics_server.api.transport import JoinedHttp, head_of
-from topics_server.engine.throttle import Throttle
-from topics_server.errors import Code, DiskFull, TopicsError
-from topics_server.limits import KIB
+from topics_server.api.routes import build_app
+from topics_server.auth.api_keys import Recalled
+from topics_server.engine.pressure.throttle import Throttle
+from topics_server.http.joined_writes import JoinedHttp, head_of
+from topics_server.http.timeouts import TimeoutSettings
+from topics_server.values.errors import Code, DiskFull, TopicsError
+from topics_server.values.limits import KIB
 
 pytestmark = pytest.mark.anyio
 
@@ -470,9 +470,9 @@ async def test_a_server_that_goes_down_answers_first_and_closes_then() -> None:
 async def test_a_connection_that_waits_for_the_disk_is_never_timed_out() -> None:
     side, shard = await appending()
     now = asyncio.get_running_loop().time() + 1e6
-    assert side.protocol.overdue(now, Waits()) is None
+    assert side.protocol.overdue(now, TimeoutSettings()) is None
     side.rig.journal.write(shard)
-    assert side.protocol.overdue(now, Waits()) == "idle"
+    assert side.protocol.overdue(now, TimeoutSettings()) == "idle"
     side.protocol.connection_lost(None)
 
 

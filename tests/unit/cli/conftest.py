@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.unit.cli.scripted import Handler, Script
-from topics_server.cli.client import Client
+from topics_server.cli.connection import Client
 
 
 @pytest.fixture

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from tests.unit.client.fake import FakeQueue, serving
-from topics_server.client import Backoff, ClientError, Job, Stats, Worker, sources
+from topics_server.client import Backoff, ClientError, Job, Stats, Worker
 from topics_server.client.effects import Effects
+from topics_server.client.working import sources
 
 
 @pytest.fixture

@@ -13,8 +13,14 @@ from random import Random
 from typing import Any
 
 from topics_server.client.errors import Throttled, Unavailable, Undelivered, Unreachable
-from topics_server.client.sending import Batch, Book, Outgoing, Stored, Terms
-from topics_server.client.targets import Accepted, Beaten, Gap, Repeated, Verdict
+from topics_server.client.producing.batches import (
+    Outgoing,
+    ProducerBatches,
+    RecordBatch,
+    SendTerms,
+    Stored,
+)
+from topics_server.client.producing.targets import Accepted, Beaten, Repeated, StampGap, Verdict
 
 
 @dataclasses.dataclass
@@ -30,7 +36,7 @@ class ModelServer:
         """One request, by the rules of the producer headers."""
         if self.state is None:
             if seq:
-                return Gap(0)
+                return StampGap(0)
         else:
             known, last = self.state
             if epoch < known:
@@ -40,7 +46,7 @@ class ModelServer:
             if epoch == known and seq <= last:
                 return Repeated(last)
             if epoch == known and seq > last + 1:
-                return Gap(last + 1)
+                return StampGap(last + 1)
         self.state = (epoch, seq)
         if self.knows_keys and key in self.keys:
             return Accepted(self.keys[key])
@@ -57,13 +63,13 @@ class ModelServer:
 class Client:
     """A book with what became of its records."""
 
-    def __init__(self, terms: Terms, epoch: int | None = None, seq: int | None = None) -> None:
-        self.book = Book(terms, self._settle, epoch, seq)
+    def __init__(self, terms: SendTerms, epoch: int | None = None, seq: int | None = None) -> None:
+        self.book = ProducerBatches(terms, self._settle, epoch, seq)
         self.fates: dict[bytes, Stored | Undelivered] = {}
         self.sent: list[bytes] = []
         self._keys = itertools.count()
 
-    def _settle(self, batch: Batch, outcome: Stored | Undelivered) -> None:
+    def _settle(self, batch: RecordBatch, outcome: Stored | Undelivered) -> None:
         for record in batch.records:
             assert record not in self.fates, "settled once"
             self.fates[record] = outcome

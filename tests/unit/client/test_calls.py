@@ -39,7 +39,7 @@ def body(call: calls.Call[Any]) -> Any:
     ],
 )
 def test_places(queue: str, url: str | None, base: str, name: str) -> None:
-    assert calls.place(queue, url) == calls.Place(base, name)
+    assert calls.place(queue, url) == calls.QueueAddress(base, name)
 
 
 @pytest.mark.parametrize(

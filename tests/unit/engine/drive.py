@@ -6,20 +6,20 @@ import json
 from bisect import bisect_left
 from collections.abc import Sequence
 
-from topics_server.appends import decode_append
-from topics_server.blocks import Block, record_bytes
-from topics_server.engine import sealing
 from topics_server.engine.answers import Page, ReadRequest
-from topics_server.engine.dedupe import Duplicate
-from topics_server.engine.producers import Repeated
-from topics_server.engine.reading import Fetch, PagePlan, complete, plan_page
-from topics_server.engine.runs import slice_block
-from topics_server.engine.topic import AppendLimits, Applied, Topic
-from topics_server.entries import Entry, RecordsAppended
-from topics_server.handoff import SegmentPlan
-from topics_server.inventory import FlagsDigest
-from topics_server.limits import PAGE_BYTES_MAX
-from topics_server.model import TagMatch, TopicConfig
+from topics_server.engine.background import seal_plan
+from topics_server.engine.log.runs import slice_block
+from topics_server.engine.read.page import Fetch, PagePlan, complete, plan_page
+from topics_server.engine.topic.dedupe import Duplicate
+from topics_server.engine.topic.producers import StampRepeated
+from topics_server.engine.topic.topic import AppendLimits, Applied, Topic
+from topics_server.values.appends import decode_append
+from topics_server.values.blocks import Block, record_bytes
+from topics_server.values.entries import Entry, RecordsAppended
+from topics_server.values.file_inventory import FlagsDigest
+from topics_server.values.limits import PAGE_BYTES_MAX
+from topics_server.values.model import TagMatch, TopicConfig
+from topics_server.values.storage_types import SegmentPlan
 
 Record = tuple[bytes, bytes, str | None, str | None]
 
@@ -140,7 +140,7 @@ class Driver:
     def decide(self, body: bytes, key: str | None = None) -> RecordsAppended | Duplicate:
         decoded = decode_append(body)
         decided = self.topic.decide_append(decoded, body, key, self.now_ms, self.limits)
-        assert not isinstance(decided, Repeated), "there is no producer"
+        assert not isinstance(decided, StampRepeated), "there is no producer"
         return decided
 
     def hold(self, entry: Entry) -> int:
@@ -199,7 +199,7 @@ class Driver:
         return entry is not None
 
     def plan_seal(self, max_records: int = 65_536, *, force: bool = True) -> SegmentPlan | None:
-        return sealing.plan_seal(
+        return seal_plan.plan_seal(
             self.topic, self.lsn, self.now_ms, max_records, 1 << 30, 600_000, force
         )
 
@@ -224,7 +224,7 @@ class Driver:
         self.topic.flips_done(flips, {key: self.indexes[key].digest() for key in flips})
 
     def drop_segments(self) -> list[int]:
-        ids = sealing.plan_drops(self.topic)
+        ids = seal_plan.plan_drops(self.topic)
         self.topic.segments_dropped(ids)
         for segment_id in ids:
             del self.indexes[segment_id]

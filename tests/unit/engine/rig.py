@@ -16,23 +16,25 @@ from typing import TypeVar
 import msgspec
 
 from tests.unit.engine.drive import FakeIndex
-from topics_server.appends import DecodedAppend, decode_append
-from topics_server.blocks import Block
-from topics_server.engine.admission import AppendLimits
 from topics_server.engine.answers import Appended, Deleted, Page, ReadRequest
-from topics_server.engine.checkpointer import Checkpointer
-from topics_server.engine.commits import Commits
-from topics_server.engine.fetching import Fetcher
-from topics_server.engine.hub import Hub
-from topics_server.engine.moves import Moves
+from topics_server.engine.background.checkpointer import Checkpointer
+from topics_server.engine.background.sealer import Sealer, SealingRules
+from topics_server.engine.commit.notifier import Notifier
+from topics_server.engine.commit.pipeline import CommitPipeline
+from topics_server.engine.commit.transfers import Transfers
 from topics_server.engine.ports import SealedIndex
-from topics_server.engine.quotas import Quotas
-from topics_server.engine.registry import Registry
-from topics_server.engine.sealer import Sealer, SealingRules
+from topics_server.engine.read.segment_reader import Fetcher
 from topics_server.engine.store import Store
-from topics_server.entries import Entry
-from topics_server.errors import Code, Damaged, StorageError, TopicsError
-from topics_server.handoff import (
+from topics_server.engine.topic.admission import AppendLimits
+from topics_server.engine.topic.quotas import Quotas
+from topics_server.engine.topic.registry import Registry
+from topics_server.values.appends import DecodedAppend, decode_append
+from topics_server.values.blocks import Block
+from topics_server.values.entries import Entry
+from topics_server.values.errors import Code, Damaged, StorageError, TopicsError
+from topics_server.values.file_inventory import Anchor, FlagsDigest, FoundTopic, Suspect
+from topics_server.values.model import TagMatch, TopicConfig
+from topics_server.values.storage_types import (
     ReplayStart,
     SegmentPlan,
     ShardProgress,
@@ -40,8 +42,6 @@ from topics_server.handoff import (
     SyncedShard,
     TopicFacts,
 )
-from topics_server.inventory import Anchor, FlagsDigest, FoundTopic, Suspect
-from topics_server.model import TagMatch, TopicConfig
 
 T = TypeVar("T")
 
@@ -404,13 +404,13 @@ class Rig:
         rules: SealingRules = RULES,
     ) -> None:
         self.registry = Registry()
-        self.hub = Hub()
+        self.hub = Notifier()
         self.clock = HandClock()
         self.journal = PromptJournal() if is_prompt else ListJournal()
         self.segments = ListSegments()
         self.segments.events = self.journal.events
         self.snapshots = ListSnapshots(self.journal.events)
-        self.commits = Commits(self.registry, self.journal, self.hub, 1)
+        self.commits = CommitPipeline(self.registry, self.journal, self.hub, 1)
         offload = NowOffload()
         self.sealer = Sealer(
             self.registry, self.commits, self.journal, self.segments, offload, self.clock, rules
@@ -427,7 +427,7 @@ class Rig:
         self.sealer.on_moved += [self.checkpointer.moved, self.hub.ring]
         self.fetcher = Fetcher(self.registry, self.segments, offload)
         self.fetcher.on_moved.append(self.checkpointer.moved)
-        self.moves = Moves(self.registry, self.commits, self.clock)
+        self.moves = Transfers(self.registry, self.commits, self.clock)
         self.store = Store(
             self.registry,
             self.commits,

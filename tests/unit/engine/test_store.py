@@ -10,11 +10,11 @@ import pytest
 
 from tests.unit.engine.drive import seqs_of
 from tests.unit.engine.rig import NO_QUOTAS, RULES, Rig
-from topics_server.engine.commits import DISK_FULL, READ_ONLY
-from topics_server.entries import HeadReserved, RecordsAppended, RecordsDeleted
-from topics_server.errors import Code, TopicsError
-from topics_server.limits import HEAD_RESERVE_SEQS
-from topics_server.model import Durability, TopicConfig, TopicType
+from topics_server.engine.commit.pipeline import DISK_FULL, READ_ONLY
+from topics_server.values.entries import HeadReserved, RecordsAppended, RecordsDeleted
+from topics_server.values.errors import Code, TopicsError
+from topics_server.values.limits import HEAD_RESERVE_SEQS
+from topics_server.values.model import Durability, TopicConfig, TopicType
 
 pytestmark = pytest.mark.anyio
 

@@ -6,13 +6,13 @@ import asyncio
 from typing import Any
 
 from tests.unit.engine.rig import Rig
-from topics_server.engine.topic import Topic
-from topics_server.entries import LEASES_ID
-from topics_server.model import TopicConfig, TopicType
-from topics_server.queue.answers import Claimed
-from topics_server.queue.books import QueueBooks
-from topics_server.queue.leases import LeaseBook
+from topics_server.engine.topic.topic import Topic
+from topics_server.queue.answers import ClaimResult
+from topics_server.queue.leases.lease_book import LeaseBook
+from topics_server.queue.leases.lease_table import LeaseTable
 from topics_server.queue.service import QueueService
+from topics_server.values.entries import LEASES_ID
+from topics_server.values.model import TopicConfig, TopicType
 
 
 async def stays() -> None:
@@ -25,7 +25,7 @@ class QueueRig(Rig):
 
     def __init__(self, *, is_prompt: bool = True) -> None:
         super().__init__(is_prompt=is_prompt)
-        self.books = QueueBooks(1000)
+        self.books = LeaseTable(1000)
         self.commits._projections = {LEASES_ID: self.books}
         self.commits.observers.append(self.books.observe)
         self.moved = 0
@@ -67,7 +67,7 @@ class QueueRig(Rig):
         lease_ms: int | None = None,
         wait_ms: int = 0,
         gone: Any = stays,
-    ) -> Claimed | None:
+    ) -> ClaimResult | None:
         return await self.queues.claim("jobs", node, max_jobs, lease_ms, wait_ms=wait_ms, gone=gone)
 
     async def seqs(self, node: str = "w", max_jobs: int = 1, **more: Any) -> list[int]:

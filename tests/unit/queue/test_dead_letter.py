@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from topics_server.appends import decode_append
 from topics_server.queue.dead_letter import (
     Letter,
     Stamps,
@@ -20,6 +19,7 @@ from topics_server.queue.dead_letter import (
     stamps_of,
     unstamp,
 )
+from topics_server.values.appends import decode_append
 
 STAMPS = Stamps("jobs:eu.1", 5, 480_101)
 MEMBERS = (

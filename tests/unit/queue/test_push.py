@@ -10,12 +10,12 @@ import pytest
 
 from tests.unit.engine.rig import throttled
 from tests.unit.queue.rig import QueueRig, turns
-from topics_server.engine.commits import READ_ONLY
-from topics_server.engine.topic import Topic
-from topics_server.entries import LeasesGranted
-from topics_server.errors import Code, StorageError, TopicsError
+from topics_server.engine.commit.pipeline import READ_ONLY
+from topics_server.engine.topic.topic import Topic
 from topics_server.queue.answers import LeasedJob
 from topics_server.queue.push import Push
+from topics_server.values.entries import LeasesGranted
+from topics_server.values.errors import Code, StorageError, TopicsError
 
 pytestmark = pytest.mark.anyio
 

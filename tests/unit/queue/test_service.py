@@ -9,10 +9,15 @@ import pytest
 
 from tests.unit.engine.rig import ListJournal, throttled
 from tests.unit.queue.rig import QueueRig, turns
-from topics_server.engine.commits import DISK_FULL, READ_ONLY
-from topics_server.entries import LeasesExtended, LeasesGranted, LeasesReleased, RecordsDeleted
-from topics_server.errors import Code, StorageError, TopicsError
-from topics_server.model import Durability
+from topics_server.engine.commit.pipeline import DISK_FULL, READ_ONLY
+from topics_server.values.entries import (
+    LeasesExtended,
+    LeasesGranted,
+    LeasesReleased,
+    RecordsDeleted,
+)
+from topics_server.values.errors import Code, StorageError, TopicsError
+from topics_server.values.model import Durability
 
 pytestmark = pytest.mark.anyio
 

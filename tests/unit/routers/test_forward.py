@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from topics_server.blocks import Block, make_block
 from topics_server.engine.answers import Gap, Page, Piece
-from topics_server.entries import RouterStamp
-from topics_server.model import LossReason, RouterDefinition, TagMatch
 from topics_server.routers.forward import HOPS_MAX, copy_page
+from topics_server.values.blocks import Block, make_block
+from topics_server.values.entries import RouterStamp
+from topics_server.values.model import LossReason, RouterDefinition, TagMatch
 
 _TAGS = [None, "a", "a:1", "b"]
 _NODES = [None, "n1"]

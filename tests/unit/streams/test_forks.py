@@ -9,9 +9,6 @@ import pytest
 
 from tests.design7.bench import Bench
 from tests.storage.fake_disk import Mode, SimulatedCrash
-from topics_server.appends import decode_append
-from topics_server.errors import Code, TopicsError
-from topics_server.model import Ancestor
 from topics_server.streams.forks import ANCESTORS_MAX
 from topics_server.streams.values import (
     BEGINNING,
@@ -20,6 +17,9 @@ from topics_server.streams.values import (
     ForkAsked,
     Position,
 )
+from topics_server.values.appends import decode_append
+from topics_server.values.errors import Code, TopicsError
+from topics_server.values.model import Ancestor
 
 
 def create(bench: Bench, path: str, asked: CreateAsked) -> None:

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 import pytest
 
 from tests.design7.bench import Bench
-from topics_server.appends import decode_append
-from topics_server.errors import Code, TopicsError
-from topics_server.model import TopicConfig
 from topics_server.streams.values import BEGINNING, AppendAsked, CreateAsked, ForkAsked
+from topics_server.values.appends import decode_append
+from topics_server.values.errors import Code, TopicsError
+from topics_server.values.model import TopicConfig
 
 TTL = CreateAsked("text/plain", ttl_s=16, body=b"x")
 

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from topics_server.errors import Code, TopicsError
-from topics_server.limits import SEQ_MAX
 from topics_server.streams.offsets import position_of, text_of
 from topics_server.streams.values import BEGINNING, Position
+from topics_server.values.errors import Code, TopicsError
+from topics_server.values.limits import SEQ_MAX
 
 SEQS = st.integers(0, SEQ_MAX)
 # A seq of more digits than are padded to would take 10**16 records.

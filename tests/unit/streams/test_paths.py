@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from topics_server.limits import TOPIC_NAME_CHARS_MAX
-from topics_server.model import HASHED_PREFIX, is_hashed_name, is_topic_name
 from topics_server.streams.paths import topic_of
+from topics_server.values.limits import TOPIC_NAME_CHARS_MAX
+from topics_server.values.model import HASHED_PREFIX, is_hashed_name, is_topic_name
 
 
 @pytest.mark.parametrize("path", ["a", "orders", "a.b:c-d_e", "0", "x" * TOPIC_NAME_CHARS_MAX])

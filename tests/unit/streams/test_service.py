@@ -11,8 +11,6 @@ from typing import Any, TypeVar
 import pytest
 
 from topics_server.engine.answers import ReadRequest
-from topics_server.errors import Code, TopicsError
-from topics_server.model import ProducerStamp
 from topics_server.node import Node
 from topics_server.settings import Settings
 from topics_server.streams.service import Streams
@@ -24,6 +22,8 @@ from topics_server.streams.values import (
     Position,
     StreamPage,
 )
+from topics_server.values.errors import Code, TopicsError
+from topics_server.values.model import ProducerStamp
 
 T = TypeVar("T")
 

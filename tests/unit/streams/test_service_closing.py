@@ -6,9 +6,9 @@ import pytest
 
 from tests.design7.bench import Bench
 from tests.storage.fake_disk import Mode
-from topics_server.errors import Code, TopicsError
-from topics_server.model import Durability, LossReason, ProducerStamp, TopicConfig
 from topics_server.streams.values import BEGINNING, AppendAsked, CreateAsked
+from topics_server.values.errors import Code, TopicsError
+from topics_server.values.model import Durability, LossReason, ProducerStamp, TopicConfig
 
 
 @pytest.mark.parametrize("body", [b"", b"all of it"])

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 import pytest
 
 from tests.design7.bench import Bench
-from topics_server.appends import decode_append
-from topics_server.model import ProducerStamp
 from topics_server.streams.service import Streams
 from topics_server.streams.values import AppendAsked, CreateAsked
+from topics_server.values.appends import decode_append
+from topics_server.values.model import ProducerStamp
 
 FIRST = ProducerStamp("p", 0, 0)
 BODY = b'{"records":[{"data":1}]}'

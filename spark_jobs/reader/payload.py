@@ -1,0 +1,177 @@
+"""Payloads to a typed column: Arrow's JSON reader over many at once; or VARIANT, one by one.
+
+`typed` gives a struct of the user's fields. Each payload is put on a line of its own, as
+`{"d":PAYLOAD}`, and all lines are read together. A line makes at least one row: it opens an object,
+and a newline inside a string, or the next line's brace where a value was not closed, is an error.
+So as many rows as lines are one each, and no record can take another's values. Where a line does
+not fit, the lines are divided until those that do not are alone: what becomes of a record never
+depends on its neighbours.
+
+A payload fits when it is a JSON object whose named fields are of the kinds asked for, null or
+absent; its other fields are passed over. JSON `null` is null. Pure; called by `columns`.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.json as pj
+
+from topics_server.wal.format.segment import Array
+
+VARIANT: Final = pa.struct(
+    [
+        pa.field("value", pa.binary(), nullable=False),
+        pa.field("metadata", pa.binary(), nullable=False, metadata={b"variant": b"true"}),
+    ]
+)
+_FIELD: Final = "d"
+_OPEN, _CLOSE = (pa.scalar(text, pa.binary()) for text in (b'{"d":', b"}\n"))
+_NOTHING: Final = pa.scalar(b"", pa.binary())
+# Into how many parts lines are divided when one of them does not fit.
+_PARTS: Final = 4
+
+
+class PayloadMismatch(ValueError):
+    """A payload does not fit, and the read is `failfast`."""
+
+
+def typed(payloads: Any, is_json: Array, kind: Any) -> tuple[Any, Array]:
+    """Payloads (binary, null where there is none) as an array of the struct `kind`.
+
+    And the places of those that do not fit, which are null in it, as are all that are not JSON.
+    """
+    asked = is_json & np.asarray(payloads.is_valid())
+    places = np.flatnonzero(asked)
+    lines = pc.binary_join_element_wise(_OPEN, payloads, _CLOSE, _NOTHING)
+    is_all = len(places) == len(payloads)
+    whole = _read(lines if is_all else lines.take(pa.array(places)), kind)
+    if whole is not None and is_all:
+        return whole, places[:0]
+    found: list[tuple[Array, Any]] = []
+    if whole is not None:
+        found.append((places, whole))
+    else:
+        asked_for = payloads.take(pa.array(places)).to_pylist()
+        unlikely = np.fromiter((_cannot_fit(each, kind) for each in asked_for), "?", len(places))
+        _divide(lines, places[~unlikely], kind, found)
+    fitting = np.concatenate([places[:0], *(part for part, _ in found)])
+    parsed = pa.chunked_array([array for _, array in found], kind).combine_chunks()
+    source = np.zeros(len(payloads), "<i4")
+    source[fitting] = np.arange(len(fitting), dtype="<i4")
+    is_missing = np.ones(len(payloads), "?")
+    is_missing[fitting] = False
+    unfit = np.flatnonzero(np.asarray(payloads.is_valid()) & is_missing)
+    return parsed.take(pa.array(source, mask=is_missing)), unfit
+
+
+def _divide(lines: Any, places: Array, kind: Any, found: list[tuple[Array, Any]]) -> None:
+    """Read the lines at `places` in as large parts as go; those that do not fit are left out."""
+    if not len(places):
+        return
+    rows = _read(lines.take(pa.array(places)), kind)
+    if rows is not None:
+        found.append((places, rows))
+    elif len(places) > 1:
+        for part in np.array_split(places, min(_PARTS, len(places))):
+            _divide(lines, part, kind, found)
+
+
+def _read(lines: Any, kind: Any) -> Any | None:
+    """The lines' payloads as one struct array; None if not every line is one fitting row."""
+    first, last = np.frombuffer(lines.buffers()[1], "<i4")[
+        [lines.offset, lines.offset + len(lines)]
+    ].tolist()
+    text = lines.buffers()[2].slice(first, last - first)
+    try:
+        rows = _rows_of(text, kind)
+    except pa.ArrowInvalid:
+        return None
+    return rows if len(rows) == len(lines) else None
+
+
+def _rows_of(text: Any, kind: Any) -> Any:
+    """The values of the field of all objects in a text, read as one block."""
+    table = pj.read_json(
+        pa.BufferReader(text),
+        read_options=pj.ReadOptions(use_threads=False, block_size=len(text) + 1),
+        parse_options=pj.ParseOptions(
+            explicit_schema=pa.schema([(_FIELD, kind)]),
+            newlines_in_values=True,
+            unexpected_field_behavior="ignore",
+        ),
+    )
+    return table.column(_FIELD).combine_chunks()
+
+
+def why_unfit(payload: bytes, kind: Any) -> str:
+    """What the reader says of a payload that does not fit, for a person."""
+    if payload.lstrip()[:1] != b"{":
+        return "it is no JSON object"
+    try:
+        _rows_of(_OPEN.as_py() + payload + _CLOSE.as_py(), kind)
+    except pa.ArrowInvalid as error:
+        said = str(error).removeprefix("JSON parse error: ").removesuffix(" in row 0")
+        return said.replace("Column(/d", "Column(")
+    return "it is more than one value"
+
+
+# -- which cannot fit --------------------------------------------------------------------------
+
+
+def _cannot_fit(payload: bytes, kind: Any) -> bool:
+    """Whether a payload is certainly none that Arrow's reader would take, alone or not.
+
+    It spares the division of lines where many do not fit; False says nothing.
+    """
+    try:
+        return _is_other(json.loads(payload), kind)
+    except (ValueError, RecursionError):
+        return False
+
+
+def _is_other(value: Any, kind: Any) -> bool:
+    """Whether a JSON value, or one within it, is of another kind than asked for."""
+    if value is None:
+        return False
+    if pa.types.is_struct(kind):
+        return type(value) is not dict or any(
+            _is_other(value.get(kind.field(number).name), kind.field(number).type)
+            for number in range(kind.num_fields)
+        )
+    if pa.types.is_list(kind):
+        return type(value) is not list or any(_is_other(item, kind.value_type) for item in value)
+    if pa.types.is_string(kind):
+        return type(value) is not str
+    if pa.types.is_boolean(kind):
+        return type(value) is not bool
+    if pa.types.is_integer(kind):
+        return type(value) is not int
+    return type(value) not in (int, float)
+
+
+# -- VARIANT -----------------------------------------------------------------------------------
+
+
+def variants(payloads: Any, is_json: Array) -> tuple[Any, Array]:
+    """Payloads as VARIANT by PySpark's own encoder, a Python call each, and what is none."""
+    from pyspark.sql.variant_utils import VariantUtils
+
+    unfit: list[int] = []
+    values: list[dict[str, bytes] | None] = []
+    for place, payload in enumerate(payloads.to_pylist()):
+        made: dict[str, bytes] | None = None
+        if payload is not None:
+            try:
+                if not is_json[place]:
+                    raise ValueError("not JSON")
+                value, metadata = VariantUtils.parse_json(payload.decode())
+                made = {"value": value, "metadata": metadata}
+            except (ValueError, RecursionError):
+                unfit.append(place)
+        values.append(made)
+    return pa.array(values, VARIANT), np.array(unfit, "<i8")

@@ -1,0 +1,74 @@
+"""What reads cost and what they left out: counted in a task, kept as one JSON line a partition.
+
+A report folder is for tests, benchmarks and tolerant reads: Spark has no way of its own for a
+Python source to say what it skipped. Lines of one process go to one file; each is one write.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+
+@dataclass(slots=True)
+class Skipped:
+    """A range that a tolerant read left out, and why."""
+
+    topic: str
+    file: str
+    first_seq: int
+    last_seq: int
+    reason: str
+
+
+@dataclass(slots=True)
+class ReadReport:
+    """Counts of one partition. `bytes`: read from files, headers and flags included."""
+
+    segments: int = 0
+    files: int = 0
+    bytes: int = 0
+    rows: int = 0
+    skipped: list[Skipped] = field(default_factory=list)
+    names: list[str] = field(default_factory=list)
+
+    def opened(self, path: str) -> None:
+        """A file was opened."""
+        self.files += 1
+        self.names.append(path)
+
+    def skip(self, topic: str, file: str, seqs: tuple[int, int], reason: str) -> None:
+        """Leave a range out, and say so where an operator looks: in the task's log."""
+        self.skipped.append(Skipped(topic, file, *seqs, reason))
+        sys.stderr.write(f"topics: left out seqs {seqs[0]}..{seqs[1]} of {topic}: {reason}\n")
+
+    def add(self, other: ReadReport) -> None:
+        """Sum up."""
+        self.segments += other.segments
+        self.files += other.files
+        self.bytes += other.bytes
+        self.rows += other.rows
+        self.skipped += other.skipped
+        self.names += other.names
+
+    def keep(self, folder: str) -> None:
+        """Append this report to the folder's file of this process."""
+        target = Path(folder)
+        target.mkdir(parents=True, exist_ok=True)
+        line = json.dumps(asdict(self)) + "\n"
+        with (target / f"{os.uname().nodename}-{os.getpid()}.jsonl").open("a") as file:
+            file.write(line)
+
+
+def read_reports(folder: str | Path) -> ReadReport:
+    """The sum of all reports of a folder."""
+    total = ReadReport()
+    for path in sorted(Path(folder).glob("*.jsonl")):
+        for line in path.read_text("utf-8").splitlines():
+            fields = json.loads(line)
+            fields["skipped"] = [Skipped(**each) for each in fields["skipped"]]
+            total.add(ReadReport(**fields))
+    return total

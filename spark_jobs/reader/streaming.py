@@ -1,0 +1,290 @@
+"""Micro-batches of what gets sealed: offsets are the next seq of each topic, exact over restarts.
+
+An offset is `{"topics": {name: [epoch, next seq]}, "asked": ...}` and lies in Spark's checkpoint. A
+batch is the seqs between two offsets; it may be planned again after a crash, from other segments if
+files moved, and gives the same seqs. What was deleted between two plans of one batch is missing in
+the second: that is no loss, a diff would not show it either.
+
+Loss is what nobody deleted: seqs from the cursor on that are below the evict floor, or an epoch
+that is gone. It ends the query, or is reported and passed over with `failOnDataLoss` off. The place
+of a topic that is not there is kept, and goes on if it comes back with the same epoch. Planning
+looks at the segments of the batch only: what was consumed before may move or go.
+Needs Spark 4.2, whose `latestOffset` is told where the batch begins.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sys
+import time
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
+
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+
+from spark_jobs.reader.listing import Lister, Manifests, Segment, TopicList
+from spark_jobs.reader.options import SourceOptions
+from spark_jobs.reader.packing import pack
+from spark_jobs.reader.query import BadOption, Query
+from topics_server.wal.format.manifest import Manifest, SegmentEntry
+
+try:
+    from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
+except ImportError:  # before Spark 4.2; `TopicsStreamReader` says so
+    SupportsTriggerAvailableNow = object
+
+if TYPE_CHECKING:
+    from pyspark.sql.streaming.datasource import ReadLimit
+
+# How often, and with what pause, a manifest that is not there is looked for again.
+_ATTEMPTS: Final = 4
+_WAIT_S: Final = 0.25
+
+Places = dict[str, list[int]]  # by topic: epoch, next seq
+
+
+class DataLoss(RuntimeError):
+    """Records are gone that the stream has not read."""
+
+
+class ManifestMissing(RuntimeError):
+    """A batch cannot be planned now; it is neither lost nor passed over."""
+
+
+class TopicsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """See the module. Offsets are made on the driver; batches are read by executors."""
+
+    def __init__(self, options: SourceOptions, query: Query) -> None:
+        try:
+            from pyspark.sql.streaming.datasource import ReadAllAvailable  # noqa: F401
+        except ImportError:
+            raise BadOption("streams need Spark 4.2 or newer") from None
+        if query.with_deleted:
+            raise BadOption("a stream has no deleted records: the option deleted is for batches")
+        # Where a batch ends must not depend on filters: they leave rows out of it, not seqs.
+        self.options = options
+        self.query = query
+        self._until: Places | None = None
+        self._manifests: Manifests = {}
+        self._told: set[str] = set()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What executors get: not the manifests, of which they need none."""
+        return {**self.__dict__, "_manifests": {}, "_told": set()}
+
+    # -- offsets ---------------------------------------------------------------------------
+
+    def initialOffset(self) -> dict[str, Any]:
+        """Where a new query begins: `earliest`, `latest`, or seqs by topic as JSON."""
+        starting = self.options.starting.strip()
+        if starting == "earliest":
+            return _offset({})
+        if starting == "latest":
+            return _offset(ends_of(self._lister()))
+        try:
+            given = json.loads(starting)
+            places = {str(name): [0, int(seq)] for name, seq in given.items()}
+        except (ValueError, AttributeError, TypeError):
+            raise BadOption(
+                'startingOffsets is earliest, latest or {"topic": first seq, ...}'
+            ) from None
+        return _offset(places)
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        """`maxRecordsPerTrigger`, if there is one."""
+        from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
+
+        limit = self.options.max_records
+        return ReadAllAvailable() if limit is None else ReadMaxRows(limit)
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        """The end of the next batch: all that is sealed, or so many seqs of it."""
+        topics = self._lister().topics
+        places = _places(start)
+        left: int | None = getattr(limit, "max_rows", None)
+        ends: Places = {}
+        for number, (name, topic) in enumerate(sorted(topics.items())):
+            manifest = topic.manifest
+            begin = self._begin(manifest, places.get(name))
+            share = None if left is None else -(-left // (len(topics) - number))
+            end = _end(manifest, begin, share)
+            if self._until is not None:
+                end = max(begin, min(end, self._until.get(name, [0, 1])[1]))
+            if left is not None:
+                left -= _slots(manifest, begin, end)
+            ends[name] = [manifest.epoch, end]
+        for name in places.keys() - ends.keys():
+            # It may be back at the next trigger, and goes on here if it is the same one.
+            ends[name] = places[name]
+            if places[name][0]:
+                self._lose(f"{name} is gone, with whatever it had from seq {places[name][1]} on")
+        return _offset(ends)
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        """What is sealed now is all that this run reads, in as many batches as it takes."""
+        self._until = ends_of(self._lister())
+
+    def _begin(self, manifest: Manifest, place: list[int] | None) -> int:
+        """The next seq to read of a topic; checks that nothing before it was lost."""
+        if place is None:
+            return 1
+        epoch, seq = place
+        if epoch not in (0, manifest.epoch):
+            self._lose(f"{manifest.name} was dropped and made again (epoch {manifest.epoch})")
+            return 1
+        floor = max(manifest.evict_floor, 1)
+        if seq < floor and epoch:
+            self._lose(f"seqs {seq}..{floor - 1} of {manifest.name} were evicted unread")
+        return max(seq, 1)
+
+    def _lose(self, what: str) -> None:
+        if self.options.fails_on_loss:
+            raise DataLoss(f"{what}; failOnDataLoss=false reports it and goes on")
+        if what not in self._told:
+            self._told.add(what)
+            sys.stderr.write(f"topics: {what}\n")
+
+    # -- batches ---------------------------------------------------------------------------
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        """The seqs from `start` on, below `end`, packed."""
+        from spark_jobs.reader.partition import TopicsPartition
+
+        begins, ends = _places(start), _places(end)
+        changed = {name for name in ends if ends[name] != begins.get(name)}
+        segments: list[Segment] = []
+        lister = self._lister()
+        for name in sorted(changed):
+            segments += self._planned(lister, name, begins.get(name), ends[name])
+        options = self.options
+        packed = pack(
+            segments,
+            options.partition_bytes,
+            options.min_partitions,
+            payload=self.query.needs_payload,
+        )
+        return [TopicsPartition(each) for each in packed]
+
+    def _planned(
+        self, lister: Lister, name: str, begin: list[int] | None, end: list[int]
+    ) -> list[Segment]:
+        """The segments of one topic of a batch, cut to its seqs; flags of these only are read.
+
+        A topic whose files are there without its manifest is neither lost nor read: the batch
+        fails, and is planned again when the query is started again.
+        """
+        epoch, end_seq = end
+        for attempt in range(_ATTEMPTS):
+            if attempt:
+                time.sleep(_WAIT_S * attempt)
+                lister = self._lister()
+            topic = lister.topics.get(name)
+            if topic is None:
+                if not self._has_stray_files(lister):
+                    self._lose(f"{name} is gone before its last batch was read")
+                    return []
+            elif topic.manifest.epoch != epoch:
+                self._lose(f"epoch {epoch} of {name} is gone before its last batch was read")
+                return []
+            else:
+                first = self._begin(topic.manifest, begin)
+                narrowed = self.query.narrow_seqs(first, end_seq - 1)
+                listed = lister.list_topic(name, narrowed)
+                if listed is not None:
+                    return _cut(listed, first, end_seq)
+        raise ManifestMissing(
+            f"the manifest of {name} is not there, and segments without a manifest are: nothing is "
+            "passed over; start the query again when the directory is whole"
+        )
+
+    def _has_stray_files(self, lister: Lister) -> bool:
+        """Whether some topic's segments lie there without a manifest: nobody knows whose."""
+        return any(lister.has_files(topic_id) for topic_id in lister.without_manifest)
+
+    def read(self, partition: InputPartition) -> Iterator[Any]:
+        """Arrow batches of one partition."""
+        from spark_jobs.reader.segments import read_segments
+
+        segments = getattr(partition, "segments", [])
+        return read_segments(segments, self.query)
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Nothing is kept here: the checkpoint has the offset."""
+
+    def stop(self) -> None:
+        """Nothing is open between batches."""
+
+    def _lister(self) -> Lister:
+        """The manifests of now. Ends are of all that is sealed, whatever rows are asked for."""
+        options = self.options
+        # Time takes nothing from a stream on its own: what expired is gone when the floor says so,
+        # and then it is told.
+        return Lister(
+            options.data_dir,
+            Query(topics=self.query.topics),
+            cold_dir=options.cold_dir,
+            now_ms=0,
+            manifests=self._manifests,
+        )
+
+
+def _offset(places: Places) -> dict[str, Any]:
+    # Spark compares offsets as texts, so names are in order.
+    return {"topics": {name: places[name] for name in sorted(places)}}
+
+
+def _places(offset: dict[str, Any]) -> Places:
+    return {name: [int(part) for part in place] for name, place in offset["topics"].items()}
+
+
+def ends_of(lister: Lister) -> Places:
+    """Behind the last sealed seq of each topic."""
+    manifests = [topic.manifest for topic in lister.topics.values()]
+    return {m.name: [m.epoch, m.segments[-1].last_seq + 1] for m in manifests if m.segments}
+
+
+def _from(manifest: Manifest, seq: int) -> Iterator[SegmentEntry]:
+    """Listed segments that end at `seq` or later; earlier ones are not looked at."""
+    entries = manifest.segments
+    first = bisect_left(entries, seq, key=lambda entry: entry.last_seq)
+    return itertools.islice(entries, first, None)
+
+
+def _end(manifest: Manifest, begin: int, limit: int | None) -> int:
+    """The seq behind a batch of at most `limit` slots of segments from `begin` on."""
+    if limit is None:
+        return max(begin, manifest.segments[-1].last_seq + 1) if manifest.segments else begin
+    end, left = begin, limit
+    for entry in _from(manifest, begin):
+        first = max(entry.first_seq, begin)
+        count = entry.last_seq - first + 1
+        if count >= left:
+            return first + left if left else end
+        end = entry.last_seq + 1
+        left -= count
+    return end
+
+
+def _slots(manifest: Manifest, begin: int, end: int) -> int:
+    """Slots of segments in `[begin, end)`."""
+    slots = 0
+    for entry in _from(manifest, begin):
+        if entry.first_seq >= end:
+            break
+        slots += min(entry.last_seq + 1, end) - max(entry.first_seq, begin)
+    return slots
+
+
+def _cut(topic: TopicList, begin: int, end: int) -> list[Segment]:
+    """The topic's segments, cut to `[begin, end)`."""
+    cut: list[Segment] = []
+    for segment in topic.segments:
+        entry = segment.entry
+        first, last = max(entry.first_seq, begin), min(entry.last_seq, end - 1)
+        if first <= last:
+            rows = (first - entry.first_seq, last - entry.first_seq + 1)
+            cut.append(replace(segment, first_row=rows[0], end_row=rows[1]))
+    return cut

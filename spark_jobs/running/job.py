@@ -1,0 +1,164 @@
+"""What the mains of all jobs share: arguments, reading, writing Parquet, showing, a picture.
+
+A job is a pure `transform(frame, ...) -> frame` and a `main`; this is what stands around it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+from spark_jobs.reader.options import parse_options
+from spark_jobs.reader.query import BadOption
+from spark_jobs.running import outputs, pictures
+from spark_jobs.session import NoJava, is_running, spark_session
+
+SHOWN_ROWS: Final = 20
+
+
+def parser_of(name: str, about: str) -> argparse.ArgumentParser:
+    """The options of every job."""
+    parser = argparse.ArgumentParser(prog=f"topics jobs {name}", description=about)
+    parser.add_argument("data_dir", type=Path, help="a data directory, of a server or a copy")
+    parser.add_argument("--cold-dir", type=Path, help="its TOPICS_COLD_DIR")
+    parser.add_argument("--topics", metavar="A,B*", help="names, prefixes, globs (all)")
+    parser.add_argument("--from", dest="from_ts", metavar="TIME", help="ISO 8601, or ms")
+    parser.add_argument("--to", dest="to_ts", metavar="TIME", help="exclusive")
+    parser.add_argument("--tolerant", action="store_true", help="skip what is damaged")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="write the result as Parquet")
+    parser.add_argument("--picture", type=Path, metavar="FILE", help="draw it: .svg or .png")
+    parser.add_argument("--rows", type=int, default=SHOWN_ROWS, help="rows to show (20)")
+    parser.add_argument("--master", help="of Spark; without it all cores of this machine")
+    return parser
+
+
+def options_of(given: argparse.Namespace, **more: str) -> dict[str, str]:
+    """Options of the source. Raises `BadOption`."""
+    found = {
+        "coldDir": given.cold_dir,
+        "topics": given.topics,
+        "fromTs": given.from_ts,
+        "toTs": given.to_ts,
+        "checks": "tolerant" if given.tolerant else None,
+        **more,
+    }
+    options = {name: str(value) for name, value in found.items() if value is not None}
+    parse_options({"path": str(given.data_dir), **options})
+    return options
+
+
+def load(spark: Any, given: argparse.Namespace, **more: str) -> Any:
+    """The records of the directory that was named."""
+    return (
+        spark.read.format("topics").options(**options_of(given, **more)).load(str(given.data_dir))
+    )
+
+
+def finish(
+    result: Any,
+    given: argparse.Namespace,
+    draw: Callable[[Sequence[Any]], pictures.Figure] | None = None,
+    name: str = "",
+    drawn: Callable[[Any], pictures.Figure] | None = None,
+) -> None:
+    """Write, draw and show a result; it is computed once.
+
+    `draw` gets all rows, `drawn` the frame: of a result without a bound it takes what it shows.
+    """
+    result = result.cache()
+    try:
+        if given.out is not None:
+            target = given.out / name if name else given.out
+            outputs.replace_files(result, target)
+            say(f"written: {target}")
+        if draw is not None:
+            picture(given, lambda: draw(result.collect()))
+        if drawn is not None:
+            picture(given, lambda: drawn(result))
+        if given.rows:
+            result.show(given.rows, truncate=60)
+    finally:
+        result.unpersist()
+
+
+def dated(frame: Any, name: str, draw: Callable[[Any], pictures.Figure]) -> pictures.Figure:
+    """A picture of the rows whose time `name` Python can hold: years 1 to 9999; told of others."""
+    from pyspark.sql import functions as F
+
+    low, high = F.lit("0001-01-02").cast("date"), F.lit("9999-12-30").cast("date")
+    is_held = F.col(name).cast("date").between(low, high)
+    figure = draw(frame.where(is_held))
+    left = frame.where(~is_held).count()
+    if left:
+        pictures.add_note(figure, f"{left:,} times of years outside 1 to 9999 are not shown")
+    return figure
+
+
+def picture(given: argparse.Namespace, draw: Callable[[], pictures.Figure]) -> None:
+    """Draw, where a picture was asked for."""
+    if given.picture is None:
+        return
+    given.picture.parent.mkdir(parents=True, exist_ok=True)
+    pictures.save(draw(), given.picture)
+    say(f"drawn: {given.picture}")
+
+
+def say(text: str) -> None:
+    """A line for the person who waits; results go to standard output."""
+    sys.stderr.write(f"{text}\n")
+
+
+def run(
+    name: str,
+    given: argparse.Namespace,
+    work: Callable[[Any, argparse.Namespace], int | None],
+    details: Mapping[str, Any] | None = None,
+) -> int:
+    """Do a job with a session; 2 for wrong options, a refused output or no Java.
+
+    `details`: what all runs into one output have in common.
+    """
+    try:
+        options_of(given)
+        with _claimed(name, given, details):
+            is_ours = not is_running()
+            if is_ours:
+                say(f"topics jobs {name}: starting Spark (a JVM: some seconds)")
+            since = time.monotonic()
+            spark = spark_session(f"topics {name}", master=given.master)
+            if is_ours:
+                took = time.monotonic() - since
+                where = spark.sparkContext.master
+                say(f"Spark {spark.version} is up after {took:.1f} s, on {where}")
+            say(f"reading {given.data_dir}")
+            try:
+                return work(spark, given) or 0
+            finally:
+                if is_ours:
+                    spark.stop()
+    except (BadOption, NoJava, pictures.NoPictures, outputs.OutputRefused) as error:
+        say(f"topics jobs {name}: {error}")
+        return 2
+
+
+@contextmanager
+def _claimed(
+    name: str, given: argparse.Namespace, details: Mapping[str, Any] | None
+) -> Iterator[None]:
+    """Hold the output folder, if there is one; from here on `given.out` is its real path."""
+    stores = (given.data_dir, given.cold_dir)
+    if given.picture is not None:
+        outputs.check_picture(given.picture, stores)
+        pictures.require()
+    if given.out is None:
+        yield
+        return
+    given.out = outputs.resolve(given.out, stores)
+    outputs.claim(given.out, name, details)
+    with outputs.locked(given.out):
+        yield

@@ -1,0 +1,381 @@
+"""What every handler gets: settings, store, services, server phase.
+
+`node.py` makes one `ServerState`, sets `store` and the services, and moves `phase` forward:
+replaying -> ready -> draining, never back. `StorePort` and `Routers` name what the API asks of the
+engine and of the routers; `engine/store.py` and `routers/service.py` satisfy them. Loop thread
+only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Callable, Iterable, Sequence
+from typing import Literal, Protocol
+
+from topics_server.api.watch.broadcast import Fanout
+from topics_server.auth.api_keys import KeyRing
+from topics_server.auth.hosts import Hosts
+from topics_server.auth.tickets import Tickets
+from topics_server.engine.answers import (
+    Appended,
+    Deleted,
+    Page,
+    PutOutcome,
+    ReadRequest,
+    TopicPage,
+    TopicState,
+)
+from topics_server.engine.background.large_appends import LargeAppends
+from topics_server.engine.pressure.throttle import Throttle
+from topics_server.engine.subscribe.session_service import WatchSessions
+from topics_server.engine.topic.admission import AppendLimits
+from topics_server.http.read_scheduler import ReadScheduler
+from topics_server.http.timeouts import ConnectionTimeouts
+from topics_server.http.upload_budget import UploadBudget
+from topics_server.http.upload_turns import UploadTurns
+from topics_server.queue.service import QueueService
+from topics_server.routers.answers import RouterListPage, RouterOutcome, RouterSpec, RouterState
+from topics_server.runtime.clock import monotonic_ms
+from topics_server.runtime.metrics import DiskFacts, RecoveryFacts, RouteFacts, ShardFacts
+from topics_server.streams.service import Streams
+from topics_server.values.appends import DecodedAppend
+from topics_server.values.json_cache import JsonCache
+from topics_server.values.limits import INFLATED_APPENDS_MAX
+from topics_server.values.model import Durability, ProducerStamp, TagMatch, TopicConfig
+
+Phase = Literal["replaying", "ready", "draining"]
+
+
+class ApiSettings(Protocol):
+    """The settings that the API reads; `settings.Settings` has them."""
+
+    @property
+    def max_body_bytes(self) -> int:
+        """Bytes of one request body, as sent and as inflated."""
+        ...
+
+    @property
+    def max_limit(self) -> int:
+        """Records of one page."""
+        ...
+
+    @property
+    def ready_degraded(self) -> int:
+        """Status of `/v0/ready` while a shard is read-only: 200 or 503."""
+        ...
+
+    @property
+    def allowed_origins(self) -> frozenset[bytes]:
+        """Origins whose web pages may call, as the header has them."""
+        ...
+
+    @property
+    def max_watch_topics(self) -> int:
+        """Topics of one watch session, or of one subscribe command."""
+        ...
+
+    @property
+    def max_sse_connections(self) -> int:
+        """Open streams and WebSockets together; 0 is unlimited."""
+        ...
+
+    @property
+    def max_sse_connections_per_key(self) -> int:
+        """Those of one key; 0 is unlimited."""
+        ...
+
+    @property
+    def max_inflight_per_key(self) -> int:
+        """Requests of one key that are served at once; 0 is unlimited."""
+        ...
+
+    @property
+    def max_claim(self) -> int:
+        """Jobs of one claim, ack, nack or extend."""
+        ...
+
+    @property
+    def max_node_bytes(self) -> int:
+        """Bytes of a node's name."""
+        ...
+
+    @property
+    def max_batch_records(self) -> int:
+        """Records of one append."""
+        ...
+
+    @property
+    def max_record_bytes(self) -> int:
+        """Bytes of one record's data and meta."""
+        ...
+
+    @property
+    def max_ws_commands(self) -> int:
+        """Commands waiting on one WebSocket."""
+        ...
+
+    @property
+    def streams_path(self) -> str:
+        """Where streams are mounted; empty: nowhere."""
+        ...
+
+    @property
+    def streams_page_bytes(self) -> int:
+        """Bytes of one page of a stream, but for a message that is larger."""
+        ...
+
+    @property
+    def streams_long_poll_ms(self) -> int:
+        """How long a long-poll of a stream waits."""
+        ...
+
+    @property
+    def streams_sse_ms(self) -> int:
+        """How long the events of a stream go on before their reader has to come again."""
+        ...
+
+
+class AppendService(Protocol):
+    """An append on its way."""
+
+    def when_settled(self, told: Callable[[], object]) -> None:
+        """Call `told`, which must not raise, once there is an outcome."""
+        ...
+
+    def outcome(self, *, parked_ms: float = 0.0) -> Appended:
+        """What came of it, `parked_ms` after it came. Raises the `TopicsError` it failed with."""
+        ...
+
+
+class StorePort(Protocol):
+    """The engine as the API sees it. Names are valid topic names; refusals are `TopicsError`."""
+
+    async def append(
+        self,
+        name: str,
+        body: bytes,
+        decoded: DecodedAppend,
+        *,
+        header_key: str | None,
+        config: TopicConfig | None,
+        producer: ProducerStamp | None = None,
+        submitted: Callable[[], None] | None = None,
+    ) -> Appended:
+        """Append the records of one call, all or none; `config` only if this creates the topic.
+
+        `submitted` may be told before it returns: what is appended from then on comes behind.
+        """
+        ...
+
+    def append_now(
+        self,
+        name: str,
+        body: bytes,
+        decoded: DecodedAppend,
+        *,
+        header_key: str | None,
+        producer: ProducerStamp | None = None,
+        hurries: bool = False,
+    ) -> AppendService | None:
+        """Begin what `append` does, if nothing has to be waited for first."""
+        ...
+
+    async def read(self, name: str, request: ReadRequest) -> Page:
+        """One page after a cursor; waits while there is nothing to tell."""
+        ...
+
+    def read_now(self, name: str, request: ReadRequest) -> Page | None:
+        """That page, if it is in memory; waits for nothing."""
+        ...
+
+    async def delete(self, name: str, *, before_seq: int | None, match: TagMatch | None) -> Deleted:
+        """Delete what both conditions hit; at least one is given."""
+        ...
+
+    async def put_topic(self, name: str, config: TopicConfig, *, keep_type: bool) -> PutOutcome:
+        """Create a topic or replace its configuration; `keep_type`: its type was left out."""
+        ...
+
+    async def configure(
+        self, name: str, change: Callable[[TopicConfig | None], TopicConfig]
+    ) -> PutOutcome:
+        """Give a topic the configuration that `change` makes of its own, None for a new topic."""
+        ...
+
+    async def drop_topic(self, name: str, *, if_empty: bool) -> bool:
+        """Drop a topic with all it holds; False if it was not there."""
+        ...
+
+    def state(self, name: str, *, touch: bool) -> TopicState:
+        """A topic's state; `touch` counts as interest in it."""
+        ...
+
+    def list_topics(
+        self,
+        *,
+        prefix: str,
+        after: str | None,
+        page_size: int,
+        touch: bool,
+        keep: Callable[[str], bool] | None = None,
+    ) -> TopicPage:
+        """Topics in name order, those after `after`; with `keep` those whose names it takes."""
+        ...
+
+    @property
+    def topic_count(self) -> int:
+        """How many topics exist."""
+        ...
+
+    @property
+    def records_live(self) -> int:
+        """Records that can be read."""
+        ...
+
+    @property
+    def bytes_live(self) -> int:
+        """Bytes of those records."""
+        ...
+
+    @property
+    def queue_topics(self) -> int:
+        """How many topics are queues."""
+        ...
+
+    @property
+    def damaged_records(self) -> int:
+        """Sealed records whose bytes are damaged."""
+        ...
+
+    def counts_by_class(self) -> dict[Durability, int]:
+        """How many topics each durability class has."""
+        ...
+
+    def read_only_shards(self) -> Sequence[int]:
+        """Journal shards that take no writes until a restart."""
+        ...
+
+
+class Routers(Protocol):
+    """The routers as the API sees them. Names are valid; refusals are `TopicsError`."""
+
+    async def put(self, name: str, spec: RouterSpec) -> RouterOutcome:
+        """Create a router, with the topics it needs, or replace its definition."""
+        ...
+
+    def get(self, name: str) -> RouterState:
+        """A router's definition and how far it is."""
+        ...
+
+    def page(
+        self,
+        *,
+        prefix: str,
+        source: str | None,
+        dest: str | None,
+        after: str | None,
+        page_size: int,
+        may_name: Callable[[str], bool] | None = None,
+    ) -> RouterListPage:
+        """Routers in name order after `after`; all of whose names `may_name` takes, if given."""
+        ...
+
+    async def delete(self, name: str) -> bool:
+        """Drop a router; False if it was not there."""
+        ...
+
+    def routers_of(self, topic_name: str) -> list[str]:
+        """The routers from and into a topic, sorted."""
+        ...
+
+    def __len__(self) -> int:
+        """How many routers exist."""
+        ...
+
+
+class Sealing(Protocol):
+    """What seals on demand; `engine.background.sealer.Sealer`."""
+
+    async def seal_topics(self, names: Iterable[str]) -> tuple[int, int]:
+        """Seal what these topics hold now: records left unsealed, segments made."""
+        ...
+
+
+def _inflated_slots() -> asyncio.Semaphore:
+    return asyncio.Semaphore(INFLATED_APPENDS_MAX)
+
+
+def _large_appends() -> LargeAppends:
+    return LargeAppends(AppendLimits())
+
+
+@dataclasses.dataclass(slots=True, kw_only=True)
+class ServerState:
+    """The one shared state of all handlers.
+
+    `progress` tells how far recovery is (0 to 1); `keys` who may call, `tickets` what lets into
+    streams, `hosts` what this server is called; `started_ms` is of the monotonic clock; `shards`
+    tells the journal's figures; `connections` counts open streams and WebSockets (`api/readiness`);
+    `requests` tells what became of requests, `disk` (*blocking*) what lies on it; `patience` is
+    with connections, `inbox` has what is read of them later; `uploads` counts bodies and messages
+    being received, `upload_turns` has the connections that wait to go on with theirs.
+    """
+
+    settings: ApiSettings
+    progress: Callable[[], float]
+    keys: KeyRing = dataclasses.field(default_factory=KeyRing)
+    hosts: Hosts = dataclasses.field(default_factory=Hosts)
+    tickets: Tickets = dataclasses.field(default_factory=Tickets)
+    store: StorePort | None = None
+    fanout: Fanout | None = None
+    sessions: WatchSessions | None = None
+    queues: QueueService | None = None
+    routers: Routers | None = None
+    streams: Streams | None = None
+    sealing: Sealing | None = None
+    phase: Phase = "replaying"
+    started_ms: float = dataclasses.field(default_factory=monotonic_ms)
+    shards: Callable[[], Sequence[ShardFacts]] = tuple
+    rendered: JsonCache = dataclasses.field(default_factory=JsonCache)
+    patience: ConnectionTimeouts = dataclasses.field(default_factory=ConnectionTimeouts)
+    throttle: Throttle = dataclasses.field(default_factory=Throttle)
+    inbox: ReadScheduler | None = None
+    inflated: asyncio.Semaphore = dataclasses.field(default_factory=_inflated_slots)
+    large_appends: LargeAppends = dataclasses.field(default_factory=_large_appends)
+    uploads: UploadBudget = dataclasses.field(default_factory=UploadBudget)
+    upload_turns: UploadTurns = dataclasses.field(default_factory=UploadTurns)
+    connections: int = 0
+    requests: Callable[[], Sequence[RouteFacts]] = tuple
+    # Set by `node` and `server`: figures that are theirs to know.
+    disk: Callable[[], DiskFacts] | None = None
+    recovery: RecoveryFacts | None = None
+    # What goes wrong in the background, for `/v0/ready`: no names, no paths.
+    reasons: Callable[[], Sequence[str]] = tuple
+    log_lines_dropped: Callable[[], int] | None = None
+    _waiting: set[asyncio.Future[None]] = dataclasses.field(default_factory=set)
+
+    def enter(self, phase: Phase) -> None:
+        """Move to a later phase, and tell who waits for it."""
+        self.phase = phase
+        for waiting in list(self._waiting):
+            if not waiting.done():
+                waiting.set_result(None)
+
+    def next_phase(self) -> asyncio.Future[None]:
+        """Done when the phase moves, which may be before anybody has begun to wait."""
+        waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.add(waiting)
+        waiting.add_done_callback(self._waiting.discard)
+        return waiting
+
+    def watching(self) -> tuple[Fanout, WatchSessions]:
+        """What streams are made of; there once the server was ready."""
+        assert self.fanout is not None
+        assert self.sessions is not None
+        return self.fanout, self.sessions
+
+    @property
+    def waiting(self) -> int:
+        """How many wait for the next phase."""
+        return len(self._waiting)

@@ -1,0 +1,8 @@
+"""Request and response shapes that several routes share.
+
+- `bounded_lists`: bounds lists and names in request bodies before decoding builds them.
+- `path_names`: decodes the topic, router or stream name in a request path.
+- `producer_headers`: reads and writes the producer headers of a request.
+- `requests`: request shapes shared by routes: configuration, diff, delete, list cursors.
+- `responses`: renders the responses of topics and routers as JSON bytes.
+"""

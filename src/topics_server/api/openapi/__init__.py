@@ -1,0 +1,8 @@
+"""The OpenAPI document of all routes.
+
+- `document`: builds the OpenAPI 3.1 document.
+- `examples`: the example requests and answers of the OpenAPI document.
+- `operations`: builds one operation of the OpenAPI document.
+- `schemas`: JSON schemas of requests and responses for the OpenAPI document.
+- `stream_operations`: the Durable Streams operations of the OpenAPI document.
+"""

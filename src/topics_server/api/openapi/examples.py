@@ -1,0 +1,54 @@
+"""The example requests and answers of the OpenAPI document. Pure.
+
+Sent in the order of the page to an empty server, each succeeds: one topic of type `queue` serves
+every operation of topics, records and queues, and the append makes it again after the drop. The job
+that is given back dies of it (`max_deliveries`), which the redrive undoes. A test sends all of
+them. Used by `api/openapi/operations`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+_NODE: Final = "worker-1"
+_QUEUE: Final = {"type": "queue", "max_deliveries": 1, "dead_letter": "jobs.dead"}
+# The reference page puts the id of the session made last in its place; see `api/operate/reference`.
+WID: Final = "wid_of-the-last-session"
+
+# By the name of the parameter in the path.
+IN_PATH: Final = {
+    "topic": "jobs",
+    "router": "events->audit",
+    "wid": WID,
+    "file": "start.js",
+    "path": "notes",
+}
+
+# By operation id.
+BODIES: Final[dict[str, Any]] = {
+    "putTopic": _QUEUE | {"lease_ms": 30_000},
+    "patchTopic": {"lease_ms": 60_000},
+    "appendRecords": {
+        "records": [
+            {"data": {"resize": f"{number}.png", "width": 256}, "tag": f"tenant42:job-{number}"}
+            for number in range(1, 5)
+        ],
+        "node": "web-1",
+        "config": _QUEUE,
+    },
+    "readRecords": {"from_seq": 0, "limit": 100, "include_tags": True},
+    "deleteRecords": {"match": "tenant42:job-4"},
+    "claimJobs": {"node": _NODE, "max": 3, "lease_ms": 60_000},
+    "ackJobs": {"node": _NODE, "seqs": [1]},
+    "nackJobs": {"node": _NODE, "seqs": [2], "delay_ms": 0},
+    "extendJobs": {"node": _NODE, "seqs": [3], "lease_ms": 60_000},
+    "redriveJobs": {"all": True, "max": 10},
+    "putRouter": {"source": "events", "dest": "audit", "filter": ["tag", "Glob", "public:*"]},
+    "openWatch": {"topics": {"jobs": {"from_seq": 0}, "events": {"tail": True}}, "wait": True},
+    "seal": {"topics": ["jobs"]},
+    "createStream": [{"note": "the first message"}],
+    "appendToStream": [{"note": "the second message"}, {"note": "the third"}],
+}
+
+# By operation id and name of the query parameter; all others are left empty, or have a default.
+IN_QUERY: Final = {"work": {"node": _NODE}}

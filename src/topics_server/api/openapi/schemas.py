@@ -1,0 +1,595 @@
+"""JSON schemas of requests and responses for the OpenAPI document. Pure.
+
+Defaults, clamps and enumerations come from `limits` and `model`, so that they cannot drift. Used by
+`api/openapi/document`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from topics_server.api.queues.requests import CLAIM_WAIT_MS_MAX, NACK_DELAY_MS_MAX
+from topics_server.api.watch.requests import (
+    FRAME_BYTES_DEFAULT,
+    HEARTBEAT_MS_DEFAULT,
+    HEARTBEAT_MS_MAX,
+    HEARTBEAT_MS_MIN,
+)
+from topics_server.queue.leases.jobs import SkipReason
+from topics_server.values.errors import Code
+from topics_server.values.limits import (
+    CLAIM_JITTER_MS_MAX,
+    DIFF_LIMIT_DEFAULT,
+    DIFF_WAIT_MS_MAX,
+    IGNORED_MEMBERS_MAX,
+    IGNORED_NAME_CHARS_MAX,
+    LEASE_MS_MAX,
+    LEASE_MS_MIN,
+    NACK_ERROR_BYTES_MAX,
+    NODE_FILTER_IDS_MAX,
+    PAGE_BYTES_DEFAULT,
+    PAGE_BYTES_MAX,
+    PRIORITY_MAX,
+    U32_MAX,
+    U64_MAX,
+)
+from topics_server.values.model import (
+    Discard,
+    Durability,
+    Guarantee,
+    LossReason,
+    TopicConfig,
+    TopicType,
+)
+
+Schema = dict[str, Any]
+
+_DEFAULTS: Final = TopicConfig()
+
+
+def ref(name: str) -> Schema:
+    """A reference to a named schema."""
+    return {"$ref": f"#/components/schemas/{name}"}
+
+
+def object_of(required: str, **properties: Schema) -> Schema:
+    """An object; `required` names members, separated by spaces."""
+    names = required.split()
+    assert set(names) <= set(properties)
+    schema: Schema = {"type": "object"}
+    if properties:
+        schema["properties"] = properties
+    if names:
+        schema["required"] = names
+    return schema
+
+
+def text(about: str = "", **more: Any) -> Schema:
+    """A string."""
+    return {"type": "string"} | ({"description": about} if about else {}) | more
+
+
+def u64(about: str = "", **more: Any) -> Schema:
+    """An unsigned 64-bit integer.
+
+    Without an example the reference page makes up the greatest, which JavaScript rounds.
+    """
+    told = {"description": about} if about else {}
+    shown = {} if "default" in more else {"examples": [1]}
+    return {"type": "integer", "minimum": 0, "maximum": U64_MAX} | shown | told | more
+
+
+def boolean(default: bool | None = None, about: str = "") -> Schema:
+    """A boolean."""
+    told = {"description": about} if about else {}
+    return {"type": "boolean"} | ({} if default is None else {"default": default}) | told
+
+
+def list_of(items: Schema, **more: Any) -> Schema:
+    """An array."""
+    return {"type": "array", "items": items} | more
+
+
+def config_schema() -> Schema:
+    """The configuration of a topic, with every default."""
+    name = {"type": ["string", "null"], "default": None}
+    return object_of(
+        "",
+        type=text("Cannot change once set.", enum=_values(TopicType), default="log"),
+        ttl_ms=u64("Age after which records expire; 0 is off.", default=_DEFAULTS.ttl_ms),
+        cap_records=u64("Records retained at most; 0 is off.", default=_DEFAULTS.cap_records),
+        cap_bytes=u64("Bytes retained at most; 0 is off.", default=_DEFAULTS.cap_bytes),
+        discard=text("What happens when the topic is full.", enum=_values(Discard), default="old"),
+        durable=boolean(
+            False, "Short for `durability`: true is `fsync`, false `disk`. `durability` wins."
+        ),
+        durability=text("The commit class.", enum=_values(Durability), default="disk"),
+        priority={
+            "type": ["integer", "null"],
+            "default": None,
+            "minimum": -(2**31),
+            "maximum": 2**31 - 1,
+            "description": f"Clamped to {PRIORITY_MAX} either way.",
+        },
+        auto_priority=boolean(_DEFAULTS.auto_priority),
+        auto_create=boolean(_DEFAULTS.auto_create),
+        idempotency_window_ms=u64(default=_DEFAULTS.idempotency_window_ms),
+        dedupe_node=boolean(_DEFAULTS.dedupe_node),
+        lease_ms=u64(f"Clamped to {LEASE_MS_MIN}..{LEASE_MS_MAX}.", default=_DEFAULTS.lease_ms),
+        claim_jitter_ms=u64(
+            f"Clamped to {CLAIM_JITTER_MS_MAX}.", default=_DEFAULTS.claim_jitter_ms
+        ),
+        max_deliveries=u64(default=_DEFAULTS.max_deliveries),
+        dead_letter=name | {"description": "Another topic's name."},
+        leases_durable=boolean(_DEFAULTS.leases_durable),
+        lease_log={
+            "type": ["string", "null"],
+            "description": "The topic that receives this queue's lease events; absent if none.",
+        },
+    )
+
+
+def _values(kind: type[TopicType | Discard | Durability | LossReason | Guarantee]) -> list[str]:
+    return [member.value for member in kind]
+
+
+def all_schemas() -> Schema:
+    """Every named schema, as `components.schemas` holds them."""
+    return {
+        "TopicConfig": config_schema(),
+        "TopicConfigPatch": _config_patch(),
+        **_request_schemas(),
+        **_record_schemas(),
+        **_answer_schemas(),
+        **_queue_requests(),
+        **_queue_answers(),
+        **_router_schemas(),
+        **_other_answers(),
+    }
+
+
+def _watch_request() -> Schema:
+    start = object_of(
+        "",
+        from_seq=u64("Exclusive; 0 is the earliest retained.", default=0),
+        tail=boolean(False, "Start at the head, whatever `from_seq` says."),
+    )
+    beats = f"Clamped to {HEARTBEAT_MS_MIN}..{HEARTBEAT_MS_MAX}."
+    return object_of(
+        "topics",
+        topics={"type": "object", "minProperties": 1, "additionalProperties": start},
+        node=_nodes(),
+        limit=u64("Of one frame; clamped, 0 is the default.", default=DIFF_LIMIT_DEFAULT),
+        max_batch_bytes=u64(
+            f"Of one frame; 0 is {PAGE_BYTES_DEFAULT}, clamped to {PAGE_BYTES_MAX}.",
+            default=FRAME_BYTES_DEFAULT,
+        ),
+        heartbeat_ms=u64(beats, default=HEARTBEAT_MS_DEFAULT),
+        include_meta=boolean(True),
+        include_tags=boolean(False),
+        include_data=boolean(True),
+        consistency=text(
+            "`strong`: only what is synced.", enum=["eventual", "strong"], default="eventual"
+        ),
+        cursor={"type": ["string", "null"], "description": "An `id` seen before: go on after it."},
+        wait=boolean(False, "Topics that do not exist yet are read from 0 once they do."),
+    )
+
+
+def _nodes() -> Schema:
+    return {
+        "anyOf": [text(), list_of(text(), maxItems=NODE_FILTER_IDS_MAX), {"type": "null"}],
+        "description": "Leave out the records of these nodes.",
+    }
+
+
+def _tag_tuple() -> Schema:
+    parts = [{"const": "tag"}, {"enum": ["Eq", "Glob"]}, {"type": "string"}]
+    return {"type": "array", "minItems": 3, "maxItems": 3, "prefixItems": parts}
+
+
+def _request_schemas() -> Schema:
+    sent = object_of(
+        "data",
+        data={"description": "Any JSON value, kept byte for byte."},
+        tag={"type": ["string", "null"]},
+        node={"type": ["string", "null"]},
+        meta={"type": ["object", "null"]},
+        delay_ms={"type": ["integer", "null"], "description": "Claimable only after so many ms."},
+        deliver_at_ms={"type": ["integer", "null"], "description": "Claimable only from then on."},
+    )
+    return {
+        "AppendRequest": object_of(
+            "records",
+            records=list_of(sent, minItems=1),
+            node={"type": ["string", "null"], "description": "For records without their own."},
+            idempotency_key={"type": ["string", "null"], "maxLength": 256},
+            create={"type": ["boolean", "null"], "description": "Overrides `auto_create`."},
+            config={"anyOf": [ref("TopicConfig"), {"type": "null"}]},
+            disable_backpressure={"type": ["boolean", "null"], "default": False},
+        ),
+        "DiffRequest": object_of(
+            "",
+            from_seq=u64("Exclusive; 0 is the earliest retained.", default=0),
+            limit=u64("Clamped; 0 is the default.", default=DIFF_LIMIT_DEFAULT),
+            node=_nodes(),
+            include_tags=boolean(False),
+            include_meta=boolean(True),
+            wait_ms=u64(f"Clamped to {DIFF_WAIT_MS_MAX}.", default=0),
+            max_batch_bytes=u64(
+                f"Clamped to {PAGE_BYTES_MAX}; 0 is the default.", default=PAGE_BYTES_DEFAULT
+            ),
+        ),
+        "WatchRequest": _watch_request(),
+        "DeleteRequest": object_of(
+            "",
+            before_seq={"anyOf": [u64("Exclusive."), {"type": "null"}]},
+            match={
+                "anyOf": [
+                    text("An exact tag."),
+                    _tag_tuple(),
+                    {"type": "null"},
+                ]
+            },
+        )
+        | {"description": "At least one of the two; both are joined by AND."},
+    }
+
+
+def _record_schemas() -> Schema:
+    lost = {"description": "Lost by eviction, expiry or damage; inclusive at both ends."}
+    return {
+        "Record": object_of(
+            "$seq $ts data",
+            **{"$seq": u64(), "$ts": u64("Milliseconds."), "$node": text(), "$tag": text()},
+            data={},
+            meta={"type": "object"},
+            **{
+                "$encoding": text(
+                    "Of a record of bytes: `data` is a string of this encoding.", enum=["base64"]
+                ),
+                "$content_type": text("Of a record of bytes: what the bytes are."),
+            },
+        ),
+        "Tombstone": object_of(
+            "gap_from gap_to reason missed_estimate earliest_seq head_seq",
+            gap_from=u64(),
+            gap_to=u64(),
+            reason=text(enum=_values(LossReason)),
+            missed_estimate=u64(),
+            earliest_seq=u64(),
+            head_seq=u64(),
+        )
+        | lost,
+    }
+
+
+def _answer_schemas() -> Schema:
+    performance = {"performance": ref("Performance")}
+    place = {"topic": text(), "head_seq": u64(), "earliest_seq": u64()}
+    size = {"count": u64(), "bytes": u64()}
+    stamp = {"type": ["integer", "null"]}
+    epoch = u64("Which incarnation of the name it is: dropped and made again, it is one more.")
+    row = (
+        {"epoch": epoch}
+        | place
+        | size
+        | {"durable": boolean(), "effective_priority": {"type": "integer"}}
+    )
+    done = {"topic": text(), "created": boolean()}
+    state = {
+        "epoch": epoch,
+        **(place | size),
+        "type": text(enum=_values(TopicType)),
+        "next_seq": u64(),
+        "disk_bytes": u64(),
+        "damaged_records": u64(),
+        "config": ref("TopicConfig"),
+        "queue": ref("QueueCounts"),
+        "stream": ref("StreamState"),
+        "effective_priority": {"type": "integer"},
+        "last_write_ts": stamp,
+        "last_read_ts": stamp,
+        **performance,
+    }
+    stream = {
+        "path": text("Its path as a stream."),
+        "content_type": text(),
+        "closed": boolean(),
+        "ttl_s": u64("It ends so many seconds after its last use."),
+        "expires_at": text("It ends then."),
+        "forked_from": _all({"path": text(), "upto_seq": u64()}),
+    }
+    page = {
+        "epoch": epoch,
+        **place,
+        "records": list_of(ref("Record")),
+        "next_from_seq": u64(),
+        "caught_up": boolean(),
+        "tombstone": {"anyOf": [ref("Tombstone"), {"type": "null"}]},
+        "lag": u64(),
+        **performance,
+    }
+    appended = {
+        **done,
+        **{name: u64() for name in ("first_seq", "last_seq", "head_seq", "count")},
+        "seqs": list_of(u64()),
+        "deduped": boolean(),
+        **performance,
+    }
+    listed = {
+        "topics": list_of(_all(row)),
+        "next_cursor": text("Absent on the last page."),
+        **performance,
+    }
+    dropped = {"topic": text(), "deleted": boolean(), "routers_removed": list_of(text())}
+    watched = _all(
+        {"from_seq": u64(), "head_seq": u64(), "earliest_seq": u64(), "waiting": {"const": True}},
+        optional="waiting",
+    )
+    session = {
+        "wid": text("Identifies the session. Without keys, it opens the stream."),
+        "stream_url": text(),
+        "session_ttl_ms": u64("How long the session lives without a stream."),
+        "topics": {"type": "object", "additionalProperties": watched},
+        **performance,
+    }
+    ticket = {
+        "ticket": text("With `ticket=true`: opens the stream once, as `?ticket=`."),
+        "ticket_ttl_ms": u64("How long the ticket is good."),
+    }
+    return {
+        "WatchSession": _all(
+            session | ticket | {"ignored": _ignored()}, optional="ticket ticket_ttl_ms ignored"
+        ),
+        "PutResult": _all(
+            done
+            | {
+                "config": ref("TopicConfig"),
+                "changed": {
+                    "type": "object",
+                    "additionalProperties": {"type": "array", "minItems": 2, "maxItems": 2},
+                    "description": "`{field: [old, new]}` of a topic that existed before.",
+                },
+                "ignored": _ignored(),
+            }
+            | performance,
+            optional="changed ignored",
+        ),
+        "TopicState": _all(state, optional="queue stream"),
+        "StreamState": _all(stream, optional="ttl_s expires_at forked_from"),
+        "Page": _all(page),
+        "AppendResult": _all(appended, optional="seqs"),
+        "DeleteResult": _all(place | size | {"deleted": u64()} | performance),
+        "DropResult": _all(dropped | performance),
+        "TopicList": _all(listed, optional="next_cursor"),
+    }
+
+
+def _held(**more: Schema) -> Schema:
+    """Leases of a node."""
+    return {
+        "node": text("The worker that holds them.", minLength=1),
+        "seqs": list_of(u64(), minItems=1),
+        "lease_ids": {
+            "type": ["array", "null"],
+            "items": text(),
+            "description": "One for each seq. A seq whose current lease differs is skipped.",
+        },
+        **more,
+    }
+
+
+def _queue_requests() -> Schema:
+    lease_ms = f"Clamped to {LEASE_MS_MIN}..{LEASE_MS_MAX}."
+    match: Schema = {"anyOf": [text("An exact tag."), {"type": "array"}, {"type": "null"}]}
+    return {
+        "ClaimRequest": object_of(
+            "node",
+            node=text("The worker that claims.", minLength=1),
+            max={"type": "integer", "minimum": 1, "maximum": U32_MAX, "default": 1},
+            lease_ms={"anyOf": [u64(lease_ms), {"type": "null"}]},
+            wait_ms=u64(f"For the first job; clamped to {CLAIM_WAIT_MS_MAX}.", default=0),
+        ),
+        "AckRequest": object_of("node seqs", **_held()),
+        "NackRequest": object_of(
+            "node seqs",
+            **_held(
+                delay_ms=u64(f"Clamped to {NACK_DELAY_MS_MAX}.", default=0),
+                error={
+                    "type": ["string", "null"],
+                    "description": "Why the job failed. The dead letter carries it as "
+                    f"`meta.$dead_letter_error`. Cut to {NACK_ERROR_BYTES_MAX} bytes.",
+                },
+            ),
+        ),
+        "ExtendRequest": object_of(
+            "node seqs lease_ms",
+            **_held(lease_ms=u64(lease_ms), no_more={"type": "boolean", "default": False}),
+        ),
+        "RedriveRequest": object_of(
+            "",
+            **{"from": text("Where the dead letters are; the queue's dead_letter by default.")},
+            seqs=list_of(u64(), minItems=1),
+            tag=text("An exact tag."),
+            match=match | {"description": "As in a delete."},
+            all=boolean(False),
+            after_seq=u64("`next_after_seq` of the call before.", default=0),
+            max={"type": "integer", "minimum": 1, "maximum": U32_MAX},
+        )
+        | {"description": "Exactly one of `seqs`, `tag`, `match` and `all`."},
+    }
+
+
+def _queue_answers() -> Schema:
+    performance = {"performance": ref("Performance")}
+    counted = {"ready": u64(), "in_flight": u64()}
+    skipped = {"topic": text(), "skipped": list_of(u64())}
+    reasons = {
+        "type": "object",
+        "additionalProperties": text(enum=[reason.value for reason in SkipReason]),
+        "description": "Why each seq was skipped; absent if none was.",
+    }
+    held = {**skipped, "reasons": reasons}
+    job = {
+        "$seq": u64(),
+        "lease_id": text(pattern="^lease_[0-9a-f]+$"),
+        "deadline": u64("Milliseconds."),
+        "$ts": u64("Milliseconds."),
+        "$node": text(),
+        "$tag": text(),
+        "deliveries": u64("This one counted."),
+        "$encoding": text("Of a record of bytes: what `data` is a string of.", enum=["base64"]),
+        "$content_type": text("Of a record of bytes: what the bytes are."),
+        "data": {},
+        "meta": {"type": "object"},
+    }
+    lease = {
+        "seq": u64(),
+        "node": text(),
+        "lease_id": text(),
+        "deadline": u64(),
+        "deliveries": u64(),
+        "claimed_ts": u64(),
+    }
+    claimed = {
+        "topic": text(),
+        "claimed": list_of(object_of("$seq lease_id deadline $ts deliveries data", **job)),
+        "count": u64(),
+        "ready": u64(),
+    }
+    deadlines = {"type": "object", "additionalProperties": u64()}
+    redriven = {"from": text(), "redriven": u64(), "more": boolean(), "next_after_seq": u64()}
+    listed = {"topic": text(), "leases": list_of(_all(lease)), "next_cursor": text()}
+    return {
+        "QueueCounts": _all(counted | {"delayed": u64(), "dead_lettered": u64()}),
+        "ClaimResult": _all(claimed | performance),
+        "AckResult": _all(held | {"acked": u64()} | counted | performance, optional="reasons"),
+        "NackResult": _all(held | {"nacked": u64()} | counted | performance, optional="reasons"),
+        "ExtendResult": _all(
+            held | {"extended": u64(), "deadlines": deadlines} | performance, optional="reasons"
+        ),
+        "RedriveResult": _all(skipped | redriven | performance),
+        "LeaseList": _all(listed | performance, optional="next_cursor"),
+    }
+
+
+def _router_schemas() -> Schema:
+    performance = {"performance": ref("Performance")}
+    topics = {"source": text(), "dest": text()}
+    guarantee = text(enum=_values(Guarantee), default=Guarantee.AT_LEAST_ONCE.value)
+    rules = {
+        "preserve_node": boolean(True, "Copies keep `$node`."),
+        "preserve_tag": boolean(True, "Copies keep `$tag`."),
+        "filter": {
+            "anyOf": [text(), _tag_tuple(), {"type": "null"}],
+            "description": "Copies only records whose tag matches, as in a delete; a string: "
+            "exactly this one.",
+        },
+        "allow_cycle": boolean(False, "It may close a cycle; copies then end at the hop cap."),
+        "guarantee": guarantee,
+    }
+    listed = {"router": text(), **topics, "guarantee": guarantee, "forwarded_total": u64()}
+    place = {
+        "forwarded_total": u64("Copies made since it was created."),
+        "cursor_seq": u64("Its source is examined up to here."),
+        "lag": u64("Seqs of its source that are not examined yet."),
+        "state": text(enum=["running", "stalled"]),
+        "reason": object_of("code message", code=text(enum=_codes()), message=text())
+        | {"description": "Why it is stalled; else absent."},
+    }
+    page = {"routers": list_of(_all(listed)), "next_cursor": text("Absent on the last page.")}
+    defined = {"router": text(), **topics, **rules}
+    return {
+        "RouterRequest": object_of(
+            "source dest",
+            **topics,
+            **rules,
+            create_dest=boolean(True, "Topics that are absent are created."),
+            **{"from": text("Where a new one starts.", enum=["earliest", "head"], default="head")},
+        ),
+        "RouterPutResult": _all(
+            defined | {"created": boolean(), "ignored": _ignored()} | performance,
+            optional="ignored",
+        ),
+        "RouterState": _all(defined | place | performance, optional="reason"),
+        "RouterList": _all(page | performance, optional="next_cursor"),
+        "SealRequest": object_of(
+            "",
+            topics={
+                "anyOf": [list_of(text(), maxItems=1000), {"type": "null"}],
+                "description": "Names; left out, every topic that the key may name.",
+            },
+        ),
+        "SealResult": _all(
+            {"topics": u64(), "segments": u64(), "unsealed_records": u64()} | performance
+        ),
+        "RouterDropResult": _all({"router": text(), "deleted": boolean()} | performance),
+    }
+
+
+def _other_answers() -> Schema:
+    performance = {"performance": ref("Performance")}
+    told = object_of("code message", code=text(enum=_codes()), message=text(), detail=object_of(""))
+    labels: Schema = {"type": "object", "additionalProperties": text()}
+    labelled = object_of("labels value", labels=labels, value={"type": "number"})
+    times = ("server_total_ms", "wal_append_ms", "fsync_ms", "throttle_wait_ms")
+    return {
+        "Performance": object_of(
+            "server_total_ms",
+            **{name: {"type": "number"} for name in times},
+            records_scanned=u64(),
+        ),
+        "Error": object_of("error", error=told, performance=ref("Performance")),
+        "Metrics": {
+            "type": "object",
+            "description": "Figures by name; the same as in the text.",
+            "properties": {"performance": ref("Performance")},
+            "additionalProperties": {"anyOf": [{"type": "number"}, list_of(labelled)]},
+        },
+        "Health": _all(
+            {"status": {"const": "ok"}, "version": text(), "uptime_ms": u64()} | performance
+        ),
+        "Ready": _all(
+            {
+                "status": text(enum=["ready", "degraded"]),
+                "wal_replay_complete": {"const": True},
+                "topics": u64(),
+                "read_only_shards": list_of(u64()),
+                "reasons": list_of(text()),
+            }
+            | performance,
+            optional="read_only_shards reasons",
+        ),
+    }
+
+
+def _codes() -> list[str]:
+    return [code.value for code in Code]
+
+
+def _config_patch() -> Schema:
+    """`TopicConfig` without defaults, each field nullable: what is left out stays as it is."""
+    config = config_schema()
+    fields = {
+        name: {key: value for key, value in field.items() if key != "default"}
+        for name, field in config["properties"].items()
+    }
+    nullable = {
+        name: field if name == "type" else {"anyOf": [field, {"type": "null"}]}
+        for name, field in fields.items()
+    }
+    about = "A JSON merge patch: what is left out stays, null gives a field its default."
+    return config | {"properties": nullable, "description": about}
+
+
+def _ignored() -> Schema:
+    return list_of(text(maxLength=IGNORED_NAME_CHARS_MAX)) | {
+        "maxItems": IGNORED_MEMBERS_MAX,
+        "description": "Members of the body that mean nothing here; absent if there are none.",
+    }
+
+
+def _all(properties: dict[str, Schema], optional: str = "") -> Schema:
+    missable = optional.split()
+    return object_of(" ".join(name for name in properties if name not in missable), **properties)

@@ -1,0 +1,8 @@
+"""Routes for operators: probes, metrics, admin, front page, reference.
+
+- `admin`: the route `POST /v0/admin/seal`.
+- `front_page`: the page at `/`, for a browser and for curl.
+- `metrics_snapshot`: gathers the metrics snapshot of a scrape.
+- `probes`: health, readiness and metrics routes (§8).
+- `reference`: the API reference page at `/v0/docs` and its files.
+"""

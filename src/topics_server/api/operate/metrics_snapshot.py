@@ -1,0 +1,187 @@
+"""Gathers the metrics snapshot of a scrape.
+
+What is counted as it happens is taken as it is. What has to be looked through (topics, routers,
+leases, readers) is looked through in slices, between which the loop serves others: so the facts of
+one scrape are of moments that lie a few milliseconds apart. What lies on the disk is summed up on a
+thread. Called by `api/operate/probes`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import Final, TypeVar
+
+from topics_server.api.context import Routers, ServerState, StorePort
+from topics_server.api.visibility import list_topics
+from topics_server.api.watch.broadcast import BroadcastStream, Fanout
+from topics_server.auth.api_keys import EVERYBODY, Caller
+from topics_server.engine.answers import TopicState
+from topics_server.engine.pressure.throttle import Throttle
+from topics_server.runtime.clock import monotonic_ms
+from topics_server.runtime.metrics import (
+    ROUTERS_SHOWN_MAX,
+    TOPICS_SHOWN_MAX,
+    ConnectionFacts,
+    Facts,
+    PressureFacts,
+    QueueFacts,
+    RouterFacts,
+    RoutersFacts,
+    StoreFacts,
+    TopicMetrics,
+    WatchFacts,
+)
+
+# Rows that are looked at before others have their turn: well below a millisecond.
+_SLICE: Final = 50
+
+T = TypeVar("T")
+
+
+async def facts_of(state: ServerState, version: str, caller: Caller = EVERYBODY) -> Facts:
+    """Everything a scrape shows, in any phase; of single topics and routers only the caller's."""
+    store = state.store if state.phase != "replaying" else None
+    progress = 1.0 if store is not None else min(1.0, max(0.0, state.progress()))
+    sessions, queues, routers, fanout = state.sessions, state.queues, state.routers, state.fanout
+    return Facts(
+        ready=state.phase == "ready",
+        progress=progress,
+        uptime_ms=int(monotonic_ms() - state.started_ms),
+        shards=state.shards(),
+        store=None if store is None else await _store_facts(store, caller),
+        connections=state.connections,
+        watch_sessions=None if sessions is None else len(sessions),
+        leases_in_flight=None if queues is None else await _last(queues.count_in_flight(_SLICE)),
+        routers=None if routers is None else await _routers_facts(routers, caller),
+        version=version,
+        requests=state.requests(),
+        http=_connection_facts(state),
+        watchers=None if fanout is None else await _watch_facts(fanout),
+        disk=None if state.disk is None or store is None else await asyncio.to_thread(state.disk),
+        recovery=state.recovery,
+        pressure=None if store is None else _pressure_facts(state.throttle),
+        log_lines_dropped=_asked(state.log_lines_dropped),
+    )
+
+
+def _connection_facts(state: ServerState) -> ConnectionFacts:
+    patience = state.patience
+    return ConnectionFacts(
+        patience.open,
+        patience.most,
+        dict(patience.timeouts),
+        patience.evicted,
+        patience.refused,
+        0 if state.inbox is None else state.inbox.put_off,
+        state.uploads.held_bytes,
+        state.uploads.max_bytes,
+        state.uploads.refused,
+    )
+
+
+def _pressure_facts(throttle: Throttle) -> PressureFacts:
+    parking = throttle.parking
+    return PressureFacts(
+        loop_lag_ms=throttle.lag_ms,
+        backlog_bytes=throttle.backlog_bytes,
+        pressure=throttle.pressure,
+        waiting=parking.waiting,
+        waiting_bytes=parking.held_bytes,
+        parked=throttle.parked_total,
+        throttled=dict(throttle.throttled_total),
+        fair=parking.fair_total,
+        threshold=throttle.threshold,
+    )
+
+
+def _asked(told: Callable[[], T] | None) -> T | None:
+    return None if told is None else told()
+
+
+async def _last(steps: Iterator[int]) -> int:
+    """The last of what each step tells; others have their turn between steps."""
+    total = 0
+    for so_far in steps:
+        total = so_far
+        await asyncio.sleep(0)
+    return total
+
+
+async def _store_facts(store: StorePort, caller: Caller) -> StoreFacts:
+    shown: list[TopicMetrics] = []
+    after: str | None = None
+    is_more = True
+    while is_more and len(shown) < TOPICS_SHOWN_MAX:
+        size = min(_SLICE, TOPICS_SHOWN_MAX - len(shown))
+        page = list_topics(store, caller, prefix="", after=after, page_size=size, touch=False)
+        shown += map(_topic_facts, page.topics)
+        after = page.next_after
+        is_more = after is not None
+        await asyncio.sleep(0)
+    assert len(shown) <= TOPICS_SHOWN_MAX
+    return StoreFacts(
+        topics_by_class={kind.value: count for kind, count in store.counts_by_class().items()},
+        queue_topics=store.queue_topics,
+        records_live=store.records_live,
+        bytes_live=store.bytes_live,
+        damaged_records=store.damaged_records,
+        topics=shown,
+        topics_truncated=is_more,
+    )
+
+
+def _topic_facts(topic: TopicState) -> TopicMetrics:
+    queue = topic.queue
+    told = None
+    if queue is not None:
+        told = QueueFacts(queue.ready, queue.in_flight, queue.delayed, queue.dead_lettered)
+    return TopicMetrics(
+        topic.name, topic.head_seq, topic.earliest_seq, topic.count, topic.bytes, told
+    )
+
+
+async def _routers_facts(routers: Routers, caller: Caller) -> RoutersFacts:
+    shown: list[RouterFacts] = []
+    after: str | None = None
+    is_more = True
+    while is_more and len(shown) < ROUTERS_SHOWN_MAX:
+        page = routers.page(
+            prefix="",
+            source=None,
+            dest=None,
+            after=after,
+            page_size=min(_SLICE, ROUTERS_SHOWN_MAX - len(shown)),
+            may_name=caller.may_name if caller.prefixes else None,
+        )
+        shown += [
+            RouterFacts(
+                router.name, router.forwarded_total, router.lag, int(router.stalled is not None)
+            )
+            for router in page.routers
+        ]
+        after = page.next_after
+        is_more = after is not None
+        await asyncio.sleep(0)
+    assert len(shown) <= ROUTERS_SHOWN_MAX
+    return RoutersFacts(len(routers), shown, is_more)
+
+
+async def _watch_facts(fanout: Fanout) -> WatchFacts:
+    """How far behind the readers of open streams are."""
+    behind = lag_max = lag_sum = 0
+    lags = _lags(fanout, tuple(fanout.streams))
+    while chunk := list(islice(lags, _SLICE)):
+        for lag in chunk:
+            behind += lag > 0
+            lag_sum += lag
+            lag_max = max(lag_max, lag)
+        await asyncio.sleep(0)
+    return WatchFacts(behind, lag_max, lag_sum, fanout.slow_count)
+
+
+def _lags(fanout: Fanout, streams: tuple[BroadcastStream, ...]) -> Iterator[int]:
+    for stream in streams:
+        for cursor in tuple(stream.cursors.values()):
+            yield fanout.feeds.lag_of(cursor)

@@ -1,0 +1,83 @@
+"""Health, readiness and metrics routes (§8).
+
+Called through the route table in `api/routes`, by load balancers and scrapers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+
+from topics_server.api.application import Request, Response
+from topics_server.api.context import ServerState
+from topics_server.api.messages.responses import render_json
+from topics_server.api.operate.metrics_snapshot import facts_of
+from topics_server.api.readiness import refusal
+from topics_server.runtime.clock import monotonic_ms
+from topics_server.runtime.metrics import TEXT_TYPE
+from topics_server.runtime.prometheus import as_text, as_values
+from topics_server.values.errors import Code, TopicsError
+
+
+@cache
+def server_version() -> str:
+    """The installed version; a tree that was never installed says so."""
+    try:
+        return version("topics-server")
+    except PackageNotFoundError:
+        return "0+unknown"
+
+
+def health(state: ServerState, request: Request) -> Response:
+    """`GET /v0/health`: the process serves."""
+    told = {"status": "ok", "version": server_version(), "uptime_ms": _uptime_ms(state)}
+    return Response(200, render_json(told, request.elapsed_ms()))
+
+
+def ready(state: ServerState, request: Request) -> Response:
+    """`GET /v0/ready`: whether requests are taken, and what is degraded and why."""
+    if state.phase != "ready":
+        raise refusal(state)
+    store = state.store
+    assert store is not None
+    told = {"status": "ready", "wal_replay_complete": True, "topics": store.topic_count}
+    read_only = list(store.read_only_shards())
+    reasons = list(state.reasons())
+    if read_only:
+        reasons.insert(0, "a sync failed: shards are read-only until a restart")
+        told["read_only_shards"] = read_only
+    if reasons:
+        told |= {"status": "degraded", "reasons": reasons}
+    if read_only and state.settings.ready_degraded != 200:
+        raise TopicsError(
+            Code.STORAGE_READ_ONLY,
+            "a part of the storage takes no writes until a restart",
+            told,
+        )
+    return Response(200, render_json(told, request.elapsed_ms()))
+
+
+async def metrics(state: ServerState, request: Request) -> Response:
+    """`GET /v0/metrics`: Prometheus text, or JSON for `Accept: application/json`."""
+    facts = await facts_of(state, server_version(), request.caller)
+    if wants_json(request.headers.get(b"accept")):
+        values = await asyncio.to_thread(as_values, facts)
+        return Response(200, render_json(values, request.elapsed_ms()))
+    # A thousand topics take milliseconds to print: not on the loop.
+    return Response(200, await asyncio.to_thread(as_text, facts), content_type=TEXT_TYPE)
+
+
+def wants_json(accept: bytes | None) -> bool:
+    """Whether JSON is named, and before plain text where both are."""
+    if accept is None:
+        return False
+    named = [offer.partition(b";")[0].strip().lower() for offer in accept.split(b",")]
+    if b"application/json" not in named:
+        return False
+    text = [named.index(kind) for kind in (b"text/plain", b"text/*") if kind in named]
+    return not text or named.index(b"application/json") < min(text)
+
+
+def _uptime_ms(state: ServerState) -> int:
+    return int(monotonic_ms() - state.started_ms)

@@ -1,0 +1,282 @@
+"""Queue routes (§10): claim, ack, nack, extend, push stream, leases, redrive.
+
+Plain functions of the server's state and one request. An ack, nack, extend or redrive that was
+begun goes on whether or not its client stays; a claim that waits ends when its client hangs up or
+loses its key, and so does a push stream, whose jobs are released at once. Called through the route
+table in `api/routes`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Final, cast
+
+from topics_server.api.application import Answer, EventStream, Receive, Request, Response, Send
+from topics_server.api.client_wait import end, released
+from topics_server.api.context import ServerState
+from topics_server.api.messages.requests import query_page_size
+from topics_server.api.queues.requests import (
+    ClaimRequest,
+    QueueLimits,
+    decode_ack,
+    decode_claim,
+    decode_extend,
+    decode_nack,
+    decode_redrive,
+    encode_leases_cursor,
+    query_leases_cursor,
+    query_work,
+)
+from topics_server.api.queues.responses import (
+    job_frame,
+    render_acked,
+    render_claimed,
+    render_extended,
+    render_leases,
+    render_nacked,
+    render_redriven,
+)
+from topics_server.api.readiness import ConnectionSlot, admit, check_accepts_stream
+from topics_server.api.stream_readiness import until_ready
+from topics_server.api.watch.broadcast import FAILED, BroadcastStream
+from topics_server.api.watch.send_queue import Send as DrivenSend
+from topics_server.api.watch.sse import RETRY, REVOKED, SSE, STREAM_HEADERS, error_frame
+from topics_server.auth.api_keys import Caller
+from topics_server.auth.authorize import check_name
+from topics_server.engine.topic.topic import Topic
+from topics_server.http.error_responses import status_of
+from topics_server.queue.answers import LeasedJob
+from topics_server.queue.push import Push
+from topics_server.queue.service import QueueService
+from topics_server.runtime.clock import now_ms
+from topics_server.values.errors import Code, TopicsError
+from topics_server.values.query_string import parse_query
+
+_HEARTBEAT_MS: Final = 15_000
+# What the stream says when there is no such queue any more (§10.8).
+_NO_QUEUE: Final = error_frame(409, "the topic is no longer a queue")
+
+
+def _admitted(state: ServerState) -> tuple[QueueService, QueueLimits]:
+    """The queues and the bounds of a request, if requests are taken now."""
+    admit(state)
+    assert state.queues is not None, "ready means there are queues"
+    return state.queues, _limits(state)
+
+
+def _limits(state: ServerState) -> QueueLimits:
+    return QueueLimits(state.settings.max_claim, state.settings.max_node_bytes)
+
+
+async def claim(state: ServerState, request: Request) -> Response:
+    """`POST /v0/topics/{topic}/claim`: lease jobs to a node."""
+    queues, limits = _admitted(state)
+    if state.throttle.is_active:
+        request.parked_ms = await state.throttle.turn(request.name, len(request.body))
+    asked = decode_claim(request.body, limits)
+    done = await queues.claim(
+        request.name,
+        asked.node,
+        asked.max_jobs,
+        asked.lease_ms,
+        wait_ms=asked.wait_ms,
+        gone=partial(released, request),
+    )
+    if done is None:
+        end(request)
+    waited_ms = request.parked_ms or 0.0
+    body = render_claimed(request.name, done.jobs, done.ready, request.elapsed_ms(), waited_ms)
+    return Response(200, body)
+
+
+async def ack(state: ServerState, request: Request) -> Response:
+    """`POST /v0/topics/{topic}/ack`: complete jobs, which deletes them."""
+    queues, limits = _admitted(state)
+    asked = decode_ack(request.body, limits)
+    done = await queues.ack(request.name, asked.node, asked.seqs, asked.lease_ids)
+    return Response(200, render_acked(request.name, done, request.elapsed_ms()))
+
+
+async def nack(state: ServerState, request: Request) -> Response:
+    """`POST /v0/topics/{topic}/nack`: give jobs back."""
+    queues, limits = _admitted(state)
+    asked = decode_nack(request.body, limits)
+    done = await queues.nack(
+        request.name,
+        asked.node,
+        asked.seqs,
+        asked.lease_ids,
+        delay_ms=asked.delay_ms,
+        error=asked.error,
+    )
+    return Response(200, render_nacked(request.name, done, request.elapsed_ms()))
+
+
+async def extend(state: ServerState, request: Request) -> Response:
+    """`POST /v0/topics/{topic}/extend`: hold jobs for longer."""
+    queues, limits = _admitted(state)
+    asked = decode_extend(request.body, limits)
+    done = await queues.extend(
+        request.name,
+        asked.node,
+        asked.seqs,
+        asked.lease_ids,
+        lease_ms=asked.lease_ms,
+        no_more=asked.no_more,
+    )
+    return Response(200, render_extended(request.name, done, request.elapsed_ms()))
+
+
+async def redrive(state: ServerState, request: Request) -> Response:
+    """`POST /v0/topics/{topic}/redrive`: make dead letters of this queue jobs again."""
+    queues, limits = _admitted(state)
+    asked = decode_redrive(request.body, request.name, limits)
+    done = await queues.redrive(
+        request.name,
+        _source(state, request, asked.source),
+        seqs=asked.seqs,
+        match=asked.match,
+        after_seq=asked.after_seq,
+        max_jobs=asked.max_jobs,
+    )
+    return Response(200, render_redriven(request.name, done, request.elapsed_ms()))
+
+
+def _source(state: ServerState, request: Request, source: str | None) -> str | None:
+    """Where a redrive takes letters from; raises `forbidden` if the caller may not name it."""
+    caller = request.caller
+    if source is not None:
+        check_name(caller, source, "from")
+    elif caller.prefixes:
+        source = admit(state).state(request.name, touch=False).config.dead_letter
+        if source is not None and not caller.may_name(source):
+            raise TopicsError(
+                Code.FORBIDDEN,
+                "the queue's dead_letter topic is outside of the names that the key may touch",
+                {"field": "from"},
+            )
+    return source
+
+
+async def leases(state: ServerState, request: Request) -> Response:
+    """`GET /v0/topics/{topic}/leases`: who holds what until when."""
+    queues, _ = _admitted(state)
+    query = parse_query(request.query)
+    page = await queues.leases(
+        request.name, after_seq=query_leases_cursor(query), page_size=query_page_size(query)
+    )
+    after_seq = page.next_after_seq
+    cursor = None if after_seq is None else encode_leases_cursor(after_seq)
+    return Response(200, render_leases(request.name, page, cursor, request.elapsed_ms()))
+
+
+# --- the push stream --------------------------------------------------------------------------
+
+
+async def work(state: ServerState, request: Request) -> Answer:
+    """`GET /v0/topics/{topic}/work`: jobs as they come, at most `max` in flight.
+
+    While the journal is replayed it waits, as a GET of a watch session does.
+    """
+    check_accepts_stream(request.headers.get(b"accept"))
+    asked = query_work(parse_query(request.query), _limits(state))
+    await until_ready(state, request)
+    queues = state.queues
+    assert queues is not None, "ready means there are queues"
+    topic, _ = await queues.queue(request.name)
+    # It may have waited for a change of the topic.
+    await until_ready(state, request)
+    slot = ConnectionSlot(state, request.caller.key)
+    if request.method == "HEAD":
+        return EventStream(STREAM_HEADERS, _nothing, slot.free)
+    worker = WorkerStream(state, queues, topic, asked, request.caller)
+    return EventStream(STREAM_HEADERS, worker.run, slot.free)
+
+
+async def _nothing(_receive: Receive, _send: Send) -> None:
+    """What a HEAD streams."""
+
+
+class WorkerStream:
+    """One push stream: what its `Push` claims, as frames on a connection."""
+
+    __slots__ = ("_asked", "_caller", "_push", "_queues", "_state", "_stream", "_topic")
+
+    def __init__(
+        self,
+        state: ServerState,
+        queues: QueueService,
+        topic: Topic,
+        asked: ClaimRequest,
+        caller: Caller,
+    ) -> None:
+        self._state = state
+        self._queues = queues
+        self._topic = topic
+        self._asked = asked
+        self._caller = caller
+        # There while it runs.
+        self._push: Push
+        self._stream: BroadcastStream
+
+    async def run(self, receive: Receive, send: Send) -> None:
+        """Stream until the client leaves or the stream is ended."""
+        asked = self._asked
+        fanout, _ = self._state.watching()
+        stream = self._stream = fanout.open(
+            # The stream runs sends by hand: each is a coroutine, not just any awaitable.
+            cast(DrivenSend, send),
+            SSE,
+            heartbeat_ms=_HEARTBEAT_MS,
+        )
+        push = self._push = Push(
+            self._queues,
+            self._topic,
+            asked.node,
+            asked.max_jobs,
+            asked.lease_ms,
+            deliver=self._deliver,
+            tell=self._tell,
+        )
+        try:
+            # The head may have waited for its socket, and meanwhile the server may be going down.
+            if self._state.phase != "ready":
+                stream.end(at_once=True)
+            elif not self._caller.until_revoked(self._revoke):
+                self._revoke()
+            else:
+                stream.push(RETRY + SSE.heartbeat(now_ms()))
+                push.start()
+            # A stream that was ended is told as a disconnect, too.
+            while (await receive())["type"] != "http.disconnect":
+                pass
+        finally:
+            self._caller.forget(self._revoke)
+            push.close()
+            stream.close()
+
+    def _revoke(self) -> None:
+        """The key is no more what it was: its jobs are others'."""
+        self._push.close()
+        self._stream.end(REVOKED)
+
+    async def _deliver(self, jobs: Sequence[LeasedJob]) -> None:
+        """Send jobs; return when the socket has taken them."""
+        name = self._topic.name
+        self._stream.push(b"".join([job_frame(name, job) for job in jobs]))
+        await self._stream.flushed()
+        if self._stream.is_over:
+            # It was not read for too long, and its connection may linger.
+            self._push.close()
+
+    def _tell(self, error: TopicsError, is_last: bool) -> None:
+        """Send an error frame, and end with it if it is the last."""
+        if error.code is Code.TOPIC_NOT_FOUND:
+            told = _NO_QUEUE
+        else:
+            told = error_frame(status_of(error), error.message)
+        if is_last:
+            self._stream.end(told, FAILED)
+        else:
+            self._stream.push(told)

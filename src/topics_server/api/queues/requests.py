@@ -1,0 +1,324 @@
+"""Request shapes of queue routes (§10).
+
+Pure. Each is decoded once, resolved and clamped as the contract says; wrong types are
+`invalid_request` with the field's path. A lease token that is none of ours matches no lease, so it
+is 0 here and no error. Called by `api/queues/handlers`.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Final
+
+import msgspec
+from msgspec import Meta
+
+from topics_server.api.messages.bounded_lists import (
+    SHORT_BODY_BYTES_MAX,
+    check_items,
+    check_node,
+    check_tag,
+)
+from topics_server.api.messages.requests import decode_body, tag_match
+from topics_server.queue.leases.jobs import lease_number
+from topics_server.values.errors import Code, TopicsError, invalid
+from topics_server.values.limits import (
+    LEASE_MS_MAX,
+    LEASE_MS_MIN,
+    MATCH_PARTS,
+    NACK_ERROR_BYTES_MAX,
+    U32_MAX,
+    U64_MAX,
+)
+from topics_server.values.model import TagMatch, is_topic_name
+
+# How long a claim may wait for its first job, and a nacked job for its next claim.
+CLAIM_WAIT_MS_MAX: Final = 30_000
+NACK_DELAY_MS_MAX: Final = 86_400_000
+
+# msgspec cannot bound above int64; `_check_u64` adds the upper end.
+_U64 = Annotated[int, Meta(ge=0)]
+_U32 = Annotated[int, Meta(ge=0, le=U32_MAX)]
+
+
+class QueueLimits(msgspec.Struct, frozen=True):
+    """The configured bounds of these requests."""
+
+    max_claim: int
+    max_node_bytes: int
+
+
+class ClaimRequest(msgspec.Struct, frozen=True):
+    """Who claims how many; `lease_ms`: None is the topic's own."""
+
+    node: str
+    max_jobs: int
+    lease_ms: int | None
+    wait_ms: int = 0
+
+
+class HeldRequest(msgspec.Struct, frozen=True):
+    """Leases of a node: an ack, a nack (after `delay_ms`) or an extend (to `lease_ms`).
+
+    `error`: why a nack gives the jobs back, cut to `NACK_ERROR_BYTES_MAX`, empty if it does not
+    say. `lease_ids`: one a seq, if the node shows by which lease it holds each. `no_more`: the push
+    streams that these jobs came over are to bring no others.
+    """
+
+    node: str
+    seqs: list[int]
+    lease_ids: list[int] | None
+    delay_ms: int = 0
+    lease_ms: int = 0
+    no_more: bool = False
+    error: str = ""
+
+
+class RedriveRequest(msgspec.Struct, frozen=True):
+    """Which dead letters go back: by seqs, by tag, or (neither) all of them.
+
+    `source`: the topic they are in, None for the queue's own dead-letter topic. Only those behind
+    `after_seq`, at most `max_jobs`.
+    """
+
+    source: str | None
+    seqs: list[int] | None
+    match: TagMatch | None
+    after_seq: int
+    max_jobs: int
+
+
+class _Claim(msgspec.Struct, gc=False):
+    node: str
+    max: _U32 = 1
+    lease_ms: _U64 | None = None
+    wait_ms: _U64 = 0
+
+
+class _Held(msgspec.Struct, gc=False, kw_only=True):
+    node: str
+    seqs: list[_U64]
+    lease_ids: list[str] | None = None
+
+
+class _Nack(_Held, gc=False, kw_only=True):
+    delay_ms: _U64 = 0
+    error: str | None = None
+
+
+class _Extend(_Held, gc=False, kw_only=True):
+    lease_ms: _U64
+    no_more: bool = False
+
+
+class _Redrive(msgspec.Struct, gc=False, rename={"source": "from"}):
+    source: str | None = None
+    seqs: list[_U64] | None = None
+    tag: str | None = None
+    match: str | list[msgspec.Raw] | None = None
+    all: bool = False
+    after_seq: _U64 = 0
+    max: _U32 = U32_MAX
+
+
+_ABSENT: Final = msgspec.Raw(b"")
+
+
+class _Lists(msgspec.Struct, gc=False):
+    """What a body lists, as it was sent."""
+
+    seqs: msgspec.Raw = _ABSENT
+    lease_ids: msgspec.Raw = _ABSENT
+    match: msgspec.Raw = _ABSENT
+
+
+class _Cursor(msgspec.Struct):
+    after_seq: _U64
+
+
+_CLAIM: Final = msgspec.json.Decoder(_Claim)
+_HELD: Final = msgspec.json.Decoder(_Held)
+_NACK: Final = msgspec.json.Decoder(_Nack)
+_EXTEND: Final = msgspec.json.Decoder(_Extend)
+_REDRIVE: Final = msgspec.json.Decoder(_Redrive)
+_CURSOR: Final = msgspec.json.Decoder(_Cursor)
+_LISTS: Final[msgspec.json.Decoder[msgspec.Struct]] = msgspec.json.Decoder(_Lists)
+
+
+def decode_claim(body: bytes, limits: QueueLimits) -> ClaimRequest:
+    """A claim (§10.2)."""
+    sent = decode_body(_CLAIM, body)
+    lease_ms = None if sent.lease_ms is None else _lease_ms(sent.lease_ms)
+    wait_ms = min(_checked_u64(sent.wait_ms, "wait_ms"), CLAIM_WAIT_MS_MAX)
+    return ClaimRequest(
+        _node(sent.node, limits), _max_jobs(sent.max, limits.max_claim), lease_ms, wait_ms
+    )
+
+
+def decode_ack(body: bytes, limits: QueueLimits) -> HeldRequest:
+    """An ack (§10.4)."""
+    _check_lists(body, limits)
+    sent = decode_body(_HELD, body)
+    return HeldRequest(*_held(sent, limits))
+
+
+def decode_nack(body: bytes, limits: QueueLimits) -> HeldRequest:
+    """A nack (§10.5)."""
+    _check_lists(body, limits)
+    sent = decode_body(_NACK, body)
+    delay_ms = min(_checked_u64(sent.delay_ms, "delay_ms"), NACK_DELAY_MS_MAX)
+    return HeldRequest(*_held(sent, limits), delay_ms=delay_ms, error=_cut(sent.error or ""))
+
+
+def _cut(error: str) -> str:
+    """As many whole characters as are kept: a nack never fails for its reason."""
+    kept = error.encode()[:NACK_ERROR_BYTES_MAX]
+    return kept.decode(errors="ignore")
+
+
+def decode_extend(body: bytes, limits: QueueLimits) -> HeldRequest:
+    """An extend (§10.6)."""
+    _check_lists(body, limits)
+    sent = decode_body(_EXTEND, body)
+    lease_ms = _lease_ms(sent.lease_ms)
+    return HeldRequest(*_held(sent, limits), lease_ms=lease_ms, no_more=sent.no_more)
+
+
+def decode_redrive(body: bytes, topic: str, limits: QueueLimits) -> RedriveRequest:
+    """A redrive to the queue `topic`."""
+    _check_lists(body, limits)
+    sent = decode_body(_REDRIVE, body)
+    if sent.source is not None:
+        if not is_topic_name(sent.source):
+            raise invalid("from must be a topic name", "from")
+        if sent.source == topic:
+            raise invalid("from must be another topic", "from")
+    ways = [name for name in ("seqs", "tag", "match") if getattr(sent, name) is not None]
+    ways += ["all"] if sent.all else []
+    if len(ways) != 1:
+        raise invalid(
+            "exactly one of seqs, tag, match and all: true is required", (ways or [""])[-1]
+        )
+    seqs = None if sent.seqs is None else sorted(set(_seqs(sent.seqs, limits)))
+    if sent.tag is not None:
+        check_tag(sent.tag, "tag")
+    match = tag_match(sent.match) if sent.tag is None else TagMatch(sent.tag)
+    return RedriveRequest(
+        source=sent.source,
+        seqs=seqs,
+        match=match,
+        after_seq=_checked_u64(sent.after_seq, "after_seq"),
+        max_jobs=_max_jobs(sent.max, limits.max_claim),
+    )
+
+
+def query_work(query: Mapping[str, str], limits: QueueLimits) -> ClaimRequest:
+    """The query of a push stream (§10.8)."""
+    node = query.get("node")
+    if node is None:
+        raise invalid("node is required", "node")
+    sent = query.get("lease_ms")
+    most = _number(query.get("max", "1"), "max")
+    if most > U32_MAX:
+        raise invalid(f"max must be at most {U32_MAX}", "max")
+    return ClaimRequest(
+        node=_node(node, limits),
+        max_jobs=_max_jobs(most, limits.max_claim),
+        lease_ms=None if sent is None else _lease_ms(_number(sent, "lease_ms")),
+    )
+
+
+def encode_leases_cursor(after_seq: int) -> str:
+    """The opaque cursor of the page of leases behind a seq."""
+    return base64.urlsafe_b64encode(msgspec.json.encode(_Cursor(after_seq))).decode("ascii")
+
+
+def query_leases_cursor(query: Mapping[str, str]) -> int:
+    """The seq behind which a page of leases starts; raises for what we never gave out."""
+    sent = query.get("cursor")
+    if sent is None:
+        return 0
+    try:
+        standard = sent.replace("-", "+").replace("_", "/")
+        after_seq = _CURSOR.decode(base64.b64decode(standard, validate=True)).after_seq
+    except (binascii.Error, ValueError, msgspec.DecodeError):
+        raise invalid("the cursor was not issued by this server", "cursor") from None
+    return _checked_u64(after_seq, "cursor")
+
+
+def _held(sent: _Held, limits: QueueLimits) -> tuple[str, list[int], list[int] | None]:
+    node = _node(sent.node, limits)
+    seqs = _seqs(sent.seqs, limits)
+    tokens = sent.lease_ids
+    if tokens is None:
+        return node, seqs, None
+    if len(tokens) != len(seqs):
+        raise invalid(
+            f"lease_ids has {len(tokens)} entries, seqs has {len(seqs)}: one for each is required",
+            "lease_ids",
+        )
+    return node, seqs, [lease_number(token) for token in tokens]
+
+
+def _check_lists(body: bytes, limits: QueueLimits) -> None:
+    """Refuse what lists too much, before it is built."""
+    if len(body) <= SHORT_BODY_BYTES_MAX:
+        return
+    most = {"seqs": limits.max_claim, "lease_ids": limits.max_claim, "match": MATCH_PARTS}
+    check_items(body, _LISTS, most, _too_many)
+
+
+def _too_many(field: str, most: int) -> TopicsError:
+    if field == "match":
+        return invalid('match has three parts: ["tag", "Eq"|"Glob", value]', field)
+    return TopicsError(
+        Code.BATCH_TOO_LARGE,
+        f"there are more than {most} {field}",
+        {"field": field, "max_claim": most},
+    )
+
+
+def _seqs(seqs: Sequence[int], limits: QueueLimits) -> list[int]:
+    if not seqs:
+        raise invalid("seqs must not be empty", "seqs")
+    if len(seqs) > limits.max_claim:
+        raise TopicsError(
+            Code.BATCH_TOO_LARGE,
+            f"{len(seqs)} seqs are more than {limits.max_claim}",
+            {"field": "seqs", "max_claim": limits.max_claim},
+        )
+    for index, seq in enumerate(seqs):
+        _checked_u64(seq, f"seqs[{index}]")
+    return list(seqs)
+
+
+def _node(node: str, limits: QueueLimits) -> str:
+    if not node:
+        raise invalid("node must not be empty", "node")
+    # Lone surrogates never get here: bodies and queries are UTF-8.
+    check_node(node, limits.max_node_bytes)
+    return node
+
+
+def _max_jobs(sent: int, most: int) -> int:
+    if sent < 1:
+        raise invalid("max must be at least 1", "max")
+    return min(sent, most)
+
+
+def _lease_ms(sent: int) -> int:
+    return max(LEASE_MS_MIN, min(LEASE_MS_MAX, _checked_u64(sent, "lease_ms")))
+
+
+def _number(text: str, field: str) -> int:
+    if not (text.isascii() and text.isdigit()) or len(text) > 20:
+        raise invalid(f"{field} must be a non-negative integer", field)
+    return _checked_u64(int(text), field)
+
+
+def _checked_u64(value: int, field: str) -> int:
+    if value > U64_MAX:
+        raise invalid(f"{field} must be at most {U64_MAX}", field)
+    return value

@@ -1,0 +1,151 @@
+"""Responses and stream frames of queue routes (§10). Pure.
+
+A job is rendered once, as a member of a claim's answer or as a `job` event of a push stream; its
+`data` and `meta` are spliced in as they were sent; bytes are base64, as in a diff. Called by
+`api/queues/handlers`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import msgspec
+
+from topics_server.api.messages.responses import render_json
+from topics_server.api.watch.sse import frame
+from topics_server.queue.answers import (
+    AckResult,
+    ExtendResult,
+    LeasedJob,
+    LeasePage,
+    NackResult,
+    Redriven,
+)
+from topics_server.queue.leases.jobs import SkipReason, lease_text
+from topics_server.values.json_cache import payload_of
+
+_encode: Final = msgspec.json.Encoder().encode
+
+
+def render_job(job: LeasedJob) -> bytes:
+    """The members of a job, without the braces around them."""
+    block, row = job.block, job.row
+    node, tag, payload = block.nodes[row], block.tags[row], payload_of(block, row)
+    assert block.first_seq + row == job.seq
+    return b'"$seq":%d,"lease_id":"%b","deadline":%d,"$ts":%d%b%b,"deliveries":%d%b,"data":%b%b' % (
+        job.seq,
+        lease_text(job.lease_id).encode("ascii"),
+        job.deadline_ms,
+        block.times[row],
+        b"" if node is None else b',"$node":%b' % _encode(node),
+        b"" if tag is None else b',"$tag":%b' % _encode(tag),
+        job.deliveries,
+        payload.kind,
+        payload.data,
+        b',"meta":%b' % payload.meta if payload.meta else b"",
+    )
+
+
+def render_claimed(
+    name: str, jobs: Sequence[LeasedJob], ready: int, total_ms: float, parked_ms: float = 0.0
+) -> bytes:
+    """The answer to a claim (§10.2)."""
+    return b"".join(
+        (
+            b'{"topic":"%b","claimed":[' % name.encode("ascii"),
+            b",".join([b"{%b}" % render_job(job) for job in jobs]),
+            b'],"count":%d,"ready":%d,"performance":{"server_total_ms":%.3f,'
+            b'"throttle_wait_ms":%.3f}}' % (len(jobs), ready, total_ms, parked_ms),
+        )
+    )
+
+
+def job_frame(name: str, job: LeasedJob) -> bytes:
+    """A `job` event of a push stream (§10.8); its id is the job's seq."""
+    members = b'{"topic":"%b",%b}' % (name.encode("ascii"), render_job(job))
+    return b"id: %d\n%b" % (job.seq, frame(b"job", members))
+
+
+def render_acked(name: str, done: AckResult, total_ms: float) -> bytes:
+    """The answer to an ack (§10.4)."""
+    told: dict[str, Any] = {
+        "topic": name,
+        "acked": done.acked,
+        "skipped": done.skipped,
+        **_reasons(done.skipped, done.reasons),
+        "ready": done.counts.ready,
+        "in_flight": done.counts.in_flight,
+        "performance": {
+            "server_total_ms": round(total_ms, 3),
+            "wal_append_ms": round(done.write_ms, 3),
+            "fsync_ms": round(done.sync_ms, 3),
+        },
+    }
+    return _encode(told)
+
+
+def _reasons(skipped: Sequence[int], reasons: Sequence[SkipReason]) -> dict[str, Any]:
+    """By seq, why it was skipped; absent where nothing was."""
+    if not skipped:
+        return {}
+    return {"reasons": {str(seq): why for seq, why in zip(skipped, reasons, strict=True)}}
+
+
+def render_nacked(name: str, done: NackResult, total_ms: float) -> bytes:
+    """The answer to a nack (§10.5)."""
+    told = {
+        "topic": name,
+        "nacked": done.nacked,
+        "skipped": done.skipped,
+        **_reasons(done.skipped, done.reasons),
+        "ready": done.counts.ready,
+        "in_flight": done.counts.in_flight,
+    }
+    return render_json(told, total_ms)
+
+
+def render_extended(name: str, done: ExtendResult, total_ms: float) -> bytes:
+    """The answer to an extend (§10.6)."""
+    told = {
+        "topic": name,
+        "extended": len(done.seqs),
+        "skipped": done.skipped,
+        **_reasons(done.skipped, done.reasons),
+        "deadlines": {str(seq): done.deadline_ms for seq in done.seqs},
+    }
+    return render_json(told, total_ms)
+
+
+def render_leases(name: str, page: LeasePage, next_cursor: str | None, total_ms: float) -> bytes:
+    """A page of leases."""
+    told: dict[str, Any] = {
+        "topic": name,
+        "leases": [
+            {
+                "seq": lease.seq,
+                "node": lease.node,
+                "lease_id": lease_text(lease.lease_id),
+                "deadline": lease.deadline_ms,
+                "deliveries": lease.deliveries,
+                "claimed_ts": lease.claimed_ts,
+            }
+            for lease in page.leases
+        ],
+    }
+    if next_cursor is not None:
+        told["next_cursor"] = next_cursor
+    return render_json(told, total_ms)
+
+
+def render_redriven(name: str, done: Redriven, total_ms: float) -> bytes:
+    """The answer to a redrive."""
+    told = {
+        "topic": name,
+        "from": done.source,
+        "redriven": done.redriven,
+        "skipped": done.skipped,
+        "more": done.more,
+        "next_after_seq": done.next_after_seq,
+    }
+    return render_json(told, total_ms)

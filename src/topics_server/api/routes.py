@@ -1,0 +1,121 @@
+"""The route table: which handler answers which method and path (§9)."""
+
+from __future__ import annotations
+
+from topics_server.api.application import Application, Handler, Request, Response, Route, Routes
+from topics_server.api.context import ServerState
+from topics_server.api.openapi import document
+from topics_server.api.operate import admin, front_page, probes, reference
+from topics_server.api.queues import handlers as queues
+from topics_server.api.records import handlers as records
+from topics_server.api.routers import handlers as routers
+from topics_server.api.streams import handlers as streams
+from topics_server.api.topics import handlers as topics
+from topics_server.api.watch import handlers as watch
+from topics_server.api.websocket import handlers as ws
+from topics_server.auth.api_keys import ADMIN, ANY_KEY, DELETE, PROBE, READ, WRITE
+from topics_server.values.limits import STREAMS_PATH
+
+
+def build_routes(mount: str = STREAMS_PATH) -> Routes:
+    """Every path of the server; a template without a row is 404. Streams are below `mount`."""
+    return Routes(
+        (
+            *_streams(mount),
+            Route("/v0/topics", {"GET": topics.list_topics}, needs={"GET": READ}),
+            Route(
+                "/v0/topics/{topic}",
+                {
+                    "PUT": topics.put_topic,
+                    "PATCH": topics.patch_topic,
+                    "GET": topics.get_topic,
+                    "DELETE": topics.drop_topic,
+                    "POST": records.append,
+                },
+                {"GET": topics.get_topic, "POST": records.append_now},
+                needs={
+                    "PUT": ADMIN,
+                    "PATCH": ADMIN,
+                    "GET": READ,
+                    "DELETE": DELETE,
+                    "POST": WRITE,
+                },
+                appends=("POST",),
+            ),
+            Route(
+                "/v0/topics/{topic}/diff",
+                {"POST": records.diff},
+                {"POST": records.diff_now},
+                needs={"POST": READ},
+            ),
+            _post("delete", records.delete, DELETE),
+            _post("claim", queues.claim, READ | WRITE),
+            _post("ack", queues.ack, WRITE),
+            _post("nack", queues.nack, WRITE),
+            _post("extend", queues.extend, WRITE),
+            _post("redrive", queues.redrive, WRITE),
+            Route(
+                "/v0/topics/{topic}/work",
+                {"GET": queues.work},
+                needs={"GET": READ | WRITE},
+                is_stream=True,
+            ),
+            Route("/v0/topics/{topic}/leases", {"GET": queues.leases}, needs={"GET": READ}),
+            Route("/v0/routers", {"GET": routers.list_routers}, needs={"GET": READ}),
+            Route(
+                "/v0/routers/{router}",
+                {
+                    "PUT": routers.put_router,
+                    "GET": routers.get_router,
+                    "DELETE": routers.drop_router,
+                },
+                needs={"PUT": ADMIN, "GET": READ, "DELETE": DELETE},
+            ),
+            Route("/v0/watch", {"POST": watch.open_session}, needs={"POST": READ}),
+            Route("/v0/watch/{wid}", {"GET": watch.stream}, needs={"GET": READ}, is_stream=True),
+            Route("/v0/ws", {"GET": ws.no_upgrade}, needs={"GET": ANY_KEY}),
+            Route("/v0/health", {"GET": probes.health}, needs={"GET": PROBE}),
+            Route("/healthz", {"GET": probes.health}, needs={"GET": PROBE}),
+            Route("/v0/ready", {"GET": probes.ready}, needs={"GET": PROBE}),
+            Route("/readyz", {"GET": probes.ready}, needs={"GET": PROBE}),
+            Route("/v0/metrics", {"GET": probes.metrics}, needs={"GET": READ}),
+            Route("/v0/admin/seal", {"POST": admin.seal}, needs={"POST": ADMIN}),
+            Route("/", {"GET": front_page.page}, needs={"GET": PROBE}),
+            Route("/v0/openapi.json", {"GET": _openapi}, needs={"GET": PROBE}),
+            Route("/v0/docs", {"GET": reference.page}, needs={"GET": PROBE}),
+            Route("/v0/docs/{file}", {"GET": reference.file}, needs={"GET": PROBE}),
+        )
+    )
+
+
+def _streams(mount: str) -> tuple[Route, ...]:
+    if not mount:
+        return ()
+    return (
+        Route(
+            f"{mount}/{{path}}",
+            {
+                "PUT": streams.create,
+                "POST": streams.append,
+                "GET": streams.read,
+                "DELETE": streams.delete,
+            },
+            {"POST": streams.append_now, "GET": streams.read_now},
+            # In this protocol who writes makes the streams, as an append to a topic may.
+            needs={"PUT": WRITE, "POST": WRITE, "GET": READ, "DELETE": DELETE},
+            appends=("PUT", "POST"),
+        ),
+    )
+
+
+def _post(verb: str, handler: Handler, need: int) -> Route:
+    return Route(f"/v0/topics/{{topic}}/{verb}", {"POST": handler}, needs={"POST": need})
+
+
+def _openapi(_state: ServerState, _request: Request) -> Response:
+    return Response(200, document.document_bytes())
+
+
+def build_app(state: ServerState) -> Application:
+    """The ASGI application of one server."""
+    return Application(state, build_routes(state.settings.streams_path), {b"/v0/ws": ws.serve})

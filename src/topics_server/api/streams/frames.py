@@ -1,0 +1,77 @@
+"""Server-sent events of a stream: `data`, then `control`. Pure.
+
+JSON streams send arrays, text streams text, all others base64. Messages of one page are one event:
+a byte stream has no boundaries within, and an array keeps its own. What is no UTF-8 in a text
+stream, a character that two appends share and that is read in two pages included, becomes U+FFFD.
+Called by `api/streams/live_reader`.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+from typing import Final
+
+import msgspec
+
+from topics_server.api.streams.pages import body_of
+from topics_server.http.error_responses import Headers
+from topics_server.streams.offsets import text_of
+from topics_server.streams.values import StreamPage, StreamView
+
+_HEADERS: Final[Headers] = (
+    # Clients of this protocol compare the whole value.
+    (b"content-type", b"text/event-stream"),
+    (b"cache-control", b"no-cache"),
+    (b"connection", b"keep-alive"),
+    # nginx and its like would collect frames in a buffer.
+    (b"x-accel-buffering", b"no"),
+)
+_ENCODED: Final = (b"stream-sse-data-encoding", b"base64")
+_LINE_BREAKS: Final = re.compile(rb"\r\n|\r|\n")
+_encode: Final = msgspec.json.Encoder().encode
+
+
+def is_encoded(view: StreamView) -> bool:
+    """Whether data are sent as base64."""
+    return not view.is_json and not view.content_type.lower().startswith("text/")
+
+
+def headers_of(view: StreamView) -> Headers:
+    """The head of a stream's events."""
+    return (*_HEADERS, _ENCODED) if is_encoded(view) else _HEADERS
+
+
+def data_frame(page: StreamPage) -> bytes:
+    """The event with a page's messages; nothing if there are none.
+
+    Its `id` is the offset behind them: a browser that reconnects sends it as `Last-Event-ID`. The
+    id comes last, since some clients look for `data` right behind `event`.
+    """
+    if not page.datas:
+        return b""
+    body, at = body_of(page), text_of(page.next).encode()
+    if is_encoded(page.view):
+        return b"event: data\ndata:%b\nid:%b\n\n" % (base64.b64encode(body), at)
+    if not page.view.is_json:
+        body = body.decode("utf-8", "replace").encode()
+    lines = b"".join(map(_data_line, _LINE_BREAKS.split(body)))
+    return b"event: data\n%bid:%b\n\n" % (lines, at)
+
+
+def _data_line(line: bytes) -> bytes:
+    # A reader takes one blank away: one is added only where the line has some of its own.
+    return b"data:%b%b\n" % (b" " if line[:1] == b" " else b"", line)
+
+
+def control_frame(page: StreamPage, cursor: int) -> bytes:
+    """Where the next read goes on, and whether there is, or will be, more."""
+    at = text_of(page.next)
+    told: dict[str, object] = {"streamNextOffset": at}
+    if page.is_closed:
+        told["streamClosed"] = True
+    else:
+        told["streamCursor"] = str(cursor)
+        if page.is_up_to_date:
+            told["upToDate"] = True
+    return b"event: control\ndata:%b\nid:%b\n\n" % (_encode(told), at.encode())

@@ -1,0 +1,167 @@
+"""One live reader of a stream, from its first event to its end.
+
+It reads a page, sends it with its control event in one piece, and only then asks for the next: a
+reader that is slow holds one page and no more, and one that takes nothing at all for as long as any
+answer may lie is hung up on. Comments keep the connection alive between pages.
+
+The end comes when the stream is closed (told), deleted or no longer holds where the reader is (its
+next request is told), when its time is up (so that those who read the same come together again in
+front of a cache), when the key is taken away, or when the server goes down: each with the last
+chunk, so that a client sees a whole response. Used by `api/streams/handlers`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+from topics_server.api.application import Receive, Send
+from topics_server.api.context import ServerState
+from topics_server.api.streams.frames import control_frame, data_frame
+from topics_server.api.streams.pages import cursor_after
+from topics_server.api.watch.sse import SSE
+from topics_server.auth.api_keys import Caller
+from topics_server.http.sockets import Socket
+from topics_server.runtime.clock import monotonic_ms, now_ms, random_u64
+from topics_server.runtime.metrics import log
+from topics_server.streams.service import Streams
+from topics_server.streams.values import Position, StreamPage
+from topics_server.values.errors import StorageError, TopicsError
+
+_HEARTBEAT_MS: Final = 15_000
+
+
+class StalledError(Exception):
+    """The reader takes nothing."""
+
+
+class Follower:
+    """One reader; the first page was read already."""
+
+    __slots__ = (
+        "_caller",
+        "_cursor",
+        "_ended",
+        "_heartbeat_ms",
+        "_page",
+        "_path",
+        "_send",
+        "_socket",
+        "_state",
+        "_streams",
+    )
+
+    def __init__(
+        self,
+        state: ServerState,
+        streams: Streams,
+        path: str,
+        page: StreamPage,
+        cursor: int | None,
+        caller: Caller,
+        *,
+        heartbeat_ms: int = _HEARTBEAT_MS,
+    ) -> None:
+        self._state = state
+        self._streams = streams
+        self._path = path
+        self._page: StreamPage | None = page
+        self._cursor = cursor_after(cursor, now_ms(), random_u64())
+        self._caller = caller
+        self._heartbeat_ms = heartbeat_ms
+        # There while it runs.
+        self._ended: asyncio.Event
+        self._send: Send
+        self._socket: Socket
+
+    async def run(self, receive: Receive, send: Send) -> None:
+        """Send events until the client leaves or the stream is ended."""
+        self._send, self._socket = send, Socket(send)
+        self._ended = asyncio.Event()
+        telling = asyncio.ensure_future(self._tell())
+        leaving = asyncio.ensure_future(left(receive))
+        ending = asyncio.ensure_future(self._ended.wait())
+        moving = self._state.next_phase()
+        # The head may have waited for its socket, and meanwhile something else came.
+        if self._state.phase != "ready" or not self._caller.until_revoked(self._ended.set):
+            self._ended.set()
+        try:
+            await asyncio.wait(
+                (telling, leaving, ending, moving), return_when=asyncio.FIRST_COMPLETED
+            )
+            if telling.done():
+                telling.result()
+            if not leaving.done():
+                # Whatever was begun is whole: data and control are one piece.
+                telling.cancel()
+                await asyncio.wait((telling,))
+                self._socket.let_through()
+                await send({"type": "http.response.body", "body": b"", "more_body": False})
+        except StalledError:
+            self._socket.abort()
+        finally:
+            self._caller.forget(self._ended.set)
+            for waiting in (telling, leaving, ending, moving):
+                waiting.cancel()
+
+    async def _tell(self) -> None:
+        """Send pages as they come, until there will be no more or the time is up."""
+        until_ms = monotonic_ms() + self._state.settings.streams_sse_ms
+        page, self._page = self._page, None
+        try:
+            while page is not None:
+                self._cursor = max(self._cursor, cursor_after(None, now_ms(), 0))
+                await self._put(data_frame(page) + control_frame(page, self._cursor))
+                if page.is_closed:
+                    return
+                at, is_up_to_date = page.next, page.is_up_to_date
+                # Not kept for as long as the next is waited for.
+                page = None
+                if monotonic_ms() < until_ms:
+                    page = await self._next(at, until_ms, is_up_to_date=is_up_to_date)
+        except TopicsError as error:
+            log.debug("the events of a stream end: %s", error.message)
+        except StorageError as error:
+            log.error("storage refused the events of a stream: %s", error)
+
+    async def _next(
+        self, at: Position, until_ms: float, *, is_up_to_date: bool
+    ) -> StreamPage | None:
+        """The next page; None when the time is up."""
+        most = self._state.settings.streams_page_bytes
+        if not is_up_to_date:
+            return await self._streams.read(self._path, at, most, explicit=True)
+        while not self._streams.is_draining:
+            left_ms = until_ms - monotonic_ms()
+            if left_ms <= 0:
+                break
+            page = await self._streams.wait(self._path, at, most, min(left_ms, self._heartbeat_ms))
+            if page.datas or page.is_closed or page.next != at:
+                return page
+            if left_ms > self._heartbeat_ms:
+                await self._put(SSE.heartbeat(now_ms()))
+        return None
+
+    async def _put(self, payload: bytes) -> None:
+        """Hand over bytes once the socket takes them. Raises `StalledError`."""
+        sending = self._send({"type": "http.response.body", "body": payload, "more_body": True})
+        if not self._socket.is_full:
+            await sending
+            return
+        waiting = asyncio.ensure_future(sending)
+        buffered = self._socket.buffered_bytes()
+        try:
+            while not waiting.done():
+                await asyncio.wait((waiting,), timeout=self._state.patience.waits.write_s)
+                left, buffered = buffered, self._socket.buffered_bytes()
+                if not waiting.done() and buffered >= left:
+                    raise StalledError
+            waiting.result()
+        finally:
+            waiting.cancel()
+
+
+async def left(receive: Receive) -> None:
+    """Return when the client hung up."""
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,200 @@
+"""Headers and query parameters of Durable Streams requests. Pure.
+
+Headers that a request has no use for are not looked at; of those it has, what is malformed is
+refused before anything is done. `Stream-Closed` closes if it is `true`, in any case, and says
+nothing otherwise. Called by `api/streams/handlers`.
+"""
+
+from __future__ import annotations
+
+import datetime
+import re
+from collections.abc import Mapping
+from typing import Final, Literal
+
+import msgspec
+
+from topics_server.api.messages.path_names import stream_source_of
+from topics_server.api.messages.producer_headers import stamp_of
+from topics_server.api.messages.requests import header_key
+from topics_server.streams.offsets import position_of
+from topics_server.streams.values import (
+    BEGINNING,
+    AppendAsked,
+    CreateAsked,
+    ForkAsked,
+    Position,
+)
+from topics_server.values.errors import TopicsError, invalid
+from topics_server.values.limits import (
+    STREAM_SEQ_BYTES_MAX,
+    STREAM_TTL_S_MAX,
+    STREAM_TYPE_CHARS_MAX,
+    U64_MAX,
+)
+from topics_server.values.query_string import query_pairs
+
+Headers = Mapping[bytes, bytes]
+Live = Literal["", "long-poll", "sse"]
+
+CLOSED: Final = b"stream-closed"
+NEXT_OFFSET: Final = b"stream-next-offset"
+_TTL: Final = "Stream-TTL"
+_EXPIRES_AT: Final = "Stream-Expires-At"
+_FORKED_FROM: Final = "Stream-Forked-From"
+_FORK_OFFSET: Final = "Stream-Fork-Offset"
+_FORK_SUB_OFFSET: Final = "Stream-Fork-Sub-Offset"
+_SEQ: Final = "Stream-Seq"
+
+_TOKEN: Final = rb"[A-Za-z0-9!#$%&'*+.^_`|~-]+"
+_TYPE: Final = re.compile(_TOKEN + rb"/" + _TOKEN + rb"[ \t]*(?:;[\t\x20-\x7e]*)?")
+_WHOLE: Final = re.compile(rb"0|[1-9][0-9]{0,19}")
+_INSTANT: Final = re.compile(
+    r"(\d{4}-\d{2}-\d{2})[Tt](\d{2}:\d{2}:\d{2})(?:\.(\d{1,9}))?([Zz]|[+-]\d{2}:\d{2})", re.ASCII
+)
+_CURSOR: Final = re.compile(r"[0-9]{1,18}", re.ASCII)
+_LIVE: Final[dict[str | None, Live]] = {None: "", "long-poll": "long-poll", "sse": "sse"}
+
+
+class ReadAsked(msgspec.Struct, frozen=True):
+    """A GET as asked for: after `at`, the end if None; `explicit`: it named that place itself."""
+
+    at: Position | None
+    explicit: bool
+    live: Live
+    cursor: int | None
+
+
+def create_asked(headers: Headers, body: bytes, mount: str) -> CreateAsked:
+    """What a PUT asks for. Raises `invalid_request`."""
+    ttl = headers.get(b"stream-ttl")
+    expires_at = headers.get(b"stream-expires-at")
+    if ttl is not None and expires_at is not None:
+        raise invalid(f"{_TTL} and {_EXPIRES_AT} exclude each other", _EXPIRES_AT)
+    shown, expires_at_ms = (None, None) if expires_at is None else _instant(expires_at)
+    return CreateAsked(
+        content_type=_type_of(headers),
+        ttl_s=None if ttl is None else _whole(ttl, _TTL, STREAM_TTL_S_MAX),
+        expires_at=shown,
+        expires_at_ms=expires_at_ms,
+        closes=closes(headers),
+        body=body,
+        fork=_fork(headers, mount),
+    )
+
+
+def append_asked(headers: Headers) -> AppendAsked:
+    """What a POST with a body asks for. Raises `invalid_request`."""
+    if not headers.get(b"content-type", b"").strip():
+        raise invalid("an append must have the stream's Content-Type", "Content-Type")
+    content_type = _type_of(headers)
+    if content_type is None:
+        raise invalid("Content-Type must be a media type", "Content-Type")
+    seq = headers.get(b"stream-seq")
+    if seq is not None and not 0 < len(seq) <= STREAM_SEQ_BYTES_MAX:
+        raise invalid(f"{_SEQ} has 1 to {STREAM_SEQ_BYTES_MAX} bytes", _SEQ)
+    return AppendAsked(
+        content_type,
+        # Compared byte by byte: as characters, these are in the same order.
+        seq=None if seq is None else seq.decode("latin-1"),
+        producer=stamp_of(headers),
+        closes=closes(headers),
+        key=header_key(headers.get(b"idempotency-key")),
+    )
+
+
+def closes(headers: Headers) -> bool:
+    """Whether the stream is to be closed."""
+    return headers.get(CLOSED, b"").strip().lower() == b"true"
+
+
+def read_asked(query: bytes) -> ReadAsked:
+    """What a GET asks for. Raises `invalid_request`; parameters that are not known are ignored."""
+    found = _parameters(query)
+    offset = found.get("offset")
+    live = found.get("live")
+    if live not in _LIVE:
+        raise invalid("live must be long-poll or sse", "live")
+    if live is not None and offset is None:
+        raise invalid(f"live={live} needs an offset", "offset")
+    cursor = found.get("cursor", "")
+    at: Position | None = BEGINNING
+    explicit = False
+    if offset == "now":
+        at = None
+    elif offset not in (None, "-1"):
+        assert offset is not None
+        at, explicit = position_of(offset, "offset"), True
+    # One that is none of ours is as none.
+    known = int(cursor) if _CURSOR.fullmatch(cursor) is not None else None
+    return ReadAsked(at, explicit, _LIVE[live], known)
+
+
+def resumed_at(asked: ReadAsked, last_event_id: bytes | None) -> ReadAsked | None:
+    """What a browser asks for that reconnects to events; None without an `id` of this server's.
+
+    It repeats the URL it began with, so the id of its last event wins over the offset there.
+    """
+    if not last_event_id:
+        return None
+    try:
+        at = position_of(last_event_id.decode("latin-1"), "Last-Event-ID")
+    except TopicsError:
+        return None
+    return msgspec.structs.replace(asked, at=at, explicit=True)
+
+
+def _parameters(query: bytes) -> dict[str, str]:
+    """The parameters, each of ours once."""
+    found: dict[str, str] = {}
+    for name, value in query_pairs(query):
+        if name in found and name in ("offset", "live", "cursor"):
+            raise invalid(f"{name} is there twice", name)
+        found[name] = value
+    return found
+
+
+def _type_of(headers: Headers) -> str | None:
+    """The content type; None if there is none, or what is no media type."""
+    sent = headers.get(b"content-type", b"").strip()
+    if len(sent) > STREAM_TYPE_CHARS_MAX:
+        raise invalid(f"Content-Type has at most {STREAM_TYPE_CHARS_MAX} characters of a stream")
+    return sent.decode("ascii") if _TYPE.fullmatch(sent) is not None else None
+
+
+def _whole(sent: bytes, field: str, most: int) -> int:
+    if _WHOLE.fullmatch(sent) is None or int(sent) > most:
+        raise invalid(f"{field} is a whole number of 0 to {most}, as decimal digits", field)
+    return int(sent)
+
+
+def _instant(sent: bytes) -> tuple[str, int]:
+    """A time of RFC 3339, as it was sent and in ms since the epoch."""
+    text = sent.decode("latin-1")
+    found = _INSTANT.fullmatch(text)
+    try:
+        if found is None:
+            raise ValueError
+        zone = "+00:00" if found[4] in "Zz" else found[4]
+        whole = datetime.datetime.fromisoformat(f"{found[1]}T{found[2]}{zone}")
+        ms = int((found[3] or "").ljust(3, "0")[:3])
+        return text, int(whole.timestamp()) * 1000 + ms
+    except (ValueError, OverflowError):
+        raise invalid(f"{_EXPIRES_AT} is a time as RFC 3339 has it", _EXPIRES_AT) from None
+
+
+def _fork(headers: Headers, mount: str) -> ForkAsked | None:
+    source = headers.get(b"stream-forked-from")
+    offset = headers.get(b"stream-fork-offset")
+    sub_offset = headers.get(b"stream-fork-sub-offset")
+    for sent, field in ((offset, _FORK_OFFSET), (sub_offset, _FORK_SUB_OFFSET)):
+        if sent is not None and source is None:
+            raise invalid(f"{field} asks for {_FORKED_FROM}", field)
+    if source is None:
+        return None
+    path = stream_source_of(source, mount, _FORKED_FROM)
+    at = None if offset is None else position_of(offset.decode("latin-1"), _FORK_OFFSET)
+    sub = 0 if sub_offset is None else _whole(sub_offset, _FORK_SUB_OFFSET, U64_MAX >> 1)
+    if sub > 0 and at is None:
+        raise invalid(f"{_FORK_SUB_OFFSET} above 0 asks for {_FORK_OFFSET}", _FORK_SUB_OFFSET)
+    return ForkAsked(path, at, sub)

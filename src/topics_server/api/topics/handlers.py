@@ -1,0 +1,111 @@
+"""Topic routes: PUT, PATCH, state, list, DELETE (§1).
+
+Plain functions of the server's state and one request. Called through the route table in
+`api/routes`.
+"""
+
+from __future__ import annotations
+
+from topics_server.api.application import Request, Response
+from topics_server.api.context import Routers, ServerState
+from topics_server.api.messages.requests import (
+    decode_config,
+    encode_cursor,
+    query_bool,
+    query_cursor,
+    query_page_size,
+)
+from topics_server.api.messages.responses import (
+    render_dropped,
+    render_put,
+    render_state,
+    render_topics,
+)
+from topics_server.api.readiness import admit
+from topics_server.api.topics.config_requests import (
+    CONFIG_MEMBERS,
+    decode_config_patch,
+    ignored_members,
+)
+from topics_server.api.visibility import check_config, sees_router, shown_state
+from topics_server.api.visibility import list_topics as visible_topics
+from topics_server.values.errors import topic_not_found
+from topics_server.values.model import TopicConfig
+from topics_server.values.query_string import parse_query
+
+
+async def put_topic(state: ServerState, request: Request) -> Response:
+    """`PUT /v0/topics/{topic}`: create a topic or replace its configuration; no body is `{}`."""
+    store = admit(state)
+    asked = decode_config(request.body or b"{}", request.name)
+    check_config(request.caller, asked.config)
+    outcome = await store.put_topic(request.name, asked.config, keep_type=asked.keep_type)
+    if state.queues is not None:
+        state.queues.configured(request.name, outcome.config)
+    ignored = ignored_members(request.body, CONFIG_MEMBERS)
+    body = render_put(request.name, outcome, request.elapsed_ms(), ignored=ignored)
+    return Response(201 if outcome.created else 200, body)
+
+
+async def patch_topic(state: ServerState, request: Request) -> Response:
+    """`PATCH /v0/topics/{topic}`: change single fields of a topic's configuration."""
+    store = admit(state)
+    merged = decode_config_patch(request.body, request.name)
+    ignored = ignored_members(request.body, CONFIG_MEMBERS)
+
+    def change(config: TopicConfig | None) -> TopicConfig:
+        if config is None:
+            raise topic_not_found(request.name)
+        changed = merged(config)
+        check_config(request.caller, changed)
+        return changed
+
+    outcome = await store.configure(request.name, change)
+    if state.queues is not None:
+        state.queues.configured(request.name, outcome.config)
+    body = render_put(request.name, outcome, request.elapsed_ms(), ignored=ignored)
+    return Response(200, body)
+
+
+def get_topic(state: ServerState, request: Request) -> Response:
+    """`GET /v0/topics/{topic}`: the topic's state."""
+    store = admit(state)
+    touch = query_bool(parse_query(request.query), "touch", True)
+    found = store.state(request.name, touch=touch)
+    shown = shown_state(request.caller, found)
+    return Response(200, render_state(shown, request.elapsed_ms()))
+
+
+def list_topics(state: ServerState, request: Request) -> Response:
+    """`GET /v0/topics`: a page of topics in name order."""
+    store = admit(state)
+    query = parse_query(request.query)
+    page = visible_topics(
+        store,
+        request.caller,
+        prefix=query.get("prefix", ""),
+        after=query_cursor(query),
+        page_size=query_page_size(query),
+        touch=query_bool(query, "touch", False),
+    )
+    cursor = None if page.next_after is None else encode_cursor(page.next_after)
+    return Response(200, render_topics(page, cursor, request.elapsed_ms()))
+
+
+async def drop_topic(state: ServerState, request: Request) -> Response:
+    """`DELETE /v0/topics/{topic}`: the topic with everything it holds."""
+    store = admit(state)
+    if_empty = query_bool(parse_query(request.query), "if_empty", False)
+    # They go with the topic, so afterwards nobody knows them.
+    routers = [] if state.routers is None else _routers_of(state.routers, request)
+    dropped = await store.drop_topic(request.name, if_empty=if_empty)
+    removed = routers if dropped else []
+    return Response(200, render_dropped(request.name, dropped, removed, request.elapsed_ms()))
+
+
+def _routers_of(routers: Routers, request: Request) -> list[str]:
+    """Names of the topic's routers, as far as the caller may know of them."""
+    names, caller = routers.routers_of(request.name), request.caller
+    if not caller.prefixes:
+        return names
+    return [name for name in names if sees_router(caller, name, routers.get(name).definition)]

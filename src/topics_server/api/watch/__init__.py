@@ -1,0 +1,9 @@
+"""Watch sessions over server-sent events (§7), and the delivery all streams share.
+
+- `broadcast`: delivers topic events to many streams, each batch rendered once (§7.6).
+- `cursor_ids`: encodes a reader's positions in all its topics as a frame `id` (§7.4).
+- `handlers`: watch routes: `POST /v0/watch` and `GET /v0/watch/{wid}` (§7).
+- `requests`: decodes the body of `POST /v0/watch` (§7.2).
+- `send_queue`: the outgoing frames of one connection: in order, one send at a time.
+- `sse`: the bytes of server-sent events, comments and errors (§7.5).
+"""

@@ -1,0 +1,115 @@
+"""Encodes a reader's positions in all its topics as a frame `id` (§7.4). Pure.
+
+Up to 64 topics and 2 KiB an id is base64url (no padding) of compact JSON `{topic: seq}`, in the
+session's order. Beyond, and as soon as a topic is not the first of its name, it is a checkpoint
+token: `c1.` and base64url of msgpack `[[topic id, epoch, seq], ...]`, in the same order, complete
+in itself. So the JSON form always speaks of epoch 1: what an id says of a topic that was recreated
+since is never taken for a position in the new one.
+
+Reading one raises `ValueError` and nothing else, whatever is given. Called by `api/watch/handlers`
+and `api/watch/requests`.
+"""
+
+from __future__ import annotations
+
+import binascii
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Final
+
+import msgspec
+from msgspec import Meta
+
+from topics_server.engine.subscribe.cursors import Cursor
+from topics_server.values.limits import U64_MAX
+
+# Above either an id would be long for a header of every reconnect.
+TOPICS_MAX: Final = 64
+ID_BYTES_MAX: Final = 2048
+# Longer than any id of ours, with as many topics as a session may be given.
+_READ_BYTES_MAX: Final = 4 * 1024 * 1024
+_TOKEN: Final = b"c1."
+_FIRST_EPOCH: Final = 1
+
+_TO_URL: Final = bytes.maketrans(b"+/", b"-_")
+_FROM_URL: Final = bytes.maketrans(b"-_", b"+/")
+
+U64 = Annotated[int, Meta(ge=0)]
+
+
+class CursorPosition(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Where a reader is in one incarnation of a topic."""
+
+    topic_id: U64
+    epoch: U64
+    seq: U64
+
+
+# By name, all in epoch 1; or in the order of the session that gave it out.
+Positions = dict[str, int] | tuple[CursorPosition, ...]
+
+_NAMED: Final = msgspec.json.Decoder(dict[str, U64])
+_PLACES: Final = msgspec.msgpack.Decoder(tuple[CursorPosition, ...])
+_pack: Final = msgspec.msgpack.Encoder().encode
+
+
+class IdOf:
+    """The id of these cursors as they are now, whenever it is called."""
+
+    __slots__ = ("_cursors", "_is_small", "_keys")
+
+    def __init__(self, cursors: Iterable[Cursor]) -> None:
+        self._cursors = tuple(cursors)
+        self._is_small = 0 < len(self._cursors) <= TOPICS_MAX
+        # Names are of a charset in which JSON escapes nothing.
+        self._keys = tuple(f'"{cursor.name}":' for cursor in self._cursors)
+
+    def __call__(self) -> bytes:
+        """The id, as bytes for an `id:` line."""
+        if self._is_small:
+            text = self._named()
+            if text is not None:
+                return text
+        places = [(cursor.topic_id, cursor.epoch, cursor.seq) for cursor in self._cursors]
+        return _TOKEN + _to_base64(_pack(places))
+
+    def _named(self) -> bytes | None:
+        """The JSON form; None where it may not be used."""
+        members: list[str] = []
+        for key, cursor in zip(self._keys, self._cursors, strict=True):
+            if cursor.epoch != _FIRST_EPOCH:
+                return None
+            members.append(f"{key}{cursor.seq}")
+        text = _to_base64(("{" + ",".join(members) + "}").encode("ascii"))
+        return text if len(text) <= ID_BYTES_MAX else None
+
+
+def decode_id(text: bytes) -> Positions:
+    """What an id says. Raises `ValueError` for what is none."""
+    if len(text) > _READ_BYTES_MAX:
+        raise ValueError("an id is not so long")
+    try:
+        if text.startswith(_TOKEN):
+            places = _PLACES.decode(_from_base64(text[len(_TOKEN) :]))
+            seqs: Iterable[int] = (value for place in places for value in _values(place))
+            found: Positions = places
+        else:
+            named = _NAMED.decode(_from_base64(text))
+            found, seqs = named, named.values()
+        if any(value > U64_MAX for value in seqs):
+            raise ValueError("a seq has 64 bits")
+    except (binascii.Error, msgspec.MsgspecError, UnicodeError, RecursionError) as error:
+        raise ValueError(f"not an id: {error}") from None
+    return found
+
+
+def _values(place: CursorPosition) -> Sequence[int]:
+    return (place.topic_id, place.epoch, place.seq)
+
+
+def _to_base64(raw: bytes) -> bytes:
+    return binascii.b2a_base64(raw, newline=False).translate(_TO_URL).rstrip(b"=")
+
+
+def _from_base64(text: bytes) -> bytes:
+    text = text.rstrip(b"=").translate(_FROM_URL)
+    return binascii.a2b_base64(text + b"=" * (-len(text) % 4), strict_mode=True)

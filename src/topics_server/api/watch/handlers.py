@@ -1,0 +1,312 @@
+"""Watch routes: `POST /v0/watch` and `GET /v0/watch/{wid}` (§7).
+
+The POST makes a session and tells, before any stream opens, where each topic is read from. The GET
+is one `Watcher`: it has the session from its first byte to its last, takes it over from an earlier
+GET that is still there, and leaves it where its client is to go on. What is told is the fan-out's
+business, how it is written `sse`'s. Called through the route table in `api/routes`; loop thread
+only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final, cast
+
+from topics_server.api.application import Answer, EventStream, Receive, Request, Response, Send
+from topics_server.api.context import ServerState
+from topics_server.api.messages.requests import query_bool
+from topics_server.api.messages.responses import render_json
+from topics_server.api.readiness import ConnectionSlot, admit, check_accepts_stream
+from topics_server.api.stream_readiness import until_ready
+from topics_server.api.topics.config_requests import ignored_members
+from topics_server.api.watch.broadcast import GOING_AWAY, BroadcastStream
+from topics_server.api.watch.cursor_ids import CursorPosition, IdOf, Positions, decode_id
+from topics_server.api.watch.requests import WATCH_MEMBERS, Start, decode_watch
+from topics_server.api.watch.send_queue import Send as DrivenSend
+from topics_server.api.watch.sse import RETRY, REVOKED, SSE, STREAM_HEADERS, error_frame
+from topics_server.auth.api_keys import Caller
+from topics_server.auth.authorize import check_name, unauthorized
+from topics_server.auth.tickets import TICKET_TTL_MS
+from topics_server.engine.subscribe.cursors import Cursor
+from topics_server.engine.subscribe.dispatcher import SubscriptionDispatcher, TopicView
+from topics_server.engine.subscribe.sessions import WatchSession
+from topics_server.engine.subscribe.subscription import SubscriptionOptions
+from topics_server.runtime.clock import monotonic_ms, random_id
+from topics_server.values.errors import Code, TopicsError
+from topics_server.values.limits import U64_MAX
+from topics_server.values.query_string import parse_query
+
+_TAKEN_OVER: Final = error_frame(409, "another connection has taken this watch session over")
+_FIRST_EPOCH: Final = 1
+_TICKET_BYTES: Final = 16
+# What is told of a topic that is waited for.
+_WAITING: Final = {"from_seq": 0, "head_seq": 0, "earliest_seq": 1, "waiting": True}
+# The id of no topic: whoever stood in one that is gone, and by now has no id any more.
+_NO_TOPIC_ID: Final = 0
+
+
+async def open_session(state: ServerState, request: Request) -> Response:
+    """`POST /v0/watch`: make a session; its stream is opened by a GET."""
+    admit(state)
+    settings = state.settings
+    sent = decode_watch(
+        request.body,
+        max_topics=settings.max_watch_topics,
+        max_limit=settings.max_limit,
+        max_node_bytes=settings.max_node_bytes,
+    )
+    for name in sent.topics:
+        check_name(request.caller, name, f"topics.{name}")
+    query = parse_query(request.query)
+    is_lenient = query_bool(query, "lenient", False)
+    with_ticket = query_bool(query, "ticket", False)
+    fanout, sessions = state.watching()
+    views = _resolve(fanout.feeds, sent.topics, may_miss=is_lenient or sent.wait)
+    found = _starting(views, sent.topics, sent.positions)
+    awaited = [name for name in sent.topics if name not in views] if sent.wait else []
+    found |= {name: Cursor.waiting(name) for name in awaited}
+    cursors = {name: found[name] for name in sent.topics if name in found}
+    key = request.caller.key
+    owner = None if key is None else key.owner
+    sharing: dict[str, list[str]] = {}
+    if sessions.max_per_prefix:
+        sharing = {prefix: state.keys.owners_of(prefix) for prefix in request.caller.prefixes}
+    session = await sessions.open(sent.options, list(cursors.values()), owner, sharing)
+    told = {
+        "wid": session.wid,
+        "stream_url": f"/v0/watch/{session.wid}",
+        "session_ttl_ms": sessions.ttl_ms,
+        "topics": {
+            name: {
+                "from_seq": cursors[name].seq,
+                "head_seq": view.head_seq,
+                "earliest_seq": view.earliest_seq,
+            }
+            for name, view in views.items()
+        }
+        | dict.fromkeys(awaited, _WAITING),
+    }
+    if with_ticket:
+        ticket = f"ticket_{random_id(_TICKET_BYTES)}"
+        state.tickets.issue(ticket, session.wid, request.caller, monotonic_ms())
+        told |= {"ticket": ticket, "ticket_ttl_ms": TICKET_TTL_MS}
+    if ignored := ignored_members(request.body, WATCH_MEMBERS):
+        told |= {"ignored": ignored}
+    return Response(200, render_json(told, request.elapsed_ms()))
+
+
+def _resolve(
+    feeds: SubscriptionDispatcher, names: Mapping[str, Start], *, may_miss: bool
+) -> dict[str, TopicView]:
+    """The topics as they are now. Raises `topic_not_found`, unless some may be missing."""
+    views: dict[str, TopicView] = {}
+    for name in names:
+        view = feeds.resolve(name)
+        if view is not None:
+            views[name] = view
+        elif not may_miss:
+            message = f'topic "{name}" does not exist'
+            raise TopicsError(Code.TOPIC_NOT_FOUND, message, {"topic": name})
+    return views
+
+
+def _starting(
+    views: Mapping[str, TopicView], starts: Mapping[str, Start], positions: Positions
+) -> dict[str, Cursor]:
+    """Where a new session reads each topic from: behind the `cursor` sent along, if any."""
+    cursors: dict[str, Cursor] = {}
+    for name, view in views.items():
+        start = starts[name]
+        seq = view.head_seq if start.tail else start.from_seq
+        cursors[name] = Cursor(name, view.topic_id, view.epoch, seq)
+    if isinstance(positions, dict):
+        for name in positions.keys() & views.keys():
+            view = views[name]
+            # The JSON form speaks of the first topic of a name only.
+            topic_id = view.topic_id if view.epoch == _FIRST_EPOCH else _NO_TOPIC_ID
+            cursors[name] = Cursor(name, topic_id, _FIRST_EPOCH, positions[name])
+        return cursors
+    places = {place.topic_id: place for place in positions}
+    for name, view in views.items():
+        place = places.pop(view.topic_id, None)
+        if place is not None:
+            cursors[name].seq = place.seq
+    kept = {place.topic_id for place in positions} - places.keys()
+    # One that waited, of epoch 0, is read from the start of what there is now.
+    epochs = {place.epoch for place in places.values()}
+    oldest = min(epochs - {0} or epochs, default=U64_MAX)
+    for name, view in views.items():
+        if view.topic_id not in kept and oldest < view.epoch:
+            # Places have no names. One that is left may be of a topic this name had before, of
+            # which the reader is then told that it is gone; else it would miss what is new.
+            cursors[name] = Cursor(name, _NO_TOPIC_ID, oldest, 0)
+    return cursors
+
+
+async def stream(state: ServerState, request: Request) -> Answer:
+    """`GET /v0/watch/{wid}`: the stream of a session."""
+    check_accepts_stream(request.headers.get(b"accept"))
+    await until_ready(state, request)
+    _, sessions = state.watching()
+    session = sessions.find(request.name)
+    if session is None:
+        raise TopicsError(
+            Code.NOT_FOUND,
+            "there is no such watch session, or it has expired: POST /v0/watch",
+        )
+    if state.keys.is_on:
+        _check_owner(session, request.caller)
+    if request.method == "HEAD":
+        return EventStream(STREAM_HEADERS, _nothing, ConnectionSlot(state, request.caller.key).free)
+    watcher = Watcher(state, session, request.caller, request.headers.get(b"last-event-id"))
+    return EventStream(STREAM_HEADERS, watcher.run, watcher.free)
+
+
+def _check_owner(session: WatchSession, caller: Caller) -> None:
+    """Only the key that made a session opens it, and only what it may name today (§7.1)."""
+    if caller.key is None or session.owner != caller.key.owner:
+        raise unauthorized("this watch session was created with another key")
+    for name in session.cursors:
+        check_name(caller, name, f"topics.{name}")
+
+
+async def _nothing(_receive: Receive, _send: Send) -> None:
+    """What a HEAD streams."""
+
+
+class Watcher:
+    """One GET of a session. Whoever makes one calls `free`, `run` or not."""
+
+    __slots__ = ("_caller", "_is_replaced", "_session", "_slot", "_state", "_stream")
+
+    def __init__(
+        self, state: ServerState, session: WatchSession, caller: Caller, last_id: bytes | None
+    ) -> None:
+        """Take the session over. Raises `throttled`."""
+        older = session.stream
+        if isinstance(older, Watcher):
+            older.replace()
+        self._state = state
+        self._session = session
+        self._caller = caller
+        self._stream: BroadcastStream | None = None
+        self._is_replaced = False
+        self._slot = ConnectionSlot(state, caller.key)
+        fanout, sessions = state.watching()
+        if last_id is not None:
+            resume(fanout.feeds, session, last_id)
+        sessions.begin(session)
+        session.stream = self
+
+    def replace(self) -> None:
+        """Another GET has the session from now on."""
+        self._is_replaced = True
+        if self._stream is not None:
+            self._stream.end(_TAKEN_OVER)
+        # Not only when its client has taken note: else a session could keep itself out.
+        self._slot.free()
+
+    async def run(self, receive: Receive, send: Send) -> None:
+        """Stream until the client leaves or the stream is ended."""
+        session = self._session
+        options = session.options
+        fanout, _ = self._state.watching()
+        stream = self._stream = fanout.open(
+            # The stream runs sends by hand: each is a coroutine, not just any awaitable.
+            cast(DrivenSend, send),
+            SSE,
+            heartbeat_ms=options.heartbeat_ms,
+            id_of=IdOf(session.cursors.values()),
+        )
+        try:
+            # The head may have waited for its socket, and meanwhile something else came.
+            if self._is_replaced:
+                stream.end(_TAKEN_OVER)
+            elif not self._caller.until_revoked(self._revoke):
+                self._revoke()
+            elif self._state.phase != "ready":
+                stream.end(code=GOING_AWAY)
+            else:
+                stream.push(RETRY)
+                followed = SubscriptionOptions(
+                    limit=options.limit,
+                    max_bytes=options.max_batch_bytes,
+                    nodes=frozenset(options.nodes),
+                    shown=options.shown,
+                    strong=options.strong,
+                )
+                for cursor in session.cursors.values():
+                    stream.follow(cursor, followed)
+            # A body is of no interest. A stream that was ended is told as a disconnect, too.
+            while (await receive())["type"] != "http.disconnect":
+                pass
+        finally:
+            self._caller.forget(self._revoke)
+            stream.close()
+
+    def _revoke(self) -> None:
+        """The key is no more what it was."""
+        if self._stream is not None:
+            self._stream.end(REVOKED)
+
+    def free(self) -> None:
+        """Let go of the session, which stays where the stream left it."""
+        session = self._session
+        if session.stream is self:
+            session.stream = None
+        _, sessions = self._state.watching()
+        sessions.end(session)
+        self._slot.free()
+
+
+def resume(feeds: SubscriptionDispatcher, session: WatchSession, last_id: bytes) -> None:
+    """Go back to where the client saw the last frame (§7.4); never forward.
+
+    But a session that came back with a restart may be behind its client: it catches up, at most to
+    the head. What is no id of this session changes nothing.
+    """
+    try:
+        positions = decode_id(last_id.strip())
+    except ValueError:
+        return
+    cursors = list(session.cursors.values())
+    for cursor in cursors:
+        view = feeds.resolve(cursor.name) if cursor.is_waiting else None
+        if view is not None:
+            # It came after the last checkpoint, or while nobody streamed.
+            cursor.arrive(view.topic_id, view.epoch)
+    if isinstance(positions, dict):
+        for cursor in cursors:
+            if cursor.name in positions:
+                # The JSON form speaks of the first topic of a name only.
+                is_first = cursor.epoch == _FIRST_EPOCH
+                topic_id = cursor.topic_id if is_first else _NO_TOPIC_ID
+                place = CursorPosition(topic_id, _FIRST_EPOCH, positions[cursor.name])
+                _go_back(feeds, cursor, place, may_advance=session.is_restored)
+        return
+    if len(positions) != len(cursors):
+        return
+    known = {cursor.topic_id: index for index, cursor in enumerate(cursors)}
+    # Which topic that is, several may share: it says nothing of whose id this is.
+    known.pop(_NO_TOPIC_ID, None)
+    if any(known.get(place.topic_id, index) != index for index, place in enumerate(positions)):
+        return  # of another session, with topics of this one
+    for cursor, place in zip(cursors, positions, strict=True):
+        _go_back(feeds, cursor, place, may_advance=session.is_restored)
+
+
+def _go_back(
+    feeds: SubscriptionDispatcher, cursor: Cursor, place: CursorPosition, *, may_advance: bool
+) -> None:
+    is_same = place.topic_id == cursor.topic_id
+    if is_same and place.seq <= cursor.seq:
+        cursor.seq = place.seq
+    elif not is_same and place.epoch < cursor.epoch:
+        # It never saw the topic that there is now: it is told of it again, from the start.
+        cursor.topic_id, cursor.epoch, cursor.seq = place.topic_id, place.epoch, place.seq
+    elif may_advance:
+        view = feeds.resolve(cursor.name)
+        if view is not None and view.topic_id == place.topic_id:
+            seq = min(place.seq, view.head_seq)
+            cursor.seq = max(cursor.seq, seq) if is_same else seq
+            cursor.topic_id, cursor.epoch = view.topic_id, view.epoch

@@ -1,0 +1,155 @@
+"""Decodes the body of `POST /v0/watch` (§7.2). Pure.
+
+Unknown fields are ignored, wrong types are `invalid_request` with the field's path, which names the
+topic: `topics.jobs.from_seq`. What has a documented clamp is clamped, never refused. Whether a
+topic exists is not asked here. Called by `api/watch/handlers`.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Final, Literal
+
+import msgspec
+from msgspec import Meta
+
+from topics_server.api.messages.bounded_lists import check_items, node_names
+from topics_server.api.watch.cursor_ids import Positions, decode_id
+from topics_server.values.appends import decode_json
+from topics_server.values.entries import SessionOptions
+from topics_server.values.errors import TopicsError, invalid
+from topics_server.values.json_cache import DATA, META, TAGS
+from topics_server.values.json_shape import exceeds_depth
+from topics_server.values.limits import (
+    DIFF_LIMIT_DEFAULT,
+    JSON_DEPTH_MAX,
+    KIB,
+    NODE_FILTER_IDS_MAX,
+    PAGE_BYTES_DEFAULT,
+    PAGE_BYTES_MAX,
+    U64_MAX,
+)
+from topics_server.values.model import is_topic_name
+
+FRAME_BYTES_DEFAULT: Final = 256 * KIB
+HEARTBEAT_MS_DEFAULT: Final = 15_000
+HEARTBEAT_MS_MIN: Final = 1_000
+HEARTBEAT_MS_MAX: Final = 60_000
+
+# msgspec cannot bound above int64; `_check_u64` adds the upper end.
+_U64 = Annotated[int, Meta(ge=0)]
+
+
+class Start(msgspec.Struct, frozen=True, gc=False):
+    """Where reading a topic starts: behind `from_seq`, or with `tail` at its head."""
+
+    from_seq: _U64 = 0
+    tail: bool = False
+
+
+class _Watch(msgspec.Struct, gc=False):
+    topics: dict[str, msgspec.Raw]
+    node: str | list[str] | None = None
+    limit: _U64 = 0
+    max_batch_bytes: _U64 = FRAME_BYTES_DEFAULT
+    heartbeat_ms: _U64 = HEARTBEAT_MS_DEFAULT
+    include_meta: bool = True
+    include_tags: bool = False
+    include_data: bool = True
+    consistency: Literal["eventual", "strong"] = "eventual"
+    cursor: str | None = None
+    wait: bool = False
+
+
+_ABSENT: Final = msgspec.Raw(b"")
+
+
+class _WatchLists(msgspec.Struct, gc=False):
+    topics: msgspec.Raw = _ABSENT
+    node: msgspec.Raw = _ABSENT
+
+
+_WATCH: Final = msgspec.json.Decoder(_Watch)
+_LISTS: Final[msgspec.json.Decoder[msgspec.Struct]] = msgspec.json.Decoder(_WatchLists)
+WATCH_MEMBERS: Final = _Watch.__struct_encode_fields__
+_START: Final = msgspec.json.Decoder(Start)
+_WATCH_U64: Final = ("limit", "max_batch_bytes", "heartbeat_ms")
+
+assert FRAME_BYTES_DEFAULT <= PAGE_BYTES_DEFAULT <= PAGE_BYTES_MAX
+assert HEARTBEAT_MS_MIN <= HEARTBEAT_MS_DEFAULT <= HEARTBEAT_MS_MAX
+
+
+class WatchRequest(msgspec.Struct, frozen=True):
+    """What is to be watched, topics in the order in which they were named.
+
+    `positions`: what the `cursor` that was sent along says; empty without one. `wait`: topics that
+    do not exist yet are waited for.
+    """
+
+    topics: dict[str, Start]
+    options: SessionOptions
+    positions: Positions
+    wait: bool = False
+
+
+def decode_watch(
+    body: bytes, *, max_topics: int, max_limit: int, max_node_bytes: int
+) -> WatchRequest:
+    """The body, checked and clamped; raises `invalid_request`."""
+    check_items(body, _LISTS, {"topics": max_topics, "node": NODE_FILTER_IDS_MAX})
+    sent = decode_json(_WATCH, body)
+    if exceeds_depth(body):
+        raise invalid(f"JSON is nested deeper than {JSON_DEPTH_MAX} levels")
+    for field in _WATCH_U64:
+        _check_u64(getattr(sent, field), field)
+    if not sent.topics:
+        raise invalid("topics must name at least one topic", "topics")
+    if len(sent.topics) > max_topics:
+        raise invalid(
+            f"topics names {len(sent.topics)} topics, at most {max_topics} may be", "topics"
+        )
+    options = SessionOptions(
+        nodes=node_names(sent.node, max_node_bytes),
+        limit=min(sent.limit or DIFF_LIMIT_DEFAULT, max_limit),
+        max_batch_bytes=min(sent.max_batch_bytes or PAGE_BYTES_DEFAULT, PAGE_BYTES_MAX),
+        heartbeat_ms=max(HEARTBEAT_MS_MIN, min(HEARTBEAT_MS_MAX, sent.heartbeat_ms)),
+        # Without data there are `$` fields only (the contract's README).
+        shown=(TAGS if sent.include_tags else 0)
+        | (META if sent.include_meta and sent.include_data else 0)
+        | (DATA if sent.include_data else 0),
+        strong=sent.consistency == "strong",
+    )
+    assert options.limit > 0
+    assert options.max_batch_bytes > 0
+    topics = {name: _start(name, raw) for name, raw in sent.topics.items()}
+    positions: Positions = {} if sent.cursor is None else _positions(sent.cursor)
+    return WatchRequest(topics, options, positions, sent.wait)
+
+
+def _start(name: str, raw: msgspec.Raw) -> Start:
+    if not is_topic_name(name):
+        shown = name if len(name) <= 256 else name[:256] + "..."
+        raise invalid(
+            f'"{shown}" is no topic name: 1 to 255 characters of A-Z a-z 0-9 . _ : - that start '
+            "with a letter or digit",
+            f"topics.{shown}",
+        )
+    try:
+        start = decode_json(_START, bytes(raw))
+        _check_u64(start.from_seq, "from_seq")
+    except TopicsError as error:
+        field = error.detail.get("field")
+        path = f"topics.{name}.{field}" if field else f"topics.{name}"
+        raise invalid(error.message, path) from None
+    return start
+
+
+def _positions(cursor: str) -> Positions:
+    try:
+        return decode_id(cursor.encode("ascii"))
+    except ValueError:
+        raise invalid("the cursor is not an id that a stream gave out", "cursor") from None
+
+
+def _check_u64(value: int, field: str) -> None:
+    if value > U64_MAX:
+        raise invalid(f"{field} must be at most {U64_MAX}", field)

@@ -1,0 +1,123 @@
+"""The bytes of server-sent events, comments and errors (§7.5). Pure.
+
+What is rendered here has no `id:` line: that is the connection's own and is put in front of it, so
+that one rendering serves every watcher of a batch. Payloads stand in `data:` verbatim but for line
+breaks between their tokens, each of which starts a new `data:` line. Called by `fanout`, `watch`,
+`queues`.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final
+
+import msgspec
+
+from topics_server.engine.subscribe.subscription import (
+    CaughtUp,
+    Event,
+    Records,
+    Tombstone,
+    TopicDeleted,
+)
+from topics_server.values.json_cache import JsonCache
+
+MEDIA_TYPE: Final = b"text/event-stream; charset=utf-8"
+# Beside what CORS adds (§7.3).
+STREAM_HEADERS: Final = (
+    (b"content-type", MEDIA_TYPE),
+    (b"cache-control", b"no-store"),
+    (b"connection", b"keep-alive"),
+    # nginx and its like would collect frames in a buffer.
+    (b"x-accel-buffering", b"no"),
+)
+# How long an EventSource waits before it comes back (§7.5), ms.
+RETRY: Final = b"retry: 2000\n\n"
+
+_LINE_BREAKS: Final = re.compile(rb"\r\n|\r|\n")
+_encode: Final = msgspec.json.Encoder().encode
+
+
+def frame(event: bytes, data: bytes) -> bytes:
+    """One event; an `id:` line may be put in front."""
+    if b"\n" in data or b"\r" in data:
+        data = _LINE_BREAKS.sub(b"\ndata: ", data)
+    return b"event: %b\ndata: %b\n\n" % (event, data)
+
+
+def error_frame(code: int, message: str, **more: object) -> bytes:
+    """An `error` event (§7.5): a code like HTTP's and what it is about."""
+    return frame(b"error", _encode({"code": code, "error": message, **more}))
+
+
+# What a stream says whose key was taken away, or grants other things from now on.
+REVOKED: Final = error_frame(401, "the key of this stream was revoked or changed")
+
+
+def records_json(event: Records, cache: JsonCache) -> bytes:
+    """The members of a record frame, without the braces around them; also a WebSocket's."""
+    parts: list[bytes | memoryview] = [
+        b'"topic":"%b","records":[' % event.topic.encode("ascii"),
+    ]
+    for piece in event.page.pieces:
+        for part in cache.slices(piece.block, piece.rows, event.shown):
+            parts.append(part)
+            parts.append(b",")
+    parts[-1] = b'],"from_seq":%d,"to_seq":%d,"head_seq":%d' % (
+        event.from_seq,
+        event.to_seq,
+        event.head_seq,
+    )
+    return b"".join(parts)
+
+
+def render(event: Event, cache: JsonCache) -> bytes:
+    """The frame of one event, without its `id:` line."""
+    match event:
+        case Records():
+            return frame(b"record", b"{%b}" % records_json(event, cache))
+        case Tombstone():
+            return frame(b"tombstone", _encode(event))
+        case CaughtUp():
+            return frame(b"caught-up", _encode(event))
+        case TopicDeleted():
+            return frame(b"topic-deleted", _encode(event))
+
+
+class SseDialect:
+    """How a stream of server-sent events speaks; see `fanout.Dialect`."""
+
+    # Several frames may leave in one message.
+    is_joined: Final = True
+
+    def render(self, event: Event, cache: JsonCache) -> bytes:
+        """See `render`."""
+        return render(event, cache)
+
+    def message(self, payload: bytes) -> dict[str, Any]:
+        """The ASGI message that carries `payload`."""
+        return {"type": "http.response.body", "body": payload, "more_body": True}
+
+    def wire(self, payload: bytes) -> bytes:
+        """One chunk of the response's body."""
+        return b"%x\r\n%b\r\n" % (len(payload), payload)
+
+    def last(self, code: int) -> dict[str, Any]:
+        """The ASGI message that ends the response."""
+        return {"type": "http.response.body", "body": b"", "more_body": False}
+
+    def heartbeat(self, now_ms: int) -> bytes:
+        """A comment: no event, no id (§7.5)."""
+        return b": hb %d\n\n" % now_ms
+
+    def too_slow(self) -> bytes:
+        """The last frame of a consumer that did not read."""
+        message = "the client did not read in time: reconnect with the last id"
+        return error_frame(408, message, retry_after_ms=0)
+
+    def failed(self, code: int, message: str) -> bytes:
+        """The last frame of a stream that cannot go on."""
+        return error_frame(code, message)
+
+
+SSE: Final = SseDialect()

@@ -1,0 +1,234 @@
+"""Renders WebSocket events and answers as JSON messages. Pure.
+
+`WS` is the dialect in which `fanout` speaks to a socket: a message an event, `data` and `meta`
+byte for byte as they came. Beside it stand the answers to commands: `subscribed`, `unsubscribed`,
+`ack`, `pong` and `error`. What is absent is left out, never null. Topic names need no escaping.
+Called by `api/watch/broadcast` (the dialect) and `api/websocket/handlers`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from topics_server.engine.answers import Appended
+from topics_server.engine.subscribe.subscription import (
+    CaughtUp,
+    Event,
+    Records,
+    Tombstone,
+    TopicDeleted,
+)
+from topics_server.http.error_responses import described
+from topics_server.values.errors import Code, TopicsError
+from topics_server.values.json_cache import JsonCache
+from topics_server.values.model import ProducerStamp
+
+# What a client is told whose socket was not read; no code of HTTP's.
+SLOW_CONSUMER: Final = "slow_consumer"
+
+_encode: Final = msgspec.json.Encoder().encode
+
+
+class Subscribed(NamedTuple):
+    """Where the reading of one topic starts, and what the topic holds.
+
+    `is_waiting`: the topic does not exist yet.
+    """
+
+    from_seq: int
+    head_seq: int
+    earliest_seq: int
+    is_waiting: bool = False
+
+
+# --- events -------------------------------------------------------------------------------
+
+
+class SocketDialect:
+    """How a WebSocket speaks; see `fanout.Dialect`."""
+
+    # A message is one frame.
+    is_joined: Final = False
+
+    def render(self, event: Event, cache: JsonCache) -> bytes:
+        """One event as one message, shared by every socket that is told it."""
+        match event:
+            case Records():
+                return _records(event, cache)
+            case Tombstone():
+                return (
+                    b'{"op":"tombstone","topic":"%b","reason":"%b","gap_from":%d,"gap_to":%d,'
+                    b'"earliest_seq":%d,"head_seq":%d}'
+                ) % (
+                    event.topic.encode("ascii"),
+                    event.reason.encode("ascii"),
+                    event.gap_from,
+                    event.gap_to,
+                    event.earliest_seq,
+                    event.head_seq,
+                )
+            case CaughtUp():
+                told = (event.topic.encode("ascii"), event.head_seq)
+                return b'{"op":"caught_up","topic":"%b","head_seq":%d}' % told
+            case TopicDeleted():
+                return b'{"op":"topic_deleted","topic":"%b","head_seq":%d,"reason":"%b"}' % (
+                    event.topic.encode("ascii"),
+                    event.head_seq,
+                    event.reason.encode("ascii"),
+                )
+
+    def message(self, payload: bytes) -> dict[str, Any]:
+        """The ASGI message that carries one payload."""
+        return {"type": "websocket.send", "text": payload.decode()}
+
+    def wire(self, payload: bytes) -> bytes:
+        """One text frame from a server: final, not masked (RFC 6455, 5.2)."""
+        size = len(payload)
+        if size < 126:
+            return b"\x81%c%b" % (size, payload)
+        if size < 65_536:
+            return b"\x81\x7e%b%b" % (size.to_bytes(2), payload)
+        return b"\x81\x7f%b%b" % (size.to_bytes(8), payload)
+
+    def last(self, code: int) -> dict[str, Any]:
+        """The ASGI message that closes the socket."""
+        return {"type": "websocket.close", "code": code}
+
+    def heartbeat(self, now_ms: int) -> bytes | None:
+        """None: the protocol's own pings do that."""
+        return None
+
+    def too_slow(self) -> bytes:
+        """What a client is told that does not read."""
+        return _encode(
+            {
+                "op": "error",
+                "code": SLOW_CONSUMER,
+                "message": "the client did not read in time; connect and subscribe again",
+            }
+        )
+
+    def failed(self, code: int, message: str) -> bytes:
+        """What a client is told before a socket that cannot go on is closed."""
+        assert code == 500, "the only reason there is"
+        return _encode({"op": "error", "code": Code.INTERNAL.value, "message": message})
+
+
+WS: Final = SocketDialect()
+
+
+def _records(event: Records, cache: JsonCache) -> bytes:
+    parts: list[bytes | memoryview] = [
+        b'{"op":"record","topic":"%b","from_seq":%d,"to_seq":%d,"head_seq":%d,"records":['
+        % (event.topic.encode("ascii"), event.from_seq, event.to_seq, event.head_seq)
+    ]
+    for piece in event.page.pieces:
+        for part in cache.slices(piece.block, piece.rows, event.shown):
+            parts.append(part)
+            parts.append(b",")
+    assert len(parts) > 1, "a frame has at least one record"
+    parts[-1] = b"]}"
+    return b"".join(parts)
+
+
+# --- answers ------------------------------------------------------------------------------
+
+
+def _opening(op: bytes, request_id: str | None) -> bytes:
+    if request_id is None:
+        return b'{"op":"%b"' % op
+    return b'{"op":"%b","request_id":%b' % (op, _encode(request_id))
+
+
+def subscribed(request_id: str | None, topics: Iterable[tuple[str, Subscribed]]) -> bytes:
+    """The answer to a subscribe: where each topic starts."""
+    listed = b",".join(
+        b'"%b":{"from_seq":%d,"head_seq":%d,"earliest_seq":%d%b}'
+        % (name.encode("ascii"), *told[:3], b',"waiting":true' if told.is_waiting else b"")
+        for name, told in topics
+    )
+    return b'%b,"topics":{%b}}' % (_opening(b"subscribed", request_id), listed)
+
+
+def unsubscribed(request_id: str | None, names: Sequence[str], *, is_list: bool) -> bytes:
+    """The answer to an unsubscribe: its topic, or its topics if it came with a list."""
+    opening = _opening(b"unsubscribed", request_id)
+    if is_list:
+        return b'%b,"topics":%b}' % (opening, _encode(names))
+    (name,) = names
+    return b'%b,"topic":"%b"}' % (opening, name.encode("ascii"))
+
+
+def pong(request_id: str | None) -> bytes:
+    """The answer to a ping."""
+    return _opening(b"pong", request_id) + b"}"
+
+
+def ack(
+    request_id: str | None,
+    name: str,
+    done: Appended,
+    *,
+    with_seqs: bool,
+    total_ms: float,
+    producer: ProducerStamp | None = None,
+) -> bytes:
+    """The answer to a publish: what HTTP tells of an append, without what is false.
+
+    A producer's repeat has no seqs, unless it repeats that producer's last request.
+    """
+    told = b"" if producer is None else _producer(producer, done)
+    if done.repeat is not None and not done.repeat.is_last:
+        return (
+            b'%b,"topic":"%b","head_seq":%d,"deduped":true,%b'
+            b'"performance":{"server_total_ms":%.3f}}'
+        ) % (
+            _opening(b"ack", request_id),
+            name.encode("ascii"),
+            done.head_seq,
+            told,
+            total_ms,
+        )
+    first, last = done.first_seq, done.last_seq
+    assert 0 < first <= last <= done.head_seq
+    seqs = b""
+    if with_seqs:
+        listed = b"[%d]" % first if first == last else _encode(list(range(first, last + 1)))
+        seqs = b'"seqs":%b,' % listed
+    return (
+        b'%b,"topic":"%b","first_seq":%d,"last_seq":%d,%b"head_seq":%d,"count":%d,%b%b%b'
+        b'"performance":{"server_total_ms":%.3f,"wal_append_ms":%.3f,"fsync_ms":%.3f,'
+        b'"throttle_wait_ms":%.3f}}'
+    ) % (
+        _opening(b"ack", request_id),
+        name.encode("ascii"),
+        first,
+        last,
+        seqs,
+        done.head_seq,
+        last - first + 1,
+        b'"created":true,' if done.created else b"",
+        b'"deduped":true,' if done.deduped else b"",
+        told,
+        total_ms,
+        done.write_ms,
+        done.sync_ms,
+        done.parked_ms,
+    )
+
+
+def _producer(stamp: ProducerStamp, done: Appended) -> bytes:
+    repeat = done.repeat
+    epoch, seq = (stamp.epoch, stamp.seq) if repeat is None else (repeat.epoch, repeat.seq)
+    return b'"producer_epoch":%d,"producer_seq":%d,' % (epoch, seq)
+
+
+def error(request_id: str | None, refusal: TopicsError) -> bytes:
+    """The answer to a command that was refused; `detail` as in the envelope."""
+    told: dict[str, Any] = {"op": "error"}
+    if request_id is not None:
+        told["request_id"] = request_id
+    return _encode(told | described(refusal))

@@ -1,0 +1,75 @@
+"""Limits how many requests of one key run at once (§11).
+
+A request takes its place once it is known whose it is, and gives it back when its answer is out,
+however it ended; a stream gives it back before its first frame, for it counts among connections.
+Without keys there is nobody to count for. Called by `api/application`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+from topics_server.auth.api_keys import Key
+from topics_server.values.errors import Code, TopicsError
+
+T = TypeVar("T")
+
+
+def check_inflight(key: Key, most: int) -> None:
+    """Raises `throttled` where a request more would be too many; 0 is unlimited."""
+    if most and key.in_flight >= most:
+        raise TopicsError(
+            Code.THROTTLED,
+            f"{most} requests of this key are being served already",
+            {"limit": "max_inflight_per_key", "max": most},
+        )
+
+
+class RequestPlace:
+    """The place of one request; free again once, however often it is freed."""
+
+    __slots__ = ("_key", "_release")
+
+    def __init__(self) -> None:
+        self._key: Key | None = None
+        self._release: Callable[[], None] | None = None
+
+    def take(self, key: Key | None, most: int) -> None:
+        """Count for a key. Raises `throttled`."""
+        if key is not None:
+            check_inflight(key, most)
+            key.in_flight += 1
+            self._key = key
+
+    async def hold(self, slots: asyncio.Semaphore) -> None:
+        """Wait for one of these slots and hold it as long as the place."""
+        if self._release is None:
+            await slots.acquire()
+            self._release = slots.release
+
+    def free(self) -> None:
+        """Count no more."""
+        release, self._release = self._release, None
+        if release is not None:
+            release()
+        key, self._key = self._key, None
+        if key is not None:
+            key.in_flight -= 1
+            assert key.in_flight >= 0
+
+
+class Counted(Generic[T]):
+    """An answer to come, of a key whose place is free once it is there."""
+
+    __slots__ = ("_answer", "_place")
+
+    def __init__(self, place: RequestPlace, answer: Callable[[], T]) -> None:
+        self._place = place
+        self._answer = answer
+
+    def __call__(self) -> T:
+        """The answer."""
+        self._place.free()
+        return self._answer()

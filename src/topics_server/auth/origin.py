@@ -1,0 +1,91 @@
+"""Decides which web pages may have a browser call this server (CSRF rule). Pure.
+
+A browser sends some requests of any page to any server: an image's GET, a form's POST, a POST of
+plain text. A server without keys has nothing else to tell its own pages from foreign ones than what
+the browser adds: `Sec-Fetch-Site` and `Origin`, which no page can forge. The rule concerns what
+changes something: POST, PUT, PATCH, DELETE, a GET that claims jobs (`/work`), a GET with
+`touch=true`, and the opening of a WebSocket.
+
+    1  the request has a valid `Authorization`, or its `Origin` is listed     allowed
+    2  `Sec-Fetch-Site` is `same-origin` or `none`                            allowed
+       `Sec-Fetch-Site` is `cross-site` or `same-site`                        refused
+    3  there is an `Origin`       allowed if it is the `Host`'s; `null` never is
+    4  there is neither, as from curl and SDKs                                allowed
+
+Called by `api/application` for both ways of a request, and by `api/websocket/handlers`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from topics_server.values.errors import Code, TopicsError
+from topics_server.values.limits import ECHO_BYTES_MAX
+from topics_server.values.query_string import parse_query
+
+_CHANGING: Final = frozenset(("POST", "PUT", "PATCH", "DELETE"))
+_OWN_SITES: Final = frozenset((b"same-origin", b"none"))
+_OTHER_SITES: Final = frozenset((b"cross-site", b"same-site"))
+_OWN_PORTS: Final = {b"http": b":80", b"https": b":443"}
+
+
+def is_allowed(
+    origin: bytes | None,
+    fetch_site: bytes | None,
+    host: bytes | None,
+    *,
+    listed: frozenset[bytes],
+    is_authorized: bool,
+) -> bool:
+    """The rule: whether a request that changes something may come from where it comes from."""
+    if is_authorized or origin in listed:
+        return True
+    if fetch_site in _OWN_SITES:
+        return True
+    if fetch_site in _OTHER_SITES:
+        return False
+    return origin is None or (host is not None and _is_same(origin, host))
+
+
+def is_concerned(method: str, query: bytes, *, claims: bool) -> bool:
+    """Whether the rule holds for a request; `claims`: its path's GET leases jobs.
+
+    Raises `invalid_request` for a query that is none.
+    """
+    if method in _CHANGING:
+        return True
+    if method not in ("GET", "HEAD"):
+        return False
+    # A name may be escaped, so only a query without both is known to have no `touch`.
+    may_touch = b"touch" in query or b"%" in query
+    return claims or (may_touch and parse_query(query).get("touch") == "true")
+
+
+def check_origin(
+    headers: Mapping[bytes, bytes], listed: frozenset[bytes], *, is_authorized: bool
+) -> None:
+    """Raises `forbidden` for a request that the rule does not allow."""
+    origin, fetch_site = headers.get(b"origin"), headers.get(b"sec-fetch-site")
+    host = headers.get(b"host")
+    if is_allowed(origin, fetch_site, host, listed=listed, is_authorized=is_authorized):
+        return
+    told = {"origin": origin, "sec_fetch_site": fetch_site}
+    raise TopicsError(
+        Code.FORBIDDEN,
+        "pages of this origin may not call; TOPICS_CORS_ORIGINS lists those that may",
+        {
+            name: sent[:ECHO_BYTES_MAX].decode("latin-1")
+            for name, sent in told.items()
+            if sent is not None
+        },
+    )
+
+
+def _is_same(origin: bytes, host: bytes) -> bool:
+    """Whether a page's origin is this server, whatever terminates TLS in front of it."""
+    scheme, _, authority = origin.lower().partition(b"://")
+    own_port = _OWN_PORTS.get(scheme)
+    if own_port is None or not authority:
+        return False
+    return authority == host.lower().removesuffix(own_port)

@@ -1,0 +1,277 @@
+"""The HTTP connection of verbs that call a server.
+
+Owns `--url`/`--token`, requests over a kept-alive connection, and what a failure looks like:
+`CallRefused` (the server said no: exit code 1, shown as `code: message`) and `ServerUnreachable`
+(nobody answered: exit code 2). Blocking; one request at a time. The token is sent and never shown.
+"""
+
+from __future__ import annotations
+
+import functools
+import http.client
+import re
+import ssl
+from collections.abc import Callable, Mapping
+from typing import IO, Any, Final, ParamSpec, TypeVar
+from urllib.parse import quote
+
+import click
+import msgspec
+
+from topics_server.client.addresses import checked_token, checked_url
+
+TIMEOUT_S: Final = 60.0
+# A machine that is there answers a connection at once; one that is not does not answer at all.
+CONNECT_S: Final = 5.0
+DEFAULT_URL: Final = "http://127.0.0.1:4000"
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Failure(click.ClickException):
+    """Something was refused or does not fit: one line, exit code 1."""
+
+    exit_code = 1
+
+    def show(self, file: IO[Any] | None = None) -> None:
+        """Print the line as it is, without a prefix."""
+        click.echo(self.message, err=True)
+
+
+class CallRefused(Failure):
+    """The server's answer was an error; `status`, `code` and `retry_after_s` are its words.
+
+    `most_records`: how many records it takes at once, where there were more.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        code: str,
+        message: str,
+        retry_after_s: float | None,
+        most_records: int | None = None,
+    ) -> None:
+        super().__init__(f"{code}: {message}")
+        self.most_records = most_records
+        self.status = status
+        self.code = code
+        self.retry_after_s = retry_after_s
+
+
+class ServerUnreachable(Failure):
+    """No connection, or it broke; `sent` tells whether the server may have seen the request."""
+
+    exit_code = 2
+
+    def __init__(self, message: str, *, sent: bool) -> None:
+        super().__init__(message)
+        self.sent = sent
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """A whole answer, whatever its status; header names in lower case."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def refusal(self) -> CallRefused:
+        """What it says, if it is no success."""
+        return refusal(self.status, self.headers.get("retry-after"), self.body)
+
+
+class _Problem(msgspec.Struct):
+    code: str
+    message: str = ""
+    detail: dict[str, Any] | None = None
+
+
+class _Envelope(msgspec.Struct):
+    error: _Problem
+
+
+class Client:
+    """Talks to one server."""
+
+    def __init__(self, url: str, token: str | None = None) -> None:
+        try:
+            parts = checked_url(url, DEFAULT_URL)
+            self.token: Final = checked_token(token)
+        except ValueError as error:
+            raise click.UsageError(str(error)) from None
+        assert parts.hostname is not None
+        self.url = url.rstrip("/")
+        self._secure = parts.scheme == "https"
+        self._host, self._port = parts.hostname, parts.port
+        self._path = parts.path.rstrip("/")
+        self._connection: http.client.HTTPConnection | None = None
+
+    @property
+    def authorization(self) -> dict[str, str]:
+        """The header that presents the token, for connections that are not ours (streams)."""
+        return {"Authorization": f"Bearer {self.token}"} if self.token else {}
+
+    def call(
+        self,
+        method: str,
+        path: str,
+        body: bytes | None = None,
+        *,
+        timeout_s: float = TIMEOUT_S,
+        repeatable: bool = False,
+    ) -> bytes:
+        """The body of a 2xx answer. Raises `CallRefused` or `ServerUnreachable`.
+
+        A kept connection may have been closed by the server meanwhile; a `repeatable` request is
+        then sent once more on a new one.
+        """
+        reused = self._connection is not None
+        try:
+            answer = self.ask(method, path, body, timeout_s=timeout_s)
+        except ServerUnreachable:
+            if not (reused and repeatable):
+                raise
+            answer = self.ask(method, path, body, timeout_s=timeout_s)
+        if answer.status >= 300:
+            raise answer.refusal
+        return answer.body
+
+    def ask(
+        self,
+        method: str,
+        path: str,
+        body: bytes | None = None,
+        more: Mapping[str, bytes] | None = None,
+        *,
+        timeout_s: float = TIMEOUT_S,
+    ) -> Answer:
+        """One request with `more` headers, tried once. Raises `ServerUnreachable`."""
+        headers: dict[str, str | bytes] = {"Accept": "application/json", **self.authorization}
+        headers |= more or {}
+        if body is not None:
+            headers["Content-Type"] = "application/json"
+        connection = self._connect(timeout_s)
+        try:
+            connection.request(method, self._path + path, body, headers)
+            response = connection.getresponse()
+            answer = response.read()
+        except TimeoutError:
+            self.close()
+            raise ServerUnreachable(
+                f"{self.url} did not answer within {timeout_s:.0f} s", sent=True
+            ) from None
+        except (OSError, http.client.HTTPException) as error:
+            self.close()
+            raise ServerUnreachable(
+                f"the connection to {self.url} broke: {reason_of(error)}", sent=True
+            ) from None
+        if response.will_close:
+            self.close()
+        told = {name.lower(): value for name, value in response.headers.items()}
+        return Answer(response.status, told, answer)
+
+    def _connect(self, timeout_s: float) -> http.client.HTTPConnection:
+        if self._connection is None:
+            kind: Any = http.client.HTTPSConnection if self._secure else http.client.HTTPConnection
+            connect_s = min(timeout_s, CONNECT_S)
+            connection: http.client.HTTPConnection = kind(self._host, self._port, timeout=connect_s)
+            try:
+                connection.connect()
+            except TimeoutError:
+                raise ServerUnreachable(
+                    f"cannot connect to {self.url}: no answer within {connect_s:g} s", sent=False
+                ) from None
+            except (OSError, ssl.SSLError) as error:
+                reason = error.strerror or reason_of(error)
+                raise ServerUnreachable(
+                    f"cannot connect to {self.url}: {reason}", sent=False
+                ) from None
+            self._connection = connection
+        assert self._connection.sock is not None, "a kept connection is open"
+        self._connection.sock.settimeout(timeout_s)
+        return self._connection
+
+    def close(self) -> None:
+        """Drop the connection; the next call makes a new one."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+
+def refusal(status: int, retry_after: str | None, answer: bytes) -> CallRefused:
+    """What an answer that is no success says; its body is an envelope, or not ours at all."""
+    try:
+        problem = msgspec.json.decode(answer, type=_Envelope).error
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        reason = http.client.responses.get(status, "no answer of a topics server")
+        problem = _Problem(f"http_{status}", reason)
+    field = (problem.detail or {}).get("field")
+    message = problem.message
+    if isinstance(field, str) and field not in message:
+        message = f"{message} ({field})"
+    seconds = float(retry_after) if retry_after is not None and retry_after.isdigit() else None
+    most = (problem.detail or {}).get("max_batch_records")
+    most_records = most if isinstance(most, int) and most > 0 else None
+    return CallRefused(status, problem.code, message, seconds, most_records)
+
+
+def reason_of(error: Exception) -> str:
+    """What an error of a connection says, without the number that the system has for it."""
+    return re.sub(r"\[Errno -?[0-9]+\] ", "", str(error)) or type(error).__name__
+
+
+def wrong_text(error: Exception) -> str:
+    """Why a text is no JSON, in words; of what `msgspec` and decoding raise."""
+    match error:
+        case UnicodeDecodeError(start=start):
+            return f"byte {start} is not UTF-8"
+        case UnicodeEncodeError():
+            return "it is not UTF-8"
+        case RecursionError():
+            return "it is nested too deeply"
+        case _:
+            return str(error)
+
+
+def topic_path(topic: str, rest: str = "") -> str:
+    """The path of a topic; whatever the name holds stays inside its segment."""
+    if not topic:
+        raise click.UsageError("a topic has a name, and this is empty")
+    return f"/v0/topics/{quote(topic, safe='')}{rest}"
+
+
+def router_path(router: str) -> str:
+    """The path of a router."""
+    if not router:
+        raise click.UsageError("a router has a name, and this is empty")
+    return f"/v0/routers/{quote(router, safe='')}"
+
+
+def server_options(verb: Callable[P, R]) -> Callable[..., R]:
+    """Add `--url` and `--token`; the verb gets a `client`."""
+
+    @click.option(
+        "--url",
+        envvar="TOPICS_URL",
+        default=DEFAULT_URL,
+        show_default=True,
+        metavar="URL",
+        help="Server to talk to.  [env: TOPICS_URL]",
+    )
+    @click.option(
+        "--token",
+        envvar="TOPICS_TOKEN",
+        metavar="KEY",
+        help="Key to present; better in the environment.  [env: TOPICS_TOKEN]",
+    )
+    @functools.wraps(verb)
+    def with_client(*args: Any, url: str, token: str | None, **kwargs: Any) -> R:
+        client = Client(url, token)
+        try:
+            return verb(*args, client=client, **kwargs)  # type: ignore[arg-type]
+        finally:
+            client.close()
+
+    return with_client

@@ -1,0 +1,141 @@
+"""`topics append`: appends one record."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+import msgspec
+
+from topics_server.cli.connection import Client, Failure, server_options, topic_path, wrong_text
+from topics_server.cli.data.append_lines import Template, append_lines
+from topics_server.cli.data.lines import STANDARD_INPUT
+from topics_server.cli.data.producers import append_as
+from topics_server.cli.output import format_options, show_object
+
+
+@click.command("append")
+@click.argument("topic")
+@click.argument("data", required=False, metavar="[DATA|-]")
+@click.option("--file", "-f", metavar="FILE|-", help="Take the data from a file, - = input.")
+@click.option("--tag", help="Tag, to delete by later.")
+@click.option("--node", help="Who writes; reads of that node leave the record out.")
+@click.option("--meta", metavar="JSON", help="Small headers, a JSON object.")
+@click.option("--key", help="Idempotency key: a repeated call appends once.")
+@click.option("--producer", metavar="ID", help="Append as this producer: once, whatever is lost.")
+@click.option(
+    "--epoch",
+    type=click.IntRange(min=0),
+    help="The producer's epoch, gone on with; default: the next one is claimed.",
+)
+@click.option(
+    "--seq", type=click.IntRange(min=0), help="The seq in it; what has it already is a repeat."
+)
+@click.option("--create/--no-create", default=None, help="Whether to create a missing topic.")
+@format_options
+@server_options
+def command(
+    topic: str,
+    data: str | None,
+    file: str | None,
+    tag: str | None,
+    node: str | None,
+    meta: str | None,
+    key: str | None,
+    producer: str | None,
+    epoch: int | None,
+    seq: int | None,
+    create: bool | None,
+    client: Client,
+    as_json: bool,
+) -> None:
+    r"""Append one record to TOPIC; with - every line of standard input is one.
+
+    \b
+    topics append orders '{"id":9}' --tag new     one record
+    topics append orders < order.json             one record, over several lines
+    my-program | topics append orders -           a record a line, as they come
+
+    DATA is JSON and is stored as it is; without it one record is taken from --file or standard
+    input. A string needs its quotes: topics append TOPIC '"hello"'
+
+    With - lines are appended as they come, each time; `topics load` is for files: it compares the
+    topic with the file and goes on where an earlier run stopped.
+
+    With --producer a lost answer is asked for again and the record is there once. The epoch is the
+    next one, which fences whoever wrote under this ID before; with --epoch it is gone on with, and
+    the seq is the next one there.
+    """
+    if data == STANDARD_INPUT:
+        if file is not None or key is not None or producer is not None:
+            raise click.UsageError("- is a record a line: leave --file, --key and --producer out")
+        if epoch is not None or seq is not None:
+            raise click.UsageError("--epoch and --seq are a --producer's")
+        template = Template(_text(tag), _text(node), _object(meta), create)
+        done = append_lines(client, topic, template)
+        show_object(msgspec.json.encode(done), as_json=as_json)
+        return
+    record = b'{"data":' + _json(_data(data, file), topic, data)
+    if (found := _object(meta)) is not None:
+        record += b',"meta":' + found
+    for name, value in (("tag", tag), ("node", node)):
+        if value is not None:
+            record += f',"{name}":'.encode() + msgspec.json.encode(value)
+    body = b'{"records":[' + record + b"}]"
+    if key is not None:
+        body += b',"idempotency_key":' + msgspec.json.encode(key)
+    if create is not None:
+        body += b',"create":' + msgspec.json.encode(create)
+    body += b"}"
+    if producer is not None:
+        answer = append_as(client, topic_path(topic), body, producer, epoch, seq)
+    elif epoch is not None or seq is not None:
+        raise click.UsageError("--epoch and --seq are a --producer's")
+    else:
+        answer = client.call("POST", topic_path(topic), body, repeatable=key is not None)
+    show_object(answer, as_json=as_json)
+
+
+def _text(value: str | None) -> bytes | None:
+    return None if value is None else msgspec.json.encode(value)
+
+
+def _object(meta: str | None) -> bytes | None:
+    if meta is None:
+        return None
+    try:
+        msgspec.json.decode(meta, type=dict[str, msgspec.Raw])
+    except (msgspec.DecodeError, UnicodeEncodeError) as error:
+        raise click.UsageError(f"--meta is not a JSON object: {wrong_text(error)}") from None
+    return meta.encode()
+
+
+def _data(data: str | None, file: str | None) -> bytes:
+    if data is not None and file is not None:
+        raise click.UsageError("DATA and --file: give one of them")
+    if data is not None:
+        return data.encode(errors="surrogateescape")
+    if file is None and sys.stdin.isatty():
+        raise click.UsageError("no DATA; give it as an argument, by --file or on standard input")
+    try:
+        if file is None or file == "-":
+            return sys.stdin.buffer.read()
+        with open(file, "rb") as opened:
+            return opened.read()
+    except OSError as error:
+        raise Failure(f"{file}: {error.strerror}") from None
+
+
+def _json(text: bytes, topic: str, argument: str | None) -> bytes:
+    """`text` if it is one JSON value; a usage error that suggests the quotes if not."""
+    try:
+        text.decode()
+        msgspec.json.decode(text, type=msgspec.Raw)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        message = f"the data is not JSON: {wrong_text(error)}"
+        if argument is not None:
+            quoted = msgspec.json.encode(argument.encode(errors="replace").decode()).decode()
+            if "'" not in quoted:
+                message += f"\nFor a string, write:  topics append {topic} '{quoted}'"
+        raise click.UsageError(message) from None
+    return text.strip()

@@ -1,0 +1,223 @@
+"""Reads lines of a plain or gzip file in bounded memory.
+
+Owns where batches end. For a file that depends on the file and the two sizes only, never on where
+reading began, so a load that goes on later sends the same batches under the same idempotency keys.
+A pipe or a terminal ends a batch also when nothing more has come for `IDLE_S`. Blank
+lines are skipped and not counted; lines count from 1.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import select
+import stat
+import sys
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import BinaryIO, Final
+
+import msgspec
+
+from topics_server.cli.connection import Failure
+from topics_server.values.limits import FRAME_BYTES_MAX, MIB
+
+STANDARD_INPUT: Final = "-"
+# How long a stream brings nothing before its lines are sent without waiting for a full batch.
+IDLE_S: Final = 0.2
+_BLOCK_BYTES: Final = MIB
+_GZIP_MAGIC: Final = b"\x1f\x8b"
+_BOM: Final = b"\xef\xbb\xbf"
+_HEAD_BYTES: Final = max(len(_GZIP_MAGIC), len(_BOM))
+
+
+class LineBatch(msgspec.Struct, gc=False):
+    """Consecutive lines without their line ends; `position`: input bytes read so far."""
+
+    first_line: int
+    lines: list[bytes]
+    position: int
+
+    @property
+    def last_line(self) -> int:
+        """Number of the batch's last line."""
+        return self.first_line + len(self.lines) - 1
+
+
+class LineFile:
+    """A file that can be read from its start as often as wanted, or standard input, once."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.is_rewindable = path != STANDARD_INPUT
+        self.total_bytes: int | None = None
+        if self.is_rewindable:
+            try:
+                found = Path(path).stat()
+            except OSError as error:
+                raise Failure(f"{path}: {error.strerror}") from None
+            # A pipe or a device is read once, like standard input.
+            self.is_rewindable = stat.S_ISREG(found.st_mode)
+            self.total_bytes = found.st_size if self.is_rewindable else None
+
+    def batches(self, max_records: int, max_bytes: int) -> Iterator[LineBatch]:
+        """All lines, at most `max_records` and (beyond one line) `max_bytes` a batch."""
+        assert max_records > 0
+        assert max_bytes > 0
+        try:
+            with self._open() as raw:
+                # Only a stream that is read once may be slow; a file always has its next bytes.
+                is_idle = _never_idle if self.is_rewindable else raw.is_idle
+                stream = _inflated(raw)
+                yield from _batches(raw.tell_position, stream, max_records, max_bytes, is_idle)
+        except (gzip.BadGzipFile, zlib.error, EOFError) as error:
+            raise Failure(f"{self.path}: the gzip data are damaged: {error}") from None
+        except OSError as error:
+            raise Failure(f"{self.path}: {error.strerror or error}") from None
+
+    def _open(self) -> _Counted:
+        if self.path == STANDARD_INPUT:
+            return _Counted(_standard_input(), owned=False)
+        return _Counted(open(self.path, "rb"), owned=True)
+
+
+def _standard_input() -> BinaryIO:
+    """Standard input without a buffer of its own.
+
+    A thread that waits inside a buffered reader holds its lock, and Python aborts when it cannot
+    take that lock at the end of the process.
+    """
+    buffered = sys.stdin.buffer
+    try:
+        return open(buffered.fileno(), "rb", buffering=0, closefd=False)
+    except (OSError, ValueError):
+        return buffered  # not a file of the system
+
+
+class _Counted(io.RawIOBase):
+    """A stream that knows how many bytes were taken from it and gives back those peeked at."""
+
+    def __init__(self, stream: BinaryIO, *, owned: bool) -> None:
+        self._stream = stream
+        self._owned = owned
+        self.head = _head_of(stream)
+        self._unread = self.head
+        self.position = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int = -1, /) -> bytes:
+        """What was peeked at first, then the stream."""
+        if size < 0:
+            data, self._unread = self._unread + self._stream.read(), b""
+        elif self._unread:
+            # Not more: the stream may have nothing else for a long time.
+            data, self._unread = self._unread[:size], self._unread[size:]
+        else:
+            # read1: what a pipe holds now is enough, waiting for a full block is not needed.
+            read1 = getattr(self._stream, "read1", self._stream.read)
+            data = read1(size)
+        self.position += len(data)
+        return data
+
+    def tell_position(self) -> int:
+        """Bytes taken so far."""
+        return self.position
+
+    def is_idle(self) -> bool:
+        """Whether the stream brings nothing for `IDLE_S`; its end is not idle."""
+        if self._unread:
+            return False
+        try:
+            ready, _, _ = select.select([self._stream], [], [], IDLE_S)
+        except (OSError, ValueError):
+            return False  # no descriptor that can be waited for
+        return not ready
+
+    def close(self) -> None:
+        if self._owned:
+            self._stream.close()
+        super().close()
+
+
+def _head_of(stream: BinaryIO) -> bytes:
+    """The first bytes: as many as tell gzip and a byte order mark, and no more than are needed.
+
+    A pipe may hold a line of one byte for a long time; that line must not wait for the next.
+    """
+    read1 = getattr(stream, "read1", stream.read)
+    head = b""
+    while len(head) < _HEAD_BYTES and (not head or head[0] in (_GZIP_MAGIC[0], _BOM[0])):
+        more = read1(_HEAD_BYTES - len(head))
+        if not more:
+            break
+        head += more
+    return head
+
+
+def _inflated(raw: _Counted) -> BinaryIO | _Counted:
+    if not raw.head.startswith(_GZIP_MAGIC):
+        return raw
+    return gzip.GzipFile(fileobj=raw)  # type: ignore[return-value]
+
+
+def _blocks(stream: BinaryIO | _Counted) -> Iterator[bytes]:
+    while block := stream.read(_BLOCK_BYTES):
+        yield block
+
+
+def _lines(stream: BinaryIO | _Counted) -> Iterator[list[bytes]]:
+    """Lists of whole lines, as they become complete."""
+    rest: list[bytes] = []
+    rest_bytes = 0
+    is_start = True
+    for block in _blocks(stream):
+        if is_start:
+            is_start = False
+            block = block.removeprefix(_BOM)
+        if b"\n" not in block:
+            rest.append(block)
+            rest_bytes += len(block)
+            if rest_bytes > FRAME_BYTES_MAX:
+                raise Failure(f"no end of line within {FRAME_BYTES_MAX // MIB} MiB")
+            continue
+        lines = (b"".join(rest) + block).split(b"\n") if rest else block.split(b"\n")
+        last = lines.pop()
+        rest, rest_bytes = ([last], len(last)) if last else ([], 0)
+        yield lines
+    if rest:
+        yield [b"".join(rest)]
+
+
+def _never_idle() -> bool:
+    return False
+
+
+def _batches(
+    position: Callable[[], int],
+    stream: BinaryIO | _Counted,
+    max_records: int,
+    max_bytes: int,
+    is_idle: Callable[[], bool],
+) -> Iterator[LineBatch]:
+    first_line = 1
+    batch: list[bytes] = []
+    size = 0
+    for lines in _lines(stream):
+        for line in lines:
+            if not line or line.isspace():
+                continue
+            if batch and (size + len(line) > max_bytes or len(batch) == max_records):
+                yield LineBatch(first_line, batch, position())
+                first_line += len(batch)
+                batch, size = [], 0
+            batch.append(line)
+            size += len(line)
+        if batch and is_idle():
+            yield LineBatch(first_line, batch, position())
+            first_line += len(batch)
+            batch, size = [], 0
+    if batch:
+        yield LineBatch(first_line, batch, position())

@@ -1,0 +1,318 @@
+"""The work of `topics load`: compares topic and file, sends the rest.
+
+Order of lines is order of records, so one request is in flight at a time; the next bodies are
+prepared meanwhile by a thread (reading, inflating, cutting). Memory is bounded by a few batches
+and the window of prints. Each request carries an idempotency key made of all the file's bytes up to
+its end and of the seq it is expected to get: repeating it, in this run or right after it was
+stopped, appends once.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from typing import Final, TypeVar
+
+import msgspec
+import xxhash
+
+from topics_server.cli.connection import CallRefused, Client, Failure, ServerUnreachable, topic_path
+from topics_server.cli.data.cutting import BadLine, Cutter, fingerprint
+from topics_server.cli.data.lines import LineBatch, LineFile
+from topics_server.cli.data.resume import (
+    Mismatch,
+    PrefixCheck,
+    TailRecord,
+    TailSearch,
+    TopicTail,
+    Unclear,
+)
+from topics_server.cli.paging import pages
+from topics_server.runtime.clock import monotonic_ms
+from topics_server.values.limits import MIB
+
+T = TypeVar("T")
+# The window of records that are compared: enough for a batch, and not more than this to transfer.
+WINDOW_RECORDS_MAX: Final = 10_000
+WINDOW_RECORDS_MIN: Final = 16
+WINDOW_BYTES: Final = 32 * MIB
+PREPARED_BODIES: Final = 3
+RETRY_PAUSE_S: Final = 0.5
+RETRY_PAUSE_MAX_S: Final = 5.0
+
+
+class _Config(msgspec.Struct):
+    idempotency_window_ms: int = 0
+
+
+class _State(msgspec.Struct):
+    head_seq: int
+    count: int
+    bytes: int
+    config: _Config
+
+
+class _Appended(msgspec.Struct):
+    first_seq: int
+    last_seq: int
+    deduped: bool = False
+
+
+class _Record(msgspec.Struct):
+    seq: int = msgspec.field(name="$seq")
+    data: msgspec.Raw
+    tag: str | None = msgspec.field(name="$tag", default=None)
+    node: str | None = msgspec.field(name="$node", default=None)
+    meta: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+
+
+class LoadPlan(msgspec.Struct, frozen=True):
+    """What to load how. Sizes in bytes, times in seconds."""
+
+    topic: str
+    batch_records: int
+    batch_bytes: int
+    from_line: int | None
+    append_anyway: bool
+    create: bool
+    retry_s: float
+
+
+class Result(msgspec.Struct):
+    """What was done; `lines` is the whole file's, `stored` those that were there before."""
+
+    topic: str
+    lines: int
+    stored: int
+    loaded: int
+    head_seq: int
+    elapsed_ms: int
+
+
+class _Body(msgspec.Struct, gc=False):
+    first_line: int
+    last_line: int
+    position: int
+    count: int
+    text: bytes  # empty: nothing to send, the lines are stored
+
+
+Advance = Callable[[int, int, bool], None]  # lines so far, input position, whether they were sent
+
+
+def prefetched(items: Iterator[T], depth: int = PREPARED_BODIES) -> Iterator[T]:
+    """The same items, made by a thread up to `depth` ahead; its exceptions come out here.
+
+    The thread is a daemon: one that waits for standard input does not keep the process from ending.
+    """
+    made: queue.Queue[tuple[T | None, BaseException | None]] = queue.Queue(depth)
+
+    def make() -> None:
+        try:
+            for item in items:
+                made.put((item, None))
+        except BaseException as error:  # raised again by the reader of the queue
+            made.put((None, error))
+        else:
+            made.put((None, StopIteration()))
+
+    threading.Thread(target=make, name="prepare", daemon=True).start()
+    while True:
+        item, error = made.get()
+        if isinstance(error, StopIteration):
+            return
+        if error is not None:
+            raise error
+        assert item is not None
+        yield item
+
+
+class Loading:
+    """One load of one file into one topic."""
+
+    def __init__(self, client: Client, file: LineFile, cutter: Cutter, plan: LoadPlan) -> None:
+        self._client = client
+        self._file = file
+        self._cutter = cutter
+        self._plan = plan
+        self._window_ms = 0
+        self._next_seq = 1
+        self.strangers = 0  # requests before which somebody else had appended
+
+    def run(self, advance: Advance) -> Result:
+        """Compare and send; raises `Failure`."""
+        started_ms = monotonic_ms()
+        tail = self._read_tail()
+        self._next_seq = tail.head_seq + 1
+        stored, check = self._where_to_begin(tail)
+        lines = loaded = 0
+        try:
+            for body in prefetched(self._bodies(stored, check)):
+                if body.text:
+                    appended = self._send(body)
+                    loaded += body.count
+                    self.strangers += appended.first_seq != self._next_seq
+                    self._next_seq = appended.last_seq + 1
+                lines = body.last_line
+                advance(lines, body.position, bool(body.text))
+        except BadLine as error:
+            raise Failure(
+                f"{self._file.path}: {error} ({self._progress(stored, loaded)})"
+            ) from None
+        except Mismatch as error:
+            raise self._refusal(error) from None
+        if check is not None:
+            try:
+                check.stored(lines)
+            except Mismatch as error:
+                raise self._refusal(error) from None
+        elapsed_ms = round(monotonic_ms() - started_ms)
+        topic = self._plan.topic
+        return Result(topic, lines, min(stored, lines), loaded, self._next_seq - 1, elapsed_ms)
+
+    def _progress(self, stored: int, loaded: int) -> str:
+        return f"{loaded} records were appended; run it again to go on after line {stored + loaded}"
+
+    def _refusal(self, reason: object) -> Failure:
+        return Failure(
+            f"topic {self._plan.topic} is not a beginning of {self._file.path}: {reason}. "
+            "Nothing was appended. Load it into another topic, or pass --append-anyway to put the "
+            "file behind what is there, or --from-line N to say yourself where to go on"
+        )
+
+    # -- what is there already -----------------------------------------------------------------
+
+    def _read_tail(self) -> TopicTail:
+        path = topic_path(self._plan.topic, "?touch=false")
+        try:
+            state = msgspec.json.decode(
+                self._client.call("GET", path, repeatable=True), type=_State
+            )
+        except CallRefused as error:
+            if error.code != "topic_not_found":
+                raise
+            self._window_ms = 120_000  # what a topic made by this load will have
+            return TopicTail(0)
+        self._window_ms = state.config.idempotency_window_ms
+        if state.head_seq == 0 or self._plan.from_line is not None:
+            return TopicTail(state.head_seq)
+        average = max(1, state.bytes // max(1, state.count))
+        window = max(WINDOW_RECORDS_MIN, min(WINDOW_RECORDS_MAX, WINDOW_BYTES // average))
+        records: list[TailRecord] = []
+        after = max(0, state.head_seq - window)
+        for page in pages(self._client, self._plan.topic, after, {"include_tags": True}):
+            for raw in page.records:
+                record = msgspec.json.decode(raw, type=_Record)
+                meta = None if record.meta is msgspec.UNSET else bytes(record.meta)
+                print_ = fingerprint(bytes(record.data), record.tag, record.node, meta)
+                if record.seq <= state.head_seq:
+                    records.append(TailRecord(record.seq, print_))
+            if page.next_from_seq >= state.head_seq:
+                break  # somebody may be appending faster than we read
+        return TopicTail(state.head_seq, tuple(records))
+
+    def _where_to_begin(self, tail: TopicTail) -> tuple[int, PrefixCheck | None]:
+        """Lines stored; with a check still to be fed, `tail.head_seq` is only supposed."""
+        if self._plan.from_line is not None:
+            return self._plan.from_line - 1, None
+        if tail.head_seq == 0:
+            return 0, None
+        try:
+            check = PrefixCheck(tail)
+            if not self._plan.append_anyway:
+                return tail.head_seq, check
+            if not self._file.is_rewindable:
+                raise Failure(
+                    "--append-anyway reads a file twice where the topic is not empty: give a file "
+                    "instead of standard input, or --from-line N"
+                )
+            return self._checked(check), None
+        except Mismatch as error:
+            if not self._plan.append_anyway:
+                raise self._refusal(error) from None
+        return self._searched(TailSearch(tail)), None
+
+    def _checked(self, check: PrefixCheck) -> int:
+        lines = 0
+        for batch in self._batches():
+            self._compare(check, batch)
+            lines = batch.last_line
+        return check.stored(lines)
+
+    def _searched(self, search: TailSearch) -> int:
+        try:
+            for batch in prefetched(self._batches()):
+                cuts = self._cutter.cut(batch.lines, batch.first_line)
+                search.feed(self._cutter.prints(cuts))
+            return search.stored()
+        except BadLine as error:
+            raise Failure(f"{self._file.path}: {error} (nothing was appended)") from None
+        except Unclear as error:
+            raise Failure(
+                f"cannot tell how much of {self._file.path} is in {self._plan.topic}: {error}. "
+                "Say it with --from-line N (1 = all of it)"
+            ) from None
+
+    def _compare(self, check: PrefixCheck, batch: LineBatch) -> None:
+        if check.wants(batch.first_line, len(batch.lines)):
+            cuts = self._cutter.cut(batch.lines, batch.first_line)
+            check.feed(batch.first_line, self._cutter.prints(cuts))
+
+    # -- what is sent --------------------------------------------------------------------------
+
+    def _batches(self) -> Iterator[LineBatch]:
+        return self._file.batches(self._plan.batch_records, self._plan.batch_bytes)
+
+    def _bodies(self, stored: int, check: PrefixCheck | None) -> Iterator[_Body]:
+        """Bodies in order, batches that are stored as empty ones. Runs in the other thread."""
+        seen = xxhash.xxh3_128()
+        expected_seq = self._next_seq
+        for batch in self._batches():
+            seen.update(b"\n".join(batch.lines))
+            seen.update(b"\n")
+            if check is not None:
+                self._compare(check, batch)
+            skipped = min(len(batch.lines), max(0, stored - batch.first_line + 1))
+            lines = batch.lines[skipped:]
+            first_line = batch.first_line + skipped
+            text = b""
+            if lines:
+                if check is not None:
+                    check.stored(batch.last_line)  # before the first byte is sent
+                key = f"load-{seen.hexdigest()}-{expected_seq}"
+                cuts = self._cutter.cut(lines, first_line)
+                text = self._cutter.body(cuts, key, create=self._plan.create)
+                expected_seq += len(lines)
+            yield _Body(first_line, batch.last_line, batch.position, len(lines), text)
+
+    def _send(self, body: _Body) -> _Appended:
+        """Append one batch, through throttling, restarts and broken connections."""
+        path = topic_path(self._plan.topic, "?return_seqs=false")
+        deadline_ms = monotonic_ms() + self._plan.retry_s * 1000
+        pause_s = RETRY_PAUSE_S
+        while True:
+            try:
+                answer = self._client.call("POST", path, body.text)
+                return msgspec.json.decode(answer, type=_Appended)
+            except (CallRefused, ServerUnreachable) as error:
+                if not self._may_repeat(error) or monotonic_ms() >= deadline_ms:
+                    if isinstance(error, CallRefused) and error.most_records is not None:
+                        raise Failure(
+                            f"{error.message} in a request; run it again with "
+                            f"--batch-records {error.most_records}"
+                        ) from None
+                    lines = f"lines {body.first_line} to {body.last_line}"
+                    message = f"{error.message} ({lines} not confirmed; run it again to go on)"
+                    if isinstance(error, ServerUnreachable):
+                        raise ServerUnreachable(message, sent=error.sent) from None
+                    raise Failure(message) from None
+                if isinstance(error, CallRefused) and error.retry_after_s is not None:
+                    pause_s = max(RETRY_PAUSE_S, error.retry_after_s)
+            threading.Event().wait(min(pause_s, RETRY_PAUSE_MAX_S))
+
+    def _may_repeat(self, error: CallRefused | ServerUnreachable) -> bool:
+        if isinstance(error, CallRefused):
+            return error.status in {429, 503} and error.code != "storage_read_only"
+        # The request may have been carried out: only its key makes repeating it safe.
+        return not error.sent or self._window_ms >= 2000 * self._plan.retry_s

@@ -1,0 +1,297 @@
+"""`topics stream`: create, append, read, follow, close, rm of streams.
+
+A JSON stream is messages, one a line; any other is bytes, which go out and in as they are.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import Final
+
+import click
+import msgspec
+
+from topics_server.amounts import SECOND_MS
+from topics_server.cli.amounts import seconds
+from topics_server.cli.connection import CallRefused, Client, Failure, server_options, wrong_text
+from topics_server.cli.data.lines import STANDARD_INPUT, LineFile
+from topics_server.cli.durable_streams.stream_calls import (
+    JSON,
+    START,
+    StreamClient,
+    StreamReadPage,
+    is_json,
+)
+from topics_server.cli.durable_streams.stream_following import Live, StreamFollower
+from topics_server.cli.output import confirm, format_options, note, one_line, show_object
+from topics_server.cli.stopping import stopped_by_reader
+
+BATCH_RECORDS: Final = 500
+BATCH_BYTES: Final = 256 * 1024
+
+
+@click.group("stream", context_settings={"help_option_names": ["-h", "--help"]})
+def command() -> None:
+    """Create, append to, read, follow, close and remove Durable Streams.
+
+    STREAM is a path below /v1/stream/ of the server, or a whole URL.
+    """
+
+
+@command.command("create")
+@click.argument("stream")
+@click.option("--content-type", "-t", default=JSON, show_default=True, help="What it holds.")
+@click.option(
+    "--ttl",
+    "ttl_ms",
+    type=seconds(),
+    help="Removed so long after its last use: 90s, 2h; plain: seconds.",
+)
+@click.option("--expires-at", metavar="TIME", help="Removed then; RFC 3339.")
+@click.option("--fork", metavar="PATH", help="Begin with what this stream of the server holds.")
+@click.option("--fork-offset", metavar="OFFSET", help="Up to here; default: all of it.")
+@click.option("--closed", is_flag=True, help="Closed from the beginning.")
+@format_options
+@server_options
+def create(
+    stream: str,
+    content_type: str,
+    ttl_ms: int | None,
+    expires_at: str | None,
+    fork: str | None,
+    fork_offset: str | None,
+    closed: bool,
+    client: Client,
+    as_json: bool,
+) -> None:
+    """Create STREAM; one that is there already must be the same."""
+    if ttl_ms is not None and expires_at is not None:
+        raise click.UsageError("--ttl and --expires-at: give one of them")
+    if ttl_ms is not None and ttl_ms % SECOND_MS:
+        raise click.UsageError("--ttl is whole seconds")
+    if fork_offset is not None and fork is None:
+        raise click.UsageError("--fork-offset goes with --fork")
+    told = {
+        "Stream-TTL": None if ttl_ms is None else str(ttl_ms // SECOND_MS),
+        "Stream-Expires-At": expires_at,
+        "Stream-Fork-Offset": fork_offset,
+        "Stream-Closed": "true" if closed else None,
+    }
+    headers = {name: value for name, value in told.items() if value is not None}
+    with StreamClient(client, stream) as found:
+        if fork is not None:
+            with StreamClient(client, fork) as source:
+                headers["Stream-Forked-From"] = source.path
+                # A fork has its source's type.
+                content_type = source.content_type() if content_type == JSON else content_type
+        answer = found.ask("PUT", {"Content-Type": content_type, **headers})
+        shown = {
+            "stream": found.path,
+            "created": answer.status_code == 201,
+            "content_type": answer.headers.get("Content-Type", content_type),
+            "next_offset": answer.headers.get("Stream-Next-Offset"),
+        }
+    show_object(msgspec.json.encode(shown), as_json=as_json)
+
+
+@command.command("append")
+@click.argument("stream")
+@click.argument("data", nargs=-1)
+@click.option("--content-type", "-t", help="What STREAM holds; default: it is asked.")
+@click.option("--producer", metavar="ID", help="Append as this producer: each once and in order.")
+@click.option("--epoch", type=click.IntRange(min=0), help="Its epoch; default: the next one.")
+@click.option("--close", "closes", is_flag=True, help="Close STREAM behind it.")
+@server_options
+def append(
+    stream: str,
+    data: tuple[str, ...],
+    content_type: str | None,
+    producer: str | None,
+    epoch: int | None,
+    closes: bool,
+    client: Client,
+) -> None:
+    """Append DATA to STREAM, or standard input.
+
+    To a JSON stream each DATA, or each line of the input, is one message. To any other stream the
+    bytes go as they are, those of the input as they come.
+    """
+    if epoch is not None and producer is None:
+        raise click.UsageError("--epoch is a --producer's")
+    if not data and sys.stdin.isatty():
+        raise click.UsageError("no DATA; give it as arguments or on standard input")
+    with StreamClient(client, stream) as found:
+        content_type = content_type or found.content_type()
+        if producer is not None:
+            _produce(client, found, data, content_type, producer, epoch)
+        else:
+            for batch in _bodies(data, content_type):
+                _append(found, content_type, batch)
+        if closes:
+            found.ask("POST", {"Stream-Closed": "true"})
+
+
+def _produce(
+    client: Client,
+    stream: StreamClient,
+    data: tuple[str, ...],
+    content_type: str,
+    producer: str,
+    epoch: int | None,
+) -> None:
+    from topics_server.client import IdempotentProducer, Undelivered
+
+    token = client.token
+    holds_json = is_json(content_type)
+    try:
+        with IdempotentProducer(
+            stream.url,
+            producer,
+            token=token,
+            content_type=content_type,
+            epoch=epoch,
+            seq=None,
+        ) as writing:
+            for record in _records(data, holds_json=holds_json):
+                writing.send(msgspec.Raw(record) if holds_json else record)
+    except Undelivered as error:
+        raise Failure(str(error)) from None
+    except UnicodeEncodeError:
+        raise  # told by the handler of all verbs
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
+
+
+def _append(stream: StreamClient, content_type: str, batch: list[bytes]) -> None:
+    """Bytes as they are; messages at once, or as many at a time as the server takes."""
+    if not is_json(content_type):
+        stream.ask("POST", {"Content-Type": content_type}, b"".join(batch))
+        return
+    size = len(batch)
+    while batch:
+        body = b"[" + b",".join(batch[:size]) + b"]"
+        try:
+            stream.ask("POST", {"Content-Type": content_type}, body)
+        except CallRefused as refused:
+            if refused.most_records is None or refused.most_records >= size:
+                raise
+            size = refused.most_records
+        else:
+            batch = batch[size:]
+
+
+def _bodies(data: tuple[str, ...], content_type: str) -> Iterator[list[bytes]]:
+    """What goes in one request: messages, or one piece of bytes."""
+    if is_json(content_type):
+        yield from _messages(data)
+    else:
+        yield from ([piece] for piece in _records(data, holds_json=False))
+
+
+def _records(data: tuple[str, ...], *, holds_json: bool) -> Iterator[bytes]:
+    """Messages, or pieces of bytes."""
+    if holds_json:
+        for batch in _messages(data):
+            yield from batch
+    elif data:
+        yield b"".join(word.encode(errors="surrogateescape") for word in data)
+    else:
+        read1 = getattr(sys.stdin.buffer, "read1", sys.stdin.buffer.read)
+        while piece := read1(BATCH_BYTES):
+            yield piece
+
+
+def _messages(data: tuple[str, ...]) -> Iterator[list[bytes]]:
+    if data:
+        yield [_json(word.encode(errors="surrogateescape")) for word in data]
+        return
+    for batch in LineFile(STANDARD_INPUT).batches(BATCH_RECORDS, BATCH_BYTES):
+        yield [_json(line) for line in batch.lines]
+
+
+def _json(text: bytes) -> bytes:
+    try:
+        text.decode()
+        msgspec.json.decode(text, type=msgspec.Raw)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise click.UsageError(f"a message is not JSON: {wrong_text(error)}") from None
+    return text.strip()
+
+
+def _show(page: StreamReadPage) -> None:
+    """Messages a line each, bytes as they are; at once."""
+    if page.is_json:
+        if values := page.values():
+            click.echo(b"\n".join(one_line(value) for value in values))
+    elif page.body:
+        sys.stdout.buffer.write(page.body)
+        sys.stdout.buffer.flush()
+
+
+@command.command("read")
+@click.argument("stream")
+@click.option("--from", "offset", default=START, metavar="OFFSET", help="Default: the beginning.")
+@click.option(
+    "--offset", "shows_offset", is_flag=True, help="Say on standard error where it ended."
+)
+@server_options
+def read(stream: str, offset: str, shows_offset: bool, client: Client) -> None:
+    """Print what STREAM holds: messages one a line, bytes as they are."""
+    with StreamClient(client, stream) as found, stopped_by_reader():
+        is_up_to_date = False
+        while not is_up_to_date:
+            page = found.read({"offset": offset})
+            _show(page)
+            is_up_to_date = page.is_up_to_date
+            assert is_up_to_date or page.next_offset != offset, "a page moves its offset"
+            offset = page.next_offset
+        if shows_offset:
+            note(f"next offset: {offset}")
+
+
+@command.command("follow")
+@click.argument("stream")
+@click.option(
+    "--from",
+    "offset",
+    default=START,
+    metavar="OFFSET",
+    help="Default: the beginning; now: only what is new.",
+)
+@click.option(
+    "--live",
+    type=click.Choice(["auto", "sse", "long-poll"]),
+    default="auto",
+    show_default=True,
+    help="How news come; auto: events for JSON, long-polling for bytes.",
+)
+@server_options
+def follow(stream: str, offset: str, live: Live, client: Client) -> None:
+    """Print what STREAM holds and what comes, until it is closed or Ctrl-C.
+
+    A connection that breaks is made again, with nothing missing or printed twice.
+    """
+    with StreamClient(client, stream) as found, stopped_by_reader():
+        for page in StreamFollower(found, offset, live).pages():
+            _show(page)
+
+
+@command.command("close")
+@click.argument("stream")
+@server_options
+def close(stream: str, client: Client) -> None:
+    """Close STREAM: what it holds stays, nothing more can be appended."""
+    with StreamClient(client, stream) as found:
+        found.ask("POST", {"Stream-Closed": "true"})
+
+
+@command.command("rm")
+@click.argument("stream")
+@click.option("--yes", "-y", is_flag=True, help="Do not ask.")
+@server_options
+def rm(stream: str, yes: bool, client: Client) -> None:
+    """Remove STREAM and all it holds, for good."""
+    confirm(f"Remove {stream} and everything in it?", yes=yes)
+    with StreamClient(client, stream) as found:
+        found.ask("DELETE")

@@ -1,0 +1,194 @@
+"""Requests to one Durable Stream, and their responses.
+
+Owns how a stream is named on the command line: a path below `/v1/stream/` of the server, or a
+whole URL. What fails looks as everywhere in `cli`: `CallRefused` and `ServerUnreachable`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ssl
+from collections.abc import Iterator, Mapping
+from typing import Final
+from urllib.parse import quote, urlsplit
+
+import click
+import httpx
+import msgspec
+
+from topics_server.cli.connection import (
+    CONNECT_S,
+    CallRefused,
+    Client,
+    Failure,
+    ServerUnreachable,
+    reason_of,
+    refusal,
+)
+from topics_server.client.addresses import checked_url
+
+DOOR: Final = "/v1/stream/"
+START: Final = "-1"
+NOW: Final = "now"
+JSON: Final = "application/json"
+# A server ends a wait or a stream that has no news within a minute.
+TIMEOUT: Final = httpx.Timeout(60.0, connect=CONNECT_S, read=90.0)
+
+
+class StreamReadPage(msgspec.Struct, frozen=True):
+    """What one read brought, and where the next one goes on."""
+
+    body: bytes
+    is_json: bool
+    next_offset: str
+    cursor: str
+    is_up_to_date: bool
+    is_closed: bool
+
+    def values(self) -> list[bytes]:
+        """The messages of a JSON stream, each by the byte."""
+        if not self.body:
+            return []
+        try:
+            return [
+                bytes(value) for value in msgspec.json.decode(self.body, type=list[msgspec.Raw])
+            ]
+        except msgspec.DecodeError as error:
+            raise Failure(f"bad_answer: no messages of a JSON stream: {error}") from None
+
+
+class StreamClient:
+    """One stream; closes its connections when it is left."""
+
+    def __init__(self, client: Client, place: str) -> None:
+        self.url = url_of(client, place)
+        self.path = urlsplit(self.url).path
+        self._server = client.url
+        # SSL_CERT_FILE may name whom to trust, as for the other verbs.
+        secure = self.url.startswith("https:")
+        self._http = httpx.Client(
+            timeout=TIMEOUT,
+            trust_env=False,
+            verify=ssl.create_default_context() if secure else False,
+            headers={**client.authorization, "Accept-Encoding": "identity"},
+        )
+
+    def __enter__(self) -> StreamClient:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._http.close()
+
+    def ask(
+        self,
+        method: str,
+        headers: Mapping[str, str] | None = None,
+        body: bytes | None = None,
+        query: Mapping[str, str] | None = None,
+    ) -> httpx.Response:
+        """One request; raises `CallRefused` and `ServerUnreachable`."""
+        for name, value in (headers or {}).items():
+            if not (value.isascii() and value.isprintable()):
+                raise click.UsageError(f"{name} is plain ASCII text, and what was given is not")
+        try:
+            found = self._http.request(
+                method, self.url, params=query, headers=headers, content=body
+            )
+        except httpx.TransportError as error:
+            raise lost(error, self.url) from None
+        check(found)
+        return found
+
+    def read(self, query: Mapping[str, str]) -> StreamReadPage:
+        """One GET."""
+        found = self.ask("GET", query=query)
+        return page_of(found, found.content)
+
+    def content_type(self) -> str:
+        """What the stream holds."""
+        try:
+            found: str = self.ask("HEAD").headers.get("Content-Type", "")
+        except CallRefused as refused:
+            if refused.status != 404:
+                raise
+            # The answer to HEAD has no body that could say so.
+            raise CallRefused(
+                404, "stream_not_found", f"there is no stream {self.url}", None
+            ) from None
+        return found
+
+    @contextlib.contextmanager
+    def events(self, query: Mapping[str, str]) -> Iterator[httpx.Response]:
+        """A stream of events, its head checked."""
+        headers = {"Accept": "text/event-stream"}
+        try:
+            with self._http.stream("GET", self.url, params=query, headers=headers) as found:
+                if found.status_code >= 300:
+                    found.read()
+                    check(found)
+                yield found
+        except httpx.TransportError as error:
+            raise lost(error, self.url) from None
+
+
+def url_of(client: Client, place: str) -> str:
+    """The URL of a stream; whatever a path holds stays inside its segments."""
+    if "://" in place:
+        try:
+            parts = checked_url(place, client.url + DOOR + "NAME")
+        except ValueError as error:
+            raise click.UsageError(str(error)) from None
+        if parts.query:
+            raise click.UsageError(f"{place!r} is no URL of a stream: it has a query")
+        return place
+    path = place.removeprefix(DOOR).lstrip("/")
+    if not path:
+        raise click.UsageError("a stream has a path")
+    return client.url + DOOR + quote(path, safe="/")
+
+
+def check(found: httpx.Response) -> None:
+    """Raises what an answer says that is no success."""
+    if found.status_code < 300:
+        return
+    if found.status_code == 409 and is_true(found.headers, "Stream-Closed"):
+        raise CallRefused(409, "stream_closed", "the stream is closed", None)
+    raise refusal(found.status_code, found.headers.get("Retry-After"), found.content)
+
+
+def lost(error: httpx.TransportError, url: str) -> ServerUnreachable:
+    """What a broken connection means."""
+    sent = not isinstance(error, httpx.ConnectError | httpx.ConnectTimeout)
+    if isinstance(error, httpx.ConnectTimeout):
+        return ServerUnreachable(
+            f"cannot connect to {url}: no answer within {CONNECT_S:g} s", sent=False
+        )
+    what = f"the connection to {url} broke" if sent else f"cannot connect to {url}"
+    return ServerUnreachable(f"{what}: {reason_of(error)}", sent=sent)
+
+
+def is_true(headers: Mapping[str, str], name: str) -> bool:
+    """Whether a header says true."""
+    return headers.get(name, "").lower() == "true"
+
+
+def is_json(content_type: str) -> bool:
+    """Whether a stream of this type holds JSON messages."""
+    return content_type.partition(";")[0].strip().lower() == JSON
+
+
+def page_of(found: httpx.Response, body: bytes) -> StreamReadPage:
+    """A read's answer as a value."""
+    headers = found.headers
+    next_offset = headers.get("Stream-Next-Offset")
+    if next_offset is None:
+        raise CallRefused(found.status_code, "bad_answer", "no answer of a stream", None)
+    is_closed = is_true(headers, "Stream-Closed")
+    return StreamReadPage(
+        body,
+        is_json(headers.get("Content-Type", "")),
+        next_offset,
+        headers.get("Stream-Cursor", ""),
+        is_true(headers, "Stream-Up-To-Date") or is_closed or found.status_code == 204,
+        is_closed,
+    )

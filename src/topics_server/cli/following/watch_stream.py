@@ -1,0 +1,409 @@
+"""Follows topics over server-sent events without loss or repeats (§7).
+
+Owns what `tail` and `watch` share: the session, its stream, and coming back after any end of it.
+A stream that ended is opened again with the id of the last frame that was handed out; a session
+that is gone is made again from that id. What a frame says moves a topic's `Position`, and records
+at or below it are left out of a later frame, so that no record is handed out twice.
+
+`Positions` is plain state; `WatchFollower` is its driver: blocking, one thread, frames as an
+iterator. The watchdog is the socket's own read timeout, because any byte, a heartbeat too, is a
+sign of life.
+"""
+
+from __future__ import annotations
+
+import functools
+import ssl
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final, ParamSpec, TypeVar
+
+import click
+import httpx
+import httpx_sse
+import msgspec
+
+from topics_server.cli.amounts import duration
+from topics_server.cli.connection import (
+    CONNECT_S,
+    CallRefused,
+    Client,
+    ServerUnreachable,
+    reason_of,
+    refusal,
+)
+from topics_server.cli.output import note
+
+HEARTBEAT_MS: Final = 15_000
+# What a heartbeat may be late before the connection counts as dead.
+SLACK_S: Final = 5.0
+# Until the server says how long to wait before coming back, and at most, whatever it says.
+RETRY_MS: Final = 2000
+RETRY_MAX_MS: Final = 30_000
+# Answers after which the session has to be made anew, and error frames of the same meaning.
+_GONE: Final = frozenset({404, 410})
+_TAKEN_OVER: Final = 409
+
+
+class RecordsFrame(msgspec.Struct):
+    """`event: record`; records stay the server's bytes."""
+
+    topic: str
+    records: list[msgspec.Raw]
+    from_seq: int
+    to_seq: int
+
+
+class TombstoneFrame(msgspec.Struct):
+    """`event: tombstone`: seqs that are gone for good."""
+
+    topic: str
+    reason: str
+    gap_from: int
+    gap_to: int
+
+
+class CaughtUpFrame(msgspec.Struct):
+    """`event: caught-up`: what follows is live."""
+
+    topic: str
+    head_seq: int
+
+
+class TopicDeletedFrame(msgspec.Struct):
+    """`event: topic-deleted`: nothing more of this topic on this stream."""
+
+    topic: str
+
+
+class Trouble(msgspec.Struct):
+    """`event: error`; `code` is like a status of HTTP."""
+
+    code: int
+    error: str = ""
+    retry_after_ms: int = 0
+
+
+Body = RecordsFrame | TombstoneFrame | CaughtUpFrame | TopicDeletedFrame | Trouble
+_KINDS: Final[Mapping[str, msgspec.json.Decoder[Any]]] = {
+    "record": msgspec.json.Decoder(RecordsFrame),
+    "tombstone": msgspec.json.Decoder(TombstoneFrame),
+    "caught-up": msgspec.json.Decoder(CaughtUpFrame),
+    "topic-deleted": msgspec.json.Decoder(TopicDeletedFrame),
+    "error": msgspec.json.Decoder(Trouble),
+}
+
+
+class Frame(msgspec.Struct, frozen=True):
+    """One frame: its payload as it came and as a value (None: of a kind not known here)."""
+
+    id: str
+    event: str
+    payload: bytes
+    body: Body | None
+
+
+class _Opened(msgspec.Struct):
+    from_seq: int
+
+
+class _Session(msgspec.Struct):
+    stream_url: str
+    topics: dict[str, _Opened]
+
+
+class _Seq(msgspec.Struct):
+    seq: int = msgspec.field(name="$seq")
+
+
+def seq_of(record: msgspec.Raw) -> int:
+    """A record's seq."""
+    return msgspec.json.decode(record, type=_Seq).seq
+
+
+class Positions:
+    """How far each topic was handed out, and which of them are deleted."""
+
+    def __init__(self, start: Mapping[str, int]) -> None:
+        self._seqs = dict(start)
+        self._deleted: set[str] = set()
+
+    @property
+    def live(self) -> dict[str, int]:
+        """Topics that are not deleted, each with the seq up to which it was handed out."""
+        return {name: seq for name, seq in self._seqs.items() if name not in self._deleted}
+
+    def fresh(self, frame: RecordsFrame) -> list[msgspec.Raw]:
+        """The frame's records that were not handed out before."""
+        seq = self._seqs.get(frame.topic, 0)
+        if frame.from_seq >= seq or frame.topic in self._deleted:
+            return frame.records
+        return [record for record in frame.records if seq_of(record) > seq]
+
+    def take(self, body: Body) -> bool:
+        """Note that a frame was handed out; False if it only repeats that a topic is deleted."""
+        match body:
+            case RecordsFrame(topic=topic, to_seq=to_seq):
+                self._move(topic, to_seq)
+            case TombstoneFrame(topic=topic, reason="recreated", gap_to=gap_to):
+                self._seqs[topic] = gap_to  # another log of the same name, counted from 1 again
+                self._deleted.discard(topic)
+            case TombstoneFrame(topic=topic, gap_to=gap_to):
+                self._move(topic, gap_to)
+            case CaughtUpFrame(topic=topic, head_seq=head_seq):
+                self._move(topic, head_seq)
+            case TopicDeletedFrame(topic=topic):
+                is_news = topic not in self._deleted
+                self._deleted.add(topic)
+                return is_news
+            case Trouble():
+                pass
+        return True
+
+    def lost(self, remaining: set[str]) -> list[str]:
+        """Note which topics a new session found; returns those that are deleted since."""
+        lost = [name for name in self.live if name not in remaining]
+        self._deleted.update(lost)
+        return lost
+
+    def _move(self, topic: str, seq: int) -> None:
+        is_new = topic in self._deleted  # made again, whatever its old log had
+        self._seqs[topic] = seq if is_new else max(seq, self._seqs.get(topic, 0))
+        self._deleted.discard(topic)
+
+
+class _Ended(Exception):
+    """The stream is over and is to be opened again after `wait_ms` (None: as `retry` says)."""
+
+    def __init__(self, reason: str, *, wait_ms: int | None = None, anew: bool = False) -> None:
+        super().__init__(reason)
+        self.wait_ms = wait_ms
+        self.anew = anew
+
+
+class WatchFollower:
+    """One or more topics, followed until the caller stops or every one of them is deleted.
+
+    `topics` and `options` are the body of `POST /v0/watch`. What the server refuses at first, or
+    refuses for good later, leaves `frames` as `CallRefused`; a server that cannot be reached is an
+    error at first only, later it is waited for.
+    """
+
+    def __init__(
+        self, client: Client, topics: Mapping[str, Mapping[str, Any]], options: Mapping[str, Any]
+    ) -> None:
+        assert topics, "at least one topic is followed"
+        self._client = client
+        self._options = {"heartbeat_ms": HEARTBEAT_MS, **options}
+        self._last_id = ""
+        self._retry_ms = RETRY_MS
+        self._attempts = 0  # to open a stream, since the last frame
+        self._asked = topics
+        self._stream_url = ""
+        self._positions: Positions | None = None
+
+    def frames(self) -> Iterator[Frame]:
+        """Every frame in order; returns once no topic is left."""
+        self._positions = self._open()
+        read_s = 2 * int(self._options["heartbeat_ms"]) / 1000 + SLACK_S
+        timeout = httpx.Timeout(CONNECT_S, read=read_s)
+        # As the session's own connection does: SSL_CERT_FILE may name whom to trust.
+        trusted = ssl.create_default_context() if self._client.url.startswith("https:") else False
+        with httpx.Client(
+            timeout=timeout,
+            trust_env=False,
+            verify=trusted,
+            headers=self._client.authorization,
+        ) as http:
+            while self._positions.live:
+                try:
+                    if not self._stream_url:
+                        yield from self._reopen()
+                        continue
+                    yield from self._stream(http)
+                except _Ended as end:
+                    self._prepare(end)
+                except httpx.TransportError as error:
+                    self._prepare(_Ended(_in_words(error)))
+
+    # -- the session -----------------------------------------------------------------------------
+
+    def _open(self) -> Positions:
+        """The first session; what goes wrong here is the caller's."""
+        session = self._post("/v0/watch", {"topics": self._asked})
+        return Positions({name: topic.from_seq for name, topic in session.topics.items()})
+
+    def _reopen(self) -> Iterator[Frame]:
+        """A new session that goes on where the last one was; yields topics that are no more."""
+        assert self._positions is not None
+        topics = {name: {"from_seq": seq} for name, seq in self._positions.live.items()}
+        body: dict[str, Any] = {"topics": topics}
+        if self._last_id:
+            body["cursor"] = self._last_id
+        try:
+            found = set(self._post("/v0/watch?lenient=true", body).topics)
+        except ServerUnreachable as error:
+            raise _Ended(error.message) from None
+        except CallRefused as error:
+            if error.status not in _GONE:
+                raise _end_of(error) from None
+            found = set()
+        for name in self._positions.lost(found):
+            payload = msgspec.json.encode({"topic": name, "reason": "deleted"})
+            yield Frame(self._last_id, "topic-deleted", payload, TopicDeletedFrame(name))
+
+    def _post(self, path: str, body: dict[str, Any]) -> _Session:
+        text = msgspec.json.encode({**self._options, **body})
+        # Repeatable: a session too many ends by itself.
+        answer = self._client.call("POST", path, text, repeatable=True)
+        self._client.close()  # a stream follows, possibly for days
+        try:
+            session = msgspec.json.decode(answer, type=_Session)
+        except msgspec.DecodeError as error:
+            raise CallRefused(
+                200, "bad_answer", f"no answer of a topics server: {error}", None
+            ) from None
+        self._stream_url = session.stream_url
+        return session
+
+    # -- the stream ------------------------------------------------------------------------------
+
+    def _stream(self, http: httpx.Client) -> Iterator[Frame]:
+        """The frames of one stream; raises `_Ended` or a transport error at its end."""
+        assert self._positions is not None
+        headers = {"Last-Event-ID": self._last_id} if self._last_id else {}
+        url = self._client.url + self._stream_url
+        with httpx_sse.connect_sse(http, "GET", url, headers=headers) as source:
+            response = source.response
+            if response.status_code in _GONE:
+                raise _Ended("the session is gone", wait_ms=0, anew=True)
+            if response.status_code != 200:
+                answer = response.read()
+                retry_after = response.headers.get("Retry-After")
+                raise _end_of(refusal(response.status_code, retry_after, answer))
+            for event in source.iter_sse():
+                if event.retry is not None:
+                    self._retry_ms = event.retry
+                if not event.data:
+                    continue
+                frame = _frame(event)
+                if isinstance(frame.body, Trouble):
+                    yield frame
+                    _heed(frame.body)
+                elif self._hands_out(frame):
+                    yield frame
+                # Only now: a frame that the caller did not finish comes again.
+                self._last_id = event.id or self._last_id
+                self._attempts = 0
+                if not self._positions.live:
+                    return
+        raise _Ended("the server ended the stream")
+
+    def _hands_out(self, frame: Frame) -> bool:
+        """Whether the caller gets this frame; its records become those that are new."""
+        assert self._positions is not None
+        if frame.body is None:
+            return True
+        if isinstance(frame.body, RecordsFrame):
+            frame.body.records = self._positions.fresh(frame.body)
+        return self._positions.take(frame.body)
+
+    def _prepare(self, end: _Ended) -> None:
+        """Say once why, wait as the server asked (longer each time it is in vain)."""
+        if end.anew:
+            self._stream_url = ""
+        self._attempts += 1
+        wait_ms = end.wait_ms
+        if wait_ms is None or self._attempts > 1:
+            # A session that is made anew at once may be so once in a row, not for ever.
+            longer = self._retry_ms * 2 ** min(self._attempts - 1, 10)
+            wait_ms = max(wait_ms or 0, min(longer, max(self._retry_ms, RETRY_MAX_MS)))
+        if end.anew:
+            note(f"{end}; opening another session where this one was")
+        elif self._attempts == 1:
+            note(f"{end}; coming back")
+        threading.Event().wait(wait_ms / 1000)
+
+
+def _in_words(error: httpx.TransportError) -> str:
+    if isinstance(error, httpx.ReadTimeout):
+        return "the server is silent"
+    if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
+        return f"cannot connect: {reason_of(error)}"
+    if isinstance(error, httpx_sse.SSEError):
+        return str(error)
+    return "the connection broke"
+
+
+def _frame(event: httpx_sse.ServerSentEvent) -> Frame:
+    payload = event.data.encode()
+    decoder = _KINDS.get(event.event)
+    try:
+        body = None if decoder is None else decoder.decode(payload)
+    except msgspec.DecodeError as error:
+        raise CallRefused(200, "bad_frame", f"a {event.event} frame: {error}", None) from None
+    return Frame(event.id, event.event, payload, body)
+
+
+def _heed(trouble: Trouble) -> None:
+    """What an error frame asks for: nothing (429 is advice), a new session, or coming back."""
+    text = f"{trouble.code} {trouble.error}".strip()
+    if trouble.code == 429:
+        return
+    if trouble.code in _GONE or trouble.code == _TAKEN_OVER:
+        raise _Ended(text, anew=True)
+    raise _Ended(text, wait_ms=trouble.retry_after_ms)
+
+
+def _end_of(error: CallRefused) -> Exception:
+    """A refusal that passes by itself is an end like any other."""
+    if error.status == 429 or error.status >= 500:
+        wait_ms = None if error.retry_after_s is None else int(error.retry_after_s * 1000)
+        return _Ended(error.message, wait_ms=wait_ms)
+    return error
+
+
+# -- what both verbs share on the command line ---------------------------------------------------
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def watch_options(verb: Callable[P, R]) -> Callable[..., R]:
+    """Add what a watch is asked with; the verb gets `options`, fields of its body."""
+
+    @click.option("--node", multiple=True, help="Leave out what this node wrote; may be repeated.")
+    @click.option("--strong", is_flag=True, help="Only records that are synced to the disk.")
+    @click.option("--meta/--no-meta", default=True, help="Show meta.")
+    @click.option("--tags/--no-tags", default=False, help="Show tags.")
+    @click.option(
+        "--heartbeat-ms",
+        "--heartbeat",
+        "heartbeat_ms",
+        type=duration(1000, 60_000),
+        default="15s",
+        show_default=True,
+        help="How often an idle server says that it is there; twice as long without: reconnect.",
+    )
+    @functools.wraps(verb)
+    def with_options(
+        *args: Any,
+        node: tuple[str, ...],
+        strong: bool,
+        meta: bool,
+        tags: bool,
+        heartbeat_ms: int,
+        **kwargs: Any,
+    ) -> R:
+        options: dict[str, Any] = {
+            "heartbeat_ms": heartbeat_ms,
+            "include_meta": meta,
+            "include_tags": tags,
+        }
+        if strong:
+            options["consistency"] = "strong"
+        if node:
+            options["node"] = node[0] if len(node) == 1 else list(node)
+        return verb(*args, options=options, **kwargs)  # type: ignore[arg-type]
+
+    return with_options

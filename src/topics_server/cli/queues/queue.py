@@ -1,0 +1,274 @@
+"""`topics queue`: shows queues, once or as a live board (§10.7).
+
+`topics queue [QUEUE]...` without another word is `topics queue show`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+from urllib.parse import urlencode
+
+import click
+import msgspec
+
+from topics_server.amounts import duration_text
+from topics_server.cli.connection import CallRefused, Client, Failure, server_options, topic_path
+from topics_server.cli.details import TopicDetails, age
+from topics_server.cli.output import (
+    confirm,
+    format_options,
+    note,
+    show_object,
+    show_table,
+    write_line,
+)
+from topics_server.cli.queues.queue_board import command as show
+from topics_server.runtime.clock import now_ms, random_id
+
+CALL_JOBS: Final = 500
+# Long enough to acknowledge what was claimed, short enough to wait for after a crash.
+PURGE_LEASE_MS: Final = 60_000
+PAGE_SIZE: Final = 1000
+COLUMNS: Final = ("job", "held by", "since", "until", "deliveries")
+NUMBERS: Final = ("job", "since", "until", "deliveries")
+
+
+class _Group(click.Group):
+    """A group whose first word may be left out: what is none of its commands is for `show`."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Put `show` in front where no command is named; a completion of nothing lists them all."""
+        if not args and ctx.resilient_parsing:
+            return super().parse_args(ctx, args)
+        if not args or (args[0] not in self.commands and args[0] not in ctx.help_option_names):
+            args = [show.name or "show", *args]
+        return super().parse_args(ctx, args)
+
+
+@click.group("queue", cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
+def command() -> None:
+    r"""Show how queues stand, who holds their jobs, and what to do about them.
+
+    \b
+    topics queue                    a board of all queues
+    topics queue mails              of one; the same as: topics queue show mails
+    topics queue leases mails       who holds which job until when
+    topics queue redrive mails      dead letters become jobs again
+    topics queue purge mails        delete the jobs that wait
+    """
+
+
+command.add_command(show)
+
+
+class _Lease(msgspec.Struct):
+    seq: int
+    node: str
+    deadline: int
+    deliveries: int
+    claimed_ts: int
+
+
+class _Leases(msgspec.Struct):
+    leases: list[msgspec.Raw]
+    next_cursor: str | None = None
+
+
+@command.command("leases")
+@click.argument("queue")
+@format_options
+@server_options
+def leases(queue: str, client: Client, as_json: bool) -> None:
+    """Show who holds which job of QUEUE, since when and until when."""
+    rows = _leases(client, queue)
+    if as_json:
+        for row in rows:
+            write_line(bytes(row))
+        return
+    cells: list[list[str]] = []
+    for row in rows:
+        lease, now = msgspec.json.decode(row, type=_Lease), now_ms()
+        left_ms = lease.deadline - now
+        until = "over" if left_ms <= 0 else f"in {duration_text(max(left_ms // 1000, 1) * 1000)}"
+        since = age(lease.claimed_ts, now)
+        cells.append([str(lease.seq), lease.node, since, until, str(lease.deliveries)])
+    show_table(COLUMNS, cells, numbers=NUMBERS)
+
+
+def _leases(client: Client, queue: str) -> Iterator[msgspec.Raw]:
+    query = {"page_size": str(PAGE_SIZE)}
+    while True:
+        path = topic_path(queue, f"/leases?{urlencode(query)}")
+        page = msgspec.json.decode(client.call("GET", path, repeatable=True), type=_Leases)
+        yield from page.leases
+        if page.next_cursor is None:
+            return
+        assert page.next_cursor != query.get("cursor"), "a page moves its cursor"
+        query["cursor"] = page.next_cursor
+
+
+# -- redrive ---------------------------------------------------------------------------------------
+
+
+class RedriveReport(msgspec.Struct):
+    """What was redriven; `skipped` are seqs of the dead-letter topic that were asked for."""
+
+    topic: str
+    source: str = msgspec.field(name="from")
+    redriven: int = 0
+    skipped: list[int] = []
+
+
+class _Redriven(RedriveReport):
+    more: bool = False
+    next_after_seq: int = 0
+
+
+@command.command("redrive")
+@click.argument("queue")
+@click.option("--from", "source", metavar="TOPIC", help="Where they are; default: dead_letter.")
+@click.option(
+    "--seq", "seqs", type=click.IntRange(min=0), multiple=True, metavar="SEQ", help="Only these."
+)
+@click.option("--tag", metavar="TAG", help="Only those with exactly this tag.")
+@click.option("--tag-prefix", metavar="PREFIX", help="Only those whose tag starts with this.")
+@click.option("--max", "most", type=click.IntRange(min=1), metavar="N", help="At most so many.")
+@format_options
+@server_options
+def redrive(
+    queue: str,
+    source: str | None,
+    seqs: tuple[int, ...],
+    tag: str | None,
+    tag_prefix: str | None,
+    most: int | None,
+    client: Client,
+    as_json: bool,
+) -> None:
+    """Make the dead letters of QUEUE jobs of it again; all of them, unless options say which.
+
+    The server moves each letter whole or not at all, so that a call that breaks leaves none behind
+    and none twice: run it again. A job's deliveries count from the beginning.
+    """
+    if sum((bool(seqs), tag is not None, tag_prefix is not None)) > 1:
+        raise click.UsageError("--seq, --tag and --tag-prefix: give one of them")
+    if tag_prefix is not None and "*" in tag_prefix:
+        raise click.UsageError("--tag-prefix is taken literally and cannot contain *")
+    asked: dict[str, Any] = {"all": True}
+    if seqs:
+        asked = {"seqs": sorted(set(seqs))}
+    elif tag is not None:
+        asked = {"tag": tag}
+    elif tag_prefix is not None:
+        asked = {"match": ["tag", "Glob", f"{tag_prefix}*"]}
+    if source is not None:
+        asked["from"] = source
+    done = _redrive(client, queue, asked, most)
+    show_object(msgspec.json.encode(done), as_json=as_json)
+
+
+def _redrive(client: Client, queue: str, asked: dict[str, Any], most: int | None) -> RedriveReport:
+    """Call by call; a letter that dies again meanwhile stays for the next time."""
+    total: RedriveReport | None = None
+    after, last, left = 0, None, most
+    while True:
+        body = {**asked, "after_seq": after, "max": min(CALL_JOBS, left or CALL_JOBS)}
+        answer = client.call("POST", topic_path(queue, "/redrive"), msgspec.json.encode(body))
+        part = msgspec.json.decode(answer, type=_Redriven)
+        if total is None:
+            total = RedriveReport(part.topic, part.source)
+            last = _head(client, part.source)
+        total.redriven += part.redriven
+        total.skipped += part.skipped
+        if left is not None:
+            left -= part.redriven
+        if not part.more or left == 0 or (last is not None and part.next_after_seq >= last):
+            return total
+        assert part.next_after_seq > after, "a redrive moves its position"
+        after = part.next_after_seq
+
+
+def _head(client: Client, topic: str) -> int | None:
+    """The head of the dead letters' topic; `None` for a key that may not read it."""
+    try:
+        answer = client.call("GET", topic_path(topic, "?touch=false"), repeatable=True)
+    except CallRefused:
+        return None
+    return msgspec.json.decode(answer, type=TopicDetails).head_seq
+
+
+# -- purge -----------------------------------------------------------------------------------------
+
+
+class _Job(msgspec.Struct):
+    seq: int = msgspec.field(name="$seq")
+    lease_id: str
+
+
+class _Claimed(msgspec.Struct):
+    claimed: list[_Job]
+
+
+class _Acked(msgspec.Struct):
+    acked: int
+
+
+@command.command("purge")
+@click.argument("queue")
+@click.option("--all", "everything", is_flag=True, help="Also delayed jobs and those being worked.")
+@click.option("--yes", "-y", is_flag=True, help="Do not ask.")
+@format_options
+@server_options
+def purge(queue: str, everything: bool, yes: bool, client: Client, as_json: bool) -> None:
+    """Delete the jobs of QUEUE that wait for a worker, for good.
+
+    Jobs that are delayed or that a worker holds stay, and so does what is enqueued meanwhile. With
+    --all every job that exists now goes; a worker that holds one loses its lease.
+    """
+    answer = client.call("GET", topic_path(queue, "?touch=false"), repeatable=True)
+    state = msgspec.json.decode(answer, type=TopicDetails)
+    if state.queue is None:
+        raise Failure(f"not_a_queue: {queue!r} is a plain log")
+    count = state.count if everything else state.queue.ready
+    what = "all jobs" if everything else "the waiting jobs"
+    confirm(f"Delete {what} of {queue}, {count:,} now, for good?", yes=yes)
+    if everything:
+        body = msgspec.json.encode({"before_seq": state.head_seq + 1})
+        shown = client.call("POST", topic_path(queue, "/delete"), body)
+        deleted = msgspec.json.decode(shown)["deleted"]
+    else:
+        deleted = _purge(client, queue, count)
+    result = {"topic": queue, "deleted": deleted}
+    show_object(msgspec.json.encode(result), as_json=as_json)
+
+
+def _purge(client: Client, queue: str, count: int) -> int:
+    """Claim what is ready, up to `count` jobs, and acknowledge it; returns how many went."""
+    node = f"purge-{random_id()}"
+    deleted = claimed = 0
+    while claimed < count:
+        asked = {"node": node, "max": min(CALL_JOBS, count - claimed), "lease_ms": PURGE_LEASE_MS}
+        body = msgspec.json.encode(asked)
+        answer = client.call("POST", topic_path(queue, "/claim"), body)
+        jobs = msgspec.json.decode(answer, type=_Claimed).claimed
+        if not jobs:
+            break
+        claimed += len(jobs)
+        try:
+            deleted += _ack(client, queue, node, jobs)
+        except BaseException:
+            held = duration_text(PURGE_LEASE_MS)
+            note(f"{deleted:,} jobs were deleted; {len(jobs)} may be held by this purge for {held}")
+            raise
+    return deleted
+
+
+def _ack(client: Client, queue: str, node: str, jobs: Sequence[_Job]) -> int:
+    held = {
+        "node": node,
+        "seqs": [job.seq for job in jobs],
+        "lease_ids": [job.lease_id for job in jobs],
+    }
+    answer = client.call("POST", topic_path(queue, "/ack"), msgspec.json.encode(held))
+    return msgspec.json.decode(answer, type=_Acked).acked

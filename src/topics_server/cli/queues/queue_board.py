@@ -1,0 +1,237 @@
+"""The live board of `topics queue`.
+
+A snapshot is a topic's state without its configuration; rates come from two snapshots: what was
+enqueued moves `head_seq`, what is done or dead leaves `count`. Reading the state does not touch
+the topic's recency.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+from urllib.parse import urlencode
+
+import click
+import msgspec
+
+from topics_server.cli.amounts import seconds
+from topics_server.cli.connection import CallRefused, Client, Failure, server_options, topic_path
+from topics_server.cli.output import note, print_rich, write_line
+from topics_server.cli.stopping import stopped_by_user
+from topics_server.runtime.clock import monotonic_ms
+
+PAGE_SIZE: Final = 1000
+# A board of everything looks for new queues every so many turns.
+SEARCH_TURNS: Final = 10
+COLUMNS: Final = ("queue", "ready", "delayed", "in flight", "dead", "in/s", "out/s")
+
+
+class QueueCounters(msgspec.Struct):
+    """The `queue` object of a state."""
+
+    ready: int = 0
+    in_flight: int = 0
+    dead_lettered: int = 0
+    delayed: int = 0
+
+
+class _State(msgspec.Struct):
+    topic: str
+    head_seq: int
+    count: int
+    queue: QueueCounters | None = None
+
+
+class _Listed(msgspec.Struct):
+    topic: str
+
+
+class _Page(msgspec.Struct):
+    topics: list[_Listed]
+    next_cursor: str | None = None
+
+
+class Snapshot(msgspec.Struct, frozen=True):
+    """One queue at one moment; rates a second, None before there are two."""
+
+    queue: str
+    ready: int
+    delayed: int
+    in_flight: int
+    dead: int
+    head_seq: int
+    count: int
+    in_rate: float | None = None
+    out_rate: float | None = None
+
+
+@click.command("show")
+@click.argument("queues", nargs=-1, metavar="[QUEUE]...")
+@click.option("--watch", "-w", is_flag=True, help="Go on until Ctrl-C, also into a pipe.")
+@click.option(
+    "--interval",
+    "interval_ms",
+    type=seconds(50),
+    default="1s",
+    show_default=True,
+    help="Time between two looks: 500ms, 5s; plain: seconds.",
+)
+@click.option(
+    "--json/--table",
+    "as_json",
+    default=None,
+    help="One JSON value a line, or a table; default: a board on a terminal.",
+)
+@server_options
+def command(
+    queues: tuple[str, ...], watch: bool, interval_ms: int, as_json: bool | None, client: Client
+) -> None:
+    """Show how QUEUEs stand, or all there are.
+
+    On a terminal a board that keeps itself up to date, until Ctrl-C. In a pipe one line of JSON a
+    queue, once; with --watch again and again.
+
+    The word show may be left out, unless a queue is named as one of the other words here.
+    """
+    names = tuple(dict.fromkeys(queues))
+    is_board = sys.stdout.isatty() and not as_json
+    lines = not is_board if as_json is None else as_json
+    board = Board(client, names)
+    with stopped_by_user():
+        if is_board:
+            _show_live(board, interval_ms / 1000)
+        elif not watch:
+            _show(board.look(), as_json=lines)
+        else:
+            for snapshots in _looks(board, interval_ms / 1000):
+                _show(snapshots, as_json=lines)
+                sys.stdout.flush()
+
+
+class Board:
+    """What is shown: the queues asked for, or every one that is found."""
+
+    def __init__(self, client: Client, names: Sequence[str]) -> None:
+        self._client = client
+        self._asked = names
+        self._names: list[str] = list(names)
+        self._turns = 0
+        self._before: Mapping[str, tuple[float, Snapshot]] = {}
+
+    def look(self) -> list[Snapshot]:
+        """Every queue now. A queue that was asked for must be there, the first time."""
+        if not self._asked and self._turns % SEARCH_TURNS == 0:
+            self._names = list(self._topics())
+        found: list[tuple[float, Snapshot]] = []
+        for name in self._names:
+            state = self._state(name)
+            if state is not None and state.queue is not None:
+                found.append(self._rated(_snapshot(state, state.queue)))
+        self._before = {snapshot.queue: (at_ms, snapshot) for at_ms, snapshot in found}
+        if not self._asked:
+            self._names = list(self._before) if self._turns % SEARCH_TURNS == 0 else self._names
+        self._turns += 1
+        return [snapshot for _, snapshot in found]
+
+    def _state(self, name: str) -> _State | None:
+        try:
+            answer = self._client.call("GET", topic_path(name, "?touch=false"), repeatable=True)
+        except CallRefused as error:
+            if error.status == 404 and not (self._asked and self._turns == 0):
+                return None  # removed since
+            raise
+        state = msgspec.json.decode(answer, type=_State)
+        if state.queue is None and self._asked:
+            raise Failure(f"not_a_queue: {name!r} is a plain log")
+        return state
+
+    def _rated(self, snapshot: Snapshot) -> tuple[float, Snapshot]:
+        now_ms = monotonic_ms()
+        then = self._before.get(snapshot.queue)
+        if then is None or then[1].head_seq > snapshot.head_seq:  # a new queue of this name
+            return now_ms, snapshot
+        seconds = max(now_ms - then[0], 1) / 1000
+        came = snapshot.head_seq - then[1].head_seq
+        left = came + then[1].count - snapshot.count
+        rated = msgspec.structs.replace(
+            snapshot, in_rate=round(came / seconds, 1), out_rate=round(left / seconds, 1)
+        )
+        return now_ms, rated
+
+    def _topics(self) -> Iterator[str]:
+        query = {"page_size": str(PAGE_SIZE)}
+        while True:
+            answer = self._client.call("GET", f"/v0/topics?{urlencode(query)}", repeatable=True)
+            page = msgspec.json.decode(answer, type=_Page)
+            for listed in page.topics:
+                yield listed.topic
+            if page.next_cursor is None:
+                return
+            query["cursor"] = page.next_cursor
+
+
+def _snapshot(state: _State, queue: QueueCounters) -> Snapshot:
+    return Snapshot(
+        queue=state.topic,
+        ready=queue.ready,
+        delayed=queue.delayed,
+        in_flight=queue.in_flight,
+        dead=queue.dead_lettered,
+        head_seq=state.head_seq,
+        count=state.count,
+    )
+
+
+def _looks(board: Board, interval_s: float) -> Iterator[list[Snapshot]]:
+    while True:
+        yield board.look()
+        threading.Event().wait(interval_s)
+
+
+def _show(snapshots: Sequence[Snapshot], *, as_json: bool) -> None:
+    if not as_json:
+        print_rich(_table(snapshots))
+        return
+    for snapshot in snapshots:
+        fields = msgspec.structs.asdict(snapshot)
+        write_line(msgspec.json.encode({k: v for k, v in fields.items() if v is not None}))
+
+
+def _show_live(board: Board, interval_s: float) -> None:
+    """The board, until Ctrl-C; a server that is away leaves the last one standing."""
+    from rich.console import Console
+    from rich.live import Live
+
+    first = board.look()  # what is wrong at the start is an error
+    with Live(_table(first), console=Console(highlight=False), auto_refresh=False) as live:
+        live.refresh()
+        trouble = ""
+        while True:
+            threading.Event().wait(interval_s)
+            try:
+                live.update(_table(board.look()), refresh=True)
+                trouble = ""
+            except Failure as error:
+                if error.message != trouble:
+                    note(error.message)
+                trouble = error.message
+
+
+def _table(snapshots: Sequence[Snapshot]) -> Any:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for name in COLUMNS:
+        table.add_column(name, justify="left" if name == COLUMNS[0] else "right", overflow="fold")
+    for one in snapshots:
+        counts = [one.ready, one.delayed, one.in_flight, one.dead]
+        rates = ["-" if rate is None else f"{rate:,.1f}" for rate in (one.in_rate, one.out_rate)]
+        styles = ["", "dim", "cyan", "red" if one.dead else "dim"]
+        texts = [Text(f"{n:,}", style) for n, style in zip(counts, styles, strict=True)]
+        table.add_row(Text(one.queue), *texts, *rates)
+    if not snapshots:
+        table.add_row(Text("no queues", "dim"), *[""] * (len(COLUMNS) - 1))
+    return table

@@ -1,0 +1,111 @@
+"""Draws routers as a tree or as a Graphviz DOT graph.
+
+A destination has one source, so without cycles the picture is a forest. A topic whose branches were
+shown already (in a circle, or fed by several routers) is not unfolded again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import msgspec
+
+
+class Reason(msgspec.Struct, frozen=True):
+    """Why a router stands still."""
+
+    code: str
+
+
+class Edge(msgspec.Struct, frozen=True):
+    """A router as its state shows it."""
+
+    router: str
+    source: str
+    dest: str
+    filter: tuple[str, str, str] | None = None
+    guarantee: str = "at_least_once"
+    lag: int = 0
+    state: str = "running"
+    reason: Reason | None = None
+
+    @property
+    def is_stalled(self) -> bool:
+        """Whether it stands still."""
+        return self.state == "stalled"
+
+    def notes(self) -> list[str]:
+        """What is said of it, short; its name only where it is not the usual one."""
+        said = [] if self.router == f"{self.source}->{self.dest}" else [self.router]
+        if self.filter is not None:
+            _, operator, value = self.filter
+            # As JSON: a tag may hold what a terminal or a drawing would take for its own.
+            text = msgspec.json.encode(value.removesuffix("*") if operator == "Glob" else value)
+            said.append(f"tag {text.decode()}{'*' if operator == 'Glob' else ''}")
+        if self.guarantee != "at_least_once":
+            said.append(self.guarantee)
+        if self.is_stalled:
+            said.append("stalled" if self.reason is None else f"stalled: {self.reason.code}")
+        if self.lag:
+            said.append(f"lag {self.lag}")
+        return said
+
+
+def tree(edges: Iterable[Edge]) -> Iterator[str]:
+    """The lines of a tree; topics that nothing is forwarded to stand at the left."""
+    below: dict[str, list[Edge]] = {}
+    fed: set[str] = set()
+    for edge in sorted(edges, key=lambda edge: (edge.dest, edge.router)):
+        below.setdefault(edge.source, []).append(edge)
+        fed.add(edge.dest)
+    shown: set[str] = set()
+    # Circles have no beginning: what is left begins with its first name.
+    for root in (*sorted(set(below) - fed), *sorted(set(below) & fed)):
+        if root not in shown:
+            shown.add(root)
+            yield root
+            yield from _branches(root, below, shown)
+
+
+def _branches(root: str, below: dict[str, list[Edge]], shown: set[str]) -> Iterator[str]:
+    # By hand and not by recursion: chains may be longer than Python's stack.
+    open_branches = [("", iter(_last_marked(below[root])))]
+    while open_branches:
+        indent, rest = open_branches[-1]
+        step = next(rest, None)
+        if step is None:
+            open_branches.pop()
+            continue
+        edge, is_last = step
+        notes = ", ".join(edge.notes())
+        again = edge.dest in shown and edge.dest in below
+        line = f"{indent}{'└── ' if is_last else '├── '}{edge.dest}"
+        yield line + (f"  ({notes})" if notes else "") + ("  (above)" if again else "")
+        if edge.dest in below and not again:
+            shown.add(edge.dest)
+            deeper = indent + ("    " if is_last else "│   ")
+            open_branches.append((deeper, iter(_last_marked(below[edge.dest]))))
+
+
+def _last_marked(edges: list[Edge]) -> list[tuple[Edge, bool]]:
+    return [(edge, edge is edges[-1]) for edge in edges]
+
+
+def dot(edges: Iterable[Edge]) -> Iterator[str]:
+    """The lines of a directed graph; what stands still is red."""
+    yield "digraph routers {"
+    yield "  rankdir=LR;"
+    yield "  node [shape=box];"
+    for edge in edges:
+        notes = ", ".join(edge.notes())
+        told = [f"label={_quoted(notes)}"] if notes else []
+        if edge.is_stalled:
+            told += ["color=red", "fontcolor=red"]
+        marks = f" [{', '.join(told)}]" if told else ""
+        yield f"  {_quoted(edge.source)} -> {_quoted(edge.dest)}{marks};"
+    yield "}"
+
+
+def _quoted(text: str) -> str:
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'

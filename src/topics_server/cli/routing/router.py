@@ -1,0 +1,166 @@
+"""`topics router`: put, get, ls and rm of routers (§6)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+from urllib.parse import urlencode
+
+import click
+import msgspec
+
+from topics_server.cli.connection import Client, Failure, router_path, server_options
+from topics_server.cli.details import DETAILED_MAX, RouterDetails, fetched
+from topics_server.cli.output import (
+    confirm,
+    format_options,
+    note,
+    show_object,
+    show_table,
+    write_line,
+)
+
+COLUMNS: Final = ("router", "source", "dest", "guarantee", "forwarded", "lag", "state")
+NUMBERS: Final = ("forwarded", "lag")
+PAGE_SIZE: Final = 1000
+
+
+class _Page(msgspec.Struct):
+    routers: list[msgspec.Raw]
+    next_cursor: str | None = None
+
+
+class _Dropped(msgspec.Struct):
+    deleted: bool
+
+
+@click.group("router", context_settings={"help_option_names": ["-h", "--help"]})
+def command() -> None:
+    """Create, show, list and remove routers.
+
+    A router copies every record appended to its source into its destination.
+    """
+
+
+@command.command("put")
+@click.argument("name")
+@click.option("--source", required=True, metavar="TOPIC", help="Where records come from.")
+@click.option("--dest", required=True, metavar="TOPIC", help="Where copies go.")
+@click.option("--filter-tag", metavar="TAG", help="Only records with exactly this tag.")
+@click.option("--filter-prefix", metavar="TEXT", help="Only records whose tag starts with this.")
+@click.option("--no-preserve-node", is_flag=True, help="Copies do not keep the writer's node.")
+@click.option("--no-preserve-tag", is_flag=True, help="Copies do not keep the tag.")
+@click.option("--no-create-dest", is_flag=True, help="The destination must be there.")
+@click.option("--allow-cycle", is_flag=True, help="It may close a circle of routers.")
+@click.option(
+    "--exactly-once", is_flag=True, help="Copies carry a key, by which one is not made twice."
+)
+@click.option("--from-earliest", is_flag=True, help="A new one starts with what the source holds.")
+@format_options
+@server_options
+def put(
+    name: str,
+    source: str,
+    dest: str,
+    filter_tag: str | None,
+    filter_prefix: str | None,
+    client: Client,
+    as_json: bool,
+    **flags: bool,
+) -> None:
+    """Create the router NAME, or replace its definition.
+
+    What is left out takes its default, also when the router exists. A usual name is
+    'SOURCE->DEST', which the shell wants quoted.
+    """
+    if filter_tag is not None and filter_prefix is not None:
+        raise click.UsageError("--filter-tag and --filter-prefix exclude each other")
+    body: dict[str, Any] = {"source": source, "dest": dest}
+    if filter_tag is not None:
+        body["filter"] = ("tag", "Eq", filter_tag)
+    if filter_prefix is not None:
+        body["filter"] = ("tag", "Glob", f"{filter_prefix}*")
+    for flag in ("preserve_node", "preserve_tag", "create_dest"):
+        if flags[f"no_{flag}"]:
+            body[flag] = False
+    if flags["allow_cycle"]:
+        body["allow_cycle"] = True
+    if flags["exactly_once"]:
+        body["guarantee"] = "exactly_once"
+    if flags["from_earliest"]:
+        body["from"] = "earliest"
+    encoded = msgspec.json.encode(body)
+    show_object(client.call("PUT", router_path(name), encoded, repeatable=True), as_json=as_json)
+
+
+@command.command("get")
+@click.argument("name")
+@format_options
+@server_options
+def get(name: str, client: Client, as_json: bool) -> None:
+    """Show what the router NAME does, how far it is, and what holds it up."""
+    show_object(client.call("GET", router_path(name), repeatable=True), as_json=as_json)
+
+
+@command.command("ls")
+@click.option("--prefix", help="Only names that start with this.")
+@click.option("--source", metavar="TOPIC", help="Only those that read this topic.")
+@click.option("--dest", metavar="TOPIC", help="Only those that write to this topic.")
+@format_options
+@server_options
+def ls(client: Client, as_json: bool, **asked: str | None) -> None:
+    """List routers."""
+    show_list(client, as_json=as_json, asked=asked)
+
+
+@command.command("rm")
+@click.argument("name")
+@click.option("--yes", "-y", is_flag=True, help="Do not ask.")
+@format_options
+@server_options
+def rm(name: str, yes: bool, client: Client, as_json: bool) -> None:
+    """Remove the router NAME; what it copied stays."""
+    confirm(f"Remove router {name}? Nothing is copied by it any more.", yes=yes)
+    answer = client.call("DELETE", router_path(name))
+    if not msgspec.json.decode(answer, type=_Dropped).deleted:
+        raise Failure(f"router_not_found: there was no router {name!r}")
+    show_object(answer, as_json=as_json)
+
+
+def show_list(client: Client, *, as_json: bool, asked: dict[str, str | None]) -> None:
+    """Print every router that the query hits; a table also has lag and state."""
+    rows = routers(client, asked)
+    if as_json:
+        for row in rows:
+            write_line(bytes(row))
+        return
+    listed = [msgspec.json.decode(row, type=RouterDetails) for row in rows]
+    cells = [_cells(client, row, number) for number, row in enumerate(listed)]
+    show_table(COLUMNS, filter(None, cells), numbers=NUMBERS)
+    if len(listed) > DETAILED_MAX:
+        note(f"lag and state are those of the first {DETAILED_MAX:,} routers; --prefix names fewer")
+
+
+def _cells(client: Client, row: RouterDetails, number: int) -> list[str] | None:
+    """One line of the table; `None` for a router that was removed since it was listed."""
+    lag = state = ""
+    if number < DETAILED_MAX:
+        found = fetched(client, router_path(row.router), RouterDetails)
+        if found is None:
+            return None
+        row, lag, state = found, f"{found.lag:,}", found.state
+    return [row.router, row.source, row.dest, row.guarantee, f"{row.forwarded_total:,}", lag, state]
+
+
+def routers(client: Client, asked: dict[str, str | None]) -> Iterator[msgspec.Raw]:
+    """The rows of the list, page by page."""
+    query = {name: value for name, value in asked.items() if value is not None}
+    query["page_size"] = str(PAGE_SIZE)
+    while True:
+        answer = client.call("GET", f"/v0/routers?{urlencode(query)}", repeatable=True)
+        page = msgspec.json.decode(answer, type=_Page)
+        yield from page.routers
+        if page.next_cursor is None:
+            return
+        assert page.next_cursor != query.get("cursor"), "a page moves its cursor"
+        query["cursor"] = page.next_cursor

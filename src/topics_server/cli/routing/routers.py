@@ -1,0 +1,60 @@
+"""`topics routers`: lists routers or draws their graph."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+
+import click
+import msgspec
+
+from topics_server.cli.connection import CallRefused, Client, router_path, server_options
+from topics_server.cli.output import format_options
+from topics_server.cli.routing.graph import Edge, dot, tree
+from topics_server.cli.routing.router import routers, show_list
+
+
+class _Row(msgspec.Struct):
+    router: str
+
+
+@click.command("routers")
+@click.option(
+    "--graph",
+    type=click.Choice(["auto", "tree", "dot"]),
+    is_flag=False,
+    flag_value="auto",
+    help="A picture: a tree, or DOT for Graphviz; auto: a tree on a terminal, else DOT.",
+)
+@click.option("--prefix", help="Only names that start with this.")
+@click.option("--source", metavar="TOPIC", help="Only those that read this topic.")
+@click.option("--dest", metavar="TOPIC", help="Only those that write to this topic.")
+@format_options
+@server_options
+def command(graph: str | None, client: Client, as_json: bool, **asked: str | None) -> None:
+    r"""List routers, or show with --graph how records flow.
+
+    \b
+    topics routers --graph                      a tree
+    topics routers --graph | dot -Tsvg > a.svg  a drawing
+    """
+    if graph is None:
+        show_list(client, as_json=as_json, asked=asked)
+        return
+    is_tree = graph == "tree" or (graph == "auto" and sys.stdout.isatty())
+    draw = tree if is_tree else dot
+    for line in draw(_edges(client, asked)):
+        click.echo(line)
+
+
+def _edges(client: Client, asked: dict[str, str | None]) -> Iterator[Edge]:
+    """Every router's state; filter and place are not in the list."""
+    for row in routers(client, asked):
+        name = msgspec.json.decode(row, type=_Row).router
+        try:
+            answer = client.call("GET", router_path(name), repeatable=True)
+        except CallRefused as refused:
+            if refused.code != "router_not_found":
+                raise
+            continue  # removed since it was listed
+        yield msgspec.json.decode(answer, type=Edge)

@@ -1,0 +1,13 @@
+"""The server's verb, its settings, and the offline tools.
+
+- `completion`: `topics completion`: prints the completion script of a shell.
+- `config`: `topics config`: shows the settings and their sources, secrets masked.
+- `doctor`: `topics doctor`: checks settings, disk, limits, clock and proxy.
+- `dump`: `topics dump DIR`: prints what a data directory holds, offline.
+- `flags`: every server setting as an option, for `serve` and `config`.
+- `health`: `topics health`: asks whether a server answers, for health checks.
+- `limit_table`: the table of request limits, generated into `docs/LIMITS.md`.
+- `repair`: `topics repair DIR`: shows what damage costs and mends the journal.
+- `serve`: `topics serve`: reads the settings, refuses unsafe ones, runs the server.
+- `verify`: `topics verify DIR`: checks a data directory offline.
+"""

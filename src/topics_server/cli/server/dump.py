@@ -1,0 +1,37 @@
+"""`topics dump DIR`: prints what a data directory holds, offline.
+
+A record's `data` and `meta` are its bytes, but for line breaks (see `output`). Exit code 1: some of
+the journal could not be read, standard error says which part; all that could be was printed.
+"""
+
+from __future__ import annotations
+
+import click
+import msgspec
+
+from topics_server.cli.connection import Failure
+from topics_server.cli.output import write_line
+from topics_server.values.errors import StorageError
+
+
+def _as_text(value: object) -> str:
+    if isinstance(value, bytes | bytearray | memoryview):
+        return bytes(value).decode(errors="backslashreplace")
+    return str(value)
+
+
+@click.command("dump")
+@click.argument("directory", metavar="DIR", type=click.Path(exists=True, file_okay=False))
+@click.option("--cold-dir", type=click.Path(file_okay=False), help="Where older segments lie.")
+@click.option("--journal", is_flag=True, help="Then also the journal's entries.")
+def command(directory: str, cold_dir: str | None, journal: bool) -> None:
+    """Print the records that lie in DIR, by topic and seq; changes nothing."""
+    from topics_server.wal.fs import OsFs
+    from topics_server.wal.tools.dump import dump
+
+    encoder = msgspec.json.Encoder(enc_hook=_as_text)
+    try:
+        for item in dump(OsFs(), directory, cold_dir, with_journal=journal):
+            write_line(encoder.encode(item))
+    except StorageError as error:
+        raise Failure(str(error)) from None

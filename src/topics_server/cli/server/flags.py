@@ -1,0 +1,60 @@
+"""Every server setting as an option, for `serve` and `config`.
+
+The options are made from `Settings`, so they cannot drift from it. Values pass through as text:
+`settings` judges them, whether they come from a flag or from the environment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from topics_server.settings import Loaded, Settings, SettingsError, load, variable
+
+# A secret on the command line is readable by every user of the machine.
+NO_FLAG = frozenset({"api_keys"})
+
+
+def settings_flags(verb: Callable[..., Any]) -> Callable[..., Any]:
+    """Add an option per setting; the verb gets them as keyword arguments named as the fields."""
+    for name, field in reversed(Settings.model_fields.items()):
+        if name in NO_FLAG:
+            continue
+        text = f"{field.description}  [env: {variable(name)}; default: {shown_default(name)}]"
+        metavar = "N" if field.annotation is int else "VALUE"
+        if metavar == "N" and name.endswith("_ms"):
+            metavar = "DURATION"
+        elif metavar == "N" and name.endswith("_bytes"):
+            metavar = "SIZE"
+        option = "--" + name.replace("_", "-")
+        verb = click.option(option, name, default=None, metavar=metavar, help=text)(verb)
+    return verb
+
+
+def shown_default(name: str) -> str:
+    """A field's default as one would write it."""
+    field = Settings.model_fields[name]
+    return shown(name, field.get_default(call_default_factory=True, validated_data={}))
+
+
+def shown(name: str, value: object) -> str:
+    """A value as one would write it in the environment; a secret masked, none as `-`."""
+    if value is None:
+        return "-"
+    if name in NO_FLAG:
+        return "***"
+    if name == "data_dir_mode":
+        return f"{value:04o}"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def loaded(flags: dict[str, Any]) -> Loaded:
+    """The settings in force; what is wrong with them is a line each and exit code 2."""
+    try:
+        return load(flags)
+    except SettingsError as error:
+        for line in error.lines:
+            click.echo(line, err=True)
+        raise click.exceptions.Exit(2) from None

@@ -1,0 +1,72 @@
+"""`topics health`: asks whether a server answers, for health checks.
+
+Exit code 0: it does. 1: it answered that it is not well, or (with --ready) not ready. 2: nobody
+answers. Without a URL it asks the server that runs with the settings of this environment. A server
+with `TOPICS_PROBE_AUTH` asks for a key: `TOPICS_TOKEN`, or the first one of `TOPICS_TOKEN_FILE`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from topics_server.auth.key_file import KeysError, first_key
+from topics_server.cli.connection import CallRefused, Client, Failure
+from topics_server.cli.output import format_options, show_object
+from topics_server.cli.server.flags import loaded
+from topics_server.settings import Settings
+
+TIMEOUT_S = 4.0
+# What a server listens on that listens on all addresses is reached through loopback.
+_EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}
+
+
+@click.command("health")
+@click.option("--ready", is_flag=True, help="Also whether it takes requests: /v0/ready.")
+@click.option(
+    "--url",
+    envvar="TOPICS_URL",
+    metavar="URL",
+    help="Server to ask; default: where TOPICS_HOST and TOPICS_PORT say.  [env: TOPICS_URL]",
+)
+@click.option("--token", envvar="TOPICS_TOKEN", metavar="KEY", help="[env: TOPICS_TOKEN]")
+@click.option(
+    "--token-file",
+    envvar="TOPICS_TOKEN_FILE",
+    type=click.Path(path_type=Path),
+    help="File whose first line is the key; may be TOPICS_API_KEYS_FILE.  [env: TOPICS_TOKEN_FILE]",
+)
+@format_options
+def command(
+    ready: bool, url: str | None, token: str | None, token_file: Path | None, as_json: bool
+) -> None:
+    """Ask a server whether it is alive; the exit code is the answer."""
+    if not token and token_file is not None:
+        token = key_of(token_file)
+    client = Client(url or url_of(loaded({}).settings), token)
+    path = "/v0/ready" if ready else "/v0/health"
+    try:
+        answer = client.call("GET", path, timeout_s=TIMEOUT_S)
+    except CallRefused as refused:
+        if refused.status == 401 and not token:
+            raise Failure(
+                "the server asks health checks for a key, too (TOPICS_PROBE_AUTH): set "
+                "TOPICS_TOKEN to one, or TOPICS_TOKEN_FILE to a file with one"
+            ) from None
+        raise
+    show_object(answer, as_json=as_json)
+
+
+def key_of(path: Path) -> str:
+    """The first key of a file: a file of one key, or of the keys of the server."""
+    try:
+        return first_key(path)
+    except KeysError as error:
+        raise Failure(f"TOPICS_TOKEN_FILE={path}: {error}") from None
+
+
+def url_of(settings: Settings) -> str:
+    """Where a server with these settings is reached from this machine."""
+    host = _EVERYWHERE.get(settings.host, settings.host)
+    return f"http://[{host}]:{settings.port}" if ":" in host else f"http://{host}:{settings.port}"

@@ -1,0 +1,244 @@
+"""The table of request limits, generated into `docs/LIMITS.md`.
+
+`docs/LIMITS.md` is `document()`. A row names a constant of `limits` or a setting, so that the table
+cannot say another number than the one that is checked. `SHAPES` ties rows to the decoders' structs;
+a test walks those structs, so that no field is without a row. Called by tests only.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+from topics_server.settings import Settings, variable
+from topics_server.values import limits
+
+
+class Limit(NamedTuple):
+    """A bound: `name` is of `limits`, or of a setting; `unit` says what is counted."""
+
+    name: str
+    unit: str
+
+
+class LimitRow(NamedTuple):
+    """One value of a request; `beyond` is the code of what is over its limit."""
+
+    value: str
+    limit: Limit
+    beyond: str = "invalid_request"
+
+
+class Section(NamedTuple):
+    """Rows that belong together, under the requests they are of."""
+
+    title: str
+    rows: tuple[LimitRow, ...]
+
+
+_CONTROL: Final = Limit("CONTROL_BODY_BYTES_MAX", "bytes")
+_NAME: Final = Limit("TOPIC_NAME_CHARS_MAX", "characters")
+_NODE: Final = Limit("max_node_bytes", "bytes")
+_NODES: Final = Limit("NODE_FILTER_IDS_MAX", "nodes")
+_TAG: Final = Limit("max_tag_bytes", "bytes")
+_MATCH: Final = Limit("MATCH_TAG_BYTES_MAX", "bytes of its tag")
+_CLAIM: Final = Limit("max_claim", "items")
+_URL: Final = Limit("max_url_bytes", "bytes, with all of the URL")
+_HEAD: Final = Limit("max_header_bytes", "bytes, with all other fields")
+_DEPTH: Final = Limit("JSON_DEPTH_MAX", "levels")
+
+_NODE_FILTER: Final = (LimitRow("`node`, each", _NODE), LimitRow("`node`, a list", _NODES))
+_HELD: Final = (
+    LimitRow("`node`", _NODE),
+    LimitRow("`seqs`", _CLAIM, "batch_too_large"),
+    LimitRow("`lease_ids`, one for each seq", _CLAIM, "batch_too_large"),
+)
+
+ALL: Final = Section(
+    "Every request",
+    (
+        LimitRow("URL: path and query, so every parameter", _URL, "uri_too_long"),
+        LimitRow("header fields", Limit("max_headers", "fields"), "headers_too_large"),
+        LimitRow("header fields together, so `Last-Event-ID`, too", _HEAD, "headers_too_large"),
+        LimitRow(
+            "body of an append, to a topic or a stream, as sent and as inflated",
+            Limit("max_body_bytes", "bytes"),
+            "payload_too_large",
+        ),
+        LimitRow("any other body, as sent and as inflated", _CONTROL, "payload_too_large"),
+        LimitRow("members of a control-plane body", Limit("CONTROL_MEMBERS_MAX", "members")),
+        LimitRow("members of a gzip body", Limit("GZIP_MEMBERS_MAX", "members")),
+        LimitRow("nesting of a body, and of each `data` and `meta`", _DEPTH),
+        LimitRow(
+            "requests that wait on one connection",
+            Limit("PIPELINED_MAX", "requests"),
+            "throttled",
+        ),
+        LimitRow("what a refusal repeats of a request", Limit("ECHO_BYTES_MAX", "bytes"), "cut"),
+    ),
+)
+HEADERS: Final = Section(
+    "Headers",
+    (
+        LimitRow("`Idempotency-Key`", Limit("IDEMPOTENCY_KEY_CHARS_MAX", "characters")),
+        LimitRow("`Producer-Id`", Limit("PRODUCER_ID_CHARS_MAX", "characters")),
+        LimitRow("`Producer-Epoch`, `Producer-Seq`", Limit("PRODUCER_NUMBER_MAX", "as a number")),
+        LimitRow("`X-Request-Id`", Limit("REQUEST_ID_BYTES_MAX", "bytes"), "replaced"),
+        LimitRow("a stream's path, decoded", Limit("STREAM_PATH_BYTES_MAX", "bytes")),
+        LimitRow("a stream's `Content-Type`", Limit("STREAM_TYPE_CHARS_MAX", "characters")),
+        LimitRow("`Stream-Seq`", Limit("STREAM_SEQ_BYTES_MAX", "bytes")),
+        LimitRow("`Stream-TTL`", Limit("STREAM_TTL_S_MAX", "seconds")),
+        LimitRow("any other, with all fields", _HEAD, "headers_too_large"),
+    ),
+)
+APPEND: Final = Section(
+    "`POST /v0/topics/{topic}`, WebSocket `publish`, messages of a stream",
+    (
+        LimitRow(
+            "`records`, or messages", Limit("max_batch_records", "records"), "batch_too_large"
+        ),
+        LimitRow(
+            "`data` and `meta` of a record together",
+            Limit("max_record_bytes", "bytes"),
+            "record_too_large",
+        ),
+        LimitRow("`meta`", Limit("max_meta_bytes", "bytes")),
+        LimitRow("`meta`, its members", Limit("META_KEYS_MAX", "keys")),
+        LimitRow("`tag`", _TAG),
+        LimitRow("`node`, of the batch and of a record", _NODE),
+        LimitRow("`idempotency_key`", Limit("IDEMPOTENCY_KEY_CHARS_MAX", "characters")),
+        LimitRow("`config`", Limit("INLINE_CONFIG_BYTES_MAX", "bytes")),
+    ),
+)
+CONFIG: Final = Section(
+    "`PUT /v0/topics/{topic}`, `config` of an append",
+    (LimitRow("`dead_letter`, `lease_log`", _NAME),),
+)
+DIFF: Final = Section("`POST /v0/topics/{topic}/diff`", _NODE_FILTER)
+DELETE: Final = Section(
+    "`POST /v0/topics/{topic}/delete`",
+    (LimitRow("`match`", _MATCH), LimitRow("`match`, a list", Limit("MATCH_PARTS", "parts"))),
+)
+QUEUE: Final = Section(
+    "`POST /v0/topics/{topic}/claim`, `ack`, `nack`, `extend`, `redrive`",
+    (
+        *_HELD,
+        LimitRow("`error`", Limit("NACK_ERROR_BYTES_MAX", "bytes"), "cut"),
+        LimitRow("`from`", _NAME),
+        LimitRow("`tag`, `match`", _MATCH),
+        LimitRow("`match`, a list", Limit("MATCH_PARTS", "parts")),
+    ),
+)
+ROUTER: Final = Section(
+    "`PUT /v0/routers/{router}`",
+    (
+        LimitRow("`source`, `dest`", _NAME),
+        LimitRow("`filter`", _MATCH),
+        LimitRow("`filter`, a list", Limit("MATCH_PARTS", "parts")),
+    ),
+)
+WATCH: Final = Section(
+    "`POST /v0/watch`, WebSocket `subscribe` and `unsubscribe`",
+    (
+        LimitRow("`topics`", Limit("max_watch_topics", "topics")),
+        LimitRow("`topic`, and each name in `topics`", _NAME),
+        *_NODE_FILTER,
+        LimitRow("`cursor`, with all of the body", _CONTROL, "payload_too_large"),
+    ),
+)
+SEAL: Final = Section(
+    "`POST /v0/admin/seal`",
+    (
+        LimitRow("`topics`", Limit("SEAL_TOPICS_MAX", "topics")),
+        LimitRow("each name in `topics`", _NAME),
+    ),
+)
+SOCKET: Final = Section(
+    "WebSocket",
+    (
+        LimitRow("a message", Limit("max_ws_message_bytes", "bytes"), "closed with 1009"),
+        LimitRow(
+            "a command that is no publish, any message of a key that may not write",
+            _CONTROL,
+            "payload_too_large",
+        ),
+        LimitRow("`request_id`", Limit("WS_REQUEST_ID_CHARS_MAX", "characters")),
+        LimitRow("`producer_id`", Limit("PRODUCER_ID_CHARS_MAX", "characters")),
+        LimitRow("commands not answered yet", Limit("max_ws_commands", "commands"), "not read"),
+        LimitRow(
+            "their bodies, when the next is read",
+            Limit("WS_UNANSWERED_BYTES_MAX", "bytes"),
+            "not read",
+        ),
+    ),
+)
+SECTIONS: Final = (
+    *(ALL, HEADERS, APPEND, CONFIG, DIFF, DELETE, QUEUE, ROUTER, WATCH, SEAL, SOCKET),
+)
+
+# The structs that requests are decoded to, and where the rows of their fields are.
+SHAPES: Final[dict[str, tuple[Section, ...]]] = {
+    "values.appends._PlainBody": (APPEND,),
+    "values.appends._PlainRecord": (APPEND,),
+    "values.appends._Body": (APPEND,),
+    "values.appends._Record": (APPEND,),
+    "values.appends._DelayedBody": (APPEND,),
+    "values.appends._DelayedRecord": (APPEND,),
+    "values.appends._Call": (APPEND,),
+    "api.messages.requests._Config": (CONFIG,),
+    "api.messages.requests._Diff": (DIFF,),
+    "api.messages.requests._Delete": (DELETE,),
+    "api.queues.requests._Claim": (QUEUE,),
+    "api.queues.requests._Held": (QUEUE,),
+    "api.queues.requests._Nack": (QUEUE,),
+    "api.queues.requests._Extend": (QUEUE,),
+    "api.queues.requests._Redrive": (QUEUE,),
+    "api.routers.requests._Put": (ROUTER,),
+    "api.watch.requests._Watch": (WATCH,),
+    "api.operate.admin._Seal": (SEAL,),
+    "api.websocket.commands._Subscribe": (SOCKET, WATCH),
+    "api.websocket.commands._Unsubscribe": (SOCKET, WATCH),
+    "api.websocket.commands._Publish": (SOCKET, APPEND, WATCH),
+    "api.websocket.commands._Ping": (SOCKET,),
+}
+
+
+def value_of(limit: Limit) -> int:
+    """The number: a constant, or a setting's default."""
+    if limit.name.isupper():
+        return int(getattr(limits, limit.name))
+    return int(Settings.model_fields[limit.name].default)
+
+
+def document() -> str:
+    """`docs/LIMITS.md`."""
+    return _HEAD_TEXT + "\n".join(_section(section) for section in SECTIONS)
+
+
+def _section(section: Section) -> str:
+    rows = (
+        f"| {row.value} | {value_of(row.limit):,} {row.limit.unit} | {_shown(row.limit)} "
+        f"| {_told(row.beyond)} |"
+        for row in section.rows
+    )
+    table = "| value | at most | name | beyond |\n|---|---|---|---|"
+    return "\n".join((f"## {section.title}\n", table, *rows, ""))
+
+
+def _shown(limit: Limit) -> str:
+    return f"`{limit.name}`" if limit.name.isupper() else f"`{variable(limit.name)}`"
+
+
+def _told(beyond: str) -> str:
+    return f"`{beyond}`" if "_" in beyond or beyond == "throttled" else beyond
+
+
+_HEAD_TEXT: Final = """# Limits
+
+Every string, list and map that a request may carry, and how long it may be. Names in capitals are
+constants of `src/topics_server/values/limits.py`; those that begin with `TOPICS_` are settings,
+shown with their defaults. The size of a body comes before everything: before a byte is read if its
+length is declared, while it comes otherwise. Lists are counted before they are built. Members that
+are not known are skipped; the size of the body bounds them. This page is generated
+(`limit_table.document`).
+
+"""

@@ -1,0 +1,26 @@
+"""`topics info`: shows a topic's state and configuration (§1.2)."""
+
+from __future__ import annotations
+
+import click
+import msgspec
+
+from topics_server.cli.connection import Client, server_options, topic_path
+from topics_server.cli.details import TopicDetails, facts, settings
+from topics_server.cli.output import format_options, show_table, write_line
+from topics_server.runtime.clock import now_ms
+
+
+@click.command("info")
+@click.argument("topic")
+@format_options
+@server_options
+def command(topic: str, client: Client, as_json: bool) -> None:
+    """Show where TOPIC stands: its head, its first record, counts and configuration."""
+    # Looking is not reading: the topic's priority stays as it is.
+    answer = client.call("GET", topic_path(topic, "?touch=false"), repeatable=True)
+    if as_json:
+        write_line(answer)
+        return
+    found = msgspec.json.decode(answer, type=TopicDetails)
+    show_table(("", ""), [*facts(found, now_ms()), ("", ""), *settings(found)])

@@ -1,0 +1,29 @@
+"""`topics rm`: removes a topic with its records (§1.4)."""
+
+from __future__ import annotations
+
+import click
+import msgspec
+
+from topics_server.cli.connection import Client, Failure, server_options, topic_path
+from topics_server.cli.output import confirm, format_options, show_object
+
+
+class _Answer(msgspec.Struct):
+    deleted: bool
+
+
+@click.command("rm")
+@click.argument("topic")
+@click.option("--if-empty", is_flag=True, help="Only if it holds no record.")
+@click.option("--yes", "-y", is_flag=True, help="Do not ask.")
+@format_options
+@server_options
+def command(topic: str, if_empty: bool, yes: bool, client: Client, as_json: bool) -> None:
+    """Remove TOPIC and all its records for good."""
+    confirm(f"Remove topic {topic} and all its records for good?", yes=yes)
+    query = "?if_empty=true" if if_empty else ""
+    answer = client.call("DELETE", topic_path(topic, query))
+    if not msgspec.json.decode(answer, type=_Answer).deleted:
+        raise Failure(f"topic_not_found: there was no topic {topic!r}")
+    show_object(answer, as_json=as_json)

@@ -1,0 +1,185 @@
+"""The requests of a producer: to a topic of `/v0` or a Durable Stream.
+
+A `Target` makes records bytes, batches bodies, and an answer one of the verdicts below; `sending`
+judges those and knows nothing of HTTP. A stream's records are messages if its content type is
+JSON, and plain bytes, laid one behind the other, if it is anything else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, TypeAlias
+
+import msgspec
+
+from topics_server.client import calls
+from topics_server.client.addresses import checked_url
+from topics_server.client.errors import (
+    BadAnswer,
+    ClientError,
+    InvalidRequest,
+    StreamClosed,
+    refusal,
+)
+
+JSON: Final = "application/json"
+STREAM_EXAMPLE: Final = "http://127.0.0.1:4000/v1/stream/NAME"
+TOPICS: Final = "/v0/topics/"
+NUMBER_MAX: Final = 2**53 - 1
+
+
+class Accepted(msgspec.Struct, frozen=True):
+    """The server has the batch by this request.
+
+    `first_seq`: of its first record, on a topic (None: not told); `offset`: the stream's end
+    behind it.
+    """
+
+    first_seq: int | None = None
+    offset: str | None = None
+
+
+class Repeated(msgspec.Struct, frozen=True):
+    """Something was accepted under this epoch and seq before; `highest`: the last such seq."""
+
+    highest: int
+    first_seq: int | None = None
+    offset: str | None = None
+
+
+class StampGap(msgspec.Struct, frozen=True):
+    """Not accepted: `expected` is next."""
+
+    expected: int
+
+
+class Beaten(msgspec.Struct, frozen=True):
+    """Not accepted: the producer is in this later epoch."""
+
+    epoch: int
+
+
+Verdict: TypeAlias = Accepted | Repeated | StampGap | Beaten | ClientError
+
+
+class _Stored(msgspec.Struct):
+    first_seq: int
+
+
+_read_stored: Final = calls.reader(_Stored)
+
+
+class Target(msgspec.Struct, frozen=True, kw_only=True):
+    """A place to write to, and how."""
+
+    url: str
+    path: str
+    content_type: str
+    is_topic: bool
+
+    @property
+    def takes_json(self) -> bool:
+        """Whether records are JSON values; bytes if not."""
+        return self.is_topic or self.content_type.partition(";")[0].strip().lower() == JSON
+
+    def encode(self, record: Any, tag: str | None, meta: Mapping[str, Any] | None) -> bytes:
+        """One record as it stands in a body.
+
+        `msgspec.Raw` is JSON by the byte. Raises `TypeError` for what the target does not take.
+        """
+        if not self.is_topic and (tag is not None or meta is not None):
+            raise TypeError("a stream's records have neither tag nor meta")
+        if not self.takes_json:
+            if not isinstance(record, bytes | bytearray | memoryview) or not record:
+                raise TypeError(f"a record of a {self.content_type} stream is bytes, at least one")
+            return bytes(record)
+        if isinstance(record, bytes | bytearray | memoryview):
+            raise TypeError("a record is a JSON value here; JSON as bytes is msgspec.Raw(...)")
+        data = bytes(record) if isinstance(record, msgspec.Raw) else msgspec.json.encode(record)
+        if not self.is_topic:
+            return data
+        found = b'{"data":' + data
+        if tag is not None:
+            found += b',"tag":' + msgspec.json.encode(tag)
+        if meta is not None:
+            found += b',"meta":' + msgspec.json.encode(meta)
+        return found + b"}"
+
+    def body(self, records: Sequence[bytes], key: str | None) -> bytes:
+        """The body of a batch; `key` is an idempotency key, which only topics know."""
+        if not self.takes_json:
+            return b"".join(records)
+        if not self.is_topic:
+            return b"[" + b",".join(records) + b"]"
+        end = b"]" if key is None else b'],"idempotency_key":' + msgspec.json.encode(key)
+        return b'{"records":[' + b",".join(records) + end + b"}"
+
+    def headers(self, producer: str, epoch: int, seq: int) -> list[tuple[bytes, bytes]]:
+        """The headers of a request of this producer."""
+        return [
+            (b"Content-Type", self.content_type.encode()),
+            (b"Producer-Id", producer.encode()),
+            (b"Producer-Epoch", b"%d" % epoch),
+            (b"Producer-Seq", b"%d" % seq),
+        ]
+
+    def verdict(self, status: int, headers: Mapping[str, str], answer: bytes) -> Verdict:
+        """What an answer says; `headers` are read by their names in lower case."""
+        if status == 204:
+            return Repeated(
+                number(headers, "producer-seq") or 0,
+                number(headers, "topic-first-seq"),
+                headers.get("stream-next-offset"),
+            )
+        if 200 <= status < 300:
+            if not self.is_topic:
+                return Accepted(offset=headers.get("stream-next-offset"))
+            try:
+                return Accepted(_read_stored(answer).first_seq)
+            except BadAnswer as bad:
+                return bad
+        expected = number(headers, "producer-expected-seq")
+        if status == 409 and expected is not None:
+            return StampGap(expected)
+        epoch = number(headers, "producer-epoch")
+        if status == 403 and epoch is not None:
+            return Beaten(epoch)
+        error = refusal(status, headers.get("retry-after"), answer)
+        most = error.detail.get("max_batch_records")
+        if isinstance(most, int):
+            told = f"{str(error).partition(': ')[2]} in a batch; make the producer with "
+            told += f"batch_records={most}, or raise TOPICS_MAX_BATCH_RECORDS of the server"
+            return InvalidRequest(status, error.code, told, error.detail)
+        if status == 409 and headers.get("stream-closed", "").lower() == "true":
+            return StreamClosed(status, "stream_closed", "the stream is closed")
+        return error
+
+
+def number(headers: Mapping[str, str], name: str) -> int | None:
+    """A header that is a number of the protocol, None if it is not there or none."""
+    text = headers.get(name, "").strip()
+    if not (text.isascii() and text.isdigit()):
+        return None
+    found = int(text)
+    return found if found <= NUMBER_MAX else None
+
+
+def target(place: str, url: str | None, content_type: str | None) -> Target:
+    """A topic by name or URL, or a stream by its URL. Raises `ValueError` for what is neither."""
+    if "://" not in place or TOPICS in place:
+        if content_type is not None:
+            raise ValueError("the records of a topic are JSON: leave content_type out")
+        where = calls.place(place, url)
+        path = where.path("?return_seqs=false")
+        return Target(url=where.url, path=path, content_type=JSON, is_topic=True)
+    if url is not None:
+        raise ValueError("the stream is given by its URL: leave url out")
+    parts = checked_url(place, STREAM_EXAMPLE)
+    if parts.query or parts.fragment or parts.path in {"", "/"}:
+        raise ValueError(f"{place!r} is no URL of a stream: it is an origin and a path")
+    return Target(
+        url=f"{parts.scheme}://{parts.netloc}",
+        path=parts.path,
+        content_type=content_type or JSON,
+        is_topic=False,
+    )

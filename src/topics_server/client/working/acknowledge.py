@@ -1,0 +1,171 @@
+"""Sends acks and nacks, gathered into few requests.
+
+Owns the deliveries whose handler is through until the server knows. Their leases are still held
+(and extended) meanwhile, so a server that is away costs nothing but time. Acks wait `LINGER_MS` for
+company, and while one request is under way the next ones gather. Every request carries fences: what
+is `skipped` was not ours any more, its result is discarded and counted as lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from topics_server.client.backoff import Backoff, rounded_ms
+from topics_server.client.effects import Effects
+from topics_server.client.errors import ClientError, asked_wait_ms, passes
+from topics_server.client.queue import AsyncQueue
+from topics_server.client.values import Acked, Nacked, Stats
+from topics_server.client.working.in_flight import Held, InFlight
+
+log = logging.getLogger("topics_server.client")
+LINGER_MS: Final = 2
+# The field of `Stats` for jobs that are given back unfinished.
+RELEASED: Final = "released"
+# Requests of one round that are under way at the same time.
+ROUND_MAX: Final = 8
+
+
+class _Ending(msgspec.Struct):
+    """One delivery's end: acked (None) or released for `delay_ms`, and the count it adds to."""
+
+    held: Held
+    delay_ms: int | None
+    count: str
+
+
+class Acknowledger:
+    """Records how deliveries ended, until `run` is cancelled."""
+
+    def __init__(
+        self,
+        queue: AsyncQueue,
+        node: str,
+        flight: InFlight,
+        stats: Stats,
+        *,
+        pauses: Backoff,
+        effects: Effects,
+    ) -> None:
+        self._queue = queue
+        self._node = node
+        self._flight = flight
+        self._stats = stats
+        self._pauses = pauses
+        self._effects = effects
+        self._todo: list[_Ending] = []
+        self._sending: list[_Ending] = []
+        self._tries = 0  # in vain, in a row
+        self._came = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    def ack(self, held: Held, count: str = "done") -> None:
+        """The job is done; `count` is the field of `Stats` it adds to."""
+        self._add(_Ending(held, None, count))
+
+    def nack(self, held: Held, delay_ms: int, count: str = "failed") -> None:
+        """The job is to be tried again after `delay_ms`."""
+        self._add(_Ending(held, rounded_ms(delay_ms), count))
+
+    @property
+    def pending(self) -> list[Held]:
+        """Whose end the server does not know yet."""
+        return [ending.held for ending in [*self._todo, *self._sending]]
+
+    async def wait_idle(self) -> None:
+        """Until the server knows of everything."""
+        await self._idle.wait()
+
+    def _add(self, ending: _Ending) -> None:
+        if ending.held not in self._flight:
+            self._note_lost(ending.held)
+            return
+        self._todo.append(ending)
+        self._idle.clear()
+        self._came.set()
+
+    async def run(self) -> None:
+        """Send what comes; a round that fails in part is tried again after a pause."""
+        while True:
+            await self._came.wait()
+            # Nothing else is held: nobody is left to wait for.
+            if len(self._todo) < min(self._flight.batch_max, len(self._flight)):
+                await self._effects.sleep_ms(LINGER_MS)
+            self._came.clear()
+            self._sending, self._todo = self._todo, []
+            failures = [error for error in await self._round(self._sending) if error is not None]
+            self._sending = []
+            if failures:
+                self._tries += 1
+                self._came.set()
+                asked_ms = max(map(asked_wait_ms, failures))
+                pause_ms = self._pauses.wait_ms(self._tries, self._effects.chance())
+                await self._effects.sleep_ms(max(asked_ms, pause_ms, 1))
+                continue
+            self._tries = 0
+            if not self._todo:
+                self._idle.set()
+
+    async def _round(self, endings: Sequence[_Ending]) -> list[ClientError | None]:
+        groups: dict[int | None, list[_Ending]] = {}
+        for ending in endings:
+            if ending.held in self._flight:
+                groups.setdefault(ending.delay_ms, []).append(ending)
+            else:
+                self._note_lost(ending.held)
+        places = asyncio.Semaphore(ROUND_MAX)
+
+        async def one(delay_ms: int | None, group: list[_Ending]) -> ClientError | None:
+            async with places:
+                return await self._send(delay_ms, group)
+
+        size = self._flight.batch_max
+        requests: list[Coroutine[Any, Any, ClientError | None]] = [
+            one(delay_ms, group[first : first + size])
+            for delay_ms, group in groups.items()
+            for first in range(0, len(group), size)
+        ]
+        return await asyncio.gather(*requests)
+
+    async def _send(self, delay_ms: int | None, group: list[_Ending]) -> ClientError | None:
+        """One request; returns its failure if its endings are to be sent again."""
+        jobs = [ending.held.job for ending in group]
+        answer: Acked | Nacked
+        try:
+            if delay_ms is None:
+                answer = await self._queue.ack(self._node, jobs)
+            else:
+                answer = await self._queue.nack(self._node, jobs, delay_ms=delay_ms)
+        except ClientError as error:
+            if self._flight.shrink(error, len(jobs)):
+                self._todo.extend(group)
+                self._came.set()
+                return None
+            if passes(error):
+                level = logging.DEBUG if self._tries else logging.WARNING
+                log.log(level, "cannot tell how %d jobs ended, trying again: %s", len(jobs), error)
+                self._todo.extend(group)
+                return error
+            log.error("cannot tell how %d jobs ended: %s", len(jobs), error)
+            for ending in group:
+                self._note_lost(ending.held)
+            return None
+        gone = set(answer.skipped)
+        for ending in group:
+            # Released is released, by us or by the end of the stream.
+            if ending.held.job.seq in gone and ending.count != RELEASED:
+                self._note_lost(ending.held)
+            else:
+                self._flight.settled(ending.held)
+                done = getattr(self._stats, ending.count) + 1
+                setattr(self._stats, ending.count, done)
+        return None
+
+    def _note_lost(self, held: Held) -> None:
+        self._flight.lose(held)
+        log.warning("job %d: its lease was lost, its result is discarded", held.job.seq)

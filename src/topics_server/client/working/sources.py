@@ -1,0 +1,219 @@
+"""Where a worker's jobs come from: a push stream or polling.
+
+Both hand every delivery to `take`, come back after any failure that passes, and end by the first
+refusal that does not. Pushing is preferred: jobs arrive without a round trip, and the leases of a
+worker that dies are free at once. Where something between holds streams back, or the server has
+none, asking takes over for good.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+from typing import Final, Protocol
+
+import msgspec
+
+from topics_server.client.backoff import Backoff
+from topics_server.client.effects import Effects
+from topics_server.client.errors import (
+    ClientError,
+    NotFound,
+    Refused,
+    Unreachable,
+    asked_wait_ms,
+    passes,
+)
+from topics_server.client.queue import AsyncQueue
+from topics_server.client.values import Job
+
+log = logging.getLogger("topics_server.client")
+# An open stream says something at once; one that does not is held back on its way.
+OPENING_MS: Final = 5000
+OPENING_TRIES: Final = 2
+# Short, because a claim is never broken off: its answer may hold jobs.
+CLAIM_WAIT_MS: Final = 1000
+# Between claims that do not wait as they were asked to.
+IDLE: Final = Backoff(base_ms=50, cap_ms=1000)
+_NO_STREAM: Final = frozenset({405, 406, 501})
+
+
+class Room(Protocol):
+    """How much more a worker takes, and whether it takes any."""
+
+    def is_stopping(self) -> bool:
+        """Whether no more is to be claimed."""
+
+    def free(self) -> int:
+        """How many jobs could begin now."""
+
+    async def wait_free(self) -> None:
+        """Until `free` may have grown or the worker stops."""
+
+    async def pause(self, wait_ms: float) -> None:
+        """Wait so long, or until the worker stops."""
+
+    def doubt(self) -> None:
+        """Every lease may be lost: ask the server at once."""
+
+
+class _NoStream(Exception):
+    """Pushing does not work here, by this error."""
+
+    def __init__(self, error: ClientError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+class SourceTerms(msgspec.Struct, frozen=True, kw_only=True):
+    """What one worker claims with."""
+
+    node: str
+    concurrency: int
+    lease_ms: int
+    pauses: Backoff
+
+
+class JobSource:
+    """Brings jobs until it is cancelled (push) or the worker stops (poll)."""
+
+    def __init__(
+        self,
+        queue: AsyncQueue,
+        terms: SourceTerms,
+        room: Room,
+        take: Callable[[Job, float], None],
+        effects: Effects,
+    ) -> None:
+        self._queue = queue
+        self._terms = terms
+        self._room = room
+        self._take = take
+        self._effects = effects
+        self._failures = 0
+        # A claim is under way, or may be: not to be cancelled.
+        self.is_asking = False
+
+    async def auto(self) -> None:
+        """Push, and poll from then on if that does not work."""
+        try:
+            await self._push()
+        except _NoStream as error:
+            log.info("no stream of jobs (%s): asking for them instead", error)
+            await self.poll()
+
+    async def push(self) -> None:
+        """Push only; where that does not work, that is an error."""
+        try:
+            await self._push()
+        except _NoStream as error:
+            raise error.error from None
+
+    # -- pushed ----------------------------------------------------------------------------------
+
+    async def _push(self) -> None:
+        """Take what the server sends. A stream that ends takes its leases with it."""
+        silences = 0
+        while not self._room.is_stopping():
+            opened_ms = self._effects.now_ms()
+            self._room.doubt()
+            try:
+                await self._stream()
+            except TimeoutError:
+                if not await self._is_served():
+                    continue
+                silences += 1
+                silent = Unreachable("the stream of jobs says nothing", sent=True)
+                if silences == OPENING_TRIES:
+                    raise _NoStream(silent) from None
+                await self._pause(silent)
+            except ClientError as error:
+                if _is_no_stream(error):
+                    raise _NoStream(error) from None
+                if not passes(error):
+                    raise
+                silences = 0
+                if self._effects.now_ms() - opened_ms > self._terms.pauses.cap_ms:
+                    self._failures = 0  # it was a good stream; something cuts those that are idle
+                await self._pause(error)
+            finally:
+                # The server frees what came over it, but may not have noticed yet: so now, for
+                # handlers that work in vain, and once more before the next stream.
+                self._room.doubt()
+
+    async def _is_served(self) -> bool:
+        """Whether the server serves the queue now; one that replays lets streams wait in silence.
+
+        If it does not, it was waited for a while.
+        """
+        try:
+            await self._queue.state()
+        except ClientError as error:
+            if not passes(error):
+                raise
+            await self._pause(error)
+            return False
+        return True
+
+    async def _stream(self) -> None:
+        terms = self._terms
+        frames = self._queue.work(terms.node, max_jobs=terms.concurrency, lease_ms=terms.lease_ms)
+        async with contextlib.aclosing(frames):
+            async with asyncio.timeout(OPENING_MS / 1000):
+                frame = await anext(frames)
+            log.debug("the stream is open")
+            while True:
+                if isinstance(frame, Job):
+                    self._failures = 0
+                    self._take(frame, self._effects.now_ms())
+                frame = await anext(frames)
+
+    # -- asked for -------------------------------------------------------------------------------
+
+    async def poll(self) -> None:
+        """Claim as much as there is room for; returns when the worker stops."""
+        self.is_asking = True
+        idle = 0
+        while not self._room.is_stopping():
+            free = self._room.free()
+            if free <= 0:
+                await self._room.wait_free()
+                continue
+            asked_ms = self._effects.now_ms()
+            try:
+                claimed = await self._queue.claim(
+                    self._terms.node,
+                    max_jobs=free,
+                    lease_ms=self._terms.lease_ms,
+                    wait_ms=CLAIM_WAIT_MS,
+                )
+            except ClientError as error:
+                if not passes(error):
+                    raise
+                await self._pause(error)
+                continue
+            self._failures = 0
+            for job in claimed.jobs:
+                self._take(job, asked_ms)
+            if claimed.jobs:
+                idle = 0
+            elif self._effects.now_ms() - asked_ms < CLAIM_WAIT_MS / 2:
+                idle += 1
+                await self._room.pause(IDLE.wait_ms(idle, self._effects.chance()) + 1)
+
+    async def _pause(self, error: ClientError) -> None:
+        self._failures += 1
+        wait_ms = self._terms.pauses.wait_ms(self._failures, self._effects.chance())
+        wait_ms = max(wait_ms, asked_wait_ms(error), 1)
+        if self._failures == 1:
+            log.warning("%s; coming back", error)
+        await self._room.pause(wait_ms)
+
+
+def _is_no_stream(error: ClientError) -> bool:
+    """A server without the stream, rather than one without the queue."""
+    if isinstance(error, NotFound):
+        return error.code != "topic_not_found"
+    return isinstance(error, Refused) and error.status in _NO_STREAM

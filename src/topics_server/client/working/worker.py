@@ -1,0 +1,220 @@
+"""`@worker`: a function that processes jobs of a queue until stopped.
+
+Owns what a program sees of a worker: its options, its signals and how it is run. Everything else is
+`engine`. Plain functions run in threads, coroutine functions on the loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import signal
+import threading
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any, Final, Generic, TypeVar, cast
+
+from topics_server.client import calls
+from topics_server.client.addresses import checked_token
+from topics_server.client.backoff import Backoff
+from topics_server.client.effects import NODE_BYTES_MAX, Effects, new_node
+from topics_server.client.queue import AsyncQueue
+from topics_server.client.values import Job, Stats
+from topics_server.client.working.threads import Threads
+from topics_server.client.working.worker_run import Push, WorkerPlan, WorkerRun
+
+R = TypeVar("R")
+Handler = Callable[[Job], R]
+GRACE_MS: Final = 20_000
+LEASE_MIN_MS: Final = 100
+LEASE_MAX_MS: Final = 86_400_000
+# Coming back to a server that is away; short, for one that restarts has jobs waiting.
+PAUSES: Final = Backoff(base_ms=250, cap_ms=3000)
+BACKOFF: Final = Backoff()
+
+
+class Worker(Generic[R]):
+    """A handler with a queue to work off; calling it calls the handler.
+
+    See `worker` for the options.
+    """
+
+    def __init__(
+        self,
+        handler: Handler[R],
+        queue: str,
+        *,
+        url: str | None = None,
+        token: str | None = None,
+        concurrency: int = 8,
+        lease_ms: int | None = None,
+        node: str | None = None,
+        push: Push = "auto",
+        backoff: Backoff = BACKOFF,
+        pauses: Backoff = PAUSES,
+        grace_ms: int = GRACE_MS,
+        effects: Effects | None = None,
+    ) -> None:
+        calls.place(queue, url)  # what is no queue fails here, not when it is run
+        token = checked_token(token)
+        if not 1 <= concurrency <= calls.CLAIM_MAX:
+            raise ValueError(f"concurrency is 1 to {calls.CLAIM_MAX}")
+        if lease_ms is not None and not LEASE_MIN_MS <= lease_ms <= LEASE_MAX_MS:
+            raise ValueError(f"lease_ms is {LEASE_MIN_MS} to {LEASE_MAX_MS}")
+        if node is not None and not 0 < len(node.encode()) <= NODE_BYTES_MAX:
+            raise ValueError(f"node is 1 to {NODE_BYTES_MAX} bytes")
+        if push not in {"auto", "always", "never"}:
+            raise ValueError('push is "auto", "always" or "never"')
+        if grace_ms < 0:
+            raise ValueError("grace_ms is 0 or more")
+        self._handler = handler
+        self._queue = queue
+        self._url = url
+        self._token = token
+        self._effects = effects or Effects()
+        self.plan = WorkerPlan(
+            node=node or new_node(),
+            concurrency=concurrency,
+            lease_ms=lease_ms,
+            push=push,
+            backoff=backoff,
+            pauses=pauses,
+            grace_ms=grace_ms,
+        )
+        self._running: tuple[asyncio.AbstractEventLoop, WorkerRun] | None = None
+        # How often it was asked to stop, before and while it runs.
+        self._stops = 0
+        self._stopping = threading.Lock()
+
+    def __call__(self, job: Job) -> R:
+        """What the handler returns for this job."""
+        return self._handler(job)
+
+    @property
+    def stats(self) -> Stats:
+        """What the run that goes on has done so far."""
+        running = self._running
+        return Stats() if running is None else running[1].stats
+
+    def run(self) -> Stats:
+        """Work until SIGTERM, SIGINT, SIGHUP or `stop`; returns what was done.
+
+        A second signal does not wait for handlers. Signals are listened to in the main thread
+        only. Raises `NotFound`, `NotAQueue`, `Unauthorized` or `InvalidRequest` when the server
+        refuses for good; a server that is away is waited for.
+        """
+        return asyncio.run(self._signalled())
+
+    async def run_async(self) -> Stats:
+        """As `run`, on the caller's loop and without signals."""
+        if self._running is not None:
+            raise RuntimeError("this worker is running already")
+        threads = Threads(self.plan.concurrency, f"worker-{self.plan.node}")
+        queue = AsyncQueue(self._queue, url=self._url, token=self._token, effects=self._effects)
+        async with queue:
+            engine = WorkerRun(queue, self.plan, self._caller(threads), self._effects)
+            with self._stopping:
+                self._running = asyncio.get_running_loop(), engine
+                stops = self._stops
+            for _ in range(stops):
+                engine.stop()
+            try:
+                return await engine.run()
+            finally:
+                with self._stopping:
+                    self._running = None
+                    self._stops = 0
+                threads.close()
+
+    def stop(self) -> None:
+        """Stop from any thread or signal handler; a second call does not wait for handlers."""
+        with self._stopping:
+            self._stops += 1
+            if self._running is not None:
+                loop, engine = self._running
+                loop.call_soon_threadsafe(engine.stop)
+
+    async def _signalled(self) -> Stats:
+        loop = asyncio.get_running_loop()
+        is_main = threading.current_thread() is threading.main_thread()
+        caught = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP) if is_main else ()
+        for number in caught:
+            loop.add_signal_handler(number, self.stop)
+        try:
+            return await self.run_async()
+        finally:
+            for number in caught:
+                loop.remove_signal_handler(number)
+
+    def _caller(self, threads: Threads) -> Callable[[Job], Awaitable[object]]:
+        handler = cast("Callable[[Job], Any]", self._handler)
+        if _is_async(handler):
+            return handler
+
+        async def call(job: Job) -> object:
+            return await threads.run(handler, job)
+
+        return call
+
+
+def _is_async(handler: Callable[[Job], Any]) -> bool:
+    is_callable_object = not inspect.isroutine(handler) and not isinstance(handler, partial)
+    inner = type(handler).__call__ if is_callable_object else handler
+    return inspect.iscoroutinefunction(inspect.unwrap(inner))
+
+
+def worker(
+    queue: str,
+    *,
+    url: str | None = None,
+    token: str | None = None,
+    concurrency: int = 8,
+    lease_ms: int | None = None,
+    node: str | None = None,
+    push: Push = "auto",
+    backoff: Backoff = BACKOFF,
+    pauses: Backoff = PAUSES,
+    grace_ms: int = GRACE_MS,
+    effects: Effects | None = None,
+) -> Callable[[Handler[R]], Worker[R]]:
+    """Make a function of one `Job` the worker of a queue; `run()` of the result starts it.
+
+        @worker("thumbnails", url="http://127.0.0.1:4000")
+        def make(job: Job) -> None:
+            ...
+
+        make.run()
+
+    A job whose handler returns is acked, that is deleted. One whose handler raises is released
+    and tried again after a back-off that doubles with its deliveries, with full jitter; `Retry`
+    says after how long, `Drop` and `Dead` delete it. While a handler runs its lease is extended.
+    If it is lost all the same, `job.lost` is set and the result is discarded; the job may then be
+    worked on a second time, so effects are to be idempotent.
+
+    `queue`: a name on the server at `url`, or the queue's URL. `concurrency`: handlers at a time,
+    1 to 1000; plain functions run in as many threads. `lease_ms`: 100 to 86,400,000; left out,
+    as the queue is set. `node`: this worker's name, host, process and chance if left out.
+    `push`: "auto" takes jobs over a stream where there is one and asks for them otherwise;
+    "always" and "never" insist. `backoff`: of jobs that failed; `pauses`: of a server that is
+    away. `grace_ms`: how long a stop waits for handlers, before their jobs are released.
+
+    Raises `ValueError` for options out of range.
+    """
+
+    def decorate(handler: Handler[R]) -> Worker[R]:
+        return Worker(
+            handler,
+            queue,
+            url=url,
+            token=token,
+            concurrency=concurrency,
+            lease_ms=lease_ms,
+            node=node,
+            push=push,
+            backoff=backoff,
+            pauses=pauses,
+            grace_ms=grace_ms,
+            effects=effects,
+        )
+
+    return decorate

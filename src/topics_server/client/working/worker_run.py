@@ -1,0 +1,374 @@
+"""One run of a worker: fetches jobs, runs handlers, extends leases.
+
+Owns the tasks and their order at the end. Each delivery that comes is held in `InFlight` and runs
+in a task of its own, at most `concurrency` at a time. A stop claims nothing more and gives running
+handlers `grace_ms`; what is unfinished then is released for others at once.
+
+A stream that is open while the worker stops would bring a job for each one that is acked, and
+closing it first would free the leases of the handlers that still run. So the server is told that it
+is to bring no more. What comes all the same (the word crossed an ack, the server does not know it)
+is not begun, and free again when the stream is closed, after the last ack.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Final, Literal, TypeAlias
+
+import msgspec
+
+from topics_server.client.backoff import Backoff
+from topics_server.client.effects import Effects
+from topics_server.client.errors import ClientError, asked_wait_ms, passes
+from topics_server.client.queue import AsyncQueue
+from topics_server.client.values import Job, QueueState, Stats
+from topics_server.client.working.acknowledge import RELEASED, Acknowledger
+from topics_server.client.working.in_flight import Held, InFlight
+from topics_server.client.working.sources import JobSource, SourceTerms
+
+log = logging.getLogger("topics_server.client")
+# How long the last acks and releases may take when a worker stops.
+FAREWELL_MS: Final = 5000
+# How long the last claim may take: its wait, a window in which claims share, and some more.
+CLAIM_END_MS: Final = 10_000
+# A stream's jobs are free when the server notices its end. Released before that, and at once, they
+# would be pushed into the same dead connection and have one more delivery counted.
+CLOSING_MS: Final = 100
+# A request to extend is given up early enough for another one.
+EXTEND_TIMEOUT_MIN_MS: Final = 250
+EXTEND_TIMEOUT_MAX_MS: Final = 30_000
+EXTEND_PAUSE_MAX_MS: Final = 2000
+
+Push: TypeAlias = Literal["auto", "always", "never"]
+Call: TypeAlias = Callable[[Job], Awaitable[object]]
+
+
+class Retry(Exception):
+    """Raised by a handler: try this job again, after `after_ms` (left out: by the back-off)."""
+
+    def __init__(self, after_ms: int | None = None) -> None:
+        super().__init__("try again" if after_ms is None else f"try again after {after_ms} ms")
+        if after_ms is not None and after_ms < 0:
+            raise ValueError("after_ms is 0 or more")
+        self.after_ms = after_ms
+
+
+class Drop(Exception):
+    """Raised by a handler: the job needs no work; it is acked, that is deleted."""
+
+
+class Dead(Drop):
+    """Raised by a handler: the job can never succeed; it is deleted too, with an error logged.
+
+    The queue's dead-letter topic is where jobs go that were delivered `max_deliveries` times;
+    a job that is to be kept there is let fail.
+    """
+
+
+class WorkerPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """How a worker works; `lease_ms` None: as long as the queue says."""
+
+    node: str
+    concurrency: int
+    lease_ms: int | None
+    push: Push
+    backoff: Backoff
+    pauses: Backoff
+    grace_ms: int
+
+
+class WorkerRun:
+    """One run. `call` runs the handler for a job and raises what it raises."""
+
+    def __init__(self, queue: AsyncQueue, plan: WorkerPlan, call: Call, effects: Effects) -> None:
+        self._queue = queue
+        self._plan = plan
+        self._call = call
+        self._effects = effects
+        self._stopping = asyncio.Event()
+        self._hurrying = asyncio.Event()
+        self._running: dict[asyncio.Task[None], Held] = {}
+        self._room_changed = asyncio.Event()
+        self._lease_changed = asyncio.Event()
+        self._slots = asyncio.Semaphore(plan.concurrency)
+        self._source: JobSource
+        # The last extend failed, and that was told.
+        self._is_deaf = False
+        self._stats = Stats()
+        self._flight = InFlight(plan.lease_ms or 1)
+        self._settling = Acknowledger(
+            queue,
+            plan.node,
+            self._flight,
+            self._stats,
+            pauses=plan.pauses,
+            effects=effects,
+        )
+
+    # -- what the source asks --------------------------------------------------------------------
+
+    def is_stopping(self) -> bool:
+        """Whether no more is to be claimed."""
+        return self._stopping.is_set()
+
+    def free(self) -> int:
+        """How many jobs could begin now."""
+        return self._plan.concurrency - len(self._running)
+
+    async def wait_free(self) -> None:
+        """Until a handler is through or the worker stops."""
+        self._room_changed.clear()
+        if self.free() <= 0 and not self.is_stopping():
+            await self._room_changed.wait()
+
+    async def pause(self, wait_ms: float) -> None:
+        """Wait so long, or until the worker stops."""
+        await self._unless(self._stopping, wait_ms)
+
+    def doubt(self) -> None:
+        """Every lease may be lost: ask the server at once."""
+        self._flight.doubt(self._effects.now_ms())
+        self._lease_changed.set()
+
+    @property
+    def stats(self) -> Stats:
+        """What was done so far."""
+        return msgspec.structs.replace(self._stats, lost=self._flight.lost)
+
+    # -- the run ---------------------------------------------------------------------------------
+
+    def stop(self) -> None:
+        """Claim nothing more; asked a second time, do not wait for handlers either."""
+        if self._stopping.is_set():
+            self._hurrying.set()
+        self._stopping.set()
+        self._room_changed.set()
+
+    async def run(self) -> Stats:
+        """Work until `stop`; raises what the server refuses for good, after a stop of the same
+        kind.
+        """
+        state = await self._first_contact()
+        if state is None:
+            return self.stats
+        lease_ms = self._plan.lease_ms or state.lease_ms
+        self._flight.lease_ms = lease_ms
+        source = self._begin(lease_ms)
+        extending = asyncio.create_task(self._extending())
+        settling = asyncio.create_task(self._settling.run())
+        stopped = asyncio.create_task(self._stopping.wait())
+        tasks = {source, extending, settling, stopped}
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            self._stopping.set()
+            self._room_changed.set()
+            await self._finish(source, extending)
+        finally:
+            tasks.update(self._running)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        for task in (source, extending, settling):
+            if not task.cancelled() and (error := task.exception()) is not None:
+                raise error
+        return self.stats
+
+    async def _first_contact(self) -> QueueState | None:
+        """The queue's state; a server that is not there yet is waited for. None: stopped."""
+        tries = 0
+        while not self.is_stopping():
+            try:
+                return await self._queue.state()
+            except ClientError as error:
+                if not passes(error):
+                    raise
+                tries += 1
+                wait_ms = self._plan.pauses.wait_ms(tries, self._effects.chance())
+                if tries == 1:
+                    log.warning("%s; waiting for it", error)
+                await self.pause(max(wait_ms, asked_wait_ms(error), 1))
+        return None
+
+    def _begin(self, lease_ms: int) -> asyncio.Task[None]:
+        terms = SourceTerms(
+            node=self._plan.node,
+            concurrency=self._plan.concurrency,
+            lease_ms=lease_ms,
+            pauses=self._plan.pauses,
+        )
+        source = JobSource(self._queue, terms, self, self._take, self._effects)
+        self._source = source
+        ways = {"auto": source.auto, "always": source.push, "never": source.poll}
+        return asyncio.create_task(ways[self._plan.push]())
+
+    async def _finish(self, source: asyncio.Task[None], extending: asyncio.Task[None]) -> None:
+        """The order of an end: handlers, their acks, the stream, what is left."""
+        if self._running:
+            log.info("stopping: %d jobs are unfinished", len(self._running))
+        no_more = asyncio.create_task(self._say_no_more())
+        running = asyncio.create_task(self._all_done())
+        hurry = asyncio.create_task(self._hurrying.wait())
+        await asyncio.wait(
+            {running, hurry},
+            timeout=self._plan.grace_ms / 1000,
+            return_when=asyncio.FIRST_COMPLETED,
+        )
+        running.cancel()
+        hurry.cancel()
+        await self._within_farewell(self._settling.wait_idle())
+        # It was asked before the acks were; cancelled in the middle, it would break a connection.
+        await asyncio.wait({no_more}, timeout=CLOSING_MS / 1000)
+        no_more.cancel()
+        for task, held in self._running.items():
+            held.job.lost.set()
+            task.cancel()
+        if self._running:
+            # Coroutines end by the cancellation; threads are left behind.
+            await asyncio.wait(self._running, timeout=FAREWELL_MS / 1000)
+        delay_ms = 0
+        if not self._source.is_asking:
+            extending.cancel()  # what ends now is not to be asked about
+            source.cancel()
+            delay_ms = CLOSING_MS
+        await asyncio.wait({source}, timeout=CLAIM_END_MS / 1000)
+        pending = self._settling.pending
+        for held in self._flight.all:
+            if held not in pending:
+                self._settling.nack(held, delay_ms, RELEASED)
+        await self._within_farewell(self._settling.wait_idle())
+
+    async def _say_no_more(self) -> None:
+        """Have the stream bring nothing more; said once, for not to be heard costs little."""
+        held = self._flight.all[: self._flight.batch_max]
+        if held and not self._source.is_asking:
+            await self._extend(held, no_more=True)
+
+    async def _all_done(self) -> None:
+        while self._running:
+            await asyncio.wait(self._running)
+
+    async def _within_farewell(self, waiting: Awaitable[None]) -> None:
+        try:
+            async with asyncio.timeout(FAREWELL_MS / 1000):
+                await waiting
+        except TimeoutError:
+            log.error("stopping without telling the server how every job ended")
+
+    # -- one delivery ----------------------------------------------------------------------------
+
+    def _take(self, job: Job, leased_ms: float) -> None:
+        held = self._flight.take(job, leased_ms)
+        self._lease_changed.set()
+        if self.is_stopping():
+            if self._source.is_asking:
+                self._settling.nack(held, 0, RELEASED)
+            return  # not begun
+        task = asyncio.create_task(self._work(held))
+        self._running[task] = held
+        task.add_done_callback(self._through)
+
+    def _through(self, task: asyncio.Task[None]) -> None:
+        del self._running[task]
+        self._room_changed.set()
+
+    async def _work(self, held: Held) -> None:
+        async with self._slots:
+            if self.is_stopping() or held not in self._flight:
+                return
+            job = held.job
+            try:
+                await self._call(job)
+            except Retry as retry:
+                delay_ms = retry.after_ms
+                self._settling.nack(held, self._backoff_ms(job) if delay_ms is None else delay_ms)
+            except Drop as drop:
+                level = logging.ERROR if isinstance(drop, Dead) else logging.INFO
+                log.log(level, "job %d is dropped: %s", job.seq, drop)
+                self._settling.ack(held, "dropped")
+            except asyncio.CancelledError:
+                if self.is_stopping():
+                    raise
+                log.warning("job %d: its handler was cancelled", job.seq)
+                self._settling.nack(held, self._backoff_ms(job))
+            except SystemExit as exit_:
+                # Only this job's handler asked to exit; the worker goes on and tries the job again.
+                log.warning(
+                    "job %d failed, delivery %d: its handler called sys.exit(%r)",
+                    job.seq,
+                    job.deliveries,
+                    exit_.code,
+                )
+                self._settling.nack(held, self._backoff_ms(job))
+            except Exception as error:
+                log.warning(
+                    "job %d failed, delivery %d: %r", job.seq, job.deliveries, error, exc_info=error
+                )
+                self._settling.nack(held, self._backoff_ms(job))
+            else:
+                self._settling.ack(held)
+
+    def _backoff_ms(self, job: Job) -> int:
+        return self._plan.backoff.wait_ms(max(job.deliveries, 1), self._effects.chance())
+
+    # -- leases ----------------------------------------------------------------------------------
+
+    async def _extending(self) -> None:
+        """Extend every lease in time, until cancelled."""
+        while True:
+            self._lease_changed.clear()
+            now_ms = self._effects.now_ms()
+            self._flight.warn(now_ms)
+            due = self._flight.due(now_ms)[: self._flight.batch_max]
+            if due and not await self._extend(due):
+                # Two thirds of the lease are left at first: several more tries.
+                pause_ms = min(self._flight.lease_ms / 12, EXTEND_PAUSE_MAX_MS)
+                await self._effects.sleep_ms(pause_ms)
+                continue
+            next_ms = self._flight.next_ms()
+            if next_ms is None:
+                await self._lease_changed.wait()
+            elif (wait_ms := next_ms - self._effects.now_ms()) > 0:
+                await self._unless(self._lease_changed, wait_ms)
+
+    async def _extend(self, due: list[Held], *, no_more: bool = False) -> bool:
+        """Whether the server answered."""
+        lease_ms = self._flight.lease_ms
+        asked_ms = self._effects.now_ms()
+        try:
+            answer = await self._queue.extend(
+                self._plan.node,
+                [held.job for held in due],
+                lease_ms=lease_ms,
+                no_more=no_more,
+                timeout_ms=min(max(lease_ms // 4, EXTEND_TIMEOUT_MIN_MS), EXTEND_TIMEOUT_MAX_MS),
+            )
+        except ClientError as error:
+            if self._flight.shrink(error, len(due)):
+                return True
+            level = logging.DEBUG if self._is_deaf else logging.WARNING
+            log.log(level, "cannot extend %d leases, trying again: %s", len(due), error)
+            self._is_deaf = True
+            return False
+        self._is_deaf = False
+        lost = self._flight.extended(due, answer.skipped, asked_ms)
+        # An end that crossed this is no loss: its own answer decides, and tells.
+        ending = self._settling.pending if lost else []
+        for held in lost:
+            if held not in ending:
+                log.warning("job %d: its lease is lost", held.job.seq)
+        return True
+
+    async def _unless(self, event: asyncio.Event, wait_ms: float) -> None:
+        """Wait so long, or until the event."""
+        waiting = asyncio.create_task(event.wait())
+        sleeping = asyncio.create_task(self._effects.sleep_ms(wait_ms))
+        try:
+            await asyncio.wait({waiting, sleeping}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (waiting, sleeping):
+                task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.gather(waiting, sleeping, return_exceptions=True)

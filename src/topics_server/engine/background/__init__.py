@@ -1,0 +1,11 @@
+"""Work behind the requests: sealing, checkpoints, recovery, large appends.
+
+- `append_decoder`: the helper process that checks and decodes large appends.
+- `capture`: encodes one topic as a snapshot part, and restores it.
+- `checkpointer`: checkpoints: captures topics in slices, publishes, trims the journal.
+- `epochs`: keeps the epochs of dropped names in the snapshot.
+- `large_appends`: decodes large appends one at a time in the helper process.
+- `recovery`: the boot sequence: restore, replay, judge, make durable.
+- `seal_plan`: plans which runs to seal, move to the cold folder or drop.
+- `sealer`: background jobs on sealed data: expire, seal, flip, relocate, drop.
+"""

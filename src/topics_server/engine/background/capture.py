@@ -1,0 +1,278 @@
+"""Encodes one topic as a snapshot part, and restores it. Pure.
+
+A part holds what no segment and no later journal entry has: configuration, head, ceiling, floor,
+why records are lost, holes, idempotency keys, the lsn applied, the unsealed tail, flips that are
+not synced yet, and what its files must be like (`inventory.Anchor`). Of an ephemeral topic no
+record: it comes back as a hole over all its seqs. `encode` of a `Captured` may run off the loop,
+since blocks never change. Version in front. Called by the checkpointer and by recovery.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+import numpy as np
+
+from topics_server.engine.log.log import Log
+from topics_server.engine.log.losses import Losses, with_hole, without_damage
+from topics_server.engine.log.runs import DAMAGED, DELETED, TailBlock, slice_block
+from topics_server.engine.ports import SealedIndex
+from topics_server.engine.topic.producers import StampAccepted
+from topics_server.engine.topic.stream_facts import StreamState
+from topics_server.engine.topic.topic import RouterCursor, Topic
+from topics_server.values.blocks import Block, decode_block, encode_block
+from topics_server.values.file_inventory import anchor_of
+from topics_server.values.limits import RECORD_FRAMING_BYTES
+from topics_server.values.model import Hole, LossReason, StreamFacts
+from topics_server.values.storage_types import TailPart, TopicPart
+
+_VERSION: Final = 1
+
+
+_ENCODER: Final = msgspec.msgpack.Encoder()
+_DECODER: Final = msgspec.msgpack.Decoder(TopicPart)
+
+
+class Captured:
+    """A topic at one moment: what can change is copied, blocks are only referred to."""
+
+    __slots__ = ("_part", "_tail")
+
+    def __init__(self, part: TopicPart, tail: list[tuple[Block, bytes, int]]) -> None:
+        self._part = part
+        self._tail = tail
+
+    def encode(self) -> bytes:
+        """The part's bytes; touches nothing that changes."""
+        tail = [TailPart(encode_block(block), dead, lsn) for block, dead, lsn in self._tail]
+        return _ENCODER.encode(msgspec.structs.replace(self._part, tail=tail))
+
+
+def prepare(topic: Topic) -> Captured:
+    """Note the topic as it is now; the costly part is `encode`."""
+    log = topic.log
+    tail: list[tuple[Block, bytes, int]] = []
+    if not topic.is_ephemeral:
+        tail = [(run.block, bytes(run.dead), run.last_lsn) for run in log.tail()]
+        block = log.open
+        if block is not None:
+            view = block.block_of(0, block.count)
+            tail.append((view, bytes(block.dead), block.last_lsn))
+    part = TopicPart(
+        version=_VERSION,
+        topic_id=topic.topic_id,
+        name=topic.name,
+        epoch=topic.epoch,
+        config=topic.config,
+        created_ts=topic.created_ts,
+        applied_lsn=topic.applied_lsn,
+        head_seq=log.head_seq,
+        ceiling_seq=topic.ceiling_seq,
+        journaled_seq=topic.journaled_seq,
+        evict_floor=log.evict_floor,
+        last_ts=log.last_ts,
+        last_write_ts=topic.last_write_ts,
+        last_read_ts=topic.last_read_ts,
+        damaged_records=log.damaged_records,
+        next_segment_id=log.next_segment_id,
+        holes=list(log.holes),
+        losses=list(log.losses.ranges),
+        keys=dict(topic.keys.remembered),
+        flips=_flips_of(topic),
+        tail=[],
+        cursors={router: (at.seq, at.copy_count) for router, at in topic.cursors.items()},
+        producers=_producers_of(topic),
+        stream=_stream_of(topic),
+        manifest_generation=topic.files.generation,
+        flags={
+            segment_id: (digest.dead_count, digest.checksum)
+            for segment_id, digest in topic.files.digests.items()
+        },
+        whole_flips=sorted(topic.files.fragile),
+    )
+    return Captured(part, tail)
+
+
+def _flips_of(topic: Topic) -> dict[int, bytes]:
+    """Rows that are dead and whose flags may not say so yet.
+
+    Of a fragile segment these are all its deleted rows. Those of one that is untrusted as well were
+    all restored as pending.
+    """
+    files = topic.files
+    flips = {segment_id: rows.tobytes() for segment_id, rows in files.pending.items()}
+    for run in topic.log.sealed() if files.fragile else ():
+        if run.segment_id in files.fragile and run.segment_id not in files.untrusted:
+            deleted = np.flatnonzero(np.frombuffer(run.dead, np.uint8) == DELETED)
+            flips[run.segment_id] = deleted.astype(np.uint32).tobytes()
+    return flips
+
+
+def _producers_of(topic: Topic) -> dict[str, tuple[int, int, int, int, int]]:
+    """Who appended what, unless that is gone after a restart."""
+    if topic.is_ephemeral:
+        return {}
+    return {name: msgspec.structs.astuple(last) for name, last in topic.producers.known.items()}
+
+
+def _stream_of(topic: Topic) -> StreamFacts | None:
+    """The facts of a stream, with its last use as it is known now."""
+    stream = topic.stream
+    if stream is None:
+        return None
+    return msgspec.structs.replace(stream.facts, used_ms=stream.used_ms)
+
+
+def capture(topic: Topic) -> bytes:
+    """The topic's part at once."""
+    return prepare(topic).encode()
+
+
+def decode(encoded: bytes) -> TopicPart:
+    """Raises `ValueError` for bytes that are no part."""
+    try:
+        part = _DECODER.decode(encoded)
+    except msgspec.DecodeError as error:
+        raise ValueError(f"not a captured topic: {error}") from None
+    if part.version != _VERSION:
+        raise ValueError(f"captured topic has version {part.version}, not {_VERSION}")
+    return part
+
+
+def restore(part: TopicPart, sealed: Sequence[SealedIndex]) -> Topic:
+    """A topic from its part and the segments its manifest lists, in seq order."""
+    topic = Topic(part.topic_id, part.name, part.epoch, part.config, part.created_ts)
+    topic.applied_lsn = part.applied_lsn
+    topic.ceiling_seq = part.ceiling_seq
+    topic.journaled_seq = part.journaled_seq
+    topic.last_write_ts = part.last_write_ts
+    topic.last_read_ts = part.last_read_ts
+    topic.files.anchor = anchor_of(part)
+    topic.files.fragile = frozenset(part.whole_flips) & {index.segment_id for index in sealed}
+    topic.keys.remembered.update(part.keys)
+    topic.producers.known.update(
+        (producer, StampAccepted(*last)) for producer, last in part.producers.items()
+    )
+    if part.stream is not None:
+        topic.stream = StreamState(part.stream)
+    topic.cursors = {router: RouterCursor(*cursor) for router, cursor in part.cursors.items()}
+    if not topic.is_ephemeral:
+        _restore_log(topic, part, sealed)
+        return topic
+    next_id = part.next_segment_id
+    _restore_log(topic, part, [index for index in sealed if index.segment_id < next_id])
+    topic.log.lose_all(LossReason.RESTART)
+    topic.log.replayed_seq = None
+    _adopt_newer(topic, [index for index in sealed if index.segment_id >= next_id])
+    return topic
+
+
+def _adopt_newer(topic: Topic, sealed: Sequence[SealedIndex]) -> None:
+    """What was sealed since the capture saw an ephemeral topic: it is of another class by now.
+
+    All before it is lost: in memory then, or skipped by starts that nobody has noted.
+    """
+    log = topic.log
+    if not sealed:
+        return
+    last_lost = sealed[0].first_seq - 1
+    log.holes = [Hole(1, last_lost, LossReason.RESTART)] if last_lost else []
+    for index in sealed:
+        log.adopt_sealed(index, bytearray(index.flags()))
+    log.replayed_seq = last_lost
+
+
+def _restore_log(topic: Topic, part: TopicPart, sealed: Sequence[SealedIndex]) -> None:
+    log = topic.log
+    log.head_seq = part.head_seq
+    log.evict_floor = part.evict_floor
+    log.earliest_seq = part.head_seq + 1
+    log.last_ts = part.last_ts
+    log.losses = Losses(part.losses)
+    log.next_segment_id = part.next_segment_id
+    log.holes = without_damage(part.holes, [(i.first_seq, i.last_seq) for i in sealed])
+    healed = 0
+    for index in sealed:
+        dead = bytearray(index.flags())
+        pending = array("I", part.flips.get(index.segment_id, b""))
+        if index.segment_id >= part.next_segment_id and not topic.is_ephemeral:
+            pending.extend(_died_in_tail(part, index, dead))
+        if pending:
+            np.frombuffer(dead, np.uint8)[np.frombuffer(pending, np.uint32)] = 1
+            topic.files.pending[index.segment_id] = pending
+        healed += _look_again(log, dead, index, part.holes)
+        log.adopt_sealed(index, dead)
+    log.replayed_seq = part.head_seq if part.head_seq < log.head_seq else None
+    log.damaged_records = max(0, part.damaged_records - healed)
+    sealed_seq = log.sealed_seq
+    for kept in part.tail:
+        _restore_block(topic, kept, sealed_seq)
+    assert log.evict_floor <= log.earliest_seq <= log.head_seq + 1
+
+
+def _look_again(log: Log, dead: bytearray, index: SealedIndex, holes: list[Hole]) -> int:
+    """Rows in a hole are lost, unless it is of damage and they can be read now; how many can.
+
+    The file of a damaged segment may have been put back since the capture.
+    """
+    healed = 0
+    for hole in holes:
+        start = max(0, max(hole.first_seq, log.evict_floor) - index.first_seq)
+        end = min(len(dead), hole.last_seq - index.first_seq + 1)
+        if start >= end:
+            continue
+        if hole.reason is not LossReason.DAMAGED:
+            dead[start:end] = b"\x01" * (end - start)
+            continue
+        live = dead.count(0, start, end)
+        for first, last in index.damaged_rows(start, end) if live else ():
+            dead[first : last + 1] = dead[first : last + 1].replace(b"\0", bytes([DAMAGED]))
+            lost = Hole(index.first_seq + first, index.first_seq + last, LossReason.DAMAGED)
+            log.holes = with_hole(log.holes, lost)
+        healed += dead.count(0, start, end)
+    return healed
+
+
+def _died_in_tail(part: TopicPart, index: SealedIndex, flags: bytearray) -> array[int]:
+    """Rows of a segment that the capture saw in the tail still, dead, and whose flags say live.
+
+    They died while the segment was being written. The entries that killed them are in the part and
+    are not replayed; what is not in its tail any more, up to its head, is dead as well.
+    """
+    first = index.first_seq
+    count = max(0, min(index.last_seq, part.head_seq) - first + 1)
+    dead = bytearray(b"\x01") * count
+    for kept in part.tail:
+        block = decode_block(kept.block)
+        start = max(block.first_seq, first)
+        end = min(block.last_seq + 1, first + count)
+        if start < end:
+            offset = block.first_seq
+            dead[start - first : end - first] = kept.dead[start - offset : end - offset]
+    rows = np.flatnonzero(np.frombuffer(dead, np.uint8) > np.frombuffer(flags, np.uint8)[:count])
+    rows = rows[rows >= part.evict_floor - first]
+    return array("I", rows.astype(np.uint32).tobytes())
+
+
+def _restore_block(topic: Topic, kept: TailPart, sealed_seq: int) -> None:
+    """A block of the captured tail, but for what was sealed since."""
+    block = decode_block(kept.block)
+    dead = bytearray(kept.dead)
+    assert len(dead) == block.count
+    if block.last_seq <= sealed_seq:
+        return
+    if block.first_seq <= sealed_seq:
+        row = sealed_seq + 1 - block.first_seq
+        block, dead = slice_block(block, row, block.count), dead[row:]
+    live = dead.count(0)
+    if live == 0 and topic.log.tail_count == 0:
+        return
+    run = TailBlock(block, dead, live, 0, kept.last_lsn)
+    if live:
+        # All of it weighs no more than a slice, so only a block with dead rows is walked.
+        run.live_bytes = run.live_bytes_between(0, block.count)
+        assert run.live_bytes >= RECORD_FRAMING_BYTES * live
+    topic.log.adopt_tail(run)

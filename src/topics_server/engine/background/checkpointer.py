@@ -1,0 +1,248 @@
+"""Checkpoints: captures topics in slices, publishes, trims the journal.
+
+A topic is captured with the lsn applied to it, so slices need not be taken at one moment; the
+snapshot's start is the oldest lsn not applied (or held) when the capture began, and replay from
+there meets every part. Every shard is synced up to the last captured lsn before the snapshot is
+published, and the journal is trimmed to the *older* kept snapshot's start (ARCHITECTURE,
+Checkpoint). A shard that is read-only does not hold up the others: what it wrote last may or may
+not be on disk, so its replay begins where that of the snapshot before its failure does, and its
+files stay. Topics that did not move since the last capture reuse its encoded form; projections are
+always captured anew, for what they hold may move without an entry. Loop thread, writing off the
+loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
+from typing import Final
+
+from topics_server.engine.background.capture import capture
+from topics_server.engine.background.epochs import capture_epochs
+from topics_server.engine.commit.pipeline import CommitPipeline
+from topics_server.engine.commit.projections import NO_PROJECTIONS, Projections
+from topics_server.engine.commit.router_pages import RouterPages
+from topics_server.engine.ports import Clock, JournalPort, Offload, Snapshots
+from topics_server.engine.topic.registry import Registry
+from topics_server.engine.topic.topic import Applied
+from topics_server.runtime.metrics import log
+from topics_server.values.entries import RESERVED_ID_MIN, Entry
+from topics_server.values.errors import StorageError
+from topics_server.values.limits import CAPTURE_SLICE_MS
+from topics_server.values.storage_types import (
+    EPOCHS_PART,
+    ReplayStart,
+    ShardSync,
+    SnapshotImage,
+    SyncedShard,
+)
+
+# A tail this large is sealed before a capture rather than written into every snapshot.
+SEAL_BEFORE_CAPTURE_BYTES: Final = 1024 * 1024
+# Encoded parts up to this size are kept for the next checkpoint; larger ones are made again.
+_KEPT_PART_BYTES_MAX: Final = 4096
+# How often it is asked whether enough was journaled.
+_POLL_MS: Final = 500
+_FREED_AT_ONCE: Final = 5_000
+_LOW_DISK_INTERVAL_MS: Final = 1000
+
+
+class Checkpointer:
+    """Takes checkpoints, on a timer or when told. One at a time."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        commits: CommitPipeline,
+        journal: JournalPort,
+        snapshots: Snapshots,
+        offload: Offload,
+        clock: Clock,
+        seal_tails: Callable[[int], Awaitable[None]],
+        projections: Projections = NO_PROJECTIONS,
+        pages: RouterPages | None = None,
+        *,
+        run: int = 0,
+        published: ReplayStart = ReplayStart(),  # noqa: B008 -- an immutable value
+    ) -> None:
+        """`run`: the run's number. `published`: where replay of the newest snapshot begins."""
+        self._run = run
+        self._published = published
+        self._pages = pages
+        self._registry = registry
+        self._commits = commits
+        self._journal = journal
+        self._snapshots = snapshots
+        self._offload = offload
+        self._clock = clock
+        self._seal_tails = seal_tails
+        self._projections = projections
+        self._busy = asyncio.Lock()
+        # Encoded parts of topics that have not moved since they were captured.
+        self._parts: dict[int, bytes] = {}
+        self._last_lsn = 0
+        # Something a capture would show has changed without an entry.
+        self._has_moved = False
+        self._trim_start = ReplayStart()
+        self.taken_count = 0
+        self.longest_slice_ms = 0.0
+        self.last_duration_ms = 0.0
+        # Why the last one failed; nothing once one is published.
+        self.failure: StorageError | None = None
+        # Asked before one is written, with its size in bytes.
+        self.make_room: Callable[[int], Awaitable[None]] | None = None
+        # Told after each one that was published.
+        self.on_taken: list[Callable[[], None]] = []
+        commits.observers.append(self._observe)
+
+    def _observe(self, lsn: int, entry: Entry, applied: Applied) -> None:
+        self._parts.pop(entry.topic_id, None)
+
+    def moved(self, topic_id: int) -> None:
+        """Something of the topic changed that is not an entry (sealed, flipped, damaged).
+
+        The id may be a projection's, when what must not wait for an entry moved there.
+        """
+        if topic_id >= RESERVED_ID_MIN:
+            self._has_moved = True
+        self._parts.pop(topic_id, None)
+
+    async def take(self, *, final: bool = False, trim: bool = True) -> None:
+        """Take one checkpoint. Raises `StorageError` if it could not be published.
+
+        `final`: the server is stopping; tails stay in the snapshot rather than being sealed.
+        `trim`: let the journal go that no snapshot needs; else `self.trim` does it later.
+        """
+        async with self._busy:
+            if self._commits.is_broken:
+                raise StorageError("a defect was met: what is in memory must not be published")
+            began_ms = self._clock.monotonic_ms()
+            if not final:
+                await self._seal_tails(SEAL_BEFORE_CAPTURE_BYTES)
+            if self._pages is not None:
+                await self._pages.quiesced()
+                self._pages.begin_capture()
+            start_lsn = self._commits.start_lsn()
+            self._has_moved = False
+            parts = await self._capture()
+            last_lsn = self._commits.next_lsn - 1
+            assert start_lsn <= last_lsn + 1
+            next_topic_id = self._registry.next_topic_id
+            synced = await self._journal.sync_open_shards()
+            image = SnapshotImage(
+                start_lsn=start_lsn,
+                last_lsn=last_lsn,
+                next_topic_id=next_topic_id,
+                parts=parts,
+                run=self._run,
+                shards=[self._shard_sync(each, start_lsn) for each in synced],
+            )
+            if self.make_room is not None:
+                await self.make_room(sum(len(part) for _, part in parts))
+            trim_start = await self._offload.run(partial(self._snapshots.write, image))
+            self._published = image.replay_start
+            del image
+            # Letting go of 100,000 parts at once would be felt.
+            while parts:
+                del parts[-_FREED_AT_ONCE:]
+                await asyncio.sleep(0)
+            if trim_start.lsn:
+                self._trim_start = trim_start
+            if trim:
+                self.trim()
+            self.taken_count += 1
+            self._last_lsn = last_lsn
+            self.last_duration_ms = self._clock.monotonic_ms() - began_ms
+        for told in self.on_taken:
+            told()
+
+    @property
+    def trim_lsn(self) -> int:
+        """Entries before it are needed no more, of shards that take writes; 0: all are."""
+        return self._trim_start.lsn
+
+    def trim(self) -> None:
+        """Let the journal go that no kept snapshot needs."""
+        if self.trim_lsn:
+            self._journal.trim(self._trim_start)
+
+    def _shard_sync(self, synced: SyncedShard, start_lsn: int) -> ShardSync:
+        """What the snapshot says of a shard.
+
+        What a read-only one had in flight is decided by the next start, and its pages without
+        payloads name records from the start of the snapshot before on.
+        """
+        if synced.is_read_only:
+            start_lsn = min(start_lsn, self._published.of(synced.wal_set, synced.shard))
+        return ShardSync(synced.wal_set, synced.shard, synced.synced_lsn, start_lsn)
+
+    async def _capture(self) -> list[tuple[int, bytes]]:
+        """Encode everything there is, never holding the loop longer than a slice."""
+        parts: list[tuple[int, bytes]] = [(EPOCHS_PART, b"")]
+        slice_began_ms = self._clock.monotonic_ms()
+        for part in self._encoded():
+            parts.append(part)
+            spent_ms = self._clock.monotonic_ms() - slice_began_ms
+            if spent_ms >= CAPTURE_SLICE_MS:
+                self.longest_slice_ms = max(self.longest_slice_ms, spent_ms)
+                await asyncio.sleep(0)
+                slice_began_ms = self._clock.monotonic_ms()
+        # Captured last: a topic that was dropped before its own turn is in no part but this one.
+        parts[0] = (EPOCHS_PART, capture_epochs(self._registry))
+        return parts
+
+    def _encoded(self) -> Iterator[tuple[int, bytes]]:
+        """One part after the other, each as it is when it is asked for."""
+        for reserved_id, projection in self._projections.items():
+            for part in projection.capture():
+                yield reserved_id, part
+        for topic_id in self._registry.ids():
+            topic = self._registry.get(topic_id)
+            if topic is None:
+                continue  # dropped while others were captured
+            kept = self._parts.get(topic_id)
+            if kept is None:
+                kept = capture(topic)
+                if len(kept) <= _KEPT_PART_BYTES_MAX:
+                    self._parts[topic_id] = kept
+            yield topic_id, kept
+
+    async def run(
+        self,
+        interval_ms: int,
+        max_wal_bytes: int,
+        wal_bytes: Callable[[], int],
+        is_disk_low: Callable[[], bool],
+    ) -> None:
+        """Take a checkpoint every interval, or after so many journal bytes, until cancelled.
+
+        Nothing is taken while nothing is written, but for one that lets the journal go.
+        `wal_bytes`: bytes journaled since the start. While the disk is low, or the last one
+        failed, checkpoints come quickly: what the journal gives back is the room that is missing.
+        """
+        taken_ms = self._clock.monotonic_ms()
+        taken_bytes = wal_bytes()
+        while True:
+            await asyncio.sleep(min(interval_ms, _POLL_MS) / 1000)
+            next_lsn = self._commits.next_lsn
+            # One more after the last write: the journal is kept back to the older snapshot.
+            is_published = next_lsn - 1 == self._last_lsn and not self._has_moved
+            # With a single snapshot nothing is let go: a second one if the room is needed.
+            is_trimmed = self.trim_lsn == next_lsn or (self.trim_lsn == 0 and not is_disk_low())
+            if is_published and is_trimmed:
+                continue
+            is_urgent = is_disk_low() or self.failure is not None
+            wait_ms = min(interval_ms, _LOW_DISK_INTERVAL_MS) if is_urgent else interval_ms
+            is_due = self._clock.monotonic_ms() - taken_ms >= wait_ms
+            if not is_due and wal_bytes() - taken_bytes < max_wal_bytes:
+                continue
+            taken_ms = self._clock.monotonic_ms()
+            taken_bytes = wal_bytes()
+            try:
+                await self.take()
+            except StorageError as error:
+                log.warning("checkpoint failed, the journal is kept: %s", error)
+                self.failure = error
+            else:
+                self.failure = None

@@ -1,0 +1,148 @@
+"""Decodes large appends one at a time in the helper process.
+
+What is decoded is within the limits of an append and ready to be applied without a copy of its
+payloads, so no turn of the loop is as long as a body. A caller that goes away changes nothing: what
+was begun goes on. Whoever decides on the outcome does so behind the last `await`, as with any
+append. Called by the handlers of appends, `streams.service` and `recovery`; loop thread only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+from collections.abc import Callable
+from functools import partial
+from typing import Final, TypeVar
+
+import msgspec
+
+from topics_server.engine.background.append_decoder import DecoderError, DecoderProcess
+from topics_server.engine.topic.admission import AppendLimits, check_limits
+from topics_server.runtime.metrics import log
+from topics_server.values.appends import GRAMMAR, DecodedAppend
+from topics_server.values.blocks import Payloads, ends_in_blocks, payloads_of
+from topics_server.values.errors import Code, TopicsError
+from topics_server.values.limits import (
+    LARGE_APPEND_BYTES_MIN,
+    LARGE_APPENDS_WAITING_BYTES_MAX,
+    U32_MAX,
+)
+from topics_server.values.record_codecs import (
+    MESSAGES_GRAMMAR,
+    bytes_body,
+    decode_body,
+    decode_bytes,
+)
+
+T = TypeVar("T")
+
+# What was within the limits once is not asked for them again.
+_ANY: Final = AppendLimits(U32_MAX, U32_MAX, U32_MAX, U32_MAX, U32_MAX)
+
+
+class LargeAppends:
+    """The queue before the helper process. `limits`: what any append may carry."""
+
+    def __init__(self, limits: AppendLimits) -> None:
+        self._limits = limits
+        self._process = DecoderProcess()
+        self._thread = concurrent.futures.ThreadPoolExecutor(1, "decoder")
+        # Of the bodies that were handed over, the one that is decoded included.
+        self._waiting_bytes = 0
+
+    @property
+    def process(self) -> DecoderProcess:
+        """The helper process."""
+        return self._process
+
+    def takes(self, body: bytes) -> bool:
+        """Whether a body is too large to be decoded on the loop."""
+        return len(body) > LARGE_APPEND_BYTES_MIN
+
+    async def decode(self, body: bytes) -> DecodedAppend:
+        """The records of an append's body.
+
+        Raises what decoding and admission raise, and `throttled` if too many wait or there is no
+        helper process.
+        """
+        return await self._run(body, lambda: self._process.decode(body, GRAMMAR, self._limits))
+
+    async def decode_messages(self, body: bytes) -> DecodedAppend:
+        """The JSON messages of a stream's body; there may be none. Raises as `decode` does."""
+        return await self._run(
+            body, lambda: self._process.decode(body, MESSAGES_GRAMMAR, self._limits)
+        )
+
+    async def decode_bytes(self, content_type: str, data: bytes) -> tuple[bytes, DecodedAppend]:
+        """The body of an append of one record of bytes, and that record."""
+        decoded = decode_bytes(content_type, data)
+        # Before anything is copied.
+        check_limits(decoded, self._limits)
+
+        def put_together() -> tuple[bytes, DecodedAppend]:
+            payloads = payloads_of(decoded.datas, decoded.metas)
+            kept = bytes_body(content_type, data)
+            return kept, msgspec.structs.replace(decoded, payloads=(payloads,))
+
+        return await self._run(data, put_together)
+
+    async def decode_kept(self, body: bytes, grammar: int) -> DecodedAppend:
+        """The records of a body that the journal has, whatever the limits are by now.
+
+        They are needed: what the helper process fails at is decoded in the thread.
+        """
+        if grammar <= GRAMMAR or grammar == MESSAGES_GRAMMAR:
+            try:
+                return await self._call(body, lambda: self._process.decode(body, grammar, _ANY))
+            except DecoderError as error:
+                log.error("the helper process for large appends failed twice: %s", error)
+        return await self._call(body, lambda: _in_blocks(decode_body(body, grammar)))
+
+    async def _run(self, body: bytes, call: Callable[[], T]) -> T:
+        if self._waiting_bytes + len(body) > LARGE_APPENDS_WAITING_BYTES_MAX:
+            raise TopicsError(
+                Code.THROTTLED,
+                "too many large appends wait to be decoded",
+                {"limit": "large_appends", "max": LARGE_APPENDS_WAITING_BYTES_MAX},
+            )
+        try:
+            return await self._call(body, call)
+        except DecoderError as error:
+            log.error("the helper process for large appends failed twice: %s", error)
+            raise TopicsError(
+                Code.THROTTLED,
+                "the helper process for large appends failed",
+                {"limit": "large_appends"},
+            ) from None
+
+    async def _call(self, body: bytes, call: Callable[[], T]) -> T:
+        size = len(body)
+        under_way = self._thread.submit(call)
+        self._waiting_bytes += size
+        # Whoever waits may go away; what was begun counts until it is over.
+        settled = asyncio.wrap_future(under_way)
+        settled.add_done_callback(partial(self._note_end, size))
+        return await asyncio.shield(settled)
+
+    def _note_end(self, size: int, settled: asyncio.Future[T]) -> None:
+        self._waiting_bytes -= size
+        # Told here if nobody waits any more.
+        if not settled.cancelled():
+            settled.exception()
+
+    def close(self) -> None:
+        """*Blocking.* Wait for the call under way, then end the helper process."""
+        self._thread.shutdown(cancel_futures=True)
+        self._process.close()
+
+
+def _in_blocks(decoded: DecodedAppend) -> DecodedAppend:
+    """The append with its payloads put together, block by block."""
+    metas = decoded.metas if decoded.has_metas else None
+    payloads: list[Payloads] = []
+    row = 0
+    for ends in ends_in_blocks(decoded.datas, metas):
+        part = slice(row, row + len(ends) // 2)
+        payloads.append(payloads_of(decoded.datas[part], None if metas is None else metas[part]))
+        row = part.stop
+    return msgspec.structs.replace(decoded, payloads=tuple(payloads))

@@ -1,0 +1,131 @@
+"""Plans which runs to seal, move to the cold folder or drop. Pure.
+
+A run is unbroken, holds only records whose frames are synced, and is cut at the bounds of a
+segment. By age only a run of some size is sealed: a small one stays in the snapshot, so that many
+small topics are not many files. Planning may freeze or split blocks, which nobody sees. Called by
+`engine/background/sealer.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from topics_server.engine.log.log import Log
+from topics_server.engine.log.runs import SealedRun, TailBlock
+from topics_server.engine.topic.topic import Topic
+from topics_server.values.limits import SEAL_BY_AGE_BYTES_MIN
+from topics_server.values.storage_types import SegmentPlan
+
+
+def is_old(topic: Topic, now_ms: int, max_age_ms: int) -> bool:
+    """Whether the tail is old and large enough to be sealed by age."""
+    log = topic.log
+    if log.tail_count == 0 or log.tail_bytes < SEAL_BY_AGE_BYTES_MIN or topic.is_ephemeral:
+        return False
+    return now_ms - log.runs[log.sealed_count].time(0) >= max_age_ms
+
+
+def plan_seal(
+    topic: Topic,
+    synced_lsn: int,
+    now_ms: int,
+    max_records: int,
+    max_bytes: int,
+    max_age_ms: int,
+    force: bool = False,
+) -> SegmentPlan | None:
+    """The next run to seal, or None while nothing is due. `force`: whatever is synced is due."""
+    assert max_records > 0
+    assert max_bytes > 0
+    log = topic.log
+    if topic.is_ephemeral or log.tail_count == 0:
+        return None
+    is_full = log.tail_count >= max_records or log.tail_bytes >= max_bytes
+    if not (is_full or force or is_old(topic, now_ms, max_age_ms)):
+        return None
+    if log.open is not None and log.open.last_lsn <= synced_lsn:
+        log.freeze_open()
+    run, is_cut = _first_run(log, synced_lsn, max_records, max_bytes)
+    if not run or (is_full and not (is_cut or force or is_old(topic, now_ms, max_age_ms))):
+        return None
+    dead = b"".join(bytes(block.dead) for block in run)
+    return SegmentPlan(
+        topic_id=topic.topic_id,
+        segment_id=max(log.next_segment_id, topic.files.first_free_id),
+        blocks=[block.block for block in run],
+        dead=dead,
+    )
+
+
+def _first_run(
+    log: Log, synced_lsn: int, max_records: int, max_bytes: int
+) -> tuple[list[TailBlock], bool]:
+    """Blocks from the front of the tail, and whether a bound or a break ends them."""
+    run: list[TailBlock] = []
+    records = size = 0
+    index = log.sealed_count
+    while index < len(log.runs):
+        block = log.runs[index]
+        if not isinstance(block, TailBlock) or block.last_lsn > synced_lsn:
+            return run, False
+        if run and block.first_seq != run[-1].last_seq + 1:
+            return run, True
+        if records + block.count > max_records:
+            log.runs[index : index + 1] = block.split(max_records - records)
+            continue
+        if run and size + len(block.block.body) > max_bytes:
+            return run, True
+        run.append(block)
+        records += block.count
+        size += len(block.block.body)
+        if records == max_records or size >= max_bytes:
+            return run, True
+        index += 1
+    return run, False
+
+
+def plan_relocation(
+    topic: Topic,
+    is_cold: Callable[[int, int], bool],
+    retain_segments: int,
+    retain_bytes: int,
+) -> list[int]:
+    """Hot segments, oldest first, neither among the newest N nor within the newest B bytes.
+
+    0 turns a condition off: it keeps nothing hot. `is_cold`: by topic id and segment id.
+    """
+    moving: list[int] = []
+    newer_bytes = 0
+    for newer, run in enumerate(reversed(list(topic.log.sealed()))):
+        newer_bytes += _stored_bytes(run)
+        is_kept = newer < retain_segments or (retain_bytes > 0 and newer_bytes <= retain_bytes)
+        if is_kept or run.live_count == 0 or run.has_damage:
+            continue  # a damaged file stays where a good copy of it is put back
+        if run.segment_id in topic.files.untrusted:
+            continue
+        if not is_cold(topic.topic_id, run.segment_id):
+            moving.append(run.segment_id)
+    moving.reverse()
+    return moving
+
+
+def _stored_bytes(run: SealedRun) -> int:
+    if run.live_count == run.count:
+        return run.live_bytes
+    return run.index.record_bytes_between(0, run.count, bytes(run.count))
+
+
+def plan_drops(topic: Topic) -> list[int]:
+    """Segments without a record that lives or may live again.
+
+    One with a flip to be made first is not among them: a snapshot taken between forgetting the
+    segment and unlinking its file would neither hold the flip nor find it on disk. Below the floor
+    no flip is needed.
+    """
+    floor = topic.log.evict_floor
+    return [
+        run.segment_id
+        for run in topic.log.sealed()
+        if run.is_spent(floor)
+        and (run.segment_id not in topic.files.pending or run.last_seq < floor)
+    ]

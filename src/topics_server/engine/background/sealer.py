@@ -1,0 +1,412 @@
+"""Background jobs on sealed data: expire, seal, flip, relocate, drop.
+
+Everything is decided on the loop by pure modules; packing, writing and unlinking happen off it.
+Only records whose frames are synced are sealed; a file goes only after the entry that made it
+useless is synced; a flip stays pending, and in every snapshot, until it is synced (ARCHITECTURE,
+Seal). A failed job is logged and tried again later: nothing is lost by not sealing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Final, TypeVar
+
+import msgspec
+
+from topics_server.engine.background import seal_plan
+from topics_server.engine.commit.pipeline import CommitPipeline
+from topics_server.engine.ports import Clock, JournalPort, Offload, SegmentsPort
+from topics_server.engine.topic.registry import Registry
+from topics_server.engine.topic.topic import Applied, Topic
+from topics_server.runtime.metrics import log
+from topics_server.values.entries import (
+    Entry,
+    RecordsAppended,
+    StreamChanged,
+    TopicDropped,
+    TopicPut,
+)
+from topics_server.values.errors import StorageError, TopicsError
+from topics_server.values.limits import SEAL_BY_AGE_BYTES_MIN
+
+T = TypeVar("T")
+
+# How often topics with a TTL are looked at, and how long after a failure a topic is tried again.
+_EXPIRY_INTERVAL_S: Final = 1.0
+_RETRY_S: Final = 2.0
+# Topics looked at between two turns of the loop.
+_SLICE: Final = 256
+
+
+class SealingRules(msgspec.Struct, frozen=True):
+    """When a run is sealed and when a segment turns cold (contract README, Sealing defaults)."""
+
+    max_records: int
+    max_bytes: int
+    max_age_ms: int
+    retain_segments: int
+    retain_bytes: int
+    has_cold: bool
+
+
+class Sealer:
+    """Told of every applied entry; keeps the set of topics with something to do."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        commits: CommitPipeline,
+        journal: JournalPort,
+        segments: SegmentsPort,
+        offload: Offload,
+        clock: Clock,
+        rules: SealingRules,
+        may_seal: Callable[[], bool] = lambda: True,
+    ) -> None:
+        """`may_seal`: whether the disk has room for new segments."""
+        self._registry = registry
+        self._commits = commits
+        self._journal = journal
+        self._segments = segments
+        self._offload = offload
+        self._clock = clock
+        self._rules = rules
+        self._may_seal = may_seal
+        # Topics whose last drop of segments was refused half-way.
+        self._half_dropped: set[int] = set()
+        # Why work on a topic fails, until it succeeds or the topic is gone.
+        self.failures: dict[int, StorageError] = {}
+        # Topics with work now, in order; with a tail worth a segment; with a TTL; dropped, by lsn.
+        self._due: dict[int, None] = {}
+        self._aging: dict[int, None] = {}
+        self._expiring: dict[int, None] = {}
+        self._dropped: dict[int, int] = {}
+        self._bell = asyncio.Event()
+        self._one_job = asyncio.Lock()
+        self.sealed_count = 0
+        self.dropped_count = 0
+        self.relocated_count = 0
+        self.failed_count = 0
+        # Told when a topic changed by something that is not an entry.
+        self.on_moved: list[Callable[[int], None]] = []
+        # Told when the disk refused what gives room back.
+        self.on_refused: list[Callable[[], None]] = []
+        commits.observers.append(self.observe)
+
+    # --- who has work -------------------------------------------------------------------
+
+    def observe(self, lsn: int, entry: Entry, applied: Applied) -> None:
+        """Take note of an applied entry; cheap, called for every one."""
+        topic_id = entry.topic_id
+        if isinstance(entry, TopicDropped):
+            self._dropped[topic_id] = lsn
+            self.failures.pop(topic_id, None)
+            self._half_dropped.discard(topic_id)
+            self._due.pop(topic_id, None)
+            self._aging.pop(topic_id, None)
+            self._expiring.pop(topic_id, None)
+            self._bell.set()
+            return
+        topic = self._registry.get(topic_id)
+        if topic is None:
+            return  # a topic that was dropped meanwhile
+        if isinstance(entry, TopicPut | StreamChanged) or (
+            isinstance(entry, RecordsAppended) and entry.creation is not None
+        ):
+            self._track(topic)
+        tail_bytes = topic.log.tail_bytes
+        is_long = topic.log.tail_count >= self._rules.max_records
+        if is_long or tail_bytes >= SEAL_BY_AGE_BYTES_MIN:
+            self._aging[topic_id] = None
+            if is_long or tail_bytes >= self._rules.max_bytes:
+                self._enqueue(topic_id)
+        if applied.flips or applied.dead_segments:
+            self._enqueue(topic_id)
+
+    def adopt(self, topic: Topic) -> None:
+        """Take note of a topic that recovery brought back; most have nothing to do."""
+        config, log_ = topic.config, topic.log
+        if config.ttl_ms:
+            self._expiring[topic.topic_id] = None
+        if log_.tail_bytes >= SEAL_BY_AGE_BYTES_MIN:
+            self._aging[topic.topic_id] = None
+        if log_.sealed_count or config.ttl_ms or config.cap_records or config.cap_bytes:
+            self._enqueue(topic.topic_id)
+
+    def _track(self, topic: Topic) -> None:
+        if topic.config.ttl_ms:
+            self._expiring[topic.topic_id] = None
+        else:
+            self._expiring.pop(topic.topic_id, None)
+        self._enqueue(topic.topic_id)
+
+    def _enqueue(self, topic_id: int) -> None:
+        self._due[topic_id] = None
+        self._bell.set()
+
+    def _enqueue_later(self, topic_id: int) -> None:
+        asyncio.get_running_loop().call_later(_RETRY_S, self._enqueue, topic_id)
+
+    # --- the loop -----------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Work until cancelled."""
+        next_look = 0.0
+        while True:
+            now_s = self._clock.monotonic_ms() / 1000
+            if now_s >= next_look:
+                next_look = now_s + _EXPIRY_INTERVAL_S
+                await self._look_at_clocks()
+            while self._due or self._dropped:
+                await self._work_once()
+            self._bell.clear()
+            try:
+                async with asyncio.timeout(_EXPIRY_INTERVAL_S):
+                    await self._bell.wait()
+            except TimeoutError:
+                pass
+
+    async def _look_at_clocks(self) -> None:
+        """Expire what is past its TTL; look again at tails worth a segment. In slices."""
+        now_ms = self._clock.now_ms()
+        for number, topic_id in enumerate(list(self._expiring)):
+            topic = self._registry.get(topic_id)
+            if topic is not None:
+                self._move_floor(topic, now_ms)
+            if number % _SLICE == 0:
+                await asyncio.sleep(0)
+        for topic_id in self._aging:
+            self._enqueue(topic_id)
+
+    def expire(self) -> None:
+        """Submit every floor that is due by a TTL: a clean stop keeps what readers were told."""
+        now_ms = self._clock.now_ms()
+        for topic_id in self._expiring:
+            topic = self._registry.get(topic_id)
+            if topic is not None:
+                self._move_floor(topic, now_ms)
+
+    def _move_floor(self, topic: Topic, now_ms: int) -> None:
+        if topic.stream is not None and topic.stream.newest.is_copying:
+            return  # of a fork what holds places is not deleted yet: its caps hold once it is whole
+        entry = topic.decide_expiry(now_ms)
+        if entry is None:
+            return
+        try:
+            self._commits.submit(entry, topic.delete_gate, topic, urgent=True)
+        except TopicsError:
+            pass  # read-only or full: expired records stay hidden by their age
+
+    async def _work_once(self) -> None:
+        if self._dropped:
+            topic_id, lsn = next(iter(self._dropped.items()))
+            await self._drop_topic(topic_id, lsn)
+            return
+        topic_id = next(iter(self._due))
+        del self._due[topic_id]
+        topic = self._registry.get(topic_id)
+        if topic is None:
+            return
+        try:
+            await self.tend(topic)
+        except StorageError as error:
+            log.warning("background work on topic %s failed: %s", topic.name, error)
+            self._note_failure(topic_id, error)
+            self._enqueue_later(topic_id)
+        else:
+            self.failures.pop(topic_id, None)
+
+    def _note_failure(self, topic_id: int, error: StorageError) -> None:
+        self.failed_count += 1
+        self.failures[topic_id] = error
+
+    async def tend(self, topic: Topic, *, force_seal: bool = False) -> None:
+        """Do all there is to do for one topic, in an order that is safe at every step."""
+        async with self._one_job:
+            self._move_floor(topic, self._clock.now_ms())
+            await self._flip(topic)
+            # Before sealing, which a full disk refuses: this is what gives room back.
+            await self._drop_segments(topic)
+            while await self._seal(topic, force=force_seal):
+                await self._flip(topic)
+            await self._drop_segments(topic)
+            await self._relocate(topic)
+            await self._publish_config(topic)
+
+    async def seal_tails(self, min_bytes: int) -> None:
+        """Seal every tail of at least `min_bytes` (asked for before a checkpoint)."""
+        for topic_id in list(self._aging):
+            topic = self._registry.get(topic_id)
+            if topic is None or topic.is_ephemeral or topic.log.tail_bytes < min_bytes:
+                continue
+            try:
+                await self.tend(topic, force_seal=True)
+            except StorageError as error:
+                log.warning("sealing topic %s before a checkpoint failed: %s", topic.name, error)
+                self._note_failure(topic_id, error)
+                # What was asked for comes too late; the topic's own work says when it is well.
+                self._enqueue_later(topic_id)
+
+    async def seal_now(self, topic: Topic) -> int:
+        """Seal all that a topic holds now, and publish what it is; how many records stay unsealed.
+
+        What comes meanwhile is not waited for. Afterwards its files show what a reader is shown:
+        deletes are flagged and the manifest has the floor. Records of an ephemeral topic, and of a
+        shard that is read-only, stay where they are. Raises `StorageError`.
+        """
+        if topic.is_ephemeral:
+            return topic.log.live_count
+        head_seq = topic.log.head_seq
+        await self._sync_what_killed(topic)
+        async with self._one_job:
+            self._move_floor(topic, self._clock.now_ms())
+            await self._flip(topic)
+            while topic.log.sealed_seq < head_seq and await self._seal(topic, force=True):
+                await self._flip(topic)
+            await self._drop_segments(topic)
+            if topic.log.sealed_count and self._registry.get(topic.topic_id) is topic:
+                await self._sync_what_killed(topic)
+                await self._flip(topic)
+                facts = topic.facts()
+                await self._offload.run(partial(self._segments.write_manifest, facts))
+                self._published(topic)
+        return topic.log.live_between(topic.log.sealed_seq + 1, head_seq)[0]
+
+    async def seal_topics(self, names: Iterable[str]) -> tuple[int, int]:
+        """`seal_now` one topic after the other: records left unsealed, segments made."""
+        before, left = self.sealed_count, 0
+        for name in names:
+            topic = self._registry.find(name)
+            if topic is not None:
+                left += await self.seal_now(topic)
+        return left, self.sealed_count - before
+
+    # --- jobs ---------------------------------------------------------------------------
+
+    async def _seal(self, topic: Topic, *, force: bool) -> bool:
+        if self._registry.get(topic.topic_id) is not topic:
+            return False  # dropped meanwhile
+        if not self._may_seal():
+            return False
+        rules = self._rules
+        plan = seal_plan.plan_seal(
+            topic,
+            self._commits.synced_lsn(topic.topic_id),
+            self._clock.now_ms(),
+            max_records=rules.max_records,
+            max_bytes=rules.max_bytes,
+            max_age_ms=rules.max_age_ms,
+            force=force,
+        )
+        if plan is None:
+            return False
+        await self._sync_what_killed(topic)
+        facts = topic.facts()
+        index = await self._offload.run(partial(self._segments.put, plan, facts))
+        # Slots that died while the file was written are flipped like any later delete.
+        topic.mark_sealed(plan, index)
+        digest = self._segments.flags_digest(topic.topic_id, index.segment_id)
+        topic.files.digests[index.segment_id] = digest
+        if topic.log.tail_bytes < SEAL_BY_AGE_BYTES_MIN:
+            self._aging.pop(topic.topic_id, None)
+        self.sealed_count += 1
+        self._published(topic)
+        return True
+
+    async def _sync_what_killed(self, topic: Topic) -> None:
+        """What a plan takes for dead was killed by entries that must be durable before it acts."""
+        lsn = topic.applied_lsn
+        if self._commits.synced_lsn(topic.topic_id) < lsn:
+            try:
+                await self._journal.sync_all()
+            except StorageError:
+                # Another shard's failure is none of this topic's.
+                if self._commits.synced_lsn(topic.topic_id) < lsn:
+                    raise
+        await self._journal.hold_end(topic.topic_id)
+
+    async def _free(self, call: Callable[[], T]) -> T:
+        """Run what gives room back, off the loop; if it is refused, the ballast may help."""
+        try:
+            return await self._offload.run(call)
+        except StorageError:
+            for told in self.on_refused:
+                told()
+            raise
+
+    async def _flip(self, topic: Topic) -> None:
+        while flips := topic.files.due_flips():
+            # A flag must not outlive the delete it stands for: the next start compares the two.
+            await self._sync_what_killed(topic)
+            call = partial(self._segments.flip, topic.topic_id, flips)
+            topic.flips_done(flips, await self._free(call))
+            self._moved(topic)
+
+    async def _drop_segments(self, topic: Topic) -> None:
+        segment_ids = seal_plan.plan_drops(topic)
+        if not segment_ids and topic.topic_id not in self._half_dropped:
+            return
+        # What made them useless must be durable before they go.
+        await self._sync_what_killed(topic)
+        topic.segments_dropped(segment_ids)
+        facts = topic.facts()
+        # What a refused drop has left is dropped by the next one, also by an empty one.
+        self._half_dropped.add(topic.topic_id)
+        await self._free(partial(self._segments.drop, topic.topic_id, segment_ids, facts))
+        self._half_dropped.discard(topic.topic_id)
+        self.dropped_count += len(segment_ids)
+        self._published(topic)
+
+    async def _relocate(self, topic: Topic) -> None:
+        rules = self._rules
+        if not rules.has_cold:
+            return
+        for segment_id in seal_plan.plan_relocation(
+            topic, self._segments.is_cold, rules.retain_segments, rules.retain_bytes
+        ):
+            facts = topic.facts()
+            await self._offload.run(
+                partial(self._segments.relocate, topic.topic_id, segment_id, facts)
+            )
+            self.relocated_count += 1
+            self._published(topic)
+
+    async def _publish_config(self, topic: Topic) -> None:
+        """A reader of the files alone must judge records by the configuration of now."""
+        published = self._segments.published_config(topic.topic_id)
+        if published is None or published == topic.config:
+            return
+        if self._registry.get(topic.topic_id) is topic:
+            await self._sync_what_killed(topic)
+            facts = topic.facts()
+            await self._offload.run(partial(self._segments.write_manifest, facts))
+            self._published(topic)
+
+    def _published(self, topic: Topic) -> None:
+        """The topic's manifest was published: the next snapshot must know its generation."""
+        topic.files.generation = self._segments.generation_of(topic.topic_id)
+        self._moved(topic)
+
+    def _moved(self, topic: Topic) -> None:
+        for told in self.on_moved:
+            told(topic.topic_id)
+
+    async def _drop_topic(self, topic_id: int, lsn: int) -> None:
+        assert self._commits.synced_lsn(topic_id) >= lsn, "a drop is applied once synced"
+        try:
+            # Not beside a job of that topic, which would write files again.
+            async with self._one_job:
+                await self._free(partial(self._segments.drop_topic, topic_id))
+        except StorageError as error:
+            log.warning("files of dropped topic %d are still there: %s", topic_id, error)
+            self._note_failure(topic_id, error)
+            asyncio.get_running_loop().call_later(_RETRY_S, self._drop_again, topic_id, lsn)
+        else:
+            self.failures.pop(topic_id, None)
+        del self._dropped[topic_id]
+
+    def _drop_again(self, topic_id: int, lsn: int) -> None:
+        self._dropped[topic_id] = lsn
+        self._bell.set()

@@ -1,0 +1,325 @@
+"""Tickets: takes a decided entry to applied state; the only caller of `apply`. Pure.
+
+An entry joins the FIFO of its topic (or of what has a reserved id) and, unless its gate is NONE,
+one shard's queue. Progress of a shard meets gates; what stands met at the front of a FIFO is
+applied, and its ticket resolves. So nothing uncommitted is reachable from a read, and a topic's
+entries never overtake each other even when its class changes in mid-flight.
+
+Invariants: the front of a FIFO is never met (it would have been applied); a failure undoes a suffix
+of each FIFO, which nobody has seen; an lsn is used once. Called by `engine/store` (submit), by the
+journal (progress) and by `engine/background/recovery` (replay). Loop thread only; no I/O.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from topics_server.engine.commit.notifier import Notifier
+from topics_server.engine.commit.projections import NO_PROJECTIONS, ProjectionOwner, Projections
+from topics_server.engine.ports import JournalPort
+from topics_server.engine.topic.registry import Registry
+from topics_server.engine.topic.topic import Applied
+from topics_server.values.entries import RESERVED_ID_MIN, Entry
+from topics_server.values.errors import Code, TopicsError
+from topics_server.values.model import Gate
+from topics_server.values.storage_types import ShardProgress
+
+DISK_FULL: Final = "disk_full"
+READ_ONLY: Final = "read_only"
+
+
+class Ticket:
+    """One entry on its way. `applied` is set when it is done, `error` when it never will be."""
+
+    __slots__ = (
+        "applied",
+        "entry",
+        "error",
+        "gate",
+        "lsn",
+        "met",
+        "owner",
+        "sync_ms",
+        "topic_id",
+        "waiters",
+        "write_ms",
+    )
+
+    def __init__(self, lsn: int, entry: Entry, gate: Gate, owner: ProjectionOwner) -> None:
+        self.lsn = lsn
+        self.entry = entry
+        self.gate = gate
+        self.owner = owner
+        self.topic_id: int = entry.topic_id
+        self.met = gate is Gate.NONE
+        self.applied: Applied | None = None
+        self.error: TopicsError | None = None
+        self.write_ms = 0.0
+        self.sync_ms = 0.0
+        self.waiters: list[Callable[[], object]] = []
+
+    @property
+    def is_done(self) -> bool:
+        """Whether it was applied or has failed."""
+        return self.applied is not None or self.error is not None
+
+    def settle(self) -> None:
+        """Tell everybody who waits, once."""
+        assert self.is_done
+        waiters, self.waiters = self.waiters, []
+        for waiter in waiters:
+            waiter()
+
+
+class CommitPipeline:
+    """All FIFOs and all shards' queues of one server."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        journal: JournalPort,
+        hub: Notifier,
+        next_lsn: int,
+        projections: Projections = NO_PROJECTIONS,
+    ) -> None:
+        assert next_lsn >= 1
+        assert all(reserved_id >= RESERVED_ID_MIN for reserved_id in projections)
+        self._registry = registry
+        self._projections = projections
+        self._journal = journal
+        self._hub = hub
+        self._next_lsn = next_lsn
+        self._fifos: dict[int, deque[Ticket]] = {}
+        shards = range(journal.shard_count)
+        self._unwritten: list[deque[Ticket]] = [deque() for _ in shards]
+        self._unsynced: list[deque[Ticket]] = [deque() for _ in shards]
+        self._synced_lsn = [next_lsn - 1 for _ in shards]
+        # Applied entries that replay must still meet.
+        self._held: set[int] = set()
+        self.read_only_shards: list[int] = []
+        # True while entries are applied. Found true anywhere else, an `apply` has failed: a defect
+        # after which memory and journal may differ. Nothing is written any more until a restart.
+        self.is_broken = False
+        # Told of every applied entry (sealer, checkpointer, quotas); must not raise.
+        self.observers: list[Callable[[int, Entry, Applied], None]] = []
+        # Told when a shard was synced further, after what that applied was rung.
+        self.on_synced: list[Callable[[], None]] = []
+        journal.listen(self.on_progress)
+
+    @property
+    def next_lsn(self) -> int:
+        """The lsn the next entry gets."""
+        return self._next_lsn
+
+    def oldest_pending_lsn(self) -> int:
+        """The oldest lsn not applied yet; `next_lsn` when nothing is in flight."""
+        fronts = [fifo[0].lsn for fifo in self._fifos.values() if fifo]
+        return min(fronts, default=self._next_lsn)
+
+    def hold(self, lsn: int) -> None:
+        """Replay must meet this entry, applied or not, until it is released."""
+        assert lsn not in self._held
+        self._held.add(lsn)
+
+    def release(self, lsn: int) -> None:
+        """What the entry demands is done."""
+        self._held.remove(lsn)
+
+    def start_lsn(self) -> int:
+        """Where replay of a snapshot has to begin whose capture begins now."""
+        return min(self.oldest_pending_lsn(), min(self._held, default=self._next_lsn))
+
+    def synced_lsn(self, topic_id: int) -> int:
+        """Entries of this topic up to this lsn are synced."""
+        return self._synced_lsn[self._journal.shard_of(topic_id)]
+
+    def place_beside(self, topic_id: int) -> None:
+        """Let the next topic that is made be of the same shard as this one."""
+        shard = self._journal.shard_of(topic_id)
+        while self._journal.shard_of(self._registry.next_topic_id) != shard:
+            self._registry.next_topic_id += 1
+
+    def shard_of(self, topic_id: int) -> int:
+        """The shard of the journal a topic's entries go to."""
+        return self._journal.shard_of(topic_id)
+
+    def same_shard(self, topic_id: int, other_id: int) -> bool:
+        """Whether entries of both topics are in the same shard of the journal."""
+        return self._journal.shard_of(topic_id) == self._journal.shard_of(other_id)
+
+    def is_idle(self, topic_id: int) -> bool:
+        """Whether the topic has nothing in flight."""
+        return topic_id not in self._fifos
+
+    def newest(self, topic_id: int) -> Ticket | None:
+        """The youngest ticket in flight of a topic."""
+        fifo = self._fifos.get(topic_id)
+        return fifo[-1] if fifo else None
+
+    def find(self, topic_id: int, lsn: int) -> Ticket | None:
+        """The ticket of one entry still in flight."""
+        for ticket in self._fifos.get(topic_id, ()):
+            if ticket.lsn == lsn:
+                return ticket
+        return None
+
+    def flush(self, topic_id: int) -> None:
+        """Have what was submitted for a topic written before this turn of the loop ends."""
+        self._journal.flush(self._journal.shard_of(topic_id))
+
+    def submit(
+        self, entry: Entry, gate: Gate, owner: ProjectionOwner, *, urgent: bool = False
+    ) -> Ticket:
+        """Give the entry its lsn and place; applied at once if nothing has to be waited for.
+
+        `owner`: the topic, or the projection of a reserved id. Raises `TopicsError`:
+        `storage_read_only` on a read-only shard, `throttled` when the shard's queue or the disk is
+        full; then nothing was staged.
+        """
+        if self.is_broken:
+            raise TopicsError(Code.INTERNAL, "a defect was met; restart the server")
+        shard = self._journal.shard_of(entry.topic_id)
+        if shard in self.read_only_shards:
+            raise read_only_error(shard)
+        lsn = self._next_lsn
+        if gate is not Gate.NONE:
+            self._journal.submit(lsn, entry, shard=shard, urgent=urgent, sync=gate is Gate.SYNCED)
+        self._next_lsn = lsn + 1
+        ticket = Ticket(lsn, entry, gate, owner)
+        owner.stage(lsn, entry)
+        fifo = self._fifos.get(entry.topic_id)
+        if fifo is None:
+            fifo = self._fifos[entry.topic_id] = deque()
+        fifo.append(ticket)
+        if gate is Gate.NONE:
+            self._drain([fifo])
+        elif gate is Gate.WRITTEN:
+            self._unwritten[shard].append(ticket)
+        else:
+            self._unsynced[shard].append(ticket)
+        return ticket
+
+    def on_progress(self, progress: ShardProgress) -> None:
+        """Meet gates up to the shard's watermarks; undo what failed."""
+        shard = progress.shard
+        assert progress.synced_lsn <= progress.written_lsn
+        is_synced_further = progress.synced_lsn > self._synced_lsn[shard]
+        self._synced_lsn[shard] = max(self._synced_lsn[shard], progress.synced_lsn)
+        touched: dict[int, deque[Ticket]] = {}
+        waiting = self._unwritten[shard]
+        while waiting and waiting[0].lsn <= progress.written_lsn:
+            self._meet(waiting.popleft(), progress, touched)
+        waiting = self._unsynced[shard]
+        while waiting and waiting[0].lsn <= progress.synced_lsn:
+            self._meet(waiting.popleft(), progress, touched)
+        if progress.failed_from is not None:
+            self._fail(shard, progress.failed_from, progress.error or READ_ONLY)
+        self._drain(touched.values())
+        if is_synced_further:
+            for told in self.on_synced:
+                told()
+
+    def _meet(
+        self, ticket: Ticket, progress: ShardProgress, touched: dict[int, deque[Ticket]]
+    ) -> None:
+        ticket.met = True
+        ticket.write_ms = progress.write_ms
+        ticket.sync_ms = progress.sync_ms if ticket.gate is Gate.SYNCED else 0.0
+        fifo = self._fifos.get(ticket.topic_id)
+        if fifo is not None:
+            touched[ticket.topic_id] = fifo
+
+    def _drain(self, fifos: Iterable[deque[Ticket]]) -> None:
+        """Apply every met front, resolve the tickets, then ring each touched topic once.
+
+        So who appended goes on before those who are told of it, and before what need not be done
+        for either is done.
+        """
+        settled: list[Ticket] = []
+        rung: dict[int, None] = {}
+        was_broken, self.is_broken = self.is_broken, True
+        for fifo in fifos:
+            while fifo and fifo[0].met:
+                ticket = fifo.popleft()
+                ticket.owner.commit_staged(ticket.lsn)
+                self._apply(ticket, rung)
+                settled.append(ticket)
+                if not fifo:
+                    del self._fifos[ticket.topic_id]
+        self.is_broken = was_broken
+        for ticket in settled:
+            ticket.settle()
+        for topic_id in rung:
+            self._hub.ring(topic_id)
+            self._registry.tidy(topic_id)
+
+    def _apply(self, ticket: Ticket, rung: dict[int, None]) -> None:
+        if ticket.topic_id < RESERVED_ID_MIN:
+            applied = self._registry.apply(ticket.lsn, ticket.entry)
+        else:
+            applied = self._projections[ticket.topic_id].apply(ticket.lsn, ticket.entry)
+        ticket.applied = applied
+        for observer in self.observers:
+            observer(ticket.lsn, ticket.entry, applied)
+        if applied.ring:
+            rung[ticket.topic_id] = None
+
+    def _fail(self, shard: int, failed_from: int, error: str) -> None:
+        """Undo every entry of the shard from `failed_from` on, and what stands behind one."""
+        if error == READ_ONLY and shard not in self.read_only_shards:
+            self.read_only_shards.append(shard)
+        doomed = [fifo for fifo in self._fifos.values() if self._on_shard(fifo, shard)]
+        failed: list[Ticket] = []
+        for fifo in doomed:
+            failed.extend(self._cut(fifo, failed_from))
+        for queue in (self._unwritten[shard], self._unsynced[shard]):
+            while queue and queue[-1].lsn >= failed_from:
+                queue.pop()
+        refusal = read_only_error(shard) if error == READ_ONLY else disk_full_error()
+        for ticket in failed:
+            ticket.error = refusal
+        if error != READ_ONLY:
+            self._journal.reopen(shard)
+        for ticket in failed:
+            ticket.settle()
+
+    def _on_shard(self, fifo: deque[Ticket], shard: int) -> bool:
+        return self._journal.shard_of(fifo[0].topic_id) == shard
+
+    def _cut(self, fifo: deque[Ticket], failed_from: int) -> list[Ticket]:
+        """Take the suffix that starts at the first failed ticket off a FIFO, and unstage it."""
+        kept = 0
+        for ticket in fifo:
+            # A ticket without a frame fails only behind one that has; its lsn says where it stands.
+            if ticket.lsn >= failed_from and ticket.gate is not Gate.NONE:
+                break
+            kept += 1
+        cut = list(fifo)[kept:]
+        if not cut:
+            return cut
+        for _ in cut:
+            fifo.pop()
+        cut[0].owner.undo_from(cut[0].lsn)
+        # Does something only if the topic was still being created.
+        self._registry.abandon(cut[0].topic_id)
+        if not fifo:
+            del self._fifos[cut[0].topic_id]
+        return cut
+
+
+def read_only_error(shard: int) -> TopicsError:
+    """503: a sync of this shard failed; it takes no writes until the server is restarted."""
+    return TopicsError(
+        Code.STORAGE_READ_ONLY,
+        "a disk sync failed: this topic's storage is read-only until the server restarts",
+        {"shard": shard},
+    )
+
+
+def disk_full_error() -> TopicsError:
+    """429: the disk refused the write; nothing of the call was stored."""
+    return TopicsError(
+        Code.THROTTLED, "the disk refused the write; nothing was stored", {"limit": "disk"}
+    )

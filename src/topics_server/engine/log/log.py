@@ -1,0 +1,537 @@
+"""The records of one topic: runs in seq order, head, floor, holes.
+
+Sealed runs come first (`sealed_count` of them), then frozen tail blocks, then the open block. The
+head is a fact of its own, never derived from records. Seqs without a slot were deleted, unless a
+hole covers them or they lie below `evict_floor`. Invariants: runs are disjoint and ascend;
+`evict_floor <= earliest_seq <= head_seq + 1`; counters equal the sums over the runs. Changed by
+`topic.apply`, by recovery and by the sealer through `mark_sealed`; read by everybody in `engine/`.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Collection, Iterator
+from operator import attrgetter
+from typing import Final
+
+import numpy as np
+
+from topics_server.engine.log.losses import Losses, with_hole
+from topics_server.engine.log.runs import (
+    DAMAGED,
+    OpenBlock,
+    Rows,
+    Run,
+    SealedRun,
+    TailBlock,
+    frozen_blocks,
+)
+from topics_server.engine.ports import SealedIndex
+from topics_server.values.appends import DecodedAppend
+from topics_server.values.entries import Floor
+from topics_server.values.limits import BLOCK_BYTES_MAX, BLOCK_RECORDS_MAX
+from topics_server.values.model import Hole, LossReason
+from topics_server.values.storage_types import SegmentPlan
+
+_FIRST: Final = attrgetter("first_seq")
+_LAST_TIME: Final = attrgetter("last_time")
+
+
+class Log:
+    """One topic's slots. `last_ts`: commit time of the newest record ever, ms.
+
+    `replayed_seq`, in recovery only: segments reach beyond the part of the snapshot, and up to this
+    seq the part and the entries since say what there was. `None`: all up to the head is known.
+
+    `expired_seq`: records below it were once found past their TTL. It only rises, so that they stay
+    expired when the wall clock is set back; the floor follows it (`retention.standing_floor`).
+    """
+
+    __slots__ = (
+        "damaged_records",
+        "earliest_seq",
+        "evict_floor",
+        "expired_seq",
+        "head_seq",
+        "holes",
+        "last_count",
+        "last_ts",
+        "live_bytes",
+        "live_count",
+        "losses",
+        "next_segment_id",
+        "open",
+        "replayed_seq",
+        "runs",
+        "sealed_count",
+        "tail_bytes",
+        "tail_count",
+    )
+
+    def __init__(self) -> None:
+        self.runs: list[Run] = []
+        self.sealed_count = 0
+        self.open: OpenBlock | None = None
+        self.head_seq = 0
+        self.evict_floor = 1
+        self.expired_seq = 1
+        self.earliest_seq = 1
+        self.live_count = 0
+        self.live_bytes = 0
+        # Slots and live bytes that are not sealed.
+        self.tail_count = 0
+        self.tail_bytes = 0
+        # Records of the newest append.
+        self.last_count = 0
+        self.last_ts = 0
+        self.holes: list[Hole] = []
+        self.losses = Losses()
+        self.next_segment_id = 1
+        self.damaged_records = 0
+        self.replayed_seq: int | None = None
+
+    # -- looking ---------------------------------------------------------------------------
+
+    @property
+    def base_seq(self) -> int:
+        """Seq of the first slot; `head_seq + 1` when there is none."""
+        return self.runs[0].first_seq if self.runs else self.head_seq + 1
+
+    @property
+    def sealed_seq(self) -> int:
+        """Last seq of the newest segment in the list; 0 without one."""
+        return self.runs[self.sealed_count - 1].last_seq if self.sealed_count else 0
+
+    def sealed(self) -> Iterator[SealedRun]:
+        """The sealed runs in seq order."""
+        for run in self.runs[: self.sealed_count]:
+            assert isinstance(run, SealedRun)
+            yield run
+
+    def tail(self) -> Iterator[TailBlock]:
+        """The frozen blocks that are not sealed, in seq order."""
+        for run in self.runs[self.sealed_count :]:
+            if isinstance(run, TailBlock):
+                yield run
+
+    def segment_ids(self) -> tuple[int, ...]:
+        """Ids of the sealed segments in seq order: what a search off the loop has searched."""
+        return tuple(run.segment_id for run in self.sealed())
+
+    def run_at(self, seq: int) -> int:
+        """Index of the first run that ends at `seq` or later; the number of runs if none does."""
+        runs = self.runs
+        # Whoever follows a topic asks for its end.
+        at_end = runs and runs[-1].first_seq <= seq
+        index = len(runs) if at_end else bisect_right(runs, seq, key=_FIRST)
+        if index and runs[index - 1].last_seq >= seq:
+            return index - 1
+        return index
+
+    def next_live(self, seq: int) -> int:
+        """The first live seq at or above `seq`; `head_seq + 1` if there is none."""
+        if self.live_count:
+            for index in range(self.run_at(seq), len(self.runs)):
+                run = self.runs[index]
+                if run.live_count:
+                    row = run.dead.find(0, max(0, seq - run.first_seq))
+                    if row >= 0:
+                        return run.first_seq + row
+        return self.head_seq + 1
+
+    def last_live_below(self, seq: int) -> int:
+        """The last live seq below `seq`; 0 if there is none."""
+        if seq <= self.earliest_seq:
+            return 0
+        for index in range(min(self.run_at(seq), len(self.runs) - 1), -1, -1):
+            run = self.runs[index]
+            if run.live_count and run.first_seq < seq:
+                row = run.dead.rfind(0, 0, min(seq - run.first_seq, run.count))
+                if row >= 0:
+                    return run.first_seq + row
+        return 0
+
+    def first_seq_since(self, ts: int) -> int:
+        """The first slot committed at `ts` or later; `head_seq + 1` if there is none."""
+        index = bisect_left(self.runs, ts, key=_LAST_TIME)
+        if index == len(self.runs):
+            return self.head_seq + 1
+        run = self.runs[index]
+        return run.first_seq + run.first_row_since(ts)
+
+    def time_of(self, seq: int) -> int:
+        """Commit time of a seq that has a slot, ms."""
+        run = self.runs[self.run_at(seq)]
+        assert run.first_seq <= seq
+        return run.time(seq - run.first_seq)
+
+    def live_between(self, first_seq: int, last_seq: int) -> tuple[int, int]:
+        """How many records live in the inclusive range, and what they count in bytes."""
+        count = weight = 0
+        index = self.run_at(first_seq)
+        while index < len(self.runs) and self.runs[index].first_seq <= last_seq:
+            run = self.runs[index]
+            index += 1
+            if run.live_count == 0:
+                continue
+            if first_seq <= run.first_seq and run.last_seq <= last_seq:
+                count += run.live_count
+                weight += run.live_bytes
+                continue
+            start = max(0, first_seq - run.first_seq)
+            end = min(run.count, last_seq - run.first_seq + 1)
+            count += run.dead.count(0, start, end)
+            weight += run.live_bytes_between(start, end)
+        return count, weight
+
+    def damaged_between(self, first_seq: int, last_seq: int) -> tuple[int, int] | None:
+        """The first and last sealed seq of an inclusive range that is damaged and not deleted."""
+        found: list[int] = []
+        for run in self.sealed() if self.damaged_records else ():
+            last_row = min(run.count, last_seq + 1 - run.first_seq) - 1
+            if run.has_damage:
+                found += self._damaged_of(run, max(run.first_seq, first_seq), last_row) or ()
+        return (found[0], found[-1]) if found else None
+
+    def advance_live(self, seq: int, count: int, weight: int) -> tuple[int, int, int]:
+        """Walk from `seq` over at least `count` live records that weigh at least `weight`.
+
+        Returns the seq behind the last one walked over, and how many and how much they were: less
+        than asked only if the log ends there. Bytes are not added up when none are asked for.
+        """
+        walked = walked_bytes = 0
+        for index in range(self.run_at(seq), len(self.runs)):
+            run = self.runs[index]
+            start = max(0, seq - run.first_seq)
+            if run.live_count == 0:
+                continue
+            within = run.live_count <= count - walked or run.live_bytes <= weight - walked_bytes
+            if start == 0 and within:
+                walked += run.live_count
+                walked_bytes += run.live_bytes
+                continue
+            row = run.dead.find(0, start)
+            while row >= 0:
+                if walked >= count and walked_bytes >= weight:
+                    # Not the next live seq: what was deleted between the two is nobody's loss.
+                    behind = self.last_live_below(run.first_seq + row) + 1
+                    return max(seq, behind), walked, walked_bytes
+                walked += 1
+                if weight > 0:
+                    walked_bytes += run.row_bytes(row)
+                row = run.dead.find(0, row + 1)
+        behind = self.last_live_below(self.head_seq + 1) + 1
+        return max(seq, behind), walked, walked_bytes
+
+    def hole_at_or_after(self, seq: int) -> Hole | None:
+        """The first hole that ends at `seq` or later."""
+        for hole in self.holes:
+            if hole.last_seq >= seq:
+                return hole
+        return None
+
+    # -- appending -------------------------------------------------------------------------
+
+    def append(self, ts: int, decoded: DecodedAppend, lsn: int) -> None:
+        """Put records behind the head, live, all with one commit time."""
+        count, weight = decoded.count, decoded.weight
+        block = self.open
+        if block is not None and len(block.dead) + count > BLOCK_RECORDS_MAX:
+            # Not torn in two: what is frozen as a whole is copied once.
+            self.freeze_open()
+            block = None
+        if decoded.payloads:
+            self.freeze_open()
+            self.runs += frozen_blocks(self.head_seq + 1, ts, decoded, lsn)
+            block = None
+        else:
+            if block is None:
+                block = self.open = OpenBlock(self.head_seq + 1)
+                self.runs.append(block)
+            block.extend(ts, decoded, weight, lsn)
+        if self.live_count == 0:
+            self.earliest_seq = self.head_seq + 1
+        self.live_count += count
+        self.live_bytes += weight
+        self.tail_count += count
+        self.tail_bytes += weight
+        self.head_seq += count
+        self.last_count = count
+        self.last_ts = ts
+        if block is None:
+            return
+        assert block.first_seq + len(block.dead) == self.head_seq + 1, "the open block is unbroken"
+        if len(block.dead) >= BLOCK_RECORDS_MAX:
+            self._freeze_full(block)
+        elif block.live_bytes >= BLOCK_BYTES_MAX:
+            self.freeze_open()
+
+    def tidy(self) -> None:
+        """Freeze the open block, if another append like the last one would find it too full.
+
+        That append would have to wait for it; nobody waits now.
+        """
+        block = self.open
+        if block is not None and len(block.dead) + self.last_count > BLOCK_RECORDS_MAX:
+            self.freeze_open()
+
+    def _freeze_full(self, block: OpenBlock) -> None:
+        """Freeze the open block up to its last full block; the rest stays open."""
+        rest = block.split_rest()
+        self.freeze_open()
+        if rest is not None:
+            self.open = rest
+            self.runs.append(rest)
+
+    def freeze_open(self) -> None:
+        """Turn the open block, if any, into frozen ones. Nothing visible changes."""
+        block = self.open
+        if block is not None:
+            assert self.runs[-1] is block
+            self.runs[-1:] = block.frozen()
+            self.open = None
+
+    def jump_head(self, seq: int, reason: LossReason) -> None:
+        """Move the head up to `seq`; the seqs between are a hole."""
+        if self.replayed_seq is not None and seq > self.replayed_seq:
+            self._note_skipped(self.replayed_seq + 1, min(seq, self.head_seq), reason)
+            self.note_replayed(seq)
+        if seq <= self.head_seq:
+            return
+        self.freeze_open()
+        self.holes = with_hole(self.holes, Hole(self.head_seq + 1, seq, reason))
+        self.head_seq = seq
+        if self.live_count == 0:
+            self.earliest_seq = seq + 1
+
+    def note_replayed(self, seq: int) -> None:
+        """Recovery: entries up to this seq were met, whatever segments hold."""
+        if self.replayed_seq is not None:
+            seq = max(seq, self.replayed_seq)
+            self.replayed_seq = seq if seq < self.head_seq else None
+
+    def _note_skipped(self, first_seq: int, last_seq: int, reason: LossReason) -> None:
+        """A head jumped over these seqs, and segments behind the jump were found before its entry.
+
+        Those that are in no slot are a hole.
+        """
+        at = max(first_seq, self.evict_floor)
+        for run in self.runs[self.run_at(at) :]:
+            if run.first_seq > last_seq:
+                break
+            if at < run.first_seq:
+                self.holes = with_hole(self.holes, Hole(at, run.first_seq - 1, reason))
+            at = max(at, run.last_seq + 1)
+        if at <= last_seq:
+            self.holes = with_hole(self.holes, Hole(at, last_seq, reason))
+
+    def lose_slot(self, seq: int, missed: int) -> None:
+        """Make this seq a dead slot for so many records a router could not copy.
+
+        It is the next one, or in replay one that was passed already.
+        """
+        if seq > self.head_seq:
+            self.freeze_open()
+            self.head_seq = seq
+            if self.live_count == 0:
+                self.earliest_seq = seq + 1
+        if seq >= self.evict_floor:
+            self.holes = with_hole(self.holes, Hole(seq, seq, LossReason.SOURCE_TRIM, missed))
+
+    # -- dying -----------------------------------------------------------------------------
+
+    def raise_floor(self, floor: Floor) -> None:
+        """Lose everything below `floor.seq` involuntarily; a lower floor changes nothing."""
+        seq = floor.seq
+        if seq <= self.evict_floor:
+            return
+        if seq > self.head_seq + 1:
+            # Seqs below a floor were handed out, even if their records left no frame.
+            self.freeze_open()
+            self.head_seq = seq - 1
+        self.losses.add(self.evict_floor, seq - 1, floor.reason)
+        end = bisect_right(self.runs, seq - 1, key=_FIRST)
+        for run in self.runs[:end]:
+            # Below the earliest live record nothing is left to die, nor to be looked at.
+            first = min(run.count, max(0, self.earliest_seq - run.first_seq))
+            last = min(run.count, seq - run.first_seq)
+            if first < last:
+                self._count(run, run.kill_range(first, last))
+        self.evict_floor = seq
+        self.holes = [hole for hole in self.holes if hole.last_seq >= seq]
+        self._settle(0, end)
+        assert self.evict_floor <= self.earliest_seq
+
+    def delete(self, firsts: Rows, lasts: Rows) -> tuple[int, dict[int, array[int]]]:
+        """Delete the seqs of sorted, disjoint, inclusive runs that are live.
+
+        Damaged ones go as well: they do not come back with their file. Returns how many died and,
+        by segment, the sealed rows that were hit.
+        """
+        assert len(firsts) == len(lasts)
+        before = self.live_count
+        flips: dict[int, array[int]] = {}
+        if len(firsts) == 0:
+            return 0, flips
+        start = self.run_at(int(firsts[0]))
+        end = bisect_right(self.runs, int(lasts[-1]), key=_FIRST)
+        for run in self.runs[start:end]:
+            if run.live_count == 0 and not run.has_damage:
+                continue
+            hit = run.deletable_rows_of(_rows_within(firsts, lasts, run))
+            if len(hit) == 0:
+                continue
+            rows = run.live_rows_of(hit)
+            self._count(run, run.kill_rows(rows))
+            if isinstance(run, SealedRun):
+                if len(rows) < len(hit):
+                    run.kill_damaged(hit)
+                flips[run.segment_id] = array("I", hit.astype(np.uint32).tobytes())
+        self._settle(start, end)
+        return before - self.live_count, flips
+
+    def note_damage(self, segment_id: int, first_row: int, last_row: int) -> int:
+        """A sealed range cannot be read: it becomes a hole. How many live records that costs."""
+        run = next(run for run in self.sealed() if run.segment_id == segment_id)
+        killed, weight = run.damage_range(first_row, last_row + 1)
+        self._count(run, (killed, weight))
+        lost = self._damaged_of(run, max(run.first_seq + first_row, self.evict_floor), last_row)
+        if lost is not None:
+            # Not over what was evicted or deleted: that is not lost by this, and a segment of
+            # nothing else is dropped, so that no file could ever take the hole back.
+            self.holes = with_hole(self.holes, Hole(*lost, LossReason.DAMAGED))
+        self.damaged_records += killed
+        self._settle(0, 0)
+        return killed
+
+    def _damaged_of(self, run: SealedRun, first_seq: int, last_row: int) -> tuple[int, int] | None:
+        """The first and last seq of a run's range whose row is damaged and not deleted."""
+        low, end = first_seq - run.first_seq, last_row + 1
+        if low >= end:
+            return None
+        rows = run.dead.find(DAMAGED, low, end), run.dead.rfind(DAMAGED, low, end)
+        return None if rows[0] < 0 else (run.first_seq + rows[0], run.first_seq + rows[1])
+
+    def lose_all(self, reason: LossReason) -> None:
+        """Everything is gone but the head: one hole over all seqs handed out so far."""
+        for run in self.runs:
+            self._count(run, run.kill_range(0, run.count))
+        self._settle(0, len(self.runs))
+        assert self.live_count == 0
+        if self.head_seq:
+            self.holes = [Hole(1, self.head_seq, reason)]
+
+    def _count(self, run: Run, killed: tuple[int, int]) -> None:
+        self.live_count -= killed[0]
+        self.live_bytes -= killed[1]
+        if not isinstance(run, SealedRun):
+            self.tail_bytes -= killed[1]
+
+    def _settle(self, start: int, end: int) -> None:
+        """After deaths in runs `start..end - 1`: free payloads, pop the tail's dead front."""
+        runs = self.runs
+        for run in runs[start:end]:
+            if run.live_count == 0 and isinstance(run, TailBlock) and run.block.body:
+                run.husk()
+        front = end = self.sealed_count
+        while end < len(runs) and runs[end].live_count == 0:
+            end += 1
+        if end > front:
+            if runs[end - 1] is self.open:
+                self.open = None
+            self.tail_count -= sum(run.count for run in runs[front:end])
+            del runs[front:end]
+        self.earliest_seq = self.next_live(self.earliest_seq)
+        assert (self.live_count == 0) == (self.earliest_seq == self.head_seq + 1)
+
+    # -- sealing ---------------------------------------------------------------------------
+
+    def adopt_sealed(self, index: SealedIndex, dead: bytearray) -> None:
+        """Recovery: a segment behind all others; slots below the floor count as dead."""
+        assert self.sealed_count == len(self.runs), "segments come before the tail"
+        assert index.first_seq > self.sealed_seq
+        below = min(len(dead), max(0, self.evict_floor - index.first_seq))
+        dead[:below] = b"\x01" * below
+        run = SealedRun(index, dead)
+        self.runs.append(run)
+        self.sealed_count += 1
+        self.live_count += run.live_count
+        self.live_bytes += run.live_bytes
+        self.head_seq = max(self.head_seq, run.last_seq)
+        self.last_ts = max(self.last_ts, run.last_time)
+        self.next_segment_id = max(self.next_segment_id, index.segment_id + 1)
+        self.earliest_seq = self.next_live(self.evict_floor)
+
+    def adopt_tail(self, block: TailBlock) -> None:
+        """Recovery: an unsealed block behind everything there is."""
+        assert self.open is None
+        assert block.first_seq > (self.runs[-1].last_seq if self.runs else 0)
+        self.runs.append(block)
+        self.live_count += block.live_count
+        self.live_bytes += block.live_bytes
+        self.tail_count += block.count
+        self.tail_bytes += block.live_bytes
+        self.head_seq = max(self.head_seq, block.last_seq)
+        self.last_ts = max(self.last_ts, block.last_time)
+        self.earliest_seq = self.next_live(self.evict_floor)
+
+    def mark_sealed(self, plan: SegmentPlan, index: SealedIndex) -> array[int]:
+        """The plan's run is a segment now: its payload leaves memory.
+
+        Returns the rows that were deleted since the plan was made, to be flipped on disk.
+        """
+        assert plan.segment_id == index.segment_id
+        count = index.last_seq - index.first_seq + 1
+        assert len(plan.dead) == count
+        # A block that is no longer there died as a whole.
+        dead = bytearray(b"\x01" * count)
+        start = self.sealed_count
+        end = start
+        live = weight = 0
+        while end < len(self.runs) and self.runs[end].last_seq <= index.last_seq:
+            run = self.runs[end]
+            assert run is not self.open
+            assert run.first_seq >= index.first_seq
+            offset = run.first_seq - index.first_seq
+            dead[offset : offset + run.count] = run.dead
+            live += run.live_count
+            weight += run.live_bytes
+            self.tail_count -= run.count
+            end += 1
+        self.tail_bytes -= weight
+        assert end == len(self.runs) or self.runs[end].first_seq > index.last_seq
+        self.runs[start:end] = [SealedRun(index, dead, live, weight)]
+        self.sealed_count += 1
+        self.next_segment_id = max(self.next_segment_id, index.segment_id + 1)
+        died = np.flatnonzero(np.frombuffer(dead, np.uint8) > np.frombuffer(plan.dead, np.uint8))
+        died = died[died >= self.evict_floor - index.first_seq]
+        return array("I", died.astype(np.uint32).tobytes())
+
+    def dead_segments(self) -> list[int]:
+        """Segments of which no record lives or may live again: their files may go."""
+        return [run.segment_id for run in self.sealed() if run.is_spent(self.evict_floor)]
+
+    def forget_segments(self, segment_ids: Collection[int]) -> None:
+        """Forget segments whose files are gone; every record of theirs is dead."""
+        gone = [run for run in self.sealed() if run.segment_id in segment_ids]
+        assert all(run.is_spent(self.evict_floor) for run in gone)
+        for run in gone:
+            self.runs.remove(run)
+        self.sealed_count -= len(gone)
+
+
+def _rows_within(firsts: Rows, lasts: Rows, run: Run) -> Rows:
+    """Rows of the run that the seq runs cover, ascending."""
+    first, last = run.first_seq, run.last_seq
+    low = int(np.searchsorted(lasts, first))
+    high = int(np.searchsorted(firsts, last, side="right"))
+    starts = np.maximum(firsts[low:high], first) - first
+    sizes = np.minimum(lasts[low:high], last) - first - starts + 1
+    if len(starts) == 1:
+        return np.arange(starts[0], starts[0] + sizes[0], dtype=np.int64)
+    total = int(sizes.sum())
+    # Each run's start, repeated for its rows, plus the position within the run.
+    offsets = np.repeat(starts - (np.cumsum(sizes) - sizes), sizes)
+    rows: Rows = offsets + np.arange(total, dtype=np.int64)
+    return rows

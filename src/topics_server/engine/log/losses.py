@@ -1,0 +1,92 @@
+"""What a log lost: holes, and the reasons below the floor.
+
+A `Hole` is a range of seqs that have no records although nobody deleted them: damage, a restart of
+an ephemeral topic. `Losses` remembers why the seqs below the evict floor went, in a bounded number
+of ranges. Both are read by `reading` to make tombstones and kept by `engine/log/log.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from topics_server.values.limits import LOSS_RANGES_MAX
+from topics_server.values.model import Hole, LossReason
+
+
+class Losses:
+    """Why ranges below the floor are gone; ascending, disjoint, neighbours of one reason merged."""
+
+    __slots__ = ("ranges",)
+
+    def __init__(self, ranges: list[Hole] | None = None) -> None:
+        self.ranges: list[Hole] = list(ranges or ())
+
+    def add(self, first_seq: int, last_seq: int, reason: LossReason) -> None:
+        """Note a range above all noted ones; beyond the bound the oldest two become one."""
+        assert first_seq <= last_seq
+        ranges = self.ranges
+        if ranges:
+            newest = ranges[-1]
+            assert newest.last_seq < first_seq, "the floor only rises"
+            if newest.reason is reason:
+                ranges[-1] = Hole(newest.first_seq, last_seq, reason)
+                return
+        ranges.append(Hole(first_seq, last_seq, reason))
+        if len(ranges) > LOSS_RANGES_MAX:
+            one, two = ranges[0], ranges[1]
+            both = one.reason if one.reason is two.reason else LossReason.MIXED
+            ranges[0:2] = [Hole(one.first_seq, two.last_seq, both)]
+        assert len(ranges) <= LOSS_RANGES_MAX
+
+    def reasons(self, first_seq: int, last_seq: int) -> set[LossReason]:
+        """Every reason noted for a seq of the range."""
+        return {
+            hole.reason
+            for hole in self.ranges
+            if hole.first_seq <= last_seq and hole.last_seq >= first_seq
+        }
+
+
+def with_hole(holes: list[Hole], new: Hole) -> list[Hole]:
+    """The holes with one more: ascending, disjoint; touching ones of one reason become one.
+
+    But a seq that stands for what a router could not copy stays one of its own.
+    """
+    assert new.first_seq <= new.last_seq
+    merged: list[Hole] = []
+    for hole in sorted([*holes, new], key=lambda hole: hole.first_seq):
+        before = merged[-1] if merged else None
+        is_alike = before and before.reason is hole.reason and not (before.missed or hole.missed)
+        if before and is_alike and hole.first_seq <= before.last_seq + 1:
+            last = max(before.last_seq, hole.last_seq)
+            merged[-1] = Hole(before.first_seq, last, hole.reason)
+        elif before and hole.first_seq <= before.last_seq:
+            # Two causes for one seq: the first one noted is told, once.
+            if hole.last_seq > before.last_seq:
+                merged.append(Hole(before.last_seq + 1, hole.last_seq, hole.reason))
+        else:
+            merged.append(hole)
+    return merged
+
+
+def without_damage(holes: Sequence[Hole], ranges: Sequence[tuple[int, int]]) -> list[Hole]:
+    """The holes, but damage only outside these ascending ranges of seqs."""
+    kept: list[Hole] = []
+    for hole in holes:
+        first = hole.first_seq
+        if hole.reason is LossReason.DAMAGED:
+            for start, end in ranges:
+                if start <= hole.last_seq and end >= first:
+                    if first < start:
+                        kept.append(Hole(first, start - 1, hole.reason))
+                    first = end + 1
+        if first == hole.first_seq:
+            kept.append(hole)
+        elif first <= hole.last_seq:
+            kept.append(Hole(first, hole.last_seq, hole.reason))
+    return kept
+
+
+def only_reason(reasons: set[LossReason]) -> LossReason:
+    """The one reason, or `mixed` for several (and for a range nobody noted)."""
+    return next(iter(reasons)) if len(reasons) == 1 else LossReason.MIXED

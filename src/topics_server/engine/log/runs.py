@@ -1,0 +1,572 @@
+"""Runs: unbroken stretches of records, sealed or not, with their dead slots.
+
+Three kinds share one shape. A `SealedRun` is a segment: its payload is on disk, its columns are
+mapped, in memory it costs one byte a record. A `TailBlock` is a frozen block that is not sealed
+yet. The `OpenBlock` takes appends until it is frozen. Row r is seq `first_seq + r`; `dead[r]` is 1
+for a record that is deleted or lost, 2 for a sealed one that cannot be read: its file may be put
+back. `live_count` and `live_bytes` always agree with `dead`.
+Used by `engine/log/log.py` only, and read by `reading`, `sealing` and `capture`.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from topics_server.engine.log.tags import TagRows
+from topics_server.engine.ports import SealedIndex
+from topics_server.values.appends import DecodedAppend, chars_of
+from topics_server.values.blocks import Block, block_of, make_block, record_bytes
+from topics_server.values.errors import StorageError
+from topics_server.values.limits import BLOCK_BYTES_MAX, BLOCK_RECORDS_MAX, RECORD_FRAMING_BYTES
+from topics_server.values.model import TagMatch
+
+Rows = NDArray[np.int64]
+
+_DEAD: Final = b"\x01"
+# Values of `dead`: live is 0.
+DELETED: Final = 1
+DAMAGED: Final = 2
+
+
+def weigh(
+    datas: list[bytes], metas: list[bytes], tags: list[str | None], nodes: list[str | None]
+) -> int:
+    """What these records count in `bytes` together; agrees with `blocks.record_bytes`."""
+    count = len(datas)
+    if count == 1:
+        return record_bytes(datas[0], metas[0], tags[0], nodes[0])
+    total = RECORD_FRAMING_BYTES * count + sum(map(len, datas)) + sum(map(len, metas))
+    return total + chars_of(tags) + chars_of(nodes)
+
+
+class Run:
+    """Slots `first_seq .. last_seq` with their dead flags; a kind adds where the records are."""
+
+    __slots__ = ("dead", "first_seq", "live_bytes", "live_count")
+
+    def __init__(self, first_seq: int, dead: bytearray, live_count: int, live_bytes: int) -> None:
+        self.first_seq = first_seq
+        self.dead = dead
+        self.live_count = live_count
+        self.live_bytes = live_bytes
+
+    @property
+    def count(self) -> int:
+        """How many slots."""
+        return len(self.dead)
+
+    @property
+    def last_seq(self) -> int:
+        """Seq of the last slot."""
+        return self.first_seq + len(self.dead) - 1
+
+    @property
+    def last_time(self) -> int:
+        """Commit time of the last slot, ms."""
+        return self.time(len(self.dead) - 1)
+
+    def time(self, row: int) -> int:
+        """Commit time of a row, ms."""
+        raise NotImplementedError
+
+    def first_row_since(self, ts: int) -> int:
+        """The first row committed at `ts` or later; the row count if there is none."""
+        raise NotImplementedError
+
+    def row_bytes(self, row: int) -> int:
+        """What one row counts, dead or not."""
+        raise NotImplementedError
+
+    def live_bytes_between(self, first_row: int, end_row: int) -> int:
+        """What the live rows of a range count."""
+        return sum(self.row_bytes(row) for row in range(first_row, end_row) if not self.dead[row])
+
+    def weigh_rows(self, rows: Rows) -> int:
+        """What these rows count together."""
+        return sum(map(self.row_bytes, rows.tolist()))
+
+    def kill_range(self, first_row: int, end_row: int) -> tuple[int, int]:
+        """Mark a range dead; how many records and bytes were live in it."""
+        assert 0 <= first_row <= end_row <= len(self.dead)
+        if self.live_count == 0:
+            return 0, 0
+        if first_row == 0 and end_row == len(self.dead):
+            killed, weight = self.live_count, self.live_bytes
+        else:
+            killed = self.dead.count(0, first_row, end_row)
+            if killed == 0:
+                return 0, 0
+            is_rest = killed == self.live_count
+            weight = self.live_bytes
+            if not is_rest:
+                weight = min(weight, self.live_bytes_between(first_row, end_row))
+        self.dead[first_row:end_row] = _DEAD * (end_row - first_row)
+        self._killed(killed, weight)
+        return killed, weight
+
+    def live_rows_of(self, rows: Rows) -> Rows:
+        """Those of these rows that are live."""
+        live: Rows = rows[np.frombuffer(self.dead, np.uint8)[rows] == 0]
+        return live
+
+    def kill_rows(self, rows: Rows) -> tuple[int, int]:
+        """Mark live rows dead; the same count and their bytes."""
+        killed = len(rows)
+        if killed:
+            weight = self.live_bytes
+            if killed < self.live_count:
+                weight = min(weight, self.weigh_rows(rows))
+            np.frombuffer(self.dead, np.uint8)[rows] = 1
+            self._killed(killed, weight)
+            return killed, weight
+        return 0, 0
+
+    @property
+    def has_damage(self) -> bool:
+        """Whether a row cannot be read that nobody has deleted."""
+        return False
+
+    def deletable_rows_of(self, rows: Rows) -> Rows:
+        """Those of these rows that a delete takes: live ones, and damaged ones."""
+        if not self.has_damage:
+            return self.live_rows_of(rows)
+        deletable: Rows = rows[np.frombuffer(self.dead, np.uint8)[rows] != DELETED]
+        return deletable
+
+    def _killed(self, count: int, weight: int) -> None:
+        self.live_count -= count
+        self.live_bytes -= weight
+        assert self.live_count >= 0
+        assert self.live_bytes >= 0
+
+
+class SealedRun(Run):
+    """A sealed segment: payload on disk, columns mapped. `has_damage`: see `Run`."""
+
+    __slots__ = ("_has_damage", "index")
+
+    def __init__(
+        self, index: SealedIndex, dead: bytearray, live_count: int = -1, live_bytes: int = -1
+    ) -> None:
+        if live_count < 0:
+            live_count = dead.count(0)
+            live_bytes = index.record_bytes_between(0, len(dead), dead) if live_count else 0
+        super().__init__(index.first_seq, dead, live_count, live_bytes)
+        assert len(dead) == index.last_seq - index.first_seq + 1
+        self.index = index
+        self._has_damage = dead.find(DAMAGED) >= 0
+
+    @property
+    def has_damage(self) -> bool:
+        """Whether a row cannot be read that nobody has deleted."""
+        return self._has_damage
+
+    def damage_range(self, first_row: int, end_row: int) -> tuple[int, int]:
+        """Live rows of a range cannot be read; how many that are, and their bytes."""
+        lost = self.dead.count(0, first_row, end_row)
+        if lost == 0:
+            return 0, 0
+        is_rest = lost == self.live_count
+        weight = self.live_bytes if is_rest else self.live_bytes_between(first_row, end_row)
+        self.dead[first_row:end_row] = self.dead[first_row:end_row].replace(b"\0", b"\2")
+        self._has_damage = True
+        self._killed(lost, weight)
+        return lost, weight
+
+    def kill_damaged(self, rows: Rows) -> None:
+        """Rows that cannot be read are deleted: they do not come back."""
+        np.frombuffer(self.dead, np.uint8)[rows] = DELETED
+        self._has_damage = self.dead.find(DAMAGED) >= 0
+
+    def is_spent(self, evict_floor: int) -> bool:
+        """Whether no row lives, nor would if damaged ones could be read again."""
+        if self.live_count:
+            return False
+        first = max(0, evict_floor - self.first_seq)
+        return not self._has_damage or self.dead.find(DAMAGED, first) < 0
+
+    @property
+    def segment_id(self) -> int:
+        """Number of the segment within its topic."""
+        return self.index.segment_id
+
+    def time(self, row: int) -> int:
+        """Commit time of a row, ms."""
+        return self.index.time(row)
+
+    def first_row_since(self, ts: int) -> int:
+        """The first row committed at `ts` or later; the row count if there is none."""
+        return self.index.first_row_since(ts)
+
+    def row_bytes(self, row: int) -> int:
+        """What one row counts, dead or not."""
+        return self.index.record_bytes(row)
+
+    def live_bytes_between(self, first_row: int, end_row: int) -> int:
+        """What the live rows of a range count; their share of all while the index is unreadable."""
+        dead = self.dead[first_row:end_row]
+        try:
+            return self.index.record_bytes_between(first_row, end_row, dead)
+        except StorageError:
+            return self._share_of(dead.count(0))
+
+    def weigh_rows(self, rows: Rows) -> int:
+        """What these ascending rows count together: one vectorised call."""
+        first, end = int(rows[0]), int(rows[-1]) + 1
+        others = np.ones(end - first, np.uint8)
+        others[rows - first] = 0
+        try:
+            return self.index.record_bytes_between(first, end, others.tobytes())
+        except StorageError:
+            return self._share_of(len(rows))
+
+    def _share_of(self, count: int) -> int:
+        """The average of so many live rows.
+
+        An entry that is committed must apply, also while a disk or the limit of open files keeps
+        the index from being mapped. Only the count of bytes is off, until the segment is empty.
+        """
+        return self.live_bytes * count // self.live_count if self.live_count else 0
+
+
+class TailBlock(Run):
+    """A frozen block of the tail, resident. `last_lsn`: the highest lsn of a frame in it.
+
+    `text_bytes`: what tags and nodes of the whole block count. A block whose every record died is
+    `husked`: its payload is let go, its slots stay so that a run to be sealed is unbroken.
+    """
+
+    __slots__ = ("block", "last_lsn", "tag_rows", "text_bytes")
+
+    def __init__(
+        self,
+        block: Block,
+        dead: bytearray,
+        live_count: int,
+        live_bytes: int,
+        last_lsn: int,
+        text_bytes: int = -1,
+    ) -> None:
+        super().__init__(block.first_seq, dead, live_count, live_bytes)
+        assert block.count == len(dead) > 0
+        self.block = block
+        self.last_lsn = last_lsn
+        self.tag_rows: TagRows | None = None
+        self.text_bytes = _text_bytes(block, 0, block.count) if text_bytes < 0 else text_bytes
+
+    def time(self, row: int) -> int:
+        """Commit time of a row, ms."""
+        return self.block.times[row]
+
+    def first_row_since(self, ts: int) -> int:
+        """The first row committed at `ts` or later; the row count if there is none."""
+        return bisect_left(self.block.times, ts)
+
+    def row_bytes(self, row: int) -> int:
+        """What one row counts, dead or not."""
+        block = self.block
+        text = 0
+        if self.text_bytes:
+            text = len(block.tags[row] or "") + len(block.nodes[row] or "")
+        return block.payload_bytes(row) + RECORD_FRAMING_BYTES + text
+
+    def live_bytes_between(self, first_row: int, end_row: int) -> int:
+        """What the live rows of a range count; slices when none of it is dead."""
+        if self.dead.find(1, first_row, end_row) >= 0:
+            return Run.live_bytes_between(self, first_row, end_row)
+        if first_row >= end_row:
+            return 0
+        ends = self.block.ends
+        total = ends[2 * end_row - 1] - (ends[2 * first_row - 1] if first_row else 0)
+        total += RECORD_FRAMING_BYTES * (end_row - first_row)
+        return total + (_text_bytes(self.block, first_row, end_row) if self.text_bytes else 0)
+
+    def weigh_rows(self, rows: Rows) -> int:
+        """What these rows count together, vectorised but for tags and nodes."""
+        block = self.block
+        ends = np.frombuffer(block.ends, np.uint32)[1::2].astype(np.int64)
+        total = int(ends[rows].sum() - ends[rows - 1][rows > 0].sum())
+        if self.text_bytes:
+            for row in rows.tolist():
+                total += len(block.tags[row] or "") + len(block.nodes[row] or "")
+        return total + RECORD_FRAMING_BYTES * len(rows)
+
+    def rows_of(self, match: TagMatch) -> list[int]:
+        """Ascending rows whose tag matches, dead ones included; indexed at the first question."""
+        if self.tag_rows is None:
+            self.tag_rows = TagRows(self.block.tags)
+        return self.tag_rows.rows_of(match)
+
+    def husk(self) -> None:
+        """Let the payload go; every record is dead."""
+        assert self.live_count == 0
+        assert self.live_bytes == 0
+        count = len(self.dead)
+        absent = _absent(count)
+        old = self.block
+        self.block = Block(
+            first_seq=old.first_seq,
+            times=old.times,
+            ends=array("I", bytes(8 * count)),
+            body=b"",
+            tags=absent,
+            nodes=absent,
+            kinds=bytes(count),
+            hops=bytes(count),
+        )
+        self.tag_rows = None
+        self.text_bytes = 0
+
+    def split(self, row: int) -> tuple[TailBlock, TailBlock]:
+        """Two blocks with the same records, the second from `row` on."""
+        assert 0 < row < len(self.dead)
+        return self._part(0, row), self._part(row, len(self.dead))
+
+    def _part(self, first_row: int, end_row: int) -> TailBlock:
+        block = slice_block(self.block, first_row, end_row)
+        dead = self.dead[first_row:end_row]
+        weight = self.live_bytes_between(first_row, end_row)
+        return TailBlock(block, dead, dead.count(0), weight, self.last_lsn)
+
+
+class OpenBlock(Run):
+    """The block that takes appends: growing columns. Frozen when full.
+
+    `text_chars`: of all tags and nodes. Without `has_metas` every meta is absent. `hops` stays
+    empty until a record comes through a router.
+    """
+
+    __slots__ = (
+        "_view",
+        "datas",
+        "has_metas",
+        "hops",
+        "last_lsn",
+        "metas",
+        "nodes",
+        "tags",
+        "text_chars",
+        "times",
+    )
+
+    def __init__(self, first_seq: int) -> None:
+        super().__init__(first_seq, bytearray(), 0, 0)
+        self.datas: list[bytes] = []
+        self.metas: list[bytes] = []
+        self.tags: list[str | None] = []
+        self.nodes: list[str | None] = []
+        self.times: array[int] = array("q")
+        self.last_lsn = 0
+        self.text_chars = 0
+        self.has_metas = False
+        self.hops = bytearray()
+        self._view: Block | None = None
+
+    def extend(self, ts: int, decoded: DecodedAppend, weight: int, lsn: int) -> None:
+        """Take the records of one call in, live, at the end."""
+        count = decoded.count
+        if decoded.hops or self.hops:
+            if not self.hops:
+                self.hops = bytearray(len(self.dead))
+            self.hops += decoded.hops or bytes(count)
+        if count == 1:
+            self.times.append(ts)
+            self.dead.append(0)
+            self.datas.append(decoded.datas[0])
+            self.metas.append(decoded.metas[0])
+            self.tags.append(decoded.tags[0])
+            self.nodes.append(decoded.nodes[0])
+        else:
+            self.times.extend(array("q", (ts,)) * count)
+            self.dead.extend(bytes(count))
+            self.datas.extend(decoded.datas)
+            self.metas.extend(decoded.metas)
+            self.tags.extend(decoded.tags)
+            self.nodes.extend(decoded.nodes)
+        if decoded.has_metas:
+            self.has_metas = True
+        self.live_count += count
+        self.live_bytes += weight
+        self.text_chars += decoded.text_chars
+        self.last_lsn = lsn
+
+    def time(self, row: int) -> int:
+        """Commit time of a row, ms."""
+        return self.times[row]
+
+    def first_row_since(self, ts: int) -> int:
+        """The first row committed at `ts` or later; the row count if there is none."""
+        return bisect_left(self.times, ts)
+
+    def row_bytes(self, row: int) -> int:
+        """What one row counts, dead or not."""
+        return record_bytes(self.datas[row], self.metas[row], self.tags[row], self.nodes[row])
+
+    def live_bytes_between(self, first_row: int, end_row: int) -> int:
+        """What the live rows of a range count; slices when none of it is dead."""
+        if end_row - first_row == 1:
+            return 0 if self.dead[first_row] else self.row_bytes(first_row)
+        if self.dead.find(1, first_row, end_row) >= 0:
+            return Run.live_bytes_between(self, first_row, end_row)
+        part = slice(first_row, end_row)
+        return weigh(self.datas[part], self.metas[part], self.tags[part], self.nodes[part])
+
+    def rows_of(self, match: TagMatch) -> list[int]:
+        """Ascending rows whose tag matches, dead ones included."""
+        if match.is_prefix:
+            return [row for row, tag in enumerate(self.tags) if match.matches(tag)]
+        return [row for row, tag in enumerate(self.tags) if tag == match.text]
+
+    def block_of(self, first_row: int, end_row: int) -> Block:
+        """These rows as a block; the last one made is kept, since watchers read the same rows."""
+        assert first_row < end_row <= len(self.dead)
+        view = self._view
+        first_seq = self.first_seq + first_row
+        if view is None or view.first_seq != first_seq or view.count != end_row - first_row:
+            view = self._view = self._block(first_row, end_row)
+        return view
+
+    def _block(self, first_row: int, end_row: int) -> Block:
+        part = slice(first_row, end_row)
+        return make_block(
+            self.first_seq + first_row,
+            self.times[part],
+            self.datas[part],
+            self.metas[part] if self.has_metas else None,
+            self.tags[part],
+            self.nodes[part],
+            bytes(self.hops[part]),
+        )
+
+    def split_rest(self) -> OpenBlock | None:
+        """Take the rows behind the last full block off, as an open block of their own."""
+        full = len(self.dead) - len(self.dead) % BLOCK_RECORDS_MAX
+        if full == len(self.dead):
+            return None
+        rest = OpenBlock(self.first_seq + full)
+        rest.datas, self.datas = self.datas[full:], self.datas[:full]
+        rest.metas, self.metas = self.metas[full:], self.metas[:full]
+        rest.tags, self.tags = self.tags[full:], self.tags[:full]
+        rest.nodes, self.nodes = self.nodes[full:], self.nodes[:full]
+        rest.times, self.times = self.times[full:], self.times[:full]
+        rest.dead, self.dead = self.dead[full:], self.dead[:full]
+        rest.hops, self.hops = self.hops[full:], self.hops[:full]
+        rest.last_lsn = self.last_lsn
+        rest.has_metas = self.has_metas
+        rest.text_chars = chars_of(rest.tags) + chars_of(rest.nodes)
+        rest.live_count = rest.dead.count(0)
+        rest.live_bytes = rest.live_bytes_between(0, len(rest.dead))
+        self.live_count -= rest.live_count
+        self.live_bytes -= rest.live_bytes
+        self.text_chars -= rest.text_chars
+        self._view = None
+        return rest
+
+    def frozen(self) -> list[TailBlock]:
+        """All rows as frozen blocks, each within both bounds of a block (or of one record)."""
+        is_light = self.live_bytes <= BLOCK_BYTES_MAX
+        if is_light and self.live_count == len(self.dead) <= BLOCK_RECORDS_MAX:
+            return [self._whole()]
+        blocks: list[TailBlock] = []
+        row, count = 0, len(self.dead)
+        while row < count:
+            end = min(count, row + BLOCK_RECORDS_MAX)
+            if (
+                not (is_light and self.live_count == count)
+                and sum(map(len, self.datas[row:end])) > BLOCK_BYTES_MAX
+            ):
+                end = self._end_within_bytes(row, end)
+            dead = self.dead[row:end]
+            whole = row == 0 and end == count
+            weight = self.live_bytes if whole else self.live_bytes_between(row, end)
+            tail = TailBlock(self._block(row, end), dead, dead.count(0), weight, self.last_lsn)
+            if tail.live_count == 0:
+                tail.husk()
+            blocks.append(tail)
+            row = end
+        return blocks
+
+    def _whole(self) -> TailBlock:
+        """All rows, none of them dead, as one block that takes the columns over."""
+        metas = self.metas if self.has_metas else None
+        tags, nodes = _at_rest(self.tags), _at_rest(self.nodes)
+        hops = bytes(self.hops)
+        block = make_block(self.first_seq, self.times, self.datas, metas, tags, nodes, hops)
+        count, weight = self.live_count, self.live_bytes
+        return TailBlock(block, self.dead, count, weight, self.last_lsn, self.text_chars)
+
+    def _end_within_bytes(self, first_row: int, end_row: int) -> int:
+        total = 0
+        for row in range(first_row, end_row):
+            total += len(self.datas[row]) + len(self.metas[row])
+            if total > BLOCK_BYTES_MAX and row > first_row:
+                return row
+        return end_row
+
+
+@lru_cache(maxsize=BLOCK_RECORDS_MAX)
+def _absent(count: int) -> Sequence[str | None]:
+    return (None,) * count
+
+
+def _at_rest(texts: list[str | None]) -> Sequence[str | None]:
+    """A column that never changes again; one without texts is the same for all blocks.
+
+    It takes no memory then. The collector looks at a tuple of texts once and never again.
+    """
+    count = len(texts)
+    return _absent(count) if texts.count(None) == count else tuple(texts)
+
+
+def _text_bytes(block: Block, first_row: int, end_row: int) -> int:
+    tags, nodes = block.tags[first_row:end_row], block.nodes[first_row:end_row]
+    return chars_of(tags) + chars_of(nodes)
+
+
+def slice_block(block: Block, first_row: int, end_row: int) -> Block:
+    """Rows of a block as a block of their own."""
+    assert 0 <= first_row < end_row <= block.count
+    start = block.ends[2 * first_row - 1] if first_row else 0
+    part = slice(first_row, end_row)
+    ends: Any = np.frombuffer(block.ends, np.uint32)[2 * first_row : 2 * end_row] - np.uint32(start)
+    return Block(
+        first_seq=block.first_seq + first_row,
+        times=block.times[part],
+        ends=array("I", ends.tobytes()),
+        body=block.body[start : block.ends[2 * end_row - 1]],
+        tags=block.tags[part],
+        nodes=block.nodes[part],
+        kinds=block.kinds[part],
+        hops=block.hops[part],
+    )
+
+
+def frozen_blocks(first_seq: int, ts: int, decoded: DecodedAppend, lsn: int) -> list[TailBlock]:
+    """The blocks of an append whose payloads were put together ahead; none of them is copied."""
+    blocks: list[TailBlock] = []
+    row = 0
+    for payloads in decoded.payloads:
+        part = slice(row, row + payloads.count)
+        row += payloads.count
+        tags, nodes = _at_rest(decoded.tags[part]), _at_rest(decoded.nodes[part])
+        text_chars = chars_of(tags) + chars_of(nodes)
+        block = block_of(
+            first_seq + part.start,
+            array("q", (ts,)) * payloads.count,
+            payloads,
+            tags,
+            nodes,
+            decoded.hops[part],
+        )
+        weight = len(payloads.body) + RECORD_FRAMING_BYTES * payloads.count + text_chars
+        dead = bytearray(payloads.count)
+        blocks.append(TailBlock(block, dead, payloads.count, weight, lsn, text_chars))
+    assert row == decoded.count
+    return blocks

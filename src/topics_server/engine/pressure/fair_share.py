@@ -1,0 +1,111 @@
+"""Picks the waiting topic that was served longest ago. Pure.
+
+Owns the order in which waiting topics get the share of service that ignores priority. A ticket
+gives a topic its place in this order: the topic takes a new, highest ticket when it begins to wait
+and whenever one of its requests is served. So the lowest ticket belongs to the topic that was
+served longest ago. A topic whose last waiting request is refused keeps its ticket for `KEPT_MS`:
+a client that comes back after `Retry-After` goes on from where it was, and each try brings it
+nearer to the front. Called by `engine/pressure/wait_queue`.
+"""
+
+from __future__ import annotations
+
+import heapq
+from typing import Final
+
+# How long a refused topic keeps its ticket, ms. `Retry-After` is at most two seconds.
+KEPT_MS: Final = 5000.0
+# How many refused topics keep one; beyond, the ticket that was kept for longest is dropped.
+KEPT_MAX: Final = 4096
+
+
+class _Topic:
+    """One topic that waits: its ticket, and how many of its requests wait."""
+
+    __slots__ = ("name", "ticket", "waiting")
+
+    def __init__(self, name: str, ticket: int) -> None:
+        self.name = name
+        self.ticket = ticket
+        self.waiting = 0
+
+
+class FairShare:
+    """Topics with requests that wait, ordered by when each was served last.
+
+    Invariant: `_order` has exactly one row per topic in `_topics`, with a ticket that is at most
+    the topic's own, and possibly rows of topics that no longer wait.
+    """
+
+    def __init__(self) -> None:
+        self._topics: dict[str, _Topic] = {}
+        self._order: list[tuple[int, int, _Topic]] = []
+        self._kept: dict[str, tuple[int, float]] = {}
+        self._tickets = 0
+        self._rows = 0
+
+    def __len__(self) -> int:
+        """How many topics wait."""
+        return len(self._topics)
+
+    def join(self, name: str, now_ms: float) -> None:
+        """One more request of a topic waits."""
+        topic = self._topics.get(name)
+        if topic is None:
+            topic = self._topics[name] = _Topic(name, self._ticket_of(name, now_ms))
+            self._push(topic)
+        topic.waiting += 1
+
+    def serve(self, name: str) -> None:
+        """A waiting request of a topic is served: its next one has the highest ticket."""
+        topic = self._topics[name]
+        self._tickets += 1
+        topic.ticket = self._tickets
+        self._drop_one(topic)
+
+    def refuse(self, name: str, now_ms: float) -> None:
+        """A waiting request of a topic is refused; with the last one the ticket is kept."""
+        topic = self._topics[name]
+        if topic.waiting == 1:
+            self._kept.pop(name, None)
+            if len(self._kept) >= KEPT_MAX:
+                del self._kept[next(iter(self._kept))]
+            self._kept[name] = (topic.ticket, now_ms + KEPT_MS)
+        self._drop_one(topic)
+
+    def first(self) -> str | None:
+        """The topic that was served longest ago; None if none waits."""
+        order = self._order
+        while order:
+            ticket, _, topic = order[0]
+            if not topic.waiting:
+                heapq.heappop(order)
+            elif ticket != topic.ticket:
+                heapq.heapreplace(order, self._row(topic))
+            else:
+                return topic.name
+        return None
+
+    def _ticket_of(self, name: str, now_ms: float) -> int:
+        kept = self._kept.pop(name, None)
+        if kept is not None and now_ms < kept[1]:
+            return kept[0]
+        self._tickets += 1
+        return self._tickets
+
+    def _drop_one(self, topic: _Topic) -> None:
+        topic.waiting -= 1
+        assert topic.waiting >= 0
+        if not topic.waiting:
+            del self._topics[topic.name]
+            if len(self._order) > 2 * len(self._topics) + KEPT_MAX:
+                self._order = [row for row in self._order if row[2].waiting]
+                heapq.heapify(self._order)
+
+    def _push(self, topic: _Topic) -> None:
+        heapq.heappush(self._order, self._row(topic))
+
+    def _row(self, topic: _Topic) -> tuple[int, int, _Topic]:
+        # Topics are not ordered: the second number keeps two rows of one ticket apart.
+        self._rows += 1
+        return (topic.ticket, self._rows, topic)

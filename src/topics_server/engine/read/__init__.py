@@ -1,0 +1,8 @@
+"""Pages of records and topic states.
+
+- `block_cache`: a cache of recently read segment blocks, bounded in bytes.
+- `exact_read`: finds and deletes exact seqs of a topic.
+- `page`: plans one page of a topic: cursor, gaps, filters, budgets.
+- `segment_reader`: reads payloads of sealed records off the loop and caches their blocks.
+- `topic_states`: builds a topic's state as clients see it (§1.2, §1.3).
+"""

@@ -1,0 +1,93 @@
+"""Finds and deletes exact seqs of a topic. Pure.
+
+What a queue needs beside pages: jobs are handed out, read and deleted one by one, not from a
+cursor on. A seq whose delete is under way counts as gone here, so that two deletes never count it
+twice. Changes nothing; seqs come ascending and distinct. Called by the store and by `moves`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from topics_server.engine.answers import Piece
+from topics_server.engine.log.log import Log
+from topics_server.engine.log.runs import OpenBlock, Run, SealedRun, TailBlock
+from topics_server.engine.read.page import Fetch, PagePlan, SealedPiece
+from topics_server.engine.topic.deletion import seq_runs
+from topics_server.engine.topic.topic import Topic
+from topics_server.values.entries import RecordsDeleted
+from topics_server.values.limits import BLOCK_RECORDS_MAX
+
+
+def is_live(log: Log, seq: int) -> bool:
+    """Whether there is a record of this seq, expired or not."""
+    index = log.run_at(seq)
+    if index == len(log.runs):
+        return False
+    run = log.runs[index]
+    return run.first_seq <= seq and not run.dead[seq - run.first_seq]
+
+
+def deletable(topic: Topic, seqs: Sequence[int]) -> list[int]:
+    """Those of these seqs that live and that no delete under way takes."""
+    log, staging = topic.log, topic.staging
+    return [seq for seq in seqs if is_live(log, seq) and not staging.is_dying(seq)]
+
+
+def decide_delete_seqs(topic: Topic, seqs: Sequence[int], now_ms: int) -> RecordsDeleted:
+    """The delete of seqs that are `deletable`."""
+    firsts, lasts = seq_runs(np.asarray(seqs, np.int64))
+    return RecordsDeleted(topic.topic_id, now_ms, firsts, lasts)
+
+
+def plan_rows(topic: Topic, seqs: Sequence[int]) -> PagePlan:
+    """The live ones of these seqs as a page: pieces in order, each of one block."""
+    log = topic.log
+    pieces: list[Piece | SealedPiece] = []
+    position = 0
+    while position < len(seqs):
+        index = log.run_at(seqs[position])
+        if index == len(log.runs):
+            break
+        run = log.runs[index]
+        rows: list[int] = []
+        while position < len(seqs) and seqs[position] <= run.last_seq:
+            row = seqs[position] - run.first_seq
+            position += 1
+            if row >= 0 and not run.dead[row]:
+                rows.append(row)
+        if rows:
+            pieces += _pieces_of(log, run, rows)
+    head_seq = log.head_seq
+    return PagePlan(pieces, head_seq, head_seq, log.earliest_seq, None, 0, topic.epoch)
+
+
+def _pieces_of(log: Log, run: Run, rows: list[int]) -> list[Piece | SealedPiece]:
+    if isinstance(run, SealedRun):
+        return _sealed_pieces(log, run, rows)
+    if isinstance(run, TailBlock):
+        return [Piece(run.block, rows)]
+    assert isinstance(run, OpenBlock)
+    first = rows[0]
+    return [Piece(run.block_of(first, rows[-1] + 1), [row - first for row in rows])]
+
+
+def _sealed_pieces(log: Log, run: SealedRun, rows: list[int]) -> list[Piece | SealedPiece]:
+    """One piece a group of rows that are fetched together; what is damaged is not fetched."""
+    pieces: list[Piece | SealedPiece] = []
+    groups: dict[tuple[int, int], list[int]] = {}
+    for row in rows:
+        first = row - row % BLOCK_RECORDS_MAX
+        end = min(run.count, first + BLOCK_RECORDS_MAX)
+        for hole in log.holes:
+            if hole.last_seq < run.first_seq + row:
+                first = max(first, hole.last_seq + 1 - run.first_seq)
+            elif hole.first_seq > run.first_seq + row:
+                end = min(end, hole.first_seq - run.first_seq)
+        groups.setdefault((first, end), []).append(row)
+    for (first, end), picked in groups.items():
+        fetch = Fetch(run.segment_id, first, end)
+        pieces.append(SealedPiece(fetch, [row - first for row in picked]))
+    return pieces

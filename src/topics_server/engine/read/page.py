@@ -1,0 +1,336 @@
+"""Plans one page of a topic: cursor, gaps, filters, budgets. Pure.
+
+`plan_page` decides which rows belong to the page without touching payloads: rows of resident blocks
+are pieces already, rows of sealed segments name what has to be fetched. `complete` puts the fetched
+blocks in. Rules: a page never spans a hole and tells at most one gap, always in front of its
+records; deleted and filtered records advance the cursor in silence; the cursor is the last seq
+examined. The tombstone rule is here and nowhere else (§3.3). Called by the store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+import numpy as np
+
+from topics_server.engine.answers import Gap, Page, Piece, ReadRequest
+from topics_server.engine.log.log import Log
+from topics_server.engine.log.losses import only_reason
+from topics_server.engine.log.runs import OpenBlock, Rows, Run, SealedRun, TailBlock
+from topics_server.engine.topic import retention
+from topics_server.engine.topic.topic import Topic
+from topics_server.values.blocks import Block
+from topics_server.values.limits import BLOCK_RECORDS_MAX, PAGE_SCAN_SLOTS_MAX, SEQ_MAX
+from topics_server.values.model import LossReason
+
+
+class Fetch(msgspec.Struct, frozen=True, gc=False):
+    """Rows `first_row .. end_row - 1` of a segment, to be read as one block.
+
+    An aligned group of `BLOCK_RECORDS_MAX` rows, less what damage cuts off: worth caching.
+    """
+
+    segment_id: int
+    first_row: int
+    end_row: int
+
+
+class SealedPiece(msgspec.Struct, frozen=True, gc=False):
+    """Rows of a fetched block that belong to the page; row 0 is `fetch.first_row`."""
+
+    fetch: Fetch
+    rows: Sequence[int]
+
+
+class PagePlan(msgspec.Struct, frozen=True):
+    """A page but for its sealed payloads."""
+
+    pieces: list[Piece | SealedPiece]
+    next_from_seq: int
+    head_seq: int
+    earliest_seq: int
+    gap: Gap | None
+    scanned: int
+    epoch: int
+
+    def fetches(self) -> list[Fetch]:
+        """What has to be read for `complete`, in order."""
+        return [piece.fetch for piece in self.pieces if isinstance(piece, SealedPiece)]
+
+    def wants(self, fetch: Fetch, ranges: Sequence[tuple[int, int]]) -> bool:
+        """Whether the page has a row of these ranges (first, last) of the fetch's segment."""
+        return any(
+            first <= fetch.first_row + row <= last
+            for piece in self.pieces
+            if isinstance(piece, SealedPiece) and piece.fetch == fetch
+            for row in piece.rows
+            for first, last in ranges
+        )
+
+
+def complete(plan: PagePlan, fetched: Mapping[Fetch, Block]) -> Page:
+    """The page, with every fetch of the plan read."""
+    pieces: list[Piece] = []
+    for piece in plan.pieces:
+        if isinstance(piece, SealedPiece):
+            block = fetched[piece.fetch]
+            assert block.count == piece.fetch.end_row - piece.fetch.first_row
+            piece = Piece(block, piece.rows)
+        pieces.append(piece)
+    return Page(
+        pieces=pieces,
+        next_from_seq=plan.next_from_seq,
+        head_seq=plan.head_seq,
+        earliest_seq=plan.earliest_seq,
+        gap=plan.gap,
+        scanned=plan.scanned,
+        epoch=plan.epoch,
+    )
+
+
+def plan_page(topic: Topic, request: ReadRequest, now_ms: int, upto_seq: int = SEQ_MAX) -> PagePlan:
+    """The page after `request.from_seq` as the topic is now; changes nothing.
+
+    Nothing behind `upto_seq` is examined: a reader of what is synced ends there.
+    """
+    log = topic.log
+    earliest = topic.earliest_seq(now_ms)
+    gap, seq = _gap(topic, request.from_seq, earliest, now_ms)
+    last = min(log.head_seq, upto_seq)
+    hole = log.hole_at_or_after(seq) if log.holes else None
+    if hole is not None:
+        last = min(last, hole.first_seq - 1)
+    if gap is not None and seq < retention.expired_floor(log, topic.config.ttl_ms, now_ms):
+        # What follows the hole has expired: the next page tells that.
+        last = seq - 1
+    nodes = request.nodes if topic.config.dedupe_node else frozenset[str]()
+    scan = _Scan(log, request.limit, request.max_bytes, nodes)
+    next_from_seq = scan.run(seq, last) if seq <= last else seq - 1
+    return PagePlan(
+        pieces=scan.pieces,
+        next_from_seq=next_from_seq,
+        head_seq=log.head_seq,
+        earliest_seq=earliest,
+        gap=gap,
+        scanned=scan.scanned,
+        epoch=topic.epoch,
+    )
+
+
+def _gap(topic: Topic, from_seq: int, earliest: int, now_ms: int) -> tuple[Gap | None, int]:
+    """The tombstone a cursor meets, if any, and the first seq to examine after it."""
+    log = topic.log
+    seq = from_seq + 1
+    if from_seq > log.head_seq:
+        return Gap(1, earliest - 1, LossReason.RECREATED, earliest - 1), earliest
+    if log.holes:
+        hole = log.hole_at_or_after(seq)
+        if hole is not None and hole.first_seq <= seq:
+            missed = hole.missed if hole.missed else hole.last_seq - seq + 1
+            return Gap(seq, hole.last_seq, hole.reason, missed), hole.last_seq + 1
+    expired = retention.expired_floor(log, topic.config.ttl_ms, now_ms)
+    if seq >= expired:
+        return None, seq
+    reasons = log.losses.reasons(seq, log.evict_floor - 1)
+    if expired > log.evict_floor:
+        reasons.add(LossReason.TTL)
+    last = earliest - 1
+    if log.holes:
+        hole = log.hole_at_or_after(seq)
+        if hole is not None:
+            # A hole has its own reason: it is told by the next page.
+            last = min(last, hole.first_seq - 1)
+    assert last >= seq
+    return Gap(seq, last, only_reason(reasons), last - seq + 1), last + 1
+
+
+class _Scan:
+    """Collects the rows of one page until a budget is used up."""
+
+    __slots__ = ("bytes_left", "is_full", "limit", "log", "nodes", "pieces", "scanned")
+
+    def __init__(self, log: Log, limit: int, max_bytes: int, nodes: frozenset[str]) -> None:
+        assert limit > 0
+        self.log = log
+        self.limit = limit
+        self.bytes_left = max_bytes
+        self.nodes = nodes
+        self.pieces: list[Piece | SealedPiece] = []
+        self.scanned = 0
+        self.is_full = False
+
+    def run(self, seq: int, last: int) -> int:
+        """Examine `seq..last`; the last seq examined."""
+        log = self.log
+        runs = log.runs
+        for index in range(log.run_at(seq), len(runs)):
+            run = runs[index]
+            if run.first_seq > last:
+                break
+            if run.live_count == 0:
+                continue
+            if self._takes_whole(run, seq, last):
+                if self.is_full:
+                    return self._over_dead(run.last_seq, last)
+                continue
+            row = max(0, seq - run.first_seq)
+            end = min(run.count, last - run.first_seq + 1)
+            if isinstance(run, SealedRun):
+                ceiling = last if last < log.head_seq else SEQ_MAX
+                low = max(0, self._hole_before(seq) - run.first_seq)
+                high = min(run.count, ceiling - run.first_seq + 1)
+                row = self._sealed(run, row, end, low, high)
+            else:
+                row = self._resident(run, row, end)
+            if row < end or self.is_full:
+                return self._over_dead(run.first_seq + row - 1, last)
+        return last
+
+    def _takes_whole(self, run: Run, seq: int, last: int) -> bool:
+        """Take all of a frozen block, as most pages do with most blocks: as `_take`, at once."""
+        count = len(run.dead)
+        if (
+            not isinstance(run, TailBlock)
+            or not run.live_count == count <= self.limit
+            or not seq <= run.first_seq <= last - count + 1
+            or run.live_bytes > self.bytes_left
+            or self.scanned + count > PAGE_SCAN_SLOTS_MAX
+            or self.nodes
+        ):
+            return False
+        self.pieces.append(Piece(run.block, range(count)))
+        self.limit -= count
+        self.bytes_left -= run.live_bytes
+        self.scanned += count
+        self.is_full = self.limit == 0
+        return True
+
+    def _over_dead(self, examined: int, last: int) -> int:
+        """Where only deleted records follow, the cursor is behind them already."""
+        return last if self.log.next_live(examined + 1) > last else examined
+
+    def _hole_before(self, seq: int) -> int:
+        ends = [hole.last_seq + 1 for hole in self.log.holes if hole.last_seq < seq]
+        return max(ends, default=0)
+
+    def _resident(self, run: Run, row: int, end: int) -> int:
+        rows, stop = self._take(run, row, end)
+        if rows:
+            if isinstance(run, TailBlock):
+                self.pieces.append(Piece(run.block, rows))
+            else:
+                assert isinstance(run, OpenBlock)
+                first = rows[0]
+                block = run.block_of(first, rows[-1] + 1)
+                self.pieces.append(Piece(block, _shifted(rows, first)))
+        return stop
+
+    def _sealed(self, run: SealedRun, row: int, end: int, low: int, high: int) -> int:
+        """Like `_resident`, group by group; a fetch stays within rows `low..high - 1`."""
+        while row < end and not self.is_full:
+            live = run.dead.find(0, row, end)
+            if live < 0:
+                return end
+            group = live - live % BLOCK_RECORDS_MAX
+            stop = min(end, group + BLOCK_RECORDS_MAX)
+            rows, row = self._take(run, live, stop)
+            if rows:
+                first = max(low, group)
+                last = min(high, group + BLOCK_RECORDS_MAX)
+                fetch = Fetch(run.segment_id, first, last)
+                self.pieces.append(SealedPiece(fetch, _shifted(rows, first)))
+            if row < stop:
+                break
+        return row
+
+    def _take(self, run: Run, row: int, end: int) -> tuple[Sequence[int], int]:
+        """Rows of `row..end - 1` for the page, and the first row not examined."""
+        scan_end = min(end, row + PAGE_SCAN_SLOTS_MAX - self.scanned)
+        is_plain = not (self.nodes or run.has_damage) and run.dead.find(1, row, scan_end) < 0
+        if is_plain:
+            taken, stop = self._take_plain(run, row, scan_end)
+        else:
+            taken, stop = self._take_picked(run, row, scan_end)
+        self.limit -= len(taken)
+        self.scanned += stop - row
+        if self.limit == 0 or stop < end:
+            self.is_full = True
+        return taken, stop
+
+    def _take_plain(self, run: Run, row: int, end: int) -> tuple[Sequence[int], int]:
+        """An unbroken stretch: arithmetic."""
+        stop = min(end, row + self.limit)
+        weight = self._weight(run, row, stop)
+        if weight > self.bytes_left:
+            stop = self._fitting(run, row, stop)
+            weight = self._weight(run, row, stop)
+        self.bytes_left -= weight
+        return range(row, stop), stop
+
+    def _weight(self, run: Run, row: int, stop: int) -> int:
+        if row == 0 and stop == run.count:
+            return run.live_bytes
+        return run.live_bytes_between(row, stop)
+
+    def _fitting(self, run: Run, row: int, stop: int) -> int:
+        """The last stop whose rows fit the bytes left; a page has at least one record."""
+        low, high = row, stop
+        while low < high:
+            middle = (low + high + 1) // 2
+            if run.live_bytes_between(row, middle) <= self.bytes_left:
+                low = middle
+            else:
+                high = middle - 1
+        return max(low, row + 1) if not self.pieces else low
+
+    def _take_picked(self, run: Run, row: int, end: int) -> tuple[Sequence[int], int]:
+        """Live rows that no node filter leaves out, one by one."""
+        rows = np.flatnonzero(np.frombuffer(run.dead, np.uint8)[row:end] == 0) + row
+        if self.nodes:
+            rows = rows[_kept(run, rows, self.nodes)]
+        stop = end
+        if len(rows) > self.limit:
+            rows = rows[: self.limit]
+        if len(rows) == self.limit:
+            stop = int(rows[-1]) + 1
+        if len(rows) == 0:
+            return (), stop
+        weight = run.weigh_rows(rows)
+        picked: list[int] = rows.tolist()
+        if weight > self.bytes_left:
+            picked, weight = self._cut(run, picked)
+            stop = picked[-1] + 1 if picked else row
+        self.bytes_left -= weight
+        if picked and picked[-1] - picked[0] + 1 == len(picked):
+            return range(picked[0], picked[-1] + 1), stop
+        return picked, stop
+
+    def _cut(self, run: Run, rows: list[int]) -> tuple[list[int], int]:
+        weight = 0
+        for position, row in enumerate(rows):
+            size = run.row_bytes(row)
+            if weight + size > self.bytes_left and (self.pieces or position):
+                return rows[:position], weight
+            weight += size
+        return rows, weight
+
+
+def _kept(run: Run, rows: Rows, nodes: frozenset[str]) -> Rows:
+    """Positions in `rows` whose record is of another node, or of none."""
+    if len(rows) == 0:
+        return np.zeros(0, np.int64)
+    if isinstance(run, SealedRun):
+        first, end = int(rows[0]), int(rows[-1]) + 1
+        hidden = np.frombuffer(run.index.node_rows(nodes, first, end), np.uint8)
+        return np.flatnonzero(hidden[rows - first] == 0)
+    assert isinstance(run, TailBlock | OpenBlock)
+    column = run.block.nodes if isinstance(run, TailBlock) else run.nodes
+    kept = [position for position, row in enumerate(rows.tolist()) if column[row] not in nodes]
+    return np.asarray(kept, np.int64)
+
+
+def _shifted(rows: Sequence[int], offset: int) -> Sequence[int]:
+    if isinstance(rows, range):
+        return range(rows.start - offset, rows.stop - offset)
+    return [row - offset for row in rows]

@@ -1,0 +1,144 @@
+"""Reads payloads of sealed records off the loop and caches their blocks.
+
+Turns a page plan into a page. Holds no rule of reading. A segment that went between plan and read
+is no error: the plan is made again. Called by `engine/store` only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from topics_server.engine.answers import Page
+from topics_server.engine.ports import Offload, SegmentsPort
+from topics_server.engine.read.block_cache import BlockCache
+from topics_server.engine.read.page import Fetch, PagePlan, complete
+from topics_server.engine.topic.registry import Registry
+from topics_server.engine.topic.topic import Topic
+from topics_server.runtime.metrics import log
+from topics_server.values.blocks import Block
+from topics_server.values.errors import Damaged, StorageError
+from topics_server.values.limits import BLOCK_CACHE_BYTES_MAX
+from topics_server.values.model import TagMatch
+
+
+class Fetcher:
+    """Reads sealed segments for the store."""
+
+    def __init__(self, registry: Registry, segments: SegmentsPort, offload: Offload) -> None:
+        self._registry = registry
+        self._segments = segments
+        self._offload = offload
+        self._cache = BlockCache(BLOCK_CACHE_BYTES_MAX)
+        # Told when damage was found in a topic: its next capture must show it.
+        self.on_moved: list[Callable[[int], None]] = []
+
+    def resident(self, topic: Topic, plan: PagePlan) -> Page | None:
+        """The page of a plan if nothing of it has to be read from disk."""
+        fetched: dict[Fetch, Block] = {}
+        for fetch in plan.fetches():
+            block = self._cached(topic.topic_id, fetch)
+            if block is None:
+                return None
+            fetched[fetch] = block
+        return complete(plan, fetched)
+
+    def _cached(self, topic_id: int, fetch: Fetch) -> Block | None:
+        block = self._cache.get((topic_id, fetch.segment_id, fetch.first_row))
+        if block is None or block.count != fetch.end_row - fetch.first_row:
+            return None
+        return block
+
+    async def complete(self, topic: Topic, plan: PagePlan) -> Page | None:
+        """The page of a plan; `None` if the plan must be made again.
+
+        Raises `StorageError` when a segment that is still listed cannot be read.
+        """
+        wanted = plan.fetches()
+        if not wanted:
+            return complete(plan, {})
+        topic_id = topic.topic_id
+        fetched: dict[Fetch, Block] = {}
+        missing: list[Fetch] = []
+        for fetch in wanted:
+            block = self._cached(topic_id, fetch)
+            if block is not None:
+                fetched[fetch] = block
+            else:
+                missing.append(fetch)
+        for fetch in missing:
+            block = await self._read(topic, fetch, plan)
+            if block is None:
+                return None
+            fetched[fetch] = block
+        return complete(plan, fetched)
+
+    async def _read(self, topic: Topic, fetch: Fetch, plan: PagePlan) -> Block | None:
+        topic_id = topic.topic_id
+        at = topic_id, fetch.segment_id, fetch.first_row
+        unwanted: list[tuple[int, int]] = []
+        while True:
+            try:
+                block = await self._offload.run(
+                    partial(self._segments.read, *at, fetch.end_row, tuple(unwanted))
+                )
+            except Damaged as damage:
+                if self._note_damage(topic, fetch.segment_id, damage):
+                    return None
+                if plan.wants(fetch, damage.ranges):
+                    return None  # deleted or evicted since the plan
+                # Nobody is given these: they are evicted, deleted, or told as damaged already.
+                unwanted += damage.ranges
+            except StorageError:
+                if fetch.segment_id in topic.log.segment_ids():
+                    raise
+                return None
+            else:
+                self._cache.put(at, block)
+                return block
+
+    def _note_damage(self, topic: Topic, segment_id: int, damage: Damaged) -> bool:
+        """Whether that changes what a page holds."""
+        if segment_id not in topic.log.segment_ids():
+            return True
+        count = sum(topic.note_damage(segment_id, *rows) for rows in damage.ranges)
+        if not count:
+            return False
+        if self._registry.get(topic.topic_id) is topic:
+            self._registry.recount(topic)
+        log.error(
+            "topic %s: segment %d is damaged, %d records are lost (%s)",
+            topic.name,
+            segment_id,
+            count,
+            damage,
+        )
+        for told in self.on_moved:
+            told(topic.topic_id)
+        return True
+
+    async def find_tags(
+        self, topic_id: int, segment_ids: Sequence[int], match: TagMatch
+    ) -> dict[int, Sequence[int]]:
+        """Rows by segment whose tag matches; a segment that is gone is left out."""
+
+        def search() -> dict[int, Sequence[int]]:
+            found: dict[int, Sequence[int]] = {}
+            for segment_id in segment_ids:
+                try:
+                    found[segment_id] = self._segments.find_tags(topic_id, segment_id, match)
+                except StorageError as error:
+                    failed[segment_id] = error
+            return found
+
+        failed: dict[int, StorageError] = {}
+        found = await self._offload.run(search)
+        topic = self._registry.get(topic_id)
+        for segment_id, error in failed.items():
+            if topic is not None and segment_id in topic.log.segment_ids():
+                raise error
+        return found
+
+    def disk_bytes(self, topic_id: int) -> int:
+        """Bytes of the topic's sealed files, hot and cold."""
+        return sum(self._segments.bytes_of(topic_id))

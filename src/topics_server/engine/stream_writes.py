@@ -1,0 +1,141 @@
+"""Stream operations beside appends: create, fork, close, touch.
+
+A fork is made in steps: its topic with `is_copying` in its facts, pages of copies with the seqs
+they have in the source, and facts without it; what a crash leaves of one is dropped at the next
+start. Called by `streams/`; loop thread only.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from topics_server.engine.commit.pipeline import CommitPipeline, Ticket
+from topics_server.engine.ports import Clock
+from topics_server.engine.store import Store
+from topics_server.engine.topic.producers import StampRepeated
+from topics_server.engine.topic.quotas import limit_reached
+from topics_server.engine.topic.registry import Registry
+from topics_server.engine.topic.stream_facts import closed
+from topics_server.engine.topic.topic import Topic
+from topics_server.values.appends import DecodedAppend
+from topics_server.values.entries import RecordsAppended, StreamChanged, TopicPut
+from topics_server.values.errors import TopicsError
+from topics_server.values.model import GATE_OF, Gate, ProducerStamp, StreamFacts, TopicConfig
+from topics_server.values.record_codecs import body_of, with_grammar
+
+
+class StreamWrites:
+    """The entries of streams, submitted."""
+
+    def __init__(
+        self, store: Store, registry: Registry, commits: CommitPipeline, clock: Clock
+    ) -> None:
+        self._store = store
+        self._registry = registry
+        self.commits = commits
+        self._clock = clock
+
+    async def create(
+        self,
+        name: str,
+        facts: StreamFacts,
+        config: TopicConfig,
+        records: tuple[bytes, DecodedAppend] | None,
+        first_seq: int = 1,
+    ) -> Topic | None:
+        """Make a topic that is a stream, with its first records if any; None if the name is taken.
+
+        `first_seq`: the seqs before it are another's. Durable before it returns. Raises what
+        `Store.check_room` raises of the stream's path.
+        """
+        store = self._store
+        await store.settling.over(name)
+        if self._registry.find(name) is not None:
+            return None
+        if store.is_disk_low:
+            raise limit_reached("min_free_bytes", "the disk is nearly full")
+        store.check_room(facts.path)
+        now_ms = self._clock.now_ms()
+        topic, creation = self._registry.decide_create(name, config, now_ms, facts, first_seq)
+        try:
+            ticket = self._submit_create(topic, creation, records, now_ms)
+        except TopicsError:
+            self._registry.abandon(topic.topic_id)
+            raise
+        await store.settle(name, ticket)
+        return topic
+
+    def _submit_create(
+        self,
+        topic: Topic,
+        creation: TopicPut,
+        records: tuple[bytes, DecodedAppend] | None,
+        now_ms: int,
+    ) -> Ticket:
+        if records is None:
+            return self.commits.submit(creation, Gate.SYNCED, topic)
+        body, decoded = records
+        self._store.check_total_bytes(decoded)
+        limits = self._store.append_limits
+        entry = topic.decide_append(decoded, body, None, now_ms, limits, creation)
+        assert isinstance(entry, RecordsAppended), "a new topic has no keys and no producers"
+        return self.commits.submit(entry, Gate.SYNCED, topic)
+
+    def copy(self, topic: Topic, decoded: DecodedAppend) -> Ticket:
+        """Append to a fork that is being made what its source has. Raises `TopicsError`."""
+        assert topic.stream_facts.is_copying
+        self._store.check_total_bytes(decoded)
+        decoded = with_grammar(decoded)
+        log, staging = topic.log, topic.staging
+        entry = RecordsAppended(
+            topic_id=topic.topic_id,
+            first_seq=topic.staged_seq + 1,
+            count=decoded.count,
+            ts=max(self._clock.now_ms(), log.last_ts, staging.last_ts),
+            body=body_of(decoded),
+            grammar=decoded.grammar,
+            decoded=decoded,
+        )
+        return self._store.submit_append(topic, entry)
+
+    def close(self, topic: Topic, producer: ProducerStamp | None) -> Ticket | StampRepeated | None:
+        """Close a stream; None if it is closed and was not closed by a producer's request.
+
+        Raises `stream_closed` for a producer's request that was not the one that closed it, and
+        what `Producers.check` raises.
+        """
+        facts = topic.stream_facts
+        if producer is not None:
+            repeated = topic.producers.check(producer, self._clock.now_ms())
+            if repeated is not None:
+                return repeated
+        if facts.is_closed:
+            if producer is not None:
+                raise closed(topic.name)
+            return self.commits.newest(topic.topic_id)
+        return self.change(
+            topic, msgspec.structs.replace(facts, is_closed=True, closed_by=producer), producer
+        )
+
+    def change(
+        self, topic: Topic, facts: StreamFacts, producer: ProducerStamp | None = None
+    ) -> Ticket:
+        """These are the stream's facts from now on."""
+        now_ms = self._clock.now_ms()
+        first_seq = topic.staged_seq + 1 if producer is not None else 0
+        entry = StreamChanged(topic.topic_id, now_ms, facts, producer, first_seq)
+        gate = max(GATE_OF[topic.config.durability], Gate.WRITTEN)
+        return self.commits.submit(entry, gate, topic)
+
+    def note_use(self, topic: Topic) -> None:
+        """The stream is used now; journaled now and then, so that a restart knows it."""
+        stream = topic.stream
+        if stream is None or stream.facts.ttl_s is None:
+            return
+        stream.used(self._clock.now_ms())
+        if not stream.is_use_due() or topic.staging.has_control:
+            return
+        try:
+            self.change(topic, msgspec.structs.replace(stream.newest, used_ms=stream.used_ms))
+        except TopicsError:
+            return  # nothing can be written: the stream ends sooner after a restart

@@ -1,0 +1,9 @@
+"""Readers that follow topics.
+
+- `cursors`: a reader's position in one incarnation of a topic.
+- `dispatcher`: wakes readers of many topics and reads their next batch.
+- `durable_heads`: how far topics are synced, for `consistency: strong` (§7.2).
+- `session_service`: opens, finds, follows, expires and journals watch sessions.
+- `sessions`: watch sessions: topics and positions, connected or not (§7.1).
+- `subscription`: what one reader of a topic receives next.
+"""

@@ -1,0 +1,101 @@
+"""How far topics are synced, for `consistency: strong` (§7.2). Pure.
+
+Kept only for topics that somebody follows strongly: per topic the heads that were applied and not
+yet synced, each with the lsn of its entry. Records of an ephemeral topic are never synced and count
+at once. Pure; told by commits of every entry applied and of every sync. Called by `feeds`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+from topics_server.engine.log.runs import OpenBlock, TailBlock
+from topics_server.engine.topic.topic import Topic
+
+
+class SyncedHeads:
+    """The synced seq of every topic that is followed. `synced_lsn(topic_id)`: of its shard."""
+
+    __slots__ = ("_followed", "_synced_lsn")
+
+    def __init__(self, synced_lsn: Callable[[int], int]) -> None:
+        self._synced_lsn = synced_lsn
+        self._followed: dict[int, _Followed] = {}
+
+    def __len__(self) -> int:
+        return len(self._followed)
+
+    def follow(self, topic: Topic) -> None:
+        """One reader more; `unfollow` it as often."""
+        followed = self._followed.get(topic.topic_id)
+        if followed is None:
+            followed = _Followed(topic, self._synced_lsn(topic.topic_id))
+            self._followed[topic.topic_id] = followed
+        followed.readers += 1
+
+    def unfollow(self, topic_id: int) -> None:
+        """One reader fewer."""
+        followed = self._followed[topic_id]
+        followed.readers -= 1
+        if followed.readers == 0:
+            del self._followed[topic_id]
+
+    def seq(self, topic_id: int) -> int:
+        """Up to here the topic is synced; it is followed."""
+        return self._followed[topic_id].seq
+
+    def note(self, topic_id: int, lsn: int) -> None:
+        """An entry of the topic was applied; if that moves its synced seq, the topic is rung."""
+        followed = self._followed.get(topic_id)
+        if followed is not None:
+            followed.note(lsn, self._synced_lsn(topic_id))
+
+    def advance(self) -> list[int]:
+        """Some shard was synced; the topics whose synced seq moved by that."""
+        return [
+            topic_id
+            for topic_id, followed in self._followed.items()
+            if followed.unsynced and followed.advance(self._synced_lsn(topic_id))
+        ]
+
+
+class _Followed:
+    """One topic: its synced seq, and (lsn, head) of what was applied since."""
+
+    __slots__ = ("readers", "seq", "topic", "unsynced")
+
+    def __init__(self, topic: Topic, synced_lsn: int) -> None:
+        self.topic = topic
+        self.readers = 0
+        self.unsynced: deque[tuple[int, int]] = deque()
+        head = topic.log.head_seq
+        self.seq = head
+        if topic.is_ephemeral:
+            return
+        for run in reversed(topic.log.runs):
+            if not isinstance(run, TailBlock | OpenBlock) or run.last_lsn <= synced_lsn:
+                break
+            self.seq = run.first_seq - 1
+            self.unsynced.appendleft((run.last_lsn, run.last_seq))
+
+    def note(self, lsn: int, synced_lsn: int) -> None:
+        """A head that moved. What was waiting stays so: only `advance` tells who is to be rung."""
+        head, unsynced = self.topic.log.head_seq, self.unsynced
+        if head == (unsynced[-1][1] if unsynced else self.seq):
+            return
+        if unsynced:
+            # What is never synced still comes behind what is to be.
+            unsynced.append((unsynced[-1][0] if self.topic.is_ephemeral else lsn, head))
+        elif self.topic.is_ephemeral or lsn <= synced_lsn:
+            self.seq = head
+        else:
+            unsynced.append((lsn, head))
+
+    def advance(self, synced_lsn: int) -> bool:
+        """Take over what is synced now; whether the seq moved."""
+        before = self.seq
+        unsynced = self.unsynced
+        while unsynced and unsynced[0][0] <= synced_lsn:
+            self.seq = unsynced.popleft()[1]
+        return self.seq != before

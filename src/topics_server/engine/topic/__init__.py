@@ -1,0 +1,16 @@
+"""One topic and the registry of all: every rule that a write must pass.
+
+- `admission`: the configurable limits of one append (§2).
+- `applied`: what applying one entry changed.
+- `dedupe`: the idempotency keys of one topic.
+- `deletion`: finds the live seqs that a delete matches.
+- `prefix_counts`: counts topics per key prefix.
+- `producers`: the producers of one topic: next sequence, repeats, fenced epochs.
+- `quotas`: server-wide limits over all topics (§11).
+- `registry`: all topics by name and id, their epochs and totals.
+- `retention`: computes how far caps and TTL move the floor.
+- `sealed_files`: what a topic knows of its sealed files: flips, digests, generation.
+- `staging`: one topic's queue of decided entries that are not applied yet.
+- `stream_facts`: the stream state of one topic.
+- `topic`: one topic: `decide_*` makes an entry, `apply` performs it.
+"""

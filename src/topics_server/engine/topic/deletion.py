@@ -1,0 +1,100 @@
+"""Finds the live seqs that a delete matches.
+
+A delete is point in time: it hits what lives when it is decided, up to the visible head, from the
+first record that has not expired on. Damaged records count as well: a delete that covers one keeps
+it from coming back with its file. Tags of unsealed records are found here, those of sealed ones
+were found off the loop and come in as rows by segment. Called by `engine/topic/topic.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from topics_server.engine.log.log import Log
+from topics_server.engine.log.runs import OpenBlock, Rows, Run, SealedRun, TailBlock
+from topics_server.values.model import TagMatch
+
+
+def runs_of_range(log: Log, first_seq: int, last_seq: int) -> tuple[bytes, bytes] | None:
+    """One run over the part of an inclusive range that lives or is damaged; None without any."""
+    first = log.next_live(first_seq)
+    last = log.last_live_below(last_seq + 1)
+    damaged = log.damaged_between(log.evict_floor, last_seq)
+    if first > last_seq or last < first:
+        if damaged is None:
+            return None
+        first, last = damaged
+    elif damaged is not None:
+        first, last = min(first, damaged[0]), max(last, damaged[1])
+    return np.array([first], "<u8").tobytes(), np.array([last], "<u8").tobytes()
+
+
+def segments_to_search(log: Log, first_seq: int, last_seq: int) -> list[int]:
+    """Ids of the segments with a live or a damaged record that overlap an inclusive range."""
+    return [
+        run.segment_id
+        for run in log.sealed()
+        if (run.live_count or run.has_damage)
+        and run.first_seq <= last_seq
+        and run.last_seq >= first_seq
+    ]
+
+
+def runs_of_match(
+    log: Log,
+    first_seq: int,
+    last_seq: int,
+    match: TagMatch,
+    hits: Mapping[int, Sequence[int]],
+) -> tuple[bytes, bytes] | None:
+    """The live seqs of an inclusive range whose tag matches; None if there are none.
+
+    `hits`: ascending rows by segment id. A segment to be searched that is not in it is a mistake
+    of the caller, who must search it first.
+    """
+    found: list[Rows] = []
+    index = log.run_at(first_seq)
+    while index < len(log.runs) and log.runs[index].first_seq <= last_seq:
+        run = log.runs[index]
+        index += 1
+        if run.live_count == 0 and not run.has_damage:
+            continue
+        rows = _rows_of(run, match, hits)
+        if len(rows) == 0:
+            continue
+        seqs = run.deletable_rows_of(rows) + run.first_seq
+        if run.first_seq < first_seq or run.last_seq > last_seq:
+            seqs = seqs[(seqs >= first_seq) & (seqs <= last_seq)]
+        if len(seqs):
+            found.append(seqs)
+    if not found:
+        return None
+    return seq_runs(np.concatenate(found))
+
+
+def _rows_of(run: Run, match: TagMatch, hits: Mapping[int, Sequence[int]]) -> Rows:
+    if isinstance(run, SealedRun):
+        assert run.segment_id in hits, "a segment was sealed since the search: search it too"
+        return np.asarray(hits[run.segment_id], np.int64)
+    assert isinstance(run, TailBlock | OpenBlock)
+    return np.asarray(run.rows_of(match), np.int64)
+
+
+def seq_runs(seqs: Rows) -> tuple[bytes, bytes]:
+    """Ascending, distinct seqs as the first and last seq of every unbroken run, `<u8`."""
+    assert len(seqs) > 0
+    breaks = np.flatnonzero(np.diff(seqs) != 1)
+    firsts = seqs[np.concatenate(([0], breaks + 1))]
+    lasts = seqs[np.concatenate((breaks, [len(seqs) - 1]))]
+    assert bool(np.all(firsts <= lasts))
+    return firsts.astype("<u8").tobytes(), lasts.astype("<u8").tobytes()
+
+
+def columns_of(firsts: bytes, lasts: bytes) -> tuple[Rows, Rows]:
+    """The two columns of an entry as signed numbers (seqs stay below 2**63)."""
+    assert len(firsts) == len(lasts)
+    return np.frombuffer(firsts, "<u8").astype(np.int64), np.frombuffer(lasts, "<u8").astype(
+        np.int64
+    )

@@ -1,0 +1,322 @@
+"""All topics by name and id, their epochs and totals.
+
+A name has at most one visible topic. Epochs survive a drop, so that the next topic of that name is
+known to be another one: the last `DROPPED_NAMES_MAX` dropped names have their own number, all older
+ones share `epoch_floor`. Ids are never reused. A topic that is being created is `pending`,
+with what is staged on it, until its creation is applied. Called by commits, the store and recovery.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right, insort
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Final
+
+from msgspec import UNSET, UnsetType
+
+from topics_server.engine.ports import SealedIndex
+from topics_server.engine.topic.prefix_counts import PrefixCounts
+from topics_server.engine.topic.topic import Applied, Topic
+from topics_server.values import limits
+from topics_server.values.entries import Entry, Floor, RecordsAppended, TopicDropped, TopicPut
+from topics_server.values.errors import Code, TopicsError, clipped, invalid
+from topics_server.values.model import (
+    Durability,
+    LossReason,
+    StreamFacts,
+    TopicConfig,
+    TopicType,
+    is_hashed_name,
+)
+
+# Which names somebody may see; None: all.
+MayName = Callable[[str], bool] | None
+# Above so many new names the list is sorted once instead of inserting each.
+_INSERTS_MAX: Final = 32
+
+
+def own_path(topic: Topic) -> str:
+    """A stream's own path; of a topic that was not made as a stream its name."""
+    return topic.name if topic.stream is None else topic.stream.facts.path
+
+
+class Registry:
+    """The topics. `next_topic_id`: ids below it may have been used.
+
+    `epoch_floor`: at least the last epoch of every dropped name that is not in `dropped_epochs`.
+    `sealed_of`: set in replay only; the segments found on disk for a topic that is created again.
+    """
+
+    def __init__(self) -> None:
+        self._by_name: dict[str, Topic] = {}
+        self._by_id: dict[int, Topic] = {}
+        self.pending: dict[int, Topic] = {}
+        self.dropped_epochs: dict[str, int] = {}
+        self.epoch_floor = 0
+        self.next_topic_id = 1
+        self.sealed_of: Callable[[int], Sequence[SealedIndex]] | None = None
+        self.records_live = 0
+        self.bytes_live = 0
+        # Records lost to damage, of all topics there are; and of those that lost any.
+        self.damaged_records = 0
+        self._damaged: dict[int, int] = {}
+        self.queue_topics = 0
+        # How many forks come from the stream of a path, directly or not.
+        self.fork_counts: Counter[str] = Counter()
+        self._classes: Counter[Durability] = Counter()
+        self._counted: dict[int, tuple[int, int]] = {}
+        self._prefix_counts = PrefixCounts()
+        self._names: list[str] = []
+        self._new_names: list[str] = []
+
+    def __len__(self) -> int:
+        return len(self._by_name)
+
+    def find(self, name: str) -> Topic | None:
+        """The topic of a name."""
+        return self._by_name.get(name)
+
+    def path_of(self, name: str) -> str | None:
+        """The own path of the stream whose topic has this name, or the name of a plain topic."""
+        topic = self._by_name.get(name)
+        return None if topic is None else own_path(topic)
+
+    def get(self, topic_id: int) -> Topic | None:
+        """The topic of an id, unless it is pending."""
+        return self._by_id.get(topic_id)
+
+    def tidy(self, topic_id: int) -> None:
+        """Do what a topic's next append would have to do first, if the topic is there."""
+        topic = self._by_id.get(topic_id)
+        if topic is not None:
+            topic.log.tidy()
+
+    def ids(self) -> list[int]:
+        """The ids of all topics as they are now."""
+        return list(self._by_id)
+
+    def __iter__(self) -> Iterator[Topic]:
+        return iter(list(self._by_id.values()))
+
+    def counts_by_class(self) -> dict[Durability, int]:
+        """How many topics each class has."""
+        return {durability: self._classes[durability] for durability in Durability}
+
+    def count_of(self, prefix: str, prefixes: frozenset[str]) -> int:
+        """How many topics have own paths of a prefix, pending ones too; `prefixes`: all there are.
+
+        Counts all topics when the prefixes have changed.
+        """
+        counts = self._prefix_counts
+        if counts.prefixes != prefixes:
+            counts.expect(prefixes, map(own_path, self._by_name.values()))
+        pending = (own_path(topic) for topic in self.pending.values())
+        return counts.of(prefix) + sum(path.startswith(prefix) for path in pending)
+
+    def decide_create(
+        self,
+        name: str,
+        config: TopicConfig,
+        now_ms: int,
+        stream: StreamFacts | UnsetType = UNSET,
+        first_seq: int = 1,
+    ) -> tuple[Topic, TopicPut]:
+        """A pending topic of a new id and the entry that creates it; `stream`: as a stream.
+
+        The caller submits the entry (or an append that carries it) and has it either applied or
+        the topic abandoned. `check_free` was asked before.
+        """
+        assert name not in self._by_name
+        epoch = self.dropped_epochs.get(name, self.epoch_floor) + 1
+        floor = Floor(first_seq, LossReason.CAP) if first_seq > 1 else None
+        creation = TopicPut(
+            self.next_topic_id, name, epoch, config, now_ms, first_seq - 1, True, floor, stream
+        )
+        self.next_topic_id += 1
+        topic = Topic.provisional(creation)
+        self.pending[topic.topic_id] = topic
+        return topic, creation
+
+    def check_free(self, paths: Iterable[str], *, held: Code = Code.STREAM_CONFLICT) -> None:
+        """Whether topics may be created: the one rule for `/v0`, routers, queues and streams.
+
+        `paths`: names of topics, or the own paths of streams. Raises `held` where a stream was
+        deleted that still has forks, `invalid_request` for a name that only a stream's path gives.
+        """
+        for path in paths:
+            if self.fork_counts and self.fork_counts[path]:
+                message = f'stream "{clipped(path)}" was deleted and still has forks'
+                raise TopicsError(held, message, {"stream": path})
+            if is_hashed_name(path):
+                raise invalid(
+                    "names of ds: and 40 hexadecimal digits are the streams API's: create a stream "
+                    "by its own path",
+                    "topic",
+                )
+
+    def abandon(self, topic_id: int) -> None:
+        """The creation failed: the pending topic is forgotten, its id is not used again."""
+        self.pending.pop(topic_id, None)
+
+    # -- applying --------------------------------------------------------------------------
+
+    def apply(self, lsn: int, entry: Entry) -> Applied:
+        """Apply an entry to its topic; for one that is gone it changes nothing (replay)."""
+        topic = self._by_id.get(entry.topic_id)
+        if topic is None:
+            creation = entry.creation if isinstance(entry, RecordsAppended) else entry
+            if not isinstance(creation, TopicPut) or not creation.created:
+                return Applied()
+            if self._is_superseded(creation):
+                return Applied()
+            topic = self._create(creation)
+        before = topic.config
+        applied = topic.apply(lsn, entry)
+        if isinstance(entry, TopicDropped):
+            if lsn == topic.applied_lsn:
+                self._remove(topic)
+            return applied
+        if topic.config is not before:
+            self._count_kind(before, -1)
+            self._count_kind(topic.config, 1)
+        self.recount(topic)
+        return applied
+
+    def recount(self, topic: Topic) -> None:
+        """Take over the topic's counts: after a change that was not an entry, call this."""
+        log = topic.log
+        records, weight = self._counted[topic.topic_id]
+        if records != log.live_count or weight != log.live_bytes:
+            self.records_live += log.live_count - records
+            self.bytes_live += log.live_bytes - weight
+            self._counted[topic.topic_id] = (log.live_count, log.live_bytes)
+        if log.damaged_records:
+            self.damaged_records += log.damaged_records - self._damaged.get(topic.topic_id, 0)
+            self._damaged[topic.topic_id] = log.damaged_records
+        assert self.records_live >= 0
+        assert self.bytes_live >= 0
+
+    def adopt(self, topic: Topic) -> None:
+        """Make a topic visible: one that was restored, or created just now."""
+        assert topic.name not in self._by_name
+        assert topic.topic_id not in self._by_id
+        self._by_name[topic.name] = topic
+        self._by_id[topic.topic_id] = topic
+        self.next_topic_id = max(self.next_topic_id, topic.topic_id + 1)
+        self.dropped_epochs.pop(topic.name, None)
+        self._new_names.append(topic.name)
+        self._note_ancestors(topic, 1)
+        self._prefix_counts.note(own_path(topic), 1)
+        self._count_kind(topic.config, 1)
+        self._counted[topic.topic_id] = (0, 0)
+        self.recount(topic)
+
+    def _is_superseded(self, creation: TopicPut) -> bool:
+        """Replay: whether the name has, or had, a topic that was made later.
+
+        Replay of a shard may begin before that of the others: it meets topics whose drop, or whose
+        successor, only the snapshot knows. A creation whose sync failed may have the epoch of its
+        successor, never its id.
+        """
+        later = self._by_name.get(creation.name)
+        if later is not None and later.topic_id > creation.topic_id:
+            return True
+        return creation.epoch <= self.dropped_epochs.get(creation.name, 0)
+
+    def _create(self, entry: TopicPut) -> Topic:
+        older = self._by_name.get(entry.name)
+        if older is not None:
+            # Its drop is on a shard that replay has not come to, or was never synced.
+            self._remove(older)
+        topic = self.pending.pop(entry.topic_id, None) or Topic.provisional(entry)
+        if self.sealed_of is not None:
+            for index in self.sealed_of(entry.topic_id):
+                topic.log.adopt_sealed(index, bytearray(index.flags()))
+            if topic.log.head_seq:
+                topic.log.replayed_seq = 0
+        self.adopt(topic)
+        return topic
+
+    def _remove(self, topic: Topic) -> None:
+        self._merge_names()
+        del self._by_name[topic.name]
+        del self._by_id[topic.topic_id]
+        records, weight = self._counted.pop(topic.topic_id)
+        self.records_live -= records
+        self.bytes_live -= weight
+        self.damaged_records -= self._damaged.pop(topic.topic_id, 0)
+        self._count_kind(topic.config, -1)
+        self._note_ancestors(topic, -1)
+        self._prefix_counts.note(own_path(topic), -1)
+        del self._names[bisect_left(self._names, topic.name)]
+        self.remember_epoch(topic.name, topic.epoch)
+
+    def remember_epoch(self, name: str, epoch: int) -> None:
+        """A dropped name's last epoch; beyond the bound the oldest name leaves only the floor."""
+        self.dropped_epochs.pop(name, None)
+        self.dropped_epochs[name] = epoch
+        if len(self.dropped_epochs) > limits.DROPPED_NAMES_MAX:
+            oldest = next(iter(self.dropped_epochs))
+            self.raise_epoch_floor(self.dropped_epochs.pop(oldest))
+
+    def raise_epoch_floor(self, epoch: int) -> None:
+        """Names that are not remembered begin above this epoch."""
+        self.epoch_floor = max(self.epoch_floor, epoch)
+
+    def _note_ancestors(self, topic: Topic, step: int) -> None:
+        if topic.stream is None:
+            return
+        for ancestor in topic.stream.facts.ancestors:
+            self.fork_counts[ancestor.path] += step
+            if not self.fork_counts[ancestor.path]:
+                del self.fork_counts[ancestor.path]
+
+    def _count_kind(self, config: TopicConfig, step: int) -> None:
+        self._classes[config.durability] += step
+        if config.type is TopicType.QUEUE:
+            self.queue_topics += step
+
+    # -- listing ---------------------------------------------------------------------------
+
+    def page(
+        self,
+        prefix: str,
+        after: str | None,
+        page_size: int,
+        may_name: MayName = None,
+    ) -> tuple[list[Topic], str | None]:
+        """Up to `page_size` topics in name order, and the name to go on after if more follow.
+
+        With `may_name` only those that it takes.
+        """
+        assert page_size > 0
+        self._merge_names()
+        names = self._names
+        start = bisect_left(names, prefix)
+        if after is not None:
+            start = max(start, bisect_right(names, after))
+        found: list[Topic] = []
+        for index in range(start, len(names)):
+            name = names[index]
+            if not name.startswith(prefix):
+                break
+            if may_name is not None and not may_name(name):
+                continue
+            if len(found) == page_size:
+                return found, found[-1].name
+            found.append(self._by_name[name])
+        return found, None
+
+    def _merge_names(self) -> None:
+        new = self._new_names
+        if not new:
+            return
+        if len(new) > _INSERTS_MAX:
+            self._names += new
+            self._names.sort()
+        else:
+            for name in new:
+                insort(self._names, name)
+        self._new_names = []
+        assert len(self._names) == len(self._by_name)

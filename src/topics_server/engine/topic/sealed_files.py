@@ -1,0 +1,87 @@
+"""What a topic knows of its sealed files: flips, digests, generation.
+
+A delete of sealed rows is *pending* until their flags are synced; snapshots carry it till then.
+They also carry the generation of the manifest published last and a digest of each segment's flags
+as they were synced last, which the next start compares with what it finds (`inventory`). Flags of
+an `untrusted` segment are not those that were synced: they are neither changed nor taken for the
+new truth, and flips of its rows stay pending, until the right file is back. A `fragile` segment was
+found damaged once: an older copy of its file may be put back, so that snapshots have all its
+deleted rows. Pure; owned by `Topic`,
+changed on the loop by the topic, by recovery and by the sealer.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Collection, Mapping, Sequence
+
+import numpy as np
+
+from topics_server.engine.topic.applied import Flips
+from topics_server.values.file_inventory import Anchor, FlagsDigest
+
+
+class SealedFiles:
+    """See the module. `pending`: by segment, dead rows whose flag may not be on disk yet."""
+
+    __slots__ = (
+        "anchor",
+        "digests",
+        "first_free_id",
+        "fragile",
+        "generation",
+        "pending",
+        "untrusted",
+    )
+
+    def __init__(self) -> None:
+        self.pending: Flips = {}
+        self.digests: dict[int, FlagsDigest] = {}
+        # Replaced, not changed: nearly every topic shares the empty one.
+        self.untrusted: frozenset[int] = frozenset()
+        self.fragile: frozenset[int] = frozenset()
+        # Of the manifest known to be published last; 0: none was.
+        self.generation = 0
+        # No file on disk has this segment id or a higher one.
+        self.first_free_id = 1
+        # What the snapshot says of the files; set in recovery only.
+        self.anchor: Anchor | None = None
+
+    def add_pending(self, flips: Flips) -> None:
+        """These sealed rows are dead and their flag on disk is not synced."""
+        for segment_id, rows in flips.items():
+            self.pending.setdefault(segment_id, array("I")).extend(rows)
+
+    def due_flips(self) -> dict[int, Sequence[int]]:
+        """The pending flips that can be made, as they are now."""
+        return {
+            segment_id: array("I", rows)
+            for segment_id, rows in self.pending.items()
+            if segment_id not in self.untrusted
+        }
+
+    def flips_done(
+        self, flips: Mapping[int, Sequence[int]], digests: Mapping[int, FlagsDigest]
+    ) -> None:
+        """The flags of these rows are synced; `digests`: of the segments where that was possible.
+
+        A segment that is not among them is damaged: its flips stay pending.
+        """
+        for segment_id, rows in flips.items():
+            if segment_id not in self.pending:
+                continue  # dropped meanwhile
+            if segment_id not in digests:
+                self.untrusted |= {segment_id}
+                continue
+            self.digests[segment_id] = digests[segment_id]
+            left = np.setdiff1d(self.pending.pop(segment_id), rows)
+            if len(left):
+                self.pending[segment_id] = array("I", left.astype(np.uint32).tobytes())
+
+    def drop(self, segment_ids: Collection[int]) -> None:
+        """Forget segments that are no longer the topic's."""
+        for segment_id in segment_ids:
+            self.pending.pop(segment_id, None)
+            self.digests.pop(segment_id, None)
+        self.untrusted -= set(segment_ids)
+        self.fragile -= set(segment_ids)

@@ -1,0 +1,247 @@
+"""One topic's queue of decided entries that are not applied yet.
+
+Entries join at the back, are taken from the front when committed, and are undone as a suffix.
+Whoever decides sees the visible state plus this. Called by `engine/topic/topic.py`.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import Counter, deque
+from typing import Final
+
+import numpy as np
+
+from topics_server.values.entries import (
+    Entry,
+    Floor,
+    HeadReserved,
+    RecordsAppended,
+    RecordsDeleted,
+    TopicDropped,
+    TopicPut,
+)
+
+# Deletes of up to so many seqs are known seq by seq.
+_NAMED_SEQS_MAX: Final = 4096
+_Columns = tuple[list[int], list[int]]
+
+
+class Staged:
+    """One entry under way. `first_seq` and `count` are of an append's records, else 0.
+
+    `last_seq`: the last seq it assigns; 0 if it assigns none. `key` and `producer_id`: of the
+    append, if it has them.
+    """
+
+    __slots__ = ("count", "entry", "first_seq", "key", "last_seq", "lsn", "producer_id")
+
+    def __init__(
+        self, lsn: int, entry: Entry, key: str | None, producer_id: str | None = None
+    ) -> None:
+        self.lsn = lsn
+        self.entry = entry
+        self.key = key
+        self.producer_id = producer_id
+        self.first_seq = 0
+        self.count = 0
+        self.last_seq = 0
+        if isinstance(entry, RecordsAppended):
+            self.first_seq = entry.first_seq
+            self.count = entry.count
+            self.last_seq = entry.first_seq + entry.count - 1
+            if entry.page is not None:
+                slots = entry.slot_count
+                self.first_seq += slots
+                self.count -= slots
+
+    def weight(self) -> int:
+        """What its records count in bytes; 0 for anything but an append."""
+        if self.count == 0:
+            return 0
+        assert isinstance(self.entry, RecordsAppended)
+        decoded = self.entry.decoded
+        assert decoded is not None, "a live append is decoded"
+        return decoded.weight
+
+    @property
+    def floor(self) -> Floor | None:
+        """The floor it will raise, if any."""
+        entry = self.entry
+        if isinstance(entry, TopicDropped | HeadReserved):
+            return None
+        return getattr(entry, "floor", None)
+
+    @property
+    def is_control(self) -> bool:
+        """Whether it creates, configures or drops the topic."""
+        entry = self.entry
+        if isinstance(entry, RecordsAppended):
+            return entry.creation is not None
+        return isinstance(entry, TopicPut | TopicDropped)
+
+
+class Staging:
+    """The FIFO. Empty most of the time for all but busy topics.
+
+    Every append asks for most of these facts while a hundred others may be under way, so they are
+    kept, not counted anew. `records` and `weight` are those of all appends under way.
+    `_dying`: how many deletes under way take a seq; those of many seqs are in `_ranges` instead.
+    `_floors` and `_ceilings`: lsn, and the highest floor or ceiling so far, of the entries that
+    have one. One that is applied by now may be in that: whoever asks knows what is applied.
+    """
+
+    __slots__ = (
+        "_ceilings",
+        "_controls",
+        "_drops",
+        "_dying",
+        "_fifo",
+        "_floors",
+        "_ranges",
+        "records",
+        "weight",
+    )
+
+    def __init__(self) -> None:
+        self.records = 0
+        self.weight = 0
+        self._fifo: deque[Staged] = deque()
+        self._dying: Counter[int] = Counter()
+        self._ranges: list[_Columns] = []
+        self._floors: deque[tuple[int, int]] = deque()
+        self._ceilings: deque[tuple[int, int]] = deque()
+        self._controls = self._drops = 0
+
+    def __len__(self) -> int:
+        return len(self._fifo)
+
+    def push(self, staged: Staged) -> None:
+        """Join at the back; lsns ascend."""
+        assert not self._fifo or self._fifo[-1].lsn < staged.lsn
+        self._fifo.append(staged)
+        self._note(staged, 1)
+        if (floor := staged.floor) is not None:
+            _push_highest(self._floors, staged.lsn, floor.seq)
+        if isinstance(staged.entry, HeadReserved):
+            _push_highest(self._ceilings, staged.lsn, staged.entry.ceiling_seq)
+
+    def pop(self, lsn: int) -> Staged:
+        """Take the front, which is the entry of this lsn."""
+        staged = self._fifo.popleft()
+        assert staged.lsn == lsn, "entries leave in the order in which they came"
+        self._note(staged, -1)
+        for highest in (self._floors, self._ceilings):
+            if highest and highest[0][0] == lsn:
+                highest.popleft()
+        return staged
+
+    def pop_from(self, lsn: int) -> list[Staged]:
+        """Take every entry of this lsn or later off the back; oldest first."""
+        undone: list[Staged] = []
+        while self._fifo and self._fifo[-1].lsn >= lsn:
+            undone.append(self._fifo.pop())
+        undone.reverse()
+        for staged in undone:
+            self._note(staged, -1)
+        for highest in (self._floors, self._ceilings):
+            while highest and highest[-1][0] >= lsn:
+                highest.pop()
+        return undone
+
+    def _note(self, staged: Staged, sign: int) -> None:
+        """Count an entry that joins (1) or leaves (-1)."""
+        if staged.count:
+            self.records += sign * staged.count
+            self.weight += sign * staged.weight()
+        if staged.is_control:
+            self._controls += sign
+            self._drops += sign * isinstance(staged.entry, TopicDropped)
+        if isinstance(staged.entry, RecordsDeleted):
+            self._note_delete(staged.entry, is_staged=sign > 0)
+
+    def _note_delete(self, entry: RecordsDeleted, *, is_staged: bool) -> None:
+        columns = _columns_of(entry)
+        firsts, lasts = columns
+        if sum(lasts) - sum(firsts) + len(firsts) > _NAMED_SEQS_MAX:
+            if is_staged:
+                self._ranges.append(columns)
+            else:
+                self._ranges.remove(columns)
+            return
+        dying = self._dying
+        for first, last in zip(firsts, lasts, strict=True):
+            for seq in range(first, last + 1):
+                if is_staged:
+                    dying[seq] += 1
+                elif dying[seq] > 1:
+                    dying[seq] -= 1
+                else:
+                    del dying[seq]
+
+    def is_dying(self, seq: int) -> bool:
+        """Whether a delete under way takes this seq."""
+        if seq in self._dying:
+            return True
+        for firsts, lasts in self._ranges:
+            at = bisect_right(firsts, seq) - 1
+            if at >= 0 and seq <= lasts[at]:
+                return True
+        return False
+
+    def appends(self) -> list[Staged]:
+        """The appends under way that bring records, oldest first."""
+        return [staged for staged in self._fifo if staged.count]
+
+    @property
+    def last_seq(self) -> int:
+        """The last seq assigned by an entry under way; 0 if none assigns any."""
+        for staged in reversed(self._fifo):
+            if staged.last_seq:
+                return staged.last_seq
+        return 0
+
+    @property
+    def last_ts(self) -> int:
+        """The commit time of the newest append under way, ms; 0 if there is none."""
+        for staged in reversed(self._fifo):
+            if isinstance(staged.entry, RecordsAppended):
+                return staged.entry.ts
+        return 0
+
+    @property
+    def first_seq(self) -> int:
+        """The first record under way; 0 if there is none."""
+        for staged in self._fifo:
+            if staged.count:
+                return staged.first_seq
+        return 0
+
+    @property
+    def floor_seq(self) -> int:
+        """The highest floor under way; 0 if there is none."""
+        return self._floors[-1][1] if self._floors else 0
+
+    @property
+    def ceiling_seq(self) -> int:
+        """The highest ceiling under way; 0 if there is none."""
+        return self._ceilings[-1][1] if self._ceilings else 0
+
+    @property
+    def has_drop(self) -> bool:
+        """Whether the end of the topic is under way."""
+        return self._drops > 0
+
+    @property
+    def has_control(self) -> bool:
+        """Whether a create, configure or drop is under way: commands wait before decide."""
+        return self._controls > 0
+
+
+def _push_highest(highest: deque[tuple[int, int]], lsn: int, seq: int) -> None:
+    highest.append((lsn, max(seq, highest[-1][1]) if highest else seq))
+
+
+def _columns_of(entry: RecordsDeleted) -> _Columns:
+    firsts, lasts = (np.frombuffer(column, "<u8") for column in (entry.firsts, entry.lasts))
+    return firsts.tolist(), lasts.tolist()

@@ -1,0 +1,116 @@
+"""The stream state of one topic.
+
+Judged against what is under way, as producers are: behind a request that closes a stream nothing is
+appended, though it is not written yet. Called by `engine/topic/topic.py` and
+`engine/background/capture.py`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+import msgspec
+
+from topics_server.values.errors import Code, TopicsError
+from topics_server.values.model import ProducerStamp, StreamFacts, StreamStep
+
+# A use is journaled when the last one journaled is older than this part of the time to live.
+USES_PER_LIFE = 16
+
+
+class StreamState:
+    """One topic's facts as a stream. `used_ms`: its last use, of those that are known."""
+
+    __slots__ = ("_staged", "facts", "used_ms")
+
+    def __init__(self, facts: StreamFacts) -> None:
+        self.facts = facts
+        self.used_ms = facts.used_ms
+        self._staged: deque[tuple[int, StreamFacts]] = deque()
+
+    @property
+    def newest(self) -> StreamFacts:
+        """The facts with everything that is under way."""
+        return self._staged[-1][1] if self._staged else self.facts
+
+    def check(self, name: str, step: StreamStep | None) -> None:
+        """Whether records may be appended. Raises `TopicsError`.
+
+        `stream_closed`; `stream_conflict` for a `Stream-Seq` that is not higher than the last;
+        `throttled` while the stream is being made.
+        """
+        facts = self.newest
+        if facts.is_copying:
+            raise TopicsError(
+                Code.THROTTLED, f'"{name}" is being forked', {"limit": "fork", "topic": name}
+            )
+        if facts.is_closed:
+            raise closed(name)
+        seq = None if step is None else step.last_seq
+        if seq is not None and facts.last_seq is not None and seq <= facts.last_seq:
+            raise TopicsError(
+                Code.STREAM_CONFLICT,
+                "Stream-Seq must be higher than the last one",
+                {"field": "Stream-Seq", "last_seq": facts.last_seq},
+            )
+
+    def stage(self, lsn: int, facts: StreamFacts) -> None:
+        """Note facts that are under way."""
+        self._staged.append((lsn, facts))
+
+    def undo(self, lsn: int) -> None:
+        """What this entry would have changed, and all behind it, is not coming."""
+        while self._staged and self._staged[-1][0] >= lsn:
+            self._staged.pop()
+
+    def apply(self, lsn: int, facts: StreamFacts) -> None:
+        """These are the facts from now on."""
+        while self._staged and self._staged[0][0] <= lsn:
+            self._staged.popleft()
+        self.facts = facts
+        self.used(facts.used_ms)
+
+    def used(self, ms: int) -> None:
+        """The stream was used at this time."""
+        self.used_ms = max(self.used_ms, ms)
+
+    def is_use_due(self) -> bool:
+        """Whether the last use is too far behind the last one journaled."""
+        ttl_s = self.facts.ttl_s
+        return bool(ttl_s) and self.used_ms - self.newest.used_ms > _slack_ms(ttl_s or 0)
+
+    def allow_for_uses(self) -> None:
+        """After a start: uses that were not journaled may have been as late as this."""
+        if self.facts.ttl_s:
+            self.used_ms += _slack_ms(self.facts.ttl_s)
+
+    def ends_ms(self) -> int | None:
+        """When the stream ends by itself, as far as is known now; None for never."""
+        facts = self.facts
+        if facts.ttl_s is not None:
+            return self.used_ms + 1000 * facts.ttl_s
+        return facts.expires_ms if facts.expires_at is not None else None
+
+
+def _slack_ms(ttl_s: int) -> int:
+    return 1000 * ttl_s // USES_PER_LIFE
+
+
+def closed(name: str) -> TopicsError:
+    """409: nothing is appended any more."""
+    return TopicsError(Code.STREAM_CLOSED, f'stream "{name}" is closed', {"topic": name})
+
+
+def stepped(facts: StreamFacts, step: StreamStep, producer: ProducerStamp | None) -> StreamFacts:
+    """The facts after an append with this step."""
+    return msgspec.structs.replace(
+        facts,
+        last_seq=facts.last_seq if step.last_seq is None else step.last_seq,
+        is_closed=facts.is_closed or step.closes,
+        closed_by=producer if step.closes else facts.closed_by,
+    )
+
+
+def plain_facts(name: str) -> StreamFacts:
+    """The facts of a topic that was not made as a stream: it is one of JSON messages."""
+    return StreamFacts(name, "application/json")

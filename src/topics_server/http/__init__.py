@@ -1,0 +1,15 @@
+"""The wire: request heads, timeouts, upload budget, responses. Knows no topic.
+
+- `content_encoding`: content types and encodings: gzip in and out.
+- `cors`: CORS headers for the listed origins.
+- `error_responses`: the table from error codes to HTTP status, headers and envelope (§0.5, §0.6).
+- `joined_writes`: uvicorn's HTTP protocol with joined writes of head and body.
+- `read_scheduler`: defers connections with much input, so that no loop turn is long.
+- `request_head`: validates a request's head beyond what the parser checks.
+- `request_ids`: the request id: the client's own, or a new unique one.
+- `responses`: a response of known length.
+- `sockets`: what a stream needs of its connection beyond ASGI `send`.
+- `timeouts`: connection timeouts and the limit on connections.
+- `upload_budget`: the memory budget for request bodies being received.
+- `upload_turns`: reads connections with large uploads in turns, a few at a time.
+"""

@@ -1,0 +1,196 @@
+"""The table from error codes to HTTP status, headers and envelope (§0.5, §0.6).
+
+Pure. Everything that is refused anywhere ends here; called by `api/application` for errors that
+handlers raise.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from topics_server.values.errors import (
+    Code,
+    DiskFull,
+    ReadOnly,
+    StorageError,
+    TopicsError,
+    clipped,
+)
+
+Headers = tuple[tuple[bytes, bytes], ...]
+
+STATUS_OF: Final[dict[Code, int]] = {
+    Code.INVALID_REQUEST: 400,
+    Code.BATCH_TOO_LARGE: 400,
+    Code.RECORD_TOO_LARGE: 400,
+    Code.UNAUTHORIZED: 401,
+    Code.FORBIDDEN: 403,
+    Code.NOT_FOUND: 404,
+    Code.TOPIC_NOT_FOUND: 404,
+    Code.ROUTER_NOT_FOUND: 404,
+    Code.METHOD_NOT_ALLOWED: 405,
+    Code.NOT_ACCEPTABLE: 406,
+    Code.TOPIC_EXISTS_INCOMPATIBLE: 409,
+    Code.TOPIC_NOT_EMPTY: 409,
+    Code.NOT_A_QUEUE: 409,
+    Code.ROUTER_CYCLE: 409,
+    Code.PAYLOAD_TOO_LARGE: 413,
+    Code.UNSUPPORTED_MEDIA_TYPE: 415,
+    Code.STREAM_NOT_FOUND: 404,
+    Code.STREAM_GONE: 410,
+    Code.STREAM_CONFLICT: 409,
+    Code.STREAM_CLOSED: 409,
+    Code.PRODUCER_FENCED: 403,
+    Code.PRODUCER_SEQ_CONFLICT: 409,
+    Code.TOPIC_FULL: 422,
+    Code.THROTTLED: 429,
+    Code.INTERNAL: 500,
+    Code.NOT_READY: 503,
+    Code.SHUTTING_DOWN: 503,
+    Code.STORAGE_READ_ONLY: 503,
+    Code.REQUEST_TIMEOUT: 408,
+    Code.URI_TOO_LONG: 414,
+    Code.HEADERS_TOO_LARGE: 431,
+}
+
+# What a producer's refusal tells in headers too, and where its detail has that.
+PRODUCER_HEADERS: Final[dict[Code, tuple[tuple[bytes, str], ...]]] = {
+    Code.PRODUCER_FENCED: ((b"producer-epoch", "epoch"),),
+    Code.PRODUCER_SEQ_CONFLICT: (
+        (b"producer-expected-seq", "expected_seq"),
+        (b"producer-received-seq", "received_seq"),
+    ),
+}
+
+# Seconds after which trying again makes sense, where the error does not say it itself.
+RETRY_AFTER_S: Final[dict[Code, int]] = {
+    Code.THROTTLED: 1,
+    Code.NOT_READY: 1,
+    Code.SHUTTING_DOWN: 2,
+    Code.STORAGE_READ_ONLY: 30,
+}
+
+_CHALLENGE: Final = ((b"www-authenticate", b"Bearer"),)
+
+_encode: Final = msgspec.json.Encoder().encode
+
+assert set(STATUS_OF) == set(Code), "every code has its status"
+assert {code for code, status in STATUS_OF.items() if status in (429, 503)} == set(RETRY_AFTER_S)
+
+
+def status_of(error: TopicsError) -> int:
+    """The HTTP status of a refusal."""
+    return STATUS_OF[error.code]
+
+
+def headers_of(error: TopicsError) -> Headers:
+    """What a refusal carries beside its body.
+
+    How to be let in, when to try again, what a producer has to know to go on, and where a closed
+    stream ends.
+    """
+    if error.code is Code.UNAUTHORIZED:
+        return _CHALLENGE
+    if error.code is Code.STREAM_CLOSED:
+        return _end_of_stream(error)
+    if error.code in PRODUCER_HEADERS:
+        told = PRODUCER_HEADERS[error.code]
+        return tuple((name, b"%d" % error.detail[field]) for name, field in told)
+    seconds = RETRY_AFTER_S.get(error.code)
+    if seconds is None:
+        return ()
+    retry_after_ms = error.detail.get("retry_after_ms")
+    if isinstance(retry_after_ms, int):
+        seconds = max(1, -(-retry_after_ms // 1000))
+    return ((b"retry-after", b"%d" % seconds),)
+
+
+def _end_of_stream(error: TopicsError) -> Headers:
+    """That a stream is closed, and where; its topic's own appends do not tell that."""
+    next_offset = error.detail.get("next_offset")
+    told: Headers = ((b"stream-closed", b"true"),)
+    if isinstance(next_offset, str):
+        told += ((b"stream-next-offset", next_offset.encode("ascii")),)
+    return told
+
+
+def envelope(error: TopicsError, total_ms: float | None = None) -> bytes:
+    """The body of a refusal; `total_ms`: since its request arrived, where there was one."""
+    told: dict[str, object] = {"error": described(error)}
+    if total_ms is not None:
+        told["performance"] = {"server_total_ms": round(total_ms, 3)}
+    return _encode(told)
+
+
+def described(error: TopicsError) -> dict[str, object]:
+    """What is told of a refusal; `detail` is absent when there is nothing to say.
+
+    Texts in `detail` are what was sent, so they are clipped here; messages clip what they repeat.
+    """
+    told: dict[str, object] = {"code": error.code.value, "message": error.message}
+    if error.detail:
+        told["detail"] = {
+            name: clipped(value) if isinstance(value, str) else value
+            for name, value in error.detail.items()
+        }
+    return told
+
+
+def from_storage(error: StorageError) -> TopicsError:
+    """What a client is told when the disk refused; file names stay in the log."""
+    match error:
+        case ReadOnly():
+            return TopicsError(
+                Code.STORAGE_READ_ONLY,
+                "a sync failed: this part of the storage takes no writes until a restart",
+            )
+        case DiskFull():
+            return TopicsError(Code.THROTTLED, "the disk refused the write", {"limit": "disk"})
+        case _:
+            return internal()
+
+
+def internal() -> TopicsError:
+    """A defect of ours; the log has the details."""
+    return TopicsError(Code.INTERNAL, "an internal error; the server's log has the details")
+
+
+def method_not_allowed(method: str, allow: str) -> TopicsError:
+    """405 for a known path; the caller adds the `Allow` header."""
+    return TopicsError(
+        Code.METHOD_NOT_ALLOWED, f"{method} is not possible here; use {allow}", {"allow": allow}
+    )
+
+
+def not_found(path: str) -> TopicsError:
+    """404 for a path that is no endpoint."""
+    return TopicsError(Code.NOT_FOUND, "no such endpoint", {"path": path[:256]})
+
+
+def too_large(max_bytes: int) -> TopicsError:
+    """413 for a body over the limit, as sent or inflated."""
+    return TopicsError(
+        Code.PAYLOAD_TOO_LARGE,
+        f"the body is larger than {max_bytes} bytes",
+        {"limit": "max_body_bytes", "max": max_bytes},
+    )
+
+
+def no_json() -> TopicsError:
+    """415 for a body without the JSON media type; names what to add."""
+    return TopicsError(
+        Code.UNSUPPORTED_MEDIA_TYPE,
+        "the body's Content-Type must be application/json; with curl, "
+        "add -H 'content-type: application/json'",
+    )
+
+
+def unknown_encoding(encoding: str) -> TopicsError:
+    """415 for a Content-Encoding other than gzip."""
+    return TopicsError(
+        Code.UNSUPPORTED_MEDIA_TYPE,
+        "Content-Encoding must be gzip or absent",
+        {"content_encoding": encoding[:256]},
+    )

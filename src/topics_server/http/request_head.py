@@ -1,0 +1,137 @@
+"""Validates a request's head beyond what the parser checks. Pure.
+
+A head that two servers in a row could read differently is refused, never repaired: one host, one
+length, one coding, a target that is a path. `check_target` and `check_fields` raise `TopicsError`;
+how large a head may be is `Bounds`. Called by `api/framing`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Final
+
+import msgspec
+
+from topics_server.values.errors import Code, TopicsError, invalid
+from topics_server.values.limits import KIB
+
+_HOST: Final = re.compile(rb"(?:[A-Za-z0-9._~-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?")
+# What says one thing only: said twice, one of the two would be believed here and one elsewhere.
+_SAID_ONCE: Final = frozenset(
+    b"host content-length content-type content-encoding transfer-encoding authorization expect "
+    b"idempotency-key last-event-id origin producer-id producer-epoch producer-seq "
+    b"sec-fetch-site sec-websocket-key sec-websocket-version upgrade "
+    b"stream-closed stream-expires-at stream-fork-offset stream-fork-sub-offset "
+    b"stream-forked-from stream-seq stream-ttl "
+    b"x-request-id".split()
+)
+_SCHEME: Final = b"http://"
+_SOCKET_KEY: Final = re.compile(rb"[A-Za-z0-9+/]{21}[AQgw]==")
+
+
+class Bounds(msgspec.Struct, frozen=True):
+    """How large a head may be: bytes of its target; lines and bytes of its fields."""
+
+    url_bytes: int = 8 * KIB
+    header_count: int = 100
+    header_bytes: int = 64 * KIB
+
+    @property
+    def small_bytes(self) -> int:
+        """What comes in so many bytes is within the bounds, but for the number of its fields."""
+        return min(self.url_bytes, self.header_bytes)
+
+
+def too_long_target(bounds: Bounds) -> TopicsError:
+    """414."""
+    most = bounds.url_bytes
+    return TopicsError(
+        Code.URI_TOO_LONG,
+        f"the request target is longer than {most} bytes",
+        {"limit": "max_url_bytes", "max": most},
+    )
+
+
+def too_large_fields(limit: str, most: int) -> TopicsError:
+    """431; `limit` names the setting."""
+    return TopicsError(
+        Code.HEADERS_TOO_LARGE,
+        f"the request's header fields exceed the limit of {most}",
+        {"limit": limit, "max": most},
+    )
+
+
+def check_size(url: bytes, headers: Sequence[tuple[bytes, bytes]], bounds: Bounds) -> None:
+    """Refuse a head that is over a bound."""
+    if len(url) > bounds.url_bytes:
+        raise too_long_target(bounds)
+    if len(headers) > bounds.header_count:
+        raise too_large_fields("max_headers", bounds.header_count)
+    if size_of(headers) > bounds.header_bytes:
+        raise too_large_fields("max_header_bytes", bounds.header_bytes)
+
+
+def size_of(headers: Sequence[tuple[bytes, bytes]]) -> int:
+    """Bytes of header fields as they were sent, blanks around the values aside."""
+    return sum(len(name) + len(value) + 4 for name, value in headers)
+
+
+@lru_cache(maxsize=64)
+def is_host(value: bytes) -> bool:
+    """Whether this is a host with or without a port."""
+    return _HOST.fullmatch(value) is not None
+
+
+def check_fields(
+    headers: Sequence[tuple[bytes, bytes]], fields: Mapping[bytes, bytes], version: str
+) -> None:
+    """Refuse fields that contradict each other, or leave open where the request ends.
+
+    `fields` are the `headers` by their names.
+    """
+    if len(fields) != len(headers):
+        seen: set[bytes] = set()
+        for name, _ in headers:
+            if name in seen and name in _SAID_ONCE:
+                raise invalid(f"{name.decode('latin-1')} is sent twice", "header")
+            seen.add(name)
+    host = fields.get(b"host")
+    if host is None and version == "1.1":
+        raise invalid("the Host header is missing", "Host")
+    if host is not None and not is_host(host):
+        raise invalid("the Host header does not name a host", "Host")
+    coding = fields.get(b"transfer-encoding")
+    if coding is not None and (version == "1.0" or coding.lower() != b"chunked"):
+        raise invalid("Transfer-Encoding must be chunked, in HTTP/1.1", "Transfer-Encoding")
+
+
+def check_opening(method: bytes, version: str, fields: Mapping[bytes, bytes]) -> None:
+    """Refuse the opening of a WebSocket that is another version's, or anything else as well."""
+    if fields.get(b"content-length", b"0") != b"0" or b"transfer-encoding" in fields:
+        raise invalid("a WebSocket handshake must not have a body")
+    if method != b"GET" or version != "1.1":
+        raise invalid("a WebSocket handshake must be a GET in HTTP/1.1")
+    if fields.get(b"sec-websocket-version") != b"13":
+        raise invalid("Sec-WebSocket-Version must be 13", "Sec-WebSocket-Version")
+    if _SOCKET_KEY.fullmatch(fields.get(b"sec-websocket-key", b"")) is None:
+        raise invalid("Sec-WebSocket-Key must be 16 bytes in base64", "Sec-WebSocket-Key")
+
+
+def check_target(url: bytes, version: str, host: bytes | None) -> bytes:
+    """The target as path and query, also where a whole URL was sent: of this host, then."""
+    if version not in ("1.0", "1.1"):
+        raise invalid("the protocol must be HTTP/1.1 or HTTP/1.0")
+    if b"#" in url:
+        raise invalid("the target must not have a fragment")
+    if not url.isascii():
+        raise invalid("the request target must be ASCII: percent-encode the rest")
+    if url[: len(_SCHEME)].lower() == _SCHEME:
+        authority, slash, rest = url[len(_SCHEME) :].partition(b"/")
+        if host is None or authority.lower() != host.lower():
+            raise invalid("the request target and the Host header name different hosts", "Host")
+        url = slash + rest
+    if url[:1] != b"/":
+        raise invalid("the target must be a path")
+    return url

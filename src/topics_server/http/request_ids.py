@@ -1,0 +1,33 @@
+"""The request id: the client's own, or a new unique one.
+
+A request may bring an id (`X-Request-Id`), so that one id follows it through a proxy and programs;
+one that is odd is replaced. Every answer names it, refusals and streams included, and so does every
+line that is logged about a request. Used by `api/application`, `api/direct`,
+`api/websocket/handlers`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Mapping
+from typing import Final
+
+from topics_server.runtime.clock import random_id
+from topics_server.values.limits import REQUEST_ID_BYTES_MAX
+
+NAME: Final = b"x-request-id"
+_WELL_FORMED: Final = re.compile(
+    rb"[A-Za-z0-9][A-Za-z0-9._:+/=@-]{0,%d}" % (REQUEST_ID_BYTES_MAX - 1)
+).fullmatch
+# Of this process, so that ids are different over restarts too.
+_START: Final = f"r{random_id(8)}.".encode("ascii")
+_next: Final = itertools.count(1).__next__
+
+
+def request_id(headers: Mapping[bytes, bytes]) -> bytes:
+    """The id of the request with these headers."""
+    given = headers.get(NAME)
+    if given is not None and _WELL_FORMED(given):
+        return given
+    return b"%b%x" % (_START, _next())

@@ -1,0 +1,108 @@
+"""A response of known length.
+
+What differs from answer to answer comes last in a head, as lines: those of the answer, the
+request's id, the length of the body. So all that comes before them is the same bytes again and
+again. Both ways of a request (`api/application`, `api/direct`) render an answer by what is here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import msgspec
+
+from topics_server.http.content_encoding import JSON_TYPE, accepts_gzip
+from topics_server.http.error_responses import Headers
+from topics_server.http.request_ids import NAME as REQUEST_ID
+
+# Statuses of answers that have no body, not even an empty one.
+_BODILESS: Final = (204, 304)
+# Below this gzip saves nothing worth its time.
+_DEFLATED_BYTES_MIN: Final = 256
+# The last member of an answer; a record ends in more than the object it stands in.
+_PERFORMANCE: Final = re.compile(rb',"performance":\{[^{}]*\}\}\Z')
+_PERFORMANCE_BYTES_MAX: Final = 1024
+_ID: Final = b"%b" + REQUEST_ID + b": %b"
+_ID_AND_LENGTH: Final = _ID + b"\r\ncontent-length: %d"
+
+
+class Response(msgspec.Struct, frozen=True, gc=False):
+    """One response; `headers` beside content type (empty: none), length and encoding.
+
+    The quick form of a handler may give its body in `pieces` instead. `varying`: lines of a head
+    (`lines_of`) that other answers of this kind have too, with other values.
+    """
+
+    status: int
+    body: bytes
+    headers: Headers = ()
+    content_type: bytes = JSON_TYPE
+    pieces: Sequence[bytes | memoryview] = ()
+    varying: bytes = b""
+
+
+def as_preferred(response: Response, headers: Mapping[bytes, bytes], raw_path: bytes) -> Response:
+    """The answer without `performance`, for a client that prefers `return=minimal` (RFC 7240).
+
+    Only of `/v0`: what a stream holds is never touched.
+    """
+    wanted = headers[b"prefer"].lower().replace(b" ", b"")
+    if b"return=minimal" not in wanted.replace(b";", b",").split(b","):
+        return response
+    if response.content_type != JSON_TYPE or not raw_path.startswith(b"/v0/"):
+        return response
+    body = b"".join(response.pieces) if response.pieces else response.body
+    found = _PERFORMANCE.search(body, max(0, len(body) - _PERFORMANCE_BYTES_MAX))
+    if found is None:
+        return response
+    return msgspec.structs.replace(
+        response,
+        body=body[: found.start()] + b"}",
+        pieces=(),
+        headers=(*response.headers, (b"preference-applied", b"return=minimal")),
+    )
+
+
+def lines_of(*headers: tuple[bytes, bytes]) -> bytes:
+    """Headers as lines of a head."""
+    return b"".join([b"%b: %b\r\n" % header for header in headers])
+
+
+def wants_gzip(size: int, headers: Mapping[bytes, bytes]) -> bool:
+    """Whether a body of so many bytes is packed for who sent these headers."""
+    return size >= _DEFLATED_BYTES_MIN and accepts_gzip(headers.get(b"accept-encoding"))
+
+
+def tell_of_kind(told: list[tuple[bytes, bytes]], response: Response, *, is_packed: bool) -> None:
+    """Add to the headers what they tell of the kind of body."""
+    if response.content_type and response.status not in _BODILESS:
+        told.append((b"content-type", response.content_type))
+    if is_packed:
+        told += [(b"content-encoding", b"gzip"), (b"vary", b"accept-encoding")]
+
+
+def last_lines(response: Response, size: int, request_id: bytes) -> bytes:
+    """What no other answer tells: the answer's own lines, the request's id, the body's length.
+
+    The last line without its end.
+    """
+    if response.status in _BODILESS:
+        return _ID % (response.varying, request_id)
+    return _ID_AND_LENGTH % (response.varying, request_id, size)
+
+
+def tell_of_body(
+    told: list[tuple[bytes, bytes]],
+    response: Response,
+    size: int,
+    request_id: bytes,
+    *,
+    is_packed: bool,
+) -> None:
+    """Add to the headers what they tell of a body of `size` bytes, as it is sent."""
+    tell_of_kind(told, response, is_packed=is_packed)
+    for line in last_lines(response, size, request_id).split(b"\r\n"):
+        name, _, value = line.partition(b": ")
+        told.append((name, value))

@@ -1,0 +1,144 @@
+"""What a stream needs of its connection beyond ASGI `send`.
+
+Handing bytes that are the same for a thousand sockets straight to each transport, how much waits in
+the write buffer, letting a last frame through although it is full, and hanging up. uvicorn's
+protocols are reached through `send`, a bound method of theirs; under another server (a test client)
+everything here is a harmless no. The one place that knows their insides. Used by `outbox`, `http`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+
+class _AnyLength(int):
+    """The length of a body that ends when its connection does: uvicorn counts down to 0."""
+
+    def __new__(cls) -> _AnyLength:
+        """More than any body has."""
+        return super().__new__(cls, 2**63)
+
+    def __sub__(self, _sent: int) -> _AnyLength:
+        return self
+
+    def __ne__(self, _left: object) -> bool:
+        """Nothing is missing."""
+        return False
+
+    def __eq__(self, _left: object) -> bool:
+        return True
+
+    __hash__ = int.__hash__
+
+
+class Socket:
+    """The connection of one response or WebSocket."""
+
+    __slots__ = ("_flow", "_protocol", "_transport", "_writable", "_write")
+
+    def __init__(self, send: Any) -> None:
+        self._protocol: Any = getattr(send, "__self__", None)
+        self._transport: Any = getattr(self._protocol, "transport", None)
+        # The one of an HTTP response, the other of a WebSocket.
+        self._flow: Any = getattr(self._protocol, "flow", None)
+        self._writable: Any = getattr(self._protocol, "writable", None)
+        # What writes, once the response has begun and its head has left.
+        self._write: Callable[[bytes], object] | None = None
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the next send would wait; for a WebSocket it says so itself."""
+        return self._flow is not None and self._flow.write_paused
+
+    def writer(self) -> Callable[[bytes], object] | None:
+        """What writes bytes as they go over the wire; None if they have to go through `send`.
+
+        So it is while the socket is full, before the response has begun and after its end. To be
+        used at once.
+        """
+        protocol, flow = self._protocol, self._flow
+        if flow is not None:
+            if flow.write_paused or protocol.disconnected or protocol.response_complete:
+                return None
+        elif (
+            self._writable is None
+            or not self._writable.is_set()
+            or protocol.close_sent
+            or protocol.disconnected
+        ):
+            return None
+        return self._write or self._first_writer()
+
+    def _first_writer(self) -> Callable[[bytes], object] | None:
+        """What writes, until it is known for good: a response that has begun stays so."""
+        protocol, transport = self._protocol, self._transport
+        if not (protocol.handshake_complete if self._flow is None else protocol.chunked_encoding):
+            return None
+        # A transport of ours may hold a head back, which goes first.
+        past = getattr(transport, "past", None)
+        self._write = transport.write if past is None else past()
+        return self._write or transport.write
+
+    def claim(self, let_go: Callable[[], None]) -> Callable[[bytes], object] | None:
+        """What writes bytes as they go over the wire, until `let_go` is called.
+
+        It is called once, when the socket is full or gone, before anything else is done about it.
+        None if nothing can be written now, or where nobody would call.
+        """
+        if self.writer() is None or self._write is None or not hasattr(self._flow, "let_go"):
+            return None
+        self._flow.let_go = let_go
+        return self._write
+
+    def release(self) -> None:
+        """Nobody is to be called any more."""
+        if hasattr(self._flow, "let_go"):
+            self._flow.let_go = None
+
+    def write(self, wire: bytes) -> bool:
+        """Hand over bytes as they go over the wire; False if they have to go through `send`."""
+        writer = self.writer()
+        if writer is None:
+            return False
+        writer(wire)
+        return True
+
+    def buffered_bytes(self) -> int:
+        """Bytes handed over that the kernel has not taken yet."""
+        transport = self._transport
+        return 0 if transport is None else transport.get_write_buffer_size()
+
+    def let_through(self) -> None:
+        """Take what is sent from now on although the buffer is full: it is the last of it."""
+        if self._flow is not None:
+            self._flow.resume_writing()
+        if self._writable is not None:
+            self._writable.set()
+
+    def close_within(self, seconds: float) -> None:
+        """Close once everything is sent, in `seconds` in any case."""
+        if self._transport is not None:
+            self._transport.close()
+            asyncio.get_running_loop().call_later(seconds, self._transport.abort)
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether the connection is there for more behind this response."""
+        return bool(getattr(self._protocol, "keep_alive", True))
+
+    def end_with_connection(self) -> None:
+        """Have the body of a response end with its connection: HTTP/1.0 knows no chunks.
+
+        To be asked for before the response begins.
+        """
+        protocol = self._protocol
+        if hasattr(protocol, "expected_content_length"):
+            protocol.keep_alive = protocol.chunked_encoding = False
+            protocol.expected_content_length = _AnyLength()
+
+    def abort(self) -> None:
+        """Hang up at once."""
+        if self._transport is not None:
+            self._transport.abort()

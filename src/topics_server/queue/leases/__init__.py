@@ -1,0 +1,11 @@
+"""Which jobs are leased, due or unclaimed.
+
+- `fair_share`: divides available jobs among several claimers (§10.2).
+- `jobs`: a leased job, and the values that queue questions return.
+- `lease_book`: one queue's leases: holder, deadline, next job, delivery count.
+- `lease_log`: the lease log of a queue, appended to an ordinary topic.
+- `lease_parts`: encodes one queue's leases as snapshot parts, and back.
+- `lease_table`: the leases of all queues: a projection of the journal.
+- `timers`: jobs of one queue by time: delayed ones and returned ones.
+- `unclaimed`: jobs of one queue that nobody has claimed yet.
+"""

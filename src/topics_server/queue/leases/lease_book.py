@@ -1,0 +1,579 @@
+"""One queue's leases: holder, deadline, next job, delivery count. Pure.
+
+No I/O and no clock: times are arguments, in ms of the wall clock; when that is set, `shift` moves
+what was to last for so long. `decide_*` answer and return the
+entry that says so; what they change is only where a job whose time has come is kept. An entry that
+is under way *parks* its jobs: nobody else is given them until it is applied or undone. Acks and
+moves park theirs, too.
+
+A job that was never handed out is not in the book (see `fresh`). A lease is over when `now >
+deadline`, and then anybody may be given the job; until somebody is, it stays its holder's, whose
+late ack, nack or extend still counts. Invariants: a job is in at most one of the three places, and
+in none while it is parked; every job here lives, for the book is told of deletes and floors.
+Called by `queue/leases/lease_table` (entries) and `queue/service` (everything else); on the loop.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Final
+
+from topics_server.queue.leases.fair_share import deal, divide
+from topics_server.queue.leases.jobs import ACKING, LEAVING, MOVING, HeldJob, seqs_of, view_of
+from topics_server.queue.leases.jobs import Ask as Ask
+from topics_server.queue.leases.jobs import Claim as Claim
+from topics_server.queue.leases.jobs import Claims as Claims
+from topics_server.queue.leases.jobs import Counts as Counts
+from topics_server.queue.leases.jobs import DeadJob as DeadJob
+from topics_server.queue.leases.jobs import LeasedJobs as Claimed
+from topics_server.queue.leases.jobs import LeaseView as LeaseView
+from topics_server.queue.leases.jobs import LostLease as LostLease
+from topics_server.queue.leases.jobs import Matched as Matched
+from topics_server.queue.leases.jobs import lease_number as lease_number
+from topics_server.queue.leases.jobs import lease_text as lease_text
+from topics_server.queue.leases.timers import JobTimers, Returned, shifted
+from topics_server.queue.leases.unclaimed import LiveJobs as LiveJobs
+from topics_server.queue.leases.unclaimed import UnclaimedJobs
+from topics_server.values.entries import LeaseEntry, LeasesExtended, LeasesGranted, LeasesReleased
+
+# Jobs that one claim reports for the dead-letter topic; the next one goes on.
+DEAD_JOBS_PER_CLAIM: Final = 64
+
+
+class LeaseBook:
+    """The leases of one queue. `next_id` gives lease ids, each once and never 0.
+
+    `leases_lsn`, `topic_lsn`: the newest entry of the leases and of the topic that is in here.
+    """
+
+    def __init__(self, queue_id: int, next_id: Callable[[], int]) -> None:
+        self.queue_id = queue_id
+        self.leases_lsn = 0
+        self.topic_lsn = 0
+        self.dead_lettered = 0
+        self.fresh = UnclaimedJobs()
+        self.jobs: dict[int, HeldJob] = {}
+        self._next_id = next_id
+        self._leased = JobTimers()
+        self._resting = JobTimers()
+        self._returned = Returned()
+        self._connections: dict[int, set[int]] = {}
+        self._floor_seq = 1
+        # Parked jobs that nobody was ever given; a capture sees them as fresh.
+        self._taking: set[int] = set()
+        self._parked_count = 0
+        self._moving_count = 0
+
+    # -- claiming --------------------------------------------------------------------------
+
+    def decide_claim(
+        self, now_ms: int, live: LiveJobs, asks: Sequence[Ask], max_deliveries: int
+    ) -> Claims:
+        """Jobs for all who ask, in one pass: returned ones first, then fresh ones.
+
+        `max_deliveries`: 0 if there is no limit, or no topic for dead letters. The caller stages
+        every entry and begins the move of every dead job before anything else happens.
+        """
+        self._advance(now_ms, live)
+        wanted = [ask.max_jobs for ask in asks]
+        limit = sum(wanted)
+        seqs, dead = self._find_returned(limit, live, max_deliveries)
+        lost = [self._lost(seq) for seq in [*seqs, *dead] if self.jobs[seq].lease_id]
+        seqs += self.fresh.first(limit - len(seqs), live, self.jobs.__contains__)
+        hands = deal(seqs, divide(len(seqs), wanted))
+        return Claims(
+            [
+                self._claim(now_ms, ask, sorted(hand)) if hand else None
+                for ask, hand in zip(asks, hands, strict=True)
+            ],
+            [DeadJob(seq, self.jobs[seq].deliveries, self.jobs[seq].error) for seq in dead],
+            lost,
+        )
+
+    def _find_returned(
+        self, limit: int, live: LiveJobs, max_deliveries: int
+    ) -> tuple[list[int], list[int]]:
+        """Returned jobs to hand out, in order, and those that are delivered no more."""
+        found: list[int] = []
+        dead: list[int] = []
+        gone: list[int] = []
+
+        def wants_more(seq: int) -> bool:
+            if live.next_live(seq) != seq:
+                gone.append(seq)  # lost to damage, which is no entry
+            elif max_deliveries and self.jobs[seq].deliveries >= max_deliveries:
+                dead.append(seq)
+            else:
+                found.append(seq)
+            return len(found) < limit and len(dead) < DEAD_JOBS_PER_CLAIM
+
+        if limit > 0:
+            self._returned.visit(wants_more)
+        for seq in gone:
+            self.forget(seq, seq)
+        return found, dead
+
+    def _claim(self, now_ms: int, ask: Ask, seqs: list[int]) -> Claim:
+        jobs: list[Claimed] = []
+        for seq in seqs:
+            known = self.jobs.get(seq)
+            deliveries = known.deliveries + 1 if known is not None else 1
+            jobs.append(Claimed(seq, self._next_id(), deliveries))
+        entry = LeasesGranted(
+            queue_id=self.queue_id,
+            node=ask.node,
+            ts=now_ms,
+            deadline_ms=now_ms + ask.lease_ms,
+            connection=ask.connection,
+            leases=[(job.seq, job.lease_id) for job in jobs],
+        )
+        return Claim(entry, jobs)
+
+    def _lost(self, seq: int) -> LostLease:
+        job = self.jobs[seq]
+        return LostLease(seq, job.lease_id, job.node, job.at_ms - 1, job.deliveries)
+
+    # -- what a holder may do --------------------------------------------------------------
+
+    def decide_ack(
+        self, node: str, seqs: Sequence[int], lease_ids: Sequence[int] | None
+    ) -> Matched:
+        """Which of these jobs the node may complete (§10.4); each counts once."""
+        hit: dict[int, None] = {}
+        missed: dict[int, None] = {}
+        joining: dict[int, None] = {}
+        for seq, job in self._held(node, seqs, lease_ids):
+            if job is None:
+                missed[seq] = None
+            elif job.flags & ACKING:
+                joining[seq] = None
+            else:
+                hit[seq] = None
+        skipped = [seq for seq in missed if seq not in hit and seq not in joining]
+        return Matched(list(hit), skipped, list(joining))
+
+    def decide_nack(
+        self,
+        now_ms: int,
+        node: str,
+        seqs: Sequence[int],
+        lease_ids: Sequence[int] | None,
+        delay_ms: int,
+        error: str = "",
+    ) -> tuple[LeasesReleased | None, list[int]]:
+        """The release of these jobs, claimable again after the delay, and the seqs skipped.
+
+        `error`: why; a job keeps it until another nack gives a reason.
+        """
+        hit, skipped = self._hit(node, seqs, lease_ids)
+        if not hit:
+            return None, skipped
+        jobs = [(seq, now_ms + delay_ms) for seq in hit]
+        return LeasesReleased(self.queue_id, now_ms, jobs, error), skipped
+
+    def decide_extend(
+        self,
+        now_ms: int,
+        node: str,
+        seqs: Sequence[int],
+        lease_ids: Sequence[int] | None,
+        lease_ms: int,
+    ) -> tuple[LeasesExtended | None, list[int]]:
+        """New deadlines for these jobs, and the seqs skipped."""
+        hit, skipped = self._hit(node, seqs, lease_ids)
+        if not hit:
+            return None, skipped
+        return LeasesExtended(self.queue_id, now_ms, now_ms + lease_ms, hit), skipped
+
+    def _hit(
+        self, node: str, seqs: Sequence[int], lease_ids: Sequence[int] | None
+    ) -> tuple[list[int], list[int]]:
+        """The jobs the node holds and the seqs it does not; each once."""
+        hit: dict[int, None] = {}
+        missed: dict[int, None] = {}
+        for seq, job in self._held(node, seqs, lease_ids):
+            if job is None or job.flags & ACKING:
+                missed[seq] = None
+            else:
+                hit[seq] = None
+        return list(hit), [seq for seq in missed if seq not in hit]
+
+    def _held(
+        self, node: str, seqs: Sequence[int], lease_ids: Sequence[int] | None
+    ) -> Iterator[tuple[int, HeldJob | None]]:
+        """Each seq with its job, if the node holds it by this very lease; else with None."""
+        assert lease_ids is None or len(lease_ids) == len(seqs)
+        for index, seq in enumerate(seqs):
+            job = self.jobs.get(seq)
+            if job is not None and (
+                job.lease_id == 0
+                or job.node != node
+                or job.flags & (LEAVING | MOVING)
+                or (lease_ids is not None and lease_ids[index] != job.lease_id)
+            ):
+                job = None
+            yield seq, job
+
+    def decide_release(self, now_ms: int, connection: int) -> LeasesReleased | None:
+        """The release of all that a push stream delivered and nobody finished; it has ended."""
+        held = sorted(self._connections.get(connection, ()))
+        jobs = [(seq, now_ms) for seq in held if not self.jobs[seq].flags]
+        return LeasesReleased(self.queue_id, now_ms, jobs) if jobs else None
+
+    def decide_give_back(
+        self, now_ms: int, leases: Iterable[tuple[int, int]]
+    ) -> LeasesReleased | None:
+        """The release of these very leases: their jobs could not be handed over."""
+        jobs: list[tuple[int, int]] = []
+        for seq, lease_id in leases:
+            job = self.jobs.get(seq)
+            if job is not None and job.lease_id == lease_id and not job.flags:
+                jobs.append((seq, now_ms))
+        return LeasesReleased(self.queue_id, now_ms, jobs) if jobs else None
+
+    # -- acks and moves under way ----------------------------------------------------------
+
+    def begin_ack(self, seqs: Iterable[int]) -> None:
+        """The delete of these jobs was submitted; when it is applied, they are forgotten."""
+        for seq in seqs:
+            job = self.jobs[seq]
+            assert not job.flags
+            if not job.is_parked:
+                self._park(seq, job)
+            job.flags |= ACKING
+
+    def cancel_ack(self, seqs: Iterable[int]) -> None:
+        """The delete failed: the leases are what they were."""
+        for seq in seqs:
+            job = self.jobs.get(seq)
+            if job is not None and job.flags & ACKING:
+                job.flags &= ~ACKING
+                self._unpark(seq, job)
+
+    def movable(self, now_ms: int, seqs: Iterable[int]) -> list[int]:
+        """Those that nobody holds and with which nothing is under way."""
+        self._advance(now_ms, None)
+        return [seq for seq in seqs if self._is_movable(now_ms, self.jobs.get(seq))]
+
+    def _is_movable(self, now_ms: int, job: HeldJob | None) -> bool:
+        if job is None:
+            return True
+        return not (job.is_parked or (job.lease_id and job.at_ms > now_ms))
+
+    def begin_move(self, seqs: Iterable[int]) -> list[int]:
+        """These jobs leave for another topic and are nobody's; those not under way already."""
+        begun: list[int] = []
+        for seq in seqs:
+            job = self.jobs.get(seq)
+            if job is None:
+                job = self._add_parked(seq)
+            elif job.is_parked:
+                continue
+            else:
+                self._park(seq, job)
+                self._end_lease(seq, job)
+            job.flags |= MOVING
+            self._moving_count += 1
+            begun.append(seq)
+        return begun
+
+    def cancel_move(self, seqs: Iterable[int], available_ms: int) -> None:
+        """These did not leave, for certain: claimable again from this time on."""
+        for seq in seqs:
+            job = self.jobs.get(seq)
+            if job is None or not job.flags & MOVING:
+                continue
+            job.flags &= ~MOVING
+            self._moving_count -= 1
+            job.at_ms = max(job.at_ms, available_ms)
+            self._unpark(seq, job)
+
+    # -- looking ---------------------------------------------------------------------------
+
+    def counts(self, now_ms: int, live: LiveJobs) -> Counts:
+        """The gauges as of now."""
+        self._advance(now_ms, live)
+        in_flight = self._in_flight()
+        delayed = self._resting.count + len(self.fresh.delayed_until)
+        ready = live.count - in_flight - delayed - self._moving_count
+        # Damage takes records without an entry: until the book meets them they seem to be there.
+        return Counts(max(0, ready), in_flight, delayed, self._moving_count, self.dead_lettered)
+
+    def in_flight(self, now_ms: int) -> int:
+        """Leases that have not expired, and jobs with which something is under way."""
+        self._advance(now_ms, None)
+        return self._in_flight()
+
+    def _in_flight(self) -> int:
+        return self._leased.count + self._parked_count - self._moving_count
+
+    def next_due_ms(self, now_ms: int) -> int | None:
+        """When, after now, the next job becomes claimable by itself."""
+        self._advance(now_ms, None)
+        times = (self._leased.next_ms(), self._resting.next_ms(), self.fresh.next_due_ms())
+        return min((at_ms for at_ms in times if at_ms is not None), default=None)
+
+    def leases_after(self, now_ms: int, after_seq: int, limit: int) -> list[LeaseView]:
+        """Leases that have not expired, by seq."""
+        seqs = sorted(self.jobs)
+        found: list[LeaseView] = []
+        for index in range(bisect_right(seqs, after_seq), len(seqs)):
+            if len(found) >= limit:
+                break
+            job = self.jobs[seqs[index]]
+            if job.lease_id and job.at_ms > now_ms:
+                found.append(view_of(seqs[index], job))
+        return found
+
+    def connection_count(self, now_ms: int, connection: int) -> int:
+        """How many leases a push stream holds that have not expired."""
+        held = self._connections.get(connection, ())
+        return sum(self.jobs[seq].at_ms > now_ms for seq in held)
+
+    def connections_of(self, seqs: Iterable[int]) -> set[int]:
+        """The push streams over which these leases came."""
+        found = {self.jobs[seq].connection for seq in seqs}
+        found.discard(0)
+        return found
+
+    # -- entries ---------------------------------------------------------------------------
+
+    def stage(self, entry: LeaseEntry) -> None:
+        """Park the jobs of an entry that is under way."""
+        for seq in seqs_of(entry):
+            job = self.jobs.get(seq)
+            if job is None:
+                assert isinstance(entry, LeasesGranted), "only a claim takes a fresh job"
+                job = self._add_parked(seq)
+            elif not job.is_parked:
+                self._park(seq, job)
+            job.pending += 1
+            if not isinstance(entry, LeasesExtended):
+                assert not job.flags & LEAVING, "a lease ends once"
+                job.flags |= LEAVING
+
+    def undo(self, entry: LeaseEntry) -> None:
+        """An entry that was staged never will be applied."""
+        for seq in seqs_of(entry):
+            job = self._unstage(seq, entry)
+            if job is not None:
+                self._unpark(seq, job)
+
+    def _unstage(self, seq: int, entry: LeaseEntry) -> HeldJob | None:
+        """The job without this entry under way, still parked; None if it was deleted meanwhile."""
+        job = self.jobs.get(seq)
+        if job is not None:
+            job.pending -= 1
+            assert job.pending >= 0
+            if not isinstance(entry, LeasesExtended):
+                job.flags &= ~LEAVING
+        return job
+
+    def apply(self, lsn: int, entry: LeaseEntry, *, is_staged: bool, shift_ms: int = 0) -> None:
+        """Take an entry in. `lsn`: 0 if it is not journaled. `is_staged`: live, not replayed.
+
+        `shift_ms`: by how much the wall clock was set since the entry was decided.
+        """
+        for index, seq in enumerate(seqs_of(entry)):
+            job = self._unstage(seq, entry) if is_staged else self._replayed(lsn, seq, entry)
+            if job is None:
+                continue
+            job.lsn = max(job.lsn, lsn)
+            if isinstance(entry, LeasesExtended):
+                if job.lease_id:
+                    job.at_ms = shifted(entry.deadline_ms + 1, shift_ms)
+            else:
+                self._end_lease(seq, job)
+                if isinstance(entry, LeasesGranted):
+                    self._grant(seq, job, entry, entry.leases[index][1])
+                    job.at_ms = shifted(job.at_ms, shift_ms)
+                else:
+                    job.at_ms = shifted(entry.jobs[index][1], shift_ms)
+                    job.error = entry.error or job.error
+            self._unpark(seq, job)
+
+    def _replayed(self, lsn: int, seq: int, entry: LeaseEntry) -> HeldJob | None:
+        """The job that a replayed entry changes, parked; None if it says nothing new of one."""
+        job = self.jobs.get(seq)
+        if job is None:
+            # What was not leased when it was captured is released or extended in vain.
+            return self._add_parked(seq) if isinstance(entry, LeasesGranted) else None
+        if lsn <= job.lsn:
+            return None
+        assert not job.is_parked
+        self._park(seq, job)
+        return job
+
+    def _grant(self, seq: int, job: HeldJob, entry: LeasesGranted, lease_id: int) -> None:
+        job.lease_id = lease_id
+        job.node = entry.node
+        job.at_ms = entry.deadline_ms + 1
+        job.deliveries += 1
+        self._taking.discard(seq)
+        job.claimed_ts = entry.ts
+        job.connection = entry.connection
+        if entry.connection:
+            self._connections.setdefault(entry.connection, set()).add(seq)
+
+    # -- facts of the topic ----------------------------------------------------------------
+
+    def delay(self, seq: int, at_ms: int, *, is_time: bool = False) -> None:
+        """A record was appended that is claimable from then on only.
+
+        `is_time`: it named that time itself, and gets it by the wall clock.
+        """
+        if seq not in self.jobs:
+            self.fresh.delay(seq, at_ms, is_time=is_time)
+
+    def forget(self, first_seq: int, last_seq: int) -> None:
+        """These records are gone, and with them lease, count and delay."""
+        delayed_until = self.fresh.delayed_until
+        if last_seq - first_seq < len(self.jobs) + len(delayed_until):
+            gone = [seq for seq in range(first_seq, last_seq + 1) if seq in self.jobs]
+            undelayed = [seq for seq in range(first_seq, last_seq + 1) if seq in delayed_until]
+        else:
+            gone = [seq for seq in self.jobs if first_seq <= seq <= last_seq]
+            undelayed = [seq for seq in delayed_until if first_seq <= seq <= last_seq]
+        for seq in undelayed:
+            self.fresh.forget(seq)
+        for seq in gone:
+            self._remove(seq)
+
+    def forget_below(self, seq: int) -> None:
+        """Everything below the floor is gone."""
+        if seq > self._floor_seq:
+            self.forget(self._floor_seq, seq - 1)
+            self._floor_seq = seq
+
+    def _remove(self, seq: int) -> None:
+        job = self.jobs[seq]
+        if not job.is_parked:
+            self._park(seq, job)
+        self._end_lease(seq, job)
+        self._parked_count -= 1
+        self._moving_count -= bool(job.flags & MOVING)
+        self._taking.discard(seq)
+        del self.jobs[seq]
+
+    # -- places ----------------------------------------------------------------------------
+
+    def _advance(self, now_ms: int, live: LiveJobs | None) -> None:
+        """Put where it belongs whatever the time alone has changed."""
+        for schedule in (self._leased, self._resting):
+            for at_ms, seqs in schedule.take_due(now_ms):
+                self._returned.add(at_ms, seqs)
+        self.fresh.advance(now_ms)
+        if live is not None:
+            self.forget_below(live.floor_seq)
+
+    def shift(self, by_ms: int) -> None:
+        """The wall clock was set by so much: leases and delays last as long as they would have."""
+        moved: list[tuple[JobTimers | Returned, int]] = []
+        for seq, job in self.jobs.items():
+            places = (self._leased, self._resting, self._returned)
+            place = next((each for each in places if each.discard(seq, job.at_ms)), None)
+            if not job.is_timed:
+                job.at_ms = shifted(job.at_ms, by_ms)
+            if place is not None:
+                moved.append((place, seq))
+        for place, seq in moved:
+            at_ms = self.jobs[seq].at_ms
+            if isinstance(place, JobTimers):
+                place.put(seq, at_ms)
+            else:
+                place.add(at_ms, {seq})
+        self.fresh.shift(by_ms)
+
+    def _add_parked(self, seq: int) -> HeldJob:
+        fresh = self.fresh
+        job = HeldJob(at_ms=fresh.delayed_until.get(seq, 0), is_timed=seq in fresh.timed)
+        self.jobs[seq] = job
+        self.fresh.take(seq)
+        self._taking.add(seq)
+        self._parked_count += 1
+        return job
+
+    def _park(self, seq: int, job: HeldJob) -> None:
+        """Take the job out of its place; to be told why in the same step."""
+        taken = (
+            self._leased.discard(seq, job.at_ms)
+            or self._resting.discard(seq, job.at_ms)
+            or self._returned.discard(seq, job.at_ms)
+        )
+        assert taken, "a job that is not parked is in one of the three places"
+        self._parked_count += 1
+
+    def _unpark(self, seq: int, job: HeldJob) -> None:
+        """Put the job where it belongs, unless something else is under way with it."""
+        if job.is_parked:
+            return
+        self._parked_count -= 1
+        if job.is_fresh:
+            del self.jobs[seq]
+            self._taking.remove(seq)
+            if job.at_ms:
+                self.fresh.delay(seq, job.at_ms, is_time=job.is_timed)
+            else:
+                self.fresh.offer([(seq, seq)])
+        elif job.lease_id:
+            self._leased.put(seq, job.at_ms)
+        else:
+            self._resting.put(seq, job.at_ms)
+
+    def _end_lease(self, seq: int, job: HeldJob) -> None:
+        if job.connection:
+            held = self._connections[job.connection]
+            held.discard(seq)
+            if not held:
+                del self._connections[job.connection]
+        job.lease_id = job.connection = 0
+        job.node = ""
+
+    # -- snapshots and restarts ------------------------------------------------------------
+
+    def fresh_position(self) -> tuple[int, list[int], list[int]]:
+        """Where to look for fresh jobs if this book were made anew; delayed seqs and their times.
+
+        Seqs from there on that somebody was given are in `jobs`, or dead.
+        """
+        delayed_until = self.fresh.delayed_until
+        taken = [seq for seq in self._taking if self.jobs[seq].at_ms]
+        return (
+            min([self.fresh.lowest_seq(), *self._taking]),
+            [*delayed_until, *taken],
+            [*delayed_until.values(), *[self.jobs[seq].at_ms for seq in taken]],
+        )
+
+    def timed_seqs(self) -> set[int]:
+        """Of the delayed seqs, those that named their time themselves."""
+        taken = {seq for seq in self._taking if self.jobs[seq].is_timed}
+        return self.fresh.timed | taken
+
+    def adopt(self, seq: int, job: HeldJob) -> None:
+        """A job from a snapshot."""
+        assert seq not in self.jobs
+        assert not job.is_parked
+        assert not job.is_fresh
+        job.connection = 0
+        self.fresh.forget(seq)
+        self.jobs[seq] = job
+        self._parked_count += 1
+        self._unpark(seq, job)
+
+    def finish_recovery(self, live: LiveJobs, *, keeps_leases: bool) -> None:
+        """After replay: forget jobs that are not there, and leases that nobody vouches for."""
+        self.forget_below(live.floor_seq)
+        for seq in [*self.jobs, *self.fresh.delayed_until]:
+            if live.next_live(seq) != seq:
+                self.forget(seq, seq)
+        # Nobody is connected; a lease that is kept lasts as long as it was given for.
+        self._connections.clear()
+        for seq, job in self.jobs.items():
+            assert not job.is_parked
+            job.connection = 0
+            if job.lease_id and not keeps_leases:
+                self._park(seq, job)
+                self._end_lease(seq, job)
+                job.at_ms = 0
+                self._unpark(seq, job)

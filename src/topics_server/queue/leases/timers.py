@@ -1,0 +1,150 @@
+"""Jobs of one queue by time: delayed ones and returned ones. Pure.
+
+There is no timer and no work for each job: jobs that are due in the same millisecond share a
+bucket, and a bucket that is due moves as one. So 100,000 leases that end within a second cost at
+most a thousand steps. A seq is in at most one bucket, and whoever takes it out knows its time. A
+heap holds the buckets' times, with some of buckets that are gone. Used by `leases` and `fresh`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from heapq import heapify, heappop, heappush
+from typing import Final
+
+# So many times of buckets that are gone may stand in a heap beside as many that are not.
+_STALE_TIMES_MAX: Final = 64
+
+
+def shifted(at_ms: int, by_ms: int) -> int:
+    """The same moment after the wall clock was set by so much; 0, which is no time, stays 0."""
+    return max(1, at_ms + by_ms) if at_ms else 0
+
+
+class JobTimers:
+    """Seqs that are due at a time to come, in ms. `count`: how many."""
+
+    __slots__ = ("_buckets", "_times", "count")
+
+    def __init__(self) -> None:
+        self._buckets: dict[int, set[int]] = {}
+        self._times: list[int] = []
+        self.count = 0
+
+    def put(self, seq: int, at_ms: int) -> None:
+        """The seq is due at this time; it must not be here yet."""
+        bucket = self._buckets.get(at_ms)
+        if bucket is None:
+            bucket = self._buckets[at_ms] = set()
+            heappush(self._times, at_ms)
+        assert seq not in bucket
+        bucket.add(seq)
+        self.count += 1
+
+    def discard(self, seq: int, at_ms: int) -> bool:
+        """Take a seq out; whether it was here."""
+        bucket = self._buckets.get(at_ms)
+        if bucket is None or seq not in bucket:
+            return False
+        bucket.remove(seq)
+        self.count -= 1
+        if not bucket:
+            del self._buckets[at_ms]
+            if len(self._times) > 2 * len(self._buckets) + _STALE_TIMES_MAX:
+                self._times = list(self._buckets)
+                heapify(self._times)
+        return True
+
+    def take_due(self, now_ms: int) -> Iterator[tuple[int, set[int]]]:
+        """Take out, bucket by bucket, what is due now. To be run to its end."""
+        while self._times and self._times[0] <= now_ms:
+            at_ms = heappop(self._times)
+            bucket = self._buckets.pop(at_ms, None)
+            if bucket is not None:
+                self.count -= len(bucket)
+                yield at_ms, bucket
+
+    def next_ms(self) -> int | None:
+        """When the next one is due; None if there is none."""
+        while self._times and self._times[0] not in self._buckets:
+            heappop(self._times)
+        return self._times[0] if self._times else None
+
+
+class _Bucket:
+    """Seqs claimable since one time. `order`: the same descending, once somebody looked.
+
+    `order` may hold seqs that are gone, never at its end.
+    """
+
+    __slots__ = ("order", "seqs")
+
+    def __init__(self, seqs: set[int]) -> None:
+        self.seqs = seqs
+        self.order: list[int] | None = None
+
+    def ascending(self) -> Iterator[int]:
+        if self.order is None:
+            self.order = sorted(self.seqs, reverse=True)
+        return (seq for seq in reversed(self.order) if seq in self.seqs)
+
+    def remove(self, seq: int) -> None:
+        self.seqs.remove(seq)
+        order = self.order
+        while order and order[-1] not in self.seqs:
+            order.pop()
+
+    def add(self, seqs: set[int]) -> None:
+        self.seqs |= seqs
+        self.order = None
+
+
+class Returned:
+    """Seqs that may be handed out again: the longest waiting first, of those the lowest."""
+
+    __slots__ = ("_buckets", "_times", "count")
+
+    def __init__(self) -> None:
+        self._buckets: dict[int, _Bucket] = {}
+        self._times: list[int] = []
+        self.count = 0
+
+    def add(self, at_ms: int, seqs: set[int]) -> None:
+        """These are claimable since `at_ms`; the set is the bucket's from now on."""
+        assert seqs
+        self.count += len(seqs)
+        bucket = self._buckets.get(at_ms)
+        if bucket is None:
+            self._buckets[at_ms] = _Bucket(seqs)
+            heappush(self._times, at_ms)
+        else:
+            assert bucket.seqs.isdisjoint(seqs)
+            bucket.add(seqs)
+
+    def discard(self, seq: int, at_ms: int) -> bool:
+        """Take a seq out; whether it was here."""
+        bucket = self._buckets.get(at_ms)
+        if bucket is None or seq not in bucket.seqs:
+            return False
+        bucket.remove(seq)
+        self.count -= 1
+        if not bucket.seqs:
+            del self._buckets[at_ms]
+            if len(self._times) > 2 * len(self._buckets) + _STALE_TIMES_MAX:
+                self._times = list(self._buckets)
+                heapify(self._times)
+        return True
+
+    def visit(self, wants_more: Callable[[int], bool]) -> None:
+        """Show seqs in order until `wants_more` says no. It must not change what is here."""
+        seen: list[int] = []
+        goes_on = self.count > 0
+        while goes_on and self._times:
+            at_ms = heappop(self._times)
+            bucket = self._buckets.get(at_ms)
+            if bucket is None or (seen and seen[-1] == at_ms):
+                continue
+            seen.append(at_ms)
+            goes_on = all(wants_more(seq) for seq in bucket.ascending())
+        for at_ms in seen:
+            heappush(self._times, at_ms)

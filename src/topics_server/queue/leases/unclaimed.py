@@ -1,0 +1,203 @@
+"""Jobs of one queue that nobody has claimed yet. Pure.
+
+Nothing is kept for a job that just waits its turn: `next_seq` is a cursor over the topic's log, and
+a million ready jobs cost nothing. Kept are jobs appended with a delay, until they are due, and
+ranges the cursor has passed although some of them may still be handed out (due jobs, and what a
+claim left behind). A range is a place to look, not a claim that a job is there: whether it lives is
+the log's to say, whether it is taken the book's. Used by `leases` only.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from heapq import heapify, heappop, heappush
+
+import msgspec
+
+from topics_server.queue.leases.timers import JobTimers, shifted
+
+
+class LiveJobs(msgspec.Struct, frozen=True, gc=False):
+    """What the topic knows of its records at one moment.
+
+    `floor_seq`: the first that is live and not expired, `head_seq + 1` if none is; `count`: how
+    many are; `next_live(seq)`: the first live seq from `seq` on, `head_seq + 1` if there is none.
+    """
+
+    floor_seq: int
+    head_seq: int
+    count: int
+    next_live: Callable[[int], int]
+
+
+class UnclaimedJobs:
+    """The jobs of one queue that nobody was given yet."""
+
+    __slots__ = ("_delayed", "_ranges", "_runs", "delayed_until", "next_seq", "timed")
+
+    def __init__(self) -> None:
+        self.next_seq = 1
+        # When each delayed job is due; the same by time.
+        self.delayed_until: dict[int, int] = {}
+        # Of those, the jobs that name the time themselves; the others wait for so long.
+        self.timed: set[int] = set()
+        self._delayed = JobTimers()
+        # Runs of jobs appended with a delay, from the cursor on: it leaps over each.
+        self._runs: deque[tuple[int, int]] = deque()
+        self._ranges: list[tuple[int, int]] = []
+
+    def delay(self, seq: int, at_ms: int, *, is_time: bool = False) -> None:
+        """The job is claimable from then on. `is_time`: it named that time itself."""
+        if seq in self.delayed_until:
+            return
+        self.delayed_until[seq] = at_ms
+        if is_time:
+            self.timed.add(seq)
+        self._delayed.put(seq, at_ms)
+        if seq < self.next_seq:
+            return
+        runs = self._runs
+        if not runs or runs[-1][1] < seq - 1:
+            runs.append((seq, seq))
+        elif runs[-1][1] == seq - 1:
+            runs[-1] = (runs[-1][0], seq)
+        else:
+            # Replay of what a snapshot has already, or a move that was taken back.
+            merged = runs_of([*self.delayed_until])
+            self._runs = deque(run for run in merged if run[1] >= self.next_seq)
+
+    def forget(self, seq: int) -> None:
+        """The job is gone, or no longer fresh: it need not be waited for."""
+        at_ms = self.delayed_until.pop(seq, None)
+        if at_ms is not None:
+            self._delayed.discard(seq, at_ms)
+            self.timed.discard(seq)
+
+    def shift(self, by_ms: int) -> None:
+        """The wall clock was set by so much: who waits for so long still does."""
+        for seq, at_ms in self.delayed_until.items():
+            if seq not in self.timed:
+                self._delayed.discard(seq, at_ms)
+                self.delayed_until[seq] = moved = shifted(at_ms, by_ms)
+                self._delayed.put(seq, moved)
+
+    def advance(self, now_ms: int) -> None:
+        """Jobs whose time has come may be handed out."""
+        due: list[int] = []
+        for _, seqs in self._delayed.take_due(now_ms):
+            due.extend(seqs)
+        if due:
+            for seq in due:
+                del self.delayed_until[seq]
+            self.timed.difference_update(due)
+            self.offer(runs_of(due))
+
+    def next_due_ms(self) -> int | None:
+        """When the next delayed job may be handed out; None if there is none."""
+        return self._delayed.next_ms()
+
+    def offer(self, ranges: Iterable[tuple[int, int]]) -> None:
+        """Look for jobs here too: the cursor does not, or not always."""
+        new = list(ranges)
+        if len(new) * 4 > len(self._ranges):
+            self._ranges += new
+            heapify(self._ranges)
+        else:
+            for found in new:
+                heappush(self._ranges, found)
+
+    def take(self, seq: int) -> None:
+        """The job is handed out: it is fresh no more."""
+        self.forget(seq)
+        while self._runs and self._runs[0][0] <= seq:
+            first, last = self._runs.popleft()
+            self._pass(first, last)
+        self._pass(seq, seq)
+
+    def _pass(self, first_seq: int, last_seq: int) -> None:
+        """Move the cursor behind a range; what it has not seen before that is to be looked at."""
+        if self.next_seq < first_seq:
+            self.offer([(self.next_seq, first_seq - 1)])
+        self.next_seq = max(self.next_seq, last_seq + 1)
+
+    def first(self, limit: int, live: LiveJobs, is_taken: Callable[[int], bool]) -> list[int]:
+        """The lowest seqs that may be handed out, ascending, up to `limit`."""
+        if limit <= 0:
+            return []
+        passed = self._first_passed(limit, live, is_taken)
+        unseen = self._first_unseen(limit, live, is_taken)
+        if not passed:
+            return unseen
+        return sorted({*passed, *unseen})[:limit]
+
+    def _first_passed(
+        self, limit: int, live: LiveJobs, is_taken: Callable[[int], bool]
+    ) -> list[int]:
+        """Those in the ranges. What is known to be of no use in them is let go."""
+        found: list[int] = []
+        kept: list[tuple[int, int]] = []
+        seq = live.floor_seq
+        while self._ranges and len(found) < limit:
+            first, last = heappop(self._ranges)
+            seq = max(seq, first)
+            start = 0
+            while len(found) < limit:
+                seq = live.next_live(seq)
+                if seq > last:
+                    break
+                if not is_taken(seq) and seq not in self.delayed_until:
+                    found.append(seq)
+                    start = start or seq
+                seq += 1
+            if start or seq <= last:
+                kept.append((start or seq, last))
+        self.offer(kept)
+        return found
+
+    def _first_unseen(
+        self, limit: int, live: LiveJobs, is_taken: Callable[[int], bool]
+    ) -> list[int]:
+        """Those from the cursor on, which moves over what is of no use."""
+        found: list[int] = []
+        runs = iter(self._runs)
+        run = next(runs, None)
+        seq = max(self.next_seq, live.floor_seq)
+        while len(found) < limit:
+            seq = live.next_live(seq)
+            if seq > live.head_seq:
+                break
+            while run is not None and run[1] < seq:
+                run = next(runs, None)
+            if run is not None and run[0] <= seq:
+                seq = run[1] + 1
+                continue
+            if not is_taken(seq):
+                found.append(seq)
+            seq += 1
+        self.next_seq = max(self.next_seq, found[0] if found else live.head_seq + 1)
+        while self._runs and self._runs[0][1] < self.next_seq:
+            self._runs.popleft()
+        return found
+
+    def lowest_seq(self) -> int:
+        """No fresh job is below this seq, but for delayed ones."""
+        return min(self.next_seq, self._ranges[0][0]) if self._ranges else self.next_seq
+
+
+def runs_of(seqs: list[int]) -> list[tuple[int, int]]:
+    """Unbroken runs of distinct seqs, ascending."""
+    return list(_runs(sorted(seqs)))
+
+
+def _runs(seqs: list[int]) -> Iterator[tuple[int, int]]:
+    first = last = 0
+    for seq in seqs:
+        if seq == last + 1 and first:
+            last = seq
+            continue
+        if first:
+            yield first, last
+        first = last = seq
+    if first:
+        yield first, last

@@ -1,0 +1,59 @@
+"""The clock: wall time, monotonic time, random ids.
+
+Drivers take a `SystemClock` (or a fake of the same shape) or call the functions; pure modules get
+`now_ms` and ids as arguments, so that replay decides as the first run did.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+
+
+def now_ms() -> int:
+    """Wall clock in ms since the epoch; may step in either direction."""
+    return time.time_ns() // 1_000_000
+
+
+def monotonic_ms() -> float:
+    """Monotonic clock in ms; for durations and deadlines only."""
+    return time.monotonic_ns() / 1_000_000
+
+
+def pause(seconds: float) -> None:
+    """*Blocking.* Let other threads on; never from the loop."""
+    time.sleep(seconds)
+
+
+def random_id(size: int = 16) -> str:
+    """An unguessable URL-safe id of `size` random bytes (16: 128 bits)."""
+    assert size >= 8, "an id of so few bytes is guessable and may collide"
+    return secrets.token_urlsafe(size)
+
+
+def random_hex(size: int) -> str:
+    """An id of `size` random bytes, as lower-case hexadecimal digits."""
+    assert size >= 16, "an id of so few bytes may collide"
+    return secrets.token_hex(size)
+
+
+def random_bytes(size: int) -> bytes:
+    """Bytes that no file system can compress."""
+    return secrets.token_bytes(size)
+
+
+def random_u64() -> int:
+    """Where a count begins whose numbers no other start of the server has handed out."""
+    return secrets.randbits(64)
+
+
+class SystemClock:
+    """The machine's clocks behind the methods that `engine.ports.Clock` names."""
+
+    def now_ms(self) -> int:
+        """Wall clock in ms since the epoch; may step."""
+        return now_ms()
+
+    def monotonic_ms(self) -> float:
+        """Monotonic clock in ms."""
+        return monotonic_ms()

@@ -1,0 +1,60 @@
+"""The life of a helper process: start, requests, time limit, end.
+
+A helper is a module of ours that is run as a child. It takes requests from its standard input and
+answers on its standard output, and it ends when its input does, so a server that is killed leaves
+none behind. Called by `append_decoder` and `wal/segments/packing_process`.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import IO, Final
+
+_END_WAIT_S: Final = 5.0
+
+
+def start_helper(module: str) -> subprocess.Popen[bytes]:
+    """A child that runs a module. Raises `OSError`."""
+    # -P: the caller's directory is not a place to import from.
+    command = [sys.executable, "-P", "-m", module]
+    return subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, pipesize=1 << 20
+    )
+
+
+def end_helper(child: subprocess.Popen[bytes]) -> None:
+    """*Blocking.* Close its pipes and wait for its end; kill it if it does not come."""
+    for pipe in (child.stdin, child.stdout):
+        try:
+            if pipe is not None:
+                pipe.close()
+        except OSError:
+            pass  # bytes that a dead child did not take
+    try:
+        child.wait(_END_WAIT_S)
+    except subprocess.TimeoutExpired:
+        child.kill()
+        child.wait()
+
+
+@contextmanager
+def killed_after(child: subprocess.Popen[bytes], seconds: float) -> Iterator[None]:
+    """Kill the child if the block takes longer; its pipes then end, wherever the block waits."""
+    timer = threading.Timer(seconds, child.kill)
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def read_exactly(pipe: IO[bytes], length: int) -> bytes:
+    """So many bytes. Raises `EOFError` if there are fewer."""
+    found = pipe.read(length)
+    if len(found) != length:
+        raise EOFError(f"{len(found)} of {length} bytes")
+    return found

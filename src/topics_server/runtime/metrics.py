@@ -1,0 +1,247 @@
+"""Counters and histograms, and the snapshot a scrape reads.
+
+Drivers count (a shard its frames, a route its answers) in plain integers; nothing here waits or
+locks. Only parts that exist report: a figure of an absent part is absent, not zero. Pure code does
+not report. `log` is the server's one logger. Called by `wal/journal/wal_writer`, `api/access_log`,
+`node`; `api/operate/metrics_snapshot` gathers the facts of a scrape, `exposition` prints them.
+"""
+
+from __future__ import annotations
+
+import logging
+from bisect import bisect_left
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+log: Final = logging.getLogger("topics_server")
+
+# Topics that the per-topic block shows at most; beyond it says that it was cut.
+TOPICS_SHOWN_MAX: Final = 2000
+# Routers that the per-router block shows, likewise.
+ROUTERS_SHOWN_MAX: Final = 2000
+TEXT_TYPE: Final = b"text/plain; version=0.0.4; charset=utf-8"
+
+# Upper bounds of the sync histogram in microseconds, inclusive; beyond the last is +Inf.
+LATENCY_BOUNDS_US: Final = (
+    *(50, 100, 200, 300, 500, 750, 1_000, 1_500, 2_000, 3_000, 5_000, 7_500, 10_000),
+    *(20_000, 50_000, 100_000, 250_000, 500_000, 1_000_000, 2_500_000, 10_000_000),
+)
+_STEPS: Final = 64
+
+
+class LatencyHistogram:
+    """Latencies in microseconds; written by one thread, read by any."""
+
+    __slots__ = ("counts", "sum_us")
+
+    def __init__(self) -> None:
+        self.counts = [0] * (len(LATENCY_BOUNDS_US) + 1)
+        self.sum_us = 0.0
+
+    def observe(self, microseconds: float) -> None:
+        """Count one latency; negative ones (a stepped clock) count as 0."""
+        taken = max(0.0, microseconds)
+        self.counts[bisect_left(LATENCY_BOUNDS_US, taken)] += 1
+        self.sum_us += taken
+
+    @property
+    def count(self) -> int:
+        """How many were observed."""
+        return sum(self.counts)
+
+
+class StepHistogram:
+    """Whole numbers of at least 0 by powers of two; cheap enough for what every request does.
+
+    `counts[n]` is how many have n binary digits: those below 2**n and not below 2**(n-1). Written
+    by one thread, read by any.
+    """
+
+    __slots__ = ("counts", "total")
+
+    def __init__(self) -> None:
+        self.counts = [0] * (_STEPS + 1)
+        self.total = 0
+
+    def observe(self, number: int) -> None:
+        """Count one number; negative ones (a stepped clock) by their size."""
+        self.counts[number.bit_length()] += 1
+        self.total += number
+
+
+class RequestFigures:
+    """What became of the requests of one route and method: answers by class, and microseconds."""
+
+    __slots__ = ("classes", "times_us")
+
+    def __init__(self) -> None:
+        # By the first digit of the status; 0 is not used.
+        self.classes = [0] * 6
+        self.times_us = StepHistogram()
+
+
+class RouteFacts(msgspec.Struct, frozen=True):
+    """The answers of one method of one path template, as they were when the facts were taken."""
+
+    route: str
+    method: str
+    classes: Sequence[int]
+    counts: Sequence[int]
+    sum_us: int
+
+
+class ShardFacts(msgspec.Struct, frozen=True):
+    """What one journal shard did since the process started, and how it is now."""
+
+    frames: int = 0
+    groups: int = 0
+    syncs: int = 0
+    bytes: int = 0
+    rotations: int = 0
+    queue_depth: int = 0
+    queue_depth_peak: int = 0
+    submit_full: int = 0
+    read_only: bool = False
+    sync_latency: LatencyHistogram | None = None
+    group_frames: StepHistogram | None = None
+    write_us: StepHistogram | None = None
+
+
+class QueueFacts(msgspec.Struct, frozen=True):
+    """What the per-topic block shows of a queue beside that."""
+
+    ready: int
+    in_flight: int
+    delayed: int
+    dead_lettered: int
+
+
+class TopicMetrics(msgspec.Struct, frozen=True):
+    """What the per-topic block shows of one topic."""
+
+    name: str
+    head_seq: int
+    earliest_seq: int
+    records: int
+    bytes: int
+    queue: QueueFacts | None = None
+
+
+class StoreFacts(msgspec.Struct, frozen=True):
+    """The store's totals; absent while it is being recovered."""
+
+    topics_by_class: dict[str, int]
+    queue_topics: int
+    records_live: int
+    bytes_live: int
+    damaged_records: int
+    topics: Sequence[TopicMetrics]
+    topics_truncated: bool
+
+
+class RouterFacts(msgspec.Struct, frozen=True):
+    """What the per-router block shows of one router; `stalled` is 0 or 1."""
+
+    name: str
+    forwarded: int
+    lag: int
+    stalled: int
+
+
+class RoutersFacts(msgspec.Struct, frozen=True):
+    """All routers; absent while they are being recovered."""
+
+    count: int
+    routers: Sequence[RouterFacts]
+    truncated: bool
+
+
+class WatchFacts(msgspec.Struct, frozen=True):
+    """Readers of streams and WebSockets: how far behind they are, in seqs."""
+
+    behind: int = 0
+    lag_max: int = 0
+    lag_sum: int = 0
+    slow: int = 0
+
+
+class DiskFacts(msgspec.Struct, frozen=True):
+    """Sealed segments by tier, and the file system of the data directory."""
+
+    hot_files: int = 0
+    hot_bytes: int = 0
+    cold_files: int = 0
+    cold_bytes: int = 0
+    free_bytes: int | None = None
+    total_bytes: int | None = None
+    min_free_bytes: int | None = None
+
+
+class RecoveryFacts(msgspec.Struct, frozen=True):
+    """What the last start did before it was ready."""
+
+    duration_ms: int = 0
+    entries: int = 0
+    records: int = 0
+    torn_files: int = 0
+
+
+class ConnectionFacts(msgspec.Struct, frozen=True):
+    """Connections, and what became of those that went beyond a bound; `most` 0: no cap.
+
+    `put_off`: how often what was received was read in a later turn of the loop. `receiving_bytes`:
+    what bodies and messages being received hold, of `receiving_most` (0: no cap);
+    `receiving_refused` of them were refused as all held too much.
+    """
+
+    open: int
+    most: int
+    timeouts: dict[str, int]
+    evicted: int = 0
+    refused: int = 0
+    put_off: int = 0
+    receiving_bytes: int = 0
+    receiving_most: int = 0
+    receiving_refused: int = 0
+
+
+class PressureFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """How busy the loop and the journal are, and whom that made wait or turned away."""
+
+    loop_lag_ms: float
+    backlog_bytes: int
+    # 0: nobody waits, 1: some are refused.
+    pressure: float
+    waiting: int
+    waiting_bytes: int
+    parked: int
+    # By reason: `late`, not served in time; `full`, too much waited when it came.
+    throttled: dict[str, int]
+    # Served before more urgent ones, as their topic was served longest ago.
+    fair: int = 0
+    # Effective priority from which work begins at once; None: nobody waits.
+    threshold: int | None = None
+
+
+class Facts(msgspec.Struct, frozen=True):
+    """Everything one scrape shows."""
+
+    ready: bool
+    progress: float
+    uptime_ms: int
+    shards: Sequence[ShardFacts]
+    store: StoreFacts | None = None
+    connections: int = 0
+    watch_sessions: int | None = None
+    leases_in_flight: int | None = None
+    routers: RoutersFacts | None = None
+    version: str = ""
+    requests: Sequence[RouteFacts] = ()
+    http: ConnectionFacts | None = None
+    watchers: WatchFacts | None = None
+    disk: DiskFacts | None = None
+    recovery: RecoveryFacts | None = None
+    pressure: PressureFacts | None = None
+    log_lines_dropped: int | None = None

@@ -1,0 +1,39 @@
+"""Runs the engine's blocking calls on a thread pool.
+
+Called by `node`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
+
+T = TypeVar("T")
+
+_OFFLOAD_THREADS: Final = 4
+
+
+class ThreadOffload:
+    """Blocking calls on a few threads of our own."""
+
+    def __init__(self) -> None:
+        self._pool = concurrent.futures.ThreadPoolExecutor(_OFFLOAD_THREADS, "offload")
+        self._calls: set[concurrent.futures.Future[Any]] = set()
+
+    async def run(self, call: Callable[[], T]) -> T:
+        """See `engine.ports.Offload`."""
+        under_way = self._pool.submit(call)
+        self._calls.add(under_way)
+        under_way.add_done_callback(self._calls.discard)
+        return await asyncio.wrap_future(under_way)
+
+    async def settled(self) -> None:
+        """Return when no call is under way: one goes on although who awaited it was cancelled."""
+        while calls := [call for call in self._calls if not call.done()]:
+            await asyncio.wait([asyncio.wrap_future(call) for call in calls])
+
+    def close(self) -> None:
+        """Wait for calls under way; take no more."""
+        self._pool.shutdown()

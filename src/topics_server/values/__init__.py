@@ -1,0 +1,16 @@
+"""Leaves: values, formats of records, limits and errors. No module here does I/O.
+
+- `appends`: decodes the body of an append into records; keeps raw `data` and `meta` bytes.
+- `blocks`: a block: an immutable run of consecutive records, stored in columns.
+- `copies`: decodes a router's copies, live, in replay and in an offline dump.
+- `entries`: the journal's entry types: every durable fact of the server.
+- `errors`: the two families of errors: refusals of requests and damage of storage.
+- `file_inventory`: judges a topic's files at start: what is expected, missing or damaged.
+- `json_cache`: caches the rendered JSON of a block's records and slices it.
+- `json_shape`: measures the depth and size of JSON without decoding it.
+- `limits`: every hard limit of the server, and the relations between limits.
+- `model`: shared values: topic configuration, gates, tag matches, names, losses.
+- `query_string`: decodes the query string of a request.
+- `record_codecs`: the body formats of an append: JSON records, stream bodies, router copies.
+- `storage_types`: values that engine and storage exchange beside entries and blocks.
+"""

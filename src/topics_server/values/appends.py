@@ -1,0 +1,438 @@
+"""Decodes the body of an append into records; keeps raw `data` and `meta` bytes.
+
+The one decoder for live requests and for replay (contract §2). It knows grammar only: JSON syntax,
+types, UTF-8, depth. Configurable limits are checked in decide, so that a lowered limit never makes
+an old frame unreadable. `data` and `meta` stay the bytes that were sent. Everybody may import it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Annotated, Final, TypeVar
+
+import msgspec
+
+from topics_server.values.blocks import Payloads
+from topics_server.values.errors import Code, TopicsError, clipped, invalid
+from topics_server.values.json_shape import exceeds_depth, has_more_items
+from topics_server.values.limits import (
+    DELAY_MS_MAX,
+    INLINE_CONFIG_BYTES_MAX,
+    JSON_DEPTH_MAX,
+    KIB,
+    RECORD_FRAMING_BYTES,
+    U64_MAX,
+)
+from topics_server.values.model import StreamStep
+
+# Grammar 1 knows no delays and passes over fields of these names, whatever they hold. Those of
+# bodies that are none of these are in `grammars`.
+PLAIN_GRAMMAR: Final = 1
+GRAMMAR: Final = 2
+
+T = TypeVar("T")
+# Record index, milliseconds, and whether those are a time (else from the commit on).
+Delay = tuple[int, int, bool]
+
+# A union with None would take nothing but null: absence is the empty value.
+_ABSENT: Final = msgspec.Raw(b"")
+_NO_META: Final = b""
+# A body up to this size may be kept for whatever it carries.
+_PINNED_BYTES_MIN: Final = 65_536
+# A tag of so many characters is within the default limit whatever they are.
+_PLAIN_TAG_CHARS_MAX: Final = 64
+# The shortest record of an append body, with its comma: `{"data":1},`.
+_RECORD_BYTES_MIN: Final = 11
+# UTF-8 is checked in pieces of this size: decoded at once, a body may take four times its size.
+_UTF8_PIECE_BYTES: Final = 256 * KIB
+_CHAR_BYTES_MAX: Final = 4
+# An escape in a string, a pair of surrogates as one; and how far a refusal looks for half a pair.
+_ESCAPES: Final = re.compile(
+    rb"\\(?:u[Dd][89ABab][0-9A-Fa-f]{2}\\u[Dd][C-Fc-f][0-9A-Fa-f]{2}"
+    rb"|(?P<lone>u[Dd][89A-Fa-f][0-9A-Fa-f]{2})|.)",
+    re.DOTALL,
+)
+_SURROGATES_SOUGHT_BYTES: Final = 65_536
+_FIELD_PATH: Final = re.compile(r" - at `(?:key in )?\$\.?([^`]*)`$")
+
+
+class _Call(msgspec.Struct, gc=False, kw_only=True):
+    node: str | None = None
+    idempotency_key: str | None = None
+    create: bool | None = None
+    config: msgspec.Raw = _ABSENT
+    disable_backpressure: bool | None = None
+
+
+_NO_CALL: Final = _Call()
+
+
+class _PlainRecord(msgspec.Struct, gc=False, forbid_unknown_fields=True):
+    data: msgspec.Raw
+    tag: Annotated[str, msgspec.Meta(max_length=_PLAIN_TAG_CHARS_MAX)] | None = None
+
+
+class _PlainBody(_Call, gc=False, kw_only=True):
+    records: list[_PlainRecord]
+
+
+class _Uncounted(msgspec.Struct, gc=False):
+    """A body whose records are looked at from outside only."""
+
+    records: msgspec.Raw = _ABSENT
+
+
+class _Record(msgspec.Struct, gc=False):
+    data: msgspec.Raw
+    tag: str | None = None
+    node: str | None = None
+    meta: msgspec.Raw = _ABSENT
+
+
+class _Body(_Call, gc=False, kw_only=True):
+    records: list[_Record]
+
+
+class _DelayedRecord(_Record, gc=False):
+    delay_ms: int | None = None
+    deliver_at_ms: int | None = None
+
+
+class _DelayedBody(_Call, gc=False, kw_only=True):
+    records: list[_DelayedRecord]
+
+
+class DecodedAppend(msgspec.Struct, frozen=True, gc=False):
+    """One append, decoded: four parallel columns of `count` records and the call's own fields.
+
+    `datas` may be views into the body (length, slicing by `b"".join` and `bytes()` work alike).
+    `metas[i]` is `b""` where absent; `nodes[i]` already has the batch's default, `batch_node`.
+    Summed once, for all who ask: `longest_bytes` of a `data`, `payload_bytes` of data and meta,
+    `text_chars` of tags and nodes; no tag has more than `tag_chars_max` characters. `has_nodes` is
+    false where there are no nodes but the batch's. `delays`: of the few records that have one.
+    `hops`: one byte a record, how many routers it went through; empty where none did. `form`: the
+    grammar of a body that is no append body (`grammars`), else 0. `step`: what the call does to the
+    topic's stream. `payloads`: of a large append the payload columns of its blocks, made ahead.
+    """
+
+    datas: list[bytes]
+    metas: list[bytes]
+    tags: list[str | None]
+    nodes: list[str | None]
+    longest_bytes: int
+    payload_bytes: int
+    text_chars: int
+    tag_chars_max: int
+    has_metas: bool = False
+    has_nodes: bool = False
+    batch_node: str | None = None
+    idempotency_key: str | None = None
+    create: bool | None = None
+    config: bytes | None = None
+    disable_backpressure: bool = False
+    delays: tuple[Delay, ...] = ()
+    hops: bytes = b""
+    form: int = 0
+    step: StreamStep | None = None
+    payloads: tuple[Payloads, ...] = ()
+
+    @property
+    def grammar(self) -> int:
+        """The oldest grammar that reads these records from their body."""
+        return self.form or (GRAMMAR if self.delays else PLAIN_GRAMMAR)
+
+    @property
+    def count(self) -> int:
+        """How many records the call carries."""
+        return len(self.datas)
+
+    def since(self, index: int) -> DecodedAppend:
+        """The append of its records from this one on."""
+        new = slice(index, None)
+        return of_columns(
+            self.datas[new], self.metas[new], self.tags[new], self.nodes[new], hops=self.hops[new]
+        )
+
+    @property
+    def weight(self) -> int:
+        """What the records count in `bytes` together; agrees with `blocks.record_bytes`."""
+        return RECORD_FRAMING_BYTES * len(self.datas) + self.payload_bytes + self.text_chars
+
+
+_UNCOUNTED_DECODER: Final = msgspec.json.Decoder(_Uncounted)
+_PLAIN_DECODER: Final = msgspec.json.Decoder(_PlainBody)
+_DECODER: Final = msgspec.json.Decoder(_Body)
+_DELAYED_DECODER: Final = msgspec.json.Decoder(_DelayedBody)
+
+
+def decode_append(
+    body: bytes, grammar: int = GRAMMAR, max_records: int | None = None
+) -> DecodedAppend:
+    """Decode an append body: a request's by the newest grammar, a frame's by the one it names.
+
+    `max_records`: refuse a body with more records before any of them is built. Raises
+    `TopicsError`: `batch_too_large`, `invalid_request` with the path of a wrong type in
+    `detail.field`.
+    """
+    if max_records is not None and len(body) > _RECORD_BYTES_MIN * max_records:
+        _check_count(body, max_records)
+    try:
+        plain = _PLAIN_DECODER.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        # Something beside data and short tags, or something wrong: the whole grammar tells.
+        return _decode_full(body, grammar)
+    check_utf8(body)
+    records, node = plain.records, plain.node
+    count = len(records)
+    datas: list[bytes] = [record.data for record in records]
+    tags = [record.tag for record in records]
+    sizes = list(map(len, datas))
+    longest_bytes = max(sizes, default=0)
+    metas = [_NO_META] * count
+    # A value of depth n has at least 2n bytes: short values need no look.
+    if longest_bytes > 2 * JSON_DEPTH_MAX:
+        _check_depths(datas, metas)
+    payload_bytes = sum(sizes)
+    return DecodedAppend(
+        _unpinned(datas, body, payload_bytes),
+        metas,
+        tags,
+        [node] * count,
+        longest_bytes,
+        payload_bytes,
+        chars_of(tags) + (len(node) * count if node else 0),
+        _PLAIN_TAG_CHARS_MAX,
+        False,
+        False,
+        node,
+        plain.idempotency_key,
+        plain.create,
+        _config_of(plain),
+        bool(plain.disable_backpressure),
+    )
+
+
+def _check_count(body: bytes, max_records: int) -> None:
+    """Raises `batch_too_large`; what is wrong otherwise, the decoder tells."""
+    # One brace opens the body, and one opens each record.
+    if body.count(b"{") <= max_records + 1:
+        return
+    try:
+        records = _UNCOUNTED_DECODER.decode(body).records
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return
+    # Anything but an array is a wrong type, which the decoder tells.
+    if bytes(memoryview(records)[:1]) == b"[" and has_more_items(records, max_records):
+        raise batch_too_large(max_records)
+
+
+def batch_too_large(max_records: int) -> TopicsError:
+    """The refusal of an append with too many records."""
+    return TopicsError(
+        Code.BATCH_TOO_LARGE,
+        f"there are more than {max_records} records",
+        {"field": "records", "max_batch_records": max_records},
+    )
+
+
+def _decode_full(body: bytes, grammar: int = GRAMMAR) -> DecodedAppend:
+    decoded: _Body | _DelayedBody
+    delays: tuple[Delay, ...] = ()
+    if grammar == PLAIN_GRAMMAR or not _may_delay(body):
+        decoded = decode_json(_DECODER, body)
+    else:
+        decoded = decode_json(_DELAYED_DECODER, body)
+        delays = _delays_of(decoded.records)
+    records, node = decoded.records, decoded.node
+    metas = [_NO_META if record.meta is _ABSENT else bytes(record.meta) for record in records]
+    for index, meta in enumerate(metas):
+        if meta:
+            metas[index] = _checked_meta(meta, index)
+    # Views into the body: copied once, when a block is made of them.
+    datas: list[bytes] = [record.data for record in records]
+    _check_depths(datas, metas)
+    return of_columns(
+        _unpinned(datas, body, sum(map(len, datas))),
+        metas,
+        [record.tag for record in records],
+        [node if record.node is None else record.node for record in records],
+        decoded,
+        delays,
+    )
+
+
+def _may_delay(body: bytes) -> bool:
+    """Whether a field may have the name of a delay, however it is spelt. One byte is found fast."""
+    return (b"_" in body and b"_ms" in body) or (b"\\" in body and b"\\u" in body)
+
+
+def _delays_of(records: list[_DelayedRecord]) -> tuple[Delay, ...]:
+    found: list[Delay] = []
+    for index, record in enumerate(records):
+        delay_ms, at_ms = record.delay_ms, record.deliver_at_ms
+        if delay_ms is None and at_ms is None:
+            continue
+        path = f"records[{index}]"
+        if delay_ms is not None and at_ms is not None:
+            raise invalid("delay_ms and deliver_at_ms exclude each other", f"{path}.delay_ms")
+        if delay_ms is not None:
+            found.append((index, _checked_u64(delay_ms, f"{path}.delay_ms"), False))
+        elif at_ms is not None:
+            found.append((index, _checked_u64(at_ms, f"{path}.deliver_at_ms"), True))
+    return tuple(found)
+
+
+def _checked_u64(value: int, path: str) -> int:
+    if not 0 <= value <= U64_MAX:
+        raise invalid(f"expected an integer of 0 to {U64_MAX}", path)
+    return value
+
+
+def deliver_times(
+    body: bytes, decoded: DecodedAppend | None, grammar: int, ts: int
+) -> list[tuple[int, int, bool]]:
+    """Which records of an append committed at `ts` are to be had later.
+
+    (index, time in ms, whether the record names that time itself). `decoded` is None in replay.
+    Clamped to `DELAY_MS_MAX` from the commit on.
+    """
+    if grammar != GRAMMAR:
+        return []
+    delays = (decoded or decode_append(body, grammar)).delays
+    times = ((index, ms if is_time else ts + ms, is_time) for index, ms, is_time in delays)
+    latest = ts + DELAY_MS_MAX
+    return [(index, min(at_ms, latest), is_time) for index, at_ms, is_time in times if at_ms > ts]
+
+
+def of_columns(
+    datas: list[bytes],
+    metas: list[bytes],
+    tags: list[str | None],
+    nodes: list[str | None],
+    call: _Call = _NO_CALL,
+    delays: tuple[Delay, ...] = (),
+    hops: bytes = b"",
+) -> DecodedAppend:
+    """The append of these records, summed up."""
+    assert len(hops) in (0, len(datas))
+    assert len(datas) == len(metas) == len(tags) == len(nodes)
+    return DecodedAppend(
+        datas=datas,
+        metas=metas,
+        tags=tags,
+        nodes=nodes,
+        longest_bytes=max(map(len, datas), default=0),
+        payload_bytes=sum(map(len, datas)) + sum(map(len, metas)),
+        text_chars=chars_of(tags) + chars_of(nodes),
+        tag_chars_max=max((len(tag) for tag in tags if tag), default=0),
+        has_metas=any(metas),
+        has_nodes=any(nodes),
+        batch_node=call.node,
+        idempotency_key=call.idempotency_key,
+        create=call.create,
+        config=_config_of(call),
+        disable_backpressure=bool(call.disable_backpressure),
+        delays=delays,
+        hops=hops,
+    )
+
+
+def chars_of(texts: Sequence[str | None]) -> int:
+    """How many characters a column has: one C call for a full one."""
+    try:
+        return len("".join(texts))  # type: ignore[arg-type]
+    except TypeError:
+        return len("".join(filter(None, texts)))
+
+
+def _unpinned(datas: list[bytes], body: bytes, data_bytes: int) -> list[bytes]:
+    """A body that is mostly something else must not be kept for a few bytes of it."""
+    if len(body) > _PINNED_BYTES_MIN and len(body) > 2 * data_bytes:
+        return [bytes(data) for data in datas]
+    return datas
+
+
+def _config_of(call: _Call) -> bytes | None:
+    config = call.config
+    if config is _ABSENT:
+        return None
+    if len(config) > INLINE_CONFIG_BYTES_MAX:
+        raise invalid(f"config is over {INLINE_CONFIG_BYTES_MAX} bytes", "config")
+    raw = bytes(config)
+    return None if raw == b"null" else raw
+
+
+def check_utf8(body: bytes) -> None:
+    """Raises `invalid_request` for bad UTF-8: msgspec skips over strings without a look."""
+    if body.isascii():
+        return
+    start, size = 0, len(body)
+    while start < size:
+        end = min(start + _UTF8_PIECE_BYTES, size)
+        for _ in range(_CHAR_BYTES_MAX - 1):
+            # A piece ends where a character does.
+            if end < size and body[end] & 0xC0 == 0x80:
+                end -= 1
+        try:
+            body[start:end].decode()
+        except UnicodeDecodeError as error:
+            raise invalid(f"body is not valid UTF-8 (byte {start + error.start})") from None
+        start = end
+
+
+def decode_json(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
+    """Decode any request body; raises `invalid_request` for bad UTF-8, syntax, types or depth."""
+    check_utf8(body)
+    try:
+        value = decoder.decode(body)
+    except msgspec.ValidationError as error:
+        raise _wrong_type(str(error)) from None
+    except msgspec.DecodeError as error:
+        raise not_json(error, body) from None
+    except RecursionError:
+        raise _too_deep(None) from None
+    return value
+
+
+def not_json(error: msgspec.DecodeError, body: bytes) -> TopicsError:
+    """What is told of a body that the decoder does not take; half a character is told as such."""
+    for escape in _ESCAPES.finditer(body, 0, _SURROGATES_SOUGHT_BYTES):
+        if escape.lastgroup == "lone":
+            shown = escape[0].decode("ascii")
+            return invalid(
+                f"body has a lone surrogate, which is no character: {shown} (byte {escape.start()})"
+            )
+    return invalid(f"body is not valid JSON: {error}")
+
+
+def _wrong_type(message: str) -> TopicsError:
+    found = _FIELD_PATH.search(message)
+    missing = re.search(r"missing required field `([^`]+)`", message)
+    path = found.group(1) if found else ""
+    if missing:
+        path = f"{path}.{missing.group(1)}" if path else missing.group(1)
+    # The rest may repeat what was sent: a word that is none of those that may be.
+    what = clipped(message[: found.start()] if found else message)
+    where = found.group().replace("$.", "") if found else ""
+    return invalid(what + where, path or None)
+
+
+def _checked_meta(meta: bytes, index: int) -> bytes:
+    """`meta` as it was sent; an explicit null is as good as absent."""
+    if meta.startswith(b"{"):
+        return meta
+    if meta == b"null":
+        return b""
+    raise invalid("meta must be an object", f"records[{index}].meta")
+
+
+def _check_depths(datas: list[bytes], metas: list[bytes]) -> None:
+    for name, values in (("data", datas), ("meta", metas)):
+        for index, value in enumerate(values):
+            if len(value) > 2 * JSON_DEPTH_MAX and exceeds_depth(value):
+                raise _too_deep(f"records[{index}].{name}")
+
+
+def _too_deep(field: str | None) -> TopicsError:
+    return invalid(f"JSON is nested deeper than {JSON_DEPTH_MAX} levels", field)

@@ -1,0 +1,211 @@
+"""A block: an immutable run of consecutive records, stored in columns.
+
+The one form in which records rest and travel: the tail of a log is a list of blocks, a segment is
+packed from blocks and read back as blocks, a snapshot keeps the encoded blocks of what is not
+sealed. Which records are deleted is not here: whoever holds a block holds its dead flags. A leaf:
+beyond the standard library only msgspec, so that the helper process can load it.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from itertools import accumulate, chain, repeat
+from typing import Final
+
+import msgspec
+
+from topics_server.values.limits import BLOCK_BYTES_MAX, BLOCK_RECORDS_MAX, RECORD_FRAMING_BYTES
+
+_VERSION: Final = 1
+# What the `meta` of a record of bytes begins with (`grammars`); that of any other, a brace.
+BYTES_MARK: Final = b" "
+_BYTES_KIND: Final = 2  # PayloadKind.BYTES; the helper process loads no model
+
+
+class Block(msgspec.Struct, frozen=True, gc=False):
+    """Records `first_seq .. first_seq + count - 1`, shape of every column: (count,).
+
+    `times`: commit times in ms, `array('q')`. `ends`: `array('I')` of 2 x count byte offsets into
+    `body`, for each record the end of its `data` and the end of its `meta`; `data` of record i
+    starts where `meta` of record i - 1 ends. An absent `meta` is empty. `kinds`: one byte a record
+    (`PayloadKind`). `hops`: one byte a record, how many routers it went through.
+    """
+
+    first_seq: int
+    times: array[int]
+    ends: array[int]
+    body: bytes
+    tags: Sequence[str | None]
+    nodes: Sequence[str | None]
+    kinds: bytes
+    hops: bytes
+
+    @property
+    def count(self) -> int:
+        """How many records the block holds."""
+        return len(self.times)
+
+    @property
+    def last_seq(self) -> int:
+        """Seq of the last record; `first_seq - 1` when the block is empty."""
+        return self.first_seq + len(self.times) - 1
+
+    def data(self, row: int) -> bytes:
+        """The payload of one row, verbatim."""
+        return self.body[self.ends[2 * row - 1] if row else 0 : self.ends[2 * row]]
+
+    def datas(self, rows: Sequence[int]) -> list[bytes]:
+        """The payloads of ascending rows, verbatim; a run of rows at the price of their slices."""
+        first, last = rows[0], rows[-1]
+        if last - first + 1 != len(rows):
+            return [self.data(row) for row in rows]
+        body, ends = self.body, self.ends
+        starts = [ends[2 * first - 1] if first else 0, *ends[2 * first + 1 : 2 * last : 2]]
+        stops = ends[2 * first : 2 * last + 1 : 2]
+        return [body[start:stop] for start, stop in zip(starts, stops, strict=True)]
+
+    def meta(self, row: int) -> bytes:
+        """The `meta` object of one row, verbatim; empty where absent."""
+        return self.body[self.ends[2 * row] : self.ends[2 * row + 1]]
+
+    def payload_bytes(self, row: int) -> int:
+        """Length of `data` plus `meta` of one row."""
+        return self.ends[2 * row + 1] - (self.ends[2 * row - 1] if row else 0)
+
+
+class Payloads(msgspec.Struct, frozen=True, gc=False):
+    """The payload columns of one block, made before its seqs and times are known; see `Block`."""
+
+    ends: array[int]
+    body: bytes
+    kinds: bytes
+
+    @property
+    def count(self) -> int:
+        """How many records the columns hold."""
+        return len(self.kinds)
+
+
+def record_bytes(data: bytes, meta: bytes, tag: str | None, node: str | None) -> int:
+    """What one record counts in `bytes` and `cap_bytes`: data + meta + framing (§0.10)."""
+    # Tags and nodes count in characters, which for ASCII are bytes.
+    framing = RECORD_FRAMING_BYTES + (len(tag) if tag else 0) + (len(node) if node else 0)
+    return len(data) + len(meta) + framing
+
+
+def make_block(
+    first_seq: int,
+    times: array[int],
+    datas: list[bytes],
+    metas: list[bytes] | None,
+    tags: Sequence[str | None],
+    nodes: Sequence[str | None],
+    hops: bytes = b"",
+) -> Block:
+    """Freeze parallel columns of records into a block, which keeps `tags` and `nodes`.
+
+    `metas` is None where no record has one; `hops` is empty where no router had a part.
+    """
+    count = len(datas)
+    assert count == len(tags) == len(nodes) == len(times) > 0
+    return block_of(first_seq, times, payloads_of(datas, metas), tags, nodes, hops)
+
+
+def payloads_of(datas: list[bytes], metas: list[bytes] | None) -> Payloads:
+    """The payload columns of these records; `metas` is None where no record has one."""
+    count = len(datas)
+    kinds = bytes(count)
+    ends: array[int]
+    if metas is None:
+        body = b"".join(datas)
+        ends = array("I", bytes(8 * count))
+        if count == 1:
+            ends[0] = ends[1] = len(body)
+        else:
+            ends[::2] = ends[1::2] = array("I", accumulate(map(len, datas)))
+    else:
+        pieces = list(chain.from_iterable(zip(datas, metas, strict=True)))
+        body = b"".join(pieces)
+        ends = array("I", accumulate(map(len, pieces)))
+        if any(meta[:1] == BYTES_MARK for meta in metas):
+            kinds = bytes(_BYTES_KIND * (meta[:1] == BYTES_MARK) for meta in metas)
+    assert ends[-1] == len(body)
+    return Payloads(ends, body, kinds)
+
+
+def block_of(
+    first_seq: int,
+    times: array[int],
+    payloads: Payloads,
+    tags: Sequence[str | None],
+    nodes: Sequence[str | None],
+    hops: bytes = b"",
+) -> Block:
+    """The block of these columns, none of which is copied."""
+    return Block(
+        first_seq=first_seq,
+        times=times,
+        ends=payloads.ends,
+        body=payloads.body,
+        tags=tags,
+        nodes=nodes,
+        kinds=payloads.kinds,
+        hops=hops or bytes(payloads.count),
+    )
+
+
+def ends_in_blocks(datas: list[bytes], metas: list[bytes] | None) -> list[array[int]]:
+    """The column `ends` of each block of many records, cut so that it is within both bounds."""
+    found: list[array[int]] = []
+    ends: array[int] = array("I")
+    total = 0
+    absent = repeat(b"", len(datas)) if metas is None else metas
+    for data, meta in zip(datas, absent, strict=True):
+        size = len(data) + len(meta)
+        if len(ends) == 2 * BLOCK_RECORDS_MAX or (ends and total + size > BLOCK_BYTES_MAX):
+            found.append(ends)
+            ends, total = array("I"), 0
+        ends.append(total + len(data))
+        total += size
+        ends.append(total)
+    if ends:
+        found.append(ends)
+    return found
+
+
+def encode_block(block: Block) -> bytes:
+    """One C call to self-contained bytes; `decode_block` is its inverse. Version in front."""
+    return msgspec.msgpack.encode(
+        (
+            _VERSION,
+            block.first_seq,
+            block.times.tobytes(),
+            block.ends.tobytes(),
+            block.body,
+            block.tags,
+            block.nodes,
+            block.kinds,
+            block.hops,
+        )
+    )
+
+
+_Encoded = tuple[int, int, bytes, bytes, bytes, list[str | None], list[str | None], bytes, bytes]
+_DECODER: Final = msgspec.msgpack.Decoder(_Encoded)
+
+
+def decode_block(encoded: bytes | memoryview) -> Block:
+    """Bytes of `encode_block` back to the block. Raises `ValueError` for anything else."""
+    try:
+        version, first_seq, times, ends, body, tags, nodes, kinds, hops = _DECODER.decode(encoded)
+    except msgspec.DecodeError as error:
+        raise ValueError(f"not an encoded block: {error}") from None
+    if version != _VERSION:
+        raise ValueError(f"block version {version} is newer than {_VERSION}")
+    block = Block(first_seq, array("q"), array("I"), body, tags, nodes, kinds, hops)
+    block.times.frombytes(times)
+    block.ends.frombytes(ends)
+    if len(block.ends) != 2 * block.count or len(tags) != block.count or len(nodes) != block.count:
+        raise ValueError("columns of an encoded block differ in length")
+    return block

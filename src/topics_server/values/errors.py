@@ -1,0 +1,127 @@
+"""The two families of errors: refusals of requests and damage of storage.
+
+`TopicsError` is raised where the rule is known and turned into HTTP in `http/error_responses.py`
+only. `StorageError` and its kinds are raised in `wal/` (the only place that catches `OSError`).
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from typing import Any
+
+from topics_server.values.limits import ECHO_BYTES_MAX
+
+
+class Code(enum.Enum):
+    """Stable machine-readable codes of the contract (§0.6); the value is what clients see."""
+
+    INVALID_REQUEST = "invalid_request"
+    BATCH_TOO_LARGE = "batch_too_large"
+    RECORD_TOO_LARGE = "record_too_large"
+    UNAUTHORIZED = "unauthorized"
+    FORBIDDEN = "forbidden"
+    NOT_FOUND = "not_found"
+    TOPIC_NOT_FOUND = "topic_not_found"
+    ROUTER_NOT_FOUND = "router_not_found"
+    METHOD_NOT_ALLOWED = "method_not_allowed"
+    NOT_ACCEPTABLE = "not_acceptable"
+    TOPIC_EXISTS_INCOMPATIBLE = "topic_exists_incompatible"
+    TOPIC_NOT_EMPTY = "topic_not_empty"
+    NOT_A_QUEUE = "not_a_queue"
+    ROUTER_CYCLE = "router_cycle"
+    PAYLOAD_TOO_LARGE = "payload_too_large"
+    UNSUPPORTED_MEDIA_TYPE = "unsupported_media_type"
+    # Of streams (Durable Streams).
+    STREAM_NOT_FOUND = "stream_not_found"
+    STREAM_GONE = "stream_gone"
+    STREAM_CONFLICT = "stream_conflict"
+    STREAM_CLOSED = "stream_closed"
+    TOPIC_FULL = "topic_full"
+    PRODUCER_FENCED = "producer_fenced"
+    PRODUCER_SEQ_CONFLICT = "producer_seq_conflict"
+    THROTTLED = "throttled"
+    INTERNAL = "internal"
+    NOT_READY = "not_ready"
+    SHUTTING_DOWN = "shutting_down"
+    STORAGE_READ_ONLY = "storage_read_only"
+    # Beyond the contract: of connections, not of what was asked for.
+    REQUEST_TIMEOUT = "request_timeout"
+    URI_TOO_LONG = "uri_too_long"
+    HEADERS_TOO_LARGE = "headers_too_large"
+
+
+class TopicsError(Exception):
+    """A refusal in the contract's words: `code`, a human `message`, optional `detail`."""
+
+    def __init__(self, code: Code, message: str, detail: Mapping[str, Any] | None = None) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.detail: dict[str, Any] = dict(detail or {})
+
+
+def invalid(message: str, field: str | None = None) -> TopicsError:
+    """A 400 `invalid_request`; `field` is the path of the value, e.g. `records[3].tag`."""
+    return TopicsError(Code.INVALID_REQUEST, message, {"field": field} if field else None)
+
+
+def topic_not_found(name: str) -> TopicsError:
+    """404 in the contract's words."""
+    return TopicsError(Code.TOPIC_NOT_FOUND, f'topic "{name}" does not exist', {"topic": name})
+
+
+def clipped(text: str) -> str:
+    """What of a text that was sent is repeated in a refusal: `ECHO_BYTES_MAX` bytes at most."""
+    if len(text) * 4 <= ECHO_BYTES_MAX:
+        return text
+    encoded = text.encode("utf-8", "replace")
+    if len(encoded) <= ECHO_BYTES_MAX:
+        return text
+    return encoded[:ECHO_BYTES_MAX].decode("utf-8", "ignore")
+
+
+class StorageError(Exception):
+    """Damage or refusal of the disk. `path` names the file when there is one."""
+
+    def __init__(self, message: str, path: str | None = None) -> None:
+        super().__init__(f"{path}: {message}" if path else message)
+        self.path = path
+
+
+class Torn(StorageError):
+    """Bytes fail their check above what is known to have been synced: an unfinished write."""
+
+
+class Corrupt(StorageError):
+    """Bytes fail their check below what is known to have been synced: damage, never repaired."""
+
+
+class ReadOnly(StorageError):
+    """A sync failed: its outcome is unknown, the shard takes no writes until a restart."""
+
+
+class DiskFull(StorageError):
+    """The disk refused a write (ENOSPC, EDQUOT, EFBIG, EIO on write, too many open files)."""
+
+
+class SyncFailed(StorageError):
+    """A sync failed: what it covered may or may not be durable, and no later sync tells."""
+
+
+class NotThere(StorageError):
+    """Nothing has this path. Every other failure to look is another error: absence is a fact."""
+
+
+class StartRefused(StorageError):
+    """The data directory cannot be served as it is: locked, newer, foreign, a file missing."""
+
+
+class Damaged(StorageError):
+    """Rows of a sealed segment whose checksum fails: `ranges` of (first, last), ascending."""
+
+    def __init__(self, *ranges: tuple[int, int]) -> None:
+        self.ranges = ranges
+        self.first_row = ranges[0][0]
+        self.last_row = ranges[-1][1]
+        super().__init__(f"rows {self.first_row}..{self.last_row} are damaged")

@@ -1,0 +1,204 @@
+"""Judges a topic's files at start: what is expected, missing or damaged.
+
+Absence is not emptiness. The newest snapshot anchors, per topic, the generation of the manifest
+that was published last and, per segment, a digest of its delete flags. `open_topic` reports what
+lies on disk and changes nothing. After replay, recovery compares the two here, for the topics that
+still exist: what is missing or older refuses the start, by name; flags that lost deletes make
+their segment damaged. Only after that is anything removed.
+
+Pure. Called by `engine/background/recovery.py`, and by `wal/tools/verify.py`, which must say the
+same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Final, NamedTuple
+
+import msgspec
+import numpy as np
+
+from topics_server.values.storage_types import TopicFacts, TopicPart
+
+# A part written before manifests had generations: only its next segment id binds.
+NO_GENERATION: Final = -1
+# No topic has this id: `topics repair` fills damaged parts of a journal with drops of it. Deletes
+# may be missing from such a journal, so that segments may have more dead rows than it explains.
+NO_TOPIC: Final = 0
+
+
+class FlagsDigest(NamedTuple):
+    """A segment's delete flags in short: how many rows are dead, XXH3-64 of all flag bytes."""
+
+    dead_count: int
+    checksum: int
+
+
+class Anchor(msgspec.Struct, frozen=True):
+    """What a snapshot says of a topic's files.
+
+    `generation`: of the manifest published last; 0: none was; `NO_GENERATION`: not known.
+    `next_segment_id`: every id below it was given out. `flags`: by segment, of flags that were
+    synced. `flips`: by segment, `<u4` rows that are dead and whose flag may not be set yet.
+    `whole_flips`: segments of which these are all deleted rows, so that they make up for the flags
+    of an older file.
+    """
+
+    generation: int
+    next_segment_id: int
+    flags: Mapping[int, FlagsDigest]
+    flips: Mapping[int, bytes]
+    whole_flips: Collection[int] = ()
+
+
+def anchor_of(part: TopicPart) -> Anchor:
+    """What a topic's part of a snapshot says of the topic's files."""
+    digests = {segment_id: FlagsDigest(*digest) for segment_id, digest in part.flags.items()}
+    return Anchor(
+        part.manifest_generation, part.next_segment_id, digests, part.flips, part.whole_flips
+    )
+
+
+class Stray(msgspec.Struct, frozen=True):
+    """A segment file that the manifest does not list though it has not given out its id yet."""
+
+    path: str
+    last_seq: int
+
+
+class Suspect(msgspec.Struct):
+    """A segment whose flags are not those that were anchored.
+
+    `is_touched`: a flip in the snapshot or a replayed delete is of this segment, so that it may
+    have more dead rows than were anchored. `known_dead`: rows that are dead by the flags found, and
+    by the flips in the snapshot where these are whole. `has_damaged_flags`: some flags are neither
+    live nor dead, so what was found is not a state to compare a later start with.
+    """
+
+    first_seq: int
+    last_seq: int
+    known_dead: int
+    anchored_dead: int
+    is_touched: bool
+    has_damaged_flags: bool = False
+
+    @property
+    def has_lost_deletes(self) -> bool:
+        """Whether no legal life of the store can have led to these flags."""
+        return not self.is_touched or self.known_dead < self.anchored_dead
+
+
+class Objection(NamedTuple):
+    """Why a topic's files cannot be served; `path` names the file."""
+
+    path: str
+    reason: str
+
+
+class FoundTopic(msgspec.Struct):
+    """What lies on disk under a topic's id. Nothing was changed to find it.
+
+    `generation`: of the manifest; 0: there is none. `objections`: what is wrong whatever a snapshot
+    says. `strays`: of a seal that did not finish, or listed in a manifest that is gone.
+    `first_free_id`: no file has this segment id or a higher one. `last_seq`: of the last listed
+    segment. `flags`: by listed segment, if its flags can be read. `suspects`: those that differ
+    from the anchor.
+    """
+
+    topic_id: int
+    path: str
+    generation: int = 0
+    next_segment_id: int = 1
+    first_free_id: int = 1
+    facts: TopicFacts | None = None
+    last_seq: int = 0
+    objections: list[Objection] = []
+    strays: list[Stray] = []
+    flags: dict[int, FlagsDigest] = {}
+    suspects: dict[int, Suspect] = {}
+
+
+class Expected(NamedTuple):
+    """A topic that exists after replay."""
+
+    topic_id: int
+    name: str
+    head_seq: int
+    anchor: Anchor | None
+
+
+class Verdict(NamedTuple):
+    """`objections` refuse the start. `dropped`: ids whose topics are gone: their files go."""
+
+    objections: list[Objection]
+    dropped: list[int]
+
+
+def judge(
+    topics: Iterable[Expected],
+    found: Mapping[int, FoundTopic],
+    on_disk: Collection[int],
+    next_topic_id: int,
+    path_of: Callable[[int], str],
+) -> Verdict:
+    """Judge every topic that exists and every folder on disk. `path_of`: of an id's manifest.
+
+    A folder goes only if its id was given out and its topic does not exist any more: neither in
+    the snapshot, which holds every topic, nor after replay.
+    """
+    objections: list[Objection] = []
+    existing = set[int]()
+    for topic in topics:
+        existing.add(topic.topic_id)
+        objections += objections_to(topic, found.get(topic.topic_id), path_of)
+    dropped: list[int] = []
+    for topic_id in sorted(on_disk):
+        if topic_id >= next_topic_id:
+            reason = (
+                f"segments of topic {topic_id} are here, but neither the snapshots nor the journal "
+                "know that topic: a part of the data directory is missing"
+            )
+            objections.append(Objection(path_of(topic_id), reason))
+        elif topic_id not in existing:
+            dropped.append(topic_id)
+    return Verdict(objections, dropped)
+
+
+def objections_to(
+    topic: Expected, found: FoundTopic | None, path_of: Callable[[int], str]
+) -> list[Objection]:
+    """Why the files found under a topic's id are not those of the topic, if they are not."""
+    path = path_of(topic.topic_id)
+    if found is None:
+        found = FoundTopic(topic.topic_id, path)
+    anchor = topic.anchor
+    whose = f"the manifest of topic {topic.name} (id {topic.topic_id})"
+    if anchor is not None:
+        must_be = max(anchor.generation, 0)
+        if anchor.generation == NO_GENERATION:
+            must_be = int(anchor.next_segment_id > 1)
+        if 0 < found.generation < must_be:
+            text = f"{whose} is older than the one last published"
+            return [Objection(path, f"{text} (generation {found.generation} of {must_be})")]
+        is_behind = found.generation > 0 and found.next_segment_id < anchor.next_segment_id
+        if anchor.generation == NO_GENERATION and is_behind:
+            return [Objection(path, f"{whose} is older than the one last published")]
+        if found.generation == 0 and must_be > 0 and not found.objections:
+            return [Objection(path, f"{whose} is missing; it lists sealed records")]
+    return found.objections or [
+        Objection(stray.path, f"holds records of {topic.name} that nothing else knows of")
+        for stray in found.strays
+        if stray.last_seq > topic.head_seq
+    ]
+
+
+def note_delete(found: FoundTopic, firsts: bytes, lasts: bytes) -> None:
+    """A delete that replay applies explains why a segment has more dead rows than anchored.
+
+    `firsts` and `lasts`: its runs of seqs, ascending, `<u8`.
+    """
+    for suspect in found.suspects.values():
+        starts, ends = np.frombuffer(firsts, "<u8"), np.frombuffer(lasts, "<u8")
+        at = int(np.searchsorted(ends, suspect.first_seq))
+        if at < len(starts) and int(starts[at]) <= suspect.last_seq:
+            suspect.is_touched = True

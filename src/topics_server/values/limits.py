@@ -1,0 +1,163 @@
+"""Every hard limit of the server, and the relations between limits.
+
+Configurable limits (those with an environment name) live in `settings.py`; what is here cannot be
+configured. The relations are asserted at import, so that a changed number cannot break another.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+KIB: Final = 1024
+MIB: Final = 1024 * KIB
+
+# --- seqs and times -----------------------------------------------------------------------
+U32_MAX: Final = 2**32 - 1
+U64_MAX: Final = 2**64 - 1
+# Seqs stay below 2**63 inside (numpy int64 columns); the contract accepts any u64 as a cursor.
+SEQ_MAX: Final = 2**63 - 1
+
+# --- requests -----------------------------------------------------------------------------
+JSON_DEPTH_MAX: Final = 512
+# Bodies of all requests that append nothing, and so of all keys that may not write; WebSocket
+# commands but for publishes. Appends have the configured limit, `max_body_bytes`.
+CONTROL_BODY_BYTES_MAX: Final = MIB
+# A WebSocket message, unless configured: a publish of the largest record with all around it.
+WS_MESSAGE_BYTES_DEFAULT: Final = CONTROL_BODY_BYTES_MAX + 64 * KIB
+# What publishes of one WebSocket that are not answered yet may hold before the next is read.
+WS_UNANSWERED_BYTES_MAX: Final = MIB
+# Appends with larger bodies are decoded in a helper process, for which so many bytes wait at most.
+# The decoder and the check of depth take 20 ms of the loop for 2 MiB that are made for it.
+LARGE_APPEND_BYTES_MIN: Final = MIB
+LARGE_APPENDS_WAITING_BYTES_MAX: Final = 512 * MIB
+# Appends whose bodies were sent as gzip and inflated off the loop, that are served at once: what
+# they take cannot be told from what they sent.
+INFLATED_APPENDS_MAX: Final = 4
+# Members of a control-plane body whose members are all looked at.
+CONTROL_MEMBERS_MAX: Final = 1000
+# The `config` of an append: as large as the body that it replaces.
+INLINE_CONFIG_BYTES_MAX: Final = CONTROL_BODY_BYTES_MAX
+# Of the members of a body that mean nothing, so many are named in the answer, so long each.
+IGNORED_MEMBERS_MAX: Final = 16
+IGNORED_NAME_CHARS_MAX: Final = 64
+TOPIC_NAME_CHARS_MAX: Final = 255
+IDEMPOTENCY_KEY_CHARS_MAX: Final = 256
+META_KEYS_MAX: Final = 64
+# An `X-Request-Id` that is longer is replaced; a command of a WebSocket whose id is, is refused.
+REQUEST_ID_BYTES_MAX: Final = 128
+WS_REQUEST_ID_CHARS_MAX: Final = 256
+# Topics that one `POST /v0/admin/seal` names.
+SEAL_TOPICS_MAX: Final = 1000
+# Each member of a gzip body is worth some microseconds, however little is in it.
+GZIP_MEMBERS_MAX: Final = 1000
+# Of what a request sent, so many bytes at most are repeated in a refusal.
+ECHO_BYTES_MAX: Final = 256
+PAGE_SIZE_DEFAULT: Final = 100
+PAGE_SIZE_MAX: Final = 1000
+DIFF_LIMIT_DEFAULT: Final = 256
+DIFF_WAIT_MS_MAX: Final = 30_000
+# The byte budget of one page (contract §11: default 1 MiB, clamped to 8 MiB).
+PAGE_BYTES_DEFAULT: Final = MIB
+PAGE_BYTES_MAX: Final = 8 * MIB
+# Slots one page examines before it returns with its cursor advanced (contract README, Scan bound).
+PAGE_SCAN_SLOTS_MAX: Final = 65_536
+PRIORITY_MAX: Final = 1000
+LEASE_MS_MIN: Final = 100
+LEASE_MS_MAX: Final = 86_400_000
+CLAIM_JITTER_MS_MAX: Final = 5_000
+# The reason of a nack; a longer one is cut.
+NACK_ERROR_BYTES_MAX: Final = 1_024
+# A job waits at most ten years; what asks for more is clamped.
+DELAY_MS_MAX: Final = 10 * 366 * 86_400_000
+NODE_FILTER_IDS_MAX: Final = 256
+# Lengths of tags and nodes are 16 bits wide on disk: no configured limit is above.
+TEXT_BYTES_MAX: Final = 65_535
+# The tag, or the prefix with its `*`, that a `match` or a `filter` names.
+MATCH_TAG_BYTES_MAX: Final = TEXT_BYTES_MAX + 1
+# `["tag", "Eq", "X"]`.
+MATCH_PARTS: Final = 3
+# Where streams are unless they are configured elsewhere.
+STREAMS_PATH: Final = "/v1/stream"
+# Streams: a path, decoded; a content type; a writer's `Stream-Seq`; a TTL, which in ms stays whole
+# in a double.
+STREAM_PATH_BYTES_MAX: Final = 1024
+STREAM_TYPE_CHARS_MAX: Final = 255
+STREAM_SEQ_BYTES_MAX: Final = 1024
+STREAM_TTL_S_MAX: Final = (2**53 - 1) // 1000
+
+# Requests that wait on one connection behind the one that is being answered.
+PIPELINED_MAX: Final = 128
+
+# What the kernel holds of one connection's unread bytes (it takes twice that, for its own part).
+# Left to itself it takes up to 4 MiB, all in the one call that hands an answer over: milliseconds.
+SEND_BUFFER_BYTES: Final = 256 * KIB
+# What all connections together may hold that their clients do not read.
+UNREAD_BYTES_MAX: Final = 256 * MIB
+
+# Dropped names whose last epoch is remembered one by one; older ones share a floor.
+DROPPED_NAMES_MAX: Final = 100_000
+
+# Of uploads the slowest is given up first: the one that took so long for its last so many bytes.
+UPLOAD_STEP_BYTES: Final = 64 * KIB
+# What is received and dropped behind the refusal of an upload, so that its client reads it.
+LINGER_BYTES_MAX: Final = 64 * MIB
+LINGER_MS_MAX: Final = 30_000
+
+# Records of one move; their seqs are in the extra of its frame, which has a u16 of bytes.
+MOVE_RECORDS_MAX: Final = 1_000
+
+# --- the log ------------------------------------------------------------------------------
+# Records of one block: the unit that is rendered once, cached, sealed and captured.
+BLOCK_RECORDS_MAX: Final = 256
+BLOCK_BYTES_MAX: Final = 4 * MIB
+# What a record costs beside `data`, `meta`, `tag` and `node` in `bytes` and `cap_bytes`.
+RECORD_FRAMING_BYTES: Final = 24
+# Heads reserved ahead of the last ceiling for every class but fsync (ARCHITECTURE, Heads).
+HEAD_RESERVE_SEQS: Final = 65_536
+# Twice as many each time, up to this: who needs them fast is not to wait for them often.
+HEAD_RESERVE_SEQS_MAX: Final = 64 * HEAD_RESERVE_SEQS
+# Distinct (range, reason) facts of lost records kept per topic before neighbours merge to `mixed`.
+LOSS_RANGES_MAX: Final = 64
+DEDUPE_KEYS_PER_TOPIC_MAX: Final = 1_000_000
+# Epochs and seqs of producers stay whole in a double (producer headers).
+PRODUCER_NUMBER_MAX: Final = 2**53 - 1
+PRODUCER_ID_CHARS_MAX: Final = 256
+# A producer that appended nothing to a topic for so long is unknown there; until then it counts.
+PRODUCER_KEPT_MS: Final = 7 * 86_400_000
+PRODUCERS_PER_TOPIC_MAX: Final = 100_000
+
+# --- journal ------------------------------------------------------------------------------
+WAL_SHARDS_MAX: Final = 64
+WAL_FILE_BYTES: Final = 64 * MIB
+WAL_FILL_STEP_BYTES: Final = 4 * MIB
+# One frame holds one call; one group holds the frames one write takes.
+FRAME_BYTES_MAX: Final = 256 * MIB
+GROUP_BYTES_MAX: Final = 8 * MIB
+# A group larger than this is written by the shard's thread, never from the loop.
+LOOP_WRITE_BYTES_MAX: Final = MIB
+# Unsynced bytes above which a write could block on write-back: leave it to the thread.
+LOOP_UNSYNCED_BYTES_MAX: Final = 16 * MIB
+# Bytes waiting in one shard before appends are `throttled`.
+SHARD_QUEUE_BYTES_MAX: Final = 256 * MIB
+
+# --- segments and snapshots ---------------------------------------------------------------
+# Files stay under 2 GiB; a run is cut long before.
+SEGMENT_DATA_BYTES_MAX: Final = 1536 * MIB
+SEGMENT_RECORDS_MAX: Final = 1_048_576
+# A run smaller than this is not sealed by age: it stays in the snapshot.
+SEAL_BY_AGE_BYTES_MIN: Final = 64 * KIB
+SNAPSHOTS_KEPT: Final = 2
+CAPTURE_SLICE_MS: Final = 1
+BLOCK_CACHE_BYTES_MAX: Final = 48 * MIB
+
+assert SEQ_MAX < U64_MAX
+assert DIFF_LIMIT_DEFAULT <= 1000
+assert PAGE_BYTES_DEFAULT <= PAGE_BYTES_MAX
+assert PAGE_SIZE_DEFAULT <= PAGE_SIZE_MAX
+assert BLOCK_RECORDS_MAX <= PAGE_SCAN_SLOTS_MAX <= SEGMENT_RECORDS_MAX
+assert 10 * MOVE_RECORDS_MAX < 2**15
+assert WAL_FILE_BYTES % WAL_FILL_STEP_BYTES == 0
+assert LOOP_WRITE_BYTES_MAX <= GROUP_BYTES_MAX <= FRAME_BYTES_MAX
+assert LARGE_APPENDS_WAITING_BYTES_MAX >= FRAME_BYTES_MAX
+assert FRAME_BYTES_MAX < SEGMENT_DATA_BYTES_MAX < 2**31
+assert SHARD_QUEUE_BYTES_MAX >= FRAME_BYTES_MAX

@@ -1,0 +1,195 @@
+"""The body formats of an append: JSON records, stream bodies, router copies.
+
+Grammars 1 and 2 are the append body of `appends`. A stream's requests are kept as they came, too:
+
+    3  one record of bytes: its content type, a newline, the bytes
+    4  JSON messages: an array, whose elements are the records, or one value that is no array
+    5  columns: msgpack `[datas, metas, tags, nodes]`, for copies that no JSON body can carry
+
+A record of bytes has no kind of its own while it travels in columns: its `meta` says it, by a space
+before the object, which no `meta` that was sent has:
+
+    b' {"$content_type":"image/png"}'
+
+Frames name the grammar, so this decodes what any version wrote. A leaf, pure; everybody may
+import it.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Final
+
+import msgspec
+
+from topics_server.values.appends import (
+    GRAMMAR,
+    DecodedAppend,
+    batch_too_large,
+    check_utf8,
+    decode_append,
+    not_json,
+    of_columns,
+)
+from topics_server.values.blocks import BYTES_MARK
+from topics_server.values.errors import invalid
+from topics_server.values.json_shape import exceeds_depth, has_more_items
+from topics_server.values.limits import JSON_DEPTH_MAX, KIB
+
+BYTES_GRAMMAR: Final = 3
+MESSAGES_GRAMMAR: Final = 4
+COLUMNS_GRAMMAR: Final = 5
+NEWEST_GRAMMAR: Final = COLUMNS_GRAMMAR
+
+_Columns = tuple[list[bytes], list[bytes], list[str | None], list[str | None]]
+
+_encode: Final = msgspec.msgpack.Encoder().encode
+_encode_json: Final = msgspec.json.Encoder().encode
+_COLUMNS_DECODER: Final = msgspec.msgpack.Decoder(_Columns)
+_MESSAGES_DECODER: Final = msgspec.json.Decoder(list[msgspec.Raw])
+_VALUE_DECODER: Final = msgspec.json.Decoder(msgspec.Raw)
+_META_DECODER: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_SPACES: Final = b" \t\r\n"
+_COPIED_BYTES_MAX: Final = 64 * KIB
+
+
+def decode_body(body: bytes, grammar: int) -> DecodedAppend:
+    """The records of a body by the grammar its frame names.
+
+    Raises `TopicsError` `invalid_request` for what is not of that grammar.
+    """
+    if grammar <= GRAMMAR:
+        return decode_append(body, grammar)
+    if grammar == BYTES_GRAMMAR:
+        return _decode_bytes(body)
+    if grammar == MESSAGES_GRAMMAR:
+        return decode_messages(body)
+    return _decode_columns(body)
+
+
+def decode_copies(body: bytes) -> DecodedAppend:
+    """The records of a body that `body_of` made."""
+    return decode_append(body) if body[:1] == b"{" else _decode_columns(body)
+
+
+# -- bytes -----------------------------------------------------------------------------------------
+
+
+def bytes_body(content_type: str, data: bytes) -> bytes:
+    """The body of an append of one record of bytes; the type is ASCII without a newline."""
+    return b"%b\n%b" % (content_type.encode("ascii"), data)
+
+
+def decode_bytes(content_type: str, data: bytes) -> DecodedAppend:
+    """The append of one record of bytes."""
+    meta = bytes_meta(content_type)
+    decoded = of_columns([data], [meta], [None], [None])
+    return msgspec.structs.replace(decoded, form=BYTES_GRAMMAR)
+
+
+def _decode_bytes(body: bytes) -> DecodedAppend:
+    content_type, newline, data = body.partition(b"\n")
+    if not newline:
+        raise invalid("bytes without their content type")
+    if not content_type.isascii():
+        raise invalid("a content type is not ASCII")
+    return decode_bytes(content_type.decode("ascii"), data)
+
+
+@lru_cache(maxsize=256)
+def bytes_meta(content_type: str) -> bytes:
+    """The `meta` of a record of bytes of this type."""
+    return BYTES_MARK + b'{"$content_type":' + _encode_json(content_type) + b"}"
+
+
+def split_bytes_meta(meta: bytes) -> tuple[str, bytes]:
+    """The content type of a record of bytes, and the `meta` it has beside; empty if none."""
+    members = _META_DECODER.decode(meta)
+    content_type = msgspec.json.decode(members.pop("$content_type"), type=str)
+    return content_type, _encode_json(members) if members else b""
+
+
+# -- messages --------------------------------------------------------------------------------------
+
+
+def decode_messages(body: bytes, max_records: int | None = None) -> DecodedAppend:
+    """The JSON messages of a body: one level of an array is taken off; there may be none.
+
+    `max_records`: refuse a body with more messages before any of them is built. Raises
+    `batch_too_large`, and `invalid_request` for bad UTF-8, syntax or depth.
+    """
+    check_utf8(body)
+    try:
+        if body.lstrip(_SPACES)[:1] == b"[":
+            if max_records is not None and body.count(b",") >= max_records:
+                whole = _VALUE_DECODER.decode(body)
+                if has_more_items(whole, max_records):
+                    raise batch_too_large(max_records)
+            found = _MESSAGES_DECODER.decode(body)
+            # Of a large body, which is nearly all messages, these stay views.
+            is_large = len(body) > _COPIED_BYTES_MAX
+            datas: list[bytes] = [raw if is_large else bytes(raw) for raw in found]
+        else:
+            _VALUE_DECODER.decode(body)
+            datas = [body.strip(_SPACES)]
+    except msgspec.DecodeError as error:
+        raise not_json(error, body) from None
+    except RecursionError:
+        raise invalid(f"JSON is nested deeper than {JSON_DEPTH_MAX} levels") from None
+    if any(len(data) > 2 * JSON_DEPTH_MAX and exceeds_depth(data) for data in datas):
+        raise invalid(f"JSON is nested deeper than {JSON_DEPTH_MAX} levels")
+    count = len(datas)
+    decoded = of_columns(datas, [b""] * count, [None] * count, [None] * count)
+    return msgspec.structs.replace(decoded, form=MESSAGES_GRAMMAR)
+
+
+# -- copies ----------------------------------------------------------------------------------------
+
+
+def body_of(decoded: DecodedAppend) -> bytes:
+    """The body of an append of these records, for a frame that carries them: JSON, or columns.
+
+    `with_grammar(decoded)` names the same grammar.
+    """
+    if _has_bytes(decoded):
+        return _encode(
+            (
+                [bytes(data) for data in decoded.datas],
+                [bytes(meta) for meta in decoded.metas],
+                decoded.tags,
+                decoded.nodes,
+            )
+        )
+    records: list[bytes] = []
+    for data, meta, tag, node in zip(
+        decoded.datas, decoded.metas, decoded.tags, decoded.nodes, strict=True
+    ):
+        record = b'{"data":' + data
+        if meta:
+            record += b',"meta":' + meta
+        if tag is not None:
+            record += b',"tag":' + _encode_json(tag)
+        if node is not None:
+            record += b',"node":' + _encode_json(node)
+        records.append(record + b"}")
+    return b'{"records":[' + b",".join(records) + b"]}"
+
+
+def with_grammar(decoded: DecodedAppend) -> DecodedAppend:
+    """The records of a copy, naming the grammar that `body_of` writes them in."""
+    form = COLUMNS_GRAMMAR if _has_bytes(decoded) else 0
+    return decoded if decoded.form == form else msgspec.structs.replace(decoded, form=form)
+
+
+def _has_bytes(decoded: DecodedAppend) -> bool:
+    return decoded.has_metas and any(meta[:1] == BYTES_MARK for meta in decoded.metas)
+
+
+def _decode_columns(body: bytes) -> DecodedAppend:
+    try:
+        columns = _COLUMNS_DECODER.decode(body)
+    except msgspec.DecodeError as error:
+        raise invalid(f"not the columns of an append: {error}") from None
+    if len(set(map(len, columns))) != 1:
+        raise invalid("columns of an append differ in length")
+    return msgspec.structs.replace(of_columns(*columns), form=COLUMNS_GRAMMAR)

@@ -1,0 +1,44 @@
+"""Publishes a file atomically: write beside, sync, rename, sync the directory.
+
+Used for segments, manifests and snapshots. Invariant: a name without the temp suffix always holds
+a complete, synced file. A failed sync is never tried again on the same bytes: the temp file goes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from topics_server.values.errors import StorageError
+from topics_server.wal.fs import Buffer, Fs
+from topics_server.wal.layout import temp
+
+
+def write_temp(fs: Fs, path: str, pieces: Iterable[Buffer]) -> int:
+    """Write and sync `path`'s temp file; its length. On failure the temp file is removed."""
+    try:
+        file = fs.open(temp(path), create=True)
+        try:
+            offset = 0
+            for piece in pieces:
+                file.pwrite(piece, offset)
+                offset += len(piece)
+            file.sync()
+        finally:
+            file.close()
+    except StorageError:
+        remove_quietly(fs, temp(path))
+        raise
+    return offset
+
+
+def rename_temp(fs: Fs, path: str) -> None:
+    """Give the temp file its name; not durable before the directory is synced."""
+    fs.rename(temp(path), path)
+
+
+def remove_quietly(fs: Fs, path: str) -> None:
+    """Remove a file that nothing relies on; what cannot be removed is a leftover for later."""
+    try:
+        fs.unlink(path, missing_ok=True)
+    except StorageError:
+        pass

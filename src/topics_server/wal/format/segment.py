@@ -1,0 +1,379 @@
+"""The bytes of a sealed segment: `.data` and `.idx`.
+
+Pure, and needs only numpy and xxhash beside the standard library, so that a reader without the
+server (a Spark executor) can load it. Blocks are packed and unpacked in `wal/segments/packing.py`;
+drawn in full in docs/FORMATS.md. Everything is little-endian; row r is seq `first_seq + r`.
+
+`.data`: header (64) | records | flags (one byte a record: 0x00 live, 0xFF deleted)
+
+    record: seq u64 | ts i64 | data_bytes u32 | meta_bytes u32 | node_bytes u16 | tag_bytes u16
+            | kind u8 | hop u8 | marks u8 | 0 | node | tag | data | meta | XXH3-64 of all before it
+
+`.idx`: header (128) | rows (48 each) | tag offsets u32 (n + 1) | offsets into tag rows u32 (n + 1)
+        | tag rows u32 | tag text | node offsets u32 (n + 1) | node text   (each padded to 8)
+
+Invariants: files stay under 2 GiB; a tag's rows ascend; dictionaries ascend by their UTF-8 bytes;
+the flags are the only bytes that ever change, and only from 0x00 to 0xFF.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from topics_server.values.errors import Corrupt, StartRefused
+from topics_server.values.limits import SEGMENT_DATA_BYTES_MAX, SEGMENT_RECORDS_MAX
+
+VERSION: Final = 1
+DATA_MAGIC: Final = b"topicsSD"
+IDX_MAGIC: Final = b"topicsSI"
+LIVE: Final = 0x00
+DEAD: Final = 0xFF
+ABSENT: Final = 0xFFFF_FFFF  # dictionary id of a tag or node that is not there
+HAS_NODE: Final = 1
+HAS_TAG: Final = 2
+NAME_BYTES_MAX: Final = 0xFFFF  # of one tag or node
+
+Buffer = bytes | memoryview
+Array = npt.NDArray[Any]
+
+# magic, version, header bytes, records, topic id, segment id, flags offset, first seq, first ts,
+# last ts; then XXH3-64 of these 56 bytes
+_DATA_HEADER: Final = struct.Struct("<8sHHIQIIQqq")
+DATA_HEADER_BYTES: Final = 64
+# magic, version, row bytes, records, topic id, segment id, flags offset, first seq, data checksum,
+# tags, tag text bytes, tagged rows, nodes, node text bytes; zeros; then XXH3-64 of all the rest
+_IDX_HEADER: Final = struct.Struct("<8sHHIQIIQQIIIII52x")
+IDX_HEADER_BYTES: Final = 128
+_HASH: Final = struct.Struct("<Q")
+HASH_BYTES: Final = _HASH.size
+
+RECORD_HEADER: Final = np.dtype(
+    [
+        ("seq", "<u8"),
+        ("ts", "<i8"),
+        ("data_bytes", "<u4"),
+        ("meta_bytes", "<u4"),
+        ("node_bytes", "<u2"),
+        ("tag_bytes", "<u2"),
+        ("kind", "u1"),
+        ("hop", "u1"),
+        ("marks", "u1"),
+        ("zero", "u1"),
+    ]
+)
+RECORD_HEADER_BYTES: Final = RECORD_HEADER.itemsize
+# `offset`: where the record's header starts in `.data`; `counted_bytes`: what the record counts
+# in a topic's `bytes` (tags and nodes by characters, which `.data` cannot tell without decoding).
+ROW: Final = np.dtype(
+    [
+        ("ts", "<i8"),
+        ("xxh3", "<u8"),
+        ("offset", "<u4"),
+        ("data_bytes", "<u4"),
+        ("meta_bytes", "<u4"),
+        ("counted_bytes", "<u4"),
+        ("tag_id", "<u4"),
+        ("node_id", "<u4"),
+        ("tag_bytes", "<u2"),
+        ("node_bytes", "<u2"),
+        ("kind", "u1"),
+        ("hop", "u1"),
+        ("marks", "u1"),
+        ("zero", "u1"),
+    ]
+)
+
+assert RECORD_HEADER_BYTES == 32
+assert ROW.itemsize == 48
+assert _DATA_HEADER.size + HASH_BYTES == DATA_HEADER_BYTES
+assert _IDX_HEADER.size + HASH_BYTES == IDX_HEADER_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class DataHeader:
+    """The first 64 bytes of `.data`; `flags_offset` is where the delete flags begin."""
+
+    topic_id: int
+    segment_id: int
+    record_count: int
+    flags_offset: int
+    first_seq: int
+    first_ts: int
+    last_ts: int
+
+    @property
+    def file_bytes(self) -> int:
+        """Size of the whole file."""
+        return self.flags_offset + self.record_count
+
+
+def encode_data_header(header: DataHeader) -> bytes:
+    """64 bytes; `decode_data_header` is the inverse."""
+    assert 0 < header.record_count <= SEGMENT_RECORDS_MAX
+    assert DATA_HEADER_BYTES < header.flags_offset <= SEGMENT_DATA_BYTES_MAX * 4 // 3
+    packed = _DATA_HEADER.pack(
+        DATA_MAGIC,
+        VERSION,
+        DATA_HEADER_BYTES,
+        header.record_count,
+        header.topic_id,
+        header.segment_id,
+        header.flags_offset,
+        header.first_seq,
+        header.first_ts,
+        header.last_ts,
+    )
+    return packed + _HASH.pack(xxhash.xxh3_64_intdigest(packed))
+
+
+def decode_data_header(encoded: Buffer) -> DataHeader:
+    """Raises `Corrupt` for anything but a good header, `StartRefused` for a newer version."""
+    if len(encoded) < DATA_HEADER_BYTES:
+        raise Corrupt("shorter than a segment's header")
+    fields = _DATA_HEADER.unpack_from(encoded)
+    _check_magic(fields, DATA_MAGIC)
+    if xxhash.xxh3_64_intdigest(encoded[: _DATA_HEADER.size]) != _hash_at(
+        encoded, _DATA_HEADER.size
+    ):
+        raise Corrupt("checksum of the segment's header fails")
+    _, _, _, count, topic_id, segment_id, flags_offset, first_seq, first_ts, last_ts = fields
+    header = DataHeader(topic_id, segment_id, count, flags_offset, first_seq, first_ts, last_ts)
+    assert header.record_count > 0
+    return header
+
+
+def _check_magic(fields: tuple[Any, ...], magic: bytes) -> None:
+    if fields[0] != magic:
+        raise Corrupt(f"does not start with {magic!r}")
+    if fields[1] > VERSION:
+        raise StartRefused(f"segment format {fields[1]} is newer than {VERSION}")
+    if fields[1] != VERSION:
+        raise Corrupt(f"unknown segment format {fields[1]}")
+
+
+def _hash_at(encoded: Buffer, offset: int) -> int:
+    digest: int = _HASH.unpack_from(encoded, offset)[0]
+    return digest
+
+
+def padded(length: int) -> int:
+    """`length` rounded up to 8."""
+    return (length + 7) & ~7
+
+
+@dataclass(frozen=True, slots=True)
+class Dictionary:
+    """Sorted distinct texts: `offsets` (n + 1) into `text`, UTF-8."""
+
+    offsets: Array
+    text: Buffer
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def __getitem__(self, number: int) -> bytes:
+        return bytes(self.text[int(self.offsets[number]) : int(self.offsets[number + 1])])
+
+    def lower_bound(self, wanted: bytes) -> int:
+        """The first number whose text is >= `wanted`."""
+        low, high = 0, len(self)
+        while low < high:
+            middle = (low + high) // 2
+            if self[middle] < wanted:
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+    def prefix_end(self, prefix: bytes) -> int:
+        """The first number beyond those that start with `prefix`."""
+        low, high = self.lower_bound(prefix), len(self)
+        while low < high:
+            middle = (low + high) // 2
+            if self[middle].startswith(prefix):
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentColumns:
+    """The parts of an `.idx` as views of its buffer; nothing is copied."""
+
+    topic_id: int
+    segment_id: int
+    first_seq: int
+    flags_offset: int
+    data_checksum: int
+    rows: Array
+    tags: Dictionary
+    tag_starts: Array
+    tag_rows: Array
+    nodes: Dictionary
+
+    @property
+    def record_count(self) -> int:
+        """How many rows."""
+        return len(self.rows)
+
+    def tag_range(self, text: bytes, *, is_prefix: bool) -> Array:
+        """Rows with exactly this tag, ascending; with a prefix, tag by tag."""
+        first = self.tags.lower_bound(text)
+        if is_prefix:
+            end = self.tags.prefix_end(text)
+        else:
+            found = first < len(self.tags) and self.tags[first] == text
+            end = first + 1 if found else first
+        return self.tag_rows[int(self.tag_starts[first]) : int(self.tag_starts[end])]
+
+    def record_end(self, row: int) -> int:
+        """Offset in `.data` behind a record and its checksum."""
+        if row + 1 < len(self.rows):
+            return int(self.rows["offset"][row + 1])
+        return self.flags_offset
+
+
+@dataclass(frozen=True, slots=True)
+class IndexParts:
+    """What `encode_index` needs: the same arrays as `SegmentColumns`, freshly made."""
+
+    topic_id: int
+    segment_id: int
+    first_seq: int
+    flags_offset: int
+    data_checksum: int
+    rows: Array
+    tag_offsets: Array
+    tag_starts: Array
+    tag_rows: Array
+    tag_text: bytes
+    node_offsets: Array
+    node_text: bytes
+
+
+def encode_index(parts: IndexParts) -> bytes:
+    """The whole `.idx`; `decode_index` is the inverse."""
+    tag_count, node_count = len(parts.tag_offsets) - 1, len(parts.node_offsets) - 1
+    assert len(parts.tag_starts) == tag_count + 1
+    assert int(parts.tag_starts[-1]) == len(parts.tag_rows)
+    header = _IDX_HEADER.pack(
+        IDX_MAGIC,
+        VERSION,
+        ROW.itemsize,
+        len(parts.rows),
+        parts.topic_id,
+        parts.segment_id,
+        parts.flags_offset,
+        parts.first_seq,
+        parts.data_checksum,
+        tag_count,
+        len(parts.tag_text),
+        len(parts.tag_rows),
+        node_count,
+        len(parts.node_text),
+    )
+    sections = (
+        parts.rows.tobytes(),
+        parts.tag_offsets.astype("<u4").tobytes(),
+        parts.tag_starts.astype("<u4").tobytes(),
+        parts.tag_rows.astype("<u4").tobytes(),
+        parts.tag_text,
+        parts.node_offsets.astype("<u4").tobytes(),
+        parts.node_text,
+    )
+    body = b"".join([section.ljust(padded(len(section)), b"\0") for section in sections])
+    return header + _HASH.pack(_index_hash(header, body)) + body
+
+
+def _index_hash(header: Buffer, body: Buffer) -> int:
+    digest = xxhash.xxh3_64(header)
+    digest.update(body)
+    return digest.intdigest()
+
+
+def decode_index(encoded: Buffer, *, verify: bool = True) -> SegmentColumns:
+    """Views of an `.idx`; with `verify`, its checksum first (reads every byte).
+
+    Raises `Corrupt` for damage, `StartRefused` for a newer version.
+    """
+    if len(encoded) < IDX_HEADER_BYTES:
+        raise Corrupt("shorter than an index's header")
+    fields = _IDX_HEADER.unpack_from(encoded)
+    _check_magic(fields, IDX_MAGIC)
+    _, _, stride, count, topic_id, segment_id, flags_offset, first_seq, checksum = fields[:9]
+    tag_count, tag_text_bytes, tagged_count, node_count, node_text_bytes = fields[9:]
+    lengths = (
+        count * ROW.itemsize,
+        (tag_count + 1) * 4,
+        (tag_count + 1) * 4,
+        tagged_count * 4,
+        tag_text_bytes,
+        (node_count + 1) * 4,
+        node_text_bytes,
+    )
+    if stride != ROW.itemsize or len(encoded) != IDX_HEADER_BYTES + sum(map(padded, lengths)):
+        raise Corrupt("size of the index does not fit its header")
+    view = memoryview(encoded)
+    if verify:
+        expected = _hash_at(encoded, _IDX_HEADER.size)
+        if _index_hash(view[: _IDX_HEADER.size], view[IDX_HEADER_BYTES:]) != expected:
+            raise Corrupt("checksum of the index fails")
+    offsets = [IDX_HEADER_BYTES]
+    for length in lengths:
+        offsets.append(offsets[-1] + padded(length))
+    rows, tag_offsets, tag_starts, tag_rows, tag_text, node_offsets, node_text = (
+        view[offset : offset + length] for offset, length in zip(offsets, lengths, strict=False)
+    )
+    return SegmentColumns(
+        topic_id=topic_id,
+        segment_id=segment_id,
+        first_seq=first_seq,
+        flags_offset=flags_offset,
+        data_checksum=checksum,
+        rows=np.frombuffer(rows, ROW),
+        tags=Dictionary(np.frombuffer(tag_offsets, "<u4"), tag_text),
+        tag_starts=np.frombuffer(tag_starts, "<u4"),
+        tag_rows=np.frombuffer(tag_rows, "<u4"),
+        nodes=Dictionary(np.frombuffer(node_offsets, "<u4"), node_text),
+    )
+
+
+def damaged_flags(flags: Buffer) -> Array:
+    """Rows whose delete flag is neither live nor dead."""
+    column = np.frombuffer(flags, "u1")
+    return np.flatnonzero((column != LIVE) & (column != DEAD))
+
+
+def bad_rows(data: Buffer, columns: SegmentColumns, first_row: int, end_row: int) -> list[int]:
+    """Rows of a range whose record fails its checksum. `data` is exactly that range of `.data`."""
+    rows = columns.rows[first_row:end_row]
+    base = int(rows["offset"][0])
+    starts = (rows["offset"] - base).tolist()
+    spans = map(slice, starts, [*starts[1:], len(data)])
+    # Each span ends with the record's own checksum: hash what is before it.
+    found = [xxhash.xxh3_64_intdigest(data[span][:-HASH_BYTES]) for span in spans]
+    return np.flatnonzero(np.array(found, "<u8") != rows["xxh3"]).tolist()
+
+
+def outside(rows: Array, ranges: Sequence[tuple[int, int]]) -> Array:
+    """Those of these rows that lie in none of the ranges of (first, last)."""
+    kept = np.ones(len(rows), bool)
+    for first, last in ranges:
+        kept &= (rows < first) | (rows > last)
+    return rows[kept]
+
+
+def ranges_of(rows: Array) -> list[tuple[int, int]]:
+    """Ascending, distinct rows (at least one) as ranges of (first, last)."""
+    breaks = np.flatnonzero(np.diff(rows) != 1)
+    firsts = rows[np.concatenate(([0], breaks + 1))]
+    lasts = rows[np.concatenate((breaks, [len(rows) - 1]))]
+    return list(zip(firsts.tolist(), lasts.tolist(), strict=True))

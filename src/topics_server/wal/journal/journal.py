@@ -1,0 +1,244 @@
+"""The open journal: all shards, lsn, trim. Implements the engine's journal port.
+
+Always opened on new files, after `replay` has made durable what it found; never appends to a file
+of an earlier run. A topic's shard is its id modulo the shard count, for the life of the wal set;
+another shard count means another wal set; reserved ids live on shard 0. Loop thread only. Called
+through the port by `engine`, made by the server's wiring.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import xxhash
+
+from topics_server.runtime.clock import random_id
+from topics_server.runtime.metrics import LatencyHistogram, ShardFacts, log
+from topics_server.values.entries import RESERVED_ID_MIN, Entry
+from topics_server.values.errors import ReadOnly, StorageError
+from topics_server.values.limits import WAL_SHARDS_MAX
+from topics_server.values.storage_types import ReplayStart, ShardProgress, SyncedShard
+from topics_server.wal.folders import make_durable_dirs
+from topics_server.wal.format.frames import Opening
+from topics_server.wal.fs import Fs
+from topics_server.wal.journal.replay import JournalReplay, OldFile, ShardEnd
+from topics_server.wal.journal.wal_file import Sizes, WalFile
+from topics_server.wal.journal.wal_writer import WalWriter, WriterState
+from topics_server.wal.journal.workers import BlockingWorker, ThreadWorker
+
+_FIRST: Final = ShardEnd(1, Opening(0, 0, 0))
+
+
+def new_file_id() -> int:
+    """A random u64, so that bytes of another file never pass a group's checksum."""
+    return xxhash.xxh3_64_intdigest(random_id(16).encode())
+
+
+def thread_workers(loop: asyncio.AbstractEventLoop) -> Callable[[str], BlockingWorker]:
+    """The factory of real workers: one thread each, started when first used."""
+    return lambda name: ThreadWorker(loop, name)
+
+
+class Journal:
+    """The shards of one wal set, and the files of earlier runs until they are trimmed."""
+
+    def __init__(
+        self,
+        fs: Fs,
+        wal_dir: str,
+        wal_set: int,
+        shards: Sequence[WalWriter],
+        old: list[OldFile],
+        worker: BlockingWorker,
+    ) -> None:
+        assert 1 <= len(shards) <= WAL_SHARDS_MAX
+        self.shards: Final = tuple(shards)
+        self._fs: Final = fs
+        self._wal_dir: Final = wal_dir
+        self._wal_set: Final = wal_set
+        self._old: Final = old
+        self._housekeeper: Final = worker
+        self._trims_under_way = 0
+        self._closing: asyncio.Future[None] | None = None
+
+    @classmethod
+    def create(
+        cls,
+        fs: Fs,
+        wal_dir: str,
+        replay: JournalReplay,
+        *,
+        wal_set: int,
+        shard_count: int,
+        loop: asyncio.AbstractEventLoop,
+        workers: Callable[[str], BlockingWorker],
+        sync_interval_ms: int = 200,
+        sizes: Sizes = Sizes(),  # noqa: B008 -- an immutable value
+        file_ids: Callable[[], int] = new_file_id,
+        observe_sync_us: Sequence[Callable[[float], None]] = (),
+        on_backlog: Callable[[], None] | None = None,
+        run: int = 0,
+        on_unknown: Callable[[], None] | None = None,
+        may_fill: Callable[[int], bool] = lambda size: True,
+    ) -> Journal:
+        """*Blocking, briefly.* Make and sync one new file per shard; room is filled by the workers.
+
+        `replay` has been read to its end. `wal_set` is one whose shards are `shard_count`, or a
+        new one; note it in `FORMAT` after this call and before the first submit. `run`: the run
+        number in `FORMAT`. `on_unknown`: called on a worker, may block; a sync failed, so nobody
+        knows what reached the disk.
+        """
+        assert replay.is_finished, "what was found is made durable before anything is added"
+        make_durable_dirs(fs, wal_dir)
+        shards: list[WalWriter] = []
+        for number in range(shard_count):
+            end = replay.ends.get((wal_set, number), _FIRST)
+            tail = WalFile(
+                fs,
+                wal_dir,
+                wal_set,
+                number,
+                number=end.next_number,
+                opening=end.opening,
+                new_file_id=file_ids,
+                sizes=sizes,
+                run=run,
+                may_fill=may_fill,
+            )
+            shards.append(
+                WalWriter(
+                    number,
+                    tail,
+                    workers(f"wal-{number}"),
+                    loop,
+                    sync_interval_ms=sync_interval_ms,
+                    observe_sync_us=observe_sync_us[number] if observe_sync_us else None,
+                    on_backlog=on_backlog,
+                    on_unknown=on_unknown,
+                )
+            )
+        return cls(fs, wal_dir, wal_set, shards, list(replay.old_files), workers("wal-trim"))
+
+    @property
+    def shard_count(self) -> int:
+        """How many shards are open for writing."""
+        return len(self.shards)
+
+    def shard_of(self, topic_id: int) -> int:
+        """The shard a topic's entries go to; what is no topic's goes to the first."""
+        return topic_id % len(self.shards) if topic_id < RESERVED_ID_MIN else 0
+
+    def listen(self, callback: Callable[[ShardProgress], None]) -> None:
+        """Say who is told of progress; makes room ahead of the first entry."""
+        for shard in self.shards:
+            assert shard.on_progress is None, "one listener, told once"
+            shard.on_progress = callback
+            shard.start()
+
+    def submit(self, lsn: int, entry: Entry, *, shard: int, urgent: bool, sync: bool) -> None:
+        """Queue one entry. Raises `TopicsError` `throttled` or `storage_read_only`."""
+        self.shards[shard].submit(lsn, entry, urgent=urgent, sync=sync)
+
+    def flush(self, shard: int) -> None:
+        """Write what is queued before the turn of the loop ends, if the loop may write it."""
+        self.shards[shard].flush()
+
+    def reopen(self, shard: int) -> None:
+        """Everything from `failed_from` on is undone: take submissions again."""
+        self.shards[shard].reopen()
+
+    def read_only_shards(self) -> Sequence[int]:
+        """Shards whose sync failed."""
+        return [shard.number for shard in self.shards if shard.state is WriterState.READ_ONLY]
+
+    def facts(self, sync_latency: Sequence[LatencyHistogram]) -> Sequence[ShardFacts]:
+        """Each shard's figures for metrics; `sync_latency` has one histogram a shard."""
+        return [
+            ShardFacts(
+                frames=shard.counters.frames,
+                groups=shard.counters.groups,
+                syncs=shard.counters.syncs,
+                bytes=shard.counters.bytes,
+                rotations=shard.tail.rotations,
+                queue_depth=shard.queue_depth,
+                queue_depth_peak=shard.counters.queue_depth_peak,
+                submit_full=shard.counters.submit_full,
+                read_only=shard.state is WriterState.READ_ONLY,
+                sync_latency=latency,
+                group_frames=shard.counters.group_frames,
+                write_us=shard.counters.write_us,
+            )
+            for shard, latency in zip(self.shards, sync_latency, strict=True)
+        ]
+
+    async def sync_all(self) -> None:
+        """Return once everything submitted is synced on every shard. Raises `ReadOnly`."""
+        results = await asyncio.gather(
+            *(shard.sync_all() for shard in self.shards), return_exceptions=True
+        )
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
+
+    async def sync_open_shards(self) -> Sequence[SyncedShard]:
+        """As `sync_all`, of the shards that take writes; how far every one is synced.
+
+        Their end marks are durable as well.
+        """
+        results = await asyncio.gather(
+            *(shard.sync_all() for shard in self.shards), return_exceptions=True
+        )
+        for result in results:
+            if isinstance(result, BaseException) and not isinstance(result, ReadOnly):
+                raise result
+        await asyncio.gather(*(shard.hold_end() for shard in self.shards))
+        return [
+            SyncedShard(self._wal_set, shard.number, shard.synced_lsn, isinstance(result, ReadOnly))
+            for shard, result in zip(self.shards, results, strict=True)
+        ]
+
+    async def hold_end(self, topic_id: int) -> None:
+        """See `ports.Journal.hold_end`."""
+        await self.shards[self.shard_of(topic_id)].hold_end()
+
+    def trim(self, start: ReplayStart) -> None:
+        """Unlink, on a worker, files whose entries all lie before the start of the replay."""
+        paths = [old.path for old in self._old if old.last_lsn < start.of(*old.key)]
+        self._old[:] = [old for old in self._old if old.last_lsn >= start.of(*old.key)]
+        for shard in self.shards:
+            closed = shard.tail.closed
+            start_lsn = start.of(self._wal_set, shard.number)
+            # The shard's worker may append meanwhile; this end of the list is ours alone.
+            while closed and closed[0].last_lsn < start_lsn:
+                paths.append(closed.pop(0).path)
+        if paths:
+            self._trims_under_way += 1
+            self._housekeeper.run(lambda: self._unlink(paths), self._trimmed)
+
+    def _unlink(self, paths: Sequence[str]) -> str | None:
+        try:
+            # In order: a chain must lose its files from the front, whatever survives a power cut.
+            for path in paths:
+                self._fs.unlink(path, missing_ok=True)
+            self._fs.sync_dir(self._wal_dir)
+        except StorageError as error:
+            return str(error)
+        return None
+
+    def _trimmed(self, failure: str | None) -> None:
+        self._trims_under_way -= 1
+        if failure is not None:
+            log.warning("journal files were not removed, the next start will: %s", failure)
+        if self._closing is not None and not self._trims_under_way:
+            self._closing.set_result(None)
+
+    async def close(self) -> None:
+        """Write and sync what is queued, end the threads. A read-only shard is let go as it is."""
+        for shard in self.shards:
+            await shard.close()
+        if self._trims_under_way:
+            self._closing = asyncio.get_running_loop().create_future()
+            await self._closing
+        self._housekeeper.close()

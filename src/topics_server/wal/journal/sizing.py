@@ -1,0 +1,63 @@
+"""Sizes for this machine: open files, journal files, free-space floor.
+
+Pure arithmetic over the size of the file system and the process's limits. Called by `node` and
+`server`.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from topics_server.values.limits import KIB, MIB
+from topics_server.wal.journal.wal_file import Sizes
+
+# Of the open files the process may have, the store's share; the rest is for connections.
+_STORE_FILES_SHARE: Final = 4
+_STORE_FILES_MAX: Final = 4096
+# The journal may take one part in so many of the file system between two checkpoints.
+WAL_SHARE: Final = 8
+_MIN_FREE_BYTES_MAX: Final = 256 * MIB
+_STEP_BYTES_MIN: Final = 128 * KIB
+_PAGE_BYTES: Final = 4 * KIB
+# The least ballast takes at most one part in so many of the file system.
+_BALLAST_SHARE: Final = 64
+
+
+def store_files(open_files: int) -> int:
+    """How many of the files that the process may have open are the segments'."""
+    return max(16, min(_STORE_FILES_MAX, open_files // _STORE_FILES_SHARE))
+
+
+def min_free_bytes(total_bytes: int) -> int:
+    """Below how many free bytes appends are refused, where no setting says (contract README)."""
+    return min(_MIN_FREE_BYTES_MAX, total_bytes // 100)
+
+
+def journal_sizes(total_bytes: int, shard_count: int) -> Sizes:
+    """Journal files that fit the file system: a small disk is not all preallocated files.
+
+    A file is let go only as a whole, so on a small disk files are small too. What all shards fill
+    ahead and keep in reserve takes at most a sixteenth of the file system.
+    """
+    whole = Sizes()
+    share = total_bytes // (4 * WAL_SHARE * shard_count)
+    ahead = total_bytes // (2 * WAL_SHARE * shard_count)
+    # Multiples of a page, and never less than a few requests.
+    step_bytes = _within(_STEP_BYTES_MIN, ahead * 3 // 4, whole.fill_step_bytes)
+    reserve_bytes = _within(_STEP_BYTES_MIN // 4, ahead // 4, whole.reserve_bytes)
+    file_bytes = _within(2 * step_bytes, share, whole.file_bytes)
+    return Sizes(file_bytes, step_bytes, reserve_bytes)
+
+
+def ballast_bytes(snapshot_bytes: int, total_bytes: int, sizes: Sizes) -> int:
+    """How large the ballast is: the next snapshot, some growth, some manifests.
+
+    Two snapshots are kept while a third is written. Never more than a sixteenth of the disk.
+    """
+    least = min(sizes.reserve_bytes, total_bytes // _BALLAST_SHARE)
+    return max(least, min(snapshot_bytes + snapshot_bytes // 4 + least, total_bytes // 16))
+
+
+def _within(least: int, value: int, most: int) -> int:
+    """`value` in whole pages, at least and at most so much."""
+    return max(least, min(most, value // _PAGE_BYTES * _PAGE_BYTES))

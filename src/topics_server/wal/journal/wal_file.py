@@ -1,0 +1,480 @@
+"""The current journal file of a shard: preallocation, writes, rotation.
+
+Plain blocking calls without threads or loop; whoever has the shard's turn (its worker, or the loop
+while the worker is idle) calls them, never two at a time, with one exception: `write` may run on
+the loop while `sync` runs on the worker. No field is changed by both, and `sync` notes what it
+covers before it begins. Invariants:
+
+- Groups are written only below `filled`, where the file is zeros already: a write never grows it.
+- A file's header and name are synced before its first group is written, and a file is synced whole
+  before the next one gets its first group. Recovery tells torn from corrupt by that.
+- There is a *spare*: the next file, made ahead, with `reserve_bytes` filled. Ordinary groups are
+  written only while there is one, so what a full disk leaves for urgent entries is a whole spare.
+- Room for ordinary entries is made only where `may_fill` says that enough stays free; urgent ones
+  (deletes, acks, drops) may use up the spare and what is left of the disk.
+- After a failed write nothing is written before `cut` has zeroed what may have landed.
+- The end mark never says more than is true: it follows each write and each sync. It names a file
+  before that file gets a group, synced, so a file it names is never one that was trimmed. It says
+  that a sync is under way from before the sync until that has succeeded: after a failure the
+  kernel may forget what was written since the last one. Whoever may write groups writes the mark;
+  beside a sync or a fill on the worker that is the loop. Before anything outside the journal relies
+  on what was synced (a snapshot, delete flags, a segment), the mark is made durable as well.
+
+Called by `shard`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+from topics_server.runtime.clock import pause
+from topics_server.runtime.metrics import log
+from topics_server.values.errors import DiskFull, StorageError, SyncFailed
+from topics_server.values.limits import (
+    GROUP_BYTES_MAX,
+    KIB,
+    MIB,
+    WAL_FILE_BYTES,
+    WAL_FILL_STEP_BYTES,
+)
+from topics_server.wal import layout
+from topics_server.wal.format.end_marks import EndMark
+from topics_server.wal.format.frames import FRAME_HEADER_BYTES, Opening, encode_opening
+from topics_server.wal.format.groups import (
+    FILE_HEADER_BYTES,
+    GROUP_HEADER_BYTES,
+    FileHeader,
+    encode_file_header,
+    encode_group,
+    group_length,
+)
+from topics_server.wal.fs import File, Fs
+from topics_server.wal.journal.end_mark_file import EndMarkFile
+from topics_server.wal.journal.group_commit import NextGroup
+
+RESERVE_BYTES: Final = MIB
+# What one call fills. The kernel holds the file for as long: the loop's writes wait for it. And
+# each call costs a turn at the interpreter lock.
+_ZEROS: Final = memoryview(bytes(256 * KIB))
+# After one beside which somebody writes, seconds: who waits for the file is only given it if nobody
+# takes it again at once (Linux lets a waiter go first after 4 ms).
+_PAUSE_S: Final = 0.0001
+_OPENING_BYTES: Final = FRAME_HEADER_BYTES + 16
+
+assert RESERVE_BYTES < WAL_FILL_STEP_BYTES <= WAL_FILE_BYTES
+assert GROUP_BYTES_MAX < WAL_FILE_BYTES
+
+
+class Sizes(NamedTuple):
+    """How large journal files are and how far ahead they are filled; tests use small ones."""
+
+    file_bytes: int = WAL_FILE_BYTES
+    fill_step_bytes: int = WAL_FILL_STEP_BYTES
+    reserve_bytes: int = RESERVE_BYTES
+
+
+class ClosedFile(NamedTuple):
+    """A journal file that gets no more groups; every entry in it has an lsn <= `last_lsn`."""
+
+    path: str
+    last_lsn: int
+
+
+class _Live:
+    """A file that is open for writing."""
+
+    __slots__ = ("file", "file_id", "filled", "is_written", "number")
+
+    def __init__(self, file: File, file_id: int, number: int) -> None:
+        self.file = file
+        self.file_id = file_id
+        self.number = number
+        self.filled = 0
+        # A group is being written.
+        self.is_written = False
+
+    def fill(self, upto: int) -> None:
+        """Write zeros up to a position; what a failed call has filled stays and is not counted."""
+        position = self.filled
+        while position < upto:
+            step = min(len(_ZEROS), upto - position)
+            self.file.pwrite(_ZEROS[:step], position)
+            position += step
+            self.filled = position
+            if self.is_written:
+                pause(_PAUSE_S)
+
+
+class WalFile:
+    """Where one shard writes. `end`: the next group's position; `last_lsn`: the last one written.
+
+    `written_bytes`, `covered_bytes`: bytes of groups ever written and ever synced (marks do not
+    count).
+    """
+
+    def __init__(
+        self,
+        fs: Fs,
+        wal_dir: str,
+        wal_set: int,
+        shard: int,
+        *,
+        number: int,
+        opening: Opening,
+        new_file_id: Callable[[], int],
+        sizes: Sizes,
+        run: int = 0,
+        may_fill: Callable[[int], bool] = lambda size: True,
+    ) -> None:
+        assert sizes.reserve_bytes > FILE_HEADER_BYTES + group_length(_OPENING_BYTES)
+        assert sizes.file_bytes >= sizes.fill_step_bytes >= sizes.reserve_bytes
+        self._fs: Final = fs
+        self._wal_dir: Final = wal_dir
+        self._wal_set: Final = wal_set
+        self._shard: Final = shard
+        self._new_file_id: Final = new_file_id
+        self._sizes: Final = sizes
+        self._may_fill: Final = may_fill
+        self._ahead_bytes = sizes.fill_step_bytes
+        self._run: Final = run
+        self._next_number = number
+        self._last_number = opening.previous_number
+        self._opening: Opening | None = opening
+        self._spares: list[_Live] = []
+        self._limit = sizes.file_bytes
+        self._marked = FILE_HEADER_BYTES
+        self._broken_bytes = 0
+        self._refused_bytes = 0
+        self.closed: list[ClosedFile] = []
+        self.last_lsn = self.synced_lsn = opening.previous_lsn
+        self.written_bytes = self.covered_bytes = 0
+        self.rotations = 0
+        self.end = self.synced_bytes = FILE_HEADER_BYTES
+        self._live = self._make_file(FILE_HEADER_BYTES)
+        self._is_syncing = False
+        self._is_mark_refused = False
+        # The mark that is known to be durable, and the one that is about to be.
+        self._held = self._end_mark_now()
+        self._holding: EndMark | None = None
+        self._end_mark = EndMarkFile.open(fs, wal_dir, wal_set, shard, self._held)
+
+    # -- what is there ---------------------------------------------------------------------
+
+    @property
+    def path(self) -> str:
+        """The file groups go to."""
+        return self._live.file.path
+
+    def has_room(self, frames_bytes: int) -> bool:
+        """Whether a group of so many bytes of frames fits where the file is zeros already."""
+        if self._opening is not None:
+            frames_bytes += _OPENING_BYTES
+        return self.end + group_length(frames_bytes) <= self._live.filled
+
+    @property
+    def dirty_bytes(self) -> int:
+        """Bytes of groups written and not synced."""
+        return self.written_bytes - self.covered_bytes
+
+    @property
+    def has_spare(self) -> bool:
+        """Whether the next file is there: without it only urgent entries are written."""
+        return bool(self._spares)
+
+    @property
+    def wants_room(self) -> bool:
+        """Whether `prepare` has something to do."""
+        ahead = min(self._limit, self.end + self._ahead_bytes // 2)
+        return len(self._spares) < self._spares_wanted or self._live.filled < ahead
+
+    @property
+    def _spares_wanted(self) -> int:
+        """One; near the end of a file also the one after, so that nobody waits for it there."""
+        return 2 if self._limit - self.end < self._sizes.file_bytes // 4 else 1
+
+    @property
+    def may_rotate(self) -> bool:
+        """Whether `prepare` may go on to the next file: then nobody writes meanwhile."""
+        return self._refused_bytes > 0
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether a write failed and `cut` has not succeeded since."""
+        return self._broken_bytes > 0
+
+    # -- room ------------------------------------------------------------------------------
+
+    def prepare(self) -> None:
+        """Fill ahead and have a spare, and room for what was refused last. Raises `DiskFull`.
+
+        Unless `may_rotate`, others may write meanwhile: it touches nothing below the filled mark.
+        """
+        if len(self._spares) < self._spares_wanted:
+            self._make_spare()
+        if self._refused_bytes:
+            self._make_ordinary_room(self._refused_bytes)
+            self._refused_bytes = 0
+        # A step at a time: between two of them is time for a sync.
+        step = max(self._live.filled, self.end) + self._sizes.fill_step_bytes
+        self._fill_ahead_to(min(self._limit, self.end + self._ahead_bytes, step))
+
+    def make_room(self, frames_bytes: int, *, urgent: bool) -> None:
+        """Make `has_room` true. Raises `DiskFull`; urgent ones may use up the spare first."""
+        if self.has_room(frames_bytes):
+            if not urgent and not self._spares:
+                self._make_spare()
+            return
+        try:
+            self._make_ordinary_room(frames_bytes)
+        except DiskFull:
+            if not urgent:
+                # A group of unusual size does not keep ordinary ones waiting.
+                self._refused_bytes = min(frames_bytes, self._sizes.fill_step_bytes)
+                raise
+            if not self.has_room(frames_bytes) and self._spares and self._opening is None:
+                self._rotate()
+            if not self.has_room(frames_bytes):
+                self._fill_to(self.end + group_length(frames_bytes + _OPENING_BYTES))
+        assert self.has_room(frames_bytes)
+
+    def _make_ordinary_room(self, frames_bytes: int) -> None:
+        if not self._spares:
+            self._make_spare()
+        needed = group_length(frames_bytes + _OPENING_BYTES)
+        if self.end + needed > self._limit and self._opening is None:
+            # A spare for the time after, before this one is used.
+            if len(self._spares) < 2:
+                self._make_spare()
+            self._rotate()
+        if self.end + needed > self._limit:
+            assert self.end == FILE_HEADER_BYTES
+            self._limit = self.end + needed
+        elif self.end > FILE_HEADER_BYTES:
+            # Filling has fallen behind: syncs take long, or much is written.
+            self._ahead_bytes = min(2 * self._ahead_bytes, self._sizes.file_bytes // 2)
+        self._fill_ahead_to(min(self._limit, self.end + max(needed, self._sizes.reserve_bytes)))
+
+    def _fill_ahead_to(self, upto: int) -> None:
+        """As `_fill_to`, for ordinary entries: what must stay free is left alone."""
+        if upto > self._live.filled:
+            self._leave_floor(upto - self._live.filled)
+            self._fill_to(upto)
+
+    def _leave_floor(self, size: int) -> None:
+        if not self._may_fill(size):
+            raise DiskFull(f"{size} bytes more would leave less free than must be", self._wal_dir)
+
+    def _fill_to(self, upto: int) -> None:
+        if upto > self._live.filled:
+            self._live.fill(upto)
+
+    def _make_spare(self) -> None:
+        self._leave_floor(self._sizes.reserve_bytes)
+        self._spares.append(self._make_file(self._sizes.reserve_bytes))
+
+    def _make_file(self, fill_bytes: int) -> _Live:
+        """A new file with a header, filled and synced, name included."""
+        number = self._next_number
+        path = layout.join(
+            self._wal_dir, layout.wal_file(layout.WalName(self._wal_set, self._shard, number))
+        )
+        file_id = self._new_file_id()
+        header = FileHeader(
+            self._wal_set,
+            self._shard,
+            number,
+            file_id,
+            self.synced_lsn,
+            predecessor=self._last_number,
+            run=self._run,
+            declared_bytes=fill_bytes,
+        )
+        file = self._fs.open(path, create=True)
+        live = _Live(file, file_id, number)
+        try:
+            live.fill(fill_bytes)
+            file.pwrite(encode_file_header(header), 0)
+            file.sync()
+            self._fs.sync_dir(self._wal_dir)
+        except SyncFailed:
+            raise
+        except StorageError:
+            # Give back what it took: others need it more. A leftover name is found unused.
+            file.close()
+            self._fs.unlink(path, missing_ok=True)
+            raise
+        self._next_number = number + 1
+        self._last_number = number
+        return live
+
+    def _rotate(self) -> None:
+        assert self._spares
+        assert self._opening is None, "an empty file is never left behind"
+        old, new = self._live, self._spares[0]
+        self.note_syncing()
+        self.sync()
+        self._is_syncing = False
+        # Before anything changes here: a refusal leaves the old file in use.
+        beginning = self._end_mark_of(new, FILE_HEADER_BYTES, FILE_HEADER_BYTES)
+        self._end_mark.begin(beginning)
+        self._held = beginning
+        self._opening = Opening(old.number, self.end, self.last_lsn)
+        self.closed.append(ClosedFile(old.file.path, self.last_lsn))
+        self._live = new
+        del self._spares[0]
+        self._limit = self._sizes.file_bytes
+        self.end = self.synced_bytes = self._marked = FILE_HEADER_BYTES
+        self._ahead_bytes = max(self._sizes.fill_step_bytes, self._ahead_bytes // 2)
+        self.rotations += 1
+        old.file.close()
+
+    # -- bytes -----------------------------------------------------------------------------
+
+    def write(self, group: NextGroup, *, sync_follows: bool = False) -> None:
+        """One write. On failure nothing counts as written and `cut` must follow.
+
+        `sync_follows`: whoever calls this syncs next, and no one writes before that.
+        """
+        assert not self._broken_bytes, "cut before writing again"
+        assert group.first_lsn > self.last_lsn, "lsns of a shard ascend"
+        buffers, frames_bytes = group.buffers, group.frames_bytes
+        count = group.frame_count
+        if self._opening is not None:
+            buffers = [encode_opening(self._opening), *buffers]
+            frames_bytes += _OPENING_BYTES
+            count += 1
+        self._write(buffers, frames_bytes, count)
+        self._opening = None
+        self.last_lsn = group.last_lsn
+        self.written_bytes += frames_bytes
+        self._is_syncing |= sync_follows
+        self._note_end()
+
+    def _write(self, buffers: list[bytes], frames_bytes: int, count: int) -> None:
+        live, end, synced = self._live, self.end, self.synced_bytes
+        length = group_length(frames_bytes)
+        assert end + length <= live.filled, "never write where the file is not zeros"
+        encoded = encode_group(
+            buffers,
+            frames_bytes,
+            count,
+            file_id=live.file_id,
+            position=end,
+            synced_bytes=synced,
+        )
+        self._broken_bytes = length
+        live.is_written = True
+        try:
+            live.file.pwritev(encoded, end)
+        finally:
+            live.is_written = False
+        self._broken_bytes = 0
+        self.end = end + length
+        self._marked = synced
+
+    def sync(self) -> None:
+        """Make every group written before this call durable. A failure is final."""
+        end, last_lsn, written_bytes = self.end, self.last_lsn, self.written_bytes
+        self._live.file.sync()
+        self.synced_bytes = end
+        self.synced_lsn = last_lsn
+        self.covered_bytes = written_bytes
+
+    def mark(self) -> None:
+        """Say in the file how far it is synced, unless something says so already.
+
+        The mark itself is neither synced nor counted as dirty: nothing is lost with it.
+        """
+        has_space = self._live.filled >= self.end + GROUP_HEADER_BYTES
+        if self._marked < self.synced_bytes and self._opening is None and has_space:
+            self._write([], 0, 0)
+
+    def cut(self) -> None:
+        """Zero what a failed write may have left, and sync. Raises if neither way works."""
+        length = self._broken_bytes
+        assert length
+        self.note_syncing()
+        try:
+            for start in range(0, length, len(_ZEROS)):
+                self._live.file.pwrite(_ZEROS[: length - start], self.end + start)
+        except DiskFull:
+            # A disk that copies on write may have no room even for zeros; giving back works.
+            self._live.file.truncate(self.end)
+            self._live.filled = self.end
+        self.sync()
+        self.note_synced()
+        self._broken_bytes = 0
+
+    # -- the end mark ----------------------------------------------------------------------
+
+    def note_syncing(self) -> None:
+        """A sync is about to begin: until it has succeeded, what is not synced may vanish."""
+        self._is_syncing = True
+        self._note_end()
+
+    def note_synced(self) -> None:
+        """The sync has succeeded: the end mark says how far it reached."""
+        self._is_syncing = False
+        self._note_end()
+
+    def finish(self) -> None:
+        """Nothing is written any more: sync the end mark. Raises `StorageError`."""
+        self._end_mark.begin(self._end_mark_now())
+
+    @property
+    def is_held(self) -> bool:
+        """Whether the end mark on disk says how far the shard is synced now."""
+        return (self._held.number, self._held.synced_end) == (self._live.number, self.synced_bytes)
+
+    def begin_hold(self) -> None:
+        """Write the mark that `hold` makes durable."""
+        self._holding = None
+        mark = self._end_mark_now()
+        try:
+            self._end_mark.write_beginning(mark)
+        except StorageError as error:
+            log.warning("an end mark is not written, it stays behind: %s", error)
+        else:
+            self._holding = mark
+
+    def hold(self) -> None:
+        """*Blocking.* Make the mark durable. A refusal leaves the one before, which is true too."""
+        if self._holding is None:
+            return
+        try:
+            self._end_mark.sync_beginning()
+        except StorageError as error:
+            log.warning("an end mark is not synced, it stays behind: %s", error)
+            return
+        self._held = self._holding
+
+    def _note_end(self) -> None:
+        """Write the end mark. A refusal leaves what it said before, which is true as well."""
+        try:
+            self._end_mark.note(self._end_mark_now())
+        except StorageError as error:
+            if not self._is_mark_refused:
+                log.warning("an end mark is not written, it stays behind: %s", error)
+            self._is_mark_refused = True
+
+    def _end_mark_now(self) -> EndMark:
+        return self._end_mark_of(self._live, self.end, self.synced_bytes)
+
+    def _end_mark_of(self, live: _Live, end: int, synced_bytes: int) -> EndMark:
+        return EndMark(
+            self._run,
+            live.number,
+            live.file_id,
+            end,
+            synced_bytes,
+            self.last_lsn,
+            self.synced_lsn,
+            self._is_syncing,
+        )
+
+    def close(self) -> None:
+        """Let go of the files; an unused spare stays for recovery to remove."""
+        for live in (self._live, *self._spares):
+            live.file.close()
+        self._end_mark.close()

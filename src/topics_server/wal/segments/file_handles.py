@@ -1,0 +1,101 @@
+"""Open files for reading, with a bound; closes the least recently used.
+
+Used by `wal/segments/store.py` from many worker threads. A file that is dropped while somebody
+reads it stays open for him and is closed by the last reader. Invariant: no handle in use is ever
+closed.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+
+from topics_server.values.errors import DiskFull, StorageError
+from topics_server.wal.fs import File, Fs
+
+
+class _Handle:
+    __slots__ = ("dropped", "file", "users")
+
+    def __init__(self, file: File) -> None:
+        self.file = file
+        self.users = 0
+        self.dropped = False
+
+
+class FileHandles:
+    """At most `max_open` files, unless more than that are read at the same moment."""
+
+    def __init__(self, fs: Fs, max_open: int) -> None:
+        assert max_open > 0
+        self._fs = fs
+        self._max_open = max_open
+        self._open: OrderedDict[Hashable, _Handle] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    @contextmanager
+    def lease(self, key: Hashable, path_of: Callable[[], str]) -> Iterator[File]:
+        """The open file of `key`; `path_of` says where it lies now, should it have to be opened."""
+        handle = self._acquire(key, path_of)
+        try:
+            yield handle.file
+        finally:
+            self._release(handle)
+
+    def drop(self, key: Hashable) -> None:
+        """Close the file of `key` as soon as nobody reads it; the next lease opens it anew."""
+        with self._lock:
+            handle = self._open.pop(key, None)
+            if handle is not None:
+                handle.dropped = True
+                if handle.users == 0:
+                    handle.file.close()
+
+    def close(self) -> None:
+        """Close everything that is idle."""
+        with self._lock:
+            self._evict(0)
+
+    def _acquire(self, key: Hashable, path_of: Callable[[], str]) -> _Handle:
+        with self._lock:
+            handle = self._open.get(key)
+            if handle is None:
+                handle = self._open[key] = _Handle(self._open_now(path_of))
+            self._open.move_to_end(key)
+            handle.users += 1
+            self._evict(self._max_open)
+            return handle
+
+    def _open_now(self, path_of: Callable[[], str]) -> File:
+        path = path_of()
+        try:
+            return self._fs.open(path)
+        except DiskFull:
+            # Out of descriptors: ours that are idle are the first to go.
+            self._evict(0)
+            return self._fs.open(path)
+        except StorageError:
+            moved_to = path_of()
+            if moved_to == path:
+                raise
+            return self._fs.open(moved_to)
+
+    def _release(self, handle: _Handle) -> None:
+        with self._lock:
+            handle.users -= 1
+            assert handle.users >= 0
+            if handle.dropped and handle.users == 0:
+                handle.file.close()
+
+    def _evict(self, keep: int) -> None:
+        if len(self._open) <= keep:
+            return
+        for key in [key for key, handle in self._open.items() if handle.users == 0]:
+            if len(self._open) <= keep:
+                break
+            self._open.pop(key).file.close()

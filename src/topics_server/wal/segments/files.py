@@ -1,0 +1,156 @@
+"""The files of a topic's segments in both tiers.
+
+Used by `wal/segments/store.py` and `wal/segments/topic_scan.py`, and by the offline verbs. Changes
+nothing but the flags it is told to write.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import xxhash
+
+from topics_server.values.errors import Corrupt, StartRefused, StorageError
+from topics_server.values.limits import MIB
+from topics_server.wal import layout
+from topics_server.wal.atomic_write import write_temp
+from topics_server.wal.format.manifest import HOT, SegmentEntry
+from topics_server.wal.format.segment import SegmentColumns, decode_index
+from topics_server.wal.fs import File, Fs
+
+
+@dataclass(frozen=True, slots=True)
+class Tiers:
+    """Where the tiers lie; `cold` is `None` when there is no cold folder."""
+
+    hot: str
+    cold: str | None
+
+    def folder(self, tier: str, topic_id: int) -> str:
+        """A topic's folder in a tier. Raises `StartRefused` for the cold one without a folder."""
+        root = self.hot if tier == HOT else self.cold
+        if root is None:
+            raise StartRefused(f"topic {topic_id} has cold segments and no cold folder is set")
+        return layout.join(root, layout.topic_dir(topic_id))
+
+    def folders(self, topic_id: int) -> list[str]:
+        """A topic's folders, hot first."""
+        roots = [self.hot] if self.cold is None else [self.hot, self.cold]
+        return [layout.join(root, layout.topic_dir(topic_id)) for root in roots]
+
+    def data_path(self, tier: str, topic_id: int, segment_id: int) -> str:
+        """Path of a segment's records."""
+        return layout.join(self.folder(tier, topic_id), layout.segment_data(segment_id))
+
+    def idx_path(self, tier: str, topic_id: int, segment_id: int) -> str:
+        """Path of a segment's columns."""
+        return layout.join(self.folder(tier, topic_id), layout.segment_idx(segment_id))
+
+    def paths(self, tier: str, topic_id: int, segment_id: int) -> tuple[str, str]:
+        """Both, `.idx` first: it is the order in which they are copied and removed."""
+        return (
+            self.idx_path(tier, topic_id, segment_id),
+            self.data_path(tier, topic_id, segment_id),
+        )
+
+
+def copy_to_temp(fs: Fs, source: str, target: str) -> None:
+    """Copy a file beside its place in another tier, synced, not yet renamed."""
+    file = fs.open(source)
+    try:
+        size = file.size()
+        write_temp(fs, target, (file.pread(MIB, at) for at in range(0, size, MIB)))
+    finally:
+        file.close()
+
+
+def read_flags(fs: Fs, path: str, entry: SegmentEntry) -> bytes | None:
+    """The delete flags; `None` when the file has not the size it was listed with."""
+    file = fs.open(path)
+    try:
+        return flags_of(file, entry)
+    finally:
+        file.close()
+
+
+def is_whole(fs: Fs, path: str, entry: SegmentEntry) -> bool:
+    """*Blocking.* Whether header and records of a `.data` have the listed checksum."""
+    file = fs.open(path)
+    try:
+        end = entry.data_bytes - entry.record_count
+        digest = xxhash.xxh3_64()
+        for at in range(0, end, MIB):
+            digest.update(file.pread(min(MIB, end - at), at))
+        return file.size() == entry.data_bytes and digest.intdigest() == entry.data_checksum
+    except StorageError:
+        return False
+    finally:
+        file.close()
+
+
+def flags_of(file: File, entry: SegmentEntry) -> bytes | None:
+    """As `read_flags`, of an open file."""
+    if file.size() != entry.data_bytes:
+        return None
+    flags = file.pread(entry.record_count, entry.data_bytes - entry.record_count)
+    assert len(flags) == entry.record_count
+    return flags
+
+
+def write_flags(fs: Fs, path: str, entry: SegmentEntry, flags: bytes) -> None:
+    """Write all flags in place and sync them."""
+    assert len(flags) == entry.record_count
+    file = fs.open(path, write=True)
+    try:
+        file.pwrite(flags, entry.data_bytes - entry.record_count)
+        file.sync()
+    finally:
+        file.close()
+
+
+def load_index(
+    fs: Fs, path: str, topic_id: int, entry: SegmentEntry, *, verify: bool
+) -> SegmentColumns:
+    """Map an `.idx` and see that it belongs to the listed segment. Raises `Corrupt`."""
+    try:
+        columns = decode_index(fs.map(path), verify=verify)
+    except Corrupt as error:
+        raise Corrupt(str(error), path) from None
+    except StartRefused as error:
+        raise StartRefused(str(error), path) from None
+    found = (
+        columns.topic_id,
+        columns.segment_id,
+        columns.first_seq,
+        columns.record_count,
+        columns.flags_offset,
+        columns.data_checksum,
+    )
+    if found != (
+        topic_id,
+        entry.segment_id,
+        entry.first_seq,
+        entry.record_count,
+        entry.data_bytes - entry.record_count,
+        entry.data_checksum,
+    ):
+        raise Corrupt("the index belongs to another segment than the one listed", path)
+    return columns
+
+
+def entry_of(segment_id: int, data: bytes, idx: bytes) -> SegmentEntry:
+    """What a manifest says of a segment that was just packed."""
+    columns = decode_index(idx, verify=False)
+    assert columns.segment_id == segment_id
+    assert len(data) == columns.flags_offset + columns.record_count
+    return SegmentEntry(
+        segment_id=segment_id,
+        tier=HOT,
+        first_seq=columns.first_seq,
+        last_seq=columns.first_seq + columns.record_count - 1,
+        first_ts=int(columns.rows["ts"][0]),
+        last_ts=int(columns.rows["ts"][-1]),
+        data_bytes=len(data),
+        idx_bytes=len(idx),
+        data_checksum=columns.data_checksum,
+    )

@@ -1,0 +1,211 @@
+"""The mapped index columns of one sealed segment. Pure.
+
+Satisfies `engine.ports.SealedIndex`. Made by `wal/segments/store.py`, which also gives it the means
+to map its `.idx` again (mappings hold a descriptor, so only so many stay) and to read its flags.
+Invariant: beyond the object itself a sealed record costs no anonymous memory; only while recovery
+judges what it found, the flags and an index that was made again are kept.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import numpy as np
+
+from topics_server.values.errors import Corrupt, Damaged
+from topics_server.values.model import TagMatch
+from topics_server.wal.format.manifest import SegmentEntry
+from topics_server.wal.format.segment import (
+    ABSENT,
+    LIVE,
+    ROW,
+    Dictionary,
+    SegmentColumns,
+    outside,
+    ranges_of,
+)
+
+
+class SealedColumns:
+    """Columns of one segment; thread-safe for reading. Row r is seq `first_seq + r`."""
+
+    __slots__ = (
+        "_columns",
+        "_find_damaged",
+        "_load",
+        "_read_flags",
+        "bad_rows",
+        "first_seq",
+        "found_flags",
+        "is_held",
+        "is_readable",
+        "last_seq",
+        "segment_id",
+    )
+
+    def __init__(
+        self,
+        segment_id: int,
+        first_seq: int,
+        last_seq: int,
+        load: Callable[[SealedColumns], SegmentColumns],
+        read_flags: Callable[[], bytes],
+        find_damaged: Callable[[SealedColumns, int, int], Sequence[int]],
+        bad_rows: Sequence[int] = (),
+        found_flags: bytes | None = None,
+        is_readable: bool = True,
+    ) -> None:
+        assert first_seq <= last_seq
+        self.segment_id: Final = segment_id
+        self.first_seq: Final = first_seq
+        self.last_seq: Final = last_seq
+        # Rows whose delete flag is neither live nor dead: what they hold may have been deleted.
+        self.bad_rows: Final = array("I", bad_rows)
+        # As recovery found them, until what it found is judged and made durable.
+        self.found_flags = found_flags
+        # False where the delete flags are lost: any row may have been deleted.
+        self.is_readable: Final = is_readable
+        self._load = load
+        self._read_flags = read_flags
+        self._find_damaged = find_damaged
+        # Whether the columns are in memory because the file does not hold them.
+        self.is_held = False
+        self._columns: SegmentColumns | None = None
+
+    @property
+    def record_count(self) -> int:
+        """How many rows."""
+        return self.last_seq - self.first_seq + 1
+
+    def columns(self) -> SegmentColumns:
+        """The mapped columns; maps them when they are not."""
+        columns = self._columns
+        if columns is None:
+            columns = self._columns = self._load(self)
+            assert columns.record_count == self.record_count
+        return columns
+
+    def unmap(self) -> None:
+        """Let the mapping go when its last user has; the next use maps it again."""
+        if not self.is_held:
+            self._columns = None
+
+    def time(self, row: int) -> int:
+        """Commit time of a row, ms."""
+        return int(self.columns().rows["ts"][row])
+
+    def first_row_since(self, ts: int) -> int:
+        """The first row whose commit time is >= `ts`; the row count if there is none."""
+        # numpy's own search would copy the strided column.
+        times = self.columns().rows["ts"]
+        return bisect_left(range(self.record_count), ts, key=lambda row: int(times[row]))
+
+    def record_bytes(self, row: int) -> int:
+        """What the row counts in `bytes`."""
+        return int(self.columns().rows["counted_bytes"][row])
+
+    def record_bytes_between(self, first_row: int, end_row: int, dead: bytes | bytearray) -> int:
+        """Sum over the rows whose `dead` byte is 0; `dead` covers the segment or the range."""
+        assert len(dead) in (self.record_count, end_row - first_row)
+        counted = self.columns().rows["counted_bytes"][first_row:end_row]
+        flags = np.frombuffer(dead, "u1")
+        if len(flags) != len(counted):
+            flags = flags[first_row:end_row]
+        return int(np.sum(counted, where=flags == 0, dtype="<i8"))
+
+    def node_rows(self, nodes: frozenset[str], first_row: int, end_row: int) -> bytes:
+        """One byte per row of the range: 1 where the row's node is in `nodes`."""
+        columns = self.columns()
+        numbers = [_find(columns.nodes, node.encode()) for node in nodes]
+        wanted = [number for number in numbers if number is not None]
+        if not wanted:
+            return bytes(end_row - first_row)
+        hits: bytes = np.isin(columns.rows["node_id"][first_row:end_row], wanted).tobytes()
+        return hits
+
+    def flags(self) -> bytes:
+        """A copy of the delete flags as found on disk: 0 live (or damaged), 1 dead."""
+        if not self.is_readable:
+            return bytes(self.record_count)
+        found = np.frombuffer(self.found_flags or self._read_flags(), "u1")
+        assert len(found) == self.record_count
+        dead = found != LIVE
+        dead[np.frombuffer(self.bad_rows, "<u4")] = False
+        flags: bytes = dead.tobytes()
+        return flags
+
+    def rows_of(self, match: TagMatch) -> Sequence[int]:
+        """Rows (ascending) whose tag matches; dead ones included unless packed dead.
+
+        Raises `Corrupt` for a segment whose index is lost: which rows match is not known.
+        """
+        if self.columns().flags_offset == 0:
+            raise Corrupt(f"the tags of segment {self.segment_id} are lost")
+        rows = self.columns().tag_range(match.text.encode(), is_prefix=match.is_prefix)
+        found = array("I")
+        found.frombytes((np.sort(rows) if match.is_prefix else rows).tobytes())
+        return found
+
+    def check_flags(
+        self, first_row: int, end_row: int, unwanted: Sequence[tuple[int, int]] = ()
+    ) -> None:
+        """Raise `Damaged` for the rows of the range of which nobody knows whether they live.
+
+        Not for those of `unwanted` ranges (first, last).
+        """
+        if not self.is_readable:
+            bad = np.arange(first_row, end_row)
+        else:
+            low, high = bisect_left(self.bad_rows, first_row), bisect_left(self.bad_rows, end_row)
+            bad = np.array(self.bad_rows[low:high])
+        bad = outside(bad, unwanted)
+        if len(bad):
+            raise Damaged(*ranges_of(bad))
+
+    def hold(self, columns: SegmentColumns) -> None:
+        """Use these columns until `release`: the file does not hold them."""
+        assert columns.record_count == self.record_count
+        self._columns = columns
+        self.is_held = True
+
+    def release(self) -> None:
+        """The file holds the columns now."""
+        self.is_held = False
+        self.unmap()
+
+    def damaged_rows(self, first_row: int, end_row: int) -> list[tuple[int, int]]:
+        """See `ports.SealedIndex.damaged_rows`."""
+        if not self.is_readable:
+            return [(first_row, end_row - 1)]
+        low, high = bisect_left(self.bad_rows, first_row), bisect_left(self.bad_rows, end_row)
+        rows = {*self.bad_rows[low:high], *self._find_damaged(self, first_row, end_row)}
+        return ranges_of(np.array(sorted(rows))) if rows else []
+
+
+def _find(names: Dictionary, wanted: bytes) -> int | None:
+    number = names.lower_bound(wanted)
+    return number if number < len(names) and names[number] == wanted else None
+
+
+def blank_columns(topic_id: int, entry: SegmentEntry) -> SegmentColumns:
+    """Columns of a segment whose index and records cannot be read: no row passes its check."""
+    rows = np.zeros(entry.record_count, ROW)
+    rows["ts"] = entry.last_ts
+    rows["tag_id"] = rows["node_id"] = ABSENT
+    none = Dictionary(np.zeros(1, "<u4"), b"")
+    empty = np.zeros(0, "<u4")
+    return SegmentColumns(
+        topic_id=topic_id,
+        segment_id=entry.segment_id,
+        first_seq=entry.first_seq,
+        flags_offset=0,
+        data_checksum=0,
+        rows=rows,
+        tags=none,
+        tag_starts=np.zeros(1, "<u4"),
+        tag_rows=empty,
+        nodes=none,
+    )

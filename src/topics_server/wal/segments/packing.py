@@ -1,0 +1,257 @@
+"""Packs blocks into segment bytes and unpacks rows.
+
+Pure. `pack` runs in a helper process (`wal/segments/packing_process.py`), for it holds the
+interpreter lock; rows that are dead already keep their slot, without payload. `unpack_block` is
+what every page of sealed records comes from, so it is written as a few passes of C loops: about 1
+us a record.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from itertools import chain, pairwise, repeat
+
+import numpy as np
+import xxhash
+
+from topics_server.values.blocks import Block
+from topics_server.values.errors import Damaged
+from topics_server.values.limits import (
+    RECORD_FRAMING_BYTES,
+    SEGMENT_DATA_BYTES_MAX,
+    SEGMENT_RECORDS_MAX,
+)
+from topics_server.wal.format.segment import (
+    ABSENT,
+    DATA_HEADER_BYTES,
+    DEAD,
+    HAS_NODE,
+    HAS_TAG,
+    HASH_BYTES,
+    NAME_BYTES_MAX,
+    RECORD_HEADER,
+    RECORD_HEADER_BYTES,
+    ROW,
+    Array,
+    Buffer,
+    DataHeader,
+    IndexParts,
+    SegmentColumns,
+    encode_data_header,
+    encode_index,
+    outside,
+    ranges_of,
+)
+
+
+def pack(
+    topic_id: int, segment_id: int, blocks: Sequence[Block], dead: bytes
+) -> tuple[bytes, bytes]:
+    """`(.data, .idx)` of consecutive blocks; `dead` holds one byte a record, not 0 where dead."""
+    count = sum(block.count for block in blocks)
+    assert 0 < count <= SEGMENT_RECORDS_MAX
+    assert len(dead) == count
+    assert all(a.last_seq + 1 == b.first_seq for a, b in pairwise(blocks))
+    flags = np.where(np.frombuffer(dead, "u1") != 0, DEAD, 0).astype("u1")
+    is_dead = flags != 0
+    run = _Run(blocks, is_dead)
+    first_seq = blocks[0].first_seq
+
+    rows = np.zeros(count, ROW)
+    rows["ts"] = run.times
+    rows["data_bytes"], rows["meta_bytes"] = run.data_bytes, run.meta_bytes
+    rows["tag_id"], rows["node_id"] = run.tags.ids, run.nodes.ids
+    rows["tag_bytes"], rows["node_bytes"] = run.tags.byte_lengths, run.nodes.byte_lengths
+    rows["kind"], rows["hop"] = run.kinds, run.hops
+    rows["marks"] = HAS_NODE * (run.nodes.ids != ABSENT) + HAS_TAG * (run.tags.ids != ABSENT)
+    payload_bytes = run.data_bytes + run.meta_bytes
+    rows["counted_bytes"] = (
+        payload_bytes + RECORD_FRAMING_BYTES + run.tags.char_lengths + run.nodes.char_lengths
+    )
+    names_bytes = run.tags.byte_lengths + run.nodes.byte_lengths
+    sizes = RECORD_HEADER_BYTES + names_bytes + payload_bytes + HASH_BYTES
+    ends = DATA_HEADER_BYTES + np.cumsum(sizes)
+    assert int(ends[-1]) < 2**31 - SEGMENT_RECORDS_MAX, "cut the run before it is packed"
+    rows["offset"] = ends - sizes
+
+    header = encode_data_header(
+        DataHeader(
+            topic_id=topic_id,
+            segment_id=segment_id,
+            record_count=count,
+            flags_offset=int(ends[-1]),
+            first_seq=first_seq,
+            first_ts=int(run.times[0]),
+            last_ts=int(run.times[-1]),
+        )
+    )
+    records = _records(rows, first_seq, run)
+    rows["xxh3"] = np.fromiter(map(xxhash.xxh3_64_intdigest, records), "<u8", count)
+    hashes = rows["xxh3"].tobytes()
+    stamps = map(hashes.__getitem__, map(slice, range(0, 8 * count, 8), range(8, 8 * count + 1, 8)))
+    # Joined once: a copy of a whole segment is a copy into memory that is new to the process.
+    stamped = chain.from_iterable(zip(records, stamps, strict=True))
+    data = b"".join(chain((header,), stamped, (flags.tobytes(),)))
+    body = memoryview(data)[: int(ends[-1])]
+    assert len(data) == len(body) + count
+    parts = IndexParts(
+        topic_id=topic_id,
+        segment_id=segment_id,
+        first_seq=first_seq,
+        flags_offset=len(body),
+        data_checksum=xxhash.xxh3_64_intdigest(body),
+        rows=rows,
+        tag_offsets=run.tags.offsets,
+        tag_starts=run.tags.starts,
+        tag_rows=run.tags.rows,
+        tag_text=run.tags.text,
+        node_offsets=run.nodes.offsets,
+        node_text=run.nodes.text,
+    )
+    return data, encode_index(parts)
+
+
+class _Names:
+    """Tags or nodes of a run as a sorted dictionary, with the rows of each; dead rows have none."""
+
+    def __init__(self, names: list[str | None]) -> None:
+        distinct = sorted({name for name in names if name is not None})
+        encoded = [name.encode() for name in distinct]
+        lengths = np.fromiter(map(len, encoded), "<i8", len(encoded))
+        assert not len(lengths) or int(lengths.max()) <= NAME_BYTES_MAX
+        numbers: dict[str | None, int] = dict(zip(distinct, range(len(distinct)), strict=True))
+        numbers[None] = ABSENT
+        self.text = b"".join(encoded)
+        self.offsets = np.concatenate(([0], np.cumsum(lengths)))
+        self.ids: Array = np.fromiter(map(numbers.__getitem__, names), "<i8", len(names))
+        named = np.flatnonzero(self.ids != ABSENT)
+        self.rows: Array = named[np.argsort(self.ids[named], kind="stable")]
+        per_name = np.bincount(self.ids[named], minlength=len(distinct))
+        self.starts = np.concatenate(([0], np.cumsum(per_name)))
+        chars = np.fromiter(map(len, distinct), "<i8", len(distinct))
+        # One entry more, so that the absent name has a length (of zero) too.
+        at = np.where(self.ids == ABSENT, len(distinct), self.ids)
+        self.byte_lengths: Array = np.append(lengths, 0)[at]
+        self.char_lengths: Array = np.append(chars, 0)[at]
+        self._bytes_of: dict[str | None, bytes] = {None: b""}
+        self._bytes_of.update(zip(distinct, encoded, strict=True))
+        self._names = names
+
+    def encoded(self) -> list[bytes]:
+        """The UTF-8 bytes of every row's name, empty where absent."""
+        return list(map(self._bytes_of.__getitem__, self._names))
+
+
+class _Run:
+    """Columns of the whole run, the dead rows emptied."""
+
+    def __init__(self, blocks: Sequence[Block], is_dead: Array) -> None:
+        self.times = np.concatenate([np.frombuffer(block.times, "<i8") for block in blocks])
+        lengths = np.concatenate(
+            [np.diff(np.frombuffer(block.ends, "<u4").astype("<i8"), prepend=0) for block in blocks]
+        )
+        starts = np.cumsum(lengths) - lengths
+        self.payload_starts = starts[::2]
+        self.data_bytes, self.meta_bytes = lengths[::2].copy(), lengths[1::2].copy()
+        self.body = b"".join([block.body for block in blocks])
+        assert len(self.body) == int(lengths.sum()) <= SEGMENT_DATA_BYTES_MAX
+        self.kinds = np.frombuffer(b"".join([block.kinds for block in blocks]), "u1")
+        self.hops = np.frombuffer(b"".join([block.hops for block in blocks]), "u1")
+        tags = list(chain.from_iterable(block.tags for block in blocks))
+        nodes = list(chain.from_iterable(block.nodes for block in blocks))
+        self.data_bytes[is_dead] = 0
+        self.meta_bytes[is_dead] = 0
+        for row in np.flatnonzero(is_dead).tolist():
+            tags[row] = nodes[row] = None
+        self.tags, self.nodes = _Names(tags), _Names(nodes)
+
+
+def _records(rows: Array, first_seq: int, run: _Run) -> list[bytes]:
+    """Every record's header, node, tag, data and meta in one piece, without its checksum."""
+    count = len(rows)
+    headers = np.zeros(count, RECORD_HEADER)
+    headers["seq"] = np.arange(first_seq, first_seq + count, dtype="<u8")
+    for name in ("ts", "data_bytes", "meta_bytes", "node_bytes", "tag_bytes", "kind", "hop"):
+        headers[name] = rows[name]
+    headers["marks"] = rows["marks"]
+    packed = headers.tobytes()
+    starts = run.payload_starts.tolist()
+    ends = (run.payload_starts + run.data_bytes + run.meta_bytes).tolist()
+    at = range(0, RECORD_HEADER_BYTES * count, RECORD_HEADER_BYTES)
+    nodes, tags = run.nodes.encoded(), run.tags.encoded()
+    body = run.body
+    return [
+        b"".join((packed[offset : offset + RECORD_HEADER_BYTES], node, tag, body[start:end]))
+        for offset, node, tag, start, end in zip(at, nodes, tags, starts, ends, strict=True)
+    ]
+
+
+def unpack_block(
+    data: Buffer,
+    columns: SegmentColumns,
+    first_row: int,
+    end_row: int,
+    unwanted: Sequence[tuple[int, int]] = (),
+) -> Block:
+    """Rows `first_row..end_row - 1` from exactly their range of `.data`, each checksum verified.
+
+    Raises `Damaged` with the rows that fail; those of `unwanted` ranges (first, last) are blank.
+    """
+    assert 0 <= first_row < end_row <= columns.record_count
+    rows = columns.rows[first_row:end_row]
+    base = int(rows["offset"][0])
+    starts = rows["offset"].astype("<i8") - base
+    names_bytes = rows["node_bytes"].astype("<i8") + rows["tag_bytes"]
+    data_starts = starts + names_bytes + RECORD_HEADER_BYTES
+    lengths = np.empty(2 * len(rows), "<i8")
+    lengths[::2], lengths[1::2] = rows["data_bytes"], rows["meta_bytes"]
+    ends = data_starts + lengths[::2] + lengths[1::2]
+    start_list, end_list = starts.tolist(), ends.tolist()
+
+    raw = bytes(data)
+    take = raw.__getitem__
+    spans = map(take, map(slice, start_list, end_list))
+    found = np.fromiter(map(xxhash.xxh3_64_intdigest, spans), "<u8", len(rows))
+    wrong = np.flatnonzero(found != rows["xxh3"])
+    if len(wrong):
+        bad = outside(wrong + first_row, unwanted)
+        if len(bad):
+            raise Damaged(*ranges_of(bad))
+        rows = rows.copy()
+        rows["tag_id"][wrong] = rows["node_id"][wrong] = ABSENT
+        lengths[2 * wrong] = lengths[2 * wrong + 1] = 0
+        ends[wrong] = data_starts[wrong]
+        end_list = ends.tolist()
+
+    times, block_ends = array("q"), array("I")
+    times.frombytes(rows["ts"].tobytes())
+    block_ends.frombytes(np.cumsum(lengths).astype("<u4").tobytes())
+    node_starts = starts + RECORD_HEADER_BYTES
+    tag_starts = node_starts + rows["node_bytes"]
+    return Block(
+        first_seq=columns.first_seq + first_row,
+        times=times,
+        ends=block_ends,
+        body=b"".join(map(take, map(slice, data_starts.tolist(), end_list))),
+        tags=_names_of(raw, rows["tag_id"], tag_starts, rows["tag_bytes"]),
+        nodes=_names_of(raw, rows["node_id"], node_starts, rows["node_bytes"]),
+        kinds=rows["kind"].tobytes(),
+        hops=rows["hop"].tobytes(),
+    )
+
+
+def _names_of(raw: bytes, ids: Array, starts: Array, lengths: Array) -> list[str | None]:
+    """Tags or nodes of the rows, from the records themselves; each distinct one decoded once."""
+    numbers: list[int] = ids.tolist()
+    # Where a name occurs last; distinct names are many (each its own) or few (then one each).
+    last: dict[int, int] = dict(zip(numbers, range(len(numbers)), strict=True))
+    last.pop(ABSENT, None)
+    names: dict[int, str | None] = {ABSENT: None}
+    if last:
+        at = np.fromiter(last.values(), "<i8", len(last))
+        begins = starts[at]
+        spans = map(slice, begins.tolist(), (begins + lengths[at]).tolist())
+        pieces = map(raw.__getitem__, spans)
+        names.update(zip(last, map(str, pieces, repeat("utf-8")), strict=True))
+    return list(map(names.__getitem__, numbers))

@@ -1,0 +1,168 @@
+"""The helper process that packs segments.
+
+`ProcessPacker` keeps one child (`python -m topics_server.wal.segments.packing_process`), started at
+first use; its parent only moves bytes through pipes. The child ends when its standard input does,
+so a server that is killed leaves none behind. When it cannot be started or dies, the run is packed
+by the calling thread and the next one tries a new child. Frames, little-endian:
+
+    request:  topic id u64 | segment id u64 | dead bytes u32 | blocks u32 | dead
+              | (length u32 | encoded block) a block
+    response: data bytes u64 | idx bytes u64 | data | idx
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import struct
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from typing import BinaryIO, Final, Protocol
+
+from topics_server.runtime.helper_process import end_helper, read_exactly, start_helper
+from topics_server.values.blocks import Block, decode_block, encode_block
+from topics_server.values.limits import MIB
+from topics_server.wal.segments.packing import pack
+
+_REQUEST: Final = struct.Struct("<QQII")
+_LENGTH: Final = struct.Struct("<I")
+_RESPONSE: Final = struct.Struct("<QQ")
+_NICENESS: Final = 10
+# mallopt(3) of glibc. Given back to the system in between, as it is by default, 15,000 pages of
+# 20,000 are fetched anew for each run of 13 MB.
+_M_TRIM_THRESHOLD: Final = -1
+_M_MMAP_THRESHOLD: Final = -3
+_KEPT_BYTES_MAX: Final = 128 * MIB
+_KEPT_PIECE_BYTES_MAX: Final = 32 * MIB
+
+
+class Packer(Protocol):
+    """Turns a run into `(.data, .idx)`; may be called from any thread."""
+
+    def pack(
+        self, topic_id: int, segment_id: int, blocks: Sequence[Block], dead: bytes
+    ) -> tuple[bytes, bytes]:
+        """*Blocking.* See `segment_blocks.pack`."""
+        ...
+
+    def close(self) -> None:
+        """Release what it holds; idempotent."""
+        ...
+
+
+class InlinePacker:
+    """Packs in the calling thread, lock held: for tests and for when there is no child."""
+
+    def pack(
+        self, topic_id: int, segment_id: int, blocks: Sequence[Block], dead: bytes
+    ) -> tuple[bytes, bytes]:
+        """See `Packer.pack`."""
+        return pack(topic_id, segment_id, blocks, dead)
+
+    def close(self) -> None:
+        """Nothing to release."""
+
+
+class ProcessPacker:
+    """Packs in one child process; runs of several threads wait for each other."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._child: subprocess.Popen[bytes] | None = None
+        self.packed_inline_count = 0  # runs that had to be packed without the child
+
+    @property
+    def child_pid(self) -> int | None:
+        """Process id of the child, while there is one."""
+        return self._child.pid if self._child else None
+
+    def pack(
+        self, topic_id: int, segment_id: int, blocks: Sequence[Block], dead: bytes
+    ) -> tuple[bytes, bytes]:
+        """See `Packer.pack`."""
+        with self._lock:
+            try:
+                return self._ask(topic_id, segment_id, blocks, dead)
+            except (OSError, EOFError, ValueError):
+                # No child, or one that died half-way: its pipes are useless, its work is not lost.
+                self._end()
+        self.packed_inline_count += 1
+        return pack(topic_id, segment_id, blocks, dead)
+
+    def close(self) -> None:
+        """End the child; a later `pack` starts another."""
+        with self._lock:
+            self._end()
+
+    def _ask(
+        self, topic_id: int, segment_id: int, blocks: Sequence[Block], dead: bytes
+    ) -> tuple[bytes, bytes]:
+        child = self._child = self._child or start_helper(
+            "topics_server.wal.segments.packing_process"
+        )
+        assert child.stdin is not None
+        assert child.stdout is not None
+        child.stdin.write(_REQUEST.pack(topic_id, segment_id, len(dead), len(blocks)))
+        child.stdin.write(dead)
+        for block in blocks:
+            encoded = encode_block(block)
+            child.stdin.write(_LENGTH.pack(len(encoded)))
+            child.stdin.write(encoded)
+        child.stdin.flush()
+        data_bytes, idx_bytes = _RESPONSE.unpack(read_exactly(child.stdout, _RESPONSE.size))
+        return read_exactly(child.stdout, data_bytes), read_exactly(child.stdout, idx_bytes)
+
+    def _end(self) -> None:
+        child, self._child = self._child, None
+        if child is not None:
+            end_helper(child)
+
+
+def serve(requests: BinaryIO, responses: BinaryIO) -> None:
+    """The child's loop: one response a request, until the requests end."""
+    while header := requests.read(_REQUEST.size):
+        if len(header) < _REQUEST.size:
+            return
+        topic_id, segment_id, dead_bytes, block_count = _REQUEST.unpack(header)
+        try:
+            dead = read_exactly(requests, dead_bytes)
+            blocks = []
+            for _ in range(block_count):
+                (length,) = _LENGTH.unpack(read_exactly(requests, _LENGTH.size))
+                blocks.append(decode_block(read_exactly(requests, length)))
+        except EOFError:
+            return  # the server is gone
+        data, idx = pack(topic_id, segment_id, blocks, dead)
+        for piece in (_RESPONSE.pack(len(data), len(idx)), data, idx):
+            responses.write(piece)
+        responses.flush()
+
+
+def keep_memory() -> bool:
+    """Let memory of one run serve the next; whether the C library knows how."""
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (OSError, AttributeError):
+        return False
+    wanted = ((_M_MMAP_THRESHOLD, _KEPT_PIECE_BYTES_MAX), (_M_TRIM_THRESHOLD, _KEPT_BYTES_MAX))
+    taken = [mallopt(name, value) == 1 for name, value in wanted]
+    return all(taken)
+
+
+def main() -> None:
+    """Run as the child: after the server in priority, deaf to the terminal's interrupt."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.nice(_NICENESS)
+    keep_memory()
+    try:
+        serve(sys.stdin.buffer, sys.stdout.buffer)
+    except BrokenPipeError:
+        # The server is gone; leave without flushing into its closed pipe.
+        os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,68 @@
+"""Keeps damaged segment files aside after their replacement.
+
+Owns `quarantine/TOPIC/` of the data directory. What is damaged is copied here before it is
+replaced, so that no byte is lost to a repair. A copy goes with its segment or with its topic. Used
+by `wal/segments/store.py`, which holds the topic's lock.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from topics_server.wal import layout
+from topics_server.wal.atomic_write import rename_temp
+from topics_server.wal.folders import make_durable_dirs
+from topics_server.wal.fs import Fs
+from topics_server.wal.segments.files import copy_to_temp
+
+
+class Quarantine:
+    """See the module. *Blocking.*"""
+
+    def __init__(self, fs: Fs, data_dir: str, dir_mode: int) -> None:
+        self._fs: Final = fs
+        self._root: Final = layout.join(data_dir, layout.QUARANTINE)
+        self._dir_mode: Final = dir_mode
+
+    def topics(self) -> list[int]:
+        """Ids of topics that have a folder here."""
+        numbers = map(layout.parse_topic_dir, self._fs.list_dir(self._root))
+        return [number for number in numbers if number is not None]
+
+    def sizes(self, topic_id: int) -> dict[str, int]:
+        """Paths of a topic's files here, with their lengths in bytes."""
+        folder = self._folder(topic_id)
+        paths = [layout.join(folder, name) for name in self._fs.list_dir(folder)]
+        return {path: self._fs.file_size(path) for path in paths}
+
+    def keep(self, topic_id: int, path: str) -> str:
+        """Copy a damaged file here, durably; the path of the copy."""
+        folder = self._folder(topic_id)
+        make_durable_dirs(self._fs, folder, self._dir_mode)
+        name = path.rpartition("/")[2]
+        taken = set(self._fs.list_dir(folder))
+        number = 1
+        while layout.quarantined_file(name, number) in taken:
+            number += 1
+        copy = layout.join(folder, layout.quarantined_file(name, number))
+        copy_to_temp(self._fs, path, copy)
+        rename_temp(self._fs, copy)
+        self._fs.sync_dir(folder)
+        return copy
+
+    def drop_segment(self, kept: dict[str, int], segment_id: int) -> None:
+        """Remove a segment's files from here; `kept`: the topic's, as `sizes` has them."""
+        for path in list(kept):
+            if layout.parse_quarantined_file(path.rpartition("/")[2]) == segment_id:
+                self._fs.unlink(path, missing_ok=True)
+                del kept[path]
+
+    def drop_topic(self, topic_id: int) -> None:
+        """Remove all of a topic's files from here."""
+        folder = self._folder(topic_id)
+        for name in self._fs.list_dir(folder):
+            self._fs.unlink(layout.join(folder, name), missing_ok=True)
+        self._fs.remove_dir(folder)
+
+    def _folder(self, topic_id: int) -> str:
+        return layout.join(self._root, layout.topic_dir(topic_id))

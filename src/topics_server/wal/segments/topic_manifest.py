@@ -1,0 +1,156 @@
+"""One topic's list of segments, in memory and as its manifest.
+
+Owned by `wal/segments/store.py`, which holds a topic's `lock` around every change. The manifest is
+replaced in two steps, so that a full disk is met before anything has happened: `prepare` writes
+the new one beside, `publish` renames it. Invariant: `entries` is what the synced manifest lists,
+unless `is_unsure`: a publish failed half-way, and the manifest on disk may be the old or the new
+one. Then no file that either lists may go before another manifest is published. Every manifest that
+is written has a higher generation than any before it, whether its publish succeeds or not:
+`generation` is that of the last one known to be published.
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+import msgspec
+
+from topics_server.values.errors import StorageError
+from topics_server.values.file_inventory import FlagsDigest
+from topics_server.values.model import SeqRun, TopicConfig
+from topics_server.values.storage_types import TopicFacts
+from topics_server.wal import layout
+from topics_server.wal.atomic_write import rename_temp, write_temp
+from topics_server.wal.format.manifest import (
+    Manifest,
+    SegmentEntry,
+    decode_manifest,
+    encode_manifest,
+)
+from topics_server.wal.fs import Fs
+from topics_server.wal.segments.index import SealedColumns
+
+Entries = dict[int, SegmentEntry]
+
+# A generation is the number of a run and, below it, a count of publishes.
+RUN_SHIFT: Final = 24
+
+
+class ManifestStore(NamedTuple):
+    """Which store writes, and the number of its run (see `wal/directory.py`)."""
+
+    store_id: str
+    run: int
+
+
+@dataclass(slots=True)
+class TopicManifest:
+    """Segments by id. `entries` and `indexes` are replaced, never changed: readers hold no lock."""
+
+    topic_id: int
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    entries: Entries = field(default_factory=dict)
+    indexes: dict[int, SealedColumns] = field(default_factory=dict)
+    next_segment_id: int = 0
+    # Of the manifest published last (0: none was), and the highest one that was ever written.
+    generation: int = 0
+    written_generation: int = 0
+    config: TopicConfig | None = None
+    # Files of segments that no manifest has listed and whose id none has given out: path by id.
+    strays: dict[int, list[str]] = field(default_factory=dict)
+    # Of the flags of each segment as they were synced last.
+    digests: dict[int, FlagsDigest] = field(default_factory=dict)
+    # Copies of damaged files that were replaced, with their sizes.
+    quarantined: dict[str, int] = field(default_factory=dict)
+    # Segments that may have files in both tiers: a flip is made in both.
+    doubled: set[int] = field(default_factory=set)
+    # Those found in both tiers at start, the listed copy damaged: neither replaces the other.
+    disputed: set[int] = field(default_factory=set)
+    # Segments to be dropped whose manifest or files a failure has kept.
+    doomed: set[int] = field(default_factory=set)
+    # Tiers whose folder of this topic is known to have a durable name.
+    safe_folders: set[str] = field(default_factory=set)
+    is_unsure: bool = False
+
+    def entry(self, segment_id: int) -> SegmentEntry:
+        """The listed segment. Raises `StorageError` if it was dropped."""
+        entry = self.entries.get(segment_id)
+        if entry is None:
+            raise StorageError(f"segment {segment_id} of topic {self.topic_id} is gone")
+        return entry
+
+    def index(self, segment_id: int) -> SealedColumns:
+        """Its columns. Raises `StorageError` if it was dropped."""
+        index = self.indexes.get(segment_id)
+        if index is None:
+            raise StorageError(f"segment {segment_id} of topic {self.topic_id} is gone")
+        return index
+
+    def prepare(
+        self, fs: Fs, path: str, facts: TopicFacts, entries: Entries, store: ManifestStore
+    ) -> int:
+        """Write and sync the next manifest beside the one in force; its generation."""
+        assert self.lock.locked()
+        assert facts.topic_id == self.topic_id
+        # A run's first manifest is above all of the runs before it, also above those that a
+        # restored older copy of this manifest does not know of.
+        generation = max(self.written_generation + 1, store.run << RUN_SHIFT)
+        manifest = Manifest(
+            topic_id=facts.topic_id,
+            name=facts.name,
+            epoch=facts.epoch,
+            config=msgspec.to_builtins(facts.config),
+            head_seq=facts.head_seq,
+            evict_floor=facts.evict_floor,
+            holes=tuple((hole.first_seq, hole.last_seq) for hole in facts.holes),
+            next_segment_id=max([self.next_segment_id, *(key + 1 for key in entries)]),
+            segments=tuple(sorted(entries.values(), key=lambda entry: entry.first_seq)),
+            generation=generation,
+            store_id=store.store_id,
+        )
+        self.written_generation = generation
+        write_temp(fs, path, [encode_manifest(manifest)])
+        self.next_segment_id = manifest.next_segment_id
+        return generation
+
+    def publish(
+        self, fs: Fs, path: str, facts: TopicFacts, entries: Entries, generation: int
+    ) -> None:
+        """Put the prepared manifest in force; from then on `entries` is what is listed."""
+        self.is_unsure = True
+        rename_temp(fs, path)
+        fs.sync_dir(layout.parent(path))
+        self.is_unsure = False
+        self.entries = entries
+        self.generation = generation
+        self.config = facts.config
+
+
+def read_manifest(fs: Fs, path: str) -> Manifest | None:
+    """A manifest as found; `None` if there is none. Raises `Corrupt`, `StartRefused` (newer)."""
+    if not fs.exists(path):
+        return None
+    file = fs.open(path)
+    try:
+        encoded = file.pread(file.size(), 0)
+    finally:
+        file.close()
+    try:
+        return decode_manifest(encoded)
+    except StorageError as error:
+        raise type(error)(str(error), path) from None
+
+
+def facts_of(manifest: Manifest) -> TopicFacts:
+    """The engine's words for what a manifest says beside its segments."""
+    return TopicFacts(
+        topic_id=manifest.topic_id,
+        name=manifest.name,
+        epoch=manifest.epoch,
+        config=msgspec.convert(manifest.config, TopicConfig),
+        head_seq=manifest.head_seq,
+        evict_floor=manifest.evict_floor,
+        holes=[SeqRun(first, last) for first, last in manifest.holes],
+    )

@@ -1,0 +1,171 @@
+"""Published snapshots: the newest valid one counts, two are kept.
+
+Owns `snapshots/`. A snapshot is written beside in pieces (between which the interpreter lock is
+free), synced, renamed, its directory synced; only then older ones go. Invariant: the two that are
+kept are valid: one was loaded at start or written since, the other was written after it. Used by
+one thread at a time; the loop never calls it.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from topics_server.values.errors import Corrupt, StartRefused, StorageError
+from topics_server.values.limits import SNAPSHOTS_KEPT
+from topics_server.values.storage_types import (
+    JOURNAL_PART,
+    JournalPart,
+    ReplayStart,
+    SnapshotImage,
+)
+from topics_server.wal import layout
+from topics_server.wal.atomic_write import remove_quietly, rename_temp
+from topics_server.wal.folders import make_durable_dirs
+from topics_server.wal.format.snapshot import (
+    HEADER_BYTES,
+    SnapshotHeader,
+    check_table,
+    decode_header,
+    decode_journal,
+    decode_parts,
+    encode_header,
+    encode_journal,
+    encode_pieces,
+    spans,
+)
+from topics_server.wal.fs import File, Fs
+
+
+class PublishedSnapshots:
+    """See the module."""
+
+    def __init__(self, fs: Fs, data_dir: str) -> None:
+        self._fs: Final = fs
+        self._folder: Final = layout.join(data_dir, layout.SNAPSHOTS)
+        # Number and start of valid snapshots, ascending; `None` before the folder was read.
+        self._kept: list[tuple[int, ReplayStart]] | None = None
+        self._is_folder_safe = False
+        # A newer snapshot than the one `newest` gave cannot be read.
+        self.found_damaged = False
+        # Length of the newest one: what the next one will take, more or less.
+        self.newest_bytes = 0
+
+    def newest(self) -> SnapshotImage | None:
+        """See `ports.Snapshots.newest`. Raises `StartRefused` for a newer format."""
+        names = self._fs.list_dir(self._folder)
+        if names:
+            # The rename that recovery relies on must not be undone by a later power cut.
+            self._fs.sync_dir(self._folder)
+        for name in filter(layout.is_temp, names):
+            self._fs.unlink(layout.join(self._folder, name))
+        self._kept = []
+        for number in sorted(self._numbers(names), reverse=True):
+            path = self._path(number)
+            try:
+                image = load_snapshot(self._fs, path)
+            except Corrupt:
+                # Left until the next one is written: a start that ends before must know of it too.
+                self.found_damaged = True
+                continue
+            self._kept = [(number, image.replay_start)]
+            self.newest_bytes = self._fs.file_size(path)
+            return image
+        return None
+
+    def write(self, image: SnapshotImage) -> ReplayStart:
+        """See `ports.Snapshots.write`."""
+        assert image.start_lsn <= image.last_lsn + 1
+        if self._kept is None:
+            self.newest()
+        assert self._kept is not None
+        assert all(start.lsn <= image.start_lsn for _, start in self._kept)
+        self._make_folder()
+        names = self._fs.list_dir(self._folder)
+        number = max(self._numbers(names), default=0) + 1
+        path = self._path(number)
+        try:
+            self._write_temp(layout.temp(path), image)
+        except StorageError:
+            remove_quietly(self._fs, layout.temp(path))
+            raise
+        rename_temp(self._fs, path)
+        self._fs.sync_dir(self._folder)
+        self._kept = [*self._kept, (number, image.replay_start)][-SNAPSHOTS_KEPT:]
+        kept = {number for number, _ in self._kept}
+        for old in self._numbers(names):
+            if old not in kept:
+                remove_quietly(self._fs, self._path(old))
+        return self._kept[0][1] if len(self._kept) == SNAPSHOTS_KEPT else ReplayStart()
+
+    def _write_temp(self, path: str, image: SnapshotImage) -> None:
+        file = self._fs.open(path, create=True)
+        try:
+            offset, tables = HEADER_BYTES, []
+            parts = [(JOURNAL_PART, encode_journal(image.run, image.shards)), *image.parts]
+            for bodies, rows in encode_pieces(parts):
+                file.pwritev(bodies, offset)
+                offset += int(rows["length"].sum())
+                tables.append(rows)
+            table = np.concatenate(tables).tobytes() if tables else b""
+            file.pwrite(table, offset)
+            header = SnapshotHeader(
+                start_lsn=image.start_lsn,
+                last_lsn=image.last_lsn,
+                next_topic_id=image.next_topic_id,
+                part_count=len(parts),
+                table_offset=offset,
+            )
+            file.pwrite(encode_header(header, table), 0)
+            file.sync()
+            self.newest_bytes = offset + len(table)
+        finally:
+            file.close()
+
+    def _make_folder(self) -> None:
+        if not self._is_folder_safe:
+            make_durable_dirs(self._fs, self._folder)
+            self._is_folder_safe = True
+
+    def _path(self, number: int) -> str:
+        return layout.join(self._folder, layout.snapshot_file(number))
+
+    def _numbers(self, names: list[str]) -> list[int]:
+        found = map(layout.parse_snapshot_file, names)
+        return [number for number in found if number is not None]
+
+
+def load_snapshot(fs: Fs, path: str) -> SnapshotImage:
+    """A snapshot, every checksum verified. Raises `Corrupt`, `StartRefused` (newer), both named."""
+    file = fs.open(path)
+    try:
+        return _load(file)
+    except (Corrupt, StartRefused) as error:
+        raise type(error)(str(error), path) from None
+    finally:
+        file.close()
+
+
+def _load(file: File) -> SnapshotImage:
+    encoded = file.pread(HEADER_BYTES, 0)
+    header = decode_header(encoded)
+    if header.file_bytes != file.size():
+        raise Corrupt("size of the snapshot does not fit its header")
+    table = check_table(encoded, file.pread(header.table_bytes, header.table_offset))
+    parts: list[tuple[int, bytes]] = []
+    for first, end, offset, length in spans(table):
+        parts += decode_parts(file.pread(length, offset), table[first:end])
+    assert len(parts) == header.part_count
+    journal = JournalPart(1, 0, ())
+    if parts and parts[0][0] == JOURNAL_PART:
+        journal = decode_journal(parts[0][1])
+        del parts[0]
+    return SnapshotImage(
+        start_lsn=header.start_lsn,
+        last_lsn=header.last_lsn,
+        next_topic_id=header.next_topic_id,
+        parts=parts,
+        run=journal.run,
+        shards=journal.shards,
+    )

@@ -1,0 +1,72 @@
+"""The layers of the package: which folder may import which.
+
+A module belongs to the longest entry of `LAYERS` that its dotted name starts with. It may import
+its own layer and the layers its entry names; a name covers its sub-folders. `docs/ARCHITECTURE.md`
+draws the same picture, and `tests/test_tidy.py` holds the code to it.
+"""
+
+from __future__ import annotations
+
+_CORE = "engine.ports engine.answers values"
+LAYERS: dict[str, frozenset[str]] = {
+    layer: frozenset(allowed.split())
+    for layer, allowed in {
+        "values": "",
+        "runtime": "",
+        "client": "",
+        "auth": "values",
+        "http": "runtime values",
+        # The engine, from the inside out. It names what it needs of the disk in `engine.ports`.
+        "engine.ports": "values",
+        "engine.answers": "values",
+        "engine.pressure": "runtime values",
+        "engine.log": f"{_CORE}",
+        "engine.topic": f"engine.log {_CORE}",
+        "engine.read": f"engine.topic engine.log engine.pressure runtime {_CORE}",
+        "engine.commit": f"engine.read engine.topic engine.log runtime {_CORE}",
+        "engine.background": f"engine.commit engine.topic engine.log runtime {_CORE}",
+        "engine.subscribe": f"engine.commit engine.read engine.topic engine.log runtime {_CORE}",
+        "engine": f"engine.commit engine.read engine.topic engine.log {_CORE}",
+        # The disk. It knows entries and bytes, no rules of topics.
+        "wal.format": "values",
+        "wal": "engine.ports runtime values wal.format",
+        "wal.journal": "runtime values wal wal.format",
+        "wal.segments": "runtime values wal wal.format",
+        "wal.snapshots": "runtime values wal wal.format",
+        "wal.tools": "runtime values wal",
+        # Services over the engine.
+        "queue": "engine runtime values",
+        "routers": "engine runtime values",
+        "streams": "engine runtime values",
+        # HTTP over the services, and the process around all.
+        "api": "auth engine http queue routers runtime streams values",
+        "amounts": "",
+        "settings": "amounts auth values",
+        "node": "api auth engine http queue routers runtime settings streams values wal",
+        "server": "api auth http node runtime settings values wal",
+        "cli": "amounts client runtime values",
+        "cli.server": "auth cli client runtime server settings values wal",
+        "__main__": "cli server",
+    }.items()
+}
+# Folders in which every module is pure: no I/O, clock, chance, thread or event loop. Elsewhere a
+# module that says `Pure.` in its docstring is held to the same rule.
+PURE_FOLDERS = ("engine.log", "engine.topic", "values", "wal.format")
+
+
+def layer_of(name: str) -> str | None:
+    """The entry of `LAYERS` that a module belongs to."""
+    parts = name.split(".")
+    prefixes = (".".join(parts[:n]) for n in range(len(parts), 0, -1))
+    return next((prefix for prefix in prefixes if prefix in LAYERS), None)
+
+
+def may_import(name: str, target: str) -> bool:
+    """Tell whether module `name` may import module `target`; both relative to the package."""
+    layer = layer_of(name)
+    assert layer is not None, name
+    allowed = LAYERS[layer] | {layer}
+    if layer_of(target) == layer:
+        return True
+    parts = target.split(".")
+    return any(".".join(parts[:n]) in allowed - {layer} for n in range(1, len(parts) + 1))

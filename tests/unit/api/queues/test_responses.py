@@ -1,0 +1,134 @@
+"""`queue_frames`: jobs verbatim, counters, frames of the push stream."""
+
+from __future__ import annotations
+
+import json
+from array import array
+
+from topics_server.api.queues.responses import (
+    job_frame,
+    render_acked,
+    render_claimed,
+    render_extended,
+    render_job,
+    render_leases,
+    render_nacked,
+    render_redriven,
+)
+from topics_server.engine.answers import QueueCounts
+from topics_server.queue.answers import (
+    AckResult,
+    ExtendResult,
+    LeasedJob,
+    LeasePage,
+    NackResult,
+    Redriven,
+)
+from topics_server.queue.leases.jobs import LeaseView, SkipReason
+from topics_server.values.blocks import Block, make_block
+from topics_server.values.record_codecs import bytes_meta
+
+COUNTS = QueueCounts(840, 286, 3, 4)
+
+
+def block() -> Block:
+    return make_block(
+        7,
+        array("q", [10, 20]),
+        [b'{ "a" : 1e400 }', b"null"],
+        [b'{"m": 1}', b""],
+        ['t"ag', None],
+        ["nöde", None],
+    )
+
+
+def job(row: int) -> LeasedJob:
+    return LeasedJob(7 + row, 0xABC, 30_010, 2, block(), row)
+
+
+def test_a_job_has_its_record_verbatim_and_omits_what_is_absent() -> None:
+    assert (
+        render_job(job(0))
+        == (
+            '"$seq":7,"lease_id":"lease_abc","deadline":30010,"$ts":10,"$node":"nöde","$tag":"t\\"ag",'
+            '"deliveries":2,"data":{ "a" : 1e400 },"meta":{"m": 1}'
+        ).encode()
+    )
+    assert render_job(job(1)) == (
+        b'"$seq":8,"lease_id":"lease_abc","deadline":30010,"$ts":20,"deliveries":2,"data":null'
+    )
+
+
+def test_a_job_of_bytes_is_base64_and_says_what_it_is() -> None:
+    metas = [bytes_meta("image/png"), bytes_meta("a/b")[:-1] + b',"$dead_letter_from":"jobs"}']
+    made = make_block(
+        7, array("q", [10, 20]), [b"\x00\xff\r\n", b""], metas, [None] * 2, [None] * 2
+    )
+    assert render_job(LeasedJob(7, 0xABC, 30_010, 2, made, 0)) == (
+        b'"$seq":7,"lease_id":"lease_abc","deadline":30010,"$ts":10,"deliveries":2,'
+        b'"$encoding":"base64","$content_type":"image/png","data":"AP8NCg=="'
+    )
+    assert render_job(LeasedJob(8, 0xABC, 30_010, 2, made, 1)).endswith(
+        b'"$content_type":"a/b","data":"","meta":{"$dead_letter_from":"jobs"}'
+    )
+
+
+def test_a_claim() -> None:
+    told = json.loads(render_claimed("jobs", [job(0), job(1)], 840, 0.42))
+    assert told["performance"] == {"server_total_ms": 0.42, "throttle_wait_ms": 0.0}
+    assert (told["topic"], told["count"], told["ready"]) == ("jobs", 2, 840)
+    assert [claimed["$seq"] for claimed in told["claimed"]] == [7, 8]
+    assert json.loads(render_claimed("jobs", [], 0, 0.1))["claimed"] == []
+
+
+def test_a_frame_has_the_seq_as_id_and_no_bare_line_break() -> None:
+    assert job_frame("jobs", job(1)) == (
+        b'id: 8\nevent: job\ndata: {"topic":"jobs","$seq":8,"lease_id":"lease_abc",'
+        b'"deadline":30010,"$ts":20,"deliveries":2,"data":null}\n\n'
+    )
+    broken = make_block(1, array("q", [1]), [b"[1,\r\n2,\r3]"], None, [None], [None])
+    framed = job_frame("jobs", LeasedJob(1, 1, 2, 1, broken, 0))
+    assert framed.endswith(b'"data":[1,\ndata: 2,\ndata: 3]}\n\n')
+
+
+def test_ack_nack_and_extend() -> None:
+    acked = json.loads(
+        render_acked("jobs", AckResult(2, [5], COUNTS, [SkipReason.NOT_FOUND], 0.5, 2.25), 3.0)
+    )
+    assert acked == {
+        **{"topic": "jobs", "acked": 2, "skipped": [5], "ready": 840, "in_flight": 286},
+        "reasons": {"5": "not_found"},
+        "performance": {"server_total_ms": 3.0, "wal_append_ms": 0.5, "fsync_ms": 2.25},
+    }
+    nacked = json.loads(render_nacked("jobs", NackResult(1, [], COUNTS, []), 0.18))
+    assert nacked == {
+        **{"topic": "jobs", "nacked": 1, "skipped": [], "ready": 840, "in_flight": 286},
+        "performance": {"server_total_ms": 0.18},
+    }
+    extended = json.loads(
+        render_extended("jobs", ExtendResult([3, 4], 99, [5], [SkipReason.ACKING]), 0.12)
+    )
+    assert extended == {
+        **{"topic": "jobs", "extended": 2, "skipped": [5], "deadlines": {"3": 99, "4": 99}},
+        "reasons": {"5": "acking"},
+        "performance": {"server_total_ms": 0.12},
+    }
+
+
+def test_leases_and_redrive() -> None:
+    lease = LeaseView(5, 0xFF, "w", 1_000, 3, 900, 7)
+    told = json.loads(render_leases("jobs", LeasePage([lease]), "next", 0.1))
+    assert told["leases"] == [
+        {
+            **{"seq": 5, "node": "w", "lease_id": "lease_ff", "deadline": 1_000},
+            **{"deliveries": 3, "claimed_ts": 900},
+        }
+    ]
+    assert told["next_cursor"] == "next"
+    assert "next_cursor" not in json.loads(render_leases("jobs", LeasePage([]), None, 0.1))
+    told = json.loads(render_redriven("jobs", Redriven("dead", 2, [9], True, 8), 0.5))
+    told.pop("performance")
+    assert told == {
+        **{"topic": "jobs", "from": "dead", "redriven": 2, "skipped": [9], "more": True},
+        "next_after_seq": 8,
+    }

@@ -1,0 +1,87 @@
+"""One reader of a stream's events: comments while nothing comes. Nobody waits for any here."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import MutableMapping
+from typing import Any
+
+import msgspec
+import pytest
+
+from tests.api.conftest import FakeSettings
+from tests.unit.api.streams.test_pages import page
+from topics_server.api.context import ServerState
+from topics_server.api.streams.live_reader import Follower
+from topics_server.auth.api_keys import EVERYBODY
+from topics_server.streams.values import Position, StreamPage
+
+pytestmark = pytest.mark.anyio
+
+BEAT = re.compile(rb": hb [0-9]+\n\n")
+
+
+class Quiet:
+    """A stream of which each wait gives the next of these pages at once; behind them it stops."""
+
+    def __init__(self, *pages: StreamPage) -> None:
+        self.pages = list(pages)
+        self.waited_ms: list[float] = []
+        self.is_draining = False
+
+    async def wait(self, path: str, at: Position, max_bytes: int, wait_ms: float) -> StreamPage:
+        self.waited_ms.append(wait_ms)
+        found = self.pages.pop(0)
+        self.is_draining = not self.pages
+        return found
+
+
+async def told_of(streams: Quiet, **changes: Any) -> list[bytes]:
+    """What a reader is sent, from behind an empty page on."""
+    settings: Any = FakeSettings(**{"streams_sse_ms": 60_000, **changes})
+    state = ServerState(settings=settings, progress=lambda: 0.5, phase="ready")
+    sent: list[bytes] = []
+
+    async def send(message: MutableMapping[str, Any]) -> None:
+        sent.append(message["body"])
+
+    async def receive() -> MutableMapping[str, Any]:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    some: Any = streams
+    follower = Follower(state, some, "s", page(), None, EVERYBODY, heartbeat_ms=7_000)
+    await follower.run(receive, send)
+    assert sent[0].startswith(b"event: control\n")
+    assert sent[-1] == b"", "the response is whole"
+    return sent[1:-1]
+
+
+async def test_a_comment_comes_each_time_nothing_came_for_as_long() -> None:
+    streams = Quiet(page(), page(), page())
+    told = await told_of(streams)
+    assert streams.waited_ms == [7_000] * 3
+    assert len(told) == 3
+    assert all(BEAT.fullmatch(comment) for comment in told)
+
+
+async def test_what_comes_is_told_without_a_comment() -> None:
+    told = await told_of(Quiet(page(b"x"), page(first=2)))
+    assert told[0].startswith(b"event: data\ndata:x\nid:")
+    assert b"\n\nevent: control\ndata:{" in told[0]
+    assert [bool(BEAT.fullmatch(piece)) for piece in told] == [False, True]
+
+
+async def test_where_the_reader_stands_is_told_though_no_message_is_there() -> None:
+    """Of deleted messages, say: its next request goes on behind them."""
+    moved = msgspec.structs.replace(page(), next=Position(0, 9))
+    told, comment = await told_of(Quiet(moved, moved))
+    assert told.startswith(b"event: control\n")
+    assert BEAT.fullmatch(comment)
+
+
+async def test_no_comment_comes_where_the_end_comes_first() -> None:
+    streams = Quiet(page())
+    assert await told_of(streams, streams_sse_ms=3_000) == []
+    assert streams.waited_ms[0] <= 3_000

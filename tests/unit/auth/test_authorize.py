@@ -1,0 +1,65 @@
+"""`auth/authorize`: who is let in, who is told what."""
+
+from __future__ import annotations
+
+import pytest
+
+from topics_server.auth.api_keys import (
+    ANY_KEY,
+    EVERYBODY,
+    PROBE,
+    READ,
+    WRITE,
+    KeyRing,
+    parse_keys,
+)
+from topics_server.auth.authorize import authorized, check_name, check_scopes
+from topics_server.http.error_responses import headers_of
+from topics_server.values.errors import Code, TopicsError
+
+RING = KeyRing(parse_keys("reader:r,writer:w:t.,all"))
+
+
+def refused(ring: KeyRing, header: bytes | None, need: int) -> TopicsError:
+    with pytest.raises(TopicsError) as caught:
+        authorized(ring, header, need)
+    return caught.value
+
+
+def test_without_keys_everybody_is_let_in() -> None:
+    for header in (None, b"Bearer anything", b"\xff"):
+        assert authorized(KeyRing(), header, READ | WRITE) is EVERYBODY
+
+
+@pytest.mark.parametrize("header", [None, b"", b"Bearer", b"Basic x", b"Bearer unknown", b"\xff"])
+def test_who_presents_no_known_key_is_not(header: bytes | None) -> None:
+    for need in (READ, ANY_KEY):
+        error = refused(RING, header, need)
+        assert error.code is Code.UNAUTHORIZED
+        assert headers_of(error) == ((b"www-authenticate", b"Bearer"),)
+        assert "unknown" not in error.message
+
+
+def test_probes_ask_for_a_key_only_where_that_is_set() -> None:
+    assert authorized(RING, None, PROBE) is EVERYBODY
+    covered = KeyRing(parse_keys("reader:r"), covers_probes=True)
+    assert refused(covered, None, PROBE).code is Code.UNAUTHORIZED
+    assert authorized(covered, b"Bearer reader", PROBE).key is covered.keys[0]
+
+
+def test_a_key_needs_all_scopes_of_a_route() -> None:
+    assert authorized(RING, b"Bearer reader", READ).key is RING.keys[0]
+    error = refused(RING, b"Bearer reader", READ | WRITE)
+    assert error.code is Code.FORBIDDEN
+    assert error.detail == {"scopes": ["write"]}
+    assert authorized(RING, b"Bearer all", READ | WRITE).key is RING.keys[2]
+    check_scopes(EVERYBODY, READ | WRITE)
+
+
+def test_a_name_outside_of_the_prefixes_is_refused() -> None:
+    writer = authorized(RING, b"Bearer writer", WRITE)
+    check_name(writer, "t.a", "topic")
+    with pytest.raises(TopicsError) as caught:
+        check_name(writer, "other", "source")
+    assert caught.value.code is Code.FORBIDDEN
+    assert caught.value.detail == {"field": "source", "name": "other"}

@@ -1,0 +1,202 @@
+"""Places under pressure: who is served first, who is refused, and what they may hold together."""
+
+from __future__ import annotations
+
+import random
+
+from topics_server.engine.pressure.wait_queue import FAIR_EVERY, WaitingRequest, WaitQueue
+
+
+def parking(**bounds: int) -> WaitQueue:
+    return WaitQueue(
+        max_bytes=bounds.get("max_bytes", 1000),
+        max_places=bounds.get("max_places", 100),
+        patience_ms=250.0,
+    )
+
+
+def put(
+    lot: WaitQueue,
+    priority: int,
+    size: int = 1,
+    *,
+    at_ms: float = 0.0,
+    insists: bool = False,
+    topic: str = "",
+) -> WaitingRequest:
+    """A place of a topic; if none is named, of one that all places of this priority share."""
+    place = WaitingRequest(priority, size, insists=insists, topic=topic or f"of-{priority}")
+    lot.add(place, at_ms)
+    return place
+
+
+def test_the_most_urgent_is_first_and_of_equals_who_came_first() -> None:
+    lot = parking()
+    places = [put(lot, priority) for priority in (0, 500, -5, 500, 0)]
+    served = [lot.pop(10.0) for _ in places]
+    assert served == [places[1], places[3], places[0], places[4], places[2]]
+    assert lot.pop(10.0) is None
+    assert {place.waited_ms for place in places} == {10.0}
+    assert (lot.held_bytes, lot.waiting, len(lot)) == (0, 0, 0)
+
+
+def test_who_waited_too_long_is_refused_the_oldest_first() -> None:
+    lot = parking()
+    first = put(lot, 900, at_ms=0.0)
+    second = put(lot, 0, at_ms=100.0)
+    assert lot.pop_late(249.0) is None
+    assert lot.pop_late(250.0) is first
+    assert first.is_refused
+    assert lot.pop_late(349.0) is None
+    assert lot.pop_late(350.0) is second
+    assert lot.pop_late(9999.0) is None
+
+
+def test_who_was_served_is_not_refused() -> None:
+    lot = parking()
+    place = put(lot, 0)
+    assert lot.pop(1.0) is place
+    assert lot.pop_late(9999.0) is None
+    assert not place.is_refused
+
+
+def test_who_insists_is_never_refused() -> None:
+    lot = parking(max_bytes=10)
+    place = put(lot, -1000, 50, insists=True)
+    assert lot.pop_late(9999.0) is None
+    assert len(lot) == 1
+    assert lot.pop(9999.0) is place
+    assert not place.is_refused
+
+
+def test_what_is_too_much_dooms_the_least_urgent_who_came_last() -> None:
+    lot = parking(max_bytes=100)
+    places = [put(lot, priority, 40) for priority in (0, 7, 0)]
+    assert [place.is_doomed for place in places] == [False, False, True]
+    assert (lot.held_bytes, lot.waiting, len(lot)) == (80, 2, 3)
+    urgent = put(lot, 900, 90)
+    assert [place.is_doomed for place in (*places, urgent)] == [True, True, True, False]
+    assert lot.held_bytes == 90
+    assert lot.pop(1.0) is urgent
+    assert lot.pop(1.0) is None
+    assert [lot.pop_late(250.0) for _ in range(4)] == [*places, None]
+    assert len(lot) == 0
+
+
+def test_places_are_counted_too() -> None:
+    lot = parking(max_places=2)
+    assert [put(lot, 0).is_doomed for _ in range(3)] == [False, False, True]
+
+
+def test_the_top_is_who_is_served_next() -> None:
+    lot = parking(max_places=1)
+    tops = [lot.top_priority]
+    put(lot, 5)
+    put(lot, 3)
+    tops.append(lot.top_priority)
+    lot.pop(0.0)
+    assert [*tops, lot.top_priority] == [None, 5, None]
+    assert lot.oldest_ms(40.0) == 40.0
+
+
+def test_nothing_of_who_is_gone_is_kept() -> None:
+    lot = parking(max_bytes=10**9, max_places=10**9)
+    for number in range(5000):
+        put(lot, 1001)
+        put(lot, -1, topic=f"t{number}")
+        assert lot.pop(0.0) is not None
+    while lot.pop_late(250.0) is not None:
+        pass
+    keeper = put(lot, 1000, insists=True, at_ms=250.0)
+    assert len(lot) == 1
+    assert len(lot._by_age) + len(lot._urgent) + len(lot._least) < 3 * 1100
+    assert list(lot._lines) == [keeper.topic]
+    assert not lot._large
+    assert len(lot._fair) == 1
+    assert len(lot._fair._order) < 5000
+
+
+def test_counts_are_right_whatever_happens() -> None:
+    chance = random.Random(8)
+    lot = parking(max_bytes=500, max_places=30)
+    live: list[WaitingRequest] = []
+    now = 0.0
+    served = fair = 0
+    for _ in range(20_000):
+        now += chance.random() * 10
+        match chance.randrange(3):
+            case 0 | 1 if chance.random() < 0.7:
+                priority = chance.randrange(-5, 5)
+                live.append(
+                    put(
+                        lot,
+                        priority,
+                        chance.randrange(60),
+                        at_ms=now,
+                        insists=chance.random() < 0.1,
+                        topic=f"{priority}-{chance.randrange(3)}",
+                    )
+                )
+            case 2:
+                taken = lot.pop(now)
+                if taken is not None:
+                    served += 1
+                    assert not taken.is_doomed
+                    rivals = [p for p in live if not (p.is_doomed or p is taken)]
+                    if any(rival.priority > taken.priority for rival in rivals):
+                        assert served % FAIR_EVERY == 0
+                        fair += 1
+                        own = [p for p in rivals if p.topic == taken.topic]
+                        assert all(p.number > taken.number for p in own)
+                    live.remove(taken)
+            case _:
+                late = lot.pop_late(now)
+                if late is not None:
+                    assert not late.insists
+                    assert now - late.came_ms >= 250.0
+                    live.remove(late)
+        waiting = [place for place in live if not place.is_doomed]
+        assert len(lot) == len(live)
+        assert lot.waiting == len(waiting)
+        assert lot.held_bytes == sum(place.size for place in waiting)
+        if lot.waiting > 30 or lot.held_bytes > 500:
+            assert all(place.insists for place in waiting)
+        assert len(lot._fair) == len({place.topic for place in waiting}) == len(lot._lines)
+        assert sum(line.bytes for line in lot._lines.values()) == lot.held_bytes
+        assert {n for n, line in lot._lines.items() if lot._is_large(line)} == lot._large.keys()
+    assert lot.fair_total == fair > 100
+
+
+def test_one_place_in_ten_is_of_the_topic_that_was_served_longest_ago() -> None:
+    lot = parking(max_places=10**6)
+    for _ in range(100):
+        put(lot, 500, topic="flood")
+    quiet = [put(lot, -1000, topic=f"quiet-{number}") for number in range(3)]
+    served = [lot.pop(float(number)) for number in range(40)]
+    assert [served.index(place) for place in quiet] == [9, 19, 29]
+    assert lot.fair_total == 3
+
+
+def test_a_flood_dooms_its_own_and_not_what_is_less_urgent() -> None:
+    """Before, the least urgent of all were doomed: whoever came beside a flood was refused."""
+    lot = parking(max_bytes=1000)
+    quiet = [put(lot, -1000, 10, topic=f"quiet-{number}") for number in range(20)]
+    flood = [put(lot, 900, 100, topic="flood") for _ in range(20)]
+    assert not any(place.is_doomed for place in quiet)
+    assert [place.is_doomed for place in flood] == [False] * 8 + [True] * 12
+    late = put(lot, -1000, 10, topic="late")
+    assert not late.is_doomed
+    assert flood[7].is_doomed
+
+
+def test_where_no_topic_holds_a_large_part_the_least_urgent_are_doomed() -> None:
+    lot = parking(max_bytes=1000)
+    places = [put(lot, priority, 20, topic=str(priority)) for priority in range(60)]
+    assert [place.is_doomed for place in places] == [True] * 10 + [False] * 50
+
+
+def test_places_that_insist_are_not_doomed_however_much_their_topic_holds() -> None:
+    lot = parking(max_bytes=100)
+    insisting = put(lot, -5, 90, insists=True, topic="loader")
+    other = put(lot, 900, 20, topic="other")
+    assert (insisting.is_doomed, other.is_doomed) == (False, True)

@@ -1,0 +1,20 @@
+"""What the feeds do with what readers decided; their rules are held through `fanout`'s tests."""
+
+from __future__ import annotations
+
+import pytest
+
+from topics_server.engine.subscribe import dispatcher
+
+
+def test_a_write_that_fails_keeps_nobody_else_from_theirs() -> None:
+    written: list[bytes] = []
+
+    def fail(wire: bytes) -> None:
+        raise RuntimeError("the handler is closed")
+
+    writes: dispatcher.Writes = [(written.append, b"1"), (fail, b"2"), (written.append, b"3")]
+    with pytest.raises(RuntimeError):
+        dispatcher._write(writes)
+    assert written == [b"1", b"3"]
+    assert not writes

@@ -1,0 +1,63 @@
+"""Idempotency keys: in flight, in the window, forgotten."""
+
+from __future__ import annotations
+
+import pytest
+
+from topics_server.engine.topic import dedupe
+from topics_server.engine.topic.dedupe import Duplicate, KeyMemory
+
+
+def test_a_key_counts_until_its_window_has_passed() -> None:
+    keys = KeyMemory()
+    keys.remember("k", 5, 2, ts=1000, window_ms=100)
+    assert keys.find("k", 100, 1099) == Duplicate(5, 2)
+    assert keys.find("k", 100, 1100) is None
+    assert keys.find("other", 100, 1000) is None
+
+
+def test_a_key_in_flight_never_expires() -> None:
+    keys = KeyMemory()
+    keys.stage("k", 5, 2, lsn=9)
+    assert keys.find("k", 1, 10**9) == Duplicate(5, 2, 9)
+
+
+def test_a_window_of_zero_remembers_nothing_but_what_is_in_flight() -> None:
+    keys = KeyMemory()
+    keys.stage("k", 1, 1, lsn=1)
+    assert keys.find("k", 0, 5) is not None
+    keys.remember("k", 1, 1, ts=5, window_ms=0)
+    assert keys.find("k", 0, 5) is None
+
+
+def test_an_undone_key_is_free_again() -> None:
+    keys = KeyMemory()
+    keys.remember("k", 1, 1, ts=0, window_ms=10)
+    keys.stage("k", 5, 2, lsn=9)
+    keys.undo("k")
+    assert keys.find("k", 10, 5) == Duplicate(1, 1)
+    assert keys.find("k", 10, 500) is None
+
+
+def test_keys_whose_window_has_passed_are_let_go() -> None:
+    keys = KeyMemory()
+    for number in range(10):
+        keys.remember(f"k{number}", number, 1, ts=number * 10, window_ms=30)
+    assert list(keys.remembered) == ["k7", "k8", "k9"]
+
+
+def test_a_key_that_comes_again_is_remembered_anew() -> None:
+    keys = KeyMemory()
+    keys.remember("a", 1, 1, ts=0, window_ms=50)
+    keys.remember("b", 2, 1, ts=10, window_ms=50)
+    keys.remember("a", 3, 1, ts=55, window_ms=50)
+    assert list(keys.remembered) == ["b", "a"]
+    assert keys.find("a", 50, 60) == Duplicate(3, 1)
+
+
+def test_beyond_the_bound_the_oldest_key_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dedupe, "DEDUPE_KEYS_PER_TOPIC_MAX", 3)
+    keys = KeyMemory()
+    for number in range(5):
+        keys.remember(f"k{number}", number, 1, ts=0, window_ms=1000)
+    assert list(keys.remembered) == ["k2", "k3", "k4"]

@@ -1,0 +1,100 @@
+"""Turns of uploads: a few read at a time, one key after another, and none waits for ever."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from topics_server.http import upload_turns as module
+from topics_server.http.upload_turns import READING_MAX, UploadTurns
+
+pytestmark = pytest.mark.anyio
+
+
+class Reader:
+    """A connection that notes whether it reads."""
+
+    def __init__(self, key: object = None) -> None:
+        self.upload_key = key
+        self.reads = True
+        self.turns = 0
+
+    def begin_turn(self) -> None:
+        self.reads = True
+        self.turns += 1
+
+    def end_turn(self) -> None:
+        self.reads = False
+
+
+async def test_a_few_read_and_the_others_wait() -> None:
+    turns, readers = UploadTurns(), [Reader() for _ in range(10)]
+    for reader in readers:
+        turns.wait(reader)
+    assert not any(reader.reads for reader in readers)
+    await asyncio.sleep(0)
+    assert [reader.reads for reader in readers] == [True] * READING_MAX + [False] * (
+        10 - READING_MAX
+    )
+    assert len(turns) == 10 - READING_MAX
+
+
+async def test_whoever_brought_much_goes_to_the_end_of_the_line() -> None:
+    turns, readers = UploadTurns(), [Reader() for _ in range(READING_MAX + 1)]
+    for reader in readers:
+        turns.wait(reader)
+    await asyncio.sleep(0)
+    turns.wait(readers[0])
+    assert not readers[0].reads
+    await asyncio.sleep(0)
+    assert readers[-1].reads
+    assert not readers[0].reads
+
+
+async def test_uploads_that_stall_hold_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "READING_MS", 0.1)
+    turns, readers = UploadTurns(), [Reader() for _ in range(20)]
+    for reader in readers:
+        turns.wait(reader)
+    for _ in range(10_000):
+        if all(reader.turns for reader in readers):
+            break
+        await asyncio.sleep(0.001)
+    assert all(reader.turns for reader in readers)
+    assert sum(reader.reads for reader in readers) <= READING_MAX
+    for reader in readers:
+        turns.leave(reader)
+    assert len(turns) == 0
+
+
+async def test_the_uploads_of_one_key_do_not_keep_others_waiting() -> None:
+    turns = UploadTurns()
+    greedy = [Reader("greedy") for _ in range(200)]
+    for reader in greedy:
+        turns.wait(reader)
+    modest = Reader("modest")
+    turns.wait(modest)
+    served = 0
+    for _ in range(20):
+        await asyncio.sleep(0)
+        if modest.reads:
+            served += 1
+            turns.wait(modest)
+        for reader in [reader for reader in greedy if reader.reads]:
+            turns.wait(reader)
+    assert served >= 8
+
+
+async def test_whoever_leaves_reads_and_makes_room() -> None:
+    turns, readers = UploadTurns(), [Reader() for _ in range(READING_MAX + 2)]
+    for reader in readers:
+        turns.wait(reader)
+    await asyncio.sleep(0)
+    turns.leave(readers[-1])
+    assert readers[-1].reads
+    turns.leave(readers[0])
+    await asyncio.sleep(0)
+    assert readers[READING_MAX].reads
+    turns.leave(readers[0])
+    assert len(turns) == 0

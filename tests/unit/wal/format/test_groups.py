@@ -1,0 +1,163 @@
+"""Groups and file headers: golden bytes, and the verdict on every flipped byte."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+import pytest
+import xxhash
+
+from topics_server.values.entries import HeadReserved
+from topics_server.values.errors import StartRefused
+from topics_server.wal.format.frames import Opening, encode_entry, encode_opening
+from topics_server.wal.format.groups import (
+    FILE_HEADER_BYTES,
+    GROUP_HEADER_BYTES,
+    GROUP_MAGIC,
+    Ending,
+    FileHeader,
+    decode_file_header,
+    encode_file_header,
+    encode_group,
+    find_group,
+    group_length,
+    scan,
+)
+
+VECTORS: Final = Path(__file__).parents[3] / "vectors" / "wal"
+FILE_ID: Final = 0x0123_4567_89AB_CDEF
+OLD_HEADER: Final = FileHeader(wal_set=2, shard=3, number=41, file_id=FILE_ID, after_lsn=99)
+HEADER: Final = OLD_HEADER._replace(predecessor=39, run=7, declared_bytes=4096)
+
+
+def make_group(position: int, lsns: list[int], *, synced: int = 64, opening: bool = False) -> bytes:
+    buffers = [encode_opening(Opening(40, 4096, 99))] if opening else []
+    for lsn in lsns:
+        buffers += encode_entry(lsn, HeadReserved(7, lsn))
+    return b"".join(
+        encode_group(
+            buffers,
+            sum(map(len, buffers)),
+            len(lsns) + opening,
+            file_id=FILE_ID,
+            position=position,
+            synced_bytes=synced,
+        )
+    )
+
+
+FIRST: Final = make_group(64, [100, 101], opening=True)
+SECOND: Final = make_group(64 + len(FIRST), [102])
+MARK: Final = make_group(64 + len(FIRST) + len(SECOND), [], synced=64 + len(FIRST) + len(SECOND))
+FILE: Final = encode_file_header(HEADER) + FIRST + SECOND + MARK + bytes(256)
+
+
+def test_golden_file() -> None:
+    """A header, two groups, a mark and untouched space, byte for byte."""
+    data = (VECTORS / "file-v2.wal").read_bytes()
+    assert data == FILE
+    assert decode_file_header(data[:FILE_HEADER_BYTES]) == HEADER
+    result = scan(data[64:], 64, FILE_ID, len(data))
+    assert result.ending is Ending.ZEROS
+    assert result.position == len(data) - 256
+    first, second, mark = result.groups
+    assert first.opening == Opening(40, 4096, 99)
+    assert [lsn for lsn, _ in first.entries + second.entries] == [100, 101, 102]
+    assert mark.entries == []
+    assert mark.synced_bytes == mark.position == second.end
+
+
+def test_a_file_of_version_1_is_read() -> None:
+    data = (VECTORS / "file.wal").read_bytes()
+    assert decode_file_header(data[:FILE_HEADER_BYTES]) == OLD_HEADER
+    assert data[64:] == FILE[64:]
+
+
+def test_a_first_file_has_no_predecessor() -> None:
+    header = HEADER._replace(predecessor=0)
+    assert decode_file_header(encode_file_header(header)) == header
+
+
+@pytest.mark.parametrize("offset", range(FILE_HEADER_BYTES))
+def test_any_flipped_byte_of_a_file_header_fails_it(offset: int) -> None:
+    data = bytearray(FILE[:FILE_HEADER_BYTES])
+    data[offset] ^= 0x10
+    assert decode_file_header(bytes(data)) is None
+
+
+def test_a_newer_file_version_is_refused() -> None:
+    data = bytearray(FILE[:FILE_HEADER_BYTES])
+    data[8] = 3
+    data[56:64] = xxhash.xxh3_64_intdigest(bytes(data[:56])).to_bytes(8, "little")
+    with pytest.raises(StartRefused, match="version 3"):
+        decode_file_header(bytes(data))
+
+
+def test_another_magic_is_no_journal_file() -> None:
+    data = bytearray(FILE[:FILE_HEADER_BYTES])
+    data[1:7] = b"puzzle"
+    data[56:64] = xxhash.xxh3_64_intdigest(bytes(data[:56])).to_bytes(8, "little")
+    assert decode_file_header(bytes(data)) is None
+
+
+def test_a_short_header_is_none() -> None:
+    assert decode_file_header(FILE[:63]) is None
+
+
+@pytest.mark.parametrize("offset", range(64, 64 + len(FIRST)))
+@pytest.mark.parametrize("flip", [0x01, 0x80])
+def test_any_flipped_byte_of_a_group_fails_it_where_it_begins(offset: int, flip: int) -> None:
+    data = bytearray(FILE)
+    data[offset] ^= flip
+    result = scan(bytes(data[64:]), 64, FILE_ID, len(data))
+    assert result.ending in (Ending.FAILED, Ending.MORE)
+    assert result.position == 64
+    assert not result.groups
+
+
+@pytest.mark.parametrize("offset", range(64 + len(FIRST), 64 + len(FIRST) + len(SECOND)))
+def test_groups_before_the_flipped_byte_are_found(offset: int) -> None:
+    data = bytearray(FILE)
+    data[offset] ^= 0x40
+    result = scan(bytes(data[64:]), 64, FILE_ID, len(data))
+    assert result.ending is not Ending.ZEROS
+    assert [group.position for group in result.groups] == [64]
+
+
+def test_a_group_counts_in_its_file_and_place_only() -> None:
+    assert scan(FIRST, 64, FILE_ID, 4096).groups
+    assert not scan(FIRST, 64, FILE_ID + 1, 4096).groups
+    assert not scan(FIRST, 72, FILE_ID, 4096).groups
+
+
+def test_a_length_beyond_the_file_is_never_read_by() -> None:
+    data = bytearray(FIRST)
+    data[4:8] = (2**32 - 8).to_bytes(4, "little")
+    assert scan(bytes(data), 64, FILE_ID, 4096).reason == "impossible length"
+    data[4:8] = (8192).to_bytes(4, "little")
+    assert scan(bytes(data), 64, FILE_ID, 4096).reason == "length beyond the end of the file"
+
+
+def test_a_scan_says_how_much_more_it_needs() -> None:
+    result = scan(FIRST[:20], 64, FILE_ID, 4096)
+    assert (result.ending, result.needed_bytes) == (Ending.MORE, GROUP_HEADER_BYTES)
+    result = scan(FIRST + SECOND[:40], 64, FILE_ID, 4096)
+    assert (result.ending, result.needed_bytes) == (Ending.MORE, len(SECOND))
+    assert result.position == 64 + len(FIRST)
+
+
+def test_a_file_may_end_without_room_for_a_header() -> None:
+    result = scan(FIRST + bytes(24), 64, FILE_ID, 64 + len(FIRST) + 24)
+    assert result.ending is Ending.ZEROS
+
+
+def test_a_group_behind_garbage_is_found_at_its_place_only() -> None:
+    buffer = b"\x07" * 96 + GROUP_MAGIC + b"\x01" * 60 + FIRST
+    assert find_group(buffer, 0, len(buffer), 0, 100_000) == 160
+    # Off the 8-byte grid nothing is a group.
+    assert find_group(b"\0" + FIRST, 0, len(FIRST) + 1, 0, 100_000) == -1
+
+
+def test_group_lengths_are_multiples_of_eight() -> None:
+    assert [group_length(n) for n in (0, 1, 8, 45)] == [32, 40, 40, 80]

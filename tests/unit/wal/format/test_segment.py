@@ -1,0 +1,158 @@
+"""Bytes of segments: golden vectors, and one flipped byte means one verdict."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.storage.segment_samples import sample_blocks
+from topics_server.values.errors import Corrupt, Damaged, StartRefused, StorageError
+from topics_server.wal.format.segment import (
+    DATA_HEADER_BYTES,
+    DEAD,
+    IDX_HEADER_BYTES,
+    SegmentColumns,
+    bad_rows,
+    damaged_flags,
+    decode_data_header,
+    decode_index,
+    encode_data_header,
+)
+from topics_server.wal.segments.packing import pack, unpack_block
+
+VECTORS = Path(__file__).parents[3] / "vectors" / "segments"
+COUNT = 40
+FIRST_SEQ = 101
+DEAD_ROWS = (3, 17)
+
+
+def vector() -> tuple[bytes, bytes]:
+    """Topic 7, segment 5: 40 records from seq 101, rows 3 and 17 packed dead."""
+    return (VECTORS / "five.data").read_bytes(), (VECTORS / "five.idx").read_bytes()
+
+
+def dead_rows() -> bytes:
+    return bytes(row in DEAD_ROWS for row in range(COUNT))
+
+
+def span(columns: SegmentColumns, first_row: int, end_row: int) -> slice:
+    return slice(int(columns.rows["offset"][first_row]), columns.record_end(end_row - 1))
+
+
+def test_packing_the_sample_makes_the_golden_bytes() -> None:
+    assert pack(7, 5, sample_blocks(FIRST_SEQ, COUNT), dead_rows()) == vector()
+
+
+def test_golden_header_is_decoded_and_encoded_again() -> None:
+    data, _ = vector()
+    header = decode_data_header(data)
+    assert (header.topic_id, header.segment_id, header.record_count) == (7, 5, COUNT)
+    assert header.first_seq == FIRST_SEQ
+    assert header.file_bytes == len(data)
+    assert encode_data_header(header) == data[:DATA_HEADER_BYTES]
+
+
+def test_flags_end_the_file_and_name_the_rows_packed_dead() -> None:
+    data, _ = vector()
+    flags = data[decode_data_header(data).flags_offset :]
+    assert [row for row, flag in enumerate(flags) if flag == DEAD] == list(DEAD_ROWS)
+    assert set(flags) == {0, DEAD}
+
+
+@pytest.mark.parametrize(("first_row", "end_row"), [(0, 16), (16, 32), (5, 6), (30, 40), (4, 17)])
+def test_rows_come_back_as_they_were_packed(first_row: int, end_row: int) -> None:
+    data, idx = vector()
+    columns = decode_index(idx)
+    block = unpack_block(data[span(columns, first_row, end_row)], columns, first_row, end_row)
+    (whole,) = sample_blocks(FIRST_SEQ, COUNT, step=COUNT)
+    assert block.first_seq == FIRST_SEQ + first_row
+    assert block.count == end_row - first_row
+    for row in range(block.count):
+        at = first_row + row
+        assert block.times[row] == whole.times[at]
+        if at in DEAD_ROWS:
+            assert (block.data(row), block.meta(row), block.tags[row]) == (b"", b"", None)
+            continue
+        assert (block.data(row), block.meta(row)) == (whole.data(at), whole.meta(at))
+        assert (block.tags[row], block.nodes[row]) == (whole.tags[at], whole.nodes[at])
+        assert (block.kinds[row], block.hops[row]) == (whole.kinds[at], whole.hops[at])
+
+
+def test_every_flipped_byte_of_a_record_is_damage_of_that_row() -> None:
+    data, idx = vector()
+    columns = decode_index(idx)
+    where = span(columns, 0, COUNT)
+    for row in (0, 3, 20, COUNT - 1):
+        record = span(columns, row, row + 1)
+        # The last eight bytes are the record's own copy of the checksum; `verify` compares it.
+        for offset in range(record.start, record.stop - 8):
+            broken = bytearray(data)
+            broken[offset] ^= 0x40
+            with pytest.raises(Damaged) as caught:
+                unpack_block(bytes(broken[where]), columns, 0, COUNT)
+            assert (caught.value.first_row, caught.value.last_row) == (row, row)
+            assert bad_rows(bytes(broken[where]), columns, 0, COUNT) == [row]
+
+
+def test_a_range_that_ends_early_is_damaged_from_there_on() -> None:
+    data, idx = vector()
+    columns = decode_index(idx)
+    where = span(columns, 0, COUNT)
+    cut = data[where.start : int(columns.rows["offset"][30]) + 4]
+    with pytest.raises(Damaged) as caught:
+        unpack_block(cut, columns, 0, COUNT)
+    assert (caught.value.first_row, caught.value.last_row) == (30, COUNT - 1)
+
+
+@pytest.mark.parametrize("offset", range(DATA_HEADER_BYTES))
+def test_a_flipped_byte_of_the_header_is_refused(offset: int) -> None:
+    data, _ = vector()
+    broken = bytearray(data)
+    broken[offset] ^= 0x01
+    with pytest.raises(StorageError):
+        decode_data_header(bytes(broken))
+
+
+def test_every_flipped_byte_of_the_index_is_refused() -> None:
+    _, idx = vector()
+    for offset in range(len(idx)):
+        broken = bytearray(idx)
+        broken[offset] ^= 0x10
+        with pytest.raises((Corrupt, StartRefused)):
+            decode_index(bytes(broken))
+
+
+@pytest.mark.parametrize("length", [0, 10, IDX_HEADER_BYTES - 1, IDX_HEADER_BYTES, 500])
+def test_a_short_index_is_corrupt(length: int) -> None:
+    with pytest.raises(Corrupt):
+        decode_index(vector()[1][:length])
+
+
+def test_a_newer_version_refuses_to_start_instead_of_reading_as_damage() -> None:
+    data, idx = (bytearray(part) for part in vector())
+    data[8] = idx[8] = 2
+    with pytest.raises(StartRefused, match="newer"):
+        decode_data_header(bytes(data))
+    with pytest.raises(StartRefused, match="newer"):
+        decode_index(bytes(idx))
+
+
+@pytest.mark.parametrize("value", [0x01, 0x7F, 0xFE])
+def test_a_flag_that_is_neither_live_nor_dead_is_damage(value: int) -> None:
+    assert damaged_flags(bytes([0, DEAD, value, 0])).tolist() == [2]
+
+
+def test_dictionaries_ascend_by_their_bytes_and_know_their_rows() -> None:
+    columns = decode_index(vector()[1])
+    tags = [columns.tags[number] for number in range(len(columns.tags))]
+    assert tags == sorted(set(tags))
+    assert "ähre".encode() in tags
+    (whole,) = sample_blocks(FIRST_SEQ, COUNT, step=COUNT)
+    for tag in tags:
+        rows = columns.tag_range(tag, is_prefix=False).tolist()
+        assert rows == [
+            row for row in range(COUNT) if whole.tags[row] == tag.decode() and row not in DEAD_ROWS
+        ]
+    assert columns.tag_range(b"absent", is_prefix=False).tolist() == []
+    assert columns.tag_range(b"zz", is_prefix=True).tolist() == []

@@ -1,0 +1,82 @@
+"""Packing and unpacking runs, property-based; making an index again from its records."""
+
+from __future__ import annotations
+
+from array import array
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.storage.segment_samples import sample_blocks
+from topics_server.values.blocks import Block, make_block
+from topics_server.values.errors import Damaged
+from topics_server.wal.format.segment import decode_index
+from topics_server.wal.segments.files import entry_of
+from topics_server.wal.segments.packing import pack, unpack_block
+from topics_server.wal.segments.salvage import rebuild_index
+
+NAMES = st.none() | st.text(st.characters(exclude_categories=["Cs"]), max_size=6)
+RECORDS = st.lists(
+    st.tuples(st.binary(max_size=30), st.binary(max_size=5), NAMES, NAMES), min_size=1, max_size=40
+)
+
+
+def block_of(first_seq: int, records: list[tuple[bytes, bytes, str | None, str | None]]) -> Block:
+    datas, metas, tags, nodes = (list(column) for column in zip(*records, strict=True))
+    times = array("q", range(len(records)))
+    return make_block(first_seq, times, datas, metas, tags, nodes)
+
+
+@given(RECORDS, RECORDS)
+def test_whatever_is_packed_is_unpacked(
+    first: list[tuple[bytes, bytes, str | None, str | None]],
+    second: list[tuple[bytes, bytes, str | None, str | None]],
+) -> None:
+    blocks = [block_of(9, first), block_of(9 + len(first), second)]
+    data, idx = pack(1, 2, blocks, bytes(len(first) + len(second)))
+    columns = decode_index(idx)
+    row = 0
+    for block in blocks:
+        end = row + block.count
+        start = int(columns.rows["offset"][row])
+        assert unpack_block(data[start : columns.record_end(end - 1)], columns, row, end) == block
+        row = end
+    entry = entry_of(2, data, idx)
+    assert rebuild_index(data, 1, entry) == idx
+
+
+def test_counted_bytes_count_names_by_characters() -> None:
+    block = make_block(1, array("q", [5]), [b"12345"], [b"{}"], ["äö"], ["n"])
+    columns = decode_index(pack(1, 1, [block], bytes(1))[1])
+    assert int(columns.rows["counted_bytes"][0]) == 5 + 2 + 24 + 2 + 1
+
+
+def test_blocks_that_do_not_follow_each_other_are_refused() -> None:
+    first, second = sample_blocks(1, 32)
+    apart = msgspec.structs.replace(second, first_seq=40)
+    with pytest.raises(AssertionError):
+        pack(1, 1, [first, apart], bytes(32))
+
+
+@given(RECORDS, st.data())
+def test_an_unwanted_record_that_is_damaged_is_blank_and_the_others_are_as_they_were(
+    records: list[tuple[bytes, bytes, str | None, str | None]], draw: st.DataObject
+) -> None:
+    count = len(records)
+    data, idx = pack(1, 2, [block_of(9, records)], bytes(count))
+    columns = decode_index(idx)
+    row = draw.draw(st.integers(0, count - 1))
+    place = draw.draw(st.integers(int(columns.rows["offset"][row]), columns.record_end(row) - 9))
+    changed = bytearray(data)
+    changed[place] ^= 0x81
+    start = int(columns.rows["offset"][0])
+    body = bytes(changed[start : columns.record_end(count - 1)])
+    with pytest.raises(Damaged) as damage:
+        unpack_block(body, columns, 0, count)
+    assert list(damage.value.ranges) == [(row, row)]
+    block = unpack_block(body, columns, 0, count, [(row, row)])
+    for at, (payload, meta, tag, node) in enumerate(records):
+        expected = (b"", b"", None, None) if at == row else (payload, meta, tag, node)
+        assert (block.data(at), block.meta(at), block.tags[at], block.nodes[at]) == expected

@@ -1,0 +1,91 @@
+"""An index made again from damaged records: what is whole stays readable, what is not says so."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from tests.storage.segment_samples import sample_block, sample_blocks
+from topics_server.values.errors import Damaged
+from topics_server.wal.format.manifest import SegmentEntry
+from topics_server.wal.format.segment import DATA_HEADER_BYTES, SegmentColumns, decode_index
+from topics_server.wal.segments.files import entry_of
+from topics_server.wal.segments.packing import pack, unpack_block
+from topics_server.wal.segments.salvage import rebuild_index
+
+COUNT = 60
+
+
+def packed() -> tuple[bytes, bytes, SegmentEntry]:
+    data, idx = pack(1, 3, sample_blocks(5, COUNT), bytes(COUNT))
+    return data, idx, entry_of(3, data, idx)
+
+
+def readable(data: bytes, columns: SegmentColumns) -> set[int]:
+    """Rows that read as they were; none may read as anything else."""
+    rows = set[int]()
+    for row in range(COUNT):
+        start = int(columns.rows["offset"][row])
+        try:
+            block = unpack_block(data[start : columns.record_end(row)], columns, row, row + 1)
+        except Damaged:
+            continue
+        assert block == sample_block(5 + row, 1)
+        rows.add(row)
+    return rows
+
+
+def row_at(columns: SegmentColumns, offset: int) -> int:
+    return sum(int(start) <= offset for start in columns.rows["offset"]) - 1
+
+
+def test_one_damaged_byte_costs_one_record() -> None:
+    data, idx, entry = packed()
+    columns = decode_index(idx)
+    for offset in range(DATA_HEADER_BYTES, len(data) - COUNT, 3):
+        broken = bytearray(data)
+        broken[offset] ^= 0x02
+        rebuilt = decode_index(rebuild_index(bytes(broken), 1, entry))
+        assert readable(bytes(broken), rebuilt) == set(range(COUNT)) - {row_at(columns, offset)}
+
+
+def test_a_damaged_header_of_the_file_costs_nothing() -> None:
+    data, idx, entry = packed()
+    for offset in range(DATA_HEADER_BYTES):
+        broken = bytearray(data)
+        broken[offset] ^= 0xFF
+        assert rebuild_index(bytes(broken), 1, entry) == idx
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_damaged_stretches_cost_the_records_they_touch(seed: int) -> None:
+    rng = random.Random(seed)
+    data, idx, entry = packed()
+    columns = decode_index(idx)
+    broken, lost = bytearray(data), set[int]()
+    for _ in range(rng.randint(1, 4)):
+        start = rng.randrange(DATA_HEADER_BYTES, len(data) - COUNT)
+        end = min(len(data) - COUNT, start + rng.choice((1, 40, 512)))
+        broken[start:end] = bytes(byte ^ 0x81 for byte in data[start:end])
+        lost |= set(range(row_at(columns, start), row_at(columns, end - 1) + 1))
+    rebuilt = decode_index(rebuild_index(bytes(broken), 1, entry))
+    # Two stretches over the same bytes may have restored them.
+    assert readable(bytes(broken), rebuilt) >= set(range(COUNT)) - lost
+    # With the records back, the index is the old one.
+    assert rebuild_index(data, 1, entry) == idx
+
+
+def test_lost_rows_have_no_checksum_that_could_hold_and_no_tag() -> None:
+    data, idx, entry = packed()
+    at = int(decode_index(idx).rows["offset"][7]) + 20
+    broken = data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
+    rows = decode_index(rebuild_index(broken, 1, entry)).rows
+    assert [row for row in range(COUNT) if not rows["xxh3"][row]] == [7]
+    times = rows["ts"].tolist()
+    assert times == sorted(times)
+
+
+def test_an_index_is_made_whatever_the_flags_say() -> None:
+    data, idx, entry = packed()
+    assert rebuild_index(data[:-COUNT] + b"\xff" * COUNT, 1, entry) == idx

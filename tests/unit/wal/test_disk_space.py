@@ -1,0 +1,222 @@
+"""What happens on a full disk: who is refused, what is given back, what readiness says."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from tests.storage.fake_disk import FakeDisk
+from tests.unit.test_node import append, started
+from topics_server.node import Node
+from topics_server.values.errors import DiskFull, StorageError, TopicsError
+from topics_server.values.model import Durability, TopicConfig
+from topics_server.wal.disk_space import Space
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> FakeDisk:
+    monkeypatch.setattr("topics_server.wal.disk_space._CHECK_S", 0.0)
+    monkeypatch.setattr("topics_server.engine.background.sealer._RETRY_S", 0.0)
+    monkeypatch.setattr("topics_server.engine.background.checkpointer._POLL_MS", 0)
+    return FakeDisk(1)
+
+
+async def look(node: Node, times: int = 20) -> None:
+    for _ in range(times):
+        node._clock.move(200)  # type: ignore[attr-defined]
+        await asyncio.sleep(0.002)
+
+
+async def fill(node: Node, name: str) -> int:
+    """Append until refused for good; how many were taken."""
+    taken = refused = 0
+    while refused < 10:
+        try:
+            await append(node, name, "x" * 500)
+            taken += 1
+        except TopicsError:
+            refused += 1
+            await look(node, 5)
+    return taken
+
+
+def take_the_rest(disk: FakeDisk) -> None:
+    """Somebody else's file, up to the last byte."""
+    file = disk.open("else", create=True)
+    file.pwrite(bytes(disk.room_bytes()), 0)
+
+
+@pytest.mark.parametrize("how", ["delete", "drop"])
+async def test_a_disk_without_a_free_byte_is_emptied_through_the_store(
+    disk: FakeDisk, how: str
+) -> None:
+    disk.capacity_bytes = 300_000
+    node = await started(disk, wal_shards=1, checkpoint_interval_ms=100, min_free_bytes=5_000)
+    await look(node)
+    assert disk.exists("data/ballast")
+    assert await fill(node, "big") > 50
+    take_the_rest(disk)
+    assert disk.room_bytes() == 0
+    await look(node)
+    assert node.store.is_disk_low
+    if how == "drop":
+        await node.store.drop_topic("big", if_empty=False)
+    else:
+        await node.store.delete("big", before_seq=10**6, match=None)
+    for _ in range(2000):
+        await look(node, 5)
+        try:
+            assert await append(node, "other", 1) == 1
+            break
+        except TopicsError:
+            continue
+    else:
+        raise AssertionError("still full")
+    await look(node)
+    assert disk.exists("data/ballast")
+    assert node.state.reasons() == []
+    await node.close()
+
+
+async def test_a_refused_drop_of_segments_is_done_later_without_another_change(
+    disk: FakeDisk,
+) -> None:
+    node = await started(disk, segment_max_events=8)
+    for number in range(16):
+        await append(node, "t", number)
+    await node.sealer.seal_topics(["t"])
+    disk.fail("open", "enospc", path="data/segments/*/manifest.tmp", times=2)
+    await node.store.delete("t", before_seq=17, match=None)
+    await look(node, 60)
+    assert not [name for name in disk.list_dir("data/segments/1") if name.endswith(".data")]
+    await node.close()
+
+
+async def test_files_of_a_dropped_topic_go_when_the_disk_lets_them(disk: FakeDisk) -> None:
+    node = await started(disk, segment_max_events=8)
+    for number in range(16):
+        await append(node, "t", number)
+    await node.sealer.seal_topics(["t"])
+    disk.fail("unlink", "eio", path="data/segments/*", times=2)
+    await node.store.drop_topic("t", if_empty=False)
+    await look(node, 60)
+    assert disk.list_dir("data/segments") == []
+    assert node.state.reasons() == []
+    await node.close()
+
+
+async def test_readiness_says_what_fails_until_it_succeeds(disk: FakeDisk) -> None:
+    node = await started(disk, checkpoint_interval_ms=100)
+    assert node.state.reasons() == []
+    disk.fail("open", "enospc", path="data/snapshots/*", times=None)
+    disk.fail("open", "eio", path="data/segments/*", times=None)
+    for number in range(16):
+        await append(node, "t", number, config=TopicConfig(durability=Durability.FSYNC))
+    await look(node)
+    assert node.state.reasons() == [
+        "checkpoints fail: the disk takes no more",
+        "sealing fails: see the log",
+    ]
+    disk.heal()
+    await look(node)
+    assert node.state.reasons() == []
+    await node.close()
+
+
+class NowOffload:
+    async def run(self, call):  # type: ignore[no-untyped-def]
+        return call()
+
+
+def space_of(disk: FakeDisk, **changes: int) -> Space:
+    return Space(
+        disk,
+        "data",
+        min_free_bytes=changes.get("min_free_bytes", 1000),
+        ballast_bytes=lambda: changes.get("ballast_bytes", 5000),
+        offload=NowOffload(),
+    )
+
+
+def test_journal_files_leave_the_floor_and_what_the_ballast_lacks() -> None:
+    disk = FakeDisk(1, capacity_bytes=20_000)
+    disk.make_dir("data")
+    space = space_of(disk)
+    assert (space.floor_bytes, space.may_seal()) == (6000, False)
+    assert space.may_fill(14_000)
+    assert not space.may_fill(14_001)
+    assert space._look(was_refused=False) == 15_000
+    assert (space.floor_bytes, space.may_seal()) == (1000, True)
+    assert not space.may_fill(14_001)
+
+
+def test_a_refused_manifest_gets_a_piece_and_the_rest_stays() -> None:
+    disk, space = whole(1_000_000, 500_000)
+    fill_up(disk, 500_000)
+    assert space._look(was_refused=False) == 0
+    assert space._look(was_refused=True) == 65_536
+    assert space._look(was_refused=True) == 131_072
+    assert space.floor_bytes == 1000 + 131_072
+    disk.unlink("else")
+    assert space._look(was_refused=False) == 500_000
+    # Somebody else's refusal, with room enough.
+    assert space._look(was_refused=True) == 500_000
+
+
+async def test_a_snapshot_gets_what_it_lacks_if_that_makes_it_fit() -> None:
+    disk, space = whole(1_000_000, 500_000)
+    fill_up(disk, 490_000)
+    await space.make_room(500_000)
+    assert disk.room_bytes() == 10_000
+    await space.make_room(200_000)
+    assert disk.room_bytes() == 200_000 + 65_536
+    await space.make_room(100_000)
+    assert disk.room_bytes() == 200_000 + 65_536
+
+
+def test_a_start_on_a_full_disk_has_the_ballast() -> None:
+    disk, space = whole(6000, 5000)
+    space.make_room_for_start(500)
+    assert disk.room_bytes() == 1000
+    space.make_room_for_start(2000)
+    assert disk.room_bytes() == 2000
+
+
+def whole(capacity: int, ballast: int) -> tuple[FakeDisk, Space]:
+    """A disk with a whole ballast."""
+    disk = FakeDisk(1, capacity_bytes=capacity)
+    disk.make_dir("data")
+    space = space_of(disk, ballast_bytes=ballast)
+    space._look(was_refused=False)
+    assert disk.room_bytes() == capacity - ballast
+    return disk, space
+
+
+def fill_up(disk: FakeDisk, size: int) -> None:
+    disk.open("else", create=True).pwrite(bytes(size), 0)
+
+
+async def test_a_disk_that_cannot_be_asked_changes_nothing() -> None:
+    disk = FakeDisk(1)
+    disk.make_dir("data")
+    space = space_of(disk)
+    told: list[bool] = []
+
+    def broken(path: str) -> int:
+        raise StorageError("EIO", path)
+
+    disk.free_bytes = broken  # type: ignore[method-assign]
+    watch = asyncio.ensure_future(space.watch(lambda low, free: told.append(low)))
+    await asyncio.sleep(0.01)
+    assert (told, watch.done()) == ([], False)
+    watch.cancel()
+
+
+async def test_a_full_disk_is_no_cause_to_name_files(disk: FakeDisk) -> None:
+    node = await started(disk)
+    node.checkpointer.failure = DiskFull("No space left on device", "data/secret")
+    assert node.state.reasons() == ["checkpoints fail: the disk takes no more"]
+    await node.close()
