@@ -218,8 +218,11 @@ def test_an_executor_of_spark_loads_nothing_else_of_the_server(spark: Any, frame
     found = set(" ".join(spark.sparkContext.range(4).mapPartitions(loaded).collect()).split())
     assert found == {
         "topics_server",
-        *(f"topics_server.{name}" for name in ("errors", "limits", "wal")),
-        *(f"topics_server.wal.{name}" for name in ("layout", "manifest_format", "segment_format")),
+        *(f"topics_server.{name}" for name in ("values", "values.errors", "values.limits", "wal")),
+        *(
+            f"topics_server.wal.{n}"
+            for n in ("layout", "format", "format.manifest", "format.segment")
+        ),
     }
 
 

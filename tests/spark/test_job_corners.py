@@ -325,7 +325,7 @@ def test_findings_are_made_one_by_one(server: Server, monkeypatch: pytest.Monkey
             read += len(rows)
             return super().read(rows)
 
-    monkeypatch.setattr(integrity_audit, "Records", Counted)
+    monkeypatch.setattr(integrity_audit, "SegmentRecords", Counted)
     found = integrity_audit.check_segment(segment)
     next(found)
     assert read == 10

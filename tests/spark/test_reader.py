@@ -340,10 +340,12 @@ def test_an_executor_loads_nothing_else_of_the_server(webhooks: Server) -> None:
     assert int(rows) == len(LEFT)
     assert set(ours.split()) == {
         "topics_server",
+        "topics_server.values",
         "topics_server.values.errors",
         "topics_server.values.limits",
         "topics_server.wal",
         "topics_server.wal.layout",
+        "topics_server.wal.format",
         "topics_server.wal.format.manifest",
         "topics_server.wal.format.segment",
     }

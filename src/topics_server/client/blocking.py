@@ -127,9 +127,14 @@ class Queue:
         """Delete jobs that are done, for good; those whose lease is over are `skipped`."""
         return self._do(calls.ack(self.place, node, jobs))
 
-    def nack(self, node: str, jobs: Sequence[Job], *, delay_ms: int = 0) -> Nacked:
-        """Release jobs; they are claimable again after `delay_ms`."""
-        return self._do(calls.nack(self.place, node, jobs, delay_ms=delay_ms))
+    def nack(
+        self, node: str, jobs: Sequence[Job], *, delay_ms: int = 0, error: str | None = None
+    ) -> Nacked:
+        """Release jobs; they are claimable again after `delay_ms`.
+
+        `error` says why they failed; a dead letter carries the last one.
+        """
+        return self._do(calls.nack(self.place, node, jobs, delay_ms=delay_ms, error=error))
 
     def extend(self, node: str, jobs: Sequence[Job], *, lease_ms: int) -> Extended:
         """Let leases last `lease_ms` from now; `skipped` ones are lost."""

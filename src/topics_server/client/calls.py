@@ -228,9 +228,21 @@ def ack(where: QueueAddress, node: str, jobs: Sequence[Job]) -> Call[Acked]:
     return _post(where, "/ack", _fenced(jobs, node), _read_acked, repeatable=True)
 
 
-def nack(where: QueueAddress, node: str, jobs: Sequence[Job], *, delay_ms: int) -> Call[Nacked]:
-    """Release these jobs, as far as they are under these leases."""
+def nack(
+    where: QueueAddress,
+    node: str,
+    jobs: Sequence[Job],
+    *,
+    delay_ms: int,
+    error: str | None = None,
+) -> Call[Nacked]:
+    """Release these jobs, as far as they are under these leases.
+
+    `error` says why; the server keeps its first 1,024 bytes with the job's dead letter.
+    """
     body = {**_fenced(jobs, node), "delay_ms": delay_ms}
+    if error:
+        body["error"] = error
     return _post(where, "/nack", body, _read_nacked, repeatable=True)
 
 

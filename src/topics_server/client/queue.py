@@ -229,9 +229,14 @@ class AsyncQueue:
         """Delete jobs that are done, for good; those whose lease is over are `skipped`."""
         return await self._do(calls.ack(self.place, node, jobs))
 
-    async def nack(self, node: str, jobs: Sequence[Job], *, delay_ms: int = 0) -> Nacked:
-        """Release jobs; they are claimable again after `delay_ms`."""
-        return await self._do(calls.nack(self.place, node, jobs, delay_ms=delay_ms))
+    async def nack(
+        self, node: str, jobs: Sequence[Job], *, delay_ms: int = 0, error: str | None = None
+    ) -> Nacked:
+        """Release jobs; they are claimable again after `delay_ms`.
+
+        `error` says why they failed; a dead letter carries the last one.
+        """
+        return await self._do(calls.nack(self.place, node, jobs, delay_ms=delay_ms, error=error))
 
     async def extend(
         self,

@@ -139,19 +139,21 @@ class Claimed(msgspec.Struct):
 
 
 class Acked(msgspec.Struct):
-    """`acked` jobs are done and deleted; `skipped` seqs were not under these leases."""
+    """`acked` jobs are done and deleted; `skipped` seqs were not, `reasons` says why."""
 
     acked: int
     skipped: list[int] = []
+    reasons: dict[int, str] = {}
     ready: int = 0
     in_flight: int = 0
 
 
 class Nacked(msgspec.Struct):
-    """`nacked` jobs are released; `skipped` seqs were not under these leases."""
+    """`nacked` jobs are released; `skipped` seqs were not under these leases, `reasons` why."""
 
     nacked: int
     skipped: list[int] = []
+    reasons: dict[int, str] = {}
     ready: int = 0
     in_flight: int = 0
 
@@ -161,6 +163,7 @@ class Extended(msgspec.Struct):
 
     extended: int
     skipped: list[int] = []
+    reasons: dict[int, str] = {}
     deadlines: dict[int, int] = {}
 
 

@@ -24,7 +24,7 @@ def load(module: str) -> Any:
 
 def require(what: str, need: str) -> None:
     """Exit with 2 and what to install where packages of `need` are missing."""
-    installing = load("installing")
+    installing = load("running.installing")
     if installing.missing(need):
         click.echo(installing.how(what, need), err=True)
         raise SystemExit(2)

@@ -31,11 +31,15 @@ ROUND_MAX: Final = 8
 
 
 class _Ending(msgspec.Struct):
-    """One delivery's end: acked (None) or released for `delay_ms`, and the count it adds to."""
+    """One delivery's end: acked (None) or released for `delay_ms`, and the count it adds to.
+
+    `error` says why the handler failed.
+    """
 
     held: Held
     delay_ms: int | None
     count: str
+    error: str | None = None
 
 
 class Acknowledger:
@@ -68,9 +72,11 @@ class Acknowledger:
         """The job is done; `count` is the field of `Stats` it adds to."""
         self._add(_Ending(held, None, count))
 
-    def nack(self, held: Held, delay_ms: int, count: str = "failed") -> None:
-        """The job is to be tried again after `delay_ms`."""
-        self._add(_Ending(held, rounded_ms(delay_ms), count))
+    def nack(
+        self, held: Held, delay_ms: int, count: str = "failed", error: str | None = None
+    ) -> None:
+        """The job is to be tried again after `delay_ms`; `error` says why it failed."""
+        self._add(_Ending(held, rounded_ms(delay_ms), count, error))
 
     @property
     def pending(self) -> list[Held]:
@@ -112,35 +118,38 @@ class Acknowledger:
                 self._idle.set()
 
     async def _round(self, endings: Sequence[_Ending]) -> list[ClientError | None]:
-        groups: dict[int | None, list[_Ending]] = {}
+        groups: dict[tuple[int | None, str | None], list[_Ending]] = {}
         for ending in endings:
             if ending.held in self._flight:
-                groups.setdefault(ending.delay_ms, []).append(ending)
+                groups.setdefault((ending.delay_ms, ending.error), []).append(ending)
             else:
                 self._note_lost(ending.held)
         places = asyncio.Semaphore(ROUND_MAX)
 
-        async def one(delay_ms: int | None, group: list[_Ending]) -> ClientError | None:
+        async def one(group: list[_Ending]) -> ClientError | None:
             async with places:
-                return await self._send(delay_ms, group)
+                return await self._send(group)
 
         size = self._flight.batch_max
         requests: list[Coroutine[Any, Any, ClientError | None]] = [
-            one(delay_ms, group[first : first + size])
-            for delay_ms, group in groups.items()
+            one(group[first : first + size])
+            for group in groups.values()
             for first in range(0, len(group), size)
         ]
         return await asyncio.gather(*requests)
 
-    async def _send(self, delay_ms: int | None, group: list[_Ending]) -> ClientError | None:
-        """One request; returns its failure if its endings are to be sent again."""
+    async def _send(self, group: list[_Ending]) -> ClientError | None:
+        """Send one request for endings that differ in their jobs only; return a passing failure."""
+        delay_ms, error_text = group[0].delay_ms, group[0].error
         jobs = [ending.held.job for ending in group]
         answer: Acked | Nacked
         try:
             if delay_ms is None:
                 answer = await self._queue.ack(self._node, jobs)
             else:
-                answer = await self._queue.nack(self._node, jobs, delay_ms=delay_ms)
+                answer = await self._queue.nack(
+                    self._node, jobs, delay_ms=delay_ms, error=error_text
+                )
         except ClientError as error:
             if self._flight.shrink(error, len(jobs)):
                 self._todo.extend(group)

@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import traceback
 from collections.abc import Awaitable, Callable
 from typing import Final, Literal, TypeAlias
 
@@ -28,6 +29,7 @@ from topics_server.client.values import Job, QueueState, Stats
 from topics_server.client.working.acknowledge import RELEASED, Acknowledger
 from topics_server.client.working.in_flight import Held, InFlight
 from topics_server.client.working.sources import JobSource, SourceTerms
+from topics_server.client.working.threads import HandlerExited
 
 log = logging.getLogger("topics_server.client")
 # How long the last acks and releases may take when a worker stops.
@@ -41,6 +43,8 @@ CLOSING_MS: Final = 100
 EXTEND_TIMEOUT_MIN_MS: Final = 250
 EXTEND_TIMEOUT_MAX_MS: Final = 30_000
 EXTEND_PAUSE_MAX_MS: Final = 2000
+# As much of an exception as a nack tells; the server keeps 1,024 bytes.
+_REASON_CHARS_MAX: Final = 1024
 
 Push: TypeAlias = Literal["auto", "always", "never"]
 Call: TypeAlias = Callable[[Job], Awaitable[object]]
@@ -292,7 +296,7 @@ class WorkerRun:
                 if self.is_stopping():
                     raise
                 log.warning("job %d: its handler was cancelled", job.seq)
-                self._settling.nack(held, self._backoff_ms(job))
+                self._failed(held, "the handler was cancelled")
             except SystemExit as exit_:
                 # Only this job's handler asked to exit; the worker goes on and tries the job again.
                 log.warning(
@@ -301,14 +305,18 @@ class WorkerRun:
                     job.deliveries,
                     exit_.code,
                 )
-                self._settling.nack(held, self._backoff_ms(job))
+                self._failed(held, f"the handler called sys.exit({exit_.code!r})")
             except Exception as error:
                 log.warning(
                     "job %d failed, delivery %d: %r", job.seq, job.deliveries, error, exc_info=error
                 )
-                self._settling.nack(held, self._backoff_ms(job))
+                self._failed(held, _reason(error))
             else:
                 self._settling.ack(held)
+
+    def _failed(self, held: Held, error: str) -> None:
+        """Have the job tried again; its dead letter would carry `error`."""
+        self._settling.nack(held, self._backoff_ms(held.job), error=error)
 
     def _backoff_ms(self, job: Job) -> int:
         return self._plan.backoff.wait_ms(max(job.deliveries, 1), self._effects.chance())
@@ -372,3 +380,11 @@ class WorkerRun:
                 task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await asyncio.gather(waiting, sleeping, return_exceptions=True)
+
+
+def _reason(error: Exception) -> str:
+    """What a dead letter says of an exception: its type and its text, at most 1,024 characters."""
+    if isinstance(error, HandlerExited):
+        return f"the handler raised {error}"
+    text = traceback.format_exception_only(error)[-1].strip()
+    return text[:_REASON_CHARS_MAX].encode(errors="replace").decode()

@@ -125,6 +125,30 @@ def test_what_a_handler_may_raise(is_async: bool, fake: FakeQueue, start: Start)
     assert delays == {1: 65_536, 2: 57_344, 5: 57_344, 6: 57_344}
 
 
+@pytest.mark.parametrize(
+    ("raised", "told"),
+    [
+        (ValueError("no such \udc80 address"), "ValueError: no such ? address"),
+        (KeyError(), "KeyError"),
+        (ValueError("x" * 5000), "ValueError: " + "x" * 1012),
+        (SystemExit(3), "the handler raised SystemExit(3)"),
+        (asyncio.CancelledError(), "the handler raised CancelledError()"),
+        (Retry(), None),
+    ],
+)
+def test_a_nack_says_what_the_handler_raised(
+    raised: BaseException, told: str | None, fake: FakeQueue, start: Start
+) -> None:
+    def handle(job: Job) -> None:
+        raise raised
+
+    fake.add(1)
+    run = start(handle, backoff=Backoff(base_ms=60_000, cap_ms=60_000))
+    fake.wait_for(lambda: fake.calls("nack"))
+    run.stop()
+    assert fake.calls("nack")[0].get("error") == told
+
+
 def test_a_negative_retry_is_a_mistake() -> None:
     with pytest.raises(ValueError):
         Retry(-1)
