@@ -26,14 +26,14 @@ def headings(kind: str) -> set[str]:
 
 
 def test_every_event_that_is_rendered_has_a_heading() -> None:
-    text = "".join((API / f"{name}.py").read_text() for name in ("sse", "queue_frames"))
+    text = "".join((API / f"{name}.py").read_text() for name in ("watch/sse", "queues/responses"))
     assert set(re.findall(r'\bframe\(b"([a-z-]+)"', text)) == headings("event")
     assert callable(job_frame)
     assert callable(sse.render)
 
 
 def test_every_op_that_is_rendered_has_a_heading() -> None:
-    text = (API / "ws_frames.py").read_text()
+    text = (API / "websocket" / "frames.py").read_text()
     said = set(re.findall(r'"op":"([a-z_]+)"', text)) | set(re.findall(r'_opening\(b"(\w+)"', text))
     said |= set(re.findall(r'"op": "([a-z_]+)"', text))
     assert said == headings("op")

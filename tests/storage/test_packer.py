@@ -65,7 +65,9 @@ def test_a_child_that_was_killed_costs_no_run_and_is_replaced(packer: ProcessPac
 
 
 def test_memory_is_kept_where_the_c_library_knows_how(monkeypatch: pytest.MonkeyPatch) -> None:
-    asks = "from topics_server.wal import packer; print(packer.keep_memory())"
+    asks = (
+        "from topics_server.wal.segments.packing_process import keep_memory; print(keep_memory())"
+    )
     told = subprocess.run([sys.executable, "-c", asks], capture_output=True, text=True, check=True)
     assert told.stdout.strip() == str(platform.libc_ver()[0] == "glibc")
 
