@@ -27,6 +27,10 @@ BLOCKS = [block for page in PAGES for block in blocks_of(page)]
 
 # (page, what the block holds) and why it is not run here.
 NOT_RUN = {
+    (
+        "docs/OPERATIONS.md",
+        "docker build",
+    ): "wants a container engine; tests/docker reads the lines",
     ("README.md", "git clone REPOSITORY"): "clones, and runs a server and all tests",
     ("README.md", 'curl --json \'{"records"'): "run by test_readme.py, to the byte",
     ("docs/ANALYTICS.md", "./run spark-setup"): "needs Spark: 450 MB, and a Java; tests/spark",
