@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import logging
+import signal
 
 import pytest
 from hypothesis import settings
@@ -13,6 +14,11 @@ from hypothesis import settings
 settings.register_profile("default", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
 settings.load_profile("default")
+
+
+# A job in the background of a shell ignores Ctrl-C, and so would every process that tests start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _is_not_of_the_machine(record: logging.LogRecord) -> bool:

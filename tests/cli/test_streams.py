@@ -151,15 +151,18 @@ def test_several_topics_are_told_apart(topics: Topics, topic: str, api: Api) -> 
 def test_strong_prints_what_is_synced(topics: Topics, topic: str, api: Api) -> None:
     good(api.put(topic, {"durability": "fsync"}))
     api.add(topic, 1, 2, 3)
-    assert [r["data"] for r in topics.good("tail", topic, "--from-start", "--strong", "-n3").lines]
-    assert topics.good("tail", topic, "--from", "2", "--strong", "-n1").value["data"] == 3
+    assert [
+        r["data"]
+        for r in topics.good("tail", topic, "--from-start", "--strong", "--limit", "3").lines
+    ]
+    assert topics.good("tail", topic, "--from", "2", "--strong", "--limit", "1").value["data"] == 3
 
 
 def test_a_gap_is_a_line_and_a_word(topics: Topics, topic: str, api: Api) -> None:
     good(api.put(topic, {"cap_records": 5}))
     api.add(topic, *range(20))
     earliest = api.get_state(topic)["earliest_seq"]
-    ran = topics.good("tail", topic, "--from-start", "-n", str(21 - earliest))
+    ran = topics.good("tail", topic, "--from-start", "--limit", str(21 - earliest))
     gap, *records = ran.lines
     assert gap["tombstone"]["gap_to"] == earliest - 1
     assert [record["$seq"] for record in records] == list(range(earliest, 21))
