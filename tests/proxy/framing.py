@@ -51,9 +51,9 @@ class Raw(Proxy):
         """As shipped, but for what makes a test of incomplete requests quick."""
         path = super().write_configuration(upstream_port)
         there = self.directory / "topics.conf"
-        listen = f"listen 127.0.0.1:{self.port} ssl http2;"
+        listen = f"listen 127.0.0.1:{self.port} ssl http2 default_server;"
         replacements = {
-            listen: f"{listen} listen 127.0.0.1:{self.raw_port};",
+            listen: f"{listen} listen 127.0.0.1:{self.raw_port} default_server;",
             "client_header_timeout 20s": "client_header_timeout 2s",
             "client_body_timeout 60s": "client_body_timeout 2s",
             "    keepalive_timeout 75s": "    keepalive_timeout 2s",
