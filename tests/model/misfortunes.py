@@ -165,7 +165,7 @@ class Misfortunes(Simulation):
         store = dataclasses.replace(store, is_quiet=False, told_heads=heads)
         cases = list(damage.cases_of(store, dice.randrange(1 << 30), cuts=2, flips=3))
         for case in dice.sample(cases, min(2, len(cases))):
-            if self._end == "power" and damage.is_behind_every_anchor(store, case):
+            if damage.is_behind_every_anchor(store, case):
                 self.unproven += 1
                 continue
             self.struck += 1

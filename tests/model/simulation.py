@@ -360,8 +360,8 @@ class Simulation:
             elif error.code is not Code.STORAGE_READ_ONLY:
                 raise
         except StorageError:
-            # Sealed tags could not be read: nothing was decided.
-            assert isinstance(entry.step, Delete)
+            # The index of a segment could not be read: nothing was decided.
+            assert _needs_index(track, entry.step), entry.step
             track.entries.remove(entry)
         else:
             # The clock may have been set while a tag was looked for.
@@ -422,6 +422,13 @@ class Simulation:
 
     async def _ask_drop(self, name: str) -> Answer:
         return ("dropped", await self._store().drop_topic(name, if_empty=False))
+
+
+def _needs_index(track: Track, step: Step) -> bool:
+    """Whether deciding it may look into sealed segments: tags, or what caps and TTL evict."""
+    config = track.live.config
+    evicts = bool(config.cap_bytes or config.ttl_ms)
+    return isinstance(step, Delete) or (isinstance(step, Append | Put) and evicts)
 
 
 def _is_fact(track: Track, entry: Entry) -> bool:

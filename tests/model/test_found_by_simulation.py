@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import itertools
 
+import pytest
+
 from tests.design7.bench import TOPIC, Bench
-from tests.storage.fake_disk import SimulatedCrash
-from topics_server.values.model import Durability
+from tests.storage.fake_disk import Fault, SimulatedCrash
+from topics_server.values.errors import StorageError
+from topics_server.values.model import Durability, LossReason
 
 
 def test_expired_records_behind_a_hole_are_not_read() -> None:
@@ -88,3 +91,28 @@ def test_a_start_with_another_shard_count_can_be_killed_anywhere() -> None:
             assert list(bench.look().records) == [1, 2, 3]
         finally:
             bench.world.abandon()
+
+
+@pytest.mark.parametrize("fault", ["eio", "emfile"])
+def test_an_append_that_cannot_see_what_its_cap_evicts_stores_nothing(fault: Fault) -> None:
+    """How many bytes the oldest records count stands in the index of their segment."""
+    bench = Bench()
+    try:
+        bench.put()
+        bench.append(8)
+        bench.tend(force_seal=True)
+        topic = bench.node.registry.find(TOPIC)
+        assert topic is not None
+        bench.put(cap_bytes=topic.log.live_bytes)
+        before = bench.look()
+        for run in topic.log.sealed():
+            run.index.unmap()  # type: ignore[attr-defined]
+        bench.world.disk.fail("map", fault, path="*.idx", times=None)
+        with pytest.raises(StorageError):
+            bench.append()
+        bench.world.disk.heal()
+        assert bench.look() == before
+        assert bench.append().first_seq == before.head + 1
+        assert bench.look().gaps[0].reason is LossReason.CAP
+    finally:
+        bench.world.abandon()

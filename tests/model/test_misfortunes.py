@@ -148,3 +148,9 @@ def _is_noticed(lives: Iterable[Simulation]) -> bool:
         except (AssertionError, StorageError):
             return True
     return False
+
+
+@pytest.mark.parametrize("seed", [42401, 43234, 43358, 43429, 43494, 51442, 51751])
+def test_lives_in_which_something_was_found(seed: int) -> None:
+    """Caps not enforced yet, unread indexes, flags set by a start, old snapshots, cut syncs."""
+    Misfortunes(seed).run()

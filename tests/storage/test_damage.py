@@ -6,6 +6,7 @@ import dataclasses
 
 import pytest
 
+from tests.design7.bench import Bench
 from tests.model.world import World
 from tests.storage.damage import (
     ENDS,
@@ -17,13 +18,16 @@ from tests.storage.damage import (
     Truth,
     cases_of,
     copied,
+    is_behind_every_anchor,
     judge,
     make_store,
     undamaged,
 )
-from tests.storage.fake_disk import FakeDisk
+from tests.storage.fake_disk import FakeDisk, Mode
 from topics_server.engine.answers import Gap
-from topics_server.values.model import LossReason
+from topics_server.engine.topic import retention
+from topics_server.values.model import Durability, LossReason
+from topics_server.wal.format.end_marks import SLOT_BYTES, SLOT_DISTANCE, decode, encode_slot
 from topics_server.wal.tools.dump import verify
 
 _HARMLESS = Case("killed", "data/LOCK", "removed")
@@ -150,3 +154,120 @@ def test_heads_that_moved_are_not_forgotten_with_their_snapshot(kind: Kind) -> N
     assert after.topics["disk"].seen.head > 1_000, "it has moved"
     newest = max(path for path in image.files if path.endswith(".snap"))
     assert judge(after, Case("killed", newest, kind, 0)) in ("exact", "skipped")
+
+
+def _store_of(bench: Bench, mode: Mode) -> StoreCopy:
+    """The bench's store after its end, and what a start on it shows."""
+    world = bench.world
+    if world.is_up:
+        world.crash(mode)
+    image = world.disk.image()
+    end: End = "killed" if mode == "kill" else "power"
+    found = copied(end, image, image, world.clock.base_ms, world.changes)
+    return dataclasses.replace(found, is_quiet=False)
+
+
+def test_what_a_tightened_cap_has_not_evicted_yet_may_stay_beside_damage(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With the damaged records counted as gone there is nothing to evict."""
+    bench = Bench(segment_max_events=4)
+    try:
+        bench.put(cap_records=20)
+        for _ in range(14):
+            bench.append()
+        bench.wait(3)
+        with monkeypatch.context() as patch:
+            # Killed before anybody has looked what the new cap evicts.
+            patch.setattr(retention, "standing_floor", lambda *args: None)
+            bench.put(cap_records=5)
+            bench.world.crash("kill")
+        whole = _store_of(bench, "kill")
+        truth = whole.topics["t"]
+        assert list(truth.seen.records) == [10, 11, 12, 13, 14]
+        assert set(truth.evictable) == set(range(1, 10))
+        emptied = Case("killed", "data/segments/1/0000000003.data", "emptied")
+        assert judge(whole, emptied) == "told"
+        changed = {**truth.evictable, 8: truth.evictable[7]}
+        other = dataclasses.replace(truth, evictable=changed)
+        found = judge(dataclasses.replace(whole, topics={"t": other}), emptied)
+        assert isinstance(found, Finding)
+        assert found.what.startswith("t: seq 8 is Rec(")
+    finally:
+        bench.world.abandon()
+
+
+def test_a_copy_older_than_deletes_that_a_start_completed_is_not_the_right_one() -> None:
+    """The start after a power cut sets the missing flags, and publishes heads that moved."""
+    bench = Bench(segment_max_events=4)
+    try:
+        bench.put()
+        for number in range(8):
+            bench.append(tag="a" if number % 2 else "b")
+        bench.append(name="other")
+        bench.wait(3)
+        bench.checkpoint()
+        bench.delete(tag="a")
+        whole = _store_of(bench, "power")
+        path = "data/segments/1/0000000001.data"
+        assert path in whole.flipped
+        assert whole.flipped[path] != whole.image.files[path]
+        case = Case("power", path, "flipped", 80)
+        assert judge(whole, case) == "told"
+        found = judge(dataclasses.replace(whole, flipped={}), case)
+        assert isinstance(found, Finding)
+        assert "the original is back, and still told as damaged" in found.what
+    finally:
+        bench.world.abandon()
+
+
+def test_a_kill_in_the_middle_of_a_sync_leaves_nobody_to_tell_whether_it_failed() -> None:
+    """What was written before that sync is proven by nothing; without a sync all of it is."""
+    bench = Bench()
+    try:
+        bench.put(Durability.MEMORY)
+        bench.append(3)
+        world = bench.world
+        world.crash("kill")
+        image = world.disk.image()
+        path = next(path for path in image.files if path.endswith("-00-0000000001.wal"))
+        mark_path = "data/wal/000001-00.end"
+        marks = decode(image.files[mark_path], 1, 0)
+        slot, (counter, mark) = max(marks.items(), key=lambda each: each[1][0])
+        size = mark.written_end
+        for is_syncing in (False, True):
+            noted = mark._replace(synced_end=64, synced_lsn=0, is_syncing=is_syncing)
+            content = bytearray(image.files[mark_path])
+            at = slot * SLOT_DISTANCE
+            content[at : at + SLOT_BYTES] = encode_slot(1, 0, slot, counter, noted)
+            files = {**image.files, mark_path: bytes(content)}
+            marked = dataclasses.replace(image, files=files)
+            whole = copied("killed", marked, marked, world.clock.base_ms, world.changes)
+            case = Case("killed", path, "cut", size - 1)
+            assert is_behind_every_anchor(whole, case) is is_syncing
+            assert (judge(whole, case) == "refused") is not is_syncing
+    finally:
+        bench.world.abandon()
+
+
+def test_an_old_snapshot_in_the_place_of_the_newest_is_told_and_passed_over() -> None:
+    """Somebody put a copy in the wrong place; the snapshot below it is newer."""
+    bench = Bench()
+    try:
+        bench.put()
+        contents = []
+        for _ in range(3):
+            bench.append()
+            bench.checkpoint()
+            files = bench.world.disk.image().files
+            contents.append(files[max(path for path in files if path.endswith(".snap"))])
+        whole = _store_of(bench, "kill")
+        newest = max(path for path in whole.image.files if path.endswith(".snap"))
+        assert whole.image.files[newest] == contents[2]
+        older = dataclasses.replace(whole.image, files={**whole.image.files, newest: contents[0]})
+        report = verify(FakeDisk.of(older), "data", None)
+        assert report.problems == [f"{newest}: is older than a snapshot of a lower number"]
+        case = Case("killed", newest, "older")
+        assert judge(dataclasses.replace(whole, older=older), case) == "exact"
+    finally:
+        bench.world.abandon()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from tests.storage.fake_disk import FakeDisk, Mode, SimulatedCrash
@@ -146,3 +147,43 @@ def test_a_crash_at_any_operation_leaves_the_old_or_the_new_one(mode: Mode, seed
         assert PublishedSnapshots(disk.reopen(), "data").newest() == found
         if acknowledged:
             return
+
+
+@pytest.mark.parametrize("lower", [10, 20])
+def test_an_older_copy_under_a_higher_number_does_not_count(lower: int) -> None:
+    """The journal it would be replayed on was let go: two numbers below it stand for more."""
+    disk = disk_with_folder()
+    snapshots = PublishedSnapshots(disk, "data")
+    contents = {}
+    for lsn in (10, 20, 30, 40):
+        snapshots.write(image(lsn))
+        contents[lsn] = disk.content(files(disk)[-1])
+    disk.put(files(disk)[-1], contents[lower])
+    again = PublishedSnapshots(disk, "data")
+    assert again.newest() == image(30)
+    assert again.found_damaged
+    assert again.write(image(50)).lsn == 30
+    assert PublishedSnapshots(disk, "data").newest() == image(50)
+    assert len(files(disk)) == 2
+
+
+def test_of_two_runs_the_later_one_counts_though_its_lsns_are_lower() -> None:
+    """A start without the newest snapshot gives lsns out again that left no frame."""
+    disk = disk_with_folder()
+    snapshots = PublishedSnapshots(disk, "data")
+    snapshots.write(image(20))
+    kept = disk.content(files(disk)[-1])
+    later = msgspec.structs.replace(image(10), run=8)
+    PublishedSnapshots(disk, "data").write(image(30))
+    disk.put(files(disk)[-1], encoded(later))
+    disk.put(files(disk)[0], kept)
+    again = PublishedSnapshots(disk, "data")
+    assert again.newest() == later
+    assert not again.found_damaged
+
+
+def encoded(snapshot: SnapshotImage) -> bytes:
+    """The file of a snapshot."""
+    disk = disk_with_folder()
+    PublishedSnapshots(disk, "data").write(snapshot)
+    return disk.content(files(disk)[0])

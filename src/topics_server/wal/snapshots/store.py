@@ -1,5 +1,8 @@
 """Published snapshots: the newest valid one counts, two are kept.
 
+The newest is the one with the highest number, unless a lower number turns out to be newer
+(`age_of`): then the file with the higher number is an older copy that somebody put in its place.
+
 Owns `snapshots/`. A snapshot is written beside in pieces (between which the interpreter lock is
 free), synced, renamed, its directory synced; only then older ones go. Invariant: the two that are
 kept are valid: one was loaded at start or written since, the other was written after it. Used by
@@ -12,6 +15,7 @@ from typing import Final
 
 import numpy as np
 
+from topics_server.runtime.metrics import log
 from topics_server.values.errors import Corrupt, StartRefused, StorageError
 from topics_server.values.limits import SNAPSHOTS_KEPT
 from topics_server.values.storage_types import (
@@ -47,7 +51,7 @@ class PublishedSnapshots:
         # Number and start of valid snapshots, ascending; `None` before the folder was read.
         self._kept: list[tuple[int, ReplayStart]] | None = None
         self._is_folder_safe = False
-        # A newer snapshot than the one `newest` gave cannot be read.
+        # A newer snapshot than the one `newest` gave cannot be read, or is an older copy.
         self.found_damaged = False
         # Length of the newest one: what the next one will take, more or less.
         self.newest_bytes = 0
@@ -61,18 +65,50 @@ class PublishedSnapshots:
         for name in filter(layout.is_temp, names):
             self._fs.unlink(layout.join(self._folder, name))
         self._kept = []
-        for number in sorted(self._numbers(names), reverse=True):
-            path = self._path(number)
-            try:
-                image = load_snapshot(self._fs, path)
-            except Corrupt:
+        numbers = sorted(self._numbers(names), reverse=True)
+        for index, number in enumerate(numbers):
+            image = self._valid(number)
+            if image is None:
                 # Left until the next one is written: a start that ends before must know of it too.
                 self.found_damaged = True
                 continue
+            for lower in numbers[index + 1 :]:
+                newer = self._newer(lower, image)
+                if newer is not None:
+                    log.error(
+                        "%s is an older copy: %s is newer", self._path(number), self._path(lower)
+                    )
+                    self.found_damaged = True
+                    number, image = lower, newer
             self._kept = [(number, image.replay_start)]
-            self.newest_bytes = self._fs.file_size(path)
+            self.newest_bytes = self._fs.file_size(self._path(number))
             return image
         return None
+
+    def _valid(self, number: int) -> SnapshotImage | None:
+        try:
+            return load_snapshot(self._fs, self._path(number))
+        except Corrupt:
+            return None
+
+    def _newer(self, number: int, image: SnapshotImage) -> SnapshotImage | None:
+        """The snapshot of this number if it is valid and newer than `image`.
+
+        Only its header is read where that says that it is not; what cannot be read says nothing.
+        """
+        path = self._path(number)
+        try:
+            file = self._fs.open(path)
+            try:
+                header = decode_header(file.pread(HEADER_BYTES, 0))
+            finally:
+                file.close()
+            if header.last_lsn <= image.last_lsn:
+                return None
+            found = load_snapshot(self._fs, path)
+        except (StorageError, StartRefused):
+            return None
+        return found if age_of(found) > age_of(image) else None
 
     def write(self, image: SnapshotImage) -> ReplayStart:
         """See `ports.Snapshots.write`."""
@@ -134,6 +170,15 @@ class PublishedSnapshots:
     def _numbers(self, names: list[str]) -> list[int]:
         found = map(layout.parse_snapshot_file, names)
         return [number for number in found if number is not None]
+
+
+def age_of(image: SnapshotImage) -> tuple[int, int]:
+    """Ascends from one published snapshot to the next: its run, then its last lsn.
+
+    Not the lsn alone: after a start without the newest snapshot, lsns that left no frame are given
+    out again.
+    """
+    return image.run, image.last_lsn
 
 
 def load_snapshot(fs: Fs, path: str) -> SnapshotImage:

@@ -47,7 +47,7 @@ from topics_server.wal.snapshots.parts import (
     decode_sessions,
     tail_blocks,
 )
-from topics_server.wal.snapshots.store import load_snapshot
+from topics_server.wal.snapshots.store import age_of, load_snapshot
 from topics_server.wal.tools.offline_inventory import AnchoredFiles, topics_on_disk
 
 _ROWS_AT_ONCE = 4096
@@ -209,9 +209,13 @@ def _record_problems(data: bytes, columns: SegmentColumns, first: int, end: int)
 
 
 def verify_snapshots(fs: Fs, data_dir: str, report: VerifyReport) -> list[SnapshotImage]:
-    """Every snapshot; the valid ones, newest first, without looking at who made their parts."""
+    """Every snapshot; the valid ones, newest first, without looking at who made their parts.
+
+    One that is older than one with a lower number is an older copy, put in the place of another.
+    """
     folder = layout.join(data_dir, layout.SNAPSHOTS)
     valid: list[SnapshotImage] = []
+    paths: list[str] = []
     for name in sorted(fs.list_dir(folder), reverse=True):
         path = layout.join(folder, name)
         if layout.is_temp(name):
@@ -222,12 +226,18 @@ def verify_snapshots(fs: Fs, data_dir: str, report: VerifyReport) -> list[Snapsh
         try:
             image = load_snapshot(fs, path)
             valid.append(image)
+            paths.append(path)
             session_count, lease_count = _verify_parts(image)
             if len(valid) == 1:
                 report.counts["watch_sessions"] = session_count
                 report.counts["leases"] = lease_count
         except StorageError as error:
             report.problems.append(str(error) if error.path else f"{path}: {error}")
+    for index, image in enumerate(valid):
+        if any(age_of(lower) > age_of(image) for lower in valid[index + 1 :]):
+            report.problems.append(f"{paths[index]}: is older than a snapshot of a lower number")
+    # Stable: of equally old ones the highest number comes first.
+    valid.sort(key=age_of, reverse=True)
     report.counts["snapshot_parts"] = len(valid[0].parts) if valid else 0
     return valid
 
