@@ -581,7 +581,7 @@ class Node:
             is_clean = False
         await self.journal.close()
         if is_clean:
-            self._directory.note_clean_stop()
+            self._directory.note_clean_stop(self.checkpointer.last_lsn)
 
 
 def _tell_defect(task: asyncio.Task[None]) -> None:

@@ -150,7 +150,7 @@ def _is_noticed(lives: Iterable[Simulation]) -> bool:
     return False
 
 
-@pytest.mark.parametrize("seed", [42401, 43234, 43358, 43429, 43494, 51442, 51751])
+@pytest.mark.parametrize("seed", [42401, 43234, 43358, 43429, 43494, 51442, 51751, 61312])
 def test_lives_in_which_something_was_found(seed: int) -> None:
-    """Caps not enforced yet, unread indexes, flags set by a start, old snapshots, cut syncs."""
+    """Caps not enforced yet, unread indexes, flags set by a start, snapshots gone, cut syncs."""
     Misfortunes(seed).run()

@@ -271,3 +271,22 @@ def test_an_old_snapshot_in_the_place_of_the_newest_is_told_and_passed_over() ->
         assert judge(dataclasses.replace(whole, older=older), case) == "exact"
     finally:
         bench.world.abandon()
+
+
+@pytest.mark.parametrize("kind", ["removed", "emptied", "swapped"])
+def test_after_a_clean_stop_heads_are_not_taken_from_an_older_snapshot(kind: Kind) -> None:
+    """What an ephemeral topic gave out stands in the final snapshot and nowhere else."""
+    bench = Bench()
+    try:
+        bench.put(Durability.EPHEMERAL)
+        bench.append(3)
+        bench.checkpoint()
+        bench.append(3)
+        bench.world.stop()
+        image = bench.world.disk.image()
+        whole = copied("clean", image, image, bench.world.clock.base_ms, bench.world.changes)
+        assert whole.topics["t"].seen.head == 6
+        newest = max(path for path in image.files if path.endswith(".snap"))
+        assert judge(whole, Case("clean", newest, kind)) in ("exact", "skipped")
+    finally:
+        bench.world.abandon()

@@ -128,14 +128,16 @@ def test_no_byte_of_the_format_can_change_unseen(disk: FakeDisk) -> None:
 
 def test_the_clean_stop_mark_lives_until_the_next_run_begins(disk: FakeDisk) -> None:
     directory = opened(disk)
-    directory.note_clean_stop()
+    directory.note_clean_stop(7)
     directory.close()
     disk.crash("power")
     disk = disk.reopen()
     directory = opened(disk)
     assert directory.was_clean
     assert directory.same_boot
+    assert directory.mark.final_lsn == 7
     directory.begin()
+    assert directory.mark.final_lsn == 0
     disk.crash("power")
     directory = opened(disk.reopen())
     assert not directory.was_clean
@@ -239,7 +241,7 @@ def test_after_a_failed_sync_the_boot_is_another_one(disk: FakeDisk) -> None:
     directory.forget_boot()
     # Neither a later publication nor a stop takes it back.
     directory.note_boot()
-    directory.note_clean_stop()
+    directory.note_clean_stop(7)
     directory.close()
     again = opened(disk)
     assert not again.same_boot
@@ -255,6 +257,6 @@ def test_a_boot_that_cannot_be_cleared_is_said_and_stops_nobody(
     disk.fail("open", "eio", path="data/FORMAT.tmp")
     directory.forget_boot()
     assert "boot id cannot be cleared" in caplog.text
-    directory.note_clean_stop()
+    directory.note_clean_stop(7)
     directory.close()
     assert not opened(disk).was_clean

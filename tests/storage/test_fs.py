@@ -301,7 +301,7 @@ async def live(root: str, start: int, count: int) -> list[int]:
     assert max(synced) == start + count - 1
     journal.trim(ReplayStart(1))
     await journal.close()
-    directory.note_clean_stop()
+    directory.note_clean_stop(7)
     directory.close()
     return found
 

@@ -1,6 +1,6 @@
 """Makes a golden data directory: a real server is driven over HTTP, killed twice, and copied.
 
-    .venv/bin/python -m tests.vectors.make_store store-v9
+    .venv/bin/python -m tests.vectors.make_store store-v10
 
 Vectors are never made again, only added: what a released server once wrote must be readable for
 ever, and a vector that is regenerated proves nothing. An existing folder is therefore refused.
@@ -19,7 +19,7 @@ see `stream_part`. From v7 on what tells absence from emptiness: a store id and 
 folder that carries the id, end marks beside the journal, generations and digests of flags. From v8
 on `FORMAT` has the run whose snapshot holds moved heads. From v9 on reasons of nacks, in a
 snapshot, in the journal and in dead letters, and a session that waits for a topic that does not
-exist.
+exist. From v10 on `FORMAT` has the last lsn of a clean stop's snapshot (0 here: it was killed).
 """
 
 from __future__ import annotations

@@ -3,20 +3,21 @@
 Owns `LOCK`, the lock on the directory itself, and `FORMAT`: a small JSON file, replaced atomically.
 
     {"format": 2, "store_id": "...", "run": 7, "boot_id": "...", "clean_stop": false,
-     "journal_run": 7, "heads_run": 5,
+     "journal_run": 7, "heads_run": 5, "final_lsn": 0,
      "wal_sets": [{"wal_set": 1, "shard_count": 4, "first_lsn": 1, "has_marks": true}],
      "cold": "held", "checksum": "..."}
 
 `store_id` names the store: 32 random hexadecimal digits, made once. `run` counts the starts that
 wrote, `journal_run` is the last one whose journal files and end marks were made, `heads_run` the
 last one whose start published moved heads: without a snapshot of that run or a later one heads are
-not known (`lacks_heads`). `clean_stop` is set after the final snapshot; `begin` removes it, counts
-the run and syncs both before the first write of a run. `boot_id` is that of the last run whose
-heads were published (ARCHITECTURE, Heads); a failed sync clears it. A journal file set stands in
-`wal_sets` from before its first entry until it is forgotten. `cold` says whether a cold folder
-carries the store's id (`wal/cold_folder.py`). Version 1 has no `store_id` and no `run`: `open`
-makes the id, the first write stores it. Called by the server's start and stop, by a shard whose
-sync failed, and by offline verbs.
+not known (`lacks_heads`). `clean_stop` is set after the final snapshot, with that one's last lsn as
+`final_lsn`, and nor are heads known without it; `begin` removes both, counts the run and syncs both
+before the first write of a run. `boot_id` is that of the last run whose heads were published
+(ARCHITECTURE, Heads); a failed sync clears it. A journal file set stands in `wal_sets` from before
+its first entry until it is forgotten. `cold` says whether a cold folder carries the store's id
+(`wal/cold_folder.py`). Version 1 has no `store_id` and no `run`: `open` makes the id, the first
+write stores it. Called by the server's start and stop, by a shard whose sync failed, and by offline
+verbs.
 """
 
 from __future__ import annotations
@@ -74,6 +75,7 @@ class FormatMark(msgspec.Struct, frozen=True):
     heads_run: int = 0
     boot_id: str = ""
     clean_stop: bool = False
+    final_lsn: int = 0
     wal_sets: list[WalSet] = []
     cold: Literal["none", "adopting", "held"] = "none"
 
@@ -204,7 +206,9 @@ class Directory:
         an older version may hold segments and no id; that it is about to get one outlasts a crash.
         """
         with self._writing:
-            mark = msgspec.structs.replace(self._mark, run=self._mark.run + 1, clean_stop=False)
+            mark = msgspec.structs.replace(
+                self._mark, run=self._mark.run + 1, clean_stop=False, final_lsn=0
+            )
             if with_cold and self.is_adopted and mark.cold == "none":
                 mark = msgspec.structs.replace(mark, cold="adopting")
             self._write(mark)
@@ -308,11 +312,16 @@ class Directory:
                 except StorageError as error:
                     log.warning("the boot id cannot be cleared after a failed sync: %s", error)
 
-    def note_clean_stop(self) -> None:
-        """*Blocking.* The final snapshot is published and nothing is written any more."""
+    def note_clean_stop(self, final_lsn: int) -> None:
+        """*Blocking.* The final snapshot is published and nothing is written any more.
+
+        `final_lsn`: the last lsn of that snapshot.
+        """
         with self._writing:
             if not self._is_boot_forgotten:
-                mark = msgspec.structs.replace(self._mark, boot_id=self._boot_id, clean_stop=True)
+                mark = msgspec.structs.replace(
+                    self._mark, boot_id=self._boot_id, clean_stop=True, final_lsn=final_lsn
+                )
                 self._write(mark)
 
     def close(self) -> None:
@@ -340,8 +349,12 @@ class Directory:
 
 
 def lacks_heads(mark: FormatMark, newest: SnapshotImage | None) -> bool:
-    """Whether the snapshot that holds the heads which moved last is gone, or an older copy."""
-    return mark.heads_run > (newest.run if newest else 0)
+    """Whether the snapshot that holds the heads as they were last is gone, or an older copy.
+
+    That is the one of the start that moved them, and after a clean stop the final one.
+    """
+    run, last_lsn = (newest.run, newest.last_lsn) if newest else (0, 0)
+    return mark.heads_run > run or mark.final_lsn > last_lsn
 
 
 def lock_folder(fs: Fs, root: str) -> list[Lock]:

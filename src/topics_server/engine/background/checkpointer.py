@@ -158,6 +158,11 @@ class Checkpointer:
             told()
 
     @property
+    def last_lsn(self) -> int:
+        """The last lsn of the snapshot that was published last; 0: none was."""
+        return self._last_lsn
+
+    @property
     def trim_lsn(self) -> int:
         """Entries before it are needed no more, of shards that take writes; 0: all are."""
         return self._trim_start.lsn

@@ -89,9 +89,11 @@ def verify(fs: Fs, data_dir: str, cold_dir: str | None = None) -> VerifyReport:
     snapshots = verify_snapshots(fs, data_dir, report)
     if lacks_heads(mark, snapshots[0] if snapshots else None):
         folder = layout.join(data_dir, layout.SNAPSHOTS)
+        which = f"of run {mark.heads_run} or later"
+        if mark.final_lsn:
+            which = f"of the clean stop, up to lsn {mark.final_lsn},"
         report.problems.append(
-            f"{folder}: a snapshot of run {mark.heads_run} or later is missing: heads will skip "
-            "what it may have held"
+            f"{folder}: a snapshot {which} is missing: heads will skip what it may have held"
         )
     files = AnchoredFiles(fs, tiers, mark.store_id, snapshots[0] if snapshots else None)
     verify_journal(fs, data_dir, mark, snapshots, files, report)
