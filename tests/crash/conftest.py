@@ -30,7 +30,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--fuzz", type=int, default=2000, help="requests changed at random (2000)")
     group.addoption("--half-open", type=int, default=200, help="connections never used (200)")
     group.addoption("--never-reading", type=int, default=20, help="clients that never read (20)")
-    group.addoption("--stream-kills", type=int, default=1, help="of a Spark query (1)")
+    group.addoption("--stream-kills", type=int, default=2, help="of a Spark query (2)")
     group.addoption("--flood", type=int, default=128, help="connections of a flood (128)")
     group.addoption("--flood-appends", type=int, default=10, help="honest appends a topic (10)")
     group.addoption("--misfortunes", type=int, default=150, help="simulated lives (150)")

@@ -62,7 +62,7 @@ def test_a_killed_query_writes_every_record_once(
     server: Server, tmp_path: Path, mode: str, request: pytest.FixtureRequest
 ) -> None:
     """`failOnDataLoss` is `mode`."""
-    kills = int(request.config.getoption("--stream-kills", default=1))
+    kills = int(request.config.getoption("--stream-kills", default=2))
     kill_drivers(server, tmp_path, mode, kills)
 
 
