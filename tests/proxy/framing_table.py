@@ -17,14 +17,14 @@ from tests.proxy import framing, nginx
 
 HEAD: Final = """# Framing
 
-What two servers in a row might read differently: bytes a client sends, then an honest request on
-the same connection. *direct* is what this server answers; `tests/api/test_framing.py` holds it to
-that. *{version}* is what came back through nginx with the shipped configuration when this page was
-made with `python -m tests.proxy.framing_table`. nginx judges first and sends on what it understood
-in its own words, so the two columns may differ. Whatever the version, `tests/proxy/test_framing.py`
-holds that both servers see the same requests, that each answer is that of its request, and that no
-hidden request is served. *next* tells whether the honest request was answered (with its own answer)
-or found the connection closed.
+This table lists requests that two servers in a row might read differently. In each case a client
+sends these bytes and then a valid request on the same connection. *direct* is this server's
+answer; `tests/api/test_framing.py` checks it. *{version}* is the answer through nginx with the
+shipped configuration when `python -m tests.proxy.framing_table` made this page. nginx parses a
+request first and forwards it in its own form, so the two columns may differ. For any nginx
+version, `tests/proxy/test_framing.py` checks that both servers see the same requests, that each
+answer belongs to its request, and that no hidden request is served. *next* says whether the valid
+request got its own answer (`answered`) or found the connection closed (`closed`).
 
 | sent | direct | next | {version} | next |
 |---|---|---|---|---|
