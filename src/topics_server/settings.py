@@ -200,7 +200,7 @@ class Settings(BaseSettings):
     # where it listens
     host: str = _other("127.0.0.1", "a host name, an address, or host:port", "host, or host:port")
     port: Number = _number(4000, 0, 65_535, "0 = any free port; a port in TOPICS_HOST wins")
-    port_file: Path | None = _other(None, "a path", "file the bound port is written to")
+    port_file: Path | None = _other(None, "a path", "file to which the server writes its port")
 
     # where data live
     data_dir: Path = _other(Path("./topics-data"), "a path", "local disk, one server process")
@@ -209,7 +209,7 @@ class Settings(BaseSettings):
     )
     cold_dir: Path | None = _other(None, "a path", "second, larger disk for old segments")
     min_free_bytes: Number | None = _number(
-        None, 0, U64_MAX, "appends stop below it; unset: 256 MiB or 1 %, the smaller"
+        None, 0, U64_MAX, "free space below which appends stop; unset: 256 MiB or 1 %"
     )
 
     # journal, snapshots and segments
@@ -227,14 +227,14 @@ class Settings(BaseSettings):
         30_000, 10, _DAY_MS, "longest time between snapshots while writing"
     )
     checkpoint_wal_bytes: Number = _number(
-        256 * MIB, 4096, U64_MAX, "journal bytes after which one is made"
+        256 * MIB, 4096, U64_MAX, "journal bytes after which a snapshot is taken"
     )
     segment_max_events: Number = _number(
         65_536, 1, SEGMENT_RECORDS_MAX, "records at which a segment is sealed"
     )
-    segment_max_bytes: Number = _number(64 * MIB, 1, SEGMENT_DATA_BYTES_MAX, "bytes at which it is")
+    segment_max_bytes: Number = _number(64 * MIB, 1, SEGMENT_DATA_BYTES_MAX, "bytes at which a segment is sealed")
     segment_max_age_ms: Number = _number(
-        600_000, 1, 365 * _DAY_MS, "age at which it is, whichever comes first"
+        600_000, 1, 365 * _DAY_MS, "age at which a segment is sealed; first limit wins"
     )
     hot_retain_segments: Number = _number(
         4, 0, U64_MAX, "newest segments of a topic kept hot; 0 = off"
@@ -248,24 +248,24 @@ class Settings(BaseSettings):
         "key[:scopes[:prefixes]], comma-separated; README, Keys",
     )
     api_keys_file: Path | None = _other(
-        None, "a path", "file with such a key a line, mode 0600; read anew on SIGHUP"
+        None, "a path", "file with one key a line, mode 0600; SIGHUP rereads it"
     )
     allow_insecure_no_auth: Switch = _other(
         False, "1 or 0", "1 = other machines may call, without keys"
     )
-    probe_auth: Switch = _other(False, "1 or 0", "1 = health and ready ask for a key, too")
+    probe_auth: Switch = _other(False, "1 or 0", "1 = /v0/health and /v0/ready need a key, too")
     ready_degraded: Annotated[Literal[200, 503], BeforeValidator(_whole_number)] = _other(
         200, "200 or 503", "503 = /v0/ready fails while a shard is read-only"
     )
     allowed_hosts: Annotated[str, BeforeValidator(_hosts)] = _other(
         "",
         "host names separated by commas, or *",
-        "names clients may use (Host); unset: without keys on loopback, its own",
+        "Host names clients may use; unset: any, or its own (loopback without keys)",
     )
     cors_origins: Annotated[str, BeforeValidator(_origins)] = _other(
         "",
         "scheme://host or scheme://host:port, several separated by commas; no path, no *",
-        "web pages of these origins may call; comma-separated, exact",
+        "exact origins whose web pages may call; comma-separated",
     )
 
     # limits of a request
@@ -302,36 +302,36 @@ class Settings(BaseSettings):
     max_headers: Number = _number(100, 16, 1000, "header fields of a request")
     max_header_bytes: Number = _number(65_536, 1024, MIB, "header fields of a request together")
     header_timeout_ms: Number = _number(
-        10_000, 100, 3_600_000, "for the head of a request, or the first byte of the first"
+        10_000, 100, 3_600_000, "time for the head of a request or the first byte of a connection"
     )
     body_timeout_ms: Number = _number(
-        30_000, 100, 3_600_000, "in which 4 KiB more of a body have to come"
+        30_000, 100, 3_600_000, "time in which a client must send 4 KiB more of a body"
     )
-    keep_alive_ms: Number = _number(75_000, 100, _DAY_MS, "between two requests of a connection")
+    keep_alive_ms: Number = _number(75_000, 100, _DAY_MS, "idle time between two requests of a connection")
     write_timeout_ms: Number = _number(
-        30_000, 100, 3_600_000, "in which a client has to read on in its answer"
+        30_000, 100, 3_600_000, "time in which a client must read more of its answer"
     )
 
     # watching
     max_watch_topics: Number = _number(256, 1, 65_536, "topics of one watch session")
     max_watch_sessions: Number = _number(10_000, 0, U64_MAX, "watch sessions; 0 = unlimited")
     max_watch_sessions_per_prefix: Number = _number(
-        0, 0, U64_MAX, "those of all keys of a prefix; 0 = unlimited"
+        0, 0, U64_MAX, "watch sessions of one prefix; 0 = unlimited"
     )
     max_sse_connections: Number = _number(
         10_000, 0, U64_MAX, "open streams and WebSockets; 0 = unlimited"
     )
     max_sse_connections_per_key: Number = _number(
-        1000, 0, U64_MAX, "those of one key; 0 = unlimited"
+        1000, 0, U64_MAX, "open streams of one key; 0 = unlimited"
     )
     session_ttl_ms: Number = _number(
         300_000, 1, 365 * _DAY_MS, "how long a session without a stream is kept"
     )
     buffer_grace_ms: Number = _number(
-        5_000, 0, 3_600_000, "a full connection is only behind until then"
+        5_000, 0, 3_600_000, "time for which a full connection counts only as behind"
     )
     slow_consumer_timeout_ms: Number = _number(
-        30_000, 1, 3_600_000, "one that stays full for so long is closed"
+        30_000, 1, 3_600_000, "time after which a connection that stays full is closed"
     )
     max_ws_message_bytes: Number = _number(
         WS_MESSAGE_BYTES_DEFAULT, 64, _BODY_BYTES_MAX, "message of a WebSocket client"
@@ -342,30 +342,30 @@ class Settings(BaseSettings):
     streams_path: Annotated[str, BeforeValidator(_mount)] = _other(
         STREAMS_PATH,
         "a path like /v1/stream, not below /v0 and without a slash at its end, or off",
-        "where streams are; off = nowhere",
+        "path of Durable Streams; off = none",
     )
-    streams_port: Number = _number(0, 0, 65_535, "second port of all the same; 0 = none")
+    streams_port: Number = _number(0, 0, 65_535, "second port for the same server; 0 = none")
     streams_page_bytes: Number = _number(
-        PAGE_BYTES_DEFAULT, 1, PAGE_BYTES_MAX, "bytes of a page, of one message at least"
+        PAGE_BYTES_DEFAULT, 1, PAGE_BYTES_MAX, "bytes of a page; at least one message is sent"
     )
     streams_long_poll_ms: Number = _number(4_000, 1, 600_000, "how long a long-poll waits")
     streams_sse_ms: Number = _number(
-        60_000, 1, _DAY_MS, "events end then, and their reader comes again"
+        60_000, 1, _DAY_MS, "time after which an event stream ends; its reader reconnects"
     )
 
     # running it
     shutdown_grace_ms: Number = _number(
-        10_000, 0, 3_600_000, "for requests in flight when it stops"
+        10_000, 0, 3_600_000, "time for requests in flight when the server stops"
     )
     log_level: Literal["debug", "info", "warning", "error"] = _other(
         "info", "debug, info, warning or error", "debug, info, warning or error"
     )
     log_format: Literal["text", "json"] = _other("text", "text or json", "text or json")
     access_log: Literal["off", "sampled", "full"] = _other(
-        "off", "off, sampled or full", "a line a request: off, sampled or full"
+        "off", "off, sampled or full", "one line a request: off, sampled or full"
     )
     access_log_sample: Number = _number(
-        100, 1, 1_000_000, "sampled: one request of so many, and every 5xx"
+        100, 1, 1_000_000, "sampled: logs one request in so many, and every 5xx"
     )
 
     @classmethod
