@@ -232,7 +232,9 @@ class Settings(BaseSettings):
     segment_max_events: Number = _number(
         65_536, 1, SEGMENT_RECORDS_MAX, "records at which a segment is sealed"
     )
-    segment_max_bytes: Number = _number(64 * MIB, 1, SEGMENT_DATA_BYTES_MAX, "bytes at which a segment is sealed")
+    segment_max_bytes: Number = _number(
+        64 * MIB, 1, SEGMENT_DATA_BYTES_MAX, "bytes at which a segment is sealed"
+    )
     segment_max_age_ms: Number = _number(
         600_000, 1, 365 * _DAY_MS, "age at which a segment is sealed; first limit wins"
     )
@@ -307,7 +309,9 @@ class Settings(BaseSettings):
     body_timeout_ms: Number = _number(
         30_000, 100, 3_600_000, "time in which a client must send 4 KiB more of a body"
     )
-    keep_alive_ms: Number = _number(75_000, 100, _DAY_MS, "idle time between two requests of a connection")
+    keep_alive_ms: Number = _number(
+        75_000, 100, _DAY_MS, "idle time between two requests of a connection"
+    )
     write_timeout_ms: Number = _number(
         30_000, 100, 3_600_000, "time in which a client must read more of its answer"
     )

@@ -38,14 +38,14 @@ VERBS: Final = {
     "set": "Change single fields of a topic's configuration.",
     "append": "Append one record, or every line of standard input.",
     "load": "Append every line of an NDJSON file; resumes where it stopped.",
-    "read": "Print records from a position on; follow new ones.",
+    "read": "Print records from a position on; optionally follow new ones.",
     "tail": "Print new records of one or more topics as they come; resumes by itself.",
     "watch": "Print the frames of a stream, one JSON value a line.",
     "stream": "Create, append to, read, follow, close and remove Durable Streams.",
-    "pub": "Publish standard input, a record a line, over a WebSocket.",
+    "pub": "Publish each line of standard input as a record, over a WebSocket.",
     "enqueue": "Enqueue one job.",
     "work": "Run a command for every job of a queue.",
-    "queue": "Show how queues stand, who holds jobs; redrive dead letters; purge.",
+    "queue": "Show queues and the holders of jobs; redrive dead letters; purge.",
     "router": "Create, show, list and remove routers, which forward records.",
     "routers": "List routers; as a tree or for Graphviz with --graph.",
     "ls": "List topics.",
@@ -54,10 +54,10 @@ VERBS: Final = {
     "rm": "Remove a topic and all its records, for good.",
     "verify": "Check a data directory offline; changes nothing.",
     "dump": "Print what a data directory holds, offline; changes nothing.",
-    "repair": "Show what a damaged journal costs; with --accept-loss make it readable again.",
-    "export": "Write records as Parquet, NDJSON or Arrow files, a little more each run.",
+    "repair": "Show the loss in a damaged journal; with --accept-loss make it readable.",
+    "export": "Write records as Parquet, NDJSON or Arrow files; each run adds the new ones.",
     "jobs": "List analytics jobs over sealed segments, or run one with Spark.",
-    "pipeline": "From the log to a lake and results by day, with one command.",
+    "pipeline": "Export the log to a lake and compute results by day, with one command.",
     "config": "Show the server's settings and where each came from.",
     "doctor": "Check settings, directory, disk, limits and clock; says what to do.",
     "completion": "Print a script that makes a shell complete verbs and options.",
@@ -99,7 +99,7 @@ def told_plainly() -> Iterator[None]:
         raise SystemExit(2) from None
     except msgspec.DecodeError as error:
         # Verbs judge what they read themselves; what is left are answers of a server.
-        _tell(f"bad_answer: this is no answer of a topics server: {error}")
+        _tell(f"bad_answer: this answer is not from a topics server: {error}")
         raise SystemExit(1) from None
     except OSError as error:
         where = "cannot write the output" if error.filename is None else error.filename
@@ -119,8 +119,8 @@ def _not_text(error: UnicodeEncodeError) -> str:
     """What an argument that is no text, or an output that takes less than Unicode, comes to."""
     if "\udc80" <= error.object[error.start] <= "\udcff":
         shown = error.object.encode(errors="surrogateescape").decode(errors="replace")
-        return f"Error: {shown!r}: an argument is UTF-8 text, and this is not"
-    return f"the output takes {error.encoding} only: set PYTHONUTF8=1, or LC_ALL=C.UTF-8"
+        return f"Error: {shown!r}: this argument is not UTF-8 text"
+    return f"the output can encode {error.encoding} only: set PYTHONUTF8=1, or LC_ALL=C.UTF-8"
 
 
 class Verbs(click.Group):

@@ -238,14 +238,14 @@ def wrong_text(error: Exception) -> str:
 def topic_path(topic: str, rest: str = "") -> str:
     """The path of a topic; whatever the name holds stays inside its segment."""
     if not topic:
-        raise click.UsageError("a topic has a name, and this is empty")
+        raise click.UsageError("a topic's name must not be empty")
     return f"/v0/topics/{quote(topic, safe='')}{rest}"
 
 
 def router_path(router: str) -> str:
     """The path of a router."""
     if not router:
-        raise click.UsageError("a router has a name, and this is empty")
+        raise click.UsageError("a router's name must not be empty")
     return f"/v0/routers/{quote(router, safe='')}"
 
 
@@ -264,7 +264,7 @@ def server_options(verb: Callable[P, R]) -> Callable[..., R]:
         "--token",
         envvar="TOPICS_TOKEN",
         metavar="KEY",
-        help="Key to present; better in the environment.  [env: TOPICS_TOKEN]",
+        help="Key to send; safer in the environment.  [env: TOPICS_TOKEN]",
     )
     @functools.wraps(verb)
     def with_client(*args: Any, url: str, token: str | None, **kwargs: Any) -> R:

@@ -111,6 +111,6 @@ def confirm(question: str, *, yes: bool) -> None:
         return
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise click.UsageError(
-            "nothing is deleted: there is no terminal to ask on, and --yes was not given"
+            "nothing was deleted: --yes is missing, and there is no terminal for the question"
         )
     click.confirm(question, abort=True, err=True)

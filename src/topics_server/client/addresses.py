@@ -23,7 +23,9 @@ def checked_token(token: str | None) -> str | None:
     for position, character in enumerate(stripped, 1):
         if not "!" <= character <= "~":
             kind = "white space" if character.isspace() else "not a visible ASCII character"
-            raise ValueError(f"character {position} of the token is {kind}; no key holds one")
+            raise ValueError(
+                f"character {position} of the token is {kind}; a key cannot contain one"
+            )
     return stripped
 
 

@@ -21,7 +21,7 @@ class Backoff(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         if not 0 < self.base_ms <= self.cap_ms:
-            raise ValueError("a back-off has 0 < base_ms <= cap_ms")
+            raise ValueError("a back-off needs 0 < base_ms <= cap_ms")
 
     def wait_ms(self, tries: int, chance: float) -> int:
         """The pause after the `tries`-th failed try (from 1)."""

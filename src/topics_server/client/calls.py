@@ -62,14 +62,16 @@ def place(queue: str, url: str | None) -> QueueAddress:
     if "://" in queue:
         base, found, name = queue.partition(_TOPICS)
         if url is not None:
-            raise ValueError("the queue is given by its URL: leave url out")
+            raise ValueError("the URL already names the queue: leave url out")
         if not found or not name or "/" in name:
-            raise ValueError(f"{queue!r} is no URL of a queue; one ends in {_TOPICS}NAME")
+            raise ValueError(
+                f"{queue!r} is not the URL of a queue; such a URL ends in {_TOPICS}NAME"
+            )
     else:
         base, name = url or DEFAULT_URL, queue
     checked_url(base, DEFAULT_URL)
     if not name:
-        raise ValueError("a queue has a name")
+        raise ValueError("a queue's name must not be empty")
     return QueueAddress(base.rstrip("/"), name)
 
 
@@ -198,7 +200,7 @@ def claim(
 ) -> Call[Claimed]:
     """Lease up to `max_jobs`, waiting up to `wait_ms` for the first."""
     if max_jobs < 1:
-        raise ValueError("a claim takes one job or more")
+        raise ValueError("a claim must ask for one job or more")
     body: dict[str, Any] = {"node": node, "max": min(max_jobs, CLAIM_MAX)}
     if lease_ms is not None:
         body["lease_ms"] = lease_ms

@@ -19,17 +19,23 @@ from topics_server.cli.output import format_options, show_object
 @click.argument("data", required=False, metavar="[DATA|-]")
 @click.option("--file", "-f", metavar="FILE|-", help="Take the data from a file, - = input.")
 @click.option("--tag", help="Tag, to delete by later.")
-@click.option("--node", help="Who writes; reads of that node leave the record out.")
+@click.option("--node", help="Name of the writer; reads with this --node leave the record out.")
 @click.option("--meta", metavar="JSON", help="Small headers, a JSON object.")
 @click.option("--key", help="Idempotency key: a repeated call appends once.")
-@click.option("--producer", metavar="ID", help="Append as this producer: once, whatever is lost.")
+@click.option(
+    "--producer",
+    metavar="ID",
+    help="Append as this producer: the record is stored once, also after a retry.",
+)
 @click.option(
     "--epoch",
     type=click.IntRange(min=0),
-    help="The producer's epoch, gone on with; default: the next one is claimed.",
+    help="Epoch of the producer to continue; default: claim the next one.",
 )
 @click.option(
-    "--seq", type=click.IntRange(min=0), help="The seq in it; what has it already is a repeat."
+    "--seq",
+    type=click.IntRange(min=0),
+    help="Seq within the epoch; a seq that was used already is a repeat.",
 )
 @click.option("--create/--no-create", default=None, help="Whether to create a missing topic.")
 @format_options
@@ -68,7 +74,9 @@ def command(
     """
     if data == STANDARD_INPUT:
         if file is not None or key is not None or producer is not None:
-            raise click.UsageError("- is a record a line: leave --file, --key and --producer out")
+            raise click.UsageError(
+                "- appends one record a line: leave --file, --key and --producer out"
+            )
         if epoch is not None or seq is not None:
             raise click.UsageError("--epoch and --seq are a --producer's")
         template = Template(_text(tag), _text(node), _object(meta), create)
@@ -116,7 +124,7 @@ def _data(data: str | None, file: str | None) -> bytes:
     if data is not None:
         return data.encode(errors="surrogateescape")
     if file is None and sys.stdin.isatty():
-        raise click.UsageError("no DATA; give it as an argument, by --file or on standard input")
+        raise click.UsageError("no DATA: give it as an argument, with --file or on standard input")
     try:
         if file is None or file == "-":
             return sys.stdin.buffer.read()

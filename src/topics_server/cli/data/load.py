@@ -34,7 +34,7 @@ RETRY: Final = "30s"
 @click.option("--meta-field", metavar="NAME", help="Take meta from this field (an object).")
 @click.option("--node", help="Node of every record whose line names none.")
 @click.option("--create/--no-create", default=True, help="Whether to create a missing topic.")
-@click.option("--append-anyway", is_flag=True, help="Also if the topic holds something else.")
+@click.option("--append-anyway", is_flag=True, help="Append even if the topic holds other records.")
 @click.option(
     "--from-line", type=click.IntRange(min=1), metavar="N", help="Begin here, without comparing."
 )
@@ -50,7 +50,7 @@ RETRY: Final = "30s"
     type=size(1),
     default="1MiB",
     show_default=True,
-    help="Bytes of one request, about.",
+    help="Approximate bytes of one request.",
 )
 @click.option(
     "--retry-seconds",
@@ -92,7 +92,7 @@ def command(
     """
     shape = Shape(data_field, tag_field, node_field, meta_field)
     if records and shape != Shape():
-        raise click.UsageError("--records names the fields itself; leave --…-field out")
+        raise click.UsageError("--records already names the fields: leave --…-field out")
     if append_anyway and from_line is not None:
         raise click.UsageError("--append-anyway and --from-line: give one of them")
     try:
@@ -109,7 +109,7 @@ def command(
     if result.stored and from_line is None:
         note(f"{result.stored} lines were in the topic already")
     if loading.strangers:
-        note("others appended to this topic meanwhile: a later load cannot go on by itself")
+        note("other clients appended to this topic meanwhile: a later load cannot resume by itself")
     show_object(msgspec.json.encode(result), as_json=as_json)
 
 

@@ -31,7 +31,7 @@ def append_as(
     if not 0 < len(producer) <= ID_CHARS_MAX or not producer.isprintable():
         raise click.UsageError(f"a producer's id has 1 to {ID_CHARS_MAX} printable characters")
     if seq is not None and epoch is None:
-        raise click.UsageError("--seq is one of an --epoch")
+        raise click.UsageError("--seq needs --epoch")
     is_named = seq is not None
     if epoch is None or seq is None:
         epoch, seq = _place(client, path, body, producer, epoch)
@@ -40,7 +40,7 @@ def append_as(
     if answer.status == 204:
         if not (is_doubtful or is_named):
             raise Failure(
-                f"producer_fenced: seq {seq} of epoch {epoch} was used by somebody else meanwhile"
+                f"producer_fenced: seq {seq} of epoch {epoch} was used by another process meanwhile"
             )
         return b'{"repeated":true,' + told
     if answer.status >= 300:

@@ -120,11 +120,13 @@ Event = PublishBatch | _Answer | _Closed | _NoMore
     type=click.IntRange(min=1, max=1000),
     default=None,
     metavar="N",
-    help="Records of one command, of those that are there; default: 100.",
+    help="Most records of one command; default: 100.",
 )
 @click.option("--create/--no-create", default=None, help="Whether to create a missing topic.")
 @click.option(
-    "--durability", type=click.Choice(DURABILITIES), help="Of the topic, if this creates it."
+    "--durability",
+    type=click.Choice(DURABILITIES),
+    help="Durability of the topic, if this creates it.",
 )
 @click.option(
     "--idempotent",
@@ -167,7 +169,7 @@ def command(
     if idempotent is not None and batch is not None and batch > 1:
         raise click.UsageError("--idempotent makes a key a line: leave --batch out")
     if sys.stdin.isatty():
-        note("a record a line; Ctrl-D ends")
+        note("one record a line; Ctrl-D ends")
     cutter = Cutter(whole_records() if records else Shape(), node)
     size = 1 if idempotent is not None else batch or 100
     plan = PublishPlan(topic, create, durability, idempotent, retry_ms / 1000)
@@ -344,7 +346,9 @@ class Publishing:
             raise Failure(self._refusal(answer))
         batch = self._waiting.pop(_line_of(answer), None)
         if answer.op != "ack" or batch is None:
-            raise CallRefused(200, "bad_answer", f"{answer.op!r} is no answer to a publish", None)
+            raise CallRefused(
+                200, "bad_answer", f"{answer.op!r} is not an answer to a publish", None
+            )
         self._slots.release()
         self.summary.lines += len(batch.records)
         self.summary.deduped += len(batch.records) if answer.deduped else 0
@@ -419,7 +423,7 @@ class Publishing:
             for text in connection:
                 self._events.put(msgspec.json.decode(text, type=_Answer))
         except msgspec.DecodeError as error:
-            reason = f"a frame that is no answer of a topics server: {error}"
+            reason = f"a frame that is not from a topics server: {error}"
         except websockets.exceptions.ConnectionClosed as error:
             reason = str(error)
         self._events.put(_Closed(number, reason or "the server closed it"))

@@ -41,17 +41,21 @@ def command() -> None:
 
 @command.command("create")
 @click.argument("stream")
-@click.option("--content-type", "-t", default=JSON, show_default=True, help="What it holds.")
+@click.option(
+    "--content-type", "-t", default=JSON, show_default=True, help="Content type of the stream."
+)
 @click.option(
     "--ttl",
     "ttl_ms",
     type=seconds(),
-    help="Removed so long after its last use: 90s, 2h; plain: seconds.",
+    help="Time from its last use to its removal: 90s, 2h; plain: seconds.",
 )
-@click.option("--expires-at", metavar="TIME", help="Removed then; RFC 3339.")
-@click.option("--fork", metavar="PATH", help="Begin with what this stream of the server holds.")
-@click.option("--fork-offset", metavar="OFFSET", help="Up to here; default: all of it.")
-@click.option("--closed", is_flag=True, help="Closed from the beginning.")
+@click.option("--expires-at", metavar="TIME", help="Time of its removal; RFC 3339.")
+@click.option("--fork", metavar="PATH", help="Begin with the content of this stream of the server.")
+@click.option(
+    "--fork-offset", metavar="OFFSET", help="Fork up to this offset; default: the whole stream."
+)
+@click.option("--closed", is_flag=True, help="Create the stream closed.")
 @format_options
 @server_options
 def create(
@@ -98,10 +102,14 @@ def create(
 @command.command("append")
 @click.argument("stream")
 @click.argument("data", nargs=-1)
-@click.option("--content-type", "-t", help="What STREAM holds; default: it is asked.")
-@click.option("--producer", metavar="ID", help="Append as this producer: each once and in order.")
-@click.option("--epoch", type=click.IntRange(min=0), help="Its epoch; default: the next one.")
-@click.option("--close", "closes", is_flag=True, help="Close STREAM behind it.")
+@click.option("--content-type", "-t", help="Content type of STREAM; default: ask the server.")
+@click.option(
+    "--producer", metavar="ID", help="Append as this producer: each message once and in order."
+)
+@click.option(
+    "--epoch", type=click.IntRange(min=0), help="Epoch of the producer; default: the next one."
+)
+@click.option("--close", "closes", is_flag=True, help="Close STREAM after the append.")
 @server_options
 def append(
     stream: str,
@@ -120,7 +128,7 @@ def append(
     if epoch is not None and producer is None:
         raise click.UsageError("--epoch is a --producer's")
     if not data and sys.stdin.isatty():
-        raise click.UsageError("no DATA; give it as arguments or on standard input")
+        raise click.UsageError("no DATA: give it as arguments or on standard input")
     with StreamClient(client, stream) as found:
         content_type = content_type or found.content_type()
         if producer is not None:
@@ -233,7 +241,7 @@ def _show(page: StreamReadPage) -> None:
 @click.argument("stream")
 @click.option("--from", "offset", default=START, metavar="OFFSET", help="Default: the beginning.")
 @click.option(
-    "--offset", "shows_offset", is_flag=True, help="Say on standard error where it ended."
+    "--offset", "shows_offset", is_flag=True, help="Print the next offset on standard error."
 )
 @server_options
 def read(stream: str, offset: str, shows_offset: bool, client: Client) -> None:
@@ -264,7 +272,7 @@ def read(stream: str, offset: str, shows_offset: bool, client: Client) -> None:
     type=click.Choice(["auto", "sse", "long-poll"]),
     default="auto",
     show_default=True,
-    help="How news come; auto: events for JSON, long-polling for bytes.",
+    help="How new messages arrive; auto: events for JSON, long-polling for bytes.",
 )
 @server_options
 def follow(stream: str, offset: str, live: Live, client: Client) -> None:

@@ -89,7 +89,7 @@ class StreamClient:
         """One request; raises `CallRefused` and `ServerUnreachable`."""
         for name, value in (headers or {}).items():
             if not (value.isascii() and value.isprintable()):
-                raise click.UsageError(f"{name} is plain ASCII text, and what was given is not")
+                raise click.UsageError(f"{name} must be plain ASCII text")
         try:
             found = self._http.request(
                 method, self.url, params=query, headers=headers, content=body
@@ -139,7 +139,7 @@ def url_of(client: Client, place: str) -> str:
         except ValueError as error:
             raise click.UsageError(str(error)) from None
         if parts.query:
-            raise click.UsageError(f"{place!r} is no URL of a stream: it has a query")
+            raise click.UsageError(f"{place!r} is not the URL of a stream: it has a query")
         return place
     path = place.removeprefix(DOOR).lstrip("/")
     if not path:

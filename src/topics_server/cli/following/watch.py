@@ -28,7 +28,9 @@ from topics_server.values.limits import SEQ_MAX
 @click.command("watch")
 @click.argument("topics", metavar="TOPIC[=FROM]...", nargs=-1, required=True)
 @click.option("--until-caught-up", is_flag=True, help="Stop when every topic is at its head.")
-@click.option("--data/--no-data", "data", default=True, help="Whether records hold their data.")
+@click.option(
+    "--data/--no-data", "data", default=True, help="Whether to print the data of records."
+)
 @click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Records of one frame.")
 @click.option("--max-batch-bytes", type=SIZE, help="Bytes of one frame: 64KB, 1MiB.")
 @watch_options
@@ -82,7 +84,7 @@ def _start_of(word: str) -> tuple[str, dict[str, Any]]:
     if start == "tail":
         return name, {"tail": True}
     if not (start.isascii() and start.isdigit()) or int(start) > SEQ_MAX:
-        raise click.UsageError(f"{word!r}: after = comes a seq or the word tail")
+        raise click.UsageError(f"{word!r}: write a seq or the word tail after =")
     return name, {"from_seq": int(start)}
 
 

@@ -383,7 +383,7 @@ def watch_options(verb: Callable[P, R]) -> Callable[..., R]:
         type=duration(1000, 60_000),
         default="15s",
         show_default=True,
-        help="How often an idle server says that it is there; twice as long without: reconnect.",
+        help="How often an idle server sends a sign of life; reconnect after twice that time.",
     )
     @functools.wraps(verb)
     def with_options(

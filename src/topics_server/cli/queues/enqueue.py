@@ -30,22 +30,20 @@ PAUSE_S: Final = 0.05
 @click.argument("data", required=False, metavar="[DATA|-]")
 @click.option("--tag", help="Tag, to delete by.")
 @click.option("--meta", metavar="JSON", help="Small headers, a JSON object.")
-@click.option(
-    "--delay", "delay_ms", type=DURATION, help="Hold it back so long: 5s, 10m; plain: ms."
-)
+@click.option("--delay", "delay_ms", type=DURATION, help="Delay of the job: 5s, 10m; plain: ms.")
 @click.option(
     "--at",
     "deliver_at_ms",
     type=click.IntRange(min=0),
     metavar="MS",
-    help="Until then, ms since 1970.",
+    help="Time of delivery, in ms since 1970.",
 )
 @click.option("--key", help="Idempotency key: a repeated call enqueues once.")
 @click.option(
     "--create/--no-create",
     default=False,
     show_default=True,
-    help="Whether to make a missing topic, of the type queue.",
+    help="Whether to create a missing topic as a queue.",
 )
 @format_options
 @server_options
@@ -98,7 +96,7 @@ def _data(data: str | None) -> bytes:
     if data is not None and data != STANDARD_INPUT:
         return data.encode(errors="surrogateescape")
     if data is None and sys.stdin.isatty():
-        raise click.UsageError("no DATA; give it as an argument or on standard input")
+        raise click.UsageError("no DATA: give it as an argument or on standard input")
     return sys.stdin.buffer.read()
 
 

@@ -127,13 +127,20 @@ class _Redriven(RedriveReport):
 
 @command.command("redrive")
 @click.argument("queue")
-@click.option("--from", "source", metavar="TOPIC", help="Where they are; default: dead_letter.")
+@click.option(
+    "--from",
+    "source",
+    metavar="TOPIC",
+    help="Topic that holds them; default: the dead_letter of QUEUE.",
+)
 @click.option(
     "--seq", "seqs", type=click.IntRange(min=0), multiple=True, metavar="SEQ", help="Only these."
 )
 @click.option("--tag", metavar="TAG", help="Only those with exactly this tag.")
 @click.option("--tag-prefix", metavar="PREFIX", help="Only those whose tag starts with this.")
-@click.option("--max", "most", type=click.IntRange(min=1), metavar="N", help="At most so many.")
+@click.option(
+    "--max", "most", type=click.IntRange(min=1), metavar="N", help="Most jobs to redrive."
+)
 @format_options
 @server_options
 def redrive(
@@ -216,7 +223,7 @@ class _Acked(msgspec.Struct):
 
 @command.command("purge")
 @click.argument("queue")
-@click.option("--all", "everything", is_flag=True, help="Also delayed jobs and those being worked.")
+@click.option("--all", "everything", is_flag=True, help="Also delete delayed and leased jobs.")
 @click.option("--yes", "-y", is_flag=True, help="Do not ask.")
 @format_options
 @server_options

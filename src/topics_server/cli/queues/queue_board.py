@@ -69,7 +69,7 @@ class Snapshot(msgspec.Struct, frozen=True):
 
 @click.command("show")
 @click.argument("queues", nargs=-1, metavar="[QUEUE]...")
-@click.option("--watch", "-w", is_flag=True, help="Go on until Ctrl-C, also into a pipe.")
+@click.option("--watch", "-w", is_flag=True, help="Repeat until Ctrl-C, also into a pipe.")
 @click.option(
     "--interval",
     "interval_ms",

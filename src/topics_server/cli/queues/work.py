@@ -47,7 +47,7 @@ class CommandFailed(Exception):
     default=1,
     show_default=True,
     metavar="N",
-    help="Commands at a time.",
+    help="Most commands at a time.",
 )
 @click.option(
     "--lease-ms",
@@ -56,9 +56,9 @@ class CommandFailed(Exception):
     type=duration(100, 86_400_000),
     help="Lease of a job, extended while its command runs; default: the queue's.",
 )
-@click.option("--node", help="This worker's name; default: host, process and chance.")
-@click.option("--push/--poll", "push", default=None, help="Insist on a stream, or on asking.")
-@click.option("--whole", is_flag=True, help="Hand over the whole job, not only its data.")
+@click.option("--node", help="This worker's name; default: host, process and a random part.")
+@click.option("--push/--poll", "push", default=None, help="Use only a stream, or only claims.")
+@click.option("--whole", is_flag=True, help="Pass the whole job to the command, not only its data.")
 @click.option(
     "--retry-ms",
     "--retry",
@@ -66,7 +66,7 @@ class CommandFailed(Exception):
     type=duration(1),
     default="1s",
     show_default=True,
-    help="Back-off after a first failure; doubles, jittered.",
+    help="Back-off after a first failure; doubles, with jitter.",
 )
 @click.option(
     "--retry-max-ms",
@@ -111,7 +111,7 @@ def command(
     if "=" in words[0] or shutil.which(words[0]) is None:
         raise click.UsageError(f"there is no command {words[0]!r}")
     if retry_max_ms < retry_ms:
-        raise click.UsageError("--retry-max-ms is at least --retry-ms")
+        raise click.UsageError("--retry-max-ms must be at least --retry-ms")
     _say_what_happens()
     runner = Runner(words, whole=whole)
     try:

@@ -50,12 +50,16 @@ def command() -> None:
 @click.option("--filter-prefix", metavar="TEXT", help="Only records whose tag starts with this.")
 @click.option("--no-preserve-node", is_flag=True, help="Copies do not keep the writer's node.")
 @click.option("--no-preserve-tag", is_flag=True, help="Copies do not keep the tag.")
-@click.option("--no-create-dest", is_flag=True, help="The destination must be there.")
-@click.option("--allow-cycle", is_flag=True, help="It may close a circle of routers.")
 @click.option(
-    "--exactly-once", is_flag=True, help="Copies carry a key, by which one is not made twice."
+    "--no-create-dest", is_flag=True, help="Do not create the destination; it must exist."
 )
-@click.option("--from-earliest", is_flag=True, help="A new one starts with what the source holds.")
+@click.option("--allow-cycle", is_flag=True, help="Allow a cycle of routers.")
+@click.option(
+    "--exactly-once", is_flag=True, help="Give each copy a key, so that none is made twice."
+)
+@click.option(
+    "--from-earliest", is_flag=True, help="A new router starts with the first record of the source."
+)
 @format_options
 @server_options
 def put(
@@ -120,7 +124,7 @@ def ls(client: Client, as_json: bool, **asked: str | None) -> None:
 @server_options
 def rm(name: str, yes: bool, client: Client, as_json: bool) -> None:
     """Remove the router NAME; what it copied stays."""
-    confirm(f"Remove router {name}? Nothing is copied by it any more.", yes=yes)
+    confirm(f"Remove router {name}? It will copy no further records.", yes=yes)
     answer = client.call("DELETE", router_path(name))
     if not msgspec.json.decode(answer, type=_Dropped).deleted:
         raise Failure(f"router_not_found: there was no router {name!r}")

@@ -114,7 +114,7 @@ def bind_of(settings: Settings) -> Finding:
     if is_loopback(settings.host):
         return Finding("bind", OK, f"{where}, this machine only, no keys")
     return Finding(
-        "bind", WARN, f"{where}, no keys", "anybody may do anything: set TOPICS_API_KEYS"
+        "bind", WARN, f"{where}, no keys", "every client has all rights: set TOPICS_API_KEYS"
     )
 
 
@@ -151,7 +151,7 @@ def rights_of(name: str, folder: Path, there: Path, mode: int) -> Finding:
     open_to = stat.S_IMODE(there.stat().st_mode) & ~mode
     if open_to & 0o077:
         seen = f"{there} has mode {stat.S_IMODE(there.stat().st_mode):04o}"
-        return Finding(check, WARN, seen, f"others can look into it: chmod {mode:04o} {there}")
+        return Finding(check, WARN, seen, f"other users can read it: chmod {mode:04o} {there}")
     return Finding(check, OK, str(there))
 
 
@@ -160,9 +160,9 @@ def disk_of(name: str, there: Path) -> Finding:
     kind = kind_of(there)
     check = f"{name} file system"
     if kind in _ELSEWHERE:
-        return Finding(check, FAIL, kind, "locks and syncs reach over a network: use a local disk")
+        return Finding(check, FAIL, kind, "locks and syncs depend on a network: use a local disk")
     if kind in _VOLATILE:
-        return Finding(check, WARN, kind, "all of it is gone when the machine goes down")
+        return Finding(check, WARN, kind, "all data is lost when the machine goes down")
     return Finding(check, OK, kind or "not known")
 
 
@@ -211,11 +211,11 @@ def syncs_of(fs: Fs, folder: Path) -> Finding:
             file.close()
             fs.unlink(path)
     except StorageError as error:
-        return Finding("sync", FAIL, str(error), "the disk refuses to be written")
+        return Finding("sync", FAIL, str(error), "the disk refuses writes")
     middle = sorted(took_ms)[len(took_ms) // 2]
-    seen = f"{middle:.2f} ms at the middle, {max(took_ms):.2f} ms at worst"
+    seen = f"{middle:.2f} ms median, {max(took_ms):.2f} ms at worst"
     if middle < _SYNC_TOO_FAST_MS:
-        advice = "too fast to be true: a cache may lose what it promised in a power cut"
+        advice = "too fast to be true: a cache may lose synced data in a power cut"
         return Finding("sync", WARN, seen, advice)
     if middle > _SYNC_SLOW_MS:
         return Finding("sync", WARN, seen, "appends of class fsync wait for it: use a faster disk")
@@ -230,10 +230,12 @@ def clock_of() -> Finding:
     drift_ms = abs((clock.now_ms() - began_wall_ms) - (monotonic_ms() - began_ms))
     shown = datetime.fromtimestamp(began_wall_ms / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     if began_wall_ms < _BEFORE_THIS_WAS_WRITTEN_MS:
-        return Finding("clock", FAIL, shown, "it is in the past: set it")
+        return Finding("clock", FAIL, shown, "the clock is in the past: set it")
     if drift_ms > _JUMP_MAX_MS:
         seen = f"it jumped by {drift_ms:.0f} ms"
-        return Finding("clock", WARN, seen, "leases and TTLs follow it: let it be slewed, not set")
+        return Finding(
+            "clock", WARN, seen, "leases and TTLs follow the clock: slew it, do not set it"
+        )
     return Finding("clock", OK, shown)
 
 
@@ -242,16 +244,18 @@ def asked(client: Client) -> Iterator[Finding]:
     try:
         health = msgspec.json.decode(client.call("GET", "/v0/health"), type=dict[str, Any])
     except Failure as error:
-        yield Finding("server", FAIL, error.message, "is it running, and is this its address?")
+        yield Finding(
+            "server", FAIL, error.message, "check that the server runs and that this is its address"
+        )
         return
     yield Finding("server", OK, f"{client.url} answers, version {health.get('version')}")
     try:
         ready = msgspec.json.decode(client.call("GET", "/v0/ready"), type=dict[str, Any])
         is_ready = ready.get("status") == "ready"
-        advice = "" if is_ready else "a shard is read-only: see its log, restart it"
+        advice = "" if is_ready else "a shard is read-only: read the server's log, then restart it"
         yield Finding("ready", OK if is_ready else WARN, str(ready.get("status")), advice)
     except Failure as error:
-        yield Finding("ready", WARN, error.message, "it may still be replaying its journal")
+        yield Finding("ready", WARN, error.message, "the server may still be replaying its journal")
     yield from way_of(client.url)
 
 
@@ -262,7 +266,7 @@ def way_of(url: str) -> Iterator[Finding]:
     if parts.scheme != "https":
         if not is_loopback(host):
             yield Finding(
-                "way", WARN, "plain HTTP", "keys can be read on the way: put TLS in front"
+                "way", WARN, "plain HTTP", "others on the network can read keys: put TLS in front"
             )
         return
     connection = http.client.HTTPSConnection(host, parts.port, timeout=_WAY_S)
@@ -275,12 +279,12 @@ def way_of(url: str) -> Iterator[Finding]:
         return
     finally:
         connection.close()
-    yield Finding("way", OK, f"TLS, by {answer.headers.get('Server', 'somebody without a name')}")
+    yield Finding("way", OK, f"TLS, by {answer.headers.get('Server', 'an unnamed server')}")
     told = answer.headers.get("Date")
     if told is not None:
         behind_ms = SystemClock().now_ms() - parsedate_to_datetime(told).timestamp() * 1000
         if abs(behind_ms) > _SKEW_MAX_MS:
-            seen = f"{abs(behind_ms) / 1000:.0f} s from that of this machine"
-            yield Finding("its clock", WARN, seen, "set the clock of either")
+            seen = f"{abs(behind_ms) / 1000:.0f} s off this machine's clock"
+            yield Finding("its clock", WARN, seen, "set one of the two clocks")
         else:
-            yield Finding("its clock", OK, "as that of this machine")
+            yield Finding("its clock", OK, "same as this machine's")

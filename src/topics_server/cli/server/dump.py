@@ -22,8 +22,12 @@ def _as_text(value: object) -> str:
 
 @click.command("dump")
 @click.argument("directory", metavar="DIR", type=click.Path(exists=True, file_okay=False))
-@click.option("--cold-dir", type=click.Path(file_okay=False), help="Where older segments lie.")
-@click.option("--journal", is_flag=True, help="Then also the journal's entries.")
+@click.option(
+    "--cold-dir",
+    type=click.Path(file_okay=False),
+    help="The cold folder, which holds older segments.",
+)
+@click.option("--journal", is_flag=True, help="Also print the journal's entries.")
 def command(directory: str, cold_dir: str | None, journal: bool) -> None:
     """Print the records that lie in DIR, by topic and seq; changes nothing."""
     from topics_server.wal.fs import OsFs

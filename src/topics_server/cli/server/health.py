@@ -23,7 +23,7 @@ _EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
 @click.command("health")
-@click.option("--ready", is_flag=True, help="Also whether it takes requests: /v0/ready.")
+@click.option("--ready", is_flag=True, help="Also check that the server takes requests: /v0/ready.")
 @click.option(
     "--url",
     envvar="TOPICS_URL",
@@ -51,7 +51,7 @@ def command(
     except CallRefused as refused:
         if refused.status == 401 and not token:
             raise Failure(
-                "the server asks health checks for a key, too (TOPICS_PROBE_AUTH): set "
+                "health checks need a key, too (TOPICS_PROBE_AUTH): set "
                 "TOPICS_TOKEN to one, or TOPICS_TOKEN_FILE to a file with one"
             ) from None
         raise

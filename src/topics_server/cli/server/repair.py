@@ -17,10 +17,16 @@ from topics_server.values.errors import StorageError
 
 @click.command("repair")
 @click.argument("directory", metavar="DIR", type=click.Path(file_okay=False))
-@click.option("--accept-loss", is_flag=True, help="Give up what is damaged; its bytes are kept.")
-@click.option("--cold-dir", type=click.Path(file_okay=False), help="Where older segments lie.")
+@click.option("--accept-loss", is_flag=True, help="Give up the damaged part; its bytes are kept.")
 @click.option(
-    "--begin-anew", metavar="STORE_ID", help="Move what is left of this store aside; lose nothing."
+    "--cold-dir",
+    type=click.Path(file_okay=False),
+    help="The cold folder, which holds older segments.",
+)
+@click.option(
+    "--begin-anew",
+    metavar="STORE_ID",
+    help="Move this store's remaining files aside; delete nothing.",
 )
 @click.option(
     "--adopt-cold", is_flag=True, help="Write the store's id into a cold folder without STORE."
@@ -76,7 +82,7 @@ def command(
         if found.is_damaged and accept_loss:
             kept = repair.mend(fs, directory, mark, found, random_u64)
             if repair.survey(fs, directory, mark, image).is_damaged:
-                raise Failure("it is damaged still; what was done is in " + kept)
+                raise Failure("the journal is still damaged; the report is in " + kept)
     except StorageError as error:
         raise Failure(str(error)) from None
     finally:
@@ -134,7 +140,7 @@ def _show(found: object, kept: str, *, as_json: bool) -> None:
         note("the journal is whole")
         return
     for path in found.end_marks:
-        note(f"{path}: missing or not that of its files; what was written last cannot be proven")
+        note(f"{path}: missing, or it does not match its files; the last writes cannot be proven")
     rows = [(region.path, str(region.start), str(region.length)) for region in found.regions]
     if rows:
         show_table(("damaged", "at", "bytes"), rows)
@@ -145,4 +151,4 @@ def _show(found: object, kept: str, *, as_json: bool) -> None:
         note(f"{count} records of a topic whose creation is lost (id {topic_id})")
     if rows:
         note("deletes, acks and settings of topics in the damaged part are undone")
-    note(f"kept in {kept}" if kept else "nothing was changed; --accept-loss gives this up")
+    note(f"kept in {kept}" if kept else "nothing was changed; --accept-loss gives up this part")

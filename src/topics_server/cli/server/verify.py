@@ -15,7 +15,11 @@ from topics_server.values.errors import StorageError
 
 @click.command("verify")
 @click.argument("directory", metavar="DIR", type=click.Path(exists=True, file_okay=False))
-@click.option("--cold-dir", type=click.Path(file_okay=False), help="Where older segments lie.")
+@click.option(
+    "--cold-dir",
+    type=click.Path(file_okay=False),
+    help="The cold folder, which holds older segments.",
+)
 @format_options
 @click.pass_context
 def command(ctx: click.Context, directory: str, cold_dir: str | None, as_json: bool) -> None:

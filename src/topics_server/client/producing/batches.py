@@ -95,7 +95,7 @@ class SendTerms(msgspec.Struct, frozen=True, kw_only=True):
             if getattr(self, name) < low:
                 raise ValueError(f"{name} is {low} or more")
         if self.patience_ms is not None and self.patience_ms < 0:
-            raise ValueError("patience_ms is 0 or more, or None")
+            raise ValueError("patience_ms must be 0 or more, or None")
 
 
 class ProducerState(enum.Enum):
@@ -149,7 +149,7 @@ class ProducerBatches:
     def __init__(
         self, terms: SendTerms, settle: Settle, epoch: int | None = None, seq: int | None = None
     ) -> None:
-        assert seq is None or epoch is not None, "a seq is one of an epoch"
+        assert seq is None or epoch is not None, "seq needs an epoch"
         self.terms = terms
         self.epoch = epoch
         self.failure: ClientError | None = None
@@ -345,7 +345,7 @@ class ProducerBatches:
                     self._stop(
                         Forgotten(
                             f"seq {out.seq} of epoch {out.epoch} was sent, the server expects "
-                            f"{expected}: it does not know what it acknowledged",
+                            f"{expected}: it has lost requests that it acknowledged",
                             expected,
                         )
                     )
@@ -365,7 +365,7 @@ class ProducerBatches:
             return None
         if not batch.is_doubtful or repeat.highest > self._highest:
             return Fenced(
-                f"epoch {self.epoch} is somebody else's too: its seq {batch.seq} was used before",
+                f"another process uses epoch {self.epoch} too: its seq {batch.seq} was used before",
                 self.epoch,
             )
         if self._is_claimed and not self._is_owned:

@@ -94,7 +94,9 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
                 raise TypeError(f"a record of a {self.content_type} stream is bytes, at least one")
             return bytes(record)
         if isinstance(record, bytes | bytearray | memoryview):
-            raise TypeError("a record is a JSON value here; JSON as bytes is msgspec.Raw(...)")
+            raise TypeError(
+                "a record of this target is a JSON value; pass JSON bytes as msgspec.Raw(...)"
+            )
         data = bytes(record) if isinstance(record, msgspec.Raw) else msgspec.json.encode(record)
         if not self.is_topic:
             return data
@@ -173,10 +175,10 @@ def target(place: str, url: str | None, content_type: str | None) -> Target:
         path = where.path("?return_seqs=false")
         return Target(url=where.url, path=path, content_type=JSON, is_topic=True)
     if url is not None:
-        raise ValueError("the stream is given by its URL: leave url out")
+        raise ValueError("the URL already names the stream: leave url out")
     parts = checked_url(place, STREAM_EXAMPLE)
     if parts.query or parts.fragment or parts.path in {"", "/"}:
-        raise ValueError(f"{place!r} is no URL of a stream: it is an origin and a path")
+        raise ValueError(f"{place!r} is not the URL of a stream, which has an origin and a path")
     return Target(
         url=f"{parts.scheme}://{parts.netloc}",
         path=parts.path,

@@ -63,9 +63,9 @@ class TransportPlan(msgspec.Struct, frozen=True, kw_only=True):
         epoch, seq = rest.pop("epoch", None), rest.pop("seq", None)
         for name, number in (("epoch", epoch), ("seq", seq)):
             if number is not None and number < 0:
-                raise ValueError(f"{name} is 0 or more")
+                raise ValueError(f"{name} must be 0 or more")
         if seq is not None and epoch is None:
-            raise ValueError("a seq goes on in a given epoch")
+            raise ValueError("seq needs an epoch")
         told = {
             "token": checked_token(rest.pop("token", None)),
             "timeout_ms": rest.pop("timeout_ms", TIMEOUT_MS),

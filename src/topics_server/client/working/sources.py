@@ -101,7 +101,7 @@ class JobSource:
         try:
             await self._push()
         except _NoStream as error:
-            log.info("no stream of jobs (%s): asking for them instead", error)
+            log.info("no stream of jobs (%s): claiming jobs instead", error)
             await self.poll()
 
     async def push(self) -> None:
@@ -125,7 +125,7 @@ class JobSource:
                 if not await self._is_served():
                     continue
                 silences += 1
-                silent = Unreachable("the stream of jobs says nothing", sent=True)
+                silent = Unreachable("the stream of jobs is silent", sent=True)
                 if silences == OPENING_TRIES:
                     raise _NoStream(silent) from None
                 await self._pause(silent)

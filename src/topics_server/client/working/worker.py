@@ -66,7 +66,7 @@ class Worker(Generic[R]):
         if push not in {"auto", "always", "never"}:
             raise ValueError('push is "auto", "always" or "never"')
         if grace_ms < 0:
-            raise ValueError("grace_ms is 0 or more")
+            raise ValueError("grace_ms must be 0 or more")
         self._handler = handler
         self._queue = queue
         self._url = url

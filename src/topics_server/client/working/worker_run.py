@@ -56,7 +56,7 @@ class Retry(Exception):
     def __init__(self, after_ms: int | None = None) -> None:
         super().__init__("try again" if after_ms is None else f"try again after {after_ms} ms")
         if after_ms is not None and after_ms < 0:
-            raise ValueError("after_ms is 0 or more")
+            raise ValueError("after_ms must be 0 or more")
         self.after_ms = after_ms
 
 

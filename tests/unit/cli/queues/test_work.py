@@ -173,7 +173,10 @@ def test_a_stop_ends_what_takes_too_long(served: Served, tmp_path: Path) -> None
         ((), "Missing argument"),
         (("--lease-ms", "99", "--", "true"), "--lease-ms"),
         (("--concurrency", "0", "--", "true"), "--concurrency"),
-        (("--retry-ms", "9", "--retry-max-ms", "8", "--", "true"), "--retry-max-ms is at least"),
+        (
+            ("--retry-ms", "9", "--retry-max-ms", "8", "--", "true"),
+            "--retry-max-ms must be at least",
+        ),
         (("--node", "n" * 129, "--", "true"), "node is 1 to 128 bytes"),
     ],
 )
