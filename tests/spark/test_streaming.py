@@ -12,7 +12,6 @@ import pytest
 from spark_jobs.reader.listing import SegmentGone
 from spark_jobs.reader.options import parse_options
 from tests.contract.driver import Api, Server, eventually, good
-from tests.crash.test_stream_kills import kill_drivers
 from tests.spark.conftest import HAS_SPARK, INSTALL
 from tests.spark.logs import seal_all
 
@@ -161,21 +160,6 @@ def test_a_query_reads_what_is_there_and_what_comes(
     run()
     rows = spark.read.parquet(str(tmp_path / "out")).select("seq").collect()
     assert sorted(r.seq for r in rows) == list(range(1, 31))
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize("mode", ["true", "false"])
-def test_a_killed_driver_writes_every_record_once(
-    server: Server, tmp_path: Path, mode: str
-) -> None:
-    """Real drivers, twice killed; `./run test-crash --stream-kills 20` is the long run."""
-    server.env = {
-        **server.env,
-        "TOPICS_COLD_DIR": str(server.directory / "cold"),
-        "TOPICS_HOT_RETAIN_SEGMENTS": "1",
-    }
-    kill_drivers(server, tmp_path, mode, 2)
 
 
 def hidden(path: Path) -> Path:
