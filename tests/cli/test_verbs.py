@@ -321,7 +321,7 @@ def test_without_a_terminal_nothing_is_deleted_unless_yes_is_said(
     api.add(topic, 1, 2)
     ran = topics(*[topic if word == "NAME" else word for word in words], stdin=b"y\n")
     assert (ran.code, ran.out) == (2, b"")
-    assert "no terminal to ask on, and --yes was not given" in ran.err
+    assert "--yes is missing, and there is no terminal for the question" in ran.err
     assert api.get_state(topic)["count"] == 2
 
 
