@@ -8,6 +8,8 @@ DIR is a data directory of one topic. Prints a line of JSON; times are seconds, 
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
 import json
 import pickle
 import resource
@@ -36,8 +38,11 @@ def main(data_dir: str) -> dict[str, Any]:
     import pyarrow  # noqa: F401
 
     from spark_jobs.datasource import TopicsReader
-    from spark_jobs.reader.options import parse_options
-    from spark_jobs.reader.streaming import TopicsStreamReader
+
+    # Builds before the folders had both beside `datasource`.
+    folder = "spark_jobs.reader" if importlib.util.find_spec("spark_jobs.reader") else "spark_jobs"
+    parse_options = importlib.import_module(f"{folder}.options").parse_options
+    TopicsStreamReader = importlib.import_module(f"{folder}.streaming").TopicsStreamReader
 
     parsed = parse_options({"path": data_dir, "warn": "false"})
     before = peak_mb()
