@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# The lower bounds of pyproject.toml, installed as they stand into an environment of their own, and
-# tests on it: of everything that leans on a library's details. `lowest.sh REPORT` writes a JUnit
-# report. Spark's bounds are not among them.
+# Installs exactly the lower bounds of pyproject.toml into a separate environment and runs the tests
+# that depend on details of a library. `lowest.sh REPORT` writes a JUnit report. Spark's bounds are
+# not included.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 report=$1
@@ -26,4 +26,4 @@ install --no-deps --no-build-isolation -e .
     tests/unit/api/test_framing.py tests/unit/api/test_direct.py tests/unit/http/test_sockets.py \
     tests/unit/cli tests/unit/test_settings.py tests/unit/values/test_json_cache.py \
     tests/unit/values/test_appends.py tests/unit/runtime/test_metrics.py tests/contract/test_small_words.py \
-    tests/contract/test_watch_stream.py tests/contract/test_ws.py tests/api/test_ws.py
+    tests/contract/watch/test_watch_stream.py tests/contract/watch/test_ws.py tests/api/watch/test_ws.py

@@ -1,7 +1,7 @@
-"""`python -m benchmarks`: run the cases that were named, show, keep and draw what they measured.
+"""`python -m benchmarks`: run the named cases; print, store and draw their results.
 
-Exit code 0 when everything was measured, whatever the verdicts: a bar that is missed is a result.
-1 when a case could not be measured, 2 for wrong arguments.
+Exit code 0 if every case was measured, whatever the verdicts: a missed bar is a result. 1 if a case
+could not be measured, 2 for wrong arguments.
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ from pathlib import Path
 
 from benchmarks.bench import Bench, Options
 from benchmarks.cases.registry import CASES
-from benchmarks.chart import chart
-from benchmarks.document import write_document
-from benchmarks.figures import Report, report_from_json
-from benchmarks.loader import BenchmarkError
-from benchmarks.machine import describe, file_system_of
-from benchmarks.peers import NotInstalled
-from benchmarks.server import DEFAULT_COMMAND
-from benchmarks.terminal import say, show, summary
+from benchmarks.clients.loader import BenchmarkError
+from benchmarks.report import overview
+from benchmarks.report.chart import chart
+from benchmarks.report.document import write_overview, write_pages
+from benchmarks.report.figures import Report, report_from_json
+from benchmarks.report.machine import describe, file_system_of
+from benchmarks.report.terminal import say, show, summary
+from benchmarks.servers.peers import NotInstalled
+from benchmarks.servers.server import DEFAULT_COMMAND
 
 ROUNDS, SECONDS = 7, 2.5
 ROUNDS_QUICK, SECONDS_QUICK = 2, 0.3
@@ -31,26 +32,44 @@ RECORDS, RECORDS_QUICK = 5_000_000, 50_000
 
 
 def arguments(words: list[str]) -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks", description="Measure the server beside its floor."
     )
     parser.add_argument(
-        "--only", default=",".join(CASES), metavar="A,B", help=f"of: {', '.join(CASES)}"
+        "--only", default=",".join(CASES), metavar="A,B", help=f"cases: {', '.join(CASES)}"
     )
     parser.add_argument("--rounds", type=int, help=f"interleaved rounds (default {ROUNDS})")
-    parser.add_argument("--seconds", type=float, help=f"per side and round (default {SECONDS})")
-    parser.add_argument("--quick", action="store_true", help="small and short: does it run at all")
-    parser.add_argument("--records", type=int, help=f"of the memory case (default {RECORDS:,})")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="keep the report")
+    parser.add_argument(
+        "--seconds", type=float, help=f"seconds of a side and round (default {SECONDS})"
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="small and short, only to see that it runs"
+    )
+    parser.add_argument(
+        "--records", type=int, help=f"records of the memory case (default {RECORDS:,})"
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the report to this file")
     parser.add_argument("--chart", type=Path, metavar="FILE.svg", help="draw the report")
     parser.add_argument(
-        "--write-docs", type=Path, metavar="FILE.json", help="write a kept report into docs/"
+        "--write-docs",
+        type=Path,
+        metavar="FILE.json",
+        help="write a kept report into the pages of docs/performance/",
     )
     parser.add_argument(
-        "--dir", type=Path, default=Path(tempfile.gettempdir()), help="on the disk to be measured"
+        "--write-overview",
+        type=Path,
+        metavar="FILE.json",
+        help=f"write the chart and the table of docs/PERFORMANCE.md; needs --only {overview.CASES}",
     )
-    parser.add_argument("--server", help="another command that serves (default: this tree's)")
+    parser.add_argument(
+        "--dir",
+        type=Path,
+        default=Path(tempfile.gettempdir()),
+        help="scratch folder on the measured disk",
+    )
+    parser.add_argument("--server", help="command that starts the server (default: this tree's)")
     given = parser.parse_args(words)
     unknown = set(given.only.split(",")) - set(CASES)
     if unknown:
@@ -65,7 +84,7 @@ def arguments(words: list[str]) -> argparse.Namespace:
 
 
 def options_of(given: argparse.Namespace) -> Options:
-    """The options with the defaults of a full or a quick run."""
+    """The options, with the defaults of a full or a quick run."""
     quick = bool(given.quick)
     return Options(
         rounds=given.rounds or (ROUNDS_QUICK if quick else ROUNDS),
@@ -78,7 +97,7 @@ def options_of(given: argparse.Namespace) -> Options:
 
 
 def run(names: list[str], options: Options, keep: Path | None) -> Report:
-    """Run the cases; each one's failure is its own. The report is kept after every case."""
+    """Run the cases; a failure ends only its own case. The report is stored after every case."""
     report = Report(
         machine=describe(options.folder),
         options={
@@ -110,11 +129,25 @@ def run(names: list[str], options: Options, keep: Path | None) -> Report:
 
 
 def main(words: list[str]) -> int:
-    """Run, or write a kept report into the document."""
+    """Run, or write a stored report into the document."""
     given = arguments(words)
-    if given.write_docs is not None:
-        report = report_from_json(json.loads(given.write_docs.read_text()))
-        write_document(report)
+    if (kept := given.write_docs or given.write_overview) is not None:
+        try:
+            report = report_from_json(json.loads(kept.read_text()))
+        except OSError as error:
+            say(f"ERROR: {kept}: {error.strerror}")
+            return 1
+        except (ValueError, KeyError, TypeError, AssertionError):
+            say(f"ERROR: {kept} is not a report of --json")
+            return 1
+        if given.write_docs is not None:
+            write_pages(report)
+        else:
+            try:
+                write_overview(report)
+            except ValueError as error:
+                say(f"ERROR: {error}")
+                return 1
     else:
         options = options_of(given)
         if file_system_of(options.folder) in ("tmpfs", "ramfs"):

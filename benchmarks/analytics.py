@@ -1,4 +1,4 @@
-"""`python -m benchmarks.analytics`: what reading sealed segments with Spark costs.
+"""`python -m benchmarks.analytics`: the cost of reading sealed segments with Spark.
 
     scan      six queries over segments, Parquet (zstd) and JSON lines of the same records
     scaling   full scans of more and more records, and of the same records in more segments
@@ -7,8 +7,8 @@
     compare   scan and plan of another build (--base ROOT) and of this one, in turns
     beside    a server's append latencies, without and with a full scan on the same machine
 
-Sides take turns, round by round, and the fastest round of each counts: on a noisy machine that is
-what the work costs. Results are printed, and kept with --json FILE.
+Sides take turns, round by round, and the fastest round of each counts: on a noisy machine it is
+closest to the cost of the work itself. Results are printed, and stored with --json FILE.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ Query = Callable[[Any], Any]
 
 
 def say(text: str) -> None:
-    """A line on standard error."""
+    """Print a line to standard error."""
     sys.stderr.write(text + "\n")
     sys.stderr.flush()
 
 
 def timed(work: Callable[[], object]) -> float:
-    """Seconds that something takes."""
+    """The seconds that a call takes."""
     gc.collect()
     began = time.perf_counter()
     work()
@@ -50,7 +50,7 @@ def timed(work: Callable[[], object]) -> float:
 
 
 def sink(frame: Any) -> None:
-    """Make every row, keep none."""
+    """Make every row and keep none."""
     frame.write.format("noop").mode("overwrite").save()
 
 
@@ -64,7 +64,7 @@ def queries(records: int) -> dict[str, Query]:
         return frame.selectExpr(*fields).groupBy("k").agg({"a": "sum"})
 
     def typed_field(frame: Any) -> Any:
-        """By a schema: the source's own, or Spark's `from_json` where data are text."""
+        """Type payloads by a schema: the source's own option, or Spark's `from_json` for texts."""
         if dict(frame.dtypes)["data"] == "string":
             frame = frame.selectExpr(f"from_json(data, '{FIELDS}') data")
         return frame.groupBy("data.kind").agg({"data.amount": "sum"})
@@ -98,12 +98,12 @@ class Sides:
             frame.write.mode("overwrite").json(self.json)
 
     def segments(self, columns: str | None = None) -> Any:
-        """Our source; columns are pruned by a schema, as users do it."""
+        """Our source; a schema prunes the columns, as in users' jobs."""
         reader = self.spark.read.format("topics").option("warn", "false")
         return (reader.schema(columns) if columns else reader).load(self.data_dir)
 
     def frame(self, side: str, query: str) -> Any:
-        """What a query of a side begins with."""
+        """The frame with which a query of a side begins."""
         if side == "parquet":
             return self.spark.read.parquet(self.parquet)
         if side == "json":
@@ -117,7 +117,7 @@ class Sides:
 
 
 def scan(spark: Any, given: argparse.Namespace) -> dict[str, Any]:
-    """Every query on every side, in turns."""
+    """Run every query on every side, in turns."""
     say(f"making {given.records:,} records in three forms")
     sides = Sides(spark, given.dir, given.records)
     times: dict[str, dict[str, list[float]]] = {}
@@ -127,7 +127,7 @@ def scan(spark: Any, given: argparse.Namespace) -> dict[str, Any]:
                 if given.only and not any(word in name for word in given.only.split(",")):
                     continue
                 took = timed(lambda q=query, s=side, n=name: sink(q(sides.frame(s, n))))  # type: ignore[misc]
-                if number:  # the first round warms up
+                if number:  # the first round is a warm-up
                     times.setdefault(name, {}).setdefault(side, []).append(took)
     rows = {
         name: {side: round(min(found), 3) for side, found in by_side.items()}
@@ -144,7 +144,7 @@ def scan(spark: Any, given: argparse.Namespace) -> dict[str, Any]:
 
 
 def scaling(spark: Any, given: argparse.Namespace) -> dict[str, Any]:
-    """Full scans by size, and by number of segments at one size, packed and one task a file."""
+    """Full scans by size, and by number of segments at one size: packed, and one task a file."""
     found: dict[str, Any] = {"records": {}, "segments": {}}
 
     from spark_jobs.reader.listing import list_segments
@@ -175,7 +175,7 @@ def scaling(spark: Any, given: argparse.Namespace) -> dict[str, Any]:
 
 
 def export(_spark: Any, given: argparse.Namespace) -> dict[str, Any]:
-    """Rows a second of an export, sealed segments to files."""
+    """Rows a second of an export of sealed segments to files."""
     from spark_jobs.export import main
 
     records = min(given.records, 1_000_000)
@@ -190,7 +190,7 @@ def export(_spark: Any, given: argparse.Namespace) -> dict[str, Any]:
 
 
 def beside(spark: Any, given: argparse.Namespace) -> dict[str, Any]:
-    """Appends of 100 records, 50 a second, to a server; then the same while Spark scans."""
+    """Appends of 100 records, 50 a second, to a server; then the same during a Spark scan."""
     import signal
     import threading
 
@@ -236,7 +236,7 @@ def beside(spark: Any, given: argparse.Namespace) -> dict[str, Any]:
 
 
 def _planned(root: Path, data_dir: Path) -> dict[str, Any]:
-    """What `benchmarks/planning.py` says of the build in `root`."""
+    """The result of `benchmarks/planning.py` for the build in `root`."""
     done = subprocess.run(
         [str(root / ".venv" / "bin" / "python"), str(ROOT / "benchmarks/planning.py"), data_dir],
         cwd=root,
@@ -254,17 +254,17 @@ def _many_segments(given: argparse.Namespace) -> Path:
 
 
 def plan(_spark: Any, given: argparse.Namespace) -> dict[str, Any]:
-    """The cost of 10,000 segments on the driver, of this build."""
+    """The driver's cost of 10,000 segments, for this build."""
     found = _planned(ROOT, _many_segments(given))
     say(", ".join(f"{name} {value}" for name, value in found.items()))
     return found
 
 
 def compare(_spark: Any, given: argparse.Namespace) -> dict[str, Any]:
-    """Scan and plan of two builds in turns: base, this, base, this; the faster turn of each.
+    """Scan and plan of two builds in turns: base, this, base, this; the faster turn of each counts.
 
-    Each build runs its own benchmark with its own interpreter, on the same files, which the base
-    makes: a newer build reads what an older one wrote.
+    Each build runs its own benchmark with its own interpreter on the same files, which the base
+    makes: a newer build reads the files of an older one.
     """
     if given.base is None:
         raise SystemExit("compare: --base names the checkout of the other build, with its .venv")
@@ -341,14 +341,14 @@ CASES: Final = {
     "compare": compare,
     "beside": beside,
 }
-# Of these all, unless some are named.
+# The default: all of these.
 USUAL: Final = ("scan", "scaling", "export", "plan", "beside")
-# They start processes of their own, and a JVM beside these would only disturb.
+# Run only when named: they start processes of their own, and another JVM would disturb them.
 WITHOUT_SPARK: Final = frozenset({"plan", "compare", "export"})
 
 
 def main() -> int:
-    """The command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.analytics",
         description=__doc__,
@@ -357,10 +357,10 @@ def main() -> int:
     parser.add_argument("cases", nargs="*", default=list(USUAL), help=", ".join(CASES))
     parser.add_argument("--records", type=int, default=5_000_000)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--only", help="queries of scan, by a word of their names, by commas")
+    parser.add_argument("--only", help="scan: words in names of queries, separated by commas")
     parser.add_argument("--base", type=Path, metavar="ROOT", help="compare: the other checkout")
-    parser.add_argument("--turns", type=int, default=2, help="compare: of each build (2)")
-    parser.add_argument("--seconds", type=int, default=20, help="of appends, per side")
+    parser.add_argument("--turns", type=int, default=2, help="compare: turns of each build (2)")
+    parser.add_argument("--seconds", type=int, default=20, help="seconds of appends for each side")
     parser.add_argument("--dir", type=Path, default=Path(tempfile.gettempdir(), "topics-analytics"))
     parser.add_argument("--json", type=Path, metavar="FILE")
     given = parser.parse_args()

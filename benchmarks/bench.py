@@ -1,7 +1,7 @@
-"""What a case is given: options, a scratch folder, servers, the load generator, interleaved rounds.
+"""The tools of a case: options, a scratch folder, servers, the load generator, interleaved rounds.
 
-One `Bench` serves one case and cleans up after it: every process it started is gone and its folder
-removed when the `with` block ends, whatever happened. Made by `__main__`.
+One `Bench` serves one case and cleans up after it: when the `with` block ends, also by an error,
+its processes are ended and its folder is removed. Made by `__main__`.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-from benchmarks.figures import Series
-from benchmarks.floor import start_floor
-from benchmarks.loader import Loader, Sample
-from benchmarks.machine import calibration_ms
-from benchmarks.process import Reply, ServerProcess
-from benchmarks.requests import write_requests
-from benchmarks.server import start_server
+from benchmarks.clients.loader import Loader, Sample
+from benchmarks.clients.requests import write_requests
+from benchmarks.report.figures import Series
+from benchmarks.report.machine import calibration_ms
+from benchmarks.servers.floor import start_floor
+from benchmarks.servers.process import Reply, ServerProcess
+from benchmarks.servers.server import start_server
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What the command line said; the same for all cases."""
+    """The options of the command line; the same for all cases."""
 
     rounds: int
     seconds: float
     quick: bool
-    folder: Path  # where scratch folders are made: the file system that is measured
-    command: tuple[str, ...]  # what starts the server
-    records: int  # of the memory case
+    folder: Path  # where scratch folders are made; its file system is the measured one
+    command: tuple[str, ...]  # the command that starts the server
+    records: int  # records of the memory case
 
     def scaled(self, count: int, quick: int) -> int:
         """A size: `count`, or `quick` in a quick run."""
@@ -48,7 +48,7 @@ Side = Callable[[], Sample]
 
 
 class Bench:
-    """The means of one case."""
+    """The tools of one case."""
 
     def __init__(self, options: Options, noise_ms: list[float]) -> None:
         self.options = options
@@ -63,7 +63,7 @@ class Bench:
     def start(
         self, name: str = "data", settings: Mapping[str, str] | None = None, *, wait: bool = True
     ) -> ServerProcess:
-        """Start our server on the scratch directory `name` (kept, if it exists)."""
+        """Start our server on the scratch directory `name`, which is kept if it exists."""
         server = start_server(self.folder / name, settings, self.options.command)
         self._servers.append(server)
         if wait:
@@ -71,18 +71,18 @@ class Bench:
         return server
 
     def start_floor(self, name: str, reply: Reply) -> ServerProcess:
-        """Start a floor that gives this answer."""
+        """Start a floor that sends this answer."""
         return self.owned(start_floor(self.folder, name, reply))
 
     def owned(self, process: ServerProcess) -> ServerProcess:
-        """A process a case started by itself: it is ended with the others."""
+        """A process that the case started itself: it is ended with the others."""
         self._servers.append(process)
         return process
 
     # -- load -----------------------------------------------------------------------------------
 
     def requests(self, name: str, requests: Sequence[bytes]) -> Path:
-        """A request file in the scratch folder."""
+        """The path of a request file in the scratch folder."""
         return write_requests(self.folder / f"{name}.requests", requests)
 
     def load(
@@ -96,9 +96,9 @@ class Bench:
         loader: Loader | None = None,
         stamp: bool = False,
     ) -> Sample:
-        """Closed-loop load of one round, then wait until the server rests.
+        """Run closed-loop load for one round, then wait until the server is idle.
 
-        The sample carries the server's CPU time a request. `stamp`: see `load`.
+        The sample has the server's CPU time a request. `stamp`: see `load`.
         """
         return self.costed(
             server,
@@ -114,7 +114,9 @@ class Bench:
 
     @staticmethod
     def costed(server: ServerProcess, side: Side) -> Sample:
-        """One round with the server's CPU time a request; returns when the server rests."""
+        """Run one round and add the server's CPU time a request; returns when the server is
+        idle.
+        """
         before = server.cpu_seconds()
         sample = side()
         used_us = (server.cpu_seconds() - before) / sample.count * 1e6
@@ -124,7 +126,7 @@ class Bench:
     def fill(
         self, server: ServerProcess, requests: Path, count: int, connections: int = 64
     ) -> None:
-        """Send every request of a file once, as fast as it goes; not measured."""
+        """Send every request of a file once, as fast as possible; not measured."""
         self.loader.run(
             server.port,
             requests,
@@ -137,9 +139,10 @@ class Bench:
     def interleave(
         self, sides: Mapping[str, Side], *, rounds: int | None = None, warm: bool = True
     ) -> dict[str, list[Sample]]:
-        """Run every side once a round, another one first each round; noise is measured in between.
+        """Run every side once a round, with another side first each round; measure the noise in
+        between.
 
-        `warm`: one round before that is thrown away.
+        `warm`: run one round before, and discard it.
         """
         names = list(sides)
         taken: dict[str, list[Sample]] = {name: [] for name in names}
@@ -171,7 +174,9 @@ class Bench:
 
 
 def settle(server: ServerProcess) -> None:
-    """Wait until a server rests (sealing what a round brought), or the next side pays for it."""
+    """Wait until a server is idle; otherwise the next side pays for sealing this round's
+    records.
+    """
     for _ in range(SETTLE_TURNS):
         before = server.cpu_seconds()
         time.sleep(SETTLE_STEP_SECONDS)

@@ -1,9 +1,9 @@
-"""What the driver pays for many segments: planning a read of them, and a stream's trigger.
+"""The driver's cost of many segments: planning a read of them, and a stream's trigger.
 
-Run by `python -m benchmarks.analytics plan` and `compare`, in a process of its own: memory is the
-process's peak above what its imports take. It uses the `spark_jobs` of its interpreter,
-so that the same file measures another build: `OTHER/.venv/bin/python benchmarks/planning.py DIR`.
-DIR is a data directory of one topic. Prints a line of JSON; times are seconds, sizes MB.
+Run by `python -m benchmarks.analytics plan` and `compare`, in a process of its own: the memory is
+the process's peak minus that of its imports. It uses the `spark_jobs` of its interpreter, so the
+same file measures another build: `OTHER/.venv/bin/python benchmarks/planning.py DIR`. DIR is a data
+directory of one topic. Prints a line of JSON; times are seconds, sizes MB.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _TURNS: Final = 7
 
 
 def peak_mb() -> float:
-    """The most memory that this process had at once."""
+    """The peak memory of this process."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
 def seconds(work: Any) -> tuple[float, Any]:
-    """How long something takes, and what it gives."""
+    """The seconds that a call takes, and its result."""
     began = time.perf_counter()
     made = work()
     return time.perf_counter() - began, made
@@ -39,7 +39,7 @@ def main(data_dir: str) -> dict[str, Any]:
 
     from spark_jobs.datasource import TopicsReader
 
-    # Builds before the folders had both beside `datasource`.
+    # Builds before the folders had both modules beside `datasource`.
     folder = "spark_jobs.reader" if importlib.util.find_spec("spark_jobs.reader") else "spark_jobs"
     parse_options = importlib.import_module(f"{folder}.options").parse_options
     TopicsStreamReader = importlib.import_module(f"{folder}.streaming").TopicsStreamReader
@@ -64,7 +64,7 @@ def main(data_dir: str) -> dict[str, Any]:
     stream = TopicsStreamReader(parsed, parsed.query)
     limit = stream.getDefaultReadLimit()
     cold, end = seconds(lambda: stream.latestOffset(stream.initialOffset(), limit))
-    # All but the last segment is consumed.
+    # All segments but the last are already consumed.
     start = json.loads(json.dumps(end))
     last = max(partitions[-1].segments, key=lambda each: each.entry.last_seq).entry
     for place in start["topics"].values():

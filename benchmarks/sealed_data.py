@@ -1,7 +1,7 @@
-"""Sealed segments made without a server, for benchmarks of what reads them.
+"""Makes sealed segments without a server, for benchmarks of their readers.
 
-The bytes are the server's own: its packer's, its manifest's. Records are JSON of about
-200 bytes with a tag among 5,000 and a node among 50, ten milliseconds apart.
+The server's own packer and manifest code make the bytes. Records are JSON of about 200 bytes with a
+tag among 5,000 and a node among 50, ten milliseconds apart.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _BLOCK: Final = 256
 
 
 def blocks(first_seq: int, count: int, pads: list[bytes]) -> Iterator[Block]:
-    """Records of consecutive seqs, a block at a time."""
+    """Yield records of consecutive seqs, a block at a time."""
     for begin in range(first_seq, first_seq + count, _BLOCK):
         seqs = range(begin, min(begin + _BLOCK, first_seq + count))
         datas = [
@@ -45,7 +45,7 @@ def blocks(first_seq: int, count: int, pads: list[bytes]) -> Iterator[Block]:
 
 
 def make_sealed(folder: Path, records: int, per_segment: int, topic: str = "events") -> Path:
-    """A data directory with one topic of so many records; made once, found again."""
+    """A data directory with one topic of this many records; made once and then reused."""
     done = folder / f"made-{records}-{per_segment}"
     data_dir = folder / f"sealed-{records}-{per_segment}"
     if done.exists():
@@ -73,7 +73,7 @@ def make_sealed(folder: Path, records: int, per_segment: int, topic: str = "even
     listed = tuple(entries)
     config = msgspec.to_builtins(TopicConfig())
     manifest = Manifest(1, topic, 1, config, records, 0, (), len(listed) + 1, listed)
-    # Once, not after every segment: ten thousand are made in seconds.
+    # Sync once and not after every segment: ten thousand are made in seconds.
     (target / layout.MANIFEST).write_bytes(encode_manifest(manifest))
     done.touch()
     return data_dir

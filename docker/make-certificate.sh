@@ -4,8 +4,8 @@
 #     docker/make-certificate.sh [FOLDER [NAME...]]
 #
 # FOLDER (docker/tls) gets certificate.pem and key.pem, for localhost, 127.0.0.1, ::1 and each NAME.
-# Nobody but you trusts it: curl takes it with --cacert FOLDER/certificate.pem, a browser warns.
-# What is there is never overwritten. A real certificate: see docs/OPERATIONS.md.
+# Other machines do not trust it: curl accepts it with --cacert FOLDER/certificate.pem, a browser
+# warns. The script never overwrites an existing file. A real certificate: see docs/OPERATIONS.md.
 set -eu
 
 folder=${1-$(dirname "$0")/tls}

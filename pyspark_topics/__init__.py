@@ -1,4 +1,6 @@
-"""Spark looks for packages of such names and registers their `DefaultSource` by itself (4.0)."""
+"""Lets Spark find the data source: Spark 4.0 imports packages with this name prefix and registers
+their `DefaultSource`.
+"""
 
 from spark_jobs.datasource import TopicsDataSource as DefaultSource
 

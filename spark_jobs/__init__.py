@@ -1,11 +1,11 @@
 """Analytics over sealed segments, beside the server: an Arrow reader, a Spark source, jobs.
 
-Of the server only `topics_server.wal.format.segment`, `wal.format.manifest`, `wal.layout` and the
-errors they raise are imported; a test says so.
+The package imports only `topics_server.wal.format.segment`, `wal.format.manifest`, `wal.layout` and
+their errors from the server; a test checks that.
 
 - `reader/`: reading sealed segments: one snapshot of what is sealed, to Arrow batches and Spark.
 - `exporter/`: exports without Spark: records of segments or of a server as files.
-- `running/`: what all jobs share: arguments, outputs, pictures, what to install.
+- `running/`: code that all jobs share: arguments, outputs, pictures, installation messages.
 - `catalog`: the jobs by name, with a line each.
 - `datasource`: the PySpark data source `topics`.
 - `export`: `topics export`.

@@ -1,4 +1,4 @@
-"""The jobs by name, with a line each; `topics jobs` lists them without starting anything."""
+"""The jobs by name, with a line each; `topics jobs` lists them without starting Spark."""
 
 from __future__ import annotations
 

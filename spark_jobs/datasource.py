@@ -1,8 +1,9 @@
 """The Spark source `topics`: `spark.read.format("topics").load(dir)`, after `register(spark)`.
 
-Needs Spark 4.0; filters are pushed down from 4.1 on, where `register` has switched that on, and
-streams need 4.2 (their limits). The listing is made once, when the read is planned: all tasks of
-one DataFrame's plan see one state of each topic. Batches are Arrow's, never rows of Python.
+Needs Spark 4.0. Spark pushes filters down from 4.1 on, once `register` has switched that on;
+streams need 4.2 (their limits). The driver makes the listing once, when it plans the read: all
+tasks of one DataFrame's plan see one state of each topic. Batches are Arrow batches and never
+Python rows.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 PUSH_DOWN: Final = "spark.sql.python.filterPushdown.enabled"
 _NOTE: Final = "topics.options"
-# Types of fields within data, beside arrays and structs of them: what Arrow's JSON reader makes.
+# Field types within data, beside arrays and structs of them: those that Arrow's JSON reader makes.
 _FIELD_TYPES: Final = {
     "string": "string",
     "bigint": "int64",
@@ -44,11 +45,11 @@ _FIELD_TYPES: Final = {
 
 
 class TopicsDataSource(DataSource):
-    """See the module; options are in docs/ANALYTICS.md."""
+    """The data source; options are in docs/ANALYTICS.md."""
 
     @classmethod
     def name(cls) -> str:
-        """The format's name."""
+        """The name of the format."""
         return "topics"
 
     def schema(self) -> Any:
@@ -61,12 +62,12 @@ class TopicsDataSource(DataSource):
         return _noted(options, self.options) if "location" in self.options else text
 
     def reader(self, schema: Any) -> DataSourceReader:
-        """A reader of the schema's columns."""
+        """Return a reader of the schema's columns."""
         options = parse_options(_options_of(schema, self.options))
         return TopicsReader(options, query_of(options, schema))
 
     def streamReader(self, schema: Any) -> TopicsStreamReader:
-        """A reader of micro-batches."""
+        """Return a reader of micro-batches."""
         from spark_jobs.reader.streaming import TopicsStreamReader
 
         options = parse_options(_options_of(schema, self.options))
@@ -74,10 +75,10 @@ class TopicsDataSource(DataSource):
 
 
 def _noted(parsed: SourceOptions, options: Mapping[str, str]) -> Any:
-    """The schema of a table that is being made, with its options in the first column's metadata.
+    """The schema of a table that is being created, with its options in the first column's metadata.
 
-    Spark's catalog keeps a table's schema and gives it to each read; the options it keeps, and up
-    to 4.3 gives to no read of a Python source.
+    Spark's catalog keeps a table's schema and gives it to each read. It also keeps the options, but
+    up to 4.3 it gives them to no read of a Python source.
     """
     from pyspark.sql import types
 
@@ -103,7 +104,7 @@ def _noted(parsed: SourceOptions, options: Mapping[str, str]) -> Any:
 
 
 def _options_of(schema: Any, options: Mapping[str, str]) -> Mapping[str, str]:
-    """The options of a read: what a table was made with, and what the read itself says."""
+    """The options of a read: those of the table's creation and those of the read itself."""
     for column in schema.fields:
         if _NOTE in column.metadata:
             noted: dict[str, str] = json.loads(column.metadata[_NOTE])
@@ -112,7 +113,7 @@ def _options_of(schema: Any, options: Mapping[str, str]) -> Mapping[str, str]:
 
 
 def query_of(options: SourceOptions, schema: Any) -> Query:
-    """The query for what Spark says the columns are. Raises `BadOption`."""
+    """The query for the columns of Spark's schema. Raises `BadOption`."""
     kinds = {field.name: field.dataType for field in schema.fields}
     columns = tuple(
         (name, "struct" if kind.typeName() == "struct" else kind.simpleString())
@@ -127,7 +128,7 @@ def query_of(options: SourceOptions, schema: Any) -> Query:
 
 
 def arrow_type(kind: Any) -> Any:
-    """The Arrow type for a Spark type within data. Raises `BadOption` for what is not offered."""
+    """The Arrow type for a Spark type within data. Raises `BadOption` for an unsupported type."""
     import pyarrow as pa
 
     if kind.typeName() == "struct":
@@ -155,7 +156,7 @@ class TopicsReader(DataSourceReader):
         self.query = query
 
     def partitions(self) -> Sequence[InputPartition]:
-        """One listing, packed."""
+        """Make one listing and pack it into partitions."""
         options, query = self.options, self.query
         listing = list_segments(
             options.data_dir, query, cold_dir=options.cold_dir, now_ms=options.now_ms
@@ -174,11 +175,11 @@ class TopicsReader(DataSourceReader):
 
     @property
     def pushFilters(self) -> Any:
-        """Takes filters over (`_PushFilters`)."""
+        """The object that receives pushed filters (`_PushFilters`)."""
         return _PushFilters(self)
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
-        """Arrow batches of a partition; of none when there was nothing to plan."""
+        """Yield the Arrow batches of a partition; none if there was nothing to plan."""
         from spark_jobs.reader.segments import read_segments
 
         segments = partition.segments if isinstance(partition, TopicsPartition) else []
@@ -186,11 +187,12 @@ class TopicsReader(DataSourceReader):
 
 
 class _PushFilters:
-    """`pushFilters` of a reader, where Spark has such a method.
+    """`pushFilters` of a reader, if Spark has such a method.
 
     Spark compares `reader.pushFilters.__func__` with the inherited method, and refuses a reader
-    that overrides it while the option for push-down is off. The source is to work with the option
-    on and off, so this says it is the inherited method; it is only called while the option is on.
+    that overrides it while the option for push-down is off. The source has to work with the option
+    on and off, so `__func__` here is the inherited method; Spark calls this object only while the
+    option is on.
     """
 
     def __init__(self, reader: TopicsReader) -> None:
@@ -198,13 +200,13 @@ class _PushFilters:
         self.__func__ = getattr(DataSourceReader, "pushFilters", None)
 
     def __call__(self, filters: list[Any]) -> Iterable[Any]:
-        """Narrow the query; what Spark still has to apply is returned."""
+        """Narrow the query; return the filters that Spark still has to apply."""
         self._reader.query, left = narrow(self._reader.query, filters)
         return left
 
 
 def warn_unsealed(listing: Listing, data_dir: str) -> None:
-    """Say what is not read because it is not sealed, as of the last manifest of each topic."""
+    """Warn about unsealed records, which are not read, as of the last manifest of each topic."""
     if not listing.unsealed:
         return
     sys.stderr.write(
@@ -215,16 +217,17 @@ def warn_unsealed(listing: Listing, data_dir: str) -> None:
 
 
 def register(spark: Any) -> None:
-    """Make `format("topics")` known, and let filters be pushed down where Spark can."""
+    """Register `format("topics")`, and switch filter push-down on if Spark has it."""
     spark.dataSource.register(TopicsDataSource)
     if hasattr(DataSourceReader, "pushFilters"):
         spark.conf.set(PUSH_DOWN, "true")
 
 
 def read_output(spark: Any, folder: str) -> Any:
-    """A folder of Parquet by topic and day, of `to_parquet` or `topics export`, as it was written.
+    """Read a folder of Parquet by topic and day, written by `to_parquet` or `topics export`.
 
-    By the schema that lies beside the files: Spark alone takes topics called `007` for numbers.
+    Uses the schema file in the folder: without it, Spark would read a topic called `007` as a
+    number.
     """
     from pyspark.sql.types import StructType
 
@@ -235,12 +238,13 @@ def read_output(spark: Any, folder: str) -> Any:
 
 
 def payloads(frame: Any, schema: str | None = None) -> Any:
-    """The frame with `data` parsed: as a VARIANT, or by a schema in Spark's words.
+    """Return the frame with `data` parsed: as a VARIANT, or by a schema in Spark's notation.
 
-    What is no JSON (or does not fit the schema) becomes null; bytes do where the frame has `kind`,
-    without it their Base64 is taken for a payload. Spark itself parses, in its own code:
-    for VARIANT faster than the option `data`, for a schema slower than `payloadSchema`, whose
-    fields do not cross to Spark as JSON; but with all of Spark's types, and any field that fits.
+    A payload that is not JSON (or does not fit the schema) becomes null. Bytes become null if the
+    frame has `kind`; without `kind` their Base64 is parsed as a payload. Spark's own parser runs:
+    for VARIANT it is faster than the option `data`. For a schema it is slower than `payloadSchema`,
+    whose fields do not cross to Spark as JSON, but it supports all of Spark's types, and every
+    field that fits.
     """
     from pyspark.sql import functions as F
 

@@ -1,10 +1,10 @@
-"""`topics export`: records as Parquet, NDJSON or Arrow files by topic and day, a little more a run.
+"""`topics export`: writes records incrementally as Parquet, NDJSON or Arrow files by topic and day.
 
 A folder belongs to one export: `_export.json` names, for each topic, the next seq and every file
-with its seqs, size and SHA-256 (`exporting.Book`). Files that it does not name (a run that was
-killed) are removed by the next run, which goes on where the manifest says. So each record is in
-exactly one file, whenever a run ends. Each incarnation of a topic is exported from its first
-record on; what was exported of the one before stays.
+with its seqs, size and SHA-256 (`exporting.ExportLedger`). The next run removes files that it does
+not name (of a run that was killed), and continues at the noted seqs. So each record is in exactly
+one file, whenever a run ends. Each incarnation of a topic is exported from its first record on;
+files of the previous incarnation stay.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ from spark_jobs.running.outputs import (
 )
 
 ROWS_PER_FILE: Final = 500_000
-# Of rows in memory: a file ends here too, however few they are.
+# Bytes of rows in memory at which a file ends, even if it has few rows.
 BYTES_PER_FILE: Final = 128 * 2**20
 
 
 class _Files:
-    """Rows of one topic on their way to files: one a day, closed by rows and by bytes.
+    """Collects rows of one topic into files: one a day, limited by rows and by bytes.
 
-    `changes` says what a file's step changes beside it, by the file's last seq.
+    `changes` maps a file's last seq to the further state changes of its step.
     """
 
     def __init__(self, export: Export, name: str, changes: Callable[[int], dict[str, Any]]) -> None:
@@ -65,11 +65,11 @@ class _Files:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no row waits for its file."""
+        """Whether no row waits for a file."""
         return not self._parts
 
     def take(self, rows: Rows) -> None:
-        """Add rows, which follow those before."""
+        """Add rows, which follow the earlier ones."""
         export = self._export
         for day, part in split_by_day(rows) if len(rows) else ():
             is_full = self._rows >= export.rows_per_file or self._bytes >= export.bytes_per_file
@@ -81,11 +81,11 @@ class _Files:
             self._bytes += size_of(part)
 
     def write(self, **changes: Any) -> None:
-        """Write what waits; `changes` instead of what a file's step says by itself."""
+        """Write the waiting rows; `changes` replaces the state changes of the file's step."""
         export, name = self._export, self._name
         if not self._parts:
             return
-        state = export.book.state(name)
+        state = export.ledger.state(name)
         first, last, rows = span_of(self._parts)
         file_name = f"{state['generation']}-{first:020d}-{last:020d}.{FORMATS[export.kind]}"
         path = export.folder / folder_of(name) / f"day={self._day}" / file_name
@@ -100,7 +100,7 @@ class _Files:
             "bytes": path.stat().st_size,
             "sha256": digest,
         }
-        export.book.step(name, file=file, **(changes or self._changes(last)))
+        export.ledger.step(name, file=file, **(changes or self._changes(last)))
         export.rows += rows
         export.files += 1
         export.advance(rows)
@@ -108,7 +108,7 @@ class _Files:
 
 @dataclass(slots=True)
 class Export:
-    """One run into one folder, which is locked."""
+    """One run of an export into one locked folder."""
 
     folder: Path
     kind: str
@@ -118,25 +118,25 @@ class Export:
     advance: Callable[[int], None] = lambda _rows: None
     rows: int = 0
     files: int = 0
-    book: ExportLedger = field(init=False)
+    ledger: ExportLedger = field(init=False)
 
     def open(self) -> None:
-        """Read the manifest, and remove what it does not name."""
-        self.book = ExportLedger(self.folder, self.kind, self.store)
-        self.book.sweep()
+        """Read the manifest and remove files that it does not name."""
+        self.ledger = ExportLedger(self.folder, self.kind, self.store)
+        self.ledger.sweep()
         if self.kind == "parquet":
             publish_json(self.folder / SCHEMA, schema_json())
 
     def close(self) -> None:
-        """Write the manifest whole, and whole names beside folders with cut ones."""
-        cut = {value: name for name, value in cut_names(self.book.topics).items()}
+        """Write the complete manifest, and the full names of topics whose folder names are cut."""
+        cut = {value: name for name, value in cut_names(self.ledger.topics).items()}
         if cut:
             publish_json(self.folder / NAMES, cut)
-        self.book.publish()
+        self.ledger.publish()
 
     def topic(self, name: str, epoch: int | None, source: Any) -> None:
-        """Everything that a source has of a topic that is not exported yet."""
-        state = self.book.state(name)
+        """Export all records of a topic that the source has and that are not exported yet."""
+        state = self.ledger.state(name)
         if not self._is_current(name, state, epoch):
             return
         try:
@@ -147,22 +147,23 @@ class Export:
             note(str(error))
 
     def _is_current(self, name: str, state: State, epoch: int | None) -> bool:
-        """Whether a source's incarnation is the exported one, or a newer one that begins now."""
-        known, is_fresh = state["epoch"], not state["files"] and state["next_seq"] == 1
+        """Whether a source's incarnation is the exported one, or a newer one, which begins now."""
+        known, is_new = state["epoch"], not state["files"] and state["next_seq"] == 1
         if epoch is None or known == epoch:
             return True
         if known is not None and epoch < known:
             return False  # segments of an incarnation that is gone
-        if known is None and (is_fresh or epoch == 1):
-            self.book.step(name, epoch=epoch)
+        if known is None and (is_new or epoch == 1):
+            self.ledger.step(name, epoch=epoch)
         else:
-            # An older version did not note which one it exported: better twice than not at all.
+            # An older version did not note the incarnation: exporting twice is better than not at
+            # all.
             self._begin_anew(name, epoch)
         return True
 
     def _judge(self, name: str, source: Any, first: int, last: int) -> None:
-        """Look again at seqs that were held back: exported, held on, or gone."""
-        state = self.book.state(name)
+        """Check held-back seqs again: export them, hold them longer, or count them as gone."""
+        state = self.ledger.state(name)
         others = [each for each in state["held"] if tuple(each) != (first, last)]
         again: list[list[int]] = []
 
@@ -177,11 +178,11 @@ class Export:
             self._tell(name, chunk.lost)
             files.take(chunk.rows)
         files.write(**left(last))
-        self.book.step(name, **left(last))
+        self.ledger.step(name, **left(last))
 
     def _read(self, name: str, source: Any) -> None:
-        """Everything from the next seq on."""
-        state = self.book.state(name)
+        """Export everything from the next seq on."""
+        state = self.ledger.state(name)
         reached = state["next_seq"]
         files = _Files(self, name, lambda last: {"next_seq": last + 1})
         for chunk in source.chunks(name, state["epoch"], reached):
@@ -192,30 +193,30 @@ class Export:
             if chunk.held is not None:
                 assert files.is_empty, "times never go back: what expires comes first"
                 held = _joined([*state["held"], list(chunk.held)])
-                self.book.step(name, held=held, next_seq=chunk.held[1] + 1)
+                self.ledger.step(name, held=held, next_seq=chunk.held[1] + 1)
             files.take(chunk.rows)
             reached = chunk.next_seq
         files.write(next_seq=reached)
         if reached > state["next_seq"]:
-            self.book.step(name, next_seq=reached)
+            self.ledger.step(name, next_seq=reached)
 
     def _tell(self, name: str, lost: Sequence[str]) -> None:
-        """Note what was gone unread, once."""
-        known = self.book.state(name)["lost"]
+        """Print once which seqs were gone before they were read."""
+        known = self.ledger.state(name)["lost"]
         new = [each for each in lost if each not in known]
         for each in new:
             note(f"{name}: seqs {each} were gone before they were exported")
         if new:
-            self.book.step(name, lost=new)
+            self.ledger.step(name, lost=new)
 
     def _begin_anew(self, name: str, epoch: int | None) -> None:
-        """The topic is another one of its name; what was exported of the old one stays."""
+        """Start with the new incarnation of the topic; exported files of the old one stay."""
         note(f"{name} was dropped and made again: its records are exported from the start")
-        self.book.step(name, begin=epoch)
+        self.ledger.step(name, begin=epoch)
 
 
 def _joined(ranges: list[list[int]]) -> list[list[int]]:
-    """Ranges in order, neighbours as one."""
+    """Sort the ranges and join neighbours."""
     joined: list[list[int]] = []
     for first, last in sorted(ranges):
         if joined and first <= joined[-1][1] + 1:
@@ -227,7 +228,9 @@ def _joined(ranges: list[list[int]]) -> list[list[int]]:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """One export at a time into a folder; the kernel lets go when the process ends."""
+    """Allow one export at a time into a folder; the kernel releases the lock when the process
+    ends.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / ".lock").open("w") as file:
         try:
@@ -239,7 +242,7 @@ def locked(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def progress(total: int) -> Iterator[Callable[[int], None]]:
-    """A bar on standard error, if that is a terminal."""
+    """A progress bar on standard error, if that is a terminal."""
     if not sys.stderr.isatty():
         yield lambda _rows: None
         return
@@ -252,33 +255,39 @@ def progress(total: int) -> Iterator[Callable[[int], None]]:
 
 
 def note(text: str) -> None:
-    """A line for the person who waits."""
+    """Print a line for the user."""
     sys.stderr.write(f"topics export: {text}\n")
 
 
 def arguments() -> argparse.ArgumentParser:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(
         prog="topics export",
         description="Write records as files by topic and day; each run goes on where the last "
         "one stopped.",
     )
-    parser.add_argument("topics", nargs="*", metavar="TOPIC", help="names, prefixes*, globs (all)")
-    parser.add_argument("--to", type=Path, required=True, metavar="DIR", help="the export's folder")
-    parser.add_argument("--format", choices=tuple(FORMATS), default="parquet", help="(parquet)")
-    parser.add_argument("--data-dir", metavar="DIR", help="read sealed segments of this directory")
-    parser.add_argument("--cold-dir", metavar="DIR", help="its TOPICS_COLD_DIR")
     parser.add_argument(
-        "--sealed", action="store_true", help="only what is sealed; asks no server (--data-dir)"
+        "topics", nargs="*", metavar="TOPIC", help="topics: names, prefixes*, globs (all)"
     )
-    parser.add_argument("--url", help="server to talk to [env: TOPICS_URL]")
-    parser.add_argument("--token", help="key to present [env: TOPICS_TOKEN]")
-    parser.add_argument("--rows-per-file", type=int, default=ROWS_PER_FILE, help="(500000)")
+    parser.add_argument("--to", type=Path, required=True, metavar="DIR", help="the export's folder")
+    parser.add_argument(
+        "--format", choices=tuple(FORMATS), default="parquet", help="file format (parquet)"
+    )
+    parser.add_argument("--data-dir", metavar="DIR", help="read sealed segments of this directory")
+    parser.add_argument("--cold-dir", metavar="DIR", help="the server's cold folder")
+    parser.add_argument(
+        "--sealed", action="store_true", help="only sealed records; needs --data-dir and no server"
+    )
+    parser.add_argument("--url", help="server to read from [env: TOPICS_URL]")
+    parser.add_argument("--token", help="key to send [env: TOPICS_TOKEN]")
+    parser.add_argument(
+        "--rows-per-file", type=int, default=ROWS_PER_FILE, help="most rows of a file (500000)"
+    )
     return parser
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """The command line: 0 done, 1 refused, 2 wrong usage."""
+    """Run the command line: exit code 0 done, 1 refused, 2 wrong usage."""
     parser = arguments()
     given = parser.parse_args(words)
     if given.sealed and not given.data_dir:
@@ -299,7 +308,7 @@ def main(words: Sequence[str] | None = None) -> int:
 
 @contextmanager
 def _removed_if_empty(folder: Path) -> Iterator[None]:
-    """When a run fails before its first file, remove the folder that it made."""
+    """If a run fails before its first file, remove the folder that it made."""
     was_there = folder.exists()
     try:
         yield

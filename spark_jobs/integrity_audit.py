@@ -1,12 +1,12 @@
-"""Everything that sealed segments promise, checked: for cron, with an exit code.
+"""Checks everything that sealed segments promise; for cron, with an exit code.
 
-Files: every listed segment is there, its header, index and each record pass their checksums, record
-and index say the same, and delete flags are of the two kinds. Seqs: none is there twice, and where
-some are missing between the first and the last it is said (whole segments of deleted records are
-dropped, and holes are listed, so that is no damage by itself; `--no-gaps` makes it one).
+Files: every listed segment exists; its header, index and each record pass their checksums; record
+and index agree; and each delete flag is one of the two kinds. Seqs: none occurs twice, and missing
+seqs between the first and the last are reported (segments of deleted records only are dropped, and
+holes are listed, so missing seqs are no damage by themselves; `--no-gaps` makes them one).
 
 The picture has a bar of each topic's seqs, in pieces: live, deleted, missing and damaged, with a
-verdict. What is damaged counts as that only, whatever its flag says.
+verdict. A damaged seq counts as damaged only, whatever its flag says.
 """
 
 from __future__ import annotations
@@ -51,14 +51,16 @@ KINDS: Final = (
     ("live", "#2f855a"),
 )
 _COLOUR: Final = dict(KINDS)
-# Findings that the picture shows; all are counted and written.
+# Findings that the picture shows; the job counts and writes all.
 SHOWN_FINDINGS: Final = 10_000
 
 Finding = tuple[str, str, int, int, str]
 
 
 def transform(frame: Any) -> Any:
-    """A row a topic: how many seqs, live ones, from where to where, twice there, and missing."""
+    """One row for each topic: number of seqs, live seqs, first and last seq, duplicate and missing
+    seqs.
+    """
     from pyspark.sql import Window
     from pyspark.sql import functions as F
 
@@ -83,10 +85,10 @@ def transform(frame: Any) -> Any:
 
 
 def parts(frame: Any, damaged: Iterable[Any] = (), pieces: int = PIECES) -> Any:
-    """A row a topic and piece of its seqs that has any: first and last seq, live, deleted.
+    """One row for each topic and non-empty piece of its seqs: first and last seq, live, deleted.
 
-    The range is cut into so many pieces of one size, or one a seq. Seqs that one of the findings
-    `damaged` is about are neither; a seq that is there twice counts once, live if one is.
+    The range is cut into so many pieces of equal size, or of one seq each. Seqs of the findings
+    `damaged` count as neither; a duplicate seq counts once, as live if one of its rows is live.
     """
     from pyspark.sql import Window
     from pyspark.sql import functions as F
@@ -117,7 +119,7 @@ def parts(frame: Any, damaged: Iterable[Any] = (), pieces: int = PIECES) -> Any:
 
 
 def _ranges(found: Iterable[Any]) -> dict[str, list[tuple[int, int]]]:
-    """Seqs that findings are about, by topic: ascending, none twice. Of some no seqs are known."""
+    """The seqs of findings by topic: ascending, without duplicates. Some findings have no seqs."""
     ranges: dict[str, list[tuple[int, int]]] = {}
     for each in sorted(found, key=lambda each: (each.topic, each.first_seq)):
         known = ranges.setdefault(each.topic, [])
@@ -133,15 +135,17 @@ def _ranges(found: Iterable[Any]) -> dict[str, list[tuple[int, int]]]:
 def draw(
     rows: Sequence[Any], found: Sequence[Any], pieces: Sequence[Any], *, no_gaps: bool = False
 ) -> pictures.Figure:
-    """A bar a topic, those with something wrong first. Rows of `transform`, findings, `parts`."""
+    """Draw a bar for each topic, those with findings first. Rows of `transform`, findings,
+    `parts`.
+    """
     ranges = _ranges(found)
     names = {(row.topic, row.epoch): row for row in rows}
-    listed = {topic for topic, _ in names}
+    known = {topic for topic, _ in names}
     counts = Counter(each.topic for each in found)
     of_topic: dict[tuple[str, int], list[Any]] = {}
     for each in pieces:
         of_topic.setdefault((each.topic, each.epoch), []).append(each)
-    keys = [*names, *((topic, 0) for topic in ranges if topic not in listed)]
+    keys = [*names, *((topic, 0) for topic in ranges if topic not in known)]
     made: list[tuple[bool, bool, pictures.Strip]] = []
     for topic, epoch in sorted(keys):
         row, count = names.get((topic, epoch)), counts[topic]
@@ -167,20 +171,22 @@ def draw(
 def drawn(
     topics: Any, found: Sequence[Any], frame: Any, *, no_gaps: bool = False
 ) -> pictures.Figure:
-    """The same of a frame of `transform`: only topics that have a place come to the driver.
+    """Draw a frame of `transform`: only the topics that fit the picture come to the driver.
 
-    Those with findings first, then those with seqs twice or missing.
+    Topics with findings come first, then those with duplicate or missing seqs.
     """
     from pyspark.sql import functions as F
 
     wrong = [each.topic for each in found]
-    places = {topic: n for n, topic in enumerate(dict.fromkeys(wrong)) if n < pictures.STRIPS_MAX}
-    is_found = F.col("topic").isin(list(places)) if places else F.lit(False)
+    positions = {
+        topic: n for n, topic in enumerate(dict.fromkeys(wrong)) if n < pictures.STRIPS_MAX
+    }
+    is_found = F.col("topic").isin(list(positions)) if positions else F.lit(False)
     first = (is_found, F.col("duplicates") > 0, F.col("gaps") > 0)
     order = [F.desc(each.cast("int")) for each in first]
     rows = topics.orderBy(*order, "topic", "epoch").limit(pictures.STRIPS_MAX).collect()
     names = [row.topic for row in rows]
-    own = [each for each in found if each.topic in places]
+    own = [each for each in found if each.topic in positions]
     pieces = parts(frame.where(F.col("topic").isin(names)), own).collect() if names else []
     figure = draw(rows, own, pieces, no_gaps=no_gaps)
     left = topics.count() - len(rows)
@@ -192,7 +198,7 @@ def drawn(
 def _strip(
     topic: str, row: Any | None, damaged: Sequence[tuple[int, int]], pieces: Sequence[Any]
 ) -> tuple[pictures.Strip, int]:
-    """The bar of a topic, and how many of its seqs are missing."""
+    """The bar of a topic, and the number of its missing seqs."""
     ends = [(row.first_seq, row.last_seq)] if row is not None else []
     ends += damaged
     if not ends:
@@ -230,7 +236,7 @@ def _is_within(seq: int, pieces: Sequence[Any]) -> bool:
 
 
 def check_segment(segment: Segment) -> Iterator[Finding]:
-    """What is wrong with one segment; nothing if all is well."""
+    """The findings of one segment; none if it is in order."""
     entry = segment.entry
     report = ReadReport()
     everything = (entry.first_seq, entry.last_seq)
@@ -253,24 +259,24 @@ def check_segment(segment: Segment) -> Iterator[Finding]:
 def _record_problems(
     columns: SegmentColumns, records: SegmentRecords, rows: Array
 ) -> Iterator[tuple[int, str]]:
-    """Rows whose record fails its checksum, or says something else than the index."""
+    """Rows whose record fails its checksum, or differs from the index."""
     content, starts, bad = records.read(rows)
     for place in bad.tolist():
         yield int(rows[place]), "the record fails its checksum"
-    places = np.setdiff1d(np.arange(len(rows)), bad)
-    if not len(places):
+    positions = np.setdiff1d(np.arange(len(rows)), bad)
+    if not len(positions):
         return
-    heads = np.frombuffer(content, "u1")[starts[places, None] + np.arange(RECORD_HEADER_BYTES)]
-    found, listed = heads.view(RECORD_HEADER).ravel(), columns.rows[rows[places]]
-    wrong = found["seq"] != columns.first_seq + rows[places]
+    heads = np.frombuffer(content, "u1")[starts[positions, None] + np.arange(RECORD_HEADER_BYTES)]
+    found, indexed = heads.view(RECORD_HEADER).ravel(), columns.rows[rows[positions]]
+    wrong = found["seq"] != columns.first_seq + rows[positions]
     for name in ("ts", "data_bytes", "meta_bytes", "node_bytes", "tag_bytes", "kind", "hop"):
-        wrong |= found[name] != listed[name]
+        wrong |= found[name] != indexed[name]
     for place in np.flatnonzero(wrong).tolist():
-        yield int(rows[places[place]]), "the record and the index differ"
+        yield int(rows[positions[place]]), "the record and the index differ"
 
 
 def _flag_problems(columns: SegmentColumns, path: str, count: int) -> Iterator[tuple[int, str]]:
-    """Rows whose flag is of neither kind, or says live where there is no record."""
+    """Rows whose flag is of neither kind, or says live without a record."""
     with open(path, "rb") as file:
         file.seek(-count, os.SEEK_END)
         flags = file.read(count)
@@ -283,7 +289,7 @@ def _flag_problems(columns: SegmentColumns, path: str, count: int) -> Iterator[t
 
 
 def find_problems(spark: Any, data_dir: str, cold_dir: str | None, query: Query) -> Any:
-    """A frame of findings of all listed segments; files are checked by executors, as it is read."""
+    """A frame of findings of all listed segments; executors check the files when it is read."""
     asked = replace(query, is_tolerant=True, with_deleted=True, flags_at_listing=False)
     listing = list_segments(data_dir, asked, cold_dir=cold_dir)
     found: list[Finding] = [
@@ -296,16 +302,16 @@ def find_problems(spark: Any, data_dir: str, cold_dir: str | None, query: Query)
     if segments:
         context = spark.sparkContext
         pieces = context.parallelize(segments, min(len(segments), 4 * context.defaultParallelism))
-        checked = pieces.flatMap(partial(listed_problems, data_dir=data_dir))
+        checked = pieces.flatMap(partial(segment_findings, data_dir=data_dir))
         problems = problems.unionAll(spark.createDataFrame(checked, FINDING))
     return problems
 
 
 def folder_problems(data_dir: str, cold_dir: str | None, *, wait_s: float = 1.0) -> list[Finding]:
-    """Folders of topics without a manifest: what lies in them belongs to nobody.
+    """Folders of topics without a manifest: their files belong to no topic.
 
-    A server at work makes the folder before the manifest, and removes it after: what is so only for
-    a moment is no finding. Topics whose manifest is not there have no name.
+    A running server makes the folder before the manifest, and removes it after: a state that lasts
+    only a moment is no finding. Topics without a manifest have no name.
     """
     roots = [layout.join(data_dir, layout.SEGMENTS), *([cold_dir] if cold_dir else [])]
     suspects = _without_manifest(roots)
@@ -320,7 +326,7 @@ def folder_problems(data_dir: str, cold_dir: str | None, *, wait_s: float = 1.0)
 
 
 def _without_manifest(roots: Sequence[str]) -> set[tuple[str, int]]:
-    """Folders of topics in one of the roots whose topic has no manifest in the first one."""
+    """Folders of topics in one root that have no manifest in the first root."""
     found: set[tuple[str, int]] = set()
     for root in roots:
         for name in os.listdir(root) if os.path.isdir(root) else []:
@@ -331,15 +337,15 @@ def _without_manifest(roots: Sequence[str]) -> set[tuple[str, int]]:
     return found
 
 
-def listed_problems(segment: Segment, data_dir: str) -> Iterator[Finding]:
-    """What is wrong with a segment; a file that is gone is none once it is no longer listed."""
+def segment_findings(segment: Segment, data_dir: str) -> Iterator[Finding]:
+    """The findings of a segment; a missing file is none once it is no longer listed."""
     for finding in check_segment(segment):
         if not _was_dropped(finding, segment, data_dir):
             yield finding
 
 
 def _was_dropped(finding: Finding, segment: Segment, data_dir: str) -> bool:
-    """Whether a missing file is no longer listed: a server at work drops segments."""
+    """Whether a missing file is no longer listed, because a running server dropped the segment."""
     path = finding[1]
     if os.path.exists(path) or layout.parse_segment_file(os.path.basename(path)) is None:
         return False
@@ -356,9 +362,9 @@ def _was_dropped(finding: Finding, segment: Segment, data_dir: str) -> bool:
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """The command line; 0 all is well, 1 something is wrong, 2 wrong usage."""
+    """Run the command line; exit code 0 in order, 1 findings, 2 wrong usage."""
     parser = job.parser_of("integrity_audit", JOBS["integrity_audit"])
-    parser.add_argument("--no-gaps", action="store_true", help="missing seqs are a problem too")
+    parser.add_argument("--no-gaps", action="store_true", help="count missing seqs as a finding")
     given = parser.parse_args(words)
 
     def work(spark: Any, given: argparse.Namespace) -> int:
@@ -379,10 +385,10 @@ def main(words: Sequence[str] | None = None) -> int:
         )
         job.finish(problems, given, None, "problems")
         names = ("seqs", "duplicates", "gaps")
-        listed, *sums = topics.agg(F.count("*"), *map(F.sum, names)).first()
+        topic_count, *sums = topics.agg(F.count("*"), *map(F.sum, names)).first()
         seqs, duplicates, gaps = (each or 0 for each in sums)
         wrong = count + duplicates + (gaps if given.no_gaps else 0)
-        job.say(f"{listed} topics, {seqs} records, {wrong} problems")
+        job.say(f"{topic_count} topics, {seqs} records, {wrong} problems")
         return 1 if wrong else 0
 
     return job.run("integrity_audit", given, work)

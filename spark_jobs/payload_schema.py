@@ -1,7 +1,8 @@
-"""The JSON schema of each topic's payloads by bucket of time, and where it changed (drift).
+"""The JSON schema of each topic's payloads by time bucket, and where it changed (drift).
 
-The picture has a row a field and type, by bucket, as dark as the share of records that have it: a
-type that came later starts later, with a mark. Fields of arrays' items are in the schema only.
+The picture has a row for each field and type, by bucket; a darker cell means that more records have
+it. The row of a type that appeared later starts later, with a mark. Fields of array items are in
+the schema only.
 """
 
 from __future__ import annotations
@@ -33,10 +34,11 @@ _COLOURS: Final = {
 
 
 def transform(frame: Any, bucket: str = "1 day") -> Any:
-    """A row a topic and bucket: records, those that are no JSON, the schema that takes all others.
+    """One row for each topic and bucket: records, records that are not JSON, the schema of all
+    others.
 
-    `changed`: whether a field is there, or of a kind, that it was not in the topic's bucket before,
-    whose schema is `before`. A number's digits are no kind: only whole or not is.
+    `changed`: whether a field or its kind was not in the topic's previous bucket, whose schema is
+    `before`. The number of digits is not part of a kind; whether a number is whole is.
     """
     from pyspark.sql import Window
     from pyspark.sql import functions as F
@@ -69,7 +71,9 @@ def json_of(frame: Any) -> Any:
 
 
 def kinds(schema: str) -> Any:
-    """A column of schemas with kinds for types: a number is whole or not, whatever its digits."""
+    """A column of schemas with kinds instead of types: a number is whole or not, whatever its
+    digits.
+    """
     from pyspark.sql import functions as F
 
     whole = F.regexp_replace(schema, r"\bDECIMAL\(\d+, ?0\)", "BIGINT")
@@ -77,10 +81,10 @@ def kinds(schema: str) -> Any:
 
 
 def fields(frame: Any, bucket: str = "1 day") -> Any:
-    """A row a topic, bucket, field and type: how many records have it so. For the picture.
+    """One row for each topic, bucket, field and type: how many records have it. For the picture.
 
-    A field is a path of up to `LEVELS` names, a type what VARIANT calls it, without what is in
-    objects and arrays or a decimal's digits. The payload itself is the path `(payload)`.
+    A field is a path of up to `LEVELS` names; a type is its VARIANT name without the contents of
+    objects and arrays or the digits of decimals. The payload itself has the path `(payload)`.
     """
     from pyspark.sql import SparkSession
     from pyspark.sql import functions as F
@@ -114,7 +118,9 @@ def fields(frame: Any, bucket: str = "1 day") -> Any:
 
 
 def draw(rows: Sequence[Any], found: Sequence[Any]) -> pictures.Figure:
-    """Fields and types of each topic by bucket. `rows`: of `transform`, `found`: of `fields`."""
+    """Draw fields and types of each topic by bucket. `rows`: of `transform`, `found`: of
+    `fields`.
+    """
     totals: dict[str, dict[float, int]] = {}
     drifts: dict[str, int] = {}
     for row in rows:
@@ -142,9 +148,9 @@ def draw(rows: Sequence[Any], found: Sequence[Any]) -> pictures.Figure:
 
 
 def drawn(found: Any, frame: Any, bucket: str = "1 day") -> pictures.Figure:
-    """The same of a frame of `transform` and what it is of: the busiest topics, their last buckets.
+    """Draw a frame of `transform` and its source: the busiest topics and their last buckets.
 
-    More has no place in a picture, so it does not come to the driver.
+    Other rows do not fit the picture, so they do not come to the driver.
     """
     from pyspark.sql import functions as F
 
@@ -156,7 +162,7 @@ def drawn(found: Any, frame: Any, bucket: str = "1 day") -> pictures.Figure:
     last = [row.start for row in starts.limit(pictures.GRID_COLUMNS_MAX).collect()]
     if last:
         shown = shown.where(F.col("start") >= F.lit(min(last)))
-        # Of these buckets and no others: what Python cannot hold is in none of them.
+        # Only these buckets: none of them contains times that Python cannot represent.
         frame = frame.where(
             F.window("ts", bucket)["start"].between(F.lit(min(last)), F.lit(max(last)))
         )
@@ -172,7 +178,7 @@ def drawn(found: Any, frame: Any, bucket: str = "1 day") -> pictures.Figure:
 def _line(
     field: str, kind: str, has: Mapping[float, int], of: Mapping[float, int]
 ) -> pictures.GridRow:
-    """The row of a field and type of a topic that had `of` records in its buckets."""
+    """The picture's row for a field and type of a topic that had `of` records in its buckets."""
     shares = {time: has.get(time, 0) / records for time, records in of.items()}
     first, last, start, end = min(has), max(has), min(of), max(of)
     note = _percent(sum(has.values()) / sum(of.values()))
@@ -192,7 +198,7 @@ def _line(
 
 
 def _percent(share: float) -> str:
-    """Whole percents; what is neither none nor all is never told as either."""
+    """Whole percents; a share between none and all is never shown as 0 or 100."""
     if 0 < share < 0.01:
         return "<1%"
     return f"{min(round(share * 100), 99) if share < 1 else 100}%"
@@ -204,7 +210,9 @@ def _ms(row: Any) -> float:
 
 @contextmanager
 def duplicates_allowed(spark: Any) -> Iterator[None]:
-    """An object with a field that is there twice is JSON, also in a session that is not ours."""
+    """Parse an object with a duplicate field as JSON, also in a session that this job did not
+    make.
+    """
     before = spark.conf.get(DUPLICATES)
     spark.conf.set(DUPLICATES, "true")
     try:
@@ -214,9 +222,9 @@ def duplicates_allowed(spark: Any) -> Iterator[None]:
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """The command line."""
+    """Run the command line."""
     parser = job.parser_of("payload_schema", JOBS["payload_schema"])
-    parser.add_argument("--bucket", default="1 day", help="of time (1 day)")
+    parser.add_argument("--bucket", default="1 day", help="length of a time bucket (1 day)")
     given = parser.parse_args(words)
 
     def work(spark: Any, given: argparse.Namespace) -> None:

@@ -1,10 +1,11 @@
 """`topics pipeline`: from a server's log to a lake and results by day, with one command.
 
 Steps: seal, the lake (an incremental export, or days as Parquet), then the jobs, by day or once a
-run. A step is done when the state file says so for the records that are there now: its mark is the
-epoch and last sealed seq of each topic within the day. So a run that is killed goes on at the step
-it was in, a run with nothing new does nothing, and a new day adds only its day. Each step replaces
-its own output, so doing it twice is doing it once. One run at a time; the kernel holds the lock.
+run. A step is done when the state file has it for the current records: its mark is the epoch and
+last sealed seq of each topic within the day. So a run after a kill continues at the interrupted
+step, a run without new records does nothing, and a new day adds only its own steps. Each step
+replaces its own output, so repeating it gives the same result. One run at a time; the kernel holds
+the lock.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ LOCK: Final = "lock"
 VERSION: Final = 1
 DAY_MS: Final = 86_400_000
 EXIT_DONE, EXIT_FAILED, EXIT_USAGE, EXIT_LOCKED = 0, 1, 2, 3
-# Jobs that read topics beside those of `source.topics`: a lease log, a router's source.
+# Options of jobs that name topics outside `source.topics`: a lease log, a router's source.
 _OF_OTHER_TOPICS: Final = frozenset({"queue_latency", "router_lag"})
 _EPOCH: Final = date(1970, 1, 1)
 _SEAL_TIMEOUT_S: Final = 600
@@ -55,7 +56,7 @@ Marks = dict[str, list[int]]  # by topic: epoch, last sealed seq
 
 @dataclass(slots=True)
 class Step:
-    """One thing to do. `mark`: what it is done for; None: at every run."""
+    """One step. `mark`: the records that it is done for; None: it runs every time."""
 
     name: str
     day: str | None
@@ -67,21 +68,21 @@ class Step:
 
     @property
     def key(self) -> str:
-        """What the state file calls it: the same words, the same step."""
+        """The step's key in the state file: equal arguments mean the same step."""
         digest = hashlib.sha256(json.dumps(self.words).encode()).hexdigest()[:12]
         return f"{self.name} {self.day or '-'} {digest}"
 
 
 @dataclass(slots=True)
 class PipelineRun:
-    """One run of a pipeline: its plan and what became of it."""
+    """One run of a pipeline: its plan and the results."""
 
     config: Config
     steps: list[Step] = field(default_factory=list)
 
     @property
     def exit_code(self) -> int:
-        """0, or 1 where a step failed."""
+        """0, or 1 if a step failed."""
         return EXIT_FAILED if any(step.state == "failed" for step in self.steps) else EXIT_DONE
 
 
@@ -89,9 +90,9 @@ class PipelineRun:
 
 
 def days_of(config: Config) -> dict[date, Marks]:
-    """Days that may have sealed records of the topics asked for, each with its marks.
+    """Days that may have sealed records of the selected topics, each with its marks.
 
-    From manifests only. A day's mark is the last seq of the segments that begin in it or before:
+    Uses manifests only. A day's mark is the last seq of the segments that begin in it or before:
     records of later days do not change it.
     """
     query = Query(topics=names_of(config.topics), is_tolerant=True)
@@ -112,7 +113,7 @@ def days_of(config: Config) -> dict[date, Marks]:
 
 
 def _day(number: int) -> date | None:
-    """The day of a number since the epoch; None for years that no calendar has."""
+    """The day of a number since the epoch; None for years outside the calendar."""
     try:
         return _EPOCH + timedelta(days=number)
     except OverflowError:
@@ -120,7 +121,7 @@ def _day(number: int) -> date | None:
 
 
 def plan(config: Config, chosen: tuple[date, date] | None = None) -> list[Step]:
-    """All steps in their order; `chosen`: only the days from the first up to the last of these."""
+    """All steps in order; `chosen`: only the days from the first to the last of these."""
     days = _within(days_of(config), chosen)
     of_all = _within(days_of(replace(config, topics=None)), chosen) if config.topics else days
     whole: Marks = {}
@@ -182,14 +183,14 @@ def _export_words(config: Config) -> list[str]:
     return words + ([each.strip() for each in config.topics.split(",")] if config.topics else [])
 
 
-# -- what is done --------------------------------------------------------------------------------
+# -- the state ---------------------------------------------------------------------------------
 
 
 class PipelineState:
-    """Which steps are done, and for what: a file, replaced whole after each step."""
+    """Which steps are done, and for which records: a file that is replaced after each step."""
 
     def __init__(self, folder: Path) -> None:
-        """Raises `BadConfig` for a file that is none of ours."""
+        """Read the file. Raises `BadConfig` if it is not a pipeline's."""
         self._path = folder / STATE
         self.done: dict[str, Any] = {}
         try:
@@ -197,36 +198,36 @@ class PipelineState:
         except FileNotFoundError:
             return
         except ValueError:
-            raise BadConfig(f"{self._path}: is no state of a pipeline") from None
+            raise BadConfig(f"{self._path}: is not the state of a pipeline") from None
         if found.get("version") != VERSION:
             raise BadConfig(f"{self._path}: is of version {found.get('version')}, not {VERSION}")
         self.done = found["done"]
 
     def has(self, step: Step) -> bool:
-        """Whether a step is done for what is there now."""
+        """Whether a step is done for the current records."""
         known = self.done.get(step.key)
         return known is not None and step.mark is not None and known["mark"] == step.mark
 
     def note(self, step: Step) -> None:
-        """Remember a step that is done."""
+        """Note that a step is done."""
         self.done[step.key] = {"mark": step.mark, "at": int(time.time() * 1000)}
         publish_json(self._path, {"version": VERSION, "done": self.done})
 
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """One run at a time. Raises `BlockingIOError`."""
+    """Allow one run at a time. Raises `BlockingIOError`."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / LOCK).open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
 
 
-# -- doing it ------------------------------------------------------------------------------------
+# -- running the steps ---------------------------------------------------------------------------
 
 
 def seal(config: Config) -> str:
-    """Ask the server to seal everything; what it says. Raises `RuntimeError`."""
+    """Ask the server to seal all records; return its answer. Raises `RuntimeError`."""
     headers = {"Content-Type": "application/json"}
     token = os.environ.get(config.token_env)
     if token:
@@ -236,29 +237,29 @@ def seal(config: Config) -> str:
         config.url.rstrip("/") + "/v0/admin/seal", b"{}", headers, method="POST"
     )
     if request.type not in ("http", "https"):
-        raise RuntimeError(f"{config.url!r} is no URL of a server")
+        raise RuntimeError(f"{config.url!r} is not the URL of a server")
     try:
         with urllib.request.urlopen(request, timeout=_SEAL_TIMEOUT_S) as answer:
-            told = json.loads(answer.read())
+            sealed = json.loads(answer.read())
     except urllib.error.HTTPError as error:
         raise RuntimeError(f"{config.url} answered {error.code} to a seal") from None
     except (OSError, ValueError) as error:
         raise RuntimeError(f"{config.url} does not answer: {error}") from None
-    return ", ".join(f"{value} {name}" for name, value in told.items() if isinstance(value, int))
+    return ", ".join(f"{value} {name}" for name, value in sealed.items() if isinstance(value, int))
 
 
 def do(step: Step) -> None:
-    """Do one step in this process; its state, seconds and detail say how it went."""
+    """Run one step in this process; its state, seconds and detail tell the result."""
     began = time.monotonic()
     try:
-        # What steps print is for a person; standard output is the summary's.
+        # Steps print for the user; standard output is only for the summary.
         with redirect_stdout(sys.stderr):
             code = importlib.import_module(f"spark_jobs.{step.name}").main(step.words)
         step.state = "done" if code == 0 else "failed"
         step.detail = "" if code == 0 else f"exit code {code}"
     except SystemExit as error:
         step.state, step.detail = "failed", f"exit code {error.code}"
-    except Exception as error:  # whatever a step meets, the others are done
+    except Exception as error:  # whatever error a step has, the others run
         step.state, step.detail = "failed", str(error).strip().splitlines()[0][:500]
     step.seconds = round(time.monotonic() - began, 3)
 
@@ -268,9 +269,9 @@ def run(
     *,
     chosen: tuple[date, date] | None = None,
     is_dry: bool = False,
-    told: Callable[[Step], None] = lambda _step: None,
+    on_step: Callable[[Step], None] = lambda _step: None,
 ) -> PipelineRun:
-    """Everything, or what it would be. `chosen` days are done again whatever the state says.
+    """Run all steps, or only plan them. `chosen` days run again whatever the state says.
 
     Raises `BadConfig`, `OutputRefused`, `StorageError`, `BlockingIOError`.
     """
@@ -290,7 +291,7 @@ def run(
         return made
     with locked(config.state):
         state = PipelineState(config.state)
-        if config.url is not None and not _seal(config, made, told):
+        if config.url is not None and not _seal(config, made, on_step):
             return made
         for step in plan(config, chosen):
             made.steps.append(step)
@@ -302,12 +303,12 @@ def run(
                 do(step)
                 if step.state == "done":
                     state.note(step)
-            told(step)
+            on_step(step)
     return made
 
 
-def _seal(config: Config, made: PipelineRun, told: Callable[[Step], None]) -> bool:
-    """The first step; without it the others would not see what is new."""
+def _seal(config: Config, made: PipelineRun, on_step: Callable[[Step], None]) -> bool:
+    """The first step; without it the others would not see new records."""
     step = Step("seal", None, [], None)
     made.steps.append(step)
     began = time.monotonic()
@@ -316,12 +317,12 @@ def _seal(config: Config, made: PipelineRun, told: Callable[[Step], None]) -> bo
     except RuntimeError as error:
         step.detail, step.state = str(error), "failed"
     step.seconds = round(time.monotonic() - began, 3)
-    told(step)
+    on_step(step)
     return step.state == "done"
 
 
 def _start_spark(config: Config) -> None:
-    """The session of all steps of this process; those that follow find it."""
+    """Start the session of all steps of this process; later steps reuse it."""
     from spark_jobs.session import spark_session
 
     spark_session("topics pipeline", master=config.master, config=dict(config.spark))
@@ -341,7 +342,7 @@ def _stop_spark() -> None:
 
 
 def arguments() -> argparse.ArgumentParser:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(
         prog="topics pipeline",
         description="From a server's log to a lake and results by day, with one command.",
@@ -351,24 +352,24 @@ def arguments() -> argparse.ArgumentParser:
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="run|init")
     init = verbs.add_parser("init", help="write a configuration with comments")
     init.add_argument("file", type=Path, metavar="CONFIG.toml")
-    runs = verbs.add_parser("run", help="do what there is to do")
+    runs = verbs.add_parser("run", help="run the steps that have new input")
     runs.add_argument("file", type=Path, metavar="CONFIG.toml")
-    runs.add_argument("--dry-run", action="store_true", help="say the steps, do none")
-    runs.add_argument("--from", dest="first", metavar="DAY", help="do these days again: from")
-    runs.add_argument("--to", dest="last", metavar="DAY", help="up to, the day included")
-    runs.add_argument("--json", action="store_true", help="the summary as JSON")
+    runs.add_argument("--dry-run", action="store_true", help="list the steps and run none")
+    runs.add_argument("--from", dest="first", metavar="DAY", help="first day to run again")
+    runs.add_argument("--to", dest="last", metavar="DAY", help="last day to run again")
+    runs.add_argument("--json", action="store_true", help="print the summary as JSON")
     return parser
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """The command line; exit codes are in its help."""
+    """Run the command line; exit codes are in its help."""
     given = arguments().parse_args(words)
     if given.verb == "init":
         return _init(given.file)
     was_running = _is_running()
     try:
         config = read_config(given.file)
-        made = run(config, chosen=_chosen(given), is_dry=given.dry_run, told=_tell)
+        made = run(config, chosen=_chosen(given), is_dry=given.dry_run, on_step=_tell)
     except BlockingIOError:
         _note("another run of this pipeline is at work")
         return EXIT_LOCKED
@@ -434,7 +435,7 @@ def summary(made: PipelineRun) -> str:
 
 
 def summary_json(made: PipelineRun) -> str:
-    """The same, for programs."""
+    """The same for programs, as JSON."""
     steps = [{k: v for k, v in asdict(s).items() if k not in ("words", "mark")} for s in made.steps]
     return json.dumps({"steps": steps, "exit_code": made.exit_code}) + "\n"
 

@@ -1,8 +1,8 @@
 """How long jobs of a queue wait and take, from the queue's records and its lease log.
 
-The lease log says when a job was claimed, acked, released or had expired; when it was enqueued is
-the time of its record, which is still in its segment after the ack deleted it. Once the segment is
-dropped that time is unknown: such jobs are counted, and have no wait.
+The lease log tells when a job was claimed, acked or released, or when its lease expired. The job
+was enqueued at the time of its record, which stays in its segment after the ack deleted it. Once
+the segment is dropped, that time is unknown: such jobs are counted without a wait.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from spark_jobs.catalog import JOBS
 from spark_jobs.reader.options import parse_options
 from spark_jobs.running import job, outputs, pictures
 
-# Queues that are drawn, with four lines each.
+# Queues in the picture, with four lines each.
 SHOWN = pictures.SERIES_MAX // 4
 EVENT = "event string, queue string, epoch bigint, seq bigint, ts bigint, node string"
 
 
 def transform(log: Any, jobs: Any) -> Any:
-    """A row a job that was ever claimed: `wait_ms`, `work_ms`, `total_ms`, claims, how it ended.
+    """One row for each job that was ever claimed: `wait_ms`, `work_ms`, `total_ms`, claims, result.
 
-    `log`: records of the lease log (`data`, and `seq`, their order where times are equal); `jobs`:
-    of the queues, deleted ones too (`topic, epoch, seq, ts`). `work_ms` is from the last claim
-    before the ack; a job that was never acked has none. Events of servers that did not tell the
-    epoch are those of the incarnation that `jobs` has.
+    `log`: records of the lease log (`data`, and `seq` as the order of equal times); `jobs`: records
+    of the queues, deleted ones included (`topic, epoch, seq, ts`). `work_ms` is from the last claim
+    before the ack; a job that was never acked has none. Events of servers that do not log the epoch
+    belong to the incarnation in `jobs`.
     """
     from pyspark.sql import functions as F
 
@@ -83,7 +83,7 @@ def within(jobs: Any, start_ms: int, end_ms: int) -> Any:
 
 
 def summary(jobs: Any, bucket: str = "1 hour") -> Any:
-    """A row a queue and bucket of first claims: jobs, and percentiles of their times."""
+    """One row for each queue and bucket of first claims: jobs, and percentiles of their times."""
     from pyspark.sql import functions as F
 
     shares = F.array(*map(F.lit, (0.5, 0.95, 0.99)))
@@ -108,7 +108,7 @@ def summary(jobs: Any, bucket: str = "1 hour") -> Any:
 
 
 def draw(rows: Sequence[Any]) -> pictures.Figure:
-    """Wait and work, median and 99 of 100, over time."""
+    """Draw wait and work over time, median and 99th percentile."""
     series: dict[str, list[tuple[float, float]]] = {}
     for row in rows:
         for name in ("wait_p50_ms", "wait_p99_ms", "work_p50_ms", "work_p99_ms"):
@@ -119,7 +119,7 @@ def draw(rows: Sequence[Any]) -> pictures.Figure:
 
 
 def drawn(frame: Any) -> pictures.Figure:
-    """The same of a frame of `summary`, for the queues with most jobs."""
+    """Draw a frame of `summary` for the queues with most jobs."""
     from pyspark.sql import functions as F
 
     totals = frame.groupBy("queue").agg(F.sum("jobs").alias("total"))
@@ -129,15 +129,15 @@ def drawn(frame: Any) -> pictures.Figure:
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """The command line."""
+    """Run the command line."""
     parser = job.parser_of("queue_latency", JOBS["queue_latency"])
-    parser.add_argument("--lease-log", required=True, help="the topic the queue's log goes to")
-    parser.add_argument("--bucket", default="1 hour", help="of time (1 hour)")
+    parser.add_argument("--lease-log", required=True, help="the topic of the queue's lease log")
+    parser.add_argument("--bucket", default="1 hour", help="length of a time bucket (1 hour)")
     given = parser.parse_args(words)
 
     def work(spark: Any, given: argparse.Namespace) -> None:
-        # Times bound the jobs by their first claim, not what is read: a job may have been enqueued
-        # or claimed before, and a claim within is the first one only if there is none before.
+        # The times select jobs by their first claim, but do not limit what is read: a job may have
+        # been enqueued earlier, and a claim is the first one only if no earlier one exists.
         query = parse_options({"path": str(given.data_dir), **job.options_of(given)}).query
         given.from_ts = given.to_ts = None
         queues = job.load(spark, given, columns="topic,epoch,seq,ts", deleted="true")

@@ -1,11 +1,11 @@
 """How far a router's copies are behind their source, over time.
 
-An `exactly_once` router stamps each copy's `meta` with the topic, epoch and seq it comes from; the
-two times of commit give its lag.
+An `exactly_once` router stamps each copy's `meta` with the topic, epoch and seq of its source
+record; the difference of the two commit times is the lag.
 
-Copies of an `at_least_once` router carry no stamp: nothing that is stored says which record one is
-a copy of (payloads may repeat, tags are kept on request only, a filter or a restart breaks the
-count). A pairing would be a guess, so they are not shown. The router's state has their lag of now.
+Copies of an `at_least_once` router carry no stamp: no stored field tells which record a copy comes
+from (payloads may repeat, tags are kept on request only, a filter or a restart shifts the count). A
+pairing would be a guess, so they are not shown. The router's state has its current lag.
 """
 
 from __future__ import annotations
@@ -22,16 +22,17 @@ SEEN = (
     "in their meta. Copies of at_least_once routers carry nothing that says which record they are "
     "of, so their lag is not in what is stored; `topics router get` shows it as of now."
 )
-# Routers that are drawn, with two lines each.
+# Routers in the picture, with two lines each.
 SHOWN = pictures.SERIES_MAX // 2
 STAMP = "_topics_router struct<source string, epoch bigint, seq bigint>"
 
 
 def transform(sources: Any, copies: Any, bucket: str = "1 minute") -> Any:
-    """A row a source, destination and bucket of the copies: copies, lag in ms, unknown ones.
+    """One row for each source, destination and bucket of the copies: copies, lag in ms, unknown
+    ones.
 
-    `sources`: `topic, epoch, seq, ts`, deleted ones too; `copies`: `topic, ts, meta`. A copy whose
-    source record is no longer in any segment counts in `unknown`.
+    `sources`: `topic, epoch, seq, ts`, deleted ones included; `copies`: `topic, ts, meta`. A copy
+    whose source record is no longer in any segment counts in `unknown`.
     """
     from pyspark.sql import functions as F
 
@@ -69,7 +70,7 @@ def transform(sources: Any, copies: Any, bucket: str = "1 minute") -> Any:
 
 
 def draw(rows: Sequence[Any]) -> pictures.Figure:
-    """Median and 99 of 100 over time, per router."""
+    """Draw median and 99th percentile over time for each router."""
     series: dict[str, list[tuple[float, float]]] = {}
     for row in rows:
         for name in ("lag_p50_ms", "lag_p99_ms"):
@@ -80,7 +81,7 @@ def draw(rows: Sequence[Any]) -> pictures.Figure:
 
 
 def drawn(frame: Any) -> pictures.Figure:
-    """The same of a frame of `transform`, for the routers with most copies."""
+    """Draw a frame of `transform` for the routers with most copies."""
     from pyspark.sql import functions as F
 
     pair = ["source", "dest"]
@@ -91,11 +92,11 @@ def drawn(frame: Any) -> pictures.Figure:
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """The command line."""
+    """Run the command line."""
     parser = job.parser_of("router_lag", JOBS["router_lag"])
     parser.epilog = SEEN
-    parser.add_argument("--source", help="names, prefixes, globs of source topics (all)")
-    parser.add_argument("--bucket", default="1 minute", help="of time (1 minute)")
+    parser.add_argument("--source", help="source topics: names, prefixes*, globs (all)")
+    parser.add_argument("--bucket", default="1 minute", help="length of a time bucket (1 minute)")
     given = parser.parse_args(words)
 
     def work(spark: Any, given: argparse.Namespace) -> None:

@@ -1,7 +1,7 @@
-"""A Spark session for jobs, and the Java it needs: found, or a line that says what to install.
+"""A Spark session for jobs, and its Java: found, or a message that says what to install.
 
-Jobs run under `spark-submit` or by themselves; only in the second case is a session made here, on
-this machine's cores, with the source registered.
+Jobs run under `spark-submit` or alone; only in the second case this module makes a session, on this
+machine's cores, with the source registered.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ NO_JAVA: Final = (
     "On Debian or Ubuntu: apt-get install openjdk-17-jre-headless. Without root: "
     "pip install install-jdk, then python -c \"import jdk; jdk.install('17')\""
 )
-# A scan's time is mostly the JVM's, which turns Arrow columns into rows. Arrow checks every get
-# unless told not to (Spark reads within the lengths it was given), and the parallel collector
-# takes less of the cores than the default one, for pauses that no job minds.
+# Most of a scan's time is spent in the JVM, which turns Arrow columns into rows. Arrow checks every
+# get unless this is off (Spark reads within the given lengths), and the parallel collector uses
+# less of the cores than the default one; its pauses do not matter to jobs.
 JAVA_OPTIONS: Final = (
     "-Darrow.enable_unsafe_memory_access=true -Darrow.enable_null_check_for_get=false "
     "-XX:+UseParallelGC"
 )
 TIME_ZONE: Final = "spark.sql.session.timeZone"
-# Of every session that is made here, unless spark-submit says else: results are shown in UTC, as
-# they are computed, and an object with a field that is there twice is JSON (the last one counts).
+# Settings of every session made here, unless spark-submit overrides them: times are shown in UTC,
+# as they are computed, and an object with a duplicate field is JSON (the last value counts).
 DUPLICATES: Final = "spark.sql.variant.allowDuplicateKeys"
 ALWAYS: Final = {TIME_ZONE: "UTC", DUPLICATES: "true"}
 DEFAULTS: Final = {
@@ -45,7 +45,7 @@ _PARENT: Final = str(Path(__file__).resolve().parents[1])
 
 
 class NoJava(RuntimeError):
-    """There is no Java; the message says what to install."""
+    """No Java was found; the message says what to install."""
 
     def __init__(self) -> None:
         super().__init__(NO_JAVA)
@@ -60,7 +60,7 @@ def find_java(environment: dict[str, str] | None = None) -> str | None:
     found = shutil.which("java", path=env.get("PATH", ""))
     if found is not None:
         return str(Path(found).resolve().parents[1])
-    # Where the package `install-jdk` puts what it fetches.
+    # The folder into which the package `install-jdk` downloads.
     for candidate in sorted(Path(env.get("HOME", "~")).glob(".jdk/*"), reverse=True):
         if os.access(candidate / "bin" / "java", os.X_OK):
             return str(candidate)
@@ -72,9 +72,9 @@ def spark_session(
 ) -> Any:
     """The running session, or a new one in UTC with the source registered. Raises `NoJava`.
 
-    A session that exists gets the source and is otherwise left as it is: `master`, `config` and the
-    defaults are those of a new one. Without `master` it is what `spark-submit` says, else all cores
-    of this machine.
+    An existing session gets the source and otherwise stays as it is: `master`, `config` and the
+    defaults apply to a new one. Without `master` the session uses that of `spark-submit`, else all
+    cores of this machine.
     """
     from pyspark.sql import SparkSession
 
@@ -88,11 +88,12 @@ def spark_session(
     if java is None:
         raise NoJava
     os.environ["JAVA_HOME"] = java
-    # Workers are processes of their own: they find this package where we did.
+    # Workers are separate processes: they must find this package on the same path.
     paths = [_PARENT, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    is_submitted = "PYSPARK_GATEWAY_PORT" in os.environ  # by spark-submit, whose word counts
+    # set by spark-submit, which takes precedence
+    is_submitted = "PYSPARK_GATEWAY_PORT" in os.environ
     builder = SparkSession.builder.appName(name)
     if is_submitted:
         submitted = _submitted_keys()
@@ -111,7 +112,7 @@ def spark_session(
 
 
 def _submitted_keys() -> set[str]:
-    """What spark-submit was told a value of."""
+    """The keys that spark-submit sets."""
     from pyspark import SparkConf, SparkContext
 
     SparkContext._ensure_initialized()
@@ -119,7 +120,7 @@ def _submitted_keys() -> set[str]:
 
 
 def is_running() -> bool:
-    """Whether this process has a session, which is then not a job's to stop."""
+    """Whether this process has a session already; a job must not stop it."""
     from pyspark.sql import SparkSession
 
     return SparkSession.getActiveSession() is not None
@@ -128,10 +129,11 @@ def is_running() -> bool:
 def set_worker_python(folder: Path | None = None) -> Path:
     """Make Spark of this environment start its Python workers with this interpreter.
 
-    Spark starts `python3` of PATH unless PYSPARK_PYTHON says else. Under `.venv/bin/python` without
-    an activated environment that is another Python, which has neither Spark nor this source, and
+    Spark starts `python3` of PATH unless PYSPARK_PYTHON is set. Under `.venv/bin/python` without an
+    activated environment that is another Python, which has neither Spark nor this source, and
     `format("topics")` is "not found". Spark reads `conf/spark-env.sh` of its own folder at start,
-    so the variable gets its default there. `folder`: of PySpark (this environment's).
+    so this function writes the variable's default there. `folder`: that of PySpark (this
+    environment's).
     """
     import pyspark
 

@@ -1,4 +1,4 @@
-"""Sessions per node or tag: runs of records of one of them with no longer gap between them."""
+"""Sessions per node or tag: runs of its records without a gap longer than the limit."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ SHOWN = 20
 
 
 def transform(frame: Any, key: str = "node", gap: str = "30 minutes") -> Any:
-    """A row a session: topic, who, when it began and ended, records. Records without `key` count
-    in none. A gap of exactly `gap` ends no session.
+    """One row for each session: topic, node or tag, begin and end, records. Records without `key`
+    belong to no session. A gap of exactly `gap` does not end a session.
     """
     from pyspark.sql import functions as F
 
@@ -37,7 +37,7 @@ def transform(frame: Any, key: str = "node", gap: str = "30 minutes") -> Any:
 
 
 def draw(rows: Sequence[Any]) -> pictures.Figure:
-    """Who had most sessions."""
+    """Draw the names with most sessions."""
     counts: dict[str, int] = {}
     for row in rows:
         counts[row.who] = counts.get(row.who, 0) + 1
@@ -46,7 +46,7 @@ def draw(rows: Sequence[Any]) -> pictures.Figure:
 
 
 def drawn(frame: Any) -> pictures.Figure:
-    """The same of a frame of `transform`: Spark counts, and the busiest come to the driver."""
+    """Draw a frame of `transform`: Spark counts, and only the busiest names come to the driver."""
     from pyspark.sql import functions as F
 
     counted = frame.groupBy("who").agg(F.count("*").alias("sessions")).cache()
@@ -62,10 +62,12 @@ def _bars(busiest: Sequence[tuple[str, int]], sessions: int, count: int) -> pict
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """The command line."""
+    """Run the command line."""
     parser = job.parser_of("sessions", JOBS["sessions"])
-    parser.add_argument("--by", choices=("node", "tag"), default="node", help="whose (node)")
-    parser.add_argument("--gap", default="30 minutes", help="that ends one (30 minutes)")
+    parser.add_argument(
+        "--by", choices=("node", "tag"), default="node", help="sessions of nodes or tags (node)"
+    )
+    parser.add_argument("--gap", default="30 minutes", help="gap that ends a session (30 minutes)")
     given = parser.parse_args(words)
 
     def work(spark: Any, given: argparse.Namespace) -> None:

@@ -1,4 +1,4 @@
-"""The busiest tags of each topic, when each was seen first and last, and how tags come and go."""
+"""The busiest tags of each topic, when each occurred first and last, and tag churn."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ SHOWN = 20
 
 
 def transform(frame: Any) -> Any:
-    """A row a topic and tag: records, share of all of the topic's, first and last seen, rank."""
+    """One row for each topic and tag: records, share of the topic's records, first and last time,
+    rank.
+    """
     from pyspark.sql import Window
     from pyspark.sql import functions as F
 
@@ -26,7 +28,7 @@ def transform(frame: Any) -> Any:
         F.max("ts").alias("last_seen"),
         F.max("seq").alias("last_seq"),
     )
-    # Records without a tag are of the topic, too.
+    # Records without a tag count for the topic, too.
     share = (F.col("records") / F.sum("records").over(of_topic)).alias("share")
     return (
         counted.select("*", share)
@@ -37,9 +39,10 @@ def transform(frame: Any) -> Any:
 
 
 def churn(frame: Any, bucket_s: int) -> Any:
-    """A row a topic and bucket: tags active in it, new since the bucket before, gone since then.
+    """One row for each topic and bucket: active tags, tags new since the previous bucket, tags gone
+    since then.
 
-    A bucket without any record of the topic has no row of its own, unless tags went in it.
+    A bucket without any record of the topic has no row, unless tags went in it.
     """
     from pyspark.sql import functions as F
 
@@ -72,7 +75,7 @@ def churn(frame: Any, bucket_s: int) -> Any:
 
 
 def draw(rows: Sequence[Any], totals: tuple[int, int] | None = None) -> pictures.Figure:
-    """The twenty busiest tags. `totals`: of tags and topics, where `rows` are not all."""
+    """Draw the twenty busiest tags. `totals`: counts of tags and topics, if `rows` are not all."""
     tags, topics = totals or (len(rows), len({row.topic for row in rows}))
     busiest = sorted(rows, key=lambda row: -row.records)[:SHOWN]
     named = [
@@ -84,7 +87,7 @@ def draw(rows: Sequence[Any], totals: tuple[int, int] | None = None) -> pictures
 
 
 def drawn(frame: Any) -> pictures.Figure:
-    """The same of a frame of `transform`, of which only the busiest come to the driver."""
+    """Draw a frame of `transform`, of which only the busiest tags come to the driver."""
     from pyspark.sql import functions as F
 
     tags, topics = frame.agg(F.count("*"), F.count_distinct("topic")).first()
@@ -93,9 +96,11 @@ def drawn(frame: Any) -> pictures.Figure:
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """The command line."""
+    """Run the command line."""
     parser = job.parser_of("tag_activity", JOBS["tag_activity"])
-    parser.add_argument("--bucket-s", type=int, default=3600, help="seconds of churn (3600)")
+    parser.add_argument(
+        "--bucket-s", type=int, default=3600, help="seconds of a churn bucket (3600)"
+    )
     given = parser.parse_args(words)
 
     def work(spark: Any, given: argparse.Namespace) -> None:

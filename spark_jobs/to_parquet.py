@@ -1,7 +1,7 @@
 """Sealed records as Parquet, partitioned by topic and day: text, VARIANT or typed payloads.
 
-The picture shows what was written, a cell a topic and day, from the footers of the files: a day
-that is missing or thin is seen at once.
+The picture shows what was written, a cell for each topic and day, from the footers of the files: a
+missing or small day is visible at once.
 """
 
 from __future__ import annotations
@@ -27,15 +27,16 @@ def transform(frame: Any, payload: str = "text", schema: str | None = None) -> A
 
     if schema is not None or payload == "variant":
         frame = payloads(frame, schema).drop("kind")
-    days = F.floor(F.unix_millis("ts") / _DAY_MS).cast("int")  # UTC, whatever the session's zone
+    # UTC, whatever the session's time zone
+    days = F.floor(F.unix_millis("ts") / _DAY_MS).cast("int")
     return frame.withColumn("day", F.date_from_unix_date(days))
 
 
 def written(spark: Any, folder: str) -> Any:
-    """A row a topic and day of what lies in a folder of this job: records, bytes and files."""
+    """One row for each topic and day in a folder of this job: records, bytes and files."""
     from pyspark.sql import functions as F
 
-    # By a schema: a topic called `007` is no number.
+    # With a schema: otherwise a topic called `007` would be a number.
     frame = spark.read.schema("seq bigint, topic string, day date").parquet(folder)
     file = frame.select("topic", "day", "_metadata.file_path", "_metadata.file_size")
     return (
@@ -52,7 +53,7 @@ def written(spark: Any, folder: str) -> Any:
 
 
 def draw(rows: Sequence[Any]) -> pictures.Figure:
-    """Bytes by topic and day, the largest in all the darkest. `rows`: of `written`."""
+    """Draw bytes by topic and day; the largest value is the darkest. `rows`: of `written`."""
     largest = max((row.bytes for row in rows), default=0) or 1
     lines: list[pictures.GridRow] = []
     for topic in sorted({row.topic for row in rows}):
@@ -73,7 +74,7 @@ def draw(rows: Sequence[Any]) -> pictures.Figure:
 
 
 def drawn(frame: Any) -> pictures.Figure:
-    """The same of a frame of `written`: the topics with most bytes, the last days."""
+    """Draw a frame of `written`: the topics with most bytes, the last days."""
     from pyspark.sql import functions as F
 
     totals = frame.groupBy("topic").agg(F.sum("bytes").alias("total"))
@@ -95,7 +96,7 @@ def _ms(row: Any) -> float:
 
 
 def whole_days(given: argparse.Namespace) -> None:
-    """Refuse a bound inside a day: a part of a day must not replace the whole one."""
+    """Refuse a bound inside a day: part of a day must not replace the whole day."""
     query = parse_options({"path": str(given.data_dir), **job.options_of(given)}).query
     for name, bound in (("--from", query.start_ts), ("--to", query.end_ts)):
         if bound not in (TS_LOW, TS_HIGH) and bound % _DAY_MS:
@@ -103,13 +104,18 @@ def whole_days(given: argparse.Namespace) -> None:
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """The command line."""
+    """Run the command line."""
     parser = job.parser_of("to_parquet", JOBS["to_parquet"])
     parser.add_argument(
-        "--payload", choices=("text", "variant"), default="text", help="how data are kept (text)"
+        "--payload",
+        choices=("text", "variant"),
+        default="text",
+        help="type of the data column (text)",
     )
-    parser.add_argument("--schema", help="of data, in Spark's words: 'a int, b struct<c: string>'")
-    parser.add_argument("--files-per-day", type=int, default=1, help="of each topic (1)")
+    parser.add_argument("--schema", help="schema of data for Spark: 'a int, b struct<c: string>'")
+    parser.add_argument(
+        "--files-per-day", type=int, default=1, help="files of each topic and day (1)"
+    )
     given = parser.parse_args(words)
     if given.out is None:
         parser.error("--out says where the files go")
@@ -127,7 +133,8 @@ def main(words: Sequence[str] | None = None) -> int:
         columns = ",".join((*COLUMNS, *(("kind",) if is_parsed else ())))
         found = transform(job.load(spark, given, columns=columns), given.payload, given.schema)
         spread = F.pmod(F.col("seq"), F.lit(given.files_per_day))
-        # By the columns of the folders first: else Spark sorts by these itself, and drops our sort.
+        # Sort by the columns of the folders first: otherwise Spark sorts by these itself and drops
+        # our sort.
         days = found.repartition("topic", "day", spread)
         days = days.sortWithinPartitions("topic", "day", "seq")
         options = parse_options({"path": str(given.data_dir), **job.options_of(given)})
@@ -136,7 +143,7 @@ def main(words: Sequence[str] | None = None) -> int:
         job.say(f"written: {given.out}")
         job.picture(given, lambda: job.dated(written(spark, str(given.out)), "day", drawn))
 
-    # Days of two stores in one folder would replace each other's.
+    # Days of two stores in one folder would replace each other.
     details = {
         "payload": "schema" if given.schema else given.payload,
         "schema": given.schema,

@@ -12,14 +12,14 @@ from spark_jobs.running import job, pictures
 
 COLUMNS = "topic,ts,bytes"
 _POINTS_MAX = 2_000
-# Topics that are drawn: more lines nobody tells apart.
+# Topics in the picture: nobody can distinguish more lines.
 SHOWN = 12
 
 
 def transform(frame: Any, bucket: str = "1 hour") -> Any:
-    """A row a topic and bucket with records: counts, bytes, rate, percentiles of sizes.
+    """One row for each topic and bucket with records: counts, bytes, rate, percentiles of sizes.
 
-    `bytes` is what a record counts in its topic: payload, names and 24 for the frame.
+    `bytes` is the size that a record counts for in its topic: payload, names and 24 for the frame.
     """
     from pyspark.sql import functions as F
 
@@ -48,7 +48,7 @@ def transform(frame: Any, bucket: str = "1 hour") -> Any:
 
 
 def draw(rows: Sequence[Any]) -> pictures.Figure:
-    """Records over time, a line a topic; where a topic has no row it had no record."""
+    """Draw records over time, a line for each topic; a topic without a row had no record."""
     found: dict[str, dict[float, float]] = {}
     for row in rows:
         found.setdefault(row.topic, {})[row.start.timestamp() * 1000] = float(row.records)
@@ -64,7 +64,7 @@ def draw(rows: Sequence[Any]) -> pictures.Figure:
 
 
 def drawn(frame: Any) -> pictures.Figure:
-    """The same of a frame of `transform`, for the topics with most records."""
+    """Draw a frame of `transform` for the topics with most records."""
     from pyspark.sql import functions as F
 
     totals = frame.groupBy("topic").agg(F.sum("records").alias("total"))
@@ -78,9 +78,9 @@ def _rounded(points: dict[float, float]) -> dict[float, float]:
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """The command line."""
+    """Run the command line."""
     parser = job.parser_of("topic_volume", JOBS["topic_volume"])
-    parser.add_argument("--bucket", default="1 hour", help="of time (1 hour)")
+    parser.add_argument("--bucket", default="1 hour", help="length of a time bucket (1 hour)")
     given = parser.parse_args(words)
 
     def work(spark: Any, given: argparse.Namespace) -> None:

@@ -1,4 +1,4 @@
-"""What every test relies on: asyncio as the only event loop, and Hypothesis without a deadline.
+"""Settings for every test: asyncio as the only event loop, and Hypothesis without a deadline.
 
 `--hypothesis-profile=ci` makes property tests repeat exactly; the default profile explores.
 """
@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import logging
 import signal
+from collections.abc import Generator
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -16,23 +18,50 @@ settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True
 settings.load_profile("default")
 
 
-# A job in the background of a shell ignores Ctrl-C, and so would every process that tests start.
+# A shell's background job ignores Ctrl-C, and its children would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`--door`: the way in that the contract tests go through."""
+    doors = ("connection", "uvicorn", "mounted")
+    about = "the way in of the contract tests: our connection, plain uvicorn, or mounted in a host"
+    parser.addoption("--door", choices=doors, default="connection", help=about)
 
 
 def _is_not_of_the_machine(record: logging.LogRecord) -> bool:
     return not record.getMessage().startswith("Executing ")
 
 
-# A slow turn that asyncio's debug mode tells of is the machine's: no test of logs reads it.
+# Slow turns that asyncio's debug mode reports come from the machine: no test of logs reads them.
 logging.getLogger("asyncio").addFilter(_is_not_of_the_machine)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Run the long files first and the unit tests last, so that both cores are busy to the end.
+
+    Every process of a parallel run sorts alike. The tests of a file stay together, in their order.
+    """
+    long = {item.path for item in items if item.get_closest_marker("slow")}
+    unit = Path(__file__).parent / "unit"
+    items.sort(key=lambda item: (item.path not in long, item.path.is_relative_to(unit)))
 
 
 @pytest.fixture
 def anyio_backend() -> tuple[str, dict[str, bool]]:
-    """Tests marked `anyio` run on asyncio, the only loop there is, in its debug mode.
+    """Tests marked `anyio` run on asyncio, the only supported loop, in debug mode.
 
-    Debug mode refuses calls into the loop from another thread, which is how state would be torn.
+    Debug mode refuses calls into the loop from another thread, which could corrupt state.
     """
     return "asyncio", {"debug": True}
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Make reports that a worker process can send: what a test logged may hold lone surrogates."""
+    report = yield
+    report.sections = [
+        (name, text.encode("utf-8", "replace").decode()) for name, text in report.sections
+    ]
+    return report

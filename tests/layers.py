@@ -16,7 +16,7 @@ LAYERS: dict[str, frozenset[str]] = {
         "client": "",
         "auth": "values",
         "http": "runtime values",
-        # The engine, from the inside out. It names what it needs of the disk in `engine.ports`.
+        # The engine, from the inside out. `engine.ports` declares its needs of the disk.
         "engine.ports": "values",
         "engine.answers": "values",
         "engine.pressure": "runtime values",
@@ -27,7 +27,7 @@ LAYERS: dict[str, frozenset[str]] = {
         "engine.background": f"engine.commit engine.topic engine.log runtime {_CORE}",
         "engine.subscribe": f"engine.commit engine.read engine.topic engine.log runtime {_CORE}",
         "engine": f"engine.commit engine.read engine.topic engine.log {_CORE}",
-        # The disk. It knows entries and bytes, no rules of topics.
+        # The disk. It handles entries and bytes, and no rules of topics.
         "wal.format": "values",
         "wal": "engine.ports runtime values wal.format",
         "wal.journal": "runtime values wal wal.format",
@@ -38,11 +38,13 @@ LAYERS: dict[str, frozenset[str]] = {
         "queue": "engine runtime values",
         "routers": "engine runtime values",
         "streams": "engine runtime values",
+        "views": "engine runtime values",
         # HTTP over the services, and the process around all.
-        "api": "auth engine http queue routers runtime streams values",
+        "api": "auth engine http queue routers runtime streams values views",
         "amounts": "",
         "settings": "amounts auth values",
-        "node": "api auth engine http queue routers runtime settings streams values wal",
+        "node": "api auth engine http queue routers runtime settings streams values views wal",
+        "app": "api node runtime settings values",
         "server": "api auth http node runtime settings values wal",
         "cli": "amounts client runtime values",
         "cli.server": "auth cli client runtime server settings values wal",

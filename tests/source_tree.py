@@ -1,4 +1,4 @@
-"""The package's source files, parsed: what the tests of the architecture ask of one file."""
+"""The package's source files, parsed, for the tests of the architecture."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 @dataclasses.dataclass(frozen=True)
 class Import:
-    """One imported name: the absolute module, the member if `from` was used, and the line."""
+    """One imported name: the absolute module, the member of a `from` import, and the line."""
 
     module: str
     member: str
@@ -27,7 +27,7 @@ class Import:
 
     @property
     def top(self) -> str:
-        """The distribution's or library module's first name."""
+        """The name of the distribution or library: the first part of the module's name."""
         return self.module.partition(".")[0]
 
 
@@ -44,7 +44,7 @@ class Module:
 
     @property
     def where(self) -> str:
-        """The path a reader of a message can open."""
+        """The path to open, for messages."""
         return str(self.path.relative_to(ROOT))
 
     @cached_property
@@ -60,7 +60,7 @@ class Module:
 
     @cached_property
     def imports(self) -> list[Import]:
-        """Every import of the file: lazy ones and those for types only count as well."""
+        """Every import of the file, also lazy ones and those for types only."""
         found: list[Import] = []
         for node in self.nodes:
             if isinstance(node, ast.Import):

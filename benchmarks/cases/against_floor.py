@@ -1,4 +1,4 @@
-"""Appends and reads beside the floor: requests a second as a share of what HTTP alone allows."""
+"""Appends and reads beside the floor: requests a second as a share of what bare HTTP allows."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks.bench import Bench, series
-from benchmarks.figures import Bar, Figure, ratios
-from benchmarks.loader import BenchmarkError, Sample
-from benchmarks.process import Reply, ServerProcess
-from benchmarks.requests import append_body, append_request, diff_request
-from benchmarks.server import STILL
+from benchmarks.clients.loader import BenchmarkError, Sample
+from benchmarks.clients.requests import append_body, append_request, diff_request
+from benchmarks.report.figures import Bar, Figure, ratios
+from benchmarks.servers.process import Reply, ServerProcess
+from benchmarks.servers.server import STILL
 
 TOPIC = "bench"
 CONNECTIONS = (1, 16)
@@ -70,14 +70,14 @@ def compare(
 
 
 def appends(bench: Bench, case: str, count: int, limit: float) -> list[Figure]:
-    """Appends of `count` records each, class disk; sealing and checkpoints have their own case."""
+    """Appends of `count` records each, class disk; other cases measure sealing and checkpoints."""
     server = bench.start(settings=STILL)
-    # Batches fill the largest segment there may be in three seconds: several topics, so that none
+    # Batches fill the largest possible segment in three seconds: use several topics, so that none
     # is sealed.
     topics = [TOPIC] if count == 1 else [f"{TOPIC}-{number}" for number in range(SEVERAL)]
     for topic in topics:
         server.expect("PUT", f"/v0/topics/{topic}", b'{"durability":"disk"}')
-    # A thousand different requests: no cache of ours may profit from one body sent again.
+    # A thousand different requests: no cache of the server may profit from a repeated body.
     firsts = range(0, 1000 * count, count) if count == 1 else range(0, 100 * count, count)
     requests = bench.requests(
         case,
@@ -86,7 +86,7 @@ def appends(bench: Bench, case: str, count: int, limit: float) -> list[Figure]:
             for number, first in enumerate(firsts)
         ],
     )
-    # The floor answers with as many digits in its seqs as ours has after a while.
+    # The floor's seqs have as many digits as the server's after a while.
     bench.load(server, requests, connections=16, seconds=min(1.0, bench.options.seconds))
     reply = server.call("POST", f"/v0/topics/{topics[0]}", append_body(0, count))
     what = "append of one record" if count == 1 else f"append of {count} records"
@@ -104,7 +104,7 @@ def append_100(bench: Bench) -> list[Figure]:
 
 
 def diff_1000(bench: Bench) -> list[Figure]:
-    """Reads of 1,000 records: one page again and again, and walking through sealed ones."""
+    """Reads of 1,000 records: one page repeatedly, and walks through sealed ones."""
     pages = bench.options.scaled(200, 5)
     server = bench.start(settings={"TOPICS_SEGMENT_MAX_EVENTS": "20000"})
     for topic, total in ((TOPIC, DIFF_RECORDS), ("walk", pages * DIFF_RECORDS)):

@@ -1,4 +1,6 @@
-"""Millions of records through `topics load`: memory throughout, read back, restart, tag delete."""
+"""Millions of records through `topics load`: memory throughout, reading back, restart, tag
+delete.
+"""
 
 from __future__ import annotations
 
@@ -13,15 +15,15 @@ from pathlib import Path
 import orjson
 
 from benchmarks.bench import Bench
-from benchmarks.figures import Bar, Figure, Series
-from benchmarks.loader import BenchmarkError
-from benchmarks.process import ServerProcess
-from benchmarks.requests import RECORD_BYTES, data_text
-from benchmarks.terminal import say
+from benchmarks.clients.loader import BenchmarkError
+from benchmarks.clients.requests import RECORD_BYTES, data_text
+from benchmarks.report.figures import Bar, Figure, Series
+from benchmarks.report.terminal import say
+from benchmarks.servers.process import ServerProcess
 
 TOPIC = "events"
 PAGE = 1000
-DELETED_SHARE = 100  # one record in so many is deleted by tag
+DELETED_SHARE = 100  # a delete by tag removes one record in so many
 MEGABYTE = 1e6
 SAMPLE_SECONDS = 0.05
 RESTARTS = 3
@@ -30,17 +32,19 @@ TagOf = Callable[[int], str]
 
 
 def few_tags(number: int) -> str:
-    """One of 1,000 tags; those of one record in a hundred begin with `t-07`."""
+    """One of 1,000 tags; the tags of one record in a hundred begin with `t-07`."""
     return f"t-{number % 100:02d}{number // 100 % 10}"
 
 
 def own_tag(number: int) -> str:
-    """A tag no other record has; those of one record in a hundred begin with `t-07`."""
+    """A tag of its own for each record; those of one record in a hundred begin with `t-07`."""
     return f"t-{number % 100:02d}-{number}"
 
 
 class MemoryWatch:
-    """Samples a server's RssAnon from a thread until stopped; follows it over restarts."""
+    """A thread that samples a server's RssAnon until stopped; it follows the server over
+    restarts.
+    """
 
     def __init__(self, server: ServerProcess) -> None:
         self.server = server
@@ -69,7 +73,7 @@ def write_lines(path: Path, records: int, tag_of: TagOf) -> None:
 
 
 def load_file(server: ServerProcess, path: Path) -> float:
-    """Load the file with the command line, as a user does; seconds."""
+    """Load the file with the command line, as a user would; return the seconds."""
     environment = dict(os.environ) | {"TOPICS_URL": f"http://127.0.0.1:{server.port}"}
     command = [
         sys.executable,
@@ -93,7 +97,9 @@ def load_file(server: ServerProcess, path: Path) -> float:
 def read_back(
     server: ServerProcess, records: int, tag_of: TagOf, kept: Callable[[int], bool]
 ) -> tuple[int, float]:
-    """Read everything in order and compare seqs and data with what was sent; count and seconds."""
+    """Read all records in order and compare seqs and data with the sent ones; return count and
+    seconds.
+    """
     expected = 0
     seen = 0
     seconds = 0.0
@@ -127,7 +133,7 @@ def read_back(
 def run_variant(
     bench: Bench, what: str, tag_of: TagOf, records: int, limit_mb: float
 ) -> list[Figure]:
-    """Load, read, restart, delete by tag, kill, read again; one kind of tags."""
+    """Load, read, restart, delete by tag, kill, read again; with one kind of tags."""
     name = f"memory-{tag_of.__name__}"
     path = bench.folder / f"{name}.ndjson"
     say(f"    {what}: writing {records:,} lines")
@@ -181,7 +187,7 @@ def run_variant(
 
 
 def memory(bench: Bench) -> list[Figure]:
-    """Larger than memory, with 1,000 distinct tags and with every record's tag its own."""
+    """Larger than memory, with 1,000 distinct tags and with a tag of its own for every record."""
     records = bench.options.records
     assert records % 1000 == 0, "every tag as often as the others"
     figures = run_variant(bench, "1,000 distinct tags", few_tags, records, 400.0)

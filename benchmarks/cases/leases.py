@@ -1,4 +1,6 @@
-"""What many jobs cost: a claim where a million wait, other calls while 100,000 leases expire."""
+"""The cost of many jobs: a claim beside a million ready jobs, other calls while 100,000 leases
+expire.
+"""
 
 from __future__ import annotations
 
@@ -10,23 +12,23 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 
 from benchmarks.bench import Bench, series, settle
-from benchmarks.figures import Bar, Figure, Series, ratios
-from benchmarks.loader import BenchmarkError, Sample
-from benchmarks.process import ServerProcess
-from benchmarks.requests import append_request, diff_request, http_request
+from benchmarks.clients.loader import BenchmarkError, Sample
+from benchmarks.clients.requests import append_request, diff_request, http_request
+from benchmarks.report.figures import Bar, Figure, Series, ratios
+from benchmarks.servers.process import ServerProcess
 
 FEW = 1_000
 MANY, MANY_QUICK = 1_000_000, 20_000
-CLAIMS = 500  # of a round: no more than half of the few
-FLAT_ROUNDS = 3  # for each that was asked for
+CLAIMS = 500  # claims of a round: at most half of the smaller queue
+FLAT_ROUNDS = 3  # rounds for each requested one
 FLAT_LIMIT = 1.1
 NODE = b"w"
 CALL_JOBS = 1_000  # the most jobs of one call, and of one append here
 
 LEASES, LEASES_QUICK = 100_000, 10_000
 LEASES_A_CLAIM = 250
-EXPIRY_MS = 1_000  # they end within so long, a claim's share at a time
-# From the first claim to the first end; doubled where that was too short.
+EXPIRY_MS = 1_000  # all leases end within this time, the jobs of one claim at a time
+# From the first claim to the first end of a lease; doubled if that was too short.
 LEAD_SECONDS, LEAD_SECONDS_QUICK, LEAD_SECONDS_MAX = 8.0, 3.0, 60.0
 PROBES_PER_SECOND = 1_000
 PROBE_SECONDS = 1.0
@@ -36,13 +38,13 @@ EXPIRY_LIMIT = 3.0
 
 
 def counts(server: ServerProcess, queue: str) -> tuple[int, int]:
-    """How many jobs are ready and in flight."""
+    """The numbers of ready and in-flight jobs."""
     state = json.loads(server.expect("GET", f"/v0/topics/{queue}"))["queue"]
     return int(state["ready"]), int(state["in_flight"])
 
 
 def make_queue(bench: Bench, server: ServerProcess, queue: str, jobs: int) -> None:
-    """A queue with so many jobs."""
+    """Create a queue with this number of jobs."""
     server.expect("PUT", f"/v0/topics/{queue}", b'{"type":"queue","durability":"disk"}')
     lots = [append_request(queue, first, CALL_JOBS) for first in range(0, 10 * CALL_JOBS, 1000)]
     bench.fill(server, bench.requests(f"lots-{queue}", lots), jobs // CALL_JOBS, connections=4)
@@ -51,13 +53,13 @@ def make_queue(bench: Bench, server: ServerProcess, queue: str, jobs: int) -> No
 
 
 def claim_request(queue: str, count: int, lease_ms: int) -> bytes:
-    """A whole claim."""
+    """The bytes of a claim."""
     body = b'{"node":"%b","max":%d,"lease_ms":%d}' % (NODE, count, lease_ms)
     return http_request("POST", f"/v0/topics/{queue}/claim", body)
 
 
 def held(server: ServerProcess, queue: str, what: str, seqs: Iterable[int]) -> None:
-    """Ack or nack these; all of them must count."""
+    """Ack or nack these jobs; all of them must count."""
     asked = list(seqs)
     body = b'{"node":"%b","seqs":%b}' % (NODE, json.dumps(asked).encode())
     answer = json.loads(server.expect("POST", f"/v0/topics/{queue}/{what}", body))
@@ -65,14 +67,14 @@ def held(server: ServerProcess, queue: str, what: str, seqs: Iterable[int]) -> N
         raise BenchmarkError(f"{what} of {queue}: {len(answer['skipped'])} skipped")
 
 
-# -- a claim where many wait -------------------------------------------------------------------
+# -- a claim beside many ready jobs -------------------------------------------------------------
 
 
 class Level:
-    """A queue that is claimed from one job at a time and always holds as many jobs.
+    """A queue whose jobs are claimed one at a time and that always holds the same number.
 
-    The generator does not read answers, so what is claimed must be known: jobs are handed out by
-    seq, `returned` ones in the order in which they came back.
+    The generator does not read answers, so the case must know the claimed jobs: the server delivers
+    jobs by seq, and `returned` ones in the order of their return.
     """
 
     def __init__(self, bench: Bench, server: ServerProcess, jobs: int, *, returned: bool) -> None:
@@ -95,7 +97,7 @@ class Level:
         settle(server)
 
     def side(self) -> Sample:
-        """Claims, one after the other; then the queue is what it was."""
+        """Claim jobs one after the other, then restore the queue."""
         sample = self._bench.load(self._server, self._claims, seconds=600, count=CLAIMS)
         seqs = range(self._next_seq, self._next_seq + CLAIMS)
         self._next_seq += CLAIMS
@@ -113,7 +115,7 @@ class Level:
 
 
 def claim_flat(bench: Bench) -> list[Figure]:
-    """A claim of one job where 1,000 wait, and where 1,000,000 do."""
+    """A claim of one job beside 1,000 ready jobs, and beside 1,000,000."""
     server = bench.start()
     many = bench.options.scaled(MANY, MANY_QUICK)
     figures = []
@@ -121,7 +123,7 @@ def claim_flat(bench: Bench) -> list[Figure]:
         few_side, many_side = (
             Level(bench, server, jobs, returned=returned) for jobs in (FEW, many)
         )
-        # A side is over in a tenth of a second: more of them instead.
+        # A side takes only a tenth of a second, so run more rounds.
         rounds = FLAT_ROUNDS * bench.options.rounds
         taken = bench.interleave({"many": many_side.side, "few": few_side.side}, rounds=rounds)
         over = series(taken["many"], "p50_ms", f"{many:,} wait, p50")
@@ -146,12 +148,12 @@ def claim_flat(bench: Bench) -> list[Figure]:
     return figures
 
 
-# -- many leases that end ----------------------------------------------------------------------
+# -- many leases that expire --------------------------------------------------------------------
 
 
 @contextmanager
 def streams(server: ServerProcess, count: int) -> Iterator[None]:
-    """So many push streams of the expiring queue, full with the first jobs that come back."""
+    """Open push streams of the expiring queue, full with the first jobs that come back."""
     query = f"node=p&max={STREAM_JOBS}&lease_ms=600000"
     head = f"GET /v0/topics/expiring/work?{query} HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n"
     with ExitStack() as stack:
@@ -189,7 +191,9 @@ class ExpiryRun:
         settle(self._server)
 
     def round(self, waiting: int) -> Sample:
-        """The probes of the second in which the leases end; those before it are kept in `calm`."""
+        """Return the probes of the second in which the leases end; keep those before it in
+        `calm`.
+        """
         while (sample := self._tried(waiting)) is None:
             self._lead *= 2
             if self._lead > LEAD_SECONDS_MAX:
@@ -197,7 +201,7 @@ class ExpiryRun:
         return sample
 
     def _tried(self, waiting: int) -> Sample | None:
-        """One round; None if the leases began to end before all were there."""
+        """Try one round; None if the leases began to end before all jobs were leased."""
         server = self._server
         claims = self._leases // LEASES_A_CLAIM
         began = time.time()

@@ -1,4 +1,4 @@
-"""A hundred thousand topics: what an append costs among them, and how long a checkpoint pauses."""
+"""A hundred thousand topics: the cost of an append among them, and how long a checkpoint pauses."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import time
 from pathlib import Path
 
 from benchmarks.bench import Bench, series
-from benchmarks.figures import Bar, Figure, Series, ratios
-from benchmarks.loader import BenchmarkError, Sample
-from benchmarks.process import ServerProcess
-from benchmarks.requests import append_request, http_request
-from benchmarks.server import STILL, newest_snapshot_ns
+from benchmarks.clients.loader import BenchmarkError, Sample
+from benchmarks.clients.requests import append_request, http_request
+from benchmarks.report.figures import Bar, Figure, Series, ratios
+from benchmarks.servers.process import ServerProcess
+from benchmarks.servers.server import STILL, newest_snapshot_ns
 
 TOPICS = 100_000
 TOPICS_QUICK = 2_000
@@ -33,7 +33,7 @@ def create_topics(bench: Bench, server: ServerProcess, count: int, records: int)
 
 
 def spread_requests(bench: Bench, topics: int) -> tuple[Path, Path]:
-    """Single appends all to one topic, and to all topics in a random order; equally many buffers.
+    """Single appends all to one topic, and to all topics in a random order; equally many requests.
 
     Both files hold the same number of distinct requests, so that the generator's own cache misses
     are the same on both sides.
@@ -83,15 +83,16 @@ def paused_side(
     name: str,
     first_answers_ms: list[float],
 ) -> Sample:
-    """One round: a fresh start over the same data, then probes once a millisecond.
+    """One round: a new start over the same data, then probes once a millisecond.
 
-    After a start every topic is captured anew, so each round meets a first, full checkpoint: where
-    checkpoints are taken, probing goes on until the first one is published.
+    After a start the checkpointer captures every topic anew, so each round includes a first, full
+    checkpoint: on the side with checkpoints, probing continues until the first one is published.
     """
     data, stop = bench.folder / name, bench.folder / f"{name}.stop"
     shutil.copytree(bench.folder / "many", data)
     server = bench.start(name, settings)
-    # What the server still does once after `ready` is no checkpoint's pause: stated by itself.
+    # The server's remaining work after `ready` is not a checkpoint's pause: it is reported
+    # separately.
     began = time.monotonic()
     server.expect("GET", "/v0/health")
     first_answers_ms.append((time.monotonic() - began) * 1e3)
@@ -123,13 +124,13 @@ def paused_side(
 
 
 def pauses(bench: Bench) -> list[Figure]:
-    """The longest a checkpoint of 100,000 topics keeps the loop from answering."""
+    """The longest time for which a checkpoint of 100,000 topics keeps the loop from answering."""
     topics = bench.options.scaled(TOPICS, TOPICS_QUICK)
     server = bench.start("many", STILL)
     create_topics(bench, server, topics, 1)
     server.stop()
     health = http_request("GET", "/v0/health")
-    # Every eighth probe is an append to another topic: a checkpoint wants something that moved.
+    # Every eighth probe is an append to another topic: a checkpoint needs a change.
     mixed = []
     for number in range(0, min(topics, 20_000), 3):
         mixed += [health] * 7 + [append_request(name_of(number), 1, 1)]

@@ -1,7 +1,7 @@
-"""What operating costs: single appends as shipped, beside the same with all of it taken out.
+"""The cost of operation: single appends to the shipped server, beside a server without these parts.
 
-The server with eight keys, its caps, ids and figures, against `plain_server`, which
-has none of it: interleaved in one run, round by round.
+The shipped server has eight keys, its caps, request ids and metrics; `plain_server` has none of
+them. The rounds are interleaved in one run.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ from functools import partial
 
 from benchmarks.bench import Bench, series
 from benchmarks.cases.against_floor import CONNECTIONS, costs
-from benchmarks.figures import Bar, Figure, ratios
-from benchmarks.process import ServerProcess
-from benchmarks.requests import append_request
-from benchmarks.server import STILL, start_server
+from benchmarks.clients.requests import append_request
+from benchmarks.report.figures import Bar, Figure, ratios
+from benchmarks.servers.process import ServerProcess
+from benchmarks.servers.server import STILL, start_server
 
 TOPIC = "bench"
-# A tenth of the requests a second may go into all of it.
+# Together they may take a tenth of the requests a second.
 SHARE_MIN = 0.9
 _KEY = "operator-key-of-the-benchmark"
-# The key that calls is one of several, each restricted, as an installation has them.
+# The calling key is one of several restricted keys, as in a real installation.
 _KEYS = ",".join([f"other-key-{number}:rw:tenant{number}:" for number in range(7)] + [_KEY])
-_PLAIN_COMMAND = (sys.executable, "-m", "benchmarks.plain_server", "serve")
+_PLAIN_COMMAND = (sys.executable, "-m", "benchmarks.servers.plain_server", "serve")
 
 
 def _with_key(request: bytes) -> bytes:
@@ -38,7 +38,7 @@ def _started(bench: Bench, name: str, settings: dict[str, str], plain: bool) -> 
 
 
 def operate_cost(bench: Bench) -> list[Figure]:
-    """Single appends a second, as shipped and without."""
+    """Single appends a second, with and without the parts of operation."""
     sent = [append_request(TOPIC, number, 1) for number in range(1000)]
     keyed = bench.requests("keyed", [_with_key(request) for request in sent])
     plain = bench.requests("plain", sent)

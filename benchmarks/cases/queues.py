@@ -1,7 +1,8 @@
 """Queues beside redis and JetStream: throughput of each step, and delivery from an idle queue.
 
-Peers answer other promises over other protocols: context, no contest. What each side does for one
-step is in `queue_wires`; the client is one process for all, with as many connections.
+Peers promise other things over other protocols: they give context and are no contest. `queue_wires`
+says what each side does for one step; one client process serves all sides with the same number of
+connections.
 """
 
 from __future__ import annotations
@@ -12,14 +13,14 @@ from contextlib import ExitStack
 from functools import partial
 
 from benchmarks.bench import Bench, settle
-from benchmarks.figures import Figure, Series, ratios
-from benchmarks.loader import Sample
-from benchmarks.peers import Nats, NotInstalled, Redis
-from benchmarks.process import ServerProcess
-from benchmarks.working import PHASES, QueueSide, Workers
+from benchmarks.clients.loader import Sample
+from benchmarks.clients.working import PHASES, QueueSide, Workers
+from benchmarks.report.figures import Figure, Series, ratios
+from benchmarks.servers.peers import Nats, NotInstalled, Redis
+from benchmarks.servers.process import ServerProcess
 
 WORKERS = (1, 16, 64)
-# Jobs of a round for each second that was asked for, by batch: about as long on our server.
+# Jobs of a round for each requested second, by batch: about equally long on our server.
 JOBS_A_SECOND = {1: 1_600, 8: 6_400, 64: 12_800}
 SETTINGS = (
     "ours: class disk; redis: appendonly, appendfsync everysec; JetStream: file storage, "
@@ -30,7 +31,7 @@ Taken = dict[str, list[dict[str, Sample]]]
 
 
 def start_peers(bench: Bench, stack: ExitStack) -> tuple[list[QueueSide], list[str]]:
-    """The peers that are installed, and a line about each that is not."""
+    """Start the installed peers; return a line about each missing one."""
     sides: list[QueueSide] = []
     missing: list[str] = []
     for name, start, labels in (
@@ -54,7 +55,7 @@ def start_peers(bench: Bench, stack: ExitStack) -> tuple[list[QueueSide], list[s
 def started(
     bench: Bench, client: Workers, stack: ExitStack
 ) -> tuple[ServerProcess, list[QueueSide], list[str]]:
-    """Our server and the peers, each with its queue; ours is the first side."""
+    """Our server and the peers, each with its queue; our server is the first side."""
     server = bench.start()
     peers, missing = start_peers(bench, stack)
     sides = [QueueSide("ours", server.port, server.pid), *peers]
@@ -88,7 +89,7 @@ def queues(bench: Bench) -> list[Figure]:
                     }
                 )
                 for rounds in taken.values():
-                    del rounds[0]  # the one that is thrown away
+                    del rounds[0]  # the discarded round
                 figures += [
                     throughput(taken, phase, workers, batch, calls * batch, missing)
                     for phase in PHASES
@@ -102,7 +103,9 @@ def one_round(
     server: ServerProcess,
     taken: list[dict[str, Sample]],
 ) -> Sample:
-    """One side's three phases; returns when our server rests, or the next side pays for it."""
+    """Run one side's three phases; returns when our server is idle, or the next side would pay for
+    it.
+    """
     samples = run()
     taken.append(samples)
     settle(server)
@@ -149,7 +152,7 @@ def throughput(
 
 
 def queue_delivery(bench: Bench) -> list[Figure]:
-    """From the first byte of an enqueue to the last byte of the job at a worker that waited."""
+    """From the first byte of an enqueue to the last byte of the job at a waiting worker."""
     with Workers() as client, ExitStack() as stack:
         server, sides, missing = started(bench, client, stack)
         sides.insert(1, QueueSide("ours, pushed", server.port, server.pid))

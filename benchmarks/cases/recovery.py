@@ -7,11 +7,11 @@ import time
 
 from benchmarks.bench import Bench
 from benchmarks.cases.many_topics import TOPICS, TOPICS_QUICK, create_topics
-from benchmarks.figures import Bar, Figure, Series
-from benchmarks.loader import BenchmarkError
-from benchmarks.process import ServerProcess
-from benchmarks.requests import append_request
-from benchmarks.server import STILL
+from benchmarks.clients.loader import BenchmarkError
+from benchmarks.clients.requests import append_request
+from benchmarks.report.figures import Bar, Figure, Series
+from benchmarks.servers.process import ServerProcess
+from benchmarks.servers.server import STILL
 
 RECORDS = 1_000_000
 RECORDS_QUICK = 50_000
@@ -27,14 +27,14 @@ def fill_records(bench: Bench, server: ServerProcess, records: int) -> None:
 
 
 def check_records(server: ServerProcess, records: int) -> None:
-    """The topic must hold all of them, or its recovery time means nothing."""
+    """Check that the topic holds all records; otherwise its recovery time means nothing."""
     state = server.expect("GET", f"/v0/topics/{TOPIC}")
     if b'"head_seq":%d,' % records not in state.replace(b" ", b""):
         raise BenchmarkError(f"{records:,} records expected: {state[:200]!r}")
 
 
 def wait_sealed(bench: Bench, name: str) -> int:
-    """Wait until no segment has been added for a while; how many there are."""
+    """Wait until no segment was added for a while; return their number."""
     count, quiet_s = -1, 0.0
     for _ in range(600):
         found = len(list((bench.folder / name).glob("segments/*/*.data")))
@@ -49,7 +49,7 @@ def wait_sealed(bench: Bench, name: str) -> int:
 
 
 def idle_floor(bench: Bench) -> Series:
-    """The same start over an empty directory: what imports alone take."""
+    """The same start over an empty directory: the time of the imports alone."""
     times = []
     for turn in range(min(3, bench.options.rounds)):
         server = bench.start(f"empty-{turn}", wait=False)
@@ -59,7 +59,7 @@ def idle_floor(bench: Bench) -> Series:
 
 
 def restarts(bench: Bench, name: str, settings: dict[str, str], records: int) -> tuple[float, ...]:
-    """Ready times over fresh copies of a directory, one a round."""
+    """Ready times over new copies of a directory, one a round."""
     times = []
     for turn in range(bench.options.rounds):
         copy = f"{name}-{turn}"

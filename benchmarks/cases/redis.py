@@ -1,6 +1,7 @@
-"""Redis streams on the same machine, where `redis-server` is installed: XADD, single and piped.
+"""Redis streams on the same machine, if `redis-server` is installed: XADD, single and pipelined.
 
-Other promises than ours (no HTTP, no tags, no per-record answers checked), so no bar: context.
+Redis promises other things (no HTTP, no tags, no per-record answers checked), so there is no bar:
+it gives context.
 """
 
 from __future__ import annotations
@@ -9,17 +10,17 @@ from collections.abc import Iterable
 from functools import partial
 
 from benchmarks.bench import Bench, series
-from benchmarks.figures import Figure, ratios
-from benchmarks.loader import Sample
-from benchmarks.peers import Redis, command, program
-from benchmarks.process import ServerProcess
-from benchmarks.requests import append_request, data_text
+from benchmarks.clients.loader import Sample
+from benchmarks.clients.requests import append_request, data_text
+from benchmarks.report.figures import Figure, ratios
+from benchmarks.servers.peers import Redis, command, program
+from benchmarks.servers.process import ServerProcess
 
 CONNECTIONS = (1, 16)
 
 
 def xadd(numbers: Iterable[int]) -> bytes:
-    """One XADD a number, piped."""
+    """The bytes of one XADD for each number, pipelined."""
     return b"".join(
         command(b"XADD", b"log", b"*", b"data", data_text(n, "t-000"), b"tag", b"t-000")
         for n in numbers

@@ -6,24 +6,24 @@ from collections.abc import Callable
 
 from benchmarks.bench import Bench
 from benchmarks.cases.against_floor import append_1, append_100, diff_1000
-from benchmarks.cases.fanout import fanout, wake_up
 from benchmarks.cases.larger_than_memory import memory
 from benchmarks.cases.leases import claim_flat, expiry
-from benchmarks.cases.many_streams import idle_watchers, sessions, stuck_watchers
 from benchmarks.cases.many_topics import many_topics, pauses
 from benchmarks.cases.operating import operate_cost
 from benchmarks.cases.queues import queue_delivery, queues
 from benchmarks.cases.recovery import recovery
 from benchmarks.cases.redis import redis
 from benchmarks.cases.routers import routed_recovery, routers
-from benchmarks.cases.streams import appends as stream_appends
-from benchmarks.cases.streams import fan_out as stream_fan_out
-from benchmarks.cases.streams import producer_headers, producer_rates
-from benchmarks.cases.streams import reads as stream_reads
 from benchmarks.cases.syncs import fsync_16, fsync_lone
 from benchmarks.cases.throttle import throttle
+from benchmarks.cases.watch.fanout import fanout, wake_up
+from benchmarks.cases.watch.many_streams import idle_watchers, sessions, stuck_watchers
+from benchmarks.cases.watch.streams import appends as stream_appends
+from benchmarks.cases.watch.streams import fan_out as stream_fan_out
+from benchmarks.cases.watch.streams import producer_headers, producer_rates
+from benchmarks.cases.watch.streams import reads as stream_reads
 from benchmarks.cases.while_sealing import while_sealing
-from benchmarks.figures import Figure
+from benchmarks.report.figures import Figure
 
 Case = Callable[[Bench], list[Figure]]
 

@@ -1,7 +1,7 @@
-"""Routers: how soon a copy is read, how many are made, what appends beside them and replay cost.
+"""Routers: the delay of a copy, copies a second, the cost for appends beside them and for replay.
 
-The floor of all of it is our own append in the same run: a router's work is another append, without
-a request. The source of every figure has class disk, as have the destinations its routers make.
+The floor is our own append in the same run: a router's work is another append without a request.
+The source of every figure has class disk, and so have the destinations that its routers create.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks.bench import Bench, Side, series
-from benchmarks.cases.fanout import DISTINCT, HEARTBEAT_MS
 from benchmarks.cases.recovery import TOPIC as RECOVERED
 from benchmarks.cases.recovery import check_records, fill_records
-from benchmarks.figures import Bar, Figure, Series, ratios
-from benchmarks.loader import BenchmarkError, Loader, Sample
-from benchmarks.process import ServerProcess
-from benchmarks.requests import append_request
-from benchmarks.server import STILL
-from benchmarks.watching import OURS, Watchers, open_sessions
+from benchmarks.cases.watch.fanout import DISTINCT, HEARTBEAT_MS
+from benchmarks.clients.loader import BenchmarkError, Loader, Sample
+from benchmarks.clients.requests import append_request
+from benchmarks.clients.watching import OURS, Watchers, open_sessions
+from benchmarks.report.figures import Bar, Figure, Series, ratios
+from benchmarks.servers.process import ServerProcess
+from benchmarks.servers.server import STILL
 
 FANS = (1, 10, 100)
 CHAIN = 5
-# Destinations of one source beside appends.
+# Destinations of one source in the case with appends beside them.
 MANY = 1_000
 MANY_QUICK = 50
 BATCHES = 200
@@ -40,13 +40,13 @@ CAUGHT_UP_SECONDS = 300.0
 
 
 def put_router(server: ServerProcess, source: str, dest: str) -> None:
-    """A router from one topic into another, which it makes."""
+    """Create a router from one topic to another, which it creates."""
     body = json.dumps({"source": source, "dest": dest}).encode()
     server.expect("PUT", f"/v0/routers/{source}-{dest}", body)
 
 
 def head_seq(server: ServerProcess, topic: str) -> int:
-    """How far a topic is."""
+    """The head of a topic."""
     head: int = json.loads(server.expect("GET", f"/v0/topics/{topic}"))["head_seq"]
     return head
 
@@ -61,11 +61,11 @@ def wait_for(server: ServerProcess, topics: list[str], head: int) -> None:
             time.sleep(0.002)
 
 
-# --- how soon -----------------------------------------------------------------------------------
+# --- the delay of a copy ------------------------------------------------------------------------
 
 
 def visible(bench: Bench) -> list[Figure]:
-    """A write until a watcher of the destination has it, beside a watcher of what is written."""
+    """A write until a watcher of the destination has it, beside a watcher of the source."""
     server = bench.start("visible")
     server.expect("PUT", "/v0/topics/direct", b"{}")
     put_router(server, "routed", "dest")
@@ -118,13 +118,13 @@ def visible(bench: Bench) -> list[Figure]:
     return figures
 
 
-# --- how many -----------------------------------------------------------------------------------
+# --- copies a second ----------------------------------------------------------------------------
 
 
 def copying(
     bench: Bench, server: ServerProcess, requests: Path, source: str, last: list[str], copies: int
 ) -> Side:
-    """A round: append batches to a source, until the last of its copies is there."""
+    """One round: append batches to a source until the last copy is stored."""
     batches = bench.options.scaled(BATCHES, BATCHES_QUICK)
 
     def side() -> Sample:
@@ -140,7 +140,9 @@ def copying(
 
 
 def throughput(bench: Bench) -> list[Figure]:
-    """Copies a second for some fans and a chain, beside records a second of plain appends."""
+    """Copies a second for several fan-outs and a chain, beside records a second of plain
+    appends.
+    """
     server = bench.start("throughput")
     sides: dict[str, Side] = {}
 
@@ -181,7 +183,7 @@ def throughput(bench: Bench) -> list[Figure]:
     return figures
 
 
-# --- what it costs others -----------------------------------------------------------------------
+# --- the cost for other appends -----------------------------------------------------------------
 
 
 def many_dests(bench: Bench) -> list[Figure]:
@@ -218,7 +220,7 @@ def many_dests(bench: Bench) -> list[Figure]:
 
 
 def paced(bench: Bench, server: ServerProcess, requests: Path, rate: int) -> Sample:
-    """Appends of one connection; the copies they cause may still be under way at the end."""
+    """Appends of one connection; the copies may still be in progress at the end."""
     if not rate:
         return bench.load(server, requests)
     return bench.costed(
@@ -259,5 +261,5 @@ def routed_recovery(bench: Bench) -> list[Figure]:
 
 
 def routers(bench: Bench) -> list[Figure]:
-    """All of it."""
+    """Run all router cases."""
     return [*visible(bench), *throughput(bench), *many_dests(bench)]

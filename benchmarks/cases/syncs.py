@@ -1,22 +1,24 @@
-"""What `fsync` costs: beside the raw disk when alone, beside class disk when many share a sync."""
+"""The cost of `fsync`: beside the raw disk for one writer, beside class disk for many that share a
+sync.
+"""
 
 from __future__ import annotations
 
 import statistics
 
 from benchmarks.bench import Bench, series
-from benchmarks.figures import Bar, Figure, Series, ratios
-from benchmarks.loader import Sample
-from benchmarks.machine import raw_sync_ms
-from benchmarks.requests import append_request
+from benchmarks.clients.loader import Sample
+from benchmarks.clients.requests import append_request
+from benchmarks.report.figures import Bar, Figure, Series, ratios
+from benchmarks.report.machine import raw_sync_ms
 
 RAW_OVERHEAD_MS = 0.6
 SHARED_RATIO = 1.5
-FAST_DISK_MS = 1.0  # the bar on sharing holds where a raw sync takes no longer
+FAST_DISK_MS = 1.0  # the bar for shared syncs applies if a raw sync takes at most this long
 
 
 def raw_side(bench: Bench, size: int) -> Sample:
-    """One round of the raw disk, in the shape of a load sample."""
+    """One round of the raw disk, in the form of a load sample."""
     times = sorted(raw_sync_ms(bench.folder, size, bench.options.seconds))
     count = len(times)
     seconds = sum(times) / 1e3
@@ -33,7 +35,7 @@ def raw_side(bench: Bench, size: int) -> Sample:
 
 
 def fsync_lone(bench: Bench) -> list[Figure]:
-    """One writer, one record, class fsync: what the server adds to write + fdatasync."""
+    """One writer, one record, class fsync: the server's cost on top of write + fdatasync."""
     server = bench.start()
     server.expect("PUT", "/v0/topics/sure", b'{"durability":"fsync"}')
     request = append_request("sure", 0, 1)

@@ -1,4 +1,6 @@
-"""The elastic throttle: three times what can be sustained, with clients that listen or do not."""
+"""The elastic throttle: three times the sustainable load, by clients that honour 429 or ignore
+it.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.bench import Bench
-from benchmarks.figures import Bar, Figure, Series
-from benchmarks.loader import BenchmarkError, Loader, Sample
-from benchmarks.process import ServerProcess
-from benchmarks.requests import append_request
+from benchmarks.clients.loader import BenchmarkError, Loader, Sample
+from benchmarks.clients.requests import append_request
+from benchmarks.report.figures import Bar, Figure, Series
+from benchmarks.servers.process import ServerProcess
 
-# Priorities of the topics that are written in turn, and of the one that is looked at.
+# Priorities of the topics that are written in turn, and of the measured one.
 BULK = {"bulk-a": -200, "bulk-b": -100, "bulk-c": 0, "bulk-d": 100}
 URGENT = "urgent"
 URGENT_PRIORITY = 900
@@ -44,11 +46,13 @@ def heads(server: ServerProcess) -> dict[str, int]:
 def crowded(
     bench: Bench, server: ServerProcess, bulk: Path, urgent: Path, rate: float, *, honours: bool
 ) -> tuple[dict[str, Any], Sample]:
-    """What the crowd and the urgent writer saw; raises if anything acknowledged is not there."""
+    """The samples of the crowd and the urgent writer; raises if an acknowledged record is
+    missing.
+    """
     before = heads(server)
     seconds = bench.options.seconds
-    # The crowd would be on machines of its own: here it gives way to the server it shares with.
-    with Loader("benchmarks.crowd", niceness=10) as crowd:
+    # A real crowd runs on other machines: here it gives way to the server.
+    with Loader("benchmarks.clients.crowd", niceness=10) as crowd:
         crowd.begin(
             port=server.port,
             requests=bulk,
@@ -70,7 +74,7 @@ def crowded(
 
 
 def _delayed(loader: Loader, server: ServerProcess, urgent: Path, seconds: float) -> dict[str, Any]:
-    """The urgent writer's answer; the crowd was there for a second before it counts."""
+    """The urgent writer's answer; it counts from a second after the crowd's start."""
     loader.begin(port=server.port, requests=urgent, rate=URGENT_RATE, seconds=1.0)
     loader.answer()
     loader.begin(port=server.port, requests=urgent, rate=URGENT_RATE, seconds=seconds)

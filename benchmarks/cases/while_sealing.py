@@ -1,4 +1,4 @@
-"""Every measured request once quiet, once while segments are sealed and checkpoints are taken."""
+"""Every measured request once on a quiet server, once during sealing and checkpoints."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.bench import Bench, series, settle
-from benchmarks.figures import Bar, Figure, ratios
-from benchmarks.loader import BenchmarkError, Loader, Sample
-from benchmarks.process import ServerProcess
-from benchmarks.requests import append_request, diff_request
-from benchmarks.server import STILL, newest_snapshot_ns
+from benchmarks.clients.loader import BenchmarkError, Loader, Sample
+from benchmarks.clients.requests import append_request, diff_request
+from benchmarks.report.figures import Bar, Figure, ratios
+from benchmarks.servers.process import ServerProcess
+from benchmarks.servers.server import STILL, newest_snapshot_ns
 
 LIMIT = 3.0
-# A segment is sealed at least twice a second and a checkpoint taken four times a second, by a light
-# load beside: so that what is compared is sealing and checkpoints, not a second writer.
+# A light load seals a segment at least twice a second and takes a checkpoint four times a second:
+# so the case compares sealing and checkpoints, and not a second writer.
 SIDE_RATE = 20  # appends of 100 records a second
 CHECKPOINTS = {"TOPICS_CHECKPOINT_INTERVAL_MS": "250"}
 SMALL_SEGMENTS = CHECKPOINTS | {"TOPICS_SEGMENT_MAX_EVENTS": "1000"}
-# Where 100 records come with each append, a thousand would be hundreds of segments a second.
+# Appends of 100 records would otherwise seal hundreds of segments a second.
 LARGER_SEGMENTS = CHECKPOINTS | {"TOPICS_SEGMENT_MAX_EVENTS": "20000"}
 OTHER_TOPICS = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """One kind of request: what it is called, its file, its connections, which server is busy."""
+    """One kind of request: its name, its file, its connections, and which server is busy."""
 
     name: str
     requests: Path
@@ -47,7 +47,7 @@ def prepared(bench: Bench, name: str, settings: dict[str, str]) -> ServerProcess
 
 
 def kinds(bench: Bench) -> list[Kind]:
-    """What is measured."""
+    """The measured kinds of requests."""
     single = bench.requests("single", [append_request("fast", n, 1) for n in range(1000)])
     hundred = bench.requests("hundred", [append_request("fast", n, 100) for n in range(100)])
     lone = bench.requests("lone", [append_request("sure", n, 1) for n in range(1000)])
@@ -64,7 +64,7 @@ def kinds(bench: Bench) -> list[Kind]:
 
 
 def empty_topics(server: ServerProcess) -> None:
-    """Start the written topics anew: rounds do not depend on how many went before."""
+    """Recreate the written topics, so that rounds do not depend on the number of earlier ones."""
     for topic, durability in (("fast", b"disk"), ("sure", b"fsync")):
         server.expect("DELETE", f"/v0/topics/{topic}")
         server.expect("PUT", f"/v0/topics/{topic}", b'{"durability":"%s"}' % durability)
@@ -72,7 +72,7 @@ def empty_topics(server: ServerProcess) -> None:
 
 
 def while_sealing(bench: Bench) -> list[Figure]:
-    """p99 while sealing and checkpoints run, over the quiet p99."""
+    """p99 during sealing and checkpoints, over the quiet p99."""
     quiet = prepared(bench, "quiet", STILL)
     small = prepared(bench, "small-segments", SMALL_SEGMENTS)
     larger = prepared(bench, "larger-segments", LARGER_SEGMENTS)

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Starts nginx in the container of compose.yaml: with topics.conf as it is for a machine, but for the
-# server's address and for the logs, which the engine collects.
+# Starts nginx in the container of compose.yaml with the topics.conf of a host. It replaces the
+# server's address and sends the logs to the container engine.
 set -eu
 sed -e 's|127[.]0[.]0[.]1:4000|topics:4000|' \
     -e 's|/var/log/nginx/topics[.]access[.]log|/dev/stdout|' \

@@ -1,8 +1,8 @@
 """An Airflow DAG that runs the pipeline every night.
 
-Steps and their state are the pipeline's own: a task that is tried again goes on where the last try
-stopped. A cleared task does the whole run again only where there is something new; days are done
-again with `topics pipeline run CONFIG --from DAY --to DAY`.
+The pipeline keeps the state of its steps: a task that is tried again continues where the last try
+stopped. A cleared task repeats the whole run only if there are new records; to repeat days, use
+`topics pipeline run CONFIG --from DAY --to DAY`.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Load the webhook events as they might come, seal them, and look at them with three jobs.
+"""Load the webhook events spread over time, seal them, and run three jobs on them.
 
     python examples/analytics/run.py OUT
 
-Starts a server of its own on a free port and a fresh directory, and ends it. Events come in waves,
-so that there is something to see over time.
+Starts a server of its own on a free port with a new directory, and stops it at the end. Events
+arrive in waves, so that charts over time show something.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ROUNDS, PAUSE_S = 3, 0.03
 
 
 def call(url: str, body: object) -> None:
-    """POST a JSON body; raises for an error."""
+    """POST a JSON body; raise for an error."""
     content = json.dumps(body).encode()
     request = urllib.request.Request(url, content, {"Content-Type": "application/json"})
     with urllib.request.urlopen(request, timeout=30) as answer:
@@ -33,7 +33,7 @@ def call(url: str, body: object) -> None:
 
 
 def load(url: str) -> int:
-    """All events three times, in waves: pull requests in a topic of their own."""
+    """Append all events three times, in waves; pull requests go to a topic of their own."""
     events = [json.loads(line) for line in gzip.decompress(EVENTS.read_bytes()).splitlines()]
     sent = 0
     for turn in range(ROUNDS):
@@ -56,7 +56,7 @@ def load(url: str) -> int:
 
 
 def owner_of(event: dict[str, object]) -> str:
-    """Who an event is about, as the record's node."""
+    """The user or repository of an event, used as the record's node."""
     payload = event["payload"]
     assert isinstance(payload, dict)
     sender = payload.get("sender") or {}
@@ -64,7 +64,7 @@ def owner_of(event: dict[str, object]) -> str:
 
 
 def serve(folder: Path) -> tuple[subprocess.Popen[bytes], str]:
-    """A server on a free port, and its URL."""
+    """Run a server on a free port and return its URL."""
     port_file = folder / "port"
     env = {
         **os.environ,
@@ -84,7 +84,7 @@ def serve(folder: Path) -> tuple[subprocess.Popen[bytes], str]:
 
 
 def analyse(data_dir: Path, out: Path) -> int:
-    """Three jobs in one session; a picture and a table of each."""
+    """Run three jobs in one Spark session; each writes a picture and a table."""
     from spark_jobs import sessions, tag_activity, topic_volume
     from spark_jobs.session import spark_session
 
@@ -104,7 +104,7 @@ def analyse(data_dir: Path, out: Path) -> int:
 
 
 def main() -> int:
-    """See the module."""
+    """Load and analyse (see the module)."""
     out = Path(sys.argv[1] if len(sys.argv) > 1 else "analytics-out").resolve()
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:

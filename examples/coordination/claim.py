@@ -15,13 +15,13 @@ from streams import Stream
 
 
 def claim(stream: Stream, me: str, task: str) -> dict[str, Any]:
-    """Try to get a task; tells who has it."""
+    """Try to get a task; return the name of its owner."""
     answer = stream.append(f"task:{task}", 0, 0, {"task": task, "owner": me})
     if answer.status == 200:
         owner = me
     else:
         assert answer.status == 204, answer
-        # Somebody was first: this worker itself, if the answer to an earlier try was lost.
+        # Another worker was first, or this worker, if it lost the answer to an earlier try.
         owner = owners(stream)[task]
     return {"won": owner == me, "owner": owner, "status": answer.status}
 
@@ -30,14 +30,14 @@ _owners: dict[str, str] = {}
 
 
 def owners(stream: Stream) -> dict[str, str]:
-    """Who has which task: the first message of each."""
+    """The owner of each task: the writer of its first message."""
     for message in stream.news():
         _owners.setdefault(message["task"], message["owner"])
     return _owners
 
 
 def main() -> None:
-    """Work off the tasks that are named on standard input."""
+    """Work on the tasks that standard input names."""
     url, me = sys.argv[1:]
     stream = Stream(url)
     for line in sys.stdin:

@@ -1,9 +1,10 @@
-"""Change something that others change too, losing no change: optimistic concurrency.
+"""Change a value that others change too, without losing a change: optimistic concurrency.
 
     python counter.py http://127.0.0.1:4000/v1/stream/counters visits 100
 
-Read version N, compute, write as version N+1. The version is the Producer-Seq, so the server takes
-N+1 from one writer only; the others are told 204 and read again. A version that skips one is 409.
+Read version N, compute, write as version N+1. The version is the Producer-Seq, so the server
+accepts N+1 from one writer only; other writers get 204 and read again. A version that skips one
+gets 409.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ def state(stream: Stream, name: str) -> dict[str, Any]:
 
 
 def add(stream: Stream, me: str, name: str, amount: int = 1) -> dict[str, Any]:
-    """Add to a counter; tells each try as [version, status]."""
+    """Add to a counter; yields each try as [version, status]."""
     tries: list[list[int]] = []
     while True:
         now = state(stream, name)
@@ -36,17 +37,17 @@ def add(stream: Stream, me: str, name: str, amount: int = 1) -> dict[str, Any]:
         message = {"name": name, "version": version, "value": value, "by": me}
         answer = stream.append(f"row:{name}", 0, version, message)
         tries.append([version, answer.status])
-        # 204: this version is there. 409 cannot be: nobody writes behind one that is not there.
+        # 204: another writer stored this version. 409 cannot happen: no writer skips a version.
         assert answer.status in (200, 204), answer
         if answer.status == 204:
             state(stream, name)
-        # It is ours also if the answer to an earlier try of it was lost.
+        # The version is also ours if the answer to an earlier try was lost.
         if answer.status == 200 or _writers[name, version] == me:
             return {"version": version, "value": value, "tries": tries}
 
 
 def main() -> None:
-    """Count."""
+    """Count up."""
     url, name, times = sys.argv[1:]
     stream = Stream(url)
     me = f"{socket.gethostname()}-{os.getpid()}"

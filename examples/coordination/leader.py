@@ -1,11 +1,11 @@
-"""One leader at a time; one that was replaced without knowing it is refused.
+"""One leader at a time; the server refuses a leader that was replaced without knowing it.
 
     python leader.py http://127.0.0.1:4000/v1/stream/cluster ada     # some more of them, then kill
 
-The leader is whoever wrote seq 0 of the newest epoch of the producer `leader`, and writes all it
-has to say under that epoch (the fencing token). When it is silent for too long the others try the
-next epoch; one of them gets it (200), the rest are told 204. What the old one still writes is
-refused with 403, so it cannot do harm, however late it wakes up.
+The leader is the process that wrote seq 0 of the newest epoch of the producer `leader`; it writes
+everything under that epoch (the fencing token). When it is silent for too long, the others try the
+next epoch; one of them gets it (200), the rest get 204. The server refuses later writes of the old
+leader with 403, so it can do no harm, however late it wakes up.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _leaders: dict[int, str] = {}
 
 
 def newest(stream: Stream) -> tuple[int, bool]:
-    """The newest epoch, -1 if there was none, and whether its leader was heard since last time."""
+    """The newest epoch (-1 if there was none), and whether its leader wrote since the last call."""
     was_heard = False
     for message in stream.news():
         _leaders.setdefault(message["epoch"], message["leader"])
@@ -41,12 +41,12 @@ def lead(stream: Stream, me: str, epoch: int) -> dict[str, Any]:
 
 
 def say(stream: Stream, me: str, epoch: int, seq: int, text: str) -> Answer:
-    """Write as the leader of `epoch`: 403 once there is a later one."""
+    """Write as the leader of `epoch`; returns 403 once there is a later epoch."""
     return stream.append(PRODUCER, epoch, seq, {"epoch": epoch, "leader": me, "says": text})
 
 
 def reign(stream: Stream, me: str, epoch: int) -> None:
-    """Lead until somebody else does."""
+    """Lead until another process becomes the leader."""
     seq = 1
     while True:
         answer = say(stream, me, epoch, seq, f"order {seq}")
@@ -59,7 +59,7 @@ def reign(stream: Stream, me: str, epoch: int) -> None:
 
 
 def main() -> None:
-    """Watch the leader; replace one that is silent."""
+    """Watch the leader and replace it when it is silent."""
     url, me = sys.argv[1:]
     stream = Stream(url)
     heard_s = time.monotonic()

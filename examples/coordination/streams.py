@@ -1,4 +1,4 @@
-"""A JSON stream as the programs beside this file see it: conditional appends, and what is new."""
+"""A JSON stream for the programs beside this file: conditional appends and new messages."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import httpx
 
 
 class Answer(NamedTuple):
-    """What an append was told: 200 stored, 204 was there before, 403 fenced, 409 a gap."""
+    """The result of an append: 200 stored, 204 already stored, 403 fenced, 409 a gap."""
 
     status: int
-    epoch: int | None  # of the producer, by the server
-    seq: int | None  # the highest accepted (200, 204) or the next one expected (409)
+    epoch: int | None  # the producer's epoch, by the server
+    seq: int | None  # the highest accepted seq (200, 204) or the next expected one (409)
 
 
 class Stream:
-    """One stream by its URL; made if it is not there."""
+    """One stream by its URL; created if it does not exist."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -26,10 +26,10 @@ class Stream:
         ask(self._http, "PUT", url, headers={"Content-Type": "application/json"})
 
     def append(self, producer: str, epoch: int, seq: int, value: dict[str, Any]) -> Answer:
-        """Append `value` if it is `producer`'s turn with this epoch and seq.
+        """Append `value` if this epoch and seq are the next of `producer`.
 
-        A lost answer is asked for again with the same numbers. So a 204 may be our own earlier
-        try: whoever needs to know looks who stands in the stream.
+        After a lost answer the request is repeated with the same numbers. So a 204 may refer to our
+        own earlier try: a caller that must know reads the stream.
         """
         headers = {
             "Producer-Id": producer,
@@ -56,7 +56,9 @@ class Stream:
 
 
 def ask(http: httpx.Client, method: str, url: str, **request: Any) -> httpx.Response:
-    """An answer, however long it takes; refusals that mean something here are answers too."""
+    """Return the answer, however long it takes; the refusals of a conditional append count as
+    answers.
+    """
     pause_s = 0.1
     while True:
         try:

@@ -1,10 +1,11 @@
-"""Take over a task whose owner is silent; an owner that was only slow learns that it lost it.
+"""Take over a task whose owner is silent; an owner that was only slow learns that it lost the task.
 
     python takeover.py http://127.0.0.1:4000/v1/stream/tasks ada resize-7 --timeout 30
 
-A claim is epoch 0 and seq 0 of the task's own producer, a report its next seq. Whoever finds a
-claim older than the timeout overrides it with the next epoch: of several that try, one is stored
-(200), the others are repeats (204). From then on everything in the old epoch is refused (403).
+A claim is epoch 0 and seq 0 of the task's own producer, a report its next seq. A worker that finds
+a claim older than the timeout overrides it with the next epoch: if several try, one is stored
+(200), the others are repeats (204). From then on the server refuses every append in the old epoch
+(403).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ _claims: dict[str, dict[str, Any]] = {}
 
 
 def claim_of(stream: Stream, task: str) -> dict[str, Any] | None:
-    """The claim that holds."""
+    """The current claim of a task."""
     for message in stream.news():
         if message["kind"] == "claim":
             _claims[message["task"]] = message
@@ -27,12 +28,12 @@ def claim_of(stream: Stream, task: str) -> dict[str, Any] | None:
 
 
 def take(stream: Stream, me: str, task: str, timeout_ms: int = 30_000) -> dict[str, Any]:
-    """Claim a task, or override a claim that is too old; tells who has it, and in which epoch.
+    """Claim a task, or override a claim that is too old; return its owner and epoch.
 
-    `status` is None if nothing was tried, because the claim that holds is young.
+    `status` is None if there was no try, because the current claim is recent.
     """
     held = claim_of(stream, task)
-    # Owners write their own clock's time: keep the timeout well above what clocks differ by.
+    # Owners write their own clock's time: choose a timeout well above the difference of the clocks.
     now_ms = int(time.time() * 1000)
     if held is not None and (held["owner"] == me or now_ms - held["at_ms"] < timeout_ms):
         won = held["owner"] == me
@@ -48,13 +49,15 @@ def take(stream: Stream, me: str, task: str, timeout_ms: int = 30_000) -> dict[s
 
 
 def report(stream: Stream, me: str, task: str, epoch: int, seq: int, text: str) -> Answer:
-    """Write what became of a task, as its owner since `epoch`: 403 if it is not ours any more."""
+    """Write the result of a task as its owner since `epoch`; returns 403 if it has another owner
+    now.
+    """
     message = {"kind": "report", "task": task, "owner": me, "epoch": epoch, "text": text}
     return stream.append(f"task:{task}", epoch, seq, message)
 
 
 def main() -> None:
-    """Take one task, work on it, and say so."""
+    """Take one task, work on it, and report."""
     parser = argparse.ArgumentParser()
     parser.add_argument("url")
     parser.add_argument("me")

@@ -2,8 +2,8 @@
 
     python tokens.py http://127.0.0.1:4000/v1/stream/answers/1 [--pause 0.1] < text
 
-Killed and started again with the same input it goes on behind the last word that is there, with
-none missing or doubled: word N is always seq N of epoch 0, so words that are there are repeats.
+If it is killed and started again with the same input, it continues after the last stored word, with
+no word missing or doubled: word N is always seq N of epoch 0, so stored words are repeats.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def main() -> None:
 
 
 def write(url: str, words: list[str], pause_s: float) -> None:
-    """Write every word; those of an earlier life are there, and cost no pause."""
+    """Write every word; words stored by an earlier run are repeats and take no pause."""
     with IdempotentProducer(
         url,
         "model",

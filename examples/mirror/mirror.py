@@ -1,12 +1,13 @@
 """Mirror a topic between two servers, both ways: `python mirror.py TOPIC FOLDER A=URL B=URL`.
 
-A and B are names of sites. What is written at a site carries the site's name as its `node`, or
-none. Each way reads its side without what the other site wrote (the `node` filter), so nothing goes
-back to where it came from, and appends with the node kept. FOLDER keeps how far each way is.
+A and B are names of sites. A record that is written at a site has the site's name as its `node`, or
+none. Each direction reads its source without the records of the other site (the `node` filter), so
+no record returns to where it came from, and appends them with their node. FOLDER keeps the position
+of each direction.
 
-Nothing is lost, and nothing doubles if the mirror is killed: before a lot is sent, FOLDER says
-which seqs are in it, and it is sent again after a start under the same idempotency key. The other
-side remembers keys for two minutes, unless its topic is configured otherwise.
+No record is lost, and none is doubled if the mirror is killed: before it sends a batch, it notes
+the batch's seqs in FOLDER, and after a start it sends the batch again under the same idempotency
+key. The destination remembers keys for two minutes, unless its topic is configured otherwise.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ AGAIN_S = 0.2
 
 
 class Record(msgspec.Struct, rename={"seq": "$seq", "node": "$node", "tag": "$tag"}):
-    """A record of a page; `data` and `meta` stay the bytes they are."""
+    """A record of a page; `data` and `meta` keep their bytes."""
 
     seq: int
     data: msgspec.Raw
@@ -38,7 +39,7 @@ class Record(msgspec.Struct, rename={"seq": "$seq", "node": "$node", "tag": "$ta
 
 
 class Page(msgspec.Struct):
-    """What a diff answers."""
+    """The answer to a diff."""
 
     records: list[Record]
     next_from_seq: int
@@ -46,7 +47,7 @@ class Page(msgspec.Struct):
 
 
 class Place(msgspec.Struct):
-    """How far one way is: `done`, and up to where the lot goes that is under way."""
+    """The position of one direction: `done`, and the end of the batch in flight."""
 
     run: str
     done: int = 0
@@ -59,7 +60,7 @@ class Way:
     def __init__(self, topic: str, folder: Path, here: tuple[str, str], there: tuple[str, str]):
         self.here, self.there = here[0], there[0]
         self.path = f"/v0/topics/{topic}"
-        # Asked of one side, told to the other.
+        # Requested from one side, sent to the other.
         self.source = httpx.Client(base_url=here[1], timeout=30, trust_env=False)
         self.dest = httpx.Client(base_url=there[1], timeout=30, trust_env=False)
         self.file = folder / f"{self.here}-{self.there}.json"
@@ -68,26 +69,26 @@ class Way:
             self.place = msgspec.json.decode(self.file.read_bytes(), type=Place)
 
     def run(self) -> None:
-        """Go on until the process ends."""
+        """Mirror until the process ends."""
         while True:
             try:
                 self.step()
             except httpx.TransportError:
-                time.sleep(AGAIN_S)  # a server that is away comes back
+                time.sleep(AGAIN_S)  # a server that does not answer will return
             except httpx.HTTPStatusError as error:
-                # 404: the topic is not there yet; 429 and 503 ask to come again.
+                # 404: the topic does not exist yet; 429 and 503 ask to retry.
                 if error.response.status_code not in (404, 429, 503):
                     raise
                 time.sleep(AGAIN_S)
 
     def step(self) -> None:
-        """One lot: read it, note it, send it, note that it is there."""
+        """Move one batch: read it, note it, send it, note that it is stored."""
         place = self.place
         page = self.read()
         if page.tombstone is not None:
             click.echo(f"{self.here}: gap {page.tombstone}", err=True)
             if page.tombstone["reason"] == "recreated":
-                # Another topic of that name: its seqs are not the old ones'.
+                # A new topic of the same name: its seqs differ from the old ones.
                 place = self.place = Place(uuid4().hex)
         upto = place.upto if place.upto > place.done else page.next_from_seq
         if upto <= place.done:
@@ -101,7 +102,7 @@ class Way:
         self.note()
 
     def read(self) -> Page:
-        """The records after the last lot, without those that the other site wrote."""
+        """The records after the last batch, without those of the other site."""
         body = {"from_seq": self.place.done, "limit": LOT, "include_tags": True}
         answer = self.source.post(
             f"{self.path}/diff", json={**body, "node": self.there, "wait_ms": WAIT_MS}
@@ -110,7 +111,7 @@ class Way:
         return msgspec.json.decode(answer.content, type=Page)
 
     def send(self, records: list[Record], key: str) -> None:
-        """Append them on the other side, as they are but for a node where there was none."""
+        """Append them on the other side, unchanged except for a node where there was none."""
         told: list[dict[str, Any]] = []
         for record in records:
             fields: dict[str, Any] = {"data": record.data, "node": record.node or self.here}
@@ -124,14 +125,14 @@ class Way:
         self.dest.post(self.path, content=body, headers=headers).raise_for_status()
 
     def note(self) -> None:
-        """Write the place, all of it or nothing."""
+        """Write the position atomically."""
         whole = self.file.with_suffix(".new")
         whole.write_bytes(msgspec.json.encode(self.place))
         whole.replace(self.file)
 
 
 def main(topic: str, folder: str, one: str, other: str) -> None:
-    """Mirror until it is stopped."""
+    """Mirror until stopped."""
     Path(folder).mkdir(parents=True, exist_ok=True)
     name, _, url = one.partition("=")
     other_name, _, other_url = other.partition("=")

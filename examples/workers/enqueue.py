@@ -1,8 +1,8 @@
-"""Enqueue the 329 webhook events of `examples/webhooks`, a job an event.
+"""Enqueue the 329 webhook events of `examples/webhooks`, one job for each event.
 
-The payload is the data, the event's name is the tag. Each lot of lines has its idempotency key, so
-that running this twice (or losing an answer) enqueues nothing twice, as long as the queue remembers
-its keys: two minutes, unless it is set otherwise.
+The payload is the data, the event's name is the tag. Each batch of lines has an idempotency key, so
+running this twice (or losing an answer) enqueues nothing twice, as long as the queue remembers its
+keys: two minutes by default.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ LOT = 50
 
 
 def main(url: str, queue: str) -> None:
-    """Send every line."""
+    """Enqueue every line."""
     lines = gzip.decompress(EVENTS.read_bytes()).splitlines()
     config = {"max_deliveries": 20, "dead_letter": f"{queue}.dead"}
     with Queue(queue, url=url, create=True, config=config) as jobs:

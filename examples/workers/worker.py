@@ -1,8 +1,8 @@
 """A worker of webhook events: `python worker.py URL QUEUE RESULTS NAME`.
 
-The effect of a job is a file named after its seq, in RESULTS. Writing it twice is as good as once:
-that is what at-least-once delivery asks of a handler. `RESULTS/NAME.log` gets a line for every time
-a job was begun and done, so that one can see afterwards which jobs were worked on more than once.
+The effect of a job is a file in RESULTS, named after the job's seq. Writing it twice has the same
+result as writing it once, as at-least-once delivery requires of a handler. `RESULTS/NAME.log` gets
+a line whenever a job begins and ends, which shows later which jobs were worked on more than once.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ def main(url: str, queue: str, results: str, name: str) -> None:
             raise ConnectionError("the first try of a push always fails here")
         time.sleep(random.uniform(0.05, 0.2))
         if job.lost.is_set():
-            return  # somebody else has it; what we return is discarded
+            return  # another worker has the job; the worker discards our result
         text = f"{job.tag}: {job.data.get('action', '-')}\n"
         whole = folder / f".{job.seq}-{name}"
         whole.write_text(text)
-        whole.replace(folder / str(job.seq))  # all of it or nothing, and any number of times
+        whole.replace(folder / str(job.seq))  # atomic, and safe to repeat
         os.write(log, f"done {job.seq} {job.deliveries}\n".encode())
 
     worker = Worker(

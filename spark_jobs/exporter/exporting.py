@@ -1,10 +1,10 @@
-"""The files of an export: written beside, synced and renamed; and the journal that names them.
+"""The files of an export, written atomically and durably, and the manifest that names them.
 
-`_export.json` says what an export has, as of the end of its last run. While a run is at work, a
-line of `_export.log` says each step, synced; the next run folds a log that was left into the file.
-So a step costs a line, whatever the export has grown to. Called by `export`.
+`_export.json` describes the export as of the end of its last run. While a run is at work, it
+appends and syncs a line to `_export.log` for each step; the next run merges a log that was left
+into the manifest. So a step costs one line, however large the export is. Called by `export`.
 
-A line is `{"topic", ...}` and what changed: `begin` (another incarnation), `file`, `next_seq`,
+A line is `{"topic", ...}` and the changes: `begin` (another incarnation), `file`, `next_seq`,
 `lost`, `held`.
 """
 
@@ -24,7 +24,7 @@ from spark_jobs.exporter.sources import ExportError
 from spark_jobs.running.outputs import cut_names, publish_json, sync_folder
 
 MANIFEST: Final = "_export.json"
-# What versions before the second called it; readers of Parquet took it for a file of theirs.
+# The name in versions before the second; readers of Parquet took that file for a data file.
 OLD_MANIFEST: Final = "export.json"
 LOG: Final = "_export.log"
 VERSION: Final = 2
@@ -36,21 +36,21 @@ State = dict[str, Any]
 
 
 def folder_of(topic: str) -> str:
-    """The folder of a topic: its name, cut and with a checksum where it is too long for one."""
+    """The folder of a topic: its name; a name that is too long is cut and gets a checksum."""
     return f"topic={quote(cut_names([topic]).get(topic, topic), safe='~')}"
 
 
-# -- what an export has ------------------------------------------------------------------------
+# -- the manifest -------------------------------------------------------------------------------
 
 
 class ExportLedger:
     """The manifest of an export's folder, in memory and on disk."""
 
     def __init__(self, folder: Path, kind: str, store: str | None = None) -> None:
-        """Read it, fold a log that was left, or begin. Raises `ExportError`.
+        """Read the manifest, merge a log that was left, or begin. Raises `ExportError`.
 
-        `store`: the id of the store that is exported, if it is known. Another one's seqs and epochs
-        begin anew, so what an export has says nothing of it.
+        `store`: the id of the exported store, if known. Another store has its own seqs and epochs,
+        so the export of one says nothing about the other.
         """
         self._folder = folder
         self._store = store
@@ -85,11 +85,11 @@ class ExportLedger:
         except FileNotFoundError:
             return None
         except ValueError:
-            raise ExportError(f"{path}: is no manifest of an export") from None
+            raise ExportError(f"{path}: is not the manifest of an export") from None
         return found if isinstance(found, dict) else {}
 
     def _fold(self) -> None:
-        """Apply the steps of a run that did not end; a last line that is not whole is none."""
+        """Apply the steps of a run that did not end; an incomplete last line is ignored."""
         try:
             text = (self._folder / LOG).read_text("utf-8")
         except FileNotFoundError:
@@ -99,7 +99,7 @@ class ExportLedger:
             self._apply(step.pop("topic"), step)
 
     def state(self, topic: str) -> State:
-        """What there is of a topic."""
+        """The state of a topic."""
         return self.topics.setdefault(
             topic,
             {
@@ -124,7 +124,7 @@ class ExportLedger:
 
     def _apply(self, topic: str, changes: dict[str, Any]) -> None:
         state = self.state(topic)
-        if "begin" in changes:  # what was exported of the incarnation before stays
+        if "begin" in changes:  # exported files of the previous incarnation stay
             state.update(epoch=changes["begin"], next_seq=1, held=[])
             state["generation"] += 1
         if "epoch" in changes:
@@ -138,7 +138,7 @@ class ExportLedger:
         state["lost"] += changes.get("lost", [])
 
     def publish(self) -> None:
-        """Write the whole manifest; the log has done its work."""
+        """Write the complete manifest; the log is then no longer needed."""
         if self._log is not None:
             self._log.close()
             self._log = None
@@ -152,7 +152,7 @@ class ExportLedger:
         (self._folder / LOG).unlink(missing_ok=True)
 
     def sweep(self) -> None:
-        """Remove files of runs that were killed before they were named; nothing else."""
+        """Remove files of killed runs that the manifest does not name; remove nothing else."""
         named = {each["path"] for state in self.topics.values() for each in state["files"]}
         for found in self._folder.glob("topic=*/day=*/*"):
             is_ours = FILE_NAME.fullmatch(found.name) is not None
@@ -164,7 +164,7 @@ class ExportLedger:
 
 
 def write_file(path: Path, kind: str, topic: str, epoch: int | None, parts: list[Rows]) -> str:
-    """Write a file beside, sync it and give it its name; its SHA-256."""
+    """Write a temporary file, sync it and rename it; return its SHA-256."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temp = path.with_name(path.name + ".tmp")
     try:
@@ -177,11 +177,11 @@ def write_file(path: Path, kind: str, topic: str, epoch: int | None, parts: list
 
 
 def remove_empty(folder: Path) -> None:
-    """Remove a folder in which nothing is."""
+    """Remove an empty folder."""
     try:
         folder.rmdir()
     except OSError:
-        pass  # something is in it, or it is gone
+        pass  # it is not empty, or does not exist
 
 
 def _write_file(
@@ -206,7 +206,7 @@ def _write_file(
 def _write_tables(
     path: Path, kind: str, parts: Iterable[Rows], made: Callable[[Rows], Any]
 ) -> None:
-    """One part after the other, so that no second copy of all of them is held."""
+    """Write one part after the other, so that the parts are not all in memory twice."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -222,7 +222,7 @@ def _write_tables(
 
 
 def _gathered(parts: Iterable[Rows], made: Callable[[Rows], Any]) -> Iterable[Any]:
-    """Tables of about `_GROUP_ROWS` rows: many small row groups compress badly."""
+    """Yield tables of about `_GROUP_ROWS` rows: many small row groups compress badly."""
     import pyarrow as pa
 
     held: list[Any] = []

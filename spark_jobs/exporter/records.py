@@ -1,8 +1,8 @@
-"""One record as `topics export` writes it, whichever source it comes from, and its encoders.
+"""One record as `topics export` writes it, from either source, and its encoders.
 
 Both sources make the same values: rows from a diff (`ExportRow`), Arrow tables from segments
-(`TABLE_COLUMNS`). A record of bytes has its Base64 as `data` and its content type beside; lines
-show it as a diff does (`$encoding`, `$content_type`), tables keep the type as the first member of
+(`TABLE_COLUMNS`). A record of bytes has its Base64 as `data` and its content type beside it. Lines
+show it as a diff does (`$encoding`, `$content_type`); tables keep the type as the first member of
 `meta`, as segments do. Pure. Called by `sources` and `exporting`.
 """
 
@@ -20,7 +20,7 @@ from spark_jobs.reader.query import Query
 
 DAY_MS: Final = 86_400_000
 CONTENT_TYPE: Final = "$content_type"
-# What a table of segments has: the columns of an export but for the two of the topic.
+# The columns of a table of segments: those of an export without the two of the topic.
 TABLE_COLUMNS: Final = (
     ("seq", "bigint"),
     ("ts", "timestamp"),
@@ -35,7 +35,9 @@ _encode: Final = msgspec.json.Encoder().encode
 
 
 class ExportRow(NamedTuple):
-    """One record. `data` and `meta` as they were sent; of bytes the Base64, without quotes."""
+    """One record. `data` and `meta` are the sent bytes; for bytes `data` is the Base64 without
+    quotes.
+    """
 
     seq: int
     ts: int
@@ -71,7 +73,7 @@ def rows_of(rows: Rows) -> Iterator[ExportRow]:
 
 
 def split_type(meta: bytes | None) -> tuple[str, bytes | None]:
-    """The content type of stored bytes, and the `meta` they have beside."""
+    """Split the stored `meta` of bytes into the content type and the user's `meta`."""
     members = _MEMBERS.decode(meta or b"{}")
     content_type: str = msgspec.json.decode(members.pop(CONTENT_TYPE, msgspec.Raw(b'""')), type=str)
     return content_type, _encode(members) if members else None
@@ -86,7 +88,7 @@ def joined_meta(row: ExportRow) -> bytes | None:
 
 
 def line_of(row: ExportRow) -> bytes:
-    """A record as a diff shows it, in one line; line breaks are only between JSON's tokens."""
+    """A record as a diff shows it, in one line; JSON has line breaks only between its tokens."""
     line = b'{"$seq":%d,"$ts":%d' % (row.seq, row.ts)
     for name, value in (("$node", row.node), ("$tag", row.tag)):
         if value is not None:
@@ -107,8 +109,8 @@ def line_of(row: ExportRow) -> bytes:
 def table_of(rows: Rows, topic: str, epoch: int | None, *, folded: bool) -> Any:
     """The columns of an export as an Arrow table.
 
-    `folded`: the topic as a dictionary, the type that readers give to a folder's name; so they take
-    the column of the file and that of the folder for one.
+    `folded`: make the topic a dictionary, which is the type that readers give to a folder's name;
+    so they treat the column of the file and that of the folder as one.
     """
     import pyarrow as pa
 
@@ -138,7 +140,7 @@ def table_of(rows: Rows, topic: str, epoch: int | None, *, folded: bool) -> Any:
 
 
 def _columns_of(table: Any) -> dict[str, Any]:
-    """Columns of a table of segments; rows of bytes, which are rare, are made one by one."""
+    """The columns of a table of segments; the rare rows of bytes are made one by one."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -160,7 +162,7 @@ def _columns_of(table: Any) -> dict[str, Any]:
 
 
 def split_by_day(rows: Rows) -> Iterator[tuple[str, Rows]]:
-    """Parts by the UTC day of their time, which never goes back."""
+    """Split parts by the UTC day of their times, which never decrease."""
     import itertools
 
     if isinstance(rows, list):
@@ -177,7 +179,9 @@ def split_by_day(rows: Rows) -> Iterator[tuple[str, Rows]]:
 
 
 def day_text(day: int) -> str:
-    """A day since the epoch as `2026-01-31`; years that no calendar has are as ISO 8601 says."""
+    """A day since the epoch as `2026-01-31`; years outside the calendar have the form of ISO
+    8601.
+    """
     try:
         return datetime.fromtimestamp(day * 86_400, UTC).strftime("%Y-%m-%d").rjust(10, "0")
     except (ValueError, OverflowError, OSError):
@@ -187,7 +191,7 @@ def day_text(day: int) -> str:
 
 
 def size_of(rows: Rows) -> int:
-    """About how many bytes of memory rows take."""
+    """The approximate memory of rows in bytes."""
     if isinstance(rows, list):
         return sum(len(row.data) + len(row.meta or b"") + 200 for row in rows)
     return int(rows.nbytes)
@@ -203,7 +207,7 @@ def span_of(parts: list[Rows]) -> tuple[int, int, int]:
 
 
 def schema_json() -> dict[str, Any]:
-    """The schema of an export of Parquet as Spark's JSON, with the columns of the folders."""
+    """The schema of a Parquet export as Spark's JSON, with the columns of the folders."""
     kinds = {"bigint": "long"}
     fields = [
         {"name": name, "type": kinds.get(kind, kind), "nullable": True, "metadata": {}}

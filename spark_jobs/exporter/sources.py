@@ -1,10 +1,9 @@
-"""Where exported records come from: a server's diff, or sealed segments.
+"""The sources of exported records: a server's diff, or sealed segments.
 
-Both give `Chunk`s of one incarnation of a topic in order of seq, and tell what was gone before it
-could be read. A server judges by the configuration of now. Segments are judged by the manifest:
-rows below its floor are gone for good; rows that only the clock takes for expired are held back,
-so that a later run can judge them again, should the TTL have been raised meanwhile.
-Called by `export`.
+Both yield `Chunk`s of one incarnation of a topic in order of seq, and report seqs that were gone
+before they could be read. A server applies the current configuration. Segments are judged by the
+manifest: rows below its floor are gone for good. Rows that only the TTL hides are held back, so
+that a later run can check them again if the TTL was raised meanwhile. Called by `export`.
 """
 
 from __future__ import annotations
@@ -24,24 +23,24 @@ from spark_jobs.reader.query import ANY, SEQ_LIMIT, Names, Query
 
 PAGE_ROWS: Final = 1000
 PAGE_BYTES: Final = 8 * 2**20
-# What a diff of an older server says of a topic that ends before the cursor.
+# The message of an older server's diff for a topic that ends before the cursor.
 _RECREATED: Final = "recreated"
 
 
 class ExportError(RuntimeError):
-    """The export cannot go on; the message is one line."""
+    """The export cannot continue; the message is one line."""
 
 
 class TopicGone(ExportError):
-    """The topic was dropped while it was read."""
+    """The topic was dropped during the read."""
 
 
 @dataclass(slots=True)
 class Chunk:
     """Rows up to `next_seq` (exclusive).
 
-    `lost`: ranges that were gone unread, as texts. `held`: seqs that are not judged yet. `anew`: an
-    incarnation begins here, of this epoch (0: a server that tells none).
+    `lost`: ranges that were gone before they were read, as texts. `held`: seqs that are held back.
+    `anew`: a new incarnation of this epoch begins here (0: the server does not tell epochs).
     """
 
     rows: Rows
@@ -95,7 +94,7 @@ class Server:
         self._page_rows = min(page_rows, PAGE_ROWS)
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ExportError(f"{url!r} is no URL of a server")
+            raise ExportError(f"{url!r} is not the URL of a server")
         kind = (
             http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
         )
@@ -107,7 +106,7 @@ class Server:
         self._url = url
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         self._connection.close()
 
     def _ask(self, method: str, path: str, body: object = None) -> bytes:
@@ -129,7 +128,7 @@ class Server:
         return content
 
     def topics(self, names: Names) -> dict[str, tuple[int | None, int]]:
-        """Epoch (None of an older server) and head of each topic in `names`."""
+        """The epoch (None for an older server) and head of each topic in `names`."""
         found: dict[str, tuple[int | None, int]] = {}
         cursor = ""
         for _ in range(1_000_000):
@@ -145,7 +144,7 @@ class Server:
     def chunks(
         self, topic: str, epoch: int | None, next_seq: int, last_seq: int = SEQ_LIMIT
     ) -> Iterator[Chunk]:
-        """Pages from a seq on until caught up, or up to `last_seq`."""
+        """Yield pages from a seq on until the head, or up to `last_seq`."""
         path, cursor = f"/v0/topics/{quote(topic, safe='')}/diff", next_seq - 1
         while cursor < last_seq:
             asked = {
@@ -159,13 +158,13 @@ class Server:
             is_other = page.epoch is not None and epoch is not None and page.epoch != epoch
             if is_other or (lost is not None and lost.reason == _RECREATED and cursor > 0):
                 if last_seq != SEQ_LIMIT:
-                    return  # of an incarnation that is gone
+                    return  # of a previous incarnation
                 epoch, cursor = page.epoch, 0
                 yield Chunk([], 1, anew=page.epoch or 0)
                 continue
-            told = [] if lost is None else [f"{lost.gap_from}..{lost.gap_to} ({lost.reason})"]
+            losses = [] if lost is None else [f"{lost.gap_from}..{lost.gap_to} ({lost.reason})"]
             rows = [record.row() for record in page.records if record.seq <= last_seq]
-            yield Chunk(rows, min(page.next_from_seq, last_seq) + 1, told)
+            yield Chunk(rows, min(page.next_from_seq, last_seq) + 1, losses)
             if page.caught_up:
                 return
             if page.next_from_seq <= cursor:
@@ -177,18 +176,18 @@ class Server:
 
 
 class SegmentSource:
-    """Reads topics of a data directory, what is sealed of them."""
+    """Reads the sealed records of topics in a data directory."""
 
     def __init__(self, data_dir: str, cold_dir: str | None, names: Names = ANY) -> None:
         from spark_jobs.reader.listing import Lister
 
         self._query = Query(columns=TABLE_COLUMNS, topics=(names,))
-        # Time takes nothing from what is listed: what it takes is decided here, row by row.
+        # The listing applies no TTL: `_judged` decides row by row.
         self._lister = Lister(data_dir, self._query, cold_dir=cold_dir, now_ms=0)
         self._now_ms = int(time.time() * 1000)
 
     def topics(self, names: Names) -> dict[str, tuple[int | None, int]]:
-        """Epoch and last sealed seq of each topic in `names`."""
+        """The epoch and last sealed seq of each topic in `names`."""
         return {
             name: (topic.manifest.epoch, topic.manifest.segments[-1].last_seq)
             for name, topic in self._lister.topics.items()
@@ -198,33 +197,33 @@ class SegmentSource:
     def chunks(
         self, topic: str, epoch: int | None, next_seq: int, last_seq: int = SEQ_LIMIT
     ) -> Iterator[Chunk]:
-        """Batches of segments from a seq on, up to `last_seq`."""
+        """Yield batches of segments from a seq on, up to `last_seq`."""
         import pyarrow as pa
 
         from spark_jobs.reader.segments import read_segments
 
         query = self._query.narrow_seqs(next_seq, last_seq)
-        listed = self._lister.list_topic(topic, query)
-        if listed is None or (epoch is not None and listed.manifest.epoch != epoch):
+        listing = self._lister.list_topic(topic, query)
+        if listing is None or (epoch is not None and listing.manifest.epoch != epoch):
             raise TopicGone(f"{topic} was dropped or made again while it was read")
-        manifest = listed.manifest
+        manifest = listing.manifest
         floor = min(manifest.evict_floor, last_seq + 1)
-        told = [f"{next_seq}..{floor - 1} (evicted)"] if next_seq < floor else []
+        losses = [f"{next_seq}..{floor - 1} (evicted)"] if next_seq < floor else []
         ttl_ms = int(manifest.config.get("ttl_ms") or 0)
         since = self._now_ms - ttl_ms if ttl_ms else None
-        for segment in listed.segments:
+        for segment in listing.segments:
             for batch in read_segments([segment], query):
                 table, held = _judged(pa.Table.from_batches([batch]), since)
                 last = int(batch["seq"][-1].as_py())
-                yield Chunk(table, last + 1, told, held)
-                told = []
-            # Behind the last live row of the segment there may be deleted ones.
-            yield Chunk([], min(segment.entry.last_seq, last_seq) + 1, told)
-            told = []
+                yield Chunk(table, last + 1, losses, held)
+                losses = []
+            # Deleted rows may follow the last live row of the segment.
+            yield Chunk([], min(segment.entry.last_seq, last_seq) + 1, losses)
+            losses = []
 
 
 def _judged(table: Any, since_ts: int | None) -> tuple[Any, tuple[int, int] | None]:
-    """The rows that are not expired, and the span of those that are: times never go back."""
+    """The rows that are not expired, and the span of the expired ones: times never decrease."""
     if since_ts is None:
         return table, None
     import numpy as np

@@ -7,7 +7,7 @@
 - `packing`: segments to partitions.
 - `partition`: the partition of one Spark task.
 - `payload`: payloads as text, VARIANT or typed columns.
-- `query`: what is asked for.
+- `query`: the query of a read as one value: columns, ranges, names, and strictness.
 - `report`: what a task read and what it could not.
 - `segments`: one segment to Arrow batches.
 - `streaming`: the streaming source.

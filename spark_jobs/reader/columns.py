@@ -1,8 +1,8 @@
 """Rows of a segment to Arrow columns: numpy and Arrow kernels only, no Python per record.
 
-`data` and `meta` of a record lie behind each other in the bytes that were read: one interleaved
-offsets buffer over them makes an array of [payload, gap, payload, gap, ...], of which every second
-element is taken. Names are dictionaries already. Called by `segments`.
+`data` and `meta` of a record are adjacent in the bytes that were read. One interleaved offsets
+buffer over these bytes makes an array of [payload, gap, payload, gap, ...], and `take` selects
+every second element. Names already come as dictionaries. Called by `segments`.
 """
 
 from __future__ import annotations
@@ -39,13 +39,15 @@ ARROW_TYPES: Final[dict[str, Any]] = {
 
 
 def schema_of(columns: tuple[tuple[str, str], ...], struct: Any = None) -> Any:
-    """The Arrow schema of (name, Spark type) pairs; `struct` is the type of data parsed to one."""
+    """The Arrow schema of (name, Spark type) pairs; `struct` is the type of parsed data."""
     types = {**ARROW_TYPES, "struct": struct}
     return pa.schema([pa.field(name, types[kind]) for name, kind in columns])
 
 
 def picked(rows: Array, chosen: Array) -> Array:
-    """The chosen rows, which ascend: a view where they are a run, for a copy of rows is dear."""
+    """The chosen rows, ascending; a view if they are consecutive, because copying rows is
+    expensive.
+    """
     first, last = int(chosen[0]), int(chosen[-1])
     if last - first + 1 == len(chosen):
         return rows[first : last + 1]
@@ -53,11 +55,12 @@ def picked(rows: Array, chosen: Array) -> Array:
 
 
 class Rows:
-    """Chosen rows of one segment, and the bytes their records lie in.
+    """Chosen rows of one segment, and the bytes of their records.
 
-    `starts`: where each chosen record begins in `content` (None when no payload is wanted).
-    `is_dead`: chosen rows that are deleted; their payload is never given. `struct`: what data are
-    parsed to where that is asked for; `is_failfast`: what does not fit is an error, not null.
+    `starts`: where each chosen record begins in `content` (None if no payload is wanted).
+    `is_dead`: chosen rows that are deleted; their payload is never returned. `struct`: the type of
+    parsed data, if requested; `is_failfast`: a payload that does not fit raises an error instead of
+    becoming null.
     """
 
     def __init__(
@@ -131,7 +134,7 @@ class Rows:
         return _slices(self.content, begins, lengths, absent, ARROW_TYPES[kind])
 
     def _parsed(self, kind: str, topic: str) -> Any:
-        """Data as a struct or a VARIANT. Raises `PayloadMismatch` with the seq, if asked to."""
+        """Data as a struct or a VARIANT. With failfast raises `PayloadMismatch` with the seq."""
         payloads = self._payload("data", "binary")
         is_json = self.rows["kind"] == JSON
         if kind == "variant":
@@ -149,7 +152,7 @@ class Rows:
 
 
 def _slices(content: bytes, begins: Array, lengths: Array, absent: Array | None, kind: Any) -> Any:
-    """Slices of `content`, which ascend and do not overlap, as one array; null where `absent`."""
+    """Ascending slices of `content` that do not overlap, as one array; null where `absent`."""
     count = len(begins)
     offsets = np.empty(2 * count, "<i4")
     offsets[::2] = begins
@@ -175,7 +178,7 @@ def _names(names: Dictionary, ids: Array) -> Any:
 
 
 def _as_text(raw: Any, kinds: Array) -> Any:
-    """Payloads as a diff shows them: what is bytes as Base64, the rest as it is."""
+    """Payloads as a diff shows them: bytes as Base64, others unchanged."""
     is_bytes = pa.array(kinds == BYTES)
     coded = [
         None if each is None else base64.b64encode(each).decode("ascii")

@@ -1,7 +1,7 @@
-"""Filters that Spark pushes down, to a narrower query; what is not understood stays Spark's.
+"""Turns filters that Spark pushes down into a narrower query; Spark keeps the others.
 
-By class name and attributes only, so that this needs no Spark of a certain version. A filter is
-taken over only when the query answers it exactly.
+Uses class names and attributes only, so it does not depend on a Spark version. It accepts a filter
+only if the query answers it exactly.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _COMPARISONS: Final = frozenset(
 
 
 def narrow(query: Query, filters: Iterable[Any]) -> tuple[Query, list[Any]]:
-    """The query with what could be taken over, and the filters that Spark still has to apply."""
+    """The query with the accepted filters, and the filters that Spark still has to apply."""
     left: list[Any] = []
     for each in filters:
         narrowed = _taken(query, each)
@@ -33,7 +33,7 @@ def narrow(query: Query, filters: Iterable[Any]) -> tuple[Query, list[Any]]:
 
 
 def _taken(query: Query, item: Any) -> Query | None:
-    """The narrower query, or None for a filter that is not taken over."""
+    """The narrower query, or None for a filter that is not accepted."""
     path: tuple[str, ...] = getattr(item, "attribute", ())
     if len(path) != 1 or path[0] not in TYPES:
         return None
@@ -79,7 +79,7 @@ def _numbers(query: Query, kind: str, value: int) -> Query:
 
 
 def _times(query: Query, kind: str, value: Any) -> Query | None:
-    """Times of records are whole milliseconds; a bound between two of them is moved to the next."""
+    """Record times are whole milliseconds; a bound between two of them moves to the next."""
     if isinstance(value, datetime) and value.tzinfo is not None:
         low = floor_ms(value)
         is_whole = value.microsecond % 1000 == 0

@@ -1,11 +1,10 @@
 """Manifests of a data directory to the list of its sealed segments: one snapshot.
 
-A manifest is replaced atomically, so each topic's list is one of its states. The delete flags are
-taken with it (records are never changed by a delete, only flagged), so that everything read from a
-listing later is as of the listing: whatever is deleted, moved to the cold folder or sealed
-meanwhile. A segment whose files are gone was dropped; reading it says so, and is never short.
-
-Runs on the driver. Reads manifests and flags only.
+A manifest is replaced atomically, so each topic's list is one of its states. The listing includes
+the delete flags (a delete never changes records, it only flags them). So all later reads of a
+listing see its state, whatever the server deletes, moves to the cold folder or seals meanwhile. If
+the files of a segment are gone, the segment was dropped; reading it raises an error and never
+returns fewer rows silently. Runs on the driver. Reads manifests and flags only.
 """
 
 from __future__ import annotations
@@ -30,11 +29,11 @@ from topics_server.wal.format.segment import LIVE, damaged_flags
 
 _ATTEMPTS: Final = 5
 _THREADS: Final = 8
-# Above so many segments, or records, flags are read by executors: see `Query.flags_may_wait`.
+# Above this number of segments or records, executors read the flags: see `Query.flags_may_wait`.
 FLAG_SEGMENTS_MAX: Final = 4_096
 FLAG_RECORDS_MAX: Final = 200_000_000
 
-# Manifests by topic id, with what tells that a file is another one.
+# Manifests by topic id, with the file identity that tells whether the file was replaced.
 Manifests = dict[int, tuple[tuple[int, int, int], Manifest]]
 
 
@@ -44,10 +43,10 @@ class SegmentGone(StorageError):
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """One sealed segment as listed; picklable, goes to an executor in its partition.
+    """One sealed segment as listed; picklable, because its partition takes it to an executor.
 
     Rows below `floor_seq` or before `since_ts` are no longer served. `dead`: flags of the listing,
-    one bit a row, compressed; empty when none is set; None where they are read with the rows.
+    one bit a row, compressed; empty if none is set; None if they are read with the rows.
     `first_row` and `end_row` cut a large segment into pieces.
     """
 
@@ -64,7 +63,7 @@ class Segment:
     end_row: int = 0
 
     def paths(self, suffix: str) -> list[str]:
-        """Where the file may lie: the listed folder first, the other one after."""
+        """The possible paths of the file: in the listed folder, then in the other one."""
         name = layout.segment_data(self.entry.segment_id)
         if suffix == layout.IDX_SUFFIX:
             name = layout.segment_idx(self.entry.segment_id)
@@ -77,7 +76,7 @@ class Segment:
         ]
 
     def dead_rows(self) -> np.ndarray | None:
-        """Flags as of the listing, True where dead; None where they are to be read."""
+        """Flags as of the listing, True for dead rows; None if they are read with the rows."""
         if self.dead is None:
             return None
         count = self.entry.record_count
@@ -96,36 +95,36 @@ class TopicList:
 
     @property
     def unsealed(self) -> int:
-        """How many seqs the manifest knows of that are in no segment; a lower bound."""
-        listed = self.manifest.segments
-        return max(0, self.manifest.head_seq - (listed[-1].last_seq if listed else 0))
+        """The number of seqs in the manifest that are in no segment; a lower bound."""
+        entries = self.manifest.segments
+        return max(0, self.manifest.head_seq - (entries[-1].last_seq if entries else 0))
 
 
 @dataclass(slots=True)
 class Listing:
-    """All topics asked for, their segments that may hold a wanted row, and what was left out."""
+    """All selected topics, their segments that may hold a wanted row, and what was left out."""
 
     topics: list[TopicList] = field(default_factory=list)
     skipped: list[Skipped] = field(default_factory=list)
 
     @property
     def segments(self) -> list[Segment]:
-        """Those of all topics, by topic and seq."""
+        """The segments of all topics, by topic and seq."""
         return [segment for topic in self.topics for segment in topic.segments]
 
     @property
     def unsealed(self) -> int:
-        """Of all topics."""
+        """The unsealed seqs of all topics."""
         return sum(topic.unsealed for topic in self.topics)
 
 
 class Lister:
-    """The manifests of the topics asked for, as they are now; their segments on request.
+    """The current manifests of the selected topics, and their segments on request.
 
-    Nothing but manifests is read until `list_topic` is asked for a topic, and then only the flags
-    of the segments that the query leaves. So a file of a topic, or of a range of seqs, that nobody
-    asked for is not looked at. `manifests`: what an earlier lister read, by topic id; what is
-    unchanged is taken from there.
+    The lister reads only manifests until `list_topic` is called for a topic, and then only the
+    flags of the segments that the query selects. So it does not touch files of topics or ranges of
+    seqs that the caller did not select. `manifests`: those of an earlier lister by topic id;
+    unchanged ones are reused.
     """
 
     def __init__(
@@ -137,9 +136,9 @@ class Lister:
         now_ms: int | None = None,
         manifests: Manifests | None = None,
     ) -> None:
-        """Raises `StorageError` naming the file, unless the query is tolerant.
+        """Read the manifests. Raises `StorageError` naming the file, unless the query is tolerant.
 
-        `now_ms` decides what a TTL has taken (default: now).
+        `now_ms` is the time for TTLs (default: now).
         """
         self._root = layout.join(data_dir, layout.SEGMENTS)
         if not os.path.isdir(data_dir):
@@ -157,7 +156,7 @@ class Lister:
             self._read_all()
 
     def _read_all(self) -> None:
-        """Manifests of the topics asked for; of one name the newest incarnation."""
+        """Manifests of the selected topics; the newest incarnation of each name."""
         names = os.listdir(self._root) if os.path.isdir(self._root) else []
         topic_ids = sorted(filter(None, map(layout.parse_topic_dir, names)))
         for topic_id in self._manifests.keys() - set(topic_ids):
@@ -183,10 +182,11 @@ class Lister:
     def list_topic(
         self, name: str, query: Query | None = None, *, reads_flags: bool | None = None
     ) -> TopicList | None:
-        """A topic's segments that may hold a wanted row, with their flags if these are read here.
+        """A topic's segments that may hold a wanted row, with their flags if the driver reads
+        these.
 
-        Listed again when files went meanwhile; None when the topic did. `query` narrows the one
-        that the topics were chosen by.
+        If files disappear meanwhile, the topic is listed again; None if the topic is gone. `query`
+        narrows the one that selected the topics.
         """
         query = self._query if query is None else query
         reads_flags = query.flags_at_listing if reads_flags is None else reads_flags
@@ -204,25 +204,26 @@ class Lister:
                     raise
                 again = _read_manifest(self._root, manifest.topic_id, None)
                 if again == manifest:
-                    time.sleep(0.02)  # the manifest goes before the files: it must change soon
+                    # the server removes the manifest before the files, so the manifest changes soon
+                    time.sleep(0.02)
                 manifest = again
                 continue
             return TopicList(manifest, wanted)
         return None
 
     def has_files(self, topic_id: int) -> bool:
-        """Whether segments of a topic lie in either folder, listed or not."""
+        """Whether segments of a topic are in either folder, listed or not."""
         roots = [self._root, *([self._cold_dir] if self._cold_dir is not None else [])]
         return any(segment_files(layout.join(root, layout.topic_dir(topic_id))) for root in roots)
 
     def count(self) -> tuple[int, int]:
-        """How many segments the query leaves, and how many records these have."""
+        """The number of segments that the query selects, and of their records."""
         found = [self._wanted(topic.manifest, self._query) for topic in self.topics.values()]
         records = sum(each.entry.record_count for segments in found for each in segments)
         return sum(map(len, found)), records
 
     def _wanted(self, manifest: Manifest, query: Query) -> list[Segment]:
-        """Segments that may hold a wanted row, by what their manifest says."""
+        """Segments that may hold a wanted row, by their manifest entries."""
         ttl_ms = manifest.config.get("ttl_ms") or 0
         since_ts = self._now_ms - int(ttl_ms) if ttl_ms else -(2**63)
         entries = manifest.segments
@@ -256,7 +257,7 @@ class Lister:
     def _with_flags(
         self, segments: Sequence[Segment], query: Query, *, is_strict: bool
     ) -> list[Segment]:
-        """The segments with the flags as they are now. Raises `SegmentGone`, `Corrupt`."""
+        """The segments with the current flags. Raises `SegmentGone`, `Corrupt`."""
         found: list[Segment] = []
         for segment, result in zip(segments, _flags_of(segments), strict=True):
             if isinstance(result, _Flags):
@@ -273,7 +274,9 @@ class Lister:
         return found
 
     def _leave_out(self, topic: str, file: str, seqs: tuple[int, int], error: StorageError) -> None:
-        """Raise, or note what is left out. A newer format is never passed over: it is no damage."""
+        """Raise, or note what is left out. A newer format always raises, because it is not
+        damage.
+        """
         if not self._query.is_tolerant or isinstance(error, StartRefused):
             raise placed(error, file, topic, seqs) if seqs[1] else error
         self.skipped.append(Skipped(topic, file, *seqs, str(error)))
@@ -282,9 +285,10 @@ class Lister:
 def list_segments(
     data_dir: str, query: Query, *, cold_dir: str | None = None, now_ms: int | None = None
 ) -> Listing:
-    """The snapshot of a data directory: all topics asked for. Errors are those of `Lister`.
+    """The snapshot of a data directory: all selected topics. Errors are those of `Lister`.
 
-    Flags are taken here, unless the query says else or there are so many that executors do better.
+    The driver reads the flags here, unless the query says otherwise or there are so many that
+    executors are faster.
     """
     lister = Lister(data_dir, query, cold_dir=cold_dir, now_ms=now_ms)
     reads_flags = query.flags_at_listing
@@ -300,7 +304,7 @@ def list_segments(
 
 
 def segment_files(folder: str) -> list[str]:
-    """Names of segment files in a topic's folder; none where there is no such folder."""
+    """Names of segment files in a topic's folder; none if the folder does not exist."""
     try:
         return sorted(filter(layout.parse_segment_file, os.listdir(folder)))
     except (FileNotFoundError, NotADirectoryError):
@@ -308,7 +312,7 @@ def segment_files(folder: str) -> list[str]:
 
 
 def _read_manifest(root: str, topic_id: int, known: Manifests | None) -> Manifest | None:
-    """A topic's manifest; None where there is none. `known`: taken from there if unchanged."""
+    """A topic's manifest; None if there is none. `known`: reused if unchanged."""
     path = layout.join(root, layout.topic_dir(topic_id), layout.MANIFEST)
     try:
         with open(path, "rb") as file:
@@ -336,7 +340,7 @@ def _read_manifest(root: str, topic_id: int, known: Manifests | None) -> Manifes
 
 @dataclass(frozen=True, slots=True)
 class _Flags:
-    """Dead rows as compressed bits (empty where there is none), and seqs whose flag is damaged."""
+    """Dead rows as compressed bits (empty if there are none), and seqs with a damaged flag."""
 
     dead: bytes
     damaged: tuple[int, ...] = ()
@@ -362,7 +366,7 @@ def _dead_bits(segment: Segment) -> _Flags | StorageError:
 
 
 def read_flags(segment: Segment) -> bytes:
-    """The delete flags as they are on disk now. Raises `SegmentGone`, `Corrupt` naming the file."""
+    """Read the current delete flags. Raises `SegmentGone`, `Corrupt` naming the file."""
     path, descriptor = open_file(segment, layout.DATA_SUFFIX)
     try:
         size = os.fstat(descriptor).st_size
@@ -377,9 +381,10 @@ def read_flags(segment: Segment) -> bytes:
 
 
 def open_file(segment: Segment, suffix: str) -> tuple[str, int]:
-    """Path and descriptor of a segment's file, wherever it lies. Raises `SegmentGone`."""
+    """Path and descriptor of a segment's file in either folder. Raises `SegmentGone`."""
     paths = segment.paths(suffix)
-    for path in (*paths, paths[0]):  # moved between two looks: the first place once more
+    # the file may move between two looks, so try the first folder again
+    for path in (*paths, paths[0]):
         try:
             return path, os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except (FileNotFoundError, NotADirectoryError):
@@ -401,7 +406,7 @@ def _why_gone(segment: Segment) -> str:
 
 
 def placed(error: StorageError, path: str, topic: str, seqs: tuple[int, int]) -> StorageError:
-    """The error with the seqs it is about, if it does not say them already."""
+    """The error with its seqs, if it does not have them already."""
     text = str(error).removeprefix(f"{path}: ")
     if f"seqs {seqs[0]}..{seqs[1]} of " not in text:
         text = f"{text} (seqs {seqs[0]}..{seqs[1]} of topic {topic})"

@@ -1,7 +1,7 @@
-"""Options of the Spark source, as the texts they come as, to a query; and the columns of a schema.
+"""Options of the Spark source as texts to a query, and the columns of a schema.
 
-Names of options are taken in any case, as Spark does. What is not known, or cannot be, is refused:
-a misspelled filter would read everything.
+Option names are accepted in upper and lower case, as in Spark. Unknown options and bad values are
+refused: a misspelled filter would read everything.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ KNOWN: Final = (
     "report",
     "now",
     "warn",
-    # of streams only
+    # options of streams only
     "startingOffsets",
     "maxRecordsPerTrigger",
     "failOnDataLoss",
 )
-# What Spark's catalog says of a table beside the options it was made with.
+# Properties that Spark's catalog adds to a table's own options.
 _OF_CATALOG: Final = frozenset(
     {"location", "provider", "owner", "external", "is_managed_location", "comment", "collation"}
 )
@@ -64,7 +64,7 @@ _SIZE: Final = re.compile(r"(\d+)\s*([kmg]?)i?b?", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True)
 class SourceOptions:
-    """What is read, and how it is cut; `query` has the default columns."""
+    """What to read, and how to partition it; `query` has the default columns."""
 
     data_dir: str
     query: Query
@@ -76,12 +76,12 @@ class SourceOptions:
     starting: str = "earliest"
     max_records: int | None = None
     fails_on_loss: bool = True
-    # Fields of data in Spark's words; Spark makes a type of them (`datasource`).
+    # Fields of data in Spark's notation; Spark turns them into a type (`datasource`).
     payload_schema: str | None = None
 
 
 def parse_options(given: Mapping[str, str]) -> SourceOptions:
-    """Raises `BadOption`, naming the option."""
+    """Parse options into `SourceOptions`. Raises `BadOption`, naming the option."""
     names = {name.lower(): name for name in KNOWN}
     found: dict[str, str] = {}
     for name, value in given.items():
@@ -139,7 +139,7 @@ def _query(found: Mapping[str, str]) -> Query:
 
 
 def default_columns(found: Mapping[str, str], *, with_deleted: bool) -> tuple[tuple[str, str], ...]:
-    """Columns where the user gave no schema: all, or those of the option `columns`."""
+    """Columns if the user gave no schema: all, or those of the option `columns`."""
     payload = _choice(found, "data", ("string", "binary", "variant"))
     if found.get("payloadSchema", "").strip():
         if "data" in found:
@@ -157,7 +157,9 @@ def default_columns(found: Mapping[str, str], *, with_deleted: bool) -> tuple[tu
 
 
 def with_columns(query: Query, columns: tuple[tuple[str, str], ...]) -> Query:
-    """The query for these (name, Spark type) pairs. Raises `BadOption` for what cannot be given."""
+    """The query for these (name, Spark type) pairs. Raises `BadOption` for an unavailable
+    column.
+    """
     from dataclasses import replace
 
     for name, kind in columns:
@@ -181,7 +183,7 @@ def _local(path: str) -> str:
 
 
 def names_of(text: str | None) -> tuple[Names, ...]:
-    """A comma-separated list of names, prefixes (`a*`) and globs; () for any."""
+    """Parse a comma-separated list of names, prefixes (`a*`) and globs; () selects any."""
     if text is None or text.strip() in ("", "*"):
         return ()
     exact, prefixes, globs = set(), [], []
@@ -233,7 +235,8 @@ def _size(found: Mapping[str, str], name: str, default: int) -> int:
 
 
 def _time(found: Mapping[str, str], name: str, default: int) -> int:
-    """Milliseconds since the epoch, or a date and time of ISO 8601 (UTC unless it says so).
+    """Parse milliseconds since the epoch, or a date and time of ISO 8601 (UTC unless it has a
+    zone).
 
     Four digits are a year: nobody means the first ten seconds of 1970.
     """

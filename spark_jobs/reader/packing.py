@@ -1,7 +1,8 @@
 """Segments to partitions: small ones together, large ones in pieces, by the bytes they cost.
 
-One task a file is what makes many small segments slow: a task costs milliseconds whatever it reads.
-Pure. Order is kept, so a partition is a range of a topic, or of several topics.
+One task for each file would make many small segments slow, because a task costs milliseconds
+whatever it reads. Pure. The order stays, so a partition is a range of one topic, or of several
+topics.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Final
 
 from spark_jobs.reader.listing import Segment
 
-# What opening and checking a segment costs beside its bytes, as bytes.
+# The cost of opening and checking a segment, in bytes.
 _SEGMENT_COST: Final = 256 * 1024
 _SMALLEST: Final = 4 * 2**20
 
@@ -20,7 +21,7 @@ _SMALLEST: Final = 4 * 2**20
 def pack(
     segments: Sequence[Segment], target_bytes: int, min_partitions: int, *, payload: bool
 ) -> list[list[Segment]]:
-    """Partitions of about `target_bytes`; smaller ones where else fewer than asked for came out."""
+    """Partitions of about `target_bytes`; smaller ones if there would be fewer than requested."""
     assert target_bytes > 0
     assert min_partitions > 0
     total = sum(cost(segment, payload=payload) for segment in segments)
@@ -38,7 +39,7 @@ def pack(
 
 
 def cost(segment: Segment, *, payload: bool) -> int:
-    """What reading it costs, in bytes."""
+    """The cost of reading a segment, in bytes."""
     entry = segment.entry
     size = entry.idx_bytes + (entry.data_bytes if payload else entry.record_count)
     share = (segment.end_row - segment.first_row) / entry.record_count
@@ -46,7 +47,7 @@ def cost(segment: Segment, *, payload: bool) -> int:
 
 
 def _pieces(segments: Sequence[Segment], target: int, *, payload: bool) -> Iterator[Segment]:
-    """Segments, those of more than two targets cut by rows."""
+    """Segments; those larger than two targets are cut by rows."""
     for segment in segments:
         count = segment.end_row - segment.first_row
         parts = min(cost(segment, payload=payload) // target, count)

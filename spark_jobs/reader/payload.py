@@ -1,14 +1,14 @@
 """Payloads to a typed column: Arrow's JSON reader over many at once; or VARIANT, one by one.
 
-`typed` gives a struct of the user's fields. Each payload is put on a line of its own, as
-`{"d":PAYLOAD}`, and all lines are read together. A line makes at least one row: it opens an object,
-and a newline inside a string, or the next line's brace where a value was not closed, is an error.
-So as many rows as lines are one each, and no record can take another's values. Where a line does
-not fit, the lines are divided until those that do not are alone: what becomes of a record never
-depends on its neighbours.
+`typed` returns a struct of the user's fields. Each payload becomes a line `{"d":PAYLOAD}`, and all
+lines are read together. A line makes at least one row, because it opens an object; a newline inside
+a string, or the next line's brace inside an open value, is an error. So if there are as many rows
+as lines, each line is one row, and no record can get another's values. If a line does not fit, the
+lines are divided until such lines are alone. So the result for a record never depends on its
+neighbours.
 
-A payload fits when it is a JSON object whose named fields are of the kinds asked for, null or
-absent; its other fields are passed over. JSON `null` is null. Pure; called by `columns`.
+A payload fits if it is a JSON object whose named fields are of the requested kinds, null or absent;
+other fields are ignored. JSON `null` is null. Pure; called by `columns`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ VARIANT: Final = pa.struct(
 _FIELD: Final = "d"
 _OPEN, _CLOSE = (pa.scalar(text, pa.binary()) for text in (b'{"d":', b"}\n"))
 _NOTHING: Final = pa.scalar(b"", pa.binary())
-# Into how many parts lines are divided when one of them does not fit.
+# Number of parts into which lines are divided when one of them does not fit.
 _PARTS: Final = 4
 
 
@@ -43,23 +43,24 @@ class PayloadMismatch(ValueError):
 def typed(payloads: Any, is_json: Array, kind: Any) -> tuple[Any, Array]:
     """Payloads (binary, null where there is none) as an array of the struct `kind`.
 
-    And the places of those that do not fit, which are null in it, as are all that are not JSON.
+    Also returns the positions of payloads that do not fit; these are null in the array, like
+    payloads that are not JSON.
     """
     asked = is_json & np.asarray(payloads.is_valid())
-    places = np.flatnonzero(asked)
+    positions = np.flatnonzero(asked)
     lines = pc.binary_join_element_wise(_OPEN, payloads, _CLOSE, _NOTHING)
-    is_all = len(places) == len(payloads)
-    whole = _read(lines if is_all else lines.take(pa.array(places)), kind)
+    is_all = len(positions) == len(payloads)
+    whole = _read(lines if is_all else lines.take(pa.array(positions)), kind)
     if whole is not None and is_all:
-        return whole, places[:0]
+        return whole, positions[:0]
     found: list[tuple[Array, Any]] = []
     if whole is not None:
-        found.append((places, whole))
+        found.append((positions, whole))
     else:
-        asked_for = payloads.take(pa.array(places)).to_pylist()
-        unlikely = np.fromiter((_cannot_fit(each, kind) for each in asked_for), "?", len(places))
-        _divide(lines, places[~unlikely], kind, found)
-    fitting = np.concatenate([places[:0], *(part for part, _ in found)])
+        asked_for = payloads.take(pa.array(positions)).to_pylist()
+        unlikely = np.fromiter((_cannot_fit(each, kind) for each in asked_for), "?", len(positions))
+        _divide(lines, positions[~unlikely], kind, found)
+    fitting = np.concatenate([positions[:0], *(part for part, _ in found)])
     parsed = pa.chunked_array([array for _, array in found], kind).combine_chunks()
     source = np.zeros(len(payloads), "<i4")
     source[fitting] = np.arange(len(fitting), dtype="<i4")
@@ -69,20 +70,20 @@ def typed(payloads: Any, is_json: Array, kind: Any) -> tuple[Any, Array]:
     return parsed.take(pa.array(source, mask=is_missing)), unfit
 
 
-def _divide(lines: Any, places: Array, kind: Any, found: list[tuple[Array, Any]]) -> None:
-    """Read the lines at `places` in as large parts as go; those that do not fit are left out."""
-    if not len(places):
+def _divide(lines: Any, positions: Array, kind: Any, found: list[tuple[Array, Any]]) -> None:
+    """Read the lines at `places` in parts as large as possible; leave out those that do not fit."""
+    if not len(positions):
         return
-    rows = _read(lines.take(pa.array(places)), kind)
+    rows = _read(lines.take(pa.array(positions)), kind)
     if rows is not None:
-        found.append((places, rows))
-    elif len(places) > 1:
-        for part in np.array_split(places, min(_PARTS, len(places))):
+        found.append((positions, rows))
+    elif len(positions) > 1:
+        for part in np.array_split(positions, min(_PARTS, len(positions))):
             _divide(lines, part, kind, found)
 
 
 def _read(lines: Any, kind: Any) -> Any | None:
-    """The lines' payloads as one struct array; None if not every line is one fitting row."""
+    """The lines' payloads as one struct array; None unless every line is one fitting row."""
     first, last = np.frombuffer(lines.buffers()[1], "<i4")[
         [lines.offset, lines.offset + len(lines)]
     ].tolist()
@@ -95,7 +96,7 @@ def _read(lines: Any, kind: Any) -> Any | None:
 
 
 def _rows_of(text: Any, kind: Any) -> Any:
-    """The values of the field of all objects in a text, read as one block."""
+    """The values of the field in all objects of a text, read as one block."""
     table = pj.read_json(
         pa.BufferReader(text),
         read_options=pj.ReadOptions(use_threads=False, block_size=len(text) + 1),
@@ -109,9 +110,9 @@ def _rows_of(text: Any, kind: Any) -> Any:
 
 
 def why_unfit(payload: bytes, kind: Any) -> str:
-    """What the reader says of a payload that does not fit, for a person."""
+    """The reader's message for a payload that does not fit."""
     if payload.lstrip()[:1] != b"{":
-        return "it is no JSON object"
+        return "it is not a JSON object"
     try:
         _rows_of(_OPEN.as_py() + payload + _CLOSE.as_py(), kind)
     except pa.ArrowInvalid as error:
@@ -124,9 +125,9 @@ def why_unfit(payload: bytes, kind: Any) -> str:
 
 
 def _cannot_fit(payload: bytes, kind: Any) -> bool:
-    """Whether a payload is certainly none that Arrow's reader would take, alone or not.
+    """Whether Arrow's reader certainly refuses a payload, alone or among others.
 
-    It spares the division of lines where many do not fit; False says nothing.
+    This avoids dividing lines where many do not fit; False proves nothing.
     """
     try:
         return _is_other(json.loads(payload), kind)
@@ -135,7 +136,7 @@ def _cannot_fit(payload: bytes, kind: Any) -> bool:
 
 
 def _is_other(value: Any, kind: Any) -> bool:
-    """Whether a JSON value, or one within it, is of another kind than asked for."""
+    """Whether a JSON value, or one within it, is of another kind than requested."""
     if value is None:
         return False
     if pa.types.is_struct(kind):
@@ -158,7 +159,9 @@ def _is_other(value: Any, kind: Any) -> bool:
 
 
 def variants(payloads: Any, is_json: Array) -> tuple[Any, Array]:
-    """Payloads as VARIANT by PySpark's own encoder, a Python call each, and what is none."""
+    """Payloads as VARIANT by PySpark's own encoder, one Python call each, and those that are not
+    JSON.
+    """
     from pyspark.sql.variant_utils import VariantUtils
 
     unfit: list[int] = []

@@ -1,7 +1,7 @@
-"""What a read asks for, as one value: columns, ranges, names, and how strict it is.
+"""The query of a read as one value: columns, ranges, names, and strictness.
 
-Pure. Made by `options` from texts and narrowed by `narrow` from pushed filters; executors get it
-pickled with their partition.
+Pure. `options` makes it from texts, `narrow` narrows it by pushed filters; partitions take it to
+executors, pickled.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ TYPES: Final[dict[str, tuple[str, ...]]] = {
 
 
 class BadOption(ValueError):
-    """An option that cannot be; the message says which, and what it takes."""
+    """A bad option; the message names it and the allowed values."""
 
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """A set of names: any, or those that equal one of `exact`, match a prefix or a glob."""
+    """A set of names: any, or those that equal one of `exact`, or match a prefix or a glob."""
 
     exact: frozenset[str] | None = None
     prefixes: tuple[str, ...] = ()
@@ -49,11 +49,11 @@ class Names:
 
     @property
     def is_any(self) -> bool:
-        """Whether every name (and the absence of one) is in it."""
+        """Whether the set contains every name, and records without a name."""
         return self.exact is None and not self.prefixes and not self.globs
 
     def has(self, name: str) -> bool:
-        """Whether a name is in it."""
+        """Whether the set contains a name."""
         return (
             self.is_any
             or (self.exact is not None and name in self.exact)
@@ -67,7 +67,9 @@ ANY: Final = Names()
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """All bounds are inclusive but `end_ts`. A tag or node must be in every one of its `Names`."""
+    """All bounds are inclusive except `end_ts`. A tag or node must be in every one of its
+    `Names`.
+    """
 
     columns: tuple[tuple[str, str], ...] = tuple((name, TYPES[name][0]) for name in COLUMNS)
     topics: tuple[Names, ...] = ()
@@ -82,17 +84,17 @@ class Query:
     is_tolerant: bool = False
     # Whether delete flags are those of the listing, or of the moment a segment is read.
     flags_at_listing: bool = True
-    # Whether executors read them, where else the driver would read very many.
+    # Whether executors read the flags if the driver would have to read very many.
     flags_may_wait: bool = False
     report_dir: str | None = None
-    # The Arrow struct that data are parsed to where their type is `struct`; whether what does not
-    # fit (it, or a VARIANT) ends the read.
+    # The Arrow struct for columns of type `struct`; and whether a payload that does not fit it, or
+    # is no VARIANT, ends the read.
     payload_type: Any = None
     is_failfast: bool = False
 
     @property
     def needs_payload(self) -> bool:
-        """Whether records themselves are read, or the index is enough."""
+        """Whether the read needs the records, or only the index."""
         return any(name in PAYLOAD_COLUMNS for name, _ in self.columns)
 
     @property
@@ -101,11 +103,11 @@ class Query:
         return self.first_seq > self.last_seq or self.start_ts >= self.end_ts
 
     def wants_topic(self, name: str) -> bool:
-        """Whether a topic is asked for."""
+        """Whether the query selects a topic."""
         return all(names.has(name) for names in self.topics)
 
     def narrow_seqs(self, first: int | None, last: int | None) -> Query:
-        """Only these seqs; None leaves an end as it is."""
+        """Narrow to these seqs; None keeps a bound."""
         return replace(
             self,
             first_seq=self.first_seq if first is None else max(self.first_seq, first),
@@ -113,7 +115,7 @@ class Query:
         )
 
     def narrow_times(self, start: int | None, end: int | None) -> Query:
-        """Only times in `[start, end)`, ms."""
+        """Narrow to times in `[start, end)`, in ms."""
         return replace(
             self,
             start_ts=self.start_ts if start is None else max(self.start_ts, start),

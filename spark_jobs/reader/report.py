@@ -1,7 +1,7 @@
-"""What reads cost and what they left out: counted in a task, kept as one JSON line a partition.
+"""What reads cost and what they left out: counted in a task, stored as one JSON line a partition.
 
-A report folder is for tests, benchmarks and tolerant reads: Spark has no way of its own for a
-Python source to say what it skipped. Lines of one process go to one file; each is one write.
+A report folder is for tests, benchmarks and tolerant reads: Spark offers a Python source no way to
+report what it skipped. Lines of one process go to one file; each line is one write.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 
 @dataclass(slots=True)
 class Skipped:
-    """A range that a tolerant read left out, and why."""
+    """A range that a tolerant read left out, and the reason."""
 
     topic: str
     file: str
@@ -26,7 +26,7 @@ class Skipped:
 
 @dataclass(slots=True)
 class ReadReport:
-    """Counts of one partition. `bytes`: read from files, headers and flags included."""
+    """Counts of one partition. `bytes`: bytes read from files, headers and flags included."""
 
     segments: int = 0
     files: int = 0
@@ -36,17 +36,17 @@ class ReadReport:
     names: list[str] = field(default_factory=list)
 
     def opened(self, path: str) -> None:
-        """A file was opened."""
+        """Count an opened file."""
         self.files += 1
         self.names.append(path)
 
     def skip(self, topic: str, file: str, seqs: tuple[int, int], reason: str) -> None:
-        """Leave a range out, and say so where an operator looks: in the task's log."""
+        """Count a range that is left out, and log it where an operator looks: in the task's log."""
         self.skipped.append(Skipped(topic, file, *seqs, reason))
         sys.stderr.write(f"topics: left out seqs {seqs[0]}..{seqs[1]} of {topic}: {reason}\n")
 
     def add(self, other: ReadReport) -> None:
-        """Sum up."""
+        """Add the counts of another report."""
         self.segments += other.segments
         self.files += other.files
         self.bytes += other.bytes

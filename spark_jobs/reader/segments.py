@@ -1,9 +1,9 @@
-"""One sealed segment to Arrow batches: what an executor does.
+"""One sealed segment to Arrow batches; runs on executors.
 
-The index is read and verified whole (it says which rows match without a look at the records).
-Records are read only when `data` or `meta` is asked for: the whole file with its one checksum when
-most rows are wanted, else the wanted ranges with each record's own. Deleted rows are left out;
-damage is refused by file name and seqs, or left out and reported by a tolerant query.
+The whole index is read and verified: it shows which rows match without reading records. Records are
+read only if `data` or `meta` is wanted: the whole file with its one checksum if most rows are
+wanted, else the wanted ranges with each record's own checksum. Deleted rows are left out. Damage
+raises an error with file name and seqs; a tolerant query leaves it out and reports it.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from topics_server.wal.format.segment import (
     decode_index,
 )
 
-# A batch has at most so many rows and about so many bytes of records.
+# Most rows, and about the most bytes of records, in a batch.
 BATCH_ROWS: Final = 16_384
 BATCH_BYTES: Final = 16 * 2**20
-# A file up to this size is read whole when more than one part in four of it is wanted.
+# A file up to this size is read whole if more than a quarter of it is wanted.
 _WHOLE_FILE_BYTES: Final = 192 * 2**20
 _WHOLE_FILE_SHARE: Final = 4
-# Two wanted records this close are read with what is between them.
+# Two wanted records closer than this are read together with the bytes between them.
 _GAP_BYTES: Final = 16 * 1024
 _NONE: Final = np.zeros(0, "<i8")
 
@@ -47,7 +47,7 @@ _NONE: Final = np.zeros(0, "<i8")
 def read_segments(
     segments: Iterable[Segment], query: Query, report: ReadReport | None = None
 ) -> Iterator[Any]:
-    """Arrow batches of all segments, in order. Raises `StorageError` unless tolerant."""
+    """Yield Arrow batches of all segments, in order. Raises `StorageError` unless tolerant."""
     report = ReadReport() if report is None else report
     try:
         for segment in segments:
@@ -87,7 +87,7 @@ def _refuse(
     path: str,
     seqs: tuple[int, int],
 ) -> None:
-    """Raise with the seqs concerned, or note what is left out; never pass over a newer format."""
+    """Raise with the affected seqs, or note what is left out; a newer format always raises."""
     if query.is_tolerant and not isinstance(error, StartRefused):
         report.skip(segment.topic, path, seqs, str(error))
         return
@@ -139,7 +139,7 @@ def _read(read: Any, path: str) -> bytes:
 def _choose(
     segment: Segment, columns: SegmentColumns, query: Query, report: ReadReport
 ) -> tuple[Array, Array | None]:
-    """Wanted rows, ascending, and which of them are dead (None: none is)."""
+    """Wanted rows, ascending, and which of them are dead (None: no row is)."""
     first = max(segment.first_row, query.first_seq - columns.first_seq)
     end = min(segment.end_row, query.last_seq - columns.first_seq + 1)
     if first >= end:
@@ -164,7 +164,7 @@ def _choose(
 def _cut_times(
     columns: SegmentColumns, first: int, end: int, start_ts: int, end_ts: int
 ) -> tuple[int, int]:
-    """Times never go back within a topic: a range of them is a range of rows."""
+    """Times never decrease within a topic, so a range of times is a range of rows."""
     if start_ts <= int(columns.rows["ts"][first]) and int(columns.rows["ts"][end - 1]) < end_ts:
         return first, end
     times = columns.rows["ts"][first:end].astype("<i8")
@@ -176,11 +176,11 @@ def _cut_times(
 def _lost_rows(
     segment: Segment, columns: SegmentColumns, query: Query, report: ReadReport
 ) -> Array:
-    """Wanted rows whose record was lost when the server made the index again, ascending.
+    """Wanted rows whose record the server could not read when it rebuilt the index, ascending.
 
-    Such a row has checksum 0. Its time, names and sizes in the index are made up: any name may be
-    its own, and any time from the good row before it to the one behind it. So it is damage for each
-    read that its seq and time may belong to, also of one that needs no payload.
+    Such a row has checksum 0. Its time, names and sizes in the index are invented: its record may
+    have any name, and any time from the good row before it to the one after it. So it counts as
+    damage in each read that its seq and time may belong to, also in one that needs no payload.
     """
     first = max(segment.first_row, query.first_seq - columns.first_seq, 0)
     end = min(segment.end_row, query.last_seq - columns.first_seq + 1)
@@ -208,7 +208,7 @@ def _both(rows: Array | None, others: Array) -> Array:
 
 
 def _tag_rows(columns: SegmentColumns, names: Names, first: int, end: int) -> Array:
-    """Rows whose tag is among the names: one search a name, no look at other rows."""
+    """Rows with one of the tags: one search for each name, without examining other rows."""
     found = [
         columns.tag_range(_encoded(text), is_prefix=is_prefix)
         for texts, is_prefix in ((names.exact or (), False), (names.prefixes, True))
@@ -252,7 +252,7 @@ def _dead_of(
 
 
 def _flags_now(segment: Segment, query: Query, report: ReadReport) -> Array:
-    """The flags on disk; damaged ones are refused, or count as dead."""
+    """The current flags on disk; damaged ones raise, or count as dead."""
     entry = segment.entry
     path, descriptor = open_file(segment, layout.DATA_SUFFIX)
     report.opened(path)
@@ -272,7 +272,7 @@ def _flags_now(segment: Segment, query: Query, report: ReadReport) -> Array:
     return np.asarray(flags != LIVE)
 
 
-# -- their records -------------------------------------------------------------------------------
+# -- reading records ----------------------------------------------------------------------------
 
 
 def _batches(
@@ -326,7 +326,9 @@ def _batches(
 
 
 def pieces_of(columns: SegmentColumns, chosen: Array) -> Iterator[tuple[int, int]]:
-    """Ranges of `chosen`, each of a batch's size; a single larger record is one of its own."""
+    """Ranges of `chosen` of at most a batch's size; a larger single record is a range of its
+    own.
+    """
     rows = picked(columns.rows, chosen)
     sizes = rows["data_bytes"].astype("<i8") + rows["meta_bytes"] + 64
     ends = np.cumsum(sizes)
@@ -340,7 +342,7 @@ def pieces_of(columns: SegmentColumns, chosen: Array) -> Iterator[tuple[int, int
 
 
 def _runs(seqs: Array) -> list[tuple[int, int]]:
-    """Ascending seqs as inclusive runs."""
+    """Group ascending seqs into inclusive ranges."""
     breaks = np.flatnonzero(np.diff(seqs) != 1) + 1
     return [(int(run[0]), int(run[-1])) for run in np.split(seqs, breaks)]
 
@@ -354,7 +356,7 @@ def _batch(rows: Rows, segment: Segment, query: Query, report: ReadReport) -> An
 
 
 class SegmentRecords:
-    """The open `.data` of a segment; `read` gives bytes and the rows whose checksum fails."""
+    """The open `.data` of a segment; `read` returns bytes and the rows whose checksum fails."""
 
     def __init__(
         self, segment: Segment, columns: SegmentColumns, chosen: Array, report: ReadReport
@@ -362,7 +364,7 @@ class SegmentRecords:
         self._columns = columns
         self._report = report
         entry = segment.entry
-        # Records lie behind each other: one ends where the next begins, or the flags do.
+        # Records are adjacent: one ends where the next begins, or where the flags begin.
         self._offsets = np.append(columns.rows["offset"], columns.flags_offset).astype("<i8")
         self.path, self._descriptor = open_file(segment, layout.DATA_SUFFIX)
         report.opened(self.path)
@@ -412,7 +414,7 @@ class SegmentRecords:
         return content
 
     def read(self, rows: Array) -> tuple[bytes, Array, Array]:
-        """Bytes that hold the rows' records, where each begins in them, and which are damaged."""
+        """Bytes with the rows' records, where each begins in them, and which are damaged."""
         starts, ends = self._offsets[rows], self._offsets[rows + 1]
         if self._whole is not None:
             content = self._whole
@@ -423,7 +425,7 @@ class SegmentRecords:
         return content, starts, _damaged(content, starts, ends, self._columns.rows["xxh3"][rows])
 
     def _gather(self, starts: Array, ends: Array) -> tuple[bytes, Array, Array]:
-        """Ranges read one by one where they are far from each other, put behind each other."""
+        """Read distant ranges one by one and join them."""
         breaks = np.flatnonzero(starts[1:] - ends[:-1] > _GAP_BYTES) + 1
         firsts = np.concatenate(([0], breaks))
         lasts = np.concatenate((breaks, [len(starts)])) - 1
@@ -437,7 +439,7 @@ class SegmentRecords:
 
 
 def _damaged(content: bytes, starts: Array, ends: Array, expected: Array) -> Array:
-    """Places whose record fails its own checksum; a pass of C loops."""
+    """Positions of records that fail their own checksum; a pass of C loops."""
     spans = map(slice, starts.tolist(), (ends - HASH_BYTES).tolist())
     pieces = map(memoryview(content).__getitem__, spans)
     found = np.fromiter(map(xxhash.xxh3_64_intdigest, pieces), "<u8", len(starts))

@@ -1,15 +1,15 @@
-"""Micro-batches of what gets sealed: offsets are the next seq of each topic, exact over restarts.
+"""Micro-batches of sealed records: an offset is the next seq of each topic, exact over restarts.
 
-An offset is `{"topics": {name: [epoch, next seq]}, "asked": ...}` and lies in Spark's checkpoint. A
-batch is the seqs between two offsets; it may be planned again after a crash, from other segments if
-files moved, and gives the same seqs. What was deleted between two plans of one batch is missing in
-the second: that is no loss, a diff would not show it either.
+An offset is `{"topics": {name: [epoch, next seq]}, "asked": ...}`; Spark's checkpoint stores it. A
+batch is the seqs between two offsets. After a crash it may be planned again, from other segments if
+files moved, and gives the same seqs. A record that was deleted between two plans of one batch is
+missing in the second; that is no loss, because a diff would not show it either.
 
-Loss is what nobody deleted: seqs from the cursor on that are below the evict floor, or an epoch
-that is gone. It ends the query, or is reported and passed over with `failOnDataLoss` off. The place
-of a topic that is not there is kept, and goes on if it comes back with the same epoch. Planning
-looks at the segments of the batch only: what was consumed before may move or go.
-Needs Spark 4.2, whose `latestOffset` is told where the batch begins.
+Only records that no client deleted count as lost: seqs from the cursor on that are below the evict
+floor, or an epoch that is gone. A loss ends the query; with `failOnDataLoss` off it is reported and
+skipped. If a topic is missing, its position is kept, and the stream continues if the topic returns
+with the same epoch. Planning examines the segments of the batch only: earlier segments may move or
+go. Needs Spark 4.2, whose `latestOffset` gets the beginning of the batch.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ from topics_server.wal.format.manifest import Manifest, SegmentEntry
 
 try:
     from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
-except ImportError:  # before Spark 4.2; `TopicsStreamReader` says so
+except ImportError:  # before Spark 4.2; `TopicsStreamReader` raises an error
     SupportsTriggerAvailableNow = object
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.datasource import ReadLimit
 
-# How often, and with what pause, a manifest that is not there is looked for again.
+# How often, and with what pause, to look again for a missing manifest.
 _ATTEMPTS: Final = 4
 _WAIT_S: Final = 0.25
 
-Places = dict[str, list[int]]  # by topic: epoch, next seq
+Positions = dict[str, list[int]]  # by topic: epoch, next seq
 
 
 class DataLoss(RuntimeError):
@@ -51,11 +51,11 @@ class DataLoss(RuntimeError):
 
 
 class ManifestMissing(RuntimeError):
-    """A batch cannot be planned now; it is neither lost nor passed over."""
+    """A batch cannot be planned now; its records are neither lost nor skipped."""
 
 
 class TopicsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """See the module. Offsets are made on the driver; batches are read by executors."""
+    """Makes offsets on the driver; executors read the batches."""
 
     def __init__(self, options: SourceOptions, query: Query) -> None:
         try:
@@ -64,21 +64,21 @@ class TopicsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             raise BadOption("streams need Spark 4.2 or newer") from None
         if query.with_deleted:
             raise BadOption("a stream has no deleted records: the option deleted is for batches")
-        # Where a batch ends must not depend on filters: they leave rows out of it, not seqs.
+        # The end of a batch must not depend on filters: they remove rows from it and not seqs.
         self.options = options
         self.query = query
-        self._until: Places | None = None
+        self._until: Positions | None = None
         self._manifests: Manifests = {}
-        self._told: set[str] = set()
+        self._warned: set[str] = set()
 
     def __getstate__(self) -> dict[str, Any]:
-        """What executors get: not the manifests, of which they need none."""
-        return {**self.__dict__, "_manifests": {}, "_told": set()}
+        """The state for executors: without the manifests, which they do not need."""
+        return {**self.__dict__, "_manifests": {}, "_warned": set()}
 
     # -- offsets ---------------------------------------------------------------------------
 
     def initialOffset(self) -> dict[str, Any]:
-        """Where a new query begins: `earliest`, `latest`, or seqs by topic as JSON."""
+        """The offset of a new query: `earliest`, `latest`, or seqs by topic as JSON."""
         starting = self.options.starting.strip()
         if starting == "earliest":
             return _offset({})
@@ -86,12 +86,12 @@ class TopicsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return _offset(ends_of(self._lister()))
         try:
             given = json.loads(starting)
-            places = {str(name): [0, int(seq)] for name, seq in given.items()}
+            positions = {str(name): [0, int(seq)] for name, seq in given.items()}
         except (ValueError, AttributeError, TypeError):
             raise BadOption(
                 'startingOffsets is earliest, latest or {"topic": first seq, ...}'
             ) from None
-        return _offset(places)
+        return _offset(positions)
 
     def getDefaultReadLimit(self) -> ReadLimit:
         """`maxRecordsPerTrigger`, if there is one."""
@@ -101,14 +101,14 @@ class TopicsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable() if limit is None else ReadMaxRows(limit)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """The end of the next batch: all that is sealed, or so many seqs of it."""
+        """The end of the next batch: all sealed records, or a limited number of seqs."""
         topics = self._lister().topics
-        places = _places(start)
+        positions = _positions(start)
         left: int | None = getattr(limit, "max_rows", None)
-        ends: Places = {}
+        ends: Positions = {}
         for number, (name, topic) in enumerate(sorted(topics.items())):
             manifest = topic.manifest
-            begin = self._begin(manifest, places.get(name))
+            begin = self._begin(manifest, positions.get(name))
             share = None if left is None else -(-left // (len(topics) - number))
             end = _end(manifest, begin, share)
             if self._until is not None:
@@ -116,19 +116,20 @@ class TopicsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if left is not None:
                 left -= _slots(manifest, begin, end)
             ends[name] = [manifest.epoch, end]
-        for name in places.keys() - ends.keys():
-            # It may be back at the next trigger, and goes on here if it is the same one.
-            ends[name] = places[name]
-            if places[name][0]:
-                self._lose(f"{name} is gone, with whatever it had from seq {places[name][1]} on")
+        for name in positions.keys() - ends.keys():
+            # The topic may return by the next trigger; if it is the same one, the stream continues
+            # here.
+            ends[name] = positions[name]
+            if positions[name][0]:
+                self._lose(f"{name} is gone, with its records from seq {positions[name][1]} on")
         return _offset(ends)
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """What is sealed now is all that this run reads, in as many batches as it takes."""
+        """Let this run read only the records that are sealed now, in as many batches as needed."""
         self._until = ends_of(self._lister())
 
     def _begin(self, manifest: Manifest, place: list[int] | None) -> int:
-        """The next seq to read of a topic; checks that nothing before it was lost."""
+        """The next seq to read of a topic; checks that no earlier one was lost."""
         if place is None:
             return 1
         epoch, seq = place
@@ -143,17 +144,17 @@ class TopicsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _lose(self, what: str) -> None:
         if self.options.fails_on_loss:
             raise DataLoss(f"{what}; failOnDataLoss=false reports it and goes on")
-        if what not in self._told:
-            self._told.add(what)
+        if what not in self._warned:
+            self._warned.add(what)
             sys.stderr.write(f"topics: {what}\n")
 
     # -- batches ---------------------------------------------------------------------------
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """The seqs from `start` on, below `end`, packed."""
+        """The seqs from `start` on and below `end`, packed."""
         from spark_jobs.reader.partition import TopicsPartition
 
-        begins, ends = _places(start), _places(end)
+        begins, ends = _positions(start), _positions(end)
         changed = {name for name in ends if ends[name] != begins.get(name)}
         segments: list[Segment] = []
         lister = self._lister()
@@ -171,10 +172,10 @@ class TopicsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _planned(
         self, lister: Lister, name: str, begin: list[int] | None, end: list[int]
     ) -> list[Segment]:
-        """The segments of one topic of a batch, cut to its seqs; flags of these only are read.
+        """The segments of one topic of a batch, cut to its seqs; reads only their flags.
 
-        A topic whose files are there without its manifest is neither lost nor read: the batch
-        fails, and is planned again when the query is started again.
+        If the files of a topic exist without its manifest, the topic is neither lost nor read: the
+        batch fails, and is planned again when the query is restarted.
         """
         epoch, end_seq = end
         for attempt in range(_ATTEMPTS):
@@ -192,36 +193,36 @@ class TopicsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             else:
                 first = self._begin(topic.manifest, begin)
                 narrowed = self.query.narrow_seqs(first, end_seq - 1)
-                listed = lister.list_topic(name, narrowed)
-                if listed is not None:
-                    return _cut(listed, first, end_seq)
+                listing = lister.list_topic(name, narrowed)
+                if listing is not None:
+                    return _cut(listing, first, end_seq)
         raise ManifestMissing(
             f"the manifest of {name} is not there, and segments without a manifest are: nothing is "
             "passed over; start the query again when the directory is whole"
         )
 
     def _has_stray_files(self, lister: Lister) -> bool:
-        """Whether some topic's segments lie there without a manifest: nobody knows whose."""
+        """Whether a topic's segments exist without a manifest, so that their topic is unknown."""
         return any(lister.has_files(topic_id) for topic_id in lister.without_manifest)
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
-        """Arrow batches of one partition."""
+        """Yield the Arrow batches of one partition."""
         from spark_jobs.reader.segments import read_segments
 
         segments = getattr(partition, "segments", [])
         return read_segments(segments, self.query)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Nothing is kept here: the checkpoint has the offset."""
+        """Do nothing: Spark's checkpoint stores the offset."""
 
     def stop(self) -> None:
-        """Nothing is open between batches."""
+        """Do nothing: no file is open between batches."""
 
     def _lister(self) -> Lister:
-        """The manifests of now. Ends are of all that is sealed, whatever rows are asked for."""
+        """The current manifests. Ends count all sealed records, whatever rows are wanted."""
         options = self.options
-        # Time takes nothing from a stream on its own: what expired is gone when the floor says so,
-        # and then it is told.
+        # A TTL alone removes nothing from a stream: expired records are gone when the floor passes
+        # them, and then the loss is reported.
         return Lister(
             options.data_dir,
             Query(topics=self.query.topics),
@@ -231,30 +232,30 @@ class TopicsStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         )
 
 
-def _offset(places: Places) -> dict[str, Any]:
-    # Spark compares offsets as texts, so names are in order.
-    return {"topics": {name: places[name] for name in sorted(places)}}
+def _offset(positions: Positions) -> dict[str, Any]:
+    # Spark compares offsets as texts, so names are sorted.
+    return {"topics": {name: positions[name] for name in sorted(positions)}}
 
 
-def _places(offset: dict[str, Any]) -> Places:
+def _positions(offset: dict[str, Any]) -> Positions:
     return {name: [int(part) for part in place] for name, place in offset["topics"].items()}
 
 
-def ends_of(lister: Lister) -> Places:
-    """Behind the last sealed seq of each topic."""
+def ends_of(lister: Lister) -> Positions:
+    """The seq after the last sealed one of each topic."""
     manifests = [topic.manifest for topic in lister.topics.values()]
     return {m.name: [m.epoch, m.segments[-1].last_seq + 1] for m in manifests if m.segments}
 
 
 def _from(manifest: Manifest, seq: int) -> Iterator[SegmentEntry]:
-    """Listed segments that end at `seq` or later; earlier ones are not looked at."""
+    """Listed segments that end at `seq` or later; earlier ones are not examined."""
     entries = manifest.segments
     first = bisect_left(entries, seq, key=lambda entry: entry.last_seq)
     return itertools.islice(entries, first, None)
 
 
 def _end(manifest: Manifest, begin: int, limit: int | None) -> int:
-    """The seq behind a batch of at most `limit` slots of segments from `begin` on."""
+    """The seq after a batch of at most `limit` slots of segments from `begin` on."""
     if limit is None:
         return max(begin, manifest.segments[-1].last_seq + 1) if manifest.segments else begin
     end, left = begin, limit
@@ -269,7 +270,7 @@ def _end(manifest: Manifest, begin: int, limit: int | None) -> int:
 
 
 def _slots(manifest: Manifest, begin: int, end: int) -> int:
-    """Slots of segments in `[begin, end)`."""
+    """The number of slots of segments in `[begin, end)`."""
     slots = 0
     for entry in _from(manifest, begin):
         if entry.first_seq >= end:

@@ -1,7 +1,7 @@
-"""What to install for exports, jobs and pictures: one text for every message that says so.
+"""What to install for exports, jobs and pictures: one text for all messages about missing packages.
 
 The package is on no registry, so `pip install topics-server[spark]` would install nothing, or
-somebody else's package of that name. The commands here work in a checkout.
+another package of that name. The commands here work in a checkout.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _EXTRA = {"pictures": "spark"}
 
 
 def missing(need: str) -> Sequence[str]:
-    """Packages of a need that are not installed."""
+    """The packages of a feature that are not installed."""
     return [each for each in PACKAGES[need] if importlib.util.find_spec(each) is None]
 
 

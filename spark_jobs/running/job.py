@@ -1,6 +1,6 @@
-"""What the mains of all jobs share: arguments, reading, writing Parquet, showing, a picture.
+"""The shared part of all jobs: arguments, reading, writing Parquet, printing, a picture.
 
-A job is a pure `transform(frame, ...) -> frame` and a `main`; this is what stands around it.
+A job is a pure `transform(frame, ...) -> frame` and a `main`; this module has the code around it.
 """
 
 from __future__ import annotations
@@ -24,21 +24,25 @@ SHOWN_ROWS: Final = 20
 def parser_of(name: str, about: str) -> argparse.ArgumentParser:
     """The options of every job."""
     parser = argparse.ArgumentParser(prog=f"topics jobs {name}", description=about)
-    parser.add_argument("data_dir", type=Path, help="a data directory, of a server or a copy")
-    parser.add_argument("--cold-dir", type=Path, help="its TOPICS_COLD_DIR")
-    parser.add_argument("--topics", metavar="A,B*", help="names, prefixes, globs (all)")
-    parser.add_argument("--from", dest="from_ts", metavar="TIME", help="ISO 8601, or ms")
-    parser.add_argument("--to", dest="to_ts", metavar="TIME", help="exclusive")
-    parser.add_argument("--tolerant", action="store_true", help="skip what is damaged")
+    parser.add_argument("data_dir", type=Path, help="data directory of a server, or a copy of one")
+    parser.add_argument("--cold-dir", type=Path, help="the server's cold folder")
+    parser.add_argument("--topics", metavar="A,B*", help="topics: names, prefixes*, globs (all)")
+    parser.add_argument(
+        "--from", dest="from_ts", metavar="TIME", help="first time: ISO 8601, or ms"
+    )
+    parser.add_argument("--to", dest="to_ts", metavar="TIME", help="end time, exclusive")
+    parser.add_argument("--tolerant", action="store_true", help="skip and report damaged records")
     parser.add_argument("--out", type=Path, metavar="DIR", help="write the result as Parquet")
-    parser.add_argument("--picture", type=Path, metavar="FILE", help="draw it: .svg or .png")
-    parser.add_argument("--rows", type=int, default=SHOWN_ROWS, help="rows to show (20)")
-    parser.add_argument("--master", help="of Spark; without it all cores of this machine")
+    parser.add_argument(
+        "--picture", type=Path, metavar="FILE", help="draw the result: .svg or .png"
+    )
+    parser.add_argument("--rows", type=int, default=SHOWN_ROWS, help="rows to print (20)")
+    parser.add_argument("--master", help="Spark master; default: all cores of this machine")
     return parser
 
 
 def options_of(given: argparse.Namespace, **more: str) -> dict[str, str]:
-    """Options of the source. Raises `BadOption`."""
+    """The options of the source. Raises `BadOption`."""
     found = {
         "coldDir": given.cold_dir,
         "topics": given.topics,
@@ -53,7 +57,7 @@ def options_of(given: argparse.Namespace, **more: str) -> dict[str, str]:
 
 
 def load(spark: Any, given: argparse.Namespace, **more: str) -> Any:
-    """The records of the directory that was named."""
+    """Load the records of the named directory."""
     return (
         spark.read.format("topics").options(**options_of(given, **more)).load(str(given.data_dir))
     )
@@ -66,9 +70,10 @@ def finish(
     name: str = "",
     drawn: Callable[[Any], pictures.Figure] | None = None,
 ) -> None:
-    """Write, draw and show a result; it is computed once.
+    """Write, draw and print a result; it is computed once.
 
-    `draw` gets all rows, `drawn` the frame: of a result without a bound it takes what it shows.
+    `draw` gets all rows, `drawn` gets the frame: of an unbounded result `drawn` collects only what
+    it shows.
     """
     result = result.cache()
     try:
@@ -87,7 +92,7 @@ def finish(
 
 
 def dated(frame: Any, name: str, draw: Callable[[Any], pictures.Figure]) -> pictures.Figure:
-    """A picture of the rows whose time `name` Python can hold: years 1 to 9999; told of others."""
+    """Draw the rows whose time `name` Python can represent (years 1 to 9999); report the others."""
     from pyspark.sql import functions as F
 
     low, high = F.lit("0001-01-02").cast("date"), F.lit("9999-12-30").cast("date")
@@ -100,7 +105,7 @@ def dated(frame: Any, name: str, draw: Callable[[Any], pictures.Figure]) -> pict
 
 
 def picture(given: argparse.Namespace, draw: Callable[[], pictures.Figure]) -> None:
-    """Draw, where a picture was asked for."""
+    """Draw a picture if one was requested."""
     if given.picture is None:
         return
     given.picture.parent.mkdir(parents=True, exist_ok=True)
@@ -109,7 +114,7 @@ def picture(given: argparse.Namespace, draw: Callable[[], pictures.Figure]) -> N
 
 
 def say(text: str) -> None:
-    """A line for the person who waits; results go to standard output."""
+    """Print a line for the user; results go to standard output."""
     sys.stderr.write(f"{text}\n")
 
 
@@ -119,9 +124,9 @@ def run(
     work: Callable[[Any, argparse.Namespace], int | None],
     details: Mapping[str, Any] | None = None,
 ) -> int:
-    """Do a job with a session; 2 for wrong options, a refused output or no Java.
+    """Run a job with a session; exit code 2 for wrong options, a refused output or a missing Java.
 
-    `details`: what all runs into one output have in common.
+    `details`: the arguments that all runs into one output must share.
     """
     try:
         options_of(given)
@@ -150,7 +155,7 @@ def run(
 def _claimed(
     name: str, given: argparse.Namespace, details: Mapping[str, Any] | None
 ) -> Iterator[None]:
-    """Hold the output folder, if there is one; from here on `given.out` is its real path."""
+    """Claim the output folder, if there is one; from here on `given.out` is its real path."""
     stores = (given.data_dir, given.cold_dir)
     if given.picture is not None:
         outputs.check_picture(given.picture, stores)

@@ -1,10 +1,10 @@
-"""Folders that jobs write to: which ones may be written, and how a result replaces the last one.
+"""Folders that jobs write to: which folders are allowed, and how a result replaces the last one.
 
-A folder is refused when it is, holds or lies inside a data directory or a cold folder, whatever it
-is called: places are compared by device and inode, so links, `..`, other cases of a name on file
-systems that ignore case, bind mounts and trailing slashes all lead to the same answer. A folder
-that is not empty is only written to when the marker file of the same job lies in it. Nothing is
-removed that this job did not write. Called by `job`, `export` and the pipeline; driver only.
+A folder is refused if it is, holds or lies inside a data directory or a cold folder, whatever its
+name: folders are compared by device and inode, so links, `..`, other cases of a name on file
+systems that ignore case, bind mounts and trailing slashes all give the same result. A job writes to
+a folder that is not empty only if it has the marker file of the same job. A job removes only files
+that it wrote. Called by `job`, `export` and the pipeline; driver only.
 """
 
 from __future__ import annotations
@@ -25,35 +25,35 @@ import xxhash
 from topics_server.wal import layout
 
 MARKER: Final = "_topics_output.json"
-# The schema of a folder of partitions, as Spark's JSON: a topic called `007` is no number.
+# The schema of a folder of partitions, as Spark's JSON: with it a topic called `007` is no number.
 SCHEMA: Final = "_schema.json"
 NAMES: Final = "_names.json"
 VERSION: Final = 1
 _MARK_BYTES: Final = 1_000_000
 _STORE_ID: Final = re.compile(rb'"store_id"\s*:\s*"([0-9a-f]{32})"')
 FOLDER_BYTES_MAX: Final = 255
-_KEPT_CHARS: Final = 70  # each may take three bytes
-# Where a result is written before it takes the place of the last one; readers skip such names.
+_KEPT_CHARS: Final = 70  # a character may take three bytes
+# A result is written under this name before it replaces the last one; readers skip such names.
 _NEXT: Final = "_next"
 _WRITTEN: Final = re.compile(r"(part-.*|_SUCCESS|\..*\.crc|_temporary|_next|_topics_output\.json)")
-# What Spark calls the folder of a partition-wise overwrite that is not finished.
+# Spark's name for the folder of an unfinished partition-wise overwrite.
 _STAGING: Final = ".spark-staging-"
 _PARTITION: Final = re.compile(r"[a-z_]+=.*")
 _PICTURES: Final = (".svg", ".png")
 
 
 class OutputRefused(ValueError):
-    """A place that is not written to; the message is one line and says why."""
+    """A folder that must not be written to; the message is one line with the reason."""
 
 
 # -- which places ------------------------------------------------------------------------------
 
 
 def resolve(folder: Path, stores: Iterable[str | Path | None], *, may_hold: bool = False) -> Path:
-    """The real path of a folder to be written to. Raises `OutputRefused`.
+    """The real path of a folder to write to. Raises `OutputRefused`.
 
-    `stores`: the data directory and the cold folder that are read, so far as they are named.
-    `may_hold`: the folder may hold one of them, as only a single file is written.
+    `stores`: the data directory and the cold folder that are read, if named. `may_hold`: the folder
+    may hold one of them, because the job writes only a single file.
     """
     real = Path(os.path.realpath(folder))
     if real.exists() and not real.is_dir():
@@ -79,12 +79,12 @@ def resolve(folder: Path, stores: Iterable[str | Path | None], *, may_hold: bool
 
 
 def check_picture(file: Path, stores: Iterable[str | Path | None]) -> None:
-    """Refuse a picture's file that lies in a store or would replace something else."""
+    """Refuse a picture file that lies in a store or would replace another kind of file."""
     if file.suffix.lower() not in _PICTURES:
         raise OutputRefused(f"{file}: a picture's name ends in {' or '.join(_PICTURES)}")
     real = Path(os.path.realpath(file))
     if real.suffix.lower() not in _PICTURES or real.is_dir():
-        raise OutputRefused(f"{file}: leads to {real}, which is no picture")
+        raise OutputRefused(f"{file}: leads to {real}, which is not a picture")
     resolve(real.parent, stores, may_hold=True)
 
 
@@ -99,7 +99,7 @@ def _identity(path: Path) -> tuple[int, int] | None:
 
 
 def _identities(path: Path) -> Iterator[tuple[int, int]]:
-    """Of a folder and of every folder it lies in, so far as they exist."""
+    """The identities of a folder and of all its parents, as far as they exist."""
     for each in (path, *path.parents):
         identity = _identity(each)
         if identity is not None:
@@ -107,7 +107,7 @@ def _identities(path: Path) -> Iterator[tuple[int, int]]:
 
 
 def _kind_of_store(folder: Path) -> str | None:
-    """What makes a folder one of a server's, if anything does: its files, not its name."""
+    """Which file shows that a folder belongs to a server, if any; its name does not count."""
     try:
         names = set(os.listdir(folder))
     except (FileNotFoundError, NotADirectoryError, PermissionError):
@@ -126,7 +126,7 @@ def _kind_of_store(folder: Path) -> str | None:
 
 
 def _content(file: Path) -> bytes:
-    """The beginning of a file; nothing of what cannot be read."""
+    """The beginning of a file; empty if it cannot be read."""
     try:
         with file.open("rb") as opened:
             return opened.read(_MARK_BYTES)
@@ -135,7 +135,7 @@ def _content(file: Path) -> bytes:
 
 
 def store_id_of(data_dir: str | Path) -> str | None:
-    """The id of a data directory's store; None of one that an older version made."""
+    """The id of a data directory's store; None for a store of an older version."""
     found = _STORE_ID.search(_content(Path(data_dir) / layout.FORMAT))
     return None if found is None else found[1].decode()
 
@@ -148,13 +148,13 @@ def _holds_segments(folder: Path) -> bool:
     return any(name == layout.MANIFEST or layout.parse_segment_file(name) for name in names)
 
 
-# -- whose folder it is ------------------------------------------------------------------------
+# -- claiming a folder --------------------------------------------------------------------------
 
 
 def claim(folder: Path, job: str, details: Mapping[str, Any] | None = None) -> None:
-    """Make a resolved folder this job's, or find that it is. Raises `OutputRefused`.
+    """Make a resolved folder this job's, or check that it is. Raises `OutputRefused`.
 
-    `details` are what must not change between runs, such as how payloads are kept.
+    `details` must not change between runs, for example the form of payloads.
     """
     marker = folder / MARKER
     wanted = {"version": VERSION, "job": job, **(details or {})}
@@ -169,7 +169,7 @@ def claim(folder: Path, job: str, details: Mapping[str, Any] | None = None) -> N
         raise OutputRefused(f"{folder}: cannot be written: {error.strerror}") from None
     if known is None:
         raise OutputRefused(
-            f"{folder}: is not empty and is no output of {job} (it has no {MARKER}); "
+            f"{folder}: is not empty and is not the output of {job} (it has no {MARKER}); "
             "name an empty or a new folder"
         )
     if known.get("version") != VERSION:
@@ -192,12 +192,12 @@ def _marker_of(path: Path) -> dict[str, Any] | None:
     except FileNotFoundError:
         return None
     except (ValueError, UnicodeDecodeError):
-        raise OutputRefused(f"{path}: is no marker of an output") from None
+        raise OutputRefused(f"{path}: is not the marker of an output") from None
     return found if isinstance(found, dict) else None
 
 
 def publish_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Put a small JSON file in place, whole or not at all."""
+    """Write a small JSON file atomically."""
     temp = path.with_name(f"{path.name}.tmp")
     with temp.open("w", encoding="utf-8") as file:
         json.dump(content, file, sort_keys=True)
@@ -218,7 +218,9 @@ def sync_folder(folder: Path) -> None:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """One run at a time in a claimed folder; the kernel lets go when the process ends."""
+    """Allow one run at a time in a claimed folder; the kernel releases the lock when the process
+    ends.
+    """
     with (folder / MARKER).open("rb") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -230,7 +232,7 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def names_of(folder: Path) -> dict[str, str]:
-    """Whole names of topics by what stands for them in a folder of partitions."""
+    """The full names of topics by their cut names in a folder of partitions."""
     try:
         found: dict[str, str] = json.loads((folder / NAMES).read_text("utf-8"))
     except FileNotFoundError:
@@ -242,10 +244,10 @@ def names_of(folder: Path) -> dict[str, str]:
 
 
 def replace_files(frame: Any, folder: Path) -> None:
-    """Write a frame as the Parquet files of a claimed folder, in place of those of the last run.
+    """Write a frame as the Parquet files of a claimed folder and replace those of the last run.
 
-    The new files are complete before the first of the old ones goes; a run that is killed leaves
-    a folder that the next run replaces.
+    The new files are complete before the first old one is removed; after a kill the next run
+    replaces the folder.
     """
     folder.mkdir(parents=True, exist_ok=True)
     for name in os.listdir(folder):
@@ -262,7 +264,7 @@ def replace_files(frame: Any, folder: Path) -> None:
 
 
 def cut_names(names: Iterable[str]) -> dict[str, str]:
-    """What stands for those of the names that are too long for a folder `topic=NAME`, escaped."""
+    """The cut names for topics whose folder `topic=NAME`, escaped, would be too long."""
     found = {}
     for name in names:
         if len(quote(name, safe="")) + len("topic=") > FOLDER_BYTES_MAX:
@@ -274,10 +276,10 @@ def cut_names(names: Iterable[str]) -> dict[str, str]:
 def replace_partitions(
     frame: Any, folder: Path, columns: tuple[str, ...], names: Iterable[str] = ()
 ) -> None:
-    """Write a frame into a claimed folder by partition: only partitions with rows are replaced.
+    """Write a frame into a claimed folder by partition; only partitions with rows are replaced.
 
-    `names`: topics that the frame may have; those too long for a folder's name are cut, and stand
-    whole in the file `NAMES` beside.
+    `names`: the topics that the frame may have. Names that are too long for a folder are cut; the
+    file `NAMES` has them in full.
     """
     cut = cut_names(names)
     if cut:

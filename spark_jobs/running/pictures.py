@@ -1,12 +1,11 @@
 """Charts of the jobs, by matplotlib: lines over time, bars, grids of time, strips.
 
 Each function returns a `Figure`; `save` writes it as SVG or PNG. Only `job.finish` and the jobs'
-`draw` call this module. A picture is for a look, and the numbers are in Parquet beside it, so a
-picture stays legible whatever it is of: at most `SERIES_MAX` lines, `GRID_ROWS_MAX` rows of a grid
-and `STRIPS_MAX` strips, and it says how many it leaves out.
+`draw` call this module. A picture gives an overview, and the Parquet beside it has the numbers. So
+a picture stays legible whatever its data: it has at most `SERIES_MAX` lines, `GRID_ROWS_MAX` rows
+of a grid and `STRIPS_MAX` strips, and states how many it leaves out.
 
-matplotlib is imported by the functions that draw: jobs run without it as long as nobody asks for a
-picture.
+The drawing functions import matplotlib, so jobs without pictures run without it.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from typing import Any, Final
 
 from spark_jobs.running.installing import how, missing
 
-# What an XML document cannot hold, whatever it is escaped as, and what a font has no glyph for.
+# Characters that XML cannot contain even when escaped, and those without a glyph in any font.
 _UNFIT: Final = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
 COLOURS: Final = (
     *("#2b6cb0", "#c05621", "#2f855a", "#6b46c1"),
@@ -33,17 +32,18 @@ SERIES_MAX: Final = len(COLOURS)
 GRID_ROWS_MAX: Final = 40
 GRID_COLUMNS_MAX: Final = 120
 STRIPS_MAX: Final = 30
-# More points of a line than this are drawn as a mean and, of a few lines, a band from the least to
-# the largest.
+# A line with more points than this is drawn as means and, with few lines, a band from minimum to
+# maximum.
 POINTS_MAX: Final = 400
 _BANDS_MAX: Final = 2
-# More boxes than this are pixels in an SVG too: a file of some kilobytes instead of megabytes.
+# More boxes than this become pixels in an SVG too: a file of some kilobytes instead of megabytes.
 _BOXES_MAX: Final = 1_500
 _WIDTH_IN: Final = 9.6
 _DPI: Final = 100
 _GREY, _DIM, _DARK = "#edf2f7", "#718096", "#1a202c"
 _DAY_MS: Final = 86_400_000
-# Days since 1970 of the years 2 to 9998: what matplotlib's calendar can label, with a margin.
+# Days since 1970 of the years 2 to 9998: the range that matplotlib's calendar can label, with a
+# margin.
 _CALENDAR: Final = (-718_700, 2_932_500)
 _STYLE: Final = {
     "font.size": 9,
@@ -53,10 +53,10 @@ _STYLE: Final = {
     "axes.spines.right": False,
     "axes.edgecolor": "#cbd5e0",
     "svg.fonttype": "none",  # text stays text
-    "svg.hashsalt": "topics",  # the same picture is the same file
+    "svg.hashsalt": "topics",  # the same picture gives the same file
 }
 
-# Labels of an axis of time by its unit, year to second; and where a larger unit begins.
+# Labels of a time axis by its unit, year to second; and where a larger unit begins.
 _DATES: Final = {
     "formats": ["%Y", "%Y-%m", "%m-%d", "%H:%M", "%H:%M", "%H:%M:%S.%f"],
     "zero_formats": ["", "%Y", "%Y-%m", "%m-%d", "%H:%M", "%H:%M"],
@@ -76,9 +76,9 @@ class NoPictures(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class GridRow:
-    """A row of a grid: by time, how dark its cell is (0 to 1) and its text, where there is room.
+    """A row of a grid: for each time, how dark its cell is (0 to 1), and its text if there is room.
 
-    A row without cells is a heading. `since` marks the time a row began behind the others.
+    A row without cells is a heading. `since` marks the time at which a row began after the others.
     """
 
     name: str
@@ -90,9 +90,9 @@ class GridRow:
 
 @dataclass(frozen=True, slots=True)
 class Strip:
-    """A bar of a range `first` to `last` (inclusive), in pieces: what share of each is of a colour.
+    """A bar of a range `first` to `last` (inclusive), in pieces with the share of each colour.
 
-    `pieces`: (first, last, ((colour, how many), ...)); `marks`: (first, last) seen at any size.
+    `pieces`: (first, last, ((colour, count), ...)); `marks`: (first, last), visible at any size.
     """
 
     name: str
@@ -108,22 +108,22 @@ class Strip:
 
 
 def require() -> None:
-    """Raise `NoPictures` where matplotlib is not installed, before a job computes anything."""
+    """Raise `NoPictures` if matplotlib is not installed, before a job computes anything."""
     if missing("pictures"):
         raise NoPictures
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write a figure as its suffix says (`.svg`, `.png`). Raises `OSError`."""
+    """Write a figure in the format of its suffix (`.svg`, `.png`). Raises `OSError`."""
     with _style(), warnings.catch_warnings():
-        # A glyph that no font has is drawn as a box: no reason to warn whoever runs a job.
+        # A character without a glyph in any font is drawn as a box; that needs no warning.
         warnings.filterwarnings("ignore", "Glyph .* missing from")
         metadata = {"Date": None} if path.suffix == ".svg" else None
         figure.savefig(path, metadata=metadata)
 
 
 def add_note(figure: Figure, text: str) -> None:
-    """Add a line to what stands below a figure."""
+    """Add a line to the note below a figure."""
     with _style():
         figure.set_figheight(figure.get_figheight() + 0.16)
         note = "\n".join([*filter(None, [figure.get_supxlabel()]), shown(text)])
@@ -139,7 +139,7 @@ def _style() -> Iterator[None]:
 
 
 def _figure(title: str, unit: str, height_in: float, note: str = "") -> tuple[Figure, Any]:
-    """A figure of one plot with its title, what is measured, and a note below. In `_style`."""
+    """A figure of one plot with its title, the measured quantity, and a note below. In `_style`."""
     from matplotlib.figure import Figure as NewFigure
 
     figure = NewFigure(figsize=(_WIDTH_IN, height_in), dpi=_DPI, layout="constrained")
@@ -156,7 +156,7 @@ def _figure(title: str, unit: str, height_in: float, note: str = "") -> tuple[Fi
 
 
 def lines(title: str, unit: str, series: Mapping[str, Points], height_in: float = 4.2) -> Figure:
-    """Values over time, a line each, those with the largest sums; few points as dots."""
+    """Values over time, one line for each name, those with the largest sums; few points as dots."""
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
     drawn = dict(sorted(series.items(), key=lambda each: -sum(v for _, v in each[1]))[:SERIES_MAX])
@@ -185,7 +185,7 @@ def lines(title: str, unit: str, series: Mapping[str, Points], height_in: float 
         axes.grid(axis="y", color="#e2e8f0")
         axes.set_axisbelow(True)
         if not drawn:
-            _bare(axes)
+            _hide_frame(axes)
             axes.set_axis_off()
         else:
             axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), frameon=False)
@@ -201,14 +201,14 @@ def bars(title: str, unit: str, values: Sequence[tuple[str, float]], note: str =
         axes.set_yticks(range(len(values)), [_label(name, 40) for name, _ in values])
         axes.set_ylim(max(len(values), 1) - 0.5, -0.5)
         axes.margins(x=0.1)
-        _bare(axes)
+        _hide_frame(axes)
     return figure
 
 
 def grid(
     title: str, unit: str, times: Sequence[float], rows: Sequence[GridRow], note: str
 ) -> Figure:
-    """Rows over the same times, ascending, a column each: the darker a cell, the more of it."""
+    """Rows over the same ascending times, a column each: a darker cell means a larger value."""
     columns, drawn = list(times[-GRID_COLUMNS_MAX:]), rows[:GRID_ROWS_MAX]
     notes = [note] if note else []
     if len(rows) > len(drawn):
@@ -229,14 +229,16 @@ def grid(
         is_dense = len(drawn) * len(columns) > _BOXES_MAX
         for place, row in enumerate(drawn):
             _draw_cells(axes, place, row, columns, is_dense=is_dense)
-        _bare(axes, side)
+        _hide_frame(axes, side)
     return figure
 
 
 def strips(
     title: str, unit: str, kinds: Sequence[tuple[str, str]], rows: Sequence[Strip], note: str
 ) -> Figure:
-    """A range each, from end to end of the plot, with its verdict. `kinds`: (name, colour)."""
+    """One range for each row, over the width of the plot, with its verdict. `kinds`: (name,
+    colour).
+    """
     from matplotlib.patches import Patch
 
     drawn = rows[:STRIPS_MAX]
@@ -261,7 +263,7 @@ def strips(
                 handles=legend, loc="lower right", bbox_to_anchor=(1.0, 1.0), ncols=len(kinds),
                 frameon=False,
             )  # fmt: skip
-        _bare(axes)
+        _hide_frame(axes)
     return figure
 
 
@@ -269,7 +271,7 @@ def strips(
 
 
 def _use_calendar(axes: Any, times: Sequence[float]) -> bool:
-    """Label the x axis with dates (UTC), where a calendar has all `times`; else with numbers."""
+    """Label the x axis with dates (UTC) if the calendar has all `times`; else with numbers."""
     from matplotlib import dates
     from matplotlib.ticker import MaxNLocator
 
@@ -289,7 +291,7 @@ def _use_calendar(axes: Any, times: Sequence[float]) -> bool:
 
 
 def _thinned(points: Points) -> tuple[list[float], list[float], list[float], list[float]]:
-    """Times, means, least and largest values; of many points, of those in each of equal spans."""
+    """Times, means, minima and maxima; many points are grouped into equal spans."""
     times = [t for t, _ in points]
     if len(points) <= POINTS_MAX:
         values = [v for _, v in points]
@@ -307,19 +309,19 @@ def _thinned(points: Points) -> tuple[list[float], list[float], list[float], lis
 
 
 def _mark_times(axes: Any, columns: Sequence[float]) -> None:
-    """Name about seven of a grid's columns above it."""
-    span = (columns[-1] - columns[0] if columns else 0.0) or 1e9  # a day's name for one alone
+    """Write about seven of a grid's times above it."""
+    span = (columns[-1] - columns[0] if columns else 0.0) or 1e9  # one column alone gets its day
     step = max(-(-len(columns) // 7), 1)
-    places = range(0, len(columns), step)
+    columns_shown = range(0, len(columns), step)
     axes.set_xlim(-0.5, max(len(columns), 1) - 0.5)
-    axes.set_xticks(places, [moment(columns[place], span) for place in places])
+    axes.set_xticks(columns_shown, [moment(columns[place], span) for place in columns_shown])
     axes.xaxis.tick_top()
 
 
 def _draw_cells(
     axes: Any, place: int, row: GridRow, columns: Sequence[float], *, is_dense: bool
 ) -> None:
-    """A row's cells; one without any is grey. What is there at all is never as pale as nothing."""
+    """Draw a row's cells; an empty row is grey. A value above zero is never as pale as zero."""
     from matplotlib.colors import to_rgba
 
     found = [number for number, time in enumerate(columns) if time in row.cells]
@@ -331,7 +333,7 @@ def _draw_cells(
     colours = [to_rgba(row.colour, shade) if shade else to_rgba(_GREY) for shade in shades]
     spans = [(number - width / 2, width) for number in found]
     axes.broken_barh(spans, (place - 0.45, 0.9), facecolors=colours, lw=0, rasterized=is_dense)
-    # Of some 70 characters that fit beside each other, each column has its share.
+    # Some 70 characters fit beside each other; each column gets its share.
     room = 70 / len(columns)
     for number, shade in zip(found, shades, strict=True):
         time = columns[number]
@@ -343,7 +345,7 @@ def _draw_cells(
 
 
 def _draw_strip(axes: Any, place: int, row: Strip, *, is_dense: bool) -> None:
-    """One strip, its marks above it and its words below."""
+    """Draw one strip, its marks above it and its texts below."""
     whole = row.last - row.first + 1
     boxes: dict[tuple[float, float, str], list[tuple[float, float]]] = {}
     for first, last, shares in row.pieces:
@@ -356,7 +358,7 @@ def _draw_strip(axes: Any, place: int, row: Strip, *, is_dense: bool) -> None:
     for first, last in row.marks:
         wide = max((last - first + 1) / whole, 0.006)
         start = min((first - row.first) / whole, 1 - wide)
-        if not marks or start > sum(marks[-1]):  # others are within the mark before
+        if not marks or start > sum(marks[-1]):  # the next marks lie within the mark before
             marks.append((start, wide))
     if marks:
         axes.broken_barh(marks, (place - 0.42, 0.07), facecolors=row.colour, lw=0)
@@ -367,7 +369,7 @@ def _draw_strip(axes: Any, place: int, row: Strip, *, is_dense: bool) -> None:
 def _stacked(shares: Sequence[tuple[str, int]]) -> Iterator[tuple[float, float, str]]:
     """(from, height, colour) of the parts of one piece of a strip, which is 0.44 high.
 
-    What is there at all is a tenth high at least.
+    A part above zero is at least a tenth high.
     """
     there = [(colour, count) for colour, count in shares if count > 0]
     whole = sum(count for _, count in there)
@@ -378,8 +380,8 @@ def _stacked(shares: Sequence[tuple[str, int]]) -> Iterator[tuple[float, float, 
         low += tall
 
 
-def _bare(*axes: Any) -> None:
-    """No frame and no ticks: names and boxes are enough."""
+def _hide_frame(*axes: Any) -> None:
+    """Remove frame and ticks: names and boxes are enough."""
     for each in axes:
         each.tick_params(length=0)
         for spine in each.spines.values():
@@ -391,7 +393,9 @@ def _bare(*axes: Any) -> None:
 
 
 def shown(text: str) -> str:
-    """A text as a picture can hold it: what XML has no place for is shown by its number."""
+    """A text that a picture can contain: characters that XML cannot contain are shown by their
+    numbers.
+    """
     return _UNFIT.sub(_symbol, text)
 
 
@@ -401,14 +405,14 @@ def _symbol(match: re.Match[str]) -> str:
 
 
 def _label(text: str, most: int) -> str:
-    """A short line; matplotlib leaves labels out of a legend that begin with `_`."""
+    """A short line; matplotlib leaves labels that begin with `_` out of a legend."""
     text = shown(text)
     text = text if len(text) <= most else f"{text[: most - 1]}…"
     return f"\u200b{text}" if text.startswith("_") else text
 
 
 def amount(value: float) -> str:
-    """A count in few letters."""
+    """A count in few characters."""
     for size, suffix in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
         if value >= size:
             return f"{value / (1e3 if suffix == 'k' else size):.3g}{suffix}"
@@ -416,11 +420,11 @@ def amount(value: float) -> str:
 
 
 def moment(t: float, span_ms: float) -> str:
-    """A time (ms, UTC) as precisely as the span it is shown in asks for."""
+    """A time (ms, UTC), as precise as the shown span requires."""
     try:
         when = datetime.fromtimestamp(t / 1000, UTC)
     except (ValueError, OverflowError, OSError):
-        return f"{t:.0f} ms"  # of a year that no calendar has
+        return f"{t:.0f} ms"  # of a year outside the calendar
     if span_ms > 3 * 86_400_000:
         return when.strftime("%Y-%m-%d")
     return when.strftime("%m-%d %H:%M" if span_ms > 3_600_000 else "%H:%M:%S")

@@ -1,8 +1,8 @@
-"""The configuration of `topics pipeline`: a TOML file, checked whole before anything is done.
+"""The configuration of `topics pipeline`: a TOML file, checked completely before any step runs.
 
-Paths are relative to the file's folder. What is not known is refused: a misspelled key would be a
-step that nobody misses. Keys of servers are never in it: `token_env` names a variable. Pure but for
-reading the file. Called by `pipeline`.
+Paths are relative to the file's folder. Unknown keys are refused: a misspelled key would be a
+missing step that nobody notices. The file never contains keys of servers: `token_env` names a
+variable. Pure except for reading the file. Called by `pipeline`.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ out = "results/integrity_audit"
 by = "run"
 """
 _BY_RUN: Final = frozenset({"integrity_audit"})
-# Options that the pipeline says itself.
+# Options that the pipeline sets itself.
 _OURS: Final = (
     "--out",
     "--cold-dir",
@@ -76,12 +76,12 @@ _OURS: Final = (
 
 
 class BadConfig(ValueError):
-    """The file cannot be used; the message says where and why."""
+    """The file cannot be used; the message gives place and reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobConfig:
-    """One of `jobs`. `by`: `day` or `run`."""
+    """One entry of `jobs`. `by`: `day` or `run`."""
 
     name: str
     out: Path
@@ -112,7 +112,7 @@ class Config:
 
 
 class _Table:
-    """A table whose keys are taken one by one; what is left over is unknown."""
+    """A table whose keys are taken one by one; remaining keys are unknown."""
 
     def __init__(self, name: str, content: Any) -> None:
         if not isinstance(content, dict):
@@ -121,7 +121,7 @@ class _Table:
         self._left = dict(content)
 
     def text(self, key: str, known: tuple[str, ...] = ()) -> str | None:
-        """A text, one of `known` if there are any; None where it is not there."""
+        """A text, one of `known` if there are any; None if the key is missing."""
         value = self._left.pop(key, None)
         if value is not None and (not isinstance(value, str) or not value.strip()):
             raise BadConfig(f"{self._name}.{key} is a text that is not empty")
@@ -130,7 +130,7 @@ class _Table:
         return value
 
     def needed(self, key: str) -> str:
-        """A text that must be there."""
+        """A text that must be present."""
         value = self.text(key)
         if value is None:
             raise BadConfig(f"{self._name}.{key} is missing")
@@ -144,7 +144,7 @@ class _Table:
         return value
 
     def day(self, key: str) -> date | None:
-        """A day, as a date of TOML or as a text."""
+        """A day, as a TOML date or as a text."""
         value = self._left.pop(key, None)
         if value is None:
             return None
@@ -153,13 +153,13 @@ class _Table:
         return day_of(str(value), f"{self._name}.{key}")
 
     def end(self) -> None:
-        """Refuse what was not taken."""
+        """Refuse the keys that were not taken."""
         if self._left:
             raise BadConfig(f"{self._name}: there is no {', '.join(sorted(self._left))}")
 
 
 def day_of(text: str, what: str) -> date:
-    """A day such as `2026-01-31`. Raises `BadConfig`."""
+    """Parse a day such as `2026-01-31`. Raises `BadConfig`."""
     try:
         return datetime.strptime(text, "%Y-%m-%d").replace(tzinfo=UTC).date()
     except ValueError:
@@ -167,13 +167,13 @@ def day_of(text: str, what: str) -> date:
 
 
 def read_config(path: Path) -> Config:
-    """Raises `BadConfig`."""
+    """Read and check the file. Raises `BadConfig`."""
     try:
         content = tomllib.loads(path.read_text("utf-8"))
     except OSError as error:
         raise BadConfig(f"{path}: cannot be read: {error.strerror}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise BadConfig(f"{path}: is no TOML: {error}") from None
+        raise BadConfig(f"{path}: is not TOML: {error}") from None
     try:
         return _config(content, path.resolve().parent)
     except BadConfig as error:

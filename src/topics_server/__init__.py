@@ -4,7 +4,7 @@ Imports point downwards; `tests/layers.py` holds the table and `docs/ARCHITECTUR
 Nothing is imported here, so that a tool may load one format module without loading the server.
 
 - `api/`: HTTP routes over the engine and its services. No rule of topics lives here.
-- `auth/`: who may call: keys, tickets, origins, hosts, and the limit on concurrent requests.
+- `auth/`: access control: keys, tickets, origins, hosts, and the limit on concurrent requests.
 - `cli/`: the command `topics`: one module a verb, imported when the verb runs.
 - `client/`: a client: enqueue and work jobs, write to topics and streams, each record once.
 - `engine/`: topics: one write path, one apply path, one read path, no lock.
@@ -13,10 +13,12 @@ Nothing is imported here, so that a tool may load one format module without load
 - `routers/`: routers: server-side forwarding from one topic into another (§6).
 - `runtime/`: the clock, metrics, logging and other services of the process.
 - `streams/`: Durable Streams: every topic is also a stream under `/v1/stream`.
+- `views/`: materialized views: tables that follow a topic, in SQL, with read-your-writes.
 - `values/`: leaves: values, formats of records, limits and errors. No module here does I/O.
 - `wal/`: files and disks: the only package that opens, writes, syncs and renames.
 - `__main__`: the entry point of the command `topics` and of `python -m topics_server VERB …`.
 - `amounts`: parses durations and sizes as people write them: `5s`, `64KB`.
+- `app`: the store as an ASGI application, for a server or an application of your own.
 - `node`: one running store: opens and recovers it, serves it, closes it.
 - `server`: the process: listening sockets, the event loop, signals and the exit code.
 - `settings`: the settings: the environment, read once into one frozen `Settings`.

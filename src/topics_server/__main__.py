@@ -1,7 +1,7 @@
 """The entry point of the command `topics` and of `python -m topics_server VERB …`.
 
-Owns what must happen before anything else is imported: standard streams that are closed become
-`/dev/null`, and a starting server ignores SIGHUP. Then the command line takes over.
+Does what must happen before any other import: closed standard streams become `/dev/null`, and a
+starting server ignores SIGHUP. Then it runs the command line.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import sys
 def open_standard_streams() -> None:
     """Open `/dev/null` in place of each standard stream that the caller has closed.
 
-    Otherwise the next file the process opens takes its number: a journal or a lock file as
-    descriptor 2 would receive every message that is meant for a person.
+    Otherwise the next file that the process opens takes its number: a journal or a lock file as
+    descriptor 2 would receive every message for the user.
     """
     for descriptor, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         try:
             os.fstat(descriptor)
         except OSError:
-            # The kernel gives out the lowest free number, and those below are open by now.
+            # The kernel gives out the lowest free number, and all lower ones are open by now.
             opened = os.open(os.devnull, os.O_RDWR)
             assert opened == descriptor, "standard streams are opened before any other file"
             os.set_inheritable(opened, True)
@@ -30,15 +30,15 @@ def open_standard_streams() -> None:
 
 
 def main() -> None:
-    """Run the verb that is named on the command line."""
+    """Run the verb named on the command line."""
     if "serve" in sys.argv[1:2]:
-        # A reload that comes before the server can handle it must not end the process. The server
-        # reads its key file after this line, so nothing is missed.
+        # A SIGHUP that comes before the server can handle it must not end the process. The server
+        # reads its key file after this line, so no reload is missed.
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
     open_standard_streams()
     from topics_server.cli import main as run_verb
 
-    # By one name however it was started: in usage lines, and in the variable of shell completion.
+    # The same name however it was started: in usage lines, and in the variable of shell completion.
     run_verb(prog_name="topics")
 
 

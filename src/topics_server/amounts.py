@@ -43,11 +43,11 @@ def parse_duration(text: str, *, plain_ms: int = 1) -> int:
     found = _total(text, DURATION_UNITS, plain_ms)
     if found is None:
         raise ValueError(
-            f"{text!r} is no duration: write {unit}, or a number with a unit (ms, s, m, h, d, w), "
-            "such as 250ms, 5s, 10m or 1h30m"
+            f"{text!r} is not a duration: write {unit}, or a number with a unit "
+            "(ms, s, m, h, d, w), such as 250ms, 5s, 10m or 1h30m"
         )
     if found.denominator != 1:
-        raise ValueError(f"{text!r} is no whole number of milliseconds")
+        raise ValueError(f"{text!r} is not a whole number of milliseconds")
     return int(found)
 
 
@@ -56,16 +56,16 @@ def parse_size(text: str) -> int:
     found = _total(text, SIZE_UNITS, 1)
     if found is None:
         raise ValueError(
-            f"{text!r} is no size: write bytes, or a number with a unit (B, KB, KiB, MB, MiB, GB, "
-            "GiB), such as 64KB or 1MiB"
+            f"{text!r} is not a size: write bytes, or a number with a unit "
+            "(B, KB, KiB, MB, MiB, GB, GiB), such as 64KB or 1MiB"
         )
     if found.denominator != 1:
-        raise ValueError(f"{text!r} is no whole number of bytes")
+        raise ValueError(f"{text!r} is not a whole number of bytes")
     return int(found)
 
 
 def _total(text: str, units: Mapping[str, int], plain: int) -> Fraction | None:
-    """The sum of all parts, each unit smaller than the one before; `None` for what is no amount."""
+    """The sum of all parts, each unit smaller than the one before; `None` if invalid."""
     rest = text.strip().lower()
     if _PLAIN.fullmatch(rest):
         return Fraction(rest) * plain

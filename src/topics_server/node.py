@@ -45,6 +45,7 @@ from topics_server.routers.pump import Pump
 from topics_server.routers.router_table import RouterTable
 from topics_server.routers.service import RouterService
 from topics_server.runtime.clock import SystemClock, random_u64
+from topics_server.runtime.logging import log_defect
 from topics_server.runtime.metrics import (
     DiskFacts,
     LatencyHistogram,
@@ -55,9 +56,11 @@ from topics_server.runtime.metrics import (
 from topics_server.runtime.thread_offload import ThreadOffload
 from topics_server.settings import Settings
 from topics_server.streams.service import Streams
-from topics_server.values.entries import LEASES_ID, ROUTERS_ID, SESSIONS_ID
+from topics_server.values.entries import LEASES_ID, ROUTERS_ID, SESSIONS_ID, VIEWS_ID
 from topics_server.values.errors import StorageError
 from topics_server.values.storage_types import ReplayStart
+from topics_server.views.service import Views
+from topics_server.views.view_table import ViewTable
 from topics_server.wal.cold_folder import ColdFolder, judge_before_start
 from topics_server.wal.directory import Directory, lacks_heads, read_boot_id
 from topics_server.wal.disk_space import Space, reasons_of
@@ -99,7 +102,7 @@ class Node:
     ) -> None:
         self.settings = settings
         self.registry = Registry()
-        self.hub = Notifier()
+        self.notifier = Notifier()
         self.segments = segments
         self.report = ""
         self._directory = directory
@@ -116,12 +119,14 @@ class Node:
         self._wal_set = 0
         self._is_new_set = False
         self._session_table = SessionTable()
-        self.books = LeaseTable(random_u64())
+        self.lease_table = LeaseTable(random_u64())
         self.router_table = RouterTable()
+        self.view_table = ViewTable()
         self._projections: Projections = {
             SESSIONS_ID: self._session_table,
-            LEASES_ID: self.books,
+            LEASES_ID: self.lease_table,
             ROUTERS_ID: self.router_table,
+            VIEWS_ID: self.view_table,
         }
         self._tasks: list[asyncio.Task[None]] = []
         self._sync_latency = [LatencyHistogram() for _ in range(settings.wal_shards)]
@@ -135,13 +140,13 @@ class Node:
             reasons=self._reasons,
         )
         self.state.throttle = Throttle(self._priority_of, self._backlog_bytes)
-        self.state.inbox = ReadScheduler(self.state.throttle)
+        self.state.read_scheduler = ReadScheduler(self.state.throttle)
         self._append_limits = msgspec.convert(settings, AppendLimits, from_attributes=True)
         self.state.large_appends = LargeAppends(self._append_limits)
         # Set by `start`.
         self.journal: Journal
         self.commits: CommitPipeline
-        self.moves: Transfers
+        self.transfers: Transfers
         self.checkpointer: Checkpointer
         self.sealer: Sealer
         self.store: Store
@@ -151,6 +156,7 @@ class Node:
         self.pages: RouterPages
         self.pump: Pump
         self.routers: RouterService
+        self.views: Views
         self.streams: Streams
 
     @classmethod
@@ -261,7 +267,7 @@ class Node:
             self._offload,
             self.state.large_appends,
             self._projections,
-            [self.books.observe, self.router_table.observe],
+            [self.lease_table.observe, self.router_table.observe],
             self.router_table.sources,
         )
         # How the last run ended tells which heads are safe; if they were in a snapshot that cannot
@@ -273,12 +279,12 @@ class Node:
         )
         found = await self._recovery.run(stop, self._begin)
         next_lsn = max(found.last_lsn, 0 if image is None else image.last_lsn) + 1
-        self.books.finish_recovery(
+        self.lease_table.finish_recovery(
             self._clock.now_ms(), was_clean=stop.was_clean, topics=self.registry
         )
         self.router_table.finish_recovery(self.registry)
         self._open_journal(replay, next_lsn)
-        moved = await self.moves.complete(self._recovery.marks)
+        moved = await self.transfers.complete(self._recovery.marks)
         await self._publish(next_lsn, must=found.heads_moved > 0)
         self._wire_store()
         for topic in self.registry:
@@ -286,6 +292,7 @@ class Node:
         await self.streams.start()
         self._start_tasks()
         self.pump.start()
+        self.views.start()
         torn = "".join(f", cut a torn write in {torn.path}" for torn in replay.report.torn)
         self.report = (
             f"{found.topics} topics, {found.entries} journal entries replayed, "
@@ -304,6 +311,7 @@ class Node:
         self.state.sessions = self.sessions
         self.state.queues = self.queues
         self.state.routers = self.routers
+        self.state.views = self.views
         self.state.streams = self.streams
         self.state.sealing = self.sealer
         if self.state.phase == "replaying":
@@ -336,17 +344,17 @@ class Node:
             may_fill=self._space.may_fill,
         )
         self.commits = CommitPipeline(
-            self.registry, self.journal, self.hub, next_lsn, self._projections
+            self.registry, self.journal, self.notifier, next_lsn, self._projections
         )
         self.pages = RouterPages(self.registry, self.commits, self.router_table.sources)
         for router in self.router_table:
             self.pages.add_source(router.source_id)
         self.commits.observers += [
-            self.books.observe,
+            self.lease_table.observe,
             self.router_table.observe,
             self.pages.observe,
         ]
-        self.moves = Transfers(self.registry, self.commits, self._clock)
+        self.transfers = Transfers(self.registry, self.commits, self._clock)
         # Before the first snapshot: it ends the table's recovery.
         self.sessions = WatchSessions(
             self._session_table,
@@ -388,7 +396,7 @@ class Node:
             published=self._published,
         )
         self.checkpointer.make_room = self._space.make_room
-        self.sealer.on_moved += [self.checkpointer.moved, self.hub.ring]
+        self.sealer.on_moved += [self.checkpointer.moved, self.notifier.notify]
 
     async def _publish(self, next_lsn: int, *, must: bool) -> None:
         """Note this boot and the wal set, on a snapshot where it `must` be.
@@ -416,27 +424,27 @@ class Node:
         self.store = Store(
             self.registry,
             self.commits,
-            self.hub,
+            self.notifier,
             fetcher,
             self._clock,
             self._append_limits,
             quotas_of(settings, self.state.keys.prefixes),
-            self.moves,
+            self.transfers,
         )
         self.queues = QueueService(
             self.store,
-            self.books,
+            self.lease_table,
             self.commits,
-            self.hub,
+            self.notifier,
             self._clock,
             on_moved=lambda: self.checkpointer.moved(LEASES_ID),
         )
-        self.store.queue_counts = self.queues.counts
+        self.store.topics.queue_counts = self.queues.counts
         self.pump = Pump(
             self.router_table,
             self.store,
             self.commits,
-            self.hub,
+            self.notifier,
             self.pages,
             self._clock,
             self.checkpointer.moved,
@@ -449,13 +457,18 @@ class Node:
             self._clock,
             max_routers=settings.max_routers,
         )
+        self.views = Views(
+            self.view_table, self._directory.root, self.store, self.commits, self._clock, settings
+        )
         writes = StreamWrites(self.store, self.registry, self.commits, self._clock)
         self.streams = Streams(
-            self.store, self.registry, writes, self.hub, self._clock, self.state.large_appends
+            self.store, self.registry, writes, self.notifier, self._clock, self.state.large_appends
         )
         self.fanout = Fanout(
-            SubscriptionDispatcher(self.registry, self.commits, self.hub, fetcher, self._clock),
-            self.state.rendered,
+            SubscriptionDispatcher(
+                self.registry, self.commits, self.notifier, fetcher, self._clock
+            ),
+            self.state.json_cache,
             buffer_grace_ms=settings.buffer_grace_ms,
             slow_consumer_timeout_ms=settings.slow_consumer_timeout_ms,
         )
@@ -477,7 +490,7 @@ class Node:
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
-        task.add_done_callback(_tell_defect)
+        task.add_done_callback(log_defect)
         self._tasks.append(task)
 
     def _note_space(self, is_low: bool, free: int) -> None:
@@ -541,6 +554,7 @@ class Node:
             self.state.throttle.close()
             self.sessions.drain()
             self.queues.drain()
+            self.views.drain()
             self.fanout.drain()
             self.store.drain()
 
@@ -554,7 +568,7 @@ class Node:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if isinstance(self._offload, ThreadOffload):
             # A snapshot or segment that is being written is not overtaken by the final ones.
-            await self._offload.settled()
+            await self._offload.idle()
         try:
             if self.state.store is not None:
                 await self._close_journal()
@@ -567,6 +581,7 @@ class Node:
             self._release()
 
     async def _close_journal(self) -> None:
+        await self.views.close()
         await self.queues.close()
         await self.pump.close()
         self.sessions.close()
@@ -582,9 +597,3 @@ class Node:
         await self.journal.close()
         if is_clean:
             self._directory.note_clean_stop(self.checkpointer.last_lsn)
-
-
-def _tell_defect(task: asyncio.Task[None]) -> None:
-    """Background work never ends by itself: if it does, that is a defect worth a traceback."""
-    if not task.cancelled() and (error := task.exception()) is not None:
-        log.error("background work ended", exc_info=error)

@@ -1,14 +1,15 @@
 """The process: listening sockets, the event loop, signals and the exit code.
 
-`run` refuses what cannot be served with one line and exit code 1, listens while recovery runs (so
-that probes tell its progress), and on SIGTERM or SIGINT stops accepting, finishes what is in flight
-and takes the final snapshot. Wiring of storage and engine is `node.py`'s; HTTP is uvicorn's.
+`run` refuses invalid settings and data with one line and exit code 1, listens while recovery runs
+(so that probes report its progress), and on SIGTERM or SIGINT stops accepting, finishes requests in
+flight and takes the final snapshot. `node.py` wires storage and engine; uvicorn serves HTTP.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import resource
 import signal
 import socket
@@ -20,8 +21,8 @@ from typing import Final
 
 import uvicorn
 
+from topics_server.api.application import build_app
 from topics_server.api.connection import HttpConnection, SocketConnection
-from topics_server.api.routes import build_app
 from topics_server.auth.api_keys import KeyRing, KeysError
 from topics_server.http.request_head import Bounds
 from topics_server.http.timeouts import ConnectionTimeouts, TimeoutSettings
@@ -34,17 +35,17 @@ from topics_server.values.errors import StartRefused, StorageError
 from topics_server.values.limits import SEND_BUFFER_BYTES
 from topics_server.wal.journal.sizing import store_files
 
-# How long a worker thread may keep the interpreter from the loop (5 ms by default).
+# How long a worker thread may hold the interpreter against the loop (5 ms by default).
 _SWITCH_INTERVAL_S: Final = 0.0005
 _BACKLOG: Final = 2048
 # Files that are neither connections nor segments: journal, snapshots, pipes, the listener.
 _OTHER_FILES: Final = 128
-# How often a WebSocket is asked whether it is still there, and how long it has to answer.
+# How often a WebSocket is pinged, and how long it has to answer.
 _PING_S: Final = 20
 
 
 class HttpServer(uvicorn.Server):
-    """uvicorn without its own signal handling: a stop is ours to order."""
+    """uvicorn without its own signal handling: `run` stops it."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -53,12 +54,12 @@ class HttpServer(uvicorn.Server):
 
 
 def bind(settings: Settings, port: int | None = None) -> socket.socket:
-    """A listening socket, of `settings.port` unless another is given. Raises `OSError`."""
+    """A listening socket, on `settings.port` unless another is given. Raises `OSError`."""
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        # Connections have what their listener has.
+        # Connections inherit the options of their listener.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
         listener.bind((settings.host, settings.port if port is None else port))
         listener.listen(_BACKLOG)
@@ -80,19 +81,21 @@ def bind_all(settings: Settings) -> list[socket.socket]:
             for listener in listeners:
                 listener.close()
             where = f"{settings.host} port {port}"
-            raise StartRefused(f"cannot listen on {where}: {error.strerror}") from None
+            option = "--streams-port" if listeners else "--port"
+            hint = f"; {option} takes another one" if error.errno == errno.EADDRINUSE else ""
+            raise StartRefused(f"cannot listen on {where}: {error.strerror}{hint}") from None
     return listeners
 
 
 def raise_open_files() -> int:
-    """Raise the soft limit of open files to the hard one; returns what is allowed now."""
+    """Raise the soft limit of open files to the hard one; returns the new limit."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     return hard
 
 
-def patience_with(settings: Settings, open_files: int) -> ConnectionTimeouts:
-    """What connections are held to; the files of the store are not theirs."""
+def timeouts_with(settings: Settings, open_files: int) -> ConnectionTimeouts:
+    """The connection timeouts and the cap of connections; the store's files are subtracted."""
     most = settings.max_connections
     if most is None:
         most = max(16, open_files - store_files(open_files) - _OTHER_FILES) if open_files > 0 else 0
@@ -113,14 +116,14 @@ def patience_with(settings: Settings, open_files: int) -> ConnectionTimeouts:
 
 
 def write_port_file(path: Path, port: int) -> None:
-    """Tell the bound port; whoever sees the file sees the whole number."""
+    """Write the bound port; a reader of the file always sees the whole number."""
     beside = path.with_name(path.name + ".tmp")
     beside.write_text(f"{port}\n")
     beside.replace(path)
 
 
 def port_file_problem(path: Path) -> str | None:
-    """Why the port cannot be told there; None if it can."""
+    """Why the port cannot be written there; None if it can."""
     try:
         beside = path.with_name(path.name + ".tmp")
         beside.write_text("")
@@ -158,9 +161,9 @@ def _run(settings: Settings, output: logging.LogOutput) -> int:
         return 1
     app = build_app(node.state)
     if (access := logging.access_log(settings, output)) is not None:
-        app.observer.access = access.note
+        app.door.observer.access = access.note
     node.state.log_lines_dropped = lambda: output.dropped
-    node.state.patience = patience_with(settings, open_files)
+    node.state.timeouts = timeouts_with(settings, open_files)
     node.state.uploads.max_bytes = settings.max_receiving_bytes
     config = uvicorn.Config(
         app,
@@ -170,7 +173,7 @@ def _run(settings: Settings, output: logging.LogOutput) -> int:
         ws_max_size=settings.max_ws_message_bytes,
         ws_ping_interval=_PING_S,
         ws_ping_timeout=_PING_S,
-        # Frames of many sockets are the same bytes; packed, each would be packed by itself.
+        # Many sockets get the same frames; compression would compress each copy.
         ws_per_message_deflate=False,
         lifespan="off",
         access_log=False,
@@ -198,7 +201,7 @@ async def _serve(
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop)
-    # What SIGHUP has read anew; each reports for itself what it could not use.
+    # The reloads of a SIGHUP; each logs what it could not use.
     reloads: list[Callable[[], Coroutine[None, None, None]]] = [
         partial(reload_keys, settings, node.state.keys)
     ]
@@ -214,7 +217,7 @@ async def _serve(
     host, port = listeners[0].getsockname()[:2]
     began_ms = monotonic_ms()
     serving = asyncio.create_task(server.serve(sockets=listeners))
-    looking = asyncio.create_task(node.state.patience.run(server.server_state.connections))
+    looking = asyncio.create_task(node.state.timeouts.run(server.server_state.connections))
     if settings.port_file is not None:
         write_port_file(settings.port_file, port)
     failure = await _boot(node, serving)
@@ -222,13 +225,15 @@ async def _serve(
         log.error("cannot start: %s", failure)
         stop()
     elif node.state.phase == "ready":
-        node.checkpointer.on_taken.append(garbage_collector.settle)
-        node.state.throttle.on_change.append(garbage_collector.Collections(loop).told)
+        node.checkpointer.on_taken.append(garbage_collector.freeze)
+        node.state.throttle.on_change.append(garbage_collector.Collections(loop).on_pressure)
         took_ms = monotonic_ms() - began_ms
         shown = f"[{host}]" if ":" in host else host
         log.info("ready on http://%s:%d after %.0f ms: %s", shown, port, took_ms, node.report)
         if not node.state.keys.is_on:
-            log.warning("NO KEYS: whoever reaches this server may do everything (TOPICS_API_KEYS)")
+            log.warning(
+                "NO KEYS: every client that reaches this server may do everything (TOPICS_API_KEYS)"
+            )
     await serving
     looking.cancel()
     await node.close()
@@ -237,8 +242,8 @@ async def _serve(
     return 0 if failure is None else 1
 
 
-async def reload_keys(settings: Settings, ring: KeyRing) -> None:
-    """Read the keys' file anew. What is not to be used changes nothing and is logged."""
+async def reload_keys(settings: Settings, key_ring: KeyRing) -> None:
+    """Read the key file again. An unusable file changes nothing and is logged."""
     if settings.api_keys_file is None:
         log.info("reloading: there is no TOPICS_API_KEYS_FILE, so nothing changes")
         return
@@ -247,14 +252,14 @@ async def reload_keys(settings: Settings, ring: KeyRing) -> None:
     except KeysError as error:
         log.error("reloading: the keys stay as they are: %s", error)
         return
-    touched = ring.replace(grants)
+    touched = key_ring.replace(grants)
     log.info("reloading: %d keys; %d were taken away or changed", len(grants), len(touched))
 
 
 async def _boot(node: Node, serving: asyncio.Task[None]) -> str | None:
-    """Recover while the socket answers probes; why that failed, if it did.
+    """Recover while the socket answers probes; returns the error of a failed recovery.
 
-    A signal during recovery ends `serving`; recovery is dropped, which loses nothing.
+    A signal during recovery ends `serving`; recovery is cancelled, which loses nothing.
     """
     garbage_collector.rest()
     starting = asyncio.create_task(node.start())

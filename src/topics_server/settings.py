@@ -1,9 +1,9 @@
 """The settings: the environment, read once into one frozen `Settings`.
 
 Owns every configurable number and path of the server, their allowed ranges, the relations between
-them, and the refusal of unsafe binds. Invariants: a `Settings` that exists is in range and
-consistent; no message ever contains a key. `cli/server/serve.py` calls `load` and stops at
-`refusal`; everything else takes the value. What cannot be configured is in `limits.py`.
+them, and the refusal of unsafe binds. Invariants: every `Settings` is in range and consistent; no
+message ever contains a key. `cli/server/serve.py` calls `load` and stops at `refusal`; all other
+code takes the value. Constants that cannot be configured are in `limits.py`.
 """
 
 from __future__ import annotations
@@ -53,13 +53,16 @@ _DAY_MS: Final = 86_400_000
 _ORIGIN: Final = re.compile(
     r"([a-z][a-z0-9+.-]*)://(\[[0-9a-f:.]+\]|[a-z0-9._-]+)(?::([0-9]{1,5}))?"
 )
-# Segments that begin with no dot, so that none is `.` or `..`.
+# Segments without a leading dot, so that none is `.` or `..`.
 _MOUNT: Final = re.compile(r"(?:/[A-Za-z0-9_~-][A-Za-z0-9._~-]{0,63}){1,8}")
 _OWN_PORTS: Final = {"http": 80, "https": 443, "ws": 80, "wss": 443}
 
 
 class SettingsError(Exception):
-    """A value that is not allowed; `lines` name variable, value and what is allowed, one each."""
+    """A value that is not allowed.
+
+    Each of `lines` names a variable, its value and the allowed ones.
+    """
 
     def __init__(self, lines: list[str]) -> None:
         super().__init__("\n".join(lines))
@@ -70,7 +73,7 @@ def _whole_number(value: object, info: ValidationInfo) -> object:
     """A number; for a field of bytes or of milliseconds also one with a unit, as `64MiB`, `5s`."""
     if not isinstance(value, str):
         return value
-    # pydantic would take "1_000", " 7" and "5.0" as well.
+    # pydantic would accept "1_000", " 7" and "5.0" as well.
     if re.fullmatch(r"-?[0-9]{1,20}", value) is not None:
         return int(value)
     for suffix, parse in (("_ms", parse_duration), ("_bytes", parse_size)):
@@ -91,10 +94,16 @@ def _switch(value: object) -> object:
 def _octal(value: object) -> object:
     if not isinstance(value, str):
         return value
-    # Checked here, so that a message shows the text that was given and not its value.
+    # Checked here, so that a message shows the given text and not its value.
     if value.removeprefix("0") not in {"700", "750"}:
         raise ValueError("not an allowed mode")
     return int(value, 8)
+
+
+def _not_empty(value: object) -> object:
+    if value == "":
+        raise ValueError("an empty path is the current folder, which nobody means")
+    return value
 
 
 def _origins(value: object) -> object:
@@ -102,12 +111,12 @@ def _origins(value: object) -> object:
 
 
 def split_origins(text: str) -> list[str]:
-    """Origins of a comma-separated list as browsers write them; ValueError if one is none."""
+    """Origins of a comma-separated list as browsers write them; ValueError if one is invalid."""
     found: list[str] = []
     for part in filter(None, (part.strip() for part in text.split(","))):
         match = _ORIGIN.fullmatch(part.lower())
         if match is None or int(match[3] or 1) not in range(1, 65_536):
-            raise ValueError(f"{part} is no origin")
+            raise ValueError(f"{part} is not an origin")
         scheme, host, port = match.groups()
         is_own = port is None or int(port) == _OWN_PORTS.get(scheme)
         found.append(f"{scheme}://{host}" if is_own else f"{scheme}://{host}:{int(port)}")
@@ -147,7 +156,7 @@ def _other(default: object, allowed: str, about: str) -> Any:
 
 def _fitting_shards() -> int:
     """Writer threads for this machine: one per usable core, at most four."""
-    # Not every system tells which cores are ours.
+    # Not every system reports the cores of a process.
     usable = getattr(os, "sched_getaffinity", None)
     cores = len(usable(0)) if usable is not None else os.cpu_count() or 1
     return max(1, min(4, cores))
@@ -191,7 +200,7 @@ def _keys(value: object) -> object:
 
 
 class Settings(BaseSettings):
-    """All of it, in the order of `.env.example`. Sizes are bytes, `_ms` is milliseconds."""
+    """All settings, in the order of `.env.example`. Sizes are bytes, `_ms` is milliseconds."""
 
     model_config = SettingsConfigDict(
         env_prefix=PREFIX, env_ignore_empty=True, frozen=True, extra="forbid"
@@ -203,7 +212,9 @@ class Settings(BaseSettings):
     port_file: Path | None = _other(None, "a path", "file to which the server writes its port")
 
     # where data live
-    data_dir: Path = _other(Path("./topics-data"), "a path", "local disk, one server process")
+    data_dir: Annotated[Path, BeforeValidator(_not_empty)] = _other(
+        Path("./topics-data"), "a path", "local disk, one server process"
+    )
     data_dir_mode: Annotated[Literal[0o700, 0o750], BeforeValidator(_octal)] = _other(
         0o700, "0700 or 0750", "mode of the data directory, 0700 or 0750"
     )
@@ -288,6 +299,18 @@ class Settings(BaseSettings):
         0, 0, U64_MAX, "topics of each prefix of a key; 0 = unlimited"
     )
     max_routers: Number = _number(10_000, 0, U64_MAX, "routers; 0 = unlimited")
+    max_views: Number = _number(100, 0, 10_000, "views; 0 = unlimited")
+    max_views_per_topic: Number = _number(16, 0, 10_000, "views of one topic; 0 = unlimited")
+    view_max_bytes: Number = _number(
+        10 * 1024 * MIB, MIB, U64_MAX >> 1, "bytes of the file of one view"
+    )
+    view_after_ms: Number = _number(
+        4_000, 1, 60_000, "how long a query waits for the view to process `after`"
+    )
+    view_query_ms: Number = _number(5_000, 1, 600_000, "time that one query of a view may take")
+    view_query_processes: Number = _number(
+        2, 1, 64, "processes that answer queries of views, started when needed"
+    )
     max_inflight_per_key: Number = _number(
         1000, 0, U64_MAX, "requests of one key at once; 0 = unlimited"
     )
@@ -381,7 +404,7 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Flags, then the environment; no file is ever read behind the caller's back."""
+        """Flags, then the environment; no settings file is read."""
         return init_settings, env_settings
 
     @model_validator(mode="before")
@@ -436,7 +459,7 @@ class Settings(BaseSettings):
 
     @property
     def allowed_origins(self) -> frozenset[bytes]:
-        """`cors_origins` as headers have them."""
+        """`cors_origins` as headers spell them."""
         return frozenset(origin.encode("ascii") for origin in split_origins(self.cors_origins))
 
     @property
@@ -445,14 +468,14 @@ class Settings(BaseSettings):
         return self.api_keys is not None or self.api_keys_file is not None
 
     def grants(self) -> tuple[KeyGrant, ...]:
-        """*Blocking.* All configured keys. Raises `KeysError` where the file is not to be used."""
+        """*Blocking.* All configured keys. Raises `KeysError` for an unusable file."""
         own = () if self.api_keys is None else self.api_keys.grants
         credentials = os.environ.get("CREDENTIALS_DIRECTORY")
         return configured_keys(own, self.api_keys_file, credentials)
 
     @property
     def hosts(self) -> Hosts:
-        """What clients may call this server."""
+        """The names that clients may use for this server."""
         if self.allowed_hosts not in ("", "*"):
             return Hosts((*LOOPBACK_NAMES, *self.allowed_hosts.split(",")))
         if self.allowed_hosts == "" and not self.has_keys and is_loopback(self.host):
@@ -467,7 +490,7 @@ def variable(field: str) -> str:
 
 
 def allowed_values(field: str) -> str:
-    """What a field takes, in words."""
+    """The accepted values of a field, in words."""
     extra = Settings.model_fields[field].json_schema_extra
     assert isinstance(extra, dict), f"{field} says what is allowed"
     allowed = str(extra["allowed"])
@@ -478,13 +501,14 @@ def allowed_values(field: str) -> str:
     return allowed
 
 
-def _complaint(field: str, value: object) -> str:
-    return f"{variable(field)}={value}: allowed is {allowed_values(field)}"
+def _complaint(field: str, value: object, *, is_flag: bool = False) -> str:
+    given = f"--{field.replace('_', '-')} {value}" if is_flag else f"{variable(field)}={value}"
+    return f"{given}: allowed is {allowed_values(field)}"
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """The settings, where each came from, and what deserves a line in the log."""
+    """The settings, the source of each, and lines for the log."""
 
     settings: Settings
     sources: Mapping[str, Source]
@@ -500,14 +524,15 @@ def load(flags: Mapping[str, object] | None = None) -> Loaded:
     assert given.keys() <= Settings.model_fields.keys(), "a flag is a setting"
     in_environment = {name.upper() for name, value in os.environ.items() if value}
     if "port" in given and "host" not in given:
-        # The flag is the stronger word: a port inside TOPICS_HOST gives way to it.
+        # The flag wins: a port inside TOPICS_HOST gives way to it.
         given["host"] = _without_port(os.environ.get(variable("host")) or "127.0.0.1")
     elif "port" in given:
         given["host"] = _without_port(str(given["host"]))
     try:
         settings = Settings(**given)  # type: ignore[arg-type]
     except ValidationError as error:
-        raise SettingsError([_line(item) for item in error.errors(include_url=False)]) from None
+        lines = [_line(item, flags or {}) for item in error.errors(include_url=False)]
+        raise SettingsError(lines) from None
     sources: dict[str, Source] = {}
     for name in Settings.model_fields:
         in_env = variable(name) in in_environment
@@ -523,18 +548,18 @@ def _without_port(text: str) -> str:
     try:
         return split_host(text)[0]
     except ValueError:
-        return text  # refused with a clear line by the validator
+        return text  # the validator refuses it with a clear line
 
 
-def _line(error: Any) -> str:
+def _line(error: Any, flags: Mapping[str, object]) -> str:
     if not error["loc"]:
         return str(error["msg"]).removeprefix("Value error, ")
     field = str(error["loc"][0])
     if field == "api_keys":
-        # Never what was given.
+        # Without the given value.
         reason = str(error["msg"]).removeprefix("Value error, ")
         return f"{variable(field)}: {reason}; allowed is {allowed_values(field)}"
-    return _complaint(field, error["input"])
+    return _complaint(field, error["input"], is_flag=flags.get(field) == error["input"])
 
 
 def _warnings(in_environment: set[str]) -> list[str]:
@@ -561,5 +586,5 @@ def refusal(settings: Settings) -> str | None:
 
 
 def forget_secrets() -> None:
-    """Take the keys' plaintext out of the environment: only digests are needed from now on."""
+    """Remove the keys' plaintext from the environment: only digests are needed from now on."""
     os.environ.pop(variable("api_keys"), None)

@@ -1,4 +1,4 @@
-"""The application over a fake store, spoken to in-process."""
+"""The application over a fake store, called in-process."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ import pytest
 from tests.api.fake_routers import FakeRouters
 from tests.api.fake_store import FakeStore
 from tests.storage.fake_disk import FakeDisk
-from topics_server.api.application import Application
+from topics_server.api.application import Application, build_app
 from topics_server.api.context import ServerState
-from topics_server.api.routes import build_app
 from topics_server.runtime.metrics import ShardFacts
 
 
@@ -41,7 +40,7 @@ class FakeSettings:
 
 @dataclasses.dataclass
 class Api:
-    """One application: its state, its store, and a client that speaks to it."""
+    """One application: its state, its store, and a client of it."""
 
     http: httpx.AsyncClient
     app: Application
@@ -85,7 +84,7 @@ async def serving() -> AsyncIterator[Api]:
     )
     app = build_app(state)
     transport = httpx.ASGITransport(app=app, raise_app_exceptions=True)
-    # httpx asks for gzip by itself; these tests ask when they mean it.
+    # httpx asks for gzip by default; these tests ask only on purpose.
     headers = {"accept-encoding": "identity"}
     async with httpx.AsyncClient(
         transport=transport, base_url="http://topics", headers=headers

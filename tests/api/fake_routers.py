@@ -1,6 +1,6 @@
-"""Routers in a dict: just enough behind the API to see what the API itself does.
+"""Routers in a dict: just enough for tests of the API itself.
 
-Topics are those of a `FakeStore`; nothing is forwarded. `trouble` is raised by the next `put`.
+Topics are those of a `FakeStore`; no record is forwarded. The next `put` raises `trouble`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class FakeRouters:
         return RouterOutcome(created, spec.definition, 0.25, 0.5)
 
     def add(self, name: str, source: str, dest: str, reason: tuple[str, str] | None = None) -> None:
-        """A router that is there already."""
+        """Add a router before the test begins."""
         definition = RouterDefinition(source, dest)
         self.routers[name] = RouterState(name, definition, 7, 9, 2, reason)
 

@@ -1,7 +1,7 @@
-"""A store in a dict: just enough behind the API to see what the API itself does.
+"""A store in a dict: just enough for tests of the API itself.
 
-No rule of the engine is tested with it; the real store has its own tests. `trouble` is raised by
-the next call, `gate` holds appends until it is set, `drained` ends waiting reads.
+It tests no rule of the engine; the real store has its own tests. The next call raises `trouble`,
+`gate` holds appends until it is set, `drained` ends waiting reads.
 """
 
 from __future__ import annotations
@@ -123,12 +123,12 @@ class FakeStore:
         *,
         header_key: str | None,
         producer: ProducerStamp | None = None,
-        hurries: bool = False,
+        flush_now: bool = False,
     ) -> None:
-        """There is always something to wait for here."""
+        """Return None: in this store every append waits."""
 
     def read_now(self, name: str, request: ReadRequest) -> None:
-        """Nothing is in memory here."""
+        """Return None: this store has nothing in memory."""
 
     async def read(self, name: str, request: ReadRequest) -> Page:
         self.last_read = request

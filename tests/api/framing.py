@@ -1,10 +1,10 @@
-"""Bytes that two servers in a row could read differently, and how ours reads them.
+"""Bytes that two servers in a row could read differently, and how our server reads them.
 
-One `Case` is what a client sends before an honest request on the same connection. `answers` are
-the statuses it gets, in order; `stays` tells whether the honest request behind it is answered then,
-with its own answer, or finds the connection closed. Nothing may ever be answered with what another
-request asked for, and none of these bytes may append to `SMUGGLED`. Used by `test_framing`, and for
-the way through a proxy, where another server judges first.
+A client sends the bytes of a `Case` before an honest request on the same connection. `answers` are
+the statuses that it gets, in order; `stays` tells whether the honest request after them then gets
+its own answer, or finds the connection closed. No request may ever get the answer to another one,
+and none of these bytes may append to `SMUGGLED`. Used by `test_framing`, and through a proxy, where
+another server parses first.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 TOPIC: Final = "framing"
-# What a second request hidden inside a first one would append to.
+# The topic to which a hidden second request would append.
 SMUGGLED: Final = "smuggled"
 BODY: Final = b'{"records":[{"data":1}]}'
 HIDDEN: Final = (
@@ -30,9 +30,10 @@ _END: Final = b"\r\n"
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """Some bytes, the statuses they are answered with, and whether the connection stays.
+    """Some bytes, the statuses of their answers, and whether the connection stays open.
 
-    `may_end`: if they come in pieces, it may end nevertheless: answered before all was there.
+    `may_end`: if the bytes come in pieces, the connection may end, because the answer came before
+    the last piece.
     """
 
     name: str

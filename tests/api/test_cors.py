@@ -1,4 +1,4 @@
-"""Pages of other origins: told apart exactly, on every answer; off by default."""
+"""Pages of other origins: compared exactly, on every answer; off by default."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import httpx
 import pytest
 
-from tests.api.streams import Live
+from tests.api.watch.streams import Live
 from tests.storage.fake_disk import FakeDisk
 from topics_server.values.errors import DiskFull
 
@@ -107,7 +107,7 @@ async def test_the_second_listed_page_may_too(live: Live) -> None:
     assert told(answer)["access-control-allow-origin"] == "https://other.example"
 
 
-async def test_what_is_packed_varies_by_both(live: Live) -> None:
+async def test_compressed_answers_vary_by_both_headers(live: Live) -> None:
     await live.append("jobs", "x" * 1_000)
     answer = await live.http.post(
         "/v0/topics/jobs/diff", json={}, headers=ORIGIN | {"accept-encoding": "gzip"}
@@ -123,7 +123,7 @@ async def test_what_is_packed_varies_by_both(live: Live) -> None:
         ("/v0/watch/wid_x", "GET, HEAD, OPTIONS"),
     ],
 )
-async def test_a_preflight_tells_methods_and_headers(live: Live, path: str, methods: str) -> None:
+async def test_a_preflight_names_methods_and_headers(live: Live, path: str, methods: str) -> None:
     headers = ORIGIN | {
         "access-control-request-method": "POST",
         "access-control-request-headers": "content-type,idempotency-key",
@@ -154,14 +154,14 @@ async def test_a_preflight_of_no_endpoint_is_404_that_can_be_read(live: Live) ->
 
 @pytest.mark.parametrize("origin", OTHERS)
 @pytest.mark.parametrize("method", ["GET", "OPTIONS"])
-async def test_nobody_else_is_told_anything(live: Live, origin: str, method: str) -> None:
+async def test_other_origins_get_no_headers(live: Live, origin: str, method: str) -> None:
     headers = {"origin": origin, "access-control-request-method": "GET"}
     answer = await live.http.request(method, "/v0/topics/jobs", headers=headers)
     assert answer.is_success
     assert told(answer) == {}
 
 
-async def test_without_an_origin_nothing_is_told(live: Live) -> None:
+async def test_without_an_origin_there_are_no_headers(live: Live) -> None:
     assert told(await live.http.get("/v0/topics/jobs")) == {}
 
 

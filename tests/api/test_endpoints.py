@@ -1,4 +1,4 @@
-"""Every endpoint over the application: status, members, and what reaches the store."""
+"""Every endpoint of the application: status, members, and the calls of the store."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ async def test_put_without_type_keeps_it_and_with_another_is_409(api: Api) -> No
     await api.http.put("/v0/topics/jobs", json={"type": "queue"})
     assert (await api.http.put("/v0/topics/jobs", json={})).status_code == 200
     answer = await api.http.put("/v0/topics/jobs", json={"type": "log"})
-    # The fake replaced the type just now; what counts is that an explicit one is compared.
+    # The fake has just replaced the type; this test checks that an explicit type is compared.
     assert answer.status_code == 200
     answer = await api.http.put("/v0/topics/jobs", json={"type": "queue"})
     assert answer.status_code == 409
@@ -117,7 +117,7 @@ async def test_a_diff_returns_payloads_as_they_were_sent(api: Api) -> None:
     assert b'"$node":"n","$tag":"t","data":{"n" :1e400, "n":2}}' in with_tags.content
 
 
-async def test_a_diff_asks_the_store_for_what_was_asked(api: Api) -> None:
+async def test_a_diff_passes_its_fields_to_the_store(api: Api) -> None:
     await api.append("jobs", *range(5))
     told = (await api.diff("jobs", from_seq=1, limit=2, node=["x"], max_batch_bytes=7)).json()
     assert [record["$seq"] for record in told["records"]] == [2, 3]
@@ -157,7 +157,7 @@ async def test_a_long_poll_on_an_absent_topic_is_404_at_once(api: Api) -> None:
     assert (await api.diff("nobody", wait_ms=20_000)).status_code == 404
 
 
-async def test_a_delete_reaches_the_store_and_tells_the_rest(api: Api) -> None:
+async def test_a_delete_reaches_the_store_and_answers_the_remaining_counts(api: Api) -> None:
     await api.append("jobs", 1, 2, 3)
     answer = await api.http.post("/v0/topics/jobs/delete", json={"before_seq": 3})
     told = answer.json()
@@ -168,7 +168,7 @@ async def test_a_delete_reaches_the_store_and_tells_the_rest(api: Api) -> None:
     assert api.store.last_delete == (None, TagMatch("x", is_prefix=True))
 
 
-async def test_state_touches_unless_told_not_to(api: Api) -> None:
+async def test_state_touches_by_default(api: Api) -> None:
     await api.append("jobs", 1)
     assert (await api.http.get("/v0/topics/jobs")).json()["next_seq"] == 2
     await api.http.get("/v0/topics/jobs?touch=false")

@@ -1,4 +1,6 @@
-"""Issue 8, must-show 3, directly: each row of `framing` against a real server, byte by byte too."""
+"""Issue 8, must-show 3, without a proxy: each row of `framing` against a real server, also byte by
+byte.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 def answers_to(server: Server, *pieces: bytes) -> bytes:
-    """All that comes back for these bytes until the server ends the connection."""
+    """All bytes that the server sends until it closes the connection."""
     parts = urlsplit(server.api.url)
     got = b""
     with socket.create_connection((parts.hostname, parts.port or 0), timeout=WITHIN_S) as sock:
@@ -45,7 +47,7 @@ def answers_to(server: Server, *pieces: bytes) -> bytes:
             for piece in pieces:
                 sock.sendall(piece)
         except (BrokenPipeError, ConnectionResetError):
-            pass  # it was refused before it was all there
+            pass  # the server refused the request before it had all bytes
         for _ in range(10_000):
             try:
                 piece = sock.recv(65536)
@@ -58,7 +60,9 @@ def answers_to(server: Server, *pieces: bytes) -> bytes:
 
 
 def split(answers: bytes) -> list[tuple[int, bytes, bytes]]:
-    """Status, head and body of each answer; each must be whole, and nothing between them."""
+    """Split bytes into the status, head and body of each answer; each must be complete, with
+    nothing between them.
+    """
     found: list[tuple[int, bytes, bytes]] = []
     for _ in range(100):
         if not answers:
@@ -96,14 +100,14 @@ def test_there_are_enough_of_them() -> None:
 
 @pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
 def test_bytes_are_read_in_one_way_or_refused(server: Server, case: Case) -> None:
-    """§12: directly; the request behind them gets its own answer, or no connection."""
+    """§12: without a proxy; the next request gets its own answer, or the connection is closed."""
     check(case, answers_to(server, case.raw, HONEST))
     assert server.api.state(SMUGGLED).status_code == 404, "a hidden request was served"
 
 
 @pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
 def test_how_the_bytes_are_cut_changes_nothing(server: Server, case: Case) -> None:
-    """§12: in pieces of one byte what is refused stays refused."""
+    """§12: a request that is refused whole is also refused in pieces of one byte."""
     raw = case.raw
     step = 1 if len(raw) < 4000 else len(raw) // 64
     pieces = [raw[start : start + step] for start in range(0, len(raw), step)]

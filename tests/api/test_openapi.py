@@ -1,4 +1,4 @@
-"""The OpenAPI document tells the truth: it is compared with what it describes."""
+"""The OpenAPI document is compared with the server that it describes."""
 
 from __future__ import annotations
 
@@ -7,11 +7,16 @@ import re
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from tests.api.conftest import Api
+from topics_server.api.messages import requests as bodies
 from topics_server.api.openapi.document import document, document_bytes
+from topics_server.api.queues import requests as queue_bodies
+from topics_server.api.routers import requests as router_bodies
 from topics_server.api.routes import build_routes
+from topics_server.api.watch import requests as watch_bodies
 from topics_server.auth.api_keys import SCOPE_NAMES
 from topics_server.http.error_responses import STATUS_OF
 from topics_server.values.errors import Code
@@ -40,7 +45,7 @@ def test_it_has_exactly_the_paths_and_methods_of_the_route_table() -> None:
 
 
 def test_the_file_in_docs_is_this_document() -> None:
-    """To renew it: write what `document_bytes()` returns to docs/openapi.json."""
+    """To renew the file, write the result of `document_bytes()` to docs/openapi.json."""
     assert DOCUMENT.read_bytes() == document_bytes()
 
 
@@ -71,7 +76,7 @@ def test_scopes_are_those_that_the_route_table_asks_for() -> None:
             assert {} in asked, f"{where}: a server without keys asks for none"
             assert [way for way in asked if "bearer" in way] == wanted, where
             assert ("token" in str(asked)) is route.is_stream, where
-            # Probes too: a server without keys refuses any `Host` but its own.
+            # Probes too: a server without keys refuses foreign `Host` values.
             assert "403" in operation["responses"], where
             assert "401" in operation["responses"], where
 
@@ -82,7 +87,7 @@ def test_operation_ids_are_distinct() -> None:
 
 
 def assert_described(value: Any, schema: dict[str, Any], where: str) -> None:
-    """Members of an answer are those of its schema, all the way down."""
+    """The members of an answer are those of its schema, at every level."""
     if "$ref" in schema:
         name = schema["$ref"].rpartition("/")[2]
         assert_described(value, document()["components"]["schemas"][name], where)
@@ -152,3 +157,28 @@ async def test_it_is_served(api: Api) -> None:
     answer = await api.http.get("/v0/openapi.json")
     assert answer.status_code == 200
     assert answer.json() == json.loads(document_bytes())
+
+
+REQUESTS: list[tuple[type[msgspec.Struct], str]] = [
+    (bodies._Config, "TopicConfigPatch"),
+    (bodies._Diff, "DiffRequest"),
+    (bodies._Delete, "DeleteRequest"),
+    (queue_bodies._Claim, "ClaimRequest"),
+    (queue_bodies._Held, "AckRequest"),
+    (queue_bodies._Nack, "NackRequest"),
+    (queue_bodies._Extend, "ExtendRequest"),
+    (queue_bodies._Redrive, "RedriveRequest"),
+    (router_bodies._Put, "RouterRequest"),
+    (watch_bodies._Watch, "WatchRequest"),
+]
+
+
+@pytest.mark.parametrize(("kind", "name"), REQUESTS, ids=[name for _, name in REQUESTS])
+def test_a_request_has_the_members_of_the_struct_that_decodes_it(
+    kind: type[msgspec.Struct], name: str
+) -> None:
+    """Msgspec derives the members and which of them are required from the struct itself."""
+    _, components = msgspec.json.schema_components([kind])
+    derived, described = components[kind.__name__], document()["components"]["schemas"][name]
+    assert set(described["properties"]) == set(derived["properties"])
+    assert set(described.get("required", ())) == set(derived.get("required", ()))

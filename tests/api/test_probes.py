@@ -28,7 +28,7 @@ async def test_health_is_200_in_every_phase(api: Api, path: str, phase: str) -> 
 
 
 @pytest.mark.parametrize("path", ["/v0/ready", "/readyz"])
-async def test_ready_tells_the_number_of_topics(api: Api, path: str) -> None:
+async def test_ready_has_the_number_of_topics(api: Api, path: str) -> None:
     await api.append("jobs", 1)
     answer = await api.http.get(path)
     told = answer.json()
@@ -58,8 +58,9 @@ async def test_a_read_only_shard_is_named_and_degrades_readiness(api: Api) -> No
     assert answer.json()["read_only_shards"] == [1, 3]
 
 
-async def test_what_fails_in_the_background_degrades_readiness_with_the_reason(api: Api) -> None:
-    api.settings.ready_degraded = 503  # of read-only shards: a full disk must take deletes
+async def test_a_background_failure_degrades_readiness_with_the_reason(api: Api) -> None:
+    # for read-only shards; with a full disk the server must still accept deletes
+    api.settings.ready_degraded = 503
     api.state.reasons = lambda: ["checkpoints fail: the disk takes no more"]
     answer = await api.http.get("/v0/ready")
     assert answer.status_code == 200
@@ -106,7 +107,7 @@ async def test_metrics_are_prometheus_text(api: Api) -> None:
         ("text/plain", False),
     ],
 )
-async def test_metrics_are_json_when_asked_for(api: Api, accept: str, is_json: bool) -> None:
+async def test_metrics_are_json_on_request(api: Api, accept: str, is_json: bool) -> None:
     answer = await api.http.get("/v0/metrics", headers={"accept": accept})
     assert answer.headers["content-type"].startswith("application/json") is is_json
     if is_json:

@@ -1,4 +1,6 @@
-"""The adapter: routes, methods, names, media types, encodings, sizes, and clients that leave."""
+"""The ASGI adapter: routes, methods, names, media types, encodings, sizes, and clients that
+disconnect.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,8 @@ import pytest
 
 from tests.api.conftest import Api
 from topics_server.api import request_body
-from topics_server.api.application import Route
 from topics_server.api.routes import build_routes
+from topics_server.api.routing import Route
 from topics_server.http import content_encoding
 from topics_server.values.errors import Code, DiskFull, ReadOnly, TopicsError
 from topics_server.values.limits import CONTROL_BODY_BYTES_MAX, INFLATED_APPENDS_MAX
@@ -249,7 +251,8 @@ async def test_few_bodies_that_inflate_to_much_are_held_at_once(api: Api) -> Non
     waiting = asyncio.ensure_future(
         api.http.post("/v0/topics/jobs", content=packed, headers=headers)
     )
-    # What inflates to less than any request may bring waits for nobody, nor does what is no append.
+    # A body that inflates to no more than other requests may have does not wait, nor does a body
+    # that is no append.
     small = gzip.compress(ONE.ljust(CONTROL_BODY_BYTES_MAX))
     answer = await api.http.post("/v0/topics/jobs", content=small, headers=headers)
     assert answer.status_code == 201
@@ -258,7 +261,7 @@ async def test_few_bodies_that_inflate_to_much_are_held_at_once(api: Api) -> Non
     assert not waiting.done()
     api.state.inflated.release()
     assert (await waiting).status_code in (200, 201)
-    # Its slot is free again: the next one takes it.
+    # Its slot is free again: the next request gets it.
     for _ in range(2):
         answer = await api.http.post("/v0/topics/jobs", content=packed, headers=headers)
         assert answer.status_code in (200, 201)
@@ -330,7 +333,7 @@ BODIED = [
 
 
 @pytest.mark.parametrize(("method", "route"), BODIED)
-async def test_only_what_appends_takes_a_large_body(api: Api, method: str, route: Route) -> None:
+async def test_only_appends_accept_a_large_body(api: Api, method: str, route: Route) -> None:
     api.settings.max_body_bytes = 10_000_000
     path = re.sub(r"\{\w+\}", "jobs", route.template)
     is_append = (method, route.template) in APPENDS
@@ -353,14 +356,14 @@ async def test_only_what_appends_takes_a_large_body(api: Api, method: str, route
         return started["status"]
 
     most = api.settings.max_body_bytes if is_append else CONTROL_BODY_BYTES_MAX
-    # By its declared length, before a byte is read; inflated, whatever was declared.
+    # Refused by the declared length, before a byte is read; after inflation, whatever was declared.
     assert await status_of(most + 1, None) == 413
     assert await status_of(most, gzip.compress(b" " * (most + 1))) == 413
     assert await status_of(most, b"[".ljust(most)) != 413
 
 
 @pytest.mark.parametrize("count", [10, 5000])
-async def test_a_response_is_gzip_only_when_asked_for(api: Api, count: int) -> None:
+async def test_a_response_is_gzip_only_on_request(api: Api, count: int) -> None:
     await api.append("jobs", *["x" * 15] * (count // 10))
     plain = await api.diff("jobs")
     assert "content-encoding" not in plain.headers
@@ -436,13 +439,13 @@ async def test_a_defect_is_500_in_the_envelope_and_its_trace_is_logged(
     assert (await api.append("jobs", 1)).status_code == 201
 
 
-# --- clients that leave -------------------------------------------------------------------
+# --- clients that disconnect --------------------------------------------------------------
 
 
 async def speak(
     api: Api, scope: dict[str, Any], body: bytes | None = b""
 ) -> tuple[dict[str, Any], bytes]:
-    """One request in ASGI's own words; a body of None fails the test when it is read."""
+    """Send one request as ASGI messages; a body of None fails the test when it is read."""
     sent: list[dict[str, Any]] = []
     messages: list[dict[str, Any]] = []
     if body is not None:
@@ -461,7 +464,7 @@ async def speak(
 
 
 class LeavingClient:
-    """Sends one request and hangs up when told to."""
+    """Sends one request and disconnects on command."""
 
     def __init__(self, api: Api, path: str, body: bytes, more_body: bool = False) -> None:
         self.leave = asyncio.Event()

@@ -1,4 +1,4 @@
-"""Routers over the application (§6): what reaches the service, what of it is answered."""
+"""Routers over the application (§6): the calls of the service, and the answers."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ async def test_a_new_router_is_201_and_later_puts_are_200(api: Api) -> None:
         assert (again.status_code, again.json()["created"]) == (200, False)
 
 
-async def test_everything_that_was_asked_for_reaches_the_service(api: Api) -> None:
+async def test_every_field_reaches_the_service(api: Api) -> None:
     asked = {
         "preserve_node": False,
         "filter": ["tag", "Glob", "public:*"],
@@ -77,7 +77,7 @@ async def test_a_name_may_hold_a_sign_that_clients_escape(api: Api, path: str) -
     ["%2F", "a%20b", ">a", ".a", "-a", "a%2Fb", "a%253Eb", "%C3%A4", "a<b", "n" * 256, "a%00", "%"],
 )
 @pytest.mark.parametrize("method", ["PUT", "GET", "DELETE"])
-async def test_what_is_no_name_is_refused(api: Api, method: str, path: str) -> None:
+async def test_an_invalid_name_is_refused(api: Api, method: str, path: str) -> None:
     answer = await api.http.request(method, f"/v0/routers/{path}")
     assert code_of(answer) == (400, "invalid_request", "router")
     assert not api.routers.specs
@@ -100,7 +100,9 @@ async def test_a_topic_s_name_takes_no_such_sign(api: Api) -> None:
         (b'{"source":"a","dest":"b"', None),
     ],
 )
-async def test_a_bad_body_reaches_nobody(api: Api, body: bytes, field: str | None) -> None:
+async def test_a_bad_body_does_not_reach_the_service(
+    api: Api, body: bytes, field: str | None
+) -> None:
     headers = {"content-type": "application/json"}
     answer = await api.http.put("/v0/routers/r", content=body, headers=headers)
     assert code_of(answer) == (400, "invalid_request", field)
@@ -124,7 +126,7 @@ async def test_a_body_without_the_media_type_is_415(api: Api) -> None:
         (TopicsError(Code.THROTTLED, "cap", {"limit": "max_routers", "max": 3}), 429),
     ],
 )
-async def test_what_the_service_refuses_is_told_in_its_words(
+async def test_refusals_of_the_service_keep_their_message(
     api: Api, trouble: TopicsError, status: int
 ) -> None:
     api.routers.trouble = trouble
@@ -134,7 +136,7 @@ async def test_what_the_service_refuses_is_told_in_its_words(
     assert ("retry-after" in answer.headers) is (status == 429)
 
 
-async def test_a_state_tells_how_far_it_is_and_why_it_stands_still(api: Api) -> None:
+async def test_a_state_has_its_progress_and_the_reason_of_a_stall(api: Api) -> None:
     api.routers.add("r", "a", "b")
     place = ["forwarded_total", "cursor_seq", "lag", "state"]
     told = (await api.http.get("/v0/routers/r")).json()

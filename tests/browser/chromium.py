@@ -1,7 +1,9 @@
-"""A headless Chromium, driven by the DevTools protocol: pages are opened and asked, nothing else.
+"""A headless Chromium, driven by the DevTools protocol: opens pages and evaluates expressions in
+them.
 
 Owns finding the program, its process with a profile of its own in a temporary folder, and one
-socket a page. Blocking; every wait is bounded. Only the process group started here is ended.
+socket for each page. Blocking; every wait is bounded. It ends only the process group that it
+started.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from websockets.sync.connection import Connection
 NAMES: Final = ("chromium", "chromium-browser", "google-chrome")
 INSTALL: Final = "no Chromium here; on Debian: apt-get install chromium"
 WITHIN_S: Final = 20.0
-# Its first start reads hundreds of megabytes from the disk.
+# The first start reads hundreds of megabytes from the disk.
 _START_WITHIN_S: Final = 120.0
 FLAGS: Final = """--headless=new --no-sandbox --disable-gpu --disable-quic --disable-dev-shm-usage
     --no-first-run --disable-background-networking --disable-component-update --disable-sync
@@ -33,7 +35,7 @@ FLAGS: Final = """--headless=new --no-sandbox --disable-gpu --disable-quic --dis
 
 
 def program() -> str | None:
-    """The path of the first Chromium there is."""
+    """The path of the first installed Chromium."""
     return next((path for name in NAMES if (path := shutil.which(name))), None)
 
 
@@ -43,10 +45,10 @@ class Page:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._number = 0
-        self.exceptions: list[str] = []  # what no code of the page caught
+        self.exceptions: list[str] = []  # exceptions that no code of the page caught
 
     def call(self, method: str, **params: Any) -> dict[str, Any]:
-        """One command of the protocol and its answer."""
+        """Send one command of the protocol and return its answer."""
         self._number += 1
         command = {"id": self._number, "method": method, "params": params}
         self._connection.send(json.dumps(command))
@@ -62,7 +64,7 @@ class Page:
                 return found
 
     def evaluate(self, script: str) -> Any:
-        """The value of an expression; a promise is waited for."""
+        """The value of an expression; a promise is awaited."""
         answer = self.call(
             "Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True
         )
@@ -70,7 +72,7 @@ class Page:
         return answer["result"].get("value")
 
     def reload(self, within_s: float = WITHIN_S) -> None:
-        """Load the page anew; returns once it is there again."""
+        """Reload the page; returns once it is loaded."""
         self.evaluate("window.isLeft = true")
         self.call("Page.reload")
         deadline = time.monotonic() + within_s
@@ -79,14 +81,14 @@ class Page:
                 if self.evaluate('!window.isLeft && document.readyState === "complete"'):
                     return
             except AssertionError as error:
-                # Between two documents there is none to ask.
+                # Between two documents there is no page to ask.
                 if time.monotonic() > deadline:
                     raise AssertionError(f"not loaded anew within {within_s} s") from error
             assert time.monotonic() < deadline, f"not loaded anew within {within_s} s"
             time.sleep(0.05)
 
     def wait(self, script: str, what: str, within_s: float = WITHIN_S) -> None:
-        """Until an expression is true; fails with what the page shows."""
+        """Wait until an expression is true; fail with the content of the page."""
         deadline = time.monotonic() + within_s
         while not self.evaluate(script):
             if time.monotonic() > deadline:
@@ -104,7 +106,7 @@ class Browser:
 
     @contextlib.contextmanager
     def page(self, url: str) -> Iterator[Page]:
-        """A tab with this page, which is loaded; closed at the end."""
+        """Open a tab with this page; it is closed at the end."""
         with self._connect(self._url) as browser:
             target = Page(browser).call("Target.createTarget", url="about:blank")["targetId"]
             with self._connect(f"{self._base}/devtools/page/{target}") as connection:
@@ -126,7 +128,7 @@ class Browser:
 
 @contextlib.contextmanager
 def running(path: str, *flags: str) -> Iterator[Browser]:
-    """Start the program, and end it with everything it started."""
+    """Start the program, and end it with all its processes."""
     with tempfile.TemporaryDirectory(prefix="chromium-", ignore_cleanup_errors=True) as folder:
         log = Path(folder) / "log.txt"
         profile = Path(folder) / "profile"
@@ -142,7 +144,7 @@ def running(path: str, *flags: str) -> Iterator[Browser]:
         try:
             browser = Browser(_socket_url(process, profile / "DevToolsActivePort", log))
             yield browser
-            browser.close()  # so that it ends its own processes
+            browser.close()  # lets the program end its own processes
             process.wait(WITHIN_S)
         finally:
             with contextlib.suppress(ProcessLookupError):

@@ -1,16 +1,14 @@
-"""One Chromium, one static file server, and topics servers on a port that stays.
+"""One Chromium, one static file server, and topics servers on a port that stays the same.
 
-The pages are served from `pages.origin`, which the servers list; the same pages are also at
-`pages.stranger`, an origin that nobody lists.
+`pages.origin` serves the pages, and the servers list it; the same pages are also at
+`pages.stranger`, an origin that no server lists.
 """
 
 from __future__ import annotations
 
 import functools
 import http.server
-import random
 import signal
-import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,17 +18,18 @@ import pytest
 
 from tests.browser import chromium
 from tests.contract.driver import ROOT, Server
+from tests.ports import lasting_port
 
 
 class Pages(NamedTuple):
-    """Where the example pages are."""
+    """The URLs of the example pages."""
 
     origin: str
     stranger: str
 
 
 class Quiet(http.server.SimpleHTTPRequestHandler):
-    """Serves files without a word."""
+    """Serves files without logging."""
 
     def log_message(self, format: str, *args: object) -> None:
         """Say nothing."""
@@ -60,22 +59,9 @@ def pages() -> Iterator[Pages]:
     server.server_close()
 
 
-def lasting_port() -> int:
-    """A free port that no outgoing connection is given while its server is away."""
-    for _ in range(100):
-        port = random.randrange(20_000, 32_000)
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            return port
-    raise AssertionError("no free port in 100 tries")
-
-
 @pytest.fixture
 def server(tmp_path: Path, pages: Pages) -> Iterator[Server]:
-    """A running server that lists the pages' origin and comes back on the same port."""
+    """A running server that lists the pages' origin and restarts on the same port."""
     env = {"TOPICS_CORS_ORIGINS": pages.origin, "TOPICS_PORT": str(lasting_port())}
     made = Server(tmp_path / "server", env)
     made.start()

@@ -1,7 +1,7 @@
-"""A server without keys and pages of other origins, in a real browser: what they may do, and not.
+"""A server without keys and pages of other origins, in a real browser: what the pages may do.
 
-A page on another port of the same host is same-site, one of another host cross-site. Each tries
-what a browser sends without asking first, and what it asks for (a preflight).
+A page on another port of the same host is same-site, one of another host cross-site. Each tries the
+requests that a browser sends without a preflight, and those with one.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ from typing import Any, Final
 import pytest
 
 from tests.browser.chromium import Browser, Page
-from tests.browser.conftest import Pages, lasting_port
+from tests.browser.conftest import Pages
 from tests.contract.driver import Server, good
+from tests.ports import lasting_port
 
 JOBS: Final = "jobs"
 LOG: Final = "log"
-# Each tells the status of what it was answered, or "refused" where the browser keeps that.
+# Each returns the status of its answer, or "refused" if the browser withholds the answer.
 ATTEMPTS: Final[dict[str, str]] = {
     "append": """fetch(SERVER + "/v1/stream/log", {
         method: "POST", mode: MODE, headers: {"Content-Type": "text/plain"}, body: "1"})""",
@@ -71,7 +72,7 @@ def keyless(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Server]:
 
 
 def attempt(page: Page, server: Server, script: str, *, mode: str = "no-cors") -> Any:
-    """What one attempt is told."""
+    """The result of one attempt."""
     asked = script.replace("SERVER", json.dumps(server.api.url)).replace("MODE", json.dumps(mode))
     if script.startswith("fetch"):
         asked += '.then((answer) => answer.type === "opaque" ? "opaque" : answer.status, '
@@ -80,7 +81,7 @@ def attempt(page: Page, server: Server, script: str, *, mode: str = "no-cors") -
 
 
 def held(server: Server) -> tuple[int, int, dict[str, Any], int]:
-    """What a page could have changed: records of both topics, the jobs, the log's files."""
+    """All that a page could have changed: records of both topics, the jobs, the log's files."""
     jobs, log = server.api.get_state(JOBS), server.api.get_state(LOG)
     return jobs["head_seq"], log["head_seq"], jobs["queue"], log["disk_bytes"]
 
@@ -97,7 +98,7 @@ def test_a_page_of_another_port_or_host_changes_nothing(
         assert attempt(page, keyless, IMAGE) == "over"
         assert attempt(page, keyless, SOCKET) == "refused"
     assert held(keyless) == before
-    # Nor was the job delivered in between: this is its first delivery.
+    # The attempt did not deliver the job either: this is its first delivery.
     claimed = good(keyless.api.http.post(f"/v0/topics/{JOBS}/claim", json={"node": "worker"}))
     assert [job["deliveries"] for job in claimed["claimed"]] == [1]
 
@@ -109,7 +110,7 @@ def test_the_servers_own_page_may_do_all_of_it(browser: Browser, keyless: Server
         }
         assert told == {
             "append": 204,
-            "append as a form": 409,  # the log is of another media type
+            "append as a form": 409,  # the log's content type differs
             "append over /v0": 200,
             "seal": 200,
             "claim": 200,

@@ -1,7 +1,6 @@
 """The example pages in a real browser: in order, none missing and none twice, over a kill -9.
 
-Pages come from another origin than the server. What a page shows is read from its rows, which are
-newest first.
+The pages come from another origin than the server. The test reads a page's rows, newest first.
 """
 
 from __future__ import annotations
@@ -16,8 +15,9 @@ from typing import Any, Final
 import pytest
 
 from tests.browser.chromium import Browser, Page
-from tests.browser.conftest import Pages, lasting_port
+from tests.browser.conftest import Pages
 from tests.contract.driver import ROOT, Server, eventually, good
+from tests.ports import lasting_port
 
 FILE: Final = ROOT / "examples" / "webhooks" / "github-webhooks.jsonl.gz"
 EVENTS: Final = [json.loads(line) for line in gzip.decompress(FILE.read_bytes()).splitlines()]
@@ -33,7 +33,7 @@ STATE: Final = """document.getElementById("state").dataset.state"""
 
 
 def append(server: Server, first: int, last: int) -> None:
-    """Append the events from the first to the last (from 1), as `topics load` would."""
+    """Append the events from the first to the last (from 1), as `topics load` does."""
     records = [{"data": e["payload"], "tag": e["event"]} for e in EVENTS[first - 1 : last]]
     answer = good(server.api.append(TOPIC, records))
     assert (answer["first_seq"], answer["last_seq"]) == (first, last)
@@ -41,7 +41,7 @@ def append(server: Server, first: int, last: int) -> None:
 
 @contextlib.contextmanager
 def opened(browser: Browser, origin: str, name: str, server: Server) -> Iterator[Page]:
-    """The page, following the topic; no exception may be left uncaught in it."""
+    """Open the page for the topic; no exception may stay uncaught in it."""
     with browser.page(f"{origin}/{name}?server={server.api.url}&topic={TOPIC}") as page:
         yield page
         page.evaluate("0")
@@ -49,19 +49,19 @@ def opened(browser: Browser, origin: str, name: str, server: Server) -> Iterator
 
 
 def wait_for_rows(page: Page, rows: list[object]) -> None:
-    """Until as many rows are there, which are then exactly these."""
+    """Wait until the page has this many rows, which must be exactly these."""
     script = f'document.getElementById("rows").childElementCount >= {len(rows)}'
     page.wait(script, f"{len(rows)} rows")
     assert page.evaluate(ROWS) == rows
 
 
 def wait_for_state(page: Page, state: str) -> None:
-    """Until the page says that it is `live`, `behind` or `away`."""
+    """Wait until the page shows the state `live`, `behind` or `away`."""
     page.wait(f"{STATE} === {json.dumps(state)}", f"the state {state}")
 
 
 def text_of(event: dict[str, Any]) -> list[str]:
-    """What a row shows of an event."""
+    """The text of an event in a row."""
     payload = event["payload"]
     owner = (payload.get("repository") or {}).get("full_name")
     owner = owner or (payload.get("organization") or {}).get("login")
@@ -84,7 +84,7 @@ def test_a_page_goes_on_after_kill_9_with_none_missing_and_none_twice(
         server.start()
         append(server, 231, 329)
         wait_for_rows(page, list(range(1, 330)))
-        # Once more on the new connection, and a clean stop too.
+        # Again on the new connection, and over a clean stop too.
         server.restart()
         good(server.api.append(TOPIC, [{"data": {"action": "<b>&amp;</b>"}, "tag": "last"}]))
         wait_for_rows(page, list(range(1, 331)))
@@ -97,7 +97,7 @@ def test_a_page_goes_on_after_kill_9_with_none_missing_and_none_twice(
 
 
 @BOTH
-def test_what_a_cap_removed_while_the_page_was_away_is_a_row(
+def test_evictions_during_a_disconnect_are_shown_as_a_row(
     browser: Browser, pages: Pages, server: Server, name: str
 ) -> None:
     good(server.api.put(TOPIC, {"cap_records": 50}))
@@ -106,7 +106,7 @@ def test_what_a_cap_removed_while_the_page_was_away_is_a_row(
         wait_for_rows(page, list(range(1, 41)))
         server.signal(signal.SIGKILL)
         wait_for_state(page, "away")
-        # Elsewhere, so that the page cannot see what comes before it is gone.
+        # In another tab, so that the page cannot see the record before it is gone.
         there = dict(server.env)
         server.env = {**there, "TOPICS_PORT": str(lasting_port())}
         server.start()
@@ -142,7 +142,7 @@ def test_the_socket_page_publishes(browser: Browser, pages: Pages, server: Serve
         assert said == f"Stored as 4 of {TOPIC}."
         assert page.evaluate(CELLS)[3][2] == "<img src=x onerror='window.ran = true'>"
         assert page.evaluate("document.querySelector('#rows img') === null && !window.ran")
-        # While the server is away: kept, and sent once when it is back.
+        # The page keeps it while the server is down, and sends it once when the server is back.
         server.signal(signal.SIGKILL)
         wait_for_state(page, "away")
         page.evaluate("""(() => {
@@ -164,7 +164,7 @@ FETCH: Final = """fetch(%s + "/v0/watch", {
     method: "POST", headers: {"Content-Type": "application/json"},
     body: JSON.stringify({topics: {webhooks: {from_seq: 0}}}),
 }).then((answer) => answer.status, (error) => error.name)"""
-# EventSource tells nothing but that it is open or closed for good.
+# EventSource tells only whether it is open or closed for good.
 STREAM: Final = """new Promise((tell) => {
     const source = new EventSource(%s);
     source.onopen = () => { tell("open"); source.close(); };

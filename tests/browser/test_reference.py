@@ -1,4 +1,4 @@
-"""The reference page in a real browser: whole, and from this server alone."""
+"""The reference page in a real browser: complete, and loaded from this server alone."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ def test_the_page_shows_every_operation_and_asks_no_other_host(
         )
         assert page.evaluate(_HOSTS) == [server.api.url.partition("://")[2]]
         assert page.evaluate("document.querySelector('.errors-wrapper') === null")
-        # What the content policy forbids is reported as an event; a request elsewhere is the proof.
+        # The browser reports what the content policy forbids as an event; a request elsewhere
+        # proves a leak.
         refused = """new Promise(done => {
             addEventListener("securitypolicyviolation", e => done(e.effectiveDirective));
             fetch("http://127.0.0.2:1/").catch(() => {});
@@ -36,7 +37,7 @@ def test_the_page_shows_every_operation_and_asks_no_other_host(
         assert page.exceptions == []
 
 
-# Opens an operation, sends it as it is filled in, tells what the page then shows, and closes it.
+# Opens an operation, sends it as filled in, returns what the page then shows, and closes it.
 _TRY = """new Promise((done, fail) => {
     const block = document.getElementById("operations-" + NAME);
     const open = () => block.querySelector(".opblock-summary-control").click();
@@ -59,7 +60,7 @@ _TRY = """new Promise((done, fail) => {
     open();
     step();
 })"""
-# As the generator of samples renders the greatest number that a field takes.
+# The rendering of the greatest number of a field by the sample generator.
 _HUGE = "18446744073709552000"
 
 
@@ -86,10 +87,10 @@ def test_each_operation_succeeds_as_it_is_filled_in(browser: Browser, server: Se
                 eventually(lambda: is_one_dead(server), "the job given back is dead")
             block = json.dumps(name.removeprefix("operations-"))
             status, shown = page.evaluate(_TRY.replace("NAME", block))
-            # The description itself names the greatest numbers.
+            # The description itself contains the greatest numbers.
             assert _HUGE not in shown or name.endswith("-openapi"), name
             if name.endswith("openWebSocket"):
-                # The page's own, for a script cannot show the answer to an upgrade.
+                # The page's own client, because a script cannot show the answer to an upgrade.
                 assert status.split() == ["200", "Undocumented"]
                 assert "pong" in shown
             else:

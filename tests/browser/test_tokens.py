@@ -1,7 +1,7 @@
-"""`examples/coordination/tokens.html` in a real browser: no word missing or twice, whoever is away.
+"""`examples/coordination/tokens.html` in a real browser: no word missing or twice, over all
+restarts.
 
-The server is killed under the page, the writer is killed and started again, and the page is loaded
-again in between.
+The test kills the server under the page, kills and restarts the writer, and reloads the page.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from pathlib import Path
 import pytest
 
 from tests.browser.chromium import Browser, Page
-from tests.browser.conftest import Quiet, lasting_port
+from tests.browser.conftest import Quiet
 from tests.contract.driver import ROOT, Server
+from tests.ports import lasting_port
 
 EXAMPLE = ROOT / "examples" / "coordination"
 TEXT = "".join(f"  word {number} – «ü»\n" for number in range(60)) + "\nthe end\n"
@@ -31,7 +32,7 @@ STATE = 'document.getElementById("state").textContent'
 
 @pytest.fixture
 def origin() -> Iterator[str]:
-    """The example's folder, served as `python -m http.server` serves it."""
+    """The example's folder, served as by `python -m http.server`."""
     handler = functools.partial(Quiet, directory=str(EXAMPLE))
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         serve = functools.partial(server.serve_forever, poll_interval=0.05)
@@ -43,7 +44,7 @@ def origin() -> Iterator[str]:
 
 
 def writer(url: str, pause_s: float) -> subprocess.Popen[bytes]:
-    """`tokens.py`, which writes `TEXT`."""
+    """Run `tokens.py`, which writes `TEXT`."""
     process = subprocess.Popen(
         [sys.executable, str(EXAMPLE / "tokens.py"), url, "--pause", str(pause_s)],
         stdin=subprocess.PIPE,
@@ -56,7 +57,7 @@ def writer(url: str, pause_s: float) -> subprocess.Popen[bytes]:
 
 
 def wait_for_words(page: Page, count: int) -> None:
-    """Until the page shows that much, and nothing wrong."""
+    """Wait until the page shows this many words, and no others."""
     page.wait(f'{SHOWN}.includes("word {count} ")', f"{count} words")
     assert TEXT.startswith(page.evaluate(SHOWN))
 

@@ -1,4 +1,4 @@
-"""The command line as a person runs it: real processes against a real server.
+"""The command line as a user runs it: real processes against a real server.
 
 `topics` runs a verb and waits; `server` is one server for the whole session, `own` makes more.
 """
@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import pytest
 
+from tests import forks
 from tests.contract.driver import ROOT, Api, Server
 
 WITHIN_S: Final = 60.0
@@ -23,7 +24,7 @@ COMMAND: Final = [sys.executable, "-m", "topics_server"]
 
 
 class Ran:
-    """What a verb left behind."""
+    """The output and exit code of a verb."""
 
     def __init__(self, code: int, out: bytes, err: bytes) -> None:
         self.code = code
@@ -32,7 +33,7 @@ class Ran:
 
     @property
     def lines(self) -> list[Any]:
-        """Standard output as NDJSON; not by msgspec, which refuses numbers like 1e400."""
+        """Standard output as NDJSON; not parsed by msgspec, which refuses numbers like 1e400."""
         return [json.loads(line) for line in self.out.splitlines()]
 
     @property
@@ -57,7 +58,7 @@ class Topics:
         self.env: dict[str, str] = {}
 
     def environment(self) -> dict[str, str]:
-        """Ours without any TOPICS_ name, then the server's URL and `env`."""
+        """Our environment without any TOPICS_ name, then the server's URL and `env`."""
         kept = {k: v for k, v in os.environ.items() if not k.startswith("TOPICS_")}
         paths = [str(ROOT / "src"), kept.get("PYTHONPATH", "")]
         kept["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
@@ -65,16 +66,12 @@ class Topics:
 
     def __call__(self, *words: str | Path, stdin: bytes = b"") -> Ran:
         """Run a verb to its end."""
-        done = subprocess.run(
-            [*COMMAND, *map(str, words)],
-            input=stdin,
-            capture_output=True,
-            env=self.environment(),
-            cwd=self.directory,
-            timeout=WITHIN_S,
-            check=False,
-        )
-        return Ran(done.returncode, done.stdout, done.stderr)
+        with self.spawn(*words, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as verb:
+            try:
+                out, err = verb.communicate(stdin, WITHIN_S)
+            finally:
+                verb.kill()
+        return Ran(verb.returncode, out, err)
 
     def good(self, *words: str | Path, stdin: bytes = b"") -> Ran:
         """Run a verb that must succeed."""
@@ -84,11 +81,13 @@ class Topics:
 
     def spawn(self, *words: str | Path, **options: Any) -> subprocess.Popen[bytes]:
         """Start a verb and do not wait."""
-        return subprocess.Popen(
-            [*COMMAND, *map(str, words)],
-            env=self.environment(),
-            cwd=self.directory,
-            **{"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, **options},
+        streams: dict[str, Any] = {
+            "stdin": subprocess.DEVNULL,
+            "stdout": subprocess.PIPE,
+            **options,
+        }
+        return forks.start(
+            [str(word) for word in words], self.environment(), self.directory, **streams
         )
 
 
@@ -102,13 +101,13 @@ def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
 
 @pytest.fixture
 def topics(api: Api, tmp_path: Path) -> Topics:
-    """The command, talking to the session's server."""
+    """The command, with the session's server."""
     return Topics(api.url, tmp_path)
 
 
 @pytest.fixture
 def alone(tmp_path: Path) -> Topics:
-    """The command without any server: nobody listens on port 1."""
+    """The command without a server: no process listens on port 1."""
     return Topics("http://127.0.0.1:1", tmp_path)
 
 
@@ -117,7 +116,7 @@ MakeServer = Callable[[Mapping[str, str]], Server]
 
 @pytest.fixture
 def own(tmp_path: Path) -> Iterator[MakeServer]:
-    """A factory of servers of one's own, not started; what still runs at the end is stopped."""
+    """A factory of further servers, not started; those still running at the end are stopped."""
     servers: list[Server] = []
 
     def make(env: Mapping[str, str]) -> Server:
@@ -132,5 +131,5 @@ def own(tmp_path: Path) -> Iterator[MakeServer]:
 
 @pytest.fixture
 def topic(request: pytest.FixtureRequest) -> str:
-    """A topic name of the test's own."""
+    """A topic name for this test alone."""
     return f"t-{abs(hash(request.node.nodeid)):x}"

@@ -1,4 +1,6 @@
-"""A server that takes few records at once, and one that is not there: what clients say and do."""
+"""A server with a low limit of records, and one that does not answer: messages and actions of
+clients.
+"""
 
 from __future__ import annotations
 
@@ -18,11 +20,11 @@ LINES = b"".join(b"%d\n" % number for number in range(100))
 
 @pytest.fixture
 def narrow(own: MakeServer, tmp_path: Path) -> Topics:
-    """The command, talking to a server that takes ten records at once."""
+    """The command, with a server that accepts ten records at once."""
     return Topics(own({"TOPICS_MAX_BATCH_RECORDS": "10"}).start().url, tmp_path)
 
 
-def test_a_batch_that_is_too_large_is_cut_or_told(narrow: Topics) -> None:
+def test_a_batch_that_is_too_large_is_divided_or_refused(narrow: Topics) -> None:
     assert narrow.good("append", "a", "-", stdin=LINES).value["lines"] == 100
     assert [r["data"] for r in narrow.good("read", "a").lines] == list(range(100))
     narrow.good("stream", "create", "s")
@@ -38,7 +40,7 @@ def test_a_batch_that_is_too_large_is_cut_or_told(narrow: Topics) -> None:
     narrow.good("pub", "p", "--batch", "10", stdin=LINES)
 
 
-def test_a_producer_is_told_what_to_set(narrow: Topics) -> None:
+def test_a_producer_error_names_the_setting(narrow: Topics) -> None:
     with (
         pytest.raises(Undelivered, match="batch_records=10, or raise TOPICS_MAX_BATCH_RECORDS"),
         IdempotentProducer("t", "p", url=narrow.url) as producer,
@@ -54,12 +56,14 @@ def send_all(producer: IdempotentProducer) -> None:
         producer.send(number)
 
 
-# -- nobody answers ------------------------------------------------------------------------------
+# -- no server answers ---------------------------------------------------------------------------
 
 
 @pytest.fixture
 def silent() -> Iterator[str]:
-    """A URL where connections are neither made nor refused: the queue of its listener is full."""
+    """A URL where connections are neither accepted nor refused: the queue of its listener is
+    full.
+    """
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen(0)
@@ -73,14 +77,14 @@ def silent() -> Iterator[str]:
 
 
 @pytest.mark.parametrize("words", [["ls"], ["stream", "read", "x"], ["pub", "x"]], ids=" ".join)
-def test_a_machine_that_does_not_answer_is_told_within_seconds(
+def test_a_machine_that_does_not_answer_is_reported_within_seconds(
     alone: Topics, silent: str, words: list[str]
 ) -> None:
     began = time.monotonic()
     ran = alone(*words, "--url", silent, stdin=b"1\n")
     assert ran.code == 2
     assert ran.message.endswith("no answer within 5 s")
-    assert time.monotonic() - began < 20  # five, and the start of a process
+    assert time.monotonic() - began < 20  # five seconds, and the start of a process
 
 
 def test_a_producer_tells_the_time_out_and_how_long_it_tries(

@@ -1,4 +1,4 @@
-"""`topics load`: bytes, order, going on at any later time, and when it refuses."""
+"""`topics load`: bytes, order, resuming at any later time, and refusals."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ FIELDS = ("--data-field", "payload", "--tag-field", "event")
 
 
 def payloads() -> list[bytes]:
-    """The payloads of the webhook file, as its bytes have them."""
+    """The payloads of the webhook file, byte for byte."""
     lines = gzip.decompress(WEBHOOKS.read_bytes()).splitlines()
     return [line[line.index(b'"payload":') + 10 : -1] for line in lines]
 
 
 def data_of(topics: Topics, topic: str) -> list[bytes]:
-    """The data of all records, as their bytes came."""
+    """The data of all records, byte for byte."""
     lines = topics.good("read", topic).out.splitlines()
     return [line[line.index(b'"data":') + 7 : -1] for line in lines]
 
@@ -135,12 +135,19 @@ def test_a_node_for_all_and_one_from_a_field(topics: Topics, topic: str) -> None
     assert again.value["stored"] == 2
 
 
+def test_a_wrong_first_line_appends_nothing_and_says_so(topics: Topics, topic: str) -> None:
+    ran = topics("load", topic, "-", stdin=b"{four\n5\n")
+    assert ran.code == 1
+    assert "line 1: not JSON" in ran.message
+    assert ran.message.endswith("(nothing was appended)")
+
+
 def test_a_bad_line_is_named_and_what_was_before_it_stays(topics: Topics, topic: str) -> None:
     lines = b"1\n2\n3\nfour\n5\n"
     ran = topics("load", topic, "-", "--batch-records", "2", stdin=lines)
     assert ran.code == 1
     assert "line 4: not JSON" in ran.message
-    assert "go on after line 2" in ran.message
+    assert "2 records were appended; a second run continues after line 2" in ran.message
     fixed = topics.good("load", topic, "-", "--batch-records", "2", stdin=b"1\n2\n3\n4\n5\n")
     assert (fixed.value["stored"], fixed.value["loaded"]) == (2, 3)
 

@@ -1,4 +1,6 @@
-"""`examples/mirror`: two real servers whose topic is the same, whoever is killed meanwhile."""
+"""`examples/mirror`: two real servers keep one topic equal, although all processes are killed in
+turn.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ SITES = ("east", "west")
 
 
 class Mirror:
-    """The script between two servers; it may be killed and started again."""
+    """The script between two servers; tests may kill and restart it."""
 
     def __init__(self, servers: dict[str, Server], folder: Path) -> None:
         self.servers = servers
@@ -37,7 +39,7 @@ class Mirror:
             self.process = subprocess.Popen(words, env=env, stderr=log)
 
     def kill(self) -> None:
-        """Kill it, -9."""
+        """Kill it with SIGKILL."""
         assert self.process is not None
         assert self.process.poll() is None, (self.folder / "mirror.log").read_text()
         self.process.send_signal(signal.SIGKILL)
@@ -63,7 +65,7 @@ def data(api: Api, **asked: Any) -> list[Any]:
 
 
 def both(mirror: Mirror, count: int) -> None:
-    """Wait until both sides have so many records."""
+    """Wait until both sides have this many records."""
     for site, server in mirror.servers.items():
         api = server.api
         eventually(
@@ -91,13 +93,13 @@ def test_both_sides_come_to_hold_the_same_records(mirror: Mirror) -> None:
         assert nodes.pop("of west") == "west"
         assert len(nodes) == 2
         assert api.diff("orders", node="west").json()["head_seq"] == 3
-    # A site that leaves its own node out sees what the other wrote.
+    # A site that excludes its own node sees the other site's records.
     assert data(west, node="west")[-1] == "of nobody"
     assert sorted(data(east, node="east")) == ["of nobody", "of west"]
     assert west.read_all("orders", node="west")[-1]["$node"] == "east"
 
 
-def test_whoever_is_killed_nothing_is_lost_or_doubled(mirror: Mirror) -> None:
+def test_kills_of_every_process_lose_and_double_nothing(mirror: Mirror) -> None:
     wanted: dict[str, list[str]] = {site: [] for site in SITES}
 
     def write(count: int) -> None:
@@ -126,7 +128,7 @@ def test_whoever_is_killed_nothing_is_lost_or_doubled(mirror: Mirror) -> None:
         step()
         west = mirror.servers["west"]
         if west.process is None:
-            # On the port it had: the mirror knows it by its address.
+            # On its old port: the mirror knows it by its address.
             port = west.api.url.rpartition(":")[2]
             west.env = {**west.env, "TOPICS_PORT": port}
             west.start()
@@ -135,7 +137,7 @@ def test_whoever_is_killed_nothing_is_lost_or_doubled(mirror: Mirror) -> None:
             mirror.start()
     count = sum(map(len, wanted.values()))
     both(mirror, count)
-    # A last record of each site, seen on both, ends what is under way.
+    # A last record of each site, seen on both, marks the end.
     write(1)
     both(mirror, count + 2)
     for server in mirror.servers.values():

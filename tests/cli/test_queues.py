@@ -1,7 +1,7 @@
-"""Queues as a person uses them: verbs, workers that are killed, paused and stopped, a real server.
+"""Queues as a user runs them: verbs, workers that are killed, paused and stopped, a real server.
 
-Leases are a minute long where a job must come back sooner than its lease ends, and short where the
-lease itself has to end.
+Leases last a minute in tests where a job must return before its lease ends, and are short in tests
+where the lease itself has to end.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MINUTE = ("--lease-ms", "60000")
 
 @pytest.fixture
 def spawn(topics: Topics) -> Iterator[Spawn]:
-    """Start a verb; what still runs at the end is stopped, then killed."""
+    """Start a verb; if it still runs at the end, it is stopped, then killed."""
     started: list[subprocess.Popen[bytes]] = []
 
     def start(*words: str, **options: Any) -> subprocess.Popen[bytes]:
@@ -54,7 +54,7 @@ def spawn(topics: Topics) -> Iterator[Spawn]:
 
 @pytest.fixture
 def queue(topic: str, api: Api) -> str:
-    """A queue of the test's own."""
+    """A queue for this test alone."""
     good(api.put(topic, {"type": "queue"}))
     return topic
 
@@ -66,7 +66,7 @@ def counters(api: Api, queue: str) -> dict[str, int]:
 
 
 def lines(path: Path) -> list[str]:
-    """The lines of a file that may not be there yet."""
+    """The lines of a file that may not exist yet."""
     return path.read_text().split("\n")[:-1] if path.exists() else []
 
 
@@ -127,14 +127,14 @@ def test_verbs_refuse_what_is_no_queue(topics: Topics, topic: str, api: Api) -> 
 
 
 def claim(api: Api, queue: str, node: str, most: int) -> list[int]:
-    """Claim jobs for a minute; their seqs."""
+    """Claim jobs for a minute; return their seqs."""
     body = {"node": node, "max": most, "lease_ms": 60_000}
     answer = good(api.http.post(f"/v0/topics/{queue}/claim", json=body))
     return [job["$seq"] for job in answer["claimed"]]
 
 
 def bury(api: Api, queue: str, count: int) -> None:
-    """Wait until so many jobs are dead letters; a claim is what finds them."""
+    """Wait until this many jobs are dead letters; a claim finds them."""
 
     def are_dead() -> bool:
         assert claim(api, queue, "w", 1) == []
@@ -144,7 +144,7 @@ def bury(api: Api, queue: str, count: int) -> None:
 
 
 def kill(api: Api, queue: str, dead: str, *data: str) -> None:
-    """Make jobs of a queue dead letters."""
+    """Turn jobs of a queue into dead letters."""
     good(api.put(queue, {"type": "queue", "max_deliveries": 1, "dead_letter": dead}))
     for one in data:
         api.add(queue, one, tag=one)
@@ -188,7 +188,7 @@ def test_redrive_goes_on_over_many_calls_of_the_server(
     assert sorted(record["data"] for record in api.read_all(topic)) == list(range(10))
 
 
-def test_redrive_without_a_place_of_dead_letters_is_told(topics: Topics, queue: str) -> None:
+def test_redrive_without_a_dead_letter_topic_is_an_error(topics: Topics, queue: str) -> None:
     ran = topics("queue", "redrive", queue)
     assert ran.code == 1
     assert ran.message.startswith("invalid_request: ")
@@ -206,7 +206,7 @@ def test_leases_are_listed(topics: Topics, queue: str, api: Api) -> None:
     assert " in " in row
 
 
-def test_purge_deletes_what_waits_and_nothing_else(topics: Topics, queue: str, api: Api) -> None:
+def test_purge_deletes_only_waiting_jobs(topics: Topics, queue: str, api: Api) -> None:
     api.add(queue, *range(700))
     claim(api, queue, "w", 2)
     topics.good("enqueue", queue, '"later"', "--delay", "1h")
@@ -249,7 +249,7 @@ def test_the_board_is_live_on_a_terminal(topics: Topics, queue: str, api: Api) -
         os.close(ours)
 
 
-# -- workers that do not end well ----------------------------------------------------------------
+# -- workers that end badly ----------------------------------------------------------------------
 
 
 def test_a_killed_worker_frees_its_jobs_at_once(
@@ -272,7 +272,7 @@ def test_a_worker_that_was_paused_too_long_does_not_count(
     api.add(queue, "a")
     out, go_on = tmp_path / "out", tmp_path / "go-on"
     os.mkfifo(go_on)
-    # By asking: a stream's lease would end the same way, only sooner.
+    # With claims: a stream's lease would end in the same way, only sooner.
     short = ("--lease-ms", "200", "--poll")
     script = f"echo begun >>{out}; cat {go_on}; echo ended >>{out}"
     first = spawn("work", queue, *short, "--", "sh", "-c", script, stderr=subprocess.PIPE)
@@ -284,7 +284,8 @@ def test_a_worker_that_was_paused_too_long_does_not_count(
     first.send_signal(signal.SIGCONT)
     assert first.stderr is not None
     with first.stderr as errors:
-        # Its command is ended; had it ended by itself, its ack would have been refused.
+        # The worker ends its command; if the command had ended itself, its ack would have been
+        # refused.
         assert b"job 1" in errors.readline()
         first.terminate()
         assert errors.read().endswith(b"stopped; 1 lost\n")
@@ -304,7 +305,7 @@ def test_sigterm_finishes_the_command_and_leaves_the_rest(
     worker.terminate()
     go_on.write_text("now")
     assert worker.wait(WITHIN_S) == 0
-    # The command may have ended before the signal was noted: then one more has begun, and ended.
+    # The command may have ended before the signal was noted; then one more command began and ended.
     ended = lines(out).count("ended")
     assert lines(out) == ["begun", "ended"] * ended
     assert 1 <= ended <= 2
@@ -317,7 +318,7 @@ def test_sigterm_finishes_the_command_and_leaves_the_rest(
 def test_the_end_of_a_worker_ends_all_its_command_started_and_frees_the_job(
     number: signal.Signals, queue: str, api: Api, spawn: Spawn, tmp_path: Path
 ) -> None:
-    """The command exits on SIGTERM; what it started in the background ignores that signal."""
+    """The command exits on SIGTERM; its background process ignores that signal."""
     api.add(queue, "a")
     started = tmp_path / "started"
     stubborn = f"trap '' TERM HUP; echo $$ >{started}; while :; do sleep 0.1; done"
@@ -332,7 +333,7 @@ def test_the_end_of_a_worker_ends_all_its_command_started_and_frees_the_job(
 
 
 def is_alive(process_id: int) -> bool:
-    """Whether a process runs; one that ended and that nobody has waited for does not."""
+    """Whether a process runs; a zombie does not count."""
     try:
         return Path(f"/proc/{process_id}/stat").read_text().rpartition(") ")[2][0] != "Z"
     except FileNotFoundError:
@@ -341,7 +342,7 @@ def is_alive(process_id: int) -> bool:
 
 @pytest.mark.slow
 def test_workers_and_a_server_that_are_killed(own: MakeServer, tmp_path: Path) -> None:
-    """120 jobs, a worker killed now and then, a server killed twice: nothing is missing."""
+    """120 jobs, a worker killed now and then, a server killed twice: no job is missing."""
     server = on_a_port(own)
     topics = Topics(server.api.url, tmp_path)
     good(server.api.put("q", {"type": "queue", "durability": "fsync", "lease_ms": 500}))
@@ -419,7 +420,7 @@ def test_a_lease_outlives_its_length_while_the_handler_runs(queue: str, api: Api
 
     def handle(job: Job) -> None:
         deliveries.append(job.deliveries)
-        # Three times its lease, unless it is lost.
+        # Three times its lease, unless the lease is lost.
         assert not job.lost.wait(0.45)
         extended.set()
 
@@ -435,7 +436,7 @@ def test_a_lease_outlives_its_length_while_the_handler_runs(queue: str, api: Api
 
 
 def test_a_stop_costs_others_one_delivery_for_each_job_it_finished(queue: str, api: Api) -> None:
-    """Of a stream: for each ack while it is open the server pushes another job."""
+    """With a stream: for each ack while it is open the server pushes another job."""
     api.add(queue, *range(100))
     begun = threading.Barrier(5, timeout=WITHIN_S)
 

@@ -1,4 +1,4 @@
-"""Routers as a person uses them: verbs, pictures, and the example, against a real server."""
+"""Routers as a user runs them: verbs, pictures, and the example, against a real server."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tests.cli.conftest import COMMAND, Topics
 from tests.contract.driver import ROOT, Api, eventually
-from tests.contract.routing import Routing
+from tests.contract.routers.routing import Routing
 
 
 def test_a_router_is_put_shown_listed_and_removed(topics: Topics, topic: str, api: Api) -> None:
@@ -37,7 +37,7 @@ def test_a_router_is_put_shown_listed_and_removed(topics: Topics, topic: str, ap
     assert topics.good("routers", "--source", topic).out == b""
 
 
-def test_what_the_server_refuses_is_exit_code_1(topics: Topics, topic: str) -> None:
+def test_a_refusal_of_the_server_is_exit_code_1(topics: Topics, topic: str) -> None:
     ends = ("--source", topic, "--dest", f"{topic}.b")
     ran = topics("router", "put", f"{topic}.r", *ends, "--no-create-dest")
     assert (ran.code, ran.message.partition(":")[0]) == (1, "topic_not_found")

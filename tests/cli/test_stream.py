@@ -17,14 +17,14 @@ import pytest
 
 from tests.cli.conftest import MakeServer, Topics
 from tests.contract.driver import eventually
-from tests.crash.ports import quiet_port
+from tests.ports import lasting_port
 
 WITHIN_S = 60.0
 BYTES = ["-t", "application/octet-stream"]
 
 
 class Follower:
-    """`topics stream follow`: what it printed, and how it ended."""
+    """`topics stream follow`: its output and its exit code."""
 
     def __init__(self, topics: Topics, *words: str) -> None:
         self.out = b""
@@ -58,7 +58,7 @@ Follow = Callable[..., Follower]
 
 @pytest.fixture
 def follow() -> Iterator[Follow]:
-    """Start following; what still runs at the end is killed."""
+    """Start following; a process that still runs at the end is killed."""
     followers: list[Follower] = []
 
     def start(topics: Topics, *words: str) -> Follower:
@@ -145,7 +145,7 @@ def test_wrong_usage(alone: Topics, words: list[str]) -> None:
     assert alone("stream", *words).code == 2
 
 
-def test_what_is_no_message_is_wrong_usage(topics: Topics, topic: str) -> None:
+def test_an_invalid_message_is_wrong_usage(topics: Topics, topic: str) -> None:
     topics.good("stream", "create", topic)
     assert topics("stream", "append", topic, "1", "x").code == 2
     assert topics("stream", "append", topic, stdin=b"1\nx\n").code == 2
@@ -222,7 +222,7 @@ def test_it_ends_with_its_reader(topics: Topics, topic: str) -> None:
 def test_follow_outlives_a_server_that_is_killed(
     own: MakeServer, tmp_path: Path, follow: Follow, live: str, kind: list[str]
 ) -> None:
-    server = own({"TOPICS_PORT": str(quiet_port())})
+    server = own({"TOPICS_PORT": str(lasting_port())})
     server.start()
     topics = Topics(server.api.url, tmp_path)
     topics.good("stream", "create", "s", *kind)
@@ -286,7 +286,7 @@ class _Relay(http.server.BaseHTTPRequestHandler):
     there = ""
 
     def log_message(self, format: str, *args: object) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["Content-Length"]))
@@ -305,7 +305,7 @@ class _Relay(http.server.BaseHTTPRequestHandler):
 
 @contextlib.contextmanager
 def _lossy(url: str) -> Iterator[str]:
-    """Where to reach a server over such a relay."""
+    """The URL of a server behind such a relay."""
     handler = type("Handler", (_Relay,), {"there": url})
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as relay:
         serve = functools.partial(relay.serve_forever, poll_interval=0.01)

@@ -1,4 +1,6 @@
-"""`tail`, `watch` and `pub` as processes against real servers that are killed, emptied and away."""
+"""`tail`, `watch` and `pub` as processes against real servers that are killed, emptied and
+stopped.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,7 @@ WITHIN_S = 30.0
 
 
 class Verb:
-    """A verb that runs: what it printed so far, and how it ended."""
+    """A running verb: its output so far, and its exit code."""
 
     def __init__(self, process: subprocess.Popen[bytes], errors: Path) -> None:
         self.process = process
@@ -43,22 +45,22 @@ class Verb:
         return self._errors.read_text()
 
     def seqs(self) -> list[int]:
-        """The seqs of the records printed so far; not those of tombstones."""
+        """The seqs of the printed records, without tombstones."""
         lines = map(json.loads, list(self.out))
         return [line["$seq"] for line in lines if "$seq" in line]
 
     def wait_for(self, count: int) -> None:
-        """Until `count` lines came."""
+        """Wait until `count` lines were printed."""
         eventually(lambda: len(self.out) >= count, f"{count} lines; {self.err}", WITHIN_S)
 
     def end(self) -> int:
-        """Its exit code, once it ends by itself."""
+        """Wait until the verb ends by itself; return its exit code."""
         code = self.process.wait(WITHIN_S)
         self._thread.join()
         return code
 
     def interrupt(self) -> int:
-        """Its exit code after Ctrl-C."""
+        """Send Ctrl-C and return the exit code."""
         self.process.send_signal(signal.SIGINT)
         return self.end()
 
@@ -68,7 +70,7 @@ Spawn = Callable[..., Verb]
 
 @pytest.fixture
 def spawn(tmp_path: Path) -> Iterator[Spawn]:
-    """Start a verb of these topics; what still runs at the end is killed."""
+    """Start a verb on these topics; a process that still runs at the end is killed."""
     verbs: list[Verb] = []
 
     def start(topics: Topics, *words: str, **options: Any) -> Verb:
@@ -86,7 +88,7 @@ def spawn(tmp_path: Path) -> Iterator[Spawn]:
 
 
 def on_a_port(own: MakeServer, **env: str) -> Server:
-    """A running server that comes back on its port, one that nobody is given meanwhile."""
+    """A running server that restarts on its port, which no other process gets meanwhile."""
     for _ in range(100):
         port = random.randrange(20_000, 32_000)
         with socket.socket() as probe:
@@ -116,7 +118,7 @@ def test_tail_prints_what_is_new_and_stops_after_n(
 
 
 def _sees(api: Api, topic: str, verb: Verb) -> bool:
-    """Append a record; whether the verb has printed one."""
+    """Append a record; return whether the verb has printed one."""
     if not verb.out:
         api.add(topic, "ping")
     return bool(verb.out)
@@ -188,10 +190,10 @@ def test_a_tail_outlives_kill_9_and_restart(own: MakeServer, tmp_path: Path, spa
         assert seqs == list(range(1, 111))
     assert verb.interrupt() == 0
     assert len(verb.out) == 220
-    assert verb.err.count("coming back") == 2
+    assert verb.err.count("reconnecting") == 2
 
 
-# Above 64 topics ids are checkpoint tokens, which also go into the new session.
+# Above 64 topics ids are checkpoint tokens, which the new session also gets.
 @pytest.mark.parametrize("others", [0, 70])
 def test_a_tail_outlives_its_session(
     own: MakeServer, tmp_path: Path, spawn: Spawn, others: int
@@ -209,7 +211,7 @@ def test_a_tail_outlives_its_session(
     lasting = server.env
     server.env = {**lasting, "TOPICS_SESSION_TTL_MS": "1"}
     server.crash()
-    # Whoever opens a session has those reclaimed that are too old.
+    # Opening a session reclaims expired ones.
     good(server.api.http.post("/v0/watch", json={"topics": {"a": {"tail": True}}}))
     server.env = lasting
     server.restart()
@@ -221,11 +223,11 @@ def test_a_tail_outlives_its_session(
     lines = [json.loads(line) for line in verb.out]
     assert [line["$seq"] for line in lines if line["topic"] == "a"] == list(range(2, 101))
     assert [line["$seq"] for line in lines if line["topic"] == "quiet"] == [2]
-    assert "the connection broke; coming back" in verb.err
-    assert "the session is gone; opening another session where this one was" in verb.err
+    assert "the connection broke; reconnecting" in verb.err
+    assert "the session is gone; opening a new session at the same position" in verb.err
 
 
-def test_a_gap_between_two_connections_is_told(
+def test_a_gap_between_two_connections_is_printed(
     own: MakeServer, tmp_path: Path, spawn: Spawn
 ) -> None:
     server = on_a_port(own)
@@ -234,7 +236,8 @@ def test_a_gap_between_two_connections_is_told(
     server.api.add("a", *range(5))
     verb = spawn(topics, "tail", "a", "--from-start")
     verb.wait_for(5)
-    verb.process.send_signal(signal.SIGSTOP)  # it cannot come back before the cap has acted
+    # it cannot reconnect before the cap has evicted records
+    verb.process.send_signal(signal.SIGSTOP)
     server.crash()
     server.api.add("a", *range(40))
     earliest = server.api.get_state("a")["earliest_seq"]
@@ -264,7 +267,7 @@ def test_deleted_topics_end_it_when_none_is_left(
     assert "every topic is deleted" in verb.err
 
 
-def test_a_topic_made_again_while_nobody_streamed_is_read_from_its_start(
+def test_a_topic_recreated_during_a_disconnect_is_read_from_its_start(
     own: MakeServer, tmp_path: Path, spawn: Spawn
 ) -> None:
     server = on_a_port(own)
@@ -279,7 +282,7 @@ def test_a_topic_made_again_while_nobody_streamed_is_read_from_its_start(
     verb.process.send_signal(signal.SIGCONT)
     verb.wait_for(5 + 1 + 7)
     assert verb.seqs() == [1, 2, 3, 4, 5, 1, 2, 3, 4, 5, 6, 7]
-    assert "gap: a begins anew (recreated)" in verb.err
+    assert "gap: a starts again at seq 1 (recreated)" in verb.err
     assert verb.interrupt() == 0
 
 
@@ -290,7 +293,7 @@ def test_an_idle_tail_ends_with_its_reader(topics: Topics, topic: str, api: Api)
     assert reader.stderr is not None
     assert reader.stdout.readline()
     reader.stdout.close()
-    # Nothing more is written: it notices without.
+    # Nobody writes any more: the verb notices the closed output without a write.
     assert reader.wait(WITHIN_S) == 0
     with reader.stderr as errors:
         assert errors.read() == b""
@@ -317,7 +320,7 @@ def test_a_busy_tail_ends_with_its_reader(topics: Topics, topic: str, api: Api) 
         (["tail", "a b"], "invalid_request: "),
     ],
 )
-def test_what_is_refused_is_exit_code_1(topics: Topics, words: list[str], message: str) -> None:
+def test_a_refusal_is_exit_code_1(topics: Topics, words: list[str], message: str) -> None:
     ran = topics(*words)
     assert (ran.code, ran.out) == (1, b"")
     assert ran.message.startswith(message)
@@ -436,7 +439,7 @@ def test_the_same_lines_again_under_their_keys_are_stored_once(topics: Topics, t
     first = topics.good("pub", topic, "--idempotent", "k", stdin=lines[: len(lines) // 2])
     stored = first.value["lines"]
     again = topics.good("pub", topic, "--idempotent", "k", stdin=lines).value
-    # The first run's last line was cut, a number of its own; its key stands.
+    # The first run's last line was cut and has a number of its own; its key remains.
     assert (again["lines"], again["deduped"]) == (500, stored)
     assert [r["$seq"] for r in topics.good("read", topic).lines] == list(range(1, 501))
 
@@ -452,7 +455,7 @@ def test_records_with_their_parts(topics: Topics, topic: str) -> None:
     assert config["durability"] == "fsync"
 
 
-def test_what_is_refused_is_told_with_its_line(topics: Topics, topic: str) -> None:
+def test_a_refusal_names_its_line(topics: Topics, topic: str) -> None:
     ran = topics("pub", topic, "--no-create", stdin=b"1\n2\n")
     assert (ran.code, ran.out) == (1, b"")
     assert ran.message.startswith("lines 1 to 2: topic_not_found: ")

@@ -35,7 +35,7 @@ def test_data_comes_from_a_file_or_standard_input(
     topics.good("append", topic, "--file", "-", stdin=b' "two" \n')
     topics.good("append", topic, stdin=b"3")
     ran = topics.good("read", topic)
-    # A line break between tokens is the one byte that a line cannot keep.
+    # A line break between tokens is the only byte that a line cannot keep.
     assert ran.out.splitlines()[0].endswith(b'"data":[1,  2]}')
     assert [record["data"] for record in ran.lines] == [[1, 2], "two", 3]
 
@@ -72,11 +72,11 @@ def test_append_with_a_dash_says_which_line_is_wrong(topics: Topics, topic: str)
     ran = topics("append", topic, "-", stdin=b"1\n2\nthree\n4\n")
     assert (ran.code, ran.out) == (1, b"")
     assert ran.message.startswith("line 3: not JSON")
-    assert ran.message.endswith("2 lines are appended")
+    assert ran.message.endswith("2 lines were appended")
     assert len(topics.good("read", topic).lines) == 2
     ran = topics("append", f"{topic}.absent", "-", "--no-create", stdin=b"1\n")
     assert (ran.code, ran.message.partition(":")[0]) == (1, "topic_not_found")
-    assert ran.message.endswith("0 lines are appended")
+    assert ran.message.endswith("nothing was appended")
     for words in (["--key", "k"], ["--producer", "p"], ["--file", "f"]):
         assert topics("append", topic, "-", *words, stdin=b"1\n").code == 2
 
@@ -118,7 +118,16 @@ def test_set_changes_what_is_named(topics: Topics, topic: str) -> None:
     assert topics("set", f"{topic}.absent", "--ttl-ms", "9").code == 1
 
 
-def test_options_of_queues_on_a_log_are_told(topics: Topics, topic: str) -> None:
+def test_a_value_beyond_its_limit_is_told(topics: Topics, topic: str) -> None:
+    ran = topics.good("put", topic, "--type", "queue", "--lease", "1ms", "--priority", "5000")
+    assert sorted(ran.err.splitlines()) == [
+        "lease_ms is 100, the limit: 1 is beyond it",
+        "priority is 1000, the limit: 5000 is beyond it",
+    ]
+    assert topics.good("set", topic, "--lease", "5s").err == ""
+
+
+def test_options_of_queues_on_a_log_give_a_warning(topics: Topics, topic: str) -> None:
     said = topics.good("put", topic, "--max-deliveries", "3").message
     assert said == (
         f"{topic} is a log, on which max_deliveries has no effect; "
@@ -139,8 +148,8 @@ def test_read_goes_from_a_position_to_a_limit(topics: Topics, topic: str, api: A
     assert [record["data"] for record in some] == list(range(1100, 2300))
 
 
-def test_read_last_passes_over_what_is_deleted(topics: Topics, topic: str, api: Api) -> None:
-    """The last three records are 1, 2 and 100: all between them are deleted."""
+def test_read_last_skips_deleted_records(topics: Topics, topic: str, api: Api) -> None:
+    """The last three records are 1, 2 and 100; all records between them are deleted."""
     for n in range(1, 101):
         api.add(topic, n, tag="keep" if n in (1, 2, 100) else "drop", node="n" if n == 2 else "m")
     assert api.delete(topic, match="drop").json()["deleted"] == 97
@@ -297,7 +306,7 @@ def test_rm_removes_and_says_when_there_was_nothing(topics: Topics, topic: str, 
 @pytest.mark.parametrize(
     "words", [["read", "t-none"], ["info", "t-none"], ["append", "t-none", "1", "--no-create"]]
 )
-def test_what_is_not_found_is_exit_code_1(topics: Topics, words: list[str]) -> None:
+def test_an_unknown_name_is_exit_code_1(topics: Topics, words: list[str]) -> None:
     ran = topics(*words)
     assert (ran.code, ran.out) == (1, b"")
     assert ran.message.startswith("topic_not_found: ")
@@ -342,7 +351,7 @@ def test_no_server_is_exit_code_2(alone: Topics, words: list[str]) -> None:
 def test_a_bad_url_is_wrong_usage(alone: Topics, url: str) -> None:
     ran = alone("ls", "--url", url)
     assert ran.code == 2
-    assert "no URL of a server" in ran.err
+    assert "not the URL of a server" in ran.err
 
 
 @pytest.mark.parametrize(("answer", "stays"), [("n", True), ("y", False)])

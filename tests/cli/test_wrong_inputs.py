@@ -1,7 +1,7 @@
-"""Every verb with wrong inputs: one sentence, the documented exit code, nothing of Python's.
+"""Every verb with wrong inputs: one sentence, the documented exit code, no Python traceback.
 
-Most cases run in this process, through the same handler as the command; what concerns the process
-itself (a server that cannot start, an output that is closed) runs in one of its own.
+Most cases run in this process, through the same handler as the command. Cases about the process
+itself (a server that cannot start, a closed output) run in a process of their own.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tests.cli.conftest import COMMAND, Topics
 from tests.contract.driver import Api
 from topics_server.cli import VERBS, main
 
-# What only Python, a library or an errno says.
+# Text that only Python, a library or an errno would print.
 FOREIGN = ("Traceback", "object at 0x", "<class", "codec", "\\udc", " b'", "[Errno", "PosixPath")
 NOT_TEXT = "\udcff"  # byte 0xff of a command line
 
@@ -32,7 +32,7 @@ def run(url: str, words: list[str], stdin: bytes = b"1\n") -> Result:
 
 
 def check(ran: Result, code: int | None = None) -> list[str]:
-    """The sentences of what was refused."""
+    """Check the sentences of a refusal."""
     assert ran.exception is None or isinstance(ran.exception, SystemExit), repr(ran.exception)
     assert ran.exit_code in ((1, 2) if code is None else (code,)), ran.output
     found = [word for word in FOREIGN if word in ran.stderr]
@@ -45,9 +45,10 @@ def check(ran: Result, code: int | None = None) -> list[str]:
 
 @pytest.fixture
 def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A working directory with what is of the wrong kind."""
+    """A working directory with inputs of the wrong kind."""
     (tmp_path / "file").write_text("not json\n")
     (tmp_path / "dir").mkdir()
+    (tmp_path / "dangling").symlink_to("nowhere")
     (tmp_path / "bytes").write_bytes(b"\xff\xfe\n")
     (tmp_path / "gz").write_bytes(b"\x1f\x8b\x08\x00broken")
     monkeypatch.chdir(tmp_path)
@@ -122,6 +123,8 @@ WRONG: list[tuple[int, list[str]]] = [
     (1, ["router", "rm", "absent", "--yes"]),
     (1, ["router", "put", "r", "--source", "a", "--dest", "a"]),
     (2, ["router", "get", ""]),
+    (1, ["view", "get", "absent", "v"]),
+    (2, ["view", "put", "a", "v"]),
     (2, ["routers", "--graph", "x"]),
     (1, ["info", "absent"]),
     (2, ["info", ""]),
@@ -227,7 +230,7 @@ def test_no_server_is_a_sentence_and_exit_code_2(words: list[str]) -> None:
 
 
 class Stranger(http.server.BaseHTTPRequestHandler):
-    """Answers everything with what its server is to say."""
+    """A web server that answers every request with a fixed answer."""
 
     def answer(self) -> None:
         self.rfile.read(int(self.headers.get("content-length") or 0))
@@ -246,7 +249,7 @@ class Stranger(http.server.BaseHTTPRequestHandler):
 
 @pytest.fixture(scope="module")
 def stranger() -> Iterator[http.server.ThreadingHTTPServer]:
-    """A web server that is none of ours."""
+    """A web server that is not a topics server."""
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Stranger)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
@@ -258,13 +261,13 @@ def stranger() -> Iterator[http.server.ThreadingHTTPServer]:
 
 @pytest.mark.parametrize("says", [b"<html>", b"[]", b'{"topics":[{}],"routers":[{}]}'])
 @pytest.mark.parametrize("words", TALKING, ids=" ".join)
-def test_another_server_is_told_as_such(
+def test_a_server_of_another_kind_is_recognised(
     stranger: http.server.ThreadingHTTPServer, words: list[str], says: bytes
 ) -> None:
     stranger.says = says  # type: ignore[attr-defined]
     ran = run(f"http://127.0.0.1:{stranger.server_port}", words)
     if ran.exit_code == 0 and ran.stderr == "":
-        return  # the answer is handed on as it is, or is one of ours as far as it goes
+        return  # the verb passes the answer on unchanged, or the answer is partly valid
     check(ran)
 
 
@@ -280,6 +283,8 @@ STARTS = [
     ["--port", "x"],
     ["--data-dir", "file"],
     ["--data-dir", "/proc/x"],
+    ["--data-dir", ""],
+    ["--data-dir", "dangling"],
     ["--api-keys-file", MISSING],
     ["--api-keys-file", "dir"],
     ["--cold-dir", "file", "--port", "0"],
@@ -312,7 +317,7 @@ PRINTING = [
 def test_a_reader_that_has_enough_ends_the_verb_as_a_success(
     topics: Topics, api: Api, words: list[str]
 ) -> None:
-    """As `topics VERB | head -0`."""
+    """Like `topics VERB | head -0`."""
     api.add("t-head", *["x" * 1000] * 200)
     reading, writing = os.pipe()
     os.close(reading)

@@ -1,12 +1,12 @@
 """The contract as numbered claims: parsing, checking, rendering; and the link to their tests.
 
-Owns the shape of `tests/contract/sections/*.toml` and of `docs/CONTRACT.md`. A claim is one
-sentence of the contract in our own words; `due` names the part of the project that must hold it;
-`tests` are the ids of the tests that do. A test says which claims it holds in the first lines of
-its docstring, in square brackets: `§3.3 [3.3-04, S-50]`.
+Owns the form of `tests/contract/sections/*.toml` and of `docs/CONTRACT.md`. A claim is one sentence
+of the contract in our own words; `due` names the part of the project that must satisfy it; `tests`
+are the ids of its tests. A test names its claims in the first lines of its docstring, in square
+brackets: `§3.3 [3.3-04, S-50]`.
 
 `python -m tests.contract.claims` copies those brackets into the `tests` lists and writes the
-document. Everything but `main` is pure but for reading the files it is given. Called by
+document. Everything but `main` is pure except for reading the given files. Called by
 `tests/contract/test_claims.py`.
 """
 
@@ -26,7 +26,7 @@ SECTIONS: Final = ROOT / "tests" / "contract" / "sections"
 DOCUMENT: Final = ROOT / "docs" / "CONTRACT.md"
 
 DUE_NAMES: Final = ("store", "live", "queues", "routers", "operate", "streams")
-# What must be held by now; later parts add their word here.
+# The parts that must be satisfied now; later parts add their word here.
 DUE: Final = frozenset(DUE_NAMES)
 
 TITLES: Final[Mapping[str, str]] = {
@@ -62,7 +62,7 @@ class Claim:
 
 
 def parse(text: str) -> list[Claim]:
-    """The claims of one sections file; raises `ValueError` for a claim of another shape."""
+    """The claims of one sections file; raises `ValueError` for a malformed claim."""
     claims = []
     for row in tomllib.loads(text)["claim"]:
         if set(row) != {"id", "section", "due", "text", "tests"}:
@@ -110,7 +110,7 @@ def claims_named(docstring: str) -> list[str]:
 
 
 def missing_tests(claims: Iterable[Claim], root: Path = ROOT) -> list[str]:
-    """Test ids named by claims that no file under `root` defines."""
+    """Test ids in claims that no file under `root` defines."""
     cache: dict[str, dict[str, str]] = {}
     missing = []
     for claim in claims:
@@ -125,7 +125,7 @@ def missing_tests(claims: Iterable[Claim], root: Path = ROOT) -> list[str]:
 
 
 def problems(claims: Sequence[Claim]) -> list[str]:
-    """What is wrong with the list itself: duplicate or malformed ids, unknown words, no text."""
+    """The problems of the list itself: duplicate or malformed ids, unknown words, missing text."""
     counts = Counter(claim.id for claim in claims)
     found = [f"{id_}: used {count} times" for id_, count in counts.items() if count > 1]
     for claim in claims:
@@ -146,7 +146,7 @@ def unheld(claims: Iterable[Claim], due: frozenset[str] = DUE) -> list[str]:
 
 
 def chapter(claim: Claim) -> str:
-    """The key of `TITLES` the claim stands under."""
+    """The key of `TITLES` for the claim's section."""
     return re.split(r"[.-]", claim.section)[0]
 
 
@@ -184,7 +184,7 @@ def render(claims: Sequence[Claim]) -> str:
 def brackets(root: Path = ROOT) -> dict[str, list[str]]:
     """Claim id → ids of the contract tests whose docstring names it.
 
-    Tests of other folders are written into the sections by hand.
+    Ids of tests in other folders are written into the sections by hand.
     """
     found: dict[str, list[str]] = {}
     for path in sorted((root / "tests" / "contract").rglob("test_*.py")):
@@ -197,7 +197,7 @@ def brackets(root: Path = ROOT) -> dict[str, list[str]]:
 
 
 def link(text: str, named: Mapping[str, Sequence[str]], root: Path = ROOT) -> str:
-    """A sections file's text with the bracketed tests added and tests that are gone taken out."""
+    """A sections file's text with the bracketed tests added and missing tests removed."""
     rewritten = text
     for claim in parse(text):
         kept = [t for t in claim.tests if not missing_tests([_only(claim, t)], root)]

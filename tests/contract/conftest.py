@@ -1,8 +1,12 @@
 """Fixtures of the contract tests: any server by URL, or our own as a process.
 
-`TOPICS_CONTRACT_URL` names a running server; tests that need a server of their own (other limits,
-a restart, a crash) are then skipped. Without it, one server is started for the whole session and
-stopped by SIGTERM at its end, which must exit with 0.
+`TOPICS_CONTRACT_URL` names a running server; tests that need a server of their own (other limits, a
+restart, a crash) are then skipped. Without it, one server is started for the whole session and
+stopped at the end by SIGTERM; it must exit with 0.
+
+`--door uvicorn` and `--door mounted` run the same tests through plain uvicorn, or through another
+application that mounts the server (`tests/contract/doors.py`). Tests of our own connection or
+process are marked `connection` and skipped there.
 """
 
 from __future__ import annotations
@@ -17,13 +21,23 @@ from typing import Final
 import pytest
 
 from tests.contract.driver import Api, Server
-from tests.contract.subscriptions import Clients
+from tests.contract.watch.subscriptions import Clients
 
 URL: Final = os.environ.get("TOPICS_CONTRACT_URL", "").rstrip("/")
 _numbers: Final = itertools.count(1)
 _run: Final = os.urandom(4).hex()
 
 NewServer = Callable[..., Server]
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Choose the door; leave out what it has not."""
+    Server.door = config.getoption("door")
+    if Server.door != "connection":
+        skipped = pytest.mark.skip(reason=f"not behind the door {Server.door}")
+        for item in items:
+            if item.get_closest_marker("connection"):
+                item.add_marker(skipped)
 
 
 @pytest.fixture(scope="session")
@@ -41,12 +55,12 @@ def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
 
 @pytest.fixture
 def topic() -> str:
-    """A topic name nobody has used."""
+    """An unused topic name."""
     return new_name("t")
 
 
 def new_name(stem: str) -> str:
-    """A topic name nobody has used, starting with `stem`."""
+    """An unused topic name that starts with `stem`."""
     return f"{stem}-{_run}-{next(_numbers)}"
 
 
@@ -58,14 +72,14 @@ def names() -> Callable[[str], str]:
 
 @pytest.fixture
 def clients() -> Iterator[Clients]:
-    """Opens streams and sockets; all that a test left open is closed behind it."""
+    """Opens streams and sockets, and closes those that a test left open."""
     with Clients() as opened:
         yield opened
 
 
 @pytest.fixture
 def own(tmp_path: Path) -> Iterator[NewServer]:
-    """A factory of servers of one's own: `own(TOPICS_X="1")` is a `Server`, not yet started."""
+    """A factory of further servers: `own(TOPICS_X="1")` is a `Server`, not yet started."""
     if URL:
         pytest.skip("needs a server of its own; TOPICS_CONTRACT_URL names a shared one")
     servers: list[Server] = []

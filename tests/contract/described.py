@@ -1,8 +1,8 @@
-"""Whether an answer is as `docs/openapi.json` describes it: its status, media type, headers, body.
+"""Compares answers with `docs/openapi.json`: status, media type, headers, body.
 
-`check` is asked for every answer that a client of the contract tests gets from a server of ours, so
-that each of these tests is also one of the description. Answers are held to more than readers are:
-a member that no schema knows fails too.
+Every client of the contract tests calls `check` for every answer of our servers, so each of these
+tests also tests the description. Answers must satisfy more than readers need: a member that no
+schema names fails too.
 """
 
 from __future__ import annotations
@@ -19,19 +19,20 @@ import jsonschema_rs
 Json = dict[str, Any]
 FILE: Final = Path(__file__).resolve().parents[2] / "docs" / "openapi.json"
 _JSON: Final = "application/json"
-# Status and code of what no operation describes: a path that is none, a method that a path lacks.
+# Status and code of answers that no operation describes: an unknown path, a method that a path
+# lacks.
 _ELSEWHERE: Final = {404: "not_found", 405: "method_not_allowed"}
 
 
 @cache
 def document() -> Json:
-    """The description."""
+    """The parsed description."""
     found: Json = json.loads(FILE.read_bytes())
     return found
 
 
 def template_of(path: str) -> str | None:
-    """The template of a path as it was sent, without its query."""
+    """The template of a path without its query."""
     segments = path.split("/")
     for template in document()["paths"]:
         parts = template.split("/")
@@ -63,7 +64,7 @@ def check(response: httpx.Response) -> None:
 
 
 def check_raw(method: str, target: str, status: int, headers: Any, body: bytes) -> None:
-    """Fail if the answer to a request that may be odd in any way is neither described nor 400."""
+    """Fail if the answer to a request of any form is neither described nor 400."""
     if status == 101:
         return
     if headers.get("content-encoding") == "gzip":
@@ -72,7 +73,7 @@ def check_raw(method: str, target: str, status: int, headers: Any, body: bytes) 
     item = document()["paths"].get(template_of(path) or "", {})
     is_odd = method.lower() not in {*item, "head", "options"} or status in _ELSEWHERE
     if is_odd and status in (400, *_ELSEWHERE) and method != "HEAD":
-        # Refused before its path was looked at, or as a WebSocket where there is none.
+        # Refused before the server looked at its path, or as a WebSocket on a path without one.
         code = _ELSEWHERE.get(status, "invalid_request")
         if json.loads(body)["error"]["code"] == code:
             return
@@ -109,7 +110,7 @@ def check_answer(method: str, path: str, status: int, headers: Any, body: bytes)
     if media == _JSON:
         value = json.loads(body)
         if headers.get("preference-applied") == "return=minimal":
-            # Left out at the client's wish: all else is as described.
+            # Left out because the client asked for that: everything else is as described.
             assert "performance" not in value, where
             value["performance"] = {"server_total_ms": 0.0}
         _validator(str(template), method, str(status)).validate(value)
@@ -134,7 +135,7 @@ def _validator(template: str, method: str, status: str) -> Any:
 
 
 def _closed(schema: Any) -> Any:
-    """The schema, with no members but those it names."""
+    """The schema without additional members."""
     if isinstance(schema, list):
         return [_closed(part) for part in schema]
     if not isinstance(schema, dict):

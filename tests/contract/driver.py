@@ -1,8 +1,8 @@
-"""A server under test and the two ways to talk to it: parsed (httpx) and by the byte (sockets).
+"""A server under test and the two ways to call it: parsed (httpx) and as bytes (sockets).
 
-Owns starting, killing and restarting our own server as a process of its own; the contract tests
-see it through the fixtures of `tests/contract/conftest.py` only. Everything waits in bounded
-loops. Times are seconds here, as the operating system's; milliseconds in what the server sees.
+Owns starting, killing and restarting our own server as a separate process; the contract tests use
+it only through the fixtures of `tests/contract/conftest.py`. Every wait is bounded. Times are
+seconds here, as the operating system's, and milliseconds in what the server gets.
 """
 
 from __future__ import annotations
@@ -18,16 +18,19 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 from urllib.parse import urlsplit
 
 import httpx
 
+from tests import forks
 from tests.contract import described
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 START_WITHIN_S: Final = 30.0
 STOP_WITHIN_S: Final = 30.0
+
+COMMAND: Final = (sys.executable, "-m", "topics_server", "serve")
 
 Json = dict[str, Any]
 CONFIG_DEFAULTS: Final[Json] = {
@@ -53,7 +56,7 @@ CONFIG_DEFAULTS: Final[Json] = {
 
 @dataclass(slots=True)
 class RawResponse:
-    """An HTTP/1.1 response as it came: `status`, lower-cased `headers`, undecoded `body`."""
+    """An HTTP/1.1 response as received: `status`, lower-cased `headers`, undecoded `body`."""
 
     status: int
     headers: dict[str, str]
@@ -67,7 +70,7 @@ class RawResponse:
 class Api:
     """The endpoints of a server by name; each call returns the httpx response unchecked.
 
-    But each must be as the description has it, if `is_described`.
+    If `is_described`, each response must match the description.
     """
 
     def __init__(self, url: str, *, is_described: bool = False) -> None:
@@ -86,7 +89,7 @@ class Api:
         self.http.close()
 
     def put(self, topic: str, config: object | None = None) -> httpx.Response:
-        """PUT the topic with this configuration (`{}` if left out)."""
+        """PUT the topic with this configuration (default `{}`)."""
         return self.http.put(f"/v0/topics/{topic}", json={} if config is None else config)
 
     def state(self, topic: str, *, touch: bool = False) -> httpx.Response:
@@ -103,11 +106,11 @@ class Api:
         return self.http.delete(f"/v0/topics/{topic}", params=params)
 
     def append(self, topic: str, records: Sequence[object], **fields: object) -> httpx.Response:
-        """POST these records, with more fields of the body by name."""
+        """POST these records, with further fields of the body by name."""
         return self.http.post(f"/v0/topics/{topic}", json={"records": list(records), **fields})
 
     def add(self, topic: str, *datas: object, **record: object) -> Json:
-        """Append one record per datum, each with the same other fields; must succeed."""
+        """Append one record for each datum, all with the same other fields; must succeed."""
         return good(self.append(topic, [{"data": data, **record} for data in datas]))
 
     def diff(self, topic: str, **fields: object) -> httpx.Response:
@@ -141,7 +144,7 @@ class Api:
     def raw(
         self, method: str, target: str, body: bytes = b"", headers: Sequence[str] = ()
     ) -> RawResponse:
-        """Send exactly these bytes over a connection of its own and read the whole answer."""
+        """Send exactly these bytes over a new connection and read the whole answer."""
         lines = [f"{method} {target} HTTP/1.1", "Connection: close", *headers]
         if not any(line.lower().startswith("host:") for line in headers):
             lines.insert(1, "Host: localhost")
@@ -156,7 +159,7 @@ class Api:
 
 
 def exchange(url: str, request: bytes, timeout_s: float = 20.0) -> RawResponse:
-    """Write `request` to a fresh socket and read until the server closes it."""
+    """Write `request` to a new socket and read until the server closes it."""
     parts = urlsplit(url)
     assert parts.hostname is not None
     assert parts.port is not None
@@ -204,7 +207,7 @@ def _unchunked(body: bytes) -> bytes:
 
 
 def good(response: httpx.Response) -> Json:
-    """The decoded body of a 200 or 201 answer; anything else fails with what came."""
+    """The decoded body of a 200 or 201 answer; any other answer fails the test."""
     assert response.status_code in (200, 201), f"{response.status_code} {response.text[:500]}"
     body: Json = response.json()
     assert "error" not in body
@@ -239,7 +242,7 @@ def seqs_of(page: Json) -> list[int]:
 
 
 def eventually(check: Callable[[], bool], what: str, within_s: float = 10.0) -> None:
-    """Wait until `check` holds; fails with `what` when it does not in time."""
+    """Wait until `check` is true; fail with `what` after the time limit."""
     deadline = time.monotonic() + within_s
     for _ in range(100_000):
         if check():
@@ -250,20 +253,31 @@ def eventually(check: Callable[[], bool], what: str, within_s: float = 10.0) -> 
     raise AssertionError(f"not within {within_s} s: {what}")
 
 
+def command_of(door: str) -> tuple[str, ...]:
+    """What starts a server behind a door: see `tests/contract/doors.py`."""
+    if door == "connection":
+        return COMMAND
+    return (sys.executable, "-m", "tests.contract.doors", door)
+
+
 @dataclass(slots=True)
 class Server:
-    """Our own server in a process of its own, over one data directory."""
+    """Our own server in a separate process, over one data directory.
+
+    `door` is the way in that all tests go through.
+    """
 
     directory: Path
     env: Mapping[str, str] = field(default_factory=dict)
     process: subprocess.Popen[bytes] | None = None
     clients: list[Api] = field(default_factory=list)
     starts: int = 0
-    command: tuple[str, ...] = (sys.executable, "-m", "topics_server", "serve")
+    command: tuple[str, ...] = field(default_factory=lambda: command_of(Server.door))
+    door: ClassVar[str] = "connection"
 
     @property
     def data_dir(self) -> Path:
-        """Where the server keeps its data."""
+        """The server's data directory."""
         return self.directory / "data"
 
     @property
@@ -279,11 +293,13 @@ class Server:
     def environment(self) -> dict[str, str]:
         """The whole environment of the process: ours without any TOPICS_ name, then `env`.
 
-        An empty value in `env` takes the name out, so that the server's default holds.
+        An empty value in `env` removes the name, so that the server's default holds.
         """
         kept = {k: v for k, v in os.environ.items() if not k.startswith("TOPICS_")}
-        # The caller's own folder comes first, so that it can shadow.
+        # The caller's own folder comes first, so that its modules shadow others.
         paths = [self.env.get("PYTHONPATH", ""), str(ROOT / "src"), kept.get("PYTHONPATH", "")]
+        if Server.door != "connection":
+            paths.insert(1, str(ROOT))
         joined = os.pathsep.join(path for path in paths if path)
         ours = {
             "TOPICS_PORT": "0",
@@ -299,15 +315,12 @@ class Server:
         self.directory.mkdir(parents=True, exist_ok=True)
         (self.directory / "port").unlink(missing_ok=True)
         self.starts += 1
+        streams: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stderr": subprocess.STDOUT}
+        env, cwd = self.environment(), self.directory
         with self.log.open("wb") as log:
-            return subprocess.Popen(
-                self.command,
-                env=self.environment(),
-                cwd=self.directory,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-            )
+            if self.command == COMMAND:
+                return forks.start(["serve"], env, cwd, stdout=log, **streams)
+            return subprocess.Popen(self.command, env=env, cwd=cwd, stdout=log, **streams)
 
     def start(self) -> Api:
         """Start the process and wait until `/v0/ready` is 200."""
@@ -374,7 +387,7 @@ class Server:
         return self.start()
 
     def refusal(self, within_s: float = 20.0) -> str:
-        """Start a server that must refuse: its output; the exit code is not 0."""
+        """Start a server that must refuse; return its output; the exit code is not 0."""
         process = self.spawn()
         try:
             code = process.wait(within_s)

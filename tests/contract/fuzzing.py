@@ -1,9 +1,9 @@
-"""Requests made up from the description (schemathesis), and what must hold of their answers.
+"""Requests generated from the description (schemathesis), and the checks of their answers.
 
-Half of them fit the schemas and half do not. Each is sent as it was made, and once more at things
-that exist: a made-up name is nobody's, so it alone would test little but 404. What must hold: no
-500, no status, code, header or member that `docs/openapi.json` does not describe, and a server that
-is afterwards as large as it was.
+Half of them fit the schemas and half do not. Each is sent as generated, and once more with names of
+existing things: a generated name exists nowhere, so it alone would test little but 404. The checks:
+no 500; no status, code, header or member that `docs/openapi.json` does not describe; and afterwards
+the server is no larger than before.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from schemathesis import GenerationMode
 from tests.contract import described
 from tests.contract.driver import Server
 
-# What exists before each operation is tried; the second name of each kind is not there.
+# Created before each operation is tried; the second name of each kind does not exist.
 THINGS: Final = {
     "topic": ("log", "jobs", "capped", "letters", "nobody"),
     "router": ("log->copy", "nobody->nowhere"),
@@ -40,14 +40,14 @@ _CONFIGS: Final[Mapping[str, object]] = {
     "capped": {"cap_records": 3, "discard": "reject", "durability": "memory"},
     "jobs": {"type": "queue", "dead_letter": "letters", "max_deliveries": 2, "lease_ms": 100},
 }
-# Of waits that a request may ask for, none is worth its time here; of those that it may not ask
-# for, this is what its server is told.
+# Waits that a request may ask for would only take time here; waits that it may not ask for are set
+# in the server's settings.
 _WAIT_MS_MAX: Final = 3
 IMPATIENT: Final = {"TOPICS_STREAMS_LONG_POLL_MS": str(_WAIT_MS_MAX)}
 
 
 class Fuzz:
-    """One server and the requests it is sent; `statuses` counts what it answered."""
+    """One server and its generated requests; `statuses` counts its answers."""
 
     def __init__(self, server: Server) -> None:
         self.server = server
@@ -62,16 +62,16 @@ class Fuzz:
         self._wid = ""
 
     def close(self) -> None:
-        """Let go of the connections."""
+        """Close the connections."""
         self._client.close()
 
     @property
     def sent(self) -> int:
-        """How many requests were answered."""
+        """The number of answered requests."""
         return self.statuses.total()
 
     def round(self, seed: int, examples: int) -> None:
-        """Try every operation with `examples` requests that fit and as many that do not."""
+        """Try every operation with `examples` valid requests and as many invalid ones."""
         for operation in self.operations:
             self.set_up()
             for mode in (GenerationMode.POSITIVE, GenerationMode.NEGATIVE):
@@ -97,12 +97,12 @@ class Fuzz:
         def run(case: Any) -> None:
             self._send(case)
 
-        # What cannot be made wrong (an operation without parameters) is no finding.
+        # An operation without parameters cannot be called wrongly: no finding.
         with contextlib.suppress(Unsatisfiable):
             run()
 
     def set_up(self) -> None:
-        """Make the things that exist."""
+        """Create the things that must exist."""
         for name, config in _CONFIGS.items():
             self._client.put(f"/v0/topics/{name}", json=config)
             records = [{"data": n, "tag": f"t{n}"} for n in range(3)]
@@ -146,7 +146,7 @@ class Fuzz:
             self._request(case.operation, aimed or path, query, headers, body)
 
     def _aimed(self, template: str) -> str | None:
-        """The path of something that exists; None where a path names nothing."""
+        """The path of an existing thing; None for a path without a name."""
         if "{wid}" in template:
             return template.replace("{wid}", self._wid)
         for kind, names in THINGS.items():
@@ -191,7 +191,7 @@ def _names_topics(body: Any) -> bool:
 
 
 def _at_things(body: Any) -> Any:
-    """The body, with the topics it names being ones that exist."""
+    """The body with names of existing topics."""
     if not _names_topics(body):
         return body
     aimed = dict(body)
@@ -226,7 +226,7 @@ def fuzzing(server: Server) -> Iterator[Fuzz]:
 
 
 def settled_size(server: Server) -> tuple[int, int]:
-    """Its size once what was torn down is gone: connections are closed a moment later."""
+    """The size once removed things are freed: connections close a moment later."""
     assert server.process is not None
     memory, files = size_of(server.process.pid)
     for _ in range(100):

@@ -1,4 +1,4 @@
-"""The list of claims is sound, what is due is held, and the document is up to date."""
+"""The list of claims is well-formed, due claims have tests, and the document is up to date."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ def test_answers_to_made_up_requests_are_as_described(own: NewServer) -> None:
     with fuzzing(server) as fuzz:
         fuzz.round(seed=1, examples=12)
         assert fuzz.sent > 500
-        # The others are refused: made-up sessions, leases and sockets, of which none exists.
+        # The others are refused: generated sessions, leases and sockets, none of which exists.
         succeeded = {label for label, status in fuzz.statuses if status < 300}
         assert len(succeeded) >= 20, sorted(succeeded)
     server.stop()

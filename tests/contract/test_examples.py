@@ -1,6 +1,6 @@
 """Each request that `/v0/docs` has filled in succeeds, sent in the order of the page.
 
-What the page fills in is read from the description as Swagger UI reads it: the example of a
+The test reads the filled-in values from the description like Swagger UI: the example of a
 parameter, else the default of its schema, else nothing; the example of a body.
 """
 
@@ -20,7 +20,7 @@ from tests.contract.described import check_answer, document
 from tests.contract.driver import Api, Json, eventually
 from topics_server.api.openapi.examples import BODIES, IN_PATH, IN_QUERY, WID
 
-# What the answer to an example says when it did what it is an example of.
+# What the answer to an example contains when it did what it should show.
 DID: Final[dict[str, Json]] = {
     "putTopic": {"created": True},
     "patchTopic": {"changed": {"lease_ms": [30_000, 60_000]}},
@@ -39,7 +39,7 @@ DID: Final[dict[str, Json]] = {
 
 
 def operations() -> Iterator[tuple[str, str, list[Json], Json]]:
-    """(path, method, parameters, operation) as the page shows them: by tag, then as described."""
+    """(path, method, parameters, operation) in the order of the page: by tag, then as described."""
     for tag in document()["tags"]:
         for path, item in document()["paths"].items():
             for method, operation in item.items():
@@ -53,7 +53,7 @@ def prefilled(parameter: Json) -> Any:
 
 
 def request_of(path: str, parameters: list[Json], operation: Json) -> tuple[str, Json]:
-    """The URL and what else is sent."""
+    """The URL and the other parts of the request."""
     sent: Json = {"params": {}, "headers": {}}
     for parameter in parameters:
         name, value = parameter["name"], prefilled(parameter)
@@ -97,7 +97,7 @@ def test_every_example_succeeds_in_the_order_of_the_page(own: NewServer) -> None
 
 
 def send(api: Api, method: str, path: str, sent: Json, operation: Json) -> Json:
-    """The answer's body, {} if it is none of JSON; its status must be one of success."""
+    """The answer's body, {} if it is not JSON; its status must be a success."""
     request = api.http.build_request(method.upper(), path, **sent)
     media = next(iter(operation["responses"].get("200", {}).get("content", {"*/*": {}})))
     request.headers["accept"] = media
@@ -114,7 +114,7 @@ def send(api: Api, method: str, path: str, sent: Json, operation: Json) -> Json:
 
 
 def wait_for_a_dead_letter(api: Api) -> None:
-    """Dead letters move behind the answer that caused them."""
+    """Dead letters move after the answer of the call that caused them."""
     eventually(lambda: api.get_state("jobs")["queue"]["dead_lettered"] == 1, "one job is dead")
 
 

@@ -1,4 +1,4 @@
-"""S, small words: what is easily overlooked, each with its own test."""
+"""S, small words: details that are easily overlooked, each with its own test."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import pytest
 
 from tests.contract.conftest import new_name
 from tests.contract.driver import Api, RawResponse, eventually, good, refused
-from tests.contract.streams import connected
-from tests.contract.subscriptions import Clients
+from tests.contract.streams.streams import connected
+from tests.contract.watch.subscriptions import Clients
 
 JSON: Final = "Content-Type: application/json"
 STREAM: Final = "Accept: text/event-stream"
 LONG: Final = "x" * 100_000
-# What a refusal has beside the 256 bytes that it repeats, in its message and in its detail.
+# The size of a refusal beside the 256 bytes that it repeats in its message and its detail.
 REFUSAL_BYTES_MAX: Final = 1_100
 
 
@@ -94,7 +94,7 @@ ECHOED: Final = {
 
 @pytest.mark.parametrize("name", ECHOED)
 def test_a_refusal_repeats_little_of_a_body(api: Api, name: str) -> None:
-    """S: 256 bytes of what was sent at most. [S-96]"""
+    """S: at most 256 bytes of the request. [S-96]"""
     method, target, body = ECHOED[name]
     answer = api.raw(method, target, body.encode(), [JSON])
     assert 400 <= answer.status < 500
@@ -150,7 +150,7 @@ def test_a_socket_repeats_little(api: Api, clients: Clients) -> None:
         ("/v1/stream/{}", r'["\ud800"]'),
     ],
 )
-def test_a_lone_surrogate_is_told_as_such(api: Api, topic: str, target: str, body: str) -> None:
+def test_a_lone_surrogate_is_named_as_such(api: Api, topic: str, target: str, body: str) -> None:
     """S [S-97]"""
     api.add(topic, 1)
     answer = api.raw("POST", target.format(topic), body.encode(), [JSON])
@@ -159,7 +159,7 @@ def test_a_lone_surrogate_is_told_as_such(api: Api, topic: str, target: str, bod
     assert len(api.read_all(topic)) == 1
 
 
-def test_what_is_no_lone_surrogate_is_not_told_as_one(api: Api, topic: str) -> None:
+def test_other_text_is_not_named_a_lone_surrogate(api: Api, topic: str) -> None:
     """S [S-97]"""
     both = '"\\ud83d\\ude00 \\\\ud800"'
     body = f'{{"records":[{{"data":{both}}}]}}'.encode()
@@ -242,7 +242,7 @@ def test_every_answer_has_a_date(api: Api, topic: str, clients: Clients) -> None
 
 
 def _stream(api: Api, target: str, version: str, *headers: str) -> tuple[list[str], bytes]:
-    """The header lines of a stream and what it sends until its end or its first event."""
+    """The header lines of a stream, and its bytes until its end or its first event."""
     head = "\r\n".join([f"GET {target} HTTP/{version}", "Host: localhost", STREAM, *headers])
     received = b""
     with connected(api.url) as sock:
@@ -259,7 +259,7 @@ def _stream(api: Api, target: str, version: str, *headers: str) -> tuple[list[st
 
 @pytest.mark.parametrize("kind", ["watch", "work", "stream"])
 def test_events_to_http_1_0_are_not_chunked(api: Api, clients: Clients, kind: str) -> None:
-    """S: the response ends with its connection, and one header says so. [S-99]"""
+    """S: the response ends with its connection, and a header says so. [S-99]"""
     topic = new_name("old")
     good(api.put(topic, {"type": "queue"} if kind == "work" else {}))
     api.add(topic, "hello")

@@ -10,101 +10,73 @@ all of `tests`), where pytest has parsed its command line already.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any, Final
+
 import pytest
+
+# Option, default and meaning. The type of the default is the option's.
+OPTIONS: Final[dict[str, tuple[int | str, str]]] = {
+    "cycles": (5, "kill -9 cycles"),
+    "seeds": (200, "simulated disks"),
+    "first-seed": (1, "the first seed"),
+    "watchers": (24, "watchers in a storm"),
+    "kills": (2, "kills in a storm"),
+    "disk-mib": (32, "of a disk that is filled"),
+    "jobs": (1500, "jobs in a chaos of workers"),
+    "workers": (4, "worker processes"),
+    "slow-sockets": (60, "sockets never read"),
+    "load-mb": (5, "MB/s written past them"),
+    "requests": (600, "made-up requests"),
+    "fuzz": (2000, "requests changed at random"),
+    "half-open": (200, "connections never used"),
+    "never-reading": (20, "clients that never read"),
+    "stream-kills": (2, "of a Spark query"),
+    "flood": (128, "connections of a flood"),
+    "flood-appends": (10, "honest appends a topic"),
+    "misfortunes": (150, "simulated lives"),
+    "misfortune-kinds": ("", "kinds for every life (two, by seed)"),
+    "damage-cases": (250, "of each end, 0: all"),
+    "damage-only": ("", "damage files like this"),
+    "damage-kinds": ("", "damage them so: cut,flipped,... (all)"),
+    "uploads": (40, "uploads that stall"),
+    "upload-mib": (4, "MiB of each of them"),
+    "idle-streams": (200, "streams without news"),
+}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """All of them."""
+    """Add all of them; `--seed` is another name of `--first-seed`."""
     group = parser.getgroup("crash tests")
-    group.addoption("--cycles", type=int, default=5, help="kill -9 cycles (5)")
-    group.addoption("--seeds", type=int, default=200, help="simulated disks (200)")
-    group.addoption("--first-seed", "--seed", type=int, default=1, help="the first seed (1)")
-    group.addoption("--watchers", type=int, default=24, help="watchers in a storm (24)")
-    group.addoption("--kills", type=int, default=2, help="kills in a storm (2)")
-    group.addoption("--disk-mib", type=int, default=32, help="of a disk that is filled (32)")
-    group.addoption("--jobs", type=int, default=1500, help="jobs in a chaos of workers (1500)")
-    group.addoption("--workers", type=int, default=4, help="worker processes (4)")
-    group.addoption("--slow-sockets", type=int, default=60, help="sockets never read (60)")
-    group.addoption("--load-mb", type=int, default=5, help="MB/s written past them (5)")
-    group.addoption("--requests", type=int, default=600, help="made-up requests (600)")
-    group.addoption("--fuzz", type=int, default=2000, help="requests changed at random (2000)")
-    group.addoption("--half-open", type=int, default=200, help="connections never used (200)")
-    group.addoption("--never-reading", type=int, default=20, help="clients that never read (20)")
-    group.addoption("--stream-kills", type=int, default=2, help="of a Spark query (2)")
-    group.addoption("--flood", type=int, default=128, help="connections of a flood (128)")
-    group.addoption("--flood-appends", type=int, default=10, help="honest appends a topic (10)")
-    group.addoption("--misfortunes", type=int, default=150, help="simulated lives (150)")
-    group.addoption("--misfortune-kinds", default="", help="kinds for every life (two, by seed)")
-    group.addoption("--damage-cases", type=int, default=250, help="of each end, 0: all (250)")
-    group.addoption("--damage-only", default="", help="damage files like this")
-    group.addoption("--damage-kinds", default="", help="damage them so: cut,flipped,... (all)")
-    group.addoption("--uploads", type=int, default=40, help="uploads that stall (40)")
-    group.addoption("--upload-mib", type=int, default=4, help="MiB of each of them (4)")
-    group.addoption("--idle-streams", type=int, default=200, help="streams without news (200)")
+    for name, (default, meaning) in OPTIONS.items():
+        more = ["--seed"] if name == "first-seed" else []
+        text = f"{meaning} ({default})" if isinstance(default, int) else meaning
+        group.addoption(f"--{name}", *more, type=type(default), default=default, help=text)
+
+
+def _given(name: str) -> Callable[..., Any]:
+    """Make the fixture of an option."""
+
+    @pytest.fixture(name=name.replace("-", "_"))
+    def value(request: pytest.FixtureRequest) -> int:
+        return int(request.config.getoption(f"--{name}", default=OPTIONS[name][0]))
+
+    return value
+
+
+cycles = _given("cycles")
+first_seed = _given("first-seed")
+watchers = _given("watchers")
+kills = _given("kills")
+jobs = _given("jobs")
+workers = _given("workers")
+slow_sockets = _given("slow-sockets")
+load_mb = _given("load-mb")
+idle_streams = _given("idle-streams")
+requests = _given("requests")
 
 
 @pytest.fixture
-def cycles(request: pytest.FixtureRequest) -> int:
-    """How often a real server is killed."""
-    return int(request.config.getoption("--cycles", default=5))
-
-
-@pytest.fixture
-def seeds(request: pytest.FixtureRequest) -> range:
+def seeds(request: pytest.FixtureRequest, first_seed: int) -> range:
     """The seeds of the simulated disks."""
-    first = int(request.config.getoption("--first-seed", default=1))
-    return range(first, first + int(request.config.getoption("--seeds", default=200)))
-
-
-@pytest.fixture
-def first_seed(request: pytest.FixtureRequest) -> int:
-    """The seed everything random of a run with real processes comes from."""
-    return int(request.config.getoption("--first-seed", default=1))
-
-
-@pytest.fixture
-def watchers(request: pytest.FixtureRequest) -> int:
-    """How many watchers a storm has."""
-    return int(request.config.getoption("--watchers", default=24))
-
-
-@pytest.fixture
-def kills(request: pytest.FixtureRequest) -> int:
-    """How often the server is killed under watchers or workers."""
-    return int(request.config.getoption("--kills", default=2))
-
-
-@pytest.fixture
-def jobs(request: pytest.FixtureRequest) -> int:
-    """How many jobs a chaos of workers has."""
-    return int(request.config.getoption("--jobs", default=1500))
-
-
-@pytest.fixture
-def workers(request: pytest.FixtureRequest) -> int:
-    """How many processes do them."""
-    return int(request.config.getoption("--workers", default=4))
-
-
-@pytest.fixture
-def slow_sockets(request: pytest.FixtureRequest) -> int:
-    """How many sockets are never read."""
-    return int(request.config.getoption("--slow-sockets", default=60))
-
-
-@pytest.fixture
-def load_mb(request: pytest.FixtureRequest) -> int:
-    """How many megabytes a second are written past them."""
-    return int(request.config.getoption("--load-mb", default=5))
-
-
-@pytest.fixture
-def idle_streams(request: pytest.FixtureRequest) -> int:
-    """How many streams without news are held open."""
-    return int(request.config.getoption("--idle-streams", default=200))
-
-
-@pytest.fixture
-def requests(request: pytest.FixtureRequest) -> int:
-    """How many made-up requests a server is sent at least."""
-    return int(request.config.getoption("--requests", default=600))
+    return range(first_seed, first_seed + int(request.config.getoption("--seeds", default=200)))

@@ -1,6 +1,6 @@
-"""One node on a disk in memory, driven call by call: what the tests of known mistakes speak.
+"""One node on a disk in memory, driven call by call; used by the tests of known mistakes.
 
-Everything is synchronous from outside: each call runs the virtual loop until it is answered.
+Everything is synchronous from outside: each call runs the virtual loop until it has its answer.
 """
 
 from __future__ import annotations
@@ -70,26 +70,26 @@ class Bench:
         )
 
     def delete(self, *, before_seq: int | None = None, tag: str | None = None) -> int:
-        """Delete; how many."""
+        """Delete records; return their number."""
         match = None if tag is None else TagMatch(tag)
         return self.world.run(self.store.delete(TOPIC, before_seq=before_seq, match=match)).deleted
 
     def look(self, name: str = TOPIC) -> Seen:
-        """All that a reader sees."""
+        """Everything that a reader sees."""
         seen = self.world.run(look(self.store, name, self.world.clock))
         assert seen is not None
         return seen
 
     def seqs(self) -> list[int]:
-        """Seqs of the records a reader sees."""
+        """The seqs of the records that a reader sees."""
         return list(self.look().records)
 
     def checkpoint(self) -> None:
-        """Take one."""
+        """Take a checkpoint."""
         self.world.run(self.node.checkpointer.take())
 
     def tend(self, *, force_seal: bool = False) -> None:
-        """Do the topic's background work now; `force_seal`: its tail whatever its size."""
+        """Run the topic's background work now; `force_seal`: seal its tail whatever its size."""
         topic = self.node.registry.find(TOPIC)
         assert topic is not None
         self.world.run(self.node.sealer.tend(topic, force_seal=force_seal))
@@ -99,7 +99,7 @@ class Bench:
         self.world.run(asyncio.sleep(seconds))
 
     def crash(self, mode: Mode) -> None:
-        """Die and start again."""
+        """Crash and start again."""
         self.world.crash(mode)
         self.world.start()
 

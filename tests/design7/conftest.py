@@ -1,4 +1,4 @@
-"""Fixtures of tests of known mistakes: a bench that is let go whatever happens."""
+"""Fixtures of the tests of known mistakes: a bench that is released whatever happens."""
 
 from __future__ import annotations
 

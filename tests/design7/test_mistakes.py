@@ -1,8 +1,8 @@
-"""Known mistakes that this store touches: each mistake has a test of its own name.
+"""Known mistakes of stores like this one: each has a test named after it.
 
-Each docstring names the line that guards, by file and words; with that line taken out of a copy of
-the tree the test fails, by an assertion of its own. Where two lines guard the same, the docstring
-says which is tested alone and which stands behind or before it.
+Each docstring names the protecting line, by file and words; with that line removed in a copy of the
+tree the test fails by its own assertion. If two lines protect the same, the docstring says which
+one is tested alone and which stands before or behind it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from topics_server.values.appends import decode_append
 from topics_server.values.errors import Code, Corrupt, StartRefused, StorageError, TopicsError
 from topics_server.values.model import Durability, LossReason, TagMatch, TopicConfig
 from topics_server.wal import layout
-from topics_server.wal.journal.writer_jobs import WriteJob
+from topics_server.wal.journal.writer_jobs import MakeRoom
 
 T = TypeVar("T")
 
@@ -31,7 +31,7 @@ HOWS = ["kill", "power", "clean", "kill after checkpoint", "power after sealing"
 
 
 def again(bench: Bench, how: str) -> None:
-    """Another process on what this one leaves."""
+    """Start another process on the files that this one leaves."""
     if how.endswith("checkpoint"):
         bench.checkpoint()
         bench.checkpoint()
@@ -47,7 +47,7 @@ def again(bench: Bench, how: str) -> None:
 
 
 def refused(bench: Bench, count: int = 1) -> Code:
-    """The code with which an append is refused."""
+    """The code of an append's refusal."""
     with pytest.raises(TopicsError) as caught:
         bench.append(count)
     return caught.value.code
@@ -103,7 +103,7 @@ def test_the_evict_floor_survives_without_its_cap(bench: Bench, how: str) -> Non
         seen = bench.look()
         assert list(seen.records) == [8, 9, 10]
         assert [(g.gap_from, g.gap_to, g.reason) for g in seen.gaps] == [(1, 7, LossReason.CAP)]
-        bench.put()  # without the cap, nothing comes back
+        bench.put()  # without the cap, no record returns
 
 
 @pytest.mark.parametrize("how", HOWS)
@@ -121,7 +121,7 @@ def test_an_idempotency_key_outlives_the_process(bench: Bench, how: str) -> None
 
 @pytest.mark.parametrize("how", HOWS)
 def test_an_idempotency_key_sent_as_a_header_is_in_the_journal(bench: Bench, how: str) -> None:
-    """Guard: engine/topic/topic.py, `header_key=` of the entry; wal/format/frames.py writes it."""
+    """Guard: engine/topic/writes/append.py, `header_key=`; wal/format/frames.py writes it."""
     bench.put()
     bench.append(2, header_key="k")
     again(bench, how)
@@ -165,7 +165,7 @@ def test_an_older_snapshot_is_used_only_with_its_whole_journal(bench: Bench) -> 
 
 
 def test_a_journal_that_does_not_reach_back_refuses_start(new_bench: NewBench) -> None:
-    """Nothing is sealed, so that only the journal can say it. Guard: wal/journal/file_chain.py,
+    """Nothing is sealed, so only the journal can show it. Guard: wal/journal/file_chain.py,
     `needed_chain`, `if after_lsn >= max(start_lsn, 1)`. For topics with segments
     engine/background/recovery.py, `_check_known`, stands behind it.
     """
@@ -181,7 +181,7 @@ def test_a_journal_that_does_not_reach_back_refuses_start(new_bench: NewBench) -
 
 
 async def _move_and_delete(bench: Bench, done: list[str]) -> None:
-    """Deletes during a seal and a move, two checkpoints; `done`: the acknowledged ones."""
+    """Deletes during a seal and a move, with two checkpoints; `done`: the acknowledged ones."""
 
     async def delete(tag: str) -> None:
         await bench.store.delete(TOPIC, before_seq=None, match=TagMatch(tag))
@@ -228,7 +228,7 @@ def test_a_delete_acknowledged_while_its_segment_moves_stays(
 
 
 class _Meanwhile:
-    """An offload that first does something else on the loop, once."""
+    """An offload that first runs another action on the loop, once."""
 
     def __init__(self, offload: Offload, work: Coroutine[Any, Any, object]) -> None:
         self._offload = offload
@@ -297,7 +297,7 @@ def test_a_flip_waits_for_the_copy_that_is_under_way(
     def rename_while_flipping(old: str, new: str) -> None:
         if new == paths["cold"]:
             flipping.start()
-            flipping.join(0.2)  # without the guard it is over long before
+            flipping.join(0.2)  # without the guard it ends long before
         rename(old, new)
 
     monkeypatch.setattr(disk, "rename", rename_while_flipping)
@@ -378,12 +378,11 @@ def test_a_listed_segment_that_is_missing_refuses_start(
 
 
 def test_preallocation_never_fills_what_was_written(bench: Bench) -> None:
-    """What is filled begins where filling ended last, and the loop never writes beyond that: so
-    both may go on at once. While filling may go on to the next file, the loop writes nothing.
-
-    Guards: wal/journal/wal_writer.py, `_may_write_beside`, `return not self.tail.may_rotate`;
+    """Filling begins where filling ended last, and the loop never writes beyond that: so both may
+    run at once. While filling may continue in the next file, the loop writes nothing. Guards:
+    wal/journal/wal_writer.py, `_may_write_beside`, `return not self.tail.may_rotate`;
     `_may_write_here`, `self.tail.has_room(size)`; wal/journal/wal_file.py, `fill`, `position =
-    self.filled`. A write in the middle of filling: tests/storage/test_shard.py,
+    self.filled`. A write in the middle of filling: tests/storage/journal/test_shard.py,
     `test_preallocation_never_fills_what_was_just_written`.
     """
     bench.put(Durability.DISK)
@@ -403,10 +402,10 @@ def test_preallocation_never_fills_what_was_written(bench: Bench) -> None:
     bench.wait(2)
 
     async def append(count: int) -> bool:
-        """Whether it was written while a job to fill was under way."""
+        """Whether it was written while a filling job ran."""
         body = bench.body(count)
         before = shard.tail.end
-        shard._job = WriteJob(prepare=True)
+        shard._job = MakeRoom()
         call = bench.store.append(TOPIC, body, decode_append(body), header_key=None, config=None)
         task = asyncio.ensure_future(call)
         for _ in range(50):
@@ -484,7 +483,9 @@ def test_damage_in_the_middle_of_the_journal_refuses_start(
 
 
 def _start_up_log(bench: Bench, topics: int, how: str, capped: bool) -> list[str]:
-    """Make small topics, end by `how`: what the next start does to the disk until it is idle."""
+    """Make small topics and end by `how`; return what the next start does to the disk until it is
+    idle.
+    """
     config = TopicConfig(durability=Durability.FSYNC, cap_records=100 if capped else 0)
     for number in range(topics):
         name = f"t{number}"
@@ -525,7 +526,7 @@ def test_starting_seals_and_syncs_nothing_per_topic(
 
 @pytest.mark.parametrize("sealed", [False, True])
 def test_a_delete_is_durable_before_it_is_acknowledged(new_bench: NewBench, sealed: bool) -> None:
-    """Guard: engine/topic/topic.py, `delete_gate` is that of the class (fsync: synced)."""
+    """Guard: engine/commit/gates.py, a delete has the gate of its class (fsync: synced)."""
     for seed in range(12):
         bench = new_bench(seed=seed)
         bench.put()
@@ -540,7 +541,7 @@ def test_a_delete_is_durable_before_it_is_acknowledged(new_bench: NewBench, seal
 
 
 def test_a_failed_sync_is_never_tried_again(bench: Bench) -> None:
-    """The shard is read-only: reads go on, nothing is acknowledged, nothing synced. Guards, each
+    """The shard is read-only: reads continue, nothing is acknowledged or synced. Guards, each
     alone: wal/journal/wal_writer.py, `self.state = State.READ_ONLY`; engine/commit/pipeline.py,
     `_fail`, `self.read_only_shards.append(shard)`. Behind both: wal/journal/wal_writer.py,
     `_check_state`.

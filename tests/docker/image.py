@@ -1,9 +1,10 @@
-"""The Dockerfile without an engine: its steps are run as they stand, in folders of our own.
+"""Builds the Dockerfile without a container engine: runs its steps unchanged, in folders of the
+test.
 
-Owns reading `docker/Dockerfile` into stages of instructions and carrying them out: `RUN` by a
-shell, `COPY` from the repository (through its ignore file) or from a stage. An absolute path of the
-image becomes one below a folder of ours; everything else in a line stays as it is, so what is
-tested cannot drift from what an engine would run.
+Owns parsing `docker/Dockerfile` into stages of instructions and executing them: `RUN` by a shell,
+`COPY` from the repository (through its ignore file) or from a stage. An absolute path of the image
+becomes one below a test folder; everything else in a line stays unchanged, so the test runs what an
+engine would run.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from tests.contract.driver import ROOT
 
 DOCKERFILE: Final = ROOT / "docker" / "Dockerfile"
 IGNORED: Final = ROOT / "docker" / "Dockerfile.dockerignore"
-# The folders of the image that its instructions name.
+# The folders of the image that instructions name.
 PLACES: Final = ("/build", "/wheels", "/builder", "/opt/topics", "/data")
 PYTHON: Final = f"python3.{sys.version_info.minor}"
 STEP_WITHIN_S: Final = 100.0
@@ -43,7 +44,7 @@ class Stage(NamedTuple):
 
 
 def stages() -> list[Stage]:
-    """The Dockerfile, read."""
+    """Parse the Dockerfile."""
     text = DOCKERFILE.read_text().replace("\\\n", " ")
     lines = [line.strip() for line in text.splitlines()]
     found: list[Stage] = []
@@ -60,35 +61,35 @@ def stages() -> list[Stage]:
 
 
 def settings_of(stage: Stage) -> dict[str, str]:
-    """What `ENV` sets."""
+    """The variables of `ENV`."""
     pairs = [shlex.split(i.rest) for i in stage.instructions if i.word == "ENV"]
     return dict(pair.split("=", 1) for line in pairs for pair in line)
 
 
 def only(stage: Stage, word: str) -> str:
-    """The rest of the only instruction of this kind."""
+    """The arguments of the only instruction of this kind."""
     (found,) = [i.rest for i in stage.instructions if i.word == word]
     return found
 
 
 class Built:
-    """The folders that stand for the image."""
+    """The test folders that stand for the image."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
         self.build_stage, self.final_stage = stages()
-        # `python` as an image has it: pip and no other package.
+        # A `python` like in an image: pip and no other package.
         root.mkdir(parents=True)
         self.base = reachable_python(root / "python")
         made = [str(self.base / "bin" / PYTHON), "-m", "venv", str(root / "clean")]
         subprocess.run(made, check=True, env=self.environment({}), timeout=STEP_WITHIN_S)
 
     def environment(self, given: dict[str, str]) -> dict[str, str]:
-        """What a process needs to find a copied interpreter's library, and `given`."""
+        """The environment in which a process finds a copied interpreter's library, and `given`."""
         return {"LD_LIBRARY_PATH": str(self.base / "lib"), **given}
 
     def place(self, path: str) -> Path:
-        """Where a path of the image is here."""
+        """The test path of a path in the image."""
         return self.root / path.lstrip("/")
 
     def rewritten(self, line: str) -> str:
@@ -97,10 +98,10 @@ class Built:
         return re.sub(rf"(?<![\w./-])({names})(?=[/\s]|$)", lambda m: str(self.place(m[1])), line)
 
     def run(self, line: str) -> None:
-        """One `RUN`."""
+        """Execute one `RUN`."""
         line = self.rewritten(line)
         if os.geteuid() != 0:
-            # Only root may give a file away.
+            # Only root may change a file's owner.
             line = re.sub(r" -o \d+ -g \d+", "", line)
         kept = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "VIRTUAL"))}
         path = f"{self.root}/clean/bin:/usr/local/bin:/usr/bin:/bin"
@@ -116,7 +117,7 @@ class Built:
         assert done.returncode == 0, f"RUN {line}\n{done.stdout}{done.stderr}"
 
     def copy(self, rest: str) -> None:
-        """One `COPY` from the repository; what the ignore file keeps back is not there."""
+        """Execute one `COPY` from the repository, without the ignored files."""
         *sources, target = rest.split()
         for source in sources:
             assert is_sent(source), f"COPY {source}: {IGNORED.name} keeps it back"
@@ -128,7 +129,7 @@ class Built:
                 shutil.copy(ROOT / source, there)
 
     def build(self) -> None:
-        """Every step of both stages."""
+        """Execute every step of both stages."""
         assert only(self.build_stage, "WORKDIR") == "/build"
         self.place("/build").mkdir()
         for word, rest in self.build_stage.instructions:
@@ -143,13 +144,13 @@ class Built:
                 self.run(rest)
             elif word == "COPY":
                 source, target = rest.removeprefix("--from=build ").split()
-                # It lies there already, for both stages are one folder here.
+                # The file is already there, because both stages are one folder here.
                 assert source == target
                 assert self.place(target).is_dir()
 
 
 def reachable_python(copy: Path) -> Path:
-    """The prefix of our interpreter; a copy of it, if only root could start it where it is."""
+    """The prefix of our interpreter, or of a copy if only root could start ours."""
     base = Path(sys.base_prefix)
     if all(folder.stat().st_mode & 0o001 for folder in (base, *base.parents)):
         return base
@@ -164,7 +165,7 @@ def reachable_python(copy: Path) -> Path:
 
 
 def is_sent(source: str) -> bool:
-    """Whether the ignore file lets a file or folder of the repository through."""
+    """Whether the ignore file includes a file or folder of the repository."""
     lines = [line for line in IGNORED.read_text().splitlines() if line and line[0] != "#"]
     assert lines[0] == "*", "nothing is sent but what is named"
     return f"!{source}" in lines

@@ -1,9 +1,9 @@
-"""Run a command under the system-call rules of our systemd unit, without systemd.
+"""Runs a command under the system-call rules of our systemd unit, without systemd.
 
-The rules are computed from the unit file and from systemd's own lists of call sets. Used as a
-program: `python sandbox.py UNIT COMMAND ...` installs the rules in its own process and becomes the
-command. A call that the unit does not list ends the process with SIGSYS, although the unit itself
-only answers EPERM: a test must notice a missing call.
+It computes the rules from the unit file and from systemd's own lists of call sets. As a program,
+`python sandbox.py UNIT COMMAND ...` installs the rules in its own process and becomes the command.
+A call that the unit does not list ends the process with SIGSYS, although the unit itself only
+answers EPERM: so a test notices a missing call.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class _Compare(ctypes.Structure):
 
 
 def is_available() -> bool:
-    """Whether both the lists and the library are here."""
+    """Whether the lists and the library are installed."""
     return bool(shutil.which("systemd-analyze") and ctypes.util.find_library("seccomp"))
 
 
@@ -57,7 +57,7 @@ def call_sets() -> dict[str, list[str]]:
 
 
 def expanded(names: list[str], sets: dict[str, list[str]]) -> set[str]:
-    """The calls behind names of calls and sets."""
+    """The calls of names of calls and sets."""
     found: set[str] = set()
     for name in names:
         found |= expanded(sets[name], sets) if name.startswith("@") else {name}
@@ -65,7 +65,7 @@ def expanded(names: list[str], sets: dict[str, list[str]]) -> set[str]:
 
 
 def allowed_calls(unit: str, sets: dict[str, list[str]]) -> set[str]:
-    """The calls a unit allows: `SystemCallFilter=` lines in their order, `~` takes away."""
+    """The calls that a unit allows: `SystemCallFilter=` lines in order; `~` removes calls."""
     allowed = expanded(["@default"], sets)
     lines = [line.partition("=") for line in unit.splitlines()]
     for value in [value for name, _, value in lines if name == "SystemCallFilter"]:
@@ -77,13 +77,13 @@ def allowed_calls(unit: str, sets: dict[str, list[str]]) -> set[str]:
 
 
 def confine(allowed: set[str], *, deny_write_execute: bool) -> None:
-    """Allow this process and its children these calls only; it cannot be undone."""
+    """Restrict this process and its children to these calls; it cannot be undone."""
     library = ctypes.CDLL(ctypes.util.find_library("seccomp"), use_errno=True)
     library.seccomp_init.restype = ctypes.c_void_p
     context = ctypes.c_void_p(library.seccomp_init(ctypes.c_uint32(_KILL_PROCESS)))
     for name in sorted(allowed):
         number = library.seccomp_syscall_resolve_name(name.encode())
-        if number >= 0:  # a call of another architecture has none
+        if number >= 0:  # a call of another architecture has no number
             _add(library, context, _ALLOW, number)
     if deny_write_execute:
         both = _PROT_WRITE | _PROT_EXEC
@@ -114,7 +114,7 @@ def _add(
 
 
 def main() -> None:
-    """Confine this process by the unit, then become the command."""
+    """Restrict this process by the unit, then become the command."""
     unit = Path(sys.argv[1]).read_text()
     confine(
         allowed_calls(unit, call_sets()),

@@ -1,4 +1,6 @@
-"""compose.yaml as far as it can be checked without an engine: what it names is there and fits."""
+"""Checks compose.yaml as far as possible without an engine: the files that it names exist and
+fit.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ from topics_server.settings import Settings, variable
 
 DOCKER: Final = ROOT / "docker"
 MONITORING: Final = {"prometheus", "grafana"}
-# Made by whoever runs it, as the first lines say.
+# The user makes these, as the first lines say.
 MADE: Final = ("./tls", "./secrets/")
 
 Json = dict[str, Any]
@@ -35,7 +37,7 @@ SERVICES: Final[Json] = COMPOSE["services"]
 
 
 def mounts(service: str) -> dict[str, str]:
-    """Where each mounted file or volume of a service is in its container."""
+    """The place of each mounted file or volume in a service's container."""
     found: dict[str, str] = {}
     for volume in SERVICES[service]["volumes"]:
         source, target = volume.split(":")[:2]
@@ -44,7 +46,7 @@ def mounts(service: str) -> dict[str, str]:
 
 
 def mounted(service: str, path: str) -> Path:
-    """The file of ours that a service finds at a path."""
+    """Our file at a path in a service."""
     places = mounts(service)
     assert path in places, f"{service} has nothing at {path}"
     return DOCKER / places[path]
@@ -109,7 +111,7 @@ def test_prometheus_scrapes_the_server_with_a_key_of_its_own() -> None:
 
 
 def test_the_scrape_is_answered_to_such_a_key(tmp_path: Path) -> None:
-    """Made as the first lines of compose.yaml say, by their own commands."""
+    """The key is made by the commands in the first lines of compose.yaml."""
     said = [line.lstrip("# ") for line in (DOCKER / "compose.yaml").read_text().splitlines()]
     lines = [
         line for line in said if ("scrape-key" in line and "openssl" in line) or "sed " in line
@@ -144,7 +146,7 @@ def test_grafana_finds_its_source_and_the_dashboard() -> None:
     (found_provider,) = yaml.safe_load(mounted("grafana", provider).read_text())["providers"]
     folder = found_provider["options"]["path"]
     dashboard = json.loads(mounted("grafana", f"{folder}/topics.json").read_text())
-    # Which source it asks is a variable of this type; without a choice it is the default one.
+    # A variable of this type selects the data source; without a choice it is the default one.
     (variable_,) = [v for v in dashboard["templating"]["list"] if v["type"] == "datasource"]
     assert variable_["query"] == found["type"]
     assert {panel["datasource"]["uid"] for panel in dashboard["panels"]} == {
@@ -157,7 +159,7 @@ def test_grafana_finds_its_source_and_the_dashboard() -> None:
 def test_nginx_in_the_container_is_that_of_a_machine_but_for_address_and_logs(
     tmp_path: Path,
 ) -> None:
-    """in-container.sh is run, with its two paths here and a program that stands for nginx."""
+    """The test runs in-container.sh with its two paths here and a program in place of nginx."""
     shell, script = SERVICES["nginx"]["entrypoint"]
     text = mounted("nginx", script).read_text()
     given = mounted("nginx", "/etc/nginx/topics.conf")
@@ -181,7 +183,7 @@ def test_nginx_in_the_container_is_that_of_a_machine_but_for_address_and_logs(
     assert "include /tmp/topics.conf;" in mounted("nginx", "/etc/nginx/nginx.conf").read_text()
 
 
-def test_the_documented_docker_run_names_what_exists() -> None:
+def test_the_documented_docker_run_names_existing_things() -> None:
     manual = (ROOT / "docs" / "OPERATIONS.md").read_text().replace("\\\n", " ")
     (line,) = re.findall(r"^    (docker run .+)$", manual, re.MULTILINE)
     words = shlex.split(line)

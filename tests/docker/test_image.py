@@ -1,4 +1,4 @@
-"""The image: what its steps make, run as its user, with one folder that may be written to."""
+"""The image: the result of its steps, run as its user, with one writable folder."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Container:
         self.log = directory / "log"
 
     def command(self, *words: str) -> list[str]:
-        """As the engine would start it."""
+        """The command as an engine would start it."""
         entry = json.loads(only(self.built.final_stage, "ENTRYPOINT"))
         program = shutil.which(entry[0], path=self.env["PATH"])
         assert program is not None
@@ -61,7 +61,7 @@ class Container:
         return {"user": self.user, "group": self.group, "extra_groups": []}
 
     def run(self, *words: str) -> subprocess.CompletedProcess[bytes]:
-        """A command beside the server, as a health check is."""
+        """Run a command beside the server, like a health check."""
         return subprocess.run(
             words,
             env=self.env,
@@ -104,9 +104,9 @@ class Container:
 
 @pytest.fixture
 def container(built: Built, tmp_path: Path) -> Iterator[Container]:
-    """One container, not started."""
+    """One container that is not started."""
     made = Container(built, tmp_path, TOPICS_PORT="0", TOPICS_ALLOW_INSECURE_NO_AUTH="1")
-    # Our folders are root's alone otherwise; the user has to pass through them, no more.
+    # Only root may enter our folders otherwise; the user has to pass through them.
     for folder in (*built.root.parents, built.root):
         if os.geteuid() == 0 and folder.is_relative_to(Path(os.environ.get("TMPDIR", "/tmp"))):
             folder.chmod(folder.stat().st_mode | 0o011)
@@ -123,7 +123,7 @@ def test_every_setting_of_the_image_is_one(built: Built) -> None:
     assert (built.place("/data").stat().st_mode & 0o777) == 0o700
 
 
-def test_the_image_holds_what_the_server_needs_and_no_more(built: Built) -> None:
+def test_the_image_has_only_the_files_that_the_server_needs(built: Built) -> None:
     folder = built.place("/opt/topics")
     (packages,) = folder.glob("lib/python3*/site-packages")
     names = {path.name.partition("-")[0].lower() for path in packages.glob("*.dist-info")}
@@ -132,7 +132,7 @@ def test_the_image_holds_what_the_server_needs_and_no_more(built: Built) -> None
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     print(f"/opt/topics: {size / 2**20:.0f} MiB")
     assert size < 200 * 2**20
-    # Compiled when it was installed: a read-only root cannot keep what a first run would make.
+    # Compiled at installation: a read-only root cannot store what a first run would compile.
     assert list((packages / "topics_server").glob("__pycache__/server.*.pyc"))
 
 
@@ -148,7 +148,7 @@ def test_without_keys_it_refuses_to_listen_on_all_addresses(container: Container
 def test_the_health_check_works_where_probes_ask_for_a_key(
     container: Container, tmp_path: Path, way: str
 ) -> None:
-    """As compose.yaml has it: one secret, which is the server's file of keys and the check's."""
+    """As in compose.yaml: one secret is the key file of both the server and the check."""
     secret = container.built.root / "api-keys"
     secret.write_text("probe-key:read\n")
     secret.chmod(0o600)
@@ -189,7 +189,7 @@ def test_it_runs_as_its_user_is_healthy_and_ends_in_time_with_everything_synced(
     assert json.loads(healthy.stdout)["status"] == "ok"
     assert container.run(*container.command("health", "--ready")).returncode == 0
 
-    # A stream that would never end, and appends until the last moment.
+    # An endless stream, and appends until the last moment.
     api.add("kept", *range(100))
     acknowledged = Writer(api, container)
     code, seconds = acknowledged.stop()
@@ -209,7 +209,7 @@ def test_it_runs_as_its_user_is_healthy_and_ends_in_time_with_everything_synced(
 
 
 class Writer:
-    """Appends in a thread until it is refused; `last` is the last that was acknowledged."""
+    """Appends in a thread until it is refused; `last` is the last acknowledged seq."""
 
     def __init__(self, api: Api, container: Container) -> None:
         self.last = 99
@@ -243,7 +243,7 @@ class Writer:
                 pass
 
     def stop(self) -> tuple[int, float]:
-        """SIGTERM in the middle of it."""
+        """SIGTERM while it writes."""
         assert self._is_reading.wait(START_WITHIN_S)
         eventually(lambda: self.last > 150, "appends are under way")
         ended = self._container.stop()

@@ -1,4 +1,4 @@
-"""What docs/OPERATIONS.md tells operators to do, done: the systemd unit, and a copied directory."""
+"""Follows docs/OPERATIONS.md: the systemd unit, and a copied directory."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_the_unit_is_sandboxed(name: str, value: str) -> None:
 
 
 def test_the_unit_is_understood() -> None:
-    """By systemd itself where it is; elsewhere at least each line has the form of one."""
+    """By systemd itself if it is installed; otherwise at least each line has the right form."""
     for line in UNIT.read_text().splitlines():
         assert not line or re.match(r"#|\[(Unit|Service|Install)\]$|[A-Z][A-Za-z]+=", line), line
     program = shutil.which("systemd-analyze")
@@ -62,7 +62,8 @@ def test_the_unit_is_understood() -> None:
     done = subprocess.run(
         [program, "verify", str(UNIT)], capture_output=True, text=True, timeout=60, check=False
     )
-    # The program it starts is not installed here; nothing else may be said about our unit.
+    # The program that it starts is not installed here; there must be no other complaint about our
+    # unit.
     told = [line for line in done.stderr.splitlines() if "topics-server.service" in line]
     assert [line for line in told if "is not executable" not in line] == []
 

@@ -6,6 +6,6 @@ import pytest
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """How many races of each kind the full run has."""
+    """The number of races of each kind in the full run."""
     group = parser.getgroup("crash tests")
-    group.addoption("--rounds", type=int, default=1000, help="races of a coordination (1000)")
+    group.addoption("--rounds", type=int, default=200, help="races of a coordination (200)")

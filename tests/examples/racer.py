@@ -1,8 +1,8 @@
-"""One client of a race: calls a function of an example for every line it is given.
+"""One client of a race: calls a function of an example for every input line.
 
     racer.py EXAMPLE.py FUNCTION URL ME
 
-A line is a JSON array of further arguments; the answer is what the function returns, as a line.
+A line is a JSON array of further arguments; the answer is the function's result, as a line.
 """
 
 from __future__ import annotations

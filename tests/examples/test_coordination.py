@@ -1,6 +1,6 @@
-"""`examples/coordination`: races of real processes, and exactly one of them wins each time.
+"""`examples/coordination`: races of real processes; exactly one wins each time.
 
-Everyday rounds are few; `./run test-crash` runs `--rounds` of them (1,000).
+A usual run has few rounds; `./run test-crash` runs `--rounds` of them (200).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, Final
 import pytest
 
 from tests.contract.driver import ROOT, Api, Server, eventually
-from tests.crash.ports import quiet_port
+from tests.ports import lasting_port
 
 EXAMPLES: Final = ROOT / "examples" / "coordination"
 RACERS: Final = 8
@@ -27,7 +27,7 @@ LONG_AGO_MS: Final = 1_000
 
 
 class Racers:
-    """Eight processes of one example that are told to go at the same time."""
+    """Eight processes of one example that start at the same time on command."""
 
     def __init__(self, example: str, function: str, url: str) -> None:
         env = {k: v for k, v in os.environ.items() if not k.startswith("TOPICS_")}
@@ -51,7 +51,7 @@ class Racers:
         return process.stdout.readline()
 
     def race(self, *words: object) -> dict[str, Any]:
-        """What each of them was told, by its name."""
+        """The result of each process, by its name."""
         line = json.dumps(words).encode() + b"\n"
         for process in self._processes:
             assert process.stdin is not None
@@ -88,7 +88,7 @@ def race() -> Iterator[Race]:
 
 @pytest.fixture(scope="module")
 def door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
-    """Where streams are."""
+    """The URL of the streams."""
     server = Server(tmp_path_factory.mktemp("coordination"))
     yield server.start()
     server.stop()
@@ -97,24 +97,26 @@ def door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
 @pytest.fixture(
     params=[
         pytest.param("everyday", id="everyday"),
-        pytest.param("full", marks=[pytest.mark.crash, pytest.mark.timeout(0)], id="full"),
+        pytest.param(
+            "full", marks=[pytest.mark.crash, pytest.mark.slow, pytest.mark.timeout(0)], id="full"
+        ),
     ]
 )
 def rounds(request: pytest.FixtureRequest) -> int:
-    """How many races."""
+    """The number of races."""
     if request.param == "everyday":
         return EVERYDAY
-    return int(request.config.getoption("--rounds", default=1000))
+    return int(request.config.getoption("--rounds", default=200))
 
 
 @pytest.fixture
 def url(door: Api, request: pytest.FixtureRequest) -> str:
-    """A stream of the test's own."""
+    """A stream for this test alone."""
     return f"{door.url}/v1/stream/race/{abs(hash((request.node.nodeid, time.time_ns()))):x}"
 
 
 def messages(url: str, door: Api) -> list[dict[str, Any]]:
-    """Everything a stream holds."""
+    """All messages of a stream."""
     found: list[dict[str, Any]] = []
     offset = "-1"
     while True:
@@ -127,7 +129,7 @@ def messages(url: str, door: Api) -> list[dict[str, Any]]:
 
 
 def winner(told: dict[str, Any], won: str) -> str:
-    """Who won; exactly one did."""
+    """The winner; there must be exactly one."""
     (found,) = (name for name, answer in told.items() if answer[won])
     return found
 
@@ -181,7 +183,7 @@ def test_an_old_claim_is_taken_over_by_one_and_the_zombie_is_fenced(
         owner = winner(told, "won")
         statuses = Counter(answer["status"] for answer in told.values())
         assert statuses[200] == 1
-        # None: saw the winner's claim before it tried.
+        # None: it saw the winner's claim before it tried.
         assert set(statuses) <= {200, 204, None}
         tried += statuses[204]
         assert {(a["owner"], a["epoch"]) for a in told.values()} == {(owner, 1)}
@@ -226,9 +228,9 @@ def _tokens(url: str, text: bytes, pause_s: float) -> subprocess.Popen[bytes]:
     return process
 
 
-def test_words_go_on_where_they_were_whoever_is_killed(tmp_path: Path) -> None:
+def test_words_continue_over_kills_of_every_process(tmp_path: Path) -> None:
     text = "  Wörter, die kommen und gehen.\n" * 20 + "Ende\n\n"
-    server = Server(tmp_path, {"TOPICS_PORT": str(quiet_port())})
+    server = Server(tmp_path, {"TOPICS_PORT": str(lasting_port())})
     try:
         api = server.start()
         url = f"{api.url}/v1/stream/answers/1"

@@ -1,8 +1,8 @@
-"""Is what a reader sees one of the states the model allows? And which one.
+"""Is the topic that a reader sees one of the states that the model allows? And which one?
 
-`Seen` is a whole topic as read through the store; `differs` compares it with one plain state;
-`Track` keeps a topic's calls since the last check and finds, after a crash, the prefix of them that
-survived: nothing acknowledged may be missing after a kill, nothing synced after a power loss.
+`Seen` is a whole topic as read through the store; `differs` compares it with one plain state.
+`TopicHistory` keeps a topic's calls since the last check. After a crash it finds the prefix of them
+that survived: nothing acknowledged may be missing after a kill, nothing synced after a power loss.
 """
 
 from __future__ import annotations
@@ -48,7 +48,9 @@ async def look(store: Store, name: str, clock: FakeClock) -> Seen | None:
 
 
 def _marks(store: Store, name: str, clock: FakeClock) -> tuple[object, ...]:
-    """What changes when the clock is set, or when the background evicts between two pages."""
+    """The facts that change when the clock is set, or when the background evicts between two
+    pages.
+    """
     moment = clock.now_ms(), clock.steps
     try:
         state = store.state(name, touch=False)
@@ -104,7 +106,7 @@ async def _look_once(store: Store, name: str, now_ms: int) -> Seen | None:
 
 
 def covers(gaps: Sequence[Gap], first: int, last: int) -> bool:
-    """Whether every seq of a range is in some gap."""
+    """Whether every seq of a range is in a gap."""
     for gap in sorted(gaps, key=lambda gap: gap.gap_from):
         if gap.gap_from <= first <= gap.gap_to:
             first = gap.gap_to + 1
@@ -112,7 +114,7 @@ def covers(gaps: Sequence[Gap], first: int, last: int) -> bool:
 
 
 def differs(plain: Plain, seen: Seen | None, *, may_jump: bool) -> str | None:
-    """What is wrong with `seen` if `plain` is the truth; None if nothing is."""
+    """The difference between `seen` and `plain`; None if there is none."""
     if seen is None or not plain.exists:
         return None if (seen is not None) == plain.exists else f"exists: {plain.exists}"
     if seen.config != plain.config:
@@ -135,7 +137,7 @@ def _records_differ(plain: Plain, seen: Seen) -> str | None:
         if expected is None:
             return f"seq {seq} is there: {rec}"
         if plain.is_ephemeral():
-            # The last time went with the records; it may begin anew.
+            # The last time is lost with the records; times may begin anew.
             rec = rec._replace(ts=expected.ts)
         if rec != expected:
             return f"seq {seq} is {rec}, not {expected}"
@@ -179,19 +181,23 @@ def _is_hole(plain: Plain, gap: Gap) -> bool:
 
 
 class Ledger:
-    """(name, epoch, seq) names one record for ever: all that anybody was ever shown, or told."""
+    """(name, epoch, seq) names one record for ever: all records that any reader or writer learned
+    of.
+    """
 
     def __init__(self) -> None:
         self._known: dict[tuple[str, int, int], tuple[object, ...]] = {}
 
     def note(self, name: str, epoch: int, seq: int, rec: Rec) -> None:
-        """Somebody knows this record by this place. Its time is left out: acks do not tell it."""
+        """Note that a client knows this record at this position. Its time is left out: acks do not
+        contain it.
+        """
         told = (rec.data, rec.meta, rec.tag, rec.node)
         known = self._known.setdefault((name, epoch, seq), told)
         assert known == told, f"{name}, epoch {epoch}, seq {seq} was {known}, is now {told}"
 
     def note_all(self, name: str, seen: Seen | None) -> None:
-        """Somebody has read a topic."""
+        """Note that a reader has read the whole topic."""
         if seen is not None:
             for seq, rec in seen.records.items():
                 self.note(name, seen.epoch, seq, rec)
@@ -201,7 +207,8 @@ class Ledger:
 class Entry:
     """One call: `answer` once acknowledged; `synced` once it must survive a power loss.
 
-    `is_fact`: it changed something. Others are answered at once and say nothing of those before.
+    `is_fact`: it changed something. Other calls get their answer at once and prove nothing about
+    earlier ones.
     """
 
     step: Step
@@ -211,7 +218,7 @@ class Entry:
 
 
 @dataclass(slots=True)
-class Track:
+class TopicHistory:
     """One topic of a run: the state at the last check, and the calls since."""
 
     name: str
@@ -219,11 +226,11 @@ class Track:
     base: Plain = field(default_factory=Plain)
     live: Plain = field(default_factory=Plain)
     entries: list[Entry] = field(default_factory=list)
-    # No seq up to this one may ever be given away again.
+    # No seq up to this one may ever be assigned again.
     used_head: int = 0
 
     def settle(self, entry: Entry) -> None:
-        """A call of this boot is acknowledged, in the order of the calls."""
+        """Note that a call of this boot is acknowledged, in the order of the calls."""
         assert entry.answer is not None
         expected = self.live.apply(entry.step)
         assert _fits(entry.answer, expected), (
@@ -232,9 +239,9 @@ class Track:
         self.used_head = self.live.head
 
     def check(self, seen: Seen | None, end: End, max_ms: int, *, was_doubted: bool = False) -> None:
-        """Compare after the boot ended like this; start anew from what is there.
+        """Compare after the boot ended in this way; start anew from the present state.
 
-        `max_ms` is the latest time the clock has ever shown. `was_doubted`: see `World`.
+        `max_ms` is the latest time that the clock has shown. `was_doubted`: see `World`.
         """
         closest: list[str] = []
         for count, plain in self._candidates(end):
@@ -273,8 +280,8 @@ class Track:
             if count:
                 entry = self.entries[count - 1]
                 if entry.answer is None and count - 1 < last_fact:
-                    # Refused by a read-only shard, and what came later counts: another topic's
-                    # incarnation, on another shard. Where that is lost, this may stand.
+                    # A read-only shard refused it, but a later entry counts: that of another
+                    # incarnation, on another shard. If that entry is lost, this one may hold.
                     doubtful = doubtful or plain.copy()
                     doubtful.apply(entry.step)
                     if count >= at_least:
@@ -289,7 +296,8 @@ class Track:
             if count >= at_least:
                 found.append((count, plain.copy()))
         if not self.live.exists:
-            # Creations that read-only shards refused are topics of their own: any may stand alone.
+            # Creations that read-only shards refused are topics of their own: any of them may exist
+            # alone.
             for entry in self.entries[last_fact + 1 :]:
                 if entry.answer is None and isinstance(entry.step, Append | Put):
                     alone = Plain()
@@ -303,7 +311,7 @@ class Track:
             if end != "none" and state.is_ephemeral() and state.exists:
                 _lose(state)
             if end in ("kill", "power"):
-                # What nobody had journaled yet may be told anew.
+                # An expiry that was not journaled yet may be reported again.
                 state.told_below = 1
             yield count, state
             if state.lazy:
@@ -330,7 +338,9 @@ class Track:
 
 
 def _lose(plain: Plain) -> None:
-    """An ephemeral topic after its process: nothing but the head. What was deleted may be told."""
+    """An ephemeral topic after its process: only the head. Deleted records may be reported as
+    lost.
+    """
     plain.holes += [(seq, seq) for seq in plain.records]
     plain.records.clear()
     plain.keys.clear()

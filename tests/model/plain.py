@@ -1,7 +1,7 @@
-"""The plain model: a topic as a dict of records, and what each call does to it. No cleverness.
+"""The plain model: a topic as a dict of records, and the effect of each call on it.
 
 Follows the contract's words (§0.8, §0.10, §2, §5) with loops over a dict, not the engine's code.
-What the contract leaves open is left open here: see `Plain.lazy` and `Plain.hidden_below`.
+Where the contract leaves a choice, the model does too: see `Plain.lazy` and `Plain.hidden_below`.
 """
 
 from __future__ import annotations
@@ -26,14 +26,16 @@ class Rec(NamedTuple):
 
     @property
     def weight(self) -> int:
-        """What it counts under `cap_bytes`."""
+        """Its size under `cap_bytes`."""
         framing = FRAMING_BYTES + len(self.tag or "") + len(self.node or "")
         return len(self.data) + len(self.meta) + framing
 
 
 @dataclass(slots=True)
 class Append:
-    """One append at `now_ms`, when the clock has shown up to `max_ms`; `records` with ts 0."""
+    """One append at `now_ms`; the latest time of the clock so far is `max_ms`; `records` with
+    ts 0.
+    """
 
     records: list[Rec]
     key: str | None
@@ -77,14 +79,14 @@ Answer = tuple[object, ...]
 
 @dataclass(slots=True)
 class Plain:
-    """One topic. `floor`: seqs below it were lost to a cap or a TTL; `holes`: to something else.
+    """One topic. `floor`: seqs below it were lost to a cap or a TTL; `holes`: to another cause.
 
-    `lazy`: a cap was tightened and the eviction may be under way. `hidden_below`: seqs that have
-    been past their TTL at some time (the clock may have been set back since). `told_below`: seqs
-    that a reader was told have expired, in this process. `maybe_gone`: hit by
-    a delete that a power loss took from the journal; a flag in a segment may have been quicker.
-    `vague_below`: seqs of an ephemeral topic that a restart took, told whether deleted or not.
-    `producers`: by id, epoch and seq of the last request, first seq and count of its records.
+    `lazy`: a cap was lowered and the eviction may be in progress. `hidden_below`: seqs that were
+    past their TTL at some time (the clock may have been set back since). `told_below`: seqs that a
+    reader saw as expired, in this process. `maybe_gone`: hit by a delete that a power loss took
+    from the journal; a flag in a segment may have been written before. `vague_below`: seqs of an
+    ephemeral topic that a restart removed; it may not tell deleted from lost ones. `producers`: by
+    id, epoch and seq of the last request, first seq and count of its records.
     """
 
     exists: bool = False
@@ -103,7 +105,7 @@ class Plain:
     vague_below: int = 1
 
     def copy(self) -> Plain:
-        """Another one that can be changed."""
+        """A copy that may be changed."""
         return dataclasses.replace(
             self,
             records=dict(self.records),
@@ -113,7 +115,7 @@ class Plain:
         )
 
     def apply(self, step: Step) -> Answer:
-        """Do what the call does; what it answers."""
+        """Apply the call; return its answer."""
         match step:
             case Append():
                 return self._append(step)
@@ -154,14 +156,14 @@ class Plain:
         self.last_ts = ts
         self.evict()
         if step.key is not None:
-            # What has passed by the topic's time stays so, also when the clock is set back.
+            # What has expired by the topic's time stays expired, also when the clock is set back.
             kept = {key: each for key, each in self.keys.items() if ts - each[2] < window_ms}
             self.keys = kept | {step.key: (first, added, ts)}
         self._move(step.producer, first, added)
         return ("appended", first, added)
 
     def _judge(self, stamp: ProducerStamp) -> Answer | None:
-        """What a producer's request is answered, unless it is that producer's next."""
+        """The answer to a producer's request, unless it is that producer's next one."""
         last = self.producers.get(stamp.producer_id)
         if last is None:
             return None if stamp.seq == 0 else ("gap", 0)
@@ -186,7 +188,7 @@ class Plain:
         return bool(config.cap_bytes) and weight > config.cap_bytes
 
     def evict(self) -> None:
-        """Lose the oldest until the caps hold; the newest record stays."""
+        """Remove the oldest until the caps hold; the newest record stays."""
         self.lazy = False
         config = self.config
         if not (config.cap_records or config.cap_bytes) or config.discard is Discard.REJECT:
@@ -202,25 +204,25 @@ class Plain:
             self.floor = seq + 1
 
     def expire(self, now_ms: int) -> None:
-        """What is past its TTL now may be gone for good from now on."""
+        """Records past their TTL now may be gone for good from now on."""
         if self.config.ttl_ms:
             for seq, rec in self.records.items():
                 if rec.ts < now_ms - self.config.ttl_ms:
                     self.hidden_below = max(self.hidden_below, seq + 1)
 
     def tell(self, now_ms: int) -> None:
-        """A reader looks now: what is past its TTL stays expired."""
+        """A reader looks now: records past their TTL stay expired."""
         for seq in self.records:
             if self.is_hidden(seq, now_ms):
                 self.told_below = max(self.told_below, seq + 1)
 
     def is_hidden(self, seq: int, now_ms: int) -> bool:
-        """Whether a record is past its TTL at this moment."""
+        """Whether a record is past its TTL now."""
         ttl_ms = self.config.ttl_ms
         return bool(ttl_ms) and self.records[seq].ts < now_ms - ttl_ms
 
     def hits(self, step: Delete) -> list[int]:
-        """The records a delete matches."""
+        """The records that a delete matches."""
         last = self.head if step.before_seq is None else step.before_seq - 1
         return [
             seq
@@ -231,7 +233,7 @@ class Plain:
     def _delete(self, step: Delete) -> Answer:
         self.expire(step.max_ms)
         hit = self.hits(step)
-        # A record that has expired is not there to be deleted: it stays a told loss.
+        # An expired record cannot be deleted any more: it stays a reported loss.
         hit = [seq for seq in hit if not self.is_hidden(seq, step.now_ms)]
         unsure = frozenset(seq for seq in hit if seq < self.hidden_below)
         self.maybe_gone |= unsure
@@ -243,12 +245,12 @@ class Plain:
     def _put(self, step: Put) -> Answer:
         created = not self.exists
         if self.exists and step.config != self.config:
-            # The floor as of now, under the old configuration, is settled first.
+            # First apply the floor of the old configuration.
             self.expire(step.max_ms)
             for seq in [seq for seq in self.records if self.is_hidden(seq, step.now_ms)]:
                 del self.records[seq]
                 if seq not in self.maybe_gone:
-                    # What was deleted, perhaps, need not be told as lost.
+                    # A possibly deleted record need not be reported as lost.
                     self.floor = max(self.floor, seq + 1)
             self.evict()
         self.exists = True
@@ -263,5 +265,5 @@ class Plain:
         return len(other.records), other.floor
 
     def is_ephemeral(self) -> bool:
-        """Whether nothing of its records outlives the process."""
+        """Whether the topic's records never outlive the process."""
         return self.config.durability is Durability.EPHEMERAL

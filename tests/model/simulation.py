@@ -3,8 +3,8 @@
 A run is a few boots of one data directory. In each, every topic has a driver that makes one call
 after the other (sometimes several appends at once), while others take checkpoints, step the clock,
 let time pass and break the disk. A boot ends cleanly, with `kill -9`, or with a power loss at any
-disk operation. Then the next node opens what is left, and every topic must be one of the states its
-calls allow. Called by tests/model and tests/crash.
+disk operation. Then the next node opens the remaining files, and every topic must be one of the
+states that its calls allow. Called by tests/model and tests/crash.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import random
 from collections.abc import Coroutine, Sequence
 from typing import Any, Final
 
-from tests.model.judging import End, Entry, Ledger, Track, differs, look
+from tests.model.judging import End, Entry, Ledger, TopicHistory, differs, look
 from tests.model.plain import Answer, Append, Delete, Drop, Put, Rec, Step
 from tests.model.world import World
 from tests.storage.fake_disk import Fault, Look, Op, SimulatedCrash
@@ -30,7 +30,7 @@ _PRODUCERS_CODES: Final = (
     Code.PRODUCER_SEQ_CONFLICT,
     Code.INVALID_REQUEST,
 )
-# What a producer is told of a request that changed nothing.
+# The answer to a producer's request that changed nothing.
 _REFUSALS: Final = ("fenced", "gap", "no beginning", "repeated")
 _FAULTS: Final[tuple[tuple[Op, Fault], ...]] = (
     ("write", "eio"),
@@ -62,7 +62,7 @@ def topic_kinds(rng: random.Random) -> dict[str, TopicConfig]:
 
 
 class Simulation:
-    """One run. `faults`: whether the disk also refuses; `calls`: of one topic in one boot."""
+    """One run. `faults`: whether the disk also refuses calls; `calls`: of one topic in one boot."""
 
     def __init__(self, seed: int, *, boots: int = 3, calls: int = 8, faults: bool = True) -> None:
         self.seed = seed
@@ -78,7 +78,9 @@ class Simulation:
         if rng.random() < 0.5:
             changes["checkpoint_interval_ms"] = rng.choice((50, 300, 900))
         self.world = World(seed, **changes)
-        self.tracks = {name: Track(name, config) for name, config in topic_kinds(rng).items()}
+        self.histories = {
+            name: TopicHistory(name, config) for name, config in topic_kinds(rng).items()
+        }
         self._ids = 0
         self._end: End = "clean"
         self.ledger = Ledger()
@@ -128,7 +130,7 @@ class Simulation:
         is_broken = bool(node.store.read_only_shards())
         world.stop()
         if is_broken:
-            # What stands written in the read-only shard is not known to be synced.
+            # Written entries in the read-only shard are not known to be synced.
             self._note_crash("kill")
             world.disk.crash("kill")
             world.disk = world.disk.reopen()
@@ -144,7 +146,7 @@ class Simulation:
         self.world.crash("kill" if end == "kill" else "power")
 
     def _has_started(self, *, may_crash: bool) -> bool:
-        """One try to start, which may be killed too; then a look at everything."""
+        """One try to start, which may be killed too; then check everything."""
         world, rng = self.world, self.rng
         if may_crash and rng.random() < 0.15:
             world.disk.crash_at(rng.randint(1, 40))
@@ -163,12 +165,12 @@ class Simulation:
 
     async def _check_all(self, end: End) -> None:
         store, clock = self._store(), self.world.clock
-        for track in self.tracks.values():
-            seen = await look(store, track.name, clock)
-            self.ledger.note_all(track.name, seen)
-            track.check(seen, end, clock.max_ms, was_doubted=self.world.was_doubted)
+        for history in self.histories.values():
+            seen = await look(store, history.name, clock)
+            self.ledger.note_all(history.name, seen)
+            history.check(seen, end, clock.max_ms, was_doubted=self.world.was_doubted)
             if seen is not None:
-                track.live.tell(seen.now_ms)
+                history.live.tell(seen.now_ms)
 
     def _store(self) -> Store:
         assert self.world.node is not None
@@ -177,59 +179,59 @@ class Simulation:
     # -- one boot ---------------------------------------------------------------------------
 
     async def _live(self) -> None:
-        drivers = [self._drive(track) for track in self.tracks.values()]
+        drivers = [self._drive(history) for history in self.histories.values()]
         await asyncio.gather(*drivers, self._disturb())
         self.world.disk.heal()
-        for track in self.tracks.values():
-            await self._look_live(track)
+        for history in self.histories.values():
+            await self._look_live(history)
 
-    async def _look_live(self, track: Track) -> None:
+    async def _look_live(self, history: TopicHistory) -> None:
         clock = self.world.clock
         try:
-            seen = await look(self._store(), track.name, clock)
+            seen = await look(self._store(), history.name, clock)
         except StorageError:
             return  # the disk refuses to read: an error, not a wrong answer
-        self.ledger.note_all(track.name, seen)
-        track.live.expire(clock.max_ms)
-        states = [track.live.copy()]
-        if track.live.lazy:
-            evicted = track.live.copy()
+        self.ledger.note_all(history.name, seen)
+        history.live.expire(clock.max_ms)
+        states = [history.live.copy()]
+        if history.live.lazy:
+            evicted = history.live.copy()
             evicted.evict()
             states.append(evicted)
         wrong = [differs(state, seen, may_jump=False) for state in states]
-        assert None in wrong, f"{track.name}, live: {wrong}"
+        assert None in wrong, f"{history.name}, live: {wrong}"
         if seen is not None:
-            track.live.tell(seen.now_ms)
+            history.live.tell(seen.now_ms)
 
-    async def _drive(self, track: Track) -> None:
+    async def _drive(self, history: TopicHistory) -> None:
         rng = self.rng
         for _ in range(self.calls):
-            if not track.live.exists:
-                await self._create(track)
+            if not history.live.exists:
+                await self._create(history)
                 continue
             dice = rng.random()
-            if track.live.lazy or dice < 0.5:
-                await self._do(track, [self._append(track)])
+            if history.live.lazy or dice < 0.5:
+                await self._do(history, [self._append(history)])
             elif dice < 0.62:
-                await self._do(track, [self._append(track) for _ in range(rng.randint(2, 5))])
+                await self._do(history, [self._append(history) for _ in range(rng.randint(2, 5))])
             elif dice < 0.80:
-                await self._do(track, [self._delete(track)])
+                await self._do(history, [self._delete(history)])
             elif dice < 0.86:
-                await self._do(track, [Put(self._other_config(track))])
+                await self._do(history, [Put(self._other_config(history))])
             elif dice < 0.86 + self.drop_share:
-                await self._do(track, [Drop()])
+                await self._do(history, [Drop()])
             elif dice < 0.94:
-                await self._look_live(track)
+                await self._look_live(history)
             else:
                 await asyncio.sleep(rng.choice((0.01, 0.3, 1.2)))
 
-    async def _create(self, track: Track) -> None:
+    async def _create(self, history: TopicHistory) -> None:
         if self.rng.random() < 0.5:
-            await self._do(track, [Put(track.config)])
+            await self._do(history, [Put(history.config)])
         else:
-            step = self._append(track)
-            step.creates = track.config
-            await self._do(track, [step])
+            step = self._append(history)
+            step.creates = history.config
+            await self._do(history, [step])
 
     async def _disturb(self) -> None:
         rng, world = self.rng, self.world
@@ -241,8 +243,8 @@ class Simulation:
             if dice < 0.25:
                 certain = [
                     entry
-                    for track in self.tracks.values()
-                    for entry in track.entries
+                    for history in self.histories.values()
+                    for entry in history.entries
                     if entry.is_fact
                 ]
                 try:
@@ -256,7 +258,7 @@ class Simulation:
             elif dice < 0.6 and self.faults:
                 op, error = rng.choice(self.fault_kinds)
                 if op == "sync" and rng.random() < 0.7:
-                    continue  # it ends the boot for a shard: not too often
+                    continue  # it ends the boot for a shard, so only rarely
                 times = rng.choice((1, 1, 2, None))
                 world.disk.fail(op, error, nth=rng.randint(1, 4), times=times)
             elif dice < 0.8:
@@ -264,9 +266,9 @@ class Simulation:
 
     # -- calls ------------------------------------------------------------------------------
 
-    def _append(self, track: Track) -> Append:
+    def _append(self, history: TopicHistory) -> Append:
         rng = self.rng
-        keys = list(track.live.keys)
+        keys = list(history.live.keys)
         key = None
         if keys and rng.random() < 0.15:
             key = rng.choice(keys)
@@ -274,15 +276,15 @@ class Simulation:
             key = f"k{self._next_id()}"
         records = [self._record() for _ in range(rng.choice((1, 1, 1, 2, 5, 11)))]
         in_header = rng.random() < 0.5
-        return Append(records, key, in_header, producer=self._producer(track))
+        return Append(records, key, in_header, producer=self._producer(history))
 
-    def _producer(self, track: Track) -> ProducerStamp | None:
-        """Now and then a request of one of two producers: mostly the next, else anything near."""
+    def _producer(self, history: TopicHistory) -> ProducerStamp | None:
+        """Sometimes a request of one of two producers: mostly the next, else a near one."""
         rng = self.rng
         if rng.random() < 0.6:
             return None
         producer = rng.choice("pq")
-        last = track.live.producers.get(producer)
+        last = history.live.producers.get(producer)
         if last is None:
             return ProducerStamp(producer, rng.choice((0, 0, 3)), rng.choice((0, 0, 0, 2)))
         epoch, seq = last[:2]
@@ -303,21 +305,21 @@ class Simulation:
         self._ids += 1
         return self._ids
 
-    def _delete(self, track: Track) -> Delete:
+    def _delete(self, history: TopicHistory) -> Delete:
         rng = self.rng
         before_seq = match = None
         kind = rng.choice(("before", "tag", "prefix", "both"))
         if kind in ("before", "both"):
-            low = min(track.live.records, default=1)
-            before_seq = rng.randint(low, track.live.head + 1)
+            low = min(history.live.records, default=1)
+            before_seq = rng.randint(low, history.live.head + 1)
         if kind in ("tag", "both"):
             match = TagMatch(rng.choice(("a", "b", "a:1")))
         elif kind == "prefix":
             match = TagMatch(rng.choice(("a:", "", "b")), is_prefix=True)
         return Delete(before_seq, match)
 
-    def _other_config(self, track: Track) -> TopicConfig:
-        rng, config = self.rng, track.config
+    def _other_config(self, history: TopicHistory) -> TopicConfig:
+        rng, config = self.rng, history.config
         if config.durability is Durability.EPHEMERAL or config.discard is Discard.REJECT:
             return config
         return TopicConfig(
@@ -327,28 +329,28 @@ class Simulation:
             cap_bytes=rng.choice((0, 300, config.cap_bytes)) if config.cap_bytes else 0,
         )
 
-    async def _do(self, track: Track, steps: Sequence[Step]) -> None:
-        """Make calls at once; note what they answered in the order they were made."""
+    async def _do(self, history: TopicHistory, steps: Sequence[Step]) -> None:
+        """Make calls at once; note their answers in the order of the calls."""
         entries = [Entry(step) for step in steps]
-        track.entries += entries
-        # Tasks start in this order, and every call decides before it waits.
-        await asyncio.gather(*(self._call(track, entry) for entry in entries))
+        history.entries += entries
+        # Tasks start in this order, and every call is decided before it waits.
+        await asyncio.gather(*(self._call(history, entry) for entry in entries))
         if any(entry.answer is None for entry in entries):
-            # Those that were refused by the disk took room while they were under way.
+            # Calls that the disk refused took room while they were in flight.
             for entry in [entry for entry in entries if _is_judged(entry)]:
-                track.entries.remove(entry)
+                history.entries.remove(entry)
                 entries.remove(entry)
         for entry in entries:
             if entry.answer is not None:
                 self.acknowledged += 1
-                track.settle(entry)
+                history.settle(entry)
 
-    async def _call(self, track: Track, entry: Entry) -> None:
+    async def _call(self, history: TopicHistory, entry: Entry) -> None:
         entry.step.now_ms = self.world.clock.now_ms()
         entry.step.max_ms = self.world.clock.max_ms
-        is_synced = self._is_synced(track, entry.step)
+        is_synced = self._is_synced(history, entry.step)
         try:
-            entry.answer = await self._ask(track.name, entry.step)
+            entry.answer = await self._ask(history.name, entry.step)
         except TopicsError as error:
             if error.code is Code.TOPIC_FULL:
                 entry.answer = ("full",)
@@ -356,19 +358,19 @@ class Simulation:
                 entry.answer = _refusal_of(error)
             elif error.code is Code.THROTTLED:
                 # Nothing of it was stored, and nothing ever may be.
-                track.entries.remove(entry)
+                history.entries.remove(entry)
             elif error.code is not Code.STORAGE_READ_ONLY:
                 raise
         except StorageError:
             # The index of a segment could not be read: nothing was decided.
-            assert _needs_index(track, entry.step), entry.step
-            track.entries.remove(entry)
+            assert _needs_index(history, entry.step), entry.step
+            history.entries.remove(entry)
         else:
-            # The clock may have been set while a tag was looked for.
+            # The clock may have been set during the search for a tag.
             entry.step.max_ms = self.world.clock.max_ms
             entry.synced = is_synced
-            entry.is_fact = _is_fact(track, entry)
-            self._note_appended(track.name, entry)
+            entry.is_fact = _is_fact(history, entry)
+            self._note_appended(history.name, entry)
 
     def _note_appended(self, name: str, entry: Entry) -> None:
         step, answer = entry.step, entry.answer
@@ -378,10 +380,10 @@ class Simulation:
             for seq, rec in enumerate(step.records, first):
                 self.ledger.note(name, epoch, seq, rec)
 
-    def _is_synced(self, track: Track, step: Step) -> bool:
-        if isinstance(step, Put | Drop) or not track.live.exists:
+    def _is_synced(self, history: TopicHistory, step: Step) -> bool:
+        if isinstance(step, Put | Drop) or not history.live.exists:
             return True
-        return track.live.config.durability is Durability.FSYNC
+        return history.live.config.durability is Durability.FSYNC
 
     def _ask(self, name: str, step: Step) -> Coroutine[Any, Any, Answer]:
         match step:
@@ -424,18 +426,18 @@ class Simulation:
         return ("dropped", await self._store().drop_topic(name, if_empty=False))
 
 
-def _needs_index(track: Track, step: Step) -> bool:
-    """Whether deciding it may look into sealed segments: tags, or what caps and TTL evict."""
-    config = track.live.config
+def _needs_index(history: TopicHistory, step: Step) -> bool:
+    """Whether the decision may read sealed segments: for tags, or evictions by caps and TTL."""
+    config = history.live.config
     evicts = bool(config.cap_bytes or config.ttl_ms)
     return isinstance(step, Delete) or (isinstance(step, Append | Put) and evicts)
 
 
-def _is_fact(track: Track, entry: Entry) -> bool:
+def _is_fact(history: TopicHistory, entry: Entry) -> bool:
     assert entry.answer is not None
     step = entry.step
     if isinstance(step, Put):
-        return not track.live.exists or step.config != track.live.config
+        return not history.live.exists or step.config != history.live.config
     if entry.answer[0] == "deduped":
         return isinstance(step, Append) and step.producer is not None
     nothing = (("deleted", 0), ("dropped", False), ("full",))
@@ -443,7 +445,7 @@ def _is_fact(track: Track, entry: Entry) -> bool:
 
 
 def _is_judged(entry: Entry) -> bool:
-    """Whether it was refused for what is there or under way."""
+    """Whether the refusal is due to present records or calls in flight."""
     return entry.answer is not None and entry.answer[0] in ("full", *_REFUSALS)
 
 

@@ -1,4 +1,4 @@
-"""The wall clock is set: what has expired stays expired, and leases and delays take their time."""
+"""The wall clock is set: expired records stay expired, and leases and delays keep their length."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_an_expired_record_stays_expired_when_the_clock_is_set_back(bench: Bench
     assert bench.look().gaps[0].gap_to == 3
 
 
-def test_a_record_nobody_was_told_of_expires_by_the_clock_as_it_is(bench: Bench) -> None:
+def test_a_record_not_reported_as_expired_expires_by_the_current_clock(bench: Bench) -> None:
     bench.append(3)
     bench.world.clock.step(TTL_MS + 1)
     bench.world.clock.step(-TTL_MS)
@@ -62,7 +62,7 @@ def test_a_record_nobody_was_told_of_expires_by_the_clock_as_it_is(bench: Bench)
 
 
 @pytest.mark.parametrize("end", ["clean", "kill", "power"])
-def test_what_has_expired_stays_so_over_a_restart(bench: Bench, end: str) -> None:
+def test_expired_records_stay_expired_over_a_restart(bench: Bench, end: str) -> None:
     """Guard: node.py, `_close_journal` submits the floors; after a second they are written."""
     bench.append(3)
     bench.world.clock.step(TTL_MS + 1)
@@ -77,7 +77,7 @@ def test_what_has_expired_stays_so_over_a_restart(bench: Bench, end: str) -> Non
 
 
 def test_a_clock_that_ran_ahead_for_a_moment_freezes_nothing(bench: Bench) -> None:
-    """Only what was there expires; what comes after has its own time to live."""
+    """Only existing records expire; later ones have their own lifetime."""
     bench.append(2)
     bench.world.clock.step(BACK_MS)
     assert bench.seqs() == []
@@ -99,7 +99,7 @@ def test_a_put_that_lifts_the_ttl_brings_nothing_back(bench: Bench) -> None:
     assert bench.seqs() == [3]
 
 
-def test_sealed_records_are_expired_for_good_too(benches: Callable[..., Bench]) -> None:
+def test_sealed_records_also_stay_expired(benches: Callable[..., Bench]) -> None:
     for seed, sealed in itertools.product((1, 2), (True, False)):
         bench = benches(seed, segment_max_events=4)
         bench.put(Durability.FSYNC, ttl_ms=TTL_MS)
@@ -123,7 +123,7 @@ LEASE_MS = 30_000
 
 
 class _Queue:
-    """A queue on a bench: claims and releases as one node makes them."""
+    """A queue on a bench: claims and releases as one node does."""
 
     def __init__(self, bench: Bench, *, durable: bool = False) -> None:
         self.bench = bench
@@ -225,7 +225,7 @@ def test_a_lease_that_is_granted_while_the_clock_is_set_lasts_as_long(
     async def both() -> list[int]:
         claiming = asyncio.ensure_future(queue.claiming())
         await asyncio.sleep(0)
-        assert queue.bench.node.books._staged, "the grant is not under way"
+        assert queue.bench.node.lease_table._staged, "the grant is not under way"
         queue.clock.step(step_ms)
         queue.service.counts(queue.bench.store.topic("t"))
         return await claiming

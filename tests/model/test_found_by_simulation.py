@@ -1,4 +1,4 @@
-"""What the simulation found, as small tests of their own."""
+"""Defects that the simulation found, as small tests of their own."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_a_topic_dropped_while_it_is_sealed_leaves_no_files() -> None:
 
 def test_a_start_with_another_shard_count_can_be_killed_anywhere() -> None:
     """Guard: node.py, `_publish` trims the old set's files only after it is no longer listed."""
-    # Which of the two is done first is decided by the seed.
+    # The seed decides which of the two comes first.
     for seed, nth in itertools.product(range(1, 13), range(38, 49)):
         bench = Bench(seed, wal_shards=2)
         try:
@@ -95,7 +95,7 @@ def test_a_start_with_another_shard_count_can_be_killed_anywhere() -> None:
 
 @pytest.mark.parametrize("fault", ["eio", "emfile"])
 def test_an_append_that_cannot_see_what_its_cap_evicts_stores_nothing(fault: Fault) -> None:
-    """How many bytes the oldest records count stands in the index of their segment."""
+    """The index of their segment has the sizes of the oldest records."""
     bench = Bench()
     try:
         bench.put()

@@ -1,4 +1,4 @@
-"""(name, epoch, seq) names one record for ever: no epoch of a name is given twice."""
+"""(name, epoch, seq) names one record for ever: no epoch of a name is assigned twice."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from topics_server.values.model import Durability, TopicConfig
 
 
 def _create_by_append(bench: Bench, durability: Durability) -> tuple[int, int]:
-    """Append to a topic that is not there; the id and the epoch it got."""
+    """Append to a missing topic; return its id and epoch."""
     body = b'{"records":[{"data":1},{"data":2}]}'
     config = TopicConfig(durability=durability)
     bench.world.run(
@@ -26,7 +26,7 @@ def _create_by_append(bench: Bench, durability: Durability) -> tuple[int, int]:
 def test_a_power_cut_does_not_take_back_a_topic_that_an_append_created(
     durability: Durability,
 ) -> None:
-    """Guard: model.py, `CREATION_GATE`."""
+    """Guard: engine/commit/gates.py, `CREATES_TOPIC`."""
     for seed in range(1, 13):
         bench = Bench(seed)
         try:

@@ -1,31 +1,34 @@
-"""A few lives in a worse world, and each kind of it with its guard taken out.
+"""A few lives with worse faults, and each kind of fault with its protection removed.
 
-Thousands of seeds: tests/crash/test_misfortunes.py.
+Thousands of seeds: tests/crash/simulated/test_misfortunes.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any, Final
 
 import pytest
 
-from tests.model.misfortunes import DRAWN, Kind, Misfortunes
+from tests.model.misfortunes import KINDS, Kind, Misfortunes
 from tests.model.simulation import Simulation
 from tests.storage.fake_disk import FakeDisk
-from topics_server.engine import store
+from topics_server.engine.background import recovery
+from topics_server.engine.commit import gates
 from topics_server.engine.topic import registry, retention
 from topics_server.values import file_inventory
 from topics_server.values.errors import StorageError
-from topics_server.values.model import Gate
 from topics_server.wal import cold_folder, directory
+from topics_server.wal.format.manifest import COLD, HOT
 from topics_server.wal.journal import replay
+from topics_server.wal.segments import topic_scan
 
 _SEEDS: Final = 5
 Patch = Callable[[pytest.MonkeyPatch], None]
 
 
-@pytest.mark.parametrize("kind", DRAWN)
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_life_with_one_kind_of_misfortune(kind: Kind) -> None:
     for seed in range(1, _SEEDS + 1):
         Misfortunes(seed, (kind,)).run()
@@ -36,7 +39,7 @@ def test_lives_with_two_kinds_of_it() -> None:
         Misfortunes(seed).run()
 
 
-# -- guards taken out ----------------------------------------------------------------------
+# -- removed protections -------------------------------------------------------------------
 
 
 def _no_parents_synced(patch: pytest.MonkeyPatch) -> None:
@@ -97,7 +100,9 @@ def _no_floor_of_epochs(patch: pytest.MonkeyPatch) -> None:
 
 
 def _older_creations_win(patch: pytest.MonkeyPatch) -> None:
+    """Two guards stop these, and each is enough for what the simulation makes."""
     patch.setattr(registry.Registry, "_is_superseded", lambda registry, creation: False)
+    patch.setattr(recovery.Recovery, "_is_stale", lambda recovery, lsn, entry: False)
 
 
 def _boots_are_not_forgotten(patch: pytest.MonkeyPatch) -> None:
@@ -112,12 +117,31 @@ def _no_end_marks(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(replay, "read_marks", lambda *args: {})
 
 
+def _any_flags(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(file_inventory.Suspect, "has_lost_deletes", False)
+
+
+def _half_a_copy_counts(patch: pytest.MonkeyPatch) -> None:
+    """A copy counts as soon as its index has its name."""
+    scan = topic_scan._segment
+
+    def hasty(fs: Any, tiers: Any, report: Any, entry: Any, present: Any, anchor: Any) -> Any:
+        path = tiers.idx_path(COLD, report.topic_id, entry.segment_id)
+        if entry.tier == HOT and path in present:
+            entry = replace(entry, tier=COLD)
+        return scan(fs, tiers, report, entry, present, anchor)
+
+    patch.setattr(topic_scan, "_segment", hasty)
+
+
 _GUARDS: Final[list[tuple[Kind, Patch, int]]] = [
     ("evicted", _older_creations_win, 120),
     ("nested", _no_parents_synced, 40),
     ("errors", _errors_are_absence, 60),
     ("files", _any_files_are_a_store, 20),
     ("files", _no_end_marks, 60),
+    ("files", _any_flags, 60),
+    ("moves", _half_a_copy_counts, 60),
     ("second", _no_locks, 10),
     ("second", _only_the_lock_file, 30),
     ("cold", _any_cold_folder, 20),
@@ -137,7 +161,7 @@ def test_without_its_guard_a_kind_is_noticed(
 
 
 def test_a_creation_that_is_not_synced_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(store, "CREATION_GATE", Gate.WRITTEN)
+    monkeypatch.setattr(gates, "CREATES_TOPIC", gates.WRITTEN)
     assert _is_noticed(Simulation(seed, faults=False) for seed in range(1, 81))
 
 
@@ -150,7 +174,13 @@ def _is_noticed(lives: Iterable[Simulation]) -> bool:
     return False
 
 
-@pytest.mark.parametrize("seed", [42401, 43234, 43358, 43429, 43494, 51442, 51751, 61312])
+@pytest.mark.parametrize(
+    "seed",
+    [
+        *(42401, 43234, 43358, 43429, 43494, 51442, 51751, 61312),
+        *(71507, 77120, 201503, 207037, 208860, 301809),
+    ],
+)
 def test_lives_in_which_something_was_found(seed: int) -> None:
     """Caps not enforced yet, unread indexes, flags set by a start, snapshots gone, cut syncs."""
     Misfortunes(seed).run()

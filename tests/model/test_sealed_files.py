@@ -1,7 +1,8 @@
-"""Sealed files that are gone, older, damaged or doubled: served exactly, told, or refused by name.
+"""Sealed files that are missing, older, damaged or doubled: served exactly, reported, or refused by
+name.
 
-A whole node on a disk in memory. Each test changes files between two runs, looks at what the next
-start says, and puts the right file back.
+A whole node on a disk in memory. Each test changes files between two runs, checks the next start,
+and puts the right file back.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ COUNT = 8
 
 @pytest.fixture
 def bench() -> Iterator[Bench]:
-    """Two sealed segments of eight records; the journal holds nothing that the snapshots need."""
+    """Two sealed segments of eight records; no snapshot needs an entry of the journal."""
     made = Bench(segment_max_events=COUNT)
     made.put()
     for _ in range(2):
@@ -47,7 +48,7 @@ def save(bench: Bench, *paths: str) -> Saved:
 
 
 def put_back(bench: Bench, saved: Saved) -> None:
-    """The files as they were, on the platter."""
+    """Restore the files, also on the platter."""
     disk = bench.world.disk
     for path, content in saved.items():
         if content is None:
@@ -90,7 +91,7 @@ def refused(bench: Bench) -> str:
 
 
 def damaged(bench: Bench) -> list[tuple[int, int]]:
-    """Ranges that readers are told of as damaged."""
+    """Ranges that readers get as damaged."""
     gaps = [gap for gap in bench.look().gaps if gap.reason is LossReason.DAMAGED]
     return [(gap.gap_from, gap.gap_to) for gap in gaps]
 
@@ -176,7 +177,9 @@ def test_files_of_a_topic_that_was_dropped_since_need_not_be_there(bench: Bench)
 
 
 def test_an_older_manifest_that_no_snapshot_is_ahead_of_costs_nothing(bench: Bench) -> None:
-    """What it does not list is in the journal; a file it does not know stays until passed over."""
+    """The journal has the records that it does not list; an unknown file stays until its id is
+    passed.
+    """
     older = save(bench, MANIFEST)
     bench.append(COUNT - 1, tag="b")
     bench.tend(force_seal=True)
@@ -211,7 +214,9 @@ def test_a_stray_file_goes_when_a_manifest_passes_over_its_id(bench: Bench) -> N
 
 
 def test_generations_of_a_later_run_are_above_all_of_an_earlier_one(bench: Bench) -> None:
-    """An older manifest was accepted and the store went on: the other past must not come back."""
+    """The server accepted an older manifest and the store continued: the abandoned past must not
+    return.
+    """
     older = save(bench, MANIFEST)
     for _ in range(3):
         bench.append(COUNT)
@@ -258,7 +263,7 @@ def test_deletes_do_not_come_back_with_an_older_file(bench: Bench) -> None:
     bench.world.start()
     assert bench.seqs() == list(range(9, 17))
     assert damaged(bench) == [(1, 8)] or damaged(bench) == [(4, 8)]
-    # The file is not touched; nor do later deletes and snapshots take it for the truth.
+    # The file stays unchanged, and later deletes and snapshots do not take it as correct.
     bench.delete(before_seq=6)
     bench.tend()
     bench.restart()
@@ -282,7 +287,7 @@ def test_a_delete_that_replay_knows_holds_on_an_older_file(bench: Bench) -> None
 
 
 @pytest.mark.parametrize(("flip", "expected"), [(0x10, list(range(4, 17))), (0xFF, None)])
-def test_a_flipped_flag_is_mended_or_told(
+def test_a_flipped_flag_is_repaired_or_reported(
     bench: Bench, flip: int, expected: list[int] | None
 ) -> None:
     bench.delete(before_seq=4)
@@ -367,7 +372,7 @@ def test_one_byte_in_the_index_and_one_in_a_record_cost_that_record_and_heal(ben
 
 
 @pytest.mark.parametrize("cut", [0, 100, -1])
-def test_a_file_cut_short_is_told_and_never_removed(bench: Bench, cut: int) -> None:
+def test_a_truncated_file_is_reported_and_never_removed(bench: Bench, cut: int) -> None:
     bench.world.crash("kill")
     saved = save(bench, DATA)
     file = bench.world.disk.open(DATA, write=True)
@@ -385,7 +390,7 @@ def test_a_file_cut_short_is_told_and_never_removed(bench: Bench, cut: int) -> N
     assert bench.seqs() == list(range(1, 17))
 
 
-def test_what_is_deleted_while_it_is_damaged_stays_deleted_with_an_older_good_file(
+def test_a_record_deleted_while_damaged_stays_deleted_with_an_older_good_file(
     bench: Bench,
 ) -> None:
     good = save(bench, DATA)
@@ -494,8 +499,8 @@ def tiered(nth: int) -> Bench:
     return made
 
 
-def test_a_move_cut_short_anywhere_and_any_of_its_files_lost_is_told_or_served() -> None:
-    """Every file of both tiers, removed or with the flag of a live record moved, at each step."""
+def test_an_interrupted_move_with_any_file_lost_is_reported_or_served() -> None:
+    """Every file of both tiers, removed or with a changed flag of a live record, at each step."""
     wanted = list(range(3, 17))
     outcomes: dict[str, int] = {}
     for nth in range(1, 19):

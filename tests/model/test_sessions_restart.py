@@ -34,7 +34,7 @@ def found(world: World, wid: str) -> WatchSession | None:
 
 
 def restart(world: World, how: str) -> None:
-    """Another process: `clean`, `kill` or `power`."""
+    """Start another process after `clean`, `kill` or `power`."""
     if how == "clean":
         world.stop()
     else:
@@ -69,7 +69,7 @@ def test_a_streams_position_of_the_last_checkpoint_survives_everything(
     again = found(world, session.wid)
     assert again is not None
     assert again.cursors["t"].seq == (9 if how == "clean" else 7)
-    # Twice: what was found is published before it is relied on.
+    # Twice: the recovered state is published before it is used.
     restart(world, "power")
     again = found(world, session.wid)
     assert again is not None
@@ -78,17 +78,17 @@ def test_a_streams_position_of_the_last_checkpoint_survives_everything(
 
 
 @pytest.mark.parametrize("how", ["clean", "kill"])
-def test_downtime_counts_for_who_was_away_and_not_for_who_was_connected(
+def test_downtime_counts_for_disconnected_sessions_and_not_for_connected_ones(
     world: World, how: str
 ) -> None:
     away, connected = opened(world), opened(world)
     node = world.node
     assert node is not None
     node.sessions.begin(connected)
-    # Nobody waits for this entry; it is written within the turn.
+    # No caller waits for this entry; it is written within the turn.
     world.run(asyncio.sleep(0.01))
     if how == "clean":
-        # What ends streams, here as in a server, comes after the drain has begun.
+        # Streams end, here as in a server, after the drain has begun.
         node.begin_drain()
         node.sessions.end(connected)
         world.run(node.close())

@@ -1,7 +1,7 @@
-"""Hypothesis drives one fsync topic against the plain model; seeded long runs drive many.
+"""Hypothesis drives one fsync topic against the plain model; long runs by seed drive many.
 
-Every call is acknowledged before the next, so after any restart, `kill -9` or power loss the topic
-must be exactly what the model says. Hypothesis shrinks what fails to a few steps.
+Every call is acknowledged before the next. So after any restart, `kill -9` or power loss the topic
+must be exactly that of the model. Hypothesis shrinks a failure to a few steps.
 """
 
 from __future__ import annotations
@@ -88,8 +88,8 @@ class TopicMachine(RuleBasedStateMachine):
                 discard=Discard.OLD,
             )
         )
-        # A tightened cap evicts in the background, and what that journals is applied some turns
-        # of the loop later.
+        # A lowered cap evicts in the background, and its entry is applied some turns of the loop
+        # later.
         self.bench.tend()
         self.bench.wait(0.01)
         self.plain.evict()
@@ -160,5 +160,5 @@ TestTopic.settings = settings(max_examples=60, stateful_step_count=40, deadline=
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(100, 104))
 def test_a_long_life_of_many_boots(seed: int) -> None:
-    """Longer than the runs of the crash tests: more calls, more boots, more of every cleanup."""
+    """Longer than the runs of the crash tests: more calls, more boots, more clean-ups."""
     Simulation(seed, boots=8, calls=40).run()

@@ -1,9 +1,9 @@
-"""A whole node on a failing disk, in one thread and in virtual time: every run is its seed.
+"""A whole node on a failing disk, in one thread and in virtual time: its seed decides every run.
 
-`VirtualLoop` is an event loop without files or sockets: when nothing is ready it moves its clock
-to the next timer, and it ends the run as soon as the disk is gone. `World` opens nodes on one
-disk after the other, runs them until closed or killed, and gives the next what a crash left.
-Called by the simulations of `tests/model`, `tests/crash` and `tests/design7`.
+`VirtualLoop` is an event loop without files or sockets: when nothing is ready it moves its clock to
+the next timer, and it ends the run as soon as the disk is gone. `World` opens nodes on one disk one
+after the other, runs them until closed or killed, and gives the next one what a crash left. Called
+by the simulations of `tests/model`, `tests/crash` and `tests/design7`.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from topics_server.wal.segments.packing_process import InlinePacker
 T = TypeVar("T")
 
 SMALL: Final = Sizes(file_bytes=16_384, fill_step_bytes=4_096, reserve_bytes=1_024)
-# Longer than any retry or interval of the server; a loop that runs on is a defect.
+# Longer than any retry or interval of the server; a loop that runs longer is a defect.
 _TURNS_MAX: Final = 200_000
 
 
 class Stalled(AssertionError):
-    """Everybody waits for something that will never happen."""
+    """Every task waits for an event that will never come."""
 
 
 class VirtualLoop(asyncio.BaseEventLoop):
-    """Time stands still while there is work, and jumps when there is none."""
+    """An event loop whose time stands still while there is work, and jumps when there is none."""
 
     def __init__(self, disk: FakeDisk) -> None:
         super().__init__()
@@ -44,7 +44,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._turns = 0
         self._disk = disk
         self.defects: list[BaseException] = []
-        # BaseEventLoop asks its selector how long to wait: that is all it is used for.
+        # BaseEventLoop asks its selector how long to wait; the selector has no other use.
         self._selector = self
         self.set_exception_handler(self._note)
 
@@ -58,7 +58,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         return self._now
 
     def select(self, timeout: float | None) -> list[Any]:
-        """Nothing ever comes from outside: jump to the next timer."""
+        """No event comes from outside: jump to the next timer."""
         self._turns += 1
         if self._disk.crashed:
             raise SimulatedCrash
@@ -68,10 +68,10 @@ class VirtualLoop(asyncio.BaseEventLoop):
         return []
 
     def _process_events(self, event_list: list[Any]) -> None:
-        """There are none."""
+        """Do nothing: there are no events."""
 
     def _write_to_self(self) -> None:
-        """There is no other thread."""
+        """Do nothing: there is no other thread."""
 
 
 class FakeClock:
@@ -82,8 +82,8 @@ class FakeClock:
         self.max_ms = now_ms
         self.steps = 0
         self.loop: VirtualLoop | None = None
-        # Whether heads may have jumped in the last start though the machine went on: a sync had
-        # failed in that boot, or a write was torn.
+        # Whether heads may have jumped in the last start although the machine kept running: a sync
+        # had failed in that boot, or a write was torn.
         self.was_doubted = False
 
     def now_ms(self) -> int:
@@ -97,18 +97,18 @@ class FakeClock:
         return 0.0 if self.loop is None else self.loop.time() * 1000
 
     def step(self, by_ms: int) -> None:
-        """Somebody sets the clock."""
+        """Set the wall clock."""
         self.base_ms += by_ms
         self.steps += 1
 
     def hand_over(self, loop: VirtualLoop | None) -> None:
-        """Another loop's time counts from now on; the wall clock does not jump."""
+        """Use another loop's time from now on; the wall clock does not jump."""
         self.base_ms = self.now_ms()
         self.loop = loop
 
 
 class LaterOffload:
-    """Runs blocking calls on the loop, some turns later; what came of them is heard later still."""
+    """Runs blocking calls on the loop, some turns later; their results arrive later still."""
 
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
@@ -121,7 +121,7 @@ class LaterOffload:
         return result
 
     async def _turns(self) -> None:
-        # Now and then long enough for a whole checkpoint in between.
+        # Sometimes long enough for a whole checkpoint in between.
         for _ in range(self._rng.choice((0, 0, 0, 1, 3, 40))):
             await asyncio.sleep(0)
 
@@ -130,7 +130,9 @@ _SETTINGS: Final[dict[str, Settings]] = {}
 
 
 def settings_of(changes: dict[str, Any]) -> Settings:
-    """Settings with these fields; each kind is made once, for that takes longer than many runs."""
+    """Settings with these fields; each kind is made once, because making it takes longer than many
+    runs.
+    """
     name = repr(sorted(changes.items()))
     found = _SETTINGS.get(name)
     if found is None:
@@ -154,7 +156,7 @@ class World:
             "checkpoint_interval_ms": 3_600_000,
             **changes,
         }
-        # What is started; simulations that watch a node from inside have their own.
+        # The class of node to start; simulations that observe a node from inside have their own.
         self.node_type: type[Node] = Node
         self.node: Node | None = None
         self.loop: VirtualLoop | None = None
@@ -166,7 +168,7 @@ class World:
 
     @contextlib.contextmanager
     def life(self, seed: int) -> Iterator[None]:
-        """All that happens, in silence: what fails tells the seed, nothing is left running."""
+        """Run a whole life without output: a failure prints the seed, and no task stays running."""
         logger = logging.getLogger("topics_server")
         level = logger.level
         logger.setLevel(logging.CRITICAL)
@@ -187,12 +189,12 @@ class World:
         try:
             return loop.run_until_complete(task)
         finally:
-            # What breaks while everything breaks proves nothing.
+            # Errors during a crash prove nothing.
             if loop.defects and not self.disk.crashed:
                 raise loop.defects[0]
 
     def start(self) -> Node:
-        """Open and recover. Raises what the node raises; `SimulatedCrash` if the disk goes."""
+        """Open and recover. Raises the node's errors; `SimulatedCrash` if the disk goes."""
         assert self.node is None
         is_same_boot = self._noted_boot() == self.disk.boot_id
         self.loop = loop = VirtualLoop(self.disk)
@@ -214,7 +216,7 @@ class World:
         return node
 
     def _noted_boot(self) -> str:
-        """The boot that `FORMAT` names, looked up without touching the disk."""
+        """The boot that `FORMAT` names, read without touching the disk."""
         if not self.disk.exists("data/FORMAT"):
             return ""
         try:
@@ -240,7 +242,7 @@ class World:
         self.disk = self.disk.reopen()
 
     def abandon(self) -> None:
-        """Let go of whatever is still running: the test is over."""
+        """Release everything that still runs: the test is over."""
         if not self.disk.crashed:
             self.disk.crash("kill")
         self._end()
@@ -254,7 +256,7 @@ class World:
 
 
 def _bury(loop: VirtualLoop) -> None:
-    """Cancel what is left; nothing it does on its way out can touch the disk."""
+    """Cancel the remaining tasks; they cannot touch the disk any more."""
     loop._disk = FakeDisk()
     tasks = asyncio.all_tasks(loop)
     for task in tasks:
@@ -268,6 +270,6 @@ def _bury(loop: VirtualLoop) -> None:
         try:
             loop.run_until_complete(burial)
         except RuntimeError:
-            continue  # stopped by the end of what ran when the disk went
+            continue  # stopped by the end of the tasks that ran when the disk went
         break
     loop.close()

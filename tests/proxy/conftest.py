@@ -1,4 +1,4 @@
-"""One nginx and one server of its own for each test module, both on ports that stay."""
+"""One nginx and one server for each test module, both on ports that stay the same."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from urllib.parse import urlsplit
 import pytest
 
 from tests.browser import chromium
-from tests.browser.conftest import lasting_port
 from tests.contract.driver import Server
+from tests.ports import lasting_port
 from tests.proxy import nginx
 from tests.proxy.nginx import Proxy
 
 
 @pytest.fixture(scope="session")
 def nginx_path() -> str:
-    """Where nginx is."""
+    """The path of nginx."""
     path = nginx.program()
     if path is None or shutil.which("openssl") is None:
         pytest.skip(nginx.INSTALL)
@@ -27,7 +27,7 @@ def nginx_path() -> str:
 
 @pytest.fixture(scope="session")
 def curl() -> str:
-    """Where curl is."""
+    """The path of curl."""
     path = shutil.which("curl")
     if path is None:
         pytest.skip("no curl here; on Debian: apt-get install curl")
@@ -36,7 +36,7 @@ def curl() -> str:
 
 @pytest.fixture(scope="module")
 def behind(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A running server that comes back on the same port."""
+    """A running server that restarts on the same port."""
     made = Server(tmp_path_factory.mktemp("behind"), {"TOPICS_PORT": str(lasting_port())})
     made.start()
     yield made
@@ -57,7 +57,7 @@ def proxy(
 
 @pytest.fixture(scope="session")
 def browser() -> Iterator[chromium.Browser]:
-    """A Chromium that takes our certificate."""
+    """A Chromium that accepts our certificate."""
     path = chromium.program()
     if path is None:
         pytest.skip(chromium.INSTALL)

@@ -1,4 +1,4 @@
-"""Raw bytes through nginx, and what became of them: the answers, and what the server was asked."""
+"""Raw bytes through nginx, and their results: the answers, and the requests that the server got."""
 
 from __future__ import annotations
 
@@ -14,19 +14,21 @@ from typing import Final, NamedTuple
 from urllib.parse import urlsplit
 
 from tests.api.framing import Case
-from tests.browser.conftest import lasting_port
 from tests.contract.driver import Server
+from tests.ports import lasting_port
 from tests.proxy.nginx import Proxy, filled
 
 WITHIN_S: Final = 30.0
-# Longer than nginx lingers behind a refusal.
+# Longer than nginx lingers after a refusal.
 LINGERS_S: Final = 8.0
 _STATUS: Final = re.compile(rb"HTTP/1\.[01] (\d{3}) ")
 _numbers: Final = itertools.count(1)
 
 
 class Judged(NamedTuple):
-    """`statuses`: of the answers but the honest request's, which was `answered` if it was."""
+    """`statuses`: those of the answers without the honest request's; `answered`: whether that got
+    one.
+    """
 
     statuses: list[int]
     answered: bool
@@ -36,19 +38,19 @@ class Judged(NamedTuple):
 
     @property
     def verdict(self) -> str:
-        """In a word or two, for the table."""
+        """The result in one or two words, for the table."""
         if not self.statuses:
             return "closed"
         return ", ".join(map(str, self.statuses))
 
 
 class Raw(Proxy):
-    """An nginx that also takes plain connections, at `raw_port`."""
+    """An nginx that also accepts plain connections, at `raw_port`."""
 
     raw_port: int = 0
 
     def write_configuration(self, upstream_port: int) -> Path:
-        """As shipped, but for what makes a test of incomplete requests quick."""
+        """The shipped configuration with short timeouts for tests of incomplete requests."""
         path = super().write_configuration(upstream_port)
         there = self.directory / "topics.conf"
         listen = f"listen 127.0.0.1:{self.port} ssl http2 default_server;"
@@ -62,7 +64,7 @@ class Raw(Proxy):
         return path
 
     def exchange(self, sent: bytes) -> bytes:
-        """All that comes back until the connection is closed."""
+        """All bytes that arrive until the connection is closed."""
         got = b""
         with socket.create_connection(("127.0.0.1", self.raw_port), timeout=WITHIN_S) as sock:
             with contextlib.suppress(ConnectionError):
@@ -77,7 +79,7 @@ class Raw(Proxy):
         return got
 
     def ask(self, name: str) -> str:
-        """The topic that the answer to a request about this one speaks of."""
+        """The topic in the answer to a request about it."""
         answers = split(self.exchange(honest(name)))
         assert answers is not None
         ((status, body),) = answers
@@ -91,12 +93,12 @@ class Raw(Proxy):
 
 
 def honest(name: str) -> bytes:
-    """A request that nobody else makes, and the last one of its connection."""
+    """A unique request, which is also the last one of its connection."""
     return f"GET /v0/topics/{name} HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n".encode()
 
 
 def split(answers: bytes) -> list[tuple[int, bytes]] | None:
-    """Status and body of each answer; None if they are not whole, or something is between them."""
+    """Status and body of each answer; None if they are incomplete, or bytes are between them."""
     found: list[tuple[int, bytes]] = []
     while answers:
         match = _STATUS.match(answers)
@@ -118,7 +120,7 @@ def split(answers: bytes) -> list[tuple[int, bytes]] | None:
 
 
 def unchunked(rest: bytes) -> tuple[bytes, bytes]:
-    """A body and what follows it."""
+    """A body and the bytes after it."""
     body = b""
     while True:
         size, _, rest = rest.partition(b"\r\n")
@@ -130,7 +132,7 @@ def unchunked(rest: bytes) -> tuple[bytes, bytes]:
 
 
 def judge(raw: Raw, case: Case) -> Judged:
-    """Send a case and an honest request behind it."""
+    """Send a case and an honest request after it."""
     name = f"honest-{next(_numbers)}"
     before = len(raw.logged_lines())
     answers = split(raw.exchange(case.raw + honest(name)))
@@ -151,9 +153,10 @@ def judge(raw: Raw, case: Case) -> Judged:
 
 
 def settled_lines(raw: Raw, before: int, at_least: int) -> list[dict[str, object]]:
-    """What nginx logged since: a line for each of so many answers, if that ever comes.
+    """The lines that nginx logged since: one for each of this many answers, if they come.
 
-    It logs when a request ends, which may be long after its answer: it lingers behind a refusal.
+    nginx logs when a request ends, which may be long after its answer, because it lingers after a
+    refusal.
     """
     marker = f"mark-{next(_numbers)}"
     raw.ask(marker)
@@ -170,7 +173,7 @@ def settled_lines(raw: Raw, before: int, at_least: int) -> list[dict[str, object
 
 @contextlib.contextmanager
 def running(nginx_path: str, folder: Path) -> Iterator[tuple[Server, Raw]]:
-    """A server with small limits, and the nginx before it."""
+    """A server with low limits, and the nginx before it."""
     server = Server(
         folder / "server",
         {"TOPICS_MAX_BODY_BYTES": "65536", "TOPICS_ALLOWED_HOSTS": "h,other,localhost"},

@@ -1,7 +1,7 @@
 """Writes `docs/FRAMING.md`: `python -m tests.proxy.framing_table`.
 
-Each case of `tests/api/framing`, what the server answers directly (held by `tests/api`), and what
-came through the nginx of this machine.
+The page has each case of `tests/api/framing`, the server's direct answer (which `tests/api`
+checks), and the answer through this machine's nginx.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ request got its own answer (`answered`) or found the connection closed (`closed`
 
 
 def main() -> None:
-    """Make the page."""
+    """Write the page."""
     path = nginx.program()
     assert path is not None, nginx.INSTALL
     told = subprocess.run([path, "-v"], capture_output=True, text=True, check=True).stderr

@@ -1,8 +1,8 @@
 """The shipped topics.conf on a Debian machine, unmodified: its paths, its ports, its default site.
 
-Run as a program by `test_host.py` inside namespaces of its own (`unshare --mount --net`), so that
-/etc/nginx, /var/log/nginx and the ports 80, 443 and 4000 are nobody else's. nginx has a socket as
-standard output and error, as under systemd. Prints what was seen as one JSON object.
+`test_host.py` runs it as a program inside namespaces of its own (`unshare --mount --net`), so that
+/etc/nginx, /var/log/nginx and the ports 80, 443 and 4000 belong to it alone. nginx has a socket as
+standard output and error, as under systemd. Prints its observations as one JSON object.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from typing import Any, Final
 from tests.contract.driver import ROOT, Server
 
 SHIPPED: Final = ROOT / "docker" / "nginx" / "topics.conf"
-# What of the machine nginx writes to, or reads and the test changes.
+# Folders of the machine that nginx writes, or that it reads and the test changes.
 OURS: Final = ("/etc/nginx", "/var/log/nginx", "/var/lib/nginx", "/run")
 DEFAULT_SITE: Final = Path("/etc/nginx/sites-enabled/default")
 LOGS: Final = Path("/var/log/nginx")
-# As the unit of the package starts it, but in the foreground: its output stays the socket.
+# As the package's unit starts it, but in the foreground: its output stays the socket.
 COMMAND: Final = ("nginx", "-g", "daemon off;")
 
 
 def take_over(folder: Path) -> None:
-    """Put copies of ours in the place of the machine's folders; loopback up."""
+    """Mount our copies over the machine's folders; bring loopback up."""
     for index, place in enumerate(OURS):
         mine = folder / f"place-{index}"
         mine.mkdir()
@@ -43,13 +43,15 @@ def take_over(folder: Path) -> None:
 
 
 def tested() -> list[str]:
-    """What `nginx -t` complains of; nothing if it is content."""
+    """The complaints of `nginx -t`; empty if there are none."""
     done = subprocess.run(["nginx", "-t"], capture_output=True, text=True, check=False)
     return [] if done.returncode == 0 else done.stderr.splitlines()
 
 
 def start(output: socket.socket) -> subprocess.Popen[bytes]:
-    """NGINX with a socket as standard output and error, once it takes connections."""
+    """Start NGINX with a socket as standard output and error; return once it accepts
+    connections.
+    """
     process = subprocess.Popen(
         COMMAND, stdin=subprocess.DEVNULL, stdout=output.fileno(), stderr=output.fileno()
     )
@@ -79,7 +81,7 @@ def ask(method: str, path: str, *, tls: bool, host: str = "localhost") -> list[A
 
 
 def without_host() -> str:
-    """The status line for an HTTP/1.0 request that names no host."""
+    """The status line for an HTTP/1.0 request without a host."""
     with socket.create_connection(("127.0.0.1", 80), timeout=20) as sock:
         sock.sendall(b"GET /v0/health HTTP/1.0\r\n\r\n")
         return sock.recv(1_000).decode("latin-1").partition("\r\n")[0]
@@ -95,7 +97,7 @@ Json = dict[str, Any]
 
 
 def main() -> None:
-    """Do as docs/OPERATIONS.md says, and tell what was seen."""
+    """Follow docs/OPERATIONS.md and print the observations."""
     folder = Path(sys.argv[1])
     seen: Json = {}
     take_over(folder)
@@ -108,7 +110,7 @@ def main() -> None:
     try:
         shutil.copy(SHIPPED, "/etc/nginx/conf.d/topics.conf")
         if not DEFAULT_SITE.exists():
-            # Of another distribution, or removed: as Debian has it, shortened.
+            # Another distribution, or removed: write Debian's file, shortened.
             DEFAULT_SITE.parent.mkdir(exist_ok=True)
             site = "server { listen 80 default_server; root /var/www/html; server_name _; }\n"
             DEFAULT_SITE.write_text(site)

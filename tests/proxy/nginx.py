@@ -1,9 +1,8 @@
 """A real nginx with the shipped configuration in front of one of our servers.
 
-Owns the certificate (made by `docker/make-certificate.sh`), the few replacements that the shipped
-files need here (each must be found in them, so that they cannot drift), and the process. What nginx
-logs is in `access_log` and `error_log`. Ports are chosen here; only the process started here is
-ended.
+Owns the certificate (made by `docker/make-certificate.sh`), the few replacements in the shipped
+files (each must be found, so that they stay in step), and the process. nginx logs to `access_log`
+and `error_log`. Ports are chosen here; only the process started here is ended.
 """
 
 from __future__ import annotations
@@ -20,8 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from tests.browser.conftest import lasting_port
 from tests.contract.driver import ROOT
+from tests.ports import lasting_port
 
 INSTALL: Final = "no nginx here; on Debian: apt-get install nginx-light openssl curl"
 SHIPPED: Final = ROOT / "docker" / "nginx"
@@ -29,12 +28,12 @@ WITHIN_S: Final = 20.0
 
 
 def program() -> str | None:
-    """The path of nginx; Debian keeps it where only root's PATH leads."""
+    """The path of nginx; Debian installs it where only root's PATH leads."""
     return shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin:/usr/local/sbin")
 
 
 def filled(text: str, replacements: dict[str, str]) -> str:
-    """The text with every replacement made; each must be there."""
+    """The text with every replacement; each replaced text must occur."""
     for old, new in replacements.items():
         assert old in text, f"the shipped configuration does not say {old!r} any more"
         text = text.replace(old, new)
@@ -43,7 +42,7 @@ def filled(text: str, replacements: dict[str, str]) -> str:
 
 @dataclass
 class Proxy:
-    """The running nginx. `url` is its HTTPS side, `plain_port` the one that leads there."""
+    """The running nginx. `url` is its HTTPS address; `plain_port` redirects there."""
 
     directory: Path
     port: int
@@ -52,12 +51,12 @@ class Proxy:
 
     @property
     def url(self) -> str:
-        """Where clients go."""
+        """The address for clients."""
         return f"https://localhost:{self.port}"
 
     @property
     def certificate(self) -> Path:
-        """What a client has to trust."""
+        """The certificate that a client has to trust."""
         return self.directory / "tls" / "certificate.pem"
 
     @property
@@ -67,23 +66,23 @@ class Proxy:
 
     @property
     def logged(self) -> str:
-        """Everything nginx has written."""
+        """All of nginx's log lines."""
         names = ("access.log", "error.log", "output.log")
         return "".join((self.directory / name).read_text(errors="replace") for name in names)
 
     def context(self) -> ssl.SSLContext:
-        """Trusts this proxy and nobody else."""
+        """Trusts only this proxy."""
         return ssl.create_default_context(cafile=self.certificate)
 
     def connect(self, protocol: str = "http/1.1") -> ssl.SSLSocket:
-        """A TLS connection over which bytes can be sent."""
+        """A TLS connection for raw bytes."""
         context = self.context()
         context.set_alpn_protocols([protocol])
         plain = socket.create_connection(("127.0.0.1", self.port), timeout=WITHIN_S)
         return context.wrap_socket(plain, server_hostname="localhost")
 
     def write_configuration(self, upstream_port: int) -> Path:
-        """The shipped files with ports and paths of here."""
+        """The shipped files with this test's ports and paths."""
         mine = str(self.directory)
         main = (SHIPPED / "nginx.conf").read_text()
         replacements = {
@@ -111,12 +110,12 @@ class Proxy:
         return path
 
     def start(self, path: str, upstream_port: int) -> None:
-        """Make the certificate, start nginx and wait until it takes connections."""
+        """Make the certificate, start nginx and wait until it accepts connections."""
         self.directory.mkdir(parents=True)
         made = [ROOT / "docker" / "make-certificate.sh", self.directory / "tls"]
         subprocess.run(made, check=True, capture_output=True, timeout=WITHIN_S)
         configuration = self.write_configuration(upstream_port)
-        # Started by root it would go on as a user who may not enter our folder.
+        # Started by root, it would run as a user that may not enter our folder.
         user = "user root; " if os.geteuid() == 0 else ""
         command = [path, "-p", str(self.directory), "-c", str(configuration)]
         with (self.directory / "output.log").open("wb") as output:
@@ -137,7 +136,7 @@ class Proxy:
                 time.sleep(0.02)
 
     def stop(self) -> None:
-        """End it, and the worker it started."""
+        """End nginx and its worker."""
         if self.process is None:
             return
         self.process.terminate()

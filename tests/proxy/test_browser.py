@@ -1,7 +1,7 @@
 """A browser behind nginx: `EventSource` over TLS and HTTP/2, and a server that restarts.
 
-How long a frame takes from the append to the page is printed (see it with `-rP`). The target is
-50 ms; a loaded machine is given far more, so that only buffering fails here.
+The time of a frame from the append to the page is printed (see it with `-rP`). The target is 50 ms;
+a loaded machine gets far more, so that only buffering fails here.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def test_an_event_source_gets_its_frames_over_tls_and_goes_on_after_a_restart(
         version = page.evaluate('performance.getEntriesByType("navigation")[0].nextHopProtocol')
         assert version == "h2"
 
-        # Longer away than the browser's first tries: nginx answers these.
+        # A longer absence than the browser's first tries: nginx answers these.
         behind.stop()
         page.wait("window.source.readyState === EventSource.CONNECTING", "the stream has ended")
         time.sleep(1.5)

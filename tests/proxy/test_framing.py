@@ -1,9 +1,10 @@
-"""Issue 8, must-show 3, through nginx: the rows of `tests/api/framing`, and what two servers read.
+"""Issue 8, must-show 3, through nginx: the rows of `tests/api/framing`, and how two servers read
+them.
 
-nginx judges first and sends on what it understood in words of its own; so a row that is refused
-directly may be served here, and the other way round. What must hold: nothing is answered with what
-another request asked for, and a request hidden inside another is served never. `docs/FRAMING.md`
-states both verdicts; `python -m tests.proxy.framing_table` writes it.
+nginx parses a request first and forwards it in its own form. So it may serve a row here that our
+server refuses directly, and the other way round. What must hold: no request gets the answer to
+another one, and no hidden request is ever served. `docs/FRAMING.md` states both results; `python -m
+tests.proxy.framing_table` writes it.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from tests.contract.driver import ROOT, Server
 from tests.proxy import framing
 from tests.proxy.framing import Judged, judge
 
-# nginx has no use for these upgrades, so what follows is a request like any other: read as two
-# requests by both servers, each answered in its turn.
+# nginx ignores these upgrades, so the following bytes are an ordinary request: both servers read
+# two requests, each answered in its turn.
 TWO_REQUESTS: Final = frozenset({"an upgrade with a request behind"})
 TABLE: Final = ROOT / "docs" / "FRAMING.md"
 
@@ -29,7 +30,7 @@ TABLE: Final = ROOT / "docs" / "FRAMING.md"
 def both(
     nginx_path: str, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[Server, framing.Raw]]:
-    """A server and, before it, an nginx that also takes plain connections and waits briefly."""
+    """A server and, before it, an nginx that also accepts plain connections and waits briefly."""
     folder: Path = tmp_path_factory.mktemp("framing")
     with framing.running(nginx_path, folder) as found:
         found[0].api.put(TOPIC)
@@ -42,21 +43,21 @@ def test_bytes_are_read_as_the_same_requests_by_both_servers(
 ) -> None:
     server, raw = both
     judged: Judged = judge(raw, case)
-    # The answers are whole, each is that of its request, and the honest one's is its own.
+    # The answers are complete, each belongs to its request, and the honest request has its own.
     assert judged.is_clear, judged
-    # As many requests as were answered were passed on or refused, not one more.
+    # As many requests as answers were forwarded or refused, not one more.
     assert judged.passed_on + judged.refused >= len(judged.statuses), judged
     is_served = server.api.state(SMUGGLED).status_code == 200
     assert is_served == (case.name in TWO_REQUESTS), f"a hidden request was served: {judged}"
     if is_served:
         assert judged.statuses == [200, 201]
         server.api.drop(SMUGGLED)
-    # The way to the server is as it was: the next client gets its own answer.
+    # The connection to the server is intact: the next client gets its own answer.
     for number in range(3):
         assert raw.ask(f"after-{number}") == f"after-{number}"
 
 
-def test_the_table_tells_of_every_case() -> None:
+def test_the_table_has_every_case() -> None:
     rows = [line for line in TABLE.read_text().splitlines() if line.startswith("| ")]
     assert len(CASES) >= 60
     for case in CASES:

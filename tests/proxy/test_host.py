@@ -18,7 +18,7 @@ from tests.proxy import host
 
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What the program saw."""
+    """The observations of the program."""
     for program in ("nginx", "unshare", "ip", "openssl"):
         if shutil.which(program) is None:
             pytest.skip(
@@ -31,7 +31,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     if tried.returncode != 0:
         pytest.skip(f"namespaces of its own need root: {tried.stderr.strip()}")
     folder = tmp_path_factory.mktemp("host")
-    # The workers are another user's, who has to pass through.
+    # The workers run as another user, which has to pass through.
     for each in (folder, *folder.parents):
         if each.stat().st_uid == os.geteuid() and each != Path("/tmp"):
             each.chmod(each.stat().st_mode | 0o011)
@@ -49,7 +49,7 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 def test_debians_default_site_is_named_where_it_is_in_the_way(seen: dict[str, Any]) -> None:
-    """Else it would answer plain HTTP in our place, in silence."""
+    """Otherwise it would silently answer plain HTTP in place of our site."""
     told = "\n".join(seen["with the default site"])
     assert "duplicate default server" in told
     assert "/etc/nginx/sites-enabled/default" in told
@@ -71,7 +71,7 @@ def test_it_starts_reloads_and_restarts_with_a_socket_as_its_output(seen: dict[s
 def test_plain_http_is_sent_to_https(seen: dict[str, Any]) -> None:
     assert seen["plain"] == [308, "https://events.example/v0/topics/a?x=%20y"]
     assert seen["nameless"].split()[1] == "400"
-    # Served here and not sent away: certbot's files are looked for.
+    # nginx serves it and does not redirect: it looks for certbot's files.
     assert seen["challenge"] == [404, None]
 
 

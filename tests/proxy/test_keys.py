@@ -1,4 +1,4 @@
-"""With keys on, through nginx: who has none gets nothing, and no key is ever written down."""
+"""Through nginx with keys on: a client without a key gets nothing, and no log contains a key."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import pytest
 import websockets.sync.client
 
 from tests.browser.chromium import Browser, Page
-from tests.browser.conftest import lasting_port
 from tests.contract.driver import Server, eventually, good, refused
+from tests.ports import lasting_port
 from tests.proxy import nginx
 from tests.proxy.nginx import Proxy
 
@@ -65,14 +65,14 @@ def guarded(
 
 
 def let_call(page: Page) -> None:
-    """The page's own policy lets it call nobody; a page of the operator's would be let."""
+    """The page's own policy forbids calls; allow them, as for a page of the operator's."""
     page.call("Page.setBypassCSP", enabled=True)
     page.call("Page.reload")
     page.wait('document.readyState === "complete"', "the page is loaded again")
 
 
 def is_logged(proxy: Proxy, paths: set[str]) -> bool:
-    """Whether nginx has written a line of each; of streams it does when they end."""
+    """Whether nginx has logged each request; it logs streams when they end."""
     lines = proxy.access_log.read_text().splitlines()
     return {json.loads(line)["path"] for line in lines} >= paths
 

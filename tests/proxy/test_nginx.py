@@ -1,6 +1,6 @@
 """Behind a real nginx with the shipped configuration: TLS, HTTP/2, streams, sockets, restarts.
 
-Timings are stated (printed with `-rP`), and bounded only so far that a busy machine passes.
+Times are printed (with `-rP`), with limits that a busy machine also meets.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def client(proxy: Proxy) -> Iterator[httpx.Client]:
 
 
 def run_curl(curl: str, proxy: Proxy, *arguments: str) -> tuple[str, dict[str, str]]:
-    """(body, what curl says of it) of one request over HTTP/2 where the server has it."""
+    """(body, curl's write-out) of one request, over HTTP/2 if the server has it."""
     told = "\n%{http_code} %{http_version} %{time_total}"
     found = subprocess.run(
         [curl, *HTTP2, "--cacert", str(proxy.certificate), "-w", told, *arguments],
@@ -53,11 +53,11 @@ def run_curl(curl: str, proxy: Proxy, *arguments: str) -> tuple[str, dict[str, s
     return body, dict(zip(("status", "version", "seconds"), line.split(), strict=True))
 
 
-# -- what the tour shows -------------------------------------------------------------------------
+# -- the tour's commands -------------------------------------------------------------------------
 
 
 def tour_commands() -> list[list[str]]:
-    """The curl lines of the README and the tour, split as a shell would."""
+    """The curl lines of the README and the tour, split like a shell would."""
     text = "".join((ROOT / name).read_text() for name in ("README.md", "docs/TOUR.md"))
     blocks = re.findall(r"```console\n(.*?)```", text, re.DOTALL)
     joined = "\n".join(blocks).replace("\\\n", " ")
@@ -105,7 +105,7 @@ def first_frames(curl: str, proxy: Proxy, arguments: list[str], count: int) -> l
     return frames
 
 
-# -- TLS and bounds ------------------------------------------------------------------------------
+# -- TLS and limits ------------------------------------------------------------------------------
 
 
 def test_plain_http_is_sent_to_https_with_method_and_body_kept(proxy: Proxy) -> None:
@@ -115,7 +115,7 @@ def test_plain_http_is_sent_to_https_with_method_and_body_kept(proxy: Proxy) -> 
     assert answer.headers["location"] == "https://localhost/v0/topics/orders/diff?a=b"
 
 
-def test_the_version_of_nginx_is_not_told(proxy: Proxy, client: httpx.Client) -> None:
+def test_the_version_of_nginx_is_hidden(proxy: Proxy, client: httpx.Client) -> None:
     assert client.get("/v0/health").headers.get("server") == "nginx"
 
 
@@ -167,7 +167,7 @@ def new_session(client: httpx.Client, topic: str, from_seq: int = 0) -> str:
 
 @contextlib.contextmanager
 def lines_of(curl: str, proxy: Proxy, url: str, version: str) -> Iterator[subprocess.Popen[str]]:
-    """A curl that prints a stream as it comes."""
+    """A curl that prints a stream as it arrives."""
     command = [curl, "-sSN", version, "--cacert", str(proxy.certificate), url]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         yield process
@@ -188,7 +188,7 @@ def next_frame(process: subprocess.Popen[str]) -> dict[str, object]:
 def test_a_frame_passes_as_soon_as_its_record_is_appended(
     curl: str, proxy: Proxy, behind: Server, client: httpx.Client, version: str
 ) -> None:
-    """Buffered anywhere, the frame would wait for others, and none come."""
+    """With buffering anywhere, the frame would wait for others, and none come."""
     topic = f"live{version.strip('-').replace('.', '-')}"
     good(client.put(f"/v0/topics/{topic}", json={}))
     url = proxy.url + new_session(client, topic)
@@ -267,10 +267,10 @@ def test_a_websocket_works_through_the_proxy(proxy: Proxy, behind: Server) -> No
             assert [record["data"] for record in frame["records"]] == [[number, large]]
 
 
-# -- the server goes and comes back --------------------------------------------------------------
+# -- restarts of the server ----------------------------------------------------------------------
 
 
-def test_while_the_server_is_away_requests_are_told_so_and_browsers_to_come_back(
+def test_while_the_server_is_down_requests_get_503_and_browsers_reconnect(
     proxy: Proxy, behind: Server, client: httpx.Client
 ) -> None:
     behind.stop()
@@ -290,7 +290,7 @@ def test_while_the_server_is_away_requests_are_told_so_and_browsers_to_come_back
 def test_tail_goes_on_over_restarts_with_none_missing_and_none_twice(
     proxy: Proxy, behind: Server, tmp_path: Path
 ) -> None:
-    """The command line as a client: TLS by the certificate's name, resumed by itself."""
+    """The command line as a client: TLS by the certificate's name; it resumes by itself."""
     behind.api.put("tailed")
     environment = behind.environment() | {
         "SSL_CERT_FILE": str(proxy.certificate),
@@ -325,11 +325,13 @@ def python_topics() -> list[str]:
     return [sys.executable, "-m", "topics_server"]
 
 
-# -- what passes to the server -------------------------------------------------------------------
+# -- what nginx forwards -------------------------------------------------------------------------
 
 
 class Recorder:
-    """An upstream that keeps the bytes of each request; `answer` is sent back, none hangs up."""
+    """An upstream that keeps the bytes of each request; it sends `answer` back, or hangs without
+    one.
+    """
 
     def __init__(self) -> None:
         self.requests: list[bytes] = []
@@ -378,7 +380,7 @@ def header_of(request: bytes, name: str) -> list[str]:
     return [value.strip() for key, _, value in pairs if key.lower() == name.lower()]
 
 
-def test_what_a_client_claims_about_itself_does_not_pass(
+def test_forwarding_headers_of_a_client_are_overwritten(
     nginx_path: str, curl: str, recorder: Recorder, tmp_path: Path
 ) -> None:
     with nginx.running(nginx_path, tmp_path / "nginx", recorder.port) as proxy:
@@ -408,7 +410,7 @@ def test_what_a_client_claims_about_itself_does_not_pass(
         assert header_of(request, "Host") == [f"localhost:{proxy.port}"]
         assert header_of(request, "Forwarded") == []
         assert header_of(request, "Upgrade") == []
-    # The path goes on byte for byte.
+    # nginx forwards the path byte for byte.
     assert recorder.requests[0].split()[1].decode() == target
 
 
@@ -451,7 +453,7 @@ def test_no_token_is_ever_logged(proxy: Proxy, behind: Server, client: httpx.Cli
             client.get(path, headers=headers)
             port = proxy.plain_port
             httpx.get(f"http://localhost:{port}{path}", headers=headers, trust_env=False)
-        # Requests that nginx refuses before it knows all of them.
+        # Requests that nginx refuses before it has all of them.
         for head in (
             f"GET /?{secret} HTTP/9.9",
             f"GET /{{?{secret}",
@@ -472,10 +474,10 @@ def test_no_token_is_ever_logged(proxy: Proxy, behind: Server, client: httpx.Cli
         assert secret not in (behind.directory / f"log-{number}.txt").read_text()
 
 
-def test_the_access_log_tells_what_the_server_answered(proxy: Proxy, client: httpx.Client) -> None:
+def test_the_access_log_has_the_servers_status(proxy: Proxy, client: httpx.Client) -> None:
     path = "/v0/topics/nobody-made-it"
     client.get(f"{path}?x=1")
-    # The line is written behind the answer.
+    # nginx writes the line after the answer.
     eventually(lambda: any(line["path"] == path for line in logged(proxy)), "the line is there")
     line = next(each for each in reversed(logged(proxy)) if each["path"] == path)
     assert (line["status"], line["upstream"], line["method"]) == (404, "404", "GET")

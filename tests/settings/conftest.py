@@ -1,4 +1,4 @@
-"""Servers of one's own, as the contract tests make them."""
+"""Fixtures: further servers, as in the contract tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Effects of settings that no other test shows; `rows` says which test is whose."""
+"""Effects of settings that no other test shows; `rows` names each setting's test."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_a_segment_is_sealed_by_count_or_age(own: NewServer, topic: str) -> None
         # Enough that age alone seals them, too.
         server.start().add(topic, *["x" * 1000] * (25 if server is by_count else 5000))
     for server in (by_count, by_age):
-        # Work is looked for when something is written.
+        # A write makes the server look for due work.
         def is_sealed(server: Server = server) -> bool:
             server.api.add(topic, 1)
             return bool(names_in(server, "segments", "*.data"))
@@ -105,7 +105,7 @@ def test_what_is_kept_hot_by_count_or_bytes(own: NewServer, topic: str, tmp_path
 
 
 def test_a_stop_waits_no_longer_than_its_grace(own: NewServer, topic: str) -> None:
-    """A request whose body never ends: with the default of 10 s the stop would last as long."""
+    """A request whose body never ends: with the default of 10 s the stop would take that long."""
     server = own(TOPICS_SHUTDOWN_GRACE_MS="1000")
     parts = urlsplit(server.start().url)
     assert parts.port is not None
@@ -134,7 +134,7 @@ def test_the_log_has_its_level_and_its_format(own: NewServer) -> None:
 KEY = {"Authorization": "Bearer hush-hush"}
 
 
-def test_keys_let_in_who_has_one(own: NewServer) -> None:
+def test_only_clients_with_a_key_get_access(own: NewServer) -> None:
     api = own(TOPICS_API_KEYS="hush-hush:read").start()
     refused(api.http.get("/v0/topics"), 401, "unauthorized")
     assert api.http.get("/v0/topics", headers=KEY).status_code == 200

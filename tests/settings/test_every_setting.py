@@ -1,4 +1,4 @@
-"""Issue 8, must-show 8: no setting without a test of its effect and one line for a bad value."""
+"""Issue 8, must-show 8: every setting has a test of its effect and a line for a bad value."""
 
 from __future__ import annotations
 

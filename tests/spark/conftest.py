@@ -1,7 +1,7 @@
 """Fixtures of the analytics tests: directories of a real server, and one Spark session for all.
 
-Without pyarrow the whole folder is skipped, without PySpark or a Java those that start Spark; each
-says what to install. `.ci/run` installs all three, so that nothing is skipped there.
+Without pyarrow the whole folder is skipped; without PySpark or a Java the tests that start Spark
+are. Each message says what to install. `.ci/run` installs all three, so that it skips nothing.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tests.contract.driver import Server
 
 HAS_ARROW: Final = importlib.util.find_spec("pyarrow") is not None
 HAS_SPARK: Final = HAS_ARROW and importlib.util.find_spec("pyspark") is not None
-# Data are small: compiling a plan costs more than running it as it is.
+# The data are small: compiling a plan costs more than interpreting it.
 QUICK: Final = {
     "spark.sql.shuffle.partitions": "1",
     "spark.driver.memory": "1g",
@@ -39,16 +39,17 @@ def pytest_pycollect_makemodule(
     module_path: Path, parent: pytest.Collector
 ) -> pytest.Module | None:
     """Without pyarrow every module of this folder is skipped with the reason."""
-    if HAS_ARROW or module_path.parent != Path(__file__).parent:
+    if HAS_ARROW or not module_path.is_relative_to(Path(__file__).parent):
         return None
     module: pytest.Module = _Skipped.from_parent(parent, path=module_path)
     return module
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """How large the tests are."""
+    """The options for the sizes of the tests."""
     group = parser.getgroup("analytics tests")
     group.addoption("--spark-seeds", type=int, default=12, help="random logs compared (12)")
+    group.addoption("--pipeline-kills", action="store_true", help="behind each step, everywhere")
 
 
 @pytest.fixture(scope="session")
@@ -73,7 +74,7 @@ def spark() -> Iterator[Any]:
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Server]:
-    """A server of one's own, not started; stopped behind the test."""
+    """A server for this test alone, not started; it is stopped after the test."""
     made = Server(tmp_path / "server", {"TOPICS_WAL_SHARDS": "1"})
     yield made
     if made.process is not None:

@@ -1,8 +1,8 @@
-"""Random logs made on a real server, and what a diff says of them: the truth for the reader.
+"""Random logs made on a real server, and their diffs: the truth for the reader.
 
-A log is one seed's: topics of every kind with appends, deletes by tag and by seq, caps, expiry,
-drops and new beginnings, routers, queues. After `Sealing` everything that can be is sealed, so that
-the files must show exactly what a diff does.
+A seed makes a log: topics of every kind with appends, deletes by tag and by seq, caps, expiry,
+drops and recreations, routers, queues. After `Sealing` everything is sealed as far as possible, so
+that the files must show exactly what a diff does.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class _Page(msgspec.Struct):
 
 
 def read_rows(api: Api, topic: str) -> list[Row]:
-    """Every record that a diff shows, as the reader's columns."""
+    """Every record of a diff, as the reader's columns."""
     rows: list[Row] = []
     cursor = 0
     for _ in range(10_000):
@@ -73,12 +73,12 @@ def digests(rows: Iterable[Mapping[str, Any]]) -> dict[str, str]:
 
 
 def seal_all(api: Api) -> Json:
-    """Everything is in segments, and their flags and floors are those of now."""
+    """Seal everything: all records are in segments, with the current flags and floors."""
     return good(api.http.post("/v0/admin/seal"))
 
 
 def make_log(api: Api, seed: int) -> list[str]:
-    """The topics of one seed."""
+    """Make the topics of one seed."""
     chance = random.Random(seed)
     plain, capped, queue = f"s{seed}.plain", f"s{seed}.capped", f"s{seed}.jobs"
     copies, brief = f"s{seed}.copies", f"s{seed}.brief"
@@ -102,10 +102,10 @@ def make_log(api: Api, seed: int) -> list[str]:
 
 
 def fade(api: Api, seed: int) -> None:
-    """Time takes something of one seed's topic: all of it, none of it, or what is before a record.
+    """Let a TTL remove records of one seed's topic: all, none, or those before a record.
 
-    A TTL goes on cutting while a test runs, so one that cut in the middle is loosened behind it:
-    what it took stays away, by the floor, and the rest stays.
+    A TTL keeps removing records while a test runs. So one that removed a part is raised afterwards:
+    the floor keeps the removed records away, and the rest stays.
     """
     chance = random.Random(-1 - seed)
     topic = f"s{seed}.fading"
@@ -120,9 +120,9 @@ def fade(api: Api, seed: int) -> None:
 
 
 def change_later(api: Api, seed: int) -> None:
-    """What happens to one seed's topics behind a seal and a first export.
+    """Change one seed's topics after a seal and a first export.
 
-    Caps and time bounds change in both directions, topics are dropped, and made again with the same
+    Caps and time limits change in both directions, topics are dropped and recreated with the same
     name, records are added and deleted.
     """
     chance = random.Random(1_000_000 + seed)

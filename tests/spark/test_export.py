@@ -18,15 +18,15 @@ import pytest
 from spark_jobs.export import main
 from spark_jobs.exporter import records
 from tests.contract.driver import ROOT, Server, good
-from tests.crash.test_webhooks import TOPIC
+from tests.crash.kills.test_webhooks import TOPIC
 from tests.spark.logs import seal_all
-from tests.spark.test_reader import LEFT, webhooks
+from tests.spark.reading.test_reader import LEFT, webhooks
 
 __all__ = ["webhooks"]
 
 
 def export(folder: Path, *words: object) -> dict[str, int]:
-    """Run it in this process; what it says."""
+    """Run it in this process; return its output."""
     done = subprocess.run(
         [sys.executable, "-m", "topics_server", "export", "--to", str(folder), *map(str, words)],
         cwd=ROOT,
@@ -40,7 +40,7 @@ def export(folder: Path, *words: object) -> dict[str, int]:
 
 
 def manifest(folder: Path) -> dict[str, Any]:
-    """The folder's manifest; every file is as it says, and there are no others."""
+    """The folder's manifest; every file matches it, and there are no others."""
     found: dict[str, Any] = json.loads((folder / "_export.json").read_text("utf-8"))
     named = [each for topic in found["topics"].values() for each in topic["files"]]
     for each in named:
@@ -53,7 +53,7 @@ def manifest(folder: Path) -> dict[str, Any]:
 
 
 def rows(folder: Path) -> list[dict[str, Any]]:
-    """All rows of an export's Parquet or Arrow files, by the manifest's order."""
+    """All rows of an export's Parquet or Arrow files, in the manifest's order."""
     found: list[dict[str, Any]] = []
     for topic in manifest(folder)["topics"].values():
         for each in topic["files"]:
@@ -114,7 +114,7 @@ def test_runs_follow_each_other_and_sources_meet(server: Server, tmp_path: Path)
     assert manifest(out)["topics"]["a"]["next_seq"] == 15
 
 
-def test_losses_and_new_beginnings_are_told(
+def test_losses_and_new_incarnations_are_reported(
     server: Server, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     api = server.start()
@@ -152,7 +152,7 @@ def test_what_is_refused(webhooks: Server, tmp_path: Path, capfd: Any) -> None:
 
 @pytest.mark.slow
 def test_killed_runs_leave_every_record_in_one_file(webhooks: Server, tmp_path: Path) -> None:
-    """`kill -9` at any moment; the last run goes on to the end."""
+    """`kill -9` at any moment; the last run finishes."""
     chance = random.Random(3)
     command = [sys.executable, "-m", "topics_server", "export", "--to", str(tmp_path / "out")]
     words = ["--url", webhooks.api.url, "--rows-per-file", "4"]
@@ -177,7 +177,7 @@ def test_files_are_split_by_day() -> None:
 
 @pytest.mark.parametrize("kind", ["parquet", "ndjson"])
 def test_names_of_255_characters(kind: str, server: Server, tmp_path: Path) -> None:
-    """Names that a path cannot hold, which differ at their end only, stay apart over runs."""
+    """Names that a path cannot hold and that differ only at their end stay apart over runs."""
     api = server.start()
     names = [f"a{':' * 253}{end}" for end in "ab"]
     for name in names:

@@ -23,7 +23,7 @@ from tests.spark.test_export import export, manifest, rows
 
 
 def seal(api: Api, *topics: str) -> None:
-    """These topics only."""
+    """Seal these topics only."""
     good(api.http.post("/v0/admin/seal", json={"topics": list(topics)}))
 
 
@@ -36,7 +36,9 @@ def seqs(folder: Path, topic: str = "a") -> list[int]:
 
 
 def test_a_raised_ttl_loses_nothing(server: Server, tmp_path: Path) -> None:
-    """The manifest is of before the change; what it hides is held back and comes with the next."""
+    """The manifest is older than the change; rows that it hides are held back and come with the
+    next run.
+    """
     api = server.start()
     good(api.put("a", {"ttl_ms": 3_600_000}))
     api.add("a", *range(5))
@@ -57,7 +59,7 @@ def test_a_raised_ttl_loses_nothing(server: Server, tmp_path: Path) -> None:
 
 
 def test_a_changed_configuration_reaches_the_files(server: Server, tmp_path: Path) -> None:
-    """A reader of the files judges by the configuration of now, without another seal."""
+    """A reader of the files applies the current configuration, without another seal."""
     api = server.start()
     good(api.put("a", {"ttl_ms": 400_000}))
     api.add("a", *range(3))
@@ -73,13 +75,13 @@ def test_a_changed_configuration_reaches_the_files(server: Server, tmp_path: Pat
     eventually(lambda: told() == 3_600_000, "the manifest has the new configuration")
     server.stop()
     query = Query(columns=TABLE_COLUMNS)
-    later = int(time.time() * 1000) + 600_000  # the old TTL would have taken them by then
+    later = int(time.time() * 1000) + 600_000  # the old TTL would have removed them by then
     listing = list_segments(str(server.data_dir), query, now_ms=later)
     assert sum(segment.entry.record_count for segment in listing.segments) == 3
 
 
 def _rewrite_config(data_dir: Path, **config: int) -> None:
-    """Replace what the one manifest says of its topic's configuration."""
+    """Replace the configuration in the only manifest."""
     from dataclasses import replace
 
     from topics_server.wal.format.manifest import decode_manifest, encode_manifest
@@ -91,11 +93,11 @@ def _rewrite_config(data_dir: Path, **config: int) -> None:
     temp.rename(path)
 
 
-def test_what_was_held_back_and_is_gone_is_told(server: Server, tmp_path: Path) -> None:
+def test_held_back_rows_that_are_gone_are_reported(server: Server, tmp_path: Path) -> None:
     api = server.start()
     good(api.put("a", {"ttl_ms": 1}))
     api.add("a", *range(3))
-    time.sleep(0.05)  # the records are older than the time to live before it is raised
+    time.sleep(0.05)  # the records are older than the TTL before it is raised
     good(api.put("a", {"ttl_ms": 3_600_000}))
     api.add("a", *range(3))
     out, url = tmp_path / "out", ["--url", api.url]
@@ -116,7 +118,9 @@ def test_what_was_held_back_and_is_gone_is_told(server: Server, tmp_path: Path) 
 
 @pytest.mark.parametrize("way", ["diff", "both"])
 def test_a_topic_made_again_is_exported_whole(way: str, server: Server, tmp_path: Path) -> None:
-    """Longer than the one before, and not sealed: nothing but the epoch tells it from the old."""
+    """Longer than the previous one, and not sealed: only the epoch distinguishes it from the old
+    one.
+    """
     api = server.start()
     api.add("a", "old-1", "old-2")
     seal(api, "a")
@@ -194,7 +198,7 @@ def test_tables_of_both_sources_are_equal(mixed: Api, server: Server, tmp_path: 
     )
 
 
-# -- what nobody asked for -----------------------------------------------------------------------
+# -- unrequested records -------------------------------------------------------------------------
 
 
 def test_damage_of_another_topic_and_of_what_is_exported_is_no_matter(
@@ -213,7 +217,7 @@ def test_damage_of_another_topic_and_of_what_is_exported_is_no_matter(
     (of_a,) = folders
     for file in server.data_dir.rglob("*.data"):
         if file.parent != of_a or file.name != "0000000003.data":
-            file.unlink()  # of the other topic all, of this one what is exported already
+            file.unlink()  # all of the other topic, the already exported ones of this one
     assert export(out, "a", *data)["records"] == 4
     assert seqs(out) == list(range(1, 11))
 
@@ -245,7 +249,7 @@ def test_an_export_is_read_at_its_root(spark: Any, server: Server, tmp_path: Pat
 
 
 def test_files_end_by_bytes_too(tmp_path: Path) -> None:
-    """Few large rows fill a file as many small ones do: memory is bounded by bytes."""
+    """Few large rows fill a file as many small ones do: bytes bound the memory."""
 
     class Source:
         def chunks(self, _topic: str, _epoch: int | None, _seq: int) -> Iterator[Chunk]:
@@ -301,7 +305,7 @@ def test_what_a_person_put_beside_the_files_stays(server: Server, tmp_path: Path
 def test_another_store_is_not_exported_into_the_same_folder(
     server: Server, tmp_path: Path, capfd: Any
 ) -> None:
-    """Its topics have the same names, epochs and seqs, and are others."""
+    """Its topics have the same names, epochs and seqs, but other records."""
     out = tmp_path / "out"
     other = Server(tmp_path / "other", {"TOPICS_WAL_SHARDS": "1"})
     for each in (server, other):

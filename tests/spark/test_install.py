@@ -1,4 +1,4 @@
-"""What a newcomer meets: a plain session, missing packages, an export that fails at once."""
+"""A new user's first steps: a plain session, missing packages, an export that fails at once."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from pyspark.sql import SparkSession
 spark = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
 print("ROWS", spark.read.format("topics").load(sys.argv[1]).count())
 """
-# Stands in for packages that are not installed, in a process of its own.
+# Simulates missing packages, in a process of its own.
 WITHOUT = """
 import importlib.util, sys
 found = importlib.util.find_spec
@@ -37,7 +37,7 @@ main()
 @pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_a_plain_session_finds_the_source(server: Server, tmp_path: Path) -> None:
-    """`.venv/bin/python` by its path, while `python3` of PATH knows neither Spark nor the source.
+    """`.venv/bin/python` by its path, while `python3` of PATH has neither Spark nor the source.
 
     `./run spark-setup` has written the default of PYSPARK_PYTHON where Spark looks for it.
     """
@@ -88,10 +88,10 @@ def test_the_default_python_is_written_once_and_the_variable_wins(tmp_path: Path
         ("pyarrow", ["export", "--to", "{out}", "--format", "ndjson", "--data-dir", "x"], ["'.["]),
     ],
 )
-def test_a_missing_package_is_told_with_its_extra(
+def test_a_missing_package_is_reported_with_its_extra(
     absent: str, words: Sequence[str], expected: Sequence[str], tmp_path: Path
 ) -> None:
-    """The message names the extra and commands of a checkout, and that no registry has it."""
+    """The message names the extra and commands of a checkout, and says that no registry has it."""
     out = tmp_path / "out"
     done = subprocess.run(
         [sys.executable, "-c", WITHOUT, absent, *(each.format(out=out) for each in words)],
@@ -117,7 +117,7 @@ def test_the_extras_hold_what_the_messages_name() -> None:
 
 
 def test_an_export_that_fails_leaves_no_folder(server: Server, tmp_path: Path) -> None:
-    """No server; a topic whose records cannot be read; a folder that was there stays."""
+    """No server; a topic with unreadable records; a folder that existed before stays."""
     out = tmp_path / "out"
     assert export.main(["--to", str(out), "--url", "http://127.0.0.1:9"]) == 1
     assert not out.exists()

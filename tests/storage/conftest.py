@@ -1,4 +1,4 @@
-"""What storage tests share: a fake disk per test, its seed printed when the test fails."""
+"""Fixtures of the storage tests: a fake disk for each test; a failing test prints its seed."""
 
 from __future__ import annotations
 

@@ -1,22 +1,22 @@
-"""A disk in memory that forgets what was not synced, and fails on request. Satisfies `wal.fs.Fs`.
+"""A disk in memory that forgets unsynced writes and fails on request. Satisfies `wal.fs.Fs`.
 
-What it models, with one seed per disk:
+Its model, with one seed per disk:
 
-- Every write sits in the "page cache" until its file is synced; creations, renames and unlinks
+- Every write stays in the "page cache" until its file is synced; creations, renames and unlinks
   until their directory is. Reads see the cache.
 - `crash("kill")`: the process dies, the cache stays. `crash("power")`: each 512-byte sector of an
-  unsynced file holds what it held after some prefix of the writes, each on its own; of the
+  unsynced file has its content after some prefix of the writes, each sector on its own; of the
   unsynced operations of one directory a prefix survives (a journaling file system), each directory
-  on its own. `reopen()` then gives the disk the next process finds.
-- A sync that fails leaves its pages clean though some are not on the platter: a later sync does not
-  help, only writing them again does. That is what Linux does.
-- `evicts`: clean pages may leave the cache at a `kill`, so that what a failed sync did not get to
-  the platter is seen to be missing.
-- `lose` and `put` change files behind everybody's back; `image` and `of` copy whole disks.
+  on its own. `reopen()` then gives the disk that the next process finds.
+- A failed sync leaves its pages clean although some are not on the platter: a later sync does not
+  help, only another write does. Linux behaves like this.
+- `evicts`: clean pages may leave the cache at a `kill`; then the bytes that a failed sync did not
+  write to the platter are missing.
+- `lose` and `put` change files behind the server; `image` and `of` copy whole disks.
 - `fail(op, error, ...)`: the nth matching operation, or look, fails. `error` is one of `eio`,
   `eacces`, `enospc`, `emfile`, `partial` (part of the write lands, then EIO) and `crash`
-  (`SimulatedCrash`, part of a write may have landed). `capacity_bytes` makes a disk that is really
-  full.
+  (`SimulatedCrash`, part of a write may have landed). `capacity_bytes` makes a disk that can really
+  become full.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class _Rule:
 
 
 class _Inode:
-    """A file's bytes: what the cache shows, what is on the platter, and the writes between."""
+    """A file's bytes: the content of the cache, of the platter, and the writes between."""
 
     __slots__ = ("data", "durable", "pending")
 
@@ -89,12 +89,14 @@ class _Inode:
         self.pending.clear()
 
     def sync_failed(self, rng: random.Random) -> None:
-        """The cache goes on showing what was written; what reached the platter is decided."""
+        """The cache keeps showing the written bytes; which of them reached the platter is decided
+        now.
+        """
         self.durable = _torn(self.durable, self.pending, rng)
         self.pending.clear()
 
     def evict(self, rng: random.Random) -> None:
-        """Clean pages leave the cache, some or all: they are read from the platter again."""
+        """Clean pages leave the cache, some or all: the platter's content is read again."""
         if self.data == self.durable:
             return
         share = rng.choice((0.0, 0.5, 1.0))
@@ -115,7 +117,7 @@ class _Inode:
 
 
 def _pages(offset: int, data: bytes | None) -> range:
-    """The pages that a write touches; a truncation touches none that is kept."""
+    """The pages that a write touches; a truncation touches no kept page."""
     return range(0) if not data else range(offset // _PAGE, -(-(offset + len(data)) // _PAGE))
 
 
@@ -139,7 +141,7 @@ def _applied(target: bytearray, offset: int, data: bytes | None) -> bytearray:
 
 
 def _torn(durable: bytearray, history: Sequence[_Write], rng: random.Random) -> bytearray:
-    """Every sector (or page) as it was after some prefix of the writes; so is the size."""
+    """Every sector (or page) after some prefix of the writes; the size too."""
     style = rng.choice(("all", "none", "prefix", "sectors", "sectors", "pages"))
     if not history or style == "none":
         return durable
@@ -206,7 +208,7 @@ class _FakeFile:
             self._disk.failed_syncs += 1
             self._inode.sync_failed(self._disk.rng)
             self._disk.has_failed_sync = True
-            # Whatever its cause, as OsFs has it: a failed sync is not a full disk.
+            # The same error whatever the cause, as in OsFs: a failed sync is not a full disk.
             raise SyncFailed(str(error)) from error
         self._inode.sync()
 
@@ -243,8 +245,8 @@ _DirOp = tuple[str, str, "_Inode | str | None"]
 class FakeDisk:
     """`Fs` in memory. `seed` decides every choice; `boot_id` changes with each power loss.
 
-    `evicts`: after a `kill` pages may be read from the platter again, as memory pressure makes it;
-    only a failed sync has left the platter with something else (see `_Inode.sync_failed`).
+    `evicts`: after a `kill` pages may be read from the platter again, as under memory pressure;
+    only a failed sync has left other content there (see `_Inode.sync_failed`).
     """
 
     def __init__(self, seed: int = 0, *, capacity_bytes: int | None = None) -> None:
@@ -253,6 +255,8 @@ class FakeDisk:
         self.boot_id = "boot-1"
         self.evicts = False
         self.failed_syncs = 0
+        # Files whose last write was refused.
+        self.refused: set[str] = set()
         # A sync of some file has failed on this disk.
         self.has_failed_sync = False
         self.ops = 0
@@ -266,7 +270,8 @@ class FakeDisk:
         self._dirs: set[str] = {"", ".", "/"}
         self._durable_dirs: set[str] = set(self._dirs)
         self._pending: dict[str, list[_DirOp]] = {}
-        # Text by what is locked: a file itself, whatever its name is by now, or a directory's path.
+        # Text by the locked object: a file itself, whatever its current name, or a directory's
+        # path.
         self._locks: dict[_Inode | str, str] = {}
         self._numbers: dict[str, int] = {}
         # Directories that are kept open, as locks of their own.
@@ -284,7 +289,7 @@ class FakeDisk:
         self._rules.append(_Rule(op, error, path, nth - 1, times))
 
     def heal(self) -> None:
-        """Forget every rule."""
+        """Remove every rule."""
         self._rules.clear()
         self._crash_at = None
 
@@ -305,25 +310,26 @@ class FakeDisk:
                 inode.evict(self.rng)
 
     def reopen(self) -> FakeDisk:
-        """The same disk for the next process: old handles stay dead, faults are gone."""
+        """The same disk for the next process: old handles stay dead, rules are gone."""
         assert self.crashed, "reopen follows a crash"
         disk = FakeDisk(0, capacity_bytes=self.capacity_bytes)
         disk.rng = self.rng
         disk.boot_id, disk._boots = self.boot_id, self._boots
         disk.evicts = self.evicts
         disk.has_failed_sync = self.has_failed_sync
+        disk.refused = self.refused
         disk._files, disk._durable = self._files, self._durable
         disk._dirs, disk._durable_dirs = self._dirs, self._durable_dirs
         disk._pending = self._pending
         return disk
 
     def check_alive(self) -> None:
-        """Nothing works after a crash."""
+        """Raise after a crash."""
         if self.crashed:
             raise SimulatedCrash
 
     def step(self, op: Op, path: str) -> None:
-        """Count a changing operation and raise what a rule says."""
+        """Count a changing operation and raise the error of a rule."""
         fault = self._fault(op, path)
         if fault is not None:
             self._raise(fault, path)
@@ -337,7 +343,7 @@ class FakeDisk:
         return self._ruled((op, "any"), path)
 
     def look(self, op: Look, path: str) -> None:
-        """A call that changes nothing: it may fail all the same."""
+        """A call that changes nothing; it may fail too."""
         self.check_alive()
         if self._rules and (fault := self._ruled((op,), path)) is not None:
             self._raise(fault, path)
@@ -370,6 +376,11 @@ class FakeDisk:
 
     def before_write(self, inode: _Inode, path: str, data: bytes, offset: int) -> None:
         """One write with its faults: nothing, a part or all of it lands."""
+        self.refused.add(path)
+        self._write_some(inode, path, data, offset)
+        self.refused.discard(path)
+
+    def _write_some(self, inode: _Inode, path: str, data: bytes, offset: int) -> None:
         fault = self._fault("write", path)
         if fault in ("partial", "crash", "enospc") and data:
             landed = self.rng.choice((0, self.rng.randrange(len(data)), len(data)))
@@ -379,7 +390,7 @@ class FakeDisk:
                 inode.write(data[:landed], offset)
         if fault is not None:
             if fault in ("eio", "partial"):
-                raise DiskFull("EIO", path)  # what OsFs makes of EIO on a write
+                raise DiskFull("EIO", path)  # the error that OsFs makes of EIO on a write
             self._raise(fault, path)
         room = self.room_bytes()
         grows = offset + len(data) - len(inode.data)
@@ -399,7 +410,7 @@ class FakeDisk:
         return sum(len(inode.data) for inode in self._files.values())
 
     def make_room(self, grows: int, path: str) -> None:
-        """Refuse an allocation that the disk cannot hold."""
+        """Refuse an allocation for which the disk has no room."""
         if grows > 0 and grows > self.room_bytes():
             raise DiskFull("ENOSPC", path)
 
@@ -417,7 +428,7 @@ class FakeDisk:
         self._durable.pop(path, None)
 
     def put(self, path: str, content: bytes) -> None:
-        """Somebody puts a file here, synced: a new one, of the same name as what was here."""
+        """Somebody puts a file here, synced: a new one with the name of the old one."""
         self._apply_dir_ops(self._pending.pop(_parent(path), []))
         inode = _Inode()
         inode.data, inode.durable = bytearray(content), bytearray(content)
@@ -429,7 +440,7 @@ class FakeDisk:
         self._files[path] = self._durable[path] = inode
 
     def image(self) -> DiskImage:
-        """All that a reader sees now."""
+        """The content that a reader sees now."""
         files = {path: bytes(inode.data) for path, inode in self._files.items()}
         return DiskImage(files, frozenset(self._dirs), self.boot_id)
 
@@ -449,11 +460,11 @@ class FakeDisk:
         return bytes(self._files[path].data)
 
     def durable_content(self, path: str) -> bytes:
-        """What is certain to survive a power loss."""
+        """The content that certainly survives a power loss."""
         return bytes(self._files[path].durable)
 
     def unsynced_files(self) -> list[str]:
-        """Paths with writes that no sync has covered."""
+        """Paths with unsynced writes."""
         return sorted(p for p, i in self._files.items() if i.pending)
 
     # -- names -----------------------------------------------------------------------------
@@ -463,7 +474,7 @@ class FakeDisk:
             kept = self.rng.choice((0, len(ops), self.rng.randint(0, len(ops))))
             self._apply_dir_ops(ops[:kept])
         self._pending = {}
-        # A directory that is gone takes its files along.
+        # A removed directory takes its files along.
         self._dirs = {d for d in self._durable_dirs if self._is_reachable(d)}
         self._durable_dirs = set(self._dirs)
         reachable = {p: i for p, i in self._durable.items() if _parent(p) in self._dirs}
@@ -523,7 +534,7 @@ class FakeDisk:
         self._note("rename", new, old)
 
     def move(self, old: str, new: str) -> None:
-        """See `Fs.move`. That of a directory is durable at once, with all that is in it."""
+        """See `Fs.move`. A directory's move is durable at once, with all its content."""
         self.step("rename", new)
         if _parent(new) not in self._dirs or (old not in self._files and old not in self._dirs):
             raise NotThere("ENOENT", old)

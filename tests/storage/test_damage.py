@@ -1,4 +1,4 @@
-"""The judge of damaged stores: it must see what it is there to see."""
+"""Tests of the judge of damaged stores: it must detect every kind of fault."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_topics_that_are_gone_back_or_others_are_found(store: StoreCopy) -> None
 
 
 def test_a_start_that_is_refused_for_another_file_is_found(store: StoreCopy) -> None:
-    """The damage is where the case says it is not."""
+    """The damage is not where the case says it is."""
     files = dict(store.image.files)
     del files[next(path for path in files if path.endswith(".idx"))]
     elsewhere = dataclasses.replace(store, image=dataclasses.replace(store.image, files=files))
@@ -123,8 +123,8 @@ def test_a_gap_that_is_told_no_more_is_found(store: StoreCopy) -> None:
     assert "is not told any more" in found.what
 
 
-def test_a_head_above_what_anybody_was_told_may_fall_back(store: StoreCopy) -> None:
-    """An append that was cut short: its seq was told to nobody, and is given again."""
+def test_a_head_above_all_reported_seqs_may_fall_back(store: StoreCopy) -> None:
+    """An interrupted append: no client saw its seq, and it is assigned again."""
     head = store.topics["disk"].seen.head
     higher = _seen(store, head=head + 1)
     assert judge(dataclasses.replace(higher, told_heads={"disk": head}), _HARMLESS) == "exact"
@@ -134,14 +134,14 @@ def test_a_head_above_what_anybody_was_told_may_fall_back(store: StoreCopy) -> N
 
 
 def test_a_store_mark_without_a_boot_is_refused_and_no_defect(store: StoreCopy) -> None:
-    """One bit of the name of a field: the mark is JSON still, and the field is missing."""
+    """One bit in the name of a field: the mark is still JSON, and the field is missing."""
     place = store.image.files["data/FORMAT"].index(b"boot_id")
     assert judge(store, Case("killed", "data/FORMAT", "flipped", place, 0)) == "refused"
 
 
 @pytest.mark.parametrize("kind", ["removed", "emptied", "flipped", "swapped"])
 def test_heads_that_moved_are_not_forgotten_with_their_snapshot(kind: Kind) -> None:
-    """After a power cut a start skips seqs that may have been given out, and is killed."""
+    """After a power cut a start skips seqs that may have been assigned, and is killed."""
     before = make_store("power")
     world = World(1, **before.settings)
     world.disk = FakeDisk.of(before.image)
@@ -157,7 +157,7 @@ def test_heads_that_moved_are_not_forgotten_with_their_snapshot(kind: Kind) -> N
 
 
 def _store_of(bench: Bench, mode: Mode) -> StoreCopy:
-    """The bench's store after its end, and what a start on it shows."""
+    """The bench's store after its end, and readers' view after a start on it."""
     world = bench.world
     if world.is_up:
         world.crash(mode)
@@ -178,7 +178,7 @@ def test_what_a_tightened_cap_has_not_evicted_yet_may_stay_beside_damage(
             bench.append()
         bench.wait(3)
         with monkeypatch.context() as patch:
-            # Killed before anybody has looked what the new cap evicts.
+            # Killed before the new cap evicts anything.
             patch.setattr(retention, "standing_floor", lambda *args: None)
             bench.put(cap_records=5)
             bench.world.crash("kill")
@@ -197,8 +197,42 @@ def test_what_a_tightened_cap_has_not_evicted_yet_may_stay_beside_damage(
         bench.world.abandon()
 
 
+def test_a_cap_that_is_enforced_sooner_or_later_is_no_damage(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A start may be looked at before or after its background evicts what a new cap does."""
+    bench = Bench(segment_max_events=4)
+    try:
+        bench.put(cap_records=20)
+        for _ in range(14):
+            bench.append()
+        bench.delete(before_seq=2)
+        bench.wait(3)
+        case = Case("killed", "data/ballast", "removed")
+        with monkeypatch.context() as patch:
+            patch.setattr(retention, "standing_floor", lambda *args: None)
+            bench.put(cap_records=5)
+            bench.world.crash("kill")
+            late = _store_of(bench, "kill")
+            assert list(late.topics["t"].seen.records) == list(range(2, 15))
+        assert judge(late, case) == "exact"
+        early = _store_of(bench, "kill")
+        assert list(early.topics["t"].seen.records) == [10, 11, 12, 13, 14]
+        with monkeypatch.context() as patch:
+            patch.setattr(retention, "standing_floor", lambda *args: None)
+            assert judge(early, case) == "exact"
+            truth = dataclasses.replace(
+                early.topics["t"], told_before=[Gap(1, 1, LossReason.CAP, 1)]
+            )
+            found = judge(dataclasses.replace(early, topics={"t": truth}), case)
+        assert isinstance(found, Finding)
+        assert "is not told any more" in found.what
+    finally:
+        bench.world.abandon()
+
+
 def test_a_copy_older_than_deletes_that_a_start_completed_is_not_the_right_one() -> None:
-    """The start after a power cut sets the missing flags, and publishes heads that moved."""
+    """The start after a power cut sets the missing flags, and publishes moved heads."""
     bench = Bench(segment_max_events=4)
     try:
         bench.put()
@@ -221,8 +255,8 @@ def test_a_copy_older_than_deletes_that_a_start_completed_is_not_the_right_one()
         bench.world.abandon()
 
 
-def test_a_kill_in_the_middle_of_a_sync_leaves_nobody_to_tell_whether_it_failed() -> None:
-    """What was written before that sync is proven by nothing; without a sync all of it is."""
+def test_after_a_kill_in_the_middle_of_a_sync_its_result_is_unknown() -> None:
+    """Nothing proves the bytes written before that sync; without a sync all of them are proven."""
     bench = Bench()
     try:
         bench.put(Durability.MEMORY)
@@ -246,6 +280,36 @@ def test_a_kill_in_the_middle_of_a_sync_leaves_nobody_to_tell_whether_it_failed(
             case = Case("killed", path, "cut", size - 1)
             assert is_behind_every_anchor(whole, case) is is_syncing
             assert (judge(whole, case) == "refused") is not is_syncing
+    finally:
+        bench.world.abandon()
+
+
+def test_what_a_failed_sync_lost_may_be_in_one_snapshot_alone() -> None:
+    """A delete that nothing else knows is undone with that snapshot, as by a power cut."""
+    bench = Bench(3, wal_shards=1)
+    disk = bench.world.disk
+    disk.evicts = True
+    bench.put(Durability.DISK)
+    bench.append(3)
+    bench.wait(1)
+    bench.delete(before_seq=3)
+    disk.fail("sync", "eio", path="data/wal/*.wal", times=None)
+    bench.wait(1)
+    assert bench.store.read_only_shards()
+    bench.checkpoint()
+    disk.heal()
+    try:
+        whole = _store_of(bench, "kill")
+        newest = max(path for path in whole.image.files if path.endswith(".snap"))
+        assert list(whole.topics["t"].seen.records) == [3]
+        case = Case("killed", newest, "removed")
+        assert is_behind_every_anchor(whole, case)
+        healthy = Bench()
+        healthy.put()
+        healthy.checkpoint()
+        other = _store_of(healthy, "kill")
+        assert not is_behind_every_anchor(other, dataclasses.replace(case, path=newest))
+        healthy.world.abandon()
     finally:
         bench.world.abandon()
 
@@ -275,7 +339,7 @@ def test_an_old_snapshot_in_the_place_of_the_newest_is_told_and_passed_over() ->
 
 @pytest.mark.parametrize("kind", ["removed", "emptied", "swapped"])
 def test_after_a_clean_stop_heads_are_not_taken_from_an_older_snapshot(kind: Kind) -> None:
-    """What an ephemeral topic gave out stands in the final snapshot and nowhere else."""
+    """Only the final snapshot has the seqs that an ephemeral topic assigned."""
     bench = Bench()
     try:
         bench.put(Durability.EPHEMERAL)

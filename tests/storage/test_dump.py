@@ -1,4 +1,4 @@
-"""`verify` and `dump` on what a killed server left: nothing moves, damage is named."""
+"""`verify` and `dump` on the files of a killed server: nothing changes, damage is named."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 
 from tests.storage.fake_disk import FakeDisk
-from tests.storage.journal_rig import Life
+from tests.storage.journal.journal_rig import Life
 from topics_server.engine.background.capture import capture
 from topics_server.engine.background.seal_plan import plan_seal
 from topics_server.engine.subscribe.sessions import SessionTable
 from topics_server.engine.topic.topic import Topic
+from topics_server.engine.topic.writes.apply import apply_entry
 from topics_server.values.appends import decode_append
 from topics_server.values.entries import (
     RESERVED_ID_MIN,
@@ -75,7 +76,7 @@ def killed_server(seed: int = 1) -> FakeDisk:
     def commit(entry: Entry) -> None:
         lsn = life.submit(entry, sync=True)
         assert lsn is not None
-        topic.apply(lsn, entry)
+        apply_entry(topic, lsn, entry)
 
     commit(TopicPut(TOPIC, "orders", 1, TopicConfig(), TS))
     commit(append(1, 3))
@@ -201,7 +202,7 @@ def test_damage_in_the_journal_below_what_was_synced_is_a_problem() -> None:
 
 
 def dumped(disk: FakeDisk, *, with_journal: bool = False) -> tuple[list[Item], JournalUnread]:
-    """What is dumped of a directory with a damaged journal, and what is said at the end."""
+    """The dumped records of a directory with a damaged journal, and the last messages."""
     items: list[Item] = []
     with pytest.raises(JournalUnread) as caught:
         items.extend(dump(disk, "data", "cold", with_journal=with_journal))
@@ -209,7 +210,7 @@ def dumped(disk: FakeDisk, *, with_journal: bool = False) -> tuple[list[Item], J
 
 
 def find_in_journal(disk: FakeDisk, part: bytes) -> tuple[str, int]:
-    """Where these bytes are: file and offset."""
+    """The file and offset of these bytes."""
     paths = [f"data/wal/{name}" for name in disk.list_dir("data/wal") if name.endswith(".wal")]
     (found,) = [(p, disk.content(p).find(part)) for p in paths if part in disk.content(p)]
     return found
@@ -238,7 +239,7 @@ def test_what_lies_before_the_damage_is_dumped() -> None:
     assert said.last_lsn == 6
     assert "was read up to lsn 6 only" in str(said)
     assert [item["seq"] for item in items[:-1]] == list(range(1, 10))
-    assert not items[8]["deleted"]  # its delete is what is damaged
+    assert not items[8]["deleted"]  # the damage is in its delete
     assert items[-1]["lsn"] == 6
 
 
@@ -265,7 +266,7 @@ def test_a_cold_folder_that_is_not_named_is_a_problem() -> None:
     segments = SealedSegments(disk, "data", "cold", InlinePacker())
     facts = segments.open_topic(TOPIC)[0].facts
     assert facts is not None
-    segments.settle(TOPIC)
+    segments.finish_recovery(TOPIC)
     segments.relocate(TOPIC, 1, facts)
     mark = read_format(disk, "data")
     assert mark is not None
@@ -298,7 +299,7 @@ def test_what_is_no_data_directory_is_refused() -> None:
 
 
 def watched_server(*more: tuple[int, bytes]) -> FakeDisk:
-    """One session in the snapshot; in the journal it moves, and another comes and goes."""
+    """One session in the snapshot; in the journal it moves, and another is opened and closed."""
     disk = FakeDisk(1)
     Directory.open(disk, "data", boot_id="boot").note_wal_set(1, 2, 1)
     life = Life(disk)
@@ -375,12 +376,12 @@ def test_a_byte_flipped_in_a_frame_of_a_session_is_found(offset: int) -> None:
     disk.corrupt(path, frame + offset)
     report = verify(disk, "data")
     assert report.problems or report.infos
-    # Damaged or torn, nothing of that group is taken for an entry.
+    # Damaged or torn, no part of that group counts as an entry.
     assert report.counts["journal_entries"] < 3
 
 
 def test_an_end_mark_that_binds_nobody_yet_and_cannot_be_read_is_a_problem() -> None:
-    """A first start that was killed left it; the next one goes on in its slots, or is refused."""
+    """A killed first start left it; the next one continues in its slots, or is refused."""
     disk = FakeDisk()
     Directory.open(disk, "data", boot_id="boot").close()
     life = Life(disk, shards=1)

@@ -1,4 +1,4 @@
-"""The real file system: all bytes or an error of ours, and a journal on it with real threads."""
+"""The real file system: all bytes or an error of our own, and a journal on it with real threads."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.storage.journal_rig import append
+from tests.storage.journal.journal_rig import append
 from topics_server.values.errors import DiskFull, NotThere, StartRefused, StorageError, SyncFailed
 from topics_server.values.storage_types import ReplayStart, ShardProgress
 from topics_server.wal.directory import Directory, read_boot_id
@@ -125,6 +125,10 @@ def test_names(root: str) -> None:
     fs.make_dir(f"{root}/x")
     fs.make_dir(f"{root}/x/y")
     fs.make_dir(f"{root}/x/y")
+    os.symlink("nowhere", f"{root}/dangling")
+    with pytest.raises(StorageError, match="a link to a path that does not exist"):
+        fs.make_dir(f"{root}/dangling")
+    os.unlink(f"{root}/dangling")
     fs.open(f"{root}/x/b", create=True).close()
     fs.open(f"{root}/x/a", create=True).close()
     fs.rename(f"{root}/x/b", f"{root}/x/a")
@@ -234,7 +238,7 @@ def test_a_lock_file_that_was_removed_lets_no_second_server_in(root: str) -> Non
     os.unlink(f"{root}/data/LOCK")
     with pytest.raises(StartRefused, match="in use by another server"):
         Directory.open(fs, f"{root}/data", boot_id="b")
-    # The refused start has let go of what it locked.
+    # The refused start has released its locks.
     first.close()
     Directory.open(fs, f"{root}/data", boot_id="b").close()
 
@@ -266,7 +270,7 @@ def test_the_boot_has_an_id_on_linux() -> None:
 
 
 async def live(root: str, start: int, count: int) -> list[int]:
-    """Open, recover, append with real threads, stop; the lsns that were found."""
+    """Open, recover, append with real threads, stop; return the recovered lsns."""
     fs = OsFs()
     directory = Directory.open(fs, f"{root}/data", boot_id="b")
     replay = JournalReplay(fs, directory.wal_dir, wal_sets=directory.wal_sets)

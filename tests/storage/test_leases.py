@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from tests.storage.fake_disk import FakeDisk
-from tests.storage.journal_rig import Life
+from tests.storage.journal.journal_rig import Life
 from tests.storage.test_dump import find_in_journal
 from topics_server.queue.leases.lease_table import LeaseTable
 from topics_server.values.appends import decode_append
@@ -32,7 +32,7 @@ from topics_server.wal.tools.dump import dump, verify
 
 VECTORS: Final = Path(__file__).parents[1] / "vectors" / "snapshots"
 VECTOR: Final = VECTORS / "leases_errors.part"
-# As it was written before jobs had reasons.
+# The form before jobs had reasons.
 OLDER: Final = VECTORS / "leases.part"
 QUEUE: Final = 3
 TS: Final = 1_700_000_000_000
@@ -45,7 +45,7 @@ GOLDEN: Final = LeasesPart(
         QueueImage(
             queue_id=QUEUE,
             heard_lsn=40,
-            next_fresh_seq=6,
+            next_unclaimed_seq=6,
             dead_lettered=2,
             leases=[LeaseImage(1, 2**64 - 1, "worker-1", TS + 30_000, 2, TS, 9)],
             returned=[(2, TS), (4, TS + 5_000)],
@@ -65,18 +65,18 @@ def granted(*seqs: int, lsn: int = 0) -> LeasesGranted:
 
 
 def killed_server(*more: tuple[int, bytes]) -> FakeDisk:
-    """Two leases in the snapshot; in the journal one is extended, one given back, one new."""
+    """Two leases in the snapshot; in the journal one is extended, one released, one new."""
     disk = FakeDisk(1)
     Directory.open(disk, "data", boot_id="boot").note_wal_set(1, 2, 1)
     life = Life(disk)
     life.recover()
-    books = LeaseTable(1)
+    lease_table = LeaseTable(1)
 
     def commit(entry: Entry) -> int:
         lsn = life.submit(entry, sync=True)
         assert lsn is not None
         if entry.topic_id == LEASES_ID:
-            books.apply(lsn, entry)
+            lease_table.apply(lsn, entry)
         return lsn
 
     config = TopicConfig(type=TopicType.QUEUE, leases_durable=True)
@@ -84,7 +84,7 @@ def killed_server(*more: tuple[int, bytes]) -> FakeDisk:
     commit(RecordsAppended(QUEUE, 1, 3, TS, BODY, grammar=2, decoded=decode_append(BODY)))
     last_lsn = commit(granted(1, 2))
     life.settle()
-    parts = [(LEASES_ID, part) for part in books.capture()]
+    parts = [(LEASES_ID, part) for part in lease_table.capture()]
     PublishedSnapshots(disk, "data").write(
         SnapshotImage(start_lsn=1, last_lsn=last_lsn, next_topic_id=4, parts=[*parts, *more])
     )
@@ -106,9 +106,9 @@ def test_the_golden_part_of_before_is_read() -> None:
 
 
 def test_the_books_restore_the_golden_part() -> None:
-    books = LeaseTable(1)
-    books.restore(VECTOR.read_bytes())
-    book = books.find(QUEUE)
+    lease_table = LeaseTable(1)
+    lease_table.restore(VECTOR.read_bytes())
+    book = lease_table.find(QUEUE)
     assert book is not None
     (lease,) = book.leases_after(TS, 0, 10)
     assert (lease.seq, lease.lease_id, lease.node) == (1, 2**64 - 1, "worker-1")
@@ -120,11 +120,11 @@ def test_the_books_restore_the_golden_part() -> None:
         4: 'no "such" file',
     }
     # And captured again.
-    (part,) = books.capture()
+    (part,) = lease_table.capture()
     captured = {image.queue_id: image.errors for image in decode_leases(part).queues}
     assert captured == {QUEUE: [(1, "timeout"), (4, 'no "such" file')], 8: []}
     assert book.dead_lettered == 2
-    assert books.find(8) is not None
+    assert lease_table.find(8) is not None
 
 
 def test_leases_are_verified_and_counted() -> None:
@@ -204,7 +204,7 @@ def test_a_byte_flipped_in_a_frame_of_a_lease_is_found(offset: int) -> None:
     disk.corrupt(path, frame + offset)
     report = verify(disk, "data")
     assert report.problems or report.infos
-    # Damaged or torn, nothing of that group is taken for an entry.
+    # Damaged or torn, no part of that group counts as an entry.
     assert report.counts["journal_entries"] < 6
 
 

@@ -1,5 +1,5 @@
-"""Watch sessions on a disk that dies: what was answered survives a kill, what was captured a power
-cut, and a position never comes back behind either.
+"""Watch sessions on a disk that dies: journaled facts survive a kill, captured ones a power cut,
+and a position never comes back behind either.
 
 One `Run` is one process: recovery, journal, commits, checkpoints as `node.py` wires them, over the
 fake disk. `Promised` outlives them.
@@ -13,7 +13,7 @@ import random
 import pytest
 
 from tests.storage.fake_disk import FakeDisk, Mode, SimulatedCrash
-from tests.storage.journal_rig import SMALL, WAL, Life, new_disk
+from tests.storage.journal.journal_rig import SMALL, WAL, Life, new_disk
 from tests.unit.engine.rig import HandClock, ListSegments, NowOffload
 from topics_server.engine.background.checkpointer import Checkpointer
 from topics_server.engine.background.large_appends import LargeAppends
@@ -37,9 +37,10 @@ OPTIONS = SessionOptions(["u"], 256, 262_144, 15_000, 6, False)
 
 
 class Promised:
-    """What must be found. `answered`: position last journaled; `captured`: in the last snapshot.
+    """What recovery must find. `answered`: position last journaled; `captured`: in the last
+    snapshot.
 
-    `live`: where each session really is. `gone`: ids that were told to have expired.
+    `live`: the real position of each session. `gone`: ids that were reported as expired.
     """
 
     def __init__(self) -> None:
@@ -49,7 +50,7 @@ class Promised:
         self.gone: set[str] = set()
 
     def check(self, table: SessionTable, mode: Mode | None) -> None:
-        """Compare what came back with what was promised before."""
+        """Compare the recovered sessions with the promises."""
         found = {session.wid: session for session in table}
         floor = dict(self.captured)
         if mode != "power":
@@ -65,7 +66,7 @@ class Promised:
             assert session.is_restored
             assert wid not in self.live or session.cursors["t"].seq <= self.live[wid]
         self.live = {wid: session.cursors["t"].seq for wid, session in found.items()}
-        # What was found was made durable before it was handed out.
+        # Recovered sessions were made durable before they were served.
         self.answered, self.captured = dict(self.live), dict(self.live)
 
 
@@ -87,7 +88,7 @@ class Run:
 
     def _on_exception(self, loop: asyncio.AbstractEventLoop, context: dict[str, object]) -> None:
         error = context.get("exception")
-        # What breaks while everything breaks proves nothing.
+        # Errors during a crash prove nothing.
         if isinstance(error, BaseException) and not self.disk.crashed:
             self.defects.append(error)
 
@@ -143,7 +144,7 @@ class Run:
         )
 
     async def live(self, steps: int) -> None:
-        """So many random steps, several under way at once."""
+        """Take so many random steps, several in flight at once."""
         under_way: set[asyncio.Task[None]] = set()
         for _ in range(steps):
             step = self.rng.choice(
@@ -183,7 +184,7 @@ class Run:
         self.sessions.end(session)
         ticket = self.commits.newest(SESSIONS_ID)
         if session.is_streaming or ticket is None:
-            return  # another stream has it: that one says where it ends
+            return  # another stream has it: that one notes its end
         ticket.waiters.append(lambda: self._ended(session, seq, ticket.error is None))
 
     def _ended(self, session: WatchSession, seq: int, is_written: bool) -> None:
@@ -210,7 +211,7 @@ class Run:
             self.promised.captured = there
 
     def end(self) -> None:
-        """Forget the process; raises what went wrong in it."""
+        """Forget the process; raise its errors."""
         tasks = asyncio.all_tasks(self.loop)
         for task in tasks:
             task.cancel()
@@ -227,7 +228,9 @@ class Run:
 
 
 def run_seed(seed: int) -> tuple[int, int]:
-    """Several lives of one directory; how many ended in mid-flight, and sessions found at last."""
+    """Several lives of one directory; return how many ended abruptly, and the sessions at the
+    end.
+    """
     disk = new_disk(seed)
     disk.make_dir("data")
     disk.make_dir("data/snapshots")
@@ -275,7 +278,7 @@ def test_no_promise_is_broken(chunk: int) -> None:
 
 
 def test_sessions_that_expired_before_a_kill_are_gone_soon_after_it() -> None:
-    """Their closing is not waited for: it may be lost, but not their age."""
+    """Nobody waits for their closing: it may be lost, but not their age."""
     disk = new_disk(1)
     disk.make_dir("data")
     disk.make_dir("data/snapshots")

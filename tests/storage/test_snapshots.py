@@ -79,7 +79,7 @@ def test_a_corrupt_snapshot_is_removed_and_does_not_count() -> None:
     disk.corrupt(files(disk)[-1], 70)
     again = PublishedSnapshots(disk, "data")
     assert again.newest() == image(10)
-    # A start that ends before it has written one of its own leaves it for the next to know of.
+    # A start that ends before it has written its own leaves it for the next start.
     assert again.found_damaged
     assert len(files(disk)) == 2
     assert again.write(image(30)).lsn == 10
@@ -142,7 +142,7 @@ def test_a_crash_at_any_operation_leaves_the_old_or_the_new_one(mode: Mode, seed
         found = PublishedSnapshots(disk, "data").newest()
         assert found in ([image(30)] if acknowledged else [image(20), image(30)]), nth
         assert not [name for name in files(disk) if name.endswith(".tmp")]
-        # What recovery has seen stays: a later power loss must not take it back.
+        # Recovered state stays: a later power loss must not undo it.
         disk.crash("power")
         assert PublishedSnapshots(disk.reopen(), "data").newest() == found
         if acknowledged:
@@ -151,7 +151,7 @@ def test_a_crash_at_any_operation_leaves_the_old_or_the_new_one(mode: Mode, seed
 
 @pytest.mark.parametrize("lower", [10, 20])
 def test_an_older_copy_under_a_higher_number_does_not_count(lower: int) -> None:
-    """The journal it would be replayed on was let go: two numbers below it stand for more."""
+    """The journal for its replay was trimmed: two snapshots with lower numbers are newer."""
     disk = disk_with_folder()
     snapshots = PublishedSnapshots(disk, "data")
     contents = {}
@@ -168,7 +168,7 @@ def test_an_older_copy_under_a_higher_number_does_not_count(lower: int) -> None:
 
 
 def test_of_two_runs_the_later_one_counts_though_its_lsns_are_lower() -> None:
-    """A start without the newest snapshot gives lsns out again that left no frame."""
+    """A start without the newest snapshot assigns lsns again that left no frame."""
     disk = disk_with_folder()
     snapshots = PublishedSnapshots(disk, "data")
     snapshots.write(image(20))

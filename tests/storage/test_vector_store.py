@@ -1,7 +1,7 @@
-"""Golden data directories: what a server once wrote is read by this one, byte for byte.
+"""Golden data directories: this server reads the files of older servers byte for byte.
 
-Each vector is the directory of a killed server; see `tests/vectors/make_store.py`. A vector that
-fails here means stored bytes changed their meaning: mend the code, never the vector.
+Each vector is the directory of a killed server; see `tests/vectors/make_store.py`. If a vector
+fails here, stored bytes changed their meaning: fix the code, never the vector.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from tests.vectors.stored import (
     STATE_FIELDS,
     VECTORS,
     Expected,
+    definition_of,
     node_of,
     opened,
     read_back,
@@ -33,17 +34,17 @@ NAMES = sorted((path.name for path in VECTORS.glob("store-v*")), key=lambda name
 
 @pytest.fixture(params=NAMES)
 def stored(request: pytest.FixtureRequest, tmp_path: Path) -> Expected:
-    """A copy of one vector in `tmp_path`, and what must be read of it."""
+    """A copy of one vector in `tmp_path`, and its expected answers."""
     return unpack(VECTORS / request.param, tmp_path)
 
 
 def problems(folder: Path) -> list[str]:
-    """What `verify` complains about."""
+    """The complaints of `verify`."""
     return verify(OsFs(), str(folder / "data"), str(folder / "cold")).problems
 
 
 def test_there_is_a_vector_of_every_format_that_was_released() -> None:
-    assert [f"store-v{number}" for number in range(1, 11)] == NAMES
+    assert [f"store-v{number}" for number in range(1, 12)] == NAMES
 
 
 def test_a_golden_directory_verifies_clean(stored: Expected, tmp_path: Path) -> None:
@@ -112,6 +113,26 @@ async def test_stored_producers_are_where_they_were(stored: Expected, tmp_path: 
                 assert answer.status_code == asked["status"], asked
                 for name, value in asked["told"].items():
                     assert answer.headers[name] == value, asked
+
+
+@pytest.mark.anyio
+async def test_stored_views_are_defined_and_built_anew(stored: Expected, tmp_path: Path) -> None:
+    """A vector has no files of views: each is made again from its topic."""
+    for _ in range(2):
+        async with opened(tmp_path, stored) as http:
+            for path, definition in stored.views.items():
+                topic, view = path.split("/")
+                url = f"/v0/topics/{topic}/views/{view}"
+                found = await http.get(url)
+                assert definition_of(found.json()) == definition
+                head = stored.topics[topic]["state"]["head_seq"]
+                asked = {"query": "all"}
+                answer = await http.post(f"{url}/query?after={head}", json=asked)
+                assert answer.json()["processed_sequence"] == head
+                if view == "rows":
+                    seqs = [row[0] for row in answer.json()["rows"]]
+                    assert len(seqs) == stored.topics[topic]["state"]["count"]
+    assert problems(tmp_path) == []
 
 
 @pytest.mark.anyio
@@ -195,7 +216,7 @@ async def test_stored_tags_still_find_their_records(stored: Expected, tmp_path: 
 
 
 def is_hit(told: object, match: object) -> bool:
-    """Whether a record as it was told has a tag that the match of a delete hits."""
+    """Whether a record in an answer has a tag that the match of a delete hits."""
     if not isinstance(told, str) or '"$tag":"' not in told:
         return False
     tag = told.split('"$tag":"', 1)[1].split('"', 1)[0]
@@ -209,14 +230,14 @@ async def test_heads_jump_and_records_stay_when_the_boot_is_another_one(
     async with opened(tmp_path, stored, boot_id="22222222-2222-4222-8222-222222222222") as http:
         for name, expected in stored.topics.items():
             found = await read_back(http, name)
-            # Of a power cut only the tombstone is new: what seqs were reserved is a gap.
+            # Only the tombstone of a power cut is new: its reserved seqs are a gap.
             assert records(found["told"]) == records(expected["told"]), name
             assert found["state"]["head_seq"] >= expected["state"]["head_seq"], name
     assert problems(tmp_path) == []
 
 
 def records(told: list[object]) -> list[object]:
-    """The records of what a topic tells, without tombstones."""
+    """The records of a topic's answers, without tombstones."""
     return [item for item in told if isinstance(item, str)]
 
 
@@ -230,7 +251,7 @@ def test_a_real_server_serves_a_golden_directory(stored: Expected, tmp_path: Pat
             assert set(STATE_FIELDS) <= set(state)
             assert state["config"] == expected["state"]["config"], name
             found = [record["$seq"] for record in api.read_all(name)]
-            # This clock stands later than the vector's, but its topics with a TTL are empty.
+            # This clock is later than the vector's, but its topics with a TTL are empty.
             assert len(found) == len(records(expected["told"])), name
     finally:
         server.stop()

@@ -1,4 +1,4 @@
-"""Node with the official packages, and a server of ours: what the tests of Durable Streams need."""
+"""Fixtures of the Durable Streams tests: Node with the official packages, and a server of ours."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.streams import node, official
 
 @pytest.fixture(scope="session")
 def found_node() -> node.Node:
-    """A Node that is new enough."""
+    """A recent enough Node."""
     try:
         return node.find()
     except node.Missing as missing:
@@ -20,7 +20,7 @@ def found_node() -> node.Node:
 
 @pytest.fixture(scope="session")
 def suite_folder(found_node: node.Node) -> Path:
-    """The official suite and client, installed, and our scripts beside them."""
+    """The official suite and client, installed, with our scripts."""
     try:
         return node.installed(found_node, official.SUITE)
     except node.Missing as missing:

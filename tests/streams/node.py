@@ -1,9 +1,9 @@
-"""Node and packages of npm, for tests and benchmarks that stand beside programs of others.
+"""Node and npm packages, for tests and benchmarks that use other projects' programs.
 
-Owns where Node is looked for (the caller's PATH, then the wheel that `INSTALL` puts into `.node`),
-and the folders that `npm ci` fills: `.node/NAME-CHECKSUM`, made once for a `package-lock.json` and
-never tracked. Scripts of ours that import packages are copied there, because Node looks for a
-package beside the file that imports it. Standard library only: `benchmarks` uses it too.
+Owns the search for Node (the caller's PATH, then the wheel that `INSTALL` puts into `.node`), and
+the folders that `npm ci` fills: `.node/NAME-CHECKSUM`, made once for a `package-lock.json` and
+never tracked. Our scripts that import packages are copied there, because Node looks for a package
+beside the importing file. Standard library only: `benchmarks` uses it too.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ _WITHIN_S: Final = 600.0
 
 
 class Missing(Exception):
-    """Node or its packages are not here; the message says how they come."""
+    """Node or its packages are not installed; the message says how to install them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A Node, and what runs its npm."""
+    """A Node and its npm."""
 
     path: str
     npm: tuple[str, ...]
 
     def environment(self) -> dict[str, str]:
-        """Ours, with this Node first: what npm starts finds the same one."""
+        """Our environment with this Node first: programs that npm starts find the same one."""
         paths = os.pathsep.join([str(Path(self.path).parent), os.environ.get("PATH", "")])
         return os.environ | {"PATH": paths, "NO_COLOR": "1", "CI": "1"}
 
 
 def find() -> Node:
-    """A Node that is new enough. Raises `Missing`."""
+    """A recent enough Node. Raises `Missing`."""
     system, npm = shutil.which("node"), shutil.which("npm")
     if system is not None and npm is not None and _major(system) >= OLDEST:
         return Node(system, (npm,))
@@ -58,7 +58,7 @@ def find() -> Node:
 
 
 def _major(path: str) -> int:
-    """The major version of a Node; 0 for what does not run."""
+    """The major version of a Node; 0 if it does not run."""
     try:
         said = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=30)
     except (OSError, subprocess.TimeoutExpired):
@@ -68,16 +68,16 @@ def _major(path: str) -> int:
 
 
 def installed(node: Node, source: Path) -> Path:
-    """The folder with the packages of `source` and its scripts as they are now.
+    """The folder with the packages of `source` and its current scripts.
 
-    Packages come from wherever npm is set to take them, and must have the hashes of the lock.
-    Raises `Missing` when npm cannot get them.
+    Packages come from npm's configured registry, and must have the hashes of the lock. Raises
+    `Missing` if npm cannot get them.
     """
     lock = (source / "package-lock.json").read_bytes()
     folder = CACHE / f"{source.name}-{hashlib.sha256(lock).hexdigest()[:12]}"
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "busy").open("w") as busy:
-        fcntl.flock(busy, fcntl.LOCK_EX)  # a benchmark and a test may come together
+        fcntl.flock(busy, fcntl.LOCK_EX)  # a benchmark and a test may install at the same time
         if not (folder / "complete").exists():
             _install(node, source, folder)
             (folder / "complete").touch()
@@ -91,7 +91,7 @@ def installed(node: Node, source: Path) -> Path:
 def _install(node: Node, source: Path, folder: Path) -> None:
     for name in ("package.json", "package-lock.json"):
         shutil.copyfile(source / name, folder / name)
-    # No script of a package runs; that of none is needed.
+    # Packages run no scripts; none is needed.
     words = [*node.npm, "ci", "--ignore-scripts", "--no-audit", "--no-fund", "--loglevel=error"]
     try:
         done = subprocess.run(

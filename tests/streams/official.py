@@ -1,13 +1,13 @@
 """The official conformance suite of Durable Streams, run by vitest against a URL.
 
-Owns the process, its bound in time, and how its report is read. What is run and at which version
-stands in `suite/package-lock.json`; `CASES` and `LEFT_OUT` are what that version has, so that a
-case which silently drops out is a failure. To run it by hand against any server:
+Owns the process, its time limit, and the parsing of its report. `suite/package-lock.json` pins its
+version; `CASES` and `LEFT_OUT` are those of that version, so that a case which silently drops out
+is a failure. To run it by hand against any server:
 
     TOPICS_STREAMS_URL=http://127.0.0.1:4437 ./run test tests/streams/test_conformance.py
 
-`killing` answers the requests by which the suite asks that its server be killed (see
-`suite/conformance.test.mjs`); that server must come back on the same port.
+`killing` handles the requests by which the suite asks for a kill of its server (see
+`suite/conformance.test.mjs`); that server must restart on the same port.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tests.streams import node
 
 SUITE: Final = ROOT / "tests" / "streams" / "suite"
 CASES: Final = 332
-# Of an extension beside the protocol, off unless asked for.
+# An extension of the protocol, off by default.
 LEFT_OUT: Final = 6
 LEFT_OUT_GROUP: Final = "Reserved subscription APIs"
 GROUPS: Final = 33
@@ -37,7 +37,7 @@ WITHIN_S: Final = 540.0
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of every case; the values of `failed` say why."""
+    """The result of every case; the values of `failed` give the reasons."""
 
     passed: tuple[str, ...]
     failed: Mapping[str, str]
@@ -45,7 +45,9 @@ class Outcome:
     seconds: float
 
     def check(self) -> None:
-        """Every case is there and passed; otherwise fails with the names of those that did not."""
+        """Check that every case is present and passed; otherwise fail with the names of the
+        others.
+        """
         told = "\n".join(f"  {name}\n      {why}" for name, why in self.failed.items())
         assert not self.failed, f"{len(self.failed)} of {CASES} cases failed:\n{told}"
         assert len(self.passed) == CASES
@@ -108,7 +110,9 @@ def _read(report: dict[str, Any], seconds: float) -> Outcome:
 
 @contextlib.contextmanager
 def killing(kill: Callable[[], object]) -> Iterator[dict[str, str]]:
-    """The environment that lets the suite call `kill`, one call at a time, while this is open."""
+    """The environment with which the suite can call `kill`, one call at a time, inside the
+    block.
+    """
 
     class Control(http.server.BaseHTTPRequestHandler):
         def do_POST(self) -> None:
@@ -116,7 +120,7 @@ def killing(kill: Callable[[], object]) -> Iterator[dict[str, str]]:
             try:
                 kill()
                 status, told = 200, b""
-            except AssertionError as error:  # the server did not come back: the case says so
+            except AssertionError as error:  # the server did not come back: the case reports it
                 status, told = 500, str(error).encode()
             self.send_response(status)
             self.send_header("Content-Length", str(len(told)))
@@ -124,7 +128,7 @@ def killing(kill: Callable[[], object]) -> Iterator[dict[str, str]]:
             self.wfile.write(told)
 
         def log_message(self, format: str, *args: object) -> None:
-            """Say nothing."""
+            """Log nothing."""
 
     control = http.server.HTTPServer(("127.0.0.1", 0), Control)
     thread = threading.Thread(target=control.serve_forever, kwargs={"poll_interval": 0.05})

@@ -1,8 +1,8 @@
-"""The official conformance suite, at the version the lock pins, all of it and nothing failing.
+"""The official conformance suite, at the pinned version: all cases must pass.
 
-About a minute, most of it lifetimes that are waited for. The server is as it comes, nothing is set.
-`TOPICS_STREAMS_URL` names another than a fresh one of ours. Killed servers are in
-`tests/crash/test_stream_conformance.py`.
+It takes about a minute, mostly waiting for lifetimes. The server has default settings.
+`TOPICS_STREAMS_URL` names another server than a new one of ours.
+`tests/crash/streams/test_stream_conformance.py` has the tests with killed servers.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tests.streams import node, official
 
 @pytest.fixture
 def url(tmp_path: Path) -> Iterator[str]:
-    """Where the server is."""
+    """The URL of the server."""
     if given := os.environ.get("TOPICS_STREAMS_URL"):
         yield given
         return

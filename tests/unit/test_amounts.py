@@ -69,22 +69,22 @@ WRONG = [
 
 
 @pytest.mark.parametrize("text", WRONG)
-def test_what_is_no_duration_is_told_with_examples(text: str) -> None:
-    with pytest.raises(ValueError, match=r"is no duration: .*5s, 10m") as caught:
+def test_an_invalid_duration_is_refused_with_examples(text: str) -> None:
+    with pytest.raises(ValueError, match=r"is not a duration: .*5s, 10m") as caught:
         parse_duration(text)
     assert repr(text) in str(caught.value)
 
 
 @pytest.mark.parametrize("text", [*WRONG[:-1], "5s", "KB", "64 XB", "64KBB"])
-def test_what_is_no_size_is_told_with_examples(text: str) -> None:
-    with pytest.raises(ValueError, match=r"is no size: .*64KB or 1MiB"):
+def test_an_invalid_size_is_refused_with_examples(text: str) -> None:
+    with pytest.raises(ValueError, match=r"is not a size: .*64KB or 1MiB"):
         parse_size(text)
 
 
 def test_a_part_of_the_smallest_unit_is_refused() -> None:
-    with pytest.raises(ValueError, match="no whole number of milliseconds"):
+    with pytest.raises(ValueError, match="not a whole number of milliseconds"):
         parse_duration("1.5ms")
-    with pytest.raises(ValueError, match="no whole number of bytes"):
+    with pytest.raises(ValueError, match="not a whole number of bytes"):
         parse_size("0.3KiB")
 
 

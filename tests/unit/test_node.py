@@ -1,4 +1,6 @@
-"""One node on a disk in memory: the order of start and stop, and what a refused start leaves."""
+"""One node on a disk in memory: the order of start and stop, and the state after a refused
+start.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,7 @@ SMALL = Sizes(file_bytes=16_384, fill_step_bytes=4_096, reserve_bytes=1_024)
 
 
 class NowOffload:
-    """Blocking calls on the spot."""
+    """Runs blocking calls immediately."""
 
     async def run(self, call: Callable[[], T]) -> T:
         return call()
@@ -50,7 +52,7 @@ def opened(disk: FakeDisk, *, boot_id: str | None = None, **changes: object) -> 
         "wal_shards": 2,
         "min_free_bytes": 0,
         "segment_max_events": 8,
-        # Clients in the same process call it by any name.
+        # Clients in the same process may use any host name.
         "allowed_hosts": "*",
         **changes,
     }
@@ -75,14 +77,14 @@ async def started(disk: FakeDisk, *, boot_id: str | None = None, **changes: obje
 
 
 async def append(node: Node, name: str, *datas: object, config: TopicConfig | None = None) -> int:
-    """Append; the last seq."""
+    """Append; return the last seq."""
     body, decoded = body_of(*datas)
     answer = await node.store.append(name, body, decoded, header_key=None, config=config)
     return answer.last_seq
 
 
 async def count(node: Node, name: str) -> int:
-    """Records that a read from the start finds."""
+    """The number of records of a read from the start."""
     page = await node.store.read(name, ReadRequest(0, 1000, 1 << 20))
     return sum(len(piece.rows) for piece in page.pieces)
 
@@ -244,7 +246,7 @@ async def test_a_refused_start_does_not_turn_a_clean_stop_into_a_loss(disk: Fake
     await node.close()
     name = next(path for path in disk.list_dir("data/segments/1") if path.endswith(".data"))
     disk.rename(f"data/segments/1/{name}", "data/segments/1/aside")
-    # The machine was started anew, and the disk with this file was not mounted yet.
+    # The machine was restarted, and the disk with this file was not mounted yet.
     node = opened(disk, boot_id="boot-2")
     with pytest.raises(StartRefused):
         await node.start()
@@ -265,7 +267,7 @@ async def test_journal_files_leave_most_of_a_small_disk_alone(total_mib: int, sh
     smallest = Sizes(256 * KIB, 128 * KIB, 32 * KIB)
     ahead_bytes = sizes.fill_step_bytes + sizes.reserve_bytes
     if sizes.fill_step_bytes > smallest.fill_step_bytes:
-        # What is filled ahead and kept in reserve, of all shards.
+        # The filled and reserved bytes of all shards.
         assert ahead_bytes * shards <= total_mib * MIB // 16
         assert sizes.file_bytes * shards <= total_mib * MIB // 10
     if total_mib == 1:
@@ -322,7 +324,7 @@ async def test_a_shards_figures_are_told_once_there_is_a_journal(disk: FakeDisk)
     await node.close()
 
 
-async def test_a_draining_node_answers_whoever_waits(disk: FakeDisk) -> None:
+async def test_a_draining_node_answers_waiting_calls(disk: FakeDisk) -> None:
     node = await started(disk)
     await append(node, "t", 1)
     waiting = asyncio.create_task(node.store.read("t", ReadRequest(1, 10, 1 << 20, wait_ms=60_000)))
@@ -335,7 +337,7 @@ async def test_a_draining_node_answers_whoever_waits(disk: FakeDisk) -> None:
 
 @pytest.mark.anyio
 async def test_a_call_whose_caller_was_cancelled_is_waited_for() -> None:
-    """Else the final snapshot could be written beside one that is being written."""
+    """Otherwise the final snapshot could be written beside another one."""
     offload = ThreadOffload()
     may_end, has_begun = threading.Event(), threading.Event()
 
@@ -347,10 +349,10 @@ async def test_a_call_whose_caller_was_cancelled_is_waited_for() -> None:
     await asyncio.to_thread(has_begun.wait, 10)
     caller.cancel()
     await asyncio.gather(caller, return_exceptions=True)
-    settled = asyncio.create_task(offload.settled())
+    idle = asyncio.create_task(offload.idle())
     await asyncio.sleep(0.02)
-    assert not settled.done()
+    assert not idle.done()
     may_end.set()
-    await asyncio.wait_for(settled, 10)
-    await asyncio.wait_for(offload.settled(), 1)
+    await asyncio.wait_for(idle, 10)
+    await asyncio.wait_for(offload.idle(), 1)
     offload.close()

@@ -1,4 +1,4 @@
-"""The data directory and the cold folder are halves of one store, and a start knows it."""
+"""The data directory and the cold folder form one store, and a start checks that."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ async def fill(disk: FakeDisk, *, data: str = "data", cold: str = "cold", topic:
 
 
 async def found(disk: FakeDisk, **changes: Any) -> int:
-    """One more life: how many records it finds."""
+    """One more life: the number of its records."""
     node = opened(disk, **{**COLD, **changes})
     try:
         await node.start()
@@ -52,7 +52,7 @@ async def found(disk: FakeDisk, **changes: Any) -> int:
 
 
 def tree(disk: FakeDisk, root: str) -> dict[str, bytes]:
-    """Every file below a folder, but for what the locks write."""
+    """Every file below a folder, except for the locks' contents."""
     return {
         path: disk.content(path)
         for path in disk._files
@@ -74,7 +74,7 @@ async def test_a_store_finds_its_cold_folder_again(disk: FakeDisk) -> None:
 async def test_two_servers_cannot_share_a_cold_folder(disk: FakeDisk) -> None:
     await fill(disk)
     node = opened(disk, **COLD)
-    # A copy of the data directory has the store's id, and started beside it, it has a lock too.
+    # A copy of the data directory has the store's id and, when started beside it, a lock too.
     disk.make_dir("copy")
     for path, content in tree(disk, "data").items():
         if path.count("/") == 1:
@@ -109,7 +109,7 @@ async def test_an_empty_data_directory_beside_a_store_of_its_own_is_refused_and_
 
 
 async def test_an_empty_cold_folder_of_a_store_that_used_one_is_refused(disk: FakeDisk) -> None:
-    # Also where no segment is cold any more, so that none can be missed.
+    # Also if no segment is cold any more, so that none can be missing.
     node = await started(disk, **COLD)
     await append(node, "t", 1)
     await node.close()
@@ -181,7 +181,7 @@ async def test_an_older_copy_of_the_data_directory_is_refused(disk: FakeDisk) ->
 
 
 def put(disk: FakeDisk, files: dict[str, bytes], instead_of: dict[str, bytes]) -> None:
-    """Restore a copy: these files, none of the others."""
+    """Restore a copy: these files and no others."""
     for path in set(instead_of) - set(files):
         disk.unlink(path)
     for path, content in files.items():
@@ -190,7 +190,7 @@ def put(disk: FakeDisk, files: dict[str, bytes], instead_of: dict[str, bytes]) -
 
 @pytest.fixture
 def same_id(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The takeover makes the id that the manifests here have; those of version 1 had none."""
+    """The adoption makes the id that the manifests here have; those of version 1 had none."""
     monkeypatch.setattr("topics_server.wal.directory.random_hex", lambda size: "ab" * size)
 
 
@@ -200,14 +200,14 @@ async def test_the_folders_of_version_1_are_taken_over_once(
     for folder in ("data", "cold"):
         disk.make_dir(folder)
     disk.open("data/FORMAT", create=True).pwrite(b'{"format": 1}', 0)
-    disk.open("cold/note", create=True)  # an older server passed over it
+    disk.open("cold/note", create=True)  # an older server ignored it
     with caplog.at_level("INFO"):
         node = await started(disk, **COLD)
     await node.close()
     assert "cold is now the cold folder of store" in caplog.text
     store = read_store(disk, "cold")
     assert store is not None
-    # And from then on the id must be there.
+    # From then on the id must be present.
     disk.unlink("cold/STORE")
     with pytest.raises(StartRefused, match="STORE: is missing"):
         opened(disk, **COLD)
@@ -230,7 +230,7 @@ async def test_a_takeover_that_is_cut_short_goes_on(nth: int) -> None:
 
 
 def as_version_1(disk: FakeDisk) -> None:
-    """What an older server would have left."""
+    """The files as an older server would have left them."""
     disk.unlink("cold/STORE")
     for path in [path for path in disk._files if path.endswith("/manifest")]:
         manifest = dataclasses.replace(decode_manifest(disk.content(path)), store_id="")
@@ -269,7 +269,9 @@ async def test_a_newer_mark_is_refused(disk: FakeDisk) -> None:
 # -- beginning anew -------------------------------------------------------------------------
 
 
-async def test_beginning_anew_moves_what_is_left_aside_and_deletes_nothing(disk: FakeDisk) -> None:
+async def test_beginning_anew_moves_remaining_files_aside_and_deletes_nothing(
+    disk: FakeDisk,
+) -> None:
     await fill(disk)
     store_id = id_of(disk)
     disk.make_dir("unmounted")
@@ -301,7 +303,7 @@ async def test_beginning_anew_may_be_cut_short_anywhere_and_repeated(nth: int) -
             except StorageError:
                 assert disk.exists("data/set-aside")
         before = sorted([*tree(disk, "data").values(), *tree(disk, "cold").values()])
-        # Only the very last sync may fail when everything has moved.
+        # Only the very last sync may fail after everything has moved.
         if disk.exists("data/FORMAT") or disk.exists("cold/STORE"):
             begin_anew(disk, "data", "cold", store_id)
     disk.heal()

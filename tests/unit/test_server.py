@@ -1,4 +1,4 @@
-"""The process around a node: logging, the socket, the port file, and what ends with exit code 1."""
+"""The process around a node: logging, the socket, the port file, and the cases of exit code 1."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _process_as_before() -> Iterator[None]:
 
 @pytest.fixture
 def taken() -> Iterator[int]:
-    """A port of this machine that somebody listens on."""
+    """A port of this machine on which a process listens."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen()
@@ -130,7 +130,7 @@ def run_with(settings: Settings, meanwhile: Callable[[int], None]) -> int:
             os.kill(os.getpid(), signal.SIGTERM)
 
     visitor = threading.Thread(target=visit)
-    # Should the server end before it takes signals, ours must not end the tests.
+    # If the server ends before it handles signals, ours must not end the tests.
     before = signal.signal(signal.SIGTERM, lambda number, frame: None)
     try:
         visitor.start()
@@ -205,14 +205,14 @@ def watched(port: int, count: int = 1) -> list[str]:
 
 
 def ask(port: int, path: str) -> socket.socket:
-    """Send a GET; nothing is read."""
+    """Send a GET without reading the answer."""
     sock = socket.create_connection(("127.0.0.1", port), timeout=30)
     sock.sendall(f"GET {path} HTTP/1.1\r\nhost: localhost\r\naccept: */*\r\n\r\n".encode())
     return sock
 
 
 def read_until(sock: socket.socket, mark: bytes) -> bytes:
-    """What comes, up to a mark."""
+    """The received bytes up to a mark."""
     received = b""
     while mark not in received:
         piece = sock.recv(65_536)
@@ -222,7 +222,7 @@ def read_until(sock: socket.socket, mark: bytes) -> bytes:
 
 
 def read_all(sock: socket.socket) -> bytes:
-    """What comes, up to the end of the connection."""
+    """The received bytes up to the end of the connection."""
     received = b""
     while piece := sock.recv(65_536):
         received += piece
@@ -296,7 +296,7 @@ def test_a_stream_waits_for_recovery_and_is_answered_then(
 def test_a_stop_during_recovery_hangs_up_on_a_stream_that_waits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A browser that is told 503 would never come back."""
+    """A browser that gets 503 would never reconnect."""
     waiting: list[socket.socket] = []
 
     async def start(node: Node) -> None:
@@ -304,7 +304,7 @@ def test_a_stop_during_recovery_hangs_up_on_a_stream_that_waits(
 
     def visit(port: int) -> None:
         waiting.append(ask(port, "/v0/watch/wid_x"))
-        # Answered behind it, so it was heard.
+        # It was answered after it, so the server had read it.
         assert get(port, "/v0/ready").status_code == 503
 
     monkeypatch.setattr(Node, "start", start)
@@ -345,6 +345,7 @@ def test_a_port_in_use_ends_with_one_line_and_frees_the_directory(
     assert run(settings) == 1
     (line,) = lines_of(capsys)
     assert f"cannot listen on 127.0.0.1 port {taken}: Address already in use" in line
+    assert line.endswith("; --port takes another one")
     Node.open(settings, 64).abandon()
 
 

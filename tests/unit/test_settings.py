@@ -1,4 +1,4 @@
-"""`settings`: ranges, relations, sources, refusals; and `.env.example` tells all of it."""
+"""`settings`: ranges, relations, sources, refusals; and `.env.example` lists all of them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def the_line(**flags: object) -> str:
-    """What is wrong with the environment as it is; exactly one line."""
+    """The only line of complaint about this environment."""
     with pytest.raises(SettingsError) as caught:
         load(flags)
     assert len(caught.value.lines) == 1
@@ -169,6 +169,11 @@ def test_a_port_in_the_host_wins_over_the_port(monkeypatch: pytest.MonkeyPatch) 
     assert (load().settings.host, load().settings.port) == ("::1", 77)
 
 
+def test_a_wrong_flag_is_named_as_it_was_given() -> None:
+    assert the_line(max_limit="x").startswith("--max-limit x: allowed is ")
+    assert the_line(data_dir="") == "--data-dir : allowed is a path"
+
+
 def test_a_port_flag_wins_over_a_port_in_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TOPICS_HOST", "localhost:77")
     found = load({"port": "5"})
@@ -233,7 +238,7 @@ def test_a_malformed_key_is_one_line_that_shows_nothing_of_it(
 ) -> None:
     monkeypatch.setenv("TOPICS_API_KEYS", "good,secret-1:reed")
     line = the_line()
-    assert line.startswith("TOPICS_API_KEYS: entry 2 has a scope that is none of read")
+    assert line.startswith("TOPICS_API_KEYS: entry 2 has an unknown scope; scopes are read")
     assert not any(word in line for word in ("secret", "reed", "good"))
 
 
@@ -306,7 +311,7 @@ def test_the_example_lists_every_setting_with_its_default_and_a_line() -> None:
 
 
 def example_default(name: str) -> str:
-    """A default as the example writes it: empty where unset, or where the machine decides."""
+    """A default in the form of the example: empty if unset, or if the machine decides."""
     default = Settings.model_fields[name].default
     if name == "wal_shards" or default is None:
         return ""

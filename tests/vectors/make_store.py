@@ -1,25 +1,27 @@
-"""Makes a golden data directory: a real server is driven over HTTP, killed twice, and copied.
+"""Makes a golden data directory: drives a real server over HTTP, kills it twice, and copies its
+files.
 
-    .venv/bin/python -m tests.vectors.make_store store-v10
+    .venv/bin/python -m tests.vectors.make_store store-v11
 
-Vectors are never made again, only added: what a released server once wrote must be readable for
-ever, and a vector that is regenerated proves nothing. An existing folder is therefore refused.
+Vectors are only added and never made again: every later server must read what a released server
+wrote, and a regenerated vector proves nothing. So the program refuses an existing folder.
 
-What a vector holds: topics of every class; sealed segments in the hot and the cold folder; delete
-flags; two snapshots; a journal tail that no snapshot covers; idempotency keys of a body and of a
-header; floors of a cap and of a TTL; a head that jumped after a lost boot; deletes in the tail; a
-dropped topic, a recreated one, a reconfigured one. From v2 on watch sessions: one that the newest
-snapshot has, one that it has and that was moved since, one of the journal's tail. From v3 on:
-leases, durable and soft, in a snapshot and in the journal; jobs that were given back, extended,
-acked and delayed; dead letters with their marks (v3 itself has no sessions). From v4 on routers: a
-fan, a chain, a filter with stamps, a queue; copies in segments, snapshots and the journal, with
-payloads and without; what a source had lost; routers changed, removed, gone with their topic. From
-v5 on producers: in a snapshot, in the journal, moved without records by a key. From v6 on streams,
-see `stream_part`. From v7 on what tells absence from emptiness: a store id and a run number, a cold
-folder that carries the id, end marks beside the journal, generations and digests of flags. From v8
-on `FORMAT` has the run whose snapshot holds moved heads. From v9 on reasons of nacks, in a
-snapshot, in the journal and in dead letters, and a session that waits for a topic that does not
-exist. From v10 on `FORMAT` has the last lsn of a clean stop's snapshot (0 here: it was killed).
+A vector has topics of every class; sealed segments in the hot and the cold folder; delete flags;
+two snapshots; a journal tail that no snapshot covers; idempotency keys of a body and of a header;
+floors of a cap and of a TTL; a head that jumped after a lost boot; deletes in the tail; a dropped
+topic, a recreated one, a reconfigured one. From v2 on it has watch sessions: one in the newest
+snapshot, one in the snapshot that was moved since, one in the journal's tail. From v3 on leases,
+durable and soft, in a snapshot and in the journal; jobs that were released, extended, acked and
+delayed; dead letters with their marks (v3 itself has no sessions). From v4 on routers: a fan-out, a
+chain, a filter with stamps, a queue; copies in segments, snapshots and the journal, with payloads
+and without; losses of a source; routers that were changed, removed, or dropped with their topic.
+From v5 on producers: in a snapshot, in the journal, moved without records by a key. From v6 on
+streams, see `stream_part`. From v7 on the marks that distinguish missing from empty: a store id and
+a run number, a cold folder with the id, end marks beside the journal, generations and digests of
+flags. From v8 on `FORMAT` has the run whose snapshot holds moved heads. From v9 on reasons of
+nacks, in a snapshot, in the journal and in dead letters, and a session that waits for a missing
+topic. From v10 on `FORMAT` has the last lsn of a clean stop's snapshot (0 here: it was killed).
+From v11 on views: definitions in a snapshot and in the journal, one changed, one deleted.
 """
 
 from __future__ import annotations
@@ -44,6 +46,7 @@ from tests.vectors.stored import (
     NODE,
     VECTORS,
     Expected,
+    definition_of,
     opened,
     read_back,
     read_queue,
@@ -63,18 +66,18 @@ ENVIRONMENT: Final = {
     "TOPICS_SESSION_TTL_MS": "3600000",
 }
 WATCHED: Final = ("fsync", "disk", "again")
-# A topic that never comes.
+# A topic that is never created.
 AWAITED: Final = "not-yet"
 # Durable leases and soft ones.
 QUEUES: Final = ("held", "soft")
-# Those that are there at the end, and two that went.
+# Sessions that exist at the end, and two that are gone.
 ROUTERS: Final = (
     *("r-all->r-far", "r-going->r-left", "r-short->r-full"),
     *("r-source->r-all", "r-source->r-jobs", "r-source->r-tagged"),
 )
 DAY_MS: Final = 86_400_000
 CLASSES: Final = ("fsync", "disk", "memory", "ephemeral")
-# Values a parser would not give back as they came.
+# Values that a parser would not return unchanged.
 ODD_BODY: Final = (
     b'{"records":[{"data":{ "a" : 1e400,"a":2 ,"n":36893488147419103232,"s":"\\u00e9 \xc3\xa9 '
     b'\\ud83d\\ude00"},"meta":{"k": [1 ,2]},"tag":"odd"},{"data":null},{"data":"","tag":""}]}'
@@ -97,13 +100,13 @@ def orders(first: int, count: int) -> list[dict[str, Any]]:
 
 
 def post(api: Api, topic: str, body: bytes, **headers: str) -> dict[str, Any]:
-    """Append a body exactly as it is."""
+    """Append a body unchanged."""
     sent = {"content-type": "application/json", **headers}
     return good(api.http.post(f"/v0/topics/{topic}", content=body, headers=sent))
 
 
 def watch(api: Api, from_seq: int, *awaited: str) -> str:
-    """A new session over a few topics, and over some that do not exist; its wid."""
+    """Open a session over a few topics, and over some that do not exist; return its wid."""
     topics = {name: {"from_seq": from_seq} for name in (*WATCHED, *awaited)}
     body = {"topics": topics, "limit": 7, "wait": bool(awaited)}
     wid: str = good(api.http.post("/v0/watch", json=body))["wid"]
@@ -111,7 +114,7 @@ def watch(api: Api, from_seq: int, *awaited: str) -> str:
 
 
 def follow(api: Api, wid: str) -> dict[str, int]:
-    """Stream a session until it is caught up with all its topics; where that was."""
+    """Stream a session until it is caught up with all its topics; return its positions."""
     seen: dict[str, int] = {}
     with (
         httpx.Client(base_url=api.url, timeout=10, trust_env=False) as http,
@@ -132,7 +135,7 @@ def ask(api: Api, queue: str, verb: str, **fields: object) -> dict[str, Any]:
 
 
 def first_jobs(api: Api) -> None:
-    """Jobs that are leased, given back, delayed and done, for the snapshots."""
+    """Jobs that are leased, released, delayed and done, for the snapshots."""
     for queue in QUEUES:
         config = {"type": "queue", "leases_durable": queue == "held", "durability": "fsync"}
         good(api.put(queue, {**config, "max_deliveries": 2, "dead_letter": f"{queue}-dead"}))
@@ -149,8 +152,8 @@ def last_jobs(api: Api) -> None:
     """More of the same for the journal's tail, and jobs that die."""
     for queue in QUEUES:
         good(api.append(queue, [{"data": 22, "delay_ms": DAY_MS}, {"data": 23}]))
-        # The third job is delivered for the second time, given back, and dies when it is due again.
-        # Of the soft ones four were leased when the server was killed: they come first.
+        # The third job is delivered for the second time, released, and dies when it is due again.
+        # Four of the soft ones were leased when the server was killed: they come first.
         claimed = ask(api, queue, "claim", max=1 if queue == "held" else 5, lease_ms=DAY_MS)
         assert 3 in [job["$seq"] for job in claimed["claimed"]]
         assert ask(api, queue, "nack", seqs=[3])["nacked"] == 1
@@ -162,13 +165,13 @@ def last_jobs(api: Api) -> None:
 
 
 def route(api: Api, source: str, dest: str, **fields: object) -> None:
-    """Make or change a router."""
+    """Create or change a router."""
     body = {"source": source, "dest": dest, **fields}
     good(api.http.put(f"/v0/routers/{source}->{dest}", json=body))
 
 
 def settled(api: Api, *lagging: str) -> None:
-    """Wait until all routers there are but these have nothing to copy."""
+    """Wait until all routers but these have nothing to copy."""
 
     def is_so() -> bool:
         names = [row["router"] for row in good(api.http.get("/v0/routers"))["routers"]]
@@ -192,7 +195,7 @@ def first_routers(api: Api) -> None:
     route(api, "r-going", "r-left")
     good(api.append("r-short", orders(0, 10)))
     settled(api)
-    # The destination is full: what the source evicts meanwhile is lost to it.
+    # The destination is full: records that the source evicts meanwhile are lost to it.
     good(api.append("r-short", orders(10, 12)))
     good(api.append("r-short", orders(22, 12)))
     for start in range(0, 90, 30):
@@ -205,7 +208,7 @@ def first_routers(api: Api) -> None:
 
 
 def last_routers(api: Api) -> None:
-    """Copies for the journal's tail; what was changed, trimmed and dropped behind them."""
+    """Copies for the journal's tail; then routers are changed, and sources trimmed and dropped."""
     good(api.append("r-source", orders(90, 30)))
     post(api, "r-source", ODD_BODY)
     settled(api, "r-short->r-full")
@@ -222,7 +225,7 @@ def last_routers(api: Api) -> None:
 
 
 def produce(api: Api, topic: str, producer: str, epoch: int, seq: int, **fields: object) -> None:
-    """One request of a producer, accepted."""
+    """Send one request of a producer, which must be accepted."""
     headers = producer_headers(producer, epoch, seq)
     post(api, topic, json.dumps({"records": orders(400 + seq, 2), **fields}).encode(), **headers)
 
@@ -234,7 +237,7 @@ def producer_headers(producer: str, epoch: int, seq: int) -> dict[str, str]:
 
 
 def last_producers(api: Api) -> list[dict[str, Any]]:
-    """More requests for the journal's tail; what a reader of the vector is to ask, and hear."""
+    """More requests for the journal's tail; the requests and answers for a reader of the vector."""
     asked: list[dict[str, Any]] = []
     for topic in ("fsync", "disk", "memory"):
         produce(api, topic, "tail", 4, 0)
@@ -260,6 +263,42 @@ def last_producers(api: Api) -> list[dict[str, Any]]:
     return asked
 
 
+VIEWS: Final = (("disk", "by-tag"), ("disk", "rows"), ("work", "kept"))
+COUNTED: Final = {"shortcut": {"count_by_tag": True}}
+LISTED: Final = {
+    "schema": "CREATE TABLE rows (seq INTEGER PRIMARY KEY, data)",
+    "apply": "INSERT INTO rows VALUES (:seq, :data)",
+    "queries": {"all": "SELECT seq, data FROM rows ORDER BY seq"},
+}
+
+
+def define(api: Api, topic: str, view: str, definition: dict[str, Any]) -> None:
+    """Define a view."""
+    good(api.http.put(f"/v0/topics/{topic}/views/{view}", json=definition))
+
+
+def first_views(api: Api) -> None:
+    """Definitions that a snapshot holds."""
+    define(api, "disk", "by-tag", COUNTED)
+    define(api, "disk", "rows", COUNTED)
+    define(api, "disk", "going", COUNTED)
+
+
+def last_views(api: Api) -> None:
+    """Definitions in the journal: one changed, one deleted, one new."""
+    define(api, "disk", "rows", LISTED | {"on_delete": "rebuild"})
+    good(api.http.delete("/v0/topics/disk/views/going"))
+    define(api, "work", "kept", LISTED)
+
+
+def views_of(api: Api) -> dict[str, Any]:
+    """The definitions by topic and view."""
+    return {
+        f"{topic}/{view}": definition_of(good(api.http.get(f"/v0/topics/{topic}/views/{view}")))
+        for topic, view in VIEWS
+    }
+
+
 def first_run(api: Api, cold: Path) -> None:
     """Sealed history: hot and cold segments, flags, floors, names that come and go."""
     for durability in CLASSES:
@@ -279,6 +318,7 @@ def first_run(api: Api, cold: Path) -> None:
     first_jobs(api)
     first_routers(api)
     first_streams(api)
+    first_views(api)
     for name in ("gone", "again"):
         good(api.append(name, orders(0, 50)))
         good(api.drop(name))
@@ -287,11 +327,11 @@ def first_run(api: Api, cold: Path) -> None:
     for durability in CLASSES:
         good(api.delete(durability, match="order-3"))
         good(api.delete(durability, before_seq=12))
-    time.sleep(1.5)  # so that what has expired is a floor
+    time.sleep(1.5)  # so that expired records become a floor
 
 
 def last_run(api: Api) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """The journal tail; the retries and the deletes a reader of the vector is to make."""
+    """The journal tail; the retries and the deletes for a reader of the vector."""
     retries: list[dict[str, Any]] = []
     for durability in CLASSES:
         good(api.append(durability, orders(200, 30)))
@@ -314,6 +354,7 @@ def last_run(api: Api) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     last_jobs(api)
     last_routers(api)
     last_streams(api)
+    last_views(api)
     deletes: list[dict[str, Any]] = [
         {"topic": "disk", "match": "order-5"},
         {"topic": "fsync", "match": ["tag", "Glob", "order-*"]},
@@ -323,7 +364,7 @@ def last_run(api: Api) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
 
 
 def change_boot(data: Path, boot_id: str) -> None:
-    """As if the machine had been started anew: the mark of the boot is another one."""
+    """Change the noted boot, as if the machine had been restarted."""
     mark = read_format(OsFs(), str(data))
     assert mark is not None
     changed = msgspec.structs.replace(mark, boot_id=boot_id)
@@ -335,7 +376,9 @@ def pack(folder: Path, target: Path) -> None:
 
     def anonymous(info: tarfile.TarInfo) -> tarfile.TarInfo | None:
         if info.name == "data/ballast":
-            return None  # random bytes that every start makes anew
+            return None  # random bytes that every start writes anew
+        if info.name.startswith("data/views"):
+            return None  # what a view computed is made again from its topic
         info.uid = info.gid = 0
         info.uname = info.gname = ""
         return info
@@ -349,25 +392,25 @@ Answers = tuple[dict[str, Any], dict[str, Any]]
 
 
 async def answers_of(http: httpx.AsyncClient, names: list[str]) -> Answers:
-    """What is said of the topics, and of the queues beside."""
+    """The answers about the topics and the queues."""
     topics = {name: await read_back(http, name) for name in names}
     return topics, {name: await read_queue(http, name) for name in QUEUES}
 
 
 async def live_answers(url: str, names: list[str]) -> Answers:
-    """What the server says before it is killed."""
+    """The server's answers before it is killed."""
     async with httpx.AsyncClient(base_url=url, trust_env=False) as http:
         return await answers_of(http, names)
 
 
 async def live_streams(url: str) -> dict[str, Any]:
-    """What the server says of its streams before it is killed."""
+    """The server's answers about its streams before it is killed."""
     async with httpx.AsyncClient(base_url=url, trust_env=False) as http:
         return await streams_of(http)
 
 
 async def answers_of_copy(folder: Path, expected: Expected, names: list[str]) -> Answers:
-    """What a node on a copy says."""
+    """The answers of a node on a copy."""
     async with opened(folder, expected) as http:
         return await answers_of(http, names)
 
@@ -404,6 +447,7 @@ def make(name: str) -> None:
         topics, queues = asyncio.run(live_answers(api.url, names))
         streams = asyncio.run(live_streams(api.url))
         routers = {name: router_of(api.http.get(f"/v0/routers/{name}")) for name in ROUTERS[2:]}
+        views = views_of(api)
         seen_ms = int(time.time() * 1000)
         server.signal(signal.SIGKILL)
         change_boot(server.data_dir, BOOT_ID)
@@ -424,11 +468,12 @@ def make(name: str) -> None:
             routers,
             producers,
             streams,
+            views,
         )
-        # Only a start can say what is told of records that were never on disk.
+        # Only a start can tell what it reports for records that were never on disk.
         after, queues_after = asyncio.run(answers_of_copy(folder, expected, names))
         topics["ephemeral"] = after["ephemeral"]
-        # Likewise of leases that a kill takes.
+        # The same holds for leases that a kill removes.
         queues["soft"] = queues_after["soft"]
         assert queues_after == queues, "durable leases are as they were"
         assert not queues["soft"]["leases"], "soft ones are gone"

@@ -1,8 +1,8 @@
 """A golden data directory: unpacking it, opening a node on the copy, reading everything back.
 
 A vector is a folder `store-vN` with `store.tar.gz` (folders `data` and `cold`, as a killed server
-left them) and `expected.json` (what must be read of it). Opening says which boot and which moment
-it is, so that neither heads jump nor records expire between the making and the test. Called by
+left them) and `expected.json` (the expected answers). The opening call sets the boot and the time,
+so that neither heads jump nor records expire between the making and the test. Called by
 `make_store` and by `tests/storage/test_vector_store.py`.
 """
 
@@ -17,7 +17,7 @@ from typing import Any, Final
 import httpx
 import msgspec
 
-from topics_server.api.routes import build_app
+from topics_server.api.application import build_app
 from topics_server.node import Node
 from topics_server.settings import Settings
 from topics_server.wal.segments.packing_process import InlinePacker
@@ -25,7 +25,8 @@ from topics_server.wal.segments.packing_process import InlinePacker
 VECTORS: Final = Path(__file__).resolve().parent
 BOOT_ID: Final = "00000000-0000-4000-8000-000000000001"
 NODE: Final = "node-a"
-# What of a topic's state is a fact of the data; the rest depends on who reads, and when.
+# The fields of a topic's state that depend on the data; the others depend on the reader and the
+# time.
 STATE_FIELDS: Final = (
     *("topic", "type", "head_seq", "earliest_seq", "next_seq", "count", "bytes"),
     *("damaged_records", "config", "last_write_ts"),
@@ -34,14 +35,14 @@ _PAGES_MAX: Final = 1_000
 
 
 class Expected(msgspec.Struct):
-    """`expected.json`. `topics`: by name, see `read_back`; `absent`: names that are 404.
+    """The content of `expected.json`. `topics`: by name, see `read_back`; `absent`: names with 404.
 
     `seen_ms`: when the answers were taken. `environment`: settings of the server that wrote it.
     `retries` and `deletes`: requests whose answers only the stored keys, tags and flags can give.
-    `sessions`: by wid, the seq up to which each topic was told.
-    `queues`: by name, see `read_queue`; none in vectors from before there were leases. `routers`:
-    by name, see `router_of`. `producers`: requests that are repeats or refused, and what is told.
-    `streams`: by path, see `stream_part`.
+    `sessions`: by wid, the seq up to which each topic was sent. `queues`: by name, see
+    `read_queue`; none in vectors from before there were leases. `routers`: by name, see
+    `router_of`. `producers`: requests that are repeats or refused, and their answers. `streams`: by
+    path, see `stream_part`. `views`: by topic and name, see `definition_of`.
     """
 
     note: str
@@ -56,6 +57,12 @@ class Expected(msgspec.Struct):
     routers: dict[str, Any] = {}
     producers: list[dict[str, Any]] = []
     streams: dict[str, Any] = {}
+    views: dict[str, Any] = {}
+
+
+def definition_of(answer: dict[str, Any]) -> dict[str, Any]:
+    """What of a view's answer is stored: its definition."""
+    return {name: answer[name] for name in ("schema", "apply", "queries", "on_delete")}
 
 
 class _Page(msgspec.Struct):
@@ -66,7 +73,7 @@ class _Page(msgspec.Struct):
 
 
 class StandingClock:
-    """The moment at which the vector's answers were taken, for as long as anybody asks."""
+    """A clock that stands at the time of the vector's answers."""
 
     def __init__(self, now_ms: int) -> None:
         self._now_ms = now_ms
@@ -81,7 +88,7 @@ class StandingClock:
 
 
 def unpack(vector: Path, target: Path) -> Expected:
-    """Put the vector's folders into `target`; what must be read of them."""
+    """Unpack the vector's folders into `target`; return the expected answers."""
     with tarfile.open(vector / "store.tar.gz") as archive:
         if hasattr(tarfile, "data_filter"):
             archive.extractall(target, filter="data")
@@ -94,7 +101,7 @@ def unpack(vector: Path, target: Path) -> Expected:
 async def opened(
     folder: Path, expected: Expected, boot_id: str = BOOT_ID
 ) -> AsyncIterator[httpx.AsyncClient]:
-    """A node on `folder/data` and `folder/cold`, spoken to in-process; closed cleanly."""
+    """A node on `folder/data` and `folder/cold`, called in-process; closed cleanly."""
     async with node_of(folder, expected, boot_id) as node:
         transport = httpx.ASGITransport(app=build_app(node.state), raise_app_exceptions=True)
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
@@ -119,7 +126,9 @@ async def node_of(folder: Path, expected: Expected, boot_id: str = BOOT_ID) -> A
 
 
 async def read_back(http: httpx.AsyncClient, name: str) -> dict[str, Any]:
-    """Everything a topic tells: state, every record by the byte, tombstones where they came."""
+    """Everything in a topic's answers: state, every record byte for byte, tombstones in their
+    places.
+    """
     state = (await http.get(f"/v0/topics/{name}", params={"touch": "false"})).json()
     told: list[Any] = []
     from_seq = 0
@@ -142,14 +151,14 @@ async def read_back(http: httpx.AsyncClient, name: str) -> dict[str, Any]:
 
 
 async def read_queue(http: httpx.AsyncClient, name: str) -> dict[str, Any]:
-    """What a queue knows beside its records: how many jobs are where, and every lease."""
+    """A queue's own facts: how many jobs have each state, and every lease."""
     state = (await http.get(f"/v0/topics/{name}", params={"touch": "false"})).json()
     leases = (await http.get(f"/v0/topics/{name}/leases", params={"page_size": "1000"})).json()
     return {"queue": state["queue"], "leases": leases["leases"]}
 
 
 def router_of(answer: httpx.Response) -> dict[str, Any]:
-    """What a router is, and how far it got."""
+    """A router's definition and position."""
     assert answer.status_code == 200, answer.text
     told: dict[str, Any] = answer.json()
     return {key: value for key, value in told.items() if key not in ("performance", "reason")}

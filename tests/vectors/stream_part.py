@@ -1,6 +1,6 @@
 """The streams of a golden data directory: made over HTTP, and read back the same way.
 
-In every form that is stored: facts of a creation, of a change and of an append's step; bytes,
+They have every stored form: facts of a creation, of a change and of an append's step; bytes,
 messages and copies of both, in segments, in a snapshot and in the journal's tail; forks, one of
 them of a stream that is gone.
 """
@@ -16,7 +16,7 @@ from tests.contract.driver import Api
 
 MOUNT: Final = "/v1/stream/"
 BYTES: Final = "application/x-bytes"
-# What of an answer is a fact of the data.
+# The parts of an answer that depend on the data.
 _TOLD: Final = ("content-type", "stream-next-offset", "stream-closed", "stream-ttl")
 _PATHS: Final = (
     *("s-json", "s/b y", "s-text", "s-fork", "s-fork-of-gone", "s-gone", "s-closed", "s-lasting"),
@@ -25,7 +25,7 @@ _PATHS: Final = (
 
 
 def _call(api: Api, method: str, path: str, body: bytes = b"", **headers: str) -> httpx.Response:
-    """One request to the streams' door, which takes it."""
+    """One request to the streams API, which must succeed."""
     sent = {name.replace("_", "-"): value for name, value in headers.items()}
     answer = api.http.request(method, MOUNT + path, content=body, headers=sent)
     assert answer.status_code < 300, (method, path, answer.text)
@@ -73,7 +73,7 @@ def first_streams(api: Api) -> None:
 
 
 def last_streams(api: Api) -> None:
-    """Streams, and more of the first ones, for the journal's tail."""
+    """Streams, and more messages of the first ones, for the journal's tail."""
     _call(api, "POST", "s-json", b'{"tail": 1e400}', content_type="application/json")
     _call(api, "POST", "s/b y", b"\x00tail", content_type=BYTES, stream_seq="tail")
     _call(api, "POST", "s-fork", b"[[]]", content_type="application/json")
@@ -84,7 +84,7 @@ def last_streams(api: Api) -> None:
 
 
 async def streams_of(http: httpx.AsyncClient) -> dict[str, Any]:
-    """What is said of each stream: of its life, and of all it holds."""
+    """The answers about each stream: its life, and all its messages."""
     return {path: await _stream_of(http, path) for path in _PATHS}
 
 

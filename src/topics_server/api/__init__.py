@@ -10,19 +10,20 @@ Refusals arrive as `TopicsError`; `http.error_responses` turns them into status,
 - `routers/`: routes of routers (§6).
 - `streams/`: routes of Durable Streams (`/v1/stream`).
 - `topics/`: routes of topics (§1).
+- `views/`: routes of materialized views.
 - `watch/`: watch sessions over server-sent events (§7), and the delivery all streams share.
 - `websocket/`: the WebSocket route (§7).
 - `access_log`: per-route metrics and the access log line of every response.
-- `application`: the ASGI application: requests as values, one response each.
-- `client_wait`: waits for a result while the client is connected and its key is valid.
+- `application`: the application: Starlette over the table of routes.
 - `connection`: the connection classes of HTTP and WebSocket over uvicorn's.
 - `context`: what every handler gets: settings, store, services, server phase.
 - `direct`: the direct path: hot routes answered from the parser's callback, without a task.
+- `front_door`: the one place that every request passes, whichever server it came by.
 - `framing`: a connection that refuses ambiguous HTTP framing.
-- `readiness`: readiness and declared body lengths, checked before a handler runs.
+- `readiness`: readiness and places for streams, checked before a handler runs.
+- `request`: what a handler takes and what it gives: one `Request`, one answer.
 - `request_body`: reads and inflates request bodies within their limits.
 - `routes`: the route table: which handler answers which method and path (§9).
-- `stream_readiness`: streams that clients open before the server is ready or while it drains.
+- `routing`: paths to routes: what a route allows, and which one a path belongs to.
 - `upload_connection`: a connection whose request bodies count against the upload budget.
-- `visibility`: hides topics and routers that a key's prefixes do not cover.
 """

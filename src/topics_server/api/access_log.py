@@ -12,15 +12,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, Protocol
 
 from topics_server.runtime.clock import monotonic_ms
-from topics_server.runtime.metrics import RequestFigures, RouteFacts
+from topics_server.runtime.metrics import RequestMetrics, RouteFacts
 
-# The route of paths that are none, and the method of what a route does not have.
+# The route of unknown paths, and the method of requests with a wrong one.
 OTHER: Final = "other"
 _PARAMETER: Final = re.compile(r"\{(\w+)\}")
 
 
 class Observed(Protocol):
-    """A route as it is observed."""
+    """A route whose requests are counted."""
 
     @property
     def template(self) -> str:
@@ -28,36 +28,30 @@ class Observed(Protocol):
         ...
 
     @property
-    def figures(self) -> Mapping[str, RequestFigures]:
+    def request_metrics(self) -> Mapping[str, RequestMetrics]:
         """By method."""
         ...
 
 
-# What the access log is told: method, path, template, status, bytes, milliseconds, request id.
+# A callback of the access log: method, path, template, status, bytes, ms, request id.
 Noted = Callable[[str, bytes, str, int, int, float, bytes], None]
 
 
 class Observer:
-    """The figures of all routes, and who is told of each answer."""
+    """The metrics of all routes, and the callback of the access log."""
 
-    __slots__ = ("_find", "_known", "_other", "_table", "access")
+    __slots__ = ("_other", "_table", "access")
 
-    def __init__(
-        self,
-        table: Iterable[Observed],
-        known: Callable[[bytes], tuple[Observed, str] | None],
-        find: Callable[[bytes], tuple[Observed | None, bytes]],
-    ) -> None:
-        """Observe the routes of `table`; `known` and `find` are `Routes`'."""
+    def __init__(self, table: Iterable[Observed]) -> None:
+        """Observe the routes of `table`."""
         self._table = tuple(table)
-        self._known = known
-        self._find = find
-        self._other = RequestFigures()
+        self._other = RequestMetrics()
         # None: the access log is off.
         self.access: Noted | None = None
 
     def answered(
         self,
+        route: Observed | None,
         method: str,
         raw_path: bytes,
         status: int,
@@ -65,32 +59,35 @@ class Observer:
         started_ms: float,
         request_id: bytes = b"",
     ) -> None:
-        """Note one answer of `size` bytes to a request that arrived at `started_ms`."""
+        """Note one answer of `size` bytes to a request that arrived at `started_ms`.
+
+        `route` is None for a path of no route.
+        """
         took_ms = monotonic_ms() - started_ms
-        known = self._known(raw_path)
-        route = known[0] if known is not None else self._find(raw_path)[0]
-        figures = self._other if route is None else route.figures.get(method, self._other)
-        figures.classes[status // 100] += 1
-        figures.times_us.observe(int(took_ms * 1000))
+        request_metrics = (
+            self._other if route is None else route.request_metrics.get(method, self._other)
+        )
+        request_metrics.classes[status // 100] += 1
+        request_metrics.times_us.observe(int(took_ms * 1000))
         if self.access is not None:
             template = OTHER if route is None else route.template
             self.access(method, raw_path, template, status, size, took_ms, request_id)
 
     def facts(self) -> Sequence[RouteFacts]:
-        """Every route and method, as it is now."""
+        """The current metrics of every route and method."""
         rows = [
-            # As the contract writes them: braces in a label are more than some readers expect.
-            (_PARAMETER.sub(r":\1", route.template), method, figures)
+            # As the contract writes them: some readers cannot handle braces in a label.
+            (_PARAMETER.sub(r":\1", route.template), method, request_metrics)
             for route in self._table
-            for method, figures in route.figures.items()
+            for method, request_metrics in route.request_metrics.items()
         ]
         return [
             RouteFacts(
                 template,
                 method,
-                tuple(figures.classes),
-                tuple(figures.times_us.counts),
-                figures.times_us.total,
+                tuple(request_metrics.classes),
+                tuple(request_metrics.times_us.counts),
+                request_metrics.times_us.total,
             )
-            for template, method, figures in (*rows, (OTHER, OTHER, self._other))
+            for template, method, request_metrics in (*rows, (OTHER, OTHER, self._other))
         ]

@@ -1,9 +1,9 @@
 """The connection classes of HTTP and WebSocket over uvicorn's.
 
-uvicorn tells the end of a connection to its newest request only: a stream with another request sent
-behind it would wait for ever. And it leaves objects that refer to themselves, which the collector
-never looks at again once they are old (see `server`): each reference cycle is broken here, so that
-a connection that is gone takes no memory. Used by `server`.
+uvicorn reports the end of a connection only to its newest request: a stream with another request
+sent behind it would wait for ever. It also leaves objects that refer to themselves, which the
+garbage collector never examines once they are old (see `server`). Every reference cycle is broken
+here, so that a closed connection takes no memory. Used by `server`.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from topics_server.http.content_encoding import JSON_TYPE
 from topics_server.http.error_responses import envelope, status_of
 from topics_server.http.read_scheduler import FEW, ReadScheduler
 from topics_server.http.request_ids import request_id
+from topics_server.http.sockets import EXTENSION
 from topics_server.http.upload_budget import Upload
 from topics_server.http.upload_turns import LARGE_BYTES
 from topics_server.runtime.clock import monotonic_ms
@@ -83,7 +84,7 @@ class SocketConnection(WebSocketsSansIOProtocol):
     _is_taking_turns = _waits_turn = False
     # Of what was received something is held for later turns; nothing is read meanwhile.
     _is_behind = False
-    # See `inbox.Reader`; a socket's is not looked at.
+    # See `read_scheduler.Reader`; a socket's is not looked at.
     url = b""
     # The connection was refused: what it sends is dropped, so that it reads why.
     _is_refused = False
@@ -100,9 +101,9 @@ class SocketConnection(WebSocketsSansIOProtocol):
         state = self._state()
         if len(data) >= LARGE_BYTES and state is not None:
             self._wait_turn(state)
-        inbox = self._inbox()
-        if inbox is not None and inbox.holds(self):
-            inbox.add(self, data)
+        read_scheduler = self._read_scheduler()
+        if read_scheduler is not None and read_scheduler.holds(self):
+            read_scheduler.add(self, data)
             self.transport.pause_reading()
         else:
             self.take(data)
@@ -112,15 +113,15 @@ class SocketConnection(WebSocketsSansIOProtocol):
 
         Each frame costs some microseconds, a ping its answer, however short it is.
         """
-        state, inbox = self._state(), self._inbox()
+        state, read_scheduler = self._state(), self._read_scheduler()
         until_ms = monotonic_ms() + _TAKEN_MS
         at = 0
         while at < len(data):
             if self._is_refused:
                 self._swallow(len(data) - at)
                 break
-            if at and inbox is not None and monotonic_ms() > until_ms:
-                inbox.put_back(self, data[at:])
+            if at and read_scheduler is not None and monotonic_ms() > until_ms:
+                read_scheduler.put_back(self, data[at:])
                 break
             unread = len(self.conn.reader.buffer)
             end = at + max(_TAKEN_BYTES_MIN, min(unread, _TAKEN_BYTES_MAX))
@@ -131,7 +132,7 @@ class SocketConnection(WebSocketsSansIOProtocol):
         if not self._is_refused:
             self._count(state)
         was_behind = self._is_behind
-        self._is_behind = inbox is not None and inbox.holds(self)
+        self._is_behind = read_scheduler is not None and read_scheduler.holds(self)
         if self.transport.is_closing():
             return
         if self._is_behind:
@@ -141,18 +142,18 @@ class SocketConnection(WebSocketsSansIOProtocol):
 
     def eof_received(self) -> None:
         """The client sends no more: what is held of it is its last."""
-        inbox = self._inbox()
-        while inbox is not None and inbox.holds(self):
-            inbox.release(self)
+        read_scheduler = self._read_scheduler()
+        while read_scheduler is not None and read_scheduler.holds(self):
+            read_scheduler.release(self)
         super().eof_received()
 
-    def _inbox(self) -> ReadScheduler | None:
+    def _read_scheduler(self) -> ReadScheduler | None:
         state = self._state()
-        return None if state is None else state.inbox
+        return None if state is None else state.read_scheduler
 
     def _state(self) -> ServerState | None:
         app: Any = self.app
-        return app.state if isinstance(app, Application) else None
+        return app.door.state if isinstance(app, Application) else None
 
     def _begin_upload(self, state: ServerState) -> Upload:
         scope = self.scope
@@ -232,8 +233,14 @@ class SocketConnection(WebSocketsSansIOProtocol):
                 state.uploads.finish(self._whole)
             state.uploads.set_bytes(self._whole, self._whole.bytes + size)
 
+    async def run_asgi(self) -> None:
+        """Serve the socket; its scope says that the connection is ours."""
+        extensions: Any = self.scope["extensions"]
+        extensions[EXTENSION] = self.transport
+        await super().run_asgi()
+
     async def receive(self) -> Any:
-        """The next message; the one before is no longer in the application's hands."""
+        """Receive the next message; the application no longer holds the one before."""
         state = self._state()
         if self._taken_bytes >= UPLOAD_STEP_BYTES and self._whole is not None:
             assert state is not None
@@ -274,12 +281,12 @@ class SocketConnection(WebSocketsSansIOProtocol):
         """Wait until the client sends no more, or for long enough; then close."""
         state = self._state()
         assert state is not None, "only a server with a budget refuses"
-        idle_s = state.patience.waits.linger_s
+        idle_s = state.timeouts.limits.linger_s
         now = self.loop.time()
         if now >= until or (now - self._swallowed_at >= idle_s and not self._waits_turn):
             self.transport.abort()
         else:
-            # uvicorn closes at once where there is no such timer.
+            # Without such a timer uvicorn closes at once.
             self.close_timer = self.loop.call_later(idle_s, self._linger, until)
 
     def _swallow(self, count: int) -> None:
@@ -289,7 +296,7 @@ class SocketConnection(WebSocketsSansIOProtocol):
             self.transport.abort()
 
     def handle_connect(self, event: Request) -> None:
-        """Refuse what is no handshake in the envelope; the library would do so in plain text."""
+        """Refuse an invalid handshake with the envelope; the library would answer plain text."""
         try:
             self.conn.process_request(event)
         except InvalidHandshake as error:
@@ -322,9 +329,9 @@ class SocketConnection(WebSocketsSansIOProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End the parser, a generator that refers to what holds it."""
-        inbox = self._inbox()
-        if inbox is not None:
-            inbox.forget(self)
+        read_scheduler = self._read_scheduler()
+        if read_scheduler is not None:
+            read_scheduler.forget(self)
         super().connection_lost(exc)
         self.conn.parser.close()
         state = self._state()

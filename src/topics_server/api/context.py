@@ -1,9 +1,9 @@
-"""What every handler gets: settings, store, services, server phase.
+"""The shared state of all handlers: settings, store, services, server phase.
 
 `node.py` makes one `ServerState`, sets `store` and the services, and moves `phase` forward:
-replaying -> ready -> draining, never back. `StorePort` and `Routers` name what the API asks of the
-engine and of the routers; `engine/store.py` and `routers/service.py` satisfy them. Loop thread
-only.
+replaying -> ready or failed -> draining, never back; `closed` is the phase without a store.
+`StorePort` and `Routers` declare what the API needs of the engine and of the routers;
+`engine/store.py` and `routers/service.py` satisfy them. Loop thread only.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from topics_server.engine.answers import (
     TopicState,
 )
 from topics_server.engine.background.large_appends import LargeAppends
+from topics_server.engine.pressure.body_turns import BodyTurns
 from topics_server.engine.pressure.throttle import Throttle
 from topics_server.engine.subscribe.session_service import WatchSessions
 from topics_server.engine.topic.admission import AppendLimits
@@ -43,8 +44,9 @@ from topics_server.values.appends import DecodedAppend
 from topics_server.values.json_cache import JsonCache
 from topics_server.values.limits import INFLATED_APPENDS_MAX
 from topics_server.values.model import Durability, ProducerStamp, TagMatch, TopicConfig
+from topics_server.views.service import Views
 
-Phase = Literal["replaying", "ready", "draining"]
+Phase = Literal["closed", "replaying", "ready", "failed", "draining"]
 
 
 class ApiSettings(Protocol):
@@ -139,12 +141,15 @@ class ApiSettings(Protocol):
 class AppendService(Protocol):
     """An append on its way."""
 
-    def when_settled(self, told: Callable[[], object]) -> None:
-        """Call `told`, which must not raise, once there is an outcome."""
+    def when_resolved(self, callback: Callable[[], object]) -> None:
+        """Call `callback`, which must not raise, once there is an outcome."""
         ...
 
-    def outcome(self, *, parked_ms: float = 0.0) -> Appended:
-        """What came of it, `parked_ms` after it came. Raises the `TopicsError` it failed with."""
+    def outcome(self, *, throttle_wait_ms: float = 0.0) -> Appended:
+        """The append's result;
+
+        `throttle_wait_ms` goes into it. Raises the append's `TopicsError`.
+        """
         ...
 
 
@@ -164,7 +169,7 @@ class StorePort(Protocol):
     ) -> Appended:
         """Append the records of one call, all or none; `config` only if this creates the topic.
 
-        `submitted` may be told before it returns: what is appended from then on comes behind.
+        `submitted` may be called before it returns: later appends come behind these records.
         """
         ...
 
@@ -176,7 +181,7 @@ class StorePort(Protocol):
         *,
         header_key: str | None,
         producer: ProducerStamp | None = None,
-        hurries: bool = False,
+        flush_now: bool = False,
     ) -> AppendService | None:
         """Begin what `append` does, if nothing has to be waited for first."""
         ...
@@ -314,12 +319,13 @@ def _large_appends() -> LargeAppends:
 class ServerState:
     """The one shared state of all handlers.
 
-    `progress` tells how far recovery is (0 to 1); `keys` who may call, `tickets` what lets into
-    streams, `hosts` what this server is called; `started_ms` is of the monotonic clock; `shards`
-    tells the journal's figures; `connections` counts open streams and WebSockets (`api/readiness`);
-    `requests` tells what became of requests, `disk` (*blocking*) what lies on it; `patience` is
-    with connections, `inbox` has what is read of them later; `uploads` counts bodies and messages
-    being received, `upload_turns` has the connections that wait to go on with theirs.
+    `progress` is recovery's progress (0 to 1). `keys` are the API keys, `tickets` those for
+    streams, `hosts` the accepted names of this server. `started_ms` is of the monotonic clock.
+    `shards` returns the journal's metrics. `connections` counts open streams and WebSockets
+    (`api/readiness`). `requests` counts answers, `disk` (*blocking*) the files on disk. `timeouts`
+    holds the connection timeouts, `read_scheduler` the received bytes that are read later.
+    `uploads` counts the bytes of bodies and messages being received, `upload_turns` the connections
+    that wait to send, `body_turns` the requests whose bodies wait to be decoded.
     """
 
     settings: ApiSettings
@@ -332,19 +338,21 @@ class ServerState:
     sessions: WatchSessions | None = None
     queues: QueueService | None = None
     routers: Routers | None = None
+    views: Views | None = None
     streams: Streams | None = None
     sealing: Sealing | None = None
     phase: Phase = "replaying"
     started_ms: float = dataclasses.field(default_factory=monotonic_ms)
     shards: Callable[[], Sequence[ShardFacts]] = tuple
-    rendered: JsonCache = dataclasses.field(default_factory=JsonCache)
-    patience: ConnectionTimeouts = dataclasses.field(default_factory=ConnectionTimeouts)
+    json_cache: JsonCache = dataclasses.field(default_factory=JsonCache)
+    timeouts: ConnectionTimeouts = dataclasses.field(default_factory=ConnectionTimeouts)
     throttle: Throttle = dataclasses.field(default_factory=Throttle)
-    inbox: ReadScheduler | None = None
+    read_scheduler: ReadScheduler | None = None
     inflated: asyncio.Semaphore = dataclasses.field(default_factory=_inflated_slots)
     large_appends: LargeAppends = dataclasses.field(default_factory=_large_appends)
     uploads: UploadBudget = dataclasses.field(default_factory=UploadBudget)
     upload_turns: UploadTurns = dataclasses.field(default_factory=UploadTurns)
+    body_turns: BodyTurns = dataclasses.field(default_factory=BodyTurns)
     connections: int = 0
     requests: Callable[[], Sequence[RouteFacts]] = tuple
     # Set by `node` and `server`: figures that are theirs to know.
@@ -356,14 +364,14 @@ class ServerState:
     _waiting: set[asyncio.Future[None]] = dataclasses.field(default_factory=set)
 
     def enter(self, phase: Phase) -> None:
-        """Move to a later phase, and tell who waits for it."""
+        """Move to a later phase, and wake the tasks that wait for it."""
         self.phase = phase
         for waiting in list(self._waiting):
             if not waiting.done():
                 waiting.set_result(None)
 
     def next_phase(self) -> asyncio.Future[None]:
-        """Done when the phase moves, which may be before anybody has begun to wait."""
+        """A future that resolves when the phase moves, even before a task waits."""
         waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.add(waiting)
         waiting.add_done_callback(self._waiting.discard)

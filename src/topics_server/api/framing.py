@@ -19,7 +19,8 @@ from typing import Any, Final
 import httptools
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
-from topics_server.api.application import Application, response_of
+from topics_server.api.application import Application
+from topics_server.api.front_door import response_of
 from topics_server.http.error_responses import internal
 from topics_server.http.joined_writes import Flow, JoinedHttp, head_of
 from topics_server.http.read_scheduler import FEW, ReadScheduler
@@ -60,15 +61,17 @@ class RefusedError(Exception):
 class StrictHttp(JoinedHttp):
     """A connection as it should be."""
 
-    patience: ConnectionTimeouts = _DEFAULT
+    timeouts: ConnectionTimeouts = _DEFAULT
     bounds: Bounds = _DEFAULT.bounds
-    inbox: ReadScheduler | None = None
+    read_scheduler: ReadScheduler | None = None
     flow: Flow
     url: bytes = b""
     # The header fields of the newest head by their names.
     fields: dict[bytes, bytes]
     # A request is there that is not whole.
     is_partial = False
+    # A head is there, and its request is not begun.
+    _is_held = False
     # Nothing more is looked at: the parser has ended, or the last request was read.
     _is_over = False
     # The request being read is the last.
@@ -106,29 +109,30 @@ class StrictHttp(JoinedHttp):
         self._made_at = self._idle_since = self.loop.time()
         app: Any = self.app
         if isinstance(app, Application):
-            self.patience = app.state.patience
-            self.bounds = self.patience.bounds
-            self.inbox = app.state.inbox
+            self.timeouts = app.door.state.timeouts
+            self.bounds = self.timeouts.bounds
+            self.read_scheduler = app.door.state.read_scheduler
             self._small_bytes = self.bounds.small_bytes
-            refusal = self.patience.crowded(self.connections, self)
+            refusal = self.timeouts.crowded(self.connections, self)
             if refusal is not None:
-                # Nobody waits for it to be read: the place is needed.
+                # Close at once, without waiting for the client to read the error: the place is
+                # needed.
                 self._is_over = True
-                self.transport.write(self._rendered(refusal))
+                self.transport.write(self._error_bytes(refusal))
                 self.transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """See `asyncio.Protocol`."""
         super().connection_lost(exc)
-        self.patience.flows(self)
-        if self.inbox is not None:
-            self.inbox.forget(self)
+        self.timeouts.flows(self)
+        if self.read_scheduler is not None:
+            self.read_scheduler.forget(self)
         self._before = None
 
     def eof_received(self) -> None:
         """The client sends no more: what is held of it is its last."""
-        while self.inbox is not None and self.inbox.holds(self):
-            self.inbox.release(self)
+        while self.read_scheduler is not None and self.read_scheduler.holds(self):
+            self.read_scheduler.release(self)
         super().eof_received()
 
     def pause_writing(self) -> None:
@@ -137,15 +141,15 @@ class StrictHttp(JoinedHttp):
         transport: Any = self.transport
         cycle: Any = self.cycle
         is_answer = not getattr(cycle, "response_started", False) or cycle.response_complete
-        # A stream holds little, and has its own patience.
+        # A stream holds little, and has its own timeout.
         if is_answer or transport.answer_bytes:
             unread = max(transport.get_write_buffer_size(), transport.answer_bytes)
-            self.patience.stuck(self, unread)
+            self.timeouts.stuck(self, unread)
 
     def resume_writing(self) -> None:
         """It does again: go on with what it asked for."""
         super().resume_writing()
-        self.patience.flows(self)
+        self.timeouts.flows(self)
         if self._is_put_off:
             self._is_put_off = False
             self._start_asgi_task(*self.pipeline.pop())
@@ -162,12 +166,12 @@ class StrictHttp(JoinedHttp):
 
     def data_received(self, data: bytes) -> None:
         """See `asyncio.Protocol`."""
-        inbox = self.inbox
+        read_scheduler = self.read_scheduler
         if (
-            inbox is None
+            read_scheduler is None
             or self._is_over
-            or (len(self.connections) <= FEW and not inbox.held_bytes)
-            or inbox.takes(self, data, self._partial_since)
+            or (len(self.connections) <= FEW and not read_scheduler.held_bytes)
+            or read_scheduler.takes(self, data, self._partial_since)
         ):
             self.take(data)
 
@@ -196,7 +200,8 @@ class StrictHttp(JoinedHttp):
         finally:
             if self.flow.is_behind:
                 self._catch_up()
-        self.release_held()
+        if self._is_held:
+            self.release_held()
         if self.is_partial:
             self._measure(data)
 
@@ -222,17 +227,17 @@ class StrictHttp(JoinedHttp):
         until_ms = monotonic_ms() + _FED_MS
         view = memoryview(data)
         for at in range(0, len(data), _FED_BYTES):
-            if at and self.inbox is not None and monotonic_ms() > until_ms:
+            if at and self.read_scheduler is not None and monotonic_ms() > until_ms:
                 if not self.flow.is_behind and not self.transport.is_closing():
                     self.flow.fall_behind()
-                self.inbox.put_back(self, data[at:])
+                self.read_scheduler.put_back(self, data[at:])
                 return data[:at]
             self.parser.feed_data(view[at : at + _FED_BYTES])
         return data
 
     def _catch_up(self) -> None:
         """Read on, if nothing is held any more."""
-        if self.inbox is not None and not self.inbox.holds(self):
+        if self.read_scheduler is not None and not self.read_scheduler.holds(self):
             if self.transport.is_closing():
                 self.flow.is_behind = False
             else:
@@ -268,9 +273,9 @@ class StrictHttp(JoinedHttp):
             self._is_large = False
 
     def check_head(self) -> bool:
-        """Refuse a head that is unclear; tells whether it is plain (`is_plain_head`).
+        """Refuse an ambiguous head; returns whether it is plain (`is_plain_head`).
 
-        Raises what ends the parser.
+        Raises an exception that stops the parser.
         """
         headers = self.headers
         fields = self.fields = dict(headers)
@@ -321,9 +326,9 @@ class StrictHttp(JoinedHttp):
         """Check the head, then go on as with any."""
         self.check_head()
         super().on_headers_complete()
-        self.settle_head()
+        self.end_head()
 
-    def settle_head(self) -> None:
+    def end_head(self) -> None:
         """Behind the start of a request that is served by a task."""
         self._body_bytes = self._marked_bytes = self._measured_bytes = 0
         if self.parser.should_upgrade() and not self._should_upgrade():
@@ -369,7 +374,7 @@ class StrictHttp(JoinedHttp):
     # --- refusals ---------------------------------------------------------------------------
 
     def _cause_of(self, error: httptools.HttpParserError) -> TopicsError | None:
-        """What is told of bytes that the parser, or a callback of ours, does not take."""
+        """The error for bytes that the parser, or one of our callbacks, refuses."""
         raised, self._raised = self._raised, None
         if raised is not None:
             return raised
@@ -391,21 +396,21 @@ class StrictHttp(JoinedHttp):
         self.is_partial = False
         if error is None or self.transport.is_closing():
             return
-        self._refusal = self._rendered(error)
+        self._refusal = self._error_bytes(error)
         self._drop_unclear()
         if self._is_idle():
             self._send_refusal()
 
-    def _rendered(self, error: TopicsError) -> bytes:
+    def _error_bytes(self, error: TopicsError) -> bytes:
         response = response_of(error)
         app: Any = self.app
-        told = list(response.headers)
+        headers = list(response.headers)
         if isinstance(app, Application):
-            told = app.told(response, "GET", {}, b"")
-        told.append((b"connection", b"close"))
+            headers = app.door.response_headers(response, "GET", {}, b"")
+        headers.append((b"connection", b"close"))
         # Its head is not one to take an id from.
-        tell_of_body(told, response, len(response.body), request_id({}), is_packed=False)
-        head = head_of(response.status, [*self.server_state.default_headers, *told])
+        tell_of_body(headers, response, len(response.body), request_id({}), is_packed=False)
+        head = head_of(response.status, [*self.server_state.default_headers, *headers])
         return head + response.body
 
     def _drop_unclear(self) -> None:
@@ -422,7 +427,7 @@ class StrictHttp(JoinedHttp):
         cycle.disconnected = True
         cycle.message_event.set()
         if cycle.response_started:
-            # As uvicorn does for whom it says that: it is a stream.
+            # As uvicorn does for a flow-controlled request: this one is a stream.
             self.flow.resume_writing()
             self._refusal = None
             self.transport.close()
@@ -441,10 +446,9 @@ class StrictHttp(JoinedHttp):
             self._linger()
 
     def _linger(self) -> None:
-        """Say that no more is coming, and wait a little for the client to see it and to end.
+        """Close the write side, and wait a little for the client to see it and to end.
 
-        Closed at once, what it still sends would be answered with a reset, which may overtake what
-        it was told.
+        Otherwise late bytes would be answered with a reset, which may overtake the error.
         """
         self._is_over = True
         if not self._lingers_since and not self.transport.is_closing():
@@ -453,7 +457,7 @@ class StrictHttp(JoinedHttp):
             transport.finish()
 
     def _swallow(self, data: bytes) -> None:
-        """Take what nobody asks for any more, up to a bound."""
+        """Read and drop bytes without a use, up to a bound."""
         self._swallowed_bytes += len(data)
         self._swallowed_at = self.loop.time()
         if self._swallowed_bytes > self._swallowed_max:
@@ -478,13 +482,13 @@ class StrictHttp(JoinedHttp):
         length = self.fields.get(b"content-length", b"")
         is_short = length.isdigit() and len(length) < 10 and int(length) <= _SWALLOWED_BYTES_MAX
         if not is_short or b"expect" in self.fields:
-            # Where the next request begins, only its body could tell; and who was to be told to go
-            # on was not.
+            # Only the body shows where the next request begins, and a client that waits for 100
+            # Continue never got it.
             self._linger()
 
     # --- patience ---------------------------------------------------------------------------
 
-    def overdue(self, now: float, waits: TimeoutSettings) -> str | None:
+    def overdue(self, now: float, limits: TimeoutSettings) -> str | None:
         """What the client has kept us waiting for too long, at `now` of the loop's clock, or None.
 
         Asked for again and again: what it answers depends on what it saw before.
@@ -496,8 +500,8 @@ class StrictHttp(JoinedHttp):
         self._unsent_bytes = unsent
         cycle: Any = self.cycle
         is_answered = cycle is None or cycle.response_complete
-        if unsent and now - self._unsent_since > waits.write_s:
-            # A stream has its own patience with whom it writes to.
+        if unsent and now - self._unsent_since > limits.write_s:
+            # A stream has its own timeout for its client.
             is_streaming = not is_answered and getattr(cycle, "response_started", False)
             if not is_streaming or transport.is_closing():
                 return "write"
@@ -508,19 +512,19 @@ class StrictHttp(JoinedHttp):
             if now < self._lingers_until:
                 # Of an upload that was refused some more may come.
                 since = now if self.flow.waits_turn else max(since, self._swallowed_at)
-            return "linger" if now - since > waits.linger_s else None
+            return "linger" if now - since > limits.linger_s else None
         if transport.is_closing():
             return None
         if self.is_partial:
-            return self._overdue_request(now, waits, is_answered=is_answered)
+            return self._overdue_request(now, limits, is_answered=is_answered)
         if not is_answered or self._is_over:
             return None
-        if cycle is None and now - self._made_at > waits.header_s:
+        if cycle is None and now - self._made_at > limits.header_s:
             return "header"
-        return "idle" if now - self._idle_since > waits.keep_alive_s else None
+        return "idle" if now - self._idle_since > limits.keep_alive_s else None
 
     def _overdue_request(
-        self, now: float, waits: TimeoutSettings, *, is_answered: bool
+        self, now: float, limits: TimeoutSettings, *, is_answered: bool
     ) -> str | None:
         """Of a request that is not whole."""
         is_unread = self.flow.read_paused or self.flow.waits_turn
@@ -529,16 +533,16 @@ class StrictHttp(JoinedHttp):
             # It may be whole already, if only we would read it.
             self._partial_since = now
         elif not self._has_head:
-            return "header" if now - self._partial_since > waits.header_s else None
-        elif now - self._partial_since > waits.body_s:
-            if self._body_bytes - self._marked_bytes < waits.body_bytes_min:
+            return "header" if now - self._partial_since > limits.header_s else None
+        elif now - self._partial_since > limits.body_s:
+            if self._body_bytes - self._marked_bytes < limits.body_bytes_min:
                 return "body"
             self._partial_since = now
             self._marked_bytes = self._body_bytes
         return None
 
     def time_out(self, kind: str) -> None:
-        """End the connection: with a word, where somebody might listen."""
+        """End the connection, with an error if the client may still read it."""
         if kind in ("header", "body") and self.is_partial:
             what = "head" if kind == "header" else "body"
             self.refuse(

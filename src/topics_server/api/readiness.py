@@ -1,22 +1,29 @@
-"""Readiness and declared body lengths, checked before a handler runs.
+"""Readiness and slots for streams, checked before a handler runs.
 
-Readiness here decides for the data plane and the control plane alike; probes do not ask. So does
-the cap on open streams and WebSockets: each holds a `ConnectionSlot` from before its first byte
-until it is gone. Keys and scopes are decided here too once they exist. Called by handlers and by
-`api/application`.
+Readiness applies to the data plane and the control plane alike, not to probes. So does the cap on
+open streams and WebSockets: each holds a `ConnectionSlot` from before its first byte until its end.
+An `EventSource` that gets any status but 200 never reconnects; one whose connection ends does. So a
+GET of a stream waits during replay (`until_ready`), and its connection is closed if the server
+shuts down. Called by handlers and by `api/front_door`.
 """
 
 from __future__ import annotations
 
+import asyncio
 from typing import Final
 
 from topics_server.api.context import ServerState, StorePort
+from topics_server.api.request import Request
+from topics_server.api.request_body import ClientGoneError
 from topics_server.auth.api_keys import Key
-from topics_server.http.error_responses import too_large
-from topics_server.values.errors import Code, TopicsError, invalid
+from topics_server.values.errors import Code, TopicsError
 
 # What counts as asking for an event stream, the most specific first.
 _STREAM_TYPES: Final = (b"text/event-stream", b"text/*", b"*/*")
+
+
+class HangUpError(Exception):
+    """The connection is closed without an answer: what makes an `EventSource` try again."""
 
 
 class ConnectionSlot:
@@ -30,14 +37,14 @@ class ConnectionSlot:
         if most and state.connections >= most:
             raise TopicsError(
                 Code.THROTTLED,
-                f"there are {most} open streams and WebSockets already",
+                f"the server has reached its limit of {most} open streams and WebSockets",
                 {"limit": "max_sse_connections", "max": most},
             )
         most = state.settings.max_sse_connections_per_key
         if key is not None and most and key.streams >= most:
             raise TopicsError(
                 Code.THROTTLED,
-                f"there are {most} open streams and WebSockets of this key already",
+                f"this key has reached its limit of {most} open streams and WebSockets",
                 {"limit": "max_sse_connections_per_key", "max": most},
             )
         self._state: ServerState | None = state
@@ -58,7 +65,10 @@ class ConnectionSlot:
 
 
 def check_accepts_stream(accept: bytes | None) -> None:
-    """Refuse who would not take an event stream; no `Accept`, or an empty one, takes anything."""
+    """Refuse a client that does not accept an event stream.
+
+    An absent or empty `Accept` accepts all.
+    """
     if accept is None or not accept.strip():
         return
     weights: dict[bytes, bool] = {}
@@ -66,7 +76,9 @@ def check_accepts_stream(accept: bytes | None) -> None:
         kind, _, parameters = offer.partition(b";")
         weights[kind.strip().lower()] = not _is_excluded(parameters)
     if not next((weights[kind] for kind in _STREAM_TYPES if kind in weights), False):
-        raise TopicsError(Code.NOT_ACCEPTABLE, "this is an event stream: accept text/event-stream")
+        raise TopicsError(
+            Code.NOT_ACCEPTABLE, "the answer is an event stream; send Accept: text/event-stream"
+        )
 
 
 def _is_excluded(parameters: bytes) -> bool:
@@ -92,6 +104,13 @@ def refusal(state: ServerState) -> TopicsError:
     assert state.phase != "ready"
     if state.phase == "draining":
         return TopicsError(Code.SHUTTING_DOWN, "the server is shutting down")
+    if state.phase == "closed":
+        return TopicsError(
+            Code.NOT_READY,
+            "the store is not open: run `topics_server.app.lifespan` within your application's",
+        )
+    if state.phase == "failed":
+        return TopicsError(Code.NOT_READY, "the store cannot be served; the log has the reason")
     progress = min(1.0, max(0.0, state.progress()))
     return TopicsError(
         Code.NOT_READY,
@@ -100,9 +119,17 @@ def refusal(state: ServerState) -> TopicsError:
     )
 
 
-def check_declared_length(declared: bytes, max_bytes: int) -> None:
-    """Refuse a body by its Content-Length, before a byte of it is read."""
-    if not declared.isdigit():
-        raise invalid("Content-Length must be a number", "Content-Length")
-    if len(declared) > 18 or int(declared) > max_bytes:
-        raise too_large(max_bytes)
+async def until_ready(state: ServerState, request: Request) -> None:
+    """Return when the server is ready; raises if the client cannot get an answer any more."""
+    if state.phase == "replaying":
+        moving = state.next_phase()
+        leaving = asyncio.ensure_future(request.gone())
+        try:
+            await asyncio.wait((moving, leaving), return_when=asyncio.FIRST_COMPLETED)
+            if not moving.done():
+                raise ClientGoneError
+        finally:
+            moving.cancel()
+            leaving.cancel()
+    if state.phase != "ready":
+        raise HangUpError

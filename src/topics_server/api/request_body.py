@@ -1,7 +1,7 @@
 """Reads and inflates request bodies within their limits.
 
-What is no JSON, in no known coding or too long is refused by its head, before a byte is read; what
-is packed is inflated, off the loop where it is large. Called by `api/application`.
+A body that is not JSON, has an unknown coding or is too long is refused by its head, before a byte
+is read. A compressed body is inflated, off the loop if it is large. Called by `api/front_door`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any, Final
 
-from topics_server.api.readiness import check_declared_length
 from topics_server.http.content_encoding import (
     JSON_TYPE,
     inflate,
@@ -19,6 +18,7 @@ from topics_server.http.content_encoding import (
     joined,
 )
 from topics_server.http.error_responses import no_json, too_large, unknown_encoding
+from topics_server.values.errors import invalid
 from topics_server.values.limits import CONTROL_BODY_BYTES_MAX, KIB, LARGE_APPEND_BYTES_MIN
 
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -30,7 +30,7 @@ _LENGTH_DIGITS_MAX: Final = 15
 
 
 class ClientGoneError(Exception):
-    """The client hung up while a handler waited for it alone; nothing is answered."""
+    """The client disconnected while only its handler waited; no answer is sent."""
 
 
 async def whole_body(
@@ -92,8 +92,16 @@ async def read_body(
     return await asyncio.to_thread(inflate, body, max_bytes)
 
 
+def check_declared_length(declared: bytes, max_bytes: int) -> None:
+    """Refuse a body by its Content-Length, before a byte of it is read."""
+    if not declared.isdigit():
+        raise invalid("Content-Length must be a number", "Content-Length")
+    if len(declared) > 18 or int(declared) > max_bytes:
+        raise too_large(max_bytes)
+
+
 def _check_types(headers: Mapping[bytes, bytes], *, is_json: bool) -> bool:
-    """Refuse what is not JSON or not known encoding; tells whether the body is gzip."""
+    """Refuse a type other than JSON or an unknown encoding; returns whether the body is gzip."""
     if is_json and not is_json_type(headers.get(b"content-type")):
         raise no_json()
     encoding = headers.get(b"content-encoding")

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from topics_server.api.application import Application, Handler, Request, Response, Route, Routes
 from topics_server.api.context import ServerState
 from topics_server.api.openapi import document
 from topics_server.api.operate import admin, front_page, probes, reference
 from topics_server.api.queues import handlers as queues
 from topics_server.api.records import handlers as records
+from topics_server.api.request import Handler, Request, Response
 from topics_server.api.routers import handlers as routers
+from topics_server.api.routing import Route, Routes
 from topics_server.api.streams import handlers as streams
 from topics_server.api.topics import handlers as topics
+from topics_server.api.views import handlers as views
 from topics_server.api.watch import handlers as watch
 from topics_server.api.websocket import handlers as ws
 from topics_server.auth.api_keys import ADMIN, ANY_KEY, DELETE, PROBE, READ, WRITE
@@ -18,7 +20,7 @@ from topics_server.values.limits import STREAMS_PATH
 
 
 def build_routes(mount: str = STREAMS_PATH) -> Routes:
-    """Every path of the server; a template without a row is 404. Streams are below `mount`."""
+    """Every path of the server; a path without a row is 404. Streams are below `mount`."""
     return Routes(
         (
             *_streams(mount),
@@ -32,7 +34,6 @@ def build_routes(mount: str = STREAMS_PATH) -> Routes:
                     "DELETE": topics.drop_topic,
                     "POST": records.append,
                 },
-                {"GET": topics.get_topic, "POST": records.append_now},
                 needs={
                     "PUT": ADMIN,
                     "PATCH": ADMIN,
@@ -41,12 +42,13 @@ def build_routes(mount: str = STREAMS_PATH) -> Routes:
                     "POST": WRITE,
                 },
                 appends=("POST",),
+                hot=("GET", "POST"),
             ),
             Route(
                 "/v0/topics/{topic}/diff",
                 {"POST": records.diff},
-                {"POST": records.diff_now},
                 needs={"POST": READ},
+                hot=("POST",),
             ),
             _post("delete", records.delete, DELETE),
             _post("claim", queues.claim, READ | WRITE),
@@ -61,6 +63,22 @@ def build_routes(mount: str = STREAMS_PATH) -> Routes:
                 is_stream=True,
             ),
             Route("/v0/topics/{topic}/leases", {"GET": queues.leases}, needs={"GET": READ}),
+            Route("/v0/topics/{topic}/views", {"GET": views.list_views}, needs={"GET": READ}),
+            Route(
+                "/v0/topics/{topic}/views/{view}",
+                {"PUT": views.put_view, "GET": views.get_view, "DELETE": views.drop_view},
+                needs={"PUT": ADMIN, "GET": READ, "DELETE": ADMIN},
+            ),
+            _view("stats", "GET", views.view_stats, READ),
+            _view("rebuild", "POST", views.rebuild_view, ADMIN),
+            _view("query", "POST", views.query_view, READ),
+            _view("query/{query}", "GET", views.named_query, READ),
+            Route(
+                "/v0/topics/{topic}/views/{view}/live",
+                {"GET": views.live},
+                needs={"GET": READ},
+                is_stream=True,
+            ),
             Route("/v0/routers", {"GET": routers.list_routers}, needs={"GET": READ}),
             Route(
                 "/v0/routers/{router}",
@@ -100,10 +118,10 @@ def _streams(mount: str) -> tuple[Route, ...]:
                 "GET": streams.read,
                 "DELETE": streams.delete,
             },
-            {"POST": streams.append_now, "GET": streams.read_now},
-            # In this protocol who writes makes the streams, as an append to a topic may.
+            # In this protocol a writer may create streams, as an append may create a topic.
             needs={"PUT": WRITE, "POST": WRITE, "GET": READ, "DELETE": DELETE},
             appends=("PUT", "POST"),
+            hot=("GET", "POST"),
         ),
     )
 
@@ -112,10 +130,10 @@ def _post(verb: str, handler: Handler, need: int) -> Route:
     return Route(f"/v0/topics/{{topic}}/{verb}", {"POST": handler}, needs={"POST": need})
 
 
-def _openapi(_state: ServerState, _request: Request) -> Response:
-    return Response(200, document.document_bytes())
+def _openapi(_state: ServerState, request: Request) -> Response:
+    return Response(200, document.document_bytes(request.prefix))
 
 
-def build_app(state: ServerState) -> Application:
-    """The ASGI application of one server."""
-    return Application(state, build_routes(state.settings.streams_path), {b"/v0/ws": ws.serve})
+def _view(verb: str, method: str, handler: Handler, need: int) -> Route:
+    template = f"/v0/topics/{{topic}}/views/{{view}}/{verb}"
+    return Route(template, {method: handler}, needs={method: need})

@@ -40,9 +40,9 @@ class UploadHttp(StrictHttp):
         super().connection_made(transport)
         app: Any = self.app
         if isinstance(app, Application):
-            self.uploads = app.state.uploads
-            self.turns = app.state.upload_turns
-            self.keys = app.state.keys
+            self.uploads = app.door.state.uploads
+            self.turns = app.door.state.upload_turns
+            self.keys = app.door.state.keys
 
     def connection_lost(self, exc: Exception | None) -> None:
         """See `asyncio.Protocol`."""
@@ -57,8 +57,8 @@ class UploadHttp(StrictHttp):
         """See `asyncio.Protocol`."""
         if len(data) >= LARGE_BYTES:
             self._wait_turn()
-        inbox = self.inbox
-        if self._is_taking_turns and (inbox is None or not inbox.holds(self)):
+        read_scheduler = self.read_scheduler
+        if self._is_taking_turns and (read_scheduler is None or not read_scheduler.holds(self)):
             self.take(data)
         else:
             super().data_received(data)

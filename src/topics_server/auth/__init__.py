@@ -1,4 +1,4 @@
-"""Who may call: keys, tickets, origins, hosts, and the limit on concurrent requests.
+"""Access control: keys, tickets, origins, hosts, and the limit on concurrent requests.
 
 - `api_keys`: API keys: their syntax, scopes and prefixes, and finding the key of a token.
 - `authorize`: decides whether a caller may do what it asks: 401 and 403 (§0.2).

@@ -1,10 +1,10 @@
 """API keys: their syntax, scopes and prefixes, and finding the key of a token. Pure.
 
-Owns the text form of keys, the digests they are kept as, and the one comparison of a token with
-them. Invariants: no plaintext outlives the call it is given to, and no message holds any part of an
-entry; a `Key` stays the same object for as long as its digest is configured, so that what is
-counted on it stays right over a reload. A ring without keys lets everybody do everything. Called by
-`settings` (text), `node` (the ring) and `auth/authorize` (tokens).
+Owns the text form of keys, their digests, and the one comparison of a token with them. Invariants:
+no plaintext is kept after the call that receives it, and no message holds any part of an entry. A
+`Key` stays the same object while its digest is configured, so its counters survive a reload.
+Without keys, every caller may do everything. Called by `settings` (text), `node` (the key ring) and
+`auth/authorize` (tokens).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ WRITE: Final = 2
 DELETE: Final = 4
 ADMIN: Final = 8
 ALL: Final = READ | WRITE | DELETE | ADMIN
-# What a route may ask for beside scopes: any key at all; a key only where probes ask for one.
+# Rights beside scopes: any key; or a key only if probes require one.
 ANY_KEY: Final = 0
 PROBE: Final = -1
 
@@ -32,16 +32,16 @@ SCOPE_NAMES: Final = {"read": READ, "write": WRITE, "delete": DELETE, "admin": A
 _SCOPES: Final = {name[0]: scope for name, scope in SCOPE_NAMES.items()} | SCOPE_NAMES
 _SCOPES["rw"] = READ | WRITE
 
-# What can travel as a bearer token, but for what separates entries and their fields.
+# The characters of a bearer token, except those that separate entries and their fields.
 _SECRET: Final = re.compile(r"[\x21-\x2b\x2d-\x39\x3b-\x7e]+")
-# How a topic's or a router's name may begin.
+# The first characters of a topic's or a router's name.
 _PREFIX: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:>-]{0,254}")
 _BEARER: Final = b"bearer "
 _OWNER: Final = b"topics-owner:"
 
 
 class KeysError(ValueError):
-    """A list of keys that is not taken, in one line without any part of it."""
+    """An invalid list of keys; the message has one line and no part of the list."""
 
 
 class KeyGrant(msgspec.Struct, frozen=True):
@@ -53,7 +53,7 @@ class KeyGrant(msgspec.Struct, frozen=True):
 
 
 class Caller:
-    """What whoever made a request may do. `key` is None where no keys are configured."""
+    """The rights of a request's caller. `key` is None if no keys are configured."""
 
     __slots__ = ("key", "prefixes", "scopes")
 
@@ -69,8 +69,8 @@ class Caller:
     def may_name(self, name: str) -> bool:
         """Whether the name of a topic or router, or the path of a stream, is inside the prefixes.
 
-        A hashed name says nothing of whose stream it is: the stream's own path counts. Where no
-        stream has that name there is no path, and nothing to name.
+        A hashed name does not reveal its stream: the stream's own path counts. If no stream has
+        that name, there is no path, and the name is outside.
         """
         if not self.prefixes:
             return True
@@ -80,9 +80,9 @@ class Caller:
         return name.startswith(self.prefixes)
 
     def until_revoked(self, end: Callable[[], None]) -> bool:
-        """Have `end` called once the key is taken away or grants other things.
+        """Have `end` called once the key is revoked or grants other rights.
 
-        False, and nothing is kept, if that has happened already. `forget` takes it back.
+        Returns False, and keeps nothing, if that has happened already. `forget` cancels it.
         """
         key = self.key
         if key is None:
@@ -94,12 +94,12 @@ class Caller:
 
     @property
     def is_stale(self) -> bool:
-        """Whether the key was taken away, or grants other things."""
+        """Whether the key was revoked or grants other rights."""
         key = self.key
         return key is not None and (key.caller is not self or key.is_revoked)
 
     def forget(self, end: Callable[[], None]) -> None:
-        """See `until_revoked`; does nothing where `end` is not known."""
+        """See `until_revoked`; does nothing for an unknown `end`."""
         if self.key is not None:
             self.key.open.discard(end)
 
@@ -108,9 +108,9 @@ EVERYBODY: Final = Caller(None, ALL, ())
 
 
 class StreamPaths:
-    """The own paths of streams. `find`: of a topic's name, None if there is no such topic.
+    """The paths of streams. `find`: the path of a topic's stream, None if there is no such topic.
 
-    `node` sets it once there are topics.
+    `node` sets it once topics exist.
     """
 
     __slots__ = ("find",)
@@ -124,11 +124,12 @@ def _no_path(_name: str) -> str | None:
 
 
 class Key:
-    """One configured key, and what is counted of its use.
+    """One configured key, and the counters of its use.
 
-    `in_flight`: requests being served; `streams`: open streams and sockets. `caller` is what it
-    grants now; `is_revoked`: it is not configured any more. `open`: what ends each of its streams.
-    `owner` stands for it on disk, in what it made: a digest of its digest.
+    `in_flight`: requests being served; `streams`: open streams and sockets. `caller`: the rights
+    that the key grants now; `is_revoked`: the key is no longer configured. `open`: callbacks that
+    end its streams. `owner` identifies the key on disk, in its watch sessions: a digest of its
+    digest.
     """
 
     __slots__ = ("caller", "digest", "in_flight", "is_revoked", "open", "owner", "paths", "streams")
@@ -145,7 +146,7 @@ class Key:
 
 
 class Recalled:
-    """The token that one connection presented last, as its digest, and whose it is."""
+    """The last token of one connection, as its digest, and its key."""
 
     __slots__ = ("caller", "digest", "generation")
 
@@ -156,7 +157,7 @@ class Recalled:
 
 
 class KeyRing:
-    """All configured keys. `is_on`: there are some; `covers_probes`: probes ask for one, too."""
+    """All configured keys. `is_on`: there are any; `covers_probes`: probes require one, too."""
 
     __slots__ = ("covers_probes", "generation", "is_on", "keys", "paths")
 
@@ -168,9 +169,11 @@ class KeyRing:
         self.generation = 0
 
     def find(self, token: bytes, recalled: Recalled | None = None) -> Caller | None:
-        """Whose token this is. All digests are compared, whichever matches (§0.2).
+        """The rights of a token.
 
-        A connection that presents what it presented last is spared all comparisons but one.
+        Every digest is compared, so timing does not depend on the match (§0.2).
+
+        A connection that repeats its last token costs one comparison.
         """
         digest = hashlib.sha256(token).digest()
         if (
@@ -193,14 +196,14 @@ class KeyRing:
         return frozenset(prefix for key in self.keys for prefix in key.caller.prefixes)
 
     def owners_of(self, prefix: str) -> list[str]:
-        """What stands for the keys with a prefix in what they made."""
+        """The owner ids of the keys with a prefix."""
         return [key.owner for key in self.keys if prefix in key.caller.prefixes]
 
     def replace(self, grants: Sequence[KeyGrant]) -> list[Key]:
-        """Take these keys from now on; those of the former that are gone or grant other things.
+        """Use these keys from now on; returns the former keys that are gone or grant other rights.
 
-        Their streams are ended; whose key stays comes back with what it grants now. `grants` must
-        not be empty: keys that are on stay on.
+        Their streams are ended. A key that stays gets its new rights. `grants` must not be empty: a
+        server with keys never becomes a server without.
         """
         assert grants, "a ring with keys keeps some"
         former = {key.digest: key for key in self.keys}
@@ -243,9 +246,9 @@ def parse_keys(text: str) -> tuple[KeyGrant, ...]:
 
 
 def parse_key_lines(text: str) -> tuple[KeyGrant, ...]:
-    """The keys of a file: an entry a line, blank lines and those with `#` first are skipped.
+    """The keys of a file: one entry a line; blank lines and lines with `#` first are skipped.
 
-    Raises `KeysError`, also where there is no entry.
+    Raises `KeysError`, also if there is no entry.
     """
     lines = [(f"line {number}", line) for number, line in enumerate(text.splitlines(), 1)]
     entries = [(where, line) for where, line in lines if line.strip()[:1] not in ("", "#")]
@@ -255,16 +258,16 @@ def parse_key_lines(text: str) -> tuple[KeyGrant, ...]:
 
 
 def _grants(entries: Iterable[tuple[str, str]]) -> tuple[KeyGrant, ...]:
-    places: dict[bytes, str] = {}
+    origins: dict[bytes, str] = {}
     found: list[KeyGrant] = []
     for where, entry in entries:
         try:
             grant = _grant(entry.strip())
         except KeysError as error:
             raise KeysError(f"{where} {error}") from None
-        if grant.digest in places:
-            raise KeysError(f"{where} has the key of {places[grant.digest]} again")
-        places[grant.digest] = where
+        if grant.digest in origins:
+            raise KeysError(f"{where} has the key of {origins[grant.digest]} again")
+        origins[grant.digest] = where
         found.append(grant)
     return tuple(found)
 
@@ -276,7 +279,10 @@ def _grant(entry: str) -> KeyGrant:
     if not secret:
         raise KeysError("has no key")
     if _SECRET.fullmatch(secret) is None:
-        raise KeysError("has a key of other than visible ASCII characters without comma and colon")
+        raise KeysError(
+            "has a key with a character that is not allowed: a key is visible ASCII without "
+            "comma and colon"
+        )
     digest = hashlib.sha256(secret.encode("ascii")).digest()
     return KeyGrant(digest, _parse_scopes(scopes), _parse_prefixes(prefixes))
 
@@ -286,7 +292,7 @@ def _parse_scopes(text: str) -> int:
     for word in text.split("+") if text else ():
         if word not in _SCOPES:
             raise KeysError(
-                "has a scope that is none of read, write, delete, admin (or r, w, d, a, rw), "
+                "has an unknown scope; scopes are read, write, delete, admin (or r, w, d, a, rw), "
                 "joined by +"
             )
         scopes |= _SCOPES[word]
@@ -298,5 +304,5 @@ def _parse_prefixes(text: str) -> tuple[str, ...]:
         return ()
     prefixes = text.split("|")
     if not all(_PREFIX.fullmatch(prefix) for prefix in prefixes):
-        raise KeysError("has a prefix that no name of a topic or router starts with")
+        raise KeysError("has a prefix with which no name of a topic or router can start")
     return tuple(dict.fromkeys(prefixes))

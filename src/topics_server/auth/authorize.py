@@ -1,9 +1,8 @@
 """Decides whether a caller may do what it asks: 401 and 403 (§0.2). Pure.
 
-`api/application` asks before anything else is looked at: before a body is read, before readiness is
-told, before a name is. Where no keys are configured, whoever calls is everybody and may do
-everything. A name outside the prefixes is refused in the same words whether or not it exists.
-Handlers ask `check_name` for names that are not in the path.
+`api/application` calls it first, before it reads a body, reports readiness or checks a name.
+Without configured keys every caller may do everything. A name outside the prefixes gets the same
+error whether or not it exists. Handlers call `check_name` for names that are not in the path.
 """
 
 from __future__ import annotations
@@ -36,21 +35,21 @@ _KEY_SUBPROTOCOL: Final = "topics.bearer."
 
 
 def authorized(
-    ring: KeyRing, authorization: bytes | None, need: int, recalled: Recalled | None = None
+    key_ring: KeyRing, authorization: bytes | None, need: int, recalled: Recalled | None = None
 ) -> Caller:
-    """Who presents this header, if they may do what `need` says.
+    """The caller of this `Authorization` header, if it has the rights that `need` names.
 
     `need`: scopes, or `ANY_KEY`, or `PROBE`. Raises `unauthorized`, `forbidden`.
     """
-    if not ring.is_on or (need == PROBE and not ring.covers_probes):
+    if not key_ring.is_on or (need == PROBE and not key_ring.covers_probes):
         return EVERYBODY
-    caller = identified(ring, bearer_token(authorization), recalled)
+    caller = identified(key_ring, bearer_token(authorization), recalled)
     check_scopes(caller, max(need, ANY_KEY))
     return caller
 
 
 def authorized_stream(
-    ring: KeyRing,
+    key_ring: KeyRing,
     tickets: Tickets,
     headers: Mapping[bytes, bytes],
     query: bytes,
@@ -58,39 +57,39 @@ def authorized_stream(
     need: int,
     now_ms: float,
 ) -> Caller:
-    """The same for the GET of a stream, where the query may hold `token` or, of `wid`, `ticket`.
+    """The caller of a stream's GET, whose query may hold `token` or, for session `wid`, `ticket`.
 
-    A header counts before both. Raises `unauthorized`, `forbidden`; `invalid_request` for a query
-    that is none.
+    A header wins over both. Raises `unauthorized`, `forbidden`, or `invalid_request` for a
+    malformed query.
     """
     authorization = headers.get(b"authorization")
-    if not ring.is_on or authorization is not None or not query:
-        return authorized(ring, authorization, need)
+    if not key_ring.is_on or authorization is not None or not query:
+        return authorized(key_ring, authorization, need)
     asked = parse_query(query)
     ticket = asked.get("ticket") if wid else None
     if ticket is not None:
         caller = tickets.redeem(ticket, wid, now_ms)
-        if caller is None or caller.key not in ring.keys:
+        if caller is None or caller.key not in key_ring.keys:
             raise unauthorized(_UNKNOWN_TICKET)
         caller = caller.key.caller
     else:
         token = asked.get("token", "").encode("utf-8", "surrogatepass")
-        caller = identified(ring, token or None)
+        caller = identified(key_ring, token or None)
     check_scopes(caller, need)
     return caller
 
 
 def authorized_socket(
-    ring: KeyRing, headers: Mapping[bytes, bytes], subprotocols: Iterable[str]
+    key_ring: KeyRing, headers: Mapping[bytes, bytes], subprotocols: Iterable[str]
 ) -> Caller:
-    """The same for a WebSocket's opening, which a browser sends with a subprotocol only.
+    """The caller of a WebSocket's opening; a browser sends its key as a subprotocol.
 
     `topics.bearer.<base64url of the key>`. Raises `unauthorized`.
     """
     authorization = headers.get(b"authorization")
-    if not ring.is_on or authorization is not None:
-        return authorized(ring, authorization, ANY_KEY)
-    return identified(ring, _subprotocol_token(subprotocols))
+    if not key_ring.is_on or authorization is not None:
+        return authorized(key_ring, authorization, ANY_KEY)
+    return identified(key_ring, _subprotocol_token(subprotocols))
 
 
 def _subprotocol_token(subprotocols: Iterable[str]) -> bytes | None:
@@ -104,18 +103,18 @@ def _subprotocol_token(subprotocols: Iterable[str]) -> bytes | None:
     return None
 
 
-def identified(ring: KeyRing, token: bytes | None, recalled: Recalled | None = None) -> Caller:
-    """Whose token this is. Raises `unauthorized`."""
+def identified(key_ring: KeyRing, token: bytes | None, recalled: Recalled | None = None) -> Caller:
+    """The rights of this token. Raises `unauthorized`."""
     if token is None:
         raise unauthorized(_NO_KEY)
-    caller = ring.find(token, recalled)
+    caller = key_ring.find(token, recalled)
     if caller is None:
         raise unauthorized(_UNKNOWN_KEY)
     return caller
 
 
 def check_scopes(caller: Caller, scopes: int) -> None:
-    """Raises `forbidden` with the scopes that are missing."""
+    """Raise `forbidden` with the missing scopes."""
     if caller.scopes & scopes == scopes:
         return
     missing = [name for name, scope in SCOPE_NAMES.items() if scope & scopes & ~caller.scopes]
@@ -125,15 +124,15 @@ def check_scopes(caller: Caller, scopes: int) -> None:
 
 
 def check_name(caller: Caller, name: str, field: str) -> None:
-    """Raises `forbidden` for a name outside the prefixes; `field` says where it was sent."""
+    """Raise `forbidden` for a name outside the prefixes; `field` names its source."""
     if not caller.may_name(name):
         raise TopicsError(
             Code.FORBIDDEN,
-            f'"{clipped(name)}" is outside of the names that the key may touch',
+            f'the key gives no access to "{clipped(name)}"',
             {"field": field, "name": name},
         )
 
 
 def unauthorized(message: str) -> TopicsError:
-    """401: no key, or none that is known."""
+    """401: no key, or an unknown one."""
     return TopicsError(Code.UNAUTHORIZED, message)

@@ -1,8 +1,8 @@
 """Limits how many requests of one key run at once (§11).
 
-A request takes its place once it is known whose it is, and gives it back when its answer is out,
-however it ended; a stream gives it back before its first frame, for it counts among connections.
-Without keys there is nobody to count for. Called by `api/application`.
+A request takes its place once its key is known, and frees it when its answer is sent, however it
+ended. A stream frees it before its first frame, because it then counts as a connection. Without
+keys nothing is counted. Called by `api/application`.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ T = TypeVar("T")
 
 
 def check_inflight(key: Key, most: int) -> None:
-    """Raises `throttled` where a request more would be too many; 0 is unlimited."""
+    """Raise `throttled` if one more request would be too many; 0 is unlimited."""
     if most and key.in_flight >= most:
         raise TopicsError(
             Code.THROTTLED,
-            f"{most} requests of this key are being served already",
+            f"this key has reached its limit of {most} concurrent requests",
             {"limit": "max_inflight_per_key", "max": most},
         )
 
 
 class RequestPlace:
-    """The place of one request; free again once, however often it is freed."""
+    """The place of one request; freeing it twice does no harm."""
 
     __slots__ = ("_key", "_release")
 
@@ -61,7 +61,7 @@ class RequestPlace:
 
 
 class Counted(Generic[T]):
-    """An answer to come, of a key whose place is free once it is there."""
+    """A pending answer of a key; its place is freed when the answer is ready."""
 
     __slots__ = ("_answer", "_place")
 

@@ -1,8 +1,8 @@
 """Decides which `Host` names a request may use (DNS rebinding rule). Pure.
 
-A page from anywhere can have its own name point to 127.0.0.1 and then call, as a page of the same
-origin, a server that listens there without keys. Its `Host` gives it away: it is none of this
-server's names. Who sends no `Host` is no browser. Ports do not matter. Called by `api/application`.
+Any web page can point its own name to 127.0.0.1 and then call, as a page of the same origin, a
+local server without keys. Its `Host` header reveals this: it is not a name of this server. A client
+that sends no `Host` is not a browser. Ports are ignored. Called by `api/application`.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from topics_server.values.errors import Code, TopicsError
 LOOPBACK_NAMES: Final = ("localhost", "127.0.0.1", "::1")
 _HOST: Final = re.compile(r"\[([0-9a-f:.]+)\]|([a-z0-9._-]+)")
 _PORT: Final = re.compile(rb":[0-9]*\Z")
-# Spellings that were found good, and need no second look.
+# Spellings that were accepted before.
 _KNOWN_MAX: Final = 256
 
 
 class Hosts:
-    """The names that are taken; None: any."""
+    """The accepted names; None: any."""
 
     def __init__(self, names: Iterable[str] | None = None) -> None:
         self.takes_any = names is None
@@ -30,7 +30,7 @@ class Hosts:
         self._known: set[bytes] = set()
 
     def check(self, host: bytes | None) -> None:
-        """Raises `forbidden` for a `Host` that is none of the names."""
+        """Raise `forbidden` for a `Host` that is not in the list."""
         if self.takes_any or host is None or host in self._known:
             return
         name = _PORT.sub(b"", host).decode("latin-1").lower().removesuffix(".")
@@ -45,7 +45,7 @@ class Hosts:
 
 
 def normal_host(text: str) -> str | None:
-    """A host as it is compared: lower case, addresses in one spelling; None if it is none."""
+    """A host in normal form: lower case, one spelling per address; None if invalid."""
     match = _HOST.fullmatch(text)
     if match is None:
         return None
@@ -57,12 +57,12 @@ def normal_host(text: str) -> str | None:
 
 
 def split_hosts(text: str) -> list[str]:
-    """Names of a comma-separated list, normal; ValueError if one is none."""
+    """The normal names of a comma-separated list; ValueError if one is invalid."""
     found: list[str] = []
     for part in filter(None, (part.strip().lower() for part in text.split(","))):
         bracketed = f"[{part}]" if part.count(":") > 1 and not part.startswith("[") else part
         name = normal_host(bracketed)
         if name is None:
-            raise ValueError(f"{part} is no host name")
+            raise ValueError(f"{part} is not a host name")
         found.append(name)
     return found

@@ -1,9 +1,9 @@
 """Reads API keys from the environment and from the key file.
 
-The only reader of `TOPICS_API_KEYS_FILE`, and of `TOPICS_TOKEN_FILE`. A file of keys that others
-may read is no secret and is refused; one that systemd hands over (`LoadCredential`) may be its
-group's, as access lists show there. *Blocking.* Called by `settings` (is it there?), `node` (at
-start), `server` (on SIGHUP) and `cli/server/health`.
+Reads `TOPICS_API_KEYS_FILE` and `TOPICS_TOKEN_FILE`. A key file that other users may read is
+refused. A file from systemd (`LoadCredential`) may be readable for its group, because access lists
+appear as group rights. *Blocking.* Called by `settings` (does the file exist?), `node` (at start),
+`server` (on SIGHUP) and `cli/server/health`.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ _BYTES_MAX: Final = 1_048_576
 def configured_keys(
     own: tuple[KeyGrant, ...], path: Path | None, credentials: str | None
 ) -> tuple[KeyGrant, ...]:
-    """`own` and the keys of the file at `path`. Raises `KeysError` with one line of its own.
+    """`own` and the keys of the file at `path`. Raises `KeysError` with a message of one line.
 
-    `credentials`: the folder in which systemd hands files over, if it does.
+    `credentials`: the folder of systemd's credentials, if there is one.
     """
     if path is None:
         return own
@@ -39,9 +39,9 @@ def configured_keys(
 
 
 def first_key(path: Path) -> str:
-    """The key that a client shows: the first of a file of keys, without scopes and prefixes.
+    """A client's key: the first of a file of keys, without scopes and prefixes.
 
-    Raises `KeysError` with one line of its own.
+    Raises `KeysError` with a message of one line.
     """
     lines = [line.strip() for line in _text_of(path, None, is_shared=True).splitlines()]
     for line in lines:
@@ -55,7 +55,7 @@ def _text_of(path: Path, credentials: str | None, *, is_shared: bool = False) ->
         with open(path, "rb", opener=_open_without_waiting) as file:
             mode = os.fstat(file.fileno()).st_mode
             if not stat.S_ISREG(mode):
-                raise KeysError("it is no file")
+                raise KeysError("it is not a file")
             if not is_shared and mode & _forbidden_mode(path, credentials):
                 raise KeysError("others may read it: chmod 600")
             content = file.read(_BYTES_MAX + 1)
@@ -66,11 +66,11 @@ def _text_of(path: Path, credentials: str | None, *, is_shared: bool = False) ->
     try:
         return content.decode("ascii")
     except UnicodeDecodeError:
-        raise KeysError("it holds other than ASCII characters") from None
+        raise KeysError("it contains characters that are not ASCII") from None
 
 
 def _open_without_waiting(path: str, flags: int) -> int:
-    """Open a file; a FIFO without a writer opens at once instead of never."""
+    """Open a file; opening a FIFO without a writer does not block."""
     return os.open(path, flags | os.O_NONBLOCK)
 
 

@@ -1,9 +1,9 @@
 """Decides which web pages may have a browser call this server (CSRF rule). Pure.
 
-A browser sends some requests of any page to any server: an image's GET, a form's POST, a POST of
-plain text. A server without keys has nothing else to tell its own pages from foreign ones than what
-the browser adds: `Sec-Fetch-Site` and `Origin`, which no page can forge. The rule concerns what
-changes something: POST, PUT, PATCH, DELETE, a GET that claims jobs (`/work`), a GET with
+Any page can make a browser send some requests to any server: an image's GET, a form's POST, a POST
+of plain text. A server without keys can tell its own pages from foreign ones only by headers that
+the browser adds and no page can forge: `Sec-Fetch-Site` and `Origin`. The rule applies to requests
+that change something: POST, PUT, PATCH, DELETE, a GET that claims jobs (`/work`), a GET with
 `touch=true`, and the opening of a WebSocket.
 
     1  the request has a valid `Authorization`, or its `Origin` is listed     allowed
@@ -35,11 +35,11 @@ def is_allowed(
     fetch_site: bytes | None,
     host: bytes | None,
     *,
-    listed: frozenset[bytes],
+    allowed: frozenset[bytes],
     is_authorized: bool,
 ) -> bool:
-    """The rule: whether a request that changes something may come from where it comes from."""
-    if is_authorized or origin in listed:
+    """The rule: whether a request that changes something may come from this origin."""
+    if is_authorized or origin in allowed:
         return True
     if fetch_site in _OWN_SITES:
         return True
@@ -49,41 +49,41 @@ def is_allowed(
 
 
 def is_concerned(method: str, query: bytes, *, claims: bool) -> bool:
-    """Whether the rule holds for a request; `claims`: its path's GET leases jobs.
+    """Apply the rule to a request; `claims`: its path's GET leases jobs.
 
-    Raises `invalid_request` for a query that is none.
+    Raises `invalid_request` for a malformed query.
     """
     if method in _CHANGING:
         return True
     if method not in ("GET", "HEAD"):
         return False
-    # A name may be escaped, so only a query without both is known to have no `touch`.
+    # A name may be escaped, so only a query without either byte certainly has no `touch`.
     may_touch = b"touch" in query or b"%" in query
     return claims or (may_touch and parse_query(query).get("touch") == "true")
 
 
 def check_origin(
-    headers: Mapping[bytes, bytes], listed: frozenset[bytes], *, is_authorized: bool
+    headers: Mapping[bytes, bytes], allowed: frozenset[bytes], *, is_authorized: bool
 ) -> None:
-    """Raises `forbidden` for a request that the rule does not allow."""
+    """Raise `forbidden` for a request that the rule does not allow."""
     origin, fetch_site = headers.get(b"origin"), headers.get(b"sec-fetch-site")
     host = headers.get(b"host")
-    if is_allowed(origin, fetch_site, host, listed=listed, is_authorized=is_authorized):
+    if is_allowed(origin, fetch_site, host, allowed=allowed, is_authorized=is_authorized):
         return
-    told = {"origin": origin, "sec_fetch_site": fetch_site}
+    claimed = {"origin": origin, "sec_fetch_site": fetch_site}
     raise TopicsError(
         Code.FORBIDDEN,
-        "pages of this origin may not call; TOPICS_CORS_ORIGINS lists those that may",
+        "this origin may not call the server; TOPICS_CORS_ORIGINS lists the origins that may",
         {
             name: sent[:ECHO_BYTES_MAX].decode("latin-1")
-            for name, sent in told.items()
+            for name, sent in claimed.items()
             if sent is not None
         },
     )
 
 
 def _is_same(origin: bytes, host: bytes) -> bool:
-    """Whether a page's origin is this server, whatever terminates TLS in front of it."""
+    """Whether a page's origin is this server, also behind a proxy that terminates TLS."""
     scheme, _, authority = origin.lower().partition(b"://")
     own_port = _OWN_PORTS.get(scheme)
     if own_port is None or not authority:

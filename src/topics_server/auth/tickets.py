@@ -1,8 +1,8 @@
 """Single-use tickets that open one watch session's stream without a key. Pure.
 
-A browser's `EventSource` sends no headers, and a key in a URL leaks. So who made a session gets, if
-it asks for one, a ticket for its stream: random, good once, for a minute, for that session and with
-the rights of that key only. Only digests of tickets are kept. Called by `api/watch/handlers`
+A browser's `EventSource` sends no headers, and a key in a URL leaks. So a client that opens a
+session can ask for a ticket for its stream: random, valid once, for one minute, for that session
+only, with the rights of its key. Only digests of tickets are kept. Called by `api/watch/handlers`
 (issue) and `auth/authorize` (redeem); loop thread only. Times in ms of the monotonic clock.
 """
 
@@ -15,7 +15,7 @@ from typing import Final
 from topics_server.auth.api_keys import Caller
 
 TICKET_TTL_MS: Final = 60_000
-# More unused ones are not kept; the oldest are forgotten.
+# Unused tickets beyond this number: the oldest are forgotten.
 _TICKETS_MAX: Final = 10_000
 
 
@@ -23,21 +23,21 @@ class Tickets:
     """Tickets that are not redeemed yet."""
 
     def __init__(self) -> None:
-        # By their digests, the oldest first: wid, whose, until when.
+        # By digest, the oldest first: session id, caller, expiry time.
         self._open: OrderedDict[bytes, tuple[str, Caller, float]] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._open)
 
     def issue(self, ticket: str, wid: str, caller: Caller, now_ms: float) -> None:
-        """Take `ticket`, which nobody can guess, for the stream of this session."""
+        """Keep `ticket`, a random text, for the stream of this session."""
         self._forget(now_ms)
         if len(self._open) >= _TICKETS_MAX:
             self._open.popitem(last=False)
         self._open[_digest(ticket)] = (wid, caller, now_ms + TICKET_TTL_MS)
 
     def redeem(self, ticket: str, wid: str, now_ms: float) -> Caller | None:
-        """Whose ticket this is, if it is good for this session; it is good no more."""
+        """The caller of a ticket that is valid for this session; the ticket is used up."""
         self._forget(now_ms)
         found = self._open.pop(_digest(ticket), None)
         if found is None or found[0] != wid:

@@ -12,10 +12,13 @@ error.
 - `routing/`: verbs on routers.
 - `server/`: the server's verb, its settings, and the offline tools.
 - `topics/`: verbs on topics.
+- `views/`: verbs on views.
 - `amounts`: option types for durations and sizes.
 - `connection`: the HTTP connection of verbs that call a server.
 - `details`: prints topics, routers and queues for people: types, ages, sizes, lag.
+- `json_input`: checks JSON that a person types.
 - `last`: finds the last records of a topic for `read --last` and `tail -n`.
+- `listing`: reads the pages of a list and prints its rows.
 - `output`: prints results: NDJSON in pipes, tables on terminals.
 - `paging`: reads a topic page by page and prints its records and gaps.
 - `stopping`: how long-running verbs end: Ctrl-C, or a closed output.
@@ -24,6 +27,7 @@ error.
 from __future__ import annotations
 
 import contextlib
+import difflib
 import importlib
 import sys
 from collections.abc import Iterator
@@ -39,7 +43,7 @@ VERBS: Final = {
     "append": "Append one record, or every line of standard input.",
     "load": "Append every line of an NDJSON file; resumes where it stopped.",
     "read": "Print records from a position on; optionally follow new ones.",
-    "tail": "Print new records of one or more topics as they come; resumes by itself.",
+    "tail": "Print new records of one or more topics as they arrive; resumes by itself.",
     "watch": "Print the frames of a stream, one JSON value a line.",
     "stream": "Create, append to, read, follow, close and remove Durable Streams.",
     "pub": "Publish each line of standard input as a record, over a WebSocket.",
@@ -48,12 +52,13 @@ VERBS: Final = {
     "queue": "Show queues and the holders of jobs; redrive dead letters; purge.",
     "router": "Create, show, list and remove routers, which forward records.",
     "routers": "List routers; as a tree or for Graphviz with --graph.",
+    "view": "Define, query and remove views: tables that follow a topic, in SQL.",
     "ls": "List topics.",
     "info": "Show a topic's state and configuration.",
     "delete": "Delete records by tag or position, for good.",
     "rm": "Remove a topic and all its records, for good.",
     "verify": "Check a data directory offline; changes nothing.",
-    "dump": "Print what a data directory holds, offline; changes nothing.",
+    "dump": "Print the contents of a data directory, offline; changes nothing.",
     "repair": "Show the loss in a damaged journal; with --accept-loss make it readable.",
     "export": "Write records as Parquet, NDJSON or Arrow files; each run adds the new ones.",
     "jobs": "List analytics jobs over sealed segments, or run one with Spark.",
@@ -74,38 +79,57 @@ FOLDERS: Final = {
         "durable_streams": "stream",
         "queues": "enqueue work queue",
         "routing": "router routers",
+        "views": "view",
         "analytics": "export jobs pipeline",
     }.items()
     for verb in verbs.split()
 }
 
+# Words of other tools, and the verb that does it here.
+SYNONYMS: Final = {
+    "list": "ls",
+    "show": "info",
+    "describe": "info",
+    "get": "read",
+    "cat": "read",
+    "create": "put",
+    "publish": "pub",
+    "produce": "append",
+    "consume": "tail",
+    "subscribe": "tail",
+    "remove": "rm",
+    "start": "serve",
+    "status": "health",
+}
+
 
 @contextlib.contextmanager
-def told_plainly() -> Iterator[None]:
-    """Turn what the machine refuses into one line and an exit code, for every verb.
+def plain_messages() -> Iterator[None]:
+    """Turn operating system errors into one line and an exit code, for every verb.
 
-    A reader of the output that ends (`| head`) is a success. An output that takes nothing more, a
-    file that is missing or not to be read, a folder that is full: one sentence, exit code 1.
+    If the reader of the output ends early (`| head`), that is a success. If the output takes no
+    more bytes, a file is missing or unreadable, or a folder is full, print one sentence and exit
+    with code 1.
     """
     try:
         yield
         if sys.stdout is not None:
             sys.stdout.flush()
     except BrokenPipeError:
-        sys.stdout = None  # the interpreter's own flush must be silent
+        sys.stdout = None  # the interpreter's own flush must print no error
         raise SystemExit(0) from None
     except UnicodeEncodeError as error:
         _tell(_not_text(error))
         raise SystemExit(2) from None
     except msgspec.DecodeError as error:
-        # Verbs judge what they read themselves; what is left are answers of a server.
+        # Verbs report errors in the input that they read; the remaining errors come from a server.
         _tell(f"bad_answer: this answer is not from a topics server: {error}")
         raise SystemExit(1) from None
     except OSError as error:
         where = "cannot write the output" if error.filename is None else error.filename
         _tell(f"{where}: {error.strerror or error}")
         with contextlib.suppress(OSError, ValueError):
-            sys.stdout.close()  # what is still buffered cannot be written
+            sys.stdout.close()  # the buffered output cannot be written
         sys.stdout = None
         raise SystemExit(1) from None
 
@@ -116,7 +140,9 @@ def _tell(line: str) -> None:
 
 
 def _not_text(error: UnicodeEncodeError) -> str:
-    """What an argument that is no text, or an output that takes less than Unicode, comes to."""
+    """The message for an argument that is not text, or for an output that cannot encode all of
+    Unicode.
+    """
     if "\udc80" <= error.object[error.start] <= "\udcff":
         shown = error.object.encode(errors="surrogateescape").decode(errors="replace")
         return f"Error: {shown!r}: this argument is not UTF-8 text"
@@ -127,17 +153,31 @@ class Verbs(click.Group):
     """A group that imports a verb's module only when the verb is used."""
 
     def make_context(self, *args: Any, **extra: Any) -> click.Context:
-        """Read the command line; `--help` and `--version` print here."""
-        with told_plainly():
+        """Parse the command line; `--help` and `--version` print here."""
+        with plain_messages():
             return super().make_context(*args, **extra)
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the verb."""
-        with told_plainly():
+        with plain_messages():
             return super().invoke(ctx)
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the verb; an unknown one is answered with the verb that was probably meant."""
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            word = args[0].lower()
+            near = difflib.get_close_matches(word, VERBS, n=1)
+            meant = SYNONYMS.get(word) or (near[0] if near else None)
+            if meant is None or args[0] in VERBS:
+                raise
+            raise click.UsageError(f"{error.message} Did you mean '{meant}'?", ctx) from None
+
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Verbs in the order in which one meets them."""
+        """The verbs, in the order in which a new user needs them."""
         return list(VERBS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
@@ -160,7 +200,7 @@ HELP: Final = """A durable event log behind plain HTTP.
 \b
 topics serve                             start a server on 127.0.0.1:4000
 topics append jobs '{"n": 1}' --tag a    append a record
-topics tail jobs                         print records as they come
+topics tail jobs                         print records as they arrive
 
 Verbs that talk to a server take --url and --token, or TOPICS_URL and TOPICS_TOKEN from the
 environment. Output is a table on a terminal and one JSON value a line in a pipe; --json and
@@ -171,4 +211,4 @@ environment. Output is a table on a terminal and one JSON value a line in a pipe
 @click.group(cls=Verbs, help=HELP, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="topics-server", prog_name="topics")
 def main() -> None:
-    """Run the verb that is named (see `HELP`)."""
+    """Run the verb that the command line names (see `HELP`)."""

@@ -17,13 +17,13 @@ from topics_server.amounts import (
 if TYPE_CHECKING:
     _Base = click.ParamType[int]
 else:
-    _Base = click.ParamType  # generic since click 8.4 only
+    _Base = click.ParamType  # click has generic types since 8.4 only
 
 
 class Amount(_Base):
     """A duration in milliseconds or a size in bytes, between two bounds.
 
-    `plain_ms` says what a plain number of a duration counts: 1 is milliseconds, 1000 is seconds.
+    `plain_ms` is the unit of a plain number in a duration: 1 for milliseconds, 1000 for seconds.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class Amount(_Base):
         self._plain_ms = plain_ms
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """The amount of a text; a number (a default) is what it is."""
+        """Parse a text into an amount; a number (a default) stays as it is."""
         if isinstance(value, int):
             return value
         try:
@@ -46,31 +46,35 @@ class Amount(_Base):
         except ValueError as error:
             self.fail(f"{error}.", param, ctx)
         if found < self._least:
-            self.fail(f"{value!r} is too little: {self._told(self._least)} at least.", param, ctx)
+            self.fail(
+                f"{value!r} is too small; the minimum is {self._text(self._least)}.", param, ctx
+            )
         if self._most is not None and found > self._most:
-            self.fail(f"{value!r} is too much: {self._told(self._most)} at most.", param, ctx)
+            self.fail(
+                f"{value!r} is too large; the maximum is {self._text(self._most)}.", param, ctx
+            )
         return found
 
     def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str:
-        """What stands for it in a help text."""
+        """The placeholder of the value in a help text."""
         return self.name.upper()
 
-    def _told(self, amount: int) -> str:
+    def _text(self, amount: int) -> str:
         return duration_text(amount) if self.name == "duration" else size_text(amount)
 
 
 def duration(least: int = 0, most: int | None = None) -> Amount:
-    """Milliseconds."""
+    """An option type for durations in milliseconds."""
     return Amount("duration", least, most)
 
 
 def seconds(least_ms: int = 0, most_ms: int | None = None) -> Amount:
-    """Milliseconds too, but a plain number counts seconds."""
+    """An option type for durations in milliseconds in which a plain number counts seconds."""
     return Amount("duration", least_ms, most_ms, plain_ms=SECOND_MS)
 
 
 def size(least: int = 0) -> Amount:
-    """Bytes."""
+    """An option type for sizes in bytes."""
     return Amount("size", least)
 
 

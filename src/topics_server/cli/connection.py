@@ -1,8 +1,8 @@
 """The HTTP connection of verbs that call a server.
 
-Owns `--url`/`--token`, requests over a kept-alive connection, and what a failure looks like:
-`CallRefused` (the server said no: exit code 1, shown as `code: message`) and `ServerUnreachable`
-(nobody answered: exit code 2). Blocking; one request at a time. The token is sent and never shown.
+Owns `--url`/`--token`, requests over a kept-alive connection, and the errors: `CallRefused` (the
+server refused: exit code 1, shown as `code: message`) and `ServerUnreachable` (no server answered:
+exit code 2). Blocking; one request at a time. The token is sent and never shown.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import msgspec
 from topics_server.client.addresses import checked_token, checked_url
 
 TIMEOUT_S: Final = 60.0
-# A machine that is there answers a connection at once; one that is not does not answer at all.
+# A reachable server accepts a connection at once, so a short timeout is enough.
 CONNECT_S: Final = 5.0
 DEFAULT_URL: Final = "http://127.0.0.1:4000"
 P = ParamSpec("P")
@@ -29,19 +29,19 @@ R = TypeVar("R")
 
 
 class Failure(click.ClickException):
-    """Something was refused or does not fit: one line, exit code 1."""
+    """A refusal or a mismatch: one line on standard error, exit code 1."""
 
     exit_code = 1
 
     def show(self, file: IO[Any] | None = None) -> None:
-        """Print the line as it is, without a prefix."""
+        """Print the line without a prefix."""
         click.echo(self.message, err=True)
 
 
 class CallRefused(Failure):
-    """The server's answer was an error; `status`, `code` and `retry_after_s` are its words.
+    """The server answered with an error; `status`, `code` and `retry_after_s` are its fields.
 
-    `most_records`: how many records it takes at once, where there were more.
+    `most_records`: how many records the server accepts in one request, if the request had more.
     """
 
     def __init__(
@@ -60,7 +60,9 @@ class CallRefused(Failure):
 
 
 class ServerUnreachable(Failure):
-    """No connection, or it broke; `sent` tells whether the server may have seen the request."""
+    """The connection failed or broke; `sent` tells whether the server may have received the
+    request.
+    """
 
     exit_code = 2
 
@@ -70,7 +72,7 @@ class ServerUnreachable(Failure):
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """A whole answer, whatever its status; header names in lower case."""
+    """A complete answer of any status; header names are in lower case."""
 
     status: int
     headers: dict[str, str]
@@ -78,7 +80,7 @@ class Answer(msgspec.Struct, frozen=True):
 
     @property
     def refusal(self) -> CallRefused:
-        """What it says, if it is no success."""
+        """The error that the answer reports, or None for a success."""
         return refusal(self.status, self.headers.get("retry-after"), self.body)
 
 
@@ -93,7 +95,7 @@ class _Envelope(msgspec.Struct):
 
 
 class Client:
-    """Talks to one server."""
+    """Sends requests to one server."""
 
     def __init__(self, url: str, token: str | None = None) -> None:
         try:
@@ -110,7 +112,7 @@ class Client:
 
     @property
     def authorization(self) -> dict[str, str]:
-        """The header that presents the token, for connections that are not ours (streams)."""
+        """The header with the token, for connections outside this class (streams)."""
         return {"Authorization": f"Bearer {self.token}"} if self.token else {}
 
     def call(
@@ -122,10 +124,10 @@ class Client:
         timeout_s: float = TIMEOUT_S,
         repeatable: bool = False,
     ) -> bytes:
-        """The body of a 2xx answer. Raises `CallRefused` or `ServerUnreachable`.
+        """Return the body of a 2xx answer. Raises `CallRefused` or `ServerUnreachable`.
 
-        A kept connection may have been closed by the server meanwhile; a `repeatable` request is
-        then sent once more on a new one.
+        The server may have closed a kept connection meanwhile; a `repeatable` request is then sent
+        once more on a new one.
         """
         reused = self._connection is not None
         try:
@@ -147,7 +149,7 @@ class Client:
         *,
         timeout_s: float = TIMEOUT_S,
     ) -> Answer:
-        """One request with `more` headers, tried once. Raises `ServerUnreachable`."""
+        """Send one request with `more` headers, once. Raises `ServerUnreachable`."""
         headers: dict[str, str | bytes] = {"Accept": "application/json", **self.authorization}
         headers |= more or {}
         if body is not None:
@@ -169,8 +171,8 @@ class Client:
             ) from None
         if response.will_close:
             self.close()
-        told = {name.lower(): value for name, value in response.headers.items()}
-        return Answer(response.status, told, answer)
+        sent = {name.lower(): value for name, value in response.headers.items()}
+        return Answer(response.status, sent, answer)
 
     def _connect(self, timeout_s: float) -> http.client.HTTPConnection:
         if self._connection is None:
@@ -194,18 +196,20 @@ class Client:
         return self._connection
 
     def close(self) -> None:
-        """Drop the connection; the next call makes a new one."""
+        """Close the connection; the next call opens a new one."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None
 
 
 def refusal(status: int, retry_after: str | None, answer: bytes) -> CallRefused:
-    """What an answer that is no success says; its body is an envelope, or not ours at all."""
+    """The error in an answer that is no success; its body is an envelope, or not from a topics
+    server.
+    """
     try:
         problem = msgspec.json.decode(answer, type=_Envelope).error
     except (msgspec.DecodeError, UnicodeDecodeError):
-        reason = http.client.responses.get(status, "no answer of a topics server")
+        reason = http.client.responses.get(status, "the answer is not from a topics server")
         problem = _Problem(f"http_{status}", reason)
     field = (problem.detail or {}).get("field")
     message = problem.message
@@ -218,12 +222,12 @@ def refusal(status: int, retry_after: str | None, answer: bytes) -> CallRefused:
 
 
 def reason_of(error: Exception) -> str:
-    """What an error of a connection says, without the number that the system has for it."""
+    """The text of a connection error, without the system's error number."""
     return re.sub(r"\[Errno -?[0-9]+\] ", "", str(error)) or type(error).__name__
 
 
 def wrong_text(error: Exception) -> str:
-    """Why a text is no JSON, in words; of what `msgspec` and decoding raise."""
+    """Explain in words why a text is not JSON, for exceptions of `msgspec` and of decoding."""
     match error:
         case UnicodeDecodeError(start=start):
             return f"byte {start} is not UTF-8"
@@ -236,14 +240,14 @@ def wrong_text(error: Exception) -> str:
 
 
 def topic_path(topic: str, rest: str = "") -> str:
-    """The path of a topic; whatever the name holds stays inside its segment."""
+    """The path of a topic; the name is escaped, so that it stays in its segment."""
     if not topic:
         raise click.UsageError("a topic's name must not be empty")
     return f"/v0/topics/{quote(topic, safe='')}{rest}"
 
 
 def router_path(router: str) -> str:
-    """The path of a router."""
+    """The path of a router, escaped in the same way."""
     if not router:
         raise click.UsageError("a router's name must not be empty")
     return f"/v0/routers/{quote(router, safe='')}"

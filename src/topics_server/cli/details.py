@@ -1,6 +1,6 @@
 """Prints topics, routers and queues for people: types, ages, sizes, lag.
 
-The server's lists hold neither types nor ages nor lags, so a table asks for the state of each
+The server's lists contain neither types nor ages nor lags, so a table requests the state of each
 entry, of the first `DETAILED_MAX` at most.
 """
 
@@ -15,13 +15,13 @@ import msgspec
 from topics_server.amounts import duration_text, size_text
 from topics_server.cli.connection import CallRefused, Client
 
-# One request each: at a millisecond a request a list of so many takes a second.
+# Each entry takes a request of about a millisecond, so a table of this length takes a second.
 DETAILED_MAX: Final = 1000
 T = TypeVar("T")
 
 
 class QueueDetails(msgspec.Struct):
-    """What a queue holds, in jobs."""
+    """The counts of jobs of a queue."""
 
     ready: int = 0
     in_flight: int = 0
@@ -30,7 +30,7 @@ class QueueDetails(msgspec.Struct):
 
 
 class Stream(msgspec.Struct):
-    """What a topic that is a Durable Stream is besides."""
+    """The additional state of a topic that is a Durable Stream."""
 
     path: str = ""
     content_type: str = ""
@@ -58,7 +58,7 @@ class TopicDetails(msgspec.Struct):
 
 
 class RouterDetails(msgspec.Struct):
-    """A router's state; `lag` is seqs of its source."""
+    """A router's state; `lag` counts seqs of its source."""
 
     router: str
     source: str
@@ -70,7 +70,7 @@ class RouterDetails(msgspec.Struct):
 
 
 def fetched(client: Client, path: str, kind: type[T]) -> T | None:
-    """The state at a path; `None` for what was removed since it was listed."""
+    """The state at a path, or `None` if the entry was removed since it was listed."""
     try:
         return msgspec.json.decode(client.call("GET", path, repeatable=True), type=kind)
     except CallRefused as refused:
@@ -80,11 +80,11 @@ def fetched(client: Client, path: str, kind: type[T]) -> T | None:
 
 
 def age(then_ms: int | None, now_ms: int) -> str:
-    """How long ago a moment of the server's clock was, by ours: `3 s ago`, `never`, `now`."""
+    """The age of a time of the server's clock by the local clock: `3 s ago`, `never`, `now`."""
     if then_ms is None or then_ms == 0:
         return "never"
     passed_ms = now_ms - then_ms
-    # The two clocks may differ by a little.
+    # The two clocks may differ a little.
     return "now" if passed_ms < 1000 else f"{duration_text(_rounded(passed_ms))} ago"
 
 
@@ -93,19 +93,19 @@ def _rounded(ms: int) -> int:
 
 
 def moment(then_ms: int | None, now_ms: int) -> str:
-    """An age and the local time."""
+    """The age and the local time of a time."""
     if then_ms is None or then_ms == 0:
         return "never"
     return f"{age(then_ms, now_ms)} ({clock_time(then_ms)})"
 
 
 def clock_time(then_ms: int) -> str:
-    """The local time of a moment, to the second."""
+    """The local time of a time, to the second."""
     return datetime.fromtimestamp(then_ms / 1000).isoformat(sep=" ", timespec="seconds")
 
 
 def jobs(queue: QueueDetails | None) -> str:
-    """What a queue holds, in words; empty for a log."""
+    """A queue's counts of jobs in words; empty for a log."""
     if queue is None:
         return ""
     counts = {
@@ -130,7 +130,7 @@ def _word(value: Any) -> str:
 
 
 _COUNT: Final = "{:,}".format
-# Names as the options of `topics set` have them; what is not listed is shown as it comes.
+# The names of the options of `topics set`; other fields keep their own names.
 _SETTINGS: Final[Mapping[str, tuple[str, Callable[[Any], str]]]] = {
     "durability": ("durability", _word),
     "ttl_ms": ("ttl", _off(duration_text, "keeps for ever")),
@@ -151,15 +151,15 @@ _SETTINGS: Final[Mapping[str, tuple[str, Callable[[Any], str]]]] = {
 _OF_QUEUES: Final = frozenset(
     {"lease_ms", "claim_jitter_ms", "max_deliveries", "dead_letter", "leases_durable"}
 )
-# Told by other fields already: `type` by the state, `durable` by `durability`.
-_TOLD: Final = frozenset({"type", "durable"})
+# Other fields show these: the state has `type`, `durability` implies `durable`.
+_SHOWN_ELSEWHERE: Final = frozenset({"type", "durable"})
 
 
 def settings(topic: TopicDetails) -> list[tuple[str, str]]:
-    """The configuration as rows; what only queues use is left out for a log."""
+    """The configuration as rows; rows that only queues use are left out for a log."""
     rows: list[tuple[str, str]] = []
     for name, value in topic.config.items():
-        if name in _TOLD or (name in _OF_QUEUES and topic.type == "log"):
+        if name in _SHOWN_ELSEWHERE or (name in _OF_QUEUES and topic.type == "log"):
             continue
         label, show = _SETTINGS.get(name, (name.replace("_", "-"), _plain))
         rows.append((label, show(value)))

@@ -1,7 +1,7 @@
 """Finds the last records of a topic for `read --last` and `tail -n`.
 
-The server reads forwards from a position. Deleted records leave holes and a node's records may be
-left out, so the last N records may begin any distance below the head: the range that is looked at
+The server reads forwards from a position. Deleted records leave holes, and a filter may leave out a
+node's records, so the last N records may begin at any distance below the head. The examined range
 grows downwards until it holds N records or reaches the topic's first one.
 """
 
@@ -16,7 +16,7 @@ import msgspec
 from topics_server.cli.connection import Client, topic_path
 from topics_server.cli.paging import pages, show_gap
 
-# How much longer each range is than the one above it.
+# Each range is this many times as long as the one above it.
 _GROWTH: Final = 4
 
 
@@ -32,9 +32,9 @@ class _Seq(msgspec.Struct):
 def last_records(
     client: Client, topic: str, count: int, query: Mapping[str, Any], *, as_json: bool
 ) -> tuple[list[msgspec.Raw], int]:
-    """The last `count` records (fewer if there are fewer), and the seq to go on after.
+    """Return the last `count` records (fewer if there are fewer), and the seq to continue after.
 
-    `query` holds further fields of a diff. Gaps among the records are told at once.
+    `query` holds further fields of a diff. Gaps between the records are printed at once.
     """
     answer = client.call("GET", topic_path(topic, "?touch=false"), repeatable=True)
     state = msgspec.json.decode(answer, type=_State)
@@ -45,7 +45,7 @@ def last_records(
         below = max(first - 1, above - size)
         records, reached = _between(client, topic, below, above, query, as_json=as_json)
         if above == state.head_seq:
-            after = reached  # what was appended meanwhile may have been read with the last page
+            after = reached  # the last page may include records that were appended meanwhile
         found.extendleft(reversed(records))
         above, size = below, size * _GROWTH
     return list(found)[max(0, len(found) - count) :], after
@@ -54,7 +54,7 @@ def last_records(
 def _between(
     client: Client, topic: str, below: int, above: int, query: Mapping[str, Any], *, as_json: bool
 ) -> tuple[list[msgspec.Raw], int]:
-    """The records with `below < seq <= above`; also where the reading ended."""
+    """Return the records with `below < seq <= above`, and the seq where reading ended."""
     found: list[msgspec.Raw] = []
     reached = below
     for page in pages(client, topic, below, dict(query), limit=above - below):

@@ -1,7 +1,7 @@
 """Prints results: NDJSON in pipes, tables on terminals.
 
-JSON is the server's own bytes. The one change made to them: line breaks, which JSON has only
-between its tokens, become spaces, or a value would not be a line.
+JSON output is the server's own bytes with one change: line breaks, which JSON has only between its
+tokens, become spaces, so that each value is one line.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ R = TypeVar("R")
 
 
 def format_options(verb: Callable[P, R]) -> Callable[..., R]:
-    """Add `--json`/`--table`; the verb gets `as_json`, decided by the terminal if neither."""
+    """Add `--json`/`--table`; the verb gets `as_json`. Without either option the terminal
+    decides.
+    """
 
     @click.option(
         "--json/--table",
@@ -36,7 +38,7 @@ def format_options(verb: Callable[P, R]) -> Callable[..., R]:
 
 
 def one_line(value: bytes) -> bytes:
-    """A JSON value without line breaks (JSON strings cannot contain any)."""
+    """Return a JSON value without line breaks (JSON strings cannot contain any)."""
     if b"\n" in value or b"\r" in value:
         value = value.replace(b"\n", b" ").replace(b"\r", b" ")
     return value
@@ -48,12 +50,12 @@ def write_line(value: bytes) -> None:
 
 
 def note(text: str) -> None:
-    """A line for the person, on standard error."""
+    """Write a line for the user to standard error."""
     click.echo(text, err=True)
 
 
 def show_object(answer: bytes, *, as_json: bool) -> None:
-    """Print an answer that is one JSON object."""
+    """Print a response that is one JSON object."""
     if as_json:
         write_line(answer)
         return
@@ -79,7 +81,9 @@ def cell(value: object) -> str:
 def show_table(
     head: Sequence[str], rows: Iterable[Sequence[str]], *, numbers: Sequence[str] = ()
 ) -> None:
-    """Print a table; columns named in `numbers` are right-aligned. No heads: no head line."""
+    """Print a table; columns named in `numbers` are right-aligned. Without `heads` there is no
+    header line.
+    """
     from rich.table import Table
     from rich.text import Text
 
@@ -87,12 +91,14 @@ def show_table(
     for name in head:
         table.add_column(name, justify="right" if name in numbers else "left", overflow="fold")
     for row in rows:
-        table.add_row(*(Text(text) for text in row))  # Text: brackets in data are no markup
+        table.add_row(*(Text(text) for text in row))  # As text: brackets in data are not markup.
     print_rich(table)
 
 
 def print_rich(what: Any) -> None:
-    """Print a table of rich; a reader that is gone is `BrokenPipeError`, as for any other line."""
+    """Print a rich table; if the reader has gone, raise `BrokenPipeError`, as for any other
+    line.
+    """
     from rich.console import Console
 
     class _Console(Console):
@@ -103,7 +109,7 @@ def print_rich(what: Any) -> None:
 
 
 def confirm(question: str, *, yes: bool) -> None:
-    """Ask before what cannot be undone; without a terminal to ask on only `--yes` does it.
+    """Ask before an action that cannot be undone; without a terminal only `--yes` confirms.
 
     Raises `UsageError` without a terminal, `Abort` (exit code 1) for an answer that is not yes.
     """

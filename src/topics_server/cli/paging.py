@@ -1,7 +1,7 @@
 """Reads a topic page by page and prints its records and gaps.
 
-Used by `read`, `tail` and `load`. A record is printed as the server rendered it. What was lost (a
-tombstone) is never passed over in silence: a line on standard error, and in NDJSON also a line
+Used by `read`, `tail` and `load`. Records are printed as the server rendered them. A gap (a
+tombstone) is always printed: as a line on standard error, and in NDJSON also as a line
 `{"tombstone":…}` in its place.
 """
 
@@ -21,18 +21,18 @@ from topics_server.cli.output import note, one_line, write_line
 
 PAGE_RECORDS: Final = 1000
 WAIT_MS: Final = 30_000
-# A followed server may be away this long (a restart, a short network failure).
+# How long a follower waits for a server that does not answer (a restart, a short network failure).
 AWAY_TRIES: Final = 30
 AWAY_PAUSE_S: Final = 1.0
 
 
 class DiffPage(msgspec.Struct):
-    """An answer of diff; records stay bytes."""
+    """A page of a diff; records stay bytes."""
 
     records: list[msgspec.Raw]
     next_from_seq: int
     caught_up: bool
-    # Not `Raw | None`: such a union takes nothing but null.
+    # Not `Raw | None`: msgspec accepts only null for such a union.
     tombstone: msgspec.Raw = msgspec.Raw(b"null")
 
 
@@ -54,7 +54,7 @@ class _Record(msgspec.Struct):
 def show_records(
     records: Sequence[msgspec.Raw], *, as_json: bool, topic: str | None = None
 ) -> None:
-    """Print records, a line each; with a `topic` each line begins with its name."""
+    """Print records, one a line; with a `topic` each line begins with its name."""
     if not records:
         return
     if as_json:
@@ -78,9 +78,9 @@ def pages(
     follow: bool = False,
     limit: int | None = None,
 ) -> Iterator[DiffPage]:
-    """Every page from a cursor to the head, and on from there if `follow`.
+    """Yield every page from a cursor to the head, and later ones if `follow`.
 
-    `query` holds further fields of the request; `limit` bounds what one request asks for.
+    `query` holds further fields of the request; `limit` bounds the records of one request.
     """
     wait_ms = 0
     while True:
@@ -91,7 +91,7 @@ def pages(
             _ask(client, topic, body, wait_ms, patient=follow), type=DiffPage
         )
         yield page
-        # Also backwards: after `recreated` the reader goes on in the new log.
+        # The cursor may also go back: after `recreated` the reader continues in the new log.
         moved = page.next_from_seq != from_seq
         from_seq = page.next_from_seq
         if page.caught_up:
@@ -104,7 +104,7 @@ def pages(
 
 
 def _ask(client: Client, topic: str, body: bytes, wait_ms: int, *, patient: bool) -> bytes:
-    """One diff; a follower outlives a server that is away for a while."""
+    """Request one diff; a follower keeps trying while no server answers."""
     path = topic_path(topic, "/diff")
     timeout_s = 60.0 + wait_ms / 1000
     for attempt in range(AWAY_TRIES + 1):
@@ -121,7 +121,7 @@ def _ask(client: Client, topic: str, body: bytes, wait_ms: int, *, patient: bool
 
 
 def show_gap(tombstone: msgspec.Raw, *, as_json: bool) -> None:
-    """Tell a tombstone: a line on standard error, and in NDJSON one in its place."""
+    """Print a tombstone: a line on standard error, and in NDJSON one in its place."""
     gap = msgspec.json.decode(tombstone, type=_Gap)
     note(
         f"gap: records {gap.gap_from} to {gap.gap_to} are gone ({gap.reason}), "

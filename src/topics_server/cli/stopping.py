@@ -1,6 +1,7 @@
-"""How long-running verbs end: Ctrl-C, or a closed output.
+"""How long-running verbs end: by Ctrl-C, or because their output is closed.
 
-Both are a success. What is called here only reads, so nothing is half done wherever it ends.
+Both count as success. The verbs that use this only read, so no work is left unfinished wherever
+they end.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-# How long Ctrl-C takes at most.
+# The longest time that Ctrl-C may take, in seconds.
 _END_S: Final = 1.0
 
 
@@ -27,7 +28,7 @@ def stopped_by_user() -> Iterator[None]:
     late.daemon = True
 
     def interrupt(_number: int, _frame: Any) -> None:
-        # Where it lands in a clean-up, Python only prints the exception and goes on.
+        # If the exception is raised in a clean-up, Python only prints it and continues.
         if late.ident is None:
             late.start()
         raise KeyboardInterrupt
@@ -44,7 +45,7 @@ def stopped_by_user() -> Iterator[None]:
 
 @contextlib.contextmanager
 def stopped_by_reader() -> Iterator[None]:
-    """Ctrl-C, and the end of whoever reads our output, end the verb as a success."""
+    """Ctrl-C, or the end of the process that reads the output, ends the verb as a success."""
     ended = threading.Event()
     _watch_output(ended)
     try:
@@ -52,7 +53,7 @@ def stopped_by_reader() -> Iterator[None]:
             yield
             sys.stdout.flush()
     except BrokenPipeError:
-        # What is still buffered has no reader; the interpreter's own flush must not complain.
+        # The buffered output has no reader; the interpreter's own flush must print no error.
         sys.stdout = None
     finally:
         ended.set()
@@ -68,11 +69,11 @@ def _watch_output(ended: threading.Event) -> None:
     if not (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)):
         return
     poll = select.poll()
-    poll.register(descriptor, 0)  # errors only: the reader is gone
+    poll.register(descriptor, 0)  # poll for errors only: the reader has gone
 
     def wait() -> None:
         poll.poll()
         if not ended.is_set():
-            os._exit(0)  # at once, also out of a blocking read, and in no clean-up
+            os._exit(0)  # end at once, also in a blocking read, and without any clean-up
 
     threading.Thread(target=wait, daemon=True).start()

@@ -38,12 +38,16 @@ def checked_url(url: str, example: str) -> SplitResult:
         parts = urlsplit(url)
         has_credentials = "@" in parts.netloc
     except ValueError:
-        raise ValueError(f"{_shown(url)} is no URL of a server; one looks like {example}") from None
+        raise ValueError(
+            f"{_shown(url)} is not the URL of a server; one looks like {example}"
+        ) from None
     if has_credentials:
-        raise ValueError("a URL holds no credentials; give the key as the token")
+        raise ValueError("the URL must not contain credentials; give the key as the token")
     problem = _problem(url, parts)
     if problem is not None:
-        raise ValueError(f"{_shown(url)} is no URL of a server{problem}; one looks like {example}")
+        raise ValueError(
+            f"{_shown(url)} is not the URL of a server{problem}; one looks like {example}"
+        )
     return parts
 
 
@@ -52,7 +56,7 @@ def _shown(url: str) -> str:
 
 
 def _problem(url: str, parts: SplitResult) -> str | None:
-    """What is wrong with a URL, as the end of a sentence; `None` if nothing is."""
+    """The error in a URL, as the end of a sentence; `None` if there is none."""
     if parts.scheme not in {"http", "https"} or not parts.hostname:
         return ""
     if not url.isprintable() or " " in url:
@@ -67,5 +71,5 @@ def _problem(url: str, parts: SplitResult) -> str | None:
         if ":" not in parts.hostname:
             parts.hostname.encode("idna")
     except UnicodeError:
-        return " (its host is no name that can be looked up)"
+        return " (its host is not a valid name)"
     return None

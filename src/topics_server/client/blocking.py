@@ -58,7 +58,7 @@ class Queue:
         effects: Effects | None = None,
     ) -> None:
         self.place = calls.place(queue, url)
-        self._patience_ms = patience_ms
+        self._retry_for_ms = patience_ms
         self._create = create
         self._config = dict(config or {})
         self._effects = effects or Effects()
@@ -105,12 +105,12 @@ class Queue:
         call = calls.enqueue(
             self.place, jobs, key=key or new_key(), create=self._create, config=self._config
         )
-        patience = RetryPolicy(self._patience_ms)
+        retries = RetryPolicy(self._retry_for_ms)
         while True:
             try:
                 return self._do(call)
             except ClientError as error:
-                pause_ms = patience.pause_ms(error, self._effects.chance())
+                pause_ms = retries.pause_ms(error, self._effects.chance())
                 if pause_ms is None:
                     raise
             threading.Event().wait(pause_ms / 1000)
@@ -124,7 +124,7 @@ class Queue:
         )
 
     def ack(self, node: str, jobs: Sequence[Job]) -> Acked:
-        """Delete jobs that are done, for good; those whose lease is over are `skipped`."""
+        """Delete finished jobs for good; jobs with an expired lease are `skipped`."""
         return self._do(calls.ack(self.place, node, jobs))
 
     def nack(

@@ -50,14 +50,14 @@ class QueueAddress(msgspec.Struct, frozen=True):
     name: str
 
     def path(self, rest: str = "") -> str:
-        """The path of the queue; whatever the name holds stays inside its segment."""
+        """The path of the queue; the name is quoted into one segment."""
         return f"{_TOPICS}{quote(self.name, safe='')}{rest}"
 
 
 def place(queue: str, url: str | None) -> QueueAddress:
     """A queue by name, or by its URL (`http://host:4000/v0/topics/jobs`).
 
-    Raises `ValueError` for what is neither.
+    Raises `ValueError` for anything else.
     """
     if "://" in queue:
         base, found, name = queue.partition(_TOPICS)
@@ -130,7 +130,7 @@ def reader(kind: type[T]) -> Callable[[bytes], T]:
         try:
             return decoder.decode(answer)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise BadAnswer(f"no answer of a topics server: {error}") from None
+            raise BadAnswer(f"the answer is not from a topics server: {error}") from None
 
     return read
 
@@ -226,7 +226,7 @@ def _fenced(jobs: Sequence[Job], node: str) -> dict[str, Any]:
 
 
 def ack(where: QueueAddress, node: str, jobs: Sequence[Job]) -> Call[Acked]:
-    """Delete these jobs, as far as they are under these leases."""
+    """Delete those of these jobs that still have these leases."""
     return _post(where, "/ack", _fenced(jobs, node), _read_acked, repeatable=True)
 
 
@@ -238,9 +238,9 @@ def nack(
     delay_ms: int,
     error: str | None = None,
 ) -> Call[Nacked]:
-    """Release these jobs, as far as they are under these leases.
+    """Release those of these jobs that still have these leases.
 
-    `error` says why; the server keeps its first 1,024 bytes with the job's dead letter.
+    `error` gives the reason; the server keeps its first 1,024 bytes with the job's dead letter.
     """
     body = {**_fenced(jobs, node), "delay_ms": delay_ms}
     if error:

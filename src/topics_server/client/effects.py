@@ -1,7 +1,7 @@
 """The client's clock, sleep, randomness and host name.
 
-The only module here that reads them, so that tests can hand in another `Effects`. Times are
-milliseconds of the event loop's own clock: never the wall's, which may jump.
+The only module here that reads them, so that tests can pass another `Effects`. Times are
+milliseconds of the event loop's clock, never of the wall clock, which may jump.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def process_id() -> int:
 
 
 def new_key() -> str:
-    """An idempotency key that nobody else has."""
+    """A new random idempotency key."""
     return secrets.token_hex(16)
 
 

@@ -1,9 +1,10 @@
 """The client's errors, and reading an error response.
 
-`Refused` and its kinds are the server's words; `Unreachable` is nobody's; `BadAnswer` is an answer
-that is not a topics server's. `passes` tells which of them are worth another try. Raised by `queue`
-and `blocking`, judged by the loops of `engine` and `settling`. Producers have kinds of their own:
-`Undelivered` is what became of a record, with one of the others as its reason.
+`Refused` and its kinds carry the server's error; `Unreachable` means that no response came;
+`BadAnswer` is a response that does not come from a topics server. `passes` tells which errors are
+worth another try. Raised by `queue` and `blocking`, judged by the loops of `worker_run` and
+`acknowledge`. Producers have kinds of their own: `Undelivered` is the result of a record, with one
+of the other errors as its reason.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ import msgspec
 
 
 class ClientError(Exception):
-    """Everything this package raises on its own."""
+    """Base of all errors of this package."""
 
 
 class Unreachable(ClientError):
-    """Nobody answered; `sent` tells whether the server may have seen the request."""
+    """No response came; `sent` tells whether the server may have seen the request."""
 
     def __init__(self, message: str, *, sent: bool) -> None:
         super().__init__(message)
@@ -27,13 +28,13 @@ class Unreachable(ClientError):
 
 
 class BadAnswer(ClientError):
-    """Something answered that does not speak as a topics server does."""
+    """A response that does not come from a topics server."""
 
 
 class Refused(ClientError):
-    """The server said no: `status` of HTTP, `code` and `detail` of its envelope.
+    """The server refused: HTTP `status`, and the envelope's `code` and `detail`.
 
-    `retry_after_ms` is how long it asked to wait, None if it did not.
+    `retry_after_ms` is the pause that it asked for, None if it did not.
     """
 
     def __init__(
@@ -72,11 +73,11 @@ class QueueFull(Refused):
 
 
 class Throttled(Refused):
-    """429: too much at once; `retry_after_ms` says when again."""
+    """429: too many requests or jobs; `retry_after_ms` says when to try again."""
 
 
 class Unavailable(Refused):
-    """A status from 500 on: the server starts, stops or cannot write."""
+    """A status from 500 on: the server is starting or stopping, or cannot write."""
 
 
 class StreamClosed(Refused):
@@ -84,7 +85,7 @@ class StreamClosed(Refused):
 
 
 class Fenced(ClientError):
-    """Another process writes as this producer; `epoch` is the one the server told."""
+    """Another process writes as this producer; `epoch` is the server's current epoch."""
 
     def __init__(self, message: str, epoch: int) -> None:
         super().__init__(message)
@@ -92,7 +93,7 @@ class Fenced(ClientError):
 
 
 class Forgotten(ClientError):
-    """The server does not know what it acknowledged; it expects `expected_seq`."""
+    """The server has lost acknowledged requests; it expects `expected_seq`."""
 
     def __init__(self, message: str, expected_seq: int) -> None:
         super().__init__(message)
@@ -100,11 +101,11 @@ class Forgotten(ClientError):
 
 
 class InDoubt(ClientError):
-    """A new epoch cannot be begun: what the last one stored cannot be known."""
+    """A new epoch cannot begin: it is unknown which records of the last one are stored."""
 
 
 class ProducerClosed(ClientError):
-    """The producer was closed before this was acknowledged."""
+    """The producer was closed before this record was acknowledged."""
 
 
 class Forked(ClientError):
@@ -114,8 +115,8 @@ class Forked(ClientError):
 class Undelivered(ClientError):
     """A record that was not acknowledged, and never will be by this producer.
 
-    `reason` is what went wrong, the cause too. `in_doubt`: the server may have the record all the
-    same; if not, it has not.
+    `reason`: the error, also the exception's cause. `in_doubt`: the server may have stored the
+    record; if False, it has not.
     """
 
     def __init__(self, reason: ClientError, *, in_doubt: bool) -> None:
@@ -149,11 +150,11 @@ class _Envelope(msgspec.Struct):
 
 
 def refusal(status: int, retry_after: str | None, answer: bytes) -> Refused:
-    """What an answer that is no success says; its body is an envelope, or not ours at all."""
+    """The error of a response without success; its body is an envelope, or foreign."""
     try:
         problem = msgspec.json.decode(answer, type=_Envelope).error
     except (msgspec.DecodeError, UnicodeDecodeError):
-        problem = _Problem(f"http_{status}", "no answer of a topics server")
+        problem = _Problem(f"http_{status}", "the answer is not from a topics server")
     kind = _BY_CODE.get(problem.code) or _BY_STATUS.get(status)
     if kind is None:
         kind = Unavailable if status >= 500 else Refused
@@ -166,10 +167,10 @@ def refusal(status: int, retry_after: str | None, answer: bytes) -> Refused:
 
 
 def passes(error: ClientError) -> bool:
-    """Whether the same call may succeed later without anybody changing it."""
+    """Whether the same call may succeed later without any change to it."""
     return isinstance(error, Unreachable | Throttled | Unavailable)
 
 
 def asked_wait_ms(error: ClientError) -> int:
-    """How long the server asked to wait; 0 if it did not."""
+    """The pause that the server asked for; 0 if it asked for none."""
     return (error.retry_after_ms or 0) if isinstance(error, Refused) else 0

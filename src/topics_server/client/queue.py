@@ -1,7 +1,7 @@
 """`AsyncQueue`: one queue of one server, for coroutines.
 
-Owns the HTTP connection and nothing else: requests are `calls`, errors are `errors`. Every method
-raises the kinds of `errors`; `Unreachable` after the patience of the call is used up.
+Owns the HTTP connection only: requests are in `calls`, errors in `errors`. Every method raises the
+kinds of `errors`; `Unreachable` after `patience_ms` of failures.
 """
 
 from __future__ import annotations
@@ -42,9 +42,10 @@ from topics_server.client.values import (
 T = TypeVar("T")
 TIMEOUT_MS: Final = 30_000
 PATIENCE_MS: Final = 10_000
-# A stream says something every 15 s; one that is silent for longer than two of them is dead.
+# A stream sends something every 15 s; one that is silent for two of these intervals is dead.
 SILENCE_MS: Final = 35_000
-# Less than `sources.OPENING_MS`: a server that is away is not one whose stream is held back.
+# Less than `sources.OPENING_MS`, to distinguish an absent server from a proxy that holds streams
+# back.
 CONNECT_MS: Final = 4000
 JSON_BODY: Final = {"Content-Type": "application/json"}
 
@@ -63,23 +64,23 @@ _read_trouble: Final = calls.reader(_Trouble)
 
 
 def headers(token: str | None) -> dict[str, str]:
-    """What every request carries. Raises `ValueError` for a token that no header can carry."""
+    """The headers of every request. Raises `ValueError` for a token that no header can carry."""
     token = checked_token(token)
-    # Plain: what is compressed on its way is gathered first, and a stream must not be.
+    # Ask for an uncompressed response: compression would buffer a stream's frames.
     found = {"Accept": "application/json", "Accept-Encoding": "identity"}
     return {**found, "Authorization": f"Bearer {token}"} if token else found
 
 
 def verified(url: str) -> ssl.SSLContext | bool:
-    """Who is trusted: whom the machine trusts, or SSL_CERT_FILE names.
+    """The trusted certificates: the machine's, or those of SSL_CERT_FILE.
 
-    False where certificates do not matter; loading them takes tens of milliseconds.
+    False for a URL without TLS; loading certificates takes tens of milliseconds.
     """
     return ssl.create_default_context() if url.startswith("https:") else False
 
 
 def unreachable(error: httpx.TransportError, url: str) -> Unreachable:
-    """What a broken connection means."""
+    """The error of a broken connection."""
     sent = not isinstance(error, httpx.ConnectError | httpx.ConnectTimeout | httpx.PoolTimeout)
     if isinstance(error, httpx.TimeoutException):
         what = "did not answer" if sent else "made no connection"
@@ -89,23 +90,23 @@ def unreachable(error: httpx.TransportError, url: str) -> Unreachable:
 
 
 def _within(error: httpx.TimeoutException) -> str:
-    """The time-out that passed, in words."""
+    """The timeout that passed, in words."""
     phases = ((httpx.ConnectTimeout, "connect"), (httpx.WriteTimeout, "write"))
     name = next((name for kind, name in phases if isinstance(error, kind)), "read")
     try:
         seconds = error.request.extensions["timeout"][name]
     except (RuntimeError, KeyError, TypeError):
-        seconds = None  # an error without a request, or a transport that tells none
+        seconds = None  # an error without a request, or a transport without timeouts
     return "in time" if seconds is None else f"within {seconds:g} s"
 
 
 def is_worn(error: httpx.TransportError) -> bool:
-    """Whether this may be a kept connection that the server closed meanwhile."""
+    """Whether the server may have closed a kept connection meanwhile."""
     return not isinstance(error, httpx.TimeoutException | httpx.ConnectError)
 
 
 def answer_of(response: httpx.Response, call: Call[T]) -> T:
-    """The value of a 2xx answer; raises what another one says."""
+    """The value of a 2xx response; raises the error of any other."""
     if not response.is_success:
         retry_after = response.headers.get("Retry-After")
         raise refusal(response.status_code, retry_after, response.content)
@@ -113,11 +114,11 @@ def answer_of(response: httpx.Response, call: Call[T]) -> T:
 
 
 def _trouble(payload: bytes, last: ClientError) -> ClientError:
-    """What a stream that ends now ended by; advice (429) is no end."""
+    """The error of a stream's last frame; advice (429) does not end the stream."""
     trouble = _read_trouble(payload)
     if trouble.code == 429:
         return last
-    # Whatever it is, opening the stream again tells it with a status of its own.
+    # Opening the stream again returns the error with a status of its own.
     code = f"stream_{trouble.code}"
     return Unavailable(trouble.code, code, trouble.error, None, trouble.retry_after_ms)
 
@@ -125,9 +126,9 @@ def _trouble(payload: bytes, last: ClientError) -> ClientError:
 class AsyncQueue:
     """A queue by name and `url`, or by its URL alone.
 
-    `token`: the key to present. `timeout_ms`: of one request. `patience_ms`: how long `enqueue`
-    tries again when the server is away or throttles; 0 = once. `create`: whether `enqueue` makes a
-    missing queue (left out: as the server is set), `config`: with which configuration.
+    `token`: the API key. `timeout_ms`: of one request. `patience_ms`: how long `enqueue` tries
+    again when the server is away or throttles; 0 = once. `create`: whether `enqueue` makes a
+    missing queue (default: the server's setting), `config`: its configuration.
     """
 
     def __init__(
@@ -143,7 +144,7 @@ class AsyncQueue:
         effects: Effects | None = None,
     ) -> None:
         self.place = calls.place(queue, url)
-        self._patience_ms = patience_ms
+        self._retry_for_ms = patience_ms
         self._create = create
         self._config = dict(config or {})
         self._effects = effects or Effects()
@@ -186,12 +187,12 @@ class AsyncQueue:
     ) -> Enqueued:
         """Store one job; `data` is anything msgspec encodes as JSON.
 
-        `key` makes calls idempotent within the topic's window: whoever calls again with the same
-        key gets the first call's seq. Without one, tries of this call are one job all the same.
-        `delay_ms` (from now) or `deliver_at_ms` (since 1970) hold the job back.
+        `key` makes calls idempotent within the topic's window: a later call with the same key gets
+        the first call's seq. Without a key, the tries of one call still store one job. `delay_ms`
+        (from now) or `deliver_at_ms` (since 1970) hold the job back.
 
-        Raises `QueueFull`, `InvalidRequest`, `NotFound`, `Unauthorized`; `Unreachable`,
-        `Throttled` and `Unavailable` once patience is over.
+        Raises `QueueFull`, `InvalidRequest`, `NotFound`, `Unauthorized`; `Unreachable`, `Throttled`
+        and `Unavailable` after `patience_ms` of failures.
         """
         job = NewJob(data=data, tag=tag, meta=meta, delay_ms=delay_ms, deliver_at_ms=deliver_at_ms)
         return await self.enqueue_many([job], key=key)
@@ -201,12 +202,12 @@ class AsyncQueue:
         call = calls.enqueue(
             self.place, jobs, key=key or new_key(), create=self._create, config=self._config
         )
-        patience = RetryPolicy(self._patience_ms)
+        retries = RetryPolicy(self._retry_for_ms)
         while True:
             try:
                 return await self._do(call)
             except ClientError as error:
-                pause_ms = patience.pause_ms(error, self._effects.chance())
+                pause_ms = retries.pause_ms(error, self._effects.chance())
                 if pause_ms is None:
                     raise
             await self._effects.sleep_ms(pause_ms)
@@ -216,17 +217,17 @@ class AsyncQueue:
     async def claim(
         self, node: str, *, max_jobs: int = 1, lease_ms: int | None = None, wait_ms: int = 0
     ) -> Claimed:
-        """Lease up to `max_jobs` to `node` for `lease_ms` (left out: the queue's own).
+        """Lease up to `max_jobs` to `node` for `lease_ms` (default: the queue's setting).
 
-        `wait_ms`: wait so long for the first job. Tried once: if the answer is lost
-        (`Unreachable` with `sent`), what it leased comes back when the lease ends.
+        `wait_ms`: how long to wait for the first job. Tried once: if the response is lost
+        (`Unreachable` with `sent`), the jobs come back when their lease ends.
         """
         return await self._do(
             calls.claim(self.place, node, max_jobs=max_jobs, lease_ms=lease_ms, wait_ms=wait_ms)
         )
 
     async def ack(self, node: str, jobs: Sequence[Job]) -> Acked:
-        """Delete jobs that are done, for good; those whose lease is over are `skipped`."""
+        """Delete finished jobs for good; jobs with an expired lease are `skipped`."""
         return await self._do(calls.ack(self.place, node, jobs))
 
     async def nack(
@@ -247,9 +248,9 @@ class AsyncQueue:
         no_more: bool = False,
         timeout_ms: int | None = None,
     ) -> Extended:
-        """Let leases last `lease_ms` from now; `skipped` ones are lost.
+        """Extend leases to `lease_ms` from now; `skipped` ones are lost.
 
-        `no_more`: the streams of `work` that brought them are to bring nothing else.
+        `no_more`: the streams of `work` that delivered them are to deliver nothing else.
         """
         call = calls.extend(self.place, node, jobs, lease_ms=lease_ms, no_more=no_more)
         return await self._do(call, timeout_ms=timeout_ms)
@@ -261,10 +262,10 @@ class AsyncQueue:
     async def work(
         self, node: str, *, max_jobs: int = 1, lease_ms: int | None = None
     ) -> AsyncGenerator[Job | Advice, None]:
-        """Jobs as the server pushes them, at most `max_jobs` of them not acked.
+        """Jobs as the server pushes them, at most `max_jobs` unacked.
 
-        Ends only by an error: `Unreachable` when the stream breaks. With its end the server takes
-        back every lease that came over it.
+        Ends only with an error: `Unreachable` when the stream breaks. At its end the server
+        releases every lease that the stream delivered.
         """
         path = calls.work_path(self.place, node, max_jobs=max_jobs, lease_ms=lease_ms)
         connect_s = min(self._timeout_s, CONNECT_MS / 1000)

@@ -1,7 +1,7 @@
 """When and how often a call is tried again.
 
-Pure; `queue` and `blocking` do the waiting. Only the pauses count against the patience: each try
-is bounded by its own timeout.
+Pure; `queue` and `blocking` do the waiting. Only the pauses count against `total_ms`: each try has
+its own timeout.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ PAUSES = Backoff(base_ms=100, cap_ms=5000)
 
 
 class RetryPolicy:
-    """One call's tries; `total_ms` is what all pauses together may take."""
+    """One call's tries; `total_ms` is the limit for all pauses together."""
 
     def __init__(self, total_ms: int, pauses: Backoff = PAUSES) -> None:
         self._left_ms = total_ms
@@ -21,9 +21,9 @@ class RetryPolicy:
         self._tries = 0
 
     def pause_ms(self, error: ClientError, chance: float) -> int | None:
-        """How long to wait before the next try; None to give up with this error.
+        """The pause before the next try; None to give up with this error.
 
-        A server that says when to come back is not asked earlier.
+        If the server names a time, the next try is not earlier.
         """
         if not passes(error):
             return None

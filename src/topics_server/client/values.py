@@ -1,8 +1,8 @@
 """The values of queue calls.
 
-`Job` is what a handler works on; its payload stays the bytes that were enqueued until it is asked
-for. Times are milliseconds: `_ms` lengths, `ts_ms` and `deadline_ms` since 1970 by the server's
-clock. No I/O; `calls` reads and writes these.
+A handler gets a `Job`; its payload stays the enqueued bytes until it is read. Times are
+milliseconds: `_ms` lengths, `ts_ms` and `deadline_ms` since 1970 by the server's clock. No I/O;
+`calls` reads and writes these.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class Lost(threading.Event):
-    """Set when a job's lease is gone: somebody else may work on the job, so stop.
+    """Set when a job's lease is lost: another worker may process the job, so stop.
 
     `is_set()` and `wait(timeout)` (seconds, blocking) for threads, `wait_async()` for coroutines.
     """
@@ -30,7 +30,7 @@ class Lost(threading.Event):
         self._adding = threading.Lock()
 
     def set(self) -> None:
-        """Tell everybody who waits."""
+        """Wake every waiter."""
         with self._adding:
             super().set()
             calls, self._calls = self._calls, []
@@ -40,28 +40,28 @@ class Lost(threading.Event):
     async def wait_async(self) -> None:
         """Return once it is set."""
         loop = asyncio.get_running_loop()
-        told = asyncio.Event()
+        is_lost = asyncio.Event()
 
-        def tell() -> None:
-            loop.call_soon_threadsafe(told.set)
+        def wake() -> None:
+            loop.call_soon_threadsafe(is_lost.set)
 
         with self._adding:
             if self.is_set():
                 return
-            self._calls.append(tell)
+            self._calls.append(wake)
         try:
-            await told.wait()
+            await is_lost.wait()
         finally:
             with self._adding:
-                if tell in self._calls:
-                    self._calls.remove(tell)
+                if wake in self._calls:
+                    self._calls.remove(wake)
 
 
 class Job(msgspec.Struct, kw_only=True, eq=False):
     """One delivery of a job.
 
     `seq` names the job, `lease_id` this delivery of it. `deliveries` counts from 1. `raw` and
-    `raw_meta` are JSON as it was enqueued, by the byte. `lost` is set when the lease is gone.
+    `raw_meta` are the enqueued JSON, byte for byte. `lost` is set when the lease is lost.
     """
 
     queue: str
@@ -88,7 +88,7 @@ class Job(msgspec.Struct, kw_only=True, eq=False):
         return found
 
     def data_as(self, kind: type[T]) -> T:
-        """The payload as a dataclass, a msgspec Struct or any other type msgspec knows.
+        """The payload as a dataclass, a msgspec Struct or any other type that msgspec knows.
 
         Raises `msgspec.ValidationError` if it does not fit.
         """
@@ -99,13 +99,13 @@ def _plain(text: bytes) -> Any:
     try:
         return msgspec.json.decode(text)
     except msgspec.DecodeError:
-        return json.loads(text)  # numbers that fit no float, like 1e400
+        return json.loads(text)  # numbers beyond a float, like 1e400
 
 
 class NewJob(msgspec.Struct, kw_only=True, frozen=True):
     """A job to enqueue with others: `data` is anything msgspec encodes as JSON.
 
-    `msgspec.Raw(bytes)` is sent by the byte. At most one of `delay_ms` (from now) and
+    `msgspec.Raw(bytes)` is sent byte for byte. At most one of `delay_ms` (from now) and
     `deliver_at_ms` (since 1970) holds the job back.
     """
 
@@ -117,7 +117,7 @@ class NewJob(msgspec.Struct, kw_only=True, frozen=True):
 
 
 class Enqueued(msgspec.Struct):
-    """Jobs that are stored; `deduped`: an earlier call of the same key had stored them."""
+    """Stored jobs; `deduped`: an earlier call with the same key had stored them."""
 
     first_seq: int
     last_seq: int
@@ -177,7 +177,7 @@ class Counters(msgspec.Struct):
 
 
 class QueueState(msgspec.Struct):
-    """A queue's state; `config` as the server tells it."""
+    """A queue's state; `config` as the server returns it."""
 
     topic: str
     head_seq: int
@@ -187,18 +187,18 @@ class QueueState(msgspec.Struct):
 
     @property
     def lease_ms(self) -> int:
-        """How long a claim holds a job unless it says otherwise."""
+        """How long a claim holds a job by default."""
         found = self.config.get("lease_ms", 30_000)
         assert isinstance(found, int), "a number in the contract"
         return found
 
 
 class Stats(msgspec.Struct):
-    """What a worker did with the jobs it was given.
+    """The counts of a worker's jobs.
 
     `done` were acked after their handler returned, `dropped` after `Drop` or `Dead`; `failed` were
-    released for another try; `lost` had their lease taken before their end was recorded;
-    `released` were given back unfinished by a stop.
+    released for another try; `lost` lost their lease before their end was recorded; `released` were
+    given back unfinished by a stop.
     """
 
     done: int = 0

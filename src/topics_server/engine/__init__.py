@@ -13,7 +13,12 @@ state and makes an entry; the entry goes through the ports to the journal; when 
 - `subscribe/`: readers that follow topics.
 - `topic/`: one topic and the registry of all: every rule that a write must pass.
 - `answers`: the values that the store returns to its callers.
+- `appends`: one call, one entry, one ticket.
+- `deletes`: by seq and tag, or of exact seqs.
 - `ports`: the protocols of what the engine needs: journal, segments, snapshots, clock.
-- `store`: the engine's async front: one write path and one read path.
+- `preconditions`: what must hold before a write is decided.
+- `reads`: one page after a cursor.
+- `store`: the calls of the API and of the services, under one name.
 - `stream_writes`: stream operations beside appends: create, fork, close, touch.
+- `topic_admin`: topics as a whole: create, configure, drop, list, show.
 """

@@ -13,7 +13,7 @@ from topics_server.values.model import LossReason, StreamFacts, TopicConfig
 class ProducerRepeat(msgspec.Struct, frozen=True):
     """A producer's request that was accepted before; `seq` is the highest accepted of its epoch.
 
-    `is_last`: it repeats that one, and that one has records.
+    `is_last`: the request is that one, and it has records.
     """
 
     epoch: int
@@ -22,10 +22,10 @@ class ProducerRepeat(msgspec.Struct, frozen=True):
 
 
 class Appended(msgspec.Struct, frozen=True, gc=False):
-    """Outcome of an append: seqs `first_seq..last_seq`, and the head right after it (§2).
+    """The result of an append: seqs `first_seq..last_seq`, and the head right after it (§2).
 
-    `parked_ms`: how long it waited for the topic's tail to be sealed. `repeat`: nothing was
-    appended, and the seqs are those of the producer's last request.
+    `throttle_wait_ms`: how long it waited under pressure, and for the topic's tail to be sealed.
+    `repeat`: nothing was appended, and the seqs are those of the producer's last request.
     """
 
     first_seq: int
@@ -35,7 +35,7 @@ class Appended(msgspec.Struct, frozen=True, gc=False):
     deduped: bool = False
     write_ms: float = 0.0
     sync_ms: float = 0.0
-    parked_ms: float = 0.0
+    throttle_wait_ms: float = 0.0
     repeat: ProducerRepeat | None = None
 
 
@@ -64,7 +64,7 @@ class Page(msgspec.Struct, frozen=True):
     earliest_seq: int
     gap: Gap | None = None
     scanned: int = 0
-    # Of the topic: which incarnation of its name was read.
+    # The epoch of the topic that was read.
     epoch: int = 1
 
     @property
@@ -74,12 +74,12 @@ class Page(msgspec.Struct, frozen=True):
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing to tell: no record and no gap."""
+        """Whether the page has neither a record nor a gap."""
         return not self.pieces and self.gap is None
 
 
 class ReadRequest(msgspec.Struct, frozen=True):
-    """What a reader asks for, already clamped. `nodes`: records of these nodes are left out."""
+    """A read request, already clamped. `nodes`: records of these nodes are left out."""
 
     from_seq: int
     limit: int
@@ -119,7 +119,7 @@ class TopicState(msgspec.Struct, frozen=True):
 
 
 class PutOutcome(msgspec.Struct, frozen=True):
-    """Outcome of creating or configuring a topic (§1.1); `before` is None if it was created."""
+    """The result of creating or configuring a topic (§1.1); `before` is None if it was created."""
 
     config: TopicConfig
     before: TopicConfig | None = None
@@ -133,7 +133,7 @@ class PutOutcome(msgspec.Struct, frozen=True):
 
 
 class Deleted(msgspec.Struct, frozen=True):
-    """Outcome of a delete (§5), and the topic right after it."""
+    """The result of a delete (§5), and the topic right after it."""
 
     deleted: int
     earliest_seq: int
@@ -145,7 +145,7 @@ class Deleted(msgspec.Struct, frozen=True):
 
 
 class DeletedSeqs(msgspec.Struct, frozen=True):
-    """Outcome of a delete of exact seqs: those that lived, each told to one caller only."""
+    """The result of a delete of exact seqs: the live ones, each reported to one caller only."""
 
     seqs: list[int]
     write_ms: float = 0.0

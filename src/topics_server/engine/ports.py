@@ -1,6 +1,6 @@
 """The protocols of what the engine needs: journal, segments, snapshots, clock. Pure.
 
-`wal/` satisfies the storage ones without importing the engine; tests satisfy them with lists.
+`wal/` satisfies the storage protocols without importing the engine; tests satisfy them with lists.
 All callbacks run on the loop's thread. Methods marked *blocking* are called off the loop only.
 """
 
@@ -35,30 +35,30 @@ class JournalPort(Protocol):
         ...
 
     def shard_of(self, topic_id: int) -> int:
-        """The shard a topic's entries go to, fixed for the life of the wal set.
+        """The shard for a topic's entries, fixed for the life of the wal set.
 
         Reserved ids go to shard 0.
         """
         ...
 
     def listen(self, callback: Callable[[ShardProgress], None]) -> None:
-        """Say who is told of progress (once, before the first submit)."""
+        """Set the callback for progress (once, before the first submit)."""
         ...
 
     def submit(self, lsn: int, entry: Entry, *, shard: int, urgent: bool, sync: bool) -> None:
         """Queue one entry. Raises `TopicsError` `throttled` (queue full), `storage_read_only`.
 
-        `urgent`: may use the reserve when the disk is full (deletes, drops, floors). `sync`:
-        somebody waits for its sync.
+        `urgent`: may use the reserve when the disk is full (deletes, drops, floors). `sync`: a
+        ticket waits for its sync.
         """
         ...
 
     def flush(self, shard: int) -> None:
-        """Write what is queued now, not at the end of the turn, if that holds nobody up."""
+        """Write the queued entries now, not at the end of the turn, if that delays no request."""
         ...
 
     def reopen(self, shard: int) -> None:
-        """The loop has undone everything from `failed_from` on: take submissions again."""
+        """The loop has undone everything from `failed_from` on: accept submissions again."""
         ...
 
     def read_only_shards(self) -> Sequence[int]:
@@ -70,22 +70,25 @@ class JournalPort(Protocol):
         ...
 
     async def sync_open_shards(self) -> Sequence[SyncedShard]:
-        """As `sync_all`, of the shards that take writes; how far every one is synced."""
+        """Like `sync_all`, for the shards that take writes.
+
+        Returns how far every shard is synced.
+        """
         ...
 
     async def hold_end(self, topic_id: int) -> None:
-        """Make durable how far the topic's shard is synced: what is written next relies on it.
+        """Make durable how far the topic's shard is synced: the next write relies on it.
 
-        Best effort; raises nothing of the disk.
+        Best effort; raises no error of the disk.
         """
         ...
 
     def trim(self, start: ReplayStart) -> None:
-        """What lies before the start of the older snapshot's replay: its files may go."""
+        """Allow the removal of files before the start of the older snapshot's replay."""
         ...
 
     async def close(self) -> None:
-        """Write and sync what is queued, end the threads."""
+        """Write and sync the queued entries, end the threads."""
         ...
 
 
@@ -116,7 +119,7 @@ class SealedIndex(Protocol):
         ...
 
     def record_bytes(self, row: int) -> int:
-        """What the row counts in `bytes` (see `blocks.record_bytes`)."""
+        """The row's share of `bytes` (see `blocks.record_bytes`)."""
         ...
 
     def record_bytes_between(self, first_row: int, end_row: int, dead: bytes | bytearray) -> int:
@@ -132,7 +135,7 @@ class SealedIndex(Protocol):
         ...
 
     def damaged_rows(self, first_row: int, end_row: int) -> Sequence[tuple[int, int]]:
-        """*Blocking.* Ranges (first, last) of rows of a range that cannot be read, ascending."""
+        """*Blocking.* Ranges (first, last) of unreadable rows of a range, ascending."""
         ...
 
 
@@ -151,10 +154,10 @@ class SegmentsPort(Protocol):
         end_row: int,
         unwanted: Sequence[tuple[int, int]] = (),
     ) -> Block:
-        """*Blocking.* Rows as a block, every record's checksum verified.
+        """*Blocking.* Read rows as a block and verify every record's checksum.
 
-        A record that fails is damage: raises `errors.Damaged` with the ranges of bad rows. Those of
-        `unwanted` ranges (first, last) are blank instead: nobody is given them.
+        A record that fails is damage: raises `errors.Damaged` with the ranges of bad rows. Rows of
+        `unwanted` ranges (first, last) are left blank: no reader gets them.
         """
         ...
 
@@ -165,8 +168,8 @@ class SegmentsPort(Protocol):
     def flip(self, topic_id: int, rows: dict[int, Sequence[int]]) -> dict[int, FlagsDigest]:
         """*Blocking.* Set delete flags {segment id: rows}, in every tier's copy, and sync.
 
-        Returns the digests of the flags as they are now; a segment whose file is damaged is left
-        out, and so is one that was dropped.
+        Returns the digests of the flags after that; a segment that is damaged or was dropped is
+        left out.
         """
         ...
 
@@ -175,7 +178,7 @@ class SegmentsPort(Protocol):
         ...
 
     def drop_topic(self, topic_id: int) -> None:
-        """*Blocking.* Remove everything a dropped topic has, in both tiers. Idempotent."""
+        """*Blocking.* Remove every file of a dropped topic, in both tiers. Idempotent."""
         ...
 
     def relocate(self, topic_id: int, segment_id: int, facts: TopicFacts) -> None:
@@ -183,24 +186,24 @@ class SegmentsPort(Protocol):
         ...
 
     def write_manifest(self, facts: TopicFacts) -> None:
-        """*Blocking.* Replace the manifest with these facts and the segments as they are."""
+        """*Blocking.* Replace the manifest with these facts and the current segments."""
         ...
 
     def open_topic(
         self, topic_id: int, anchor: Anchor | None = None
     ) -> tuple[FoundTopic, Sequence[SealedIndex]]:
-        """*Blocking, recovery.* What lies on disk for a topic, and its columns. Changes nothing.
+        """*Blocking, recovery.* The files on disk for a topic, and its columns. Changes nothing.
 
-        Never raises for what is wrong with the files: that is in the report, to be judged after
-        replay. `anchor`: what the snapshot says of them.
+        Never raises for damaged files: the report lists them, to be judged after replay. `anchor`:
+        the snapshot's expectations about them.
         """
         ...
 
-    def settle(self, topic_id: int, untrusted: Collection[int] = ()) -> None:
-        """*Blocking, recovery.* Make durable what was found, remove what is superseded.
+    def finish_recovery(self, topic_id: int, untrusted: Collection[int] = ()) -> None:
+        """*Blocking, recovery.* Make the found files durable, remove superseded ones.
 
-        Called after the judgement, for a topic that was opened. Segments that are `untrusted` are
-        left alone.
+        Called after the judgement, for a topic that was opened. `untrusted` segments are left
+        alone.
         """
         ...
 
@@ -209,7 +212,7 @@ class SegmentsPort(Protocol):
         ...
 
     def manifest_path(self, topic_id: int) -> str:
-        """Where the manifest of a topic lies, for messages."""
+        """The path of a topic's manifest, for messages."""
         ...
 
     def bytes_of(self, topic_id: int) -> tuple[int, int]:
@@ -217,11 +220,11 @@ class SegmentsPort(Protocol):
         ...
 
     def generation_of(self, topic_id: int) -> int:
-        """Generation of the topic's manifest published last, from memory; 0: none was."""
+        """Generation of the topic's newest published manifest, from memory; 0: there was none."""
         ...
 
     def flags_digest(self, topic_id: int, segment_id: int) -> FlagsDigest:
-        """Digest of a listed segment's flags as they were synced last, from memory."""
+        """Digest of a listed segment's last synced flags, from memory."""
         ...
 
     def published_config(self, topic_id: int) -> TopicConfig | None:
@@ -229,7 +232,7 @@ class SegmentsPort(Protocol):
         ...
 
     def is_cold(self, topic_id: int, segment_id: int) -> bool:
-        """Whether the segment lies in the cold folder, from memory."""
+        """Whether the segment is in the cold folder, from memory."""
         ...
 
 
@@ -237,7 +240,7 @@ class Snapshots(Protocol):
     """Published snapshots; the newest valid one wins, two are kept."""
 
     def write(self, image: SnapshotImage) -> ReplayStart:
-        """*Blocking.* Publish (temp, sync, rename, directory sync) and prune; keep nothing of it.
+        """*Blocking.* Publish (temp, sync, rename, directory sync) and prune; keeps no reference.
 
         Returns the start of the older kept snapshot, to which the journal may be trimmed (0 while
         only one exists).
@@ -256,13 +259,13 @@ class Replay(Protocol):
         """*Blocking.* Entries of all shards with lsn >= start, merged by lsn.
 
         Raises `StartRefused` if the journal does not reach back to `start_lsn`, `Corrupt` for
-        damage below what is known to be synced. Torn tails end a shard, kept aside.
+        damage below the synced end. A torn tail ends a shard and is kept aside.
         """
         ...
 
     @property
     def progress(self) -> float:
-        """0.0 to 1.0 of the bytes to read."""
+        """The read part of the bytes, 0.0 to 1.0."""
         ...
 
     def may_have_lost(self, topic_id: int) -> bool:
@@ -279,14 +282,14 @@ class Offload(Protocol):
 
 
 class KeptAppends(Protocol):
-    """Decodes large appends of the journal off the loop."""
+    """Decodes the journal's large appends off the loop."""
 
     def takes(self, body: bytes) -> bool:
-        """Whether a body is too large to be decoded on the loop."""
+        """Whether a body is too large to decode on the loop."""
         ...
 
     async def decode_kept(self, body: bytes, grammar: int) -> DecodedAppend:
-        """Its records, whatever the limits of an append are by now."""
+        """The records of a body, whatever the limits are now."""
         ...
 
 

@@ -9,18 +9,20 @@ from __future__ import annotations
 
 import msgspec
 
+from topics_server.engine.commit.gates import gate_of
 from topics_server.engine.commit.pipeline import CommitPipeline, Ticket
 from topics_server.engine.ports import Clock
+from topics_server.engine.preconditions import disk_nearly_full
 from topics_server.engine.store import Store
 from topics_server.engine.topic.producers import StampRepeated
-from topics_server.engine.topic.quotas import limit_reached
 from topics_server.engine.topic.registry import Registry
 from topics_server.engine.topic.stream_facts import closed
 from topics_server.engine.topic.topic import Topic
+from topics_server.engine.topic.writes.append import decide_append
 from topics_server.values.appends import DecodedAppend
 from topics_server.values.entries import RecordsAppended, StreamChanged, TopicPut
 from topics_server.values.errors import TopicsError
-from topics_server.values.model import GATE_OF, Gate, ProducerStamp, StreamFacts, TopicConfig
+from topics_server.values.model import ProducerStamp, StreamFacts, TopicConfig
 from topics_server.values.record_codecs import body_of, with_grammar
 
 
@@ -49,11 +51,11 @@ class StreamWrites:
         `Store.check_room` raises of the stream's path.
         """
         store = self._store
-        await store.settling.over(name)
+        await store.pending_names.over(name)
         if self._registry.find(name) is not None:
             return None
-        if store.is_disk_low:
-            raise limit_reached("min_free_bytes", "the disk is nearly full")
+        if store.checks.is_disk_low:
+            raise disk_nearly_full()
         store.check_room(facts.path)
         now_ms = self._clock.now_ms()
         topic, creation = self._registry.decide_create(name, config, now_ms, facts, first_seq)
@@ -62,7 +64,7 @@ class StreamWrites:
         except TopicsError:
             self._registry.abandon(topic.topic_id)
             raise
-        await store.settle(name, ticket)
+        await store.pending_names.hold_until_resolved(name, ticket)
         return topic
 
     def _submit_create(
@@ -73,18 +75,18 @@ class StreamWrites:
         now_ms: int,
     ) -> Ticket:
         if records is None:
-            return self.commits.submit(creation, Gate.SYNCED, topic)
+            return self.commits.submit(creation, gate_of(creation, topic), topic)
         body, decoded = records
-        self._store.check_total_bytes(decoded)
+        self._store.checks.check_bytes(decoded.payload_bytes)
         limits = self._store.append_limits
-        entry = topic.decide_append(decoded, body, None, now_ms, limits, creation)
+        entry = decide_append(topic, decoded, body, None, now_ms, limits, creation)
         assert isinstance(entry, RecordsAppended), "a new topic has no keys and no producers"
-        return self.commits.submit(entry, Gate.SYNCED, topic)
+        return self.commits.submit(entry, gate_of(entry, topic), topic)
 
     def copy(self, topic: Topic, decoded: DecodedAppend) -> Ticket:
         """Append to a fork that is being made what its source has. Raises `TopicsError`."""
         assert topic.stream_facts.is_copying
-        self._store.check_total_bytes(decoded)
+        self._store.checks.check_bytes(decoded.payload_bytes)
         decoded = with_grammar(decoded)
         log, staging = topic.log, topic.staging
         entry = RecordsAppended(
@@ -124,8 +126,7 @@ class StreamWrites:
         now_ms = self._clock.now_ms()
         first_seq = topic.staged_seq + 1 if producer is not None else 0
         entry = StreamChanged(topic.topic_id, now_ms, facts, producer, first_seq)
-        gate = max(GATE_OF[topic.config.durability], Gate.WRITTEN)
-        return self.commits.submit(entry, gate, topic)
+        return self.commits.submit(entry, gate_of(entry, topic), topic)
 
     def note_use(self, topic: Topic) -> None:
         """The stream is used now; journaled now and then, so that a restart knows it."""

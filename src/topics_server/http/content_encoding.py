@@ -50,7 +50,7 @@ def inflate(packed: bytes, max_bytes: int) -> bytes:
                 )
             member = zlib.decompressobj(_GZIP_WBITS)
             while not member.eof:
-                # What is left of a piece is copied with each step: small ones keep that cheap.
+                # Each step copies the rest of its piece: small pieces keep that cheap.
                 piece = view[at : at + _PACKED_STEP_BYTES]
                 part = member.decompress(piece, _INFLATE_STEP_BYTES)
                 at += len(piece) - len(member.unconsumed_tail) - len(member.unused_data)
@@ -66,10 +66,10 @@ def inflate(packed: bytes, max_bytes: int) -> bytes:
 
 
 def joined(parts: list[bytes]) -> bytes:
-    """The parts as one, which takes them out of their list; for large bodies, in a thread.
+    """Join the parts and empty their list; for large bodies, in a thread.
 
-    Python joins large parts without its lock, and lets go of them few at a time: returning the
-    memory of all in one call would hold the lock for longer than a turn of the loop may take.
+    Python joins large parts without its lock. The parts are freed few at a time: freeing all of
+    them in one call would hold the lock for longer than a loop turn may take.
     """
     whole = parts[0] if len(parts) == 1 else b"".join(parts)
     while parts:
@@ -78,9 +78,9 @@ def joined(parts: list[bytes]) -> bytes:
 
 
 def inflate_some(packed: bytes, some_bytes: int) -> bytes | None:
-    """A gzip body, if neither it nor what it inflates to is longer than this; else None.
+    """Inflate a gzip body if neither it nor its content is longer than this; else None.
 
-    Raises what `inflate` raises, but for a body that is too large.
+    Raises the errors of `inflate`, except for a body that is too large.
     """
     if len(packed) > some_bytes:
         return None
@@ -100,7 +100,7 @@ def accepts_gzip(value: bytes | None) -> bool:
         coding, _, parameters = offer.partition(b";")
         if coding.strip() in (b"gzip", b"x-gzip"):
             weight = parameters.strip().removeprefix(b"q=").strip()
-            # Nothing but zeros: "0", "0.0", "0.000".
+            # Only zeros: "0", "0.0", "0.000".
             return not weight or weight.strip(b"0.") != b""
     return False
 

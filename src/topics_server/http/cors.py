@@ -1,8 +1,8 @@
 """CORS headers for the listed origins. Pure.
 
-A browser sends its page's `Origin` along; who is listed finds it in the answer, errors and streams
-included, and may send what a preflight (`OPTIONS`) names. Anybody else is answered as if there were
-no such thing, and the browser keeps the answer from the page. Called by `api/application`.
+A browser sends its page's `Origin`. The answer to a listed origin repeats it, in errors and streams
+too, and the page may send the requests that a preflight (`OPTIONS`) allows. Any other origin gets a
+plain answer, and the browser keeps it from the page. Called by `api/application`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Final
 
 from topics_server.http.error_responses import Headers
 
-# What pages of other origins may send and read beside what every page may.
+# Headers that pages of other origins may send and read, beside those that every page may.
 _SENT: Final = (
     b"content-type, authorization, idempotency-key, last-event-id, x-request-id, "
     b"producer-id, producer-epoch, producer-seq, "
@@ -26,37 +26,37 @@ _EXPOSED: Final = (
     b"stream-next-offset, stream-cursor, stream-up-to-date, stream-closed, stream-ttl, "
     b"stream-expires-at, stream-sse-data-encoding, etag, location, content-encoding",
 )
-# Of every answer of streams: a page of any site may embed what CORS lets it read.
+# On every answer of streams: a page of any site may embed what CORS lets it read.
 _EMBEDDABLE: Final = (b"cross-origin-resource-policy", b"cross-origin")
 # How long a browser keeps the answer to a preflight.
 _MAX_AGE_S: Final = b"600"
 
 
 def cors_headers(method: str, headers: Mapping[bytes, bytes], answered: Headers) -> Headers:
-    """What is added for a page of a listed origin; `headers` are its request's, `Origin` included.
+    """The CORS headers for a page of a listed origin; `headers` are its request's, with `Origin`.
 
     `answered` are the headers of the answer: the methods of a path are in its `Allow`.
     """
-    told = ((b"access-control-allow-origin", headers[b"origin"]), (b"vary", b"origin"))
+    cors_lines = ((b"access-control-allow-origin", headers[b"origin"]), (b"vary", b"origin"))
     if method != "OPTIONS" or b"access-control-request-method" not in headers:
-        return (*told, _EXPOSED)
+        return (*cors_lines, _EXPOSED)
     methods = dict(answered).get(b"allow")
     if methods is None:
-        return told
+        return cors_lines
     return (
-        *told,
+        *cors_lines,
         (b"access-control-allow-methods", methods),
         (b"access-control-allow-headers", _SENT),
         (b"access-control-max-age", _MAX_AGE_S),
     )
 
 
-def stream_headers(method: str, *, is_listed: bool) -> Headers:
-    """What is added below the mount of streams, for whoever asks.
+def stream_headers(method: str, *, is_allowed: bool) -> Headers:
+    """The CORS headers below the mount of streams, for every client.
 
-    A preflight of an origin that is not listed is told which headers the protocol has, and not
-    that it may send them: the official suite asks without an origin of its own.
+    The preflight of an unlisted origin gets the protocol's headers, without permission to send
+    them: the official suite asks without an origin of its own.
     """
-    if method != "OPTIONS" or is_listed:
+    if method != "OPTIONS" or is_allowed:
         return (_EMBEDDABLE,)
     return (_EMBEDDABLE, (b"access-control-allow-headers", _SENT))

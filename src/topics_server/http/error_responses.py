@@ -30,6 +30,9 @@ STATUS_OF: Final[dict[Code, int]] = {
     Code.NOT_FOUND: 404,
     Code.TOPIC_NOT_FOUND: 404,
     Code.ROUTER_NOT_FOUND: 404,
+    Code.VIEW_NOT_FOUND: 404,
+    Code.QUERY_FAILED: 400,
+    Code.VIEW_TIMEOUT: 504,
     Code.METHOD_NOT_ALLOWED: 405,
     Code.NOT_ACCEPTABLE: 406,
     Code.TOPIC_EXISTS_INCOMPATIBLE: 409,
@@ -55,7 +58,7 @@ STATUS_OF: Final[dict[Code, int]] = {
     Code.HEADERS_TOO_LARGE: 431,
 }
 
-# What a producer's refusal tells in headers too, and where its detail has that.
+# Headers of producer errors, and the fields of the detail that they repeat.
 PRODUCER_HEADERS: Final[dict[Code, tuple[tuple[bytes, str], ...]]] = {
     Code.PRODUCER_FENCED: ((b"producer-epoch", "epoch"),),
     Code.PRODUCER_SEQ_CONFLICT: (
@@ -64,7 +67,7 @@ PRODUCER_HEADERS: Final[dict[Code, tuple[tuple[bytes, str], ...]]] = {
     ),
 }
 
-# Seconds after which trying again makes sense, where the error does not say it itself.
+# Seconds of `Retry-After`, if the error has none of its own.
 RETRY_AFTER_S: Final[dict[Code, int]] = {
     Code.THROTTLED: 1,
     Code.NOT_READY: 1,
@@ -81,23 +84,23 @@ assert {code for code, status in STATUS_OF.items() if status in (429, 503)} == s
 
 
 def status_of(error: TopicsError) -> int:
-    """The HTTP status of a refusal."""
+    """The HTTP status of an error."""
     return STATUS_OF[error.code]
 
 
 def headers_of(error: TopicsError) -> Headers:
-    """What a refusal carries beside its body.
+    """The headers of an error.
 
-    How to be let in, when to try again, what a producer has to know to go on, and where a closed
-    stream ends.
+    They say how to authenticate, when to try again, what a producer needs to continue, and where a
+    closed stream ends.
     """
     if error.code is Code.UNAUTHORIZED:
         return _CHALLENGE
     if error.code is Code.STREAM_CLOSED:
         return _end_of_stream(error)
     if error.code in PRODUCER_HEADERS:
-        told = PRODUCER_HEADERS[error.code]
-        return tuple((name, b"%d" % error.detail[field]) for name, field in told)
+        fields = PRODUCER_HEADERS[error.code]
+        return tuple((name, b"%d" % error.detail[field]) for name, field in fields)
     seconds = RETRY_AFTER_S.get(error.code)
     if seconds is None:
         return ()
@@ -108,38 +111,39 @@ def headers_of(error: TopicsError) -> Headers:
 
 
 def _end_of_stream(error: TopicsError) -> Headers:
-    """That a stream is closed, and where; its topic's own appends do not tell that."""
+    """Headers that report a closed stream and its end; a topic's own appends do not have them."""
     next_offset = error.detail.get("next_offset")
-    told: Headers = ((b"stream-closed", b"true"),)
+    fields: Headers = ((b"stream-closed", b"true"),)
     if isinstance(next_offset, str):
-        told += ((b"stream-next-offset", next_offset.encode("ascii")),)
-    return told
+        fields += ((b"stream-next-offset", next_offset.encode("ascii")),)
+    return fields
 
 
 def envelope(error: TopicsError, total_ms: float | None = None) -> bytes:
-    """The body of a refusal; `total_ms`: since its request arrived, where there was one."""
-    told: dict[str, object] = {"error": described(error)}
+    """The body of an error; `total_ms`: since the request arrived, if there was one."""
+    fields: dict[str, object] = {"error": described(error)}
     if total_ms is not None:
-        told["performance"] = {"server_total_ms": round(total_ms, 3)}
-    return _encode(told)
+        fields["performance"] = {"server_total_ms": round(total_ms, 3)}
+    return _encode(fields)
 
 
 def described(error: TopicsError) -> dict[str, object]:
-    """What is told of a refusal; `detail` is absent when there is nothing to say.
+    """An error as JSON values; `detail` is absent when it is empty.
 
-    Texts in `detail` are what was sent, so they are clipped here; messages clip what they repeat.
+    Texts in `detail` come from the request, so they are clipped here; messages clip what they
+    repeat.
     """
-    told: dict[str, object] = {"code": error.code.value, "message": error.message}
+    fields: dict[str, object] = {"code": error.code.value, "message": error.message}
     if error.detail:
-        told["detail"] = {
+        fields["detail"] = {
             name: clipped(value) if isinstance(value, str) else value
             for name, value in error.detail.items()
         }
-    return told
+    return fields
 
 
 def from_storage(error: StorageError) -> TopicsError:
-    """What a client is told when the disk refused; file names stay in the log."""
+    """The client's error when the disk refused; file names stay in the log."""
     match error:
         case ReadOnly():
             return TopicsError(
@@ -165,7 +169,7 @@ def method_not_allowed(method: str, allow: str) -> TopicsError:
 
 
 def not_found(path: str) -> TopicsError:
-    """404 for a path that is no endpoint."""
+    """404 for a path without an endpoint."""
     return TopicsError(Code.NOT_FOUND, "no such endpoint", {"path": path[:256]})
 
 

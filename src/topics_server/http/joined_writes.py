@@ -26,8 +26,10 @@ from uvicorn.protocols.http.httptools_impl import (
     RequestResponseCycle,
 )
 
+from topics_server.http.sockets import EXTENSION
+
 _HEAD: Final = b"HTTP/1.1 "
-# Up to this, putting two pieces together is cheaper than telling the kernel of both.
+# Up to this size, joining two pieces is cheaper than passing both to the kernel.
 _COPIED_BYTES_MAX: Final = 16_384
 # Of a body that is not whole, so much is gathered before it is handed on.
 _GATHERED_BYTES: Final = 32_768
@@ -44,7 +46,7 @@ _PLAIN_PATH: Final = re.compile(rb"(?:/[A-Za-z0-9._:-]+)+")
 class JoinedWrites:
     """The transport of one connection, but for `write`, `finish`, `close` and `abort`."""
 
-    __slots__ = ("_held", "_loop", "_past", "_transport", "answer_bytes")
+    __slots__ = ("_held", "_loop", "_past", "_transport", "answer_bytes", "is_closing")
 
     def __init__(self, transport: Any, loop: asyncio.AbstractEventLoop) -> None:
         self._transport = transport
@@ -53,6 +55,7 @@ class JoinedWrites:
         self._loop = loop
         self._held: bytes | None = None
         self._past = transport.write
+        self.is_closing: Callable[[], bool] = transport.is_closing
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)
@@ -94,7 +97,8 @@ class JoinedWrites:
 
     def write_pieces(self, head: bytes, pieces: Sequence[bytes | memoryview], size: int) -> None:
         """Send a head and a body in pieces, of `size` bytes together, as one."""
-        self._flush()
+        if self._held is not None:
+            self._flush()
         if size <= _COPIED_BYTES_MAX:
             self._transport.write(b"".join((head, *pieces)))
         else:
@@ -128,10 +132,10 @@ class JoinedWrites:
 
 
 class Flow(FlowControl):
-    """uvicorn's flow control, and who writes past its `send`: called when that is to end.
+    """uvicorn's flow control, and the callback of a writer that bypasses its `send`.
 
-    Which it is when the buffer is full and when the connection is lost (uvicorn wakes then whoever
-    waits for room).
+    The callback is called when the buffer is full and when the connection is lost (uvicorn then
+    wakes the tasks that wait for room).
     """
 
     let_go: Callable[[], None] | None = None
@@ -181,9 +185,9 @@ class Flow(FlowControl):
         self._let_go()
 
     def _let_go(self) -> None:
-        told, self.let_go = self.let_go, None
-        if told is not None:
-            told()
+        callback, self.let_go = self.let_go, None
+        if callback is not None:
+            callback()
 
 
 class JoinedCycle(RequestResponseCycle):
@@ -252,11 +256,11 @@ def head_of(status: int, headers: list[tuple[bytes, bytes]]) -> bytes:
         end -= 1
         rest = b"%b: %b\r\n%b" % (*headers[end], rest)
     assert end < len(headers), "every answer has an id"
-    return _lines_of(status, tuple(headers[:end])) + rest
+    return lines_of_head(status, tuple(headers[:end])) + rest
 
 
 @lru_cache(maxsize=256)
-def _lines_of(status: int, headers: tuple[tuple[bytes, bytes], ...]) -> bytes:
+def lines_of_head(status: int, headers: tuple[tuple[bytes, bytes], ...]) -> bytes:
     """The first lines of a head, which most answers have in common."""
     head = [STATUS_LINE[status]]
     for name, value in headers:
@@ -280,8 +284,8 @@ def _is_sized(headers: Any) -> bool:
 class JoinedHttp(HttpToolsProtocol):
     """uvicorn's protocol over `JoinedWrites`.
 
-    It has no timers: starting and stopping one would cost more than all else between two requests.
-    How long is waited for whom is `http/timeouts`'s.
+    It has no timers: starting and stopping one would cost more than everything else between two
+    requests. `http/timeouts` enforces the timeouts.
     """
 
     _idle_since = 0.0
@@ -291,6 +295,12 @@ class JoinedHttp(HttpToolsProtocol):
         joined: Any = JoinedWrites(transport, self.loop)
         super().connection_made(joined)
         self.flow = Flow(joined)
+
+    def on_message_begin(self) -> None:
+        """A request begins; its scope says that the connection is ours."""
+        super().on_message_begin()
+        scope: Any = self.scope
+        scope["extensions"] = {EXTENSION: self.transport}
 
     def on_headers_complete(self) -> None:
         """Start to serve the request whose head is there."""
@@ -341,14 +351,15 @@ class JoinedHttp(HttpToolsProtocol):
         self.server_state.total_requests += 1
         if self.transport.is_closing():
             return
-        self.flow.resume_reading()
+        if self.flow.read_paused:
+            self.flow.resume_reading()
         if self.pipeline:
             self._start_asgi_task(*self.pipeline.pop())
 
     def on_body(self, body: bytes) -> None:
-        """Take a piece of the body; the first one as it is.
+        """Take a piece of the body; the first one without a copy.
 
-        Whoever waits for it wants all of it: woken once it is there, or much of it.
+        The waiting task needs the whole body: it is woken once the body is complete, or large.
         """
         cycle: Any = self.cycle
         if not isinstance(cycle, JoinedCycle) or cycle.response_complete:

@@ -1,15 +1,15 @@
 """Defers connections with much input, so that no loop turn is long.
 
-The loop hands over what all its sockets have before anything else runs: when hundreds of clients
-speak at once, whoever is behind them waits until each was served. So a turn reads for so long and
-no longer. What comes then is held, unread; the following turns read on, a slice each, the most
-urgent topics first (as far as the first bytes tell; who has waited long enough is as urgent as
-anybody). Pieces of a few bytes of a request that has been incomplete for a while are held always,
-gathered, and read in passing: ten thousand clients that send a byte now and then get a share of the
-loop, not all of it.
+The loop delivers the input of all sockets before anything else runs: when hundreds of clients send
+at once, every other task waits until all were served. So a loop turn reads for a limited time.
+Later input is held, unread; the following turns read a slice each, the most urgent topics first (as
+far as the first bytes tell; a connection that has waited long enough is as urgent as any). Small
+pieces of a request that has been incomplete for a while are always held, gathered, and read in
+small shares: ten thousand clients that send a byte now and then get a share of the loop, not all of
+it.
 
-Nothing is read out of order: what a connection sends joins what is held of it. One for all
-connections, in `api/context`; asked by `api/framing`. Loop thread only.
+The input of a connection is never reordered: new bytes join its held ones. One instance for all
+connections, in `api/context`; called by `api/framing`. Loop thread only.
 """
 
 from __future__ import annotations
@@ -25,28 +25,29 @@ from topics_server.runtime.clock import monotonic_ms
 from topics_server.runtime.metrics import log
 from topics_server.values.limits import MIB
 
-# So many connections make no long turn: nobody asks then.
+# This few connections make no long turn: the scheduler is not asked.
 FEW: Final = 8
-# How long one turn reads, ms: whom it finds with something to say, or of what was held. Under
-# pressure, when all wait for their turn, it is less, unless that kept somebody waiting for so long.
+# How long one turn reads new or held input, ms. Under pressure, when requests wait for their turn,
+# it is less, unless an input has waited this long already.
 _TURN_MS: Final = 2.0
 _PRESSED_MS: Final = 0.5
 _LONG_MS: Final = 100.0
-# Who waits for so long, so many slices in a row, shows that more comes than is read: the throttle
-# has work take turns. One that was late shows no more than that the machine stood still.
+# If inputs wait this long for this many slices in a row, more arrives than is read: the throttle
+# then makes requests take turns. A single late input may only mean that the machine paused.
 _LATE_MS: Final = 6.0
 _LATE_SLICES: Final = 4
-# A topic as urgent as can be goes before what came up to so much earlier, ms a step of priority.
+# The most urgent topic goes before input that arrived up to this much earlier, ms per priority
+# step.
 _AHEAD_MS: Final = 1.0
-# Connections of one turn that need not wait when that is over, being more urgent than who does.
+# More urgent connections that are read at once in a turn whose time is over.
 _PASSING_MAX: Final = 2
-# A request of which no more than so much comes at a time, so long after it began, is a slow one.
+# A request that brings at most this many bytes at a time, this long after its start, is slow.
 PIECE_BYTES: Final = 512
 SLOW_S: Final = 0.25
-# How long slow requests are read in one go, ms, and what others have the loop for then, seconds.
+# How long slow requests are read at once, ms, and the pause for other tasks after that, seconds.
 _SLOW_MS: Final = 0.2
 _PAUSE_S: Final = 0.001
-# Nothing is held beyond this.
+# The most bytes that are held.
 _HELD_MAX: Final = 64 * MIB
 _TOPIC: Final = re.compile(rb"/v0/topics/([A-Za-z0-9._:-]+)")
 _REQUEST: Final = re.compile(rb"[A-Z]+ " + _TOPIC.pattern)
@@ -57,18 +58,24 @@ class DeferredReader(Protocol):
 
     loop: Any
     transport: Any
-    # What it asked for last.
+    # The URL of its last request.
     url: bytes
 
     def take(self, data: bytes) -> None:
-        """Read what was received."""
+        """Read the received bytes."""
         ...
 
 
 class Pressure(Protocol):
-    """What is known of pressure, and is to be known: `engine/pressure/throttle`."""
+    """The pressure as read here and reported here: `engine/pressure/throttle`."""
 
     is_active: bool
+
+    @property
+    def has_urgent(self) -> bool:
+        """Whether turns have to be short for what is urgent."""
+        ...
+
     priority_of: Callable[[str], int]
 
     def press(self) -> None:
@@ -77,7 +84,10 @@ class Pressure(Protocol):
 
 
 class ReadScheduler:
-    """Who is read later, and what of them is held: `held_bytes`. `put_off` counts receptions."""
+    """Connections whose received bytes are deferred; `held_bytes` is their total.
+
+    `put_off` counts deferrals.
+    """
 
     def __init__(
         self,
@@ -91,13 +101,13 @@ class ReadScheduler:
         self._slow_s = slow_s
         self._throttle = throttle
         self._turn_ms = turn_ms
-        # Until when this turn reads; 0: it has not begun to.
+        # The end of this turn's reading; 0: it has not begun.
         self._until_ms = 0.0
         self._passed = 0
         self._held: dict[DeferredReader, list[bytes]] = {}
-        # By when they came, less what the urgent have ahead; then when they came.
+        # Ordered by arrival, minus the advance of urgent topics; then by arrival.
         self._waiting: list[tuple[float, int, float, DeferredReader]] = []
-        # How long the last one of those waited that were read.
+        # How long the last deferred input waited before it was read.
         self._waited_ms = 0.0
         self._late_slices = 0
         self._slow: deque[DeferredReader] = deque()
@@ -105,10 +115,10 @@ class ReadScheduler:
         self._reading_slow: asyncio.TimerHandle | None = None
 
     def takes(self, reader: DeferredReader, data: bytes, partial_since: float) -> bool:
-        """Whether `data` is to be read now; else it is held, and `reader.take` gets it later.
+        """Whether to read `data` now; otherwise it is held, and `reader.take` gets it later.
 
-        `partial_since`: when the request began that it goes on with, on the loop's clock, seconds;
-        0 if it begins one.
+        `partial_since`: the start of the incomplete request that it continues, on the loop's clock,
+        seconds; 0 if it begins one.
         """
         now_ms = monotonic_ms()
         if not self._until_ms:
@@ -135,18 +145,19 @@ class ReadScheduler:
         return not self._puts_off(reader, data, now_ms)
 
     def _end_turn(self) -> None:
-        """What all sockets had was handed over."""
+        """The input of all sockets has been delivered."""
         self._until_ms = 0.0
         self._passed = 0
 
     def _slice_ms(self) -> float:
-        is_pressed = self._throttle is not None and self._throttle.is_active
-        if is_pressed and self._waited_ms < _LONG_MS:
+        throttle = self._throttle
+        is_short = throttle is not None and throttle.is_active and throttle.has_urgent
+        if is_short and self._waited_ms < _LONG_MS:
             return min(_PRESSED_MS, self._turn_ms)
         return self._turn_ms
 
     def _puts_off(self, reader: DeferredReader, data: bytes, now_ms: float) -> bool:
-        """Hold what would make the turn long; false where it is to be read all the same."""
+        """Hold input that would make the turn long; False if it is to be read now."""
         if self.held_bytes > _HELD_MAX:
             return False
         ahead_ms = self._ahead_ms(reader, data)
@@ -163,11 +174,11 @@ class ReadScheduler:
         return True
 
     def add(self, reader: DeferredReader, data: bytes) -> None:
-        """Hold more of a reader of which something is held."""
+        """Hold more bytes of a reader that has held bytes."""
         self._hold(reader, data)
 
     def put_back(self, reader: DeferredReader, data: bytes) -> None:
-        """Hold what a reader was given and had not the time for: it comes behind who waits."""
+        """Hold bytes that a reader could not process in time; they go behind the waiting ones."""
         self._held.setdefault(reader, []).insert(0, data)
         self.held_bytes += len(data)
         self.put_off += 1
@@ -177,7 +188,7 @@ class ReadScheduler:
             self._reading = reader.loop.call_soon(self._read_on)
 
     def _ahead_ms(self, reader: DeferredReader, data: bytes) -> float:
-        """By the topic it is about, as far as that can be seen without reading it."""
+        """The topic of the input, as far as the first bytes show it."""
         found = _REQUEST.match(data) or _TOPIC.match(reader.url)
         if found is None or self._throttle is None:
             return 0.0
@@ -197,7 +208,7 @@ class ReadScheduler:
             self.held_bytes -= sum(map(len, self._held.pop(reader, ())))
 
     def _read_on(self) -> None:
-        """Read a slice of what is held; the rest in later turns."""
+        """Read a slice of the held bytes; the rest in later turns."""
         self._reading = None
         now_ms = monotonic_ms()
         until_ms = now_ms + self._slice_ms()
@@ -229,7 +240,7 @@ class ReadScheduler:
             self._reading_slow = self._slow[0].loop.call_later(_PAUSE_S, self._read_slow)
 
     def release(self, reader: DeferredReader) -> None:
-        """Have read what is held of a connection, if anything is."""
+        """Have the held bytes of a connection read, if there are any."""
         pieces = self._held.pop(reader, None)
         if pieces is None:
             return

@@ -18,7 +18,7 @@ from topics_server.values.errors import Code, TopicsError, invalid
 from topics_server.values.limits import KIB
 
 _HOST: Final = re.compile(rb"(?:[A-Za-z0-9._~-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?")
-# What says one thing only: said twice, one of the two would be believed here and one elsewhere.
+# Headers with one meaning: of two values, this server might believe one and a proxy the other.
 _SAID_ONCE: Final = frozenset(
     b"host content-length content-type content-encoding transfer-encoding authorization expect "
     b"idempotency-key last-event-id origin producer-id producer-epoch producer-seq "
@@ -32,7 +32,7 @@ _SOCKET_KEY: Final = re.compile(rb"[A-Za-z0-9+/]{21}[AQgw]==")
 
 
 class Bounds(msgspec.Struct, frozen=True):
-    """How large a head may be: bytes of its target; lines and bytes of its fields."""
+    """Limits of a head: bytes of its target; lines and bytes of its fields."""
 
     url_bytes: int = 8 * KIB
     header_count: int = 100
@@ -40,7 +40,7 @@ class Bounds(msgspec.Struct, frozen=True):
 
     @property
     def small_bytes(self) -> int:
-        """What comes in so many bytes is within the bounds, but for the number of its fields."""
+        """Input up to this size is within the bounds, except for the number of its fields."""
         return min(self.url_bytes, self.header_bytes)
 
 
@@ -74,7 +74,7 @@ def check_size(url: bytes, headers: Sequence[tuple[bytes, bytes]], bounds: Bound
 
 
 def size_of(headers: Sequence[tuple[bytes, bytes]]) -> int:
-    """Bytes of header fields as they were sent, blanks around the values aside."""
+    """Bytes of header fields as they were sent, without blanks around the values."""
     return sum(len(name) + len(value) + 4 for name, value in headers)
 
 
@@ -87,7 +87,7 @@ def is_host(value: bytes) -> bool:
 def check_fields(
     headers: Sequence[tuple[bytes, bytes]], fields: Mapping[bytes, bytes], version: str
 ) -> None:
-    """Refuse fields that contradict each other, or leave open where the request ends.
+    """Refuse contradictory fields, or fields that leave the request's end open.
 
     `fields` are the `headers` by their names.
     """
@@ -108,7 +108,7 @@ def check_fields(
 
 
 def check_opening(method: bytes, version: str, fields: Mapping[bytes, bytes]) -> None:
-    """Refuse the opening of a WebSocket that is another version's, or anything else as well."""
+    """Refuse a WebSocket opening of another version, or with another upgrade."""
     if fields.get(b"content-length", b"0") != b"0" or b"transfer-encoding" in fields:
         raise invalid("a WebSocket handshake must not have a body")
     if method != b"GET" or version != "1.1":
@@ -120,7 +120,7 @@ def check_opening(method: bytes, version: str, fields: Mapping[bytes, bytes]) ->
 
 
 def check_target(url: bytes, version: str, host: bytes | None) -> bytes:
-    """The target as path and query, also where a whole URL was sent: of this host, then."""
+    """The target as path and query; a whole URL must name this host."""
     if version not in ("1.0", "1.1"):
         raise invalid("the protocol must be HTTP/1.1 or HTTP/1.0")
     if b"#" in url:

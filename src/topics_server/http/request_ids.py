@@ -20,7 +20,7 @@ NAME: Final = b"x-request-id"
 _WELL_FORMED: Final = re.compile(
     rb"[A-Za-z0-9][A-Za-z0-9._:+/=@-]{0,%d}" % (REQUEST_ID_BYTES_MAX - 1)
 ).fullmatch
-# Of this process, so that ids are different over restarts too.
+# One per process, so that ids differ across restarts too.
 _START: Final = f"r{random_id(8)}.".encode("ascii")
 _next: Final = itertools.count(1).__next__
 

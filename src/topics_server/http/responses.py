@@ -1,8 +1,8 @@
 """A response of known length.
 
-What differs from answer to answer comes last in a head, as lines: those of the answer, the
-request's id, the length of the body. So all that comes before them is the same bytes again and
-again. Both ways of a request (`api/application`, `api/direct`) render an answer by what is here.
+The lines that differ between answers come last in a head: those of the answer, the request's id,
+the length of the body. All bytes before them are the same for each kind of answer. Both ways of a
+request (`api/application`, `api/direct`) render answers with this module.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from topics_server.http.request_ids import NAME as REQUEST_ID
 _BODILESS: Final = (204, 304)
 # Below this gzip saves nothing worth its time.
 _DEFLATED_BYTES_MIN: Final = 256
-# The last member of an answer; a record ends in more than the object it stands in.
+# The last member of an answer; a record's object ends earlier.
 _PERFORMANCE: Final = re.compile(rb',"performance":\{[^{}]*\}\}\Z')
 _PERFORMANCE_BYTES_MAX: Final = 1024
 _ID: Final = b"%b" + REQUEST_ID + b": %b"
@@ -31,8 +31,8 @@ _ID_AND_LENGTH: Final = _ID + b"\r\ncontent-length: %d"
 class Response(msgspec.Struct, frozen=True, gc=False):
     """One response; `headers` beside content type (empty: none), length and encoding.
 
-    The quick form of a handler may give its body in `pieces` instead. `varying`: lines of a head
-    (`lines_of`) that other answers of this kind have too, with other values.
+    A handler may give its body in `pieces` instead. `varying`: header lines
+    (`lines_of`) whose values differ between answers of this kind.
     """
 
     status: int
@@ -46,7 +46,7 @@ class Response(msgspec.Struct, frozen=True, gc=False):
 def as_preferred(response: Response, headers: Mapping[bytes, bytes], raw_path: bytes) -> Response:
     """The answer without `performance`, for a client that prefers `return=minimal` (RFC 7240).
 
-    Only of `/v0`: what a stream holds is never touched.
+    Only for `/v0`: a stream's content is never changed.
     """
     wanted = headers[b"prefer"].lower().replace(b" ", b"")
     if b"return=minimal" not in wanted.replace(b";", b",").split(b","):
@@ -71,20 +71,22 @@ def lines_of(*headers: tuple[bytes, bytes]) -> bytes:
 
 
 def wants_gzip(size: int, headers: Mapping[bytes, bytes]) -> bool:
-    """Whether a body of so many bytes is packed for who sent these headers."""
+    """Whether a body of this size is compressed for the client of these headers."""
     return size >= _DEFLATED_BYTES_MIN and accepts_gzip(headers.get(b"accept-encoding"))
 
 
-def tell_of_kind(told: list[tuple[bytes, bytes]], response: Response, *, is_packed: bool) -> None:
-    """Add to the headers what they tell of the kind of body."""
+def tell_of_kind(
+    headers: list[tuple[bytes, bytes]], response: Response, *, is_packed: bool
+) -> None:
+    """Add the headers that describe the kind of body."""
     if response.content_type and response.status not in _BODILESS:
-        told.append((b"content-type", response.content_type))
+        headers.append((b"content-type", response.content_type))
     if is_packed:
-        told += [(b"content-encoding", b"gzip"), (b"vary", b"accept-encoding")]
+        headers += [(b"content-encoding", b"gzip"), (b"vary", b"accept-encoding")]
 
 
 def last_lines(response: Response, size: int, request_id: bytes) -> bytes:
-    """What no other answer tells: the answer's own lines, the request's id, the body's length.
+    """The lines that only this answer has: its own lines, the request's id, the body's length.
 
     The last line without its end.
     """
@@ -94,15 +96,15 @@ def last_lines(response: Response, size: int, request_id: bytes) -> bytes:
 
 
 def tell_of_body(
-    told: list[tuple[bytes, bytes]],
+    headers: list[tuple[bytes, bytes]],
     response: Response,
     size: int,
     request_id: bytes,
     *,
     is_packed: bool,
 ) -> None:
-    """Add to the headers what they tell of a body of `size` bytes, as it is sent."""
-    tell_of_kind(told, response, is_packed=is_packed)
+    """Add the headers of a body of `size` bytes, as it is sent."""
+    tell_of_kind(headers, response, is_packed=is_packed)
     for line in last_lines(response, size, request_id).split(b"\r\n"):
         name, _, value = line.partition(b": ")
-        told.append((name, value))
+        headers.append((name, value))

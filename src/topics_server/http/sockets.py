@@ -1,16 +1,76 @@
 """What a stream needs of its connection beyond ASGI `send`.
 
-Handing bytes that are the same for a thousand sockets straight to each transport, how much waits in
-the write buffer, letting a last frame through although it is full, and hanging up. uvicorn's
-protocols are reached through `send`, a bound method of theirs; under another server (a test client)
-everything here is a harmless no. The one place that knows their insides. Used by `outbox`, `http`.
+It passes the same bytes directly to the transports of a thousand sockets, reads how much waits in
+the write buffer, sends a last frame although the buffer is full, and closes the connection. Our own
+connection is found through its `send`, a bound method. Under another server, or behind a host's
+middleware, which must not be bypassed, there is a `ForeignSend`: then every call here has no
+effect, and a task awaits each send. Used by `api/watch/send_queue`, `api/front_door`.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any, Final
+
+# Where a connection of ours says in a scope that it is one: `scope["extensions"]`.
+EXTENSION: Final = "topics"
+
+
+def is_own_send(scope: MutableMapping[str, Any], send: Any) -> bool:
+    """Whether `send` is that of a connection of ours, and nothing stands in between."""
+    transport = (scope.get("extensions") or {}).get(EXTENSION)
+    owner = getattr(send, "__self__", None)
+    return transport is not None and getattr(owner, "transport", None) is transport
+
+
+class ForeignSend:
+    """The `send` of another server. Only tasks await it.
+
+    `end` makes `until_left` return: the stream is over, whatever its server says.
+    """
+
+    __slots__ = ("_ended", "_send")
+
+    def __init__(self, send: Callable[[Any], Awaitable[None]]) -> None:
+        self._send = send
+        self._ended = asyncio.Event()
+
+    async def __call__(self, message: Any) -> None:
+        """Send a message, as ASGI has it."""
+        await self._send(message)
+
+    def end(self) -> None:
+        """There will be no more."""
+        self._ended.set()
+
+    async def ended(self) -> None:
+        """Return when there will be no more."""
+        await self._ended.wait()
+
+
+async def until_left(receive: Callable[[], Awaitable[Any]], send: Any) -> None:
+    """Return when the client is gone or its stream is over; a body is ignored.
+
+    Our own connection reports a stream's end as a disconnect, too.
+    """
+    if not isinstance(send, ForeignSend):
+        await _disconnected(receive)
+        return
+    leaving = asyncio.ensure_future(_disconnected(receive))
+    ending = asyncio.ensure_future(send.ended())
+    try:
+        await asyncio.wait((leaving, ending), return_when=asyncio.FIRST_COMPLETED)
+        if leaving.done():
+            leaving.result()
+    finally:
+        leaving.cancel()
+        ending.cancel()
+
+
+async def _disconnected(receive: Callable[[], Awaitable[Any]]) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
 
 
 class _AnyLength(int):
@@ -24,7 +84,7 @@ class _AnyLength(int):
         return self
 
     def __ne__(self, _left: object) -> bool:
-        """Nothing is missing."""
+        """Equal to any length: no byte counts as missing."""
         return False
 
     def __eq__(self, _left: object) -> bool:
@@ -36,9 +96,11 @@ class _AnyLength(int):
 class Socket:
     """The connection of one response or WebSocket."""
 
-    __slots__ = ("_flow", "_protocol", "_transport", "_writable", "_write")
+    __slots__ = ("_flow", "_protocol", "_transport", "_writable", "_write", "is_foreign")
 
     def __init__(self, send: Any) -> None:
+        # Each send is a task's: whether it waits, only that task knows.
+        self.is_foreign = isinstance(send, ForeignSend)
         self._protocol: Any = getattr(send, "__self__", None)
         self._transport: Any = getattr(self._protocol, "transport", None)
         # The one of an HTTP response, the other of a WebSocket.
@@ -49,7 +111,12 @@ class Socket:
 
     @property
     def is_full(self) -> bool:
-        """Whether the next send would wait; for a WebSocket it says so itself."""
+        """Whether the next send would wait; a WebSocket reports that itself.
+
+        For another server's connection this is unknown.
+        """
+        if self.is_foreign:
+            return True
         return self._flow is not None and self._flow.write_paused
 
     def writer(self) -> Callable[[bytes], object] | None:
@@ -82,10 +149,10 @@ class Socket:
         return self._write or transport.write
 
     def claim(self, let_go: Callable[[], None]) -> Callable[[bytes], object] | None:
-        """What writes bytes as they go over the wire, until `let_go` is called.
+        """A writer of raw bytes, valid until `let_go` is called.
 
-        It is called once, when the socket is full or gone, before anything else is done about it.
-        None if nothing can be written now, or where nobody would call.
+        `let_go` is called once, when the socket is full or gone, before any other reaction. None if
+        nothing can be written now, or if the connection would not call it.
         """
         if self.writer() is None or self._write is None or not hasattr(self._flow, "let_go"):
             return None
@@ -93,7 +160,7 @@ class Socket:
         return self._write
 
     def release(self) -> None:
-        """Nobody is to be called any more."""
+        """Stop calling `let_go`."""
         if hasattr(self._flow, "let_go"):
             self._flow.let_go = None
 

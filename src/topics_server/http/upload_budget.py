@@ -1,14 +1,13 @@
 """The memory budget for request bodies being received. Pure.
 
 Owns one count of bytes for the whole server, by key. A body counts from its second reception until
-its request is answered; a body that comes whole at once never does. Where all together are more
-than `max_bytes`, uploads are given up until they are not: of the key that holds the most, the one
-that came slowest. Slowest is the upload that took its last `STEP_BYTES` the longest ago; uploads
-that hold less than that are given up only where their key has no others. A body that is whole is
-never given up.
+its request is answered; a body that arrives whole at once never does. If the total exceeds
+`max_bytes`, uploads are refused until it does not: of the key with the most bytes, the slowest
+upload. The slowest is the one that took the longest for its last `STEP_BYTES`; uploads with fewer
+bytes are refused only if their key has no others. A complete body is never refused.
 
-Invariant: `held_bytes` is the sum of the bytes of all uploads that were begun and not ended.
-Called by `api/framing` and `api/connection`; held by `api/context`.
+Invariant: `held_bytes` is the sum of the bytes of all uploads that began and have not ended. Called
+by `api/framing` and `api/connection`; held by `api/context`.
 """
 
 from __future__ import annotations
@@ -25,30 +24,29 @@ class Receiver(Protocol):
     """A connection that receives a body or a message."""
 
     def refuse_upload(self, error: TopicsError) -> None:
-        """Forget what was received of it, and answer with `error`."""
+        """Free the received bytes, and answer with `error`."""
         ...
 
 
 class Upload:
-    """One body or message that is being received, or is whole and not answered yet."""
+    """One body or message that is being received, or is complete and not answered yet."""
 
     __slots__ = ("bytes", "is_ended", "is_whole", "key", "receiver", "stepped_bytes")
 
     def __init__(self, receiver: Receiver, key: object) -> None:
         self.receiver = receiver
-        # Whose it is; None: nobody's in particular.
+        # The key of the upload; None without a key.
         self.key = key
         self.bytes = 0
-        # How many bytes it had when it last took a step.
+        # Its size at its last step.
         self.stepped_bytes = 0
         self.is_whole = self.is_ended = False
 
 
 class _Share:
-    """What one key holds: `bytes` of `count` uploads, of which those in the tables are not whole.
+    """The uploads of one key: `bytes` of `count` uploads; the tables hold the incomplete ones.
 
-    Each table has the upload that took its last step the longest ago in front; `small` has those
-    that took none.
+    Each table has the upload with the oldest last step in front; `small` has those without a step.
     """
 
     __slots__ = ("bytes", "count", "large", "small")
@@ -59,17 +57,17 @@ class _Share:
         self.small: dict[Upload, None] = {}
 
     def slowest(self) -> Upload | None:
-        """The upload that is given up first."""
+        """The upload that is refused first."""
         return next(iter(self.large), None) or next(iter(self.small), None)
 
     def take_out(self, upload: Upload) -> None:
-        """An upload is not to be given up any more."""
+        """An upload can no longer be refused."""
         self.small.pop(upload, None)
         self.large.pop(upload, None)
 
 
 class UploadBudget:
-    """All uploads of a server; `max_bytes` 0: unlimited. `refused` counts those given up."""
+    """All uploads of a server; `max_bytes` 0: unlimited. `refused` counts refused uploads."""
 
     def __init__(self, max_bytes: int = 0) -> None:
         self.max_bytes = max_bytes
@@ -78,7 +76,7 @@ class UploadBudget:
         self._shares: dict[object, _Share] = {}
 
     def begin(self, receiver: Receiver, key: object) -> Upload:
-        """A body or message is being received."""
+        """Begin to count a body or message."""
         upload = Upload(receiver, key)
         share = self._shares.setdefault(key, _Share())
         share.count += 1
@@ -86,7 +84,10 @@ class UploadBudget:
         return upload
 
     def set_bytes(self, upload: Upload, count: int) -> None:
-        """An upload has so many bytes now; gives up as many as it takes, maybe this one."""
+        """An upload has this many bytes now.
+
+        Refuse as many uploads as necessary, maybe this one.
+        """
         share = self._shares[upload.key]
         grown = count - upload.bytes
         upload.bytes = count
@@ -100,13 +101,13 @@ class UploadBudget:
             self._make_room()
 
     def finish(self, upload: Upload) -> None:
-        """An upload is whole: it counts until it ends, and is not given up any more."""
+        """An upload is complete: it counts until it ends, and can no longer be refused."""
         if not upload.is_ended:
             upload.is_whole = True
             self._shares[upload.key].take_out(upload)
 
     def end(self, upload: Upload) -> None:
-        """What an upload held is let go of. Once is enough."""
+        """Free the bytes of an upload. Idempotent."""
         if upload.is_ended:
             return
         upload.is_ended = True
@@ -124,7 +125,7 @@ class UploadBudget:
         while self.held_bytes > self.max_bytes:
             upload = self._slowest()
             if upload is None:
-                # All that is held is whole, and goes when it is answered.
+                # All held bytes are of complete uploads, and are freed when those are answered.
                 return
             self.end(upload)
             self.refused += 1
@@ -137,7 +138,7 @@ class UploadBudget:
             )
 
     def _slowest(self) -> Upload | None:
-        """The slowest upload of the key that holds the most, of those with one to give up."""
+        """The slowest upload of the key with the most bytes, among keys with a refusable one."""
         shares = [share for share in self._shares.values() if share.large or share.small]
         most = max(shares, key=lambda share: share.bytes, default=None)
         return None if most is None else most.slowest()

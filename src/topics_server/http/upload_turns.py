@@ -1,12 +1,12 @@
 """Reads connections with large uploads in turns, a few at a time.
 
-The loop hands over what all sockets have before anything else runs, up to 256 KiB each. While
-hundreds of clients send large bodies, whoever else speaks would wait for all of them. So a
-connection that is about to send much stops reading and stands in line; `READING_MAX` of the line
-read at a time. One that brings `LARGE_BYTES` at once goes back to the end of the line; one that was
-read for `READING_MS` while others wait goes back, too, so that stalled uploads hold nobody up. One
-line for each key, served in turn, so that the uploads of one key do not keep others waiting. In
-`api/context`; asked by `api/framing` and `api/connection`. Loop thread only.
+The loop delivers the input of all sockets before anything else runs, up to 256 KiB each. While
+hundreds of clients send large bodies, every other client would wait for all of them. So a
+connection with a large upload stops reading and joins a line; `READING_MAX` connections of the
+lines read at a time. One that brings `LARGE_BYTES` at once goes back to the end of its line; so
+does one that was read for `READING_MS` while others wait, so that stalled uploads hold none up.
+Each key has its own line, and lines are served in turn, so that the uploads of one key do not keep
+others waiting. In `api/context`; called by `api/framing` and `api/connection`. Loop thread only.
 
 Invariant: a reader is in one line and does not read, or in `_reading` and reads, or in neither. No
 line is empty.
@@ -19,20 +19,20 @@ from typing import Final, Protocol
 
 from topics_server.values.limits import KIB
 
-# What a connection brings at once, or announces, to be read in turn.
+# Input that arrives at once, or is announced, from which a connection is read in turns.
 LARGE_BYTES: Final = 64 * KIB
-# So many connections that stand in line read at a time.
+# Connections of the lines that read at a time.
 READING_MAX: Final = 2
 # How long one of them reads while others wait, ms.
 READING_MS: Final = 3.0
 
 
 class UploadReader(Protocol):
-    """A connection; `upload_key` is whose upload it receives, as far as that is known."""
+    """A connection; `upload_key` is the key of its upload, as far as it is known."""
 
     @property
     def upload_key(self) -> object:
-        """Whose upload it receives; None: nobody's in particular."""
+        """The key of its upload; None without a key."""
         ...
 
     def begin_turn(self) -> None:
@@ -45,7 +45,7 @@ class UploadReader(Protocol):
 
 
 class UploadTurns:
-    """Connections that stand in line, in the order in which they came, and those that read."""
+    """Connections in line, in order of arrival, and those that read."""
 
     def __init__(self) -> None:
         # By key; the key whose line was served the longest ago is the first.
@@ -60,14 +60,14 @@ class UploadTurns:
         return len(self._key_of)
 
     def wait(self, reader: UploadReader) -> None:
-        """Have a reader stop reading, and stand at the end of its key's line."""
+        """Stop a reader and put it at the end of its key's line."""
         self._reading.pop(reader, None)
         if reader not in self._key_of:
             self._append(reader)
         self._fill_soon()
 
     def leave(self, reader: UploadReader) -> None:
-        """A reader sends nothing large any more, or is gone: it reads whenever it likes."""
+        """A reader has finished its upload, or is gone: it reads freely."""
         if reader in self._key_of:
             self._remove(reader)
             reader.begin_turn()
@@ -89,7 +89,7 @@ class UploadTurns:
             del self._lines[key]
 
     def _pop(self) -> UploadReader:
-        """The first of the line that was served the longest ago."""
+        """The first reader of the line that was served the longest ago."""
         key, line = next(iter(self._lines.items()))
         reader = next(iter(line))
         self._remove(reader)
@@ -103,7 +103,7 @@ class UploadTurns:
             self._filling = asyncio.get_running_loop().call_soon(self._fill)
 
     def _fill(self) -> None:
-        """Have the first of the lines read, in place of those that have had their turn."""
+        """Let the first of the lines read, in place of those that have had their turn."""
         self._filling = None
         while self._lines and len(self._reading) < READING_MAX:
             reader = self._pop()
@@ -114,7 +114,7 @@ class UploadTurns:
             self._rotating = loop.call_later(READING_MS / 1000, self._rotate)
 
     def _rotate(self) -> None:
-        """Those that read go to the end of their lines, if others wait."""
+        """Move readers to the end of their lines, if others wait."""
         self._rotating = None
         if self._lines:
             for reader in tuple(self._reading):

@@ -1,7 +1,7 @@
 """Queues: leases over the records of a topic.
 
 A queue is a topic. Its leases are a projection of the journal beside the topics: `lease_table`
-applies lease entries and follows what happens to the topics; pure modules hold the rules.
+applies lease entries and observes the entries of topics; pure modules hold the rules.
 
 - `dispatch/`: which waiting claimer gets which job.
 - `leases/`: which jobs are leased, due or unclaimed.
@@ -9,5 +9,5 @@ applies lease entries and follows what happens to the topics; pure modules hold 
 - `dead_letter`: the record of a dead job, and the job of a dead letter (§10.6, redrive).
 - `push`: one push stream (§10.8): keeps up to `max` jobs leased to one connection.
 - `service`: the queue service: claim, ack, nack, extend and waiting claims (§10).
-- `step_clock`: the wall clock of queues, which notices when somebody sets it.
+- `step_clock`: the wall clock of queues; it detects when the clock is set.
 """

@@ -21,16 +21,16 @@ class LeasedJob(msgspec.Struct, frozen=True, gc=False):
 
 
 class ClaimResult(msgspec.Struct, frozen=True):
-    """Outcome of a claim (§10.2): jobs by seq, and how many others can be claimed."""
+    """The result of a claim (§10.2): jobs by seq, and how many other jobs can be claimed."""
 
     jobs: list[LeasedJob]
     ready: int
 
 
 class AckResult(msgspec.Struct, frozen=True):
-    """Outcome of an ack (§10.4): how many jobs are completed and deleted.
+    """The result of an ack (§10.4): how many jobs are completed and deleted.
 
-    `reasons`: why each of the skipped was; of nacks and extends, too.
+    `reasons`: the reason of each skipped job; nacks and extends have them too.
     """
 
     acked: int
@@ -42,7 +42,7 @@ class AckResult(msgspec.Struct, frozen=True):
 
 
 class NackResult(msgspec.Struct, frozen=True):
-    """Outcome of a nack (§10.5)."""
+    """The result of a nack (§10.5)."""
 
     nacked: int
     skipped: list[int]
@@ -51,7 +51,7 @@ class NackResult(msgspec.Struct, frozen=True):
 
 
 class ExtendResult(msgspec.Struct, frozen=True):
-    """Outcome of an extend (§10.6): the leases of `seqs` end at `deadline_ms`."""
+    """The result of an extend (§10.6): the leases of `seqs` end at `deadline_ms`."""
 
     seqs: list[int]
     deadline_ms: int
@@ -60,10 +60,10 @@ class ExtendResult(msgspec.Struct, frozen=True):
 
 
 class Redriven(msgspec.Struct, frozen=True):
-    """Outcome of a redrive: dead letters of `source` that are jobs again.
+    """The result of a redrive: dead letters of `source` that are jobs again.
 
-    `skipped`: asked for, but not there, not of this queue, or leased. `more`: there may be others
-    behind `next_after_seq`.
+    `skipped`: requested letters that do not exist, come from another queue or are leased. `more`:
+    there may be others behind `next_after_seq`.
     """
 
     source: str
@@ -74,7 +74,7 @@ class Redriven(msgspec.Struct, frozen=True):
 
 
 class LeasePage(msgspec.Struct, frozen=True):
-    """Leases by seq; `next_after_seq` when more follow."""
+    """Leases by seq; `next_after_seq` is set when more follow."""
 
     leases: list[LeaseView]
     next_after_seq: int | None = None

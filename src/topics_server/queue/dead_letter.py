@@ -1,15 +1,15 @@
 """The record of a dead job, and the job of a dead letter (§10.6, redrive). Pure.
 
-`data`, `tag`, `node` and `meta` stay what they are, byte for byte; what is known of the job's end
-is added to `meta`, as its last members, and taken off again by the redrive:
+`data`, `tag`, `node` and `meta` keep their bytes. Facts about the job's end are appended to `meta`
+as its last members; the redrive removes them:
 
     {"trace":"z9"}  ->  {"trace":"z9","$dead_letter_from":"jobs","$dead_letter_deliveries":5,
                          "$dead_letter_src_seq":480101,"$dead_letter_error":"no such file"}
 
-The last one is the reason of the last nack that gave one, and absent if none did.
-Where `meta` was absent a space before the last brace says so, for `{}` must stay `{}`. A letter
-that dies again has its new stamps behind the old ones: parsers of JSON take the last of equal
-names. Called by `queue/service`.
+`$dead_letter_error` is the reason of the last nack that gave one, and absent if no nack did. If
+`meta` was absent, a space precedes the last brace, because `{}` must stay `{}`. A letter that dies
+again has its new stamps behind the old ones: JSON parsers take the last of equal names. Called by
+`queue/service`.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from topics_server.values.blocks import BYTES_MARK
 from topics_server.values.model import is_topic_name
 from topics_server.values.record_codecs import body_of
 
-# Exact, since valid JSON has `,"$` and `{"$` nowhere but where a member's name begins, and what
-# follows it up to the last brace is on the level of `meta` itself.
+# Exact: in valid JSON, `,"$` and `{"$` occur only where a member's name begins, and everything from
+# there to the last brace is on the level of `meta` itself.
 _STAMPED: Final = re.compile(
     rb'(,|\{[ \t\r\n]*)"\$dead_letter_from":"([A-Za-z0-9][A-Za-z0-9._:-]{0,254})",'
     rb'"\$dead_letter_deliveries":(0|[1-9][0-9]{0,18}),'
@@ -45,9 +45,9 @@ class Letter(msgspec.Struct, frozen=True, gc=False):
 
 
 class Stamps(msgspec.Struct, frozen=True, gc=False):
-    """How a job died: in which queue, after how many deliveries, and what its seq was there.
+    """The end of a job: its queue, its deliveries, and its seq there.
 
-    `error`: why, as far as a worker said so.
+    `error`: the reason, if a worker gave one.
     """
 
     from_topic: str
@@ -78,7 +78,7 @@ def stamp(letter: Letter, stamps: Stamps) -> Letter:
 
 
 def stamps_of(meta: bytes) -> Stamps | None:
-    """How the job died; None if this is the `meta` of no dead letter."""
+    """The end of the job; None if this `meta` is not a dead letter's."""
     found = _find(meta)
     if found is None:
         return None
@@ -87,7 +87,7 @@ def stamps_of(meta: bytes) -> Stamps | None:
 
 
 def unstamp(letter: Letter) -> Letter:
-    """The job that this dead letter was; what is no dead letter stays what it is."""
+    """The job from which this dead letter came; any other record is returned unchanged."""
     found = _find(letter.meta)
     if found is None:
         return letter
@@ -101,7 +101,7 @@ def unstamp(letter: Letter) -> Letter:
 
 
 def _find(meta: bytes) -> re.Match[bytes] | None:
-    """Where the stamps are: behind other members, or alone with or without the mark of absence."""
+    """The position of the stamps: behind other members, or alone."""
     found = _STAMPED.search(meta)
     if found is None:
         return None
@@ -118,12 +118,12 @@ def dead_body(dead: Iterable[tuple[Letter, Stamps]]) -> bytes:
 
 
 def redriven_body(letters: Iterable[Letter]) -> bytes:
-    """The body of an append that makes jobs of these dead letters again."""
+    """The body of an append that turns these dead letters into jobs again."""
     return append_body(map(unstamp, letters))
 
 
 def append_body(letters: Iterable[Letter]) -> bytes:
-    """The body of an append of these records, `data` and `meta` as they are."""
+    """The body of an append of these records; `data` and `meta` keep their bytes."""
     columns = [(made.data, made.meta, made.tag, made.node) for made in letters]
     datas, metas, tags, nodes = (list(column) for column in zip(*columns, strict=True))
     return body_of(of_columns(datas, metas, tags, nodes))

@@ -1,10 +1,10 @@
 """One push stream (§10.8): keeps up to `max` jobs leased to one connection.
 
-It stands in its queue's line like any claimer, and wants as many jobs as its connection has fewer
-than `max`: an ack, a nack or an expiry makes room for the next, unless it is held back. What it is
-granted is read and handed to the connection a few jobs at a time, each lot once the socket took the
-one before. When it ends, everything it still holds is released at once. Called by
-`api/queues/handlers`; loop thread only.
+It waits in its consumer queue like any claimer, and wants as many jobs as its connection has fewer
+than `max`: an ack, a nack or an expiry makes room for the next job, unless the stream is held back.
+Granted jobs are read and sent in small lots, each after the socket took the one before. When the
+stream ends, its unfinished jobs are released at once. Called by `api/queues/handlers`; loop thread
+only.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from topics_server.queue.dispatch.consumer_queue import ClaimGrant, ConsumerQueu
 from topics_server.queue.service import QueueService
 from topics_server.values.errors import Code, StorageError, TopicsError
 
-# Jobs read and handed over at a time.
+# Jobs that are read and sent at a time.
 _LOT_JOBS: Final = 16
-# How long a stream that was refused its leases waits before it asks again.
+# Pause before a stream whose claim failed claims again.
 _PAUSE_MS: Final = 1_000
 
 
 class Push:
     """One connection's claims.
 
-    `deliver` hands jobs over and returns when there is room for more; `tell` says what is wrong and
+    `deliver` sends jobs and returns when there is room for more; `tell` reports an error and
     whether the stream ends with it.
     """
 
@@ -64,7 +64,7 @@ class Push:
         self._line = self._service.attend(self._topic, self)
 
     def close(self) -> None:
-        """The connection is gone: release what it holds, at once. Idempotent."""
+        """The connection is closed: release its jobs at once. Idempotent."""
         if self._is_over:
             return
         self._is_over = True
@@ -77,7 +77,7 @@ class Push:
     # -- as a claimer ----------------------------------------------------------------------
 
     def wanted(self, now_ms: int) -> int:
-        """See `line.Claimer`; so for all below."""
+        """See `Claimer`, here and below."""
         if self._is_over or self._is_held_back:
             return 0
         if self._delivering is not None or self._pause is not None:
@@ -85,12 +85,12 @@ class Push:
         return self._service.room(self._topic, self.connection, self._max_jobs, now_ms)
 
     def take(self, grant: ClaimGrant) -> None:
-        """Hand the jobs over, and want nothing more until that is done."""
+        """Send the jobs, and claim nothing more until that is done."""
         assert self._delivering is None
         self._delivering = asyncio.get_running_loop().create_task(self._hand_over(grant))
 
     def fail(self, error: TopicsError) -> None:
-        """Tell it, and ask again in a while; or end, if nothing is to be had before a restart."""
+        """Report the error and claim again after a pause; end if only a restart can help."""
         if self._is_over:
             return
         if error.code is not Code.THROTTLED:
@@ -103,15 +103,15 @@ class Push:
         """It waits."""
 
     def lost(self, error: TopicsError) -> None:
-        """There is no such queue any more."""
+        """The queue was dropped."""
         self._end(error)
 
     def hold_back(self) -> None:
-        """Its worker stops: what it holds it finishes, what it would be given is for others."""
+        """The worker is stopping: it finishes its jobs and gets no more."""
         self._is_held_back = True
 
     def drain(self) -> None:
-        """Its connection is ended by whoever drains; its leases go now."""
+        """Release the leases; the caller ends the connection."""
         self.close()
 
     def tick(self) -> None:
@@ -131,7 +131,7 @@ class Push:
             for start in range(0, len(seqs), _LOT_JOBS):
                 jobs = await self._service.read(grant, seqs[start], _LOT_JOBS)
                 if self._is_over:
-                    # Releasing came too early for leases that were not safe yet.
+                    # The leases were not durable yet when they were released: release them again.
                     self._service.give_back(grant, seqs[start])
                     return
                 if jobs:

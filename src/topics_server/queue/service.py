@@ -1,11 +1,11 @@
 """The queue service: claim, ack, nack, extend and waiting claims (§10).
 
-A claim is decided and applied in one turn, unless the queue's leases are durable: then it waits for
-its entry like any write. Whoever waits (a claim with `wait_ms`, a push stream, everybody while a
-coalescing window is open) stands in the queue's line (`lines`). Payloads are read after the
-decision; what cannot be read is given back. An ack is the delete of the records, as
-durable as the topic's class. All decisions are the book's; who goes away changes none of them.
-Called by `api/queues/handlers`, `api/operate/probes`, `queue/push`; loop thread only.
+A claim is decided and applied in one loop turn, unless the queue's leases are durable: then it
+waits for its entry like a write. A waiting claim (`wait_ms`), a push stream, and every claim while
+a coalescing window is open wait in the consumer queue (`dispatcher`). Payloads are read after the
+decision; unreadable jobs are released. An ack deletes the records, with the durability of the
+topic's class. The lease book makes all decisions; a client that disconnects changes none. Called by
+`api/queues/handlers`, `api/operate/probes`, `queue/push`; loop thread only.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from topics_server.engine.answers import QueueCounts
 from topics_server.engine.commit.appending import SeqsDelete
 from topics_server.engine.commit.notifier import Notifier
 from topics_server.engine.commit.pipeline import CommitPipeline, Ticket
-from topics_server.engine.commit.transfers import settled
+from topics_server.engine.commit.transfers import resolved
 from topics_server.engine.ports import Clock
 from topics_server.engine.store import Store
 from topics_server.engine.topic.topic import Topic
@@ -49,43 +49,47 @@ from topics_server.values.model import TagMatch, TopicConfig, TopicType
 
 _NO_COUNTS: Final = QueueCounts(0, 0, 0, 0)
 
+# Loop turns that a disconnect takes to reach a waiting claim: one that came before the jobs did is
+# seen, so that they are released and not leased to a client that is gone.
+_NOTICE_TURNS: Final = 4
+
 
 class QueueService:
     """The queues of a server that has recovered.
 
-    `on_moved` is told of what changed without an entry in the journal.
+    `on_moved` is called for a change without an entry in the journal.
     """
 
     def __init__(
         self,
         store: Store,
-        books: LeaseTable,
+        lease_table: LeaseTable,
         commits: CommitPipeline,
-        hub: Notifier,
+        notifier: Notifier,
         clock: Clock,
         *,
         on_moved: Callable[[], None],
     ) -> None:
         self._store = store
-        self._books = books
-        # Whatever asks a book goes by this clock: the book is told of a step before it is asked.
+        self._lease_table = lease_table
+        # Every question to a book uses this clock: the book learns of a step before it is asked.
         self._clock = clock = StepClock(clock, self._stepped)
-        # Deletes of acked jobs under way, by queue and seq.
+        # Deletes of acked jobs in flight, by queue and seq.
         self._acking: dict[tuple[int, int], SeqsDelete] = {}
-        # Leases may outlive a kill: a connection of another start never has the same number.
+        # Leases may survive a kill: a connection of another start never has the same number.
         self._connections = itertools.count((clock.now_ms() << 20) + 1)
-        self.lines = ClaimDispatcher(store, books, hub, clock)
+        self.dispatcher = ClaimDispatcher(store, lease_table, notifier, clock)
         self.logs = LeaseLogs(store)
-        self.mover = Mover(store, books, clock, self.lines.stir, self.logs)
+        self.mover = Mover(store, lease_table, clock, self.dispatcher.stir, self.logs)
         self.leasing = Leasing(
-            books, commits, clock, self.logs, stir=self.lines.stir, on_moved=on_moved
+            lease_table, commits, clock, self.logs, stir=self.dispatcher.stir, on_moved=on_moved
         )
-        self.lines.leasing = self.leasing
-        self.lines.mover = self.mover
+        self.dispatcher.leasing = self.leasing
+        self.dispatcher.mover = self.mover
 
     def _stepped(self, by_ms: int) -> None:
-        self._books.shift(by_ms)
-        self.lines.shift(by_ms)
+        self._lease_table.shift(by_ms)
+        self.dispatcher.shift(by_ms)
 
     # -- claim -----------------------------------------------------------------------------
 
@@ -101,42 +105,46 @@ class QueueService:
     ) -> ClaimResult | None:
         """Lease jobs to a node (§10.2); waits up to `wait_ms` for the first one.
 
-        `gone` returns when nobody waits for the answer any more; then it is None, and what was
-        leased is given back.
+        `gone` returns when the client has disconnected; then the result is None, and the leased
+        jobs are released.
         """
         topic, _ = await self.queue(name)
         topic.last_read_ts = self._clock.now_ms()
         poll = Poll(node, max_jobs, lease_ms)
-        line = self.lines.line(topic)
-        line.join(poll)
+        consumers = self.dispatcher.consumers(topic)
+        consumers.join(poll)
         try:
             jitter_ms = topic.config.claim_jitter_ms
-            if not wait_ms or self.lines.is_draining:
-                line.tell_passed(poll)
-            if jitter_ms and not self.lines.is_draining:
-                line.open_window(jitter_ms)
+            if not wait_ms or self.dispatcher.is_draining:
+                consumers.tell_passed(poll)
+            if jitter_ms and not self.dispatcher.is_draining:
+                consumers.open_window(jitter_ms)
             else:
-                line.serve()
-            if not poll.outcome.done() and not await self._waited(line, poll, wait_ms, gone):
+                consumers.serve()
+            if not poll.outcome.done() and not await self._waited(consumers, poll, wait_ms, gone):
                 self._give_up(poll)
                 return None
             grant = poll.outcome.result()
         finally:
-            self.lines.leave(line, poll)
+            self.dispatcher.leave(consumers, poll)
         jobs = [] if grant is None else await self.read(grant, grant.claim.jobs[0].seq)
         return ClaimResult(jobs, self.counts(topic).ready)
 
     async def _waited(
-        self, line: ConsumerQueue, poll: Poll, wait_ms: int, gone: Callable[[], Awaitable[None]]
+        self,
+        consumers: ConsumerQueue,
+        poll: Poll,
+        wait_ms: int,
+        gone: Callable[[], Awaitable[None]],
     ) -> bool:
-        """Wait for the outcome; False if the caller went away before."""
-        self.lines.listen(line)
+        """Wait for the outcome; False if the client disconnected first."""
+        self.dispatcher.listen(consumers)
         if wait_ms:
 
             def late() -> None:
-                # The window it joined is still for it.
-                if line.has_window:
-                    line.tell_passed(poll)
+                # The window that it joined still serves it.
+                if consumers.has_window:
+                    consumers.tell_passed(poll)
                 else:
                     poll.passed()
 
@@ -144,6 +152,10 @@ class QueueService:
         leaving = asyncio.ensure_future(gone())
         try:
             await asyncio.wait((poll.outcome, leaving), return_when=asyncio.FIRST_COMPLETED)
+            for _ in range(_NOTICE_TURNS):
+                if leaving.done():
+                    break
+                await asyncio.sleep(0)
             return not leaving.done()
         finally:
             leaving.cancel()
@@ -151,7 +163,7 @@ class QueueService:
                 poll.limit.cancel()
 
     def _give_up(self, poll: Poll) -> None:
-        """Nobody is there for the answer."""
+        """The client has disconnected."""
         if not poll.outcome.done():
             poll.outcome.cancel()
         elif poll.outcome.exception() is None:
@@ -162,12 +174,12 @@ class QueueService:
     async def read(
         self, grant: ClaimGrant, from_seq: int, limit: int | None = None
     ) -> list[LeasedJob]:
-        """The granted jobs from this seq on with their records, once the leases are safe.
+        """The granted jobs from this seq on with their records, once the leases are durable.
 
-        What is gone meanwhile is left out. If it cannot be read, it is given back and this raises.
+        Deleted jobs are left out. If reading fails, the jobs are released and this raises.
         """
         if grant.ticket is not None:
-            await settled(grant.ticket)
+            await resolved(grant.ticket)
             raise_if_failed(grant.ticket)
         claim = grant.claim
         jobs = {job.seq: job for job in claim.jobs if job.seq >= from_seq}
@@ -198,7 +210,7 @@ class QueueService:
         skipped = matched.skipped + [seq for seq in matched.seqs if seq not in deleted]
         reasons = self._why(topic, book, node, seqs, lease_ids, skipped)
         acked = len(deleted)
-        # A retry of an ack that is still under way waits with it.
+        # A retry of an ack in flight waits with it.
         joined = {id(other): other for other in self._acks_of(topic, matched.joining)}
         done = await self._store.finish_delete(delete)
         for other in joined.values():
@@ -215,7 +227,7 @@ class QueueService:
         lease_ids: Sequence[int] | None,
         skipped: Sequence[int],
     ) -> list[SkipReason]:
-        """Why these seqs of a request were skipped; asked in the turn in which they were."""
+        """The reasons why these seqs were skipped; call it in the same loop turn."""
         if not skipped:
             return []
         next_live = topic.log.next_live
@@ -240,7 +252,7 @@ class QueueService:
             book.cancel_ack(seqs)
             raise
         if len(delete.seqs) < len(seqs):
-            # Somebody deletes them already, which is none of this node's doing.
+            # Another request deletes them already; this node has not acked them.
             book.cancel_ack(set(seqs).difference(delete.seqs))
             events = [event for event in events if event.seq in set(delete.seqs)]
         ticket = delete.ticket
@@ -256,7 +268,7 @@ class QueueService:
                 book.cancel_ack(delete.seqs)
             else:
                 self.leasing.note(topic, events)
-            self.lines.stir(topic.topic_id)
+            self.dispatcher.stir(topic.topic_id)
 
         if ticket.is_done:
             finish()
@@ -276,7 +288,7 @@ class QueueService:
         delay_ms: int,
         error: str = "",
     ) -> NackResult:
-        """Give jobs back (§10.5), claimable again after the delay; `error`: why."""
+        """Release jobs (§10.5), claimable again after the delay; `error`: the reason."""
         topic, book = await self.queue(name)
         now_ms = self._clock.now_ms()
         entry, skipped = book.decide_nack(now_ms, node, seqs, lease_ids, delay_ms, error)
@@ -296,9 +308,9 @@ class QueueService:
         lease_ms: int,
         no_more: bool = False,
     ) -> ExtendResult:
-        """Hold jobs until `lease_ms` from now (§10.6).
+        """Extend leases to `lease_ms` from now (§10.6).
 
-        `no_more`: the push streams over which those that count came claim nothing any more.
+        `no_more`: the push streams that delivered valid ones claim nothing any more.
         """
         topic, book = await self.queue(name)
         now_ms = self._clock.now_ms()
@@ -307,12 +319,12 @@ class QueueService:
         if entry is None:
             return ExtendResult([], now_ms + lease_ms, skipped, reasons)
         if no_more:
-            self.lines.hold_back(topic.topic_id, book.connections_of(entry.seqs))
+            self.dispatcher.hold_back(topic.topic_id, book.connections_of(entry.seqs))
         await self._change(topic, book, entry)
         return ExtendResult(entry.seqs, entry.deadline_ms, skipped, reasons)
 
     async def leases(self, name: str, *, after_seq: int, page_size: int) -> LeasePage:
-        """Who holds what until when, by seq."""
+        """The leases of a queue by seq: holder and deadline."""
         _, book = await self.queue(name)
         found = book.leases_after(self._clock.now_ms(), after_seq, page_size + 1)
         if len(found) <= page_size:
@@ -322,10 +334,10 @@ class QueueService:
     async def _change(
         self, topic: Topic, book: LeaseBook, entry: LeasesReleased | LeasesExtended
     ) -> None:
-        """Commit a change of leases and wait for it as the queue's leases are durable."""
+        """Commit a change of leases and wait for it if the queue's leases are durable."""
         ticket = self.leasing.change(topic, book, entry)
         if ticket is not None:
-            await settled(ticket)
+            await resolved(ticket)
             raise_if_failed(ticket)
 
     # -- redrive ---------------------------------------------------------------------------
@@ -340,18 +352,20 @@ class QueueService:
         after_seq: int,
         max_jobs: int,
     ) -> Redriven:
-        """Make dead letters of this queue jobs again: these, those that match, or all.
+        """Turn dead letters of this queue into jobs again: these, the matching ones, or all.
 
-        `source`: the topic they are in; None for the one that the queue names.
+        `source`: the topic that holds them; None for the queue's dead-letter topic.
         """
         queue, _ = await self.queue(name)
         if source is None:
             source = queue.config.dead_letter
             if source is None:
-                raise invalid("the queue has no dead_letter topic: say where from", "from")
+                raise invalid(
+                    'the queue has no dead_letter topic; name the source in "from"', "from"
+                )
         return await self.mover.redrive(
             queue,
-            await self._store.settled_topic(source),
+            await self._store.stable_topic(source),
             seqs=seqs,
             match=match,
             after_seq=after_seq,
@@ -362,21 +376,21 @@ class QueueService:
 
     async def queue(self, name: str) -> tuple[Topic, LeaseBook]:
         """The queue of this name. Raises `topic_not_found`, `not_a_queue`."""
-        topic = await self._store.settled_topic(name)
+        topic = await self._store.stable_topic(name)
         if topic.config.type is not TopicType.QUEUE:
             raise not_a_queue(name)
-        book = self._books.find(topic.topic_id)
+        book = self._lease_table.find(topic.topic_id)
         assert book is not None, "a queue has a book"
         return topic, book
 
     def configured(self, name: str, config: TopicConfig) -> None:
-        """A topic is so configured: warn where dead letters would not outlive a restart."""
+        """Warn if a configured dead-letter topic would lose dead letters in a restart."""
         if config.type is not TopicType.QUEUE or config.dead_letter is None:
             return
         try:
             target = self._store.topic(config.dead_letter)
         except TopicsError:
-            return  # it will be made, of class disk
+            return  # it will be made, with class disk
         if target.is_ephemeral:
             log.warning(
                 "dead letters of %s go to %s, which is ephemeral: a restart loses them",
@@ -391,70 +405,70 @@ class QueueService:
         return next(self._connections)
 
     def room(self, topic: Topic, connection: int, max_jobs: int, now_ms: int) -> int:
-        """How many jobs a push stream holds less than it may."""
-        book = self._books.find(topic.topic_id)
+        """How many more jobs a push stream may hold."""
+        book = self._lease_table.find(topic.topic_id)
         held = max_jobs if book is None else book.connection_count(now_ms, connection)
         return max(0, max_jobs - held)
 
     def attend(self, topic: Topic, claimer: Claimer) -> ConsumerQueue:
         """Have a claimer wait in line from now on."""
-        return self.lines.attend(topic, claimer)
+        return self.dispatcher.attend(topic, claimer)
 
-    def leave(self, line: ConsumerQueue, claimer: Claimer) -> None:
+    def leave(self, consumers: ConsumerQueue, claimer: Claimer) -> None:
         """It waits no more."""
-        self.lines.leave(line, claimer)
+        self.dispatcher.leave(consumers, claimer)
 
     def stir(self, topic: Topic) -> None:
-        """Who waits there may be given something."""
-        self.lines.stir(topic.topic_id)
+        """Serve the waiting claimers."""
+        self.dispatcher.stir(topic.topic_id)
 
     def give_back(self, grant: ClaimGrant, from_seq: int) -> None:
-        """Release granted jobs from this seq on: nobody was handed them."""
+        """Release granted jobs from this seq on: no client got them."""
         self.leasing.give_back(grant, from_seq)
 
     def release_connection(self, topic: Topic, connection: int) -> None:
-        """A push stream has ended: what it holds is claimable at once (§10.8)."""
-        book = self._books.find(topic.topic_id)
+        """A push stream has ended: its jobs are claimable at once (§10.8)."""
+        book = self._lease_table.find(topic.topic_id)
         if book is not None:
             entry = book.decide_release(self._clock.now_ms(), connection)
             self.leasing.release(topic, book, entry)
 
-    def alarm(self, after_ms: float, ring: Callable[[], None]) -> Alarm:
+    def alarm(self, after_ms: float, callback: Callable[[], None]) -> Alarm:
         """Have something done later."""
-        return Alarm(self._clock, after_ms, ring)
+        return Alarm(self._clock, after_ms, callback)
 
     # -- counts and the end ----------------------------------------------------------------
 
     def counts(self, topic: Topic) -> QueueCounts:
         """The gauges of a queue as of now (§10.7)."""
-        if self._books.find(topic.topic_id) is None:
+        if self._lease_table.find(topic.topic_id) is None:
             return _NO_COUNTS  # dropped meanwhile
-        return self._books.counts(topic, self._clock.now_ms())
+        return self._lease_table.counts(topic, self._clock.now_ms())
 
     def count_in_flight(self, slice_queues: int) -> Iterator[int]:
-        """Leases of all queues that have not expired: a running sum, after so many queues each."""
-        return self._books.count_in_flight(self._clock.now_ms(), slice_queues)
+        """Unexpired leases of all queues: a running sum, after every `slice_queues` queues."""
+        return self._lease_table.count_in_flight(self._clock.now_ms(), slice_queues)
 
     def tick(self) -> None:
-        """Do what timers would do by now: for clocks that are moved by hand."""
-        self.lines.tick()
+        """Run the due timers: for clocks that are moved by hand."""
+        self.dispatcher.tick()
 
     def drain(self) -> None:
-        """The server is going down: whoever waits is answered, push streams let go of all."""
-        self.lines.drain()
+        """Shut down: answer every waiting claimer and release the jobs of push streams."""
+        self.dispatcher.drain()
 
     async def close(self) -> None:
-        """Return when nothing of ours is on its way to the journal any more."""
+        """Return when no lease entry of this service is in flight."""
         await self.mover.finish()
         await self.logs.flush()
 
 
 def not_a_queue(name: str) -> TopicsError:
-    """409 in the contract's words."""
+    """The contract's 409."""
     return TopicsError(Code.NOT_A_QUEUE, f'topic "{name}" is not a queue', {"topic": name})
 
 
 def raise_if_failed(ticket: Ticket) -> None:
-    """Raise what the ticket failed with, for each who asks anew."""
+    """Raise the ticket's error, as a new exception for each caller."""
     if ticket.error is not None:
         raise TopicsError(ticket.error.code, ticket.error.message, ticket.error.detail)

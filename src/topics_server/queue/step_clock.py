@@ -1,10 +1,10 @@
-"""The wall clock of queues, which notices when somebody sets it.
+"""The wall clock of queues; it detects when the clock is set.
 
-Leases and delays are kept in ms of the wall clock, for that is what clients are told and what the
-next process knows, but within a process they last as long as they were given for. The difference
-between the wall clock and the monotonic one changes only when the wall clock is set (or the machine
-was suspended, which the monotonic clock may not count): each look compares it with the last.
-Made by `queue/service`, which moves the books and the timers.
+Leases and delays are kept in ms of the wall clock, because clients and the next process read them;
+within a process they last as long as they were granted for. The difference between the wall clock
+and the monotonic clock changes only when the wall clock is set (or the machine was suspended, which
+the monotonic clock may not count). Each reading compares the difference with the last one. Made by
+`queue/service`, which shifts the books and the timers.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import Final
 
 from topics_server.engine.ports import Clock
 
-# Two looks differ by rounding, and by what the thread is held up between them.
+# Two readings differ by rounding, and by pauses of the thread between them.
 _STEP_MS_MIN: Final = 10
 _LOOKS_MAX: Final = 5
 
 
 class StepClock:
-    """Satisfies `Clock`. `on_step` is told by how many ms the wall clock was set."""
+    """Satisfies `Clock`. `on_step` gets by how many ms the wall clock was set."""
 
     def __init__(self, clock: Clock, on_step: Callable[[int], None]) -> None:
         self._clock = clock
@@ -28,7 +28,7 @@ class StepClock:
         self._difference_ms = self._look()[1]
 
     def now_ms(self) -> int:
-        """Wall clock in ms; `on_step` has heard of every step before it."""
+        """Wall clock in ms; `on_step` was called for every earlier step."""
         now_ms, difference = self._look()
         if abs(difference - self._difference_ms) >= _STEP_MS_MIN:
             now_ms = self._stepped(now_ms, difference)
@@ -43,7 +43,7 @@ class StepClock:
         return now_ms, now_ms - int(self._clock.monotonic_ms())
 
     def _stepped(self, now_ms: int, difference: int) -> int:
-        """Look again until two looks agree: a thread held up between the clocks is no step."""
+        """Read again until two readings agree: a thread paused between the clocks is not a step."""
         for _ in range(_LOOKS_MAX):
             before = difference
             now_ms, difference = self._look()

@@ -8,9 +8,9 @@ from topics_server.values.model import RouterDefinition
 
 
 class RouterSpec(msgspec.Struct, frozen=True):
-    """A `PUT` as it was asked for, with defaults filled in (§6).
+    """A decoded `PUT` with defaults filled in (§6).
 
-    `from_earliest`: a router that is new starts at the beginning of its source, not at its head.
+    `from_earliest`: a new router starts at the beginning of its source, not at its head.
     """
 
     definition: RouterDefinition
@@ -30,9 +30,9 @@ class RouterOutcome(msgspec.Struct, frozen=True):
 class RouterState(msgspec.Struct, frozen=True):
     """A router as `GET` shows it.
 
-    `forwarded_total`: copies made since it was created. `cursor_seq`: up to here its source was
-    examined. `lag`: seqs of the source behind that. `stalled`: why it does not go on, the code and
-    message of what its destination or the server refused; None while it runs.
+    `forwarded_total`: copies made since it was created. `cursor_seq`: the last examined seq of its
+    source. `lag`: seqs of the source after the cursor. `stalled`: the code and message of the error
+    that stops it; None while it runs.
     """
 
     name: str

@@ -1,9 +1,9 @@
 """Which copies a destination already holds (`exactly_once`, §6).
 
-A cursor and its copies are one fact, so a router never doubles what it has copied itself. This is
-for one that comes again under its old name and reads its source from the beginning: the stamps of
-the copies that the destination still has say which records it must pass over. A copy that was
-deleted or evicted is no evidence any more. Called by `routers/pump`.
+A cursor and its copies are one entry, so a router never repeats its own copies. A router that is
+created again under an old name reads its source from the start: the stamps of the copies in the
+destination tell which records to skip. A deleted or evicted copy leaves no stamp. Called by
+`routers/pump`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _PAGE_RECORDS = 1_000
 
 
 async def held_copies(store: Store, clock: Clock, dest: Topic, stamp: RouterStamp) -> set[int]:
-    """Seqs of the source of which `dest` holds a live copy with this stamp.
+    """Seqs of the source with a live copy in `dest` that has this stamp.
 
     Raises `StorageError` when the destination cannot be read.
     """

@@ -1,7 +1,7 @@
 """Computes one router's copies of a source page: filter, hops, dedupe. Pure.
 
-The copies do not depend on which destination gets them, so routers that are alike share them.
-Called by `routers/pump`.
+The copies do not depend on the destination, so routers with the same definition share them. Called
+by `routers/pump`.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from topics_server.values.entries import RouterStamp
 from topics_server.values.model import LossReason, RouterDefinition
 from topics_server.values.record_codecs import body_of, with_grammar
 
-# How often a record may be copied when routers make a cycle (contract README, Auto-priority).
+# How often a record may be copied in a cycle of routers (contract README, Auto-priority).
 HOPS_MAX: Final = 8
 _HOPS_COUNTED_MAX: Final = 255
 
 
 class Copies:
-    """What a router makes of one page: the copies and the source seqs they are of."""
+    """A router's result for one page: the copies and the seqs of their originals."""
 
     __slots__ = ("_body", "cursor_seq", "decoded", "firsts", "hops", "lasts", "lost", "stamp")
 
@@ -48,11 +48,11 @@ class Copies:
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing to tell the destination."""
+        """Whether the page brings neither copies nor losses."""
         return not self.firsts and not self.lost
 
     def body(self) -> bytes:
-        """The records for a frame that carries them; made once."""
+        """The body for a frame that carries these records; made once."""
         if self._body is None:
             self._body = body_of(self.decoded)
         return self._body
@@ -61,7 +61,7 @@ class Copies:
 def copy_page(
     page: Page, definition: RouterDefinition, stamp: RouterStamp | None, known: Collection[int]
 ) -> Copies:
-    """The copies of a page. `known`: seqs of which the destination holds a copy already."""
+    """The copies of a page. `known`: seqs whose copies the destination already holds."""
     columns = CopyColumns([], [], [], [], [])
     hops = bytearray()
     for piece in page.pieces:
@@ -82,10 +82,10 @@ def copy_page(
 
 
 def _lost(gap: Gap, definition: RouterDefinition) -> int:
-    """How many records a gap stands for that the destination is to be told of.
+    """How many lost records a gap reports to the destination.
 
-    What the source itself was told of goes no further where there may be a cycle: no hops are
-    counted for it, and it would go round for ever.
+    In a possible cycle, losses that the source itself received from a router are not passed on:
+    they carry no hop count and would circulate for ever.
     """
     if gap.reason is LossReason.RECREATED:
         return 0

@@ -1,11 +1,12 @@
 """Reads sources from the routers' cursors and appends copies.
 
-Off the write path. A bell says that a source moved; its routers are queued, and worked off a page
-at a time, one router after the other, a fraction of a millisecond in each turn of the loop. A
-router has one page in flight: cursor and copies become visible in the same apply, then it goes on.
-What its destination refuses makes it wait and try again, longer each time; nobody else waits for
-it. Pages that are alike are read and made once for all routers that stand at the same place. Loop
-thread only; sealed records are read off it. Called by `routers/service` and by the wiring.
+Outside the write path. When a source changes, the notifier calls its listener, which queues the
+source's routers. The pump takes one page of one router after the other, for a fraction of a
+millisecond in each loop turn. A router has one page in flight: cursor and copies become visible in
+the same apply, then the next page follows. If the destination refuses a page, its router waits and
+tries again, longer each time; other routers do not wait for it. Routers at the same position with
+the same definition share the read and the copies. Loop thread only; sealed records are read off the
+loop. Called by `routers/service` and by the wiring.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from functools import partial
 from typing import Final
 
 from topics_server.engine.answers import ReadRequest
+from topics_server.engine.commit.gates import BY_CLASS, gate_of
 from topics_server.engine.commit.notifier import Notifier
 from topics_server.engine.commit.pipeline import CommitPipeline, Ticket
 from topics_server.engine.commit.router_pages import RouterPages
@@ -38,47 +40,49 @@ from topics_server.runtime.metrics import log
 from topics_server.values.entries import CursorMoved, RouterPage, RouterStamp
 from topics_server.values.errors import Code, StorageError, TopicsError
 from topics_server.values.limits import MIB
-from topics_server.values.model import GATE_OF, Gate, Guarantee, RouterDefinition, TagMatch
+from topics_server.values.model import Gate, Guarantee, RouterDefinition, TagMatch
 
 _PAGE_BYTES: Final = MIB
-# How long routers are worked off before others have a turn of the loop.
+# How long routers run in one loop turn.
 _SLICE_MS: Final = 0.5
-# While others write (twice within so long), a turn ends after so few pages and the loop is theirs
-# for so long: meanwhile pages grow.
+# While others write (twice within this time), a turn ends after this many pages and the loop is
+# theirs for this long: meanwhile pages grow.
 _OTHERS_MS: Final = 50.0
 _BUSY_PAGES: Final = 2
 _REST_S: Final = 0.001
 # Routers of one source that are queued at once.
 _QUEUED_AT_ONCE: Final = 64
 _RETRY_MS_MAX: Final = 1_000.0
-# Pages that wait for one shard's write, or its sync: what is met at once is applied at once.
+# Pages in flight to one shard under one gate; pages whose gate is met together are applied
+# together.
 _IN_FLIGHT_MAX: Final = 16
-# Pages kept while routers at the same place may still come.
+# Pages kept for other routers that reach the same position.
 _SHARED_MAX: Final = 32
-# After so many seqs without a copy the cursor is journaled, lest a restart examine them again.
+# After this many seqs without a copy the cursor is journaled, so that a restart does not examine
+# them again.
 _UNNOTED_SEQS_MAX: Final = 16_384
 
 _ShareKey = tuple[int, int, int, int, TagMatch | None, bool, bool, bool, RouterStamp | None]
 
 
 class Pump:
-    """All routers of one server at work. Nothing moves until `start`."""
+    """All running routers of one server. Nothing runs until `start`."""
 
     def __init__(
         self,
         table: RouterTable,
         store: Store,
         commits: CommitPipeline,
-        hub: Notifier,
+        notifier: Notifier,
         pages: RouterPages,
         clock: Clock,
         moved: Callable[[int], None],
     ) -> None:
-        """`moved`: told of a topic whose cursors moved without an entry."""
+        """`moved`: called with a topic whose cursors moved without an entry."""
         self._table = table
         self._store = store
         self._commits = commits
-        self._hub = hub
+        self._notifier = notifier
         self._pages = pages
         self._clock = clock
         self._moved = moved
@@ -89,12 +93,12 @@ class Pump:
         self._crowds: dict[tuple[int, Gate], Crowd] = {}
         self._is_scheduled = False
         self._is_closed = False
-        # What others submitted until the last look is told from what is ours.
+        # Distinguishes entries that others submitted since the last look from the pump's own.
         self._lsn_seen = 0
         self._submitted = 0
         self._others_wrote_ms = -_OTHERS_MS
         self._others_until_ms = 0.0
-        # Pages of this turn; whether the next one is to come later.
+        # Pages of this turn; whether the next turn is scheduled for later.
         self._pages_sent = 0
         self._is_resting = False
         self._loop = asyncio.get_running_loop()
@@ -102,14 +106,14 @@ class Pump:
     # -- which routers there are -----------------------------------------------------------
 
     def start(self) -> None:
-        """Everything is recovered and may be read and written."""
+        """Start: everything is recovered and may be read and written."""
         self._table.on_put = self.put
         self._table.on_gone = self.gone
         for router in self._table:
             self.put(router)
 
     def put(self, router: Router) -> None:
-        """The router is there, or changed: it goes on from its cursor."""
+        """Start a new or changed router from its cursor."""
         route = self._routes.get(router.router_id)
         if route is None:
             topic = self._store.topic_of(router.source_id)
@@ -121,17 +125,17 @@ class Pump:
                 source = self._sources[router.source_id] = SourceRoutes(
                     router.source_id, self.queue, self.queue_source
                 )
-                self._hub.add(router.source_id, source.ring)
+                self._notifier.add(router.source_id, source.notify)
             source.routes[router.router_id] = route
             self._pages.add_source(topic.topic_id)
         route.is_held = False
-        # What the destination holds is looked for anew: much may have been deleted by now.
+        # Look up the destination's copies again: some may have been deleted by now.
         route.known = None
         self._unstall(route)
         self.queue(route)
 
     def gone(self, router: Router) -> None:
-        """The router is no more: nothing new sets out."""
+        """Stop a deleted router: no new page starts."""
         route = self._routes.pop(router.router_id, None)
         if route is None:
             return
@@ -144,7 +148,7 @@ class Pump:
         del source.routes[router.router_id]
         if not source.routes:
             del self._sources[router.source_id]
-            self._hub.remove(router.source_id, source.ring)
+            self._notifier.remove(router.source_id, source.notify)
             self._pages.remove_source(router.source_id)
         if route.in_flight is None:
             self._forget_cursor(router)
@@ -156,25 +160,25 @@ class Pump:
             self._moved(dest.topic_id)
 
     async def hold(self, router: Router) -> None:
-        """Let nothing new set out, and return when nothing is in flight, until `put`."""
+        """Start no new page, and return when none is in flight; until `put`."""
         route = self._routes.get(router.router_id)
         if route is None:
             return
         route.is_held = True
         while route.in_flight is not None:
-            settled: asyncio.Future[None] = self._loop.create_future()
-            route.in_flight.waiters.append(partial(_resolve, settled))
-            await settled
+            resolved: asyncio.Future[None] = self._loop.create_future()
+            route.in_flight.waiters.append(partial(_resolve, resolved))
+            await resolved
 
     def release(self, router: Router) -> None:
-        """What it was held for did not happen: it goes on as it is."""
+        """Let a held router go on unchanged."""
         route = self._routes.get(router.router_id)
         if route is not None:
             route.is_held = False
             self.queue(route)
 
     def cursor(self, router: Router) -> tuple[int, int]:
-        """Up to where its source was examined, and how many copies it made."""
+        """The last examined seq of its source, and the number of its copies."""
         dest = self._store.topic_of(router.dest_id)
         at = None if dest is None else dest.cursors.get(router.router_id)
         if at is None:
@@ -182,12 +186,12 @@ class Pump:
         return max(router.start_seq, at.seq), at.copy_count
 
     def stalled(self, router: Router) -> tuple[str, str] | None:
-        """Why the router waits; None if it runs."""
+        """The reason why the router waits; None if it runs."""
         route = self._routes.get(router.router_id)
         return None if route is None else route.stalled
 
     async def close(self) -> None:
-        """Nothing new sets out from now on; return when nothing reads any more."""
+        """Start no new page from now on; return when no read is under way."""
         self._is_closed = True
         self._ready.clear()
         fetching = [route.fetching for route in self._routes.values() if route.fetching]
@@ -202,14 +206,14 @@ class Pump:
     # -- whose turn it is ------------------------------------------------------------------
 
     def queue(self, route: RouterWork) -> None:
-        """Look at this router when its turn comes."""
+        """Queue this router."""
         if not route.is_queued and not route.is_waiting and not self._is_closed:
             route.is_queued = True
             self._ready.append(route)
             self._schedule()
 
     def queue_source(self, source: SourceRoutes) -> None:
-        """Look at all routers of this source, a few at a time."""
+        """Queue all routers of this source, a few at a time."""
         if not source.is_queued and not self._is_closed:
             source.is_queued = True
             self._ready.append(source)
@@ -250,7 +254,7 @@ class Pump:
             self._shared.clear()
 
     def _are_others_writing(self, now_ms: float) -> bool:
-        """Whether there were entries of late that are not ours, and more than now and then."""
+        """Whether other writers have submitted entries repeatedly of late."""
         next_lsn = self._commits.next_lsn
         if next_lsn - self._lsn_seen > self._submitted:
             if now_ms - self._others_wrote_ms < _OTHERS_MS:
@@ -269,7 +273,7 @@ class Pump:
     # -- one page --------------------------------------------------------------------------
 
     def _advance(self, route: RouterWork) -> None:
-        """Copy the next page of a router, if there is one and it can be read at once."""
+        """Copy the router's next page if there is one and it can be read at once."""
         if route.is_waiting:
             return
         router = route.router
@@ -285,7 +289,7 @@ class Pump:
             route.is_queued = True
             crowd.waiting.append(route)
             return
-        if not self._has_evidence(route, dest, cursor_seq):
+        if not self._knows_copies(route, dest, cursor_seq):
             return
         try:
             copies = self._copies(route, source, dest, cursor_seq)
@@ -295,22 +299,22 @@ class Pump:
             self._refused(route, error)
 
     def _crowd_of(self, dest: Topic) -> Crowd:
-        key = (self._commits.shard_of(dest.topic_id), GATE_OF[dest.config.durability])
+        key = (self._commits.shard_of(dest.topic_id), BY_CLASS[dest.config.durability])
         crowd = self._crowds.get(key)
         if crowd is None:
             crowd = self._crowds[key] = Crowd()
         return crowd
 
     def _leave(self, crowd: Crowd) -> None:
-        """A page was settled: the next router's turn may come."""
+        """A page was applied or failed: make room for the next router."""
         crowd.count -= 1
         self._admit()
 
     def _admit(self) -> None:
-        """Where there is room, queue one router that waits for it.
+        """Queue one router that waits for room, if there is room.
 
-        Called for each that leaves, and for each whose turn came and who sent nothing: so none
-        waits while nobody is in flight.
+        Called when a page leaves, and when a router's turn brought no page, so that no router waits
+        while nothing is in flight.
         """
         for crowd in self._crowds.values():
             while crowd.waiting and crowd.count < _IN_FLIGHT_MAX:
@@ -320,8 +324,8 @@ class Pump:
                 if route.is_queued:
                     break
 
-    def _has_evidence(self, route: RouterWork, dest: Topic, cursor_seq: int) -> bool:
-        """Whether it is known what the destination holds of what comes next."""
+    def _knows_copies(self, route: RouterWork, dest: Topic, cursor_seq: int) -> bool:
+        """Whether the pump knows which copies of the next records the destination holds."""
         router = route.router
         if cursor_seq >= router.known_seq:
             route.known = None
@@ -348,7 +352,7 @@ class Pump:
     def _copies(
         self, route: RouterWork, source: Topic, dest: Topic, cursor_seq: int
     ) -> Copies | None:
-        """The copies of the next page; None if it is being read."""
+        """The copies of the next page; None while the page is being read."""
         router = route.router
         definition = router.definition
         stamp = self._stamp(router)
@@ -393,11 +397,11 @@ class Pump:
         return plan_page(source, request, self._clock.now_ms())
 
     async def _fetch(self, source: Topic, plan: PagePlan) -> None:
-        """Bring what a plan needs into the cache; it is planned again then."""
+        """Read what a plan needs into the cache; then it is planned again."""
         await self._store.complete(source, plan)
 
     def _read(self, route: RouterWork, reading: Callable[[], Coroutine[None, None, None]]) -> None:
-        """Read something off the loop for this router, then look at it again."""
+        """Run a read off the loop for this router, then queue it again."""
 
         async def read() -> None:
             failure: StorageError | TopicsError | None = None
@@ -420,7 +424,7 @@ class Pump:
         route.fetching = self._loop.create_task(read())
 
     def _send(self, route: RouterWork, source: Topic, dest: Topic, copies: Copies) -> None:
-        """Submit the copies, or move the cursor where there are none."""
+        """Submit the copies, or move the cursor if there are none."""
         router = route.router
         if copies.is_empty:
             dest.advance_cursor(router.router_id, copies.cursor_seq)
@@ -441,31 +445,33 @@ class Pump:
             lost=copies.lost,
             hops=copies.hops,
         )
-        is_bare = bool(copies.firsts) and self._pages.may_go_bare(source, dest, copies.firsts[0])
-        body = copies.body if copies.firsts and not is_bare else bytes
+        omits_payloads = bool(copies.firsts) and self._pages.may_omit_payloads(
+            source, dest, copies.firsts[0]
+        )
+        body = copies.body if copies.firsts and not omits_payloads else bytes
         ticket = self._store.append_page(dest, page, copies.decoded, body)
         if ticket is None:
-            # Something is settling on the destination.
+            # A create, configure or drop of the destination is in flight.
             self._wait(route)
             return
         self._submitted += 1
         self._pages_sent += 1
-        if is_bare:
-            self._pages.follow_bare(ticket)
+        if omits_payloads:
+            self._pages.follow_page(ticket)
         route.noted_seq = copies.cursor_seq
         if ticket.is_done:
-            self._settled(route, ticket)
+            self._resolved(route, ticket)
         else:
             route.in_flight = ticket
             crowd = self._crowd_of(dest)
             crowd.count += 1
             ticket.waiters.append(partial(self._leave, crowd))
-            ticket.waiters.append(partial(self._settled, route, ticket))
+            ticket.waiters.append(partial(self._resolved, route, ticket))
 
-    def _settled(self, route: RouterWork, ticket: Ticket) -> None:
+    def _resolved(self, route: RouterWork, ticket: Ticket) -> None:
         route.in_flight = None
         if route.is_over:
-            # Its last page has brought its cursor back.
+            # A failed page has set its cursor back.
             self._forget_cursor(route.router)
             return
         if ticket.error is not None:
@@ -477,13 +483,13 @@ class Pump:
         self.queue(route)
 
     def _note(self, route: RouterWork, dest: Topic, cursor_seq: int) -> None:
-        """Journal a cursor that came far without a copy. Refused, it is tried again later."""
+        """Journal a cursor that moved far without a copy. If refused, try again later."""
         unnoted = cursor_seq - max(route.noted_seq, route.router.start_seq)
         if unnoted < _UNNOTED_SEQS_MAX or dest.is_ephemeral or dest.staging.has_control:
             return
         entry = CursorMoved(dest.topic_id, route.router.router_id, cursor_seq)
         try:
-            self._commits.submit(entry, max(Gate.WRITTEN, GATE_OF[dest.config.durability]), dest)
+            self._commits.submit(entry, gate_of(entry, dest), dest)
         except TopicsError:
             return
         route.noted_seq = cursor_seq
@@ -491,7 +497,7 @@ class Pump:
     # -- waiting ---------------------------------------------------------------------------
 
     def _refused(self, route: RouterWork, error: TopicsError) -> None:
-        """The destination takes no such page now: a smaller one, or later."""
+        """The destination refuses this page: try a smaller one, or later."""
         if error.code is Code.TOPIC_FULL and route.limit > 1:
             route.limit = max(1, route.limit // 8)
             self.queue(route)

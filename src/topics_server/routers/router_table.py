@@ -1,9 +1,9 @@
 """All routers: a projection of the journal with the graph's rules (§6). Pure.
 
-Definitions only: cursors are in the destinations. A router goes with its source or its destination:
-that is heard of as the topic is dropped, live and in replay, and needs no entry. The edges of the
-graph are names, so that what is asked for can be judged before its topics exist. A leaf of the
-service: pure, on the loop's thread. Satisfies `projections.Projection`.
+Holds definitions only; cursors are in the destinations. Dropping the source or the destination
+deletes a router, live and in replay, without an entry of its own. The edges of the graph are names,
+so a definition can be checked before its topics exist. A leaf of the service: pure, on the loop's
+thread. Satisfies `projections.Projection`.
 """
 
 from __future__ import annotations
@@ -14,17 +14,15 @@ from typing import Final
 
 import msgspec
 
+from topics_server.engine.topic.applied import Applied
 from topics_server.engine.topic.registry import Registry
-from topics_server.engine.topic.topic import Applied
 from topics_server.values.entries import Entry, RouterDeleted, RouterPut, TopicDropped
 from topics_server.values.errors import Code, TopicsError
 from topics_server.values.model import RouterDefinition
-from topics_server.values.storage_types import RouterImage, RoutersPart
+from topics_server.values.storage_types import ROUTERS_PARTS, RouterImage, RoutersPart
 
-_VERSION: Final = 1
 _PIECE_ROUTERS: Final = 256
 _NOTHING: Final = Applied()
-_DECODER: Final = msgspec.msgpack.Decoder(RoutersPart)
 
 
 class Router(msgspec.Struct):
@@ -43,8 +41,8 @@ class Router(msgspec.Struct):
 class RouterTable:
     """All routers by name and id. `next_router_id`: ids below it may have been used.
 
-    `sources`: topics of which pages without payloads may have been made since the newest snapshot
-    begins; `engine/commit/router_pages` and recovery share it.
+    `sources`: topics whose records pages without payloads may refer to since the start of the
+    newest snapshot; shared with `engine/commit/router_pages` and recovery.
     """
 
     def __init__(self) -> None:
@@ -56,10 +54,10 @@ class RouterTable:
         self._applied_lsn = 0
         self.next_router_id = 1
         self.sources: set[int] = set()
-        # Told of every router that is there, changed or gone; set when there is somebody to tell.
+        # Called with every router that is created, changed or deleted; set once the pump runs.
         self.on_put: Callable[[Router], None] | None = None
         self.on_gone: Callable[[Router], None] | None = None
-        # Whether a topic is there still: a drop may overtake a router's entry on its shard.
+        # Whether a topic still exists: a drop may overtake a router's entry on its shard.
         self.exists: Callable[[int], bool] | None = None
 
     def __len__(self) -> int:
@@ -81,7 +79,7 @@ class RouterTable:
         return self._of_source.get(topic_id, {}).values()
 
     def of_topic(self, topic_id: int) -> list[str]:
-        """Names of the routers a topic is source or destination of, in order."""
+        """Names of the routers whose source or destination is this topic, in order."""
         found = [*self.from_source(topic_id), *self._of_dest.get(topic_id, {}).values()]
         return sorted({router.name for router in found})
 
@@ -95,9 +93,9 @@ class RouterTable:
         size: int,
         may_name: Callable[[str], bool] | None = None,
     ) -> tuple[list[Router], str | None]:
-        """Up to `size` routers in name order, and the name to go on after if more follow.
+        """Up to `size` routers in name order, and the name to continue after if more follow.
 
-        With `may_name` only those whose own name, source and destination it takes.
+        `may_name`: return only routers whose own name, source and destination it accepts.
         """
         assert size > 0
         names = self._names
@@ -127,9 +125,9 @@ class RouterTable:
     # -- the graph -------------------------------------------------------------------------
 
     def check(self, name: str, definition: RouterDefinition) -> None:
-        """Whether a router of this name may be like this, whatever it is now.
+        """Check whether a router of this name may have this definition.
 
-        Raises `topic_exists_incompatible` when its destination would have two sources, and
+        Raises `topic_exists_incompatible` if its destination would have two sources, and
         `router_cycle` with the path.
         """
         for other in self._by_id.values():
@@ -139,8 +137,8 @@ class RouterTable:
                     break
                 raise TopicsError(
                     Code.TOPIC_EXISTS_INCOMPATIBLE,
-                    f'"{definition.dest}" gets the records of "{known.source}" already; '
-                    "a destination has one source",
+                    f'"{definition.dest}" already receives the records of "{known.source}"; '
+                    "a destination can have only one source",
                     {
                         "reason": "router_dest_fan_in",
                         "dest": definition.dest,
@@ -153,12 +151,12 @@ class RouterTable:
             if path is not None:
                 raise TopicsError(
                     Code.ROUTER_CYCLE,
-                    "the router would close a cycle; allow_cycle permits that",
+                    "the router would create a cycle; allow_cycle: true permits it",
                     {"cycle": [definition.source, *path]},
                 )
 
     def _is_edge(self, name: str, definition: RouterDefinition) -> bool:
-        """Whether the router closes no cycle that it did not close before, as little permitted."""
+        """Whether the router closes no new cycle without permission."""
         router = self._by_name.get(name)
         if router is None or router.definition.allow_cycle:
             return False
@@ -188,7 +186,7 @@ class RouterTable:
     # -- journal ---------------------------------------------------------------------------
 
     def stage(self, lsn: int, entry: Entry) -> None:
-        """See `projections.Owner`. One at a time: the service waits for each."""
+        """See `projections.Owner`. One entry at a time: the service waits for each."""
 
     def commit_staged(self, lsn: int) -> None:
         """See `projections.Owner`."""
@@ -216,7 +214,7 @@ class RouterTable:
         if router is None:
             older = self._by_name.get(entry.name)
             if older is not None:
-                # From another source, or into another destination: another router.
+                # With another source or another destination it is a new router.
                 self._remove(older)
             router = Router(
                 router_id=entry.router_id,
@@ -238,7 +236,7 @@ class RouterTable:
         return _NOTHING
 
     def observe(self, lsn: int, entry: Entry, applied: Applied) -> None:
-        """Hear of an applied entry: a dropped topic takes its routers along (§1.4)."""
+        """Observe an applied entry: dropping a topic deletes its routers (§1.4)."""
         if isinstance(entry, TopicDropped):
             for found in (self._of_source, self._of_dest):
                 for router in list(found.get(entry.topic_id, {}).values()):
@@ -267,20 +265,20 @@ class RouterTable:
     # -- snapshots and restarts ------------------------------------------------------------
 
     def capture(self) -> Iterator[bytes]:
-        """See `projections.Projection`. Nothing at all while there never was a router."""
+        """See `projections.Projection`. Yields nothing if there never was a router."""
         if self.next_router_id == 1:
             return
         applied_lsn, next_id, sources = self._applied_lsn, self.next_router_id, list(self.sources)
         routers = list(self._by_id.values())
         for start in range(0, max(1, len(routers)), _PIECE_ROUTERS):
             images = [_image_of(router) for router in routers[start : start + _PIECE_ROUTERS]]
-            part = RoutersPart(_VERSION, applied_lsn, next_id, sources, images)
+            part = RoutersPart(ROUTERS_PARTS.version, applied_lsn, next_id, sources, images)
             yield msgspec.msgpack.encode(part)
             sources = []
 
     def restore(self, part: bytes) -> None:
         """See `projections.Projection`."""
-        captured = decode_routers(part)
+        captured = ROUTERS_PARTS.decode(part)
         self._applied_lsn = captured.applied_lsn
         self.next_router_id = max(self.next_router_id, captured.next_router_id)
         self.sources.update(captured.sources)
@@ -288,24 +286,13 @@ class RouterTable:
             self._add(Router(**{name: getattr(image, name) for name in image.__struct_fields__}))
 
     def finish_recovery(self, topics: Registry) -> None:
-        """A router whose topic is gone is gone too; cursors of routers that are gone go."""
+        """Delete routers whose topic does not exist, and cursors of deleted routers."""
         for router in list(self._by_id.values()):
             if topics.get(router.source_id) is None or topics.get(router.dest_id) is None:
                 self._remove(router)
         for topic in topics:
             for router_id in [known for known in topic.cursors if known not in self._by_id]:
                 del topic.cursors[router_id]
-
-
-def decode_routers(part: bytes) -> RoutersPart:
-    """A captured piece. Raises `ValueError` for bytes that are none."""
-    try:
-        captured = _DECODER.decode(part)
-    except msgspec.DecodeError as error:
-        raise ValueError(f"not captured routers: {error}") from None
-    if captured.version != _VERSION:
-        raise ValueError(f"captured routers have version {captured.version}, not {_VERSION}")
-    return captured
 
 
 def _image_of(router: Router) -> RouterImage:

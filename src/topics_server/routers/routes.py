@@ -1,4 +1,4 @@
-"""What each running router waits for.
+"""The running state of each router and each source.
 
 Used by `routers/pump` only.
 """
@@ -38,7 +38,7 @@ class RouterWork:
     def __init__(self, router: Router) -> None:
         self.router = router
         self.is_queued = False
-        # Reconfigured or removed: nothing new sets out.
+        # Being changed or deleted: no new page starts.
         self.is_held = False
         self.is_over = False
         self.in_flight: Ticket | None = None
@@ -46,15 +46,15 @@ class RouterWork:
         self.timer: asyncio.TimerHandle | None = None
         self.stalled: tuple[str, str] | None = None
         self.retry_ms = RETRY_MS_MIN
-        # Records of a page; fewer where the destination has little room.
+        # Records of a page; fewer if the destination has little room.
         self.limit = PAGE_RECORDS
-        # Seqs up to `router.known_seq` whose copies the destination holds; None: not known yet.
+        # Seqs up to `router.known_seq` whose copies the destination holds; None: not looked up yet.
         self.known: set[int] | None = None
         self.noted_seq = 0
 
     @property
     def is_waiting(self) -> bool:
-        """Whether something has to happen before it can go on."""
+        """Whether it waits for something before its next page."""
         return (
             self.is_held
             or self.is_over
@@ -65,7 +65,7 @@ class RouterWork:
 
 
 class SourceRoutes:
-    """The routers of one topic; its bell."""
+    """The routers of one topic; `notify` is the topic's listener."""
 
     __slots__ = ("is_queued", "queue", "queue_all", "routes", "topic_id", "waiting")
 
@@ -80,10 +80,10 @@ class SourceRoutes:
         self.queue_all = queue_all
         self.routes: dict[int, RouterWork] = {}
         self.is_queued = False
-        # Of the routes that are being queued, those that are not yet.
+        # Routes of this source that are still to be queued.
         self.waiting: list[RouterWork] = []
 
-    def ring(self) -> None:
+    def notify(self) -> None:
         """The topic moved."""
         if len(self.routes) == 1:
             for route in self.routes.values():

@@ -1,8 +1,8 @@
 """The router service: put, get, list, delete (§6).
 
-One change at a time: what is asked for is judged against what is there, then made durable, before
-the next is looked at. A router that is refused leaves nothing behind; one that is changed has no
-page in flight meanwhile, and what its source had by then went by the old definition. Called by
+One change at a time: each is checked against the current routers and made durable before the next
+starts. A refused router leaves nothing behind. A router has no page in flight while it changes; the
+records that its source had before the change follow the old definition. Called by
 `api/routers/handlers` and `api/topics/handlers`; loop thread only.
 """
 
@@ -12,8 +12,9 @@ import asyncio
 from collections.abc import Callable
 from typing import Final
 
+from topics_server.engine.commit.gates import LAST_CURSOR, gate_of_service
 from topics_server.engine.commit.pipeline import CommitPipeline, Ticket
-from topics_server.engine.commit.transfers import settled
+from topics_server.engine.commit.transfers import resolved
 from topics_server.engine.ports import Clock
 from topics_server.engine.store import Store
 from topics_server.engine.topic.topic import Topic
@@ -22,9 +23,9 @@ from topics_server.routers.pump import Pump
 from topics_server.routers.router_table import Router, RouterTable
 from topics_server.values.entries import CursorMoved, RouterDeleted, RouterEntry, RouterPut
 from topics_server.values.errors import Code, TopicsError, topic_not_found
-from topics_server.values.model import Gate, RouterDefinition
+from topics_server.values.model import RouterDefinition
 
-# A topic that is dropped as often as it is made is left to whoever does that.
+# Give up when the topic is dropped this many times while the router is being created.
 _TRIES_MAX: Final = 8
 
 
@@ -59,7 +60,7 @@ class RouterService:
     # -- looking ---------------------------------------------------------------------------
 
     def get(self, name: str) -> RouterState:
-        """A router as it is. Raises `router_not_found`."""
+        """A router's current state. Raises `router_not_found`."""
         router = self._table.find(name)
         if router is None:
             raise TopicsError(
@@ -77,7 +78,7 @@ class RouterService:
         page_size: int,
         may_name: Callable[[str], bool] | None = None,
     ) -> RouterListPage:
-        """Routers in name order after `after`; all of whose names `may_name` takes, if given."""
+        """Routers in name order after `after`; with `may_name`, only those it accepts."""
         found, next_after = self._table.page(
             prefix=prefix,
             source=source,
@@ -89,7 +90,7 @@ class RouterService:
         return RouterListPage([self._state(router) for router in found], next_after)
 
     def routers_of(self, topic_name: str) -> list[str]:
-        """Names of the routers that go when this topic goes, in order."""
+        """Names of the routers that dropping this topic deletes, in order."""
         try:
             topic = self._store.topic(topic_name)
         except TopicsError:
@@ -112,11 +113,10 @@ class RouterService:
     # -- changing --------------------------------------------------------------------------
 
     async def put(self, name: str, spec: RouterSpec) -> RouterOutcome:
-        """Make a router, or make it like this; durable before it returns.
+        """Create a router, or change it to this definition; durable before it returns.
 
-        Raises `TopicsError`, after which nothing is changed or made: `topic_not_found` (no
-        destination, and none is to be made), `router_cycle`, `topic_exists_incompatible`,
-        `throttled`.
+        Raises `TopicsError`, after which nothing has changed: `topic_not_found` (no destination,
+        and none is to be created), `router_cycle`, `topic_exists_incompatible`, `throttled`.
         """
         async with self._changing:
             for _ in range(_TRIES_MAX):
@@ -124,11 +124,11 @@ class RouterService:
                 if outcome is not None:
                     return outcome
         raise TopicsError(
-            Code.THROTTLED, "its topics are being dropped", {"limit": "topics_dropped"}
+            Code.THROTTLED, "a topic of the router is being dropped", {"limit": "topics_dropped"}
         )
 
     async def _put(self, name: str, spec: RouterSpec) -> RouterOutcome | None:
-        """None: a topic went while this was decided."""
+        """None if a topic was dropped while the change was decided."""
         definition = spec.definition
         router = self._table.find(name)
         if router is not None and router.definition == definition:
@@ -138,13 +138,13 @@ class RouterService:
         if created and self._max_routers and len(self._table) >= self._max_routers:
             raise TopicsError(
                 Code.THROTTLED,
-                "the server holds as many routers as it may",
+                "the server has reached its limit of routers",
                 {"limit": "max_routers", "max": self._max_routers},
             )
         source, dest = await self._topics(definition, create_dest=spec.create_dest)
         try:
             if router is not None:
-                await self._settle(router)
+                await self._quiesce(router)
             gone = self._table.find(name) is not router
             if gone or self._is_going(source) or self._is_going(dest):
                 return None
@@ -163,11 +163,11 @@ class RouterService:
             return None
         return RouterOutcome(created, definition, ticket.write_ms, ticket.sync_ms)
 
-    async def _settle(self, router: Router) -> None:
-        """Let a router stand still, with every copy it made as durable as what follows.
+    async def _quiesce(self, router: Router) -> None:
+        """Stop a router and make its copies as durable as the following change.
 
         The changed router starts where this one ends: a copy that a power loss takes from the
-        destination would never come again. And one that comes under its name must find its copies.
+        destination would never be made again. A new router of the same name must find its copies.
         """
         await self._pump.hold(router)
         dest = self._store.topic_of(router.dest_id)
@@ -175,12 +175,13 @@ class RouterService:
             return
         cursor_seq, _ = self._pump.cursor(router)
         moved = CursorMoved(dest.topic_id, router.router_id, cursor_seq)
-        await self._settled(self._commits.submit(moved, Gate.SYNCED, dest, urgent=True))
+        gate = LAST_CURSOR[dest.config.durability]
+        await self._resolved(self._commits.submit(moved, gate, dest, urgent=True))
 
     async def _topics(
         self, definition: RouterDefinition, *, create_dest: bool
     ) -> tuple[Topic, Topic]:
-        """Source and destination, made where they are not there: both, or none for lack of room."""
+        """Source and destination, created if missing: both, or none for lack of room."""
         missing = [n for n in (definition.source, definition.dest) if self._find(n) is None]
         if definition.dest in missing and not create_dest:
             raise topic_not_found(definition.dest)
@@ -209,7 +210,7 @@ class RouterService:
             source_id=source.topic_id,
             dest_id=dest.topic_id,
             start_seq=start_seq,
-            # An earlier router of this name may have made copies of what this one starts with.
+            # An earlier router of this name may have copied the first records of this one.
             known_seq=head_seq if spec.from_earliest and dest.log.live_count else 0,
         )
 
@@ -227,14 +228,14 @@ class RouterService:
         )
 
     async def delete(self, name: str) -> bool:
-        """Remove a router; copies stay. Durable before it returns. False: it was not there."""
+        """Delete a router; its copies stay. Durable before it returns. False: no such router."""
         async with self._changing:
             router = self._table.find(name)
             if router is None:
                 return False
             await self._pump.hold(router)
             if self._table.find(name) is not router:
-                return False  # it went with one of its topics
+                return False  # a dropped topic took the router along
             try:
                 await self._commit(RouterDeleted(router.router_id, name, self._clock.now_ms()))
             except TopicsError:
@@ -243,12 +244,12 @@ class RouterService:
             return True
 
     async def _commit(self, entry: RouterEntry) -> Ticket:
-        return await self._settled(
-            self._commits.submit(entry, Gate.SYNCED, self._table, urgent=True)
+        return await self._resolved(
+            self._commits.submit(entry, gate_of_service(entry), self._table, urgent=True)
         )
 
-    async def _settled(self, ticket: Ticket) -> Ticket:
-        await settled(ticket)
+    async def _resolved(self, ticket: Ticket) -> Ticket:
+        await resolved(ticket)
         if ticket.error is not None:
             raise TopicsError(ticket.error.code, ticket.error.message, ticket.error.detail)
         return ticket

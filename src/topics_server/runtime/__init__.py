@@ -4,6 +4,7 @@
 - `garbage_collector`: schedules Python's garbage collector so that no loop turn is long.
 - `helper_process`: the life of a helper process: start, requests, time limit, end.
 - `logging`: the log: text or JSON lines on standard error, written by its own thread.
+- `metric_table`: every metric, once: name, kind, help and getter.
 - `metrics`: counters and histograms, and the snapshot a scrape reads.
 - `prometheus`: renders metrics as Prometheus text (format 0.0.4) or JSON values.
 - `thread_offload`: runs the engine's blocking calls on a thread pool.

@@ -21,7 +21,7 @@ def monotonic_ms() -> float:
 
 
 def pause(seconds: float) -> None:
-    """*Blocking.* Let other threads on; never from the loop."""
+    """*Blocking.* Let other threads run; never call it on the loop."""
     time.sleep(seconds)
 
 
@@ -38,12 +38,12 @@ def random_hex(size: int) -> str:
 
 
 def random_bytes(size: int) -> bytes:
-    """Bytes that no file system can compress."""
+    """Random bytes, which no file system can compress."""
     return secrets.token_bytes(size)
 
 
 def random_u64() -> int:
-    """Where a count begins whose numbers no other start of the server has handed out."""
+    """A random start for a counter, so that its numbers never repeat those of an earlier start."""
     return secrets.randbits(64)
 
 

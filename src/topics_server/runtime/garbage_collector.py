@@ -1,14 +1,14 @@
 """Schedules Python's garbage collector so that no loop turn is long.
 
-A collection stops the loop for about 1 us an object it looks at. So the young are looked at often
-and few at a time, the old never: all of 100,000 topics would be 130 ms, and nothing of ours is a
-cycle that lives that long (`api/connection` sees to it that uvicorn's are not either).
+A collection stops the loop for about 1 us per examined object. So young objects are examined often
+and few at a time, old objects never: the objects of 100,000 topics would take 130 ms, and the
+server makes no long-lived cycles (`api/connection` breaks those of uvicorn).
 
-Python looks when 700 more objects were made than went. Under pressure as many go as are made, so
-that thousands are young by then, and a collection is 4 ms and more, a dozen times a second. Then
-there are more of them, by the clock, each of what ten milliseconds brought.
+Python collects when 700 more objects were allocated than freed. Under pressure as many are freed as
+are allocated, so thousands are young when a collection starts: it takes 4 ms and more, a dozen
+times a second. Under pressure this module therefore collects by the clock, every ten milliseconds.
 
-Used by `server`; one a process.
+Used by `server`; one per process.
 """
 
 from __future__ import annotations
@@ -18,43 +18,46 @@ import gc
 from typing import Final
 
 _THRESHOLDS: Final = (700, 2, 1_000_000)
-# Under pressure: how often there is a collection, seconds; one of so many looks again at what the
-# others left.
+# Collections under pressure: their interval in seconds; one in this many also examines the objects
+# that the others left.
 _EVERY_S: Final = 0.01
 _AGAIN: Final = 3
 
 
 def rest() -> None:
-    """No collections until `begin`: all that is made now stays."""
+    """No collections until `begin`: objects made now stay."""
     gc.disable()
 
 
 def begin() -> None:
-    """Leave alone what lives; look at what comes. No collection first: it would walk everything."""
+    """Freeze existing objects and collect new ones.
+
+    Does not collect first: that would examine every object.
+    """
     gc.freeze()
     gc.set_threshold(*_THRESHOLDS)
     gc.enable()
 
 
-def settle() -> None:
-    """Take what has lived until now out of the collector's sight; young garbage goes first.
+def freeze() -> None:
+    """Freeze the objects of now after collecting the young garbage.
 
-    Otherwise the first collection after many topics were made walks all of them at once.
+    Otherwise the first collection after many topics were created examines all of them at once.
     """
     gc.collect(0)
     gc.freeze()
 
 
 class Collections:
-    """More of them, and shorter ones, under pressure: `told` is called when it begins and ends."""
+    """Under pressure, collect often and briefly. The throttle calls `on_pressure`."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._looking: asyncio.TimerHandle | None = None
         self._looks = 0
 
-    def told(self, is_pressed: bool) -> None:
-        """Pressure has begun, or is over."""
+    def on_pressure(self, is_pressed: bool) -> None:
+        """Pressure begins or ends."""
         if self._looking is not None:
             self._looking.cancel()
             self._looking = None

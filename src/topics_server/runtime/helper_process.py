@@ -1,8 +1,8 @@
 """The life of a helper process: start, requests, time limit, end.
 
-A helper is a module of ours that is run as a child. It takes requests from its standard input and
-answers on its standard output, and it ends when its input does, so a server that is killed leaves
-none behind. Called by `append_decoder` and `wal/segments/packing_process`.
+A helper is one of our modules, run as a child process. It takes requests from its standard input,
+answers on its standard output, and ends when its input ends, so a killed server leaves no helper
+behind. Called by `append_decoder` and `wal/segments/packing_process`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _END_WAIT_S: Final = 5.0
 
 def start_helper(module: str) -> subprocess.Popen[bytes]:
     """A child that runs a module. Raises `OSError`."""
-    # -P: the caller's directory is not a place to import from.
+    # -P: do not import from the caller's directory.
     command = [sys.executable, "-P", "-m", module]
     return subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, pipesize=1 << 20
@@ -27,13 +27,13 @@ def start_helper(module: str) -> subprocess.Popen[bytes]:
 
 
 def end_helper(child: subprocess.Popen[bytes]) -> None:
-    """*Blocking.* Close its pipes and wait for its end; kill it if it does not come."""
+    """*Blocking.* Close its pipes and wait for its end; kill it if it does not end."""
     for pipe in (child.stdin, child.stdout):
         try:
             if pipe is not None:
                 pipe.close()
         except OSError:
-            pass  # bytes that a dead child did not take
+            pass  # bytes that a dead child did not read
     try:
         child.wait(_END_WAIT_S)
     except subprocess.TimeoutExpired:
@@ -43,7 +43,7 @@ def end_helper(child: subprocess.Popen[bytes]) -> None:
 
 @contextmanager
 def killed_after(child: subprocess.Popen[bytes], seconds: float) -> Iterator[None]:
-    """Kill the child if the block takes longer; its pipes then end, wherever the block waits."""
+    """Kill the child if the block takes longer; closed pipes then end the block's wait."""
     timer = threading.Timer(seconds, child.kill)
     timer.start()
     try:
@@ -53,7 +53,7 @@ def killed_after(child: subprocess.Popen[bytes], seconds: float) -> Iterator[Non
 
 
 def read_exactly(pipe: IO[bytes], length: int) -> bytes:
-    """So many bytes. Raises `EOFError` if there are fewer."""
+    """Read exactly `size` bytes. Raises `EOFError` if there are fewer."""
     found = pipe.read(length)
     if len(found) != length:
         raise EOFError(f"{len(found)} of {length} bytes")

@@ -1,37 +1,40 @@
 """The log: text or JSON lines on standard error, written by its own thread.
 
-Whoever logs leaves a line behind and goes on: if nobody reads standard error, only the thread waits
-for it. What does not fit the queue then is dropped and counted, and the count is told once there is
-room. No line holds a payload or a secret: what looks like a key is blotted out in whatever text a
-library or a client's bytes bring along, and paths are told without their query. The access log is
-made of values that requests leave behind (`api/access_log`) and put into words by the thread.
-Called by `server.py`.
+The caller adds a line to a queue and continues: if nothing reads standard error, only the thread
+waits. Lines beyond the queue's limit are dropped and counted, and the count is logged once there is
+room. No line holds a payload or a secret: keys are removed from texts of libraries and clients, and
+paths are logged without their query. The access log stores values of requests (`api/access_log`),
+which the thread renders. Called by `server.py`.
 """
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import logging
+import logging.handlers
 import queue
 import re
 import select
 import sys
-import threading
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple, Protocol
 
 from topics_server.runtime.clock import now_ms
 from topics_server.runtime.metrics import log
 
-# Lines that wait for standard error at most; beyond, they are dropped.
+# Waiting lines at most; further ones are dropped.
 LINES_MAX: Final = 10_000
-# How long the end of the process waits for what has not been written yet.
+# How long the end of the process waits for unwritten lines.
 CLOSE_WITHIN_S: Final = 2.0
-# Of a path that is told: more is of no use to a reader.
+# Characters of a logged path: more are of no use to a reader.
 _PATH_CHARS_MAX: Final = 512
 _JOINED_LINES_MAX: Final = 200
-# What uvicorn logs as errors of ours, and any client can cause: they are answered.
+# Behind the last line: nothing is written after it.
+_LAST: Final = "\0last"
+# Events that uvicorn logs as errors of the server, although any client can cause them; they are
+# answered.
 _CLIENTS_FAULTS: Final = (
     "ASGI callable returned without completing handshake",
     "Invalid UTF-8 sequence received from client",
@@ -63,12 +66,12 @@ class LogSettings(Protocol):
 
     @property
     def access_log_sample(self) -> int:
-        """Of so many requests, one is told if `sampled`; refusals of ours (5xx) always."""
+        """One in this many requests is logged with `sampled`; errors of the server (5xx) always."""
         ...
 
 
 class Access(NamedTuple):
-    """One answered request, as it is told."""
+    """One answered request, with the fields of its line."""
 
     at_ms: int
     method: str
@@ -100,13 +103,13 @@ class TextLines(logging.Formatter):
         """Render one log record."""
         return in_one_line(blotted(super().format(record)))
 
-    def access(self, told: Access) -> str:
+    def access(self, request: Access) -> str:
         """Render one request."""
-        at = logging.makeLogRecord({"created": told.at_ms / 1000, "msecs": told.at_ms % 1000})
-        request_id = f" {told.request_id}" if told.request_id else ""
+        at = logging.makeLogRecord({"created": request.at_ms / 1000, "msecs": request.at_ms % 1000})
+        request_id = f" {request.request_id}" if request.request_id else ""
         return in_one_line(
-            f"{self.formatTime(at)} ACCESS  {told.method} {told.path} {told.status} "
-            f"{told.ms:.3f} ms {told.bytes} bytes{request_id}"
+            f"{self.formatTime(at)} ACCESS  {request.method} {request.path} {request.status} "
+            f"{request.ms:.3f} ms {request.bytes} bytes{request_id}"
         )
 
 
@@ -124,61 +127,69 @@ class JsonLines(logging.Formatter):
             line["traceback"] = blotted(self.formatException(record.exc_info))
         return json.dumps(line)
 
-    def access(self, told: Access) -> str:
+    def access(self, request: Access) -> str:
         """Render one request."""
-        line: dict[str, Any] = {"ts": told.at_ms, "level": "info", "event": "request"}
+        line: dict[str, Any] = {"ts": request.at_ms, "level": "info", "event": "request"}
         for name in ("method", "path", "route", "status", "bytes"):
-            line[name] = getattr(told, name)
-        line["ms"] = round(told.ms, 3)
-        if told.request_id:
-            line["request_id"] = told.request_id
+            line[name] = getattr(request, name)
+        line["ms"] = round(request.ms, 3)
+        if request.request_id:
+            line["request_id"] = request.request_id
         return json.dumps(line)
 
 
 Lines = TextLines | JsonLines
 
 
-class LogOutput:
-    """The queue of lines, the thread that writes them, and how many nobody took."""
+class LogOutput(logging.handlers.QueueListener):
+    """The queue of lines, the thread that writes them, and the number of dropped lines.
+
+    The listener's thread takes a line and all that wait behind it, and writes them in one go.
+    """
+
+    queue: queue.SimpleQueue[str | Access | None]
 
     def __init__(self, lines: Lines, write: Callable[[bytes], None], most: int = LINES_MAX) -> None:
-        """`write` may block for as long as it likes, and raise `OSError`."""
+        """`write` may block for any time, and may raise `OSError`."""
+        super().__init__(queue.SimpleQueue())
         self._lines = lines
         self._write = write
         self._most = most
-        self._queue: queue.SimpleQueue[str | Access | None] = queue.SimpleQueue()
         self._untold = 0
         self.dropped = 0
-        self._thread = threading.Thread(target=self._run, name="log", daemon=True)
-        self._thread.start()
+        self.start()
 
     def put(self, line: str | Access) -> None:
-        """Leave a line to the thread; never waits."""
-        if self._queue.qsize() >= self._most:
+        """Queue a line; never waits."""
+        if self.queue.qsize() >= self._most:
             self.dropped += 1
             return
-        self._queue.put(line)
+        self.queue.put(line)
 
     def close(self, within_s: float = CLOSE_WITHIN_S) -> None:
-        """Write what waits, if standard error takes it in time."""
-        self._queue.put(None)
-        self._thread.join(within_s)
+        """Write the waiting lines, if standard error takes them in time."""
+        self.queue.put(_LAST)
+        self.enqueue_sentinel()
+        thread = self._thread
+        assert thread is not None, "close once"
+        thread.join(within_s)
 
-    def _run(self) -> None:
-        while True:
-            first = self._queue.get()
-            waiting = [first]
-            while waiting[-1] is not None and len(waiting) < _JOINED_LINES_MAX:
-                try:
-                    waiting.append(self._queue.get_nowait())
-                except queue.Empty:
-                    break
-            self._write_out([line for line in waiting if line is not None])
-            if waiting[-1] is None:
-                return
+    def handle(self, record: Any) -> None:
+        """On the thread: write this line and those that wait behind it."""
+        waiting = [record]
+        while record is not _LAST and len(waiting) < _JOINED_LINES_MAX:
+            try:
+                record = self.dequeue(False)
+            except queue.Empty:
+                break
+            waiting.append(record)
+        self._write_out([line for line in waiting if line is not _LAST])
 
     def _write_out(self, lines: list[str | Access]) -> None:
-        shown = [self._lines.access(told) if isinstance(told, Access) else told for told in lines]
+        shown = [
+            self._lines.access(request) if isinstance(request, Access) else request
+            for request in lines
+        ]
         lost = self.dropped - self._untold
         if lost:
             self._untold += lost
@@ -190,36 +201,40 @@ class LogOutput:
         try:
             self._write("".join(f"{line}\n" for line in shown).encode("utf-8", "replace"))
         except OSError:
-            # Whoever read it is gone: there is nobody to tell.
+            # The reader of standard error is gone.
             self.dropped += len(lines)
 
 
-class _Handler(logging.Handler):
-    """Renders a record where it is made, as what it speaks of may change; writes nothing."""
+class LineHandler(logging.handlers.QueueHandler):
+    """Renders a record at once, since the objects that it names may change; writes nothing."""
 
     def __init__(self, output: LogOutput, lines: Lines) -> None:
-        super().__init__()
+        super().__init__(output.queue)
         self._output = output
         self.setFormatter(lines)
 
-    def emit(self, record: logging.LogRecord) -> None:
-        """Hand the line over."""
-        self._output.put(self.format(record))
+    def prepare(self, record: logging.LogRecord) -> str:
+        """The record as its line."""
+        return self.format(record)
+
+    def enqueue(self, line: Any) -> None:
+        """Queue the line; past the bound it is dropped and counted."""
+        self._output.put(line)
 
 
 def _is_news(record: logging.LogRecord) -> bool:
-    """Whether a line of uvicorn's tells more than that a client sent something wrong."""
+    """Whether a line of uvicorn says more than that a client sent something wrong."""
     return not str(record.msg).startswith(_CLIENTS_FAULTS)
 
 
 def set_up(settings: LogSettings) -> LogOutput:
-    """Log to standard error from now on; of libraries only warnings and worse.
+    """Log to standard error from now on; from libraries only warnings and worse.
 
-    Whoever calls this calls `close` of what it returns at the end.
+    The caller closes the returned output at the end.
     """
     lines: Lines = JsonLines() if settings.log_format == "json" else TextLines()
     output = LogOutput(lines, standard_error_writer())
-    logging.root.handlers[:] = [_Handler(output, lines)]
+    logging.root.handlers[:] = [LineHandler(output, lines)]
     logging.root.setLevel(logging.WARNING)
     log.setLevel(settings.log_level.upper())
     uvicorns = logging.getLogger("uvicorn.error")
@@ -228,15 +243,15 @@ def set_up(settings: LogSettings) -> LogOutput:
 
 
 def standard_error_writer() -> Callable[[bytes], None]:
-    """What writes to standard error past its own buffer, whose lock the end of the process takes.
+    """A writer to standard error that bypasses Python's buffer, whose lock the exit takes.
 
-    A thread that waits in that buffer for a reader would keep the process from ending.
+    A thread that waits in that buffer would keep the process from ending.
     """
     stream = sys.stderr
     try:
         raw = io.FileIO(stream.fileno(), "wb", closefd=False)
     except (OSError, ValueError):
-        # Somebody has put a stream there that is no file.
+        # A program has replaced standard error with a stream that is not a file.
         return lambda text: (stream.write(text.decode()), stream.flush())[1]
 
     def write(text: bytes) -> None:
@@ -253,12 +268,12 @@ def standard_error_writer() -> Callable[[bytes], None]:
 
 
 class AccessLog:
-    """Says which answers are told: all, or one of so many and every failure of ours."""
+    """Decides which answers are logged: all, or a sample and every error of the server."""
 
     __slots__ = ("_every", "_output", "_passed")
 
     def __init__(self, output: LogOutput, every: int) -> None:
-        """`every`: 1 tells of all."""
+        """`every`: log one in this many; 1 logs all."""
         self._output = output
         self._every = every
         self._passed = 0
@@ -293,3 +308,9 @@ def access_log(settings: LogSettings, output: LogOutput) -> AccessLog | None:
             return AccessLog(output, settings.access_log_sample)
         case _:
             return None
+
+
+def log_defect(task: asyncio.Task[None]) -> None:
+    """Log the traceback of background work that ended with an error; a callback of its task."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.error("background work ended", exc_info=error)

@@ -1,9 +1,10 @@
 """Counters and histograms, and the snapshot a scrape reads.
 
 Drivers count (a shard its frames, a route its answers) in plain integers; nothing here waits or
-locks. Only parts that exist report: a figure of an absent part is absent, not zero. Pure code does
-not report. `log` is the server's one logger. Called by `wal/journal/wal_writer`, `api/access_log`,
-`node`; `api/operate/metrics_snapshot` gathers the facts of a scrape, `exposition` prints them.
+locks. Only existing parts report: the metrics of an absent part are absent, not zero. Pure code
+does not report. `log` is the server's one logger. Called by `wal/journal/wal_writer`,
+`api/access_log`, `node`; `api/operate/metrics_snapshot` gathers the facts of a scrape,
+`runtime/prometheus` renders them.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ import msgspec
 
 log: Final = logging.getLogger("topics_server")
 
-# Topics that the per-topic block shows at most; beyond it says that it was cut.
+# Topics in the per-topic block; with more, the block says that it was cut.
 TOPICS_SHOWN_MAX: Final = 2000
-# Routers that the per-router block shows, likewise.
+# Routers in the per-router block, likewise.
 ROUTERS_SHOWN_MAX: Final = 2000
 TEXT_TYPE: Final = b"text/plain; version=0.0.4; charset=utf-8"
 
@@ -53,10 +54,10 @@ class LatencyHistogram:
 
 
 class StepHistogram:
-    """Whole numbers of at least 0 by powers of two; cheap enough for what every request does.
+    """A histogram of whole numbers of at least 0 by powers of two; cheap enough for every request.
 
-    `counts[n]` is how many have n binary digits: those below 2**n and not below 2**(n-1). Written
-    by one thread, read by any.
+    `counts[n]` is the number of values with n binary digits: those below 2**n and not below
+    2**(n-1). Written by one thread, read by any.
     """
 
     __slots__ = ("counts", "total")
@@ -66,13 +67,13 @@ class StepHistogram:
         self.total = 0
 
     def observe(self, number: int) -> None:
-        """Count one number; negative ones (a stepped clock) by their size."""
+        """Count one number; a negative one (a stepped clock) by its size."""
         self.counts[number.bit_length()] += 1
         self.total += number
 
 
-class RequestFigures:
-    """What became of the requests of one route and method: answers by class, and microseconds."""
+class RequestMetrics:
+    """The results of one route and method: answers by class, and microseconds."""
 
     __slots__ = ("classes", "times_us")
 
@@ -83,7 +84,7 @@ class RequestFigures:
 
 
 class RouteFacts(msgspec.Struct, frozen=True):
-    """The answers of one method of one path template, as they were when the facts were taken."""
+    """The answers of one method of one path template at the time of the snapshot."""
 
     route: str
     method: str
@@ -93,7 +94,7 @@ class RouteFacts(msgspec.Struct, frozen=True):
 
 
 class ShardFacts(msgspec.Struct, frozen=True):
-    """What one journal shard did since the process started, and how it is now."""
+    """The counters of one journal shard since the process started, and its current state."""
 
     frames: int = 0
     groups: int = 0
@@ -110,7 +111,7 @@ class ShardFacts(msgspec.Struct, frozen=True):
 
 
 class QueueFacts(msgspec.Struct, frozen=True):
-    """What the per-topic block shows of a queue beside that."""
+    """The queue counts of the per-topic block."""
 
     ready: int
     in_flight: int
@@ -119,7 +120,7 @@ class QueueFacts(msgspec.Struct, frozen=True):
 
 
 class TopicMetrics(msgspec.Struct, frozen=True):
-    """What the per-topic block shows of one topic."""
+    """One topic's row in the per-topic block."""
 
     name: str
     head_seq: int
@@ -142,7 +143,7 @@ class StoreFacts(msgspec.Struct, frozen=True):
 
 
 class RouterFacts(msgspec.Struct, frozen=True):
-    """What the per-router block shows of one router; `stalled` is 0 or 1."""
+    """One router's row in the per-router block; `stalled` is 0 or 1."""
 
     name: str
     forwarded: int
@@ -159,7 +160,7 @@ class RoutersFacts(msgspec.Struct, frozen=True):
 
 
 class WatchFacts(msgspec.Struct, frozen=True):
-    """Readers of streams and WebSockets: how far behind they are, in seqs."""
+    """Readers of streams and WebSockets: their lag, in seqs."""
 
     behind: int = 0
     lag_max: int = 0
@@ -180,7 +181,7 @@ class DiskFacts(msgspec.Struct, frozen=True):
 
 
 class RecoveryFacts(msgspec.Struct, frozen=True):
-    """What the last start did before it was ready."""
+    """The counts of the last start, before it was ready."""
 
     duration_ms: int = 0
     entries: int = 0
@@ -189,11 +190,11 @@ class RecoveryFacts(msgspec.Struct, frozen=True):
 
 
 class ConnectionFacts(msgspec.Struct, frozen=True):
-    """Connections, and what became of those that went beyond a bound; `most` 0: no cap.
+    """Connections, and how many went beyond a bound; `most` 0: no cap.
 
-    `put_off`: how often what was received was read in a later turn of the loop. `receiving_bytes`:
-    what bodies and messages being received hold, of `receiving_most` (0: no cap);
-    `receiving_refused` of them were refused as all held too much.
+    `put_off`: how often received bytes were read in a later loop turn. `receiving_bytes`: bytes of
+    bodies and messages being received, at most `receiving_most` (0: no cap); `receiving_refused`:
+    how many were refused because the total was reached.
     """
 
     open: int
@@ -208,20 +209,20 @@ class ConnectionFacts(msgspec.Struct, frozen=True):
 
 
 class PressureFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """How busy the loop and the journal are, and whom that made wait or turned away."""
+    """The load of the loop and the journal, and how many requests waited or were refused."""
 
     loop_lag_ms: float
     backlog_bytes: int
-    # 0: nobody waits, 1: some are refused.
+    # 0: nothing waits; 1: some requests are refused.
     pressure: float
     waiting: int
     waiting_bytes: int
-    parked: int
+    queued: int
     # By reason: `late`, not served in time; `full`, too much waited when it came.
     throttled: dict[str, int]
     # Served before more urgent ones, as their topic was served longest ago.
     fair: int = 0
-    # Effective priority from which work begins at once; None: nobody waits.
+    # Effective priority from which work begins at once; None: nothing waits.
     threshold: int | None = None
 
 

@@ -29,11 +29,11 @@ class ThreadOffload:
         under_way.add_done_callback(self._calls.discard)
         return await asyncio.wrap_future(under_way)
 
-    async def settled(self) -> None:
-        """Return when no call is under way: one goes on although who awaited it was cancelled."""
+    async def idle(self) -> None:
+        """Return when no call is under way; a call outlives its cancelled task."""
         while calls := [call for call in self._calls if not call.done()]:
             await asyncio.wait([asyncio.wrap_future(call) for call in calls])
 
     def close(self) -> None:
-        """Wait for calls under way; take no more."""
+        """Wait for calls under way; then refuse new ones."""
         self._pool.shutdown()

@@ -1,8 +1,8 @@
 """Durable Streams: every topic is also a stream under `/v1/stream`.
 
-A stream is a topic (the contract's README, *Bytes in topics*): a JSON message is a record, and so
-is one append of bytes. What a stream is beside its topic (content type, lifetime, closed or not,
-its fork's origin) is `model.StreamFacts`, durable with the topic.
+A stream is a topic (the contract's README, *Bytes in topics*): a JSON message is a record, and one
+append of bytes is a record. The other facts of a stream (content type, lifetime, whether it is
+closed, its fork's origin) are `model.StreamFacts`, durable with the topic.
 
 - `content`: decodes the body of a stream request into records.
 - `errors`: the error messages of the Durable Streams API.

@@ -1,8 +1,8 @@
 """Decodes the body of a stream request into records.
 
-How a body is read depends on the stream's content type. A large one is read off the loop, and while
-it is, the stream may become another: so whoever asks looks at the stream again afterwards. Used by
-`service`.
+The stream's content type decides how a body is decoded. A large body is decoded off the loop;
+meanwhile the stream may be dropped and made again, so the caller looks it up again afterwards. Used
+by `service`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from topics_server.values.appends import DecodedAppend
 from topics_server.values.errors import Code, TopicsError
 from topics_server.values.record_codecs import bytes_body, decode_bytes, decode_messages
 
-# A body as it is kept, and its records; None if it has none.
+# The stored body and its records; None if it has no records.
 Records = tuple[bytes, DecodedAppend] | None
 
 
@@ -27,14 +27,14 @@ class Content:
         self._large_appends = large_appends
         self._body = body
         self._limits = limits
-        # For which content type a large body was read, and what that gave.
+        # The content type for which a large body was decoded, and the result.
         self._content_type: str | None = None
         self._read: Records = None
 
     async def is_read_off_loop(self, content_type: str) -> bool:
-        """Read a large body for this content type, unless it was; True if that was waited for.
+        """Decode a large body for this content type, unless it was; True if that took a wait.
 
-        Raises what `LargeAppends` raises, in the words of streams.
+        Raises the errors of `LargeAppends`, in the words of streams.
         """
         body = self._body
         if self._content_type == content_type or not self._large_appends.takes(body):
@@ -53,7 +53,7 @@ class Content:
     def records(self, content_type: str) -> Records:
         """The records of the body. Raises `batch_too_large`, `record_too_large`, `invalid_request`.
 
-        A large one was read for this content type.
+        A large body was decoded for this content type.
         """
         body = self._body
         if not body:
@@ -68,7 +68,7 @@ class Content:
 
 
 def in_words_of_streams(error: TopicsError) -> TopicsError:
-    """A refusal of a body's records: what a topic calls a record is the body of a request here."""
+    """A body's error in the words of streams: a topic's record is a stream request's body."""
     if error.code is not Code.RECORD_TOO_LARGE:
         return error
     return TopicsError(Code.PAYLOAD_TOO_LARGE, error.message, error.detail)

@@ -13,18 +13,18 @@ def not_found(path: str) -> TopicsError:
 
 
 def gone(path: str, why: str = "") -> TopicsError:
-    """410: it was deleted and has forks, or what was asked for is not retained."""
+    """410: the stream was deleted and still has forks, or the offset is no longer retained."""
     message = why or f'stream "{clipped(path)}" was deleted and still has forks'
     return TopicsError(Code.STREAM_GONE, message, {"stream": path})
 
 
 def held(path: str) -> TopicsError:
-    """409: a stream that was deleted and has forks has its path for as long."""
+    """409: the path belongs to a deleted stream until its last fork is deleted."""
     return conflict(path, f'stream "{clipped(path)}" was deleted and still has forks')
 
 
 def lost(path: str, gap: Gap, next_offset: str) -> TopicsError:
-    """410: messages are gone that a reader had not read; where it can go on behind them."""
+    """410: unread messages are gone; names the offset to continue at."""
     detail = {
         "stream": path,
         "reason": gap.reason.value,
@@ -35,6 +35,6 @@ def lost(path: str, gap: Gap, next_offset: str) -> TopicsError:
 
 
 def conflict(path: str, message: str, field: str | None = None) -> TopicsError:
-    """409: the stream is not as the request has it."""
+    """409: the stream differs from the request."""
     detail = {"stream": path} | ({"field": field} if field else {})
     return TopicsError(Code.STREAM_CONFLICT, message, detail)

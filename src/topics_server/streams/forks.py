@@ -1,8 +1,8 @@
 """Forks: a stream that begins as a copy of another.
 
-The copies have the seqs they have in the source, and what is deleted there has its place here, so
-that an offset of the source means the same in the fork. From then on both are streams of their
-own: neither what is appended to nor what is deleted from one is seen in the other.
+The copies keep the seqs of the source, and deleted records keep their seqs too, so an offset of the
+source means the same in the fork. After that the two streams are independent: appends to and
+deletes from one do not appear in the other.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ ANCESTORS_MAX = 64
 _PAGE_RECORDS = 1024
 _PAGE_BYTES = 1024 * 1024
 _PART_BYTES = 1024 * 1024
-# What stands for a record that is deleted in the source, until it is deleted here.
+# Placeholder of a record that is deleted in the source, until it is deleted here.
 _FILLER = b"null"
 
 Records = tuple[bytes, DecodedAppend]
 
 
 class _Cut(msgspec.Struct, frozen=True):
-    """Where a fork leaves its source: after `upto_seq`, and a part of the next record, if any."""
+    """The end of the copied part: after `upto_seq`, plus a part of the next record, if any."""
 
     upto_seq: int
     prefix: bytes = b""
@@ -64,15 +64,19 @@ class Forks:
         facts: StreamFacts,
         records: Records | None,
     ) -> Topic | None:
-        """The fork, whole and durable; None if its name is taken by now.
+        """The finished, durable fork; None if its name is taken by now.
 
-        `facts` as asked for; what they leave out is the source's. Raises `TopicsError`.
+        `facts`: the requested facts; the source supplies missing ones. Raises `TopicsError`.
         """
         now = source.stream_facts
         if not same_type(facts.content_type, now.content_type):
-            raise conflict(now.path, f"the source is of {now.content_type}", "Content-Type")
+            raise conflict(
+                now.path, f"the Content-Type of the source is {now.content_type}", "Content-Type"
+            )
         if len(now.ancestors) >= ANCESTORS_MAX:
-            raise invalid(f"a fork has {ANCESTORS_MAX} ancestors at most", "Stream-Forked-From")
+            raise invalid(
+                f"a fork can have at most {ANCESTORS_MAX} ancestors", "Stream-Forked-From"
+            )
         if records is not None:
             check_limits(records[1], self._store.append_limits)
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -117,7 +121,7 @@ class Forks:
         if at is None:
             return _Cut(head_seq)
         if at.seq > head_seq or (at.seq and position_after(source, at.seq) != at):
-            raise invalid("Stream-Fork-Offset is not in the source", "Stream-Fork-Offset")
+            raise invalid("Stream-Fork-Offset is outside the source stream", "Stream-Fork-Offset")
         if not sub_offset:
             return _Cut(at.seq)
         if is_json(source.stream_facts.content_type):
@@ -131,7 +135,7 @@ class Forks:
         return _Cut(at.seq, bytes(data[:sub_offset]))
 
     async def _after_messages(self, source: Topic, seq: int, count: int) -> int:
-        """The seq of the message that is so many after `seq`."""
+        """The seq of the message that is `count` messages after `seq`."""
         while count:
             if seq >= source.log.head_seq:
                 raise _too_far()
@@ -159,7 +163,7 @@ class Forks:
 
 
 def _parts(decoded: DecodedAppend) -> Iterator[DecodedAppend]:
-    """The records of a fork's own in parts of about `_PART_BYTES`, each copied in one turn."""
+    """The records that the fork copies, in parts of about `_PART_BYTES`."""
     first = total = 0
     for row, size in enumerate(map(len, decoded.datas)):
         if row > first and total + size > _PART_BYTES:
@@ -179,7 +183,7 @@ def _slice(decoded: DecodedAppend, first: int, end: int) -> DecodedAppend:
 def _inherit(
     facts: StreamFacts, source_facts: StreamFacts, source: Topic, asked: ForkAsked, cut: _Cut
 ) -> StreamFacts:
-    """The fork's facts: its ancestors, and the source's lifetime unless it asked for its own."""
+    """The fork's facts: its ancestors, and the source's lifetime unless it has its own."""
     if facts.ttl_s is None and facts.expires_at is None:
         facts = msgspec.structs.replace(
             facts,
@@ -201,7 +205,7 @@ def _inherit(
 
 
 def _columns(page: Page, first_seq: int, last_seq: int) -> tuple[DecodedAppend, list[int]]:
-    """The seqs of a page with what they hold, and those that hold nothing any more."""
+    """The records of a page by seq, and the seqs whose records were deleted."""
     count = last_seq - first_seq + 1
     datas, metas = [_FILLER] * count, [b""] * count
     tags: list[str | None] = [None] * count
@@ -221,4 +225,6 @@ def _columns(page: Page, first_seq: int, last_seq: int) -> tuple[DecodedAppend, 
 
 
 def _too_far() -> TopicsError:
-    return invalid("Stream-Fork-Sub-Offset is beyond the source", "Stream-Fork-Sub-Offset")
+    return invalid(
+        "Stream-Fork-Sub-Offset is beyond the end of the source stream", "Stream-Fork-Sub-Offset"
+    )

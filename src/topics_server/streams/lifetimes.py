@@ -1,7 +1,8 @@
 """Deletes streams at the end of their TTL or at their expiry time.
 
-What is over is refused at once by whoever looks; here its topic is dropped, within a second. A
-heap of when each may end; a stream that was used meanwhile goes back with its new time.
+Requests see an expired stream as deleted at once; this task drops its topic within a second. A heap
+holds the earliest possible end of each stream; a stream that was used meanwhile returns to the heap
+with its new time.
 """
 
 from __future__ import annotations
@@ -17,14 +18,17 @@ from topics_server.engine.topic.topic import Topic
 from topics_server.values.errors import TopicsError
 
 _SWEEP_S = 1.0
-# Streams looked at in one turn of the loop.
+# Streams examined in one loop turn.
 _SLICE = 256
-# A drop that was refused (a full disk) is tried again so much later.
+# Pause after a refused drop (a full disk).
 _RETRY_MS = 10_000
 
 
 class Lifetimes:
-    """When streams end. `waiting`: how many readers wait for more of a topic, by its id."""
+    """The end times of streams.
+
+    `waiting`: the number of readers that wait for more, by topic id.
+    """
 
     def __init__(
         self, store: Store, registry: Registry, clock: Clock, waiting: Mapping[int, int]
@@ -36,13 +40,13 @@ class Lifetimes:
         self._due: list[tuple[int, int]] = []
 
     def adopt(self, topic: Topic) -> None:
-        """Know when a stream ends, if it ends by itself."""
+        """Note the end of a stream with a lifetime."""
         ends_ms = None if topic.stream is None else topic.stream.ends_ms()
         if ends_ms is not None:
             heappush(self._due, (ends_ms, topic.topic_id))
 
     def is_over(self, topic: Topic) -> bool:
-        """Whether the stream has ended by itself."""
+        """Whether the stream has expired."""
         if topic.stream is None:
             return False
         ends_ms = topic.stream.ends_ms()
@@ -51,7 +55,7 @@ class Lifetimes:
         return topic.stream.facts.ttl_s is None or topic.topic_id not in self._waiting
 
     async def run(self) -> None:
-        """Drop streams as they end, for ever: those that are there now, and those adopted later."""
+        """Drop streams as they expire, for ever: the current ones, and those adopted later."""
         for topic in self._registry:
             self.adopt(topic)
         while True:

@@ -1,8 +1,8 @@
 """Stream path to topic name. Pure.
 
-A path that is a valid topic name is that topic; any other maps to `ds:` and a hash of it, and the
-topic keeps the path. A path that looks like such a name itself is no stream: nothing is created
-there (`Registry.check_free`), and the stream whose topic has that name has another path.
+A path that is a valid topic name is that topic; any other path maps to `ds:` and a hash of it, and
+the topic keeps the path. A path that itself looks like such a hashed name cannot be created
+(`Registry.check_free`); the stream whose topic has that name has another path.
 """
 
 from __future__ import annotations

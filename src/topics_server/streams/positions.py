@@ -7,12 +7,12 @@ from topics_server.streams.values import Position, StreamView, position_of_seq
 
 
 def position_after(topic: Topic, seq: int) -> Position:
-    """The position after a seq; of a fork, up to where it left its source, the source's."""
+    """The position after a seq; up to a fork's origin, the source's position."""
     return position_of_seq(topic.topic_id, topic.stream_facts.ancestors, seq)
 
 
 def view_of(topic: Topic) -> StreamView:
-    """The stream as its answers tell of it."""
+    """The stream's state for answers."""
     facts = topic.stream_facts if topic.stream is None else topic.stream.facts
     return StreamView(
         path=facts.path,
@@ -29,12 +29,12 @@ def view_of(topic: Topic) -> StreamView:
 
 
 def is_json(content_type: str) -> bool:
-    """Whether a stream of this type is one of JSON messages."""
+    """Whether streams of this type hold JSON messages."""
     return media_type(content_type) == "application/json"
 
 
 def same_type(one: str, other: str) -> bool:
-    """Whether two content types are of one media type; parameters do not count."""
+    """Whether two content types have the same media type; parameters do not count."""
     return media_type(one) == media_type(other)
 
 

@@ -1,10 +1,9 @@
 """The stream service: create, append, close, read, wait, delete.
 
-Create, append, close, read, wait, head and delete, as the protocol has them; records, producers,
-durability, deletes and reads are the topic's own. A stream that ends by itself is gone from that
-moment for whoever asks, and its topic is dropped soon after (`lifetimes`). Deletes show here as
-what is not there any more; what was lost (`410`) names where to go on. Called by
-`api/streams/handlers`.
+Implements the protocol's create, append, close, read, wait, head and delete. Records, producers,
+durability, deletes and reads are those of the topic. An expired stream counts as deleted from that
+moment; its topic is dropped soon after (`lifetimes`). A deleted record is skipped; a lost record
+(`410`) names the offset to continue at. Called by `api/streams/handlers`.
 """
 
 from __future__ import annotations
@@ -17,8 +16,8 @@ import msgspec
 from topics_server.engine.answers import Appended, Page, ProducerRepeat, ReadRequest
 from topics_server.engine.background.large_appends import LargeAppends
 from topics_server.engine.commit.appending import PendingAppend
-from topics_server.engine.commit.name_waits import ring_or_timeout
 from topics_server.engine.commit.notifier import Notifier
+from topics_server.engine.commit.pending_names import change_or_timeout
 from topics_server.engine.commit.pipeline import Ticket
 from topics_server.engine.commit.repeats import applied, repeated
 from topics_server.engine.ports import Clock
@@ -53,14 +52,14 @@ _PAGE_RECORDS_MAX = 4096
 
 
 class Streams:
-    """The calls of the door. Raises `TopicsError` as documented with each."""
+    """The calls of the Durable Streams API. Each documents the `TopicsError` it raises."""
 
     def __init__(
         self,
         store: Store,
         registry: Registry,
         writes: StreamWrites,
-        hub: Notifier,
+        notifier: Notifier,
         clock: Clock,
         large_appends: LargeAppends,
     ) -> None:
@@ -68,9 +67,9 @@ class Streams:
         self._large_appends = large_appends
         self._registry = registry
         self._writes = writes
-        self._hub = hub
+        self._notifier = notifier
         self._clock = clock
-        # Who waits for more of a topic: it is in use as long as somebody does.
+        # Readers that wait for more of a topic: the topic counts as used while there are any.
         self._waiting: Counter[int] = Counter()
         self._forks = Forks(store, writes)
         self._lifetimes = Lifetimes(store, registry, clock, self._waiting)
@@ -78,44 +77,46 @@ class Streams:
     # --- life -----------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Drop forks that a crash left half made."""
+        """Drop forks that a crash left unfinished."""
         for topic in self._registry:
             if topic.stream is not None and topic.stream.facts.is_copying:
                 await self._store.drop_topic(topic.name, if_empty=False)
 
     async def run(self) -> None:
-        """Let streams end by themselves, for ever."""
+        """Drop streams as they expire, for ever."""
         await self._lifetimes.run()
 
     @property
     def is_draining(self) -> bool:
-        """Whether the server is going down: live reads end now."""
+        """Whether the server is shutting down: live reads end now."""
         return self._store.is_draining
 
     # --- create and delete ----------------------------------------------------------------
 
     async def create(self, path: str, asked: CreateAsked) -> Created:
-        """Make a stream, durable before it returns; or find it there as it was asked for.
+        """Create a stream, durable before this returns, or find it as requested.
 
-        Raises `stream_conflict` for another one at this path, or a path that forks still hold;
+        Raises `stream_conflict` if the path has another stream or forks still use it;
         `stream_not_found` and `stream_conflict` for the source of a fork; `invalid_request`.
         """
         name = topic_of(path)
         content = Content(self._large_appends, asked.body, self._store.append_limits)
         while True:
             await self._forks.over(name)
-            await self._store.settling.over(name)
+            await self._store.pending_names.over(name)
             topic = self._registry.find(name)
             if topic is not None:
                 if own_path(topic) != path:
                     raise conflict(
-                        path, f'the topic of stream "{clipped(path)}" is another stream\'s'
+                        path, f'the topic of stream "{clipped(path)}" belongs to another stream'
                     )
                 if self._is_over(topic):
                     await self._store.drop_topic(name, if_empty=False)
                     continue
                 if not self._is_as_asked(topic, asked):
-                    raise conflict(path, f'stream "{clipped(path)}" is there and differs from this')
+                    raise conflict(
+                        path, f'stream "{clipped(path)}" exists with another configuration'
+                    )
                 return Created(view_of(topic), is_new=False)
             if self._registry.fork_counts[path]:
                 raise held(path)
@@ -130,7 +131,7 @@ class Streams:
     async def _make(
         self, path: str, name: str, asked: CreateAsked, content: Content
     ) -> Topic | None:
-        """The stream; None if it has to be looked at again what there is."""
+        """The stream; None if the caller has to look again."""
         now_ms = self._clock.now_ms()
         facts = StreamFacts(
             path=path,
@@ -155,7 +156,7 @@ class Streams:
             return None
         records = content.records(facts.content_type)
         if records is not None and asked.closes:
-            # Its first records are its last: appended to an open stream, which that closes.
+            # Its first records are its last: append them to the open stream and close it.
             facts = msgspec.structs.replace(facts, is_closed=False)
             last = msgspec.structs.replace(records[1], step=StreamStep(closes=True))
             records = records[0], last
@@ -193,7 +194,7 @@ class Streams:
         )
 
     async def delete(self, path: str) -> None:
-        """Remove a stream; while forks of it live its path is gone, and not to be used again.
+        """Delete a stream; its path stays reserved while it has forks.
 
         Raises `stream_not_found`, `stream_gone`.
         """
@@ -203,18 +204,18 @@ class Streams:
     # --- append and close -----------------------------------------------------------------
 
     async def append(self, path: str, body: bytes, asked: AppendAsked) -> StreamAppended:
-        """Append the messages of a body, all or none, as durable as the topic's class.
+        """Append the messages of a body, all or none, with the durability of the topic's class.
 
         Raises `stream_not_found`, `stream_gone`, `stream_conflict` (content type, `Stream-Seq`),
-        `stream_closed`, `invalid_request`, `payload_too_large`, what `Producers.check` raises and
-        what any append raises.
+        `stream_closed`, `invalid_request`, `payload_too_large`, the errors of `Producers.check` and
+        the errors of any append.
         """
         content = Content(self._large_appends, body, self._store.append_limits)
-        await self._store.settling.over(topic_of(path))
+        await self._store.pending_names.over(topic_of(path))
         topic = self._topic(path)
         self._check_type(topic, asked)
         while await content.is_read_off_loop(topic.stream_facts.content_type):
-            await self._store.settling.over(topic_of(path))
+            await self._store.pending_names.over(topic_of(path))
             topic = self._topic(path)
             self._check_type(topic, asked)
         kept, decoded = self._asked_append(topic, content, asked)
@@ -228,15 +229,15 @@ class Streams:
                 producer=asked.producer,
             )
         except TopicsError as error:
-            raise self._told(path, topic, error) from None
+            raise self._stream_error(path, topic, error) from None
         return _appended(topic, done, asked)
 
     def append_now(self, path: str, body: bytes, asked: AppendAsked) -> StreamAppending | None:
-        """Begin what `append` does if nothing has to be waited for first; None if it has.
+        """Begin an `append` that does not have to wait first; None if it does.
 
-        Then nothing was done. Raises what `append` raises.
+        Then nothing was done. Raises the errors of `append`.
         """
-        if topic_of(path) in self._store.settling:
+        if topic_of(path) in self._store.pending_names:
             return None
         if self._large_appends.takes(body):
             return None
@@ -249,20 +250,20 @@ class Streams:
                 topic.name, kept, decoded, header_key=asked.key, producer=asked.producer
             )
         except TopicsError as error:
-            raise self._told(path, topic, error) from None
+            raise self._stream_error(path, topic, error) from None
         return None if appending is None else StreamAppending(topic, appending, asked)
 
     def _check_type(self, topic: Topic, asked: AppendAsked) -> None:
-        """Raises `stream_closed` and `stream_conflict` for another content type."""
+        """Raise `stream_closed`, or `stream_conflict` for another content type."""
         facts = topic.stream_facts
         if not same_type(asked.content_type, facts.content_type):
             if facts.is_closed:
-                raise self._told(
+                raise self._stream_error(
                     facts.path, topic, TopicsError(Code.STREAM_CLOSED, "the stream is closed")
                 )
             raise conflict(
                 facts.path,
-                f"the stream is of {facts.content_type}, not of {asked.content_type}",
+                f"the stream's Content-Type is {facts.content_type}, not {asked.content_type}",
                 "Content-Type",
             )
 
@@ -271,23 +272,23 @@ class Streams:
     ) -> tuple[bytes, DecodedAppend]:
         records = content.records(topic.stream_facts.content_type)
         if records is None:
-            raise invalid("an append has a message at least")
+            raise invalid("an append must contain at least one message")
         kept, decoded = records
         step = StreamStep(asked.seq, asked.closes) if asked.seq or asked.closes else None
         return kept, msgspec.structs.replace(decoded, create=False, step=step)
 
     async def close(self, path: str, producer: ProducerStamp | None) -> StreamAppended:
-        """Close a stream: nothing is appended any more. Closed before it returns.
+        """Close a stream: no more appends. Closed before it returns.
 
-        Raises what `append` raises.
+        Raises the errors of `append`.
         """
-        await self._store.settling.over(topic_of(path))
+        await self._store.pending_names.over(topic_of(path))
         topic = self._topic(path)
         self._writes.note_use(topic)
         try:
             begun = self._writes.close(topic, producer)
         except TopicsError as error:
-            raise self._told(path, topic, error) from None
+            raise self._stream_error(path, topic, error) from None
         if isinstance(begun, StampRepeated):
             done = await repeated(self._writes.commits, topic, begun, producer, 0)
             assert done.repeat is not None
@@ -299,8 +300,8 @@ class Streams:
             return StreamAppended(tail, True)
         return StreamAppended(tail, True, producer.epoch, producer.seq)
 
-    def _told(self, path: str, topic: Topic, error: TopicsError) -> TopicsError:
-        """A refusal of the engine in the words of streams."""
+    def _stream_error(self, path: str, topic: Topic, error: TopicsError) -> TopicsError:
+        """An error of the engine in the words of streams."""
         match error.code:
             case Code.STREAM_CLOSED:
                 tail = text_of(position_after(topic, topic.staged_seq))
@@ -316,15 +317,17 @@ class Streams:
     # --- read -----------------------------------------------------------------------------
 
     def head(self, path: str) -> StreamView:
-        """A stream as it is; this is no use of it. Raises `stream_not_found`, `stream_gone`."""
+        """A stream's state; this does not count as a use.
+
+        Raises `stream_not_found`, `stream_gone`.
+        """
         return view_of(self._topic(path))
 
     async def read(self, path: str, at: Position, max_bytes: int, *, explicit: bool) -> StreamPage:
-        """The messages after a position: as many as `max_bytes` allow, one at least if any.
+        """The messages after a position: as many as `max_bytes` allow, but at least one.
 
-        Without `explicit` the beginning is where the stream still begins. Raises
-        `stream_not_found`, and `stream_gone` where messages were lost, or for a position that is
-        of another stream.
+        Without `explicit` the read starts at the first retained message. Raises `stream_not_found`,
+        and `stream_gone` if messages were lost, or for a position of another stream.
         """
         while True:
             topic = self._topic(path)
@@ -337,21 +340,21 @@ class Streams:
                 return self._page(topic, path, page, explicit=explicit)
 
     def reach(self, path: str, page: StreamPage) -> Position:
-        """How far one can read on behind a page without meeting a loss: the end, as it is now."""
+        """The last position that can be read from here without meeting a loss: the current end."""
         log = self._topic(path).log
         hole = log.hole_at_or_after(page.next.seq + 1) if log.holes else None
         last_seq = log.head_seq if hole is None else min(log.head_seq, hole.first_seq - 1)
         return page.view.position_after(last_seq)
 
     def count(self, path: str, start: Position | None, end: Position) -> int:
-        """How many messages there are after one position and up to another."""
+        """The number of messages after one position and up to another."""
         first_seq = 1 if start is None else start.seq + 1
         return self._topic(path).log.live_between(first_seq, end.seq)[0]
 
     def read_now(
         self, path: str, at: Position, max_bytes: int, *, explicit: bool
     ) -> StreamPage | None:
-        """The page that `read` gives; None if it is not in memory."""
+        """The page that `read` would return; None if it is not in memory."""
         topic = self._topic(path)
         self._writes.note_use(topic)
         self._check(topic, path, at)
@@ -362,8 +365,8 @@ class Streams:
     async def wait(self, path: str, at: Position, max_bytes: int, wait_ms: float) -> StreamPage:
         """The messages after a position, as soon as there are any.
 
-        Without one only when `wait_ms` are over, the stream is closed, or the server goes down.
-        Raises what `read` raises.
+        Returns none only when `wait_ms` are over, the stream is closed, or the server shuts down.
+        Raises the errors of `read`.
         """
         deadline_ms = self._clock.monotonic_ms() + wait_ms
         while True:
@@ -378,15 +381,15 @@ class Streams:
                 return page
             topic = self._topic(path)
             if topic.log.head_seq == at.seq and topic.topic_id == page.view.topic_id:
-                await self._ring(topic, left_ms)
+                await self._until_change(topic, left_ms)
 
-    async def _ring(self, topic: Topic, left_ms: float) -> None:
+    async def _until_change(self, topic: Topic, left_ms: float) -> None:
         if topic.stream is not None and topic.stream.facts.is_closed:
             return
         topic_id = topic.topic_id
         self._waiting[topic_id] += 1
         try:
-            await ring_or_timeout(self._hub, topic_id, left_ms)
+            await change_or_timeout(self._notifier, topic_id, left_ms)
         finally:
             self._waiting[topic_id] -= 1
             if not self._waiting[topic_id]:
@@ -436,7 +439,7 @@ class Streams:
 
 
 class StreamAppending:
-    """One append on its way; it goes on whether or not anybody waits for it."""
+    """A submitted append; it continues even if nothing waits for it."""
 
     __slots__ = ("_appending", "_asked", "_topic")
 
@@ -445,12 +448,15 @@ class StreamAppending:
         self._appending = appending
         self._asked = asked
 
-    def when_settled(self, told: Callable[[], object]) -> None:
+    def when_resolved(self, callback: Callable[[], object]) -> None:
         """See `engine.commit.appending.Appending`."""
-        self._appending.when_settled(told)
+        self._appending.when_resolved(callback)
 
     def outcome(self) -> StreamAppended:
-        """What to answer, once it is settled. Raises the `TopicsError` it failed with."""
+        """The answer, once the append is applied or has failed.
+
+        Raises the append's `TopicsError`.
+        """
         return _appended(self._topic, self._appending.outcome(), self._asked)
 
 
@@ -467,9 +473,9 @@ def _appended(topic: Topic, done: Appended, asked: AppendAsked) -> StreamAppende
 
 
 def _repeated(topic: Topic, done: Appended, repeat: ProducerRepeat) -> StreamAppended:
-    """What a producer's retry is told, whatever it asks for: where the last request ended.
+    """The answer to a producer's retry: the end of its last request.
 
-    Of a stream that others are closing it says nothing yet: a crash could take that back.
+    While another request closes the stream, the answer does not report that: a crash could undo it.
     """
     view = view_of(topic)
     is_placed = repeat.is_last and not view.is_closed
@@ -478,9 +484,10 @@ def _repeated(topic: Topic, done: Appended, repeat: ProducerRepeat) -> StreamApp
 
 
 def _repeated_key(topic: Topic, done: Appended, producer: ProducerStamp | None) -> StreamAppended:
-    """What the retry of an idempotency key is told: where the request that it repeats ended.
+    """The answer to the retry of an idempotency key: the end of the request that it repeats.
 
-    A producer whose next request it is has moved on without records (`engine/commit/repeats`).
+    A producer's next request with that key advances the producer without records
+    (`engine/commit/repeats`).
     """
     view = view_of(topic)
     tail = view.tail if view.is_closed else position_after(topic, done.last_seq)

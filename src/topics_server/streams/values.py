@@ -10,22 +10,22 @@ from topics_server.values.model import Ancestor, ProducerStamp
 
 
 class Position(msgspec.Struct, frozen=True, order=True):
-    """A place between two records: after `seq` of the topic `topic_id`; 0, 0 is before the first.
+    """A position between records: after `seq` of topic `topic_id`; 0, 0 is before the first.
 
-    Positions of one stream are ordered by seq. Those of a fork up to where it left its source are
-    the source's.
+    Positions of one stream are ordered by seq. Up to a fork's origin, its positions are the
+    source's.
     """
 
     seq: int
     topic_id: int
 
 
-# Before the first record of any stream: the sentinel `-1`, and no offset at all.
+# Before the first record of any stream: the offset `-1`, or none at all.
 BEGINNING = Position(0, 0)
 
 
 def position_of_seq(topic_id: int, ancestors: tuple[Ancestor, ...], seq: int) -> Position:
-    """The position after a seq of this topic, whose ancestors those are."""
+    """The position after a seq of this topic with these ancestors."""
     if seq == 0:
         return BEGINNING
     for ancestor in ancestors:
@@ -35,10 +35,10 @@ def position_of_seq(topic_id: int, ancestors: tuple[Ancestor, ...], seq: int) ->
 
 
 class ForkAsked(msgspec.Struct, frozen=True):
-    """A stream is to begin as a copy of another.
+    """A request to begin a stream as a copy of another.
 
-    `at`: up to there; None for the source's end. `sub_offset`: so many messages, or bytes of one
-    message, beyond; it takes an `at` unless it is 0.
+    `at`: the end of the copy; None for the source's end. `sub_offset`: further messages, or bytes
+    of one message; it needs an `at` unless it is 0.
     """
 
     source_path: str
@@ -47,7 +47,7 @@ class ForkAsked(msgspec.Struct, frozen=True):
 
 
 class CreateAsked(msgspec.Struct, frozen=True):
-    """A stream as it was asked for; `content_type` None means the default, or the source's.
+    """A decoded create; `content_type` None means the default, or the source's.
 
     `ttl_s` and `expires_at` (as it was sent, with its time in ms) exclude each other.
     """
@@ -62,7 +62,7 @@ class CreateAsked(msgspec.Struct, frozen=True):
 
 
 class AppendAsked(msgspec.Struct, frozen=True):
-    """An append with a body, and what it asks for beside. `seq`: the value of `Stream-Seq`.
+    """An append with a body and its options. `seq`: the value of `Stream-Seq`.
 
     `key`: its idempotency key.
     """
@@ -75,7 +75,7 @@ class AppendAsked(msgspec.Struct, frozen=True):
 
 
 class StreamView(msgspec.Struct, frozen=True):
-    """A stream as its answers tell of it; `tail`: after its last record."""
+    """The stream's state for answers; `tail`: the position after its last record."""
 
     path: str
     topic: str
@@ -89,22 +89,22 @@ class StreamView(msgspec.Struct, frozen=True):
     ancestors: tuple[Ancestor, ...] = ()
 
     def position_after(self, seq: int) -> Position:
-        """The position after a seq; of a fork, up to where it left its source, the source's."""
+        """The position after a seq; up to a fork's origin, the source's position."""
         return position_of_seq(self.topic_id, self.ancestors, seq)
 
 
 class Created(msgspec.Struct, frozen=True):
-    """Outcome of a create: the stream, and whether it was not there before."""
+    """The result of a create: the stream, and whether it is new."""
 
     view: StreamView
     is_new: bool
 
 
 class StreamAppended(msgspec.Struct, frozen=True):
-    """Outcome of an append or a close; `tail`: after its records.
+    """The result of an append or a close; `tail`: the position after its records.
 
-    `epoch` and `seq`: of a producer's answer, the highest accepted. `is_repeat`: the request was
-    accepted before, and nothing was appended.
+    `epoch` and `seq`: for a producer, the highest accepted. `is_repeat`: the request was accepted
+    before, and nothing was appended.
     """
 
     tail: Position
@@ -117,8 +117,8 @@ class StreamAppended(msgspec.Struct, frozen=True):
 class StreamPage(msgspec.Struct, frozen=True):
     """Messages of one read; `seqs[i]` is the seq of `datas[i]`.
 
-    `next`: where the next read goes on. `is_up_to_date`: it reaches the stream's end as it was
-    then; `is_closed`: and there will never be more. `view`: the stream as it was then.
+    `next`: the position of the next read. `is_up_to_date`: the page reaches the stream's end at the
+    time of the read; `is_closed`: and the stream is closed. `view`: the stream at that time.
     """
 
     view: StreamView

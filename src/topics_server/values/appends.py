@@ -1,8 +1,8 @@
 """Decodes the body of an append into records; keeps raw `data` and `meta` bytes.
 
-The one decoder for live requests and for replay (contract §2). It knows grammar only: JSON syntax,
-types, UTF-8, depth. Configurable limits are checked in decide, so that a lowered limit never makes
-an old frame unreadable. `data` and `meta` stay the bytes that were sent. Everybody may import it.
+Live requests and replay use this one decoder (contract §2). It checks syntax only: JSON, types,
+UTF-8, depth. `decide` checks the configurable limits, so a lowered limit never makes an old frame
+unreadable. `data` and `meta` stay the bytes that were sent. Any module may import it.
 """
 
 from __future__ import annotations
@@ -24,30 +24,41 @@ from topics_server.values.limits import (
     RECORD_FRAMING_BYTES,
     U64_MAX,
 )
-from topics_server.values.model import StreamStep
+from topics_server.values.model import Discard, Durability, Guarantee, StreamStep, TopicType
 
-# Grammar 1 knows no delays and passes over fields of these names, whatever they hold. Those of
-# bodies that are none of these are in `grammars`.
+# Grammar 1 has no delays and skips fields with these names. `record_codecs` holds the grammars of
+# all other bodies.
 PLAIN_GRAMMAR: Final = 1
 GRAMMAR: Final = 2
 
 T = TypeVar("T")
-# Record index, milliseconds, and whether those are a time (else from the commit on).
+# Record index, milliseconds, and whether they are an absolute time (else counted from the commit).
 Delay = tuple[int, int, bool]
 
-# A union with None would take nothing but null: absence is the empty value.
+# A union with None would accept only null, so the empty value means absent.
 _ABSENT: Final = msgspec.Raw(b"")
 _NO_META: Final = b""
-# A body up to this size may be kept for whatever it carries.
+# Up to this size a body may be kept in memory for the sake of any of its values.
 _PINNED_BYTES_MIN: Final = 65_536
-# A tag of so many characters is within the default limit whatever they are.
+# A tag of this many characters is within the default limit, whatever the characters.
 _PLAIN_TAG_CHARS_MAX: Final = 64
 # The shortest record of an append body, with its comma: `{"data":1},`.
 _RECORD_BYTES_MIN: Final = 11
-# UTF-8 is checked in pieces of this size: decoded at once, a body may take four times its size.
+# UTF-8 is checked in pieces of this size: decoding a whole body may take four times its size.
 _UTF8_PIECE_BYTES: Final = 256 * KIB
 _CHAR_BYTES_MAX: Final = 4
-# An escape in a string, a pair of surrogates as one; and how far a refusal looks for half a pair.
+# The words that a member of a body takes, by the name of the member.
+_WORDS: Final = {
+    name: [choice.value for choice in kind]
+    for name, kind in (
+        ("type", TopicType),
+        ("durability", Durability),
+        ("discard", Discard),
+        ("guarantee", Guarantee),
+    )
+} | {"consistency": ["eventual", "strong"], "from": ["earliest", "head"]}
+# An escape in a string, a surrogate pair as one; and how far the error message looks for half a
+# pair.
 _ESCAPES: Final = re.compile(
     rb"\\(?:u[Dd][89ABab][0-9A-Fa-f]{2}\\u[Dd][C-Fc-f][0-9A-Fa-f]{2}"
     rb"|(?P<lone>u[Dd][89A-Fa-f][0-9A-Fa-f]{2})|.)",
@@ -78,7 +89,7 @@ class _PlainBody(_Call, gc=False, kw_only=True):
 
 
 class _Uncounted(msgspec.Struct, gc=False):
-    """A body whose records are looked at from outside only."""
+    """A body whose records are checked for shape but not decoded."""
 
     records: msgspec.Raw = _ABSENT
 
@@ -104,16 +115,16 @@ class _DelayedBody(_Call, gc=False, kw_only=True):
 
 
 class DecodedAppend(msgspec.Struct, frozen=True, gc=False):
-    """One append, decoded: four parallel columns of `count` records and the call's own fields.
+    """One append, decoded: four parallel columns of `count` records and the fields of the call.
 
-    `datas` may be views into the body (length, slicing by `b"".join` and `bytes()` work alike).
-    `metas[i]` is `b""` where absent; `nodes[i]` already has the batch's default, `batch_node`.
-    Summed once, for all who ask: `longest_bytes` of a `data`, `payload_bytes` of data and meta,
-    `text_chars` of tags and nodes; no tag has more than `tag_chars_max` characters. `has_nodes` is
-    false where there are no nodes but the batch's. `delays`: of the few records that have one.
-    `hops`: one byte a record, how many routers it went through; empty where none did. `form`: the
-    grammar of a body that is no append body (`grammars`), else 0. `step`: what the call does to the
-    topic's stream. `payloads`: of a large append the payload columns of its blocks, made ahead.
+    `datas` may be views into the body; length, slicing, `b"".join` and `bytes()` work on both.
+    `metas[i]` is `b""` where absent; `nodes[i]` already has the batch's default, `batch_node`. Sums
+    are taken once: `longest_bytes` of a `data`, `payload_bytes` of data and meta, `text_chars` of
+    tags and nodes; no tag has more than `tag_chars_max` characters. `has_nodes` is false if
+    `batch_node` is the only node. `delays`: the few records that have a delay. `hops`: one byte a
+    record, the number of routers it passed; empty if no record passed one. `form`: the grammar of a
+    body that is not an append body (`record_codecs`), else 0. `step`: the change of the topic's
+    stream. `payloads`: payload columns of a large append, made in advance.
     """
 
     datas: list[bytes]
@@ -139,16 +150,16 @@ class DecodedAppend(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def grammar(self) -> int:
-        """The oldest grammar that reads these records from their body."""
+        """The oldest grammar that decodes these records from their body."""
         return self.form or (GRAMMAR if self.delays else PLAIN_GRAMMAR)
 
     @property
     def count(self) -> int:
-        """How many records the call carries."""
+        """The number of records in the call."""
         return len(self.datas)
 
     def since(self, index: int) -> DecodedAppend:
-        """The append of its records from this one on."""
+        """The append of the records from this index on."""
         new = slice(index, None)
         return of_columns(
             self.datas[new], self.metas[new], self.tags[new], self.nodes[new], hops=self.hops[new]
@@ -156,7 +167,7 @@ class DecodedAppend(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def weight(self) -> int:
-        """What the records count in `bytes` together; agrees with `blocks.record_bytes`."""
+        """The records' share of `bytes`; agrees with `blocks.record_bytes`."""
         return RECORD_FRAMING_BYTES * len(self.datas) + self.payload_bytes + self.text_chars
 
 
@@ -169,18 +180,18 @@ _DELAYED_DECODER: Final = msgspec.json.Decoder(_DelayedBody)
 def decode_append(
     body: bytes, grammar: int = GRAMMAR, max_records: int | None = None
 ) -> DecodedAppend:
-    """Decode an append body: a request's by the newest grammar, a frame's by the one it names.
+    """Decode an append body: a request's with the newest grammar, a frame's with its own.
 
-    `max_records`: refuse a body with more records before any of them is built. Raises
-    `TopicsError`: `batch_too_large`, `invalid_request` with the path of a wrong type in
-    `detail.field`.
+    `max_records`: refuse a body with more records before any record is built. Raises `TopicsError`:
+    `batch_too_large`, or `invalid_request` with the path of a wrong type in `detail.field`.
     """
     if max_records is not None and len(body) > _RECORD_BYTES_MIN * max_records:
         _check_count(body, max_records)
     try:
         plain = _PLAIN_DECODER.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        # Something beside data and short tags, or something wrong: the whole grammar tells.
+        # The body has other fields than data and short tags, or an error: decode it with the full
+        # grammar.
         return _decode_full(body, grammar)
     check_utf8(body)
     records, node = plain.records, plain.node
@@ -214,7 +225,7 @@ def decode_append(
 
 
 def _check_count(body: bytes, max_records: int) -> None:
-    """Raises `batch_too_large`; what is wrong otherwise, the decoder tells."""
+    """Raise `batch_too_large` for too many records; the decoder reports every other error."""
     # One brace opens the body, and one opens each record.
     if body.count(b"{") <= max_records + 1:
         return
@@ -222,13 +233,13 @@ def _check_count(body: bytes, max_records: int) -> None:
         records = _UNCOUNTED_DECODER.decode(body).records
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return
-    # Anything but an array is a wrong type, which the decoder tells.
+    # Anything but an array is a wrong type; the decoder reports it.
     if bytes(memoryview(records)[:1]) == b"[" and has_more_items(records, max_records):
         raise batch_too_large(max_records)
 
 
 def batch_too_large(max_records: int) -> TopicsError:
-    """The refusal of an append with too many records."""
+    """The error for an append with too many records."""
     return TopicsError(
         Code.BATCH_TOO_LARGE,
         f"there are more than {max_records} records",
@@ -263,7 +274,7 @@ def _decode_full(body: bytes, grammar: int = GRAMMAR) -> DecodedAppend:
 
 
 def _may_delay(body: bytes) -> bool:
-    """Whether a field may have the name of a delay, however it is spelt. One byte is found fast."""
+    """Whether a field name may be a delay in any spelling. Searching for one byte is fast."""
     return (b"_" in body and b"_ms" in body) or (b"\\" in body and b"\\u" in body)
 
 
@@ -275,7 +286,7 @@ def _delays_of(records: list[_DelayedRecord]) -> tuple[Delay, ...]:
             continue
         path = f"records[{index}]"
         if delay_ms is not None and at_ms is not None:
-            raise invalid("delay_ms and deliver_at_ms exclude each other", f"{path}.delay_ms")
+            raise invalid("give delay_ms or deliver_at_ms, not both", f"{path}.delay_ms")
         if delay_ms is not None:
             found.append((index, _checked_u64(delay_ms, f"{path}.delay_ms"), False))
         elif at_ms is not None:
@@ -285,17 +296,17 @@ def _delays_of(records: list[_DelayedRecord]) -> tuple[Delay, ...]:
 
 def _checked_u64(value: int, path: str) -> int:
     if not 0 <= value <= U64_MAX:
-        raise invalid(f"expected an integer of 0 to {U64_MAX}", path)
+        raise invalid(f"expected an integer from 0 to {U64_MAX}", path)
     return value
 
 
 def deliver_times(
     body: bytes, decoded: DecodedAppend | None, grammar: int, ts: int
 ) -> list[tuple[int, int, bool]]:
-    """Which records of an append committed at `ts` are to be had later.
+    """The records of an append that become available later than its commit time `ts`.
 
-    (index, time in ms, whether the record names that time itself). `decoded` is None in replay.
-    Clamped to `DELAY_MS_MAX` from the commit on.
+    Returns (index, time in ms, whether the record names that time itself). `decoded` is None in
+    replay. Times are at most `DELAY_MS_MAX` after the commit.
     """
     if grammar != GRAMMAR:
         return []
@@ -314,7 +325,7 @@ def of_columns(
     delays: tuple[Delay, ...] = (),
     hops: bytes = b"",
 ) -> DecodedAppend:
-    """The append of these records, summed up."""
+    """The append of these records, with its sums."""
     assert len(hops) in (0, len(datas))
     assert len(datas) == len(metas) == len(tags) == len(nodes)
     return DecodedAppend(
@@ -339,7 +350,7 @@ def of_columns(
 
 
 def chars_of(texts: Sequence[str | None]) -> int:
-    """How many characters a column has: one C call for a full one."""
+    """The number of characters in a column: one C call for a full one."""
     try:
         return len("".join(texts))  # type: ignore[arg-type]
     except TypeError:
@@ -347,7 +358,7 @@ def chars_of(texts: Sequence[str | None]) -> int:
 
 
 def _unpinned(datas: list[bytes], body: bytes, data_bytes: int) -> list[bytes]:
-    """A body that is mostly something else must not be kept for a few bytes of it."""
+    """Copy the data if the body is mostly something else: a view would keep all of it."""
     if len(body) > _PINNED_BYTES_MIN and len(body) > 2 * data_bytes:
         return [bytes(data) for data in datas]
     return datas
@@ -364,14 +375,14 @@ def _config_of(call: _Call) -> bytes | None:
 
 
 def check_utf8(body: bytes) -> None:
-    """Raises `invalid_request` for bad UTF-8: msgspec skips over strings without a look."""
+    """Raise `invalid_request` for bad UTF-8: msgspec does not check skipped strings."""
     if body.isascii():
         return
     start, size = 0, len(body)
     while start < size:
         end = min(start + _UTF8_PIECE_BYTES, size)
         for _ in range(_CHAR_BYTES_MAX - 1):
-            # A piece ends where a character does.
+            # End the piece at the end of a character.
             if end < size and body[end] & 0xC0 == 0x80:
                 end -= 1
         try:
@@ -396,13 +407,16 @@ def decode_json(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
 
 
 def not_json(error: msgspec.DecodeError, body: bytes) -> TopicsError:
-    """What is told of a body that the decoder does not take; half a character is told as such."""
+    """The error for a body that the decoder refuses; it names half a surrogate pair as such."""
     for escape in _ESCAPES.finditer(body, 0, _SURROGATES_SOUGHT_BYTES):
         if escape.lastgroup == "lone":
             shown = escape[0].decode("ascii")
             return invalid(
-                f"body has a lone surrogate, which is no character: {shown} (byte {escape.start()})"
+                f"body has a lone surrogate, which is not a character: {shown} "
+                f"(byte {escape.start()})"
             )
+    if not body.strip():
+        return invalid("the body is empty; it must be a JSON object")
     return invalid(f"body is not valid JSON: {error}")
 
 
@@ -412,14 +426,16 @@ def _wrong_type(message: str) -> TopicsError:
     path = found.group(1) if found else ""
     if missing:
         path = f"{path}.{missing.group(1)}" if path else missing.group(1)
-    # The rest may repeat what was sent: a word that is none of those that may be.
+    # The rest of the message may repeat an unknown word of the body.
     what = clipped(message[: found.start()] if found else message)
     where = found.group().replace("$.", "") if found else ""
-    return invalid(what + where, path or None)
+    words = _WORDS.get(path.rpartition(".")[2]) if what.startswith("Invalid enum value") else None
+    choice = f"; one of {', '.join(words)}" if words else ""
+    return invalid(what + where + choice, path or None)
 
 
 def _checked_meta(meta: bytes, index: int) -> bytes:
-    """`meta` as it was sent; an explicit null is as good as absent."""
+    """`meta` as it was sent; an explicit null counts as absent."""
     if meta.startswith(b"{"):
         return meta
     if meta == b"null":

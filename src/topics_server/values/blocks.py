@@ -1,9 +1,9 @@
 """A block: an immutable run of consecutive records, stored in columns.
 
-The one form in which records rest and travel: the tail of a log is a list of blocks, a segment is
-packed from blocks and read back as blocks, a snapshot keeps the encoded blocks of what is not
-sealed. Which records are deleted is not here: whoever holds a block holds its dead flags. A leaf:
-beyond the standard library only msgspec, so that the helper process can load it.
+Records are always stored and passed on as blocks: the tail of a log is a list of blocks, a segment
+is packed from blocks and read back as blocks, and a snapshot keeps the encoded blocks of unsealed
+records. A block does not say which records are deleted; its owner keeps the dead flags. A leaf: it
+imports only msgspec beside the standard library, so that the helper process can load it.
 """
 
 from __future__ import annotations
@@ -18,18 +18,19 @@ import msgspec
 from topics_server.values.limits import BLOCK_BYTES_MAX, BLOCK_RECORDS_MAX, RECORD_FRAMING_BYTES
 
 _VERSION: Final = 1
-# What the `meta` of a record of bytes begins with (`grammars`); that of any other, a brace.
+# First byte of the `meta` of a bytes record (`record_codecs`); every other `meta` begins with a
+# brace.
 BYTES_MARK: Final = b" "
 _BYTES_KIND: Final = 2  # PayloadKind.BYTES; the helper process loads no model
 
 
 class Block(msgspec.Struct, frozen=True, gc=False):
-    """Records `first_seq .. first_seq + count - 1`, shape of every column: (count,).
+    """Records `first_seq .. first_seq + count - 1`; every column has shape (count,).
 
     `times`: commit times in ms, `array('q')`. `ends`: `array('I')` of 2 x count byte offsets into
-    `body`, for each record the end of its `data` and the end of its `meta`; `data` of record i
+    `body`; each record has the end of its `data` and the end of its `meta`. `data` of record i
     starts where `meta` of record i - 1 ends. An absent `meta` is empty. `kinds`: one byte a record
-    (`PayloadKind`). `hops`: one byte a record, how many routers it went through.
+    (`PayloadKind`). `hops`: one byte a record, the number of routers it passed.
     """
 
     first_seq: int
@@ -43,7 +44,7 @@ class Block(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def count(self) -> int:
-        """How many records the block holds."""
+        """The number of records in the block."""
         return len(self.times)
 
     @property
@@ -56,7 +57,7 @@ class Block(msgspec.Struct, frozen=True, gc=False):
         return self.body[self.ends[2 * row - 1] if row else 0 : self.ends[2 * row]]
 
     def datas(self, rows: Sequence[int]) -> list[bytes]:
-        """The payloads of ascending rows, verbatim; a run of rows at the price of their slices."""
+        """The payloads of ascending rows, verbatim; consecutive rows cost only their slices."""
         first, last = rows[0], rows[-1]
         if last - first + 1 != len(rows):
             return [self.data(row) for row in rows]
@@ -83,12 +84,12 @@ class Payloads(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def count(self) -> int:
-        """How many records the columns hold."""
+        """The number of records in the columns."""
         return len(self.kinds)
 
 
 def record_bytes(data: bytes, meta: bytes, tag: str | None, node: str | None) -> int:
-    """What one record counts in `bytes` and `cap_bytes`: data + meta + framing (§0.10)."""
+    """A record's share of `bytes` and `cap_bytes`: data + meta + framing (§0.10)."""
     # Tags and nodes count in characters, which for ASCII are bytes.
     framing = RECORD_FRAMING_BYTES + (len(tag) if tag else 0) + (len(node) if node else 0)
     return len(data) + len(meta) + framing
@@ -105,7 +106,7 @@ def make_block(
 ) -> Block:
     """Freeze parallel columns of records into a block, which keeps `tags` and `nodes`.
 
-    `metas` is None where no record has one; `hops` is empty where no router had a part.
+    `metas` is None if no record has one; `hops` is empty if no record passed a router.
     """
     count = len(datas)
     assert count == len(tags) == len(nodes) == len(times) > 0
@@ -113,7 +114,7 @@ def make_block(
 
 
 def payloads_of(datas: list[bytes], metas: list[bytes] | None) -> Payloads:
-    """The payload columns of these records; `metas` is None where no record has one."""
+    """The payload columns of these records; `metas` is None if no record has one."""
     count = len(datas)
     kinds = bytes(count)
     ends: array[int]
@@ -156,7 +157,7 @@ def block_of(
 
 
 def ends_in_blocks(datas: list[bytes], metas: list[bytes] | None) -> list[array[int]]:
-    """The column `ends` of each block of many records, cut so that it is within both bounds."""
+    """The column `ends` of each block of many records; every block stays within both bounds."""
     found: list[array[int]] = []
     ends: array[int] = array("I")
     total = 0
@@ -175,7 +176,10 @@ def ends_in_blocks(datas: list[bytes], metas: list[bytes] | None) -> list[array[
 
 
 def encode_block(block: Block) -> bytes:
-    """One C call to self-contained bytes; `decode_block` is its inverse. Version in front."""
+    """Encode a block as self-contained bytes in one C call; `decode_block` is the inverse.
+
+    The version comes first.
+    """
     return msgspec.msgpack.encode(
         (
             _VERSION,
@@ -196,7 +200,7 @@ _DECODER: Final = msgspec.msgpack.Decoder(_Encoded)
 
 
 def decode_block(encoded: bytes | memoryview) -> Block:
-    """Bytes of `encode_block` back to the block. Raises `ValueError` for anything else."""
+    """The block of bytes from `encode_block`. Raises `ValueError` for anything else."""
     try:
         version, first_seq, times, ends, body, tags, nodes, kinds, hops = _DECODER.decode(encoded)
     except msgspec.DecodeError as error:

@@ -1,14 +1,14 @@
 """Decodes a router's copies, live, in replay and in an offline dump.
 
-`data` is copied verbatim; `node`, `tag` and `meta` as the page says, which an `exactly_once` router
-stamps with where the record comes from (§6), as its last member:
+A copy has its source's `data`, unchanged. The page says whether it keeps `node` and `tag`. An
+`exactly_once` router adds the source's position to `meta`, as its last member (§6):
 
     {"trace":"z9"}  ->  {"trace":"z9","_topics_router":{"source":"orders","epoch":1,"seq":12,
                          "key":"orders->audit/orders/1/12"}}
 
-A copy of a copy has the new stamp in place of the old one: `meta` does not grow along a chain, and
-no parser meets one name twice.
-`ReplayPayloads` finds the records of pages that were journaled without them. A leaf, pure.
+A copy of a copy has the new stamp in place of the old one: `meta` does not grow from router to
+router, and no parser meets one name twice. `ReplayPayloads` finds the records of pages that were
+journaled without payloads. A leaf, pure.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from topics_server.values.entries import RecordsAppended, RouterPage, RouterStam
 from topics_server.values.errors import StorageError
 from topics_server.values.record_codecs import decode_body
 
-# Exact, since valid JSON has `,"_` and `{"_` nowhere but where a member's name begins, and what
-# follows it up to the last brace is on the level of `meta` itself.
+# Exact: in valid JSON, `,"_` and `{"_` occur only where a member's name begins, and everything from
+# there to the last brace is on the level of `meta` itself.
 _STAMPED: Final = re.compile(
     rb'[,{]"_topics_router":\{"source":"([A-Za-z0-9][A-Za-z0-9._:-]{0,254})","epoch":([0-9]{1,19}),'
     rb'"seq":([0-9]{1,19}),"key":"([A-Za-z0-9][A-Za-z0-9._:>-]{0,254})/\1/\2/\3"\}\}\Z'
@@ -36,7 +36,7 @@ _STAMPED: Final = re.compile(
 
 
 class CopyColumns(msgspec.Struct, frozen=True, gc=False):
-    """Records as they are in a source, four parallel columns and their seqs."""
+    """Records of a source: four parallel columns and their seqs."""
 
     seqs: list[int]
     datas: list[bytes]
@@ -53,7 +53,7 @@ def copies_of(
     stamp: RouterStamp | None,
     hops: bytes,
 ) -> DecodedAppend:
-    """The records as the destination gets them. `hops`: of the copies, one byte each."""
+    """The records for the destination. `hops`: one byte a copy, the number of routers it passed."""
     count = len(columns.datas)
     metas = columns.metas
     if stamp is not None:
@@ -86,7 +86,7 @@ def stamped(meta: bytes, stamp: RouterStamp, seq: int) -> bytes:
 
 
 def stamp_of(meta: bytes) -> tuple[RouterStamp, int] | None:
-    """Which router made this copy, and of which seq; None where no stamp is."""
+    """The router that made this copy, and the seq of the original; None without a stamp."""
     found = _STAMPED.search(meta) if meta else None
     if found is None:
         return None
@@ -95,10 +95,10 @@ def stamp_of(meta: bytes) -> tuple[RouterStamp, int] | None:
 
 
 class ReplayPayloads:
-    """Records met in replay that pages without payloads may ask for, by topic and seq.
+    """Records met in replay that pages without payloads may refer to, by topic and seq.
 
-    `sources`: the topics that may be asked for; it may grow while replay goes on. Everything met
-    is kept, also what a snapshot has already, or what belongs to a topic that is gone.
+    `sources`: the topics that pages may refer to; the set may grow during replay. Every record of a
+    source is kept, even if a snapshot already holds it or its topic is dropped later.
     """
 
     def __init__(self, sources: Collection[int]) -> None:
@@ -107,9 +107,9 @@ class ReplayPayloads:
         self._appends: dict[int, list[DecodedAppend]] = {}
 
     def meet(self, entry: RecordsAppended) -> RecordsAppended:
-        """The entry with its records at hand, if that is what it takes to apply it.
+        """The entry, with its records filled in if it is a page without payloads.
 
-        Raises `StorageError` for a page whose records were not met.
+        Raises `StorageError` if replay did not meet the records of the page.
         """
         page = entry.page
         if page is not None:

@@ -1,10 +1,10 @@
 """The journal's entry types: every durable fact of the server.
 
-An entry is decided once, with its seqs, times and ids fixed, submitted to the journal, and applied
-when its gate is met; recovery applies the same entries again. Later parts of the server (routers,
-leases) add their kinds here and in `wal/format/frames.py`. No entry ever changes its meaning.
+`decide` makes an entry with all seqs, times and ids fixed. The entry is submitted to the journal
+and applied when its gate is met; recovery applies the same entries again. A new kind of entry is
+added here and in `wal/format/frames.py`. The meaning of an entry never changes.
 
-`topic_id` names the FIFO an entry joins: a topic's own, or one of the reserved ones.
+`topic_id` names the FIFO that an entry joins: the FIFO of a topic, or a reserved one.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ from topics_server.values.model import (
     StreamFacts,
     StreamStep,
     TopicConfig,
+    ViewDefinition,
 )
 
-# Ids from here on are no topic's: each is a FIFO of its own, on shard 0, and a part of snapshots.
+# Ids from here on are reserved: each has its own FIFO on shard 0 and its own part in snapshots.
 RESERVED_ID_MIN: Final = U64_MAX - 255
 # The watch sessions.
 SESSIONS_ID: Final = U64_MAX
@@ -33,10 +34,15 @@ SESSIONS_ID: Final = U64_MAX
 LEASES_ID: Final = U64_MAX - 1
 # The router table.
 ROUTERS_ID: Final = U64_MAX - 2
+# The views. The id between is that of the journal in snapshots.
+VIEWS_ID: Final = U64_MAX - 4
 
 
 class Floor(msgspec.Struct, frozen=True, array_like=True):
-    """Involuntary loss: every seq below `seq` is gone; `reason` says why those newly lost are."""
+    """Involuntary loss: every seq below `seq` is gone.
+
+    `reason` is the reason of the newly lost ones.
+    """
 
     seq: int
     reason: LossReason
@@ -45,9 +51,9 @@ class Floor(msgspec.Struct, frozen=True, array_like=True):
 class TopicPut(msgspec.Struct, frozen=True):
     """A topic is created, or its configuration replaced.
 
-    `epoch` counts incarnations of the name from 1; `head_seq` is the head visible at decide;
-    `floor` is the floor as of now when a cap or the TTL is loosened (ARCHITECTURE, Floor).
-    `stream`: it is created as a stream; unset, it is not encoded.
+    `epoch` counts incarnations of the name from 1. `head_seq` is the head visible at decide.
+    `floor` is the current floor when a cap or the TTL is loosened (ARCHITECTURE, Floor). `stream`:
+    the facts of a topic created as a stream; an unset `stream` is not encoded.
     """
 
     topic_id: int
@@ -62,7 +68,7 @@ class TopicPut(msgspec.Struct, frozen=True):
 
 
 class TopicDropped(msgspec.Struct, frozen=True):
-    """A topic is gone for good, with its records, keys and tags. Its id is never reused."""
+    """A topic was dropped, with its records, keys and tags. Its id is never reused."""
 
     topic_id: int
     name: str
@@ -70,9 +76,9 @@ class TopicDropped(msgspec.Struct, frozen=True):
 
 
 class Source(msgspec.Struct, frozen=True, array_like=True):
-    """Where moved records come from: record i was `seqs[i]` of this topic, and leaves it.
+    """The source of moved records: record i was `seqs[i]` of this topic, and is deleted there.
 
-    `is_redrive`: dead letters that go back to their queue; else jobs that are dead-lettered.
+    `is_redrive`: dead letters that return to their queue; otherwise jobs that are dead-lettered.
     """
 
     topic_id: int
@@ -81,7 +87,7 @@ class Source(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RouterStamp(msgspec.Struct, frozen=True, array_like=True):
-    """What an `exactly_once` router writes into the `meta` of its copies, beside the seq (§6)."""
+    """The values that an `exactly_once` router adds to the `meta` of its copies (§6)."""
 
     router: str
     source: str
@@ -89,14 +95,15 @@ class RouterStamp(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RouterPage(msgspec.Struct, frozen=True, array_like=True):
-    """Where the records of an append come from that a router made.
+    """The origin of the records of an append that a router made.
 
-    They are copies of the seqs `firsts[i]..lasts[i]` of a topic, in that order, and with them the
-    router has examined its source up to `cursor_seq`. `lost`: so many records the source had lost
-    before they were forwarded; if any, the entry's first seq is a dead slot that says so. `hops`:
-    one byte a copy, how many routers it went through; empty if all came through this one only.
-    An append with a page and without a body takes `data`, `meta`, `tag` and `node` from the entries
-    that brought them to the source (ARCHITECTURE, Routers), and these flags and the stamp say how.
+    The records are copies of the seqs `firsts[i]..lasts[i]` of a topic, in that order. With this
+    page the router has examined its source up to `cursor_seq`. `lost`: how many records the source
+    lost before they were forwarded; if there are any, the entry's first seq is a dead slot that
+    reports the loss. `hops`: one byte a copy, the number of routers it passed; empty if every copy
+    passed this router only. An append with a page and without a body takes `data`, `meta`, `tag`
+    and `node` from the entries that appended the records to the source (ARCHITECTURE, Routers);
+    these flags and the stamp say how.
     """
 
     router_id: int
@@ -112,21 +119,21 @@ class RouterPage(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def copy_count(self) -> int:
-        """How many records were copied."""
+        """The number of copied records."""
         return sum(self.lasts) - sum(self.firsts) + len(self.firsts)
 
 
 class RecordsAppended(msgspec.Struct, frozen=True):
     """The records of one call: seqs `first_seq .. first_seq + count - 1`, one commit time.
 
-    `body` is the request's own bytes (inflated), decoded by the grammar of version `grammar`.
-    `header_key` is an idempotency key that came as a header (a key in the body wins). `creation`
-    is set when this call creates its topic. `floor` is what this append evicts, itself included.
-    `decoded` is the decoded body while it is at hand; never encoded, absent in replay. `source`
-    marks records that were moved: once this is durable, they are deleted where they come from.
-    `page`: a router made it; then `count` includes the dead slot, which is in no body. `producer`:
-    whose request it is, and which; it becomes that producer's last one together with the records.
-    `step`: what it does to the topic's stream.
+    `body` is the request's own bytes (inflated), decoded with the grammar of version `grammar`.
+    `header_key` is an idempotency key from a header (a key in the body wins). `creation` is set
+    when this call creates its topic. `floor` is what this append evicts, itself included. `decoded`
+    is the decoded body while it is in memory; it is never encoded and absent in replay. `source`
+    marks moved records: once this entry is durable, they are deleted at their source. `page`: a
+    router made the append; then `count` includes the dead slot, which no body holds. `producer`:
+    the producer and the number of its request; the request becomes that producer's last one
+    together with the records. `step`: the change of the topic's stream.
     """
 
     topic_id: int
@@ -146,7 +153,7 @@ class RecordsAppended(msgspec.Struct, frozen=True):
 
     @property
     def slot_count(self) -> int:
-        """How many of its first seqs have no record: 1 for what a router's source had lost."""
+        """How many of its first seqs have no record: 1 if a router's source lost records."""
         return 1 if self.page is not None and self.page.lost else 0
 
 
@@ -172,7 +179,7 @@ class FloorMoved(msgspec.Struct, frozen=True):
 
 
 class HeadReserved(msgspec.Struct, frozen=True):
-    """Seqs up to `ceiling_seq` may be handed out without each of them being synced."""
+    """Seqs up to `ceiling_seq` may be handed out without a sync for each of them."""
 
     topic_id: int
     ceiling_seq: int
@@ -181,7 +188,7 @@ class HeadReserved(msgspec.Struct, frozen=True):
 class CursorMoved(msgspec.Struct, frozen=True):
     """A router examined its source up to `cursor_seq` and had nothing to copy.
 
-    In the FIFO of the destination, which holds the cursors of the routers into it.
+    The entry joins the FIFO of the destination, which holds the cursors of the routers into it.
     """
 
     topic_id: int
@@ -190,9 +197,9 @@ class CursorMoved(msgspec.Struct, frozen=True):
 
 
 class ProducerMoved(msgspec.Struct, frozen=True):
-    """A producer's request was accepted, but its records were there already (idempotency key).
+    """A producer's request was accepted, but an idempotency key found its records already stored.
 
-    They are seqs `first_seq .. first_seq + count - 1` of the topic.
+    The records are seqs `first_seq .. first_seq + count - 1` of the topic.
     """
 
     topic_id: int
@@ -203,9 +210,10 @@ class ProducerMoved(msgspec.Struct, frozen=True):
 
 
 class StreamChanged(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A stream is closed, or was used: these are its facts from now on.
+    """A stream was closed or used: these are its facts from now on.
 
-    `producer`: whose request it was, which brought no records; `first_seq` is the next one's.
+    `producer`: the producer of the request, which brought no records; `first_seq` is the seq of the
+    next record.
     """
 
     topic_id: int
@@ -216,9 +224,9 @@ class StreamChanged(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class SessionOptions(msgspec.Struct, frozen=True, array_like=True):
-    """What a watch session was opened with, clamped and with defaults filled in (§7.2).
+    """The options of a watch session, clamped and with defaults filled in (§7.2).
 
-    `nodes`: records of these are left out. `shown`: a sum of `rendered.TAGS`, `META`, `DATA`.
+    `nodes`: records of these are left out. `shown`: a sum of `json_cache.TAGS`, `META`, `DATA`.
     """
 
     nodes: list[str]
@@ -230,7 +238,7 @@ class SessionOptions(msgspec.Struct, frozen=True, array_like=True):
 
 
 class CursorAt(msgspec.Struct, frozen=True, array_like=True):
-    """Where a session stood in a topic: everything up to `seq`, it included, was handed over."""
+    """A session's position in a topic: the client received every record up to `seq`."""
 
     name: str
     topic_id: int
@@ -239,9 +247,10 @@ class CursorAt(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SessionOpened(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A watch session is there, its topics in the order in which they were named.
+    """A watch session was opened, with its topics in the order of the request.
 
-    `owner`: whose key made it, as `auth/api_keys` tells keys apart; None where there were no keys.
+    `owner`: the key that opened it, as `auth/api_keys` numbers keys; None if the server has no
+    keys.
     """
 
     topic_id: ClassVar[int] = SESSIONS_ID
@@ -254,7 +263,7 @@ class SessionOpened(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class SessionMoved(msgspec.Struct, frozen=True):
-    """A stream of a session began or ended; a topic that `cursors` does not name stays."""
+    """A stream of a session began or ended; topics without a new cursor keep theirs."""
 
     topic_id: ClassVar[int] = SESSIONS_ID
 
@@ -265,7 +274,7 @@ class SessionMoved(msgspec.Struct, frozen=True):
 
 
 class SessionsClosed(msgspec.Struct, frozen=True):
-    """These sessions are gone: nobody used them for as long as they live."""
+    """These sessions expired: no client used them during their lifetime."""
 
     topic_id: ClassVar[int] = SESSIONS_ID
 
@@ -276,7 +285,7 @@ class SessionsClosed(msgspec.Struct, frozen=True):
 class LeasesGranted(msgspec.Struct, frozen=True):
     """Jobs of a queue are leased to a node: `leases` are pairs of seq and lease id, by seq.
 
-    `connection`: the push stream that delivers them, 0 if they were claimed.
+    `connection`: the push stream that delivers them; 0 for jobs that were claimed.
     """
 
     topic_id: ClassVar[int] = LEASES_ID
@@ -290,9 +299,11 @@ class LeasesGranted(msgspec.Struct, frozen=True):
 
 
 class LeasesReleased(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Leased jobs are given back: `jobs` are pairs of seq and when it is claimable again, ms.
+    """Leased jobs are released:
 
-    `error`: why, in the worker's words; empty if it gave no reason.
+    `jobs` are pairs of seq and the time when it is claimable again, ms.
+
+    `error`: the worker's reason; empty if it gave none.
     """
 
     topic_id: ClassVar[int] = LEASES_ID
@@ -304,7 +315,7 @@ class LeasesReleased(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class LeasesExtended(msgspec.Struct, frozen=True):
-    """The leases of these jobs end at another time now."""
+    """The leases of these jobs end at a new time."""
 
     topic_id: ClassVar[int] = LEASES_ID
 
@@ -315,10 +326,10 @@ class LeasesExtended(msgspec.Struct, frozen=True):
 
 
 class RouterPut(msgspec.Struct, frozen=True):
-    """A router is there, or works differently from now on.
+    """A router was created or changed.
 
-    What its source has up to `start_seq` is not its business (any more). Copies of what lies up to
-    `known_seq` may be in the destination already, made by an earlier router of this name.
+    It ignores its source up to `start_seq`. The destination may already hold copies of records up
+    to `known_seq`, made by an earlier router of this name.
     """
 
     topic_id: ClassVar[int] = ROUTERS_ID
@@ -334,7 +345,10 @@ class RouterPut(msgspec.Struct, frozen=True):
 
 
 class RouterDeleted(msgspec.Struct, frozen=True):
-    """A router is gone; its id is never reused. Those of a dropped topic go without an entry."""
+    """A router was deleted; its id is never reused.
+
+    Dropping a topic deletes its routers without an entry.
+    """
 
     topic_id: ClassVar[int] = ROUTERS_ID
 
@@ -343,9 +357,37 @@ class RouterDeleted(msgspec.Struct, frozen=True):
     ts: int
 
 
+class ViewPut(msgspec.Struct, frozen=True):
+    """A view is there, or is defined like this from now on.
+
+    `topic` is a name: the view outlives the topic and starts over with the next one of that name.
+    """
+
+    topic_id: ClassVar[int] = VIEWS_ID
+
+    view_id: int
+    topic: str
+    name: str
+    ts: int
+    definition: ViewDefinition
+
+
+class ViewDeleted(msgspec.Struct, frozen=True):
+    """A view is gone; its id is never reused."""
+
+    topic_id: ClassVar[int] = VIEWS_ID
+
+    view_id: int
+    topic: str
+    name: str
+    ts: int
+
+
 SessionEntry = SessionOpened | SessionMoved | SessionsClosed
 LeaseEntry = LeasesGranted | LeasesReleased | LeasesExtended
 RouterEntry = RouterPut | RouterDeleted
+ViewEntry = ViewPut | ViewDeleted
+OfNoTopic = SessionEntry | LeaseEntry | RouterEntry | ViewEntry
 Entry = (
     TopicPut
     | TopicDropped
@@ -359,4 +401,5 @@ Entry = (
     | SessionEntry
     | LeaseEntry
     | RouterEntry
+    | ViewEntry
 )

@@ -1,7 +1,8 @@
-"""The two families of errors: refusals of requests and damage of storage.
+"""The two families of errors: errors of requests and damage of storage.
 
-`TopicsError` is raised where the rule is known and turned into HTTP in `http/error_responses.py`
-only. `StorageError` and its kinds are raised in `wal/` (the only place that catches `OSError`).
+`TopicsError` is raised by the code that knows the rule and becomes HTTP in
+`http/error_responses.py` only. `StorageError` and its kinds are raised in `wal/` (the only place
+that catches `OSError`).
 """
 
 from __future__ import annotations
@@ -24,6 +25,10 @@ class Code(enum.Enum):
     NOT_FOUND = "not_found"
     TOPIC_NOT_FOUND = "topic_not_found"
     ROUTER_NOT_FOUND = "router_not_found"
+    # Of views.
+    VIEW_NOT_FOUND = "view_not_found"
+    QUERY_FAILED = "query_failed"
+    VIEW_TIMEOUT = "view_timeout"
     METHOD_NOT_ALLOWED = "method_not_allowed"
     NOT_ACCEPTABLE = "not_acceptable"
     TOPIC_EXISTS_INCOMPATIBLE = "topic_exists_incompatible"
@@ -45,14 +50,14 @@ class Code(enum.Enum):
     NOT_READY = "not_ready"
     SHUTTING_DOWN = "shutting_down"
     STORAGE_READ_ONLY = "storage_read_only"
-    # Beyond the contract: of connections, not of what was asked for.
+    # Beyond the contract: this code is about the connection, not the request's content.
     REQUEST_TIMEOUT = "request_timeout"
     URI_TOO_LONG = "uri_too_long"
     HEADERS_TOO_LARGE = "headers_too_large"
 
 
 class TopicsError(Exception):
-    """A refusal in the contract's words: `code`, a human `message`, optional `detail`."""
+    """An error of the contract: `code`, a human `message`, optional `detail`."""
 
     def __init__(self, code: Code, message: str, detail: Mapping[str, Any] | None = None) -> None:
         super().__init__(message)
@@ -67,12 +72,12 @@ def invalid(message: str, field: str | None = None) -> TopicsError:
 
 
 def topic_not_found(name: str) -> TopicsError:
-    """404 in the contract's words."""
+    """The contract's 404."""
     return TopicsError(Code.TOPIC_NOT_FOUND, f'topic "{name}" does not exist', {"topic": name})
 
 
 def clipped(text: str) -> str:
-    """What of a text that was sent is repeated in a refusal: `ECHO_BYTES_MAX` bytes at most."""
+    """The part of a sent text that an error message repeats: at most `ECHO_BYTES_MAX` bytes."""
     if len(text) * 4 <= ECHO_BYTES_MAX:
         return text
     encoded = text.encode("utf-8", "replace")
@@ -82,7 +87,7 @@ def clipped(text: str) -> str:
 
 
 class StorageError(Exception):
-    """Damage or refusal of the disk. `path` names the file when there is one."""
+    """Damaged storage or a refused operation. `path` names the file if there is one."""
 
     def __init__(self, message: str, path: str | None = None) -> None:
         super().__init__(f"{path}: {message}" if path else message)
@@ -90,15 +95,15 @@ class StorageError(Exception):
 
 
 class Torn(StorageError):
-    """Bytes fail their check above what is known to have been synced: an unfinished write."""
+    """A checksum fails above the last synced byte: an unfinished write."""
 
 
 class Corrupt(StorageError):
-    """Bytes fail their check below what is known to have been synced: damage, never repaired."""
+    """A checksum fails below the last synced byte: damage, never repaired automatically."""
 
 
 class ReadOnly(StorageError):
-    """A sync failed: its outcome is unknown, the shard takes no writes until a restart."""
+    """A sync failed: its outcome is unknown; the shard takes no writes until a restart."""
 
 
 class DiskFull(StorageError):
@@ -106,19 +111,19 @@ class DiskFull(StorageError):
 
 
 class SyncFailed(StorageError):
-    """A sync failed: what it covered may or may not be durable, and no later sync tells."""
+    """A sync failed: the covered bytes may or may not be durable, and a later sync cannot tell."""
 
 
 class NotThere(StorageError):
-    """Nothing has this path. Every other failure to look is another error: absence is a fact."""
+    """The path does not exist. Any other failure is another error: absence is a fact."""
 
 
 class StartRefused(StorageError):
-    """The data directory cannot be served as it is: locked, newer, foreign, a file missing."""
+    """The data directory cannot be served: it is locked, newer or foreign, or a file is missing."""
 
 
 class Damaged(StorageError):
-    """Rows of a sealed segment whose checksum fails: `ranges` of (first, last), ascending."""
+    """Rows of a sealed segment with failing checksums: `ranges` of (first, last), ascending."""
 
     def __init__(self, *ranges: tuple[int, int]) -> None:
         self.ranges = ranges

@@ -1,13 +1,13 @@
 """Judges a topic's files at start: what is expected, missing or damaged.
 
 Absence is not emptiness. The newest snapshot anchors, per topic, the generation of the manifest
-that was published last and, per segment, a digest of its delete flags. `open_topic` reports what
-lies on disk and changes nothing. After replay, recovery compares the two here, for the topics that
-still exist: what is missing or older refuses the start, by name; flags that lost deletes make
-their segment damaged. Only after that is anything removed.
+that was published last and, per segment, a digest of its delete flags. `open_topic` reports the
+files on disk and changes nothing. After replay, recovery compares the two here, for the topics that
+still exist. A missing or older file refuses the start, by name. Flags that lost deletes make their
+segment damaged. Files are removed only after this judgement.
 
-Pure. Called by `engine/background/recovery.py`, and by `wal/tools/verify.py`, which must say the
-same.
+Pure. Called by `engine/background/recovery.py`, and by `wal/tools/verify.py`, which must judge the
+same way.
 """
 
 from __future__ import annotations
@@ -20,28 +20,28 @@ import numpy as np
 
 from topics_server.values.storage_types import TopicFacts, TopicPart
 
-# A part written before manifests had generations: only its next segment id binds.
+# A part from before manifest generations: only its next segment id is compared.
 NO_GENERATION: Final = -1
-# No topic has this id: `topics repair` fills damaged parts of a journal with drops of it. Deletes
-# may be missing from such a journal, so that segments may have more dead rows than it explains.
+# A reserved id: `topics repair` fills damaged parts of a journal with drops of this topic. Such a
+# journal may lack deletes, so segments may have more dead rows than it explains.
 NO_TOPIC: Final = 0
 
 
 class FlagsDigest(NamedTuple):
-    """A segment's delete flags in short: how many rows are dead, XXH3-64 of all flag bytes."""
+    """The digest of a segment's delete flags: number of dead rows, XXH3-64 of all flags."""
 
     dead_count: int
     checksum: int
 
 
 class Anchor(msgspec.Struct, frozen=True):
-    """What a snapshot says of a topic's files.
+    """The expectations of a snapshot about a topic's files.
 
-    `generation`: of the manifest published last; 0: none was; `NO_GENERATION`: not known.
-    `next_segment_id`: every id below it was given out. `flags`: by segment, of flags that were
-    synced. `flips`: by segment, `<u4` rows that are dead and whose flag may not be set yet.
-    `whole_flips`: segments of which these are all deleted rows, so that they make up for the flags
-    of an older file.
+    `generation`: of the manifest published last; 0: there was none; `NO_GENERATION`: not known.
+    `next_segment_id`: every id below it was given out. `flags`: by segment, the digest of synced
+    flags. `flips`: by segment, `<u4` rows that are dead while their flag may not be set yet.
+    `whole_flips`: segments for which `flips` holds all deleted rows, so that an older file can be
+    corrected.
     """
 
     generation: int
@@ -52,7 +52,7 @@ class Anchor(msgspec.Struct, frozen=True):
 
 
 def anchor_of(part: TopicPart) -> Anchor:
-    """What a topic's part of a snapshot says of the topic's files."""
+    """The expectations that a topic's part of a snapshot holds about the topic's files."""
     digests = {segment_id: FlagsDigest(*digest) for segment_id, digest in part.flags.items()}
     return Anchor(
         part.manifest_generation, part.next_segment_id, digests, part.flips, part.whole_flips
@@ -60,19 +60,19 @@ def anchor_of(part: TopicPart) -> Anchor:
 
 
 class Stray(msgspec.Struct, frozen=True):
-    """A segment file that the manifest does not list though it has not given out its id yet."""
+    """A segment file that the manifest neither lists nor has given an id to yet."""
 
     path: str
     last_seq: int
 
 
 class Suspect(msgspec.Struct):
-    """A segment whose flags are not those that were anchored.
+    """A segment whose flags differ from the anchored flags.
 
-    `is_touched`: a flip in the snapshot or a replayed delete is of this segment, so that it may
-    have more dead rows than were anchored. `known_dead`: rows that are dead by the flags found, and
-    by the flips in the snapshot where these are whole. `has_damaged_flags`: some flags are neither
-    live nor dead, so what was found is not a state to compare a later start with.
+    `is_touched`: a flip in the snapshot or a replayed delete concerns this segment, so it may have
+    more dead rows than the anchor. `known_dead`: rows that are dead by the flags found, and by the
+    flips in the snapshot where these are complete. `has_damaged_flags`: some flags are neither live
+    nor dead, so a later start cannot compare itself with this state.
     """
 
     first_seq: int
@@ -84,24 +84,24 @@ class Suspect(msgspec.Struct):
 
     @property
     def has_lost_deletes(self) -> bool:
-        """Whether no legal life of the store can have led to these flags."""
+        """Whether no legal history of the store leads to these flags."""
         return not self.is_touched or self.known_dead < self.anchored_dead
 
 
 class Objection(NamedTuple):
-    """Why a topic's files cannot be served; `path` names the file."""
+    """The reason why a topic's files cannot be served; `path` names the file."""
 
     path: str
     reason: str
 
 
 class FoundTopic(msgspec.Struct):
-    """What lies on disk under a topic's id. Nothing was changed to find it.
+    """The files found on disk under a topic's id. Nothing was changed to find them.
 
-    `generation`: of the manifest; 0: there is none. `objections`: what is wrong whatever a snapshot
-    says. `strays`: of a seal that did not finish, or listed in a manifest that is gone.
+    `generation`: of the manifest; 0: there is none. `objections`: errors that hold whatever a
+    snapshot says. `strays`: files of an unfinished seal, or listed in a manifest that is missing.
     `first_free_id`: no file has this segment id or a higher one. `last_seq`: of the last listed
-    segment. `flags`: by listed segment, if its flags can be read. `suspects`: those that differ
+    segment. `flags`: by listed segment, if its flags can be read. `suspects`: segments that differ
     from the anchor.
     """
 
@@ -128,7 +128,7 @@ class Expected(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """`objections` refuse the start. `dropped`: ids whose topics are gone: their files go."""
+    """`objections` refuse the start. `dropped`: ids of dropped topics whose files are deleted."""
 
     objections: list[Objection]
     dropped: list[int]
@@ -141,10 +141,12 @@ def judge(
     next_topic_id: int,
     path_of: Callable[[int], str],
 ) -> Verdict:
-    """Judge every topic that exists and every folder on disk. `path_of`: of an id's manifest.
+    """Judge every topic that exists and every folder on disk.
 
-    A folder goes only if its id was given out and its topic does not exist any more: neither in
-    the snapshot, which holds every topic, nor after replay.
+    `path_of`: the path of an id's manifest.
+
+    A folder is deleted only if its id was given out and its topic exists neither in the snapshot,
+    which holds every topic, nor after replay.
     """
     objections: list[Objection] = []
     existing = set[int]()
@@ -167,7 +169,7 @@ def judge(
 def objections_to(
     topic: Expected, found: FoundTopic | None, path_of: Callable[[int], str]
 ) -> list[Objection]:
-    """Why the files found under a topic's id are not those of the topic, if they are not."""
+    """The reasons why the files found under a topic's id cannot be the topic's files."""
     path = path_of(topic.topic_id)
     if found is None:
         found = FoundTopic(topic.topic_id, path)

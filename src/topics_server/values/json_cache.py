@@ -1,11 +1,11 @@
 """Caches the rendered JSON of a block's records and slices it.
 
 A rendered block is the bytes of its records as JSON objects joined by commas, with the offset of
-each, so that unbroken rows of a page are one slice. `data` and `meta` are spliced in verbatim; key
-order is `$seq, $ts, $node, $tag, data, meta`, absent ones omitted (contract §0.4, §3); a record of
-bytes has `$encoding` and `$content_type` before its base64 (the contract's README). The cache is
-bounded by bytes and keyed by the block's identity, which its strong reference keeps meaningful.
-Called by `api/messages/responses`; the event loop's thread only.
+each, so that consecutive rows of a page are one slice. `data` and `meta` are copied verbatim. The
+key order is `$seq, $ts, $node, $tag, data, meta`; absent members are omitted (contract §0.4, §3). A
+bytes record has `$encoding` and `$content_type` before its base64 (the contract's README). The
+cache is bounded by bytes and keyed by the block's identity; a strong reference keeps that identity
+valid. Called by `api/messages/responses`; the event loop's thread only.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from topics_server.values.limits import MIB
 from topics_server.values.model import PayloadKind
 from topics_server.values.record_codecs import split_bytes_meta
 
-# What of a record is shown: the sum of these. `$seq`, `$ts` and `$node` always are.
+# The members that a reader gets beside `$seq`, `$ts` and `$node`: a sum of these.
 TAGS: Final = 1
 META: Final = 2
 DATA: Final = 4
@@ -33,17 +33,17 @@ RENDER_CACHE_BYTES_MAX: Final = 32 * MIB
 # Blocks of fewer records and bytes are cheaper to render again than to keep.
 CACHED_RECORDS_MIN: Final = 32
 CACHED_BYTES_MIN: Final = 65_536
-# What an entry of the cache costs beside its bytes.
+# Memory of a cache entry beside its bytes.
 _ENTRY_BYTES: Final = 512
 
 _encode: Final = msgspec.json.Encoder().encode
 
 
-class Rendered(msgspec.Struct, frozen=True, gc=False):
+class JsonBlock(msgspec.Struct, frozen=True, gc=False):
     """The records of one block as JSON, comma-separated.
 
-    `offsets[row]` is where the object of `row` starts; `offsets[row + 1] - 1` is where it ends
-    (there stands its comma, or the bytes end).
+    The object of `row` starts at `offsets[row]` and ends at `offsets[row + 1] - 1`, where its comma
+    is, or the end of the bytes.
     """
 
     body: bytes
@@ -58,19 +58,19 @@ class Rendered(msgspec.Struct, frozen=True, gc=False):
         return memoryview(self.body)[start:end]
 
 
-def render_block(block: Block, shown: int) -> Rendered:
+def render_block(block: Block, shown: int) -> JsonBlock:
     """Render every record of a block; `shown` is a sum of `TAGS`, `META` and `DATA`."""
     texts = render_rows(block, range(block.count), shown)
     # Latin-1 maps bytes to characters one to one: lengths are byte lengths, nothing is converted.
     body = ",".join(texts).encode("latin-1")
     offsets = array("I", accumulate((len(text) + 1 for text in texts), initial=0))
     assert offsets[-1] == len(body) + 1
-    return Rendered(body, offsets)
+    return JsonBlock(body, offsets)
 
 
 def render_rows(block: Block, rows: Sequence[int], shown: int) -> list[str]:
     """The objects of some rows, each as Latin-1 text of its UTF-8 bytes."""
-    # What is shown of one record, as watchers are mostly told, is cheaper without any lists.
+    # One record, the common case for watchers, is cheaper to render without lists.
     if len(rows) == 1 or block.kinds.count(PayloadKind.JSON) != block.count:
         return [_render_row(block, row, shown) for row in rows]
     whole = len(rows) == block.count
@@ -99,21 +99,21 @@ def render_rows(block: Block, rows: Sequence[int], shown: int) -> list[str]:
 def _render_row(block: Block, row: int, shown: int) -> str:
     """One object by itself."""
     node, tag = block.nodes[row], block.tags[row]
-    told = f'{{"$seq":{block.first_seq + row},"$ts":{block.times[row]}'
+    text = f'{{"$seq":{block.first_seq + row},"$ts":{block.times[row]}'
     if node is not None:
-        told += f',"$node":{_encode(node).decode("latin-1")}'
+        text += f',"$node":{_encode(node).decode("latin-1")}'
     if shown & TAGS and tag is not None:
-        told += f',"$tag":{_encode(tag).decode("latin-1")}'
+        text += f',"$tag":{_encode(tag).decode("latin-1")}'
     payload = payload_of(block, row)
     if shown & DATA:
-        told += f'{payload.kind.decode("latin-1")},"data":{payload.data.decode("latin-1")}'
+        text += f'{payload.kind.decode("latin-1")},"data":{payload.data.decode("latin-1")}'
     if shown & META and payload.meta:
-        told += f',"meta":{payload.meta.decode("latin-1")}'
-    return told + "}"
+        text += f',"meta":{payload.meta.decode("latin-1")}'
+    return text + "}"
 
 
 class Payload(msgspec.Struct, frozen=True, gc=False):
-    """A record's payload as JSON shows it; `kind`: members that say what it is, or nothing."""
+    """A record's payload as JSON; `kind`: the members that tell the type of bytes, or nothing."""
 
     data: bytes
     meta: bytes
@@ -121,7 +121,7 @@ class Payload(msgspec.Struct, frozen=True, gc=False):
 
 
 def payload_of(block: Block, row: int) -> Payload:
-    """The payload of a row: as it was sent, or of bytes their base64 (the contract's README)."""
+    """The payload of a row: the bytes that were sent, or the base64 of a bytes record."""
     data, meta = block.data(row), block.meta(row)
     if block.kinds[row] != PayloadKind.BYTES:
         return Payload(data, meta)
@@ -133,7 +133,7 @@ def payload_of(block: Block, row: int) -> Payload:
 def _bounds(
     block: Block, rows: Sequence[int], whole: bool
 ) -> tuple[list[int], list[int], list[int]]:
-    """Offsets in the body: where each row's data starts, where its meta does, and where that ends.
+    """Offsets in the body: each row's start of data, start of meta, end of meta.
 
     A row's data starts where the meta of the row before it ends.
     """
@@ -174,7 +174,7 @@ class JsonCache:
 
     def __init__(self, bytes_max: int = RENDER_CACHE_BYTES_MAX) -> None:
         self._bytes_max = bytes_max
-        self._entries: OrderedDict[tuple[int, int], tuple[Block, Rendered, int]] = OrderedDict()
+        self._entries: OrderedDict[tuple[int, int], tuple[Block, JsonBlock, int]] = OrderedDict()
         self.bytes = 0
 
     def __len__(self) -> int:
@@ -188,22 +188,22 @@ class JsonCache:
         if entry is not None:
             assert entry[0] is block
             self._entries.move_to_end(key)
-            rendered = entry[1]
+            json_block = entry[1]
         else:
             is_small = block.count < CACHED_RECORDS_MIN and len(block.body) < CACHED_BYTES_MIN
             if is_small or 2 * len(rows) < block.count:
                 return [",".join(render_rows(block, rows, shown)).encode("latin-1")]
-            rendered = render_block(block, shown)
-            self._put(block, shown, rendered)
-        if len(rows) == len(rendered.offsets) - 1:
-            return [rendered.body]
-        return [rendered.rows(first, last) for first, last in _runs(rows)]
+            json_block = render_block(block, shown)
+            self._put(block, shown, json_block)
+        if len(rows) == len(json_block.offsets) - 1:
+            return [json_block.body]
+        return [json_block.rows(first, last) for first, last in _runs(rows)]
 
-    def _put(self, block: Block, shown: int, rendered: Rendered) -> None:
-        size = len(rendered.body) + len(block.body) + 4 * len(rendered.offsets) + _ENTRY_BYTES
+    def _put(self, block: Block, shown: int, json_block: JsonBlock) -> None:
+        size = len(json_block.body) + len(block.body) + 4 * len(json_block.offsets) + _ENTRY_BYTES
         if size > self._bytes_max:
             return
-        self._entries[(id(block), shown)] = (block, rendered, size)
+        self._entries[(id(block), shown)] = (block, json_block, size)
         self.bytes += size
         while self.bytes > self._bytes_max:
             _, (_, _, dropped) = self._entries.popitem(last=False)

@@ -1,10 +1,9 @@
 """Measures the depth and size of JSON without decoding it.
 
-Every function looks at a text once, in pieces of fixed size and with calls that run in C: time is
-linear in the length of the text, and memory is a few times `_PIECE_BYTES`, whatever the text holds.
-The decoder has to accept a text before it is measured: escapes and brackets are taken on trust. So
-limits on depth and on long lists are checked exactly, and before any object is built. A leaf, pure;
-called by `appends`, `grammars` and the request shapes of `api`.
+Every function reads a text once, in pieces of fixed size, with calls that run in C: time is linear
+in the length of the text, and memory is a few times `_PIECE_BYTES`. The caller must have checked
+the syntax with a decoder. Limits on depth and on long lists are checked exactly, before any object
+is built. A leaf, pure; called by `appends`, `record_codecs` and the request shapes of `api`.
 """
 
 from __future__ import annotations
@@ -18,9 +17,9 @@ import numpy.typing as npt
 
 from topics_server.values.limits import JSON_DEPTH_MAX, KIB
 
-# Large enough that calls cost nothing beside their work, small enough for a processor's cache.
+# Large enough to make the cost of a call small, small enough for a processor's cache.
 _PIECE_BYTES: Final = 64 * KIB
-# What the characters of a structure become; all other characters are dropped.
+# The codes of structural characters; all other characters are dropped.
 _OPENS: Final = 1
 _CLOSES: Final = -1
 _QUOTE: Final = 2
@@ -98,7 +97,7 @@ def _walk(value: memoryview, dropped: bytes) -> Iterator[tuple[_Marks, npt.NDArr
         inside += is_inside
         inside &= 1
         is_inside = int(inside[-1])
-        # A quote that closes counts as outside, and is no mark of a structure.
+        # A closing quote counts as outside, but is not a structural character.
         outside = marks * (1 - inside.view(np.int8))
         outside[quotes] = 0
         depths = np.cumsum(outside * (outside != _COMMA), dtype=np.int32)
@@ -122,7 +121,7 @@ def _pieces(view: memoryview) -> Iterator[bytes]:
             piece = bytes(view[start:end])
         start = end
         if b"\\" in piece:
-            # A run of backslashes is paired from its beginning, so this leaves one only where a
-            # run is odd: in front of the character that it escapes.
+            # Backslashes are paired from the start of a run, so one remains only if the run is odd:
+            # the backslash in front of the escaped character.
             piece = piece.replace(b"\\\\", b"").replace(b'\\"', b"")
         yield piece

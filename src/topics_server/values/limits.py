@@ -1,7 +1,7 @@
 """Every hard limit of the server, and the relations between limits.
 
-Configurable limits (those with an environment name) live in `settings.py`; what is here cannot be
-configured. The relations are asserted at import, so that a changed number cannot break another.
+Configurable limits (those with an environment name) are in `settings.py`; these limits are
+constants. The relations are asserted at import, so that a changed number cannot break another.
 """
 
 from __future__ import annotations
@@ -14,43 +14,58 @@ MIB: Final = 1024 * KIB
 # --- seqs and times -----------------------------------------------------------------------
 U32_MAX: Final = 2**32 - 1
 U64_MAX: Final = 2**64 - 1
-# Seqs stay below 2**63 inside (numpy int64 columns); the contract accepts any u64 as a cursor.
+# Seqs stay below 2**63 inside the server (numpy int64 columns); the contract accepts any u64 as a
+# cursor.
 SEQ_MAX: Final = 2**63 - 1
+
+# --- views --------------------------------------------------------------------------------
+# SQL of one definition or one query; characters of each text, and of all texts together.
+VIEW_SQL_BYTES_MAX: Final = 32 * KIB
+VIEW_STATEMENTS_MAX: Final = 64
+VIEW_QUERIES_MAX: Final = 64
+VIEW_PARAMS_MAX: Final = 64
+# Of one answer.
+VIEW_ROWS_MAX: Final = 10_000
+VIEW_ROWS_BYTES_MAX: Final = 4 * MIB
+# Queries that wait for a process or for `after`; a further one is refused.
+VIEW_WAITING_MAX: Final = 2_000
+# Streams of live queries.
+VIEW_LIVE_MAX: Final = 1_000
 
 # --- requests -----------------------------------------------------------------------------
 JSON_DEPTH_MAX: Final = 512
-# Bodies of all requests that append nothing, and so of all keys that may not write; WebSocket
-# commands but for publishes. Appends have the configured limit, `max_body_bytes`.
+# Bodies of all requests that append nothing, and so of keys that may not write; WebSocket commands
+# except publishes. Appends have the configured limit, `max_body_bytes`.
 CONTROL_BODY_BYTES_MAX: Final = MIB
-# A WebSocket message, unless configured: a publish of the largest record with all around it.
+# A WebSocket message, unless configured: a publish of the largest record with its command.
 WS_MESSAGE_BYTES_DEFAULT: Final = CONTROL_BODY_BYTES_MAX + 64 * KIB
-# What publishes of one WebSocket that are not answered yet may hold before the next is read.
+# Bytes of one WebSocket's unanswered publishes before the next message is read.
 WS_UNANSWERED_BYTES_MAX: Final = MIB
-# Appends with larger bodies are decoded in a helper process, for which so many bytes wait at most.
-# The decoder and the check of depth take 20 ms of the loop for 2 MiB that are made for it.
+# Larger append bodies are decoded in a helper process; at most this many bytes wait for it. The
+# decoder and the depth check would hold the loop for 20 ms on a hostile body of 2 MiB.
 LARGE_APPEND_BYTES_MIN: Final = MIB
 LARGE_APPENDS_WAITING_BYTES_MAX: Final = 512 * MIB
-# Appends whose bodies were sent as gzip and inflated off the loop, that are served at once: what
-# they take cannot be told from what they sent.
+# Appends with gzip bodies, inflated off the loop, that are served at once: the size of a compressed
+# body does not tell how much work it is.
 INFLATED_APPENDS_MAX: Final = 4
-# Members of a control-plane body whose members are all looked at.
+# Members of a control-plane body; every member is examined.
 CONTROL_MEMBERS_MAX: Final = 1000
 # The `config` of an append: as large as the body that it replaces.
 INLINE_CONFIG_BYTES_MAX: Final = CONTROL_BODY_BYTES_MAX
-# Of the members of a body that mean nothing, so many are named in the answer, so long each.
+# How many unknown members of a body the answer names, and the length of each name.
 IGNORED_MEMBERS_MAX: Final = 16
 IGNORED_NAME_CHARS_MAX: Final = 64
 TOPIC_NAME_CHARS_MAX: Final = 255
 IDEMPOTENCY_KEY_CHARS_MAX: Final = 256
 META_KEYS_MAX: Final = 64
-# An `X-Request-Id` that is longer is replaced; a command of a WebSocket whose id is, is refused.
+# A longer `X-Request-Id` is replaced; a WebSocket command with a longer id is refused.
 REQUEST_ID_BYTES_MAX: Final = 128
 WS_REQUEST_ID_CHARS_MAX: Final = 256
 # Topics that one `POST /v0/admin/seal` names.
 SEAL_TOPICS_MAX: Final = 1000
-# Each member of a gzip body is worth some microseconds, however little is in it.
+# Each member of a gzip body costs some microseconds, even if it is empty.
 GZIP_MEMBERS_MAX: Final = 1000
-# Of what a request sent, so many bytes at most are repeated in a refusal.
+# How many bytes of a request's text an error message repeats.
 ECHO_BYTES_MAX: Final = 256
 PAGE_SIZE_DEFAULT: Final = 100
 PAGE_SIZE_MAX: Final = 1000
@@ -65,18 +80,18 @@ PRIORITY_MAX: Final = 1000
 LEASE_MS_MIN: Final = 100
 LEASE_MS_MAX: Final = 86_400_000
 CLAIM_JITTER_MS_MAX: Final = 5_000
-# The reason of a nack; a longer one is cut.
+# The reason of a nack; a longer reason is cut.
 NACK_ERROR_BYTES_MAX: Final = 1_024
-# A job waits at most ten years; what asks for more is clamped.
+# A job waits at most ten years; longer delays are clamped.
 DELAY_MS_MAX: Final = 10 * 366 * 86_400_000
 NODE_FILTER_IDS_MAX: Final = 256
-# Lengths of tags and nodes are 16 bits wide on disk: no configured limit is above.
+# On disk the length of a tag or node has 16 bits: no configured limit is higher.
 TEXT_BYTES_MAX: Final = 65_535
-# The tag, or the prefix with its `*`, that a `match` or a `filter` names.
+# The tag, or the prefix with its `*`, in a `match` or a `filter`.
 MATCH_TAG_BYTES_MAX: Final = TEXT_BYTES_MAX + 1
 # `["tag", "Eq", "X"]`.
 MATCH_PARTS: Final = 3
-# Where streams are unless they are configured elsewhere.
+# The default mount of streams.
 STREAMS_PATH: Final = "/v1/stream"
 # Streams: a path, decoded; a content type; a writer's `Stream-Seq`; a TTL, which in ms stays whole
 # in a double.
@@ -85,36 +100,37 @@ STREAM_TYPE_CHARS_MAX: Final = 255
 STREAM_SEQ_BYTES_MAX: Final = 1024
 STREAM_TTL_S_MAX: Final = (2**53 - 1) // 1000
 
-# Requests that wait on one connection behind the one that is being answered.
+# Requests that wait on one connection behind the one being answered.
 PIPELINED_MAX: Final = 128
 
-# What the kernel holds of one connection's unread bytes (it takes twice that, for its own part).
-# Left to itself it takes up to 4 MiB, all in the one call that hands an answer over: milliseconds.
+# The kernel's buffer for one connection's unread bytes (it takes twice that, for its own part). The
+# default is up to 4 MiB, all taken in the one call that sends an answer: milliseconds.
 SEND_BUFFER_BYTES: Final = 256 * KIB
-# What all connections together may hold that their clients do not read.
+# Total of unread bytes of all connections.
 UNREAD_BYTES_MAX: Final = 256 * MIB
 
-# Dropped names whose last epoch is remembered one by one; older ones share a floor.
+# Dropped names whose last epoch is kept one by one; older names share one epoch floor.
 DROPPED_NAMES_MAX: Final = 100_000
 
-# Of uploads the slowest is given up first: the one that took so long for its last so many bytes.
+# The slowest upload is refused first: the one that took the longest for its last bytes of this
+# number.
 UPLOAD_STEP_BYTES: Final = 64 * KIB
-# What is received and dropped behind the refusal of an upload, so that its client reads it.
+# Bytes received and dropped after an upload was refused, so that the client reads the refusal.
 LINGER_BYTES_MAX: Final = 64 * MIB
 LINGER_MS_MAX: Final = 30_000
 
-# Records of one move; their seqs are in the extra of its frame, which has a u16 of bytes.
+# Records of one move; the frame's extra holds their seqs and has a u16 length.
 MOVE_RECORDS_MAX: Final = 1_000
 
 # --- the log ------------------------------------------------------------------------------
 # Records of one block: the unit that is rendered once, cached, sealed and captured.
 BLOCK_RECORDS_MAX: Final = 256
 BLOCK_BYTES_MAX: Final = 4 * MIB
-# What a record costs beside `data`, `meta`, `tag` and `node` in `bytes` and `cap_bytes`.
+# A record's overhead in `bytes` and `cap_bytes`, beside `data`, `meta`, `tag` and `node`.
 RECORD_FRAMING_BYTES: Final = 24
-# Heads reserved ahead of the last ceiling for every class but fsync (ARCHITECTURE, Heads).
+# Seqs reserved ahead of the last ceiling for every class but fsync (ARCHITECTURE, Heads).
 HEAD_RESERVE_SEQS: Final = 65_536
-# Twice as many each time, up to this: who needs them fast is not to wait for them often.
+# Each reservation is twice the last one, up to this: fast writers rarely wait for one.
 HEAD_RESERVE_SEQS_MAX: Final = 64 * HEAD_RESERVE_SEQS
 # Distinct (range, reason) facts of lost records kept per topic before neighbours merge to `mixed`.
 LOSS_RANGES_MAX: Final = 64
@@ -122,7 +138,7 @@ DEDUPE_KEYS_PER_TOPIC_MAX: Final = 1_000_000
 # Epochs and seqs of producers stay whole in a double (producer headers).
 PRODUCER_NUMBER_MAX: Final = 2**53 - 1
 PRODUCER_ID_CHARS_MAX: Final = 256
-# A producer that appended nothing to a topic for so long is unknown there; until then it counts.
+# A producer without appends for this long is forgotten; until then it counts.
 PRODUCER_KEPT_MS: Final = 7 * 86_400_000
 PRODUCERS_PER_TOPIC_MAX: Final = 100_000
 
@@ -141,7 +157,7 @@ LOOP_UNSYNCED_BYTES_MAX: Final = 16 * MIB
 SHARD_QUEUE_BYTES_MAX: Final = 256 * MIB
 
 # --- segments and snapshots ---------------------------------------------------------------
-# Files stay under 2 GiB; a run is cut long before.
+# Files stay under 2 GiB; a run is cut long before that.
 SEGMENT_DATA_BYTES_MAX: Final = 1536 * MIB
 SEGMENT_RECORDS_MAX: Final = 1_048_576
 # A run smaller than this is not sealed by age: it stays in the snapshot.

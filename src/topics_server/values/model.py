@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import enum
 import re
-from typing import Final, NewType
+from typing import Any, Final, NewType
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -20,7 +20,8 @@ Lsn = NewType("Lsn", int)  # server-wide order of entries, from 1
 
 _TOPIC_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,254}")
 _ROUTER_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:>-]{0,254}")
-# What the topic of a stream is called whose path is no topic name: this and a hash of the path.
+# Prefix of the topic name of a stream whose path is not a valid topic name; a hash of the path
+# follows.
 HASHED_PREFIX: Final = "ds:"
 HASH_CHARS: Final = 40
 _HASHED_NAME: Final = re.compile(f"{HASHED_PREFIX}[0-9a-f]{{{HASH_CHARS}}}")
@@ -32,7 +33,7 @@ def is_topic_name(name: str) -> bool:
 
 
 def is_hashed_name(name: str) -> bool:
-    """Whether `name` is the topic name of a stream whose path is no topic name."""
+    """Whether `name` is the hashed topic name of a stream."""
     return name[:3] == HASHED_PREFIX and _HASHED_NAME.fullmatch(name) is not None
 
 
@@ -65,7 +66,7 @@ class Discard(enum.Enum):
 
 
 class PayloadKind(enum.IntEnum):
-    """What the bytes of `data` are. Nothing makes texts so far; formats carry them."""
+    """The kind of the bytes in `data`. No request makes texts so far; formats support them."""
 
     JSON = 0
     TEXT = 1
@@ -73,29 +74,18 @@ class PayloadKind(enum.IntEnum):
 
 
 class Gate(enum.IntEnum):
-    """What an entry waits for before it is applied: nothing, its write, or its sync."""
+    """The condition for applying an entry: none, its write, or its sync."""
 
     NONE = 0
     WRITTEN = 1
     SYNCED = 2
 
 
-GATE_OF: Final[dict[Durability, Gate]] = {
-    Durability.EPHEMERAL: Gate.NONE,
-    Durability.MEMORY: Gate.WRITTEN,
-    Durability.DISK: Gate.WRITTEN,
-    Durability.FSYNC: Gate.SYNCED,
-}
-# A topic's creation, in every class: a power cut that took back an acknowledged creation would
-# hand out the same topic id, epoch and seqs a second time.
-CREATION_GATE: Final = Gate.SYNCED
-
-
 class TopicConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The full configuration of a topic (§0.10), already resolved and clamped.
 
-    `lease_log`, beyond the contract: the topic that is told of this queue's leases. Unset, it is
-    not encoded: files of topics without one are what they were before there was such a field.
+    `lease_log`, beyond the contract: the topic that receives this queue's lease events. An unset
+    `lease_log` is not encoded, so the files of topics without one are unchanged by this field.
     """
 
     type: TopicType = TopicType.LOG
@@ -118,7 +108,7 @@ class TopicConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LossReason(enum.Enum):
-    """Why records are gone involuntarily; the value is the tombstone's `reason` (§3.3)."""
+    """The reason of an involuntary loss; the value is the tombstone's `reason` (§3.3)."""
 
     CAP = "cap"
     TTL = "ttl"
@@ -136,14 +126,14 @@ class TagMatch(msgspec.Struct, frozen=True):
     is_prefix: bool = False
 
     def matches(self, tag: str | None) -> bool:
-        """Whether a record with this tag is hit; a record without a tag never is."""
+        """Whether a record with this tag matches; a record without a tag never does."""
         if tag is None:
             return False
         return tag.startswith(self.text) if self.is_prefix else tag == self.text
 
 
 class ProducerStamp(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """Who appends, in which of its lives, and which of its requests this is (producer headers)."""
+    """The producer, its epoch and the number of its request (producer headers)."""
 
     producer_id: str
     epoch: int
@@ -151,7 +141,7 @@ class ProducerStamp(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class Ancestor(msgspec.Struct, frozen=True, array_like=True):
-    """A stream that a fork comes from, directly or not: up to `upto_seq` they are the same."""
+    """A stream that a fork comes from, directly or not; they are equal up to `upto_seq`."""
 
     path: str
     topic_id: int
@@ -159,13 +149,14 @@ class Ancestor(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StreamFacts(msgspec.Struct, frozen=True, array_like=True):
-    """What a stream is beside its topic (Durable Streams). Times in ms.
+    """The facts of a stream beside its topic (Durable Streams). Times in ms.
 
-    `content_type` as it was sent. It ends `ttl_s` after its last use, or at `expires_ms`, which is
-    `expires_at` as it was sent; 0 and None: never. `used_ms`: a use of it that is known, and
-    whoever used it since within a sixteenth of its time to live. `closed_by`: the producer's
+    `content_type` as it was sent. The stream expires `ttl_s` after its last use, or at
+    `expires_ms`, the parsed `expires_at`; 0 and None: never. `used_ms`: a journaled use; later uses
+    are journaled once a sixteenth of the time to live has passed. `closed_by`: the producer's
     request that closed it. `last_seq`: the last value of `Stream-Seq`. `ancestors`: of a fork, its
-    source last; `fork_at`: seq and sub-offset it was asked for; `is_copying`: it is not whole yet.
+    source last. `fork_at`: the seq and sub-offset that the fork was requested at. `is_copying`: the
+    fork's copy is unfinished.
     """
 
     path: str
@@ -183,16 +174,19 @@ class StreamFacts(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StreamStep(msgspec.Struct, frozen=True, array_like=True):
-    """What an append does to its stream: the new last `Stream-Seq`, if any; and whether it ends."""
+    """An append's change of its stream: the new last `Stream-Seq`, if any.
+
+    And whether it closes the stream.
+    """
 
     last_seq: str | None = None
     closes: bool = False
 
 
 class Hole(msgspec.Struct, frozen=True, array_like=True):
-    """Seqs `first_seq..last_seq` (inclusive) are lost, and why.
+    """Seqs `first_seq..last_seq` (inclusive) are lost, and the reason.
 
-    `missed`: how many records that stands for; 0 if one for each seq.
+    `missed`: the number of lost records; 0 if there is one for each seq.
     """
 
     first_seq: int
@@ -220,10 +214,32 @@ class Guarantee(enum.Enum):
     EXACTLY_ONCE = "exactly_once"
 
 
-class RouterDefinition(msgspec.Struct, frozen=True):
-    """What a router does (§6): which records of `source` are copied to `dest`, and how.
+class OnDelete(enum.Enum):
+    """What a view does when records of its topic are deleted: nothing, or build itself anew."""
 
-    `filter`: only records whose tag matches; None for all.
+    KEEP = "keep"
+    REBUILD = "rebuild"
+
+
+class ViewDefinition(msgspec.Struct, frozen=True):
+    """What a view computes, in SQL.
+
+    `schema`: statements that make its tables. `apply`: statements that run for each record, with
+    the parameters `:seq :ts :node :tag :data :meta`. `queries`: named statements. `shortcut`: what
+    the three were expanded from, as it was sent.
+    """
+
+    schema: list[str]
+    apply: list[str]
+    queries: dict[str, str]
+    shortcut: dict[str, Any] | None = None
+    on_delete: OnDelete = OnDelete.KEEP
+
+
+class RouterDefinition(msgspec.Struct, frozen=True):
+    """A router's definition (§6): which records of `source` it copies to `dest`, and how.
+
+    `filter`: copy only records with a matching tag; None copies all.
     """
 
     source: str

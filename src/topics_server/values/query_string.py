@@ -27,7 +27,7 @@ def query_pairs(query: bytes) -> list[tuple[str, str]]:
     if stray is not None:
         start = query.rfind(b"&", 0, stray.start()) + 1
         name = query[start : stray.start()].partition(b"=")[0].decode("latin-1")
-        raise invalid("the query has a % that escapes nothing", name or None)
+        raise invalid("the query has a % without two hexadecimal digits after it", name or None)
     try:
         return parse_qsl(query.decode("ascii"), keep_blank_values=True, errors="strict")
     except UnicodeDecodeError:

@@ -1,18 +1,18 @@
 """The body formats of an append: JSON records, stream bodies, router copies.
 
-Grammars 1 and 2 are the append body of `appends`. A stream's requests are kept as they came, too:
+Grammars 1 and 2 are the append body of `appends`. A stream's request bodies are kept as they came:
 
-    3  one record of bytes: its content type, a newline, the bytes
+    3  one bytes record: its content type, a newline, the bytes
     4  JSON messages: an array, whose elements are the records, or one value that is no array
     5  columns: msgpack `[datas, metas, tags, nodes]`, for copies that no JSON body can carry
 
-A record of bytes has no kind of its own while it travels in columns: its `meta` says it, by a space
-before the object, which no `meta` that was sent has:
+In columns, a space before the object in `meta` marks a bytes record. No `meta` of a request begins
+with a space:
 
     b' {"$content_type":"image/png"}'
 
-Frames name the grammar, so this decodes what any version wrote. A leaf, pure; everybody may
-import it.
+Frames name the grammar, so this module decodes bodies of every version. A leaf, pure; any module
+may import it.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ _COPIED_BYTES_MAX: Final = 64 * KIB
 
 
 def decode_body(body: bytes, grammar: int) -> DecodedAppend:
-    """The records of a body by the grammar its frame names.
+    """Decode the records of a body with the grammar that its frame names.
 
-    Raises `TopicsError` `invalid_request` for what is not of that grammar.
+    Raises `TopicsError` `invalid_request` for a body that does not follow that grammar.
     """
     if grammar <= GRAMMAR:
         return decode_append(body, grammar)
@@ -68,7 +68,7 @@ def decode_body(body: bytes, grammar: int) -> DecodedAppend:
 
 
 def decode_copies(body: bytes) -> DecodedAppend:
-    """The records of a body that `body_of` made."""
+    """The records of a body made by `body_of`."""
     return decode_append(body) if body[:1] == b"{" else _decode_columns(body)
 
 
@@ -98,12 +98,12 @@ def _decode_bytes(body: bytes) -> DecodedAppend:
 
 @lru_cache(maxsize=256)
 def bytes_meta(content_type: str) -> bytes:
-    """The `meta` of a record of bytes of this type."""
+    """The `meta` of a bytes record of this type."""
     return BYTES_MARK + b'{"$content_type":' + _encode_json(content_type) + b"}"
 
 
 def split_bytes_meta(meta: bytes) -> tuple[str, bytes]:
-    """The content type of a record of bytes, and the `meta` it has beside; empty if none."""
+    """The content type of a bytes record and the rest of its `meta`; empty if there is none."""
     members = _META_DECODER.decode(meta)
     content_type = msgspec.json.decode(members.pop("$content_type"), type=str)
     return content_type, _encode_json(members) if members else b""
@@ -113,9 +113,9 @@ def split_bytes_meta(meta: bytes) -> tuple[str, bytes]:
 
 
 def decode_messages(body: bytes, max_records: int | None = None) -> DecodedAppend:
-    """The JSON messages of a body: one level of an array is taken off; there may be none.
+    """The JSON messages of a body: one level of an array is removed; the array may be empty.
 
-    `max_records`: refuse a body with more messages before any of them is built. Raises
+    `max_records`: refuse a body with more messages before any message is built. Raises
     `batch_too_large`, and `invalid_request` for bad UTF-8, syntax or depth.
     """
     check_utf8(body)
@@ -126,7 +126,7 @@ def decode_messages(body: bytes, max_records: int | None = None) -> DecodedAppen
                 if has_more_items(whole, max_records):
                     raise batch_too_large(max_records)
             found = _MESSAGES_DECODER.decode(body)
-            # Of a large body, which is nearly all messages, these stay views.
+            # Messages of a large body stay views: they are nearly all of it.
             is_large = len(body) > _COPIED_BYTES_MAX
             datas: list[bytes] = [raw if is_large else bytes(raw) for raw in found]
         else:
@@ -147,9 +147,9 @@ def decode_messages(body: bytes, max_records: int | None = None) -> DecodedAppen
 
 
 def body_of(decoded: DecodedAppend) -> bytes:
-    """The body of an append of these records, for a frame that carries them: JSON, or columns.
+    """The body of an append of these records, for a frame: JSON, or columns.
 
-    `with_grammar(decoded)` names the same grammar.
+    `with_grammar(decoded)` sets the matching grammar.
     """
     if _has_bytes(decoded):
         return _encode(
@@ -176,7 +176,7 @@ def body_of(decoded: DecodedAppend) -> bytes:
 
 
 def with_grammar(decoded: DecodedAppend) -> DecodedAppend:
-    """The records of a copy, naming the grammar that `body_of` writes them in."""
+    """The records of a copy, marked with the grammar that `body_of` writes."""
     form = COLUMNS_GRAMMAR if _has_bytes(decoded) else 0
     return decoded if decoded.form == form else msgspec.structs.replace(decoded, form=form)
 

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, Generic, Protocol, TypeVar
 
 import msgspec
 
@@ -15,19 +15,27 @@ from topics_server.values.entries import (
     LEASES_ID,
     ROUTERS_ID,
     SESSIONS_ID,
+    VIEWS_ID,
     CursorAt,
     SessionOptions,
 )
 from topics_server.values.limits import U64_MAX
-from topics_server.values.model import Hole, RouterDefinition, SeqRun, StreamFacts, TopicConfig
+from topics_server.values.model import (
+    Hole,
+    RouterDefinition,
+    SeqRun,
+    StreamFacts,
+    TopicConfig,
+    ViewDefinition,
+)
 
 
 class ShardProgress(msgspec.Struct, frozen=True):
-    """One post of a shard to the loop: how far it got, in lsn.
+    """One report of a shard to the loop: its progress, in lsn.
 
-    `failed_from` is the lsn of the first entry of a failed group: it and everything later on the
-    shard is undone. `error` says why: `disk_full` (the shard goes on once `reopen` is called) or
-    `read_only` (a sync failed; the shard takes nothing until a restart).
+    `failed_from` is the lsn of the first entry of a failed group: that entry and everything later
+    on the shard is undone. `error` gives the reason: `disk_full` (the shard continues after
+    `reopen`) or `read_only` (a sync failed; the shard takes no writes until a restart).
     """
 
     shard: int
@@ -40,7 +48,7 @@ class ShardProgress(msgspec.Struct, frozen=True):
 
 
 class SegmentPlan(msgspec.Struct, frozen=True):
-    """A run to be sealed: consecutive blocks and, one byte a record, which are dead already."""
+    """A run to be sealed: consecutive blocks and their dead flags, one byte a record."""
 
     topic_id: int
     segment_id: int
@@ -49,7 +57,7 @@ class SegmentPlan(msgspec.Struct, frozen=True):
 
 
 class TopicFacts(msgspec.Struct, frozen=True):
-    """What the manifest says of a topic beside its segments."""
+    """The facts about a topic that its manifest holds beside the segments."""
 
     topic_id: int
     name: str
@@ -60,18 +68,19 @@ class TopicFacts(msgspec.Struct, frozen=True):
     holes: list[SeqRun]
 
 
-# Parts of a snapshot that are no topic's (topics count from 1): epochs of dropped names, the watch
-# sessions, the leases and the routers, each in as many pieces as there are.
+# Ids of snapshot parts that do not belong to a topic (topic ids count from 1): epochs of dropped
+# names, watch sessions, leases and routers. Each may have several pieces.
 EPOCHS_PART: Final = 0
 SESSIONS_PART: Final = SESSIONS_ID
 LEASES_PART: Final = LEASES_ID
 ROUTERS_PART: Final = ROUTERS_ID
-# What the snapshot knows of the journal; it is not handed to the engine.
+VIEWS_PART: Final = VIEWS_ID
+# The snapshot's knowledge of the journal; the engine never gets this part.
 JOURNAL_PART: Final = U64_MAX - 3
 
 
 class TailPart(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """An encoded block of the unsealed tail and, one byte a record, which are dead."""
+    """An encoded block of the unsealed tail and its dead flags, one byte a record."""
 
     block: bytes
     dead: bytes
@@ -79,16 +88,16 @@ class TailPart(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class TopicPart(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A topic as captured, in the order in which its fields lie there.
+    """A captured topic; the fields are encoded in this order.
 
-    `keys`: of idempotency, with what `engine/topic/dedupe` remembers of each. `flips`: by segment,
-    `<u4` rows that are dead though their flag may not be set yet. `cursors`: of the routers into
-    the topic, by id, the seq up to which each examined its source and how many copies it made.
-    `producers`: by id, epoch and seq of the last request accepted, and its records: first seq,
-    count, commit time in ms. `stream`: its facts, if it is one. `manifest_generation`: of the
-    manifest published last; 0: none was; -1: of a part that was written before manifests had any.
-    `flags`: by segment, how many rows are dead and XXH3-64 of all delete flags, as synced last.
-    `whole_flips`: segments of which `flips` has all deleted rows, for their file was damaged.
+    `keys`: idempotency keys, with the values that `engine/topic/dedupe` keeps for each. `flips`: by
+    segment, `<u4` rows that are dead while their flag may not be set yet. `cursors`: of the routers
+    into the topic, by id: the seq up to which each examined its source, and how many copies it
+    made. `producers`: by id: epoch and seq of the last accepted request, and its records (first
+    seq, count, commit time in ms). `stream`: the facts of a stream. `manifest_generation`: of the
+    manifest published last; 0: there was none; -1: the part is older than manifest generations.
+    `flags`: by segment, the number of dead rows and XXH3-64 of all delete flags, as synced last.
+    `whole_flips`: segments with a damaged file; for them `flips` holds all deleted rows.
     """
 
     version: int
@@ -157,18 +166,18 @@ class LeaseImage(msgspec.Struct, frozen=True, array_like=True):
 
 
 class QueueImage(msgspec.Struct, frozen=True, array_like=True):
-    """What a queue has beside its records, or a piece of it: lists of several pieces add up.
+    """A queue's state beside its records, or a piece of it; the lists of several pieces add up.
 
-    `heard_lsn`: entries of the queue's own topic up to it are in here. `returned` and `delayed`:
-    pairs of seq and when it can be claimed, ms. `deliveries`: pairs of seq and count of jobs that
-    are not leased. `moved`: jobs whose copy is in the dead-letter topic, yet to be deleted here.
-    Of `delayed` a third number, 1, says that the record named that time itself. `errors`: pairs of
-    seq and the reason of the last nack that gave one; older parts have none.
+    `heard_lsn`: entries of the queue's own topic up to it are included. `returned` and `delayed`:
+    pairs of seq and the time from which it can be claimed, ms. A third number in `delayed`, 1, says
+    that the record named that time itself. `deliveries`: pairs of seq and count of jobs that are
+    not leased. `moved`: jobs whose copy is in the dead-letter topic, to be deleted here. `errors`:
+    pairs of seq and the reason of the last nack that gave one; older parts have none.
     """
 
     queue_id: int
     heard_lsn: int
-    next_fresh_seq: int
+    next_unclaimed_seq: int
     dead_lettered: int
     leases: list[LeaseImage]
     returned: list[tuple[int, int]]
@@ -213,8 +222,62 @@ class RoutersPart(msgspec.Struct, frozen=True, array_like=True):
     routers: list[RouterImage]
 
 
+class _Versioned(Protocol):
+    @property
+    def version(self) -> int: ...
+
+
+class ViewImage(msgspec.Struct, frozen=True, array_like=True):
+    """A view as captured: its definition; what it computed is in its own files."""
+
+    view_id: int
+    topic: str
+    name: str
+    created_ts: int
+    definition: ViewDefinition
+
+
+class ViewsPart(msgspec.Struct, frozen=True, array_like=True):
+    """One piece of the captured views. `applied_lsn`: their entries up to it are in all pieces."""
+
+    version: int
+    applied_lsn: int
+    next_view_id: int
+    views: list[ViewImage]
+
+
+_Part = TypeVar("_Part", bound=_Versioned)
+
+
+class PartDecoder(Generic[_Part]):
+    """Decodes the snapshot parts of one kind. `version`: the one that is written and read."""
+
+    def __init__(self, kind: type[_Part], version: int, of: str) -> None:
+        self.version: Final = version
+        self._of = of
+        self._decoder = msgspec.msgpack.Decoder(kind)
+
+    def decode(self, encoded: bytes) -> _Part:
+        """Decode a part. Raises `ValueError` for invalid bytes and for another version."""
+        try:
+            part = self._decoder.decode(encoded)
+        except msgspec.DecodeError as error:
+            raise ValueError(f"not a part of {self._of}: {error}") from None
+        if part.version != self.version:
+            raise ValueError(f"part of {self._of} has version {part.version}, not {self.version}")
+        return part
+
+
+# Recovery and the offline tools decode with these.
+TOPIC_PARTS: Final = PartDecoder(TopicPart, 1, "a topic")
+SESSIONS_PARTS: Final = PartDecoder(SessionsPart, 1, "the watch sessions")
+LEASES_PARTS: Final = PartDecoder(LeasesPart, 1, "the leases")
+ROUTERS_PARTS: Final = PartDecoder(RoutersPart, 1, "the routers")
+VIEWS_PARTS: Final = PartDecoder(ViewsPart, 1, "the views")
+
+
 class ShardSync(msgspec.Struct, frozen=True, array_like=True):
-    """What a snapshot says of one shard of the journal.
+    """The progress of one shard of the journal as a snapshot knows it.
 
     The shard was synced up to `synced_lsn`; replay needs its entries from `start_lsn` on.
     """
@@ -226,7 +289,7 @@ class ShardSync(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SyncedShard(msgspec.Struct, frozen=True):
-    """How far a shard is synced. `is_read_only`: it takes nothing until a restart."""
+    """How far a shard is synced. `is_read_only`: it takes no writes until a restart."""
 
     wal_set: int
     shard: int
@@ -235,9 +298,9 @@ class SyncedShard(msgspec.Struct, frozen=True):
 
 
 class ReplayStart(msgspec.Struct, frozen=True):
-    """Where replay of a snapshot begins: at `lsn`; of a shard at what `shards` says of it.
+    """The start of a snapshot's replay: at `lsn`, or for a shard at the lsn that `shards` names.
 
-    That is lower of a shard that is read-only: what it wrote last is looked for by the next start.
+    A read-only shard has a lower start: the next start searches for its last writes.
     """
 
     lsn: int = 0
@@ -252,10 +315,10 @@ class ReplayStart(msgspec.Struct, frozen=True):
 
 
 class SnapshotImage(msgspec.Struct, frozen=True):
-    """A whole snapshot in memory: opaque parts, each `(id, bytes)`, and where replay starts.
+    """A whole snapshot in memory: opaque parts, each `(id, bytes)`, and the start of replay.
 
-    `start_lsn`: replay needs every entry from this lsn on, and those that `shards` says.
-    `last_lsn`: the highest lsn any part has applied. `next_topic_id`: ids below it may have been
+    `start_lsn`: replay needs every entry from this lsn on, and those that `shards` names.
+    `last_lsn`: the highest lsn that any part includes. `next_topic_id`: ids below it may have been
     used. `run`: the run that took it; 0 and no `shards` in a snapshot of version 1.
     """
 
@@ -273,7 +336,7 @@ class SnapshotImage(msgspec.Struct, frozen=True):
 
 
 class JournalPart(msgspec.Struct, frozen=True, array_like=True):
-    """The part of a snapshot that says what it knows of the journal."""
+    """The part of a snapshot that holds its knowledge of the journal."""
 
     version: int
     run: int

@@ -1,8 +1,8 @@
 """Files and disks: the only package that opens, writes, syncs and renames.
 
 It knows entries and bytes, no rules of topics. Formats are pure modules (docs/FORMATS.md draws
-them); everything that touches a file goes through `fs`, so that tests can put a failing disk in its
-place. Damage above the synced end of the journal is *torn*, below it *corrupt*.
+them); every access to files goes through `fs`, so that tests can replace it with a failing disk.
+Damage above the synced end of the journal is *torn*, below it *corrupt*.
 
 - `format/`: the bytes of every file. Pure; Spark loads `segment` and `manifest`.
 - `journal/`: the write-ahead log: writers, files, replay.
@@ -11,7 +11,7 @@ place. Damage above the synced end of the journal is *torn*, below it *corrupt*.
 - `tools/`: offline tools: dump, verify, repair.
 - `atomic_write`: publishes a file atomically: write beside, sync, rename, sync the directory.
 - `ballast`: reserved disk space that is released when the disk is full.
-- `cold_folder`: the cold folder's root: which store owns it, and its lock.
+- `cold_folder`: the cold folder's root: its owner store and its lock.
 - `directory`: the data directory: lock, format, store id, boot and clean-stop marks.
 - `disk_space`: free disk space: when appends are refused and the ballast is released.
 - `folders`: creates directories durably, parents included.

@@ -37,7 +37,7 @@ def rename_temp(fs: Fs, path: str) -> None:
 
 
 def remove_quietly(fs: Fs, path: str) -> None:
-    """Remove a file that nothing relies on; what cannot be removed is a leftover for later."""
+    """Remove a file that nothing relies on; a file that cannot be removed is left for later."""
     try:
         fs.unlink(path, missing_ok=True)
     except StorageError:

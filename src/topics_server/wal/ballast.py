@@ -1,12 +1,12 @@
 """Reserved disk space that is released when the disk is full.
 
-Owns `ballast` in the data directory's root. At zero bytes free neither a manifest nor a snapshot
-can be written, so nothing that was deleted can be let go. The ballast is as large as the next
-snapshot and some manifests; `release` cuts it when such a write needs the room, and `restore` makes
-it whole again once the disk has room for it beside what must stay free. While a part is missing
+Owns `ballast` in the data directory's root. With zero bytes free neither a manifest nor a snapshot
+can be written, so deleted data could never be removed. The ballast is as large as the next snapshot
+and some manifests. `release` cuts it when such a write needs the room; `restore` fills it again
+once the disk has room for it beside the required free space. While a part is missing
 (`missing_bytes`), appends, journal files and new segments leave that much room alone. Its bytes are
-random, because a file system may compress or share others. Blocking; one thread at a time, but for
-`missing_bytes`. Called by `space`.
+random, because a file system may compress or share others. Blocking; one thread at a time, except
+for `missing_bytes`. Called by `disk_space`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Ballast:
 
     @property
     def missing_bytes(self) -> int:
-        """What the ballast lacks; so much more must stay free. Safe on any thread."""
+        """The missing bytes of the ballast: this much more must stay free. Safe on any thread."""
         return max(0, self._wanted_bytes - self._bytes)
 
     @property
@@ -43,13 +43,13 @@ class Ballast:
         return self._bytes
 
     def want(self, size: int) -> None:
-        """How large it is to be from now on."""
+        """Set its wanted size."""
         self._wanted_bytes = size
 
     def release(self, size: int) -> int:
-        """*Blocking.* Give at least so many bytes back, or all; how many that were.
+        """*Blocking.* Release at least `size` bytes, or all; returns how many were released.
 
-        No more than needed: what is free can be taken by others, and then nothing helps.
+        It releases no more than needed: other programs can take free space, and then nothing helps.
         """
         held, left = self._bytes, max(0, self._bytes - size)
         if held:
@@ -65,9 +65,9 @@ class Ballast:
         return held - self._bytes
 
     def restore(self, free_bytes: int, keep_free_bytes: int) -> bool:
-        """*Blocking.* Make it whole if that leaves `keep_free_bytes`; whether it is whole.
+        """*Blocking.* Fill it if that leaves `keep_free_bytes`; returns whether it is whole.
 
-        One that is larger than wanted stays: it shrinks with the next release.
+        A ballast larger than wanted stays: it shrinks with the next release.
         """
         if not self.missing_bytes:
             return True
@@ -90,7 +90,7 @@ class Ballast:
                 piece = random_bytes(min(_PIECE_BYTES, self._wanted_bytes - position))
                 file.pwrite(piece, position)
                 position += len(piece)
-            # Blocks that are promised and not allocated would be no room.
+            # A sparse file would reserve no space.
             file.sync()
         finally:
             file.close()

@@ -1,4 +1,4 @@
-"""The cold folder's root: which store owns it, and its lock.
+"""The cold folder's root: its owner store and its lock.
 
 Owns `LOCK`, the lock on the folder itself, and `STORE`, a checked JSON file, replaced atomically:
 
@@ -6,10 +6,10 @@ Owns `LOCK`, the lock on the folder itself, and `STORE`, a checked JSON file, re
 
 `store_id` is that of the data directory, `run` the last run that used the folder. `FORMAT` of the
 data directory says whether a cold folder carries its id: "none", "adopting" (a start is about to
-write `STORE` into the folder of an older version) or "held". The two files tell whether the folders
-are halves of one store. A half that is empty where the other one says that there was a store is a
-disk that is not mounted: the start is refused. Nothing is written before that is judged, and
-`STORE` only after `Directory.begin`. Called by the node's start and by offline verbs.
+write `STORE` into the folder of an older version) or "held". The two files show whether the folders
+are halves of one store. If one half is empty and the other one proves a store, a disk is not
+mounted: the start is refused. Nothing is written before this judgement, and `STORE` only after
+`Directory.begin`. Called by the node's start and by offline verbs.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from topics_server.wal.fs import Fs, Lock
 
 STORE_VERSION: Final = 1
 _STORE_BYTES_MAX: Final = 100_000
-# What may lie in a cold folder that holds nothing of any store.
+# Names that may exist in a cold folder without a store.
 _IGNORED: Final = frozenset(
     {"lost+found", layout.LOCK, layout.SET_ASIDE, layout.temp(layout.STORE)}
 )
@@ -55,7 +55,7 @@ class _Version(msgspec.Struct):
 
 
 class ColdFolder:
-    """A cold folder that is locked by us and known to be this store's, or free."""
+    """A cold folder that this process has locked and that belongs to this store, or is free."""
 
     def __init__(self, fs: Fs, root: str, locks: Sequence[Lock]) -> None:
         self._fs: Final = fs
@@ -70,7 +70,7 @@ class ColdFolder:
             make_durable_dirs(fs, root, mode)
         locks = lock_folder(fs, root)
         try:
-            # Judged again: another server may have taken the folder before it was locked.
+            # Judge again: another server may have taken the folder before it was locked.
             judge_cold(fs, root, directory.root, directory.found)
         except StorageError:
             for lock in locks:
@@ -89,7 +89,7 @@ class ColdFolder:
         directory.note_cold()
 
     def close(self) -> None:
-        """Let go of the locks."""
+        """Release the locks."""
         for lock in self._locks:
             lock.release()
 
@@ -141,12 +141,13 @@ def _judge_unmarked(root: str, data_dir: str, mark: FormatMark | None, names: li
             f"folder is this store's: topics repair {data_dir} --cold-dir {root} --adopt-cold",
             layout.join(root, layout.STORE),
         )
-    # A directory of version 1 knows nothing of its cold folder; what it lists is judged later.
+    # A directory of version 1 has no facts about its cold folder; its listed segments are judged
+    # later.
     is_free = mark is not None and (not mark.store_id or mark.cold == "adopting")
     if names and not is_free:
         raise StartRefused(
-            f"is no cold folder of {data_dir} (no {layout.STORE}, but {names[0]!r}); name an empty "
-            f"folder, or, if it is: topics repair {data_dir} --cold-dir {root} --adopt-cold",
+            f"is not the cold folder of {data_dir} (no {layout.STORE}, but {names[0]!r}); name an "
+            f"empty folder, or, if it is: topics repair {data_dir} --cold-dir {root} --adopt-cold",
             root,
         )
 
@@ -156,14 +157,14 @@ def _begin_anew(data_dir: str, root: str, store_id: str) -> str:
 
 
 def judge_before_start(fs: Fs, root: str, data_dir: str) -> None:
-    """As `judge_cold`, before anything is made or locked."""
+    """Like `judge_cold`, before anything is made or locked."""
     judge_cold(fs, root, data_dir, read_format(fs, data_dir))
 
 
 def refuse_overlap(fs: Fs, data_dir: str, cold_dir: str) -> None:
     """Raise `StartRefused` if one folder is the other, or lies inside it, links resolved.
 
-    Recovery removes what it does not know from both, so neither may hold anything of the other.
+    Recovery removes unknown files from both, so neither may contain files of the other.
     """
     real_data, real_cold = fs.real_path(data_dir), fs.real_path(cold_dir)
     data_ids = _identities(fs, real_data)
@@ -192,7 +193,7 @@ def _is_within(path: str, folder: str) -> bool:
 
 
 def _identities(fs: Fs, path: str) -> set[tuple[int, int] | None]:
-    """Of a path and all its parents, as far as they are there."""
+    """The identities of a path and all its parents, as far as they exist."""
     found: set[tuple[int, int] | None] = set()
     at = path
     while True:
@@ -229,7 +230,7 @@ def read_store(fs: Fs, root: str) -> StoreMark | None:
 
 
 def write_store(fs: Fs, root: str, mark: StoreMark) -> None:
-    """Put a mark in force, durably."""
+    """Write a mark, durably."""
     path = layout.join(root, layout.STORE)
     write_temp(fs, path, [encode_checked(mark)])
     rename_temp(fs, path)

@@ -8,16 +8,16 @@ Owns `LOCK`, the lock on the directory itself, and `FORMAT`: a small JSON file, 
      "cold": "held", "checksum": "..."}
 
 `store_id` names the store: 32 random hexadecimal digits, made once. `run` counts the starts that
-wrote, `journal_run` is the last one whose journal files and end marks were made, `heads_run` the
-last one whose start published moved heads: without a snapshot of that run or a later one heads are
-not known (`lacks_heads`). `clean_stop` is set after the final snapshot, with that one's last lsn as
-`final_lsn`, and nor are heads known without it; `begin` removes both, counts the run and syncs both
-before the first write of a run. `boot_id` is that of the last run whose heads were published
-(ARCHITECTURE, Heads); a failed sync clears it. A journal file set stands in `wal_sets` from before
-its first entry until it is forgotten. `cold` says whether a cold folder carries the store's id
-(`wal/cold_folder.py`). Version 1 has no `store_id` and no `run`: `open` makes the id, the first
-write stores it. Called by the server's start and stop, by a shard whose sync failed, and by offline
-verbs.
+wrote. `journal_run` is the last run whose journal files and end marks were made. `heads_run` is the
+last run whose start published moved heads: without a snapshot of that run or a later one the heads
+are not known (`lacks_heads`). `clean_stop` is set after the final snapshot, with its last lsn as
+`final_lsn`; without that snapshot the heads are not known either. `begin` removes both, counts the
+run and syncs both before the first write of a run. `boot_id` is that of the last run whose heads
+were published (ARCHITECTURE, Heads); a failed sync clears it. A journal file set is listed in
+`wal_sets` from before its first entry until it is forgotten. `cold` says whether a cold folder
+carries the store's id (`wal/cold_folder.py`). Version 1 has no `store_id` and no `run`: `open`
+makes the id, the first write stores it. Called by the server's start and stop, by a shard whose
+sync failed, and by offline verbs.
 """
 
 from __future__ import annotations
@@ -97,12 +97,12 @@ def read_boot_id(fs: Fs) -> str:
 
 
 def is_same_boot(fs: Fs, mark: FormatMark) -> bool:
-    """Whether this is the boot whose heads were published last."""
+    """Whether the current boot is the one whose heads were published last."""
     return bool(mark.boot_id) and mark.boot_id == read_boot_id(fs)
 
 
 class Directory:
-    """A data directory that is locked by us."""
+    """A data directory that this process has locked."""
 
     def __init__(
         self, fs: Fs, root: str, locks: Sequence[Lock], mark: FormatMark | None, boot_id: str
@@ -112,10 +112,10 @@ class Directory:
         self._locks: Final = locks
         self._held: Final[list[Lock]] = []
         self._boot_id: Final = boot_id
-        # What was found at open; `None` if the directory was made then.
+        # The mark found at open; `None` if the directory was created then.
         self.found: Final = mark
         mark = mark or FormatMark()
-        # Marks are written by the start and stop of the server and by shards whose sync failed.
+        # The server's start and stop write marks, and shards whose sync failed.
         self._writing: Final = threading.Lock()
         self._is_boot_forgotten = False
         # An older version is written again as the newest one, with an id if it had none.
@@ -125,7 +125,7 @@ class Directory:
             format=FORMAT_VERSION,
             store_id=mark.store_id or random_hex(_STORE_ID_BYTES),
         )
-        # How the last run ended, as found at open.
+        # How the last run ended, as the mark at open says.
         self.was_clean: Final = mark.clean_stop
         self.same_boot: Final = bool(boot_id) and mark.boot_id == boot_id
         self.is_new: Final = not mark.boot_id and not mark.wal_sets
@@ -134,7 +134,7 @@ class Directory:
     def open(cls, fs: Fs, root: str, *, boot_id: str, mode: int = 0o700) -> Directory:
         """*Blocking.* Make the directory if it is missing, lock it, read its marks.
 
-        Raises `StartRefused`: in use, of a newer format, or not ours (files, but no `FORMAT`).
+        Raises `StartRefused`: in use, of a newer format, or foreign (files, but no `FORMAT`).
         """
         refuse_inside_store(fs, root)
         if not fs.exists(root):
@@ -142,16 +142,17 @@ class Directory:
         _refuse_foreign(fs, root)
         locks = lock_folder(fs, root)
         try:
-            # Looked at again: another server may have begun between the look and the lock.
+            # Read again: another server may have started between the first read and the lock.
             _refuse_foreign(fs, root)
             mark = read_format(fs, root)
             directory = cls(fs, root, locks, mark, boot_id)
             if mark is None:
-                # Not only when it was made just now: the process that made it may have been killed.
+                # Also if it was not made just now: the process that made it may have been killed.
                 sync_ancestors(fs, root)
                 directory._write(directory._mark)
             if directory.is_new:
-                # Only then: later, a folder that is missing was lost and is judged by recovery.
+                # Only in a new directory: later, a missing folder was lost, and recovery judges
+                # that.
                 for name in _FOLDERS:
                     fs.make_dir(layout.join(root, name), mode)
             fs.sync_dir(root)
@@ -193,7 +194,7 @@ class Directory:
         return [(s.wal_set, s.shard_count, s.first_lsn) for s in self._mark.wal_sets]
 
     def wal_set_for(self, shard_count: int) -> tuple[int, bool]:
-        """The set to go on with, and whether it is a new one (no set yet, or another count)."""
+        """The current wal set, and whether it is new (no set yet, or another shard count)."""
         sets = self._mark.wal_sets
         if sets and sets[-1].shard_count == shard_count:
             return sets[-1].wal_set, False
@@ -202,8 +203,9 @@ class Directory:
     def begin(self, *, with_cold: bool = False) -> None:
         """*Blocking.* Count the run and remove the clean-stop mark, before anything is written.
 
-        `with_cold`: a cold folder gets the store's id next, unless it has it. The cold folder of
-        an older version may hold segments and no id; that it is about to get one outlasts a crash.
+        `with_cold`: a cold folder gets the store's id next, unless it has it. The cold folder of an
+        older version may hold segments and no id; the note that it is about to get one survives a
+        crash.
         """
         with self._writing:
             mark = msgspec.structs.replace(
@@ -228,10 +230,10 @@ class Directory:
         oldest_start_lsn: int = 0,
         has_marks: bool = False,
     ) -> None:
-        """*Blocking.* Its files are there now; call before its first entry is submitted.
+        """*Blocking.* The set's files exist now; call before its first entry is submitted.
 
-        Sets that hold nothing from `oldest_start_lsn` on (the older snapshot's start) are
-        forgotten. `has_marks`: so are the end marks of all its shards.
+        Sets without entries from `oldest_start_lsn` on (the older snapshot's start) are forgotten.
+        `has_marks`: the end marks of all its shards exist as well.
         """
         with self._writing:
             self._note_wal_set(WalSet(wal_set, shard_count, first_lsn, has_marks), oldest_start_lsn)
@@ -240,7 +242,7 @@ class Directory:
         sets = [s for s in self._mark.wal_sets if s.wal_set != new.wal_set]
         if len(sets) != len(self._mark.wal_sets):
             if new.has_marks and new.wal_set not in self.marked_sets:
-                # A set of an older version goes on, with end marks from now on.
+                # A set of an older version continues, with end marks from now on.
                 marked = [
                     msgspec.structs.replace(s, has_marks=s.has_marks or s.wal_set == new.wal_set)
                     for s in self._mark.wal_sets
@@ -264,9 +266,9 @@ class Directory:
         oldest_start_lsn: int,
         heads_moved: bool = False,
     ) -> None:
-        """*Blocking.* The run's journal files and end marks are there, and heads are published.
+        """*Blocking.* The run's journal files and end marks exist, and heads are published.
 
-        `heads_moved`: some had, and a snapshot of this run holds them.
+        `heads_moved`: some heads jumped, and a snapshot of this run holds them.
         """
         self.note_wal_set(
             wal_set, shard_count, first_lsn, oldest_start_lsn=oldest_start_lsn, has_marks=True
@@ -276,7 +278,7 @@ class Directory:
     def note_boot(self, *, heads_moved: bool = False) -> None:
         """*Blocking.* Heads of this boot are published: a crash within it skips no seqs.
 
-        The journal files and end marks of this run are there: older ones are copies from now on.
+        The journal files and end marks of this run exist: older ones count as copies from now on.
         """
         with self._writing:
             old = self._mark
@@ -289,9 +291,9 @@ class Directory:
                 self._write(new)
 
     def doubt_boot(self) -> None:
-        """*Blocking.* What this boot wrote is not all there: until `note_boot` it is another one.
+        """*Blocking.* Writes of this boot are lost: until `note_boot` it counts as another one.
 
-        Called before what shows the loss is made good. Raises `StorageError`.
+        Called before the loss is repaired. Raises `StorageError`.
         """
         with self._writing:
             if self._mark.boot_id:
@@ -300,9 +302,9 @@ class Directory:
     def forget_boot(self) -> None:
         """*Blocking.* A sync failed: the page cache of this boot proves nothing any more.
 
-        The next start then treats this boot as another one. Best effort: a disk that fails a
-        sync may fail this write too. Until the process ends no boot id is written again, and no
-        clean stop. Any thread may call it.
+        The next start then treats this boot as another one. Best effort: a disk that fails a sync
+        may fail this write too. Until the process ends, neither a boot id nor a clean stop is
+        written. Any thread may call it.
         """
         with self._writing:
             self._is_boot_forgotten = True
@@ -313,7 +315,7 @@ class Directory:
                     log.warning("the boot id cannot be cleared after a failed sync: %s", error)
 
     def note_clean_stop(self, final_lsn: int) -> None:
-        """*Blocking.* The final snapshot is published and nothing is written any more.
+        """*Blocking.* The final snapshot is published, and nothing is written after it.
 
         `final_lsn`: the last lsn of that snapshot.
         """
@@ -325,12 +327,12 @@ class Directory:
                 self._write(mark)
 
     def close(self) -> None:
-        """Let go of the locks and folders; nothing is written any more."""
+        """Release the locks and folders; nothing is written after that."""
         for handle in (*self._held, *self._locks):
             handle.release()
 
     def _hold_folders(self) -> None:
-        """Keep the folders open that are synced all the time, also when no descriptor is left."""
+        """Keep the constantly synced folders open, so that syncs work without a free descriptor."""
         for folder in (self.root, *(layout.join(self.root, name) for name in _FOLDERS)):
             if self._fs.exists(folder):
                 self._held.append(self._fs.hold_dir(folder))
@@ -349,9 +351,9 @@ class Directory:
 
 
 def lacks_heads(mark: FormatMark, newest: SnapshotImage | None) -> bool:
-    """Whether the snapshot that holds the heads as they were last is gone, or an older copy.
+    """Whether the snapshot with the last heads is missing, or an older copy.
 
-    That is the one of the start that moved them, and after a clean stop the final one.
+    That snapshot is the one of the start that moved them, and after a clean stop the final one.
     """
     run, last_lsn = (newest.run, newest.last_lsn) if newest else (0, 0)
     return mark.heads_run > run or mark.final_lsn > last_lsn
@@ -360,9 +362,9 @@ def lacks_heads(mark: FormatMark, newest: SnapshotImage | None) -> bool:
 def lock_folder(fs: Fs, root: str) -> list[Lock]:
     """Lock a folder for this process: its `LOCK` and the folder itself.
 
-    `LOCK` names its holder and is what older servers and network file systems know; removing it
-    under a running server takes that lock away, the one on the folder stays. Raises
-    `StartRefused` when another process holds either.
+    `LOCK` names its holder; older servers and network file systems know only this lock. Removing it
+    under a running server releases that lock; the one on the folder stays. Raises `StartRefused`
+    when another process holds either.
     """
     lock = fs.lock(layout.join(root, layout.LOCK), f"pid {os.getpid()}")
     try:
@@ -407,8 +409,7 @@ def read_format(fs: Fs, root: str) -> FormatMark | None:
 def refuse_inside_store(fs: Fs, path: str) -> None:
     """Raise `StartRefused` if a folder lies inside a store's data directory or cold folder.
 
-    The server of that store takes what it finds there for its own, and removes what it does not
-    know.
+    The server of that store owns all files there, and removes unknown ones.
     """
     at = fs.real_path(path)
     while at != layout.parent(at):
@@ -423,7 +424,7 @@ def refuse_inside_store(fs: Fs, path: str) -> None:
 
 
 def _is_mark(fs: Fs, path: str) -> bool:
-    """Whether a file of this name is one of ours; others may have files of such names."""
+    """Whether a file of this name is ours; foreign files may have such names."""
     if not fs.exists(path):
         return False
     file = fs.open(path)

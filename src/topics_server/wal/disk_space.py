@@ -1,10 +1,11 @@
 """Free disk space: when appends are refused and the ballast is released.
 
-Looks once a second, and at once when a flip or a drop was refused by the disk. Below the floor
-(`TOPICS_MIN_FREE_BYTES`, and what the ballast lacks) appends are refused and journal files are not
-filled ahead; deletes, acks, drops, manifests, flips and checkpoints go on. The ballast gives these
-what they lack and no more, a snapshot only what makes it fit; until it is whole again nothing new
-is sealed. Called by `node`, on the loop; the disk is asked off it.
+Looks once a second, and at once when the disk refused a flip or a drop. Below the floor
+(`TOPICS_MIN_FREE_BYTES`, plus the missing part of the ballast) appends are refused and journal
+files are not filled ahead; deletes, acks, drops, manifests, flips and checkpoints continue. The
+ballast gives these exactly the space they lack, a snapshot only what makes it fit; until the
+ballast is whole again no new segment is sealed. Called by `node`, on the loop; the disk is asked
+off the loop.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from topics_server.wal.ballast import Ballast
 from topics_server.wal.fs import Fs
 
 _CHECK_S: Final = 1.0
-# What a refused manifest or flip is given, and what a snapshot needs beside its own bytes.
+# Bytes for a refused manifest or flip, and a snapshot's margin beside its own bytes.
 _PIECE_BYTES: Final = 64 * KIB
 
 
@@ -49,26 +50,26 @@ class Space:
 
     @property
     def floor_bytes(self) -> int:
-        """What appends leave free. Safe on any thread."""
+        """The free space that appends leave. Safe on any thread."""
         return self.min_free_bytes + self._ballast.missing_bytes
 
     def may_fill(self, size: int) -> bool:
-        """*Blocking, briefly.* Whether so many bytes may be taken for what is not yet there.
+        """*Blocking, briefly.* Whether `size` bytes may be taken for preallocation.
 
-        Asked by a journal's worker before it fills a file with zeros. Any thread.
+        A journal's worker asks before it fills a file with zeros. Any thread.
         """
         return self._fs.free_bytes(self._root) - size >= self.floor_bytes
 
     def may_seal(self) -> bool:
-        """Whether new segments may be made: not from the room that the ballast gave back."""
+        """Whether new segments may be made: not from the space that the ballast released."""
         return not self._ballast.missing_bytes
 
     def make_room_for_start(self, size: int) -> None:
-        """*Blocking.* A start writes some small files before anything can be let go."""
+        """*Blocking.* A start writes some small files before any file can be removed."""
         self._give_back(size, self._fs.free_bytes(self._root))
 
     async def make_room(self, snapshot_bytes: int) -> None:
-        """Let a snapshot fit if the ballast can: else it is kept for a smaller one."""
+        """Release ballast if that makes a snapshot fit; otherwise keep it for a smaller one."""
         await self._offload.run(partial(self._make_room, snapshot_bytes + _PIECE_BYTES))
 
     def _make_room(self, size: int) -> None:
@@ -77,16 +78,16 @@ class Space:
             self._give_back(size, free)
 
     def _give_back(self, size: int, free: int) -> None:
-        """Give back what is missing to `size` free bytes."""
+        """Release the ballast's bytes that are missing to `size` free bytes."""
         if free < size and (given := self._ballast.release(size - free)):
             log.warning("%d bytes are free: %d bytes of ballast were given back", free, given)
 
     def note_refused(self) -> None:
-        """A flip or a drop was refused by the disk: look now."""
+        """The disk refused a flip or a drop: look now."""
         self._refused.set()
 
     async def watch(self, tell_low: Callable[[bool, int], None]) -> None:
-        """Look again and again, until cancelled; `tell_low(is_low, free bytes)` after each."""
+        """Look repeatedly, until cancelled; calls `tell_low(is_low, free bytes)` after each."""
         while True:
             look = partial(self._look, was_refused=self._refused.is_set())
             self._refused.clear()
@@ -103,7 +104,7 @@ class Space:
                 pass
 
     def _look(self, *, was_refused: bool) -> int:
-        """*Blocking.* Give the ballast back, or make it again; bytes that are free then."""
+        """*Blocking.* Release the ballast, or fill it again; returns the free bytes after that."""
         ballast, root = self._ballast, self._root
         free = self._fs.free_bytes(root)
         ballast.want(self._ballast_bytes())
@@ -116,7 +117,7 @@ class Space:
 
 
 def reasons_of(checkpoints: StorageError | None, sealing: StorageError | None) -> list[str]:
-    """What fails in the background, in words that name no topic and no file."""
+    """The failure of background work, in words that name no topic and no file."""
     found = (("checkpoints fail", checkpoints), ("sealing fails", sealing))
     return [f"{what}: {_cause_of(error)}" for what, error in found if error is not None]
 

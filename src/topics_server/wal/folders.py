@@ -1,8 +1,8 @@
 """Creates directories durably, parents included.
 
-A directory whose own name is durable in a parent whose name is not is lost with that parent in a
-power cut, with everything in it. Every folder of the data directory and of the cold folder is made
-here. Called by the start and by whatever makes a folder later.
+If a directory's name is durable in its parent, but the parent's name is not, a power cut loses the
+parent with everything in it. Every folder of the data directory and of the cold folder is made
+here. Called by the start and by code that makes a folder later.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from topics_server.wal.layout import parent
 
 
 def make_durable_dirs(fs: Fs, path: str, mode: int = 0o700) -> None:
-    """Make a directory and the parents that are missing; each new name is synced.
+    """Make a directory and its missing parents; each new name is synced.
 
-    Not an error if it exists. Its own name is synced in any case: the process that made it may
-    have died before its sync.
+    Not an error if it exists. Its own name is synced in any case: the process that made it may have
+    died before its sync.
     """
     missing: list[str] = []
     at = path

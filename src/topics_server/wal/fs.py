@@ -21,15 +21,15 @@ from topics_server.values.errors import DiskFull, NotThere, StartRefused, Storag
 
 Buffer = bytes | bytearray | memoryview
 
-# What the disk may refuse today and accept tomorrow: answered with "full", never with a stop.
+# Errors that may pass: the server reports a full disk and never stops for them.
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE, errno.ENFILE})
-# What says that a path leads to nothing.
+# Errors of a path that does not exist.
 _ABSENT: Final = frozenset({errno.ENOENT, errno.ENOTDIR})
-# What a file system answers that cannot lock a directory (network file systems lock files only).
+# Errors of a file system that cannot lock a directory (network file systems lock files only).
 _NO_DIRECTORY_LOCK: Final = frozenset(
     {errno.EBADF, errno.EINVAL, errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP}
 )
-# Vectors one pwritev takes on every system we know.
+# Vectors per pwritev on every known system.
 _VECTORS_MAX: Final = 1024
 
 
@@ -42,11 +42,11 @@ class File(Protocol):
         ...
 
     def pwrite(self, data: Buffer, offset: int) -> None:
-        """Write all of `data` at `offset`, or raise `DiskFull`/`StorageError` (part may stand)."""
+        """Write all of `data` at `offset`, or raise `DiskFull`/`StorageError` (maybe half-way)."""
         ...
 
     def pwritev(self, buffers: Sequence[Buffer], offset: int) -> None:
-        """As `pwrite`, for buffers that follow each other; few system calls."""
+        """Like `pwrite`, for buffers that follow each other; few system calls."""
         ...
 
     def pread(self, length: int, offset: int) -> bytes:
@@ -74,7 +74,7 @@ class Lock(Protocol):
     """A lock that is held until `release` or until the process ends."""
 
     def release(self) -> None:
-        """Let go; idempotent."""
+        """Release the lock; idempotent."""
         ...
 
 
@@ -84,7 +84,7 @@ class Fs(Protocol):
     def open(self, path: str, *, write: bool = False, create: bool = False) -> File:
         """Open for reading, or reading and writing; `create` (implies write): a new, empty file.
 
-        What is there already under that name is emptied. A missing file is `NotThere`.
+        An existing file of that name is emptied. A missing file is `NotThere`.
         """
         ...
 
@@ -95,7 +95,7 @@ class Fs(Protocol):
     def move(self, old: str, new: str) -> None:
         """Give a file or directory a name in another directory of the same file system.
 
-        Nothing may have the path `new`. Durable once both directories are synced.
+        The path `new` must not exist. Durable once both directories are synced.
         """
         ...
 
@@ -130,21 +130,21 @@ class Fs(Protocol):
     def hold_dir(self, path: str) -> Lock:
         """Keep a directory open until `release`, so that syncing it needs no free descriptor.
 
-        For the few directories that are synced as long as the server runs. A directory is held
-        once at a time, keeps its place meanwhile, and is not synced during or after `release`.
+        For the few directories that are synced as long as the server runs. A directory is held once
+        at a time, is not renamed meanwhile, and is not synced during or after `release`.
         """
         ...
 
     def exists(self, path: str) -> bool:
-        """Whether a file or directory has this path. Raises if that cannot be told."""
+        """Whether a file or directory has this path. Raises if that is unknown."""
         ...
 
     def identity(self, path: str) -> tuple[int, int] | None:
-        """Device and inode of what a path leads to; `None` if nothing is there."""
+        """Device and inode of a path; `None` if it does not exist."""
         ...
 
     def real_path(self, path: str) -> str:
-        """The absolute path without symbolic links; also of what is not there yet."""
+        """The absolute path without symbolic links; also for a path that does not exist yet."""
         ...
 
     def file_size(self, path: str) -> int:
@@ -164,22 +164,22 @@ class Fs(Protocol):
         ...
 
     def lock(self, path: str, text: str) -> Lock:
-        """Lock a file (made if missing) and put `text` in it.
+        """Lock a file (made if missing) and write `text` into it.
 
-        Raises `StartRefused` with the text found inside when somebody else holds it.
+        Raises `StartRefused` with the file's text if another process holds it.
         """
         ...
 
     def lock_dir(self, path: str) -> Lock | None:
         """Lock a directory itself; `None` where the file system cannot lock directories.
 
-        Raises `StartRefused` when somebody else holds it.
+        Raises `StartRefused` if another process holds it.
         """
         ...
 
 
 def storage_error(error: OSError, path: str, *, writing: bool = False) -> StorageError:
-    """The error of ours for an `OSError`; `writing` makes EIO a full disk (it may be relocated)."""
+    """Our error for an `OSError`; `writing` makes EIO a full disk (it may be relocated)."""
     reason = error.strerror or str(error)
     if error.errno in _ABSENT:
         return NotThere(reason, path)
@@ -213,7 +213,7 @@ class OsFile:
                 part = buffers[first : first + _VECTORS_MAX]
                 written = os.pwritev(self._fd, part, offset)
                 for buffer in part:
-                    # A short write: what remains goes out buffer by buffer.
+                    # A short write: write the rest buffer by buffer.
                     if written < len(buffer):
                         start = max(written, 0)
                         self._write_rest(memoryview(buffer)[start:], offset + start)
@@ -273,7 +273,7 @@ class OsFile:
 
 
 def _sync_data(fd: int) -> None:
-    # macOS syncs to the drive's own cache only, unless it is asked this way.
+    # macOS syncs only to the drive's own cache by default.
     full_sync = getattr(fcntl, "F_FULLFSYNC", None)
     if full_sync is not None:
         fcntl.fcntl(fd, full_sync)
@@ -377,6 +377,8 @@ class OsFs:
         try:
             os.mkdir(path, mode)
         except FileExistsError as error:
+            if not os.path.exists(path):
+                raise StorageError("a link to a path that does not exist", path) from error
             if not os.path.isdir(path):
                 raise storage_error(error, path) from error
         except OSError as error:

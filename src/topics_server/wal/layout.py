@@ -1,10 +1,10 @@
 """File and directory names of a data directory, in both directions. Pure.
 
-Names of topics never reach the file system, ids do. Pure; the cold folder mirrors `segments/`.
+Paths contain ids, never names of topics. The cold folder mirrors `segments/`.
 
     LOCK                                    held while a server runs
     FORMAT                                  version, store id, run, boot id, wal sets
-    ballast                                 random bytes: room that a full disk gives back
+    ballast                                 random bytes: reserved space for a full disk
     wal/SET-SHARD-NUMBER.wal                journal files: 6, 2 and 10 digits
     wal/SET-SHARD.end                       how far that shard's journal reaches: its end mark
     wal/torn/SET-SHARD-NUMBER.wal.OFFSET    bytes of unfinished writes, kept aside by recovery
@@ -12,12 +12,12 @@ Names of topics never reach the file system, ids do. Pure; the cold folder mirro
     segments/TOPIC/SEGMENT.data, .idx       SEGMENT: the segment id, 10 digits
     quarantine/TOPIC/SEGMENT.idx.NUMBER     a damaged file that was replaced
     snapshots/NUMBER.snap                   20 digits
-    set-aside/                              what offline verbs gave up; never read again
+    set-aside/                              bytes that offline verbs gave up; never read again
     views/TOPIC/                            for later
 
-The root of the cold folder has `LOCK`, `STORE` (whose it is) and `set-aside/` of its own.
+The root of the cold folder has `LOCK`, `STORE` (its owner) and `set-aside/` of its own.
 
-A file that is not finished is called `NAME.tmp` until it is renamed; leftovers may be removed.
+An unfinished file is called `NAME.tmp` until it is renamed; leftovers may be removed.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _TOPIC_DIR: Final = re.compile(r"[1-9][0-9]{0,19}|0", re.ASCII)
 
 
 class WalName(NamedTuple):
-    """What the name of a journal file says; sorts by set, shard, number."""
+    """The parts of a journal file's name; sorts by set, shard, number."""
 
     wal_set: int
     shard: int
@@ -59,18 +59,18 @@ class WalName(NamedTuple):
 
 
 def join(*parts: str) -> str:
-    """Parts of a path put together."""
+    """Join the parts of a path."""
     return "/".join(parts)
 
 
 def parent(path: str) -> str:
-    """The directory a path lies in; `.` for a bare name."""
+    """The directory of a path; `.` for a bare name."""
     head, slash, _ = path.rpartition("/")
     return head or ("/" if slash else ".")
 
 
 def temp(path: str) -> str:
-    """The name a file has until it is finished; in the same directory."""
+    """The temporary name of an unfinished file, in the same directory."""
     return path + TEMP_SUFFIX
 
 

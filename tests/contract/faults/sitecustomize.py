@@ -1,8 +1,8 @@
-"""Makes a server's syncs fail or stall, from outside: loaded by Python before our code.
+"""Makes a server's syncs fail or stall, from outside: Python loads it before our code.
 
 `tests/contract/driver.py` puts this folder first on the server's PYTHONPATH. While the file named
-by CONTRACT_SYNC_FAULT exists, every sync either fails with EIO (the file says `fail`) or waits that
-many seconds first. Nothing of the product knows of it.
+by CONTRACT_SYNC_FAULT exists, every sync either fails with EIO (the file says `fail`) or first
+waits that many seconds. The server's own code contains nothing for it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""`connections`: ends are heard of, and connections that are gone leave no object behind."""
+"""`connection`: the application learns of a closed connection, and closed connections leave no
+object.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ OURS = (HttpConnection, SocketConnection, RequestResponseCycle, JoinedWrites, Se
 
 
 class Streaming:
-    """An application whose every answer goes on until its client is gone."""
+    """An application whose every answer continues until its client disconnects."""
 
     def __init__(self) -> None:
         self.open = 0
@@ -50,7 +52,7 @@ class Streaming:
             self._moved.set()
 
     async def closed(self) -> None:
-        """Return when nobody is answered any more."""
+        """Return when no request is being answered any more."""
         async with asyncio.timeout(WITHIN_S):
             while self.open:
                 self._moved.clear()
@@ -80,7 +82,7 @@ async def serving(app: Streaming) -> AsyncIterator[int]:
 
 
 async def ask(port: int, *paths: str) -> asyncio.StreamWriter:
-    """Send these requests one behind the other; returns when the first is being answered."""
+    """Send these requests one after the other; return when the first is being answered."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(b"".join(b"GET %b HTTP/1.1\r\nhost: x\r\n\r\n" % p.encode() for p in paths))
     await asyncio.wait_for(reader.readuntil(b"first"), WITHIN_S)
@@ -132,7 +134,7 @@ async def test_connections_that_are_gone_leave_no_object_behind(no_collector: No
                         peer.transport.abort()
             await app.closed()
             for _ in range(20):
-                await asyncio.sleep(0)  # connections end in turns of the loop
+                await asyncio.sleep(0)  # connections end over several turns of the loop
             if attempt == 0:
                 before = alive()
     assert alive() - before == collections.Counter()

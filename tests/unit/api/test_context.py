@@ -1,4 +1,4 @@
-"""The server's phase, and who waits for it to move."""
+"""The server's phase, and tasks that wait for it to change."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ async def test_a_phase_that_moves_before_anybody_awaits_it_is_not_missed() -> No
     assert server.waiting == 0
 
 
-async def test_who_gives_up_waiting_is_forgotten() -> None:
+async def test_a_cancelled_waiter_is_forgotten() -> None:
     server = state()
     moving = [server.next_phase() for _ in range(3)]
     moving[0].cancel()

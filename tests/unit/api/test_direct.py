@@ -1,4 +1,4 @@
-"""The direct way: whole requests are answered without a task, by the same bytes as with one."""
+"""The direct way answers whole requests without a task, with the same bytes as the general way."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from tests.api.conftest import FakeSettings
 from tests.unit.engine.rig import Rig, throttled
 from tests.unit.http.test_joined_writes import Wire, turns
 from topics_server.api import direct
-from topics_server.api.application import Application
+from topics_server.api.application import Application, build_app
 from topics_server.api.connection import HttpConnection
 from topics_server.api.context import ServerState
-from topics_server.api.direct import Pending
-from topics_server.api.routes import build_app
+from topics_server.api.direct import DirectRequest
 from topics_server.auth.api_keys import Recalled
 from topics_server.engine.pressure.throttle import Throttle
-from topics_server.http.joined_writes import JoinedHttp, head_of
+from topics_server.http.joined_writes import JoinedHttp
+from topics_server.http.responses import Response, last_lines
 from topics_server.http.timeouts import TimeoutSettings
 from topics_server.values.errors import Code, DiskFull, TopicsError
 from topics_server.values.limits import KIB
@@ -34,11 +34,11 @@ pytestmark = pytest.mark.anyio
 APPEND = b'{"records":[{"data":{"a":1},"tag":"x"},{"data":"two"}]}'
 DIFF = b'{"from_seq":0}'
 JSON = b"content-type: application/json\r\n"
-# Measured times, and what the clock says.
+# Fields with measured times, and the clock's values.
 MEASURED = re.compile(rb'("[a-z_]+_ms":|"last_(?:read|write)_ts":)[0-9.]+')
 
 
-# As `server` has them: with a middleware in between nothing would be direct.
+# As in `server`: a middleware in between would switch the direct way off.
 FLAGS: Any = {
     "ws": "none",
     "lifespan": "off",
@@ -55,7 +55,7 @@ def request(
     headers: bytes = JSON,
     method: bytes = b"POST",
 ) -> bytes:
-    """One request as it goes over the wire."""
+    """The bytes of one request."""
     length = b"" if body is None else b"content-length: %d\r\n" % len(body)
     return b"%b %b HTTP/1.1\r\nhost: x\r\n%b%b\r\n%b" % (
         method,
@@ -87,7 +87,7 @@ class Side:
         self.protocol, self.wire = self.connect()
 
     def connect(self) -> tuple[Any, Wire]:
-        """One more connection."""
+        """Open one more connection."""
         protocol: Any = self.kind(config=self.config, server_state=self.uvicorn, app_state={})
         wire = Wire()
         protocol.connection_made(wire)
@@ -95,7 +95,7 @@ class Side:
 
     @property
     def sent(self) -> bytes:
-        """All that was answered, without what is measured."""
+        """All answers, without measured values."""
         joined = b"".join(self.wire.pieces)
         for packed in re.findall(rb"\r\n\r\n(\x1f\x8b.*)", joined, re.DOTALL):
             joined = joined.replace(packed, gzip.decompress(packed))
@@ -104,11 +104,11 @@ class Side:
         return re.sub(rb"content-length: \d+", b"content-length: n", MEASURED.sub(rb"\1n", joined))
 
     async def create(self, name: str = "t") -> None:
-        """Have a topic with one record."""
+        """Create a topic with one record."""
         await self.rig.append(name, {"first": "of them"})
 
 
-# What each request is made of, and whether it is served without a task.
+# The parts of each request, and whether it is answered without a task.
 CASES: dict[str, tuple[list[bytes], bool]] = {
     "an append": ([request(APPEND)], True),
     "an append with a key": ([request(APPEND, headers=JSON + b"idempotency-key: k\r\n")], True),
@@ -211,7 +211,7 @@ async def test_both_ways_answer_with_the_same_bytes(name: str) -> None:
         records = [(row.block.data(r), row.block.tags[r]) for row in read.pieces for r in row.rows]
         seen.append((side.sent, side.wire.is_closing(), records, side.uvicorn.total_requests))
         if kind is HttpConnection:
-            assert isinstance(side.protocol.cycle, Pending) == is_direct
+            assert isinstance(side.protocol.cycle, DirectRequest) == is_direct
         side.protocol.connection_lost(None)
     assert seen[0][0]
     assert seen[0] == seen[1] == seen[2]
@@ -238,7 +238,7 @@ async def test_the_gate_is_the_same(phase: Any) -> None:
 
 
 @pytest.mark.parametrize("trouble", [throttled(), DiskFull("full", "/d"), ValueError("a defect")])
-async def test_what_the_engine_raises_is_told_alike(
+async def test_errors_of_the_engine_give_the_same_answer(
     trouble: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = []
@@ -249,7 +249,7 @@ async def test_what_the_engine_raises_is_told_alike(
     for kind in (HttpToolsProtocol, HttpConnection):
         side = Side(kind)
         await side.create()
-        monkeypatch.setattr(side.rig.store, "_begin_append", fail)
+        monkeypatch.setattr(side.rig.store.appends, "_begin_append", fail)
         side.protocol.data_received(request(APPEND))
         await turns()
         seen.append(side.sent)
@@ -278,7 +278,7 @@ async def test_an_append_is_answered_in_the_turn_that_commits_it_and_before_its_
     told: list[int] = []
     topic = side.rig.registry.find("t")
     assert topic is not None
-    side.rig.hub.add(topic.topic_id, lambda: told.append(len(side.wire.pieces)))
+    side.rig.notifier.add(topic.topic_id, lambda: told.append(len(side.wire.pieces)))
     side.rig.journal.write(shard)
     assert b'"first_seq":2,"last_seq":3' in side.sent
     assert told == [1]
@@ -306,7 +306,7 @@ async def test_an_append_whose_group_failed_is_refused_as_with_a_task(error: str
     assert b'"error"' in seen[0]
 
 
-async def test_who_hangs_up_is_not_answered_and_its_append_goes_on() -> None:
+async def test_a_disconnected_client_gets_no_answer_and_its_append_continues() -> None:
     side, shard = await appending()
     other, wire = side.connect()
     other.data_received(request(APPEND))
@@ -348,7 +348,7 @@ async def test_one_request_is_served_in_the_call_that_brings_many() -> None:
 
 
 def under_pressure(side: Side) -> list[int]:
-    """Let appends wait for their turn until what is returned holds a 0."""
+    """Let appends wait for their turn until the returned list holds a 0."""
     backlog = [10**9]
     side.state.throttle = Throttle(backlog_bytes=lambda: backlog[0])
     side.state.throttle.is_active = True
@@ -373,7 +373,7 @@ async def test_under_pressure_an_append_waits_for_its_turn_without_a_task() -> N
     side.protocol.connection_lost(None)
 
 
-async def test_who_passes_those_that_wait_is_written_at_once() -> None:
+async def test_an_append_that_overtakes_waiting_ones_is_written_at_once() -> None:
     side = Side(HttpConnection)
     await side.create()
     side.protocol.data_received(request(APPEND))
@@ -402,8 +402,8 @@ async def test_under_pressure_an_append_is_refused_in_the_end() -> None:
 
 
 @pytest.mark.parametrize("body", [APPEND, b'{"records":[]}'], ids=["refused", "wrong"])
-async def test_who_is_refused_under_pressure_leaves_nothing_for_the_collector(body: bytes) -> None:
-    """It is put off then (`heap`), and each refusal would keep its request alive."""
+async def test_a_refusal_under_pressure_leaves_nothing_for_the_collector(body: bytes) -> None:
+    """The collector runs seldom then, and each refusal would keep its request alive."""
     side = Side(HttpConnection)
     await side.create()
     backlog = under_pressure(side)
@@ -439,7 +439,7 @@ async def test_a_repeated_append_under_pressure_goes_the_general_way() -> None:
     side.protocol.connection_lost(None)
 
 
-async def test_a_wrong_append_under_pressure_is_told_so() -> None:
+async def test_a_wrong_append_under_pressure_gets_its_error() -> None:
     side = Side(HttpConnection)
     await side.create()
     under_pressure(side)[0] = 0
@@ -537,12 +537,12 @@ async def test_a_defect_in_an_answer_is_its_own_connections_alone(
     other.data_received(request(APPEND))
     errors = iter([ValueError("a defect")])
 
-    def broken(status: int, headers: Any) -> bytes:
+    def broken(response: Response, size: int, request_id: bytes) -> bytes:
         for error in errors:
             raise error
-        return head_of(status, headers)
+        return last_lines(response, size, request_id)
 
-    monkeypatch.setattr(direct, "head_of", broken)
+    monkeypatch.setattr(direct, "last_lines", broken)
     side.rig.journal.write(shard)
     assert side.sent.startswith(b"HTTP/1.1 500 ")
     assert b"".join(wire.pieces).startswith(b"HTTP/1.1 200 ")
@@ -597,27 +597,22 @@ async def test_only_our_application_is_called_directly() -> None:
     protocol.connection_lost(None)
 
 
-def test_a_quick_form_stands_beside_a_handler() -> None:
+def test_hot_routes_are_served_from_the_parser_and_no_others() -> None:
     state = ServerState(settings=FakeSettings(), progress=lambda: 1.0)
     app = build_app(state)
     assert isinstance(app, Application)
-    quick = {
-        (route.template, method): call
-        for route in app.routes.table
-        for method, call in route.quick.items()
-    }
-    assert sorted(quick) == [
+    hot = [(route.template, method) for route in app.door.routes.table for method in route.hot]
+    assert sorted(hot) == [
         ("/v0/topics/{topic}", "GET"),
         ("/v0/topics/{topic}", "POST"),
         ("/v0/topics/{topic}/diff", "POST"),
         ("/v1/stream/{path}", "GET"),
         ("/v1/stream/{path}", "POST"),
     ]
-    found = app.answer_now(
-        "POST", b"/v0/topics/t", {b"content-type": b"text/plain"}, b"{}", Recalled()
-    )
-    assert found is None
-    plain = {b"content-type": b"application/json", b"content-length": b"2"}
+    text = DirectRequest("POST", b"/v0/topics/t", {b"content-type": b"text/plain"})
+    assert app.door.answer_whole(text, b"{}", Recalled()) is None
+    fields = {b"content-type": b"application/json", b"content-length": b"2"}
+    plain = DirectRequest("POST", b"/v0/topics/t", fields)
     with pytest.raises(TopicsError) as refused:
-        app.answer_now("POST", b"/v0/topics/t", plain, b"{}", Recalled())
+        app.door.answer_whole(plain, b"{}", Recalled())
     assert refused.value.code is Code.NOT_READY

@@ -1,4 +1,4 @@
-"""`strict` and `patience`: whom a connection waits for how long, and what it takes no more of."""
+"""Connection timeouts, and the limits beyond which a connection reads no more."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ HEAD = b"POST /v0/topics/t HTTP/1.1\r\nhost: x\r\n%bcontent-length: %d\r\n\r\n"
 
 
 class Clock:
-    """The loop, with a clock of ours."""
+    """The loop, with a clock of the test."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -44,8 +44,8 @@ async def connected(**settings: Any) -> tuple[Any, Any, Clock]:
     """A connection to an engine of lists, its wire and its clock."""
     side = Side(HttpConnection, **settings)
     await side.create()
-    side.state.patience = ConnectionTimeouts(waits=WAITS)
-    side.state.inbox = ReadScheduler()
+    side.state.timeouts = ConnectionTimeouts(limits=WAITS)
+    side.state.read_scheduler = ReadScheduler()
     clock = Clock()
     protocol: Any = HttpConnection(config=side.config, server_state=side.uvicorn, app_state={})
     protocol.loop = clock
@@ -55,7 +55,9 @@ async def connected(**settings: Any) -> tuple[Any, Any, Clock]:
 
 
 def after(protocol: Any, clock: Clock, seconds: float) -> str | None:
-    """What is overdue after so many seconds more, asked each second as `patience` does."""
+    """The overdue connections after this many seconds more, asked each second as `timeouts`
+    does.
+    """
     kind = None
     for _ in range(int(seconds)):
         clock.now += 1
@@ -66,7 +68,7 @@ def after(protocol: Any, clock: Clock, seconds: float) -> str | None:
 
 
 def told(wire: Any) -> tuple[int, str]:
-    """Status and code of the one answer."""
+    """Status and code of the only answer."""
     head, _, body = b"".join(wire.pieces).partition(b"\r\n\r\n")
     return int(head.split()[1]), json.loads(body)["error"]["code"]
 
@@ -168,7 +170,7 @@ async def test_one_that_closes_and_is_not_read_is_given_up_too() -> None:
     protocol.connection_lost(None)
 
 
-async def test_who_was_refused_is_let_go() -> None:
+async def test_a_refused_request_is_released() -> None:
     protocol, wire, clock = await connected()
     protocol.data_received(b"garbage\r\n\r\n")
     assert told(wire) == (400, "invalid_request")
@@ -181,7 +183,7 @@ async def test_who_was_refused_is_let_go() -> None:
     protocol.connection_lost(None)
 
 
-async def test_who_was_refused_and_sends_on_is_cut_off() -> None:
+async def test_a_refused_client_that_keeps_sending_is_disconnected() -> None:
     protocol, wire, _ = await connected()
     protocol.data_received(b"garbage\r\n\r\n")
     protocol.data_received(b" " * 200 * KIB)
@@ -210,7 +212,7 @@ CHUNKED = b"POST /v0/topics/t HTTP/1.1\r\nhost: x\r\n%b%b: chunked\r\n\r\n"
 
 
 def in_chunks(body: bytes, size: int) -> bytes:
-    """A body in chunks of so many bytes, with the last one."""
+    """A body in chunks of this many bytes, with the last one."""
     pieces = [body[at : at + size] for at in range(0, len(body), size)]
     return b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in pieces) + b"0\r\n\r\n"
 
@@ -220,7 +222,7 @@ def in_chunks(body: bytes, size: int) -> bytes:
     [
         [CHUNKED % (JSON, b"transfer-encoding") + in_chunks(SMALL, 1)],
         [CHUNKED % (JSON, b"TRANSFER-encoding"), in_chunks(SMALL, 1)],
-        # In the middle of a head, and behind another request.
+        # In the middle of a head, and after another request.
         [
             b"POST /v0/topics/t HTT",
             (CHUNKED % (JSON, b"Transfer-Encoding"))[21:] + in_chunks(SMALL, 2),
@@ -235,7 +237,9 @@ def in_chunks(body: bytes, size: int) -> bytes:
 async def test_small_chunks_are_parsed_in_many_turns(
     monkeypatch: pytest.MonkeyPatch, received: list[bytes]
 ) -> None:
-    """Each costs a callback: of 256 KiB that were received, 40,000. Others have turns between."""
+    """Each chunk costs a callback: 40,000 in 256 KiB of received bytes. Other work runs in
+    between.
+    """
     protocol, wire, _ = await connected()
     clock = [0.0]
 
@@ -249,9 +253,9 @@ async def test_small_chunks_are_parsed_in_many_turns(
     monkeypatch.setattr(wire, "resume_reading", lambda: paused.append(False))
     for piece in received:
         protocol.data_received(piece)
-    assert protocol.inbox.held_bytes > 2 * len(SMALL)
+    assert protocol.read_scheduler.held_bytes > 2 * len(SMALL)
     assert paused[-1:] == [True], "the rest waits in the kernel"
-    while protocol.inbox.held_bytes:
+    while protocol.read_scheduler.held_bytes:
         await turns(1)
     await turns(600)
     assert paused[-1:] == [False]
@@ -266,9 +270,9 @@ async def test_small_chunks_before_the_end_of_a_connection_are_read(
     protocol, wire, _ = await connected()
     monkeypatch.setattr(framing, "monotonic_ms", iter(range(100_000)).__next__)
     protocol.data_received(CHUNKED % (JSON, b"transfer-encoding") + in_chunks(SMALL, 1))
-    assert protocol.inbox.held_bytes
+    assert protocol.read_scheduler.held_bytes
     protocol.eof_received()
-    assert not protocol.inbox.held_bytes
+    assert not protocol.read_scheduler.held_bytes
     await turns(600)
     assert b"".join(wire.pieces).startswith(b"HTTP/1.1 200 ")
     protocol.connection_lost(None)
@@ -384,7 +388,7 @@ async def test_a_long_body_behind_its_refusal_ends_the_connection() -> None:
 async def test_connections_over_the_cap_make_the_idle_leave_or_are_refused() -> None:
     side = Side(HttpConnection)
     side.uvicorn.connections.clear()
-    side.state.patience = patience = ConnectionTimeouts(most=4)
+    side.state.timeouts = timeouts = ConnectionTimeouts(most=4)
     held = []
     for _ in range(4):
         protocol, wire = side.connect()
@@ -394,15 +398,15 @@ async def test_connections_over_the_cap_make_the_idle_leave_or_are_refused() -> 
     assert told(wire) == (429, "throttled")
     assert b"\r\nretry-after: 1\r\n" in wire.pieces[0]
     assert wire.closing
-    assert patience.refused == 1
+    assert timeouts.refused == 1
     side.uvicorn.connections = {protocol for protocol, _ in held}
     held[1][0].data_received(GET[20:])
     await turns()
     held[1][0].connections = held[0][0].connections = side.uvicorn.connections
-    patience._evicted_at = -1.0
+    timeouts._evicted_at = -1.0
     protocol, wire = side.connect()
     assert not wire.pieces
-    assert patience.evicted == 1
+    assert timeouts.evicted == 1
     assert [w.closing for _, w in held] == [False, True, False, False]
     for each, _ in held:
         each.connection_lost(None)
@@ -426,7 +430,7 @@ async def test_nothing_is_begun_for_a_client_that_does_not_read() -> None:
 
 async def test_of_all_that_is_not_read_the_oldest_goes() -> None:
     side = Side(HttpConnection)
-    patience = side.state.patience
+    timeouts = side.state.timeouts
     held = []
     for size in (100, 120, 30, 10):
         protocol, wire = side.connect()
@@ -434,13 +438,13 @@ async def test_of_all_that_is_not_read_the_oldest_goes() -> None:
         protocol.pause_writing()
         held.append((protocol, wire))
     assert [wire.aborted for _, wire in held] == [True, False, False, False]
-    assert patience.unread_bytes == 160 * 2**20
-    assert patience.timeouts["write"] == 1
+    assert timeouts.unread_bytes == 160 * 2**20
+    assert timeouts.timeouts["write"] == 1
     held[1][0].resume_writing()
-    assert patience.unread_bytes == 40 * 2**20
+    assert timeouts.unread_bytes == 40 * 2**20
     for protocol, _ in held:
         protocol.connection_lost(None)
-    assert patience.unread_bytes == 0
+    assert timeouts.unread_bytes == 0
 
 
 @pytest.mark.parametrize("is_pipelined", [False, True], ids=["quick form", "general way"])
@@ -450,7 +454,7 @@ async def test_a_large_answer_counts_whole_while_its_last_bytes_are_not_read(
     side = Side(HttpConnection)
     for _ in range(3):
         await side.rig.append("t", "x" * 100_000)
-    patience = side.state.patience
+    timeouts = side.state.timeouts
     ask = request(b"{}", b"/v0/topics/t/diff")
 
     def takes_nearly_all(pieces: tuple[bytes, ...]) -> None:
@@ -462,13 +466,13 @@ async def test_a_large_answer_counts_whole_while_its_last_bytes_are_not_read(
     side.protocol.data_received(GET + ask if is_pipelined else ask)
     await turns(20)
     assert len(side.wire.pieces[-1]) > 300_000
-    assert patience.unread_bytes == pytest.approx(300_000, rel=0.01)
+    assert timeouts.unread_bytes == pytest.approx(300_000, rel=0.01)
     side.protocol.resume_writing()
-    assert patience.unread_bytes == 0
-    # What leaves piece by piece counts as what is left of it.
+    assert timeouts.unread_bytes == 0
+    # A partly sent answer counts with the bytes that are left.
     side.wire.unsent = 80_000
     side.protocol.pause_writing()
-    assert patience.unread_bytes == 80_000
+    assert timeouts.unread_bytes == 80_000
     side.protocol.connection_lost(None)
 
 
@@ -478,7 +482,7 @@ async def test_a_large_answer_counts_whole_while_its_last_bytes_are_not_read(
         (0, 10.0, 1.0),
         (500, 10.0, 1.0),
         (1000, 10.0, 2.0),
-        # Nobody is ended later than a quarter of the wait after it is over.
+        # The server ends a connection at most a quarter of the timeout late.
         (50_000, 10.0, 2.5),
         (50_000, 1.0, 1.0),
         (50_000, 60.0, 7.5),
@@ -487,13 +491,13 @@ async def test_a_large_answer_counts_whole_while_its_last_bytes_are_not_read(
 def test_many_connections_are_looked_at_less_often(
     open_now: int, header_s: float, every_s: float
 ) -> None:
-    patience = ConnectionTimeouts(waits=TimeoutSettings(header_s=header_s))
-    patience.open = open_now
-    assert patience.look_every_s() == every_s
+    timeouts = ConnectionTimeouts(limits=TimeoutSettings(header_s=header_s))
+    timeouts.open = open_now
+    assert timeouts.look_every_s() == every_s
 
 
 async def test_all_connections_are_looked_at() -> None:
-    patience = ConnectionTimeouts(waits=WAITS)
+    timeouts = ConnectionTimeouts(limits=WAITS)
     ended: list[tuple[int, str]] = []
 
     class Late:
@@ -502,14 +506,14 @@ async def test_all_connections_are_looked_at() -> None:
         def __init__(self, number: int) -> None:
             self.number = number
 
-        def overdue(self, now: float, waits: TimeoutSettings) -> str | None:
+        def overdue(self, now: float, limits: TimeoutSettings) -> str | None:
             return "body" if self.number % 2 else None
 
         def time_out(self, kind: str) -> None:
             ended.append((self.number, kind))
 
     connections: set[object] = {Late(number) for number in range(1000)} | {object()}
-    await patience.look(connections)
+    await timeouts.look(connections)
     assert sorted(ended) == [(number, "body") for number in range(1, 1000, 2)]
-    assert patience.timeouts == {"header": 0, "body": 500, "idle": 0, "write": 0, "linger": 0}
-    assert patience.open == 1001
+    assert timeouts.timeouts == {"header": 0, "body": 500, "idle": 0, "write": 0, "linger": 0}
+    assert timeouts.open == 1001

@@ -1,4 +1,4 @@
-"""`guard`: who takes an event stream, and the places of open connections."""
+"""`readiness`: which requests accept an event stream, and the slots of open connections."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from topics_server.values.errors import Code, TopicsError
         *(b"text/event-stream;q=", b"text/event-stream;q=x", b"text/event-stream;charset=0;q=1"),
     ],
 )
-def test_who_would_take_a_stream_gets_one(accept: bytes | None) -> None:
+def test_a_client_that_accepts_a_stream_gets_one(accept: bytes | None) -> None:
     check_accepts_stream(accept)
 
 
@@ -32,7 +32,7 @@ def test_who_would_take_a_stream_gets_one(accept: bytes | None) -> None:
         *(b"text/event-stream;q=0,*/*", b"text/*;q=0.0, */*;q=1", b"text/event-stream;Q=0;x=1"),
     ],
 )
-def test_who_would_not_is_406(accept: bytes) -> None:
+def test_a_client_that_accepts_no_stream_gets_406(accept: bytes) -> None:
     with pytest.raises(TopicsError) as caught:
         check_accepts_stream(accept)
     assert caught.value.code is Code.NOT_ACCEPTABLE

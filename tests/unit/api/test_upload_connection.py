@@ -1,4 +1,6 @@
-"""Bodies in a budget: what they hold is counted, and whoever is refused is told so and drained."""
+"""Bodies in a budget: their bytes are counted, and a refused client gets the reason and is
+drained.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ PIECE = b" " * (100 * KIB)
 
 
 async def side_of(budget: int, **settings: Any) -> Side:
-    """A server with a topic, whose uploads have a budget."""
+    """A server with a topic and a budget for uploads."""
     side = Side(HttpConnection, max_body_bytes=64 * MIB, **settings)
     side.state.uploads = UploadBudget(budget)
     await side.create()
@@ -34,7 +36,7 @@ async def side_of(budget: int, **settings: Any) -> Side:
 
 
 def told(wire: Any) -> tuple[int, dict[str, Any]]:
-    """Status and error of the one answer."""
+    """Status and error of the only answer."""
     head, _, body = b"".join(wire.pieces).partition(b"\r\n\r\n")
     return int(head.split()[1]), json.loads(body)["error"]
 
@@ -111,7 +113,7 @@ async def test_the_slowest_is_refused_in_the_envelope_and_drained() -> None:
 
 async def test_a_refused_upload_may_go_on_for_a_while_and_no_longer() -> None:
     side = await side_of(1)
-    side.state.patience = ConnectionTimeouts(waits=WAITS)
+    side.state.timeouts = ConnectionTimeouts(limits=WAITS)
     clock = Clock()
     protocol: Any = HttpConnection(config=side.config, server_state=side.uvicorn, app_state={})
     protocol.loop = clock
@@ -124,7 +126,7 @@ async def test_a_refused_upload_may_go_on_for_a_while_and_no_longer() -> None:
         clock.now += 1
         lasted += 1
         protocol.data_received(b"x")
-    # As long as something comes, then as long as with any connection that was told to leave.
+    # As long as bytes arrive, then as long as for any connection that was told to close.
     assert LINGER_MS_MAX / 1000 <= lasted <= LINGER_MS_MAX / 1000 + WAITS.linger_s + 1
     protocol.connection_lost(None)
     again: Any = HttpConnection(config=side.config, server_state=side.uvicorn, app_state={})
@@ -164,7 +166,7 @@ async def test_many_connections_that_send_much_take_turns(monkeypatch: pytest.Mo
     assert several[0].flow.waits_turn
     await asyncio.sleep(0)
     assert not several[2].flow.waits_turn
-    # A body that is whole leaves the line.
+    # A complete body leaves the line.
     body = b'{"records":[%b{"data":1}]}' % PIECE
     protocol, wire = side.connect()
     protocol.data_received(request(body)[:200])
@@ -178,10 +180,10 @@ async def test_many_connections_that_send_much_take_turns(monkeypatch: pytest.Mo
     assert len(side.state.upload_turns) == 0
 
 
-async def test_a_long_body_out_of_the_inbox_on_a_used_connection_is_answered() -> None:
-    """Before, more than 256 KiB of it were taken for something behind the request before."""
+async def test_a_long_body_out_of_the_read_scheduler_on_a_used_connection_is_answered() -> None:
+    """Before, more than 256 KiB of it counted as bytes after the previous request."""
     side = await side_of(0)
-    inbox = side.state.inbox = ReadScheduler(turn_ms=0.0)
+    read_scheduler = side.state.read_scheduler = ReadScheduler(turn_ms=0.0)
     protocol, wire = side.connect()
     protocol.data_received(request(b'{"records":[{"data":1}]}'))
     await turns(12)
@@ -189,8 +191,8 @@ async def test_a_long_body_out_of_the_inbox_on_a_used_connection_is_answered() -
     wire.pieces.clear()
     body = b'{"records":[%b{"data":1}]}' % (b" " * (400 * KIB))
     whole = request(body)
-    inbox._hold(protocol, whole[:-10])
-    inbox.release(protocol)
+    read_scheduler._hold(protocol, whole[:-10])
+    read_scheduler.release(protocol)
     assert not wire.ended
     protocol.data_received(whole[-10:])
     await turns(30)

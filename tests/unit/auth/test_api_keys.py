@@ -1,4 +1,4 @@
-"""`auth/api_keys`: the grammar of keys, what each grants, and which one a token is."""
+"""`auth/api_keys`: the grammar of keys, the rights of each, and the key of a token."""
 
 from __future__ import annotations
 
@@ -73,30 +73,30 @@ def test_a_secret_is_any_visible_ascii_but_comma_and_colon(secret: str) -> None:
         ("hush,", "entry 2 has no key"),
         ("hush,,other", "entry 2 has no key"),
         (":read", "entry 1 has no key"),
-        ("hu sh", "entry 1 has a key of other than visible ASCII"),
-        ("hu\tsh", "entry 1 has a key of other than visible ASCII"),
-        ("hüsh", "entry 1 has a key of other than visible ASCII"),
-        ("hu\x00sh", "entry 1 has a key of other than visible ASCII"),
-        ("hush:reed", "entry 1 has a scope that is none of"),
-        ("hush:Read", "entry 1 has a scope that is none of"),
-        ("hush:read+", "entry 1 has a scope that is none of"),
-        ("hush:+", "entry 1 has a scope that is none of"),
-        ("hush:read write", "entry 1 has a scope that is none of"),
+        ("hu sh", "entry 1 has a key with a character that is not allowed"),
+        ("hu\tsh", "entry 1 has a key with a character that is not allowed"),
+        ("hüsh", "entry 1 has a key with a character that is not allowed"),
+        ("hu\x00sh", "entry 1 has a key with a character that is not allowed"),
+        ("hush:reed", "entry 1 has an unknown scope"),
+        ("hush:Read", "entry 1 has an unknown scope"),
+        ("hush:read+", "entry 1 has an unknown scope"),
+        ("hush:+", "entry 1 has an unknown scope"),
+        ("hush:read write", "entry 1 has an unknown scope"),
         ("hush: ", None),
-        ("hush:read|write", "entry 1 has a scope that is none of"),
-        ("hush:wr", "entry 1 has a scope that is none of"),
-        ("hush:all", "entry 1 has a scope that is none of"),
-        ("hush::|", "entry 1 has a prefix that no name"),
-        ("hush::a|", "entry 1 has a prefix that no name"),
-        ("hush::a||b", "entry 1 has a prefix that no name"),
-        ("hush::*", "entry 1 has a prefix that no name"),
-        ("hush::.a", "entry 1 has a prefix that no name"),
-        ("hush::a/b", "entry 1 has a prefix that no name"),
-        ("hush::" + "a" * 256, "entry 1 has a prefix that no name"),
+        ("hush:read|write", "entry 1 has an unknown scope"),
+        ("hush:wr", "entry 1 has an unknown scope"),
+        ("hush:all", "entry 1 has an unknown scope"),
+        ("hush::|", "entry 1 has a prefix with which no name"),
+        ("hush::a|", "entry 1 has a prefix with which no name"),
+        ("hush::a||b", "entry 1 has a prefix with which no name"),
+        ("hush::*", "entry 1 has a prefix with which no name"),
+        ("hush::.a", "entry 1 has a prefix with which no name"),
+        ("hush::a/b", "entry 1 has a prefix with which no name"),
+        ("hush::" + "a" * 256, "entry 1 has a prefix with which no name"),
         ("one,hush,two,hush:read", "entry 4 has the key of entry 2 again"),
     ],
 )
-def test_what_is_malformed_is_one_line_without_any_of_it(text: str, words: str | None) -> None:
+def test_a_malformed_entry_is_one_line_without_its_text(text: str, words: str | None) -> None:
     if words is None:
         assert parse_keys(text) == (KeyGrant(digest("hush"), ALL),)
         return
@@ -119,17 +119,17 @@ def test_a_file_has_an_entry_a_line() -> None:
         ("", "there is no key"),
         ("# nothing\n \n", "there is no key"),
         ("one\n#\none:r", "line 3 has the key of line 1 again"),
-        ("one\ntwo,three", "line 2 has a key of other than visible ASCII"),
-        ("one\n\ntwo:x", "line 3 has a scope"),
+        ("one\ntwo,three", "line 2 has a key with a character that is not allowed"),
+        ("one\n\ntwo:x", "line 3 has an unknown scope"),
     ],
 )
-def test_a_malformed_file_tells_the_line(text: str, words: str) -> None:
+def test_a_malformed_file_gives_the_line_number(text: str, words: str) -> None:
     with pytest.raises(KeysError) as caught:
         parse_key_lines(text)
     assert str(caught.value).startswith(words)
 
 
-def test_a_caller_can_what_all_its_scopes_grant() -> None:
+def test_a_caller_has_the_rights_of_all_its_scopes() -> None:
     (grant,) = parse_keys("k:r+d:t.|u.")
     caller = KeyRing([grant]).keys[0].caller
     assert [caller.can(scopes) for scopes in (READ, DELETE, READ | DELETE)] == [True] * 3
@@ -168,13 +168,13 @@ def test_what_a_connection_presented_last_is_compared_once() -> None:
     assert (first.key, other.key) == (ring.keys[1], ring.keys[2])
     assert ring.find(b"four", recalled) is None
     assert ring.find(b"three", recalled) is other
-    # Nobody's memory is as good as the keys there are now.
+    # A remembered key counts only while the current keys contain it.
     ring.replace(parse_keys("one,two"))
     assert ring.find(b"three", recalled) is None
     assert b"three" not in (recalled.digest,)
 
 
-def test_a_memory_of_nothing_is_nobody() -> None:
+def test_an_empty_memory_matches_no_caller() -> None:
     ring = KeyRing(parse_keys("one"))
     with patch.object(hashlib, "sha256") as hashed:
         hashed.return_value.digest.return_value = b""

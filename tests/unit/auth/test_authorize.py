@@ -1,4 +1,4 @@
-"""`auth/authorize`: who is let in, who is told what."""
+"""`auth/authorize`: which callers are allowed, and their error answers."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_without_keys_everybody_is_let_in() -> None:
 
 
 @pytest.mark.parametrize("header", [None, b"", b"Bearer", b"Basic x", b"Bearer unknown", b"\xff"])
-def test_who_presents_no_known_key_is_not(header: bytes | None) -> None:
+def test_an_unknown_key_is_no_caller(header: bytes | None) -> None:
     for need in (READ, ANY_KEY):
         error = refused(RING, header, need)
         assert error.code is Code.UNAUTHORIZED

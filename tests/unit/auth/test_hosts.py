@@ -1,4 +1,4 @@
-"""`auth/hosts`: which `Host` is one of the server's names."""
+"""`auth/hosts`: which `Host` values name the server."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_any_other_is_refused(host: bytes) -> None:
     assert len(caught.value.detail["host"]) <= 256
 
 
-def test_who_sends_none_is_no_browser() -> None:
+def test_a_request_without_host_is_no_browser() -> None:
     LOCAL.check(None)
 
 
@@ -55,5 +55,5 @@ def test_lists_are_normal() -> None:
     assert split_hosts("A.example, ::1,[0::2] ,") == ["a.example", "::1", "::2"]
     assert normal_host("[localhost]") is None
     for bad in ("a b", "a/b", "http://a", "a:4000", "[x]"):
-        with pytest.raises(ValueError, match="no host name"):
+        with pytest.raises(ValueError, match="is not a host name"):
             split_hosts(bad)

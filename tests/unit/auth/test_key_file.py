@@ -1,4 +1,4 @@
-"""`key_file`: who may read the file, and what is refused of it."""
+"""`key_file`: who may read the file, and which files are refused."""
 
 from __future__ import annotations
 
@@ -57,23 +57,23 @@ def test_what_systemd_hands_over_may_be_its_group_s(tmp_path: Path) -> None:
     ("content", "words"),
     [
         (b"", "there is no key"),
-        (b"hush:x\n", "line 1 has a scope"),
-        (b"h\xc3\xbcsh\n", "it holds other than ASCII characters"),
+        (b"hush:x\n", "line 1 has an unknown scope"),
+        (b"h\xc3\xbcsh\n", "it contains characters that are not ASCII"),
         (b"own\n", "it has a key of TOPICS_API_KEYS again"),
         (b"#" * 1_048_577, "it is larger than 1048576 bytes"),
     ],
 )
-def test_what_is_no_list_of_keys_is_refused(tmp_path: Path, content: bytes, words: str) -> None:
+def test_a_malformed_list_of_keys_is_refused(tmp_path: Path, content: bytes, words: str) -> None:
     assert refusal(written(tmp_path, content)).startswith(words)
 
 
-def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
+def test_a_path_that_is_no_file_is_refused(tmp_path: Path) -> None:
     assert refusal(tmp_path / "absent") == "No such file or directory"
     assert refusal(tmp_path)
 
 
 def test_a_pipe_is_refused_at_once(tmp_path: Path) -> None:
-    """Nobody writes into it: opening it as a plain file would never return."""
+    """No process writes into it: opening it as a plain file would never return."""
     path = tmp_path / "keys"
     os.mkfifo(path, 0o600)
-    assert refusal(path) == "it is no file"
+    assert refusal(path) == "it is not a file"

@@ -1,4 +1,4 @@
-"""Which web pages may have a browser call: the rule against cross-site requests, case by case."""
+"""Which web pages may make a browser call: the rule against cross-site requests, case by case."""
 
 from __future__ import annotations
 
@@ -11,21 +11,22 @@ from topics_server.values.errors import Code, TopicsError
 
 LISTED = frozenset({b"https://app.example"})
 SITES = (None, b"none", b"same-origin", b"same-site", b"cross-site", b"Same-Origin", b"")
-# `+`: allowed, `-`: refused; one a site of `SITES`.
+# `+`: allowed, `-`: refused; one for each site of `SITES`.
 TABLE: list[tuple[bytes | None, bytes | None, str]] = [
-    # Nothing of a browser: curl, SDKs; and a browser's image or link, which sends no Origin.
+    # No browser headers: curl, SDKs; and a browser's image or link, which sends no Origin.
     (None, b"topics:4000", "+++--++"),
     (None, None, "+++--++"),
-    # Its own pages, also behind a proxy that speaks TLS or leaves the port out.
+    # The server's own pages, also behind a proxy that adds TLS or drops the port.
     (b"http://topics:4000", b"topics:4000", "+++--++"),
     (b"http://topics:4000", b"TOPICS:4000", "+++--++"),
     (b"https://topics", b"topics", "+++--++"),
     (b"https://topics", b"topics:443", "+++--++"),
     (b"http://topics", b"topics:80", "+++--++"),
     (b"http://[::1]:4000", b"[::1]:4000", "+++--++"),
-    # Behind a proxy that passes another Host on: only the browser's word tells.
+    # Behind a proxy that sends another Host, only the browser's header decides.
     (b"https://public.example", b"127.0.0.1:4000", "-++----"),
-    # Another port, host, scheme's port; a name that only begins alike; what is no origin.
+    # Another port, host, or scheme's port; a name with the same beginning; values that are no
+    # origin.
     (b"http://topics:8000", b"topics:4000", "-++----"),
     (b"http://topics:40001", b"topics:4000", "-++----"),
     (b"http://localhost:4000", b"127.0.0.1:4000", "-++----"),
@@ -45,7 +46,7 @@ TABLE: list[tuple[bytes | None, bytes | None, str]] = [
     (b"file://topics", b"topics", "-++----"),
     (b"http://topics", None, "-++----"),
     (b"http://topics, http://topics", b"topics", "-++----"),
-    # Listed: whatever else is said.
+    # Listed: whatever the other headers are.
     (b"https://app.example", b"topics", "+++++++"),
     (b"https://app.example", None, "+++++++"),
 ]
@@ -60,9 +61,9 @@ CASES = [
 def test_the_rule(
     origin: bytes | None, site: bytes | None, host: bytes | None, expected: bool
 ) -> None:
-    found = is_allowed(origin, site, host, listed=LISTED, is_authorized=False)
+    found = is_allowed(origin, site, host, allowed=LISTED, is_authorized=False)
     assert found == expected
-    assert is_allowed(origin, site, host, listed=LISTED, is_authorized=True)
+    assert is_allowed(origin, site, host, allowed=LISTED, is_authorized=True)
 
 
 CHANGING = ("POST", "PUT", "PATCH", "DELETE")
@@ -84,7 +85,9 @@ QUERIES = [
 @pytest.mark.parametrize(
     ("method", "query", "claims"), list(product(CHANGING, (b"", b"touch=false"), (True, False)))
 )
-def test_what_changes_something_is_concerned(method: str, query: bytes, claims: bool) -> None:
+def test_the_rule_covers_requests_that_change_something(
+    method: str, query: bytes, claims: bool
+) -> None:
     assert is_concerned(method, query, claims=claims)
 
 
@@ -102,7 +105,7 @@ def test_a_preflight_never_is(query: bytes) -> None:
     assert not is_concerned("OPTIONS", query, claims=True)
 
 
-def test_a_refusal_tells_what_was_said_in_part() -> None:
+def test_a_refusal_repeats_part_of_the_request() -> None:
     headers = {b"origin": b"\xff" * 1000, b"host": b"topics"}
     with pytest.raises(TopicsError) as refused:
         check_origin(headers, LISTED, is_authorized=False)

@@ -1,4 +1,4 @@
-"""The scripted server of streams as fixtures."""
+"""Fixtures: the scripted server of streams."""
 
 from __future__ import annotations
 

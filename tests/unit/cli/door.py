@@ -1,4 +1,4 @@
-"""A server that gives the next answer of a list, whatever it is asked, and keeps what that was."""
+"""A server that sends the next answer of a list to any request, and keeps the requests."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 
 class Said(NamedTuple):
-    """An answer; `is_cut`: the connection ends before the body is whole."""
+    """An answer; `is_cut`: the connection ends before the body is complete."""
 
     status: int = 200
     headers: Mapping[str, str] = {}
@@ -28,7 +28,7 @@ class Asked(NamedTuple):
 
 
 class Door:
-    """The answers left, and the requests so far."""
+    """The remaining answers, and the requests so far."""
 
     def __init__(self) -> None:
         self.url = ""
@@ -62,7 +62,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
 @contextlib.contextmanager
 def opened() -> Iterator[Door]:
-    """The door, while its server runs."""
+    """The server while it runs."""
     door = Door()
     handler = type("Handler", (_Handler,), {"door": door})
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:

@@ -1,4 +1,4 @@
-"""A server of streams that says exactly what a case needs, and keeps what it was asked.
+"""A server of streams that sends exactly what a case needs, and keeps the requests.
 
 `Script` answers `POST /v0/watch` and the stream's GET from lists. Used by the tests of `streams`,
 `tail` and `watch`, through the fixtures of `conftest`.
@@ -16,13 +16,13 @@ RETRY = b"retry: 5\n\n"
 
 
 def id_of(**seqs: int) -> str:
-    """A composite id as the contract makes it."""
+    """A composite id in the contract's form."""
     text = json.dumps(seqs, separators=(",", ":")).encode()
     return base64.urlsafe_b64encode(text).rstrip(b"=").decode()
 
 
 def frame(event: str, id: str, **body: object) -> bytes:
-    """One frame's bytes; no id line for an empty one."""
+    """The bytes of one frame; no id line for an empty id."""
     head = f"id: {id}\n" if id else ""
     return f"{head}event: {event}\ndata: {json.dumps(body)}\n\n".encode()
 
@@ -47,7 +47,7 @@ def refusal(status: int, code: str = "c") -> tuple[int, Any]:
 
 
 class Script:
-    """What the server answers, in order, and what it was asked."""
+    """The server's answers in order, and the received requests."""
 
     def __init__(self) -> None:
         self.posts: list[tuple[int, Any]] = []

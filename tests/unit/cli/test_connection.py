@@ -1,4 +1,4 @@
-"""`cli.connection`: one connection, and what every kind of failure looks like."""
+"""`cli.connection`: one connection, and the message of every kind of failure."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
         if self.path == "/good" and len(self.server.seen) == 1:  # type: ignore[attr-defined]
-            self.close_connection = True  # without saying so, as an idle server does
+            self.close_connection = True  # without notice, like an idle server
 
 
 @pytest.fixture
 def server() -> Iterator[http.server.ThreadingHTTPServer]:
-    """A server that is no topics server."""
+    """A server that is not a topics server."""
     found = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     found.seen = []  # type: ignore[attr-defined]
     thread = threading.Thread(target=found.serve_forever, kwargs={"poll_interval": 0.01})
@@ -110,7 +110,7 @@ def test_a_broken_connection_is_exit_code_2_and_may_have_been_heard(client: Clie
     assert "secret" not in caught.value.message
 
 
-def test_nobody_there_is_exit_code_2_and_was_not_heard() -> None:
+def test_an_unreachable_server_is_exit_code_2_and_got_no_request() -> None:
     with pytest.raises(ServerUnreachable, match="cannot connect") as caught:
         Client("http://127.0.0.1:1").call("GET", "/")
     assert (caught.value.exit_code, caught.value.sent) == (2, False)
@@ -122,8 +122,8 @@ def test_an_address_in_brackets_is_a_url() -> None:
 
 
 @pytest.mark.parametrize("url", ["localhost:4000", "", "http://", "http://a:b", "file:///x"])
-def test_what_is_no_url_is_wrong_usage(url: str) -> None:
-    with pytest.raises(click.UsageError, match="no URL of a server"):
+def test_an_invalid_url_is_wrong_usage(url: str) -> None:
+    with pytest.raises(click.UsageError, match="not the URL of a server"):
         Client(url)
 
 

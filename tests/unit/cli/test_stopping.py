@@ -11,7 +11,7 @@ import pytest
 
 from topics_server.cli import stopping
 
-# The interrupt lands in a destructor, where Python prints what is raised and goes on.
+# The interrupt is raised in a destructor, where Python prints exceptions and continues.
 _LOST = """
 import signal, sys
 from topics_server.cli.stopping import stopped_by_user
@@ -39,7 +39,7 @@ def test_an_interrupt_that_lands_in_a_clean_up_ends_the_verb() -> None:
         assert verb.wait(30) == 0
 
 
-def test_whoever_goes_on_after_the_verb_is_not_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_code_after_the_verb_is_not_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     ended: list[int] = []
     monkeypatch.setattr("os._exit", ended.append)
     monkeypatch.setattr(stopping, "_END_S", 0.05)

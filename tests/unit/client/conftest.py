@@ -29,12 +29,12 @@ def fake(served: tuple[str, FakeQueue]) -> FakeQueue:
 
 @pytest.fixture
 def url(served: tuple[str, FakeQueue]) -> str:
-    """Where it is."""
+    """The server's URL."""
     return served[0]
 
 
 class Chance(Effects):
-    """Real time; chance as a test says."""
+    """Real time; the test decides the random numbers."""
 
     def __init__(self, chance: float) -> None:
         self.fixed = chance
@@ -59,14 +59,14 @@ class Run:
             self.outcome = error
 
     def end(self, within_s: float = 20.0) -> Stats | BaseException:
-        """How it ended, once it ends by itself."""
+        """The result, once it ends by itself."""
         self._thread.join(within_s)
         assert not self._thread.is_alive(), "the worker does not end"
         assert self.outcome is not None
         return self.outcome
 
     def stop(self) -> Stats:
-        """What it did, after a stop."""
+        """Stop it; return its statistics."""
         self.worker.stop()
         found = self.end()
         assert isinstance(found, Stats), found
@@ -79,7 +79,9 @@ FAST = Backoff(base_ms=10, cap_ms=20)
 
 @pytest.fixture
 def start(url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
-    """Run a handler as a worker of the fake queue; what still runs at the end is stopped."""
+    """Run a handler as a worker of the fake queue; a worker that still runs at the end is
+    stopped.
+    """
     monkeypatch.setattr(sources, "CLAIM_WAIT_MS", 100)
     runs: list[Run] = []
 

@@ -1,7 +1,7 @@
-"""A queue server in a thread that keeps §10's rules and fails when a case asks it to.
+"""A queue server in a thread that follows §10's rules and fails when a case asks for it.
 
-Jobs, leases and fences are real, times are the wall clock's; `faults` holds what the next calls of
-an operation do instead. `asked` is what it was asked, in order. Used through `conftest`.
+Jobs, leases and fences are real, times are the wall clock's; `faults` holds the replacements for
+the next calls of an operation. `asked` has the requests in order. Used through `conftest`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def now_ms() -> int:
 
 @dataclass
 class Refusal:
-    """Answer this instead."""
+    """Send this answer instead."""
 
     status: int
     code: str = "c"
@@ -38,14 +38,14 @@ class Refusal:
 
 @dataclass
 class Broken:
-    """Close the connection: before or after doing what was asked."""
+    """Close the connection: before or after executing the request."""
 
     done: bool = False
 
 
 @dataclass
 class Held:
-    """Wait for the event, then do it."""
+    """Wait for the event, then execute the request."""
 
     event: threading.Event
 
@@ -90,9 +90,9 @@ class FakeQueue:
         self.is_page = False  # a page in place of a stream
         self.is_silent = False  # a stream that is opened and held back
         self.streams = 0
-        self.held_back: set[int] = set()  # streams that bring nothing more
+        self.held_back: set[int] = set()  # streams that send nothing more
         self.cut = 0  # streams up to this number are broken
-        self.batch_max: int | None = None  # a longer batch is refused, as §11 has it
+        self.batch_max: int | None = None  # a longer batch is refused, as in §11
         self.frames: deque[bytes] = deque()  # sent on the next occasion, on any stream
         self.has_wait = True
         self.is_closing = False
@@ -168,7 +168,7 @@ class FakeQueue:
         return found, skipped
 
     def do(self, op: str, body: dict[str, Any]) -> dict[str, Any]:
-        """One call of §10 or §2."""
+        """Execute one call of §10 or §2."""
         answer: dict[str, Any] = {"topic": "q", "performance": {}}
         with self.changed:
             if op == "append":
@@ -214,7 +214,7 @@ class FakeQueue:
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
-    """Speaks for `FakeQueue`."""
+    """The HTTP side of `FakeQueue`."""
 
     protocol_version = "HTTP/1.1"
 
@@ -353,7 +353,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self.end_headers()
             self.wfile.write(body)
         except OSError:
-            self.close_connection = True  # the client is gone
+            self.close_connection = True  # the client has disconnected
 
 
 @contextlib.contextmanager

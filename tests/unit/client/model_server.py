@@ -1,8 +1,9 @@
-"""A server that keeps the producers' rules, and a network between it and a book that keeps none.
+"""A server that follows the producers' rules, and an unreliable network between it and a client's
+batches.
 
-`ModelServer` is the contract in a few lines. `Network` carries a book's requests: it loses requests
-and answers, lets them overtake each other, and lets copies whose answer nobody waits for arrive
-much later. Time is a number that the test moves.
+`ModelServer` is the contract in a few lines. `Network` carries requests: it loses requests and
+answers, reorders them, and delivers copies whose answer nobody waits for much later. Time is a
+number that the test moves.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class ModelServer:
     keys: dict[str, int] = dataclasses.field(default_factory=dict)
 
     def append(self, records: list[bytes], epoch: int, seq: int, key: str = "") -> Verdict:
-        """One request, by the rules of the producer headers."""
+        """Handle one request by the rules of the producer headers."""
         if self.state is None:
             if seq:
                 return StampGap(0)
@@ -61,7 +62,7 @@ class ModelServer:
 
 
 class Client:
-    """A book with what became of its records."""
+    """A client's batches and the results of its records."""
 
     def __init__(self, terms: SendTerms, epoch: int | None = None, seq: int | None = None) -> None:
         self.book = ProducerBatches(terms, self._settle, epoch, seq)
@@ -84,7 +85,7 @@ class Client:
 
 
 class Network:
-    """Between a client and a server, as bad as `chance` has it."""
+    """The network between a client and a server; `chance` decides its faults."""
 
     def __init__(self, client: Client, server: ModelServer, chance: Random) -> None:
         self.client = client
@@ -97,7 +98,7 @@ class Network:
         self.most_flying = 0
 
     def take(self) -> None:
-        """Let the book send what it wants to send."""
+        """Let the client send what it wants to send."""
         found = self.client.book.take(self.now_ms)
         self.flying += found
         self.most_flying = max(self.most_flying, len(self.flying) + len(self.answers))
@@ -113,7 +114,7 @@ class Network:
         self.client.book.answered(out, verdict, self.now_ms, self.chance.random())
 
     def step(self) -> None:
-        """Something happens to something that is under way."""
+        """One event for a message in flight."""
         what = self.chance.choice(
             "arrive arrive arrive back back back lose stray fail time".split()
         )
@@ -150,7 +151,7 @@ class Network:
         self.take()
 
     def heal(self) -> None:
-        """Everything arrives and comes back from now on."""
+        """Everything arrives and returns from now on."""
         self.client.book.flush()
         for _ in range(10_000):
             self.take()
@@ -167,7 +168,7 @@ class Network:
         raise AssertionError("it does not come to an end")
 
     def check(self) -> None:
-        """What was told is what is so."""
+        """Compare the reported results with the server's records."""
         ours = [record for record in self.server.log if record != b"rival"]
         assert len(set(ours)) == len(ours), "nothing is doubled"
         assert ours == [record for record in self.client.sent if record in set(ours)], "in order"

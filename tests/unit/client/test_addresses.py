@@ -1,4 +1,4 @@
-"""`addresses`: what a program gives as token and URL, and what is said of a wrong one."""
+"""`addresses`: a program's token and URL, and the messages for wrong ones."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_a_token_that_no_header_carries_is_refused_and_never_repeated(
         checked_token(token)
     assert str(caught.value).startswith(told)
     assert "ush" not in str(caught.value)
-    # The cause would bring the token into a traceback.
+    # The cause would put the token into a traceback.
     assert caught.value.__cause__ is None
 
 
@@ -75,7 +75,7 @@ def test_a_url_of_a_server_is_taken(url: str) -> None:
     ],
 )
 def test_another_url_is_refused_in_one_line(url: str) -> None:
-    with pytest.raises(ValueError, match="no URL of a server") as caught:
+    with pytest.raises(ValueError, match="not the URL of a server") as caught:
         checked_url(url, EXAMPLE)
     assert "\n" not in str(caught.value)
 

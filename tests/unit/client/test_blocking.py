@@ -1,4 +1,4 @@
-"""`client.blocking`: the calls without a loop, against a server that fails as it is told."""
+"""`client.blocking`: the calls without a loop, against a server that fails on command."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from topics_server.client import (
 
 @pytest.fixture
 def queue(url: str) -> Iterator[Queue]:
-    """A client of the fake queue; its pauses are as short as can be."""
+    """A client of the fake queue with the shortest possible pauses."""
     with Queue("q", url=url, token="secret", effects=Chance(0.0)) as found:
         yield found
 
@@ -111,11 +111,11 @@ def test_an_ack_whose_answer_is_lost_is_sent_again(queue: Queue, fake: FakeQueue
     jobs = queue.claim("n").jobs
     fake.faults["ack"].append(Broken(done=True))
     acked = queue.ack("n", jobs)
-    assert (acked.acked, acked.skipped) == (0, [1])  # it was done the first time
+    assert (acked.acked, acked.skipped) == (0, [1])  # the first request was executed
     assert len(fake.calls("ack")) == 2
 
 
-def test_nobody_there(fake: FakeQueue) -> None:
+def test_an_unreachable_server(fake: FakeQueue) -> None:
     with Queue("q", url="http://127.0.0.1:1", patience_ms=0) as queue:
         with pytest.raises(Unreachable) as caught:
             queue.enqueue(1)

@@ -1,4 +1,4 @@
-"""`client.calls`: the bytes of each request, and where a queue is."""
+"""`client.calls`: the bytes of each request, and a queue's URL."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_what_cannot_be_enqueued(jobs: list[NewJob]) -> None:
 def test_claim() -> None:
     plain = calls.claim(PLACE, "n", max_jobs=5000, lease_ms=None, wait_ms=0)
     assert body(plain) == {"node": "n", "max": 1000}
-    assert not plain.repeatable  # its answer holds leases
+    assert not plain.repeatable  # its answer contains leases
     waits = calls.claim(PLACE, "n", max_jobs=1, lease_ms=100, wait_ms=50)
     assert body(waits) == {"node": "n", "max": 1, "lease_ms": 100, "wait_ms": 50}
     assert waits.wait_ms == 50

@@ -1,4 +1,4 @@
-"""`client.errors`: each answer that is no success becomes one type, with the server's words."""
+"""`client.errors`: each answer that is no success becomes one type, with the server's message."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`client.queue`: the calls on a loop, and what a stream of jobs tells."""
+"""`client.queue`: the calls on a loop, and the frames of a stream of jobs."""
 
 from __future__ import annotations
 

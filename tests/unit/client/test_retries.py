@@ -1,4 +1,4 @@
-"""`client.retries`: which errors are worth a pause, and when patience is over."""
+"""`client.retries`: which errors are retried, and when retrying ends."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_a_server_that_says_when_is_not_asked_earlier() -> None:
     patience = RetryPolicy(5000)
     slow = Throttled(429, "throttled", "slow", None, 3000)
     assert patience.pause_ms(slow, 0.0) == 3000
-    assert patience.pause_ms(slow, 0.0) is None  # 3 s of 5 are gone
+    assert patience.pause_ms(slow, 0.0) is None  # 3 s of 5 have passed
 
 
 @pytest.mark.parametrize("error", [InvalidRequest(400, "c", "m"), ClientError("m")])

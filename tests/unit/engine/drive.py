@@ -1,4 +1,4 @@
-"""What engine tests share: a sealed segment over blocks, and a topic driven without a journal."""
+"""Helpers of engine tests: a sealed segment over blocks, and a topic driven without a journal."""
 
 from __future__ import annotations
 
@@ -10,9 +10,19 @@ from topics_server.engine.answers import Page, ReadRequest
 from topics_server.engine.background import seal_plan
 from topics_server.engine.log.runs import slice_block
 from topics_server.engine.read.page import Fetch, PagePlan, complete, plan_page
+from topics_server.engine.topic.admission import AppendLimits
+from topics_server.engine.topic.applied import Applied
 from topics_server.engine.topic.dedupe import Duplicate
 from topics_server.engine.topic.producers import StampRepeated
-from topics_server.engine.topic.topic import AppendLimits, Applied, Topic
+from topics_server.engine.topic.topic import Topic
+from topics_server.engine.topic.writes.append import decide_append
+from topics_server.engine.topic.writes.apply import apply_entry
+from topics_server.engine.topic.writes.configure import decide_put
+from topics_server.engine.topic.writes.delete import (
+    decide_delete,
+    decide_expiry,
+    segments_to_search,
+)
 from topics_server.values.appends import decode_append
 from topics_server.values.blocks import Block, record_bytes
 from topics_server.values.entries import Entry, RecordsAppended
@@ -139,7 +149,7 @@ class Driver:
 
     def decide(self, body: bytes, key: str | None = None) -> RecordsAppended | Duplicate:
         decoded = decode_append(body)
-        decided = self.topic.decide_append(decoded, body, key, self.now_ms, self.limits)
+        decided = decide_append(self.topic, decoded, body, key, self.now_ms, self.limits)
         assert not isinstance(decided, StampRepeated), "there is no producer"
         return decided
 
@@ -154,7 +164,7 @@ class Driver:
         """Apply the oldest held entry."""
         lsn, entry = self.held.pop(0)
         self.topic.commit_staged(lsn)
-        return self.topic.apply(lsn, entry)
+        return apply_entry(self.topic, lsn, entry)
 
     def undo(self, lsn: int) -> None:
         """Fail the held entries of this lsn and later."""
@@ -167,19 +177,19 @@ class Driver:
         return self.release()
 
     def replay(self, entry: Entry) -> Applied:
-        """Apply an entry as recovery does: nothing was staged, its body is decoded again."""
+        """Apply an entry like recovery: nothing was staged, its body is decoded again."""
         self.lsn += 1
-        return self.topic.apply(self.lsn, entry)
+        return apply_entry(self.topic, self.lsn, entry)
 
     def delete(
         self, before_seq: int | None = None, match: TagMatch | None = None, *, hold: bool = False
     ) -> int:
-        """Delete what exists; how many died (0 when held)."""
+        """Delete existing records; return their number (0 when held)."""
         hits: dict[int, Sequence[int]] = {}
         if match is not None:
-            for segment_id in self.topic.segments_to_search(before_seq, self.now_ms):
+            for segment_id in segments_to_search(self.topic, before_seq, self.now_ms):
                 hits[segment_id] = self.indexes[segment_id].tag_rows(match)
-        entry = self.topic.decide_delete(before_seq, match, hits, self.now_ms)
+        entry = decide_delete(self.topic, before_seq, match, hits, self.now_ms)
         if entry is None:
             return 0
         if hold:
@@ -188,12 +198,12 @@ class Driver:
         return self.commit(entry).deleted
 
     def put(self, config: TopicConfig) -> None:
-        entry = self.topic.decide_put(config, self.now_ms)
+        entry = decide_put(self.topic, config, self.now_ms)
         if entry is not None:
             self.commit(entry)
 
     def expire(self) -> bool:
-        entry = self.topic.decide_expiry(self.now_ms)
+        entry = decide_expiry(self.topic, self.now_ms)
         if entry is not None:
             self.commit(entry)
         return entry is not None
@@ -209,14 +219,14 @@ class Driver:
         self.topic.mark_sealed(plan, index)
 
     def seal(self, max_records: int = 65_536) -> bool:
-        """Seal one run, whatever is there."""
+        """Seal one run of the present records."""
         plan = self.plan_seal(max_records)
         if plan is not None:
             self.finish_seal(plan)
         return plan is not None
 
     def flip(self) -> None:
-        """Make the pending flips on the fake disk."""
+        """Write the pending flips to the fake disk."""
         flips = {key: list(rows) for key, rows in self.topic.files.pending.items()}
         for segment_id, rows in flips.items():
             for row in rows:

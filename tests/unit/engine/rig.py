@@ -1,8 +1,8 @@
-"""An engine over lists: journal, segments and snapshots that a test moves by hand.
+"""An engine over lists: journal, segments and snapshots that the test drives.
 
-`ListJournal` takes entries and says nothing until it is told to; `ListSegments` keeps runs as
-Python objects and notes what was done in which order; `Rig` wires them as `node.py` does. No disk,
-no thread, and no time but the test's.
+`ListJournal` accepts entries and reports nothing until the test says so; `ListSegments` keeps runs
+as Python objects and notes its operations in order; `Rig` wires them like `node.py`. There is no
+disk, no thread, and only the test's time.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Submitted:
 
 
 class ListJournal:
-    """Satisfies `Journal`: says nothing until a test says `write`, `sync` or `fail`.
+    """Satisfies `Journal`: reports nothing until a test calls `write`, `sync` or `fail`.
 
     Topic t belongs to shard t mod `shard_count`.
     """
@@ -70,7 +70,7 @@ class ListJournal:
         self.reopened: list[int] = []
         self.trimmed: list[int] = []
         self.read_only: list[int] = []
-        # How many events there were when an end mark was made durable.
+        # The number of events when an end mark was made durable.
         self.holds: list[int] = []
         self.events: list[str] = []
         self.written = [0] * shard_count
@@ -120,7 +120,7 @@ class ListJournal:
     async def close(self) -> None:
         self.events.append("close")
 
-    # -- what tests say --------------------------------------------------------------------
+    # -- calls of tests --------------------------------------------------------------------
 
     @property
     def entries(self) -> list[Entry]:
@@ -130,12 +130,12 @@ class ListJournal:
         return max((item.lsn for item in self.submitted if item.shard == shard), default=0)
 
     def write(self, shard: int, lsn: int | None = None) -> None:
-        """All up to `lsn` (default: everything) is written, not synced."""
+        """Everything up to `lsn` (default: all) is written, not synced."""
         self.written[shard] = self.last_lsn(shard) if lsn is None else lsn
         self.post(shard, write_ms=0.5)
 
     def sync(self, shard: int, lsn: int | None = None) -> None:
-        """All up to `lsn` is written and synced."""
+        """Everything up to `lsn` is written and synced."""
         self.synced[shard] = self.last_lsn(shard) if lsn is None else lsn
         self.written[shard] = max(self.written[shard], self.synced[shard])
         self.post(shard, write_ms=0.5, sync_ms=2.0)
@@ -145,7 +145,7 @@ class ListJournal:
             self.sync(shard)
 
     def fail(self, shard: int, failed_from: int, error: str) -> None:
-        """The group that starts at this lsn failed; it and what came later is no more."""
+        """The group that starts at this lsn failed; it and all later entries are gone."""
         self.submitted = [
             item for item in self.submitted if item.shard != shard or item.lsn < failed_from
         ]
@@ -174,7 +174,7 @@ class ListJournal:
 
 
 class ListSegments:
-    """Satisfies `Segments`; `events` tells what was done, in order."""
+    """Satisfies `Segments`; `events` has its operations in order."""
 
     def __init__(self) -> None:
         self.kept: dict[int, dict[int, FakeIndex]] = {}
@@ -185,7 +185,7 @@ class ListSegments:
         self.fault: StorageError | None = None
         self.damaged: dict[tuple[int, int], tuple[int, int]] = {}
         self.reads = 0
-        # Called once, in the middle of the next job: what happens on the loop meanwhile.
+        # Called once, in the middle of the next job: events on the loop meanwhile.
         self.meanwhile: Callable[[], None] | None = None
 
     def _step(self, event: str) -> None:
@@ -286,7 +286,7 @@ class ListSegments:
                 )
         return report, list(kept.values())
 
-    def settle(self, topic_id: int, untrusted: Collection[int] = ()) -> None:
+    def finish_recovery(self, topic_id: int, untrusted: Collection[int] = ()) -> None:
         pass
 
     def manifest_path(self, topic_id: int) -> str:
@@ -317,7 +317,7 @@ class ListSegments:
 
 
 class ListSnapshots:
-    """Satisfies `Snapshots`: keeps every image; answers with the older kept one's start."""
+    """Satisfies `Snapshots`: keeps every image; returns the start of the older kept one."""
 
     def __init__(self, events: list[str]) -> None:
         self.images: list[SnapshotImage] = []
@@ -328,7 +328,7 @@ class ListSnapshots:
         if self.fault is not None:
             raise self.fault
         self._events.append("publish")
-        # The checkpointer lets go of its list of parts; what is published stays.
+        # The checkpointer releases its list of parts; published ones stay.
         self.images.append(msgspec.structs.replace(image, parts=list(image.parts)))
         return self.images[-2].replay_start if len(self.images) > 1 else ReplayStart()
 
@@ -356,7 +356,7 @@ class ListReplay:
 
 
 class NowOffload:
-    """Satisfies `Offload`: blocking calls run on the spot."""
+    """Satisfies `Offload`: runs blocking calls immediately."""
 
     async def run(self, call: Callable[[], T]) -> T:
         return call()
@@ -394,7 +394,7 @@ NO_QUOTAS = Quotas(
 
 
 class Rig:
-    """One engine, wired as `node.py` does, its journal prompt unless told otherwise."""
+    """One engine, wired like `node.py`; its journal is prompt by default."""
 
     def __init__(
         self,
@@ -404,13 +404,13 @@ class Rig:
         rules: SealingRules = RULES,
     ) -> None:
         self.registry = Registry()
-        self.hub = Notifier()
+        self.notifier = Notifier()
         self.clock = HandClock()
         self.journal = PromptJournal() if is_prompt else ListJournal()
         self.segments = ListSegments()
         self.segments.events = self.journal.events
         self.snapshots = ListSnapshots(self.journal.events)
-        self.commits = CommitPipeline(self.registry, self.journal, self.hub, 1)
+        self.commits = CommitPipeline(self.registry, self.journal, self.notifier, 1)
         offload = NowOffload()
         self.sealer = Sealer(
             self.registry, self.commits, self.journal, self.segments, offload, self.clock, rules
@@ -424,14 +424,14 @@ class Rig:
             self.clock,
             self.sealer.seal_tails,
         )
-        self.sealer.on_moved += [self.checkpointer.moved, self.hub.ring]
+        self.sealer.on_moved += [self.checkpointer.moved, self.notifier.notify]
         self.fetcher = Fetcher(self.registry, self.segments, offload)
         self.fetcher.on_moved.append(self.checkpointer.moved)
         self.moves = Transfers(self.registry, self.commits, self.clock)
         self.store = Store(
             self.registry,
             self.commits,
-            self.hub,
+            self.notifier,
             self.fetcher,
             self.clock,
             AppendLimits(),
@@ -448,7 +448,7 @@ class Rig:
         create: bool | None = None,
         config: TopicConfig | None = None,
     ) -> Appended:
-        """Append one record per datum, each with this tag."""
+        """Append one record for each datum, each with this tag."""
         body, decoded = body_of(*datas, tag=tag, create=create)
         return await self.store.append(name, body, decoded, header_key=key, config=config)
 
@@ -463,14 +463,14 @@ class Rig:
 
 
 class PromptJournal(ListJournal):
-    """A disk that is done with an entry before the next turn of the loop."""
+    """A disk that finishes an entry before the next turn of the loop."""
 
     def submit(self, lsn: int, entry: Entry, *, shard: int, urgent: bool, sync: bool) -> None:
         super().submit(lsn, entry, shard=shard, urgent=urgent, sync=sync)
         asyncio.get_running_loop().call_soon(self.sync, shard, lsn)
 
     def sync(self, shard: int, lsn: int | None = None) -> None:
-        """Never behind what was synced before."""
+        """Never behind an earlier sync."""
         newest = self.last_lsn(shard) if lsn is None else lsn
         super().sync(shard, max(newest, self.synced[shard]))
 
@@ -478,7 +478,7 @@ class PromptJournal(ListJournal):
 def body_of(
     *datas: object, tag: str | None = None, create: bool | None = None
 ) -> tuple[bytes, DecodedAppend]:
-    """An append's bytes, and what they decode to."""
+    """An append's bytes, and their decoded form."""
     records = [{"data": data, **({} if tag is None else {"tag": tag})} for data in datas]
     body: dict[str, object] = {"records": records}
     if create is not None:
@@ -488,5 +488,5 @@ def body_of(
 
 
 def throttled(limit: str = "queue") -> TopicsError:
-    """What a full queue says."""
+    """The detail of a full queue's refusal."""
     return TopicsError(Code.THROTTLED, "full", {"limit": limit})

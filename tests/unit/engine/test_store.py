@@ -1,4 +1,6 @@
-"""The store over a journal made of lists: what waits for what, and what a refusal leaves."""
+"""The store over a journal made of lists: which calls wait for what, and the effect of a
+refusal.
+"""
 
 from __future__ import annotations
 
@@ -23,13 +25,13 @@ EPHEMERAL = TopicConfig(durability=Durability.EPHEMERAL)
 
 
 async def turns(count: int = 5) -> None:
-    """Let everybody who can go on do so."""
+    """Let all ready tasks run."""
     for _ in range(count):
         await asyncio.sleep(0)
 
 
 async def refused(call: Awaitable[object], code: Code) -> dict[str, object]:
-    """The detail of the refusal that the call must end in."""
+    """The detail of the refusal with which the call must end."""
     with pytest.raises(TopicsError) as refusal:
         await call
     assert refusal.value.code is code
@@ -146,7 +148,7 @@ async def test_a_retry_of_an_append_in_flight_is_answered_once_the_first_is_safe
     assert (second.first_seq, second.last_seq) == (first.first_seq, first.last_seq)
 
 
-async def test_a_retry_of_an_append_that_failed_is_told_so_and_the_key_is_free() -> None:
+async def test_a_retry_of_a_failed_append_fails_and_the_key_is_free() -> None:
     rig = Rig(is_prompt=False)
     made = asyncio.create_task(rig.append("t", 0))
     await turns()
@@ -227,21 +229,21 @@ async def test_an_append_parks_while_the_tail_is_too_long_and_goes_on_when_it_is
     await rig.sealer.tend(topic)
     answer = await asked
     assert answer.first_seq == 10
-    assert answer.parked_ms == 7.0
+    assert answer.throttle_wait_ms == 7.0
 
 
-async def test_a_parked_append_is_refused_when_sealing_does_not_catch_up() -> None:
+async def test_a_waiting_append_is_refused_when_sealing_does_not_catch_up() -> None:
     rig = Rig(quotas=msgspec.structs.replace(NO_QUOTAS, max_tail_records=8))
     await rig.append("t", *range(9))
     asked = asyncio.create_task(rig.append("t", 9))
     await turns()
     rig.clock.steady_ms += 60_000
-    rig.hub.ring_all()
+    rig.notifier.notify_all()
     assert await refused(asked, Code.THROTTLED) == {"limit": "unsealed"}
     assert rig.store.state("t", touch=False).head_seq == 9
 
 
-async def test_an_append_whose_topic_was_replaced_while_it_parked_is_decided_anew() -> None:
+async def test_an_append_whose_topic_was_replaced_while_it_waited_is_decided_anew() -> None:
     rig = Rig(quotas=msgspec.structs.replace(NO_QUOTAS, max_tail_records=8))
     await rig.append("t", *range(9))
     asked = asyncio.create_task(rig.append("t", "later"))
@@ -250,12 +252,12 @@ async def test_an_append_whose_topic_was_replaced_while_it_parked_is_decided_ane
     assert topic is not None
     await rig.store.drop_topic("t", if_empty=False)
     topic.log.tail_count = 0
-    rig.hub.ring_all()
+    rig.notifier.notify_all()
     answer = await asked
     assert (answer.first_seq, answer.created) == (1, True)
 
 
-async def test_the_tail_of_an_ephemeral_topic_parks_nobody() -> None:
+async def test_the_tail_of_an_ephemeral_topic_delays_no_append() -> None:
     rig = Rig(quotas=msgspec.structs.replace(NO_QUOTAS, max_tail_records=8))
     await rig.append("e", *range(20), config=EPHEMERAL)
     assert (await rig.append("e", 20)).first_seq == 21
@@ -264,7 +266,7 @@ async def test_the_tail_of_an_ephemeral_topic_parks_nobody() -> None:
 # -- read -----------------------------------------------------------------------------------
 
 
-async def test_a_read_waits_for_what_comes_and_hears_of_it() -> None:
+async def test_a_read_waits_for_new_records_and_is_notified() -> None:
     rig = Rig()
     await rig.append("t", 1)
     waiting = asyncio.create_task(rig.read("t", 1, wait_ms=60_000))
@@ -272,7 +274,7 @@ async def test_a_read_waits_for_what_comes_and_hears_of_it() -> None:
     assert not waiting.done()
     await rig.append("t", 2)
     assert seqs_of(await waiting) == [2]
-    assert rig.hub.bell_count == 0
+    assert rig.notifier.listener_count == 0
 
 
 async def test_a_read_that_waits_in_vain_answers_empty_when_its_time_is_over() -> None:
@@ -286,7 +288,7 @@ async def test_a_read_that_waits_in_vain_answers_empty_when_its_time_is_over() -
     assert page.caught_up
 
 
-async def test_a_draining_store_answers_whoever_waits() -> None:
+async def test_a_draining_store_answers_waiting_calls() -> None:
     rig = Rig()
     await rig.append("t", 1)
     waiting = asyncio.create_task(rig.read("t", 1, wait_ms=60_000))
@@ -305,15 +307,15 @@ async def test_a_reader_hears_that_its_topic_was_dropped() -> None:
     await refused(waiting, Code.TOPIC_NOT_FOUND)
 
 
-async def test_a_reader_that_is_gone_leaves_no_bell() -> None:
+async def test_a_reader_that_is_gone_leaves_no_listener() -> None:
     rig = Rig()
     await rig.append("t", 1)
     waiting = asyncio.create_task(rig.read("t", 1, wait_ms=60_000))
     await turns()
-    assert rig.hub.bell_count == 1
+    assert rig.notifier.listener_count == 1
     waiting.cancel()
     await asyncio.gather(waiting, return_exceptions=True)
-    assert rig.hub.bell_count == 0
+    assert rig.notifier.listener_count == 0
 
 
 async def test_a_read_spans_sealed_and_unsealed_records() -> None:
@@ -479,7 +481,7 @@ async def test_a_drop_of_an_empty_topic_waits_for_what_would_fill_it() -> None:
     await refused(dropping, Code.TOPIC_NOT_EMPTY)
 
 
-async def test_dropping_what_is_not_there_says_so() -> None:
+async def test_dropping_an_absent_topic_is_reported() -> None:
     rig = Rig()
     assert not await rig.store.drop_topic("t", if_empty=False)
     await refused(rig.read("t"), Code.TOPIC_NOT_FOUND)

@@ -1,4 +1,4 @@
-"""`cors`: what a page of a listed origin is told."""
+"""`cors`: the headers for a page of a listed origin."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""uvicorn's protocol with shorter ways: what is sent is the same bytes, in fewer pieces."""
+"""uvicorn's protocol with shorter ways: the same bytes, in fewer pieces."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ POST = b"POST /v0/topics/t HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n%b"
 
 
 class Wire:
-    """A transport that keeps what is written to it, piece by piece."""
+    """A transport that keeps the written bytes, piece by piece."""
 
     def __init__(self) -> None:
         self.pieces: list[bytes] = []
@@ -56,7 +56,7 @@ class Wire:
 
 
 class Echo:
-    """Answers with what was sent; `more`: in two pieces, without a length."""
+    """Answers with the received body; `more`: in two pieces, without a length."""
 
     def __init__(self, *, more: bool = False) -> None:
         self.more = more
@@ -133,7 +133,7 @@ async def test_answers_and_scopes_are_those_of_uvicorn(name: str, more: bool) ->
             protocol.data_received(piece)
             await turns()
         await turns()
-        scopes = [{**scope, "state": None} for scope in app.scopes]
+        scopes = [{**scope, "state": None, "extensions": None} for scope in app.scopes]
         seen.append((b"".join(wire.pieces), wire.closing, app.bodies, scopes))
         protocol.connection_lost(None)
     assert seen[0] == seen[1]
@@ -221,7 +221,7 @@ async def test_a_header_with_a_line_break_is_never_sent() -> None:
 
 
 async def several(count: int) -> tuple[list[Any], list[Wire], Echo]:
-    """Connections of one server, each with a request that is being answered."""
+    """Connections of one server, each with a request in progress."""
     app = Echo()
     protocols: list[Any] = []
     wires: list[Wire] = []

@@ -1,4 +1,4 @@
-"""What the head of an answer tells of its body, and in which order."""
+"""The fields of a response head about its body, and their order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What streams know of uvicorn's connections: the same bytes, and when they may be written."""
+"""The streams' use of uvicorn's connections: the same bytes, and when they may be written."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.anyio
 
 
 class Pipe(asyncio.Transport):
-    """A transport that notes what it is given."""
+    """A transport that notes the written bytes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ async def _app(scope: Any, receive: Any, send: Any) -> None:
 
 
 def http_cycle(pipe: Pipe) -> RequestResponseCycle:
-    """A response as uvicorn has it when its request is read."""
+    """A response as uvicorn makes it when it has read its request."""
     config = Config(_app, log_config=None)
     protocol = HttpToolsProtocol(config, ServerState(), {}, asyncio.get_running_loop())
     protocol.connection_made(pipe)

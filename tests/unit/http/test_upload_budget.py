@@ -1,4 +1,6 @@
-"""The budget of uploads: the key that holds the most loses its slowest upload, and no other."""
+"""The budget of uploads: the key that holds the most loses its slowest upload, and no other key
+does.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ MIB = 2**20
 
 
 class Receiver:
-    """A connection that notes how it was refused."""
+    """A connection that notes its refusal."""
 
     def __init__(self) -> None:
         self.errors: list[TopicsError] = []
@@ -75,7 +77,7 @@ def test_a_key_within_its_share_loses_nothing_however_slow_it_is() -> None:
 
 
 def test_small_uploads_are_refused_only_where_their_key_has_no_others() -> None:
-    """To refuse ten thousand bodies of some bytes would make no room."""
+    """To refuse ten thousand bodies of a few bytes would make no room."""
     budget = UploadBudget(MIB)
     small = [begun(budget, None, 100)[0] for _ in range(100)]
     large, _ = begun(budget, None, MIB)

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.anyio
 
 
 class Reader:
-    """A connection that notes whether it reads."""
+    """A connection that notes whether it is being read."""
 
     def __init__(self, key: object = None) -> None:
         self.upload_key = key

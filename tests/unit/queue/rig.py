@@ -1,4 +1,4 @@
-"""The queue service over an engine of lists: a journal that is told when it is done."""
+"""The queue service over an engine of lists: a journal that the test completes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from topics_server.values.model import TopicConfig, TopicType
 
 
 async def stays() -> None:
-    """A client that does not hang up."""
+    """A client that stays connected."""
     await asyncio.get_running_loop().create_future()
 
 
@@ -25,19 +25,24 @@ class QueueRig(Rig):
 
     def __init__(self, *, is_prompt: bool = True) -> None:
         super().__init__(is_prompt=is_prompt)
-        self.books = LeaseTable(1000)
-        self.commits._projections = {LEASES_ID: self.books}
-        self.commits.observers.append(self.books.observe)
+        self.lease_table = LeaseTable(1000)
+        self.commits._projections = {LEASES_ID: self.lease_table}
+        self.commits.observers.append(self.lease_table.observe)
         self.moved = 0
         self.queues = QueueService(
-            self.store, self.books, self.commits, self.hub, self.clock, on_moved=self._on_moved
+            self.store,
+            self.lease_table,
+            self.commits,
+            self.notifier,
+            self.clock,
+            on_moved=self._on_moved,
         )
 
     def _on_moved(self) -> None:
         self.moved += 1
 
     async def queue(self, name: str = "jobs", **config: Any) -> Topic:
-        """Make a queue, or configure it."""
+        """Create or configure a queue."""
         made = TopicConfig(type=TopicType.QUEUE, **config)
         putting = asyncio.ensure_future(self.store.put_topic(name, made, keep_type=False))
         await turns()
@@ -55,7 +60,7 @@ class QueueRig(Rig):
         await appending
 
     def book(self, topic: Topic) -> LeaseBook:
-        found = self.books.find(topic.topic_id)
+        found = self.lease_table.find(topic.topic_id)
         assert found is not None
         return found
 
@@ -76,7 +81,7 @@ class QueueRig(Rig):
         return [job.seq for job in found.jobs]
 
     async def counts(self, topic: Topic) -> tuple[int, int, int, int]:
-        found = self.books.counts(topic, self.clock.now_ms())
+        found = self.lease_table.counts(topic, self.clock.now_ms())
         return found.ready, found.in_flight, found.delayed, found.dead_lettered
 
     def pass_time(self, by_ms: int) -> None:
@@ -85,6 +90,6 @@ class QueueRig(Rig):
 
 
 async def turns(count: int = 10) -> None:
-    """Let everything that is ready run."""
+    """Run all callbacks that are ready."""
     for _ in range(count):
         await asyncio.sleep(0)

@@ -1,4 +1,4 @@
-"""Dead letters: the record stays what it was, and the stamps come off again without a trace."""
+"""Dead letters: the record stays unchanged, and the stamps are removed again completely."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_what_was_never_stamped_stays(meta: bytes) -> None:
         MEMBERS.replace(b":5,", b":05,").join([b"{", b"}"]),
     ],
 )
-def test_what_only_looks_like_stamps_is_none(meta: bytes) -> None:
+def test_fields_that_only_look_like_stamps_stay(meta: bytes) -> None:
     assert stamps_of(meta) is None
     assert unstamp(Letter(b"0", meta=meta)) == Letter(b"0", meta=meta)
 

@@ -1,4 +1,4 @@
-"""`queue.push`: how many a stream wants, how they are handed over, what it lets go of."""
+"""`queue.push`: how many jobs a stream wants, how it gets them, and what it releases."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.anyio
 
 
 class Far:
-    """The connection of a stream: takes jobs while `room` is set."""
+    """The connection of a stream: accepts jobs while `room` is set."""
 
     def __init__(self, rig: QueueRig, topic: Topic, max_jobs: int = 1, node: str = "w") -> None:
         self.lots: list[list[int]] = []
@@ -89,7 +89,7 @@ async def test_closing_while_jobs_are_handed_over_releases_all_of_them() -> None
     far.room.set()
     await turns()
     assert len(far.lots) == 1
-    assert rig.hub.bell_count == 0
+    assert rig.notifier.listener_count == 0
 
 
 async def test_a_durable_grant_on_its_way_is_given_back_when_the_stream_ends() -> None:
@@ -113,7 +113,7 @@ async def test_it_claims_nothing_more_while_a_durable_grant_is_on_its_way() -> N
     await rig.put("a", "b", "c")
     far = Far(rig, topic, 1)
     await turns()
-    rig.queues.lines.stir(topic.topic_id)
+    rig.queues.dispatcher.stir(topic.topic_id)
     await turns()
     granted = [i for i in rig.journal.submitted if isinstance(i.entry, LeasesGranted)]
     assert len(granted) == 1
@@ -137,7 +137,7 @@ async def test_two_streams_hold_their_own(monkeypatch: pytest.MonkeyPatch) -> No
     two.push.close()
 
 
-async def test_throttling_is_told_and_a_pause_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_throttling_is_reported_and_a_pause_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     rig = QueueRig()
     topic = await rig.queue(leases_durable=True)
     far = Far(rig, topic)
@@ -153,7 +153,7 @@ async def test_throttling_is_told_and_a_pause_kept(monkeypatch: pytest.MonkeyPat
         await rig.put("a")
         await turns()
         assert far.told == [(Code.THROTTLED, False)]
-        rig.queues.lines.stir(topic.topic_id)
+        rig.queues.dispatcher.stir(topic.topic_id)
         await turns()
         assert len(far.told) == 1, "it asks once a second"
     rig.pass_time(1_000)
@@ -172,7 +172,7 @@ async def test_a_failed_sync_ends_it() -> None:
     rig.journal.fail(rig.journal.shard_of(2**64 - 2), lsn, READ_ONLY)
     await turns()
     assert far.told == [(Code.STORAGE_READ_ONLY, True)]
-    assert rig.hub.bell_count == 0
+    assert rig.notifier.listener_count == 0
     assert await rig.counts(topic) == (1, 0, 0, 0)
 
 
@@ -213,7 +213,7 @@ async def test_a_stop_releases_and_takes_nothing_more() -> None:
 
 
 async def test_refusals_of_others_are_not_its_own() -> None:
-    """A release that the journal refuses leaves the leases to run out."""
+    """If the journal refuses a release, the leases expire."""
     rig = QueueRig()
     topic = await rig.queue(leases_durable=True, lease_ms=1_000)
     await rig.put("a")

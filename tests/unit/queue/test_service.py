@@ -1,4 +1,6 @@
-"""`queue.service`: what waits for the journal and what does not, failures, who joins whom."""
+"""`queue.service`: calls that wait for the journal and calls that do not, failures, shared
+calls.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +64,7 @@ async def test_an_ack_is_a_delete_of_the_topic_s_class() -> None:
     assert (done.acked, done.skipped, done.sync_ms) == (1, [], 2.0)
 
 
-async def test_an_acking_job_is_nobody_s_even_past_its_deadline() -> None:
+async def test_a_job_with_an_ack_in_flight_is_given_to_no_worker_past_its_deadline() -> None:
     rig = QueueRig(is_prompt=False)
     topic = await rig.queue(lease_ms=1_000)
     await rig.put("a")
@@ -154,7 +156,7 @@ async def test_an_ack_of_an_ephemeral_queue_waits_for_nothing() -> None:
 # -- durable leases --------------------------------------------------------------------------
 
 
-async def test_a_durable_claim_waits_for_its_sync_and_nobody_else_gets_the_job() -> None:
+async def test_a_durable_claim_waits_for_its_sync_and_no_other_worker_gets_the_job() -> None:
     rig = QueueRig(is_prompt=False)
     topic = await rig.queue(leases_durable=True)
     await rig.put("a", "b")
@@ -207,7 +209,7 @@ async def test_durable_changes_wait_too(kind: type) -> None:
     assert (await changing).skipped == []
 
 
-async def test_a_refused_claim_tells_each_who_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_refused_claim_fails_for_each_claimer(monkeypatch: pytest.MonkeyPatch) -> None:
     rig = QueueRig()
     topic = await rig.queue(leases_durable=True)
     waiting = task(rig.seqs("waits", wait_ms=9_000))
@@ -267,7 +269,7 @@ async def test_sealed_jobs_are_read_from_their_segments() -> None:
 # -- waiting ---------------------------------------------------------------------------------
 
 
-async def test_who_hangs_up_is_answered_none() -> None:
+async def test_a_disconnected_claimer_gets_none() -> None:
     rig = QueueRig()
     await rig.queue()
     left = asyncio.Event()
@@ -279,12 +281,12 @@ async def test_who_hangs_up_is_answered_none() -> None:
     await turns()
     left.set()
     assert await waiting is None
-    assert rig.hub.bell_count == 0
+    assert rig.notifier.listener_count == 0
     await rig.put("a")
     assert await rig.seqs() == [1]
 
 
-async def test_a_durable_grant_to_who_hung_up_is_given_back_once_it_is_safe() -> None:
+async def test_a_durable_grant_to_a_disconnected_client_is_returned_once_it_is_safe() -> None:
     rig = QueueRig(is_prompt=False)
     topic = await rig.queue(leases_durable=True)
     left = asyncio.Event()
@@ -312,7 +314,7 @@ async def test_passes_are_one_a_turn_however_much_moved() -> None:
     waiting = task(rig.seqs(max_jobs=9, wait_ms=30_000))
     await turns()
     for _ in range(5):
-        rig.queues.lines.stir(topic.topic_id)
+        rig.queues.dispatcher.stir(topic.topic_id)
     await rig.put("a", "b", "c")
     assert await waiting == [1, 2, 3]
 
@@ -326,10 +328,10 @@ async def test_a_stop_answers_claims_and_takes_no_new_ones_in_line() -> None:
     assert await waiting == []
     assert await rig.seqs(wait_ms=30_000) == []
     await rig.queues.close()
-    assert rig.hub.bell_count == 0
+    assert rig.notifier.listener_count == 0
 
 
-async def test_a_late_claim_in_an_open_window_is_still_of_its_cohort() -> None:
+async def test_a_late_claim_in_an_open_window_still_shares() -> None:
     rig = QueueRig()
     await rig.queue(claim_jitter_ms=500)
     await rig.put("a")
@@ -358,17 +360,17 @@ async def test_a_clock_that_ticks_in_the_middle_of_a_pass_hides_no_expiry(
     def ticking() -> int:
         nonlocal looks
         looks += 1
-        # Every look is a millisecond later, until all of it is over.
+        # Every look is a millisecond later, until all of it has passed.
         return rig.clock.wall_ms + min(looks, 20)
 
     monkeypatch.setattr(rig.clock, "now_ms", ticking)
-    rig.queues.lines.stir(1)
+    rig.queues.dispatcher.stir(1)
     async with asyncio.timeout(5):
         assert await waiting == [1]
 
 
 @pytest.mark.parametrize("fails", [False, True])
-async def test_who_waits_hears_of_a_durable_grant_to_somebody_else(fails: bool) -> None:
+async def test_a_waiting_claim_learns_of_a_durable_grant_to_another(fails: bool) -> None:
     rig = QueueRig(is_prompt=False)
     await rig.queue(leases_durable=True, lease_ms=1_000)
     await rig.put("a")

@@ -1,4 +1,6 @@
-"""From a page of the source to copies: who is copied, in which order, and what is told as lost."""
+"""From a page of the source to copies: which records, in which order, and which losses are
+reported.
+"""
 
 from __future__ import annotations
 
@@ -85,7 +87,7 @@ def test_copies_are_what_the_rule_says(
     assert bytes(decoded.hops) == gone
     assert copies.is_empty == (not expected)
     assert copies.cursor_seq == seq
-    # Runs are as long as they can be.
+    # Runs have their greatest length.
     assert all(
         after > last + 1 for last, after in zip(copies.lasts, copies.firsts[1:], strict=False)
     )
@@ -100,7 +102,7 @@ def test_copies_are_what_the_rule_says(
         (LossReason.DAMAGED, True, 5),
         (LossReason.RESTART, False, 5),
         (LossReason.SOURCE_TRIM, False, 5),
-        # It would go round for ever.
+        # It would circulate for ever.
         (LossReason.SOURCE_TRIM, True, 0),
         (LossReason.RECREATED, False, 0),
     ],

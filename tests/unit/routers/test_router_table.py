@@ -1,4 +1,4 @@
-"""The graph of routers: what is refused closes a cycle or gives a destination a second source."""
+"""The graph of routers: refused ones would close a cycle or give a destination a second source."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from topics_server.engine.topic.topic import Applied
+from topics_server.engine.topic.applied import Applied
 from topics_server.routers.router_table import RouterTable
 from topics_server.values.entries import Entry, RouterDeleted, RouterPut, TopicDropped
 from topics_server.values.errors import Code, TopicsError
@@ -105,7 +105,7 @@ def test_what_is_let_in_is_what_the_rules_say(steps: list[object]) -> None:
 
 
 def _check_replay(table: RouterTable, entries: list[tuple[int, Entry]]) -> None:
-    """From any capture on, replay over everything leads to the same routers."""
+    """From any capture on, replay over everything gives the same routers."""
     parts = list(table.capture())
     again = RouterTable()
     for part in parts:

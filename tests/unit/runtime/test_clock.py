@@ -1,4 +1,4 @@
-"""The clocks and ids everybody else is given."""
+"""The clocks and ids for all other modules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`heap`: when the collector looks, and at what."""
+"""`garbage_collector`: when the collector runs, and on which objects."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_what_lives_when_it_begins_is_never_looked_at() -> None:
 def test_settling_frees_the_young_and_leaves_the_rest_alone() -> None:
     gc.disable()
     young, kept = lost_cycle(), [Cycle()]
-    garbage_collector.settle()
+    garbage_collector.freeze()
     assert young() is None
     found = weakref.ref(kept.pop())
     gc.collect()
@@ -58,13 +58,13 @@ def test_settling_frees_the_young_and_leaves_the_rest_alone() -> None:
 
 @pytest.fixture
 async def pressed() -> AsyncIterator[garbage_collector.Collections]:
-    """Pressure; what is found is found by the clock, not because much was made."""
+    """Pressure: garbage is found by the clock, and not because many objects were made."""
     gc.collect()
     gc.disable()
     collections = garbage_collector.Collections(asyncio.get_running_loop())
-    collections.told(True)
+    collections.on_pressure(True)
     yield collections
-    collections.told(False)
+    collections.on_pressure(False)
 
 
 async def until_gone(found: weakref.ref[Cycle]) -> None:
@@ -82,7 +82,7 @@ async def test_under_pressure_collections_go_by_the_clock(
         await until_gone(lost_cycle())
 
 
-async def test_under_pressure_what_outlived_a_collection_is_looked_at_again(
+async def test_under_pressure_survivors_of_a_collection_are_examined_again(
     pressed: garbage_collector.Collections,
 ) -> None:
     young = [Cycle()]
@@ -92,7 +92,7 @@ async def test_under_pressure_what_outlived_a_collection_is_looked_at_again(
     await until_gone(found)
 
 
-async def test_under_pressure_what_is_old_is_left_alone(
+async def test_under_pressure_old_objects_are_not_examined(
     pressed: garbage_collector.Collections,
 ) -> None:
     old = [Cycle()]
@@ -107,17 +107,17 @@ async def test_under_pressure_what_is_old_is_left_alone(
 async def test_when_pressure_is_over_only_python_decides(
     pressed: garbage_collector.Collections,
 ) -> None:
-    pressed.told(False)
+    pressed.on_pressure(False)
     found = lost_cycle()
     await asyncio.sleep(0.05)
     assert found() is not None
 
 
-async def test_told_twice_it_looks_no_more_when_pressure_is_over(
+async def test_after_two_starts_collections_stop_when_pressure_ends(
     pressed: garbage_collector.Collections,
 ) -> None:
-    pressed.told(True)
-    pressed.told(False)
+    pressed.on_pressure(True)
+    pressed.on_pressure(False)
     found = lost_cycle()
     await asyncio.sleep(0.05)
     assert found() is not None

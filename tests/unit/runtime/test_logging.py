@@ -1,4 +1,4 @@
-"""The log: one line an event, nothing secret, and nobody who waits for its reader."""
+"""The log: one line an event, no secrets, and no thread that waits for its reader."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def told_by(capsys: pytest.CaptureFixture[str], output: LogOutput) -> list[str]:
         ("Exception in ASGI application\n", True),
     ],
 )
-def test_what_any_client_can_cause_is_no_error_of_ours(
+def test_client_errors_are_not_logged_as_errors(
     line: str, is_told: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
     output = set_up(Wanted())
@@ -144,7 +144,7 @@ def test_text_lines_say_level_and_event(capsys: pytest.CaptureFixture[str]) -> N
     ],
 )
 @pytest.mark.parametrize("lines", [TextLines(), JsonLines()])
-def test_what_looks_like_a_key_is_blotted_out(
+def test_text_that_looks_like_a_key_is_masked(
     text: str, shown: str, lines: TextLines | JsonLines
 ) -> None:
     assert blotted(text) == shown
@@ -152,8 +152,8 @@ def test_what_looks_like_a_key_is_blotted_out(
     assert "sEcret" not in lines.format(record)
 
 
-def test_nobody_waits_for_a_reader_who_does_not_read() -> None:
-    """A full pipe: lines are dropped and counted, and the count is told when it drains."""
+def test_no_thread_waits_for_a_stuck_reader() -> None:
+    """A full pipe: lines are dropped and counted, and the count is logged when it drains."""
     reading, writing = os.pipe()
     may_write = threading.Event()
     is_stuck = threading.Event()
@@ -196,7 +196,7 @@ def test_the_end_does_not_wait_for_a_stuck_reader_either() -> None:
     output.close(WITHIN_S)
 
 
-def test_a_reader_who_is_gone_is_no_error() -> None:
+def test_a_closed_reader_is_no_error() -> None:
     def write(_: bytes) -> None:
         raise BrokenPipeError
 
@@ -231,7 +231,7 @@ def test_it_is_off_by_default() -> None:
     output.close(WITHIN_S)
 
 
-def test_full_tells_of_every_request() -> None:
+def test_full_logs_every_request() -> None:
     told = requests_of(Wanted(access_log="full"), [200, 404, 201])
     assert [line["status"] for line in told] == [200, 404, 201]
     line = told[0]
@@ -249,12 +249,12 @@ def test_full_tells_of_every_request() -> None:
     }
 
 
-def test_sampled_tells_of_one_in_so_many_and_of_every_failure_of_ours() -> None:
+def test_sampled_logs_one_in_so_many_and_every_server_failure() -> None:
     told = requests_of(Wanted(access_log="sampled"), [200, 201, 202, 200, 500, 503, 200, 200, 203])
     assert [line["status"] for line in told] == [202, 500, 503, 203]
 
 
-def test_a_query_is_never_told() -> None:
+def test_a_query_is_never_logged() -> None:
     written: list[bytes] = []
     output = LogOutput(TextLines(), written.append)
     note(AccessLog(output, 1), path=b"/v0/watch/wid_x?token=sEcret")
@@ -268,7 +268,9 @@ def test_a_query_is_never_told() -> None:
 def test_a_full_pipe_that_does_not_block_is_waited_for_without_spinning(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Standard error may be non-blocking: whoever made the pipe decides that for all its users."""
+    """Standard error may be non-blocking: the process that made the pipe decides that for all its
+    users.
+    """
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
     taken = os.write(writing, b"x" * 2**20)
@@ -287,5 +289,5 @@ def test_a_full_pipe_that_does_not_block_is_waited_for_without_spinning(
         writer.join(10)
     os.close(reading)
     assert received.endswith(b"xa line\n")
-    # A writer that spins uses the whole 0.3 s; one that sleeps uses next to nothing.
+    # A writer that spins uses the whole 0.3 s; one that sleeps uses almost nothing.
     assert used_s < 0.1

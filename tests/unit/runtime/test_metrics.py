@@ -1,4 +1,4 @@
-"""Figures: what one scrape shows, as text and as JSON."""
+"""Metrics: one scrape, as text and as JSON."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import re
 import msgspec
 import pytest
 
+from topics_server.runtime.metric_table import METRICS, QUEUE_ROWS, ROUTER_ROWS, TOPIC_ROWS
 from topics_server.runtime.metrics import (
     LATENCY_BOUNDS_US,
     ConnectionFacts,
@@ -74,7 +75,7 @@ def facts() -> Facts:
             pressure=0.25,
             waiting=4,
             waiting_bytes=400,
-            parked=12,
+            queued=12,
             throttled={"late": 8, "full": 2},
             fair=5,
             threshold=-3,
@@ -243,7 +244,7 @@ def test_a_number_falls_into_the_step_of_its_binary_digits() -> None:
     assert histogram.total == 0 + 1 + 2 + 3 + 4 + 63 + 64 + 2**40
 
 
-def test_what_was_never_asked_for_has_no_rows() -> None:
+def test_routes_without_requests_have_no_rows() -> None:
     assert "/v0/watch" not in as_text(facts()).decode()
     rows = as_values(facts())["topics_http_requests_total"]
     assert all(row["labels"]["route"] != "/v0/watch" for row in rows)
@@ -253,3 +254,22 @@ def test_figures_of_the_process_come_along() -> None:
     text = as_text(facts()).decode()
     for name in ("resident_memory_bytes", "open_fds", "cpu_seconds_total", "start_time_seconds"):
         assert re.search(rf"^process_{name} [0-9.e+]+$", text, re.MULTILINE), name
+
+
+# -- the table -------------------------------------------------------------------------------------
+
+
+def test_a_metric_stands_in_the_table_once() -> None:
+    rows = [row for section in METRICS for row in section.rows]
+    names = [row.name for row in (*rows, *TOPIC_ROWS, *QUEUE_ROWS, *ROUTER_ROWS)]
+    assert len(names) == len(set(names))
+    assert all(name.startswith("topics_") for name in names)
+
+
+def test_every_metric_of_the_table_is_shown_and_an_absent_part_is_absent() -> None:
+    shown = as_values(facts())
+    for row in (row for section in METRICS for row in section.rows):
+        samples = {row.name, f"{row.name}_total", f"{row.name}_sum"}
+        assert samples & set(shown), row.name
+    bare = as_values(Facts(ready=False, progress=0.5, uptime_ms=1, shards=()))
+    assert not [name for name in bare if name.startswith(("topics_wal_", "topics_http_"))]

@@ -1,4 +1,4 @@
-"""Forks: what they hold is what was asked for, also after a crash."""
+"""Forks: they hold what was requested, also after a crash."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def refusal(bench: Bench, path: str, asked: CreateAsked) -> TopicsError:
 
 
 def after(bench: Bench, path: str, seq: int) -> Position:
-    """The position after a seq, as a reader is told it."""
+    """The position after a seq, as a reader gets it."""
     read = bench.node.streams.read(path, BEGINNING, 1 << 20, explicit=False)
     (found,) = [end for end in bench.world.run(read).ends if end.seq == seq]
     return found
@@ -71,7 +71,7 @@ def test_the_first_records_of_a_fork_are_the_same_after_a_crash(
 def test_what_is_deleted_in_the_source_does_not_push_live_records_out_of_a_capped_fork(
     seed: int,
 ) -> None:
-    """The places of deleted records hold nothing, and count for nothing, at any moment."""
+    """The slots of deleted records are empty and never count."""
     bench = Bench(seed, segment_max_events=4)
     try:
         run, store = bench.world.run, bench.store
@@ -91,7 +91,7 @@ def test_what_is_deleted_in_the_source_does_not_push_live_records_out_of_a_cappe
 
 
 def test_a_fork_keeps_to_its_cap_once_it_is_whole() -> None:
-    """A part of a message and a first message come on top of what the source has."""
+    """A part of a message and a first message are added to the source's records."""
     bench = Bench()
     try:
         bench.put(cap_records=3)
@@ -206,13 +206,13 @@ def test_a_fork_inherits_what_it_does_not_ask_for() -> None:
         assert (g.content_type, g.ttl_s, g.fork_at) == ("text/plain", 5, (0, 0))
         s = bench.store.topic("s").topic_id
         assert f.ancestors == (Ancestor("s", s, 1),)
-        # Of what lies behind the place where a fork left, none of them has anything in common.
+        # None of them shares anything after the fork point.
         assert [each.upto_seq for each in g.ancestors] == [0, 0]
     finally:
         bench.world.abandon()
 
 
-# --- made whole or not at all ---------------------------------------------------------------------
+# --- complete or not at all -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("mode", ["kill", "power"])
@@ -294,7 +294,7 @@ def test_of_many_who_make_the_same_fork_one_does() -> None:
         bench.world.abandon()
 
 
-def test_nobody_sees_or_writes_a_fork_that_is_being_made() -> None:
+def test_no_client_sees_or_writes_an_unfinished_fork() -> None:
     bench = made("application/json", b"[1, 2, 3]")
     body = b'{"records":[{"data":1}]}'
     try:
@@ -312,7 +312,7 @@ def test_nobody_sees_or_writes_a_fork_that_is_being_made() -> None:
                 with pytest.raises(TopicsError) as raised:
                     streams.head("f")
                 assert raised.value.code is Code.STREAM_NOT_FOUND
-                if "f" in store.settling:
+                if "f" in store.pending_names:
                     continue
                 with pytest.raises(TopicsError) as raised:
                     store.append_now("f", body, decode_append(body), header_key=None)

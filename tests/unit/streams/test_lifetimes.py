@@ -1,4 +1,4 @@
-"""Streams end by themselves: when, for whom, and what counts as a use. In virtual time."""
+"""Streams expire: when, for which requests, and what counts as a use. In virtual time."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def read(bench: Bench) -> int:
 
 
 def is_there(bench: Bench) -> bool:
-    """For whoever asks; a look at the head is no use."""
+    """Whether a request finds it; reading the head is no use."""
     try:
         bench.node.streams.head("s")
     except TopicsError as error:
@@ -61,7 +61,7 @@ def test_a_stream_ends_so_long_after_its_last_use(bench: Bench) -> None:
     assert not is_kept(bench)
 
 
-def test_it_is_gone_for_whoever_asks_before_it_is_dropped(bench: Bench) -> None:
+def test_an_expired_stream_is_refused_before_it_is_dropped(bench: Bench) -> None:
     create(bench)
     bench.wait(15.5)
     bench.world.clock.step(1_000)
@@ -103,7 +103,7 @@ def test_writing_and_waiting_are_uses(bench: Bench, how: str) -> None:
     assert not is_there(bench)
 
 
-def test_a_stream_does_not_end_while_somebody_waits_for_more(bench: Bench) -> None:
+def test_a_stream_does_not_expire_while_a_reader_waits(bench: Bench) -> None:
     create(bench)
 
     async def story() -> None:

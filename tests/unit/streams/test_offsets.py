@@ -1,4 +1,4 @@
-"""Offsets: text and back, in the order of what they stand for; anything else is refused."""
+"""Offsets: text and back, in the order of positions; other texts are refused."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from topics_server.values.errors import Code, TopicsError
 from topics_server.values.limits import SEQ_MAX
 
 SEQS = st.integers(0, SEQ_MAX)
-# A seq of more digits than are padded to would take 10**16 records.
+# A seq with more digits than the padding would take 10**16 records.
 SMALL = st.integers(0, 10**16 - 2)
 
 
@@ -22,7 +22,7 @@ SMALL = st.integers(0, 10**16 - 2)
 def test_a_position_is_read_back_from_its_text(seq: int, topic_id: int) -> None:
     text = text_of(Position(seq, topic_id))
     assert position_of(text, "offset") == Position(seq, topic_id)
-    # One token of a URL, and neither of the sentinels.
+    # One token of a URL, and neither of the special values.
     assert re.fullmatch(r"[0-9_]{33,256}", text)
     assert text not in ("-1", "now")
 

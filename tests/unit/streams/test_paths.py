@@ -52,6 +52,6 @@ def test_different_paths_are_different_topics(one: str, other: str) -> None:
 
 
 def test_the_name_of_a_hash_is_its_own_topic() -> None:
-    """No stream is at that path: the service compares the path that the topic keeps."""
+    """No stream is at that path: the service compares the path that the topic stores."""
     name = topic_of("a/b")
     assert topic_of(name) == name

@@ -1,4 +1,4 @@
-"""Streams as the door calls them: the rules, and what is left of them after a crash."""
+"""Streams as the API calls them: the rules, and their state after a crash."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ BYTES = CreateAsked("application/octet-stream")
 
 
 class Server:
-    """A node on a directory; `kill` leaves the directory as a killed process does."""
+    """A node on a directory; `kill` leaves the directory like a killed process."""
 
     def __init__(self, root: Path) -> None:
         self.root = root

@@ -1,4 +1,4 @@
-"""What a producer's retry is told of its stream: where it ended, and only what stays."""
+"""The answer to a producer's retry on a stream: its end, and only durable facts."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_a_repeat_does_not_tell_of_a_close_that_is_not_written_yet(bench: Bench)
 
 
 def test_a_repeat_of_a_close_has_no_position_of_records(bench: Bench) -> None:
-    """By `/v0` too: a first seq behind the last one would be told otherwise."""
+    """Through `/v0` too: otherwise the answer would have a first seq after the last one."""
     streams, store = bench.node.streams, bench.store
 
     async def story() -> None:

@@ -1,4 +1,4 @@
-"""The append body's grammar: what is taken, verbatim, and what is refused, with its path."""
+"""The grammar of append bodies: accepted, verbatim values, and refused ones, with their path."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ CALL = st.fixed_dictionaries(
 
 
 def columns(decoded: DecodedAppend) -> tuple[object, ...]:
-    """What a call says, without what is summed up of it."""
+    """The columns of a call, without its sums."""
     return (
         [*map(bytes, decoded.datas)],
         decoded.metas,
@@ -219,7 +219,7 @@ def test_too_many_records_are_refused_before_they_are_built(record: bytes) -> No
         return b'{"records":[' + b",".join([record] * count) + b'],"other":[1,2,{},{}]}'
 
     assert decode_append(body(40), max_records=40).count == 40
-    # Without a bound, as in replay, the same body is read.
+    # Without a limit, as in replay, the same body is accepted.
     assert decode_append(body(41)).count == 41
     with pytest.raises(TopicsError) as refusal:
         decode_append(body(41), max_records=40)

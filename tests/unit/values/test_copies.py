@@ -1,4 +1,4 @@
-"""Copies of records: verbatim but for what the page says, and the same again in replay."""
+"""Copies of records: verbatim except for the page's changes, and the same again in replay."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _STAMPS = st.builds(
     st.integers(1, 2**62),
 )
 _STAMP = RouterStamp("a->b", "a", 3)
-# Names and values that look like the stamp, wherever they may be.
+# Names and values that look like the stamp, in every place.
 _TRICKY = st.sampled_from(
     ["_topics_router", ',"_topics_router":{"source":"a"', '"}}', "a->b/a/3/7", "{", "}"]
 )
@@ -135,7 +135,7 @@ def test_replay_makes_the_copies_that_were_made(
     stamp: RouterStamp | None,
     bare: bool,
 ) -> None:
-    """A page without payloads is what it would be with them, through one more topic too."""
+    """A page without payloads gives the same as with them, through one more topic too."""
     payloads = ReplayPayloads({1, 2})
     all_records: list[DecodedAppend] = []
     seq = 5
@@ -162,7 +162,7 @@ def test_replay_makes_the_copies_that_were_made(
     assert found is not None
     assert _columns_of(found) == _columns_of(live)
     assert found.hops == live.hops
-    # The copies are at hand for the next in a chain.
+    # The copies are available for the next router in a chain.
     further = RouterPage(2, 2, len(rows), [1], [len(rows)])
     last = payloads.meet(RecordsAppended(3, 1, len(rows), 0, b"", page=further)).decoded
     assert last is not None

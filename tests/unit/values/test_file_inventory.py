@@ -1,4 +1,6 @@
-"""The judgement of what lies on disk: what refuses the start, what goes, what is explained."""
+"""The judgement of files on disk: which refuse the start, which are removed, which are
+explained.
+"""
 
 from __future__ import annotations
 

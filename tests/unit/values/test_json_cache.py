@@ -77,16 +77,16 @@ def test_any_rows_are_the_same_whether_sliced_or_rendered_alone(
     picked = data.draw(st.sets(st.integers(0, count - 1), min_size=1))
     rows = sorted(picked)
     expected = ",".join(render_rows(block, rows, META | DATA)).encode("latin-1")
-    rendered = render_block(block, META | DATA)
-    assert b",".join(bytes(rendered.rows(row, row)) for row in rows) == expected
+    json_block = render_block(block, META | DATA)
+    assert b",".join(bytes(json_block.rows(row, row)) for row in rows) == expected
     cache = JsonCache()
     assert joined(cache, block, rows, META | DATA) == expected
     assert joined(cache, block, rows, META | DATA) == expected
 
 
 def test_a_whole_block_is_handed_out_without_a_copy() -> None:
-    rendered = render_block(block_of(10), META | DATA)
-    assert rendered.rows(0, 9) is rendered.body
+    json_block = render_block(block_of(10), META | DATA)
+    assert json_block.rows(0, 9) is json_block.body
 
 
 def test_a_page_of_a_cached_block_renders_nothing_again() -> None:
@@ -181,7 +181,7 @@ def test_bytes_are_base64_and_say_what_they_are() -> None:
 
 @pytest.mark.parametrize("shown", range(TAGS + META + DATA + 1))
 def test_of_bytes_too_only_what_is_asked_for_is_shown(shown: int) -> None:
-    """What the bytes are stands beside them, and not without them."""
+    """The type of the bytes is shown with them, and not without them."""
     records = json.loads(b"[" + render_block(mixed(), shown).body + b"]")
     for row, record in enumerate(records):
         is_bytes = row % 2 == 1

@@ -15,7 +15,7 @@ from topics_server.values import json_shape
 from topics_server.values.json_shape import exceeds_depth, has_more_items
 from topics_server.values.limits import JSON_DEPTH_MAX, MIB
 
-# Text with everything that may mislead: quotes, backslashes and brackets in strings.
+# Texts with everything that may mislead: quotes, backslashes and brackets in strings.
 _TEXTS = st.text(st.sampled_from('"\\[]{},:ab'), max_size=12)
 _VALUES = st.recursive(
     st.none() | st.integers(-9, 9) | _TEXTS,
@@ -25,7 +25,7 @@ _VALUES = st.recursive(
 
 
 def depth_of(value: object) -> int:
-    """The depth of a decoded value, by looking at all of it."""
+    """The depth of a decoded value, by walking all of it."""
     if isinstance(value, dict):
         return 1 + max(map(depth_of, value.values()), default=0)
     if isinstance(value, list):
@@ -42,7 +42,7 @@ def small_pieces(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 
 @given(value=_VALUES, deeper=st.integers(0, 3))
 def test_depth_is_exact(value: Any, deeper: int) -> None:
-    # Wrapped until it is about as deep as may be, on either side of the bound.
+    # Wrapped to about the allowed depth, on either side of the limit.
     wraps = JSON_DEPTH_MAX - depth_of(value) - 1 + deeper
     text = b"[" * wraps + json.dumps(value).encode() + b"]" * wraps
     assert exceeds_depth(text) == (wraps + depth_of(value) > JSON_DEPTH_MAX)
@@ -59,7 +59,7 @@ def test_items_are_counted_exactly(value: Any) -> None:
 
 @pytest.mark.parametrize("count", [*range(8), 63, 64, 65])
 def test_backslashes_are_paired_over_a_cut(count: int) -> None:
-    # After an odd number of backslashes the quote is a character, and the brackets go on with it.
+    # After an odd number of backslashes the quote is a character, and the string continues.
     text = b'["' + b"\\" * (2 * (count // 2)) + b'",' + b"[" * JSON_DEPTH_MAX
     text += b"]" * JSON_DEPTH_MAX + b"]"
     assert json.loads(text) is not None

@@ -1,4 +1,4 @@
-"""Names, tag matches and the values everybody speaks of."""
+"""Names, tag matches and the shared values."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import msgspec
 import pytest
 
 from topics_server.values.model import (
-    GATE_OF,
-    Durability,
     Gate,
     TagMatch,
     TopicConfig,
@@ -65,18 +63,12 @@ def test_a_match_is_exact_or_a_literal_prefix(match: TagMatch, tag: str | None, 
     assert match.matches(tag) is hit
 
 
-def test_every_class_has_its_gate() -> None:
-    assert {durability: GATE_OF[durability] for durability in Durability} == {
-        Durability.EPHEMERAL: Gate.NONE,
-        Durability.MEMORY: Gate.WRITTEN,
-        Durability.DISK: Gate.WRITTEN,
-        Durability.FSYNC: Gate.SYNCED,
-    }
+def test_gates_are_ordered_by_strictness() -> None:
     assert Gate.NONE < Gate.WRITTEN < Gate.SYNCED
 
 
 def test_a_topic_without_a_lease_log_is_encoded_as_before_there_was_one() -> None:
-    """Golden frames hold the bytes; here is why they hold."""
+    """The golden frames hold the bytes; this test gives the reason."""
     plain = msgspec.msgpack.encode(TopicConfig())
     assert b"lease_log" not in plain
     assert msgspec.msgpack.decode(plain, type=TopicConfig).lease_log is msgspec.UNSET

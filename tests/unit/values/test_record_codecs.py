@@ -1,4 +1,4 @@
-"""Grammars of bodies: what was written is what is read back, and anything else is refused."""
+"""Codecs of bodies: what was written is read back, and all other bytes are refused."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from topics_server.values.record_codecs import (
     with_grammar,
 )
 
-# What a header may hold: visible ASCII and spaces.
+# The allowed characters of a header: visible ASCII and spaces.
 TYPES = st.text(st.characters(min_codepoint=32, max_codepoint=126), max_size=60)
 VALUES = st.recursive(
     st.none()
@@ -270,7 +270,7 @@ def test_copies_with_bytes_among_them_are_columns(
     ids=["messages", "one message", "bytes", "append"],
 )
 def test_copies_name_the_grammar_they_are_written_in(decoded: DecodedAppend) -> None:
-    """Whatever the grammar was that they came in: replay reads the body by the one named."""
+    """Whatever codec they came in: replay reads the body by the named one."""
     named = with_grammar(decoded)
     assert columns_of(decode_body(body_of(decoded), named.grammar)) == columns_of(decoded)
 

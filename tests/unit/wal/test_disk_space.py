@@ -1,4 +1,4 @@
-"""What happens on a full disk: who is refused, what is given back, what readiness says."""
+"""A full disk: which calls are refused, what the ballast releases, and readiness."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ async def look(node: Node, times: int = 20) -> None:
 
 
 async def fill(node: Node, name: str) -> int:
-    """Append until refused for good; how many were taken."""
+    """Append until refused for good; return the number of accepted records."""
     taken = refused = 0
     while refused < 10:
         try:
@@ -44,7 +44,7 @@ async def fill(node: Node, name: str) -> int:
 
 
 def take_the_rest(disk: FakeDisk) -> None:
-    """Somebody else's file, up to the last byte."""
+    """Write a foreign file up to the last byte."""
     file = disk.open("else", create=True)
     file.pwrite(bytes(disk.room_bytes()), 0)
 
@@ -162,7 +162,7 @@ def test_a_refused_manifest_gets_a_piece_and_the_rest_stays() -> None:
     assert space.floor_bytes == 1000 + 131_072
     disk.unlink("else")
     assert space._look(was_refused=False) == 500_000
-    # Somebody else's refusal, with room enough.
+    # Another refusal, with enough room.
     assert space._look(was_refused=True) == 500_000
 
 
@@ -186,7 +186,7 @@ def test_a_start_on_a_full_disk_has_the_ballast() -> None:
 
 
 def whole(capacity: int, ballast: int) -> tuple[FakeDisk, Space]:
-    """A disk with a whole ballast."""
+    """A disk with a complete ballast."""
     disk = FakeDisk(1, capacity_bytes=capacity)
     disk.make_dir("data")
     space = space_of(disk, ballast_bytes=ballast)

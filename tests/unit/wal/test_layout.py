@@ -27,7 +27,7 @@ def test_names_sort_as_numbers_do() -> None:
 @pytest.mark.parametrize(
     "name", ["", "LOCK", "000001-00-0000000001.wal.tmp", "1-0-1.wal", "x/000001-00-0000000001.wal"]
 )
-def test_other_names_are_nobody(name: str) -> None:
+def test_other_names_are_no_host(name: str) -> None:
     assert layout.parse_wal_file(name) is None
     assert layout.parse_segment_file(name) is None
     assert layout.parse_snapshot_file(name) is None

@@ -5,4 +5,5 @@
 - `producer_headers`: reads and writes the producer headers of a request.
 - `requests`: request shapes shared by routes: configuration, diff, delete, list cursors.
 - `responses`: renders the responses of topics and routers as JSON bytes.
+- `visibility`: hides topics and routers that a key's prefixes do not cover.
 """

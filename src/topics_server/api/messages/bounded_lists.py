@@ -1,8 +1,9 @@
 """Bounds lists and names in request bodies before decoding builds them. Pure.
 
-The decoder checks the length of an array only when all of it is built, and a megabyte of brackets
-is half a million objects. `check_items` counts the items of a long body's lists first; a short body
-cannot hold enough of them to matter, and costs nothing here. Called by the request shapes of `api`.
+The decoder checks the length of an array only after it has built the array, and a megabyte of
+brackets is half a million objects. `check_items` counts the items of a long body's lists first; a
+short body cannot hold enough of them to matter, and costs nothing here. Called by the request
+shapes of `api`.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from topics_server.values.limits import (
     NODE_FILTER_IDS_MAX,
 )
 
-# Whatever a body of this size lists, it takes less than a megabyte.
+# A list in a body of this size takes less than a megabyte.
 SHORT_BODY_BYTES_MAX: Final = 32 * KIB
 
 _ANYTHING: Final = msgspec.json.Decoder(msgspec.Raw)
@@ -31,7 +32,7 @@ Refusal = Callable[[str, int], TopicsError]
 
 
 def too_many(field: str, most: int) -> TopicsError:
-    """The refusal of a list, or a map, with too many items."""
+    """The error for a list, or a map, with too many items."""
     return invalid(f"{field} has over {most} items", field)
 
 
@@ -41,10 +42,10 @@ def check_items(
     most: Mapping[str, int],
     refusal: Refusal = too_many,
 ) -> None:
-    """Refuse a body in which one of these fields lists more than it may.
+    """Refuse a body in which one of these fields has more items than it may.
 
-    `decoder` leaves those fields as they were sent (`msgspec.Raw`). Raises what `refusal` makes of
-    the field and its bound, and `invalid_request` for a body that is no JSON.
+    `decoder` leaves those fields as they were sent (`msgspec.Raw`). Raises the error that `refusal`
+    makes of the field and its bound, and `invalid_request` for a body that is not JSON.
     """
     if len(body) <= SHORT_BODY_BYTES_MAX:
         return
@@ -56,7 +57,10 @@ def check_items(
 
 
 def check_members(body: bytes) -> None:
-    """Refuse an object with more members than are looked at; what is no JSON is told elsewhere."""
+    """Refuse an object with more than `CONTROL_MEMBERS_MAX` members.
+
+    Other code reports invalid JSON.
+    """
     if len(body) > SHORT_BODY_BYTES_MAX:
         decode_json(_ANYTHING, body)
         if has_more_items(body, CONTROL_MEMBERS_MAX):
@@ -80,13 +84,13 @@ def node_names(sent: str | list[str] | None, max_node_bytes: int) -> list[str]:
 
 
 def check_node(node: str, max_node_bytes: int, field: str = "node") -> None:
-    """Raises `invalid_request` for a node that is longer than any record's."""
+    """Raise `invalid_request` for a node that is longer than any record's."""
     size = len(node.encode())
     if size > max_node_bytes:
-        raise invalid(f"{field} has {size} bytes, at most {max_node_bytes} may be", field)
+        raise invalid(f"{field} has {size} bytes; the limit is {max_node_bytes}", field)
 
 
 def check_tag(tag: str, field: str) -> None:
-    """Raises `invalid_request` for a tag that is longer than any configured limit allows."""
+    """Raise `invalid_request` for a tag that is longer than any configured limit allows."""
     if len(tag) > MATCH_TAG_BYTES_MAX or len(tag.encode()) > MATCH_TAG_BYTES_MAX:
         raise invalid(f"{field} is over {MATCH_TAG_BYTES_MAX} bytes", field)

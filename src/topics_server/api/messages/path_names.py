@@ -1,9 +1,9 @@
 """Decodes the topic, router or stream name in a request path. Pure.
 
-A stream's path is what stands behind the mount, percent-decoded. Whatever two servers in a row
-might read differently is refused: segments that are empty (so also a slash at the end), `.` or `..`
-in any spelling, a slash that is escaped (`%2F`; it would be a separator here and none there), `%`
-that escapes nothing, what is not UTF-8, and control characters. Called by `api/application`,
+A stream's path is the part behind the mount, percent-decoded. Paths that two servers in a row might
+read differently are refused: empty segments (so also a slash at the end), `.` or `..` in any
+spelling, an escaped slash (`%2F`; a separator for one server and not for the other), `%` without
+two hexadecimal digits, invalid UTF-8, and control characters. Called by `api/application`,
 `api/streams/request_headers`.
 """
 
@@ -20,7 +20,7 @@ from topics_server.values.model import is_router_name, is_topic_name
 _STRAY_PERCENT: Final = re.compile(rb"%(?![0-9A-Fa-f]{2})")
 _ESCAPED_SLASH: Final = re.compile(rb"%2[Ff]")
 _CONTROL: Final = re.compile("[\\x00-\\x1f\\x7f-\\x9f]")
-# What may stand in a path as it is (RFC 3986, 3.3), the separators included.
+# The characters that a path may hold unescaped (RFC 3986, 3.3), the separators included.
 _PLAIN_CHARS: Final = "/!$&'()*+,;=:@"
 
 
@@ -49,9 +49,9 @@ def router_name_of(segment: bytes) -> str:
 
 
 def stream_path_of(escaped: bytes, field: str = "path") -> str:
-    """A stream's path from what was sent behind the mount; raises `invalid_request`.
+    """A stream's path from the part of the URL behind the mount; raises `invalid_request`.
 
-    `field` says where it was sent.
+    `field` names the source of the path.
     """
     if _STRAY_PERCENT.search(escaped) is not None:
         raise _no_path("has a % that escapes nothing", field)
@@ -73,17 +73,24 @@ def stream_path_of(escaped: bytes, field: str = "path") -> str:
 
 
 def stream_source_of(sent: bytes, mount: str, field: str) -> str:
-    """The path of a stream that a header names by its URL's path; raises `invalid_request`."""
+    """The path of a stream from a header that holds its URL's path; raises `invalid_request`."""
     prefix = mount.encode("ascii") + b"/"
     if not sent.startswith(prefix) or b"?" in sent or b"#" in sent:
-        raise invalid(f"{field} is the path of a stream's URL: {mount}/...", field)
+        raise invalid(f"{field} must be the path of a stream's URL: {mount}/...", field)
     return stream_path_of(sent[len(prefix) :], field)
 
 
 def stream_url_path(mount: str, path: str) -> str:
-    """The path of a stream's URL, escaped where it has to be."""
+    """The path of a stream's URL, escaped where necessary."""
     return f"{mount}/{quote(path, safe=_PLAIN_CHARS)}"
 
 
 def _no_path(rule: str, field: str) -> TopicsError:
     return invalid(f"the path of a stream {rule}", field)
+
+
+def names_below(raw_path: bytes) -> tuple[str, ...]:
+    """The names behind the topic in a view's path: the view's, and its query's if there is one."""
+    return tuple(
+        unquote_to_bytes(part).decode("utf-8", "replace") for part in raw_path.split(b"/")[5::2]
+    )

@@ -21,24 +21,27 @@ EPOCH: Final = b"producer-epoch"
 SEQ: Final = b"producer-seq"
 
 _DIGITS_MAX: Final = 32
-# Fewer digits are within the bound, whatever they are.
+# A number with fewer digits is within the bound.
 _UNBOUNDED_DIGITS: Final = len(str(PRODUCER_NUMBER_MAX))
 _SHOWN: Final = {ID: "Producer-Id", EPOCH: "Producer-Epoch", SEQ: "Producer-Seq"}
 
 
 def stamp_of(headers: Mapping[bytes, bytes]) -> ProducerStamp | None:
-    """Whose request this is; None without the headers. Raises `invalid_request`."""
+    """The producer and the number of this request; None without the headers.
+
+    Raises `invalid_request`.
+    """
     producer_id, epoch, seq = headers.get(ID), headers.get(EPOCH), headers.get(SEQ)
     if producer_id is None or epoch is None or seq is None:
         if producer_id is epoch is seq:
             return None
         raise incomplete(_missing(headers), tuple(_SHOWN.values()))
-    # Blanks may follow a value: with them it would be remembered however long it is.
+    # Blanks may follow a value: with them a value of any length would be cached.
     name, number = _life_of(producer_id, epoch.strip())
     return ProducerStamp(name, number, _number(seq, SEQ))
 
 
-# Of what a producer sends the same again and again.
+# For header values that a producer repeats.
 @lru_cache(maxsize=1024)
 def _life_of(producer_id: bytes, epoch: bytes) -> tuple[str, int]:
     try:
@@ -56,7 +59,7 @@ def _missing(headers: Mapping[bytes, bytes]) -> str:
 def stamp_of_fields(
     producer_id: str | None, epoch: int | None, seq: int | None
 ) -> ProducerStamp | None:
-    """The same of the fields of a publish."""
+    """The producer and the number of a publish, from its fields."""
     fields = {"producer_id": producer_id, "producer_epoch": epoch, "producer_seq": seq}
     if producer_id is None and epoch is None and seq is None:
         return None
@@ -74,18 +77,18 @@ def stamp_of_fields(
 
 
 def incomplete(missing: str, names: tuple[str, ...]) -> TopicsError:
-    """400: some of the three are there, `missing` is not."""
-    return invalid(f"{', '.join(names)} come together or not at all: no {missing}", missing)
+    """400: some of the three are present, `missing` is not."""
+    return invalid(f"send {', '.join(names)} together or not at all; {missing} is missing", missing)
 
 
 def check_id(producer_id: str, field: str) -> None:
-    """Raises `invalid_request` for an empty or too long id."""
+    """Raise `invalid_request` for an empty or too long id."""
     if not 0 < len(producer_id) <= PRODUCER_ID_CHARS_MAX:
-        raise invalid(f"{field} has 1 to {PRODUCER_ID_CHARS_MAX} characters", field)
+        raise invalid(f"{field} must have 1 to {PRODUCER_ID_CHARS_MAX} characters", field)
 
 
 def _number(value: bytes, name: bytes) -> int:
-    # Of bytes these are ASCII digits only; more of them could take long to read.
+    # In bytes these are ASCII digits only; a longer number could take long to parse.
     if value.isdigit() and len(value) < _UNBOUNDED_DIGITS:
         return int(value)
     value = value.strip()
@@ -95,20 +98,20 @@ def _number(value: bytes, name: bytes) -> int:
 
 
 def _no_number(field: str) -> TopicsError:
-    return invalid(f"{field} is a whole number of 0 to {PRODUCER_NUMBER_MAX}", field)
+    return invalid(f"{field} must be a whole number from 0 to {PRODUCER_NUMBER_MAX}", field)
 
 
 def accepted_lines(epoch: int, seq: int) -> bytes:
-    """The lines of an answer's head that tell the highest request accepted."""
+    """The header lines of an answer that report the highest accepted request."""
     return b"producer-epoch: %d\r\nproducer-seq: %d\r\n" % (epoch, seq)
 
 
-def told_of(stamp: ProducerStamp, done: Appended) -> bytes:
-    """The lines of the head of an answer to this producer (contract README, Producers on `/v0`)."""
+def receipt_lines(stamp: ProducerStamp, done: Appended) -> bytes:
+    """The header lines of an answer to this producer (contract README, Producers on `/v0`)."""
     repeat = done.repeat
     if repeat is None:
         return accepted_lines(stamp.epoch, stamp.seq)
-    told = accepted_lines(repeat.epoch, repeat.seq)
+    lines = accepted_lines(repeat.epoch, repeat.seq)
     if repeat.is_last:
-        told += b"topic-first-seq: %d\r\ntopic-last-seq: %d\r\n" % (done.first_seq, done.last_seq)
-    return told
+        lines += b"topic-first-seq: %d\r\ntopic-last-seq: %d\r\n" % (done.first_seq, done.last_seq)
+    return lines

@@ -1,10 +1,10 @@
 """Request shapes shared by routes: configuration, diff, delete, list cursors.
 
 Pure. Each is decoded once into the value the store takes, resolved and clamped. Unknown fields are
-ignored, wrong types are `invalid_request` with the field's path. What has a documented clamp is
-clamped, never refused. An optional field without a default of its own may be null; null for any
-other is a wrong type. Called by `api/topics/handlers` and `api/records/handlers`; other shapes are
-made of its parts.
+ignored, wrong types are `invalid_request` with the field's path. A value with a documented clamp is
+clamped, never refused. An optional field without a default may be null; null for any other field is
+a wrong type. Called by `api/topics/handlers` and `api/records/handlers`; other shapes are made of
+its parts.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ class ConfigRequest(msgspec.Struct, frozen=True):
 
 
 class DeleteRequest(msgspec.Struct, frozen=True):
-    """What to delete; at least one of the two is given."""
+    """The records to delete; at least one of the two fields is given."""
 
     before_seq: int | None
     match: TagMatch | None
@@ -174,7 +174,7 @@ def decode_config(body: bytes, topic: str) -> ConfigRequest:
 
 
 def decode_inline_config(config: bytes, topic: str) -> TopicConfig:
-    """The `config` of an append body; its fields are told as `config.<field>`."""
+    """The `config` of an append body; errors name its fields `config.<field>`."""
     try:
         return decode_config(config, topic).config
     except TopicsError as error:
@@ -192,7 +192,7 @@ def _check_other_topic(name: str | None, field: str, topic: str) -> None:
 
 
 def decode_diff(body: bytes, max_limit: int, max_node_bytes: int) -> tuple[ReadRequest, int]:
-    """A diff body (§3), clamped, and what of the records is shown (`TAGS`, `META`, `DATA`)."""
+    """A diff body (§3), clamped, and the shown members of records (`TAGS`, `META`, `DATA`)."""
     check_items(body, _DIFF_LISTS, {"node": NODE_FILTER_IDS_MAX})
     sent = decode_body(_DIFF, body)
     _check_u64(sent, _DIFF_U64)
@@ -258,7 +258,7 @@ def tag_tuple(parts: list[msgspec.Raw], where: str) -> TagMatch:
 
 
 def _text(part: msgspec.Raw) -> str | None:
-    """A string; None for what is none."""
+    """A string; None for any other type."""
     try:
         return _TEXT.decode(part)
     except msgspec.ValidationError:
@@ -330,7 +330,7 @@ def encode_cursor(after: str) -> str:
 def query_cursor(
     query: Mapping[str, str], is_name: Callable[[str], bool] = is_topic_name
 ) -> str | None:
-    """The name after which a page starts; raises `invalid_request` for what we never gave out."""
+    """The name after which a page starts; raises `invalid_request` for an invalid cursor."""
     sent = query.get("cursor")
     if sent is None:
         return None

@@ -13,6 +13,7 @@ from functools import lru_cache
 from typing import Any, Final
 
 import msgspec
+import orjson
 
 from topics_server.engine.answers import (
     Appended,
@@ -27,7 +28,8 @@ from topics_server.routers.answers import RouterListPage, RouterOutcome, RouterS
 from topics_server.values.json_cache import JsonCache
 from topics_server.values.model import Durability, RouterDefinition, StreamFacts, TopicConfig
 
-_encode: Final = msgspec.json.Encoder().encode
+_encode: Final = orjson.dumps
+_encode_struct: Final = msgspec.json.Encoder().encode
 
 
 def _performance(total_ms: float) -> bytes:
@@ -35,16 +37,16 @@ def _performance(total_ms: float) -> bytes:
 
 
 def _write_performance(
-    total_ms: float, write_ms: float, sync_ms: float, parked_ms: float = 0.0
+    total_ms: float, write_ms: float, sync_ms: float, throttle_wait_ms: float = 0.0
 ) -> bytes:
     return (
         b'"performance":{"server_total_ms":%.3f,"wal_append_ms":%.3f,"fsync_ms":%.3f,'
         b'"throttle_wait_ms":%.3f}}'
-    ) % (total_ms, write_ms, sync_ms, parked_ms)
+    ) % (total_ms, write_ms, sync_ms, throttle_wait_ms)
 
 
 def render_json(value: dict[str, Any], total_ms: float) -> bytes:
-    """Any object with `performance` added: for answers that nobody waits for."""
+    """Any object with `performance` added: for answers off the hot path."""
     assert "performance" not in value
     return _encode(value | {"performance": {"server_total_ms": round(total_ms, 3)}})
 
@@ -55,8 +57,8 @@ def render_appended(name: str, done: Appended, *, with_seqs: bool, total_ms: flo
     assert 0 < first <= last <= done.head_seq
     seqs = b""
     if with_seqs:
-        listed = b"[%d]" % first if first == last else _encode(list(range(first, last + 1)))
-        seqs = b'"seqs":%b,' % listed
+        seq_list = b"[%d]" % first if first == last else _encode(list(range(first, last + 1)))
+        seqs = b'"seqs":%b,' % seq_list
     return (
         b'{"topic":"%b","first_seq":%d,"last_seq":%d,%b"head_seq":%d,"count":%d,"created":%b,'
         b'"deduped":%b,%b'
@@ -69,7 +71,7 @@ def render_appended(name: str, done: Appended, *, with_seqs: bool, total_ms: flo
         last - first + 1,
         b"true" if done.created else b"false",
         b"true" if done.deduped else b"false",
-        _write_performance(total_ms, done.write_ms, done.sync_ms, done.parked_ms),
+        _write_performance(total_ms, done.write_ms, done.sync_ms, done.throttle_wait_ms),
     )
 
 
@@ -99,15 +101,15 @@ def render_page(name: str, page: Page, shown: int, cache: JsonCache) -> list[byt
     return parts
 
 
-def page_performance(total_ms: float, scanned: int, parked_ms: float = 0.0) -> bytes:
+def page_performance(total_ms: float, scanned: int, throttle_wait_ms: float = 0.0) -> bytes:
     """The last part of a diff's answer."""
     return (
         b'"performance":{"server_total_ms":%.3f,"records_scanned":%d,"throttle_wait_ms":%.3f}}'
-    ) % (total_ms, scanned, parked_ms)
+    ) % (total_ms, scanned, throttle_wait_ms)
 
 
 def _tombstone(gap: Gap, page: Page) -> bytes:
-    # A topic recreated and read from its first record on has an empty range: 1 to 0.
+    # The range of a recreated topic that is read from its first record on is empty: 1 to 0.
     assert gap.gap_from <= gap.gap_to + 1
     return (
         b'{"gap_from":%d,"gap_to":%d,"reason":"%b","missed_estimate":%d,"earliest_seq":%d,'
@@ -140,15 +142,15 @@ def render_deleted(name: str, done: Deleted, total_ms: float) -> bytes:
 def render_put(
     name: str, outcome: PutOutcome, total_ms: float, *, ignored: Sequence[str] = ()
 ) -> bytes:
-    """The answer to a PUT (§1.1) or PATCH; `ignored`: members of the body that mean nothing."""
-    told = b"" if outcome.before is None else b'"changed":%b,' % _changed(outcome)
+    """The answer to a PUT (§1.1) or PATCH; `ignored`: unknown members of the body."""
+    fields = b"" if outcome.before is None else b'"changed":%b,' % _changed(outcome)
     if ignored:
-        told += b'"ignored":%b,' % _encode(list(ignored))
+        fields += b'"ignored":%b,' % _encode(list(ignored))
     return b'{"topic":"%b","created":%b,"config":%b,%b%b' % (
         name.encode("ascii"),
         b"true" if outcome.created else b"false",
         render_config(outcome.config),
-        told,
+        fields,
         _write_performance(total_ms, outcome.write_ms, outcome.sync_ms),
     )
 
@@ -188,7 +190,7 @@ def render_config(config: TopicConfig) -> bytes:
             "dead_letter": config.dead_letter,
             "leases_durable": config.leases_durable,
         }
-        # Ours, so it is there only where it is set.
+        # A field of ours, beyond the contract: shown only if it is set.
         | ({"lease_log": config.lease_log} if isinstance(config.lease_log, str) else {})
     )
 
@@ -211,7 +213,7 @@ def render_state(state: TopicState, total_ms: float) -> bytes:
         state.disk_bytes,
         state.damaged_records,
         render_config(state.config),
-        b"" if state.queue is None else b'"queue":%b,' % _encode(state.queue),
+        b"" if state.queue is None else b'"queue":%b,' % _encode_struct(state.queue),
         b"" if state.stream is None else b'"stream":%b,' % _encode(_shown_stream(state.stream)),
         state.effective_priority,
         _or_null(state.last_write_ts),
@@ -221,7 +223,7 @@ def render_state(state: TopicState, total_ms: float) -> bytes:
 
 
 def _shown_stream(facts: StreamFacts) -> dict[str, object]:
-    """What a topic is as a stream, absent what it is not."""
+    """The facts of a topic as a stream; absent facts are left out."""
     shown: dict[str, object] = {
         "path": facts.path,
         "content_type": facts.content_type,
@@ -264,16 +266,16 @@ def render_topics(page: TopicPage, next_cursor: str | None, total_ms: float) -> 
 
 
 def render_dropped(name: str, dropped: bool, routers: Sequence[str], total_ms: float) -> bytes:
-    """The answer to a topic's DELETE (§1.4); `routers` went with it."""
-    told = {"topic": name, "deleted": dropped, "routers_removed": list(routers)}
-    return render_json(told, total_ms)
+    """The answer to a topic's DELETE (§1.4); `routers` were deleted with it."""
+    fields = {"topic": name, "deleted": dropped, "routers_removed": list(routers)}
+    return render_json(fields, total_ms)
 
 
 # --- routers ----------------------------------------------------------------------------------
 
 
 def _definition(name: str, definition: RouterDefinition, **more: Any) -> dict[str, Any]:
-    """A router's definition as the contract lays it out; `more` behind its name."""
+    """A router's definition in the contract's order; `more` after its name."""
     match = definition.filter
     if match is None:
         shown = None
@@ -297,17 +299,17 @@ def _definition(name: str, definition: RouterDefinition, **more: Any) -> dict[st
 def render_router_put(
     name: str, outcome: RouterOutcome, total_ms: float, *, ignored: Sequence[str] = ()
 ) -> bytes:
-    """The answer to a router's PUT (§6); `ignored`: members of the body that mean nothing."""
+    """The answer to a router's PUT (§6); `ignored`: unknown members of the body."""
     fields = _definition(name, outcome.definition, created=outcome.created)
-    told = _encode(fields | {"ignored": list(ignored)} if ignored else fields)
+    encoded = _encode(fields | {"ignored": list(ignored)} if ignored else fields)
     measured = _write_performance(total_ms, outcome.write_ms, outcome.sync_ms)
-    return told[:-1] + b"," + measured
+    return encoded[:-1] + b"," + measured
 
 
 def render_router(state: RouterState, total_ms: float) -> bytes:
-    """A router's definition, and beyond the contract how far it is and why it stands still."""
-    told = _definition(state.name, state.definition)
-    told |= {
+    """A router's definition, and beyond the contract its progress and why it is stalled."""
+    fields = _definition(state.name, state.definition)
+    fields |= {
         "forwarded_total": state.forwarded_total,
         "cursor_seq": state.cursor_seq,
         "lag": state.lag,
@@ -315,13 +317,13 @@ def render_router(state: RouterState, total_ms: float) -> bytes:
     }
     if state.stalled is not None:
         code, message = state.stalled
-        told["reason"] = {"code": code, "message": message}
-    return render_json(told, total_ms)
+        fields["reason"] = {"code": code, "message": message}
+    return render_json(fields, total_ms)
 
 
 def render_routers(page: RouterListPage, next_cursor: str | None, total_ms: float) -> bytes:
     """A page of routers."""
-    told: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "routers": [
             {
                 "router": state.name,
@@ -334,8 +336,8 @@ def render_routers(page: RouterListPage, next_cursor: str | None, total_ms: floa
         ]
     }
     if next_cursor is not None:
-        told["next_cursor"] = next_cursor
-    return render_json(told, total_ms)
+        fields["next_cursor"] = next_cursor
+    return render_json(fields, total_ms)
 
 
 def render_router_dropped(name: str, dropped: bool, total_ms: float) -> bytes:

@@ -5,4 +5,5 @@
 - `operations`: builds one operation of the OpenAPI document.
 - `schemas`: JSON schemas of requests and responses for the OpenAPI document.
 - `stream_operations`: the Durable Streams operations of the OpenAPI document.
+- `view_operations`: the operations of materialized views, and their schemas.
 """

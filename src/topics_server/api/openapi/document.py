@@ -29,34 +29,42 @@ from topics_server.api.openapi.operations import (
 )
 from topics_server.api.openapi.schemas import Schema, all_schemas, object_of, ref, text, u64
 from topics_server.api.openapi.stream_operations import stream_paths
+from topics_server.api.openapi.view_operations import view_paths, view_schemas
 from topics_server.values.errors import Code
 from topics_server.values.limits import PRODUCER_ID_CHARS_MAX, PRODUCER_NUMBER_MAX
 
 _ABOUT: Final = (
     "A durable event log behind plain HTTP: append, read from any position, delete by tag, queues, "
-    "routers, and streams of what is new.\n\n"
+    "routers, and streams of new records.\n\n"
     "Every path also answers `OPTIONS` (204 with `Allow`), and `HEAD` where it answers `GET`. A "
     "method that a path does not have is 405 `method_not_allowed` with `Allow`; a path that is not "
     "listed here is 404 `not_found`. Every refusal has the same envelope, `Error`; clients branch "
-    "on `error.code`. Fields may be added to requests and answers: ignore those that you do not "
-    "know. A request with `Prefer: return=minimal` gets its answer without `performance`. "
+    "on `error.code`. Fields may be added to requests and answers: ignore unknown "
+    "fields. A request with `Prefer: return=minimal` gets its answer without `performance`. "
     "The events of the streams and the messages of the WebSocket are described in `docs/FRAMES.md`."
 )
 
 _TAGS: Final = {
-    "topics": "Make, configure, list and remove topics.",
+    "topics": "Create, configure, list and remove topics.",
     "records": "Append, read and delete records.",
     "queues": "Topics of type `queue`: leases of jobs to workers.",
-    "routers": "Rules that copy what is appended to one topic into another.",
-    "watch": "What is new, as it comes: server-sent events and WebSocket.",
-    "streams": "Topics by the HTTP side of the Durable Streams protocol: `docs/STREAMS.md`.",
-    "server": "Probes, figures and this description.",
+    "routers": "Rules that copy the records of one topic into another.",
+    "views": "Tables that follow a topic, in SQL; a query with `after` reads its own writes.",
+    "watch": "New records as they arrive: server-sent events and WebSocket.",
+    "streams": "Topics through the Durable Streams protocol: `docs/STREAMS.md`.",
+    "server": "Probes, metrics and this description.",
 }
 
 
-def document_bytes() -> bytes:
-    """The document as indented JSON with a final newline."""
-    return msgspec.json.format(msgspec.json.encode(document()), indent=2) + b"\n"
+def document_bytes(prefix: bytes = b"") -> bytes:
+    """The document as indented JSON with a final newline.
+
+    `prefix`: where the routes are mounted, if that is not the server's root.
+    """
+    whole = document()
+    if prefix:
+        whole = {**whole, "servers": [{"url": prefix.decode("latin-1")}]}
+    return msgspec.json.format(msgspec.json.encode(whole), indent=2) + b"\n"
 
 
 @cache
@@ -76,16 +84,17 @@ def document() -> Schema:
             | _record_paths()
             | _queue_paths()
             | _router_paths()
+            | view_paths(_NAME)
             | _watch_paths()
             | stream_paths()
             | _server_paths()
         ),
-        "components": {**components(), "schemas": all_schemas()},
+        "components": {**components(), "schemas": all_schemas() | view_schemas()},
     }
 
 
 _NAME: Final = in_path(
-    "topic", "^[A-Za-z0-9][A-Za-z0-9._:-]{0,254}$", "A topic's name; case counts."
+    "topic", "^[A-Za-z0-9][A-Za-z0-9._:-]{0,254}$", "A topic's name, case-sensitive."
 )
 
 
@@ -103,7 +112,7 @@ def _topic_paths() -> Schema:
         parameters=(
             query("prefix", text(), "Only names that start with it."),
             *page_queries(),
-            switch("touch", False, "Count as interest in the listed topics."),
+            switch("touch", False, "Raise the priority of the listed topics, like a read."),
         ),
     )
     one = {
@@ -142,7 +151,7 @@ def _patch_topic() -> Schema:
     return operation(
         "patchTopic",
         "Change single fields of a topic's configuration; null gives a field its default.",
-        {"200": answer("The configuration now, and what has changed.", ref("PutResult"))},
+        {"200": answer("The new configuration, and the changed fields.", ref("PutResult"))},
         tag="topics",
         scopes=("admin",),
         codes=(*WRITES, *TAKES_BODY, Code.TOPIC_NOT_FOUND, Code.TOPIC_EXISTS_INCOMPATIBLE),
@@ -158,19 +167,19 @@ def _get_topic() -> Schema:
         tag="topics",
         scopes=("read",),
         codes=(*READS, Code.TOPIC_NOT_FOUND),
-        parameters=(switch("touch", True, "Count as interest in the topic."),),
+        parameters=(switch("touch", True, "Raise the priority of the topic, like a read."),),
     )
 
 
 def _drop_topic() -> Schema:
     return operation(
         "dropTopic",
-        "Remove the topic with everything it holds, and its routers.",
+        "Remove the topic with all its records, and its routers.",
         {"200": answer("It is gone.", ref("DropResult"))},
         tag="topics",
         scopes=("delete",),
         codes=(*WRITES, Code.TOPIC_NOT_EMPTY),
-        parameters=(switch("if_empty", False, "Only if it holds no record."),),
+        parameters=(switch("if_empty", False, "Only if the topic has no record."),),
     )
 
 
@@ -196,7 +205,7 @@ _PRODUCER: Final = (
         "name": "Producer-Seq",
         "in": "header",
         "schema": _NUMBER,
-        "description": "One higher with each request; one that was accepted before stores nothing.",
+        "description": "One higher with each request; a repeated request stores nothing.",
     },
 )
 
@@ -206,11 +215,15 @@ def _number_header(about: str) -> Schema:
 
 
 _REPEATED: Final[Schema] = {
-    "description": "A producer's request that was accepted before: nothing is stored.",
+    "description": "The server accepted this request of the producer before and stores nothing.",
     "headers": {
-        "Producer-Epoch": _number_header("The producer's epoch; of 200 and 201 too."),
-        "Producer-Seq": _number_header("The highest seq accepted in it; of 200 and 201 too."),
-        "Topic-First-Seq": _number_header("Where the last request accepted begins, if it is this."),
+        "Producer-Epoch": _number_header("The producer's epoch; also in 200 and 201."),
+        "Producer-Seq": _number_header(
+            "The highest accepted seq of that epoch; also in 200 and 201."
+        ),
+        "Topic-First-Seq": _number_header(
+            "The first record seq of the last accepted request, if this is a repeat of it."
+        ),
         "Topic-Last-Seq": _number_header("Where it ends."),
     },
 }
@@ -241,7 +254,7 @@ def _append() -> Schema:
                 "name": "Idempotency-Key",
                 "in": "header",
                 "schema": text(minLength=1, maxLength=256),
-                "description": "As `idempotency_key` of the body, which wins.",
+                "description": "Like `idempotency_key` of the body, which has precedence.",
             },
             *_PRODUCER,
         ),
@@ -251,7 +264,7 @@ def _append() -> Schema:
 def _record_paths() -> Schema:
     read = operation(
         "readRecords",
-        "The records after a cursor, waiting for new ones if asked to.",
+        "The records after a cursor; with `wait_ms` the request waits for new ones.",
         {"200": answer("A page of records.", ref("Page"))},
         tag="records",
         scopes=("read",),
@@ -278,17 +291,23 @@ def _record_paths() -> Schema:
 
 _NO_QUEUE: Final = (Code.TOPIC_NOT_FOUND, Code.NOT_A_QUEUE)
 _WORKS: Final = ("read", "write")
-# Verb, operation, summary, scopes and refusals of its own.
+# Verb, operation, summary, scopes and error codes of its own.
 _VERBS: Final = (
-    ("claim", "claimJobs", "Lease jobs to a node, waiting for the first if asked to.", _WORKS, ()),
+    (
+        "claim",
+        "claimJobs",
+        "Lease jobs to a node; with `wait_ms` the request waits for the first one.",
+        _WORKS,
+        (),
+    ),
     (
         *("ack", "ackJobs", "Complete leased jobs, which deletes them."),
         *(("write",), (Code.BATCH_TOO_LARGE,)),
     ),
     ("nack", "nackJobs", "Give leased jobs back.", ("write",), (Code.BATCH_TOO_LARGE,)),
-    ("extend", "extendJobs", "Hold leased jobs for longer.", ("write",), (Code.BATCH_TOO_LARGE,)),
+    ("extend", "extendJobs", "Extend the leases of jobs.", ("write",), (Code.BATCH_TOO_LARGE,)),
     (
-        *("redrive", "redriveJobs", "Make dead letters of this queue jobs again."),
+        *("redrive", "redriveJobs", "Move dead letters back into this queue."),
         *(("write",), (Code.BATCH_TOO_LARGE, Code.TOPIC_FULL)),
     ),
 )
@@ -319,7 +338,7 @@ def _queue_paths() -> Schema:
         codes=(*READS, *_NO_QUEUE),
         parameters=page_queries(),
     )
-    # Last, as jobs come back only once some died.
+    # Last, because jobs come back only after some died.
     redrive = {path: posts.pop(path) for path in tuple(posts) if path.endswith("/redrive")}
     return {
         **posts,
@@ -330,11 +349,11 @@ def _queue_paths() -> Schema:
 
 
 def _work() -> Schema:
-    node = query("node", text(minLength=1), "The worker that the jobs are leased to.")
+    node = query("node", text(minLength=1), "The worker that gets the leases.")
     depth: Schema = {"type": "integer", "minimum": 1, "default": 1}
     return operation(
         "work",
-        "Jobs as they arrive, at most `max` in flight; released when the stream ends.",
+        "Jobs as they arrive, at most `max` in flight; the end of the stream releases them.",
         {"200": answer("Server-sent events: `job`, `error`.", text(), STREAM)},
         tag="queues",
         scopes=_WORKS,
@@ -362,8 +381,8 @@ def _router_paths() -> Schema:
         codes=READS,
         parameters=(
             query("prefix", text(), "Only names that start with it."),
-            query("source", text(), "Only those of this source."),
-            query("dest", text(), "Only those into this destination."),
+            query("source", text(), "Only routers with this source."),
+            query("dest", text(), "Only routers with this destination."),
             *page_queries(),
         ),
     )
@@ -407,7 +426,7 @@ def _get_router() -> Schema:
 def _drop_router() -> Schema:
     return operation(
         "dropRouter",
-        "Delete a router. The copies that it made stay.",
+        "Delete a router; its copies stay.",
         {"200": answer("It is gone.", ref("RouterDropResult"))},
         tag="routers",
         scopes=("delete",),
@@ -419,7 +438,7 @@ def _drop_router() -> Schema:
 
 
 def _watch_paths() -> Schema:
-    wid = in_path("wid", "^wid_", "What `POST /v0/watch` answered.")
+    wid = in_path("wid", "^wid_", "The `wid` from `POST /v0/watch`.")
     return {
         "/v0/watch": {"post": _open_watch()},
         "/v0/watch/{wid}": {"parameters": [wid], "get": _watch()},
@@ -430,15 +449,17 @@ def _watch_paths() -> Schema:
 def _open_watch() -> Schema:
     return operation(
         "openWatch",
-        "Make a watch session over several topics.",
-        {"200": answer("The session, and where its stream is.", ref("WatchSession"))},
+        "Create a watch session over several topics.",
+        {"200": answer("The session, and the URL of its stream.", ref("WatchSession"))},
         tag="watch",
         scopes=("read",),
         codes=(*WRITES, *TAKES_BODY, Code.TOPIC_NOT_FOUND),
         body=ref("WatchRequest"),
         parameters=(
             switch("lenient", False, "Leave unknown topics out."),
-            switch("ticket", False, "Give a ticket that opens the stream, once, without a key."),
+            switch(
+                "ticket", False, "Also return a ticket that opens the stream once without a key."
+            ),
         ),
     )
 
@@ -448,12 +469,12 @@ def _watch() -> Schema:
         "name": "Last-Event-ID",
         "in": "header",
         "schema": text(),
-        "description": "The last `id` received: go on after it. A malformed one is ignored.",
+        "description": "The last received `id`; the stream continues after it. Ignored if bad.",
     }
     about = "Server-sent events: `record`, `tombstone`, `caught-up`, `topic-deleted`, `error`."
     return operation(
         "watch",
-        "Open the stream of a session; its older stream is ended.",
+        "Open the stream of a session; this ends its older stream.",
         {"200": answer(about, text(), STREAM)},
         tag="watch",
         scopes=("read",),
@@ -466,8 +487,8 @@ def _watch() -> Schema:
 def _open_socket() -> Schema:
     return operation(
         "openWebSocket",
-        "One WebSocket to publish and to follow topics; a page's origin must be allowed.",
-        {"101": {"description": "JSON text messages, either way."}},
+        "A WebSocket to publish to topics and to follow them; a page's origin must be allowed.",
+        {"101": {"description": "JSON text messages in both directions."}},
         tag="watch",
         codes=READS,
     )
@@ -478,18 +499,18 @@ def _open_socket() -> Schema:
 
 def _server_paths() -> Schema:
     gated = (Code.NOT_READY, Code.SHUTTING_DOWN, Code.STORAGE_READ_ONLY)
-    figures = {"text/plain": {"schema": text()}, JSON: {"schema": ref("Metrics")}}
+    metrics = {"text/plain": {"schema": text()}, JSON: {"schema": ref("Metrics")}}
     metrics = operation(
         "metrics",
-        "Figures as Prometheus text, or as JSON for `Accept: application/json`.",
-        {"200": {"description": "The figures.", "content": figures}},
+        "Metrics as Prometheus text, or as JSON for `Accept: application/json`.",
+        {"200": {"description": "The figures.", "content": metrics}},
         tag="server",
         scopes=("read",),
     )
     seal = operation(
         "seal",
-        "Seal what topics hold now, so that their files show what a reader is shown.",
-        {"200": answer("It is sealed; ephemeral records never are.", ref("SealResult"))},
+        "Seal the present records of topics, so that their files show the same as a read.",
+        {"200": answer("The records are sealed; ephemeral records never are.", ref("SealResult"))},
         tag="server",
         scopes=("admin",),
         codes=(*WRITES, *TAKES_BODY, Code.TOPIC_NOT_FOUND),
@@ -501,7 +522,7 @@ def _server_paths() -> Schema:
     welcome = {"text/html": {"schema": text()}, "text/plain": {"schema": text()}}
     front = operation(
         "frontPage",
-        "What this server is, and lines to try; as HTML where `Accept` names it, else as text.",
+        "A short introduction with commands to try; HTML if `Accept` names it, else text.",
         {"200": {"description": "The page.", "content": welcome}},
         tag="server",
         scopes=None,
@@ -526,14 +547,16 @@ def _server_paths() -> Schema:
 
 
 def _probe(operation_id: str, summary: str, schema: str, *codes: Code) -> Schema:
-    told = {"200": answer("The figures.", ref(schema))}
+    responses = {"200": answer("The figures.", ref(schema))}
     # Without a key, unless TOPICS_PROBE_AUTH asks for one.
-    return {"get": operation(operation_id, summary, told, tag="server", scopes=None, codes=codes)}
+    return {
+        "get": operation(operation_id, summary, responses, tag="server", scopes=None, codes=codes)
+    }
 
 
 def _shown(operation_id: str, summary: str, schema: Schema, media: str) -> Schema:
-    told = {"200": answer("The document.", schema, media)}
-    return operation(operation_id, summary, told, tag="server", scopes=None)
+    responses = {"200": answer("The document.", schema, media)}
+    return operation(operation_id, summary, responses, tag="server", scopes=None)
 
 
 def _page_file() -> Schema:

@@ -1,9 +1,9 @@
 """The example requests and answers of the OpenAPI document. Pure.
 
 Sent in the order of the page to an empty server, each succeeds: one topic of type `queue` serves
-every operation of topics, records and queues, and the append makes it again after the drop. The job
-that is given back dies of it (`max_deliveries`), which the redrive undoes. A test sends all of
-them. Used by `api/openapi/operations`.
+every operation of topics, records and queues, and the append makes it again after the drop. The
+released job exceeds `max_deliveries` and becomes a dead letter; the redrive undoes that. A test
+sends all examples. Used by `api/openapi/operations`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, Final
 
 _NODE: Final = "worker-1"
 _QUEUE: Final = {"type": "queue", "max_deliveries": 1, "dead_letter": "jobs.dead"}
-# The reference page puts the id of the session made last in its place; see `api/operate/reference`.
+# The reference page replaces it with the id of the last session; see `api/operate/reference`.
 WID: Final = "wid_of-the-last-session"
 
 # By the name of the parameter in the path.
@@ -22,6 +22,8 @@ IN_PATH: Final = {
     "wid": WID,
     "file": "start.js",
     "path": "notes",
+    "view": "by-tag",
+    "query": "all",
 }
 
 # By operation id.
@@ -44,11 +46,17 @@ BODIES: Final[dict[str, Any]] = {
     "extendJobs": {"node": _NODE, "seqs": [3], "lease_ms": 60_000},
     "redriveJobs": {"all": True, "max": 10},
     "putRouter": {"source": "events", "dest": "audit", "filter": ["tag", "Glob", "public:*"]},
+    "putView": {"shortcut": {"count_by_tag": True}},
+    "queryView": {
+        "sql": "SELECT tag, count FROM counts WHERE count >= :least",
+        "params": {"least": 1},
+    },
+    "rebuildView": {},
     "openWatch": {"topics": {"jobs": {"from_seq": 0}, "events": {"tail": True}}, "wait": True},
     "seal": {"topics": ["jobs"]},
     "createStream": [{"note": "the first message"}],
     "appendToStream": [{"note": "the second message"}, {"note": "the third"}],
 }
 
-# By operation id and name of the query parameter; all others are left empty, or have a default.
-IN_QUERY: Final = {"work": {"node": _NODE}}
+# By operation id and name of the query parameter; all others stay empty, or have a default.
+IN_QUERY: Final = {"work": {"node": _NODE}, "liveQuery": {"query": "all"}}

@@ -1,7 +1,7 @@
 """Builds one operation of the OpenAPI document. Pure.
 
-What holds for every request is added here and nowhere else: 401 and 403 where keys are asked for,
-429 and 500, the headers that refusals carry, the request id. Used by `api/openapi/document`.
+Adds what holds for every request: 401 and 403 where keys are required, 429 and 500, the headers of
+errors, the request id. Used by `api/openapi/document`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ ALWAYS: Final = (Code.INTERNAL, Code.NOT_READY, Code.SHUTTING_DOWN)
 READS: Final = (Code.INVALID_REQUEST, *ALWAYS)
 TAKES_BODY: Final = (Code.PAYLOAD_TOO_LARGE, Code.UNSUPPORTED_MEDIA_TYPE)
 WRITES: Final = (*READS, Code.STORAGE_READ_ONLY)
-# Of every request: what its connection is refused for, before anything is asked.
+# Errors of every request: those of its connection, before routing.
 _CONNECTION: Final = (
     Code.INVALID_REQUEST,
     Code.REQUEST_TIMEOUT,
@@ -29,13 +29,13 @@ _CONNECTION: Final = (
     Code.HEADERS_TOO_LARGE,
     Code.THROTTLED,
 )
-# Of every request that is not a probe: keys, scopes and caps are asked before its handler.
+# Errors of every request that is not a probe: keys, scopes and caps are checked before its handler.
 _GUARDED: Final = (Code.UNAUTHORIZED, Code.FORBIDDEN)
 
-# How a request may say who sends it, beside the header; streams only (§7.1, §10.8).
+# Ways to send a key beside the header; streams only (§7.1, §10.8).
 _IN_URL: Final = {
-    "token": "A key, for pages under development: an address is logged and remembered.",
-    "ticket": "A ticket of `POST /v0/watch?ticket=true`: for one stream, once, within a minute.",
+    "token": "A key, only for development: URLs end up in logs and histories.",
+    "ticket": "A ticket of `POST /v0/watch?ticket=true`: opens one stream once, within a minute.",
 }
 
 
@@ -48,7 +48,7 @@ def components() -> Schema:
     return {
         "headers": {
             "Request-Id": {
-                "description": "The request's id: the one it came with if that is well-formed.",
+                "description": "The request's id: the caller's if it is well-formed.",
                 "required": True,
                 "schema": text(),
             },
@@ -63,15 +63,15 @@ def components() -> Schema:
                 "schema": text(pattern="^Bearer"),
             },
             "Producer-Number": {
-                "description": "Of a refused producer: the epoch, or the seq, that is meant.",
+                "description": "For a refused producer: the current epoch, or the expected seq.",
                 "schema": {"type": "integer", "minimum": 0},
             },
             "Stream-Closed": {
-                "description": "Of a closed stream: nothing is appended any more.",
+                "description": "For a closed stream: it accepts no more appends.",
                 "schema": {"type": "string", "const": "true"},
             },
             "Stream-Next-Offset": {
-                "description": "Of a closed stream: where it ends.",
+                "description": "For a closed stream: its end.",
                 "schema": text(),
             },
             "Allow": {
@@ -90,12 +90,12 @@ def components() -> Schema:
         },
         "responses": {
             "MethodNotAllowed": {
-                "description": "`method_not_allowed`: any path, for a method it does not have.",
+                "description": "`method_not_allowed`: a path without the requested method.",
                 "headers": {"Allow": _header("Allow"), "X-Request-Id": _header("Request-Id")},
                 "content": {JSON: {"schema": ref("Error")}},
             },
             "NotFound": {
-                "description": "`not_found`: any path that is not listed here.",
+                "description": "`not_found`: a path that is not listed here.",
                 "headers": {"X-Request-Id": _header("Request-Id")},
                 "content": {JSON: {"schema": ref("Error")}},
             },
@@ -105,7 +105,7 @@ def components() -> Schema:
                 "type": "http",
                 "scheme": "bearer",
                 "description": "A key of `TOPICS_API_KEYS`; its scopes are the role names. "
-                "A server without keys asks for none.",
+                "A server without keys needs none.",
             },
             **url_keys,
         },
@@ -126,7 +126,7 @@ def page_queries() -> tuple[Schema, Schema]:
     size: Schema = {"type": "integer", "minimum": 0, "default": PAGE_SIZE_DEFAULT}
     return (
         query("page_size", size, f"At most {PAGE_SIZE_MAX}; 0 is the default."),
-        query("cursor", text(), "`next_cursor` of the page before."),
+        query("cursor", text(), "`next_cursor` of the previous page."),
     )
 
 
@@ -166,18 +166,20 @@ def operation(
     parameters: tuple[Schema, ...] = (),
     in_url: tuple[str, ...] = (),
 ) -> Schema:
-    """One operation; its refusals are grouped by status, with the codes named.
+    """One operation; its errors are grouped by status, with their codes.
 
-    `scopes` are those that a key needs, None where one is asked for only if probes are; `in_url`
-    names the other ways to say who asks.
+    `scopes`: the scopes that a key needs; None if only `TOPICS_PROBE_AUTH` requires a key.
+    `in_url`: other ways to send the key.
     """
-    # Whoever calls: a server without keys takes its own names only (`Host`).
+    # For every caller: a server without keys accepts only its own names (`Host`).
     guarded = (Code.UNAUTHORIZED, Code.FORBIDDEN) if scopes is None else _GUARDED
     described: Schema = {
         "operationId": operation_id,
         "summary": summary,
         "tags": [tag],
-        "responses": _with_id(answers | _refusals({Code.INTERNAL, *_CONNECTION, *codes, *guarded})),
+        "responses": _with_id(
+            answers | _error_answers({Code.INTERNAL, *_CONNECTION, *codes, *guarded})
+        ),
     }
     filled = IN_QUERY.get(operation_id, {})
     described["parameters"] = [
@@ -202,26 +204,26 @@ def operation(
     return described
 
 
-def _refusals(codes: set[Code]) -> Schema:
+def _error_answers(codes: set[Code]) -> Schema:
     by_status: dict[int, list[Code]] = {}
     for code in Code:
         if code in codes:
             by_status.setdefault(STATUS_OF[code], []).append(code)
-    refusals: Schema = {}
+    error_answers: Schema = {}
     for status, named in sorted(by_status.items()):
-        told = answer(", ".join(f"`{code.value}`" for code in named), refusal_of(named))
+        response = answer(", ".join(f"`{code.value}`" for code in named), refusal_of(named))
         if any(code in RETRY_AFTER_S for code in named):
-            told["headers"] = {"Retry-After": _header("Retry-After")}
+            response["headers"] = {"Retry-After": _header("Retry-After")}
         elif status == 401:
-            told["headers"] = {"WWW-Authenticate": _header("WWW-Authenticate")}
+            response["headers"] = {"WWW-Authenticate": _header("WWW-Authenticate")}
         for name in (name for code in named for name, _ in PRODUCER_HEADERS.get(code, ())):
             shown = name.decode("ascii").title()
-            told.setdefault("headers", {})[shown] = _header("Producer-Number")
+            response.setdefault("headers", {})[shown] = _header("Producer-Number")
         if Code.STREAM_CLOSED in named:
             for shown in ("Stream-Closed", "Stream-Next-Offset"):
-                told.setdefault("headers", {})[shown] = _header(shown)
-        refusals[str(status)] = told
-    return refusals
+                response.setdefault("headers", {})[shown] = _header(shown)
+        error_answers[str(status)] = response
+    return error_answers
 
 
 def refusal_of(codes: list[Code]) -> Schema:
@@ -231,8 +233,8 @@ def refusal_of(codes: list[Code]) -> Schema:
 
 
 def _with_id(answers: Schema) -> Schema:
-    told = {"X-Request-Id": _header("Request-Id")}
+    response = {"X-Request-Id": _header("Request-Id")}
     return {
-        status: found | {"headers": {**found.get("headers", {}), **told}}
+        status: found | {"headers": {**found.get("headers", {}), **response}}
         for status, found in answers.items()
     }

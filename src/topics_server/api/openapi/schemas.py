@@ -72,17 +72,17 @@ def text(about: str = "", **more: Any) -> Schema:
 def u64(about: str = "", **more: Any) -> Schema:
     """An unsigned 64-bit integer.
 
-    Without an example the reference page makes up the greatest, which JavaScript rounds.
+    Without an example the reference page shows the maximum, which JavaScript rounds.
     """
-    told = {"description": about} if about else {}
+    described = {"description": about} if about else {}
     shown = {} if "default" in more else {"examples": [1]}
-    return {"type": "integer", "minimum": 0, "maximum": U64_MAX} | shown | told | more
+    return {"type": "integer", "minimum": 0, "maximum": U64_MAX} | shown | described | more
 
 
 def boolean(default: bool | None = None, about: str = "") -> Schema:
     """A boolean."""
-    told = {"description": about} if about else {}
-    return {"type": "boolean"} | ({} if default is None else {"default": default}) | told
+    described = {"description": about} if about else {}
+    return {"type": "boolean"} | ({} if default is None else {"default": default}) | described
 
 
 def list_of(items: Schema, **more: Any) -> Schema:
@@ -97,9 +97,9 @@ def config_schema() -> Schema:
         "",
         type=text("Cannot change once set.", enum=_values(TopicType), default="log"),
         ttl_ms=u64("Age after which records expire; 0 is off.", default=_DEFAULTS.ttl_ms),
-        cap_records=u64("Records retained at most; 0 is off.", default=_DEFAULTS.cap_records),
-        cap_bytes=u64("Bytes retained at most; 0 is off.", default=_DEFAULTS.cap_bytes),
-        discard=text("What happens when the topic is full.", enum=_values(Discard), default="old"),
+        cap_records=u64("The most retained records; 0 is off.", default=_DEFAULTS.cap_records),
+        cap_bytes=u64("The most retained bytes; 0 is off.", default=_DEFAULTS.cap_bytes),
+        discard=text("What a full topic does.", enum=_values(Discard), default="old"),
         durable=boolean(
             False, "Short for `durability`: true is `fsync`, false `disk`. `durability` wins."
         ),
@@ -109,7 +109,7 @@ def config_schema() -> Schema:
             "default": None,
             "minimum": -(2**31),
             "maximum": 2**31 - 1,
-            "description": f"Clamped to {PRIORITY_MAX} either way.",
+            "description": f"Clamped to {PRIORITY_MAX} in both directions.",
         },
         auto_priority=boolean(_DEFAULTS.auto_priority),
         auto_create=boolean(_DEFAULTS.auto_create),
@@ -152,16 +152,16 @@ def _watch_request() -> Schema:
     start = object_of(
         "",
         from_seq=u64("Exclusive; 0 is the earliest retained.", default=0),
-        tail=boolean(False, "Start at the head, whatever `from_seq` says."),
+        tail=boolean(False, "Start at the head; overrides `from_seq`."),
     )
     beats = f"Clamped to {HEARTBEAT_MS_MIN}..{HEARTBEAT_MS_MAX}."
     return object_of(
         "topics",
         topics={"type": "object", "minProperties": 1, "additionalProperties": start},
         node=_nodes(),
-        limit=u64("Of one frame; clamped, 0 is the default.", default=DIFF_LIMIT_DEFAULT),
+        limit=u64("Per frame; clamped, 0 is the default.", default=DIFF_LIMIT_DEFAULT),
         max_batch_bytes=u64(
-            f"Of one frame; 0 is {PAGE_BYTES_DEFAULT}, clamped to {PAGE_BYTES_MAX}.",
+            f"Per frame; 0 is {PAGE_BYTES_DEFAULT}, clamped to {PAGE_BYTES_MAX}.",
             default=FRAME_BYTES_DEFAULT,
         ),
         heartbeat_ms=u64(beats, default=HEARTBEAT_MS_DEFAULT),
@@ -169,10 +169,10 @@ def _watch_request() -> Schema:
         include_tags=boolean(False),
         include_data=boolean(True),
         consistency=text(
-            "`strong`: only what is synced.", enum=["eventual", "strong"], default="eventual"
+            "`strong`: only synced records.", enum=["eventual", "strong"], default="eventual"
         ),
-        cursor={"type": ["string", "null"], "description": "An `id` seen before: go on after it."},
-        wait=boolean(False, "Topics that do not exist yet are read from 0 once they do."),
+        cursor={"type": ["string", "null"], "description": "An earlier `id`: continue after it."},
+        wait=boolean(False, "Wait for missing topics; read them from 0."),
     )
 
 
@@ -195,8 +195,8 @@ def _request_schemas() -> Schema:
         tag={"type": ["string", "null"]},
         node={"type": ["string", "null"]},
         meta={"type": ["object", "null"]},
-        delay_ms={"type": ["integer", "null"], "description": "Claimable only after so many ms."},
-        deliver_at_ms={"type": ["integer", "null"], "description": "Claimable only from then on."},
+        delay_ms={"type": ["integer", "null"], "description": "Claimable after this many ms."},
+        deliver_at_ms={"type": ["integer", "null"], "description": "Claimable from this ms on."},
     )
     return {
         "AppendRequest": object_of(
@@ -232,12 +232,12 @@ def _request_schemas() -> Schema:
                 ]
             },
         )
-        | {"description": "At least one of the two; both are joined by AND."},
+        | {"description": "At least one of the two; with both, records must match both."},
     }
 
 
 def _record_schemas() -> Schema:
-    lost = {"description": "Lost by eviction, expiry or damage; inclusive at both ends."}
+    lost = {"description": "Lost by eviction, expiry or damage; both ends inclusive."}
     return {
         "Record": object_of(
             "$seq $ts data",
@@ -245,10 +245,8 @@ def _record_schemas() -> Schema:
             data={},
             meta={"type": "object"},
             **{
-                "$encoding": text(
-                    "Of a record of bytes: `data` is a string of this encoding.", enum=["base64"]
-                ),
-                "$content_type": text("Of a record of bytes: what the bytes are."),
+                "$encoding": text("Record of bytes: the encoding of `data`.", enum=["base64"]),
+                "$content_type": text("Record of bytes: its content type."),
             },
         ),
         "Tombstone": object_of(
@@ -269,7 +267,7 @@ def _answer_schemas() -> Schema:
     place = {"topic": text(), "head_seq": u64(), "earliest_seq": u64()}
     size = {"count": u64(), "bytes": u64()}
     stamp = {"type": ["integer", "null"]}
-    epoch = u64("Which incarnation of the name it is: dropped and made again, it is one more.")
+    epoch = u64("The name's incarnation: one more after each drop and re-creation.")
     row = (
         {"epoch": epoch}
         | place
@@ -296,7 +294,7 @@ def _answer_schemas() -> Schema:
         "path": text("Its path as a stream."),
         "content_type": text(),
         "closed": boolean(),
-        "ttl_s": u64("It ends so many seconds after its last use."),
+        "ttl_s": u64("Seconds from its last use to its end."),
         "expires_at": text("It ends then."),
         "forked_from": _all({"path": text(), "upto_seq": u64()}),
     }
@@ -317,7 +315,7 @@ def _answer_schemas() -> Schema:
         "deduped": boolean(),
         **performance,
     }
-    listed = {
+    row = {
         "topics": list_of(_all(row)),
         "next_cursor": text("Absent on the last page."),
         **performance,
@@ -336,7 +334,7 @@ def _answer_schemas() -> Schema:
     }
     ticket = {
         "ticket": text("With `ticket=true`: opens the stream once, as `?ticket=`."),
-        "ticket_ttl_ms": u64("How long the ticket is good."),
+        "ticket_ttl_ms": u64("How long the ticket is valid."),
     }
     return {
         "WatchSession": _all(
@@ -362,14 +360,14 @@ def _answer_schemas() -> Schema:
         "AppendResult": _all(appended, optional="seqs"),
         "DeleteResult": _all(place | size | {"deleted": u64()} | performance),
         "DropResult": _all(dropped | performance),
-        "TopicList": _all(listed, optional="next_cursor"),
+        "TopicList": _all(row, optional="next_cursor"),
     }
 
 
 def _held(**more: Schema) -> Schema:
     """Leases of a node."""
     return {
-        "node": text("The worker that holds them.", minLength=1),
+        "node": text("The worker that holds the leases.", minLength=1),
         "seqs": list_of(u64(), minItems=1),
         "lease_ids": {
             "type": ["array", "null"],
@@ -409,12 +407,12 @@ def _queue_requests() -> Schema:
         ),
         "RedriveRequest": object_of(
             "",
-            **{"from": text("Where the dead letters are; the queue's dead_letter by default.")},
+            **{"from": text("Default: the queue's `dead_letter`.")},
             seqs=list_of(u64(), minItems=1),
             tag=text("An exact tag."),
             match=match | {"description": "As in a delete."},
             all=boolean(False),
-            after_seq=u64("`next_after_seq` of the call before.", default=0),
+            after_seq=u64("`next_after_seq` of the previous call.", default=0),
             max={"type": "integer", "minimum": 1, "maximum": U32_MAX},
         )
         | {"description": "Exactly one of `seqs`, `tag`, `match` and `all`."},
@@ -439,8 +437,8 @@ def _queue_answers() -> Schema:
         "$node": text(),
         "$tag": text(),
         "deliveries": u64("This one counted."),
-        "$encoding": text("Of a record of bytes: what `data` is a string of.", enum=["base64"]),
-        "$content_type": text("Of a record of bytes: what the bytes are."),
+        "$encoding": text("Record of bytes: the encoding of `data`.", enum=["base64"]),
+        "$content_type": text("Record of bytes: its content type."),
         "data": {},
         "meta": {"type": "object"},
     }
@@ -460,7 +458,7 @@ def _queue_answers() -> Schema:
     }
     deadlines = {"type": "object", "additionalProperties": u64()}
     redriven = {"from": text(), "redriven": u64(), "more": boolean(), "next_after_seq": u64()}
-    listed = {"topic": text(), "leases": list_of(_all(lease)), "next_cursor": text()}
+    row = {"topic": text(), "leases": list_of(_all(lease)), "next_cursor": text()}
     return {
         "QueueCounts": _all(counted | {"delayed": u64(), "dead_lettered": u64()}),
         "ClaimResult": _all(claimed | performance),
@@ -470,7 +468,7 @@ def _queue_answers() -> Schema:
             held | {"extended": u64(), "deadlines": deadlines} | performance, optional="reasons"
         ),
         "RedriveResult": _all(skipped | redriven | performance),
-        "LeaseList": _all(listed | performance, optional="next_cursor"),
+        "LeaseList": _all(row | performance, optional="next_cursor"),
     }
 
 
@@ -486,26 +484,26 @@ def _router_schemas() -> Schema:
             "description": "Copies only records whose tag matches, as in a delete; a string: "
             "exactly this one.",
         },
-        "allow_cycle": boolean(False, "It may close a cycle; copies then end at the hop cap."),
+        "allow_cycle": boolean(False, "May close a cycle; copies then end at the hop cap."),
         "guarantee": guarantee,
     }
-    listed = {"router": text(), **topics, "guarantee": guarantee, "forwarded_total": u64()}
+    row = {"router": text(), **topics, "guarantee": guarantee, "forwarded_total": u64()}
     place = {
         "forwarded_total": u64("Copies made since it was created."),
-        "cursor_seq": u64("Its source is examined up to here."),
-        "lag": u64("Seqs of its source that are not examined yet."),
+        "cursor_seq": u64("The last examined seq of the source."),
+        "lag": u64("Unexamined seqs of the source."),
         "state": text(enum=["running", "stalled"]),
         "reason": object_of("code message", code=text(enum=_codes()), message=text())
-        | {"description": "Why it is stalled; else absent."},
+        | {"description": "Why the router is stalled; absent if it is not."},
     }
-    page = {"routers": list_of(_all(listed)), "next_cursor": text("Absent on the last page.")}
+    page = {"routers": list_of(_all(row)), "next_cursor": text("Absent on the last page.")}
     defined = {"router": text(), **topics, **rules}
     return {
         "RouterRequest": object_of(
             "source dest",
             **topics,
             **rules,
-            create_dest=boolean(True, "Topics that are absent are created."),
+            create_dest=boolean(True, "Create missing topics."),
             **{"from": text("Where a new one starts.", enum=["earliest", "head"], default="head")},
         ),
         "RouterPutResult": _all(
@@ -518,7 +516,7 @@ def _router_schemas() -> Schema:
             "",
             topics={
                 "anyOf": [list_of(text(), maxItems=1000), {"type": "null"}],
-                "description": "Names; left out, every topic that the key may name.",
+                "description": "Names; default: every topic that the key may use.",
             },
         ),
         "SealResult": _all(
@@ -530,7 +528,9 @@ def _router_schemas() -> Schema:
 
 def _other_answers() -> Schema:
     performance = {"performance": ref("Performance")}
-    told = object_of("code message", code=text(enum=_codes()), message=text(), detail=object_of(""))
+    described = object_of(
+        "code message", code=text(enum=_codes()), message=text(), detail=object_of("")
+    )
     labels: Schema = {"type": "object", "additionalProperties": text()}
     labelled = object_of("labels value", labels=labels, value={"type": "number"})
     times = ("server_total_ms", "wal_append_ms", "fsync_ms", "throttle_wait_ms")
@@ -540,10 +540,10 @@ def _other_answers() -> Schema:
             **{name: {"type": "number"} for name in times},
             records_scanned=u64(),
         ),
-        "Error": object_of("error", error=told, performance=ref("Performance")),
+        "Error": object_of("error", error=described, performance=ref("Performance")),
         "Metrics": {
             "type": "object",
-            "description": "Figures by name; the same as in the text.",
+            "description": "Metrics by name; the same as in the text.",
             "properties": {"performance": ref("Performance")},
             "additionalProperties": {"anyOf": [{"type": "number"}, list_of(labelled)]},
         },
@@ -569,7 +569,7 @@ def _codes() -> list[str]:
 
 
 def _config_patch() -> Schema:
-    """`TopicConfig` without defaults, each field nullable: what is left out stays as it is."""
+    """`TopicConfig` without defaults, each field nullable: absent fields stay unchanged."""
     config = config_schema()
     fields = {
         name: {key: value for key, value in field.items() if key != "default"}
@@ -579,14 +579,14 @@ def _config_patch() -> Schema:
         name: field if name == "type" else {"anyOf": [field, {"type": "null"}]}
         for name, field in fields.items()
     }
-    about = "A JSON merge patch: what is left out stays, null gives a field its default."
+    about = "A JSON merge patch: omitted fields stay, null gives a field its default."
     return config | {"properties": nullable, "description": about}
 
 
 def _ignored() -> Schema:
     return list_of(text(maxLength=IGNORED_NAME_CHARS_MAX)) | {
         "maxItems": IGNORED_MEMBERS_MAX,
-        "description": "Members of the body that mean nothing here; absent if there are none.",
+        "description": "Unknown members of the body; absent if there are none.",
     }
 
 

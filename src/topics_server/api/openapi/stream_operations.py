@@ -1,7 +1,7 @@
 """The Durable Streams operations of the OpenAPI document. Pure.
 
-The path is described where the mount is unless it is configured elsewhere, with one parameter that
-may hold slashes, which OpenAPI has no word for. Used by `api/openapi/document`.
+The path is described at the default mount, with one parameter that may hold slashes, which OpenAPI
+cannot express. Used by `api/openapi/document`.
 """
 
 from __future__ import annotations
@@ -42,30 +42,30 @@ def _sent(name: str, schema: Schema, about: str) -> Schema:
     return {"name": name, "in": "header", "schema": schema, "description": about}
 
 
-def _told(about: str, schema: Schema, *, required: bool = False) -> Schema:
-    told: Schema = {"description": about, "schema": schema}
-    return told | {"required": True} if required else told
+def _header(about: str, schema: Schema, *, required: bool = False) -> Schema:
+    header: Schema = {"description": about, "schema": schema}
+    return header | {"required": True} if required else header
 
 
-_NEXT: Final = {"Stream-Next-Offset": _told("Where a read goes on.", _OFFSET, required=True)}
-_IS_CLOSED: Final = {"Stream-Closed": _told("There will never be more.", _CLOSED)}
+_NEXT: Final = {"Stream-Next-Offset": _header("Where a read goes on.", _OFFSET, required=True)}
+_IS_CLOSED: Final = {"Stream-Closed": _header("There will never be more.", _CLOSED)}
 _END: Final = {
     **_NEXT,
     **_IS_CLOSED,
-    "Stream-Up-To-Date": _told("This reaches the stream's end.", _CLOSED),
+    "Stream-Up-To-Date": _header("This answer reaches the stream's end.", _CLOSED),
 }
 _CURSOR: Final = {
-    "Stream-Cursor": _told("To be sent as `cursor` next time.", text(pattern="^[0-9]+$"))
+    "Stream-Cursor": _header("Send it as `cursor` with the next request.", text(pattern="^[0-9]+$"))
 }
 _TAG: Final = {
-    "ETag": _told("Of this page; weak.", text()),
-    "Cache-Control": _told("Whether it may be kept.", text(), required=True),
+    "ETag": _header("Of this page; weak.", text()),
+    "Cache-Control": _header("Whether it may be kept.", text(), required=True),
 }
 _ANSWERED: Final = {
-    "Producer-Epoch": _told("The producer's epoch.", _NUMBER),
-    "Producer-Seq": _told("The highest seq accepted in it.", _NUMBER),
+    "Producer-Epoch": _header("The producer's epoch.", _NUMBER),
+    "Producer-Seq": _header("The highest accepted seq of that epoch.", _NUMBER),
 }
-_CLOSES: Final = _sent("Stream-Closed", text(), "`true`: nothing is appended behind this.")
+_CLOSES: Final = _sent("Stream-Closed", text(), "`true`: close the stream after this.")
 
 
 def stream_paths() -> Schema:
@@ -86,12 +86,15 @@ def _with_body(described: Schema) -> Schema:
 
 def _create() -> Schema:
     headers = {**_NEXT, **_IS_CLOSED}
-    location = {"Location": _told("The stream's URL.", text(), required=True)}
+    location = {"Location": _header("The stream's URL.", text(), required=True)}
     described = operation(
         "createStream",
-        "Create a stream, with the body as its first data, or find it as it is asked for.",
+        "Create a stream with the body as its first data, or confirm an equal existing one.",
         {
-            "200": {"description": "It was there, as it is asked for.", "headers": headers},
+            "200": {
+                "description": "The stream exists with the requested properties.",
+                "headers": headers,
+            },
             "201": {"description": "It was created.", "headers": headers | location},
         },
         tag="streams",
@@ -101,16 +104,24 @@ def _create() -> Schema:
             _sent(
                 "Stream-TTL",
                 {"type": "integer", "minimum": 0, "maximum": STREAM_TTL_S_MAX},
-                "Seconds without use after which it ends.",
+                "Seconds without use after which the stream expires.",
             ),
-            _sent("Stream-Expires-At", text(), "When it ends (RFC 3339); not with a TTL."),
+            _sent(
+                "Stream-Expires-At",
+                text(),
+                "When the stream expires (RFC 3339); not together with a TTL.",
+            ),
             _CLOSES,
-            _sent("Stream-Forked-From", text(), "The path of the URL of a stream to begin as."),
-            _sent("Stream-Fork-Offset", _OFFSET, "Up to where; its end by default."),
+            _sent("Stream-Forked-From", text(), "The URL path of the stream to fork."),
+            _sent(
+                "Stream-Fork-Offset",
+                _OFFSET,
+                "The offset at which the fork begins; default: the source's end.",
+            ),
             _sent(
                 "Stream-Fork-Sub-Offset",
                 {"type": "integer", "minimum": 0},
-                "So many messages, or bytes of one, beyond that offset.",
+                "This many messages, or bytes of one, beyond that offset.",
             ),
         ),
     )
@@ -143,12 +154,12 @@ def _append() -> Schema:
             _sent(
                 "Stream-Seq",
                 text(minLength=1, maxLength=STREAM_SEQ_BYTES_MAX),
-                "Higher, byte by byte, than that of every append before.",
+                "Must be higher, compared byte by byte, than that of every earlier append.",
             ),
             _sent(
                 "Idempotency-Key",
                 text(minLength=1, maxLength=IDEMPOTENCY_KEY_CHARS_MAX),
-                "What was appended under it within the topic's window is not appended again.",
+                "The server does not append again under the same key within the topic's window.",
             ),
             _sent(
                 "Producer-Id",
@@ -167,22 +178,22 @@ def _read() -> Schema:
     about = f"A page: an array of a JSON stream's messages, or bytes; {events}."
     return operation(
         "readStream",
-        "A page of a stream, at once or once there is one, or what comes as events.",
+        "A page of a stream, at once or by long-polling, or a stream of events.",
         {
             "200": {
                 "description": about,
                 "headers": {
-                    name: told | {"required": False}
-                    for name, told in {**_END, **_CURSOR, **_TAG}.items()
+                    name: header | {"required": False}
+                    for name, header in {**_END, **_CURSOR, **_TAG}.items()
                 },
                 "content": {_ANY: {}, STREAM: {"schema": text()}},
             },
             "204": {
-                "description": "A long-poll's time is up, or the stream is closed: nothing came.",
+                "description": "No message: the long-poll's time is up, or the stream is closed.",
                 "headers": {**_END, **_CURSOR},
             },
             "304": {
-                "description": "The page is still the one that `If-None-Match` names.",
+                "description": "The page has not changed since the `ETag` in `If-None-Match`.",
                 "headers": {**_END, **_TAG},
             },
         },
@@ -193,15 +204,15 @@ def _read() -> Schema:
             query(
                 "offset",
                 text(pattern="^(-1|now|[0-9]{1,20}_[0-9]{1,20})$"),
-                "Read behind it: what an answer said, `-1` (the beginning, as none), `now`.",
+                "Read after this offset: from an answer, `-1` (default: the beginning), or `now`.",
             ),
             query(
                 "live",
                 {"type": "string", "enum": ["long-poll", "sse"]},
-                "Wait for more, or stream it; takes an `offset`.",
+                "Wait for messages, or stream them; needs an `offset`.",
             ),
-            query("cursor", text(), "The last `Stream-Cursor`, or `streamCursor` of events."),
-            _sent("If-None-Match", text(), "The `ETag` of a page that is there already."),
+            query("cursor", text(), "The last `Stream-Cursor`, or `streamCursor` of an event."),
+            _sent("If-None-Match", text(), "The `ETag` of a page that the client has."),
         ),
     )
 
@@ -209,7 +220,7 @@ def _read() -> Schema:
 def _delete() -> Schema:
     return operation(
         "deleteStream",
-        "Remove a stream with everything it holds.",
+        "Remove a stream with all its data.",
         {"204": {"description": "It is gone."}},
         tag="streams",
         scopes=("delete",),

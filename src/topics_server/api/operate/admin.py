@@ -10,12 +10,12 @@ from typing import Final
 
 import msgspec
 
-from topics_server.api.application import Request, Response
 from topics_server.api.context import ServerState, StorePort
 from topics_server.api.messages.bounded_lists import check_items
 from topics_server.api.messages.requests import decode_body
 from topics_server.api.messages.responses import render_json
 from topics_server.api.readiness import admit
+from topics_server.api.request import Request, Response
 from topics_server.auth.authorize import check_name
 from topics_server.values.errors import Code, StorageError, TopicsError, invalid
 from topics_server.values.limits import PAGE_SIZE_MAX, SEAL_TOPICS_MAX
@@ -35,7 +35,7 @@ _LISTS: Final[msgspec.json.Decoder[msgspec.Struct]] = msgspec.json.Decoder(_List
 
 
 async def seal(state: ServerState, request: Request) -> Response:
-    """`POST /v0/admin/seal`: seal now; no body, or none named, is every topic the key may name."""
+    """`POST /v0/admin/seal`: seal now; without a body or names, every topic of the caller."""
     store = admit(state)
     assert state.sealing is not None, "ready means there is a sealer"
     check_items(request.body, _LISTS, {"topics": SEAL_TOPICS_MAX})
@@ -50,8 +50,8 @@ async def seal(state: ServerState, request: Request) -> Response:
         raise TopicsError(
             Code.STORAGE_READ_ONLY, f"not everything could be sealed: {error}"
         ) from error
-    told = {"topics": len(names), "segments": segments, "unsealed_records": unsealed}
-    return Response(200, render_json(told, request.elapsed_ms()))
+    fields = {"topics": len(names), "segments": segments, "unsealed_records": unsealed}
+    return Response(200, render_json(fields, request.elapsed_ms()))
 
 
 def _all_names(store: StorePort, request: Request) -> list[str]:
@@ -68,13 +68,13 @@ def _all_names(store: StorePort, request: Request) -> list[str]:
 
 
 def _checked(store: StorePort, request: Request, asked: list[str]) -> list[str]:
-    """The names as they are, once each; raises for one that is none, not allowed or not there."""
+    """The names, once each; raises for one that is invalid, not allowed or unknown."""
     if len(asked) > SEAL_TOPICS_MAX:
         raise invalid(f"at most {SEAL_TOPICS_MAX} topics at once", "topics")
     for number, name in enumerate(asked):
         field = f"topics[{number}]"
         if not is_topic_name(name):
-            raise invalid("is no name of a topic", field)
+            raise invalid("is not a topic name", field)
         check_name(request.caller, name, field)
         store.state(name, touch=False)
     return list(dict.fromkeys(asked))

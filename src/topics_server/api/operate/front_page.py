@@ -1,7 +1,7 @@
 """The page at `/`, for a browser and for curl.
 
-As open as the probes, since it tells nothing but what is in this repository. Called through the
-route table in `api/routes`.
+As open as the probes: it shows nothing that is not in this repository. Called through the route
+table in `api/routes`.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from functools import cache
 from importlib.metadata import version
 from typing import Final
 
-from topics_server.api.application import Request, Response
 from topics_server.api.context import ServerState
+from topics_server.api.request import Request, Response
 
 _HTML: Final = b"text/html; charset=utf-8"
 _TEXT: Final = b"text/plain; charset=utf-8"
@@ -27,7 +27,7 @@ _HEADERS: Final = (
     (b"cache-control", b"no-cache"),
     (b"vary", b"accept"),
 )
-# A name of the server as clients send it: only such a one is repeated on the page.
+# A valid name of the server: only such a name is repeated on the page.
 _HOST: Final = re.compile(rb"[A-Za-z0-9.:\[\]-]{1,255}")
 _ABOUT: Final = "An event store behind plain HTTP: append, read from any position, delete by tag."
 # The README's first lines.
@@ -73,10 +73,11 @@ pre {{ overflow-x: auto; padding: .75rem; border: 1px solid #8886; border-radius
 
 
 def page(_state: ServerState, request: Request) -> Response:
-    """`GET /`: HTML for who asks for it by name, else text."""
+    """`GET /`: HTML for a client that asks for it by name, else text."""
     accept = request.headers.get(b"accept", b"").lower()
     host = request.headers.get(b"host", b"")
     origin = "http://" + (host.decode() if _HOST.fullmatch(host) else "localhost:4000")
+    origin += request.prefix.decode("latin-1")
     if b"text/html" in accept:
         return Response(200, _as_html(origin), _HEADERS, _HTML)
     return Response(200, _as_text(origin), _HEADERS, _TEXT)

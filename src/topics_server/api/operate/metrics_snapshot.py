@@ -1,9 +1,8 @@
 """Gathers the metrics snapshot of a scrape.
 
-What is counted as it happens is taken as it is. What has to be looked through (topics, routers,
-leases, readers) is looked through in slices, between which the loop serves others: so the facts of
-one scrape are of moments that lie a few milliseconds apart. What lies on the disk is summed up on a
-thread. Called by `api/operate/probes`.
+Counters are copied. Facts that need a scan (topics, routers, leases, readers) are gathered in
+slices, between which the loop serves others, so the facts of one scrape are a few milliseconds
+apart. A thread sums up the files on disk. Called by `api/operate/probes`.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from itertools import islice
 from typing import Final, TypeVar
 
 from topics_server.api.context import Routers, ServerState, StorePort
-from topics_server.api.visibility import list_topics
+from topics_server.api.messages.visibility import list_topics
 from topics_server.api.watch.broadcast import BroadcastStream, Fanout
 from topics_server.auth.api_keys import EVERYBODY, Caller
 from topics_server.engine.answers import TopicState
@@ -34,14 +33,17 @@ from topics_server.runtime.metrics import (
     WatchFacts,
 )
 
-# Rows that are looked at before others have their turn: well below a millisecond.
+# Rows that are scanned in one loop turn: well below a millisecond.
 _SLICE: Final = 50
 
 T = TypeVar("T")
 
 
 async def facts_of(state: ServerState, version: str, caller: Caller = EVERYBODY) -> Facts:
-    """Everything a scrape shows, in any phase; of single topics and routers only the caller's."""
+    """All facts of a scrape, in any phase.
+
+    Topics and routers only as far as the caller may see them.
+    """
     store = state.store if state.phase != "replaying" else None
     progress = 1.0 if store is not None else min(1.0, max(0.0, state.progress()))
     sessions, queues, routers, fanout = state.sessions, state.queues, state.routers, state.fanout
@@ -67,14 +69,14 @@ async def facts_of(state: ServerState, version: str, caller: Caller = EVERYBODY)
 
 
 def _connection_facts(state: ServerState) -> ConnectionFacts:
-    patience = state.patience
+    timeouts = state.timeouts
     return ConnectionFacts(
-        patience.open,
-        patience.most,
-        dict(patience.timeouts),
-        patience.evicted,
-        patience.refused,
-        0 if state.inbox is None else state.inbox.put_off,
+        timeouts.open,
+        timeouts.most,
+        dict(timeouts.timeouts),
+        timeouts.evicted,
+        timeouts.refused,
+        0 if state.read_scheduler is None else state.read_scheduler.put_off,
         state.uploads.held_bytes,
         state.uploads.max_bytes,
         state.uploads.refused,
@@ -82,26 +84,26 @@ def _connection_facts(state: ServerState) -> ConnectionFacts:
 
 
 def _pressure_facts(throttle: Throttle) -> PressureFacts:
-    parking = throttle.parking
+    wait_queue = throttle.wait_queue
     return PressureFacts(
         loop_lag_ms=throttle.lag_ms,
         backlog_bytes=throttle.backlog_bytes,
         pressure=throttle.pressure,
-        waiting=parking.waiting,
-        waiting_bytes=parking.held_bytes,
-        parked=throttle.parked_total,
+        waiting=wait_queue.waiting,
+        waiting_bytes=wait_queue.held_bytes,
+        queued=throttle.queued_total,
         throttled=dict(throttle.throttled_total),
-        fair=parking.fair_total,
+        fair=wait_queue.fair_total,
         threshold=throttle.threshold,
     )
 
 
-def _asked(told: Callable[[], T] | None) -> T | None:
-    return None if told is None else told()
+def _asked(source: Callable[[], T] | None) -> T | None:
+    return None if source is None else source()
 
 
 async def _last(steps: Iterator[int]) -> int:
-    """The last of what each step tells; others have their turn between steps."""
+    """The last value of `steps`; other tasks run between steps."""
     total = 0
     for so_far in steps:
         total = so_far
@@ -134,11 +136,11 @@ async def _store_facts(store: StorePort, caller: Caller) -> StoreFacts:
 
 def _topic_facts(topic: TopicState) -> TopicMetrics:
     queue = topic.queue
-    told = None
+    facts = None
     if queue is not None:
-        told = QueueFacts(queue.ready, queue.in_flight, queue.delayed, queue.dead_lettered)
+        facts = QueueFacts(queue.ready, queue.in_flight, queue.delayed, queue.dead_lettered)
     return TopicMetrics(
-        topic.name, topic.head_seq, topic.earliest_seq, topic.count, topic.bytes, told
+        topic.name, topic.head_seq, topic.earliest_seq, topic.count, topic.bytes, facts
     )
 
 
@@ -169,7 +171,7 @@ async def _routers_facts(routers: Routers, caller: Caller) -> RoutersFacts:
 
 
 async def _watch_facts(fanout: Fanout) -> WatchFacts:
-    """How far behind the readers of open streams are."""
+    """The lag of the readers of open streams."""
     behind = lag_max = lag_sum = 0
     lags = _lags(fanout, tuple(fanout.streams))
     while chunk := list(islice(lags, _SLICE)):
@@ -184,4 +186,4 @@ async def _watch_facts(fanout: Fanout) -> WatchFacts:
 def _lags(fanout: Fanout, streams: tuple[BroadcastStream, ...]) -> Iterator[int]:
     for stream in streams:
         for cursor in tuple(stream.cursors.values()):
-            yield fanout.feeds.lag_of(cursor)
+            yield fanout.dispatcher.lag_of(cursor)

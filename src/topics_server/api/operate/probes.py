@@ -9,11 +9,11 @@ import asyncio
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 
-from topics_server.api.application import Request, Response
 from topics_server.api.context import ServerState
 from topics_server.api.messages.responses import render_json
 from topics_server.api.operate.metrics_snapshot import facts_of
 from topics_server.api.readiness import refusal
+from topics_server.api.request import Request, Response
 from topics_server.runtime.clock import monotonic_ms
 from topics_server.runtime.metrics import TEXT_TYPE
 from topics_server.runtime.prometheus import as_text, as_values
@@ -22,7 +22,7 @@ from topics_server.values.errors import Code, TopicsError
 
 @cache
 def server_version() -> str:
-    """The installed version; a tree that was never installed says so."""
+    """The installed version; a tree that was never installed reports that."""
     try:
         return version("topics-server")
     except PackageNotFoundError:
@@ -30,32 +30,32 @@ def server_version() -> str:
 
 
 def health(state: ServerState, request: Request) -> Response:
-    """`GET /v0/health`: the process serves."""
-    told = {"status": "ok", "version": server_version(), "uptime_ms": _uptime_ms(state)}
-    return Response(200, render_json(told, request.elapsed_ms()))
+    """`GET /v0/health`: the process is running."""
+    fields = {"status": "ok", "version": server_version(), "uptime_ms": _uptime_ms(state)}
+    return Response(200, render_json(fields, request.elapsed_ms()))
 
 
 def ready(state: ServerState, request: Request) -> Response:
-    """`GET /v0/ready`: whether requests are taken, and what is degraded and why."""
+    """`GET /v0/ready`: whether requests are taken, and the reasons of a degraded state."""
     if state.phase != "ready":
         raise refusal(state)
     store = state.store
     assert store is not None
-    told = {"status": "ready", "wal_replay_complete": True, "topics": store.topic_count}
+    fields = {"status": "ready", "wal_replay_complete": True, "topics": store.topic_count}
     read_only = list(store.read_only_shards())
     reasons = list(state.reasons())
     if read_only:
         reasons.insert(0, "a sync failed: shards are read-only until a restart")
-        told["read_only_shards"] = read_only
+        fields["read_only_shards"] = read_only
     if reasons:
-        told |= {"status": "degraded", "reasons": reasons}
+        fields |= {"status": "degraded", "reasons": reasons}
     if read_only and state.settings.ready_degraded != 200:
         raise TopicsError(
             Code.STORAGE_READ_ONLY,
             "a part of the storage takes no writes until a restart",
-            told,
+            fields,
         )
-    return Response(200, render_json(told, request.elapsed_ms()))
+    return Response(200, render_json(fields, request.elapsed_ms()))
 
 
 async def metrics(state: ServerState, request: Request) -> Response:
@@ -64,12 +64,12 @@ async def metrics(state: ServerState, request: Request) -> Response:
     if wants_json(request.headers.get(b"accept")):
         values = await asyncio.to_thread(as_values, facts)
         return Response(200, render_json(values, request.elapsed_ms()))
-    # A thousand topics take milliseconds to print: not on the loop.
+    # A thousand topics take milliseconds to render: not on the loop.
     return Response(200, await asyncio.to_thread(as_text, facts), content_type=TEXT_TYPE)
 
 
 def wants_json(accept: bytes | None) -> bool:
-    """Whether JSON is named, and before plain text where both are."""
+    """Whether the client accepts JSON, and prefers it to plain text."""
     if accept is None:
         return False
     named = [offer.partition(b";")[0].strip().lower() for offer in accept.split(b",")]

@@ -1,9 +1,9 @@
 """The API reference page at `/v0/docs` and its files.
 
 The page is Swagger UI, whose files an installed package carries (`swagger-ui-py`; its code is never
-imported); it reads `/v0/openapi.json` beside it. Nothing else can be loaded or called: the content
-policy names this server only. As open as the probes, as it tells nothing but what is in this
-repository. Called through the route table in `api/routes`.
+imported); it reads `/v0/openapi.json` beside it. The page cannot load or call anything else: the
+content policy names this server only. As open as the probes, as it shows nothing that is not in
+this repository. Called through the route table in `api/routes`.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
-from topics_server.api.application import Request, Response
 from topics_server.api.context import ServerState
 from topics_server.api.openapi.examples import WID
+from topics_server.api.request import Request, Response
 from topics_server.values.errors import Code, TopicsError
 
 _HTML: Final = b"text/html; charset=utf-8"
-# Files of the package that the page loads, and what they are.
+# Files of the package that the page loads, and their content types.
 _FILES: Final = {
     "swagger-ui-bundle.js": b"text/javascript; charset=utf-8",
     "swagger-ui.css": b"text/css; charset=utf-8",
     "favicon-32x32.png": b"image/png",
 }
 _START: Final = "start.js"
-# Swagger UI sets styles from its script and has pictures in its style sheet.
+# Swagger UI sets styles from its script and has images in its style sheet.
 POLICY: Final = (
     b"default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; "
     b"img-src 'self' data:; connect-src 'self'; base-uri 'none'; form-action 'none'; "
@@ -55,9 +55,10 @@ _PAGE: Final = b"""<!doctype html>
 </body>
 </html>
 """
-# `validatorUrl`: else the page would show the description to a host of others. What the page could
-# not show by itself, `send` does: it ends an event stream after three seconds, and it opens the
-# WebSocket for one ping. The example of a session's id stands for the session made last.
+# `validatorUrl`: otherwise the page would send the description to a foreign host. `send` handles
+# the operations that the page cannot show by itself: it ends an event stream after three seconds,
+# and it opens the WebSocket for one ping. The example of a session's id is replaced with the last
+# session made.
 _SCRIPT: Final = b"""const example = "%s";
 let session = example;
 

@@ -1,9 +1,9 @@
 """Queue routes (§10): claim, ack, nack, extend, push stream, leases, redrive.
 
-Plain functions of the server's state and one request. An ack, nack, extend or redrive that was
-begun goes on whether or not its client stays; a claim that waits ends when its client hangs up or
-loses its key, and so does a push stream, whose jobs are released at once. Called through the route
-table in `api/routes`.
+Plain functions of the server's state and one request. A started ack, nack, extend or redrive
+continues when its client disconnects. A waiting claim ends when its client disconnects or loses its
+key; so does a push stream, whose jobs are released at once. Called through the route table in
+`api/routes`.
 """
 
 from __future__ import annotations
@@ -12,8 +12,6 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Final, cast
 
-from topics_server.api.application import Answer, EventStream, Receive, Request, Response, Send
-from topics_server.api.client_wait import end, released
 from topics_server.api.context import ServerState
 from topics_server.api.messages.requests import query_page_size
 from topics_server.api.queues.requests import (
@@ -37,8 +35,17 @@ from topics_server.api.queues.responses import (
     render_nacked,
     render_redriven,
 )
-from topics_server.api.readiness import ConnectionSlot, admit, check_accepts_stream
-from topics_server.api.stream_readiness import until_ready
+from topics_server.api.readiness import ConnectionSlot, admit, check_accepts_stream, until_ready
+from topics_server.api.request import (
+    Answer,
+    EventStream,
+    Receive,
+    Request,
+    Response,
+    Send,
+    end,
+    released,
+)
 from topics_server.api.watch.broadcast import FAILED, BroadcastStream
 from topics_server.api.watch.send_queue import Send as DrivenSend
 from topics_server.api.watch.sse import RETRY, REVOKED, SSE, STREAM_HEADERS, error_frame
@@ -46,6 +53,7 @@ from topics_server.auth.api_keys import Caller
 from topics_server.auth.authorize import check_name
 from topics_server.engine.topic.topic import Topic
 from topics_server.http.error_responses import status_of
+from topics_server.http.sockets import until_left
 from topics_server.queue.answers import LeasedJob
 from topics_server.queue.push import Push
 from topics_server.queue.service import QueueService
@@ -54,7 +62,7 @@ from topics_server.values.errors import Code, TopicsError
 from topics_server.values.query_string import parse_query
 
 _HEARTBEAT_MS: Final = 15_000
-# What the stream says when there is no such queue any more (§10.8).
+# The stream's last event when the topic is no longer a queue (§10.8).
 _NO_QUEUE: Final = error_frame(409, "the topic is no longer a queue")
 
 
@@ -73,7 +81,7 @@ async def claim(state: ServerState, request: Request) -> Response:
     """`POST /v0/topics/{topic}/claim`: lease jobs to a node."""
     queues, limits = _admitted(state)
     if state.throttle.is_active:
-        request.parked_ms = await state.throttle.turn(request.name, len(request.body))
+        request.throttle_wait_ms = await state.throttle.turn(request.name, len(request.body))
     asked = decode_claim(request.body, limits)
     done = await queues.claim(
         request.name,
@@ -85,7 +93,7 @@ async def claim(state: ServerState, request: Request) -> Response:
     )
     if done is None:
         end(request)
-    waited_ms = request.parked_ms or 0.0
+    waited_ms = request.throttle_wait_ms or 0.0
     body = render_claimed(request.name, done.jobs, done.ready, request.elapsed_ms(), waited_ms)
     return Response(200, body)
 
@@ -99,7 +107,7 @@ async def ack(state: ServerState, request: Request) -> Response:
 
 
 async def nack(state: ServerState, request: Request) -> Response:
-    """`POST /v0/topics/{topic}/nack`: give jobs back."""
+    """`POST /v0/topics/{topic}/nack`: release jobs."""
     queues, limits = _admitted(state)
     asked = decode_nack(request.body, limits)
     done = await queues.nack(
@@ -114,7 +122,7 @@ async def nack(state: ServerState, request: Request) -> Response:
 
 
 async def extend(state: ServerState, request: Request) -> Response:
-    """`POST /v0/topics/{topic}/extend`: hold jobs for longer."""
+    """`POST /v0/topics/{topic}/extend`: extend leases."""
     queues, limits = _admitted(state)
     asked = decode_extend(request.body, limits)
     done = await queues.extend(
@@ -129,7 +137,7 @@ async def extend(state: ServerState, request: Request) -> Response:
 
 
 async def redrive(state: ServerState, request: Request) -> Response:
-    """`POST /v0/topics/{topic}/redrive`: make dead letters of this queue jobs again."""
+    """`POST /v0/topics/{topic}/redrive`: turn dead letters of this queue into jobs again."""
     queues, limits = _admitted(state)
     asked = decode_redrive(request.body, request.name, limits)
     done = await queues.redrive(
@@ -144,7 +152,7 @@ async def redrive(state: ServerState, request: Request) -> Response:
 
 
 def _source(state: ServerState, request: Request, source: str | None) -> str | None:
-    """Where a redrive takes letters from; raises `forbidden` if the caller may not name it."""
+    """The source of a redrive; raises `forbidden` if the caller may not name it."""
     caller = request.caller
     if source is not None:
         check_name(caller, source, "from")
@@ -153,14 +161,14 @@ def _source(state: ServerState, request: Request, source: str | None) -> str | N
         if source is not None and not caller.may_name(source):
             raise TopicsError(
                 Code.FORBIDDEN,
-                "the queue's dead_letter topic is outside of the names that the key may touch",
+                "the key gives no access to the queue's dead_letter topic",
                 {"field": "from"},
             )
     return source
 
 
 async def leases(state: ServerState, request: Request) -> Response:
-    """`GET /v0/topics/{topic}/leases`: who holds what until when."""
+    """`GET /v0/topics/{topic}/leases`: the leases with holder and deadline."""
     queues, _ = _admitted(state)
     query = parse_query(request.query)
     page = await queues.leases(
@@ -177,7 +185,7 @@ async def leases(state: ServerState, request: Request) -> Response:
 async def work(state: ServerState, request: Request) -> Answer:
     """`GET /v0/topics/{topic}/work`: jobs as they come, at most `max` in flight.
 
-    While the journal is replayed it waits, as a GET of a watch session does.
+    During replay it waits, as a GET of a watch session does.
     """
     check_accepts_stream(request.headers.get(b"accept"))
     asked = query_work(parse_query(request.query), _limits(state))
@@ -199,7 +207,7 @@ async def _nothing(_receive: Receive, _send: Send) -> None:
 
 
 class WorkerStream:
-    """One push stream: what its `Push` claims, as frames on a connection."""
+    """One push stream: sends the jobs that its `Push` claims as frames."""
 
     __slots__ = ("_asked", "_caller", "_push", "_queues", "_state", "_stream", "_topic")
 
@@ -221,11 +229,11 @@ class WorkerStream:
         self._stream: BroadcastStream
 
     async def run(self, receive: Receive, send: Send) -> None:
-        """Stream until the client leaves or the stream is ended."""
+        """Stream until the client disconnects or the stream ends."""
         asked = self._asked
         fanout, _ = self._state.watching()
         stream = self._stream = fanout.open(
-            # The stream runs sends by hand: each is a coroutine, not just any awaitable.
+            # The stream runs sends by hand: they must be coroutines.
             cast(DrivenSend, send),
             SSE,
             heartbeat_ms=_HEARTBEAT_MS,
@@ -240,7 +248,8 @@ class WorkerStream:
             tell=self._tell,
         )
         try:
-            # The head may have waited for its socket, and meanwhile the server may be going down.
+            # The head may have waited for its socket, and meanwhile the server may have begun to
+            # shut down.
             if self._state.phase != "ready":
                 stream.end(at_once=True)
             elif not self._caller.until_revoked(self._revoke):
@@ -248,16 +257,14 @@ class WorkerStream:
             else:
                 stream.push(RETRY + SSE.heartbeat(now_ms()))
                 push.start()
-            # A stream that was ended is told as a disconnect, too.
-            while (await receive())["type"] != "http.disconnect":
-                pass
+            await until_left(receive, send)
         finally:
             self._caller.forget(self._revoke)
             push.close()
             stream.close()
 
     def _revoke(self) -> None:
-        """The key is no more what it was: its jobs are others'."""
+        """The key was revoked or changed: release its jobs."""
         self._push.close()
         self._stream.end(REVOKED)
 
@@ -271,12 +278,12 @@ class WorkerStream:
             self._push.close()
 
     def _tell(self, error: TopicsError, is_last: bool) -> None:
-        """Send an error frame, and end with it if it is the last."""
+        """Send an error frame, and end the stream if it is the last one."""
         if error.code is Code.TOPIC_NOT_FOUND:
-            told = _NO_QUEUE
+            frame = _NO_QUEUE
         else:
-            told = error_frame(status_of(error), error.message)
+            frame = error_frame(status_of(error), error.message)
         if is_last:
-            self._stream.end(told, FAILED)
+            self._stream.end(frame, FAILED)
         else:
-            self._stream.push(told)
+            self._stream.push(frame)

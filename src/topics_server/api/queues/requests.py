@@ -51,7 +51,7 @@ class QueueLimits(msgspec.Struct, frozen=True):
 
 
 class ClaimRequest(msgspec.Struct, frozen=True):
-    """Who claims how many; `lease_ms`: None is the topic's own."""
+    """A claim by a node for up to so many jobs; `lease_ms`: None is the topic's setting."""
 
     node: str
     max_jobs: int
@@ -62,9 +62,9 @@ class ClaimRequest(msgspec.Struct, frozen=True):
 class HeldRequest(msgspec.Struct, frozen=True):
     """Leases of a node: an ack, a nack (after `delay_ms`) or an extend (to `lease_ms`).
 
-    `error`: why a nack gives the jobs back, cut to `NACK_ERROR_BYTES_MAX`, empty if it does not
-    say. `lease_ids`: one a seq, if the node shows by which lease it holds each. `no_more`: the push
-    streams that these jobs came over are to bring no others.
+    `error`: the reason of a nack, cut to `NACK_ERROR_BYTES_MAX`; empty without one. `lease_ids`:
+    one for each seq, if the node names the lease of each job. `no_more`: the push streams of these
+    jobs are to deliver no others.
     """
 
     node: str
@@ -77,10 +77,10 @@ class HeldRequest(msgspec.Struct, frozen=True):
 
 
 class RedriveRequest(msgspec.Struct, frozen=True):
-    """Which dead letters go back: by seqs, by tag, or (neither) all of them.
+    """The dead letters to move back: by seqs, by tag, or (neither) all of them.
 
-    `source`: the topic they are in, None for the queue's own dead-letter topic. Only those behind
-    `after_seq`, at most `max_jobs`.
+    `source`: the topic that holds them, None for the queue's own dead-letter topic. Only those
+    behind `after_seq`, at most `max_jobs`.
     """
 
     source: str | None
@@ -127,7 +127,7 @@ _ABSENT: Final = msgspec.Raw(b"")
 
 
 class _Lists(msgspec.Struct, gc=False):
-    """What a body lists, as it was sent."""
+    """The lists of a body, as they were sent."""
 
     seqs: msgspec.Raw = _ABSENT
     lease_ids: msgspec.Raw = _ABSENT
@@ -173,7 +173,7 @@ def decode_nack(body: bytes, limits: QueueLimits) -> HeldRequest:
 
 
 def _cut(error: str) -> str:
-    """As many whole characters as are kept: a nack never fails for its reason."""
+    """Cut the reason after a whole character: a nack never fails because of its reason."""
     kept = error.encode()[:NACK_ERROR_BYTES_MAX]
     return kept.decode(errors="ignore")
 
@@ -236,7 +236,7 @@ def encode_leases_cursor(after_seq: int) -> str:
 
 
 def query_leases_cursor(query: Mapping[str, str]) -> int:
-    """The seq behind which a page of leases starts; raises for what we never gave out."""
+    """The seq after which a page of leases starts; raises for an invalid cursor."""
     sent = query.get("cursor")
     if sent is None:
         return 0
@@ -263,7 +263,7 @@ def _held(sent: _Held, limits: QueueLimits) -> tuple[str, list[int], list[int] |
 
 
 def _check_lists(body: bytes, limits: QueueLimits) -> None:
-    """Refuse what lists too much, before it is built."""
+    """Refuse a body with too many items, before it is built."""
     if len(body) <= SHORT_BODY_BYTES_MAX:
         return
     most = {"seqs": limits.max_claim, "lease_ids": limits.max_claim, "match": MATCH_PARTS}
@@ -286,7 +286,7 @@ def _seqs(seqs: Sequence[int], limits: QueueLimits) -> list[int]:
     if len(seqs) > limits.max_claim:
         raise TopicsError(
             Code.BATCH_TOO_LARGE,
-            f"{len(seqs)} seqs are more than {limits.max_claim}",
+            f"seqs has {len(seqs)} items; the limit is {limits.max_claim}",
             {"field": "seqs", "max_claim": limits.max_claim},
         )
     for index, seq in enumerate(seqs):
@@ -297,7 +297,7 @@ def _seqs(seqs: Sequence[int], limits: QueueLimits) -> list[int]:
 def _node(node: str, limits: QueueLimits) -> str:
     if not node:
         raise invalid("node must not be empty", "node")
-    # Lone surrogates never get here: bodies and queries are UTF-8.
+    # Lone surrogates never reach this: bodies and queries are UTF-8.
     check_node(node, limits.max_node_bytes)
     return node
 

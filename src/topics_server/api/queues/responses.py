@@ -1,7 +1,7 @@
 """Responses and stream frames of queue routes (§10). Pure.
 
 A job is rendered once, as a member of a claim's answer or as a `job` event of a push stream; its
-`data` and `meta` are spliced in as they were sent; bytes are base64, as in a diff. Called by
+`data` and `meta` are copied verbatim; bytes are base64, as in a diff. Called by
 `api/queues/handlers`.
 """
 
@@ -48,7 +48,7 @@ def render_job(job: LeasedJob) -> bytes:
 
 
 def render_claimed(
-    name: str, jobs: Sequence[LeasedJob], ready: int, total_ms: float, parked_ms: float = 0.0
+    name: str, jobs: Sequence[LeasedJob], ready: int, total_ms: float, throttle_wait_ms: float = 0.0
 ) -> bytes:
     """The answer to a claim (§10.2)."""
     return b"".join(
@@ -56,7 +56,7 @@ def render_claimed(
             b'{"topic":"%b","claimed":[' % name.encode("ascii"),
             b",".join([b"{%b}" % render_job(job) for job in jobs]),
             b'],"count":%d,"ready":%d,"performance":{"server_total_ms":%.3f,'
-            b'"throttle_wait_ms":%.3f}}' % (len(jobs), ready, total_ms, parked_ms),
+            b'"throttle_wait_ms":%.3f}}' % (len(jobs), ready, total_ms, throttle_wait_ms),
         )
     )
 
@@ -69,7 +69,7 @@ def job_frame(name: str, job: LeasedJob) -> bytes:
 
 def render_acked(name: str, done: AckResult, total_ms: float) -> bytes:
     """The answer to an ack (§10.4)."""
-    told: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "topic": name,
         "acked": done.acked,
         "skipped": done.skipped,
@@ -82,11 +82,11 @@ def render_acked(name: str, done: AckResult, total_ms: float) -> bytes:
             "fsync_ms": round(done.sync_ms, 3),
         },
     }
-    return _encode(told)
+    return _encode(fields)
 
 
 def _reasons(skipped: Sequence[int], reasons: Sequence[SkipReason]) -> dict[str, Any]:
-    """By seq, why it was skipped; absent where nothing was."""
+    """By seq, why it was skipped; absent if none was."""
     if not skipped:
         return {}
     return {"reasons": {str(seq): why for seq, why in zip(skipped, reasons, strict=True)}}
@@ -94,7 +94,7 @@ def _reasons(skipped: Sequence[int], reasons: Sequence[SkipReason]) -> dict[str,
 
 def render_nacked(name: str, done: NackResult, total_ms: float) -> bytes:
     """The answer to a nack (§10.5)."""
-    told = {
+    fields = {
         "topic": name,
         "nacked": done.nacked,
         "skipped": done.skipped,
@@ -102,24 +102,24 @@ def render_nacked(name: str, done: NackResult, total_ms: float) -> bytes:
         "ready": done.counts.ready,
         "in_flight": done.counts.in_flight,
     }
-    return render_json(told, total_ms)
+    return render_json(fields, total_ms)
 
 
 def render_extended(name: str, done: ExtendResult, total_ms: float) -> bytes:
     """The answer to an extend (§10.6)."""
-    told = {
+    fields = {
         "topic": name,
         "extended": len(done.seqs),
         "skipped": done.skipped,
         **_reasons(done.skipped, done.reasons),
         "deadlines": {str(seq): done.deadline_ms for seq in done.seqs},
     }
-    return render_json(told, total_ms)
+    return render_json(fields, total_ms)
 
 
 def render_leases(name: str, page: LeasePage, next_cursor: str | None, total_ms: float) -> bytes:
     """A page of leases."""
-    told: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "topic": name,
         "leases": [
             {
@@ -134,13 +134,13 @@ def render_leases(name: str, page: LeasePage, next_cursor: str | None, total_ms:
         ],
     }
     if next_cursor is not None:
-        told["next_cursor"] = next_cursor
-    return render_json(told, total_ms)
+        fields["next_cursor"] = next_cursor
+    return render_json(fields, total_ms)
 
 
 def render_redriven(name: str, done: Redriven, total_ms: float) -> bytes:
     """The answer to a redrive."""
-    told = {
+    fields = {
         "topic": name,
         "from": done.source,
         "redriven": done.redriven,
@@ -148,4 +148,4 @@ def render_redriven(name: str, done: Redriven, total_ms: float) -> bytes:
         "more": done.more,
         "next_after_seq": done.next_after_seq,
     }
-    return render_json(told, total_ms)
+    return render_json(fields, total_ms)

@@ -1,24 +1,22 @@
 """Record routes: append (§2), diff with long-polling (§3), delete (§5).
 
 Plain functions of the server's state and one request; each returns one response or raises
-`TopicsError`. An append or delete that was begun goes on whether or not its client stays; a
-long-poll whose client hangs up ends. `append` and `diff` have a quick form each, which does the
-same by the same functions where nothing has to be waited for. Called through the route table in
-`api/routes`.
+`TopicsError`. A started append or delete continues when its client disconnects; a long-poll ends.
+`append` and `diff` answer at once or once a write is decided; a request that has to wait for more
+gets a coroutine. Called through the route table in `api/routes`.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from functools import partial
+from typing import Any
 
 import msgspec
 
-from topics_server.api.application import Request, Response, Underway
-from topics_server.api.client_wait import held_by
 from topics_server.api.context import ServerState
-from topics_server.api.messages.producer_headers import stamp_of, told_of
+from topics_server.api.messages.producer_headers import receipt_lines, stamp_of
 from topics_server.api.messages.requests import (
     decode_delete,
     decode_diff,
@@ -32,8 +30,9 @@ from topics_server.api.messages.responses import (
     render_deleted,
     render_page,
 )
+from topics_server.api.messages.visibility import check_config
 from topics_server.api.readiness import admit
-from topics_server.api.visibility import check_config
+from topics_server.api.request import Pending, Request, Response, held_by
 from topics_server.engine.answers import Appended, Page, ReadRequest
 from topics_server.values.appends import DecodedAppend, decode_append
 from topics_server.values.errors import StorageError, TopicsError
@@ -54,7 +53,7 @@ class _Append(msgspec.Struct, frozen=True, gc=False):
 def _asked_append(
     state: ServerState, request: Request, decoded: DecodedAppend | None = None
 ) -> _Append:
-    """What an append asks for; `decoded` is its body, if that was decoded already."""
+    """A decoded append request; `decoded` is its body, if it was decoded already."""
     query = request.query
     with_seqs = query_bool(parse_query(query), "return_seqs", True) if query else True
     producer = stamp_of(request.headers)
@@ -62,31 +61,74 @@ def _asked_append(
         decoded = decode_append(request.body, max_records=state.settings.max_batch_records)
     key = None
     if decoded.idempotency_key is None:
-        # The body's wins, whatever the header's is (§0.8).
+        # The body's key wins over the header's (§0.8).
         key = header_key(request.headers.get(b"idempotency-key"))
     return _Append(decoded, key, producer, with_seqs)
 
 
 def _appended(request: Request, asked: _Append, done: Appended) -> Response:
-    told = b"" if asked.producer is None else told_of(asked.producer, done)
+    lines = b"" if asked.producer is None else receipt_lines(asked.producer, done)
     if done.repeat is not None:
-        return Response(204, b"", varying=told)
+        return Response(204, b"", varying=lines)
     total_ms = request.elapsed_ms()
     body = render_appended(request.name, done, with_seqs=asked.with_seqs, total_ms=total_ms)
-    return Response(201 if done.created else 200, body, varying=told)
+    return Response(201 if done.created else 200, body, varying=lines)
 
 
-async def append(state: ServerState, request: Request) -> Response:
+def append(state: ServerState, request: Request) -> Pending | Coroutine[Any, Any, Response]:
     """`POST /v0/topics/{topic}`: append one or many records."""
+    if len(request.body) > LARGE_APPEND_BYTES_MIN:
+        return _append_slowly(state, request)
+    throttle = state.throttle
+    is_in_turn = throttle.is_active and request.throttle_wait_ms is None
+    if is_in_turn and not throttle.passes(request.name):
+        admit(state)
+        waiting = _WaitingAppend(state, request)
+        return Pending(waiting.when_resolved, waiting.answer)
+    # A request that passes the wait queue must not wait for the group of this turn either.
+    return _begin_append(state, request, flush_now=is_in_turn)
+
+
+def _begin_append(
+    state: ServerState, request: Request, *, flush_now: bool = False
+) -> Pending | Coroutine[Any, Any, Response]:
+    store = admit(state)
+    asked = _asked_append(state, request)
+    appending = None
+    if asked.decoded.config is None:
+        appending = store.append_now(
+            request.name,
+            request.body,
+            asked.decoded,
+            header_key=asked.key,
+            producer=asked.producer,
+            flush_now=flush_now,
+        )
+    if appending is None:
+        return _append_slowly(state, request, asked)
+    return Pending(
+        appending.when_resolved,
+        lambda: _appended(
+            request, asked, appending.outcome(throttle_wait_ms=request.throttle_wait_ms or 0.0)
+        ),
+    )
+
+
+async def _append_slowly(
+    state: ServerState, request: Request, asked: _Append | None = None
+) -> Response:
+    """An append that waits for more than its write: to be decoded, for its topic, for its turn."""
     store = admit(state)
     body = request.body
-    decoded = None
-    if state.large_appends.takes(body):
+    decoded = None if asked is None else asked.decoded
+    if decoded is None and state.large_appends.takes(body):
         decoded = await state.large_appends.decode(body)
-    if state.throttle.is_active and request.parked_ms is None:
-        insists = _insists(state, body) if decoded is None else decoded.disable_backpressure
-        request.parked_ms = await state.throttle.turn(request.name, len(body), insists=insists)
-    asked = _asked_append(state, request, decoded)
+    if state.throttle.is_active and request.throttle_wait_ms is None:
+        must_run = _must_run(state, body) if decoded is None else decoded.disable_backpressure
+        request.throttle_wait_ms = await state.throttle.turn(
+            request.name, len(body), must_run=must_run
+        )
+    asked = asked or _asked_append(state, request, decoded)
     decoded = asked.decoded
     config = None
     if decoded.config is not None:
@@ -100,86 +142,77 @@ async def append(state: ServerState, request: Request) -> Response:
         config=config,
         producer=asked.producer,
     )
-    if request.parked_ms:
-        done = msgspec.structs.replace(done, parked_ms=done.parked_ms + request.parked_ms)
+    if request.throttle_wait_ms:
+        done = msgspec.structs.replace(
+            done, throttle_wait_ms=done.throttle_wait_ms + request.throttle_wait_ms
+        )
     return _appended(request, asked, done)
 
 
-def append_now(state: ServerState, request: Request) -> Underway | None:
-    """The quick form of `append`: to a topic that is there, without a configuration."""
-    if len(request.body) > LARGE_APPEND_BYTES_MIN:
-        return None
-    throttle = state.throttle
-    is_in_turn = throttle.is_active and request.parked_ms is None
-    if is_in_turn and not throttle.passes(request.name):
-        admit(state)
-        parked = _ParkedAppend(state, request)
-        return Underway(parked.when_settled, parked.answer)
-    # Whoever passes by all that wait does not wait for what they brought in this turn.
-    return _append_now(state, request, hurries=is_in_turn)
-
-
-def _insists(state: ServerState, body: bytes) -> bool:
-    """Whether an append is not to be refused for pressure; raises what decoding it raises."""
-    # Anywhere in what it carries; few have it, and only those are decoded before their turn.
+def _must_run(state: ServerState, body: bytes) -> bool:
+    """Whether an append must not be refused under pressure; raises the errors of decoding it."""
+    # The name may occur anywhere in the body; few bodies have it, and only those are decoded before
+    # their turn.
     if b'"disable_backpressure"' not in body:
         return False
     return decode_append(body, max_records=state.settings.max_batch_records).disable_backpressure
 
 
-class _ParkedAppend:
-    """A quick append that waits for its turn, and is begun then.
+class _WaitingAppend:
+    """An append that waits for its turn and is started then.
 
-    It refers to who is told, who refers to it: what is over is forgotten at once, for the collector
-    does not look.
+    It and its callback refer to each other: it drops finished parts at once, because the garbage
+    collector does not examine old objects.
     """
 
     def __init__(self, state: ServerState, request: Request) -> None:
         self._state = state
         self._request: Request | None = request
-        self._told: Callable[[], object] | None = None
+        self._callback: Callable[[], object] | None = None
         self._answer: Callable[[], Response] | None = None
         body = request.body
-        self._place = state.throttle.park(request.name, len(body), insists=_insists(state, body))
-        self._place.over = self._begin
+        self._waiting = state.throttle.enqueue(
+            request.name, len(body), must_run=_must_run(state, body)
+        )
+        self._waiting.over = self._begin
 
-    def when_settled(self, told: Callable[[], object]) -> None:
-        """Call `told` once there is an outcome."""
-        self._told = told
+    def when_resolved(self, callback: Callable[[], object]) -> None:
+        """Call `callback` once there is a result."""
+        self._callback = callback
 
     def _begin(self) -> None:
-        place, state = self._place, self._state
+        waiting, state = self._waiting, self._state
         request, self._request = self._request, None
-        told, self._told = self._told, None
+        callback, self._callback = self._callback, None
         assert request is not None
-        assert told is not None
-        if place.is_refused:
-            self._answer = partial(_refuse, state.throttle.refusal(place))
-            told()
+        assert callback is not None
+        if waiting.is_refused:
+            self._answer = partial(_refuse, state.throttle.refusal(waiting))
+            callback()
             return
-        request.parked_ms = place.waited_ms
+        request.throttle_wait_ms = waiting.waited_ms
         try:
-            inner = _append_now(state, request)
+            inner = _begin_append(state, request)
         except (TopicsError, StorageError) as error:
             self._answer = partial(_refuse, error.with_traceback(None))
-            told()
+            callback()
             return
-        if inner is not None:
+        if isinstance(inner, Pending):
             self._answer = inner.answer
-            inner.when_settled(told)
+            inner.when_resolved(callback)
         else:
-            general = asyncio.ensure_future(append(state, request))
+            general = asyncio.ensure_future(inner)
             self._answer = general.result
-            general.add_done_callback(lambda _: told())
+            general.add_done_callback(lambda _: callback())
 
     def answer(self) -> Response:
-        """What came of it. Raises what it failed with."""
+        """The result. Raises the append's error."""
         answer, self._answer = self._answer, None
         assert answer is not None
         try:
             return answer()
         finally:
-            # An error refers to the frames it came through, and they would refer to it.
+            # An error refers to the frames that it passed, and they would refer to it.
             del answer
 
 
@@ -190,50 +223,28 @@ def _refuse(error: TopicsError | StorageError) -> Response:
         del error
 
 
-def _append_now(state: ServerState, request: Request, *, hurries: bool = False) -> Underway | None:
-    store = admit(state)
-    asked = _asked_append(state, request)
-    decoded = asked.decoded
-    if decoded.config is not None:
-        return None
-    appending = store.append_now(
-        request.name,
-        request.body,
-        decoded,
-        header_key=asked.key,
-        producer=asked.producer,
-        hurries=hurries,
-    )
-    if appending is None:
-        return None
-    return Underway(
-        appending.when_settled,
-        lambda: _appended(request, asked, appending.outcome(parked_ms=request.parked_ms or 0.0)),
-    )
-
-
-async def diff(state: ServerState, request: Request) -> Response:
+def diff(state: ServerState, request: Request) -> Response | Coroutine[Any, Any, Response]:
     """`POST /v0/topics/{topic}/diff`: the records after a cursor."""
     store = admit(state)
+    if state.throttle.is_active:
+        return _diff_slowly(state, request)
+    asked, shown = _asked_diff(state, request)
+    page = None if asked.wait_ms else store.read_now(request.name, asked)
+    if page is None:
+        return _diff_slowly(state, request)
+    return Response(200, b"", pieces=_page(state, request, page, shown))
+
+
+async def _diff_slowly(state: ServerState, request: Request) -> Response:
+    """A diff that waits: for its turn, for blocks on the disk, or for records to come."""
+    store = admit(state)
     if state.throttle.is_active and not state.throttle.passes(request.name):
-        request.parked_ms = await state.throttle.turn(request.name, len(request.body))
+        request.throttle_wait_ms = await state.throttle.turn(request.name, len(request.body))
     asked, shown = _asked_diff(state, request)
     if asked.wait_ms:
         page = await held_by(request, store.read(request.name, asked))
     else:
         page = await store.read(request.name, asked)
-    return Response(200, b"".join(_page(state, request, page, shown)))
-
-
-def diff_now(state: ServerState, request: Request) -> Response | None:
-    """The quick form of `diff`: of what is in memory, without waiting for more."""
-    store = admit(state)
-    if state.throttle.is_active:
-        return None
-    asked, shown = _asked_diff(state, request)
-    page = None if asked.wait_ms else store.read_now(request.name, asked)
-    if page is None:
-        return None
     return Response(200, b"", pieces=_page(state, request, page, shown))
 
 
@@ -243,8 +254,10 @@ def _asked_diff(state: ServerState, request: Request) -> tuple[ReadRequest, int]
 
 
 def _page(state: ServerState, request: Request, page: Page, shown: int) -> list[bytes | memoryview]:
-    parts = render_page(request.name, page, shown, state.rendered)
-    parts.append(page_performance(request.elapsed_ms(), page.scanned, request.parked_ms or 0.0))
+    parts = render_page(request.name, page, shown, state.json_cache)
+    parts.append(
+        page_performance(request.elapsed_ms(), page.scanned, request.throttle_wait_ms or 0.0)
+    )
     return parts
 
 

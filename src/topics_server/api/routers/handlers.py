@@ -6,7 +6,6 @@ Plain functions of the server's state and one request. Called through the route 
 
 from __future__ import annotations
 
-from topics_server.api.application import Request, Response
 from topics_server.api.context import Routers, ServerState
 from topics_server.api.messages.requests import encode_cursor
 from topics_server.api.messages.responses import (
@@ -15,10 +14,11 @@ from topics_server.api.messages.responses import (
     render_router_put,
     render_routers,
 )
+from topics_server.api.messages.visibility import check_router, shown_conflict
 from topics_server.api.readiness import admit
+from topics_server.api.request import Request, Response
 from topics_server.api.routers.requests import ROUTER_MEMBERS, decode_router, query_routers
 from topics_server.api.topics.config_requests import ignored_members
-from topics_server.api.visibility import check_router, shown_conflict
 from topics_server.auth.authorize import check_name
 from topics_server.values.errors import Code, TopicsError
 from topics_server.values.query_string import parse_query
@@ -48,7 +48,7 @@ async def put_router(state: ServerState, request: Request) -> Response:
 
 
 def get_router(state: ServerState, request: Request) -> Response:
-    """`GET /v0/routers/{router}`: what it does, and how far it is."""
+    """`GET /v0/routers/{router}`: its definition and its progress."""
     found = _admitted(state).get(request.name)
     check_router(request.caller, found.name, found.definition)
     return Response(200, render_router(found, request.elapsed_ms()))
@@ -71,7 +71,7 @@ def list_routers(state: ServerState, request: Request) -> Response:
 
 
 async def drop_router(state: ServerState, request: Request) -> Response:
-    """`DELETE /v0/routers/{router}`: it copies nothing more; its copies stay."""
+    """`DELETE /v0/routers/{router}`: stops copying; its copies stay."""
     routers = _admitted(state)
     _check_known(routers, request)
     dropped = await routers.delete(request.name)
@@ -79,7 +79,7 @@ async def drop_router(state: ServerState, request: Request) -> Response:
 
 
 def _check_known(routers: Routers, request: Request) -> None:
-    """Raises `forbidden` for a router of this name that goes outside of the caller's names."""
+    """Raise `forbidden` if the existing router of this name goes outside of the caller's names."""
     if not request.caller.prefixes:
         return
     try:

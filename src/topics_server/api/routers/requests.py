@@ -40,7 +40,7 @@ _ABSENT: Final = msgspec.Raw(b"")
 
 
 class _Lists(msgspec.Struct, gc=False):
-    """What a body lists, as it was sent."""
+    """The lists of a body, as they were sent."""
 
     filter: msgspec.Raw = _ABSENT
 
@@ -51,7 +51,7 @@ ROUTER_MEMBERS: Final = _Put.__struct_encode_fields__
 
 
 class RouterQuery(msgspec.Struct, frozen=True):
-    """Which routers a page shows: those into or out of a topic, those whose names start so."""
+    """The filter of a list: routers into or out of a topic, and names with a prefix."""
 
     prefix: str
     source: str | None
@@ -82,7 +82,7 @@ def decode_router(body: bytes) -> RouterSpec:
 
 
 def query_routers(query: Mapping[str, str]) -> RouterQuery:
-    """The query of a list; a source or destination that no topic can have is refused."""
+    """The query of a list; refuses a source or destination that no topic can have."""
     for field in ("source", "dest"):
         name = query.get(field)
         if name is not None and not is_topic_name(name):

@@ -1,8 +1,8 @@
 """Server-sent events of a stream: `data`, then `control`. Pure.
 
 JSON streams send arrays, text streams text, all others base64. Messages of one page are one event:
-a byte stream has no boundaries within, and an array keeps its own. What is no UTF-8 in a text
-stream, a character that two appends share and that is read in two pages included, becomes U+FFFD.
+a byte stream has no boundaries within, and an array keeps its own. Invalid UTF-8 in a text stream
+becomes U+FFFD, even if it is one character that two appends share and that is read in two pages.
 Called by `api/streams/live_reader`.
 """
 
@@ -24,7 +24,7 @@ _HEADERS: Final[Headers] = (
     (b"content-type", b"text/event-stream"),
     (b"cache-control", b"no-cache"),
     (b"connection", b"keep-alive"),
-    # nginx and its like would collect frames in a buffer.
+    # Tells nginx and other proxies not to buffer frames.
     (b"x-accel-buffering", b"no"),
 )
 _ENCODED: Final = (b"stream-sse-data-encoding", b"base64")
@@ -38,7 +38,7 @@ def is_encoded(view: StreamView) -> bool:
 
 
 def headers_of(view: StreamView) -> Headers:
-    """The head of a stream's events."""
+    """The headers of a stream's events."""
     return (*_HEADERS, _ENCODED) if is_encoded(view) else _HEADERS
 
 
@@ -60,18 +60,18 @@ def data_frame(page: StreamPage) -> bytes:
 
 
 def _data_line(line: bytes) -> bytes:
-    # A reader takes one blank away: one is added only where the line has some of its own.
+    # A reader removes one blank, so one is added if the line begins with a blank of its own.
     return b"data:%b%b\n" % (b" " if line[:1] == b" " else b"", line)
 
 
 def control_frame(page: StreamPage, cursor: int) -> bytes:
-    """Where the next read goes on, and whether there is, or will be, more."""
+    """The next offset, and whether there is, or will be, more."""
     at = text_of(page.next)
-    told: dict[str, object] = {"streamNextOffset": at}
+    control: dict[str, object] = {"streamNextOffset": at}
     if page.is_closed:
-        told["streamClosed"] = True
+        control["streamClosed"] = True
     else:
-        told["streamCursor"] = str(cursor)
+        control["streamCursor"] = str(cursor)
         if page.is_up_to_date:
-            told["upToDate"] = True
-    return b"event: control\ndata:%b\nid:%b\n\n" % (_encode(told), at.encode())
+            control["upToDate"] = True
+    return b"event: control\ndata:%b\nid:%b\n\n" % (_encode(control), at.encode())

@@ -1,33 +1,32 @@
 """Durable Streams routes: PUT, POST, GET, HEAD, DELETE under `/v1/stream`.
 
-Plain functions of the server's state and one request. What is asked is `stream_headers`', what a
-page looks like `stream_pages`', and every rule of a stream the service's. A write that was begun
-goes on whether or not its client stays; a long-poll whose client hangs up ends. A key needs `write`
-to create, append and close, `read` to read and also to fork, `delete` to delete. Called through the
-route table in `api/routes`.
+Plain functions of the server's state and one request. `request_headers` decodes a request, `pages`
+renders a page, and the stream service holds the rules. A started write continues when its client
+disconnects; a long-poll ends. A key needs `write` to create, append and close, `read` to read and
+also to fork, `delete` to delete. Called through the route table in `api/routes`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
-from typing import Final
+from collections.abc import Awaitable, Coroutine
+from typing import Any, Final
 
 import msgspec
 
-from topics_server.api.application import (
-    Answer,
-    EventStream,
-    Receive,
-    Request,
-    Response,
-    Send,
-    Underway,
-)
-from topics_server.api.client_wait import held_by
 from topics_server.api.context import ServerState
 from topics_server.api.messages.path_names import stream_url_path
 from topics_server.api.messages.producer_headers import accepted_lines, stamp_of
 from topics_server.api.readiness import ConnectionSlot, admit
+from topics_server.api.request import (
+    Answer,
+    EventStream,
+    Pending,
+    Receive,
+    Request,
+    Response,
+    Send,
+    held_by,
+)
 from topics_server.api.streams.frames import headers_of
 from topics_server.api.streams.live_reader import Follower
 from topics_server.api.streams.pages import (
@@ -72,23 +71,25 @@ def _admitted(state: ServerState) -> Streams:
 
 
 async def _turn(state: ServerState, request: Request) -> None:
-    """Wait for one's turn under pressure, as an append to the stream's topic does."""
+    """Wait for a turn under pressure, like an append to the stream's topic."""
     if state.throttle.is_active:
         name = topic_of(request.name)
         if request.method == "POST" or not state.throttle.passes(name):
             await state.throttle.turn(name, len(request.body))
+            if request.body:
+                await state.body_turns.turn(len(request.body))
 
 
 # --- writing ----------------------------------------------------------------------------------
 
 
 async def create(state: ServerState, request: Request) -> Response:
-    """`PUT {mount}/{path}`: create a stream, or find it as it is asked for."""
+    """`PUT {mount}/{path}`: create a stream, or find an equal one."""
     streams = _admitted(state)
-    mount = state.settings.streams_path
+    mount = request.prefix.decode("latin-1") + state.settings.streams_path
     asked = create_asked(request.headers, request.body, mount)
     if asked.fork is not None:
-        # Who forks gets to read, sooner or later, what is in the source.
+        # A fork lets its owner read the records of the source.
         check_scopes(request.caller, READ)
         check_name(request.caller, asked.fork.source_path, "Stream-Forked-From")
     await _turn(state, request)
@@ -107,7 +108,7 @@ async def create(state: ServerState, request: Request) -> Response:
 
 
 def _url(request: Request, mount: str) -> bytes:
-    """The stream's URL as its client has it; a proxy in front may say that it speaks TLS."""
+    """The stream's URL as its client sees it; a proxy in front may report TLS."""
     path = stream_url_path(mount, request.name).encode("ascii")
     host = request.headers.get(b"host")
     if host is None:
@@ -116,8 +117,21 @@ def _url(request: Request, mount: str) -> bytes:
     return (b"https://" if is_https else b"http://") + host + path
 
 
-async def append(state: ServerState, request: Request) -> Response:
+def append(state: ServerState, request: Request) -> Pending | Coroutine[Any, Any, Response]:
     """`POST {mount}/{path}`: append to a stream, close it, or both."""
+    streams = _admitted(state)
+    if state.throttle.is_active or not request.body:
+        return _append_slowly(state, request)
+    asked = append_asked(request.headers)
+    appending = streams.append_now(request.name, request.body, asked)
+    if appending is None:
+        return _append_slowly(state, request)
+    status = 204 if asked.producer is None else 200
+    return Pending(appending.when_resolved, lambda: _appended(appending.outcome(), status))
+
+
+async def _append_slowly(state: ServerState, request: Request) -> Response:
+    """An append that waits for more than its write, or a close."""
     streams = _admitted(state)
     if request.body:
         asked = append_asked(request.headers)
@@ -132,19 +146,6 @@ async def append(state: ServerState, request: Request) -> Response:
     return _appended(await streams.close(request.name, producer), 204)
 
 
-def append_now(state: ServerState, request: Request) -> Underway | None:
-    """The quick form of `append`: of messages, to a stream that is there."""
-    streams = _admitted(state)
-    if state.throttle.is_active or not request.body:
-        return None
-    asked = append_asked(request.headers)
-    appending = streams.append_now(request.name, request.body, asked)
-    if appending is None:
-        return None
-    status = 204 if asked.producer is None else 200
-    return Underway(appending.when_settled, lambda: _appended(appending.outcome(), status))
-
-
 def _appended(done: StreamAppended, status: int) -> Response:
     varying = lines_of(offset_header(done.tail))
     if done.epoch is not None and done.seq is not None:
@@ -154,7 +155,7 @@ def _appended(done: StreamAppended, status: int) -> Response:
 
 
 async def delete(state: ServerState, request: Request) -> Response:
-    """`DELETE {mount}/{path}`: drop a stream with all it holds."""
+    """`DELETE {mount}/{path}`: drop a stream with everything in it."""
     await _admitted(state).delete(request.name)
     return Response(204, b"")
 
@@ -162,11 +163,26 @@ async def delete(state: ServerState, request: Request) -> Response:
 # --- reading ----------------------------------------------------------------------------------
 
 
-async def read(state: ServerState, request: Request) -> Answer:
+def read(state: ServerState, request: Request) -> Answer | Coroutine[Any, Any, Answer]:
     """`GET {mount}/{path}`: a page of a stream, now or once there is one; or its events."""
     streams = _admitted(state)
     if request.method == "HEAD":
         return _head(streams.head(request.name))
+    if state.throttle.is_active:
+        return _read_slowly(state, request)
+    asked = read_asked(request.query)
+    if asked.live or asked.at is None:
+        return _read_slowly(state, request)
+    most = state.settings.streams_page_bytes
+    page = streams.read_now(request.name, asked.at, most, explicit=asked.explicit)
+    if page is None or not page.is_up_to_date:
+        return _read_slowly(state, request)
+    return _caught_up(state, request, asked, page)
+
+
+async def _read_slowly(state: ServerState, request: Request) -> Answer:
+    """A read that waits, of more than is in memory, or without an end."""
+    streams = _admitted(state)
     asked = read_asked(request.query)
     await _turn(state, request)
     if asked.live == "sse":
@@ -188,7 +204,7 @@ async def read(state: ServerState, request: Request) -> Answer:
 def _caught_up(
     state: ServerState, request: Request, asked: ReadAsked, page: StreamPage
 ) -> Response:
-    """A page that was not waited for."""
+    """A page without waiting."""
     start = asked.at if asked.explicit else None
     tag = tag_of(page, start)
     headers = (keeping(is_final=page.is_closed, is_private=state.keys.is_on),)
@@ -196,21 +212,6 @@ def _caught_up(
     if is_known(request.headers, tag):
         return Response(304, b"", headers + page_headers(page), varying=varying)
     return _page(state, request, page, headers, varying)
-
-
-def read_now(state: ServerState, request: Request) -> Response | None:
-    """The quick form of `read`: of what is in memory, without waiting for more."""
-    streams = _admitted(state)
-    if state.throttle.is_active:
-        return None
-    asked = read_asked(request.query)
-    if asked.live or asked.at is None:
-        return None
-    most = state.settings.streams_page_bytes
-    page = streams.read_now(request.name, asked.at, most, explicit=asked.explicit)
-    if page is None or not page.is_up_to_date:
-        return None
-    return _caught_up(state, request, asked, page)
 
 
 def _whole(
@@ -221,7 +222,7 @@ def _whole(
     page: StreamPage,
     end: Position,
 ) -> Answer:
-    """All from a page to the stream's end as it is now, or to what is lost, page by page."""
+    """All pages up to the stream's current end, or up to a loss."""
     whole = msgspec.structs.replace(
         page,
         next=end,
@@ -241,20 +242,20 @@ def _whole(
     slot = ConnectionSlot(state, request.caller.key)
     reader = WholeReader(state, streams, request.name, page, None, request.caller)
     reader.upto_seq = end.seq
-    told = ((b"content-type", page.view.content_type.encode("latin-1")), *headers)
-    return EventStream(told, reader.run, slot.free)
+    sent_headers = ((b"content-type", page.view.content_type.encode("latin-1")), *headers)
+    return EventStream(sent_headers, reader.run, slot.free)
 
 
 def _head(view: StreamView) -> EventStream:
-    """What there is to tell of a stream; how long a body would be is not."""
-    told: Headers = (
+    """The headers of a stream; a HEAD's answer does not have the length of a body."""
+    sent_headers: Headers = (
         (b"content-type", view.content_type.encode("latin-1")),
         _NO_STORE,
         *life_headers(view),
         *closed_header(view.is_closed),
         offset_header(view.tail),
     )
-    return EventStream(told, _nothing, _free_nothing)
+    return EventStream(sent_headers, _nothing, _free_nothing)
 
 
 async def _nothing(_receive: Receive, _send: Send) -> None:
@@ -273,7 +274,10 @@ def _end(view: StreamView) -> StreamPage:
 def _read(
     state: ServerState, request: Request, streams: Streams, asked: ReadAsked
 ) -> Awaitable[StreamPage]:
-    """What is there behind what was asked for; reading at the end is a use of a stream, too."""
+    """The page after the requested offset.
+
+    Reading at the end counts as a use of the stream, too.
+    """
     most = state.settings.streams_page_bytes
     if asked.at is None:
         return streams.read(request.name, streams.head(request.name).tail, most, explicit=True)
@@ -284,7 +288,7 @@ def _page(
     state: ServerState, request: Request, page: StreamPage, headers: Headers, varying: bytes
 ) -> Response:
     body = body_of(page)
-    # What is packed says so itself, and so does what is for a page of a listed origin.
+    # A compressed response adds this header itself, as does one for a page of a listed origin.
     vary = [] if wants_gzip(len(body), request.headers) else [b"accept-encoding"]
     origins = state.settings.allowed_origins
     if origins and request.headers.get(b"origin") not in origins:
@@ -303,7 +307,7 @@ def _page(
 async def _wait(
     state: ServerState, request: Request, streams: Streams, asked: ReadAsked
 ) -> Response:
-    """A long-poll: what there is, or comes in time; 204 if that is nothing."""
+    """A long-poll: the records there are, or those that arrive in time; 204 if there are none."""
     page = None
     at = asked.at
     if at is None:
@@ -336,9 +340,9 @@ async def _follow(
     *,
     is_resumed: bool,
 ) -> Answer:
-    """The events of a stream; what is wrong with it is told before they begin.
+    """The events of a stream; errors are reported before the events begin.
 
-    A browser that has read a closed stream to its end is answered 204, or it would reconnect for
+    A browser that has read a closed stream to its end gets 204; otherwise it would reconnect for
     ever.
     """
     page = await _read(state, request, streams, asked)

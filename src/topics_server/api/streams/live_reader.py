@@ -1,13 +1,14 @@
 """One live reader of a stream, from its first event to its end.
 
-It reads a page, sends it with its control event in one piece, and only then asks for the next: a
-reader that is slow holds one page and no more, and one that takes nothing at all for as long as any
-answer may lie is hung up on. Comments keep the connection alive between pages.
+It reads a page, sends it together with its control event, and only then reads the next page: a slow
+reader holds at most one page, and a reader that takes no bytes for the write timeout is
+disconnected. Comments keep the connection alive between pages.
 
-The end comes when the stream is closed (told), deleted or no longer holds where the reader is (its
-next request is told), when its time is up (so that those who read the same come together again in
-front of a cache), when the key is taken away, or when the server goes down: each with the last
-chunk, so that a client sees a whole response. Used by `api/streams/handlers`.
+The response ends when the stream is closed (the last event reports it), is deleted or no longer
+holds the reader's position (the next request reports it), when its time is up (so that readers of
+the same stream come together again behind a cache), when the key is revoked, or when the server
+shuts down. It always ends with the last chunk, so that a client sees a whole response. Used by
+`api/streams/handlers`.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
-from topics_server.api.application import Receive, Send
 from topics_server.api.context import ServerState
+from topics_server.api.request import Receive, Send
 from topics_server.api.streams.frames import control_frame, data_frame
 from topics_server.api.streams.pages import cursor_after
 from topics_server.api.watch.sse import SSE
@@ -75,14 +76,14 @@ class Follower:
         self._socket: Socket
 
     async def run(self, receive: Receive, send: Send) -> None:
-        """Send events until the client leaves or the stream is ended."""
+        """Send events until the client disconnects or the stream ends."""
         self._send, self._socket = send, Socket(send)
         self._ended = asyncio.Event()
         telling = asyncio.ensure_future(self._tell())
         leaving = asyncio.ensure_future(left(receive))
         ending = asyncio.ensure_future(self._ended.wait())
         moving = self._state.next_phase()
-        # The head may have waited for its socket, and meanwhile something else came.
+        # The head may have waited for its socket, and meanwhile other events may have come.
         if self._state.phase != "ready" or not self._caller.until_revoked(self._ended.set):
             self._ended.set()
         try:
@@ -92,7 +93,7 @@ class Follower:
             if telling.done():
                 telling.result()
             if not leaving.done():
-                # Whatever was begun is whole: data and control are one piece.
+                # Every started frame is complete: data and control are one piece.
                 telling.cancel()
                 await asyncio.wait((telling,))
                 self._socket.let_through()
@@ -105,7 +106,7 @@ class Follower:
                 waiting.cancel()
 
     async def _tell(self) -> None:
-        """Send pages as they come, until there will be no more or the time is up."""
+        """Send pages as they come, until the stream is closed or the time is up."""
         until_ms = monotonic_ms() + self._state.settings.streams_sse_ms
         page, self._page = self._page, None
         try:
@@ -115,7 +116,7 @@ class Follower:
                 if page.is_closed:
                     return
                 at, is_up_to_date = page.next, page.is_up_to_date
-                # Not kept for as long as the next is waited for.
+                # Free the page while waiting for the next one.
                 page = None
                 if monotonic_ms() < until_ms:
                     page = await self._next(at, until_ms, is_up_to_date=is_up_to_date)
@@ -143,7 +144,7 @@ class Follower:
         return None
 
     async def _put(self, payload: bytes) -> None:
-        """Hand over bytes once the socket takes them. Raises `StalledError`."""
+        """Send bytes once the socket takes them. Raises `StalledError`."""
         sending = self._send({"type": "http.response.body", "body": payload, "more_body": True})
         if not self._socket.is_full:
             await sending
@@ -152,7 +153,7 @@ class Follower:
         buffered = self._socket.buffered_bytes()
         try:
             while not waiting.done():
-                await asyncio.wait((waiting,), timeout=self._state.patience.waits.write_s)
+                await asyncio.wait((waiting,), timeout=self._state.timeouts.limits.write_s)
                 left, buffered = buffered, self._socket.buffered_bytes()
                 if not waiting.done() and buffered >= left:
                     raise StalledError
@@ -162,6 +163,6 @@ class Follower:
 
 
 async def left(receive: Receive) -> None:
-    """Return when the client hung up."""
+    """Return when the client has disconnected."""
     while (await receive())["type"] != "http.disconnect":
         pass

@@ -1,8 +1,8 @@
 """Pages of a stream as HTTP responses: body, ETag, caching, cursor. Pure.
 
-A page's tag stands for the records in it (those of a range only ever become fewer, so their number
-is part of it) and for what its headers say of the end. What reaches the end of a closed stream may
-be kept for a minute; of an open one it has to be asked for again. Called by `api/streams/handlers`,
+A page's tag covers its records (records of a range can only disappear, so their number is part of
+it) and its headers about the end of the stream. A page at the end of a closed stream may be cached
+for a minute; at the end of an open stream it must be revalidated. Called by `api/streams/handlers`,
 `api/streams/frames`.
 """
 
@@ -17,10 +17,10 @@ from topics_server.streams.offsets import text_of
 from topics_server.streams.values import Position, StreamPage, StreamView
 
 _TRUE: Final = b"true"
-# Beginning of the count of cursors, 2024-10-09T00:00:00Z, and how long each is the current one.
+# Start of the count of cursors, 2024-10-09T00:00:00Z, and the duration of each.
 _CURSOR_EPOCH_MS: Final = 1_728_432_000_000
 _CURSOR_MS: Final = 20_000
-# Who has the current cursor already is given one from the next hour.
+# A client that already has the current cursor gets one from the next hour.
 _CURSORS_AHEAD: Final = 3_600_000 // _CURSOR_MS
 
 
@@ -32,41 +32,41 @@ def body_of(page: StreamPage) -> bytes:
 
 
 def offset_header(position: Position) -> tuple[bytes, bytes]:
-    """Where a stream ends, or where the next read goes on."""
+    """The end of a stream, or the next offset to read."""
     return (NEXT_OFFSET, text_of(position).encode("ascii"))
 
 
 def closed_header(is_closed: bool) -> Headers:
-    """That there will never be more."""
+    """The header of a closed stream."""
     return ((CLOSED, _TRUE),) if is_closed else ()
 
 
 def page_headers(page: StreamPage) -> Headers:
-    """What a page tells of the stream's end."""
-    told: Headers = ((b"stream-up-to-date", _TRUE),) if page.is_up_to_date else ()
-    return told + closed_header(page.is_closed)
+    """The headers of a page about the stream's end."""
+    headers: Headers = ((b"stream-up-to-date", _TRUE),) if page.is_up_to_date else ()
+    return headers + closed_header(page.is_closed)
 
 
 def life_headers(view: StreamView) -> Headers:
-    """When a stream ends by itself."""
-    told: Headers = ()
+    """The headers of a stream's lifetime."""
+    headers: Headers = ()
     if view.ttl_s is not None:
-        told += ((b"stream-ttl", b"%d" % view.ttl_s),)
+        headers += ((b"stream-ttl", b"%d" % view.ttl_s),)
     if view.expires_at is not None:
-        told += ((b"stream-expires-at", view.expires_at.encode("latin-1")),)
-    return told
+        headers += ((b"stream-expires-at", view.expires_at.encode("latin-1")),)
+    return headers
 
 
 def tag_of(page: StreamPage, start: Position | None) -> bytes:
     """The entity tag of a page after `start`; None is the beginning.
 
-    It is a weak one: packed or not, the page is the same.
+    It is weak: compressed or not, the page is the same.
     """
     return tag_of_range(page, start, len(page.datas))
 
 
 def tag_of_range(page: StreamPage, start: Position | None, count: int) -> bytes:
-    """The entity tag of what begins with a page and goes on to its `next`: so many messages."""
+    """The entity tag of a range of `count` messages, from a page's start to its `next`."""
     state = b"c" if page.is_closed else b"u" if page.is_up_to_date else b"p"
     first_seq = page.seqs[0] if page.seqs else 0
     start_seq = b"-1" if start is None else b"%d" % start.seq
@@ -75,7 +75,7 @@ def tag_of_range(page: StreamPage, start: Position | None, count: int) -> bytes:
 
 
 def is_known(headers: Mapping[bytes, bytes], tag: bytes) -> bool:
-    """Whether who sent these headers has what has this tag (`If-None-Match`)."""
+    """Whether the client already has the content of this tag (`If-None-Match`)."""
     sent = headers.get(b"if-none-match")
     if sent is None:
         return False
@@ -84,9 +84,9 @@ def is_known(headers: Mapping[bytes, bytes], tag: bytes) -> bool:
 
 
 def keeping(*, is_final: bool, is_private: bool) -> tuple[bytes, bytes]:
-    """How long what reaches a stream's end may be kept, and by whom.
+    """How long a response at a stream's end may be cached, and by whom.
 
-    Where there are keys, by its reader only. `is_final`: there will never be more.
+    With keys, only the client may cache it. `is_final`: there will never be more.
     """
     whose = b"private" if is_private else b"public"
     if is_final:
@@ -95,9 +95,9 @@ def keeping(*, is_final: bool, is_private: bool) -> tuple[bytes, bytes]:
 
 
 def cursor_after(sent: int | None, now_ms: int, chance: int) -> int:
-    """The cursor of a live answer: never lower than the one sent, nor the same.
+    """The cursor of a live answer: never lower than the sent one, nor equal to it.
 
-    `chance`: any number; it spreads who would go round in a cache.
+    `chance`: any number; it separates clients that would loop in a cache.
     """
     current = max(0, now_ms - _CURSOR_EPOCH_MS) // _CURSOR_MS
     if sent is None or sent < current:

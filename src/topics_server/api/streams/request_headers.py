@@ -1,8 +1,8 @@
 """Headers and query parameters of Durable Streams requests. Pure.
 
-Headers that a request has no use for are not looked at; of those it has, what is malformed is
-refused before anything is done. `Stream-Closed` closes if it is `true`, in any case, and says
-nothing otherwise. Called by `api/streams/handlers`.
+Headers without a meaning for a request are ignored; a malformed header with a meaning is refused
+before anything is done. `Stream-Closed` closes if it is `true`, in any case; other values mean
+nothing. Called by `api/streams/handlers`.
 """
 
 from __future__ import annotations
@@ -57,7 +57,10 @@ _LIVE: Final[dict[str | None, Live]] = {None: "", "long-poll": "long-poll", "sse
 
 
 class ReadAsked(msgspec.Struct, frozen=True):
-    """A GET as asked for: after `at`, the end if None; `explicit`: it named that place itself."""
+    """A decoded GET: read after `at`, or at the end if None.
+
+    `explicit`: the request named the offset.
+    """
 
     at: Position | None
     explicit: bool
@@ -66,11 +69,11 @@ class ReadAsked(msgspec.Struct, frozen=True):
 
 
 def create_asked(headers: Headers, body: bytes, mount: str) -> CreateAsked:
-    """What a PUT asks for. Raises `invalid_request`."""
+    """Decode a PUT. Raises `invalid_request`."""
     ttl = headers.get(b"stream-ttl")
     expires_at = headers.get(b"stream-expires-at")
     if ttl is not None and expires_at is not None:
-        raise invalid(f"{_TTL} and {_EXPIRES_AT} exclude each other", _EXPIRES_AT)
+        raise invalid(f"give {_TTL} or {_EXPIRES_AT}, not both", _EXPIRES_AT)
     shown, expires_at_ms = (None, None) if expires_at is None else _instant(expires_at)
     return CreateAsked(
         content_type=_type_of(headers),
@@ -84,7 +87,7 @@ def create_asked(headers: Headers, body: bytes, mount: str) -> CreateAsked:
 
 
 def append_asked(headers: Headers) -> AppendAsked:
-    """What a POST with a body asks for. Raises `invalid_request`."""
+    """Decode a POST with a body. Raises `invalid_request`."""
     if not headers.get(b"content-type", b"").strip():
         raise invalid("an append must have the stream's Content-Type", "Content-Type")
     content_type = _type_of(headers)
@@ -92,10 +95,10 @@ def append_asked(headers: Headers) -> AppendAsked:
         raise invalid("Content-Type must be a media type", "Content-Type")
     seq = headers.get(b"stream-seq")
     if seq is not None and not 0 < len(seq) <= STREAM_SEQ_BYTES_MAX:
-        raise invalid(f"{_SEQ} has 1 to {STREAM_SEQ_BYTES_MAX} bytes", _SEQ)
+        raise invalid(f"{_SEQ} must have 1 to {STREAM_SEQ_BYTES_MAX} bytes", _SEQ)
     return AppendAsked(
         content_type,
-        # Compared byte by byte: as characters, these are in the same order.
+        # The value is compared as text, which gives the same order as its bytes.
         seq=None if seq is None else seq.decode("latin-1"),
         producer=stamp_of(headers),
         closes=closes(headers),
@@ -109,7 +112,7 @@ def closes(headers: Headers) -> bool:
 
 
 def read_asked(query: bytes) -> ReadAsked:
-    """What a GET asks for. Raises `invalid_request`; parameters that are not known are ignored."""
+    """Decode a GET. Raises `invalid_request`; ignores unknown parameters."""
     found = _parameters(query)
     offset = found.get("offset")
     live = found.get("live")
@@ -125,15 +128,15 @@ def read_asked(query: bytes) -> ReadAsked:
     elif offset not in (None, "-1"):
         assert offset is not None
         at, explicit = position_of(offset, "offset"), True
-    # One that is none of ours is as none.
+    # An id of another server counts as none.
     known = int(cursor) if _CURSOR.fullmatch(cursor) is not None else None
     return ReadAsked(at, explicit, _LIVE[live], known)
 
 
 def resumed_at(asked: ReadAsked, last_event_id: bytes | None) -> ReadAsked | None:
-    """What a browser asks for that reconnects to events; None without an `id` of this server's.
+    """The offset of a browser that reconnects to events; None without an `id` of this server.
 
-    It repeats the URL it began with, so the id of its last event wins over the offset there.
+    It repeats its first URL, so the id of its last event wins over the offset there.
     """
     if not last_event_id:
         return None
@@ -145,26 +148,26 @@ def resumed_at(asked: ReadAsked, last_event_id: bytes | None) -> ReadAsked | Non
 
 
 def _parameters(query: bytes) -> dict[str, str]:
-    """The parameters, each of ours once."""
+    """The known parameters, each at most once."""
     found: dict[str, str] = {}
     for name, value in query_pairs(query):
         if name in found and name in ("offset", "live", "cursor"):
-            raise invalid(f"{name} is there twice", name)
+            raise invalid(f"{name} is given twice", name)
         found[name] = value
     return found
 
 
 def _type_of(headers: Headers) -> str | None:
-    """The content type; None if there is none, or what is no media type."""
+    """The content type; None if there is none, or a malformed one."""
     sent = headers.get(b"content-type", b"").strip()
     if len(sent) > STREAM_TYPE_CHARS_MAX:
-        raise invalid(f"Content-Type has at most {STREAM_TYPE_CHARS_MAX} characters of a stream")
+        raise invalid(f"Content-Type must have at most {STREAM_TYPE_CHARS_MAX} characters")
     return sent.decode("ascii") if _TYPE.fullmatch(sent) is not None else None
 
 
 def _whole(sent: bytes, field: str, most: int) -> int:
     if _WHOLE.fullmatch(sent) is None or int(sent) > most:
-        raise invalid(f"{field} is a whole number of 0 to {most}, as decimal digits", field)
+        raise invalid(f"{field} must be a whole number from 0 to {most}, in decimal digits", field)
     return int(sent)
 
 
@@ -180,7 +183,7 @@ def _instant(sent: bytes) -> tuple[str, int]:
         ms = int((found[3] or "").ljust(3, "0")[:3])
         return text, int(whole.timestamp()) * 1000 + ms
     except (ValueError, OverflowError):
-        raise invalid(f"{_EXPIRES_AT} is a time as RFC 3339 has it", _EXPIRES_AT) from None
+        raise invalid(f"{_EXPIRES_AT} must be a time in RFC 3339 form", _EXPIRES_AT) from None
 
 
 def _fork(headers: Headers, mount: str) -> ForkAsked | None:
@@ -189,12 +192,12 @@ def _fork(headers: Headers, mount: str) -> ForkAsked | None:
     sub_offset = headers.get(b"stream-fork-sub-offset")
     for sent, field in ((offset, _FORK_OFFSET), (sub_offset, _FORK_SUB_OFFSET)):
         if sent is not None and source is None:
-            raise invalid(f"{field} asks for {_FORKED_FROM}", field)
+            raise invalid(f"{field} needs {_FORKED_FROM}", field)
     if source is None:
         return None
     path = stream_source_of(source, mount, _FORKED_FROM)
     at = None if offset is None else position_of(offset.decode("latin-1"), _FORK_OFFSET)
     sub = 0 if sub_offset is None else _whole(sub_offset, _FORK_SUB_OFFSET, U64_MAX >> 1)
     if sub > 0 and at is None:
-        raise invalid(f"{_FORK_SUB_OFFSET} above 0 asks for {_FORK_OFFSET}", _FORK_SUB_OFFSET)
+        raise invalid(f"{_FORK_SUB_OFFSET} above 0 needs {_FORK_OFFSET}", _FORK_SUB_OFFSET)
     return ForkAsked(path, at, sub)

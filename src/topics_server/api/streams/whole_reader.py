@@ -1,9 +1,9 @@
 """A catch-up read of several pages in one response.
 
-Clients of this protocol that ask without `live` may take one answer for all there is, and stop. So
-an answer goes to the stream's end as it was when the answer began: its head names that end, and
-pages follow each other as the socket takes them, one in memory at a time. What is lost meanwhile,
-or a server that goes down, breaks the connection off: half an answer is never a whole one. Used by
+Clients of this protocol that read without `live` may take one answer for everything, and stop. So
+an answer covers the stream up to its end at the start of the answer: its headers name that end, and
+pages follow each other as the socket takes them, one in memory at a time. A loss meanwhile, or a
+shutdown, breaks the connection: a partial answer never looks complete. Used by
 `api/streams/handlers`.
 """
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 
-from topics_server.api.application import Receive, Send
+from topics_server.api.request import Receive, Send
 from topics_server.api.streams.live_reader import Follower, StalledError, left
 from topics_server.http.sockets import Socket
 from topics_server.runtime.metrics import log
@@ -23,11 +23,11 @@ class WholeReader(Follower):
     """One answer; its first page was read already."""
 
     __slots__ = ("upto_seq",)
-    # Where the answer ends, as its head says.
+    # The end of the answer, as its head names it.
     upto_seq: int
 
     async def run(self, receive: Receive, send: Send) -> None:
-        """Send page after page until the end that the head named, or break off."""
+        """Send page after page up to the end that the head names, or break the connection."""
         self._send, self._socket = send, Socket(send)
         telling = asyncio.ensure_future(self._tell())
         leaving = asyncio.ensure_future(left(receive))
@@ -63,7 +63,7 @@ class WholeReader(Follower):
 
 
 def _body(page: StreamPage, upto_seq: int) -> bytes:
-    """The messages of a page that the head spoke of."""
+    """The messages of a page up to the end that the headers name."""
     datas = page.datas
     if page.next.seq > upto_seq:
         datas = [data for data, seq in zip(datas, page.seqs, strict=True) if seq <= upto_seq]

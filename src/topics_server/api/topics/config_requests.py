@@ -1,8 +1,8 @@
 """Merge patches of a configuration, and unknown members of a body. Pure.
 
 A `PATCH` is a JSON merge patch (RFC 7396) over the configuration as answers show it: a member
-replaces the field, null gives the field its default. Called by `api/topics/handlers`, and by the
-other control-plane handlers for `ignored_members`.
+replaces the field, null sets the field's default. Called by `api/topics/handlers`, and by the other
+control-plane handlers for `ignored_members`.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ _OBJECT: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 def decode_config_patch(body: bytes, topic: str) -> Callable[[TopicConfig], TopicConfig]:
-    """What a merge patch makes of the configuration of `topic`.
+    """A function that applies a merge patch to the configuration of `topic`.
 
-    Raises `invalid_request` for a patch that is no object or that no configuration can take; the
-    returned function raises it for one that does not fit the configuration it is given.
+    Raises `invalid_request` for a patch that is not an object or that no configuration can take;
+    the returned function raises it for a patch that does not fit its configuration.
     """
     patch = members_of(body)
     known = {name: raw for name, raw in patch.items() if name in CONFIG_MEMBERS}
 
     def merged(config: TopicConfig) -> TopicConfig:
         fields: dict[str, Any] = msgspec.json.decode(render_config(config), type=dict[str, Any])
-        # One fact under two names: what the patch says of either replaces both.
+        # One field with two names: the patch's value of either replaces both.
         for name, other in (("durable", "durability"), ("durability", "durable")):
             if name in known:
                 fields.pop(other, None)
@@ -70,7 +70,7 @@ def members_of(body: bytes) -> dict[str, msgspec.Raw]:
 
 
 def ignored_members(body: bytes, known: Iterable[str]) -> list[str]:
-    """Names of members that nothing here knows: the first few, in order, each cut to a length."""
+    """Names of unknown members: the first few, in order, each cut to a length."""
     if not body:
         return []
     meant = set(known)

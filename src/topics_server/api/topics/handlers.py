@@ -6,7 +6,6 @@ Plain functions of the server's state and one request. Called through the route 
 
 from __future__ import annotations
 
-from topics_server.api.application import Request, Response
 from topics_server.api.context import Routers, ServerState
 from topics_server.api.messages.requests import (
     decode_config,
@@ -21,14 +20,15 @@ from topics_server.api.messages.responses import (
     render_state,
     render_topics,
 )
+from topics_server.api.messages.visibility import check_config, sees_router, shown_state
+from topics_server.api.messages.visibility import list_topics as visible_topics
 from topics_server.api.readiness import admit
+from topics_server.api.request import Request, Response
 from topics_server.api.topics.config_requests import (
     CONFIG_MEMBERS,
     decode_config_patch,
     ignored_members,
 )
-from topics_server.api.visibility import check_config, sees_router, shown_state
-from topics_server.api.visibility import list_topics as visible_topics
 from topics_server.values.errors import topic_not_found
 from topics_server.values.model import TopicConfig
 from topics_server.values.query_string import parse_query
@@ -93,10 +93,10 @@ def list_topics(state: ServerState, request: Request) -> Response:
 
 
 async def drop_topic(state: ServerState, request: Request) -> Response:
-    """`DELETE /v0/topics/{topic}`: the topic with everything it holds."""
+    """`DELETE /v0/topics/{topic}`: drop the topic with everything in it."""
     store = admit(state)
     if_empty = query_bool(parse_query(request.query), "if_empty", False)
-    # They go with the topic, so afterwards nobody knows them.
+    # They are deleted with the topic, so list them before.
     routers = [] if state.routers is None else _routers_of(state.routers, request)
     dropped = await store.drop_topic(request.name, if_empty=if_empty)
     removed = routers if dropped else []
@@ -104,7 +104,7 @@ async def drop_topic(state: ServerState, request: Request) -> Response:
 
 
 def _routers_of(routers: Routers, request: Request) -> list[str]:
-    """Names of the topic's routers, as far as the caller may know of them."""
+    """Names of the topic's routers that the caller may see."""
     names, caller = routers.routers_of(request.name), request.caller
     if not caller.prefixes:
         return names

@@ -1,13 +1,13 @@
 """Encodes a reader's positions in all its topics as a frame `id` (§7.4). Pure.
 
 Up to 64 topics and 2 KiB an id is base64url (no padding) of compact JSON `{topic: seq}`, in the
-session's order. Beyond, and as soon as a topic is not the first of its name, it is a checkpoint
-token: `c1.` and base64url of msgpack `[[topic id, epoch, seq], ...]`, in the same order, complete
-in itself. So the JSON form always speaks of epoch 1: what an id says of a topic that was recreated
-since is never taken for a position in the new one.
+session's order. Beyond that, and as soon as a topic is not the first of its name, it is a
+checkpoint token: `c1.` and base64url of msgpack `[[topic id, epoch, seq], ...]`, in the same order,
+complete in itself. So the JSON form always means epoch 1: the position in a topic that was
+recreated since is never taken for one in the new topic.
 
-Reading one raises `ValueError` and nothing else, whatever is given. Called by `api/watch/handlers`
-and `api/watch/requests`.
+Decoding raises only `ValueError`, for any input. Called by `api/watch/handlers` and
+`api/watch/requests`.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from msgspec import Meta
 from topics_server.engine.subscribe.cursors import Cursor
 from topics_server.values.limits import U64_MAX
 
-# Above either an id would be long for a header of every reconnect.
+# Beyond either bound an id would be too long for a header of every reconnect.
 TOPICS_MAX: Final = 64
 ID_BYTES_MAX: Final = 2048
-# Longer than any id of ours, with as many topics as a session may be given.
+# Longer than any id of ours, with the most topics of a session.
 _READ_BYTES_MAX: Final = 4 * 1024 * 1024
 _TOKEN: Final = b"c1."
 _FIRST_EPOCH: Final = 1
@@ -37,30 +37,30 @@ U64 = Annotated[int, Meta(ge=0)]
 
 
 class CursorPosition(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Where a reader is in one incarnation of a topic."""
+    """A reader's position in one incarnation of a topic."""
 
     topic_id: U64
     epoch: U64
     seq: U64
 
 
-# By name, all in epoch 1; or in the order of the session that gave it out.
+# By name, all in epoch 1; or in the order of the session that issued the id.
 Positions = dict[str, int] | tuple[CursorPosition, ...]
 
 _NAMED: Final = msgspec.json.Decoder(dict[str, U64])
-_PLACES: Final = msgspec.msgpack.Decoder(tuple[CursorPosition, ...])
+_POSITIONS: Final = msgspec.msgpack.Decoder(tuple[CursorPosition, ...])
 _pack: Final = msgspec.msgpack.Encoder().encode
 
 
 class IdOf:
-    """The id of these cursors as they are now, whenever it is called."""
+    """Returns the id of the cursors' current positions at each call."""
 
     __slots__ = ("_cursors", "_is_small", "_keys")
 
     def __init__(self, cursors: Iterable[Cursor]) -> None:
         self._cursors = tuple(cursors)
         self._is_small = 0 < len(self._cursors) <= TOPICS_MAX
-        # Names are of a charset in which JSON escapes nothing.
+        # JSON escapes no character of topic names.
         self._keys = tuple(f'"{cursor.name}":' for cursor in self._cursors)
 
     def __call__(self) -> bytes:
@@ -69,11 +69,11 @@ class IdOf:
             text = self._named()
             if text is not None:
                 return text
-        places = [(cursor.topic_id, cursor.epoch, cursor.seq) for cursor in self._cursors]
-        return _TOKEN + _to_base64(_pack(places))
+        positions = [(cursor.topic_id, cursor.epoch, cursor.seq) for cursor in self._cursors]
+        return _TOKEN + _to_base64(_pack(positions))
 
     def _named(self) -> bytes | None:
-        """The JSON form; None where it may not be used."""
+        """The JSON form; None if it cannot be used."""
         members: list[str] = []
         for key, cursor in zip(self._keys, self._cursors, strict=True):
             if cursor.epoch != _FIRST_EPOCH:
@@ -84,14 +84,14 @@ class IdOf:
 
 
 def decode_id(text: bytes) -> Positions:
-    """What an id says. Raises `ValueError` for what is none."""
+    """The positions of an id. Raises `ValueError` for an invalid one."""
     if len(text) > _READ_BYTES_MAX:
         raise ValueError("an id is not so long")
     try:
         if text.startswith(_TOKEN):
-            places = _PLACES.decode(_from_base64(text[len(_TOKEN) :]))
-            seqs: Iterable[int] = (value for place in places for value in _values(place))
-            found: Positions = places
+            positions = _POSITIONS.decode(_from_base64(text[len(_TOKEN) :]))
+            seqs: Iterable[int] = (value for position in positions for value in _values(position))
+            found: Positions = positions
         else:
             named = _NAMED.decode(_from_base64(text))
             found, seqs = named, named.values()
@@ -102,8 +102,8 @@ def decode_id(text: bytes) -> Positions:
     return found
 
 
-def _values(place: CursorPosition) -> Sequence[int]:
-    return (place.topic_id, place.epoch, place.seq)
+def _values(position: CursorPosition) -> Sequence[int]:
+    return (position.topic_id, position.epoch, position.seq)
 
 
 def _to_base64(raw: bytes) -> bytes:

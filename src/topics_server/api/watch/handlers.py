@@ -1,10 +1,9 @@
 """Watch routes: `POST /v0/watch` and `GET /v0/watch/{wid}` (§7).
 
-The POST makes a session and tells, before any stream opens, where each topic is read from. The GET
-is one `Watcher`: it has the session from its first byte to its last, takes it over from an earlier
-GET that is still there, and leaves it where its client is to go on. What is told is the fan-out's
-business, how it is written `sse`'s. Called through the route table in `api/routes`; loop thread
-only.
+The POST makes a session and returns, before any stream opens, each topic's start position. The GET
+is one `Watcher`: it owns the session from its first byte to its last, takes it over from an earlier
+GET that is still open, and leaves the cursors where its client is to continue. `broadcast` decides
+the events, `sse` renders them. Called through the route table in `api/routes`; loop thread only.
 """
 
 from __future__ import annotations
@@ -12,12 +11,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final, cast
 
-from topics_server.api.application import Answer, EventStream, Receive, Request, Response, Send
 from topics_server.api.context import ServerState
 from topics_server.api.messages.requests import query_bool
 from topics_server.api.messages.responses import render_json
-from topics_server.api.readiness import ConnectionSlot, admit, check_accepts_stream
-from topics_server.api.stream_readiness import until_ready
+from topics_server.api.readiness import ConnectionSlot, admit, check_accepts_stream, until_ready
+from topics_server.api.request import Answer, EventStream, Receive, Request, Response, Send
 from topics_server.api.topics.config_requests import ignored_members
 from topics_server.api.watch.broadcast import GOING_AWAY, BroadcastStream
 from topics_server.api.watch.cursor_ids import CursorPosition, IdOf, Positions, decode_id
@@ -31,6 +29,7 @@ from topics_server.engine.subscribe.cursors import Cursor
 from topics_server.engine.subscribe.dispatcher import SubscriptionDispatcher, TopicView
 from topics_server.engine.subscribe.sessions import WatchSession
 from topics_server.engine.subscribe.subscription import SubscriptionOptions
+from topics_server.http.sockets import until_left
 from topics_server.runtime.clock import monotonic_ms, random_id
 from topics_server.values.errors import Code, TopicsError
 from topics_server.values.limits import U64_MAX
@@ -39,9 +38,9 @@ from topics_server.values.query_string import parse_query
 _TAKEN_OVER: Final = error_frame(409, "another connection has taken this watch session over")
 _FIRST_EPOCH: Final = 1
 _TICKET_BYTES: Final = 16
-# What is told of a topic that is waited for.
+# The answer for a topic that is waited for.
 _WAITING: Final = {"from_seq": 0, "head_seq": 0, "earliest_seq": 1, "waiting": True}
-# The id of no topic: whoever stood in one that is gone, and by now has no id any more.
+# The id of no topic: for a reader of a dropped topic whose id is no longer known.
 _NO_TOPIC_ID: Final = 0
 
 
@@ -61,7 +60,7 @@ async def open_session(state: ServerState, request: Request) -> Response:
     is_lenient = query_bool(query, "lenient", False)
     with_ticket = query_bool(query, "ticket", False)
     fanout, sessions = state.watching()
-    views = _resolve(fanout.feeds, sent.topics, may_miss=is_lenient or sent.wait)
+    views = _resolve(fanout.dispatcher, sent.topics, may_miss=is_lenient or sent.wait)
     found = _starting(views, sent.topics, sent.positions)
     awaited = [name for name in sent.topics if name not in views] if sent.wait else []
     found |= {name: Cursor.waiting(name) for name in awaited}
@@ -72,7 +71,7 @@ async def open_session(state: ServerState, request: Request) -> Response:
     if sessions.max_per_prefix:
         sharing = {prefix: state.keys.owners_of(prefix) for prefix in request.caller.prefixes}
     session = await sessions.open(sent.options, list(cursors.values()), owner, sharing)
-    told = {
+    fields = {
         "wid": session.wid,
         "stream_url": f"/v0/watch/{session.wid}",
         "session_ttl_ms": sessions.ttl_ms,
@@ -89,19 +88,19 @@ async def open_session(state: ServerState, request: Request) -> Response:
     if with_ticket:
         ticket = f"ticket_{random_id(_TICKET_BYTES)}"
         state.tickets.issue(ticket, session.wid, request.caller, monotonic_ms())
-        told |= {"ticket": ticket, "ticket_ttl_ms": TICKET_TTL_MS}
+        fields |= {"ticket": ticket, "ticket_ttl_ms": TICKET_TTL_MS}
     if ignored := ignored_members(request.body, WATCH_MEMBERS):
-        told |= {"ignored": ignored}
-    return Response(200, render_json(told, request.elapsed_ms()))
+        fields |= {"ignored": ignored}
+    return Response(200, render_json(fields, request.elapsed_ms()))
 
 
 def _resolve(
-    feeds: SubscriptionDispatcher, names: Mapping[str, Start], *, may_miss: bool
+    dispatcher: SubscriptionDispatcher, names: Mapping[str, Start], *, may_miss: bool
 ) -> dict[str, TopicView]:
-    """The topics as they are now. Raises `topic_not_found`, unless some may be missing."""
+    """The current topics. Raises `topic_not_found`, unless some may be missing."""
     views: dict[str, TopicView] = {}
     for name in names:
-        view = feeds.resolve(name)
+        view = dispatcher.resolve(name)
         if view is not None:
             views[name] = view
         elif not may_miss:
@@ -113,7 +112,7 @@ def _resolve(
 def _starting(
     views: Mapping[str, TopicView], starts: Mapping[str, Start], positions: Positions
 ) -> dict[str, Cursor]:
-    """Where a new session reads each topic from: behind the `cursor` sent along, if any."""
+    """A new session's start position in each topic: that of the sent `cursor`, if any."""
     cursors: dict[str, Cursor] = {}
     for name, view in views.items():
         start = starts[name]
@@ -122,23 +121,23 @@ def _starting(
     if isinstance(positions, dict):
         for name in positions.keys() & views.keys():
             view = views[name]
-            # The JSON form speaks of the first topic of a name only.
+            # The JSON form means the first topic of a name only.
             topic_id = view.topic_id if view.epoch == _FIRST_EPOCH else _NO_TOPIC_ID
             cursors[name] = Cursor(name, topic_id, _FIRST_EPOCH, positions[name])
         return cursors
-    places = {place.topic_id: place for place in positions}
+    by_topic = {position.topic_id: position for position in positions}
     for name, view in views.items():
-        place = places.pop(view.topic_id, None)
-        if place is not None:
-            cursors[name].seq = place.seq
-    kept = {place.topic_id for place in positions} - places.keys()
-    # One that waited, of epoch 0, is read from the start of what there is now.
-    epochs = {place.epoch for place in places.values()}
+        position = by_topic.pop(view.topic_id, None)
+        if position is not None:
+            cursors[name].seq = position.seq
+    kept = {position.topic_id for position in positions} - by_topic.keys()
+    # A cursor of epoch 0 waited: it reads the current topic from its start.
+    epochs = {position.epoch for position in by_topic.values()}
     oldest = min(epochs - {0} or epochs, default=U64_MAX)
     for name, view in views.items():
         if view.topic_id not in kept and oldest < view.epoch:
-            # Places have no names. One that is left may be of a topic this name had before, of
-            # which the reader is then told that it is gone; else it would miss what is new.
+            # Positions have no names. A remaining one may be of an earlier topic of this name: the
+            # reader is told that it was deleted; otherwise it would miss the new topic's records.
             cursors[name] = Cursor(name, _NO_TOPIC_ID, oldest, 0)
     return cursors
 
@@ -163,7 +162,7 @@ async def stream(state: ServerState, request: Request) -> Answer:
 
 
 def _check_owner(session: WatchSession, caller: Caller) -> None:
-    """Only the key that made a session opens it, and only what it may name today (§7.1)."""
+    """Only the key that made a session may open it, while it may name its topics (§7.1)."""
     if caller.key is None or session.owner != caller.key.owner:
         raise unauthorized("this watch session was created with another key")
     for name in session.cursors:
@@ -175,7 +174,7 @@ async def _nothing(_receive: Receive, _send: Send) -> None:
 
 
 class Watcher:
-    """One GET of a session. Whoever makes one calls `free`, `run` or not."""
+    """One GET of a session. Its maker calls `free`, whether it was run or not."""
 
     __slots__ = ("_caller", "_is_replaced", "_session", "_slot", "_state", "_stream")
 
@@ -194,32 +193,32 @@ class Watcher:
         self._slot = ConnectionSlot(state, caller.key)
         fanout, sessions = state.watching()
         if last_id is not None:
-            resume(fanout.feeds, session, last_id)
+            resume(fanout.dispatcher, session, last_id)
         sessions.begin(session)
         session.stream = self
 
     def replace(self) -> None:
-        """Another GET has the session from now on."""
+        """Another GET has taken the session over."""
         self._is_replaced = True
         if self._stream is not None:
             self._stream.end(_TAKEN_OVER)
-        # Not only when its client has taken note: else a session could keep itself out.
+        # Not only after its client has noticed: otherwise a session could block itself.
         self._slot.free()
 
     async def run(self, receive: Receive, send: Send) -> None:
-        """Stream until the client leaves or the stream is ended."""
+        """Stream until the client disconnects or the stream ends."""
         session = self._session
         options = session.options
         fanout, _ = self._state.watching()
         stream = self._stream = fanout.open(
-            # The stream runs sends by hand: each is a coroutine, not just any awaitable.
+            # The stream runs sends by hand: they must be coroutines.
             cast(DrivenSend, send),
             SSE,
             heartbeat_ms=options.heartbeat_ms,
             id_of=IdOf(session.cursors.values()),
         )
         try:
-            # The head may have waited for its socket, and meanwhile something else came.
+            # The head may have waited for its socket, and meanwhile another GET may have come.
             if self._is_replaced:
                 stream.end(_TAKEN_OVER)
             elif not self._caller.until_revoked(self._revoke):
@@ -237,20 +236,18 @@ class Watcher:
                 )
                 for cursor in session.cursors.values():
                     stream.follow(cursor, followed)
-            # A body is of no interest. A stream that was ended is told as a disconnect, too.
-            while (await receive())["type"] != "http.disconnect":
-                pass
+            await until_left(receive, send)
         finally:
             self._caller.forget(self._revoke)
             stream.close()
 
     def _revoke(self) -> None:
-        """The key is no more what it was."""
+        """The key was revoked or changed."""
         if self._stream is not None:
             self._stream.end(REVOKED)
 
     def free(self) -> None:
-        """Let go of the session, which stays where the stream left it."""
+        """Release the session; its cursors stay where the stream left them."""
         session = self._session
         if session.stream is self:
             session.stream = None
@@ -259,11 +256,11 @@ class Watcher:
         self._slot.free()
 
 
-def resume(feeds: SubscriptionDispatcher, session: WatchSession, last_id: bytes) -> None:
-    """Go back to where the client saw the last frame (§7.4); never forward.
+def resume(dispatcher: SubscriptionDispatcher, session: WatchSession, last_id: bytes) -> None:
+    """Go back to the client's last frame (§7.4); never forward.
 
-    But a session that came back with a restart may be behind its client: it catches up, at most to
-    the head. What is no id of this session changes nothing.
+    Exception: a session that a restart restored may be behind its client; it catches up, at most to
+    the head. An id of another session changes nothing.
     """
     try:
         positions = decode_id(last_id.strip())
@@ -271,42 +268,48 @@ def resume(feeds: SubscriptionDispatcher, session: WatchSession, last_id: bytes)
         return
     cursors = list(session.cursors.values())
     for cursor in cursors:
-        view = feeds.resolve(cursor.name) if cursor.is_waiting else None
+        view = dispatcher.resolve(cursor.name) if cursor.is_waiting else None
         if view is not None:
-            # It came after the last checkpoint, or while nobody streamed.
+            # It was created after the last checkpoint, or while no stream was open.
             cursor.arrive(view.topic_id, view.epoch)
     if isinstance(positions, dict):
         for cursor in cursors:
             if cursor.name in positions:
-                # The JSON form speaks of the first topic of a name only.
+                # The JSON form means the first topic of a name only.
                 is_first = cursor.epoch == _FIRST_EPOCH
                 topic_id = cursor.topic_id if is_first else _NO_TOPIC_ID
-                place = CursorPosition(topic_id, _FIRST_EPOCH, positions[cursor.name])
-                _go_back(feeds, cursor, place, may_advance=session.is_restored)
+                position = CursorPosition(topic_id, _FIRST_EPOCH, positions[cursor.name])
+                _go_back(dispatcher, cursor, position, may_advance=session.is_restored)
         return
     if len(positions) != len(cursors):
         return
     known = {cursor.topic_id: index for index, cursor in enumerate(cursors)}
-    # Which topic that is, several may share: it says nothing of whose id this is.
+    # Several topics may share that id: it does not identify a session.
     known.pop(_NO_TOPIC_ID, None)
-    if any(known.get(place.topic_id, index) != index for index, place in enumerate(positions)):
+    if any(
+        known.get(position.topic_id, index) != index for index, position in enumerate(positions)
+    ):
         return  # of another session, with topics of this one
-    for cursor, place in zip(cursors, positions, strict=True):
-        _go_back(feeds, cursor, place, may_advance=session.is_restored)
+    for cursor, position in zip(cursors, positions, strict=True):
+        _go_back(dispatcher, cursor, position, may_advance=session.is_restored)
 
 
 def _go_back(
-    feeds: SubscriptionDispatcher, cursor: Cursor, place: CursorPosition, *, may_advance: bool
+    dispatcher: SubscriptionDispatcher,
+    cursor: Cursor,
+    position: CursorPosition,
+    *,
+    may_advance: bool,
 ) -> None:
-    is_same = place.topic_id == cursor.topic_id
-    if is_same and place.seq <= cursor.seq:
-        cursor.seq = place.seq
-    elif not is_same and place.epoch < cursor.epoch:
-        # It never saw the topic that there is now: it is told of it again, from the start.
-        cursor.topic_id, cursor.epoch, cursor.seq = place.topic_id, place.epoch, place.seq
+    is_same = position.topic_id == cursor.topic_id
+    if is_same and position.seq <= cursor.seq:
+        cursor.seq = position.seq
+    elif not is_same and position.epoch < cursor.epoch:
+        # It never saw the current topic: deliver that from its start.
+        cursor.topic_id, cursor.epoch, cursor.seq = position.topic_id, position.epoch, position.seq
     elif may_advance:
-        view = feeds.resolve(cursor.name)
-        if view is not None and view.topic_id == place.topic_id:
-            seq = min(place.seq, view.head_seq)
+        view = dispatcher.resolve(cursor.name)
+        if view is not None and view.topic_id == position.topic_id:
+            seq = min(position.seq, view.head_seq)
             cursor.seq = max(cursor.seq, seq) if is_same else seq
             cursor.topic_id, cursor.epoch = view.topic_id, view.epoch

@@ -1,8 +1,8 @@
 """Decodes the body of `POST /v0/watch` (§7.2). Pure.
 
 Unknown fields are ignored, wrong types are `invalid_request` with the field's path, which names the
-topic: `topics.jobs.from_seq`. What has a documented clamp is clamped, never refused. Whether a
-topic exists is not asked here. Called by `api/watch/handlers`.
+topic: `topics.jobs.from_seq`. A value with a documented clamp is clamped, never refused. Does not
+check whether a topic exists. Called by `api/watch/handlers`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _U64 = Annotated[int, Meta(ge=0)]
 
 
 class Start(msgspec.Struct, frozen=True, gc=False):
-    """Where reading a topic starts: behind `from_seq`, or with `tail` at its head."""
+    """The start of reading a topic: behind `from_seq`, or with `tail` at its head."""
 
     from_seq: _U64 = 0
     tail: bool = False
@@ -79,10 +79,10 @@ assert HEARTBEAT_MS_MIN <= HEARTBEAT_MS_DEFAULT <= HEARTBEAT_MS_MAX
 
 
 class WatchRequest(msgspec.Struct, frozen=True):
-    """What is to be watched, topics in the order in which they were named.
+    """The topics to watch, in the order of the request.
 
-    `positions`: what the `cursor` that was sent along says; empty without one. `wait`: topics that
-    do not exist yet are waited for.
+    `positions`: those of the sent `cursor`; empty without one. `wait`: wait for topics that do not
+    exist yet.
     """
 
     topics: dict[str, Start]
@@ -105,14 +105,14 @@ def decode_watch(
         raise invalid("topics must name at least one topic", "topics")
     if len(sent.topics) > max_topics:
         raise invalid(
-            f"topics names {len(sent.topics)} topics, at most {max_topics} may be", "topics"
+            f"topics names {len(sent.topics)} topics; the limit is {max_topics}", "topics"
         )
     options = SessionOptions(
         nodes=node_names(sent.node, max_node_bytes),
         limit=min(sent.limit or DIFF_LIMIT_DEFAULT, max_limit),
         max_batch_bytes=min(sent.max_batch_bytes or PAGE_BYTES_DEFAULT, PAGE_BYTES_MAX),
         heartbeat_ms=max(HEARTBEAT_MS_MIN, min(HEARTBEAT_MS_MAX, sent.heartbeat_ms)),
-        # Without data there are `$` fields only (the contract's README).
+        # Without data a record has `$` fields only (the contract's README).
         shown=(TAGS if sent.include_tags else 0)
         | (META if sent.include_meta and sent.include_data else 0)
         | (DATA if sent.include_data else 0),
@@ -129,7 +129,7 @@ def _start(name: str, raw: msgspec.Raw) -> Start:
     if not is_topic_name(name):
         shown = name if len(name) <= 256 else name[:256] + "..."
         raise invalid(
-            f'"{shown}" is no topic name: 1 to 255 characters of A-Z a-z 0-9 . _ : - that start '
+            f'"{shown}" is not a topic name: 1 to 255 characters of A-Z a-z 0-9 . _ : - that start '
             "with a letter or digit",
             f"topics.{shown}",
         )
@@ -147,7 +147,7 @@ def _positions(cursor: str) -> Positions:
     try:
         return decode_id(cursor.encode("ascii"))
     except ValueError:
-        raise invalid("the cursor is not an id that a stream gave out", "cursor") from None
+        raise invalid("the cursor is not an event id of this server", "cursor") from None
 
 
 def _check_u64(value: int, field: str) -> None:

@@ -1,7 +1,8 @@
 """The outgoing frames of one connection: in order, one send at a time.
 
-The ASGI `send` is run by hand as far as it goes: to its end, unless the socket's buffer is full.
-Only then there is a task, which waits for room. Nothing here knows of topics. Used by `fanout`.
+The ASGI `send` of a connection of ours is run by hand as far as it goes: to its end, unless the
+socket's buffer is full. Only then there is a task, which waits for room. A `ForeignSend` is always
+awaited by a task (`ForeignSendQueue`). Nothing here knows of topics. Used by `broadcast`.
 """
 
 from __future__ import annotations
@@ -12,15 +13,17 @@ from collections.abc import Callable, Coroutine, Generator, Iterable
 from typing import Any, Final, Protocol
 
 from topics_server.engine.subscribe.subscription import Event
-from topics_server.http.sockets import Socket
+from topics_server.http.sockets import ForeignSend, Socket
 from topics_server.runtime.clock import monotonic_ms
 from topics_server.runtime.metrics import log
 from topics_server.values.json_cache import JsonCache
 
 Send = Callable[[dict[str, Any]], Coroutine[Any, Any, None]]
 
-# What a send raises when its connection is closed.
+# Errors of a send on a closed connection.
 _GONE: Final = (OSError, RuntimeError)
+# A send of another server that is under way for so long: its client does not read.
+_STUCK_MS: Final = 1000.0
 
 
 class Dialect(Protocol):
@@ -71,8 +74,8 @@ class SendQueue:
         "_dialect",
         "_frames",
         "_on_room",
-        "_parked",
-        "_parked_ms",
+        "_blocked",
+        "_blocked_ms",
         "_progress_ms",
         "_send",
         "_socket",
@@ -85,23 +88,23 @@ class SendQueue:
         self._on_room = on_room
         self._socket = Socket(send)
         self._frames: deque[bytes] = deque()
-        self._parked: asyncio.Task[None] | None = None
-        self._parked_ms = self._progress_ms = 0.0
+        self._blocked: asyncio.Task[None] | None = None
+        self._blocked_ms = self._progress_ms = 0.0
         self._buffered_bytes = 0
         # When something was sent last, of the monotonic clock.
         self.sent_ms = monotonic_ms()
 
     @property
-    def is_parked(self) -> bool:
+    def is_blocked(self) -> bool:
         """Whether a send waits for room."""
-        return self._parked is not None
+        return self._blocked is not None
 
     def writer(self, now: float) -> Callable[[bytes], object] | None:
         """What sends bytes that many are sent, as they are; None if that cannot be now.
 
         `now`: of the monotonic clock, ms. It is taken for sent: to be used at once.
         """
-        if self._frames or self._parked is not None:
+        if self._frames or self._blocked is not None:
             return None
         writer = self._socket.writer()
         if writer is not None:
@@ -117,11 +120,11 @@ class SendQueue:
         return True
 
     def claim(self, let_go: Callable[[], None]) -> Callable[[bytes], object] | None:
-        """What sends such bytes without being asked each time, until `let_go` is called.
+        """A writer of such bytes, valid without further checks until `let_go` is called.
 
-        None if there is no such thing, or nothing could be sent now.
+        None if there is no such writer, or nothing could be sent now.
         """
-        if self._frames or self._parked is not None:
+        if self._frames or self._blocked is not None:
             return None
         return self._socket.claim(let_go)
 
@@ -132,7 +135,7 @@ class SendQueue:
     def flush(self) -> None:
         """Send what there is, as far as it goes without waiting."""
         frames = self._frames
-        while frames and self._parked is None:
+        while frames and self._blocked is None:
             if self._dialect.is_joined:
                 payload = frames[0] if len(frames) == 1 else b"".join(frames)
                 frames.clear()
@@ -142,18 +145,18 @@ class SendQueue:
 
     def has_room(self) -> bool:
         """Whether the socket takes more; if not, an empty send waits for that."""
-        if self._parked is None and self._socket.is_full and self._dialect.is_joined:
+        if self._blocked is None and self._socket.is_full and self._dialect.is_joined:
             self.drive(self._dialect.message(b""))
-        return self._parked is None
+        return self._blocked is None
 
     async def flushed(self) -> None:
         """Return when nothing waits for the socket."""
-        while self._parked is not None:
-            await asyncio.wait((self._parked,))
+        while self._blocked is not None:
+            await asyncio.wait((self._blocked,))
 
     def stalled_ms(self, now: float) -> float:
         """How long the socket has taken nothing at all, as seen from look to look."""
-        assert self._parked is not None
+        assert self._blocked is not None
         buffered = self._socket.buffered_bytes()
         if buffered < self._buffered_bytes:
             self._progress_ms = now
@@ -164,45 +167,51 @@ class SendQueue:
         """Send a message as far as it goes without waiting; a task does the rest, if any."""
         sending = self._send(message)
         try:
-            waits_for = sending.send(None)
+            awaited = sending.send(None)
         except StopIteration:
             self.sent_ms = monotonic_ms()
         except _GONE as error:
-            # Nobody is there any more; whoever owns the connection hears of it, too.
+            # The client is gone; the owner of the connection is notified, too.
             log.debug("a stream's socket is gone: %r", error)
             self._frames.clear()
         else:
-            self._parked_ms = self._progress_ms = monotonic_ms()
+            self._blocked_ms = self._progress_ms = monotonic_ms()
             self._buffered_bytes = self._socket.buffered_bytes()
-            rest = self._finish(sending, waits_for)
-            self._parked = asyncio.get_running_loop().create_task(rest)
+            rest = self._finish(sending, awaited)
+            self._blocked = asyncio.get_running_loop().create_task(rest)
 
-    async def _finish(self, sending: Coroutine[Any, Any, None], waits_for: object) -> None:
-        """The rest of a parked send; then go on."""
+    @property
+    def is_stuck(self) -> bool:
+        """Whether a last frame would have to wait."""
+        return self._blocked is not None
+
+    async def _finish(self, sending: Coroutine[Any, Any, None], awaited: object) -> None:
+        """Finish a blocked send, then go on."""
         try:
-            await _Resumed(sending, waits_for)
+            await _Resumed(sending, awaited)
         except _GONE as error:
             log.debug("a stream's socket went away while it was full: %r", error)
             self._frames.clear()
-        self._parked = None
+        self._blocked = None
         self.sent_ms = monotonic_ms()
-        full_ms = self.sent_ms - self._parked_ms
-        # Which may find it full again, and count anew.
+        full_ms = self.sent_ms - self._blocked_ms
+        # It may find the socket full again, and start a new wait.
         self.flush()
         self._on_room(full_ms)
 
     # --- the end ------------------------------------------------------------------------------
 
     def drop(self) -> bool:
-        """Forget what was not handed over, and who was told; whether a send was under way."""
+        """Drop unsent frames and the callback; returns whether a send was under way."""
         self._frames.clear()
-        # It refers to who refers to us; the collector never looks at what is old (see `server`).
+        # Break the reference cycle: the garbage collector never examines old objects (see
+        # `server`).
         self._on_room = _nobody
         self._socket.release()
-        parked, self._parked = self._parked, None
-        if parked is not None:
-            parked.cancel()
-        return parked is not None
+        blocked, self._blocked = self._blocked, None
+        if blocked is not None:
+            blocked.cancel()
+        return blocked is not None
 
     def close(self, last: bytes, code: int) -> None:
         """Send a last frame, if any, and the end, whether or not the socket is full."""
@@ -220,25 +229,119 @@ class SendQueue:
         self._socket.abort()
 
 
+class ForeignSendQueue(SendQueue):
+    """Frames for a server that is not ours: each send is a task's, the next waits for it."""
+
+    __slots__ = ("_closing", "_foreign", "_rest")
+
+    def __init__(
+        self, send: ForeignSend, dialect: Dialect, on_room: Callable[[float], None]
+    ) -> None:
+        super().__init__(send, dialect, on_room)
+        self._foreign = send
+        # The send that was under way when the queue was dropped.
+        self._rest: asyncio.Task[None] | None = None
+        self._closing: asyncio.Task[None] | None = None
+
+    def has_room(self) -> bool:
+        """Whether no send is under way."""
+        return self._blocked is None
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether a send has been under way for so long that a last frame would not get through."""
+        return self._blocked is not None and monotonic_ms() - self._blocked_ms > _STUCK_MS
+
+    def drive(self, message: dict[str, Any]) -> None:
+        """Send a message by a task."""
+        self._blocked_ms = self._progress_ms = monotonic_ms()
+        self._blocked = asyncio.get_running_loop().create_task(self._deliver(message))
+
+    async def _deliver(self, message: dict[str, Any]) -> None:
+        is_sent = await self._sent(message)
+        if not is_sent:
+            self._frames.clear()
+        self._blocked = None
+        self.sent_ms = monotonic_ms()
+        full_ms = self.sent_ms - self._blocked_ms
+        self.flush()
+        self._on_room(full_ms)
+
+    async def _sent(self, message: dict[str, Any]) -> bool:
+        """Send a message; returns whether the client is still there."""
+        try:
+            await self._send(message)
+        except Exception as error:
+            # Whatever a server or a middleware raises when its client is gone.
+            log.debug("a stream's connection is gone: %r", error)
+            self._foreign.end()
+            return False
+        return True
+
+    def drop(self) -> bool:
+        """Drop the callback; a send under way continues, unless it is stuck."""
+        is_stuck = self.is_stuck
+        self._on_room = _nobody
+        sending, self._blocked = self._blocked, None
+        if sending is not None and is_stuck:
+            sending.cancel()
+            self._frames.clear()
+        else:
+            self._rest = sending
+        return is_stuck
+
+    def close(self, last: bytes, code: int) -> None:
+        """Send what is left, a last frame, if any, and the end, each behind the other."""
+        messages = [self._dialect.message(frame) for frame in self._frames]
+        self._frames.clear()
+        if last:
+            messages.append(self._dialect.message(last))
+        messages.append(self._dialect.last(code))
+        self._closing = asyncio.get_running_loop().create_task(self._close(messages))
+
+    async def _close(self, messages: Iterable[dict[str, Any]]) -> None:
+        if self._rest is not None:
+            await asyncio.wait((self._rest,))
+        for message in messages:
+            if not await self._sent(message):
+                return
+        self._foreign.end()
+
+    def close_within(self, seconds: float) -> None:
+        """Close the connection in `seconds`, whatever has been sent by then."""
+        asyncio.get_running_loop().call_later(seconds, self._foreign.end)
+
+    def abort(self) -> None:
+        """Close the connection: its server sees a response without an end."""
+        self._foreign.end()
+
+
+def send_queue_of(send: Send, dialect: Dialect, on_room: Callable[[float], None]) -> SendQueue:
+    """The queue for a connection of ours or of another server."""
+    if isinstance(send, ForeignSend):
+        return ForeignSendQueue(send, dialect, on_room)
+    return SendQueue(send, dialect, on_room)
+
+
 def _nobody(_full_ms: float) -> None:
-    """Whom an outbox tells that was dropped."""
+    """The callback of a dropped send queue."""
 
 
 class _Resumed:
     """A coroutine that was run by hand up to where it waits, awaited from there."""
 
-    __slots__ = ("_coroutine", "_waits_for")
+    __slots__ = ("_coroutine", "_awaited")
 
-    def __init__(self, coroutine: Coroutine[Any, Any, None], waits_for: object) -> None:
+    def __init__(self, coroutine: Coroutine[Any, Any, None], awaited: object) -> None:
         self._coroutine = coroutine
-        self._waits_for = waits_for
+        self._awaited = awaited
 
     def __await__(self) -> Generator[Any, Any, None]:
-        waits_for = self._waits_for
+        awaited = self._awaited
         try:
             while True:
-                yield waits_for
-                waits_for = self._coroutine.send(None)
+                yield awaited
+                awaited = self._coroutine.send(None)
         except StopIteration:
             return
         finally:

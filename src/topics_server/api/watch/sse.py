@@ -1,9 +1,8 @@
 """The bytes of server-sent events, comments and errors (§7.5). Pure.
 
-What is rendered here has no `id:` line: that is the connection's own and is put in front of it, so
-that one rendering serves every watcher of a batch. Payloads stand in `data:` verbatim but for line
-breaks between their tokens, each of which starts a new `data:` line. Called by `fanout`, `watch`,
-`queues`.
+Frames have no `id:` line: each connection puts its own in front, so that one rendering serves every
+watcher of a batch. Payloads are copied into `data:` verbatim, except for line breaks between their
+tokens, each of which starts a new `data:` line. Called by `broadcast`, `watch`, `queues`.
 """
 
 from __future__ import annotations
@@ -23,15 +22,15 @@ from topics_server.engine.subscribe.subscription import (
 from topics_server.values.json_cache import JsonCache
 
 MEDIA_TYPE: Final = b"text/event-stream; charset=utf-8"
-# Beside what CORS adds (§7.3).
+# Headers beside those of CORS (§7.3).
 STREAM_HEADERS: Final = (
     (b"content-type", MEDIA_TYPE),
     (b"cache-control", b"no-store"),
     (b"connection", b"keep-alive"),
-    # nginx and its like would collect frames in a buffer.
+    # Tells nginx and other proxies not to buffer frames.
     (b"x-accel-buffering", b"no"),
 )
-# How long an EventSource waits before it comes back (§7.5), ms.
+# How long an EventSource waits before it reconnects (§7.5), ms.
 RETRY: Final = b"retry: 2000\n\n"
 
 _LINE_BREAKS: Final = re.compile(rb"\r\n|\r|\n")
@@ -46,11 +45,11 @@ def frame(event: bytes, data: bytes) -> bytes:
 
 
 def error_frame(code: int, message: str, **more: object) -> bytes:
-    """An `error` event (§7.5): a code like HTTP's and what it is about."""
+    """An `error` event (§7.5): a code like HTTP's, and a message."""
     return frame(b"error", _encode({"code": code, "error": message, **more}))
 
 
-# What a stream says whose key was taken away, or grants other things from now on.
+# The last event of a stream whose key was revoked or now grants other rights.
 REVOKED: Final = error_frame(401, "the key of this stream was revoked or changed")
 
 
@@ -85,7 +84,7 @@ def render(event: Event, cache: JsonCache) -> bytes:
 
 
 class SseDialect:
-    """How a stream of server-sent events speaks; see `fanout.Dialect`."""
+    """The dialect of server-sent events; see `send_queue.Dialect`."""
 
     # Several frames may leave in one message.
     is_joined: Final = True

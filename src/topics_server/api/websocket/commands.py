@@ -1,15 +1,15 @@
 """Decodes a client's WebSocket message into a command. Pure.
 
-A message is one JSON object whose `op` says which command it is. A publish is cut into the append
-body that HTTP would have been sent, a subscribe into the body of a watch, their pieces byte for
-byte: so there is one decoder of either, and the journal holds an append as it came. Unknown fields
-are ignored, wrong types are `invalid_request` with the field's path. A refusal carries the
-message's `request_id` whenever that could be read. Called by `api/websocket/handlers`.
+A message is one JSON object whose `op` names the command. A publish is rebuilt as the append body
+that HTTP would send, a subscribe as the body of a watch; their parts are copied byte for byte. So
+each has one decoder, and the journal holds an append as it came. Unknown fields are ignored, wrong
+types are `invalid_request` with the field's path. An error carries the message's `request_id` if it
+could be decoded. Called by `api/websocket/handlers`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Annotated, Final
 
 import msgspec
@@ -80,14 +80,15 @@ class _Ping(msgspec.Struct, tag_field="op", tag="ping", gc=False):
 
 
 class _Head(msgspec.Struct, gc=False):
-    """What of a refused message is still worth knowing."""
+    """The fields that tell which command a message is, and of which topic."""
 
     op: msgspec.Raw = _ABSENT
     request_id: msgspec.Raw = _ABSENT
+    topic: msgspec.Raw = _ABSENT
 
 
 class _Lists(msgspec.Struct, gc=False):
-    """What an unsubscribe lists, as it was sent."""
+    """The list of an unsubscribe, as it was sent."""
 
     topics: msgspec.Raw = _ABSENT
 
@@ -105,9 +106,9 @@ class CommandLimits(msgspec.Struct, frozen=True):
 
 
 class Subscribe(msgspec.Struct, frozen=True):
-    """Follow these topics from where each starts, all in the same way; at least one.
+    """Follow these topics, each from its start, with the same options; at least one.
 
-    `wait`: topics that do not exist yet are waited for.
+    `wait`: wait for topics that do not exist yet.
     """
 
     request_id: str | None
@@ -117,7 +118,7 @@ class Subscribe(msgspec.Struct, frozen=True):
 
 
 class Unsubscribe(msgspec.Struct, frozen=True):
-    """Follow these topics no longer; `is_list`: they came as a list."""
+    """Stop following these topics; `is_list`: they came as a list."""
 
     request_id: str | None
     names: list[str]
@@ -125,7 +126,7 @@ class Unsubscribe(msgspec.Struct, frozen=True):
 
 
 class Publish(msgspec.Struct, frozen=True):
-    """Append records; `body` is what HTTP would have been sent."""
+    """Append records; `body` is the body that HTTP would have had."""
 
     request_id: str | None
     topic: str
@@ -146,7 +147,7 @@ Command = Subscribe | Unsubscribe | Publish | Ping
 
 
 class RefusedCommandError(Exception):
-    """A message that is no command; `op` and `request_id` as far as they could be read."""
+    """An invalid message; `op` and `request_id` as far as they could be decoded."""
 
     def __init__(self, refusal: TopicsError, op: str | None, request_id: str | None) -> None:
         super().__init__(refusal.message)
@@ -184,21 +185,36 @@ def decode_command(text: str, limits: CommandLimits) -> Command:
                 _check_depth(body)
                 return Ping(sent.request_id)
     except TopicsError as error:
-        op, request_id = _read_head(body)
+        op, request_id, _ = _read_head(body)
         if error.detail.get("field") == "op" and op is not None:
             error = invalid(f"op is {op[:64]!r}; it must be one of {', '.join(OPS)}", "op")
         raise RefusedCommandError(error, op, request_id) from None
 
 
-def _read_head(body: bytes) -> tuple[str | None, str | None]:
+def check_head(text: str, check: Callable[[str, str | None], None]) -> None:
+    """Have `check` look at a message's `op` and `topic` before anything else of it is decoded.
+
+    The topic is None where it is no name, or there is none. What `check` raises becomes a
+    `RefusedCommandError`; a message whose head cannot be read is left to `decode_command`.
+    """
+    op, request_id, topic = _read_head(text.encode("utf-8", "surrogatepass"))
+    if op is None:
+        return
+    try:
+        check(op, topic if topic is not None and is_topic_name(topic) else None)
+    except TopicsError as error:
+        raise RefusedCommandError(error, op, request_id) from None
+
+
+def _read_head(body: bytes) -> tuple[str | None, str | None, str | None]:
     try:
         head = _HEAD.decode(body)
     except (msgspec.DecodeError, RecursionError):
-        return None, None
+        return None, None, None
     request_id = _string(head.request_id)
     if request_id is not None and len(request_id) > WS_REQUEST_ID_CHARS_MAX:
         request_id = None
-    return _string(head.op), request_id
+    return _string(head.op), request_id, _string(head.topic)
 
 
 def _string(raw: msgspec.Raw) -> str | None:
@@ -218,7 +234,7 @@ def _subscribe(sent: _Subscribe, limits: CommandLimits) -> Subscribe:
         raise invalid("one of topic and topics is required", "topic")
     if sent.topic is not None:
         if is_map:
-            raise invalid("topic and topics exclude each other", "topics")
+            raise invalid("give topic or topics, not both", "topics")
         start = joined((("from_seq", sent.from_seq), ("tail", sent.tail)))
         topics = b'{"%b":%b}' % (_name(sent.topic, "topic").encode("ascii"), start)
     body = joined(
@@ -242,7 +258,7 @@ def _subscribe(sent: _Subscribe, limits: CommandLimits) -> Subscribe:
             max_node_bytes=limits.max_node_bytes,
         )
     except TopicsError as error:
-        # Said of the command, whose one topic is not in a map.
+        # The error is about the command, whose one topic is not in a map.
         field = str(error.detail.get("field", "")).removeprefix(f"topics.{sent.topic}.")
         raise invalid(error.message, field or None) from None
     how = asked.options
@@ -262,7 +278,7 @@ def _unsubscribe(sent: _Unsubscribe) -> Unsubscribe:
             raise invalid("one of topic and topics is required", "topic")
         return Unsubscribe(sent.request_id, [_name(sent.topic, "topic")], is_list=False)
     if sent.topic is not None:
-        raise invalid("topic and topics exclude each other", "topics")
+        raise invalid("give topic or topics, not both", "topics")
     if not sent.topics:
         raise invalid("topics must name at least one topic", "topics")
     names = [_name(name, f"topics[{index}]") for index, name in enumerate(sent.topics)]
@@ -306,7 +322,7 @@ def _publish(sent: _Publish, limits: CommandLimits) -> Publish:
 
 
 def joined(members: Iterable[tuple[str, bytes | msgspec.Raw]]) -> bytes:
-    """A JSON object of those members that are there, their values as they were sent."""
+    """A JSON object of the members that are present, their values as they were sent."""
     parts: list[bytes | msgspec.Raw] = []
     for key, value in members:
         if value:

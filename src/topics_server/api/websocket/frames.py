@@ -1,9 +1,9 @@
 """Renders WebSocket events and answers as JSON messages. Pure.
 
-`WS` is the dialect in which `fanout` speaks to a socket: a message an event, `data` and `meta`
-byte for byte as they came. Beside it stand the answers to commands: `subscribed`, `unsubscribed`,
-`ack`, `pong` and `error`. What is absent is left out, never null. Topic names need no escaping.
-Called by `api/watch/broadcast` (the dialect) and `api/websocket/handlers`.
+`WS` is the dialect of `broadcast` for sockets: one message per event, `data` and `meta` byte for
+byte. The answers to commands are `subscribed`, `unsubscribed`, `ack`, `pong` and `error`. Absent
+members are left out, never null. Topic names need no escaping. Called by `api/watch/broadcast` (the
+dialect) and `api/websocket/handlers`.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from topics_server.values.errors import Code, TopicsError
 from topics_server.values.json_cache import JsonCache
 from topics_server.values.model import ProducerStamp
 
-# What a client is told whose socket was not read; no code of HTTP's.
+# The code for a client that did not read its socket; not an HTTP code.
 SLOW_CONSUMER: Final = "slow_consumer"
 
 _encode: Final = msgspec.json.Encoder().encode
 
 
 class Subscribed(NamedTuple):
-    """Where the reading of one topic starts, and what the topic holds.
+    """The start of reading one topic, and the range of its records.
 
     `is_waiting`: the topic does not exist yet.
     """
@@ -48,13 +48,13 @@ class Subscribed(NamedTuple):
 
 
 class SocketDialect:
-    """How a WebSocket speaks; see `fanout.Dialect`."""
+    """The dialect of WebSockets; see `send_queue.Dialect`."""
 
     # A message is one frame.
     is_joined: Final = False
 
     def render(self, event: Event, cache: JsonCache) -> bytes:
-        """One event as one message, shared by every socket that is told it."""
+        """One event as one message, the same bytes for every socket."""
         match event:
             case Records():
                 return _records(event, cache)
@@ -71,8 +71,8 @@ class SocketDialect:
                     event.head_seq,
                 )
             case CaughtUp():
-                told = (event.topic.encode("ascii"), event.head_seq)
-                return b'{"op":"caught_up","topic":"%b","head_seq":%d}' % told
+                fields = (event.topic.encode("ascii"), event.head_seq)
+                return b'{"op":"caught_up","topic":"%b","head_seq":%d}' % fields
             case TopicDeleted():
                 return b'{"op":"topic_deleted","topic":"%b","head_seq":%d,"reason":"%b"}' % (
                     event.topic.encode("ascii"),
@@ -102,7 +102,7 @@ class SocketDialect:
         return None
 
     def too_slow(self) -> bytes:
-        """What a client is told that does not read."""
+        """The last message to a client that does not read."""
         return _encode(
             {
                 "op": "error",
@@ -112,7 +112,7 @@ class SocketDialect:
         )
 
     def failed(self, code: int, message: str) -> bytes:
-        """What a client is told before a socket that cannot go on is closed."""
+        """The last message before a failed socket is closed."""
         assert code == 500, "the only reason there is"
         return _encode({"op": "error", "code": Code.INTERNAL.value, "message": message})
 
@@ -144,13 +144,13 @@ def _opening(op: bytes, request_id: str | None) -> bytes:
 
 
 def subscribed(request_id: str | None, topics: Iterable[tuple[str, Subscribed]]) -> bytes:
-    """The answer to a subscribe: where each topic starts."""
-    listed = b",".join(
+    """The answer to a subscribe: the start of each topic."""
+    topics_json = b",".join(
         b'"%b":{"from_seq":%d,"head_seq":%d,"earliest_seq":%d%b}'
-        % (name.encode("ascii"), *told[:3], b',"waiting":true' if told.is_waiting else b"")
-        for name, told in topics
+        % (name.encode("ascii"), *fields[:3], b',"waiting":true' if fields.is_waiting else b"")
+        for name, fields in topics
     )
-    return b'%b,"topics":{%b}}' % (_opening(b"subscribed", request_id), listed)
+    return b'%b,"topics":{%b}}' % (_opening(b"subscribed", request_id), topics_json)
 
 
 def unsubscribed(request_id: str | None, names: Sequence[str], *, is_list: bool) -> bytes:
@@ -176,11 +176,11 @@ def ack(
     total_ms: float,
     producer: ProducerStamp | None = None,
 ) -> bytes:
-    """The answer to a publish: what HTTP tells of an append, without what is false.
+    """The answer to a publish: the fields of an append's answer, without false ones.
 
     A producer's repeat has no seqs, unless it repeats that producer's last request.
     """
-    told = b"" if producer is None else _producer(producer, done)
+    fields = b"" if producer is None else _producer(producer, done)
     if done.repeat is not None and not done.repeat.is_last:
         return (
             b'%b,"topic":"%b","head_seq":%d,"deduped":true,%b'
@@ -189,15 +189,15 @@ def ack(
             _opening(b"ack", request_id),
             name.encode("ascii"),
             done.head_seq,
-            told,
+            fields,
             total_ms,
         )
     first, last = done.first_seq, done.last_seq
     assert 0 < first <= last <= done.head_seq
     seqs = b""
     if with_seqs:
-        listed = b"[%d]" % first if first == last else _encode(list(range(first, last + 1)))
-        seqs = b'"seqs":%b,' % listed
+        seq_list = b"[%d]" % first if first == last else _encode(list(range(first, last + 1)))
+        seqs = b'"seqs":%b,' % seq_list
     return (
         b'%b,"topic":"%b","first_seq":%d,"last_seq":%d,%b"head_seq":%d,"count":%d,%b%b%b'
         b'"performance":{"server_total_ms":%.3f,"wal_append_ms":%.3f,"fsync_ms":%.3f,'
@@ -212,11 +212,11 @@ def ack(
         last - first + 1,
         b'"created":true,' if done.created else b"",
         b'"deduped":true,' if done.deduped else b"",
-        told,
+        fields,
         total_ms,
         done.write_ms,
         done.sync_ms,
-        done.parked_ms,
+        done.throttle_wait_ms,
     )
 
 
@@ -228,7 +228,7 @@ def _producer(stamp: ProducerStamp, done: Appended) -> bytes:
 
 def error(request_id: str | None, refusal: TopicsError) -> bytes:
     """The answer to a command that was refused; `detail` as in the envelope."""
-    told: dict[str, Any] = {"op": "error"}
+    fields: dict[str, Any] = {"op": "error"}
     if request_id is not None:
-        told["request_id"] = request_id
-    return _encode(told | described(refusal))
+        fields["request_id"] = request_id
+    return _encode(fields | described(refusal))

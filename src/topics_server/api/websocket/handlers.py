@@ -1,14 +1,14 @@
 """`GET /v0/ws`: publish and follow topics over one WebSocket (§7).
 
-A connection is one task: it takes a message, does what it says, takes the next. Only a publish is
-left behind: it goes on whether or not its client stays. Invariants: publishes of one socket are
-appended in the order in which they came, topic by topic, and answered in the order in which they
-came; an answer that can be given is given before what followed topics tell; a subscribe waits for
-the publishes to its topics that came before it; at most `max_ws_commands` publishes of a socket are
-unanswered, none is read while those hold `WS_UNANSWERED_BYTES_MAX`, and nothing is read while its
-buffer is full. Answers and what topics tell leave through one `fanout.Stream`. Whatever a client
-sends, the socket stays open: what cannot be read at all (no UTF-8, too large) is closed by the
-protocol below. Called by `api/application`; loop thread only.
+A connection is one task: it takes a message, executes it, takes the next. Only a publish runs
+beside the task: it continues when its client disconnects. Invariants: publishes of one socket are
+appended in order of arrival, topic by topic, and answered in order of arrival; a ready answer is
+sent before events of followed topics; a subscribe waits for the earlier publishes to its topics; at
+most `max_ws_commands` publishes of a socket are unanswered, none is read while those hold
+`WS_UNANSWERED_BYTES_MAX`, and nothing is read while its buffer is full. Answers and events are sent
+through one `BroadcastStream`. The socket stays open whatever a client sends; the protocol layer
+below closes it for an unreadable message (invalid UTF-8, too large). Called by `api/application`;
+loop thread only.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ from typing import Any, Final, cast
 
 import msgspec
 
-from topics_server.api.application import Receive, Request, Response, Scope, Send, refuse_socket
 from topics_server.api.context import ServerState
+from topics_server.api.front_door import refuse_socket
+from topics_server.api.messages.visibility import check_config
 from topics_server.api.readiness import ConnectionSlot, admit
-from topics_server.api.visibility import check_config
+from topics_server.api.request import Receive, Request, Response, Scope, Send
 from topics_server.api.watch.broadcast import FAILED, GOING_AWAY, REFUSED, BroadcastStream, Fanout
 from topics_server.api.watch.send_queue import Send as DrivenSend
 from topics_server.api.websocket import frames as ws_frames
@@ -36,6 +37,7 @@ from topics_server.api.websocket.commands import (
     RefusedCommandError,
     Subscribe,
     Unsubscribe,
+    check_head,
     decode_command,
 )
 from topics_server.auth.api_keys import ADMIN, EVERYBODY, READ, WRITE, Caller
@@ -56,16 +58,20 @@ from topics_server.runtime.metrics import log
 from topics_server.values.errors import Code, StorageError, TopicsError, invalid
 from topics_server.values.limits import CONTROL_BODY_BYTES_MAX, KIB, WS_UNANSWERED_BYTES_MAX
 
-# Commands of one socket that are done before others have a turn of the loop.
+# Commands of one socket that run in one loop turn.
 _COMMANDS_A_TURN: Final = 16
 _CHARS_A_TURN: Final = 64 * KIB
-# A socket has no heartbeat of ours; this is how often the fan-out looks at one.
+# A socket has no heartbeat of ours; this is how often `broadcast` checks one.
 _LOOK_MS: Final = 60_000
+# What a key must grant for a command, whatever else the message says.
+# So far into a message a `config` is looked for, to name every scope that is missing.
+_NAMED_CHARS_MAX: Final = 4096
+_SCOPES_OF_OPS: Final = {"publish": WRITE, "subscribe": READ}
 _REVOKED: Final = "the key of this socket was revoked or changed"
 
 
 def no_upgrade(_state: ServerState, _request: Request) -> Response:
-    """`GET /v0/ws` without an upgrade: there is nothing to read here."""
+    """`GET /v0/ws` without an upgrade: 400."""
     raise invalid("/v0/ws is a WebSocket: open it as ws://, with Upgrade: websocket", "Upgrade")
 
 
@@ -78,7 +84,7 @@ async def serve(state: ServerState, scope: Scope, receive: Receive, send: Send) 
         state.hosts.check(headers.get(b"host"))
         offered = scope.get("subprotocols", ())
         caller = authorized_socket(state.keys, headers, offered)
-        # No page can send `Authorization` with an opening, so a key does not speak for its origin.
+        # No page can send `Authorization` with an opening, so a key does not vouch for its origin.
         check_origin(headers, state.settings.allowed_origins, is_authorized=False)
         admit(state)
         slot = ConnectionSlot(state, caller.key)
@@ -87,8 +93,8 @@ async def serve(state: ServerState, scope: Scope, receive: Receive, send: Send) 
         return
     try:
         selected = SUBPROTOCOL if SUBPROTOCOL in offered else None
-        told = [(REQUEST_ID, request_id(headers))]
-        await send({"type": "websocket.accept", "subprotocol": selected, "headers": told})
+        accept_headers = [(REQUEST_ID, request_id(headers))]
+        await send({"type": "websocket.accept", "subprotocol": selected, "headers": accept_headers})
         assert state.fanout is not None, "ready means there is one"
         await Connection(state, state.fanout, send, caller).run(receive)
     finally:
@@ -96,7 +102,7 @@ async def serve(state: ServerState, scope: Scope, receive: Receive, send: Send) 
 
 
 class _Answer:
-    """The place of one publish's answer among the others; `payload` once there is one."""
+    """The place of one publish's answer among the others; `payload` is set when it is ready."""
 
     __slots__ = ("payload",)
 
@@ -105,10 +111,10 @@ class _Answer:
 
 
 class _Lane:
-    """Publishes of one socket to one topic that are not settled.
+    """Unfinished publishes of one socket to one topic.
 
-    The topic's next one is not begun before `blocker`, the one begun last, has its place in the
-    topic; `waiting` are those behind it. `unsettled` counts all.
+    The topic's next publish does not start before `blocker`, the one started last, has its seqs;
+    `waiting` are those behind it. `unsettled` counts all.
     """
 
     __slots__ = ("blocker", "unsettled", "waiting")
@@ -119,18 +125,18 @@ class _Lane:
         self.unsettled = 0
 
     def let_go(self, job: _Job) -> None:
-        """The job has its place, or will never have one."""
+        """The job has its seqs, or will never have any."""
         if self.blocker is job:
             self.blocker = None
 
 
 class _Job:
-    """One publish on its way: `rest` of it is run when `waits_for` is done.
+    """One started publish: its `rest` runs when `awaited` is done.
 
     `began_ms` is of the monotonic clock.
     """
 
-    __slots__ = ("answer", "began_ms", "command", "lane", "rest", "waits_for")
+    __slots__ = ("answer", "began_ms", "command", "lane", "rest", "awaited")
 
     def __init__(self, command: Publish, answer: _Answer, lane: _Lane, began_ms: float) -> None:
         self.command = command
@@ -138,7 +144,7 @@ class _Job:
         self.lane = lane
         self.began_ms = began_ms
         self.rest: Coroutine[Any, Any, bytes]
-        self.waits_for: asyncio.Future[Any] | None = None
+        self.awaited: asyncio.Future[Any] | None = None
 
 
 class Connection:
@@ -150,7 +156,7 @@ class Connection:
         self._state = state
         self._caller = caller
         self._fanout = fanout
-        # The stream runs sends by hand, which an awaitable that is no coroutine would not allow.
+        # The stream runs sends by hand, which needs coroutines.
         driven = cast(DrivenSend, send)
         self._stream: BroadcastStream = fanout.open(
             driven, ws_frames.WS, heartbeat_ms=_LOOK_MS, owner=self
@@ -158,9 +164,9 @@ class Connection:
         # Answers to publishes, in the order of their commands.
         self._answers: deque[_Answer] = deque()
         self._lanes: dict[str, _Lane] = {}
-        # Publishes that were begun, in the order in which they came.
+        # Started publishes, in order of arrival.
         self._under_way: dict[_Job, None] = {}
-        # What their bodies hold, and those of publishes that wait to begin.
+        # Bytes of their bodies, and of publishes that wait to start.
         self._unanswered_bytes = 0
         self._moved: asyncio.Future[None] | None = None
         self._is_draining = False
@@ -185,11 +191,11 @@ class Connection:
         finally:
             self._caller.forget(self._revoke)
             self._stream.close()
-        # Their records are appended whoever asked; nobody reads the answers any more.
+        # Their records are appended even if nothing reads the answers any more.
         await self._until(lambda: not self._lanes)
 
     def _revoke(self) -> None:
-        """The key is no more what it was."""
+        """The key was revoked or changed."""
         self._stream.end(ws_frames.error(None, unauthorized(_REVOKED)), REFUSED)
 
     async def _take_all(self, receive: Receive) -> None:
@@ -205,7 +211,8 @@ class Connection:
             count += 1
             chars += len(text or "")
             if count >= _COMMANDS_A_TURN or chars >= _CHARS_A_TURN:
-                # What has arrived is received without waiting: others would never have a turn.
+                # Messages that have arrived are received without waiting: yield, so that other
+                # tasks run.
                 count = chars = 0
                 await asyncio.sleep(0)
 
@@ -218,7 +225,7 @@ class Connection:
     # --- commands -----------------------------------------------------------------------------
 
     async def _take(self, text: str | None) -> None:
-        """Do what one message says, and answer it."""
+        """Execute one message, and answer it."""
         began_ms = monotonic_ms()
         command: Command | None = None
         try:
@@ -226,6 +233,10 @@ class Connection:
                 raise invalid("commands are JSON text messages; this one is binary")
             if len(text) > CONTROL_BODY_BYTES_MAX and not self._caller.scopes & WRITE:
                 raise too_large(CONTROL_BODY_BYTES_MAX)
+            await self._state.body_turns.turn(len(text))
+            if self._is_restricted:
+                has_config = '"config"' in text[:_NAMED_CHARS_MAX]
+                check_head(text, partial(self._check_head, has_config))
             command = self._decode(text)
             self._check(command)
             match command:
@@ -248,7 +259,7 @@ class Connection:
             self._refuse(payload, is_publish=isinstance(command, Publish))
 
     def _refuse(self, payload: bytes, *, is_publish: bool) -> None:
-        """Answer with an error; a publish's has its place among the other answers."""
+        """Answer with an error; a publish's error keeps its place among the other answers."""
         if is_publish:
             self._place(payload)
         else:
@@ -256,6 +267,25 @@ class Connection:
 
     def _decode(self, text: str) -> Command:
         return decode_command(text, self._limits)
+
+    @property
+    def _is_restricted(self) -> bool:
+        """Whether there are commands, or topics, that the key does not allow."""
+        return bool(self._caller.prefixes) or not self._caller.can(READ | WRITE)
+
+    def _check_head(self, has_config: bool, op: str, topic: str | None) -> None:
+        """Whether the caller may do this at all, as far as a message's head tells.
+
+        `has_config`: a publish seems to bring a configuration; where the caller may not even
+        append, both missing scopes are named.
+        """
+        scopes = _SCOPES_OF_OPS.get(op)
+        if scopes is not None:
+            if has_config and scopes == WRITE and not self._caller.can(WRITE):
+                scopes |= ADMIN
+            check_scopes(self._caller, scopes)
+            if topic is not None:
+                check_name(self._caller, topic, "topic")
 
     def _check(self, command: Command) -> None:
         """Whether the caller may do this (§7, WebSocket). Raises `forbidden`."""
@@ -282,20 +312,22 @@ class Connection:
         if len(followed.union(command.starts)) > most:
             raise invalid(f"at most {most} topics are followed at once", "topics")
         cursors: list[Cursor] = []
-        told: list[tuple[str, ws_frames.Subscribed]] = []
+        subscribed: list[tuple[str, ws_frames.Subscribed]] = []
         for name, start in command.starts.items():
-            view = self._fanout.feeds.resolve(name)
+            view = self._fanout.dispatcher.resolve(name)
             if view is None and command.wait:
                 cursors.append(Cursor.waiting(name))
-                told.append((name, ws_frames.Subscribed(0, 0, 1, is_waiting=True)))
+                subscribed.append((name, ws_frames.Subscribed(0, 0, 1, is_waiting=True)))
                 continue
             if view is None:
                 message = f'topic "{name}" does not exist'
                 raise TopicsError(Code.TOPIC_NOT_FOUND, message, {"topic": name})
             from_seq = view.head_seq if start.tail else start.from_seq
             cursors.append(Cursor(name, view.topic_id, view.epoch, from_seq))
-            told.append((name, ws_frames.Subscribed(from_seq, view.head_seq, view.earliest_seq)))
-        self._stream.push(ws_frames.subscribed(command.request_id, told))
+            subscribed.append(
+                (name, ws_frames.Subscribed(from_seq, view.head_seq, view.earliest_seq))
+            )
+        self._stream.push(ws_frames.subscribed(command.request_id, subscribed))
         for cursor in cursors:
             self._stream.follow(cursor, command.options)
 
@@ -309,7 +341,7 @@ class Connection:
         self._stream.push(ws_frames.unsubscribed(command.request_id, names, is_list=is_list))
 
     def _followed(self) -> set[str]:
-        """Topics that are followed; those deleted meanwhile are forgotten."""
+        """The followed topics; topics deleted meanwhile are removed."""
         stream = self._stream
         for name in [name for name in stream.cursors if not stream.follows(name)]:
             stream.unfollow(name)
@@ -325,7 +357,7 @@ class Connection:
         self._begin(lane)
 
     def _begin(self, lane: _Lane) -> None:
-        """Begin publishes of a lane until one has no place in its topic yet."""
+        """Start publishes of a lane until one does not have its seqs yet."""
         while lane.blocker is None and lane.waiting:
             lane.blocker = job = lane.waiting.popleft()
             job.rest = self._append(job)
@@ -333,50 +365,50 @@ class Connection:
             self._run(job)
 
     def _run(self, job: _Job) -> None:
-        """Run a publish as far as it goes.
+        """Run a publish as far as it goes without waiting.
 
-        By hand and not as a task: so it has its place before the next command is looked at, and can
-        be answered as soon as what it waits for is done (`before_frames`).
+        By hand and not as a task: so it has its seqs before the next command is read, and is
+        answered as soon as its wait is over (`before_frames`).
         """
         try:
-            job.waits_for = job.rest.send(None)
+            job.awaited = job.rest.send(None)
         except StopIteration as done:
-            self._settle(job, done.value)
+            self._finish(job, done.value)
         except Exception:
-            # Above is whoever woke it: maybe the turn in which everybody's readers are pumped.
+            # The caller may be the loop turn in which all readers are pumped: do not raise into it.
             log.exception("defect while publishing to %s", job.command.topic)
-            self._settle(job, ws_frames.error(job.command.request_id, internal()))
+            self._finish(job, ws_frames.error(job.command.request_id, internal()))
         else:
-            assert job.waits_for is not None, "an append waits for futures only"
-            job.waits_for.add_done_callback(partial(self._wake, job))
+            assert job.awaited is not None, "an append waits for futures only"
+            job.awaited.add_done_callback(partial(self._wake, job))
 
     def _wake(self, job: _Job, done: asyncio.Future[Any]) -> None:
-        if job.waits_for is done:
+        if job.awaited is done:
             self._run(job)
             self._begin(job.lane)
 
     def before_frames(self) -> None:
-        """See `fanout.Owner`: publishes that are done are answered before what topics tell."""
+        """See `StreamOwner`: answer finished publishes before events of topics."""
         for job in tuple(self._under_way):
-            if job.waits_for is not None and job.waits_for.done():
-                self._wake(job, job.waits_for)
+            if job.awaited is not None and job.awaited.done():
+                self._wake(job, job.awaited)
 
     def drain(self) -> None:
-        """See `fanout.Owner`: what is on its way is answered first."""
+        """See `StreamOwner`: answer publishes in flight first."""
         self._is_draining = True
         self._flush_answers()
 
     async def _append(self, job: _Job) -> bytes:
-        """Append what a publish carries; its answer."""
+        """Append a publish's records; returns its answer."""
         command = job.command
         store = self._state.store
         assert store is not None
-        throttle, parked_ms = self._state.throttle, 0.0
+        throttle, throttle_wait_ms = self._state.throttle, 0.0
         try:
             if throttle.is_active:
-                insists = command.decoded.disable_backpressure
+                must_run = command.decoded.disable_backpressure
                 size = len(command.body)
-                parked_ms = await throttle.turn(command.topic, size, insists=insists)
+                throttle_wait_ms = await throttle.turn(command.topic, size, must_run=must_run)
             done = await store.append(
                 command.topic,
                 command.body,
@@ -391,8 +423,10 @@ class Connection:
         except StorageError as error:
             log.error("storage refused a publish to %s: %s", command.topic, error)
             return ws_frames.error(command.request_id, from_storage(error))
-        if parked_ms:
-            done = msgspec.structs.replace(done, parked_ms=done.parked_ms + parked_ms)
+        if throttle_wait_ms:
+            done = msgspec.structs.replace(
+                done, throttle_wait_ms=done.throttle_wait_ms + throttle_wait_ms
+            )
         return ws_frames.ack(
             command.request_id,
             command.topic,
@@ -402,11 +436,11 @@ class Connection:
             total_ms=monotonic_ms() - job.began_ms,
         )
 
-    def _settle(self, job: _Job, payload: bytes) -> None:
-        """A publish has its answer; its topic's next one may begin."""
+    def _finish(self, job: _Job, payload: bytes) -> None:
+        """A publish has its answer; its topic's next one may start."""
         lane = job.lane
         job.answer.payload = payload
-        job.waits_for = None
+        job.awaited = None
         self._unanswered_bytes -= len(job.command.body)
         del self._under_way[job]
         lane.let_go(job)
@@ -416,7 +450,7 @@ class Connection:
         self._flush_answers()
 
     def _place(self, payload: bytes | None = None) -> _Answer:
-        """The next place among the answers to publishes."""
+        """Reserve the next place among the answers to publishes."""
         answer = _Answer(payload)
         self._answers.append(answer)
         if payload is not None:
@@ -424,7 +458,7 @@ class Connection:
         return answer
 
     def _flush_answers(self) -> None:
-        """Send every answer that no earlier one is missing for."""
+        """Send every answer whose predecessors are sent."""
         answers = self._answers
         while answers and (payload := answers[0].payload) is not None:
             answers.popleft()
@@ -435,7 +469,7 @@ class Connection:
             self._moved.set_result(None)
 
     async def _until(self, holds: Callable[[], bool]) -> None:
-        """Return when it holds; publishes that end change it."""
+        """Return when the condition holds; the end of a publish may change it."""
         while not holds():
             self._moved = asyncio.get_running_loop().create_future()
             await self._moved

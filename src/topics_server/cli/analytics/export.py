@@ -11,5 +11,5 @@ from topics_server.cli.analytics import spark_package
 @click.argument("words", nargs=-1, type=click.UNPROCESSED)
 @click.pass_context
 def command(ctx: click.Context, words: tuple[str, ...]) -> None:
-    """Write records as files by topic and day; each run goes on where the last one stopped."""
+    """Write records as files by topic and day; each run continues where the last one stopped."""
     spark_package.run(ctx, "export", words, is_help=bool({"-h", "--help"} & set(words)))

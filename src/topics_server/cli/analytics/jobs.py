@@ -12,8 +12,8 @@ from topics_server.cli.analytics import spark_package
 HELP = """List the analytics jobs, or run one of them with Spark.
 
 \b
-topics jobs                     the jobs, a line each
-topics jobs NAME --help         what one of them takes
+topics jobs                     list the jobs
+topics jobs NAME --help         the options of one job
 topics jobs NAME DATA_DIR ...   run it over a data directory's sealed segments
 """
 

@@ -14,5 +14,5 @@ def command(ctx: click.Context, words: tuple[str, ...]) -> None:
     """Seal, export or convert, and run the listed jobs by day: `pipeline init`, `pipeline run`."""
     if words[:1] == ("run",) and not {"-h", "--help"} & set(words):
         spark_package.require("the pipeline needs", "spark")
-    # `pipeline run --help` is the parser's own.
+    # The parser of the pipeline module prints `pipeline run --help`.
     spark_package.run(ctx, "pipeline", words, is_help=words[:1] in (("-h",), ("--help",)))

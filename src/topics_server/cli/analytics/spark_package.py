@@ -1,6 +1,6 @@
 """Finds `spark_jobs`, its packages and its help for the analytics verbs.
 
-`spark_jobs` lies beside the server's package and is imported only by these commands, when they run.
+`spark_jobs` is a package beside the server's. Only these commands import it, when they run.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ FORWARDED: Final = {"ignore_unknown_options": True}
 
 
 def load(module: str) -> Any:
-    """A module of `spark_jobs`; exits with 2 where the package is not installed."""
+    """Import a module of `spark_jobs`; exit with code 2 if the package is not installed."""
     if importlib.util.find_spec("spark_jobs") is None:
         click.echo("the package spark_jobs is not installed beside the server", err=True)
         raise SystemExit(2)
@@ -23,7 +23,7 @@ def load(module: str) -> Any:
 
 
 def require(what: str, need: str) -> None:
-    """Exit with 2 and what to install where packages of `need` are missing."""
+    """Exit with code 2 and say what to install if a package in `need` is missing."""
     installing = load("running.installing")
     if installing.missing(need):
         click.echo(installing.how(what, need), err=True)
@@ -31,7 +31,9 @@ def require(what: str, need: str) -> None:
 
 
 def run(ctx: click.Context, module: str, words: tuple[str, ...], *, is_help: bool) -> None:
-    """Run a module's `main`, or show its parser's help under the name the command was called by."""
+    """Run a module's `main`, or show its parser's help under the command name that the user
+    typed.
+    """
     loaded = load(module)
     if is_help:
         parser = loaded.arguments()

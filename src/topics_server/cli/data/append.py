@@ -7,10 +7,11 @@ import sys
 import click
 import msgspec
 
-from topics_server.cli.connection import Client, Failure, server_options, topic_path, wrong_text
+from topics_server.cli.connection import Client, Failure, server_options, topic_path
 from topics_server.cli.data.append_lines import Template, append_lines
 from topics_server.cli.data.lines import STANDARD_INPUT
 from topics_server.cli.data.producers import append_as
+from topics_server.cli.json_input import json_object, json_value
 from topics_server.cli.output import format_options, show_object
 
 
@@ -60,32 +61,34 @@ def command(
     \b
     topics append orders '{"id":9}' --tag new     one record
     topics append orders < order.json             one record, over several lines
-    my-program | topics append orders -           a record a line, as they come
+    my-program | topics append orders -           each line as it arrives
 
-    DATA is JSON and is stored as it is; without it one record is taken from --file or standard
-    input. A string needs its quotes: topics append TOPIC '"hello"'
+    DATA is JSON and is stored unchanged; without DATA the command reads one record from --file or
+    standard input. A string needs its quotes: topics append TOPIC '"hello"'
 
-    With - lines are appended as they come, each time; `topics load` is for files: it compares the
-    topic with the file and goes on where an earlier run stopped.
+    With - every run appends its lines as they arrive. Use `topics load` for files: it compares the
+    topic with the file and continues where an earlier run stopped.
 
-    With --producer a lost answer is asked for again and the record is there once. The epoch is the
-    next one, which fences whoever wrote under this ID before; with --epoch it is gone on with, and
-    the seq is the next one there.
+    With --producer the command repeats the request after a lost answer, and the record is stored
+    once. It claims the next epoch, which fences earlier writers with this ID; with --epoch it
+    continues that epoch at its next seq.
     """
+    headers = None if meta is None else bytes(json_object(meta, "--meta"))
     if data == STANDARD_INPUT:
         if file is not None or key is not None or producer is not None:
             raise click.UsageError(
                 "- appends one record a line: leave --file, --key and --producer out"
             )
         if epoch is not None or seq is not None:
-            raise click.UsageError("--epoch and --seq are a --producer's")
-        template = Template(_text(tag), _text(node), _object(meta), create)
+            raise click.UsageError("--epoch and --seq need --producer")
+        template = Template(_text(tag), _text(node), headers, create)
         done = append_lines(client, topic, template)
         show_object(msgspec.json.encode(done), as_json=as_json)
         return
-    record = b'{"data":' + _json(_data(data, file), topic, data)
-    if (found := _object(meta)) is not None:
-        record += b',"meta":' + found
+    call = None if data is None else f"topics append {topic}"
+    record = b'{"data":' + bytes(json_value(_data(data, file), call=call))
+    if headers is not None:
+        record += b',"meta":' + headers
     for name, value in (("tag", tag), ("node", node)):
         if value is not None:
             record += f',"{name}":'.encode() + msgspec.json.encode(value)
@@ -96,9 +99,9 @@ def command(
         body += b',"create":' + msgspec.json.encode(create)
     body += b"}"
     if producer is not None:
-        answer = append_as(client, topic_path(topic), body, producer, epoch, seq)
+        answer = append_as(client, topic, body, producer, epoch, seq)
     elif epoch is not None or seq is not None:
-        raise click.UsageError("--epoch and --seq are a --producer's")
+        raise click.UsageError("--epoch and --seq need --producer")
     else:
         answer = client.call("POST", topic_path(topic), body, repeatable=key is not None)
     show_object(answer, as_json=as_json)
@@ -106,16 +109,6 @@ def command(
 
 def _text(value: str | None) -> bytes | None:
     return None if value is None else msgspec.json.encode(value)
-
-
-def _object(meta: str | None) -> bytes | None:
-    if meta is None:
-        return None
-    try:
-        msgspec.json.decode(meta, type=dict[str, msgspec.Raw])
-    except (msgspec.DecodeError, UnicodeEncodeError) as error:
-        raise click.UsageError(f"--meta is not a JSON object: {wrong_text(error)}") from None
-    return meta.encode()
 
 
 def _data(data: str | None, file: str | None) -> bytes:
@@ -132,18 +125,3 @@ def _data(data: str | None, file: str | None) -> bytes:
             return opened.read()
     except OSError as error:
         raise Failure(f"{file}: {error.strerror}") from None
-
-
-def _json(text: bytes, topic: str, argument: str | None) -> bytes:
-    """`text` if it is one JSON value; a usage error that suggests the quotes if not."""
-    try:
-        text.decode()
-        msgspec.json.decode(text, type=msgspec.Raw)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        message = f"the data is not JSON: {wrong_text(error)}"
-        if argument is not None:
-            quoted = msgspec.json.encode(argument.encode(errors="replace").decode()).decode()
-            if "'" not in quoted:
-                message += f"\nFor a string, write:  topics append {topic} '{quoted}'"
-        raise click.UsageError(message) from None
-    return text.strip()

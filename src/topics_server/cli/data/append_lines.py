@@ -1,7 +1,8 @@
 """`topics append TOPIC -`: appends every line of standard input as it arrives.
 
-Lines that are there together go in one request, whose key makes a try that broke safe to repeat.
-Unlike `load`, nothing is compared with the topic: each run appends all its lines.
+Lines that have arrived together go in one request. Its idempotency key makes it safe to repeat the
+request after a broken connection. Unlike `load`, this verb does not compare lines with the topic:
+each run appends all its lines.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ PAUSE_S: Final = 0.25
 
 
 class Template(msgspec.Struct, frozen=True):
-    """What every record gets, as JSON text, and whether a missing topic is made."""
+    """The fields that every record gets, as JSON text, and whether to create a missing topic."""
 
     tag: bytes | None
     node: bytes | None
@@ -34,7 +35,7 @@ class Template(msgspec.Struct, frozen=True):
 
 
 class LinesSummary(msgspec.Struct):
-    """What was appended; seqs are 0 where nothing was."""
+    """What was appended; the seqs are 0 if nothing was."""
 
     topic: str
     lines: int = 0
@@ -48,7 +49,9 @@ class _Stored(msgspec.Struct):
 
 
 def append_lines(client: Client, topic: str, template: Template) -> LinesSummary:
-    """Append every line that is not blank; raises `Failure` that says what is appended."""
+    """Append every line that is not blank; raises `Failure` with a message that says what is
+    appended.
+    """
     cutter = Cutter(Shape())
     done = LinesSummary(topic)
     path = topic_path(topic, "?return_seqs=false")
@@ -73,7 +76,7 @@ def _append(
     template: Template,
     done: LinesSummary,
 ) -> None:
-    """One batch; of one with a bad line what stands before it."""
+    """Append one batch; if a line is bad, append the lines before it."""
     bad: BadLine | None = None
     lines = batch.lines
     try:
@@ -94,7 +97,7 @@ def _send_all(
     batch: LineBatch,
     done: LinesSummary,
 ) -> None:
-    """All of it at once, or in as many requests as a server that takes fewer records needs."""
+    """Send all records in one request, or in several if the server accepts fewer records."""
     size = len(cuts)
     while cuts:
         try:
@@ -133,4 +136,4 @@ def _send(client: Client, path: str, body: bytes, batch: LineBatch, done: LinesS
 
 
 def _so_far(done: LinesSummary) -> str:
-    return f"{done.lines} lines are appended"
+    return f"{done.lines} lines were appended" if done.lines else "nothing was appended"

@@ -1,8 +1,9 @@
 """Cuts a line of a file into a record without changing value bytes. Pure.
 
-Owns what is cut out of a line (`Shape`), the text of a record and of a whole request body, and the
-print of a record that `resume` compares. A line must be one JSON value; what is cut out of it is
-copied byte for byte, so numbers, key order, escapes and spaces inside a value stay as they were.
+Owns which fields of a line become parts of a record (`Shape`), the text of a record and of a whole
+request body, and the fingerprint of a record that `resume` compares. A line must be one JSON value.
+Its parts are copied byte for byte, so numbers, key order, escapes and spaces inside a value stay as
+they were.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ _FIELDS: Final = ("data", "tag", "node", "meta")
 
 
 class BadLine(Exception):
-    """A line that cannot become a record; `line` counts the file's lines that are not blank."""
+    """A line that cannot become a record; `line` counts the lines of the file that are not
+    blank.
+    """
 
     def __init__(self, line: int, reason: str) -> None:
         super().__init__(f"line {line}: {reason}")
@@ -27,7 +30,9 @@ class BadLine(Exception):
 
 
 class Shape(msgspec.Struct, frozen=True):
-    """Names of the fields of a line that become a record's parts; no `data`: the whole line."""
+    """The names of the line's fields that become a record's parts; without `data` the whole line is
+    the data.
+    """
 
     data: str | None = None
     tag: str | None = None
@@ -44,7 +49,7 @@ class Cut(msgspec.Struct, frozen=True, gc=False):
     meta: bytes | None = None
 
     def render(self) -> bytes:
-        """The record as the append's body has it."""
+        """Return the record as JSON text of an append's body."""
         text = b'{"data":' + self.data
         if self.tag is not None:
             text += b',"tag":' + self.tag
@@ -56,8 +61,10 @@ class Cut(msgspec.Struct, frozen=True, gc=False):
 
 
 def fingerprint(data: bytes, tag: str | None, node: str | None, meta: bytes | None) -> bytes:
-    """16 bytes that two records share if and only if (but for chance) all their parts are equal."""
-    # JSON text has no byte 0, so the parts cannot run into each other.
+    """Return 16 bytes that two records share if and only if (but for chance) all their parts are
+    equal.
+    """
+    # JSON text has no byte 0, so a byte 0 separates the parts.
     parts = (
         data,
         b"" if tag is None else b"t" + tag.encode(),
@@ -68,7 +75,7 @@ def fingerprint(data: bytes, tag: str | None, node: str | None, meta: bytes | No
 
 
 class Cutter:
-    """Cuts lines of one shape; `node` is the writer's node where a line names none."""
+    """Cuts lines of one shape; `node` is the writer's node for lines without one."""
 
     def __init__(self, shape: Shape, node: str | None = None) -> None:
         self._shape = shape
@@ -77,7 +84,7 @@ class Cutter:
         self._row = _row_decoder(shape)
 
     def cut(self, lines: Sequence[bytes], first_line: int) -> list[Cut]:
-        """The records of these lines; raises `BadLine`."""
+        """Return the records of these lines; raises `BadLine`."""
         self._check_text(lines, first_line)
         wholes = self._decode(self._whole, lines, first_line)
         if self._row is None:
@@ -95,7 +102,7 @@ class Cutter:
         ]
 
     def prints(self, cuts: Sequence[Cut]) -> list[bytes]:
-        """The prints of these records as the server will hold them."""
+        """Return the fingerprints of these records as the server will store them."""
         return [
             fingerprint(
                 cut.data,
@@ -107,7 +114,9 @@ class Cutter:
         ]
 
     def body(self, cuts: Sequence[Cut], key: str, *, create: bool) -> bytes:
-        """The request that appends these records at once, under an idempotency key."""
+        """Return the request body that appends these records in one call, under an idempotency
+        key.
+        """
         assert cuts, "an append has records"
         head: dict[str, Any] = {"idempotency_key": key, "create": create}
         if self._node is not None:
@@ -116,7 +125,7 @@ class Cutter:
         return msgspec.json.encode(head)[:-1] + b',"records":[' + records + b"]}"
 
     def _check_text(self, lines: Sequence[bytes], first_line: int) -> None:
-        # The parser does not look inside strings it skips.
+        # The parser does not check the inside of strings that it skips.
         try:
             b"\n".join(lines).decode()
         except UnicodeDecodeError:
@@ -132,7 +141,8 @@ class Cutter:
     ) -> list[Any]:
         found: list[Any] = []
         try:
-            # One call a line and not one for all: two lines must not make up for each other.
+            # Parse each line alone: parsed together, an error in one line could cancel one in the
+            # next.
             found.extend(map(decoder.decode, lines))
         except msgspec.ValidationError as error:
             raise BadLine(first_line + len(found), f"{error}") from None
@@ -143,7 +153,7 @@ class Cutter:
 
 
 def whole_records() -> Shape:
-    """The shape of --records: a line is a record of an append."""
+    """The shape of --records: each line is one record of an append."""
     return Shape("data", "tag", "node", "meta")
 
 
@@ -153,7 +163,7 @@ def _row_decoder(shape: Shape) -> msgspec.json.Decoder[Any] | None:
     if not given:
         return None
     if len(given) != len(set(given)):
-        raise ValueError("a field of a line can become one part of a record only")
+        raise ValueError("a field of a line can become only one part of a record")
     fields: list[Any] = []
     for part, name in names:
         if name is not None and part == "data":

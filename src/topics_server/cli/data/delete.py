@@ -35,7 +35,7 @@ def command(
     if tag is not None and tag_prefix is not None:
         raise click.UsageError("--tag and --tag-prefix: give one of them")
     if before is None and tag is None and tag_prefix is None:
-        raise click.UsageError("say which records: --before, --tag or --tag-prefix")
+        raise click.UsageError("name the records: --before, --tag or --tag-prefix")
     if tag_prefix is not None and "*" in tag_prefix:
         raise click.UsageError("--tag-prefix is taken literally and cannot contain *")
     body: dict[str, Any] = {}

@@ -1,9 +1,9 @@
 """Reads lines of a plain or gzip file in bounded memory.
 
-Owns where batches end. For a file that depends on the file and the two sizes only, never on where
-reading began, so a load that goes on later sends the same batches under the same idempotency keys.
-A pipe or a terminal ends a batch also when nothing more has come for `IDLE_S`. Blank
-lines are skipped and not counted; lines count from 1.
+Owns where batches end. For a file, the ends depend only on the file and the two sizes, never on
+where reading began, so a resumed load sends the same batches under the same idempotency keys. For a
+pipe or a terminal, a batch also ends when no bytes arrive for `IDLE_S`. Blank lines are skipped and
+not counted; line numbers begin at 1.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from topics_server.cli.connection import Failure
 from topics_server.values.limits import FRAME_BYTES_MAX, MIB
 
 STANDARD_INPUT: Final = "-"
-# How long a stream brings nothing before its lines are sent without waiting for a full batch.
+# If a stream brings no bytes for this long, its lines are sent before the batch is full.
 IDLE_S: Final = 0.2
 _BLOCK_BYTES: Final = MIB
 _GZIP_MAGIC: Final = b"\x1f\x8b"
@@ -46,7 +46,9 @@ class LineBatch(msgspec.Struct, gc=False):
 
 
 class LineFile:
-    """A file that can be read from its start as often as wanted, or standard input, once."""
+    """A file that can be read from its start repeatedly, or standard input, which can be read
+    once.
+    """
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -57,17 +59,18 @@ class LineFile:
                 found = Path(path).stat()
             except OSError as error:
                 raise Failure(f"{path}: {error.strerror}") from None
-            # A pipe or a device is read once, like standard input.
+            # A pipe or a device can be read only once, like standard input.
             self.is_rewindable = stat.S_ISREG(found.st_mode)
             self.total_bytes = found.st_size if self.is_rewindable else None
 
     def batches(self, max_records: int, max_bytes: int) -> Iterator[LineBatch]:
-        """All lines, at most `max_records` and (beyond one line) `max_bytes` a batch."""
+        """Yield all lines, at most `max_records` and (beyond one line) `max_bytes` a batch."""
         assert max_records > 0
         assert max_bytes > 0
         try:
             with self._open() as raw:
-                # Only a stream that is read once may be slow; a file always has its next bytes.
+                # Only a stream that is read once may be slow; a file always has its next bytes
+                # ready.
                 is_idle = _never_idle if self.is_rewindable else raw.is_idle
                 stream = _inflated(raw)
                 yield from _batches(raw.tell_position, stream, max_records, max_bytes, is_idle)
@@ -83,20 +86,20 @@ class LineFile:
 
 
 def _standard_input() -> BinaryIO:
-    """Standard input without a buffer of its own.
+    """Open standard input without a buffer of its own.
 
-    A thread that waits inside a buffered reader holds its lock, and Python aborts when it cannot
-    take that lock at the end of the process.
+    A thread that waits inside a buffered reader holds its lock, and Python aborts if it cannot take
+    that lock at the end of the process.
     """
     buffered = sys.stdin.buffer
     try:
         return open(buffered.fileno(), "rb", buffering=0, closefd=False)
     except (OSError, ValueError):
-        return buffered  # not a file of the system
+        return buffered  # no file descriptor
 
 
 class _Counted(io.RawIOBase):
-    """A stream that knows how many bytes were taken from it and gives back those peeked at."""
+    """A stream that counts the bytes taken from it and can return bytes that were peeked at."""
 
     def __init__(self, stream: BinaryIO, *, owned: bool) -> None:
         self._stream = stream
@@ -109,31 +112,33 @@ class _Counted(io.RawIOBase):
         return True
 
     def read(self, size: int = -1, /) -> bytes:
-        """What was peeked at first, then the stream."""
+        """Return the peeked bytes first, then the stream's."""
         if size < 0:
             data, self._unread = self._unread + self._stream.read(), b""
         elif self._unread:
-            # Not more: the stream may have nothing else for a long time.
+            # Read no more: the next byte may arrive much later.
             data, self._unread = self._unread[:size], self._unread[size:]
         else:
-            # read1: what a pipe holds now is enough, waiting for a full block is not needed.
+            # read1 returns the bytes that a pipe holds now and does not wait for a full block.
             read1 = getattr(self._stream, "read1", self._stream.read)
             data = read1(size)
         self.position += len(data)
         return data
 
     def tell_position(self) -> int:
-        """Bytes taken so far."""
+        """The number of bytes taken so far."""
         return self.position
 
     def is_idle(self) -> bool:
-        """Whether the stream brings nothing for `IDLE_S`; its end is not idle."""
+        """Whether the stream brings no bytes for `IDLE_S`; the end of the stream does not count as
+        idle.
+        """
         if self._unread:
             return False
         try:
             ready, _, _ = select.select([self._stream], [], [], IDLE_S)
         except (OSError, ValueError):
-            return False  # no descriptor that can be waited for
+            return False  # no descriptor to wait for
         return not ready
 
     def close(self) -> None:
@@ -143,7 +148,7 @@ class _Counted(io.RawIOBase):
 
 
 def _head_of(stream: BinaryIO) -> bytes:
-    """The first bytes: as many as tell gzip and a byte order mark, and no more than are needed.
+    """The first bytes: enough to recognise gzip and a byte order mark, and no more.
 
     A pipe may hold a line of one byte for a long time; that line must not wait for the next.
     """
@@ -169,7 +174,7 @@ def _blocks(stream: BinaryIO | _Counted) -> Iterator[bytes]:
 
 
 def _lines(stream: BinaryIO | _Counted) -> Iterator[list[bytes]]:
-    """Lists of whole lines, as they become complete."""
+    """Yield lists of whole lines as they become complete."""
     rest: list[bytes] = []
     rest_bytes = 0
     is_start = True

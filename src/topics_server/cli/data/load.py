@@ -1,6 +1,6 @@
 """`topics load`: appends every line of a file once, in order.
 
-Options and what the person sees; the work is `loading`, the rules of going on are in `resume`.
+Owns the options and the output; `loading` does the work, and `resume` has the rules for resuming.
 """
 
 from __future__ import annotations
@@ -84,11 +84,11 @@ def command(
     """Append the lines of FILE (NDJSON, also gzip; - = standard input) to TOPIC.
 
     A line is one record's data, stored byte for byte; --records and the --…-field options cut
-    records out of lines instead, as bytes too. Blank lines are skipped.
+    records out of lines instead, also byte for byte. Blank lines are skipped.
 
-    Run it again and it goes on where it stopped, whenever that was: the topic's last records are
-    compared with the file. A topic that holds anything but a beginning of the file is refused,
-    unless --append-anyway or --from-line.
+    Run it again and it continues where it stopped, whenever that was: it compares the topic's last
+    records with the file. It refuses a topic that holds anything but a beginning of the file,
+    unless --append-anyway or --from-line is given.
     """
     shape = Shape(data_field, tag_field, node_field, meta_field)
     if records and shape != Shape():
@@ -115,7 +115,9 @@ def command(
 
 @contextlib.contextmanager
 def _progress(total_bytes: int | None) -> Iterator[Advance]:
-    """A bar on standard error if that is a terminal: share, records, rate and time left."""
+    """A progress bar on standard error if that is a terminal: share, records, rate and time
+    left.
+    """
     if not sys.stderr.isatty():
         yield lambda _lines, _position, _sent: None
         return
@@ -150,7 +152,7 @@ def _progress(total_bytes: int | None) -> Iterator[Advance]:
             nonlocal first
             now_ms = monotonic_ms()
             if not sent or first is None:
-                first = (lines, now_ms)  # the rate is that of sending, not of skipping
+                first = (lines, now_ms)  # the rate counts sent lines and not skipped ones
             passed_ms = now_ms - first[1]
             rate = (lines - first[0]) * 1000 / passed_ms if passed_ms > 0 else 0.0
             progress.update(task, completed=position, lines=lines, rate=rate)

@@ -1,9 +1,9 @@
 """The work of `topics load`: compares topic and file, sends the rest.
 
-Order of lines is order of records, so one request is in flight at a time; the next bodies are
-prepared meanwhile by a thread (reading, inflating, cutting). Memory is bounded by a few batches
-and the window of prints. Each request carries an idempotency key made of all the file's bytes up to
-its end and of the seq it is expected to get: repeating it, in this run or right after it was
+Lines become records in their order, so one request is in flight at a time; a thread prepares the
+next bodies meanwhile (reading, inflating, cutting). A few batches and the window of fingerprints
+bound the memory. Each request carries an idempotency key made of all the file's bytes up to the end
+of the request and of the seq that it expects: repeating it, in this run or right after the run was
 stopped, appends once.
 """
 
@@ -33,7 +33,7 @@ from topics_server.runtime.clock import monotonic_ms
 from topics_server.values.limits import MIB
 
 T = TypeVar("T")
-# The window of records that are compared: enough for a batch, and not more than this to transfer.
+# The window of records that are compared: enough for a batch, and little to transfer.
 WINDOW_RECORDS_MAX: Final = 10_000
 WINDOW_RECORDS_MIN: Final = 16
 WINDOW_BYTES: Final = 32 * MIB
@@ -68,7 +68,7 @@ class _Record(msgspec.Struct):
 
 
 class LoadPlan(msgspec.Struct, frozen=True):
-    """What to load how. Sizes in bytes, times in seconds."""
+    """What to load, and how. Sizes in bytes, times in seconds."""
 
     topic: str
     batch_records: int
@@ -80,7 +80,9 @@ class LoadPlan(msgspec.Struct, frozen=True):
 
 
 class Result(msgspec.Struct):
-    """What was done; `lines` is the whole file's, `stored` those that were there before."""
+    """What the load did; `lines` counts the whole file, `stored` the lines that the topic already
+    had.
+    """
 
     topic: str
     lines: int
@@ -95,16 +97,17 @@ class _Body(msgspec.Struct, gc=False):
     last_line: int
     position: int
     count: int
-    text: bytes  # empty: nothing to send, the lines are stored
+    text: bytes  # empty: nothing to send, because the topic has the lines
 
 
 Advance = Callable[[int, int, bool], None]  # lines so far, input position, whether they were sent
 
 
 def prefetched(items: Iterator[T], depth: int = PREPARED_BODIES) -> Iterator[T]:
-    """The same items, made by a thread up to `depth` ahead; its exceptions come out here.
+    """Yield the same items, made by a thread up to `depth` ahead; re-raise its exceptions here.
 
-    The thread is a daemon: one that waits for standard input does not keep the process from ending.
+    The thread is a daemon, so a thread that waits for standard input does not keep the process
+    alive.
     """
     made: queue.Queue[tuple[T | None, BaseException | None]] = queue.Queue(depth)
 
@@ -112,7 +115,7 @@ def prefetched(items: Iterator[T], depth: int = PREPARED_BODIES) -> Iterator[T]:
         try:
             for item in items:
                 made.put((item, None))
-        except BaseException as error:  # raised again by the reader of the queue
+        except BaseException as error:  # the reader of the queue raises it again
             made.put((None, error))
         else:
             made.put((None, StopIteration()))
@@ -138,10 +141,10 @@ class Loading:
         self._plan = plan
         self._window_ms = 0
         self._next_seq = 1
-        self.strangers = 0  # requests before which somebody else had appended
+        self.strangers = 0  # requests after another client had appended
 
     def run(self, advance: Advance) -> Result:
-        """Compare and send; raises `Failure`."""
+        """Compare the topic with the file and send the rest; raises `Failure`."""
         started_ms = monotonic_ms()
         tail = self._read_tail()
         self._next_seq = tail.head_seq + 1
@@ -172,16 +175,21 @@ class Loading:
         return Result(topic, lines, min(stored, lines), loaded, self._next_seq - 1, elapsed_ms)
 
     def _progress(self, stored: int, loaded: int) -> str:
-        return f"{loaded} records were appended; run it again to go on after line {stored + loaded}"
+        """What a wrong line leaves behind, and what a second run does."""
+        if not stored + loaded:
+            return "nothing was appended"
+        return (
+            f"{loaded} records were appended; a second run continues after line {stored + loaded}"
+        )
 
     def _refusal(self, reason: object) -> Failure:
         return Failure(
-            f"topic {self._plan.topic} is not a beginning of {self._file.path}: {reason}. "
-            "Nothing was appended. Load it into another topic, or pass --append-anyway to put the "
-            "file behind what is there, or --from-line N to say yourself where to go on"
+            f"the records of topic {self._plan.topic} are not the first lines of "
+            f"{self._file.path}: {reason}. Nothing was appended. Load the file into another topic, "
+            "or pass --append-anyway to append all of it, or --from-line N to begin at line N"
         )
 
-    # -- what is there already -----------------------------------------------------------------
+    # -- compare with the topic ----------------------------------------------------------------
 
     def _read_tail(self) -> TopicTail:
         path = topic_path(self._plan.topic, "?touch=false")
@@ -192,7 +200,7 @@ class Loading:
         except CallRefused as error:
             if error.code != "topic_not_found":
                 raise
-            self._window_ms = 120_000  # what a topic made by this load will have
+            self._window_ms = 120_000  # the configuration of a topic that this load creates
             return TopicTail(0)
         self._window_ms = state.config.idempotency_window_ms
         if state.head_seq == 0 or self._plan.from_line is not None:
@@ -209,11 +217,13 @@ class Loading:
                 if record.seq <= state.head_seq:
                     records.append(TailRecord(record.seq, print_))
             if page.next_from_seq >= state.head_seq:
-                break  # somebody may be appending faster than we read
+                break  # another client may append faster than this one reads
         return TopicTail(state.head_seq, tuple(records))
 
     def _where_to_begin(self, tail: TopicTail) -> tuple[int, PrefixCheck | None]:
-        """Lines stored; with a check still to be fed, `tail.head_seq` is only supposed."""
+        """Return the number of stored lines; while a check is still fed, `tail.head_seq` is only
+        assumed.
+        """
         if self._plan.from_line is not None:
             return self._plan.from_line - 1, None
         if tail.head_seq == 0:
@@ -259,13 +269,13 @@ class Loading:
             cuts = self._cutter.cut(batch.lines, batch.first_line)
             check.feed(batch.first_line, self._cutter.prints(cuts))
 
-    # -- what is sent --------------------------------------------------------------------------
+    # -- send the rest -------------------------------------------------------------------------
 
     def _batches(self) -> Iterator[LineBatch]:
         return self._file.batches(self._plan.batch_records, self._plan.batch_bytes)
 
     def _bodies(self, stored: int, check: PrefixCheck | None) -> Iterator[_Body]:
-        """Bodies in order, batches that are stored as empty ones. Runs in the other thread."""
+        """Yield bodies in order, with empty ones for stored batches. Runs in the other thread."""
         seen = xxhash.xxh3_128()
         expected_seq = self._next_seq
         for batch in self._batches():
@@ -279,7 +289,7 @@ class Loading:
             text = b""
             if lines:
                 if check is not None:
-                    check.stored(batch.last_line)  # before the first byte is sent
+                    check.stored(batch.last_line)  # fails before it sends the first byte
                 key = f"load-{seen.hexdigest()}-{expected_seq}"
                 cuts = self._cutter.cut(lines, first_line)
                 text = self._cutter.body(cuts, key, create=self._plan.create)
@@ -287,7 +297,7 @@ class Loading:
             yield _Body(first_line, batch.last_line, batch.position, len(lines), text)
 
     def _send(self, body: _Body) -> _Appended:
-        """Append one batch, through throttling, restarts and broken connections."""
+        """Append one batch; retry after 429, restarts and broken connections."""
         path = topic_path(self._plan.topic, "?return_seqs=false")
         deadline_ms = monotonic_ms() + self._plan.retry_s * 1000
         pause_s = RETRY_PAUSE_S
@@ -314,5 +324,5 @@ class Loading:
     def _may_repeat(self, error: CallRefused | ServerUnreachable) -> bool:
         if isinstance(error, CallRefused):
             return error.status in {429, 503} and error.code != "storage_read_only"
-        # The request may have been carried out: only its key makes repeating it safe.
+        # The server may have executed the request: only its key makes repeating it safe.
         return not error.sent or self._window_ms >= 2000 * self._plan.retry_s

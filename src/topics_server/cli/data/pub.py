@@ -1,12 +1,12 @@
 """`topics pub`: publishes standard input over a WebSocket (§7).
 
-Commands go out before earlier ones are acknowledged, at most `WINDOW` of them; the server answers
-in order. Events of both sides (lines that came, frames that came) meet in one queue, so the rules
-run in one thread: `Publishing`. Input is read only as fast as acknowledgements come.
+The verb sends commands before earlier ones are acknowledged, at most `WINDOW` of them; the server
+answers in order. Lines of the input and frames of the server arrive in one queue, so one thread
+applies the rules: `Publisher`. The verb reads input only as fast as acknowledgements come.
 
-A connection that breaks is made again. What was not acknowledged then is sent again only under
-idempotency keys; without them nobody can know whether it is stored, so the verb ends and says
-which lines those are.
+After a broken connection the verb reconnects. It resends unacknowledged lines only under
+idempotency keys. Without keys it cannot know whether they are stored, so it ends and names those
+lines.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ from topics_server.values.limits import FRAME_BYTES_MAX, MIB
 WINDOW: Final = 32
 BATCH_BYTES: Final = MIB
 READ_BYTES: Final = 256 * 1024
-# How long the acknowledgement of a command may take, fsync included.
+# Longest wait for the acknowledgement of a command, fsync included.
 ANSWER_S: Final = 60.0
 RETRY: Final = "30s"
 RETRY_PAUSE_S: Final = 0.25
 RETRY_PAUSE_MAX_S: Final = 5.0
-# Refusals of a server that is on its way out or in.
+# Error codes of a server that is stopping or starting.
 _PASSING: Final = frozenset({"shutting_down", "not_ready"})
 DURABILITIES: Final = ("ephemeral", "memory", "disk", "fsync")
 
@@ -65,7 +65,7 @@ class PublishBatch(msgspec.Struct, gc=False):
 
 
 class PublishPlan(msgspec.Struct, frozen=True):
-    """What to publish how."""
+    """What to publish, and how."""
 
     topic: str
     create: bool | None
@@ -75,7 +75,7 @@ class PublishPlan(msgspec.Struct, frozen=True):
 
 
 class PublishSummary(msgspec.Struct):
-    """What was acknowledged; `deduped` of the lines were stored by an earlier run."""
+    """What the server acknowledged; an earlier run had stored `deduped` of the lines."""
 
     topic: str
     lines: int = 0
@@ -95,14 +95,14 @@ class _Answer(msgspec.Struct):
 
 
 class _Closed(msgspec.Struct):
-    """The connection that was `number` is over."""
+    """Connection `number` has ended."""
 
     number: int
     reason: str
 
 
 class _NoMore(msgspec.Struct):
-    """The input ended, by an error if there is one."""
+    """The input has ended, with an error if there is one."""
 
     error: Failure | None = None
 
@@ -157,13 +157,13 @@ def command(
     client: Client,
     as_json: bool,
 ) -> None:
-    """Publish the lines of standard input to TOPIC as they come.
+    """Publish the lines of standard input to TOPIC as they arrive.
 
     A line is one record's data, stored byte for byte; with --records it is a whole record. Blank
     lines are skipped and not counted.
 
-    With --idempotent the same input may be published again, by this run or by a later one within
-    the topic's idempotency window, and no line is stored twice.
+    With --idempotent you may publish the same input again within the topic's idempotency window: no
+    line is stored twice.
     """
     assert source == "-"
     if idempotent is not None and batch is not None and batch > 1:
@@ -173,31 +173,34 @@ def command(
     cutter = Cutter(whole_records() if records else Shape(), node)
     size = 1 if idempotent is not None else batch or 100
     plan = PublishPlan(topic, create, durability, idempotent, retry_ms / 1000)
-    publishing = Publishing(client, plan)
+    publisher = Publisher(client, plan)
     began_ms = monotonic_ms()
     try:
-        publishing.run(Input(cutter, node, size))
+        publisher.run(Input(cutter, node, size))
     except KeyboardInterrupt:
-        note(f"stopped; {publishing.summary.lines} lines are acknowledged")
+        note(f"stopped; {publisher.summary.lines} lines are acknowledged")
         raise
     finally:
-        publishing.close()
-    publishing.summary.elapsed_ms = int(monotonic_ms() - began_ms)
-    show_object(msgspec.json.encode(publishing.summary), as_json=as_json)
+        publisher.close()
+    publisher.summary.elapsed_ms = int(monotonic_ms() - began_ms)
+    show_object(msgspec.json.encode(publisher.summary), as_json=as_json)
 
 
 class Input:
-    """Standard input as batches: what is there goes out at once, up to `size` lines a batch."""
+    """Standard input as batches: lines that have arrived are sent at once, up to `size` lines a
+    batch.
+    """
 
     def __init__(self, cutter: Cutter, node: str | None, size: int) -> None:
         self._cutter = cutter
         self._node = None if node is None else msgspec.json.encode(node)
         self._size = size
-        # Unbuffered: a thread that waits inside a buffered reader would block the exit.
+        # Unbuffered: a thread that waits inside a buffered reader would block the end of the
+        # process.
         self._stream = getattr(sys.stdin.buffer, "raw", sys.stdin.buffer)
 
     def batches(self) -> Iterator[PublishBatch]:
-        """Every line that is not blank; raises `BadLine` after what was before it."""
+        """Yield every line that is not blank; raises `BadLine` after the lines before it."""
         line = 1
         for lines in self._lines():
             for first in range(0, len(lines), self._size):
@@ -247,8 +250,8 @@ class Input:
         return cut.render()
 
 
-class Publishing:
-    """One run; `summary` is right at any time."""
+class Publisher:
+    """One run of the verb; `summary` is correct at any time."""
 
     def __init__(self, client: Client, plan: PublishPlan) -> None:
         self.summary = PublishSummary(plan.topic)
@@ -256,13 +259,13 @@ class Publishing:
         self._plan = plan
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._slots = threading.Semaphore(WINDOW)
-        self._waiting: dict[int, PublishBatch] = {}  # sent, not acknowledged; in order
+        self._waiting: dict[int, PublishBatch] = {}  # sent and not acknowledged, in order
         self._connection: Connection | None = None
-        self._number = 0  # of the connection; what an older one still says is ignored
+        self._number = 0  # number of the connection; frames of older connections are ignored
         self._open = contextlib.ExitStack()
 
     def run(self, source: Input) -> None:
-        """Publish everything; raises `Failure` with the line that was refused."""
+        """Publish all lines; raises `Failure` with the refused line."""
         threading.Thread(target=self._read, args=(source,), daemon=True).start()
         ended: _NoMore | None = None
         while ended is None or self._waiting:
@@ -270,7 +273,7 @@ class Publishing:
                 case PublishBatch() as batch:
                     self._waiting[batch.first_line] = batch
                     if self._connection is None:
-                        self._connect()  # sends all that waits
+                        self._connect()  # sends all waiting lines
                     else:
                         self._send(batch)
                 case _Answer() as answer:
@@ -284,7 +287,7 @@ class Publishing:
             raise ended.error
 
     def close(self) -> None:
-        """Close the connection, if there is one."""
+        """Close the connection if it is open."""
         self._number += 1
         self._connection = None
         self._open.close()
@@ -299,7 +302,7 @@ class Publishing:
             ) from None
 
     def _read(self, source: Input) -> None:
-        """The input's thread: one slot a batch, given back by its acknowledgement."""
+        """The input's thread: it takes one slot for each batch; the acknowledgement releases it."""
         end = _NoMore()
         try:
             for batch in source.batches():
@@ -337,11 +340,11 @@ class Publishing:
         try:
             self._connection.send(self._text(batch), text=True)
         except websockets.exceptions.ConnectionClosed:
-            pass  # the thread that receives says so, with the reason
+            pass  # the receiving thread reports the reason
 
     def _take(self, answer: _Answer) -> None:
         if answer.op == "error" and answer.code in _PASSING and _line_of(answer) in self._waiting:
-            return  # the end of the connection follows, and with it what becomes of the line
+            return  # the end of the connection follows and decides about the line
         if answer.op == "error":
             raise Failure(self._refusal(answer))
         batch = self._waiting.pop(_line_of(answer), None)
@@ -373,14 +376,16 @@ class Publishing:
     def _lost(self, reason: str) -> None:
         self.close()
         if not self._waiting:
-            return  # made again when there is something to send
+            return  # it reconnects when there are lines to send
         if self._plan.prefix is None:
             raise ServerUnreachable(f"the connection broke ({reason}); {self._doubt()}", sent=True)
         note(f"the connection broke ({reason}); trying again")
         self._connect()
 
     def _connect(self) -> None:
-        """Connect, patiently but for the first time, and send all that is not acknowledged."""
+        """Connect, wait for the server except at the first try, and send all unacknowledged
+        lines.
+        """
         is_first = self._number == 0
         give_up_ms = monotonic_ms() + (0 if is_first else self._plan.retry_s * 1000)
         pause_s = RETRY_PAUSE_S
@@ -417,7 +422,7 @@ class Publishing:
         )
 
     def _receive(self, connection: Connection, number: int) -> None:
-        """The thread of one connection: its frames, then its end."""
+        """The thread of one connection: passes on its frames, then its end."""
         reason = ""
         try:
             for text in connection:

@@ -25,7 +25,7 @@ from topics_server.cli.paging import pages, show_gap, show_records
     "--last", type=click.IntRange(min=1), metavar="N", help="Begin with the last N records."
 )
 @click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Stop after N records.")
-@click.option("--follow", "-f", is_flag=True, help="Go on with new records as they come.")
+@click.option("--follow", "-f", is_flag=True, help="Continue with new records as they arrive.")
 @click.option("--node", multiple=True, help="Leave out what this node wrote; may be repeated.")
 @click.option("--tags/--no-tags", default=False, help="Show tags.")
 @format_options

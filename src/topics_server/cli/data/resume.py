@@ -1,21 +1,22 @@
 """Decides how many lines of a file a topic already holds. Pure.
 
-The server keeps no state about loads, so the topic itself is the evidence. A load puts line n of
-the file at the n-th place after where it began, in whole batches, and nothing else. Lines and
-records are compared by a print (a hash) of the bytes of their data and meta, their tag and node.
+The server keeps no state about loads, so the topic itself shows how far a load came. A load appends
+line n of the file as the n-th record after its beginning, in whole batches, and nothing else.
+`resume` compares lines and records by a fingerprint (a hash) of the bytes of their data and meta,
+their tag and node.
 
-Two questions are asked, both about the *window*, the topic's last records that are still there
-(deleted and evicted ones leave their seq behind, so places stay known):
+Two checks use the *window*, the topic's last records that still exist (deleted and evicted records
+leave their seq behind, so positions stay known):
 
 1. `PrefixCheck`: is record n line n, for every record of the window? Then the topic is a beginning
-   of the file and `head_seq` lines are stored. One pass, memory of the window. Repeated lines are
-   no ambiguity here, because the place decides, not the content.
-2. `TailSearch`, only with --append-anyway, where something else was in the topic first: which
-   line k is such that the window, read backwards from the head, is the file read backwards from
-   line k, up to line 1 or to the window's end? One such k: the load goes on after it. None: the
-   whole file goes behind what is there. Several (a file that repeats itself), or one that rests
-   on a few records only and is not the end of a batch (which a stopped load always leaves):
-   nobody can know, `Unclear` says so and the caller asks for --from-line.
+   of the file, and `head_seq` lines are stored. It takes one pass and the memory of the window.
+   Repeated lines are not ambiguous, because the position decides and not the content.
+2. `TailSearch`, only with --append-anyway, if the topic held other records first. It looks for a
+   line k such that the window, read backwards from the head, equals the file, read backwards from
+   line k, up to line 1 or to the window's end. With one such k, the load continues after it. With
+   none, it appends the whole file. If there are several (a file that repeats itself), or if k rests
+   on a few records only and is not the end of a batch (a stopped load always leaves whole batches),
+   the answer is not known: `Unclear` says so, and the caller asks for --from-line.
 """
 
 from __future__ import annotations
@@ -25,16 +26,16 @@ from typing import Final
 
 import msgspec
 
-# So many equal records in a row are not taken for chance.
+# So many equal records in a row are not a coincidence.
 CLEAR_RECORDS: Final = 100
 
 
 class Mismatch(Exception):
-    """The topic is not a beginning of the file; says where."""
+    """The topic does not hold a beginning of the file; the message says where they differ."""
 
 
 class Unclear(Exception):
-    """The window fits the file in more than one way, or too weakly."""
+    """The window fits the file in more than one way, or on too few records."""
 
 
 class TailRecord(msgspec.Struct, frozen=True):
@@ -52,7 +53,7 @@ class TopicTail(msgspec.Struct, frozen=True):
 
 
 class PrefixCheck:
-    """Question 1; fed with the prints of lines in order, from line 1 on or only where asked."""
+    """Check 1; takes the fingerprints of lines in order, from line 1 or only of those it wants."""
 
     def __init__(self, tail: TopicTail) -> None:
         assert all(record.seq <= tail.head_seq for record in tail.records)
@@ -65,7 +66,9 @@ class PrefixCheck:
             )
 
     def wants(self, first_line: int, count: int) -> bool:
-        """Whether any of these lines is to be compared; if not, their prints need not be made."""
+        """Whether the check compares any of these lines; if not, the caller need not compute
+        fingerprints.
+        """
         return first_line + count > self._first and first_line <= self._head_seq
 
     def feed(self, first_line: int, prints: Sequence[bytes]) -> None:
@@ -76,7 +79,9 @@ class PrefixCheck:
                 raise Mismatch(f"record {line} of the topic is not line {line} of the file")
 
     def stored(self, lines_seen: int) -> int:
-        """Lines stored, once `lines_seen` lines (at least `head_seq` if there are) were offered."""
+        """The number of stored lines, once the check got `lines_seen` lines (at least `head_seq` if
+        there are so many).
+        """
         if lines_seen < self._head_seq:
             raise Mismatch(
                 f"the topic has had {self._head_seq} records, the file has {lines_seen} lines"
@@ -86,14 +91,15 @@ class PrefixCheck:
 
 
 class TailSearch:
-    """Question 2; fed with the prints of every line, batch by batch."""
+    """Check 2; takes the fingerprints of every line, batch by batch."""
 
     def __init__(self, tail: TopicTail) -> None:
         self._tail = tail
         self._span = tail.head_seq - tail.records[0].seq + 1 if tail.records else 0
-        self._recent: list[bytes] = []  # prints of lines up to `_line`, at least `_span` of them
+        # fingerprints of lines up to `_line`, at least `_span` of them
+        self._recent: list[bytes] = []
         self._line = 0
-        self._found: list[tuple[int, bool]] = []  # (k, rests on firm ground)
+        self._found: list[tuple[int, bool]] = []  # (k, whether enough records match)
 
     def feed(self, prints: Sequence[bytes]) -> None:
         """Take the next batch of lines; raises `Unclear` at a second fit."""
@@ -113,19 +119,21 @@ class TailSearch:
         del self._recent[: max(0, len(self._recent) - self._span)]
 
     def _matched(self, index: int, line: int) -> int:
-        """How many records of the window fit if the head is `line`; 0: it is not."""
+        """How many records of the window fit if line `line` is the head; 0 if it is not."""
         matched = 0
         for record in reversed(self._tail.records):
             behind = self._tail.head_seq - record.seq
             if behind >= line:
-                break  # before the file's first line: whatever was there is not ours
+                break  # before the file's first line: those records are not from this file
             if self._recent[index - behind] != record.print:
                 return 0
             matched += 1
         return matched
 
     def stored(self) -> int:
-        """Lines stored, after the whole file was fed; 0 if the end of the topic is not from it."""
+        """The number of stored lines, after all lines were fed; 0 if the end of the topic is not
+        from the file.
+        """
         if not self._found:
             return 0
         k, is_firm = self._found[0]

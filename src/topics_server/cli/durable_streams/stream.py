@@ -1,6 +1,7 @@
 """`topics stream`: create, append, read, follow, close, rm of streams.
 
-A JSON stream is messages, one a line; any other is bytes, which go out and in as they are.
+A JSON stream consists of messages, one a line. Any other stream consists of bytes, which are sent
+and printed unchanged.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import msgspec
 
 from topics_server.amounts import SECOND_MS
 from topics_server.cli.amounts import seconds
-from topics_server.cli.connection import CallRefused, Client, Failure, server_options, wrong_text
+from topics_server.cli.connection import CallRefused, Client, Failure, server_options
 from topics_server.cli.data.lines import STANDARD_INPUT, LineFile
 from topics_server.cli.durable_streams.stream_calls import (
     JSON,
@@ -24,6 +25,7 @@ from topics_server.cli.durable_streams.stream_calls import (
     is_json,
 )
 from topics_server.cli.durable_streams.stream_following import Live, StreamFollower
+from topics_server.cli.json_input import json_value
 from topics_server.cli.output import confirm, format_options, note, one_line, show_object
 from topics_server.cli.stopping import stopped_by_reader
 
@@ -69,25 +71,25 @@ def create(
     client: Client,
     as_json: bool,
 ) -> None:
-    """Create STREAM; one that is there already must be the same."""
+    """Create STREAM; if it exists, it must have the same settings."""
     if ttl_ms is not None and expires_at is not None:
         raise click.UsageError("--ttl and --expires-at: give one of them")
     if ttl_ms is not None and ttl_ms % SECOND_MS:
         raise click.UsageError("--ttl is whole seconds")
     if fork_offset is not None and fork is None:
         raise click.UsageError("--fork-offset goes with --fork")
-    told = {
+    given = {
         "Stream-TTL": None if ttl_ms is None else str(ttl_ms // SECOND_MS),
         "Stream-Expires-At": expires_at,
         "Stream-Fork-Offset": fork_offset,
         "Stream-Closed": "true" if closed else None,
     }
-    headers = {name: value for name, value in told.items() if value is not None}
+    headers = {name: value for name, value in given.items() if value is not None}
     with StreamClient(client, stream) as found:
         if fork is not None:
             with StreamClient(client, fork) as source:
                 headers["Stream-Forked-From"] = source.path
-                # A fork has its source's type.
+                # A fork has the content type of its source.
                 content_type = source.content_type() if content_type == JSON else content_type
         answer = found.ask("PUT", {"Content-Type": content_type, **headers})
         shown = {
@@ -122,11 +124,11 @@ def append(
 ) -> None:
     """Append DATA to STREAM, or standard input.
 
-    To a JSON stream each DATA, or each line of the input, is one message. To any other stream the
-    bytes go as they are, those of the input as they come.
+    For a JSON stream each DATA, or each line of the input, is one message. For any other stream the
+    bytes are appended unchanged, those of the input as they arrive.
     """
     if epoch is not None and producer is None:
-        raise click.UsageError("--epoch is a --producer's")
+        raise click.UsageError("--epoch needs --producer")
     if not data and sys.stdin.isatty():
         raise click.UsageError("no DATA: give it as arguments or on standard input")
     with StreamClient(client, stream) as found:
@@ -166,13 +168,15 @@ def _produce(
     except Undelivered as error:
         raise Failure(str(error)) from None
     except UnicodeEncodeError:
-        raise  # told by the handler of all verbs
+        raise  # `main` reports it, as for all verbs
     except ValueError as error:
         raise click.UsageError(str(error)) from None
 
 
 def _append(stream: StreamClient, content_type: str, batch: list[bytes]) -> None:
-    """Bytes as they are; messages at once, or as many at a time as the server takes."""
+    """Append bytes unchanged; append messages in one request, or as many at a time as the server
+    accepts.
+    """
     if not is_json(content_type):
         stream.ask("POST", {"Content-Type": content_type}, b"".join(batch))
         return
@@ -190,7 +194,7 @@ def _append(stream: StreamClient, content_type: str, batch: list[bytes]) -> None
 
 
 def _bodies(data: tuple[str, ...], content_type: str) -> Iterator[list[bytes]]:
-    """What goes in one request: messages, or one piece of bytes."""
+    """Yield the content of each request: messages, or one piece of bytes."""
     if is_json(content_type):
         yield from _messages(data)
     else:
@@ -198,7 +202,7 @@ def _bodies(data: tuple[str, ...], content_type: str) -> Iterator[list[bytes]]:
 
 
 def _records(data: tuple[str, ...], *, holds_json: bool) -> Iterator[bytes]:
-    """Messages, or pieces of bytes."""
+    """Yield messages, or pieces of bytes."""
     if holds_json:
         for batch in _messages(data):
             yield from batch
@@ -212,23 +216,18 @@ def _records(data: tuple[str, ...], *, holds_json: bool) -> Iterator[bytes]:
 
 def _messages(data: tuple[str, ...]) -> Iterator[list[bytes]]:
     if data:
-        yield [_json(word.encode(errors="surrogateescape")) for word in data]
+        yield [_message(word.encode(errors="surrogateescape")) for word in data]
         return
     for batch in LineFile(STANDARD_INPUT).batches(BATCH_RECORDS, BATCH_BYTES):
-        yield [_json(line) for line in batch.lines]
+        yield [_message(line) for line in batch.lines]
 
 
-def _json(text: bytes) -> bytes:
-    try:
-        text.decode()
-        msgspec.json.decode(text, type=msgspec.Raw)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise click.UsageError(f"a message is not JSON: {wrong_text(error)}") from None
-    return text.strip()
+def _message(text: bytes) -> bytes:
+    return bytes(json_value(text, "a message"))
 
 
 def _show(page: StreamReadPage) -> None:
-    """Messages a line each, bytes as they are; at once."""
+    """Print messages one a line and bytes unchanged, without delay."""
     if page.is_json:
         if values := page.values():
             click.echo(b"\n".join(one_line(value) for value in values))
@@ -245,7 +244,7 @@ def _show(page: StreamReadPage) -> None:
 )
 @server_options
 def read(stream: str, offset: str, shows_offset: bool, client: Client) -> None:
-    """Print what STREAM holds: messages one a line, bytes as they are."""
+    """Print the content of STREAM: messages one a line, bytes unchanged."""
     with StreamClient(client, stream) as found, stopped_by_reader():
         is_up_to_date = False
         while not is_up_to_date:
@@ -265,7 +264,7 @@ def read(stream: str, offset: str, shows_offset: bool, client: Client) -> None:
     "offset",
     default=START,
     metavar="OFFSET",
-    help="Default: the beginning; now: only what is new.",
+    help="Default: the beginning; now: only new messages.",
 )
 @click.option(
     "--live",
@@ -276,9 +275,9 @@ def read(stream: str, offset: str, shows_offset: bool, client: Client) -> None:
 )
 @server_options
 def follow(stream: str, offset: str, live: Live, client: Client) -> None:
-    """Print what STREAM holds and what comes, until it is closed or Ctrl-C.
+    """Print what STREAM holds and what arrives, until it is closed or Ctrl-C.
 
-    A connection that breaks is made again, with nothing missing or printed twice.
+    The command reconnects after a broken connection; it misses nothing and prints nothing twice.
     """
     with StreamClient(client, stream) as found, stopped_by_reader():
         for page in StreamFollower(found, offset, live).pages():
@@ -289,7 +288,7 @@ def follow(stream: str, offset: str, live: Live, client: Client) -> None:
 @click.argument("stream")
 @server_options
 def close(stream: str, client: Client) -> None:
-    """Close STREAM: what it holds stays, nothing more can be appended."""
+    """Close STREAM: it keeps its content, and nobody can append to it any more."""
     with StreamClient(client, stream) as found:
         found.ask("POST", {"Stream-Closed": "true"})
 
@@ -299,7 +298,7 @@ def close(stream: str, client: Client) -> None:
 @click.option("--yes", "-y", is_flag=True, help="Do not ask.")
 @server_options
 def rm(stream: str, yes: bool, client: Client) -> None:
-    """Remove STREAM and all it holds, for good."""
+    """Remove STREAM and all its content for good."""
     confirm(f"Remove {stream} and everything in it?", yes=yes)
     with StreamClient(client, stream) as found:
         found.ask("DELETE")

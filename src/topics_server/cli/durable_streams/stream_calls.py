@@ -1,7 +1,7 @@
 """Requests to one Durable Stream, and their responses.
 
-Owns how a stream is named on the command line: a path below `/v1/stream/` of the server, or a
-whole URL. What fails looks as everywhere in `cli`: `CallRefused` and `ServerUnreachable`.
+Owns how the command line names a stream: a path below `/v1/stream/` of the server, or a whole URL.
+Errors are those of `cli`: `CallRefused` and `ServerUnreachable`.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from topics_server.cli.connection import (
 )
 from topics_server.client.addresses import checked_url
 
-DOOR: Final = "/v1/stream/"
+STREAM_ROOT: Final = "/v1/stream/"
 START: Final = "-1"
 NOW: Final = "now"
 JSON: Final = "application/json"
-# A server ends a wait or a stream that has no news within a minute.
+# A server ends a wait or a stream without news within a minute.
 TIMEOUT: Final = httpx.Timeout(60.0, connect=CONNECT_S, read=90.0)
 
 
 class StreamReadPage(msgspec.Struct, frozen=True):
-    """What one read brought, and where the next one goes on."""
+    """The data of one read, and the offset where the next one continues."""
 
     body: bytes
     is_json: bool
@@ -46,7 +46,7 @@ class StreamReadPage(msgspec.Struct, frozen=True):
     is_closed: bool
 
     def values(self) -> list[bytes]:
-        """The messages of a JSON stream, each by the byte."""
+        """The messages of a JSON stream, byte for byte."""
         if not self.body:
             return []
         try:
@@ -54,17 +54,19 @@ class StreamReadPage(msgspec.Struct, frozen=True):
                 bytes(value) for value in msgspec.json.decode(self.body, type=list[msgspec.Raw])
             ]
         except msgspec.DecodeError as error:
-            raise Failure(f"bad_answer: no messages of a JSON stream: {error}") from None
+            raise Failure(
+                f"bad_answer: the answer is not a page of a JSON stream: {error}"
+            ) from None
 
 
 class StreamClient:
-    """One stream; closes its connections when it is left."""
+    """One stream; closes its connections when its `with` block ends."""
 
     def __init__(self, client: Client, place: str) -> None:
         self.url = url_of(client, place)
         self.path = urlsplit(self.url).path
         self._server = client.url
-        # SSL_CERT_FILE may name whom to trust, as for the other verbs.
+        # SSL_CERT_FILE may name trusted certificates, as for the other verbs.
         secure = self.url.startswith("https:")
         self._http = httpx.Client(
             timeout=TIMEOUT,
@@ -86,7 +88,7 @@ class StreamClient:
         body: bytes | None = None,
         query: Mapping[str, str] | None = None,
     ) -> httpx.Response:
-        """One request; raises `CallRefused` and `ServerUnreachable`."""
+        """Send one request; raises `CallRefused` and `ServerUnreachable`."""
         for name, value in (headers or {}).items():
             if not (value.isascii() and value.isprintable()):
                 raise click.UsageError(f"{name} must be plain ASCII text")
@@ -100,18 +102,18 @@ class StreamClient:
         return found
 
     def read(self, query: Mapping[str, str]) -> StreamReadPage:
-        """One GET."""
+        """Send one GET."""
         found = self.ask("GET", query=query)
         return page_of(found, found.content)
 
     def content_type(self) -> str:
-        """What the stream holds."""
+        """The content type of the stream."""
         try:
             found: str = self.ask("HEAD").headers.get("Content-Type", "")
         except CallRefused as refused:
             if refused.status != 404:
                 raise
-            # The answer to HEAD has no body that could say so.
+            # The answer to HEAD has no body with an error code.
             raise CallRefused(
                 404, "stream_not_found", f"there is no stream {self.url}", None
             ) from None
@@ -119,7 +121,7 @@ class StreamClient:
 
     @contextlib.contextmanager
     def events(self, query: Mapping[str, str]) -> Iterator[httpx.Response]:
-        """A stream of events, its head checked."""
+        """Open a stream of events and check its head."""
         headers = {"Accept": "text/event-stream"}
         try:
             with self._http.stream("GET", self.url, params=query, headers=headers) as found:
@@ -132,23 +134,23 @@ class StreamClient:
 
 
 def url_of(client: Client, place: str) -> str:
-    """The URL of a stream; whatever a path holds stays inside its segments."""
+    """The URL of a stream; each segment of the path is escaped."""
     if "://" in place:
         try:
-            parts = checked_url(place, client.url + DOOR + "NAME")
+            parts = checked_url(place, client.url + STREAM_ROOT + "NAME")
         except ValueError as error:
             raise click.UsageError(str(error)) from None
         if parts.query:
             raise click.UsageError(f"{place!r} is not the URL of a stream: it has a query")
         return place
-    path = place.removeprefix(DOOR).lstrip("/")
+    path = place.removeprefix(STREAM_ROOT).lstrip("/")
     if not path:
-        raise click.UsageError("a stream has a path")
-    return client.url + DOOR + quote(path, safe="/")
+        raise click.UsageError("the path of the stream is missing")
+    return client.url + STREAM_ROOT + quote(path, safe="/")
 
 
 def check(found: httpx.Response) -> None:
-    """Raises what an answer says that is no success."""
+    """Raise the error of an answer that is no success."""
     if found.status_code < 300:
         return
     if found.status_code == 409 and is_true(found.headers, "Stream-Closed"):
@@ -157,7 +159,7 @@ def check(found: httpx.Response) -> None:
 
 
 def lost(error: httpx.TransportError, url: str) -> ServerUnreachable:
-    """What a broken connection means."""
+    """The error for a broken connection."""
     sent = not isinstance(error, httpx.ConnectError | httpx.ConnectTimeout)
     if isinstance(error, httpx.ConnectTimeout):
         return ServerUnreachable(
@@ -168,7 +170,7 @@ def lost(error: httpx.TransportError, url: str) -> ServerUnreachable:
 
 
 def is_true(headers: Mapping[str, str], name: str) -> bool:
-    """Whether a header says true."""
+    """Whether a header has the value true."""
     return headers.get(name, "").lower() == "true"
 
 
@@ -178,11 +180,13 @@ def is_json(content_type: str) -> bool:
 
 
 def page_of(found: httpx.Response, body: bytes) -> StreamReadPage:
-    """A read's answer as a value."""
+    """Parse a read's answer."""
     headers = found.headers
     next_offset = headers.get("Stream-Next-Offset")
     if next_offset is None:
-        raise CallRefused(found.status_code, "bad_answer", "no answer of a stream", None)
+        raise CallRefused(
+            found.status_code, "bad_answer", "the answer is not from a Durable Stream", None
+        )
     is_closed = is_true(headers, "Stream-Closed")
     return StreamReadPage(
         body,

@@ -1,8 +1,9 @@
 """Follows a Durable Stream to its end across disconnects.
 
-Live is Server-Sent Events or long-polling. What an SSE connection brought counts only once the
-`control` event behind it named the next offset; what is broken off before that comes again. So
-every byte is handed out once. Ends when the stream is closed and everything of it was handed out.
+It reads live data by Server-Sent Events or long-polling. Data of an SSE connection counts only when
+the `control` event after it has named the next offset. If the connection breaks before that, the
+data comes again. So every byte is yielded once. Following ends when the stream is closed and all
+its data was yielded.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ from topics_server.cli.durable_streams.stream_calls import StreamClient, StreamR
 from topics_server.cli.output import note
 
 Live: TypeAlias = Literal["auto", "sse", "long-poll"]
-# Between tries while the server is away: doubled up to the second.
+# The wait between tries while no server answers; it doubles up to a second.
 PAUSE_S: Final = 0.25
 PAUSE_MAX_S: Final = 5.0
 
 
 class _Control(msgspec.Struct, rename="camel"):
-    """`event: control`: where the next connection goes on."""
+    """`event: control`: the offset where the next connection continues."""
 
     stream_next_offset: str
     stream_cursor: str = ""
@@ -39,9 +40,10 @@ _read_control: Final = msgspec.json.Decoder(_Control)
 
 
 class StreamFollower:
-    """One stream from `offset` on; `live` "auto" takes events for JSON, long-polling for bytes.
+    """Follows one stream from `offset` on; `live` "auto" uses events for JSON and long-polling for
+    bytes.
 
-    Bytes need not be text, and text events do not keep every byte of them.
+    Bytes need not be text, and text events do not preserve every byte.
     """
 
     def __init__(self, stream: StreamClient, offset: str, live: Live) -> None:
@@ -54,9 +56,9 @@ class StreamFollower:
         self._failures = 0
 
     def pages(self) -> Iterator[StreamReadPage]:
-        """Pages in order; what goes wrong with the first request is raised, later it is waited for.
+        """Yield pages in order; raise an error of the first request, and retry after later ones.
 
-        Raises `CallRefused` later too, for what does not pass: the stream was removed, say.
+        Later permanent errors also raise `CallRefused`, for example when the stream was removed.
         """
         has_begun = False
         while True:
@@ -80,7 +82,7 @@ class StreamFollower:
                 self._pause(error, error.retry_after_s)
 
     def _some(self) -> Iterator[StreamReadPage]:
-        """What one request brings."""
+        """Yield the data of one request."""
         query = {"offset": self.offset}
         if not self._is_live:
             page = self._stream.read(query)
@@ -106,14 +108,16 @@ class StreamFollower:
                         yield from self._pages(parts, _read_control.decode(event.data))
                         parts = []
             except (httpx_sse.SSEError, msgspec.DecodeError, binascii.Error) as error:
-                raise Failure(f"bad_answer: no events of a stream: {error}") from None
+                raise Failure(f"bad_answer: the answer is not an event stream: {error}") from None
 
     def _pages(self, parts: list[bytes], control: _Control) -> Iterator[StreamReadPage]:
-        """The events before a control event; each event of a JSON stream is an array of its own."""
+        """Yield the events before a control event; each event of a JSON stream is an array of its
+        own.
+        """
         if not self._is_json:
             parts = [b"".join(parts)]
         for part in parts[:-1]:
-            # The offset moves with the last of them.
+            # The offset moves only after the last of them.
             yield StreamReadPage(part, self._is_json, self.offset, "", True, False)
         yield StreamReadPage(
             parts[-1] if parts else b"",
@@ -127,11 +131,11 @@ class StreamFollower:
     def _pause(self, error: Failure, wait_s: float | None) -> None:
         self._failures += 1
         if self._failures == 1:
-            note(f"{error.message}; coming back")
+            note(f"{error.message}; reconnecting")
         longer = min(PAUSE_S * 2 ** min(self._failures - 1, 10), PAUSE_MAX_S)
         threading.Event().wait(max(wait_s or 0, longer))
 
 
 def _decoded(text: str) -> bytes:
-    # Line ends may stand anywhere inside.
+    # The data may contain line ends at any position.
     return base64.b64decode("".join(text.split()), validate=True)

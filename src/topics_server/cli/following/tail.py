@@ -1,8 +1,8 @@
 """`topics tail`: prints new records of topics as they arrive (§7).
 
-A record is printed as the server rendered it, once; `streams` brings the stream back after any
-disconnect. What was lost is never passed over in silence: a line on standard error, and in NDJSON
-also a line `{"tombstone":…}` in its place.
+A record is printed once, as the server rendered it; `watch_stream` reconnects after any disconnect.
+A gap is always printed: as a line on standard error, and in NDJSON also as a line `{"tombstone":…}`
+in its place.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from topics_server.cli.output import format_options, note, write_line
 from topics_server.cli.paging import show_records
 from topics_server.cli.stopping import stopped_by_reader
 
-# Options of a watch that a diff has too.
+# Options that a watch and a diff share.
 _QUERY: Final = ("include_meta", "include_tags", "node")
 
 
@@ -63,14 +63,14 @@ def command(
     client: Client,
     as_json: bool,
 ) -> None:
-    r"""Print records of TOPICs as they come, until Ctrl-C.
+    r"""Print records of TOPICs as they arrive, until Ctrl-C.
 
     \b
-    topics tail orders              what comes from now on
-    topics tail -n 10 orders        the last ten, then what comes
+    topics tail orders              new records only
+    topics tail -n 10 orders        the last ten, then new ones
 
-    A stream that breaks is resumed by itself, with no record missing or printed twice. With
-    several topics each line begins with the topic's name (in NDJSON: the field "topic").
+    After a disconnect the command resumes by itself; it misses no record and prints none twice.
+    With several topics each line begins with the topic's name (in NDJSON: the field "topic").
     """
     if from_start and from_seq is not None:
         raise click.UsageError("--from and --from-start: give one of them")
@@ -100,7 +100,7 @@ def command(
 
 
 class _Printer:
-    """Frames as what a person or a script reads; `left` counts down to the limit."""
+    """Prints frames for a person or a script; `left` counts down to the limit."""
 
     def __init__(self, limit: int | None, *, as_json: bool, names: bool) -> None:
         self.left = limit
@@ -108,14 +108,14 @@ class _Printer:
         self._names = names
 
     def show(self, frame: Frame) -> None:
-        """Print what the frame brings; heads and heartbeats are not shown."""
+        """Print the records or the gap of a frame; heads and heartbeats are not shown."""
         match frame.body:
             case RecordsFrame(topic=topic, records=records):
                 self.show_records(topic, records)
             case TombstoneFrame() as gap:
                 seqs = f"{gap.gap_from}-{gap.gap_to}"
                 if gap.gap_to < gap.gap_from:
-                    note(f"gap: {gap.topic} begins anew ({gap.reason})")
+                    note(f"gap: {gap.topic} starts again at seq 1 ({gap.reason})")
                 else:
                     note(f"gap: seqs {seqs} of {gap.topic} are gone ({gap.reason})")
                 if self._as_json:

@@ -1,7 +1,8 @@
 """`topics watch`: prints the frames of a watch stream (§7).
 
-One line a frame: `{"event":…,"id":…,"data":…}`, `data` as it came. Frames are those of `streams`:
-a stream that breaks is resumed from the last id that was printed, or from the server's own cursor.
+Each frame is one line: `{"event":…,"id":…,"data":…}`, with `data` as the server sent it. The frames
+are those of `watch_stream`: after a disconnect the stream resumes from the last printed id, or from
+the server's cursor.
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ def command(
 ) -> None:
     """Print the frames of a watch of TOPICs, one JSON value a line, until Ctrl-C.
 
-    FROM is the seq to begin after, or the word tail for what is new; left out: from the start.
+    FROM is the seq to begin after, or the word tail for new records only. Without FROM the watch
+    begins at the first record.
     """
     asked: dict[str, dict[str, Any]] = {}
     for word in topics:
@@ -77,7 +79,7 @@ def command(
 
 
 def _start_of(word: str) -> tuple[str, dict[str, Any]]:
-    """`jobs`, `jobs=17` or `jobs=tail`; a topic's name has no `=`."""
+    """Parse `jobs`, `jobs=17` or `jobs=tail`; a topic's name contains no `=`."""
     name, given, start = word.partition("=")
     if not given:
         return name, {"from_seq": 0}

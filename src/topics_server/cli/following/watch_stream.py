@@ -1,13 +1,13 @@
 """Follows topics over server-sent events without loss or repeats (§7).
 
-Owns what `tail` and `watch` share: the session, its stream, and coming back after any end of it.
-A stream that ended is opened again with the id of the last frame that was handed out; a session
-that is gone is made again from that id. What a frame says moves a topic's `Position`, and records
-at or below it are left out of a later frame, so that no record is handed out twice.
+Owns what `tail` and `watch` share: the session, its stream, and reconnecting after the stream ends.
+It opens the next stream with the id of the last frame that it yielded; if the session is gone, it
+makes a new one from that id. A frame moves a topic's `Position`; records at or below that position
+are removed from later frames, so that no record is yielded twice.
 
-`Positions` is plain state; `WatchFollower` is its driver: blocking, one thread, frames as an
-iterator. The watchdog is the socket's own read timeout, because any byte, a heartbeat too, is a
-sign of life.
+`Positions` is plain state. `WatchFollower` drives it: blocking, one thread, frames as an iterator.
+The socket's read timeout is the watchdog, because any byte, also that of a heartbeat, is a sign of
+life.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from topics_server.cli.connection import (
 from topics_server.cli.output import note
 
 HEARTBEAT_MS: Final = 15_000
-# What a heartbeat may be late before the connection counts as dead.
+# How late a heartbeat may be before the connection counts as dead.
 SLACK_S: Final = 5.0
-# Until the server says how long to wait before coming back, and at most, whatever it says.
+# The wait before reconnecting until the server names one, and the longest wait, whatever it names.
 RETRY_MS: Final = 2000
 RETRY_MAX_MS: Final = 30_000
-# Answers after which the session has to be made anew, and error frames of the same meaning.
+# Answers and error frames after which the client must make a new session.
 _GONE: Final = frozenset({404, 410})
 _TAKEN_OVER: Final = 409
 
@@ -64,20 +64,20 @@ class TombstoneFrame(msgspec.Struct):
 
 
 class CaughtUpFrame(msgspec.Struct):
-    """`event: caught-up`: what follows is live."""
+    """`event: caught-up`: later records are live."""
 
     topic: str
     head_seq: int
 
 
 class TopicDeletedFrame(msgspec.Struct):
-    """`event: topic-deleted`: nothing more of this topic on this stream."""
+    """`event: topic-deleted`: this stream sends nothing more for this topic."""
 
     topic: str
 
 
 class Trouble(msgspec.Struct):
-    """`event: error`; `code` is like a status of HTTP."""
+    """`event: error`; `code` resembles an HTTP status."""
 
     code: int
     error: str = ""
@@ -95,7 +95,7 @@ _KINDS: Final[Mapping[str, msgspec.json.Decoder[Any]]] = {
 
 
 class Frame(msgspec.Struct, frozen=True):
-    """One frame: its payload as it came and as a value (None: of a kind not known here)."""
+    """One frame: its payload as sent and as a value (None for an unknown kind)."""
 
     id: str
     event: str
@@ -117,12 +117,12 @@ class _Seq(msgspec.Struct):
 
 
 def seq_of(record: msgspec.Raw) -> int:
-    """A record's seq."""
+    """The seq of a record."""
     return msgspec.json.decode(record, type=_Seq).seq
 
 
 class Positions:
-    """How far each topic was handed out, and which of them are deleted."""
+    """The position in each topic, and the topics that are deleted."""
 
     def __init__(self, start: Mapping[str, int]) -> None:
         self._seqs = dict(start)
@@ -130,23 +130,24 @@ class Positions:
 
     @property
     def live(self) -> dict[str, int]:
-        """Topics that are not deleted, each with the seq up to which it was handed out."""
+        """Topics that are not deleted, each with the seq of its last yielded record."""
         return {name: seq for name, seq in self._seqs.items() if name not in self._deleted}
 
-    def fresh(self, frame: RecordsFrame) -> list[msgspec.Raw]:
-        """The frame's records that were not handed out before."""
+    def unseen(self, frame: RecordsFrame) -> list[msgspec.Raw]:
+        """The frame's records that were not yielded before."""
         seq = self._seqs.get(frame.topic, 0)
         if frame.from_seq >= seq or frame.topic in self._deleted:
             return frame.records
         return [record for record in frame.records if seq_of(record) > seq]
 
     def take(self, body: Body) -> bool:
-        """Note that a frame was handed out; False if it only repeats that a topic is deleted."""
+        """Note that a frame was yielded; False if it only repeats that a topic is deleted."""
         match body:
             case RecordsFrame(topic=topic, to_seq=to_seq):
                 self._move(topic, to_seq)
             case TombstoneFrame(topic=topic, reason="recreated", gap_to=gap_to):
-                self._seqs[topic] = gap_to  # another log of the same name, counted from 1 again
+                # a new log of the same name, whose seqs start at 1 again
+                self._seqs[topic] = gap_to
                 self._deleted.discard(topic)
             case TombstoneFrame(topic=topic, gap_to=gap_to):
                 self._move(topic, gap_to)
@@ -161,19 +162,20 @@ class Positions:
         return True
 
     def lost(self, remaining: set[str]) -> list[str]:
-        """Note which topics a new session found; returns those that are deleted since."""
+        """Note which topics a new session found; return those that were deleted since."""
         lost = [name for name in self.live if name not in remaining]
         self._deleted.update(lost)
         return lost
 
     def _move(self, topic: str, seq: int) -> None:
-        is_new = topic in self._deleted  # made again, whatever its old log had
+        # a new log replaced the old one, whatever position that had
+        is_new = topic in self._deleted
         self._seqs[topic] = seq if is_new else max(seq, self._seqs.get(topic, 0))
         self._deleted.discard(topic)
 
 
 class _Ended(Exception):
-    """The stream is over and is to be opened again after `wait_ms` (None: as `retry` says)."""
+    """The stream has ended and should be opened again after `wait_ms` (None: after `retry`)."""
 
     def __init__(self, reason: str, *, wait_ms: int | None = None, anew: bool = False) -> None:
         super().__init__(reason)
@@ -182,11 +184,11 @@ class _Ended(Exception):
 
 
 class WatchFollower:
-    """One or more topics, followed until the caller stops or every one of them is deleted.
+    """Follows one or more topics until the caller stops or all topics are deleted.
 
-    `topics` and `options` are the body of `POST /v0/watch`. What the server refuses at first, or
-    refuses for good later, leaves `frames` as `CallRefused`; a server that cannot be reached is an
-    error at first only, later it is waited for.
+    `topics` and `options` are the body of `POST /v0/watch`. If the server refuses the first
+    request, or later refuses permanently, `frames` raises `CallRefused`. If no server answers, that
+    is an error at first only; later the follower waits for it.
     """
 
     def __init__(
@@ -197,17 +199,17 @@ class WatchFollower:
         self._options = {"heartbeat_ms": HEARTBEAT_MS, **options}
         self._last_id = ""
         self._retry_ms = RETRY_MS
-        self._attempts = 0  # to open a stream, since the last frame
+        self._attempts = 0  # tries to open a stream since the last frame
         self._asked = topics
         self._stream_url = ""
         self._positions: Positions | None = None
 
     def frames(self) -> Iterator[Frame]:
-        """Every frame in order; returns once no topic is left."""
+        """Yield every frame in order; return when no topic is left."""
         self._positions = self._open()
         read_s = 2 * int(self._options["heartbeat_ms"]) / 1000 + SLACK_S
         timeout = httpx.Timeout(CONNECT_S, read=read_s)
-        # As the session's own connection does: SSL_CERT_FILE may name whom to trust.
+        # SSL_CERT_FILE may name trusted certificates, as for the session's own connection.
         trusted = ssl.create_default_context() if self._client.url.startswith("https:") else False
         with httpx.Client(
             timeout=timeout,
@@ -229,12 +231,14 @@ class WatchFollower:
     # -- the session -----------------------------------------------------------------------------
 
     def _open(self) -> Positions:
-        """The first session; what goes wrong here is the caller's."""
+        """Open the first session; errors go to the caller."""
         session = self._post("/v0/watch", {"topics": self._asked})
         return Positions({name: topic.from_seq for name, topic in session.topics.items()})
 
     def _reopen(self) -> Iterator[Frame]:
-        """A new session that goes on where the last one was; yields topics that are no more."""
+        """Make a new session that continues at the current positions; yields topics that no longer
+        exist.
+        """
         assert self._positions is not None
         topics = {name: {"from_seq": seq} for name, seq in self._positions.live.items()}
         body: dict[str, Any] = {"topics": topics}
@@ -254,14 +258,14 @@ class WatchFollower:
 
     def _post(self, path: str, body: dict[str, Any]) -> _Session:
         text = msgspec.json.encode({**self._options, **body})
-        # Repeatable: a session too many ends by itself.
+        # Safe to repeat: a surplus session expires.
         answer = self._client.call("POST", path, text, repeatable=True)
-        self._client.close()  # a stream follows, possibly for days
+        self._client.close()  # a stream follows, which may last for days
         try:
             session = msgspec.json.decode(answer, type=_Session)
         except msgspec.DecodeError as error:
             raise CallRefused(
-                200, "bad_answer", f"no answer of a topics server: {error}", None
+                200, "bad_answer", f"the answer is not from a topics server: {error}", None
             ) from None
         self._stream_url = session.stream_url
         return session
@@ -269,7 +273,7 @@ class WatchFollower:
     # -- the stream ------------------------------------------------------------------------------
 
     def _stream(self, http: httpx.Client) -> Iterator[Frame]:
-        """The frames of one stream; raises `_Ended` or a transport error at its end."""
+        """Yield the frames of one stream; raises `_Ended` or a transport error at its end."""
         assert self._positions is not None
         headers = {"Last-Event-ID": self._last_id} if self._last_id else {}
         url = self._client.url + self._stream_url
@@ -292,7 +296,7 @@ class WatchFollower:
                     _heed(frame.body)
                 elif self._hands_out(frame):
                     yield frame
-                # Only now: a frame that the caller did not finish comes again.
+                # Only now: a frame that the caller did not finish must come again.
                 self._last_id = event.id or self._last_id
                 self._attempts = 0
                 if not self._positions.live:
@@ -300,28 +304,28 @@ class WatchFollower:
         raise _Ended("the server ended the stream")
 
     def _hands_out(self, frame: Frame) -> bool:
-        """Whether the caller gets this frame; its records become those that are new."""
+        """Whether the caller gets this frame; keeps only its new records."""
         assert self._positions is not None
         if frame.body is None:
             return True
         if isinstance(frame.body, RecordsFrame):
-            frame.body.records = self._positions.fresh(frame.body)
+            frame.body.records = self._positions.unseen(frame.body)
         return self._positions.take(frame.body)
 
     def _prepare(self, end: _Ended) -> None:
-        """Say once why, wait as the server asked (longer each time it is in vain)."""
+        """Print the reason once and wait as the server asked, longer after each failed try."""
         if end.anew:
             self._stream_url = ""
         self._attempts += 1
         wait_ms = end.wait_ms
         if wait_ms is None or self._attempts > 1:
-            # A session that is made anew at once may be so once in a row, not for ever.
+            # A session may be made anew at once only once in a row.
             longer = self._retry_ms * 2 ** min(self._attempts - 1, 10)
             wait_ms = max(wait_ms or 0, min(longer, max(self._retry_ms, RETRY_MAX_MS)))
         if end.anew:
-            note(f"{end}; opening another session where this one was")
+            note(f"{end}; opening a new session at the same position")
         elif self._attempts == 1:
-            note(f"{end}; coming back")
+            note(f"{end}; reconnecting")
         threading.Event().wait(wait_ms / 1000)
 
 
@@ -346,7 +350,7 @@ def _frame(event: httpx_sse.ServerSentEvent) -> Frame:
 
 
 def _heed(trouble: Trouble) -> None:
-    """What an error frame asks for: nothing (429 is advice), a new session, or coming back."""
+    """React to an error frame: ignore it (429 is advice), make a new session, or reconnect."""
     text = f"{trouble.code} {trouble.error}".strip()
     if trouble.code == 429:
         return
@@ -356,7 +360,7 @@ def _heed(trouble: Trouble) -> None:
 
 
 def _end_of(error: CallRefused) -> Exception:
-    """A refusal that passes by itself is an end like any other."""
+    """The `_Ended` for a temporary refusal."""
     if error.status == 429 or error.status >= 500:
         wait_ms = None if error.retry_after_s is None else int(error.retry_after_s * 1000)
         return _Ended(error.message, wait_ms=wait_ms)
@@ -370,7 +374,7 @@ R = TypeVar("R")
 
 
 def watch_options(verb: Callable[P, R]) -> Callable[..., R]:
-    """Add what a watch is asked with; the verb gets `options`, fields of its body."""
+    """Add the options of a watch; the verb gets them as `options`, fields of the request body."""
 
     @click.option("--node", multiple=True, help="Leave out what this node wrote; may be repeated.")
     @click.option("--strong", is_flag=True, help="Only records that are synced to the disk.")

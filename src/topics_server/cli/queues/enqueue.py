@@ -10,13 +10,8 @@ import click
 import msgspec
 
 from topics_server.cli.amounts import DURATION
-from topics_server.cli.connection import (
-    Client,
-    ServerUnreachable,
-    server_options,
-    topic_path,
-    wrong_text,
-)
+from topics_server.cli.connection import Client, ServerUnreachable, server_options, topic_path
+from topics_server.cli.json_input import json_object, json_value
 from topics_server.cli.output import format_options, show_object
 from topics_server.runtime.clock import random_id
 
@@ -61,15 +56,16 @@ def command(
 ) -> None:
     """Enqueue one job to QUEUE.
 
-    DATA is JSON and is handed to a worker as it is; left out or - it is taken from standard input.
-    A string needs its quotes: topics enqueue QUEUE '"hello"'
+    DATA is JSON; a worker gets it unchanged. Without DATA, or with -, the command reads standard
+    input. A string needs its quotes: topics enqueue QUEUE '"hello"'
     """
     if delay_ms is not None and deliver_at_ms is not None:
         raise click.UsageError("--delay and --at: give one of them")
     fields: dict[str, object] = {"tag": tag, "delay_ms": delay_ms, "deliver_at_ms": deliver_at_ms}
-    record: dict[str, object] = {"data": _json(_data(data), queue, data)}
+    call = None if data in {None, STANDARD_INPUT} else f"topics enqueue {queue}"
+    record: dict[str, object] = {"data": json_value(_data(data), call=call)}
     if meta is not None:
-        record["meta"] = _object(meta)
+        record["meta"] = json_object(meta, "--meta")
     record.update({name: value for name, value in fields.items() if value is not None})
     body = {
         "records": [record],
@@ -81,7 +77,9 @@ def command(
 
 
 def _stored(client: Client, queue: str, body: bytes) -> bytes:
-    """The answer. A try that broke is made again: under its key it is one job all the same."""
+    """Return the answer. After a broken connection, try again: the idempotency key keeps it one
+    job.
+    """
     for _ in range(TRIES - 1):
         try:
             return client.call("POST", topic_path(queue), body)
@@ -98,26 +96,3 @@ def _data(data: str | None) -> bytes:
     if data is None and sys.stdin.isatty():
         raise click.UsageError("no DATA: give it as an argument or on standard input")
     return sys.stdin.buffer.read()
-
-
-def _json(text: bytes, queue: str, argument: str | None) -> msgspec.Raw:
-    """`text` if it is one JSON value; a usage error that suggests the quotes if not."""
-    try:
-        text.decode()
-        msgspec.json.decode(text, type=msgspec.Raw)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        message = f"the data is not JSON: {wrong_text(error)}"
-        if argument not in {None, STANDARD_INPUT}:
-            quoted = msgspec.json.encode(text.decode(errors="replace")).decode()
-            if "'" not in quoted:
-                message += f"\nFor a string, write:  topics enqueue {queue} '{quoted}'"
-        raise click.UsageError(message) from None
-    return msgspec.Raw(text.strip())
-
-
-def _object(meta: str) -> msgspec.Raw:
-    try:
-        msgspec.json.decode(meta, type=dict[str, msgspec.Raw])
-    except (msgspec.DecodeError, UnicodeEncodeError) as error:
-        raise click.UsageError(f"--meta is not a JSON object: {wrong_text(error)}") from None
-    return msgspec.Raw(meta.encode())

@@ -1,6 +1,6 @@
 """`topics queue`: shows queues, once or as a live board (§10.7).
 
-`topics queue [QUEUE]...` without another word is `topics queue show`.
+`topics queue [QUEUE]...` without a command name means `topics queue show`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from topics_server.cli.queues.queue_board import command as show
 from topics_server.runtime.clock import now_ms, random_id
 
 CALL_JOBS: Final = 500
-# Long enough to acknowledge what was claimed, short enough to wait for after a crash.
+# Long enough to acknowledge claimed jobs, short enough to wait for after a crash.
 PURGE_LEASE_MS: Final = 60_000
 PAGE_SIZE: Final = 1000
 COLUMNS: Final = ("job", "held by", "since", "until", "deliveries")
@@ -35,10 +35,12 @@ NUMBERS: Final = ("job", "since", "until", "deliveries")
 
 
 class _Group(click.Group):
-    """A group whose first word may be left out: what is none of its commands is for `show`."""
+    """A group whose command may be left out: a first word that is no command goes to `show`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Put `show` in front where no command is named; a completion of nothing lists them all."""
+        """Put `show` in front if the first word is no command; completion of an empty word lists
+        all commands.
+        """
         if not args and ctx.resilient_parsing:
             return super().parse_args(ctx, args)
         if not args or (args[0] not in self.commands and args[0] not in ctx.help_option_names):
@@ -48,7 +50,7 @@ class _Group(click.Group):
 
 @click.group("queue", cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
 def command() -> None:
-    r"""Show how queues stand, who holds their jobs, and what to do about them.
+    r"""Show queues and their leases, redrive dead letters, and purge jobs.
 
     \b
     topics queue                    a board of all queues
@@ -80,7 +82,7 @@ class _Leases(msgspec.Struct):
 @format_options
 @server_options
 def leases(queue: str, client: Client, as_json: bool) -> None:
-    """Show who holds which job of QUEUE, since when and until when."""
+    """Show which worker holds which job of QUEUE, since when and until when."""
     rows = _leases(client, queue)
     if as_json:
         for row in rows:
@@ -112,7 +114,9 @@ def _leases(client: Client, queue: str) -> Iterator[msgspec.Raw]:
 
 
 class RedriveReport(msgspec.Struct):
-    """What was redriven; `skipped` are seqs of the dead-letter topic that were asked for."""
+    """The result of a redrive; `skipped` are requested seqs of the dead-letter topic that were not
+    moved.
+    """
 
     topic: str
     source: str = msgspec.field(name="from")
@@ -153,10 +157,10 @@ def redrive(
     client: Client,
     as_json: bool,
 ) -> None:
-    """Make the dead letters of QUEUE jobs of it again; all of them, unless options say which.
+    """Make the dead letters of QUEUE jobs of it again; all of them, unless options select some.
 
-    The server moves each letter whole or not at all, so that a call that breaks leaves none behind
-    and none twice: run it again. A job's deliveries count from the beginning.
+    The server moves each letter completely or not at all. After a failed call, run the command
+    again: no letter is lost and none is moved twice. A job's deliveries count from the beginning.
     """
     if sum((bool(seqs), tag is not None, tag_prefix is not None)) > 1:
         raise click.UsageError("--seq, --tag and --tag-prefix: give one of them")
@@ -176,7 +180,7 @@ def redrive(
 
 
 def _redrive(client: Client, queue: str, asked: dict[str, Any], most: int | None) -> RedriveReport:
-    """Call by call; a letter that dies again meanwhile stays for the next time."""
+    """Redrive call by call; a job that fails again meanwhile stays for the next run."""
     total: RedriveReport | None = None
     after, last, left = 0, None, most
     while True:
@@ -197,7 +201,7 @@ def _redrive(client: Client, queue: str, asked: dict[str, Any], most: int | None
 
 
 def _head(client: Client, topic: str) -> int | None:
-    """The head of the dead letters' topic; `None` for a key that may not read it."""
+    """The head of the dead-letter topic; `None` for a key that may not read it."""
     try:
         answer = client.call("GET", topic_path(topic, "?touch=false"), repeatable=True)
     except CallRefused:
@@ -230,8 +234,8 @@ class _Acked(msgspec.Struct):
 def purge(queue: str, everything: bool, yes: bool, client: Client, as_json: bool) -> None:
     """Delete the jobs of QUEUE that wait for a worker, for good.
 
-    Jobs that are delayed or that a worker holds stay, and so does what is enqueued meanwhile. With
-    --all every job that exists now goes; a worker that holds one loses its lease.
+    Delayed jobs, jobs that a worker holds and jobs enqueued meanwhile stay. With --all, every job
+    that exists now is deleted; a worker that holds one loses its lease.
     """
     answer = client.call("GET", topic_path(queue, "?touch=false"), repeatable=True)
     state = msgspec.json.decode(answer, type=TopicDetails)
@@ -251,7 +255,7 @@ def purge(queue: str, everything: bool, yes: bool, client: Client, as_json: bool
 
 
 def _purge(client: Client, queue: str, count: int) -> int:
-    """Claim what is ready, up to `count` jobs, and acknowledge it; returns how many went."""
+    """Claim ready jobs, up to `count`, and acknowledge them; return the number of deleted jobs."""
     node = f"purge-{random_id()}"
     deleted = claimed = 0
     while claimed < count:

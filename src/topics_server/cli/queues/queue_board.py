@@ -1,8 +1,8 @@
 """The live board of `topics queue`.
 
-A snapshot is a topic's state without its configuration; rates come from two snapshots: what was
-enqueued moves `head_seq`, what is done or dead leaves `count`. Reading the state does not touch
-the topic's recency.
+A snapshot is a topic's state without its configuration. Rates come from two snapshots: enqueued
+jobs move `head_seq`; completed and dead jobs leave `count`. Reading the state does not change the
+topic's recency.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from topics_server.cli.stopping import stopped_by_user
 from topics_server.runtime.clock import monotonic_ms
 
 PAGE_SIZE: Final = 1000
-# A board of everything looks for new queues every so many turns.
+# A board of all queues looks for new queues every so many turns.
 SEARCH_TURNS: Final = 10
 COLUMNS: Final = ("queue", "ready", "delayed", "in flight", "dead", "in/s", "out/s")
 
 
 class QueueCounters(msgspec.Struct):
-    """The `queue` object of a state."""
+    """The `queue` object of a topic's state."""
 
     ready: int = 0
     in_flight: int = 0
@@ -44,17 +44,17 @@ class _State(msgspec.Struct):
     queue: QueueCounters | None = None
 
 
-class _Listed(msgspec.Struct):
+class _TopicRow(msgspec.Struct):
     topic: str
 
 
 class _Page(msgspec.Struct):
-    topics: list[_Listed]
+    topics: list[_TopicRow]
     next_cursor: str | None = None
 
 
 class Snapshot(msgspec.Struct, frozen=True):
-    """One queue at one moment; rates a second, None before there are two."""
+    """One queue at one moment; rates are per second and None before there are two snapshots."""
 
     queue: str
     ready: int
@@ -88,12 +88,12 @@ class Snapshot(msgspec.Struct, frozen=True):
 def command(
     queues: tuple[str, ...], watch: bool, interval_ms: int, as_json: bool | None, client: Client
 ) -> None:
-    """Show how QUEUEs stand, or all there are.
+    """Show the counts of QUEUEs, or of all queues.
 
-    On a terminal a board that keeps itself up to date, until Ctrl-C. In a pipe one line of JSON a
-    queue, once; with --watch again and again.
+    On a terminal the command shows a live board until Ctrl-C. In a pipe it prints one line of JSON
+    for each queue, once; with --watch repeatedly.
 
-    The word show may be left out, unless a queue is named as one of the other words here.
+    You may leave out the word show, unless a queue has the name of another command.
     """
     names = tuple(dict.fromkeys(queues))
     is_board = sys.stdout.isatty() and not as_json
@@ -111,7 +111,7 @@ def command(
 
 
 class Board:
-    """What is shown: the queues asked for, or every one that is found."""
+    """The rows of the board: the requested queues, or all queues of the server."""
 
     def __init__(self, client: Client, names: Sequence[str]) -> None:
         self._client = client
@@ -121,7 +121,7 @@ class Board:
         self._before: Mapping[str, tuple[float, Snapshot]] = {}
 
     def look(self) -> list[Snapshot]:
-        """Every queue now. A queue that was asked for must be there, the first time."""
+        """Return every queue now. The first time, a requested queue must exist."""
         if not self._asked and self._turns % SEARCH_TURNS == 0:
             self._names = list(self._topics())
         found: list[tuple[float, Snapshot]] = []
@@ -140,7 +140,7 @@ class Board:
             answer = self._client.call("GET", topic_path(name, "?touch=false"), repeatable=True)
         except CallRefused as error:
             if error.status == 404 and not (self._asked and self._turns == 0):
-                return None  # removed since
+                return None  # removed since the list was made
             raise
         state = msgspec.json.decode(answer, type=_State)
         if state.queue is None and self._asked:
@@ -165,8 +165,8 @@ class Board:
         while True:
             answer = self._client.call("GET", f"/v0/topics?{urlencode(query)}", repeatable=True)
             page = msgspec.json.decode(answer, type=_Page)
-            for listed in page.topics:
-                yield listed.topic
+            for row in page.topics:
+                yield row.topic
             if page.next_cursor is None:
                 return
             query["cursor"] = page.next_cursor
@@ -200,11 +200,11 @@ def _show(snapshots: Sequence[Snapshot], *, as_json: bool) -> None:
 
 
 def _show_live(board: Board, interval_s: float) -> None:
-    """The board, until Ctrl-C; a server that is away leaves the last one standing."""
+    """Show the board until Ctrl-C; while no server answers, the last board stays."""
     from rich.console import Console
     from rich.live import Live
 
-    first = board.look()  # what is wrong at the start is an error
+    first = board.look()  # an error at the start ends the verb
     with Live(_table(first), console=Console(highlight=False), auto_refresh=False) as live:
         live.refresh()
         trouble = ""

@@ -1,7 +1,8 @@
 """`topics work`: runs a command for every job of a queue (§10).
 
-The worker is `topics_server.client`'s; owned here is the command: one process group a job, the
-job on its standard input, ended when the lease is lost or a stop has waited long enough.
+The worker is that of `topics_server.client`. This module owns the command: one process group for
+each job, the job on its standard input, ended when the lease is lost or the grace of a stop is
+over.
 """
 
 from __future__ import annotations
@@ -25,15 +26,15 @@ from topics_server.cli.output import note
 from topics_server.client import Backoff, ClientError, Job, Stats, Worker
 from topics_server.client import Refused as RefusedForGood
 
-# Between asking a command to end and ending it.
+# The wait between SIGTERM and SIGKILL.
 KILL_AFTER_S: Final = 2.0
-# Between two looks at a process group that is ending.
+# The wait between two checks of a process group that is ending.
 POLL_S: Final = 0.02
 _ENV: Final = "env"
 
 
 class CommandFailed(Exception):
-    """The command of a job ended with another code than 0."""
+    """The command of a job exited with a code other than 0."""
 
 
 @click.command("work", context_settings={"ignore_unknown_options": True})
@@ -103,8 +104,8 @@ def command(
     """Run COMMAND for every job of QUEUE, until SIGTERM, SIGHUP or Ctrl-C.
 
     The job's data is its standard input; TOPICS_JOB_SEQ, TOPICS_JOB_DELIVERIES and TOPICS_JOB_TAG
-    are in its environment. Exit code 0 deletes the job; any other, or a signal, releases it to be
-    tried again later. A command whose lease is lost is ended.
+    are in its environment. Exit code 0 deletes the job; any other code, or a signal, releases the
+    job for a later try. If a job's lease is lost, its command is ended.
 
     For example: topics work mails --concurrency 4 -- sh -c 'jq -r .to | xargs send-mail'
     """
@@ -128,27 +129,27 @@ def command(
             grace_ms=grace_ms,
         )
     except UnicodeEncodeError:
-        raise  # told by the handler of all verbs
+        raise  # `main` reports it, as for all verbs
     except ValueError as error:
         raise click.UsageError(str(error)) from None
     try:
-        note(_told(worker.run()))
+        note(_summary(worker.run()))
     except RefusedForGood as error:
         raise CallRefused(error.status, error.code, str(error).partition(": ")[2], None) from None
     except ClientError as error:
         raise ServerUnreachable(str(error), sent=True) from None
 
 
-def _told(stats: Stats) -> str:
+def _summary(stats: Stats) -> str:
     counts = msgspec.structs.asdict(stats)
     return "stopped; " + ", ".join(f"{count} {name}" for name, count in counts.items() if count)
 
 
 class _Lines(logging.Handler):
-    """What the worker has to say, as lines of standard error without traces."""
+    """Prints the worker's messages as lines of standard error, without tracebacks."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        # Whoever read them may be gone; the worker works on.
+        # Standard error may be closed; the worker continues.
         with contextlib.suppress(OSError):
             note(record.getMessage())
 
@@ -160,15 +161,16 @@ def _say_what_happens() -> None:
 
 
 class Runner:
-    """The handler: runs the command for one job."""
+    """The handler of the worker: runs the command for one job."""
 
     def __init__(self, words: Sequence[str], *, whole: bool) -> None:
         self._words = words
         self._whole = whole
 
     async def __call__(self, job: Job) -> None:
-        """Return when the command exits with 0; raises `CommandFailed` for anything else."""
-        # A file, not a pipe: if we are killed now, the command must not see half a job as a whole.
+        """Return when the command exits with 0; raise `CommandFailed` for any other end."""
+        # A file and not a pipe: if the worker is killed now, the command must not take half a job
+        # for a whole one.
         with tempfile.TemporaryFile() as stdin:
             stdin.write(whole(job) if self._whole else job.raw)
             stdin.seek(0)
@@ -177,7 +179,8 @@ class Runner:
                 *(f"{name}={value}" for name, value in environment(job).items()),
                 *self._words,
                 stdin=stdin,
-                # A group of its own: Ctrl-C on the terminal is ours, and children end with it.
+                # A group of its own: Ctrl-C on the terminal reaches only the worker, and the worker
+                # can end the children.
                 start_new_session=True,
             )
         ending = asyncio.create_task(process.wait())
@@ -196,14 +199,14 @@ class Runner:
 
 
 def environment(job: Job) -> Mapping[str, str]:
-    """What a command finds in its environment beside ours."""
+    """The variables that a command gets in addition to the worker's environment."""
     found = {"TOPICS_JOB_SEQ": str(job.seq), "TOPICS_JOB_DELIVERIES": str(job.deliveries)}
-    # Always set: one inherited from an outer worker would be another job's.
+    # Always set: an inherited one would belong to the job of an outer worker.
     return {**found, "TOPICS_JOB_TAG": (job.tag or "").replace("\0", "")}
 
 
 def whole(job: Job) -> bytes:
-    """A job as one JSON value, its data by the byte."""
+    """Return a job as one JSON value, with its data byte for byte."""
     fields: dict[str, object] = {"$seq": job.seq, "$ts": job.ts_ms, "deliveries": job.deliveries}
     if job.tag is not None:
         fields["$tag"] = job.tag
@@ -220,12 +223,12 @@ def _how(code: int | None) -> str:
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:
-    """End the process group of a command: with SIGTERM, and with SIGKILL what is left of it."""
+    """End the process group of a command: SIGTERM first, then SIGKILL for the rest."""
     _signal_group(process.pid, signal.SIGTERM)
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(KILL_AFTER_S):
             await process.wait()
-            # No event tells that a process group has become empty.
+            # No event tells that a process group has become empty, so poll.
             while _signal_group(process.pid, 0):  # noqa: ASYNC110
                 await asyncio.sleep(POLL_S)
     _signal_group(process.pid, signal.SIGKILL)
@@ -237,7 +240,7 @@ async def _end(process: asyncio.subprocess.Process) -> None:
 
 
 def _signal_group(group: int, number: int) -> bool:
-    """Signal a process group (0: only look); whether it has any process left."""
+    """Signal a process group (0 only checks it); return whether it still has a process."""
     try:
         os.killpg(group, number)
     except ProcessLookupError:

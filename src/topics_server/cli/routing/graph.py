@@ -1,7 +1,7 @@
 """Draws routers as a tree or as a Graphviz DOT graph.
 
-A destination has one source, so without cycles the picture is a forest. A topic whose branches were
-shown already (in a circle, or fed by several routers) is not unfolded again.
+A topic whose branches were already shown (in a cycle, or fed by several routers) is not expanded
+again.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import msgspec
 
 
 class Reason(msgspec.Struct, frozen=True):
-    """Why a router stands still."""
+    """Why a router is stalled."""
 
     code: str
 
@@ -31,15 +31,15 @@ class Edge(msgspec.Struct, frozen=True):
 
     @property
     def is_stalled(self) -> bool:
-        """Whether it stands still."""
+        """Whether the router is stalled."""
         return self.state == "stalled"
 
     def notes(self) -> list[str]:
-        """What is said of it, short; its name only where it is not the usual one."""
+        """Short remarks about the router; its name only if it differs from the default name."""
         said = [] if self.router == f"{self.source}->{self.dest}" else [self.router]
         if self.filter is not None:
             _, operator, value = self.filter
-            # As JSON: a tag may hold what a terminal or a drawing would take for its own.
+            # As JSON, because a tag may contain control characters of a terminal or DOT syntax.
             text = msgspec.json.encode(value.removesuffix("*") if operator == "Glob" else value)
             said.append(f"tag {text.decode()}{'*' if operator == 'Glob' else ''}")
         if self.guarantee != "at_least_once":
@@ -52,14 +52,14 @@ class Edge(msgspec.Struct, frozen=True):
 
 
 def tree(edges: Iterable[Edge]) -> Iterator[str]:
-    """The lines of a tree; topics that nothing is forwarded to stand at the left."""
+    """The lines of a tree; topics without an incoming router are at the left."""
     below: dict[str, list[Edge]] = {}
     fed: set[str] = set()
     for edge in sorted(edges, key=lambda edge: (edge.dest, edge.router)):
         below.setdefault(edge.source, []).append(edge)
         fed.add(edge.dest)
     shown: set[str] = set()
-    # Circles have no beginning: what is left begins with its first name.
+    # Cycles have no beginning: each remaining cycle begins with its first name.
     for root in (*sorted(set(below) - fed), *sorted(set(below) & fed)):
         if root not in shown:
             shown.add(root)
@@ -68,7 +68,7 @@ def tree(edges: Iterable[Edge]) -> Iterator[str]:
 
 
 def _branches(root: str, below: dict[str, list[Edge]], shown: set[str]) -> Iterator[str]:
-    # By hand and not by recursion: chains may be longer than Python's stack.
+    # A loop and not recursion: chains may be longer than Python's stack.
     open_branches = [("", iter(_last_marked(below[root])))]
     while open_branches:
         indent, rest = open_branches[-1]
@@ -92,16 +92,16 @@ def _last_marked(edges: list[Edge]) -> list[tuple[Edge, bool]]:
 
 
 def dot(edges: Iterable[Edge]) -> Iterator[str]:
-    """The lines of a directed graph; what stands still is red."""
+    """The lines of a directed graph; stalled routers are red."""
     yield "digraph routers {"
     yield "  rankdir=LR;"
     yield "  node [shape=box];"
     for edge in edges:
         notes = ", ".join(edge.notes())
-        told = [f"label={_quoted(notes)}"] if notes else []
+        attributes = [f"label={_quoted(notes)}"] if notes else []
         if edge.is_stalled:
-            told += ["color=red", "fontcolor=red"]
-        marks = f" [{', '.join(told)}]" if told else ""
+            attributes += ["color=red", "fontcolor=red"]
+        marks = f" [{', '.join(attributes)}]" if attributes else ""
         yield f"  {_quoted(edge.source)} -> {_quoted(edge.dest)}{marks};"
     yield "}"
 

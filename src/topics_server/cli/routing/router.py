@@ -3,31 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, Final
-from urllib.parse import urlencode
 
 import click
 import msgspec
 
 from topics_server.cli.connection import Client, Failure, router_path, server_options
-from topics_server.cli.details import DETAILED_MAX, RouterDetails, fetched
-from topics_server.cli.output import (
-    confirm,
-    format_options,
-    note,
-    show_object,
-    show_table,
-    write_line,
-)
+from topics_server.cli.details import RouterDetails, fetched
+from topics_server.cli.listing import rows_of, show_rows
+from topics_server.cli.output import confirm, format_options, show_object
 
 COLUMNS: Final = ("router", "source", "dest", "guarantee", "forwarded", "lag", "state")
 NUMBERS: Final = ("forwarded", "lag")
-PAGE_SIZE: Final = 1000
-
-
-class _Page(msgspec.Struct):
-    routers: list[msgspec.Raw]
-    next_cursor: str | None = None
 
 
 class _Dropped(msgspec.Struct):
@@ -74,11 +62,11 @@ def put(
 ) -> None:
     """Create the router NAME, or replace its definition.
 
-    What is left out takes its default, also when the router exists. A usual name is
-    'SOURCE->DEST', which the shell wants quoted.
+    Options that you leave out take their defaults, also when the router exists. A usual name is
+    'SOURCE->DEST'; quote it for the shell.
     """
     if filter_tag is not None and filter_prefix is not None:
-        raise click.UsageError("--filter-tag and --filter-prefix exclude each other")
+        raise click.UsageError("give --filter-tag or --filter-prefix, not both")
     body: dict[str, Any] = {"source": source, "dest": dest}
     if filter_tag is not None:
         body["filter"] = ("tag", "Eq", filter_tag)
@@ -102,7 +90,7 @@ def put(
 @format_options
 @server_options
 def get(name: str, client: Client, as_json: bool) -> None:
-    """Show what the router NAME does, how far it is, and what holds it up."""
+    """Show what the router NAME does, how far it is, and why it is stalled."""
     show_object(client.call("GET", router_path(name), repeatable=True), as_json=as_json)
 
 
@@ -123,7 +111,7 @@ def ls(client: Client, as_json: bool, **asked: str | None) -> None:
 @format_options
 @server_options
 def rm(name: str, yes: bool, client: Client, as_json: bool) -> None:
-    """Remove the router NAME; what it copied stays."""
+    """Remove the router NAME; its copies stay."""
     confirm(f"Remove router {name}? It will copy no further records.", yes=yes)
     answer = client.call("DELETE", router_path(name))
     if not msgspec.json.decode(answer, type=_Dropped).deleted:
@@ -133,22 +121,21 @@ def rm(name: str, yes: bool, client: Client, as_json: bool) -> None:
 
 def show_list(client: Client, *, as_json: bool, asked: dict[str, str | None]) -> None:
     """Print every router that the query hits; a table also has lag and state."""
-    rows = routers(client, asked)
-    if as_json:
-        for row in rows:
-            write_line(bytes(row))
-        return
-    listed = [msgspec.json.decode(row, type=RouterDetails) for row in rows]
-    cells = [_cells(client, row, number) for number, row in enumerate(listed)]
-    show_table(COLUMNS, filter(None, cells), numbers=NUMBERS)
-    if len(listed) > DETAILED_MAX:
-        note(f"lag and state are those of the first {DETAILED_MAX:,} routers; --prefix names fewer")
+    show_rows(
+        routers(client, asked),
+        RouterDetails,
+        partial(_cells, client),
+        COLUMNS,
+        numbers=NUMBERS,
+        limit_note="lag and state are those",
+        as_json=as_json,
+    )
 
 
-def _cells(client: Client, row: RouterDetails, number: int) -> list[str] | None:
+def _cells(client: Client, row: RouterDetails, has_details: bool) -> list[str] | None:
     """One line of the table; `None` for a router that was removed since it was listed."""
     lag = state = ""
-    if number < DETAILED_MAX:
+    if has_details:
         found = fetched(client, router_path(row.router), RouterDetails)
         if found is None:
             return None
@@ -157,14 +144,5 @@ def _cells(client: Client, row: RouterDetails, number: int) -> list[str] | None:
 
 
 def routers(client: Client, asked: dict[str, str | None]) -> Iterator[msgspec.Raw]:
-    """The rows of the list, page by page."""
-    query = {name: value for name, value in asked.items() if value is not None}
-    query["page_size"] = str(PAGE_SIZE)
-    while True:
-        answer = client.call("GET", f"/v0/routers?{urlencode(query)}", repeatable=True)
-        page = msgspec.json.decode(answer, type=_Page)
-        yield from page.routers
-        if page.next_cursor is None:
-            return
-        assert page.next_cursor != query.get("cursor"), "a page moves its cursor"
-        query["cursor"] = page.next_cursor
+    """The rows of the list that the query hits, page by page."""
+    return rows_of(client, "/v0/routers", "routers", asked)

@@ -48,7 +48,7 @@ def command(graph: str | None, client: Client, as_json: bool, **asked: str | Non
 
 
 def _edges(client: Client, asked: dict[str, str | None]) -> Iterator[Edge]:
-    """Every router's state; filter and place are not in the list."""
+    """Every router's state; the list has neither filter nor position."""
     for row in routers(client, asked):
         name = msgspec.json.decode(row, type=_Row).router
         try:
@@ -56,5 +56,5 @@ def _edges(client: Client, asked: dict[str, str | None]) -> Iterator[Edge]:
         except CallRefused as refused:
             if refused.code != "router_not_found":
                 raise
-            continue  # removed since it was listed
+            continue  # removed since the list was made
         yield msgspec.json.decode(answer, type=Edge)

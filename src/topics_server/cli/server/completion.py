@@ -7,6 +7,9 @@ from click.shell_completion import get_completion_class
 
 PROGRAM = "topics"
 VARIABLE = "_TOPICS_COMPLETE"
+# The script of zsh ends with `compdef`, which does not exist before `compinit`. A ~/.zshrc of a new
+# account has no `compinit`.
+ZSH_START = "(( $+functions[compdef] )) || { autoload -Uz compinit && compinit }\n"
 
 
 @click.command("completion")
@@ -25,6 +28,8 @@ def command(ctx: click.Context, shell: str) -> None:
     kind = get_completion_class(shell)
     assert kind is not None, "click knows each of them"
     root = ctx.find_root().command
-    # Not `source()`: for bash it starts a bash to ask its version, which need not be the one here.
+    # Not `source()`: for bash it starts a bash to get its version, which may differ from the
+    # user's.
     made = kind(root, {}, PROGRAM, VARIABLE)
-    click.echo(made.source_template % made.source_vars())
+    start = ZSH_START if shell == "zsh" else ""
+    click.echo(start + made.source_template % made.source_vars())

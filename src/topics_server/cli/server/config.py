@@ -1,7 +1,7 @@
 """`topics config`: shows the settings and their sources, secrets masked.
 
-Exit code 0: a server would start with them. 1: it would refuse, standard error says why. 2: a value
-is not allowed, or two do not go together.
+Exit code 0: a server would start with them. 1: it would refuse to, standard error gives the reason.
+2: a value is not allowed, or two values exclude each other.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def command(
 ) -> None:
     """Show every setting, its value and where it comes from: default, environment or flag.
 
-    The last two are for the verbs that talk to a server.
+    The last two settings are for verbs that call a server.
     """
     found = loaded(flags)
     rows: list[tuple[str, str, str]] = [

@@ -1,8 +1,8 @@
 """`topics doctor`: checks settings, disk, limits, clock and proxy.
 
-Each check is a line `ok`, `warn` or `fail` with what to do about it. Exit code 0: no `fail`. 1: at
-least one. 2: a setting is not allowed. Changes nothing but for one file of its own in the data
-directory, which it removes. With --url it also asks a running server, as clients reach it.
+Each check prints a line `ok`, `warn` or `fail` with the action to take. Exit code 0: no `fail`. 1:
+at least one. 2: a setting is not allowed. The verb changes nothing except one file of its own in
+the data directory, which it removes. With --url it also calls a running server the way clients do.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ FAIL: Final = "fail"
 
 _PROBE: Final = "doctor.tmp"
 _SYNCS: Final = 20
-# A disk in the machine takes tens of microseconds at least; a promise that is faster is none.
+# A local disk takes at least tens of microseconds; a faster sync is not plausible.
 _SYNC_TOO_FAST_MS: Final = 0.02
 _SYNC_SLOW_MS: Final = 50.0
 _OPEN_FILES_WANTED: Final = 65_536
@@ -46,13 +46,13 @@ _SKEW_MAX_MS: Final = 3_000
 _JUMP_MAX_MS: Final = 500
 _BEFORE_THIS_WAS_WRITTEN_MS: Final = 1_700_000_000_000
 _WAY_S: Final = 10.0
-# File systems on which a lock or a sync is not what it is on a disk (contents of /proc/mounts).
+# File systems on which a lock or a sync differs from that of a local disk (types in /proc/mounts).
 _ELSEWHERE: Final = frozenset({"nfs", "nfs4", "cifs", "smb3", "9p", "fuse.sshfs"})
 _VOLATILE: Final = frozenset({"tmpfs", "ramfs"})
 
 
 class Finding(NamedTuple):
-    """One check: `ok`, `warn` or `fail`, what was seen, and what to do about it."""
+    """The result of one check: `ok`, `warn` or `fail`, what was seen, and what to do about it."""
 
     check: str
     verdict: str
@@ -87,7 +87,7 @@ def _cells(finding: Finding) -> tuple[str, str, str, str]:
 
 
 def examined(settings: Settings, fs: Fs) -> Iterator[Finding]:
-    """Everything that can be seen from this machine."""
+    """Run every check of this machine."""
     yield bind_of(settings)
     yield open_files()
     folders = [("data", settings.data_dir)]
@@ -104,7 +104,7 @@ def examined(settings: Settings, fs: Fs) -> Iterator[Finding]:
 
 
 def bind_of(settings: Settings) -> Finding:
-    """Who can reach the server, and what they need."""
+    """Which machines can reach the server, and whether they need a key."""
     where = f"{settings.host}:{settings.port}"
     reason = refusal(settings)
     if reason is not None:
@@ -119,7 +119,7 @@ def bind_of(settings: Settings) -> Finding:
 
 
 def open_files() -> Finding:
-    """Each connection is an open file."""
+    """Check the limit of open files: each connection takes one."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if hard == resource.RLIM_INFINITY or hard >= _OPEN_FILES_WANTED:
         return Finding("open files", OK, "unlimited" if hard < 0 else str(hard))
@@ -128,7 +128,7 @@ def open_files() -> Finding:
 
 
 def nearest(folder: Path) -> Path:
-    """The folder itself, or the nearest one above it that exists."""
+    """The folder, or its nearest parent that exists."""
     there = folder.absolute()
     while not there.exists():
         there = there.parent
@@ -136,11 +136,17 @@ def nearest(folder: Path) -> Path:
 
 
 def rights_of(name: str, folder: Path, there: Path, mode: int) -> Finding:
-    """Whether the directory can be used, and who else can read it."""
+    """Whether the server can use the directory, and which other users can read it."""
     check = f"{name} directory"
     if not there.is_dir():
-        return Finding(check, FAIL, f"{there} is no directory", "name another one")
+        return Finding(check, FAIL, f"{there} is not a directory", "name another one")
     if there != folder.absolute():
+        try:
+            (there / _PROBE).mkdir()
+            (there / _PROBE).rmdir()
+        except OSError as error:
+            seen = f"{folder} cannot be made: {there}: {error.strerror}"
+            return Finding(check, FAIL, seen, "make it and give it to the server's user")
         return Finding(check, OK, f"{folder} will be made")
     probe = there / _PROBE
     try:
@@ -156,7 +162,7 @@ def rights_of(name: str, folder: Path, there: Path, mode: int) -> Finding:
 
 
 def disk_of(name: str, there: Path) -> Finding:
-    """What kind of file system it is."""
+    """The kind of file system of the directory."""
     kind = kind_of(there)
     check = f"{name} file system"
     if kind in _ELSEWHERE:
@@ -167,7 +173,7 @@ def disk_of(name: str, there: Path) -> Finding:
 
 
 def kind_of(there: Path) -> str:
-    """Of the mount a folder lies on; empty where the system does not tell."""
+    """The file system type of a folder's mount; empty if the system does not tell."""
     try:
         lines = Path("/proc/mounts").read_text().splitlines()
     except OSError:
@@ -181,7 +187,7 @@ def kind_of(there: Path) -> str:
 
 
 def room_of(name: str, there: Path, min_free: int | None) -> Finding:
-    """Free space, and how far it is from where appends stop."""
+    """Free space, compared with the limit below which appends stop."""
     usage = shutil.disk_usage(there)
     least = min(256 * MIB, usage.total // 100) if min_free is None else min_free
     seen = f"{usage.free // MIB} MiB of {usage.total // MIB} MiB free"
@@ -196,7 +202,7 @@ def room_of(name: str, there: Path, min_free: int | None) -> Finding:
 
 
 def syncs_of(fs: Fs, folder: Path) -> Finding:
-    """How long a sync takes; one that takes no time at all is not believed."""
+    """How long a sync takes; an implausibly fast one is a warning."""
     path = str(folder / _PROBE)
     took_ms: list[float] = []
     try:
@@ -223,7 +229,7 @@ def syncs_of(fs: Fs, folder: Path) -> Finding:
 
 
 def clock_of() -> Finding:
-    """Whether the wall clock is plausible and runs as the steady one does."""
+    """Whether the wall clock is plausible and runs at the rate of the monotonic clock."""
     clock = SystemClock()
     began_ms, began_wall_ms = monotonic_ms(), clock.now_ms()
     threading.Event().wait(0.05)
@@ -240,7 +246,7 @@ def clock_of() -> Finding:
 
 
 def asked(client: Client) -> Iterator[Finding]:
-    """What a running server says of itself, over the way that clients take."""
+    """What a running server reports, requested the way clients do."""
     try:
         health = msgspec.json.decode(client.call("GET", "/v0/health"), type=dict[str, Any])
     except Failure as error:
@@ -260,7 +266,7 @@ def asked(client: Client) -> Iterator[Finding]:
 
 
 def way_of(url: str) -> Iterator[Finding]:
-    """What stands between a client and the server."""
+    """Which proxy is between a client and the server."""
     parts = urlsplit(url)
     host = parts.hostname or ""
     if parts.scheme != "https":
@@ -280,9 +286,9 @@ def way_of(url: str) -> Iterator[Finding]:
     finally:
         connection.close()
     yield Finding("way", OK, f"TLS, by {answer.headers.get('Server', 'an unnamed server')}")
-    told = answer.headers.get("Date")
-    if told is not None:
-        behind_ms = SystemClock().now_ms() - parsedate_to_datetime(told).timestamp() * 1000
+    date = answer.headers.get("Date")
+    if date is not None:
+        behind_ms = SystemClock().now_ms() - parsedate_to_datetime(date).timestamp() * 1000
         if abs(behind_ms) > _SKEW_MAX_MS:
             seen = f"{abs(behind_ms) / 1000:.0f} s off this machine's clock"
             yield Finding("its clock", WARN, seen, "set one of the two clocks")

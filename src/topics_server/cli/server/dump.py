@@ -1,7 +1,8 @@
 """`topics dump DIR`: prints what a data directory holds, offline.
 
-A record's `data` and `meta` are its bytes, but for line breaks (see `output`). Exit code 1: some of
-the journal could not be read, standard error says which part; all that could be was printed.
+A record's `data` and `meta` are printed byte for byte except for line breaks (see `output`). Exit
+code 1: part of the journal could not be read; standard error names the part, and everything
+readable was printed.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ def _as_text(value: object) -> str:
 )
 @click.option("--journal", is_flag=True, help="Also print the journal's entries.")
 def command(directory: str, cold_dir: str | None, journal: bool) -> None:
-    """Print the records that lie in DIR, by topic and seq; changes nothing."""
+    """Print the records in DIR by topic and seq; changes nothing."""
     from topics_server.wal.fs import OsFs
     from topics_server.wal.tools.dump import dump
 

@@ -1,7 +1,7 @@
 """Every server setting as an option, for `serve` and `config`.
 
-The options are made from `Settings`, so they cannot drift from it. Values pass through as text:
-`settings` judges them, whether they come from a flag or from the environment.
+The options are generated from `Settings`, so they always match it. Values are passed on as text:
+`settings` checks them, whether they come from a flag or from the environment.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import click
 
 from topics_server.settings import Loaded, Settings, SettingsError, load, variable
 
-# A secret on the command line is readable by every user of the machine.
+# Every user of the machine can read a secret on the command line.
 NO_FLAG = frozenset({"api_keys"})
 
 
 def settings_flags(verb: Callable[..., Any]) -> Callable[..., Any]:
-    """Add an option per setting; the verb gets them as keyword arguments named as the fields."""
+    """Add an option for each setting; the verb gets keyword arguments named like the fields."""
     for name, field in reversed(Settings.model_fields.items()):
         if name in NO_FLAG:
             continue
@@ -34,13 +34,13 @@ def settings_flags(verb: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def shown_default(name: str) -> str:
-    """A field's default as one would write it."""
+    """A field's default as a user would write it."""
     field = Settings.model_fields[name]
     return shown(name, field.get_default(call_default_factory=True, validated_data={}))
 
 
 def shown(name: str, value: object) -> str:
-    """A value as one would write it in the environment; a secret masked, none as `-`."""
+    """A value as a user would write it in the environment; secrets are masked, none is `-`."""
     if value is None:
         return "-"
     if name in NO_FLAG:
@@ -51,7 +51,7 @@ def shown(name: str, value: object) -> str:
 
 
 def loaded(flags: dict[str, Any]) -> Loaded:
-    """The settings in force; what is wrong with them is a line each and exit code 2."""
+    """Return the settings in force; print each error as a line and exit with code 2."""
     try:
         return load(flags)
     except SettingsError as error:

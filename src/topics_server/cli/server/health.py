@@ -1,8 +1,9 @@
 """`topics health`: asks whether a server answers, for health checks.
 
-Exit code 0: it does. 1: it answered that it is not well, or (with --ready) not ready. 2: nobody
-answers. Without a URL it asks the server that runs with the settings of this environment. A server
-with `TOPICS_PROBE_AUTH` asks for a key: `TOPICS_TOKEN`, or the first one of `TOPICS_TOKEN_FILE`.
+Exit code 0: the server is healthy. 1: it answered that it is not healthy, or (with --ready) not
+ready. 2: no server answers. Without a URL the verb calls the server that runs with the settings of
+this environment. A server with `TOPICS_PROBE_AUTH` needs a key: `TOPICS_TOKEN`, or the first one of
+`TOPICS_TOKEN_FILE`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from topics_server.cli.server.flags import loaded
 from topics_server.settings import Settings
 
 TIMEOUT_S = 4.0
-# What a server listens on that listens on all addresses is reached through loopback.
+# A server that listens on all addresses is reached through loopback.
 _EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
@@ -41,7 +42,7 @@ _EVERYWHERE = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 def command(
     ready: bool, url: str | None, token: str | None, token_file: Path | None, as_json: bool
 ) -> None:
-    """Ask a server whether it is alive; the exit code is the answer."""
+    """Check whether a server is alive; the exit code is the result."""
     if not token and token_file is not None:
         token = key_of(token_file)
     client = Client(url or url_of(loaded({}).settings), token)
@@ -59,7 +60,7 @@ def command(
 
 
 def key_of(path: Path) -> str:
-    """The first key of a file: a file of one key, or of the keys of the server."""
+    """The first key of a file that holds one key or the server's keys."""
     try:
         return first_key(path)
     except KeysError as error:
@@ -67,6 +68,6 @@ def key_of(path: Path) -> str:
 
 
 def url_of(settings: Settings) -> str:
-    """Where a server with these settings is reached from this machine."""
+    """The URL at which this machine reaches a server with these settings."""
     host = _EVERYWHERE.get(settings.host, settings.host)
     return f"http://[{host}]:{settings.port}" if ":" in host else f"http://{host}:{settings.port}"

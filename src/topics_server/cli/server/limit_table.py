@@ -1,8 +1,8 @@
 """The table of request limits, generated into `docs/LIMITS.md`.
 
-`docs/LIMITS.md` is `document()`. A row names a constant of `limits` or a setting, so that the table
-cannot say another number than the one that is checked. `SHAPES` ties rows to the decoders' structs;
-a test walks those structs, so that no field is without a row. Called by tests only.
+`document()` returns `docs/LIMITS.md`. A row names a constant of `limits` or a setting, so the table
+always shows the number that the server checks. `SHAPES` connects rows with the decoders' structs; a
+test walks those structs, so that every field has a row. Called by tests only.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from topics_server.values import limits
 
 
 class Limit(NamedTuple):
-    """A bound: `name` is of `limits`, or of a setting; `unit` says what is counted."""
+    """A bound: `name` is a constant of `limits` or a setting; `unit` is what it counts."""
 
     name: str
     unit: str
 
 
 class LimitRow(NamedTuple):
-    """One value of a request; `beyond` is the code of what is over its limit."""
+    """One value of a request; `beyond` is the error code of a value over its limit."""
 
     value: str
     limit: Limit
@@ -29,7 +29,7 @@ class LimitRow(NamedTuple):
 
 
 class Section(NamedTuple):
-    """Rows that belong together, under the requests they are of."""
+    """Rows that belong together, under the requests that have them."""
 
     title: str
     rows: tuple[LimitRow, ...]
@@ -157,7 +157,7 @@ SOCKET: Final = Section(
     (
         LimitRow("a message", Limit("max_ws_message_bytes", "bytes"), "closed with 1009"),
         LimitRow(
-            "a command that is no publish, any message of a key that may not write",
+            "a command other than publish, any message of a key that may not write",
             _CONTROL,
             "payload_too_large",
         ),
@@ -175,7 +175,7 @@ SECTIONS: Final = (
     *(ALL, HEADERS, APPEND, CONFIG, DIFF, DELETE, QUEUE, ROUTER, WATCH, SEAL, SOCKET),
 )
 
-# The structs that requests are decoded to, and where the rows of their fields are.
+# The structs that requests are decoded into, and the section of each field's row.
 SHAPES: Final[dict[str, tuple[Section, ...]]] = {
     "values.appends._PlainBody": (APPEND,),
     "values.appends._PlainRecord": (APPEND,),
@@ -203,21 +203,21 @@ SHAPES: Final[dict[str, tuple[Section, ...]]] = {
 
 
 def value_of(limit: Limit) -> int:
-    """The number: a constant, or a setting's default."""
+    """The number: the constant, or the setting's default."""
     if limit.name.isupper():
         return int(getattr(limits, limit.name))
     return int(Settings.model_fields[limit.name].default)
 
 
 def document() -> str:
-    """`docs/LIMITS.md`."""
+    """Return the text of `docs/LIMITS.md`."""
     return _HEAD_TEXT + "\n".join(_section(section) for section in SECTIONS)
 
 
 def _section(section: Section) -> str:
     rows = (
         f"| {row.value} | {value_of(row.limit):,} {row.limit.unit} | {_shown(row.limit)} "
-        f"| {_told(row.beyond)} |"
+        f"| {_beyond_text(row.beyond)} |"
         for row in section.rows
     )
     table = "| value | at most | name | beyond |\n|---|---|---|---|"
@@ -228,7 +228,7 @@ def _shown(limit: Limit) -> str:
     return f"`{limit.name}`" if limit.name.isupper() else f"`{variable(limit.name)}`"
 
 
-def _told(beyond: str) -> str:
+def _beyond_text(beyond: str) -> str:
     return f"`{beyond}`" if "_" in beyond or beyond == "throttled" else beyond
 
 

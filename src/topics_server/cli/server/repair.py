@@ -1,11 +1,13 @@
-"""`topics repair DIR`: shows what damage costs and mends the journal.
+"""`topics repair DIR`: shows what damage costs, repairs journal and sealed indexes.
 
-With --begin-anew or --adopt-cold: put right a data directory and a cold folder that do not fit.
-Offline: it takes the locks of a server. Exit code 0: nothing is damaged, or it was mended. 1: it is
-damaged and nothing was changed, or it cannot be mended.
+With --begin-anew or --adopt-cold it resolves a mismatch between a data directory and a cold folder.
+It works offline and takes the locks of a server. Exit code 0: nothing is damaged, or the damage is
+repaired. 1: something is damaged and nothing was changed, or it cannot be repaired.
 """
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 import click
 import msgspec
@@ -13,6 +15,10 @@ import msgspec
 from topics_server.cli.connection import Failure
 from topics_server.cli.output import format_options, note, show_table, write_line
 from topics_server.values.errors import StorageError
+
+if TYPE_CHECKING:
+    from topics_server.wal.tools.repair import Survey
+    from topics_server.wal.tools.sealed_repair import SealedSeqs, SealedSurvey
 
 
 @click.command("repair")
@@ -42,23 +48,26 @@ def command(
     adopt_cold: bool,
     as_json: bool,
 ) -> None:
-    """Show what is damaged in the journal of DIR, and what giving it up would cost.
+    """Show what is damaged in journal and segments of DIR, and what a repair would lose.
 
-    Changes nothing without --accept-loss. With it, the damaged bytes are kept in DIR/set-aside/,
-    readers are told that their seqs are damaged, and none of these is ever given out again.
+    Changes nothing without --accept-loss. With it, the damaged bytes of the journal are kept in
+    DIR/set-aside/, readers are told that their seqs are damaged, and none of these is ever given
+    out again. A damaged index of a segment is made again from its records and kept in
+    DIR/quarantine/. Damaged records of a segment stay where they are: put their file back.
 
-    A start refuses a data directory and a cold folder that are not one store. --begin-anew moves
-    what is left of STORE_ID into set-aside/ of each folder, and the next start makes a new store.
-    --adopt-cold says that a cold folder without STORE is this store's.
+    The server refuses to start if data directory and cold folder do not belong to one store.
+    --begin-anew moves the files of STORE_ID into set-aside/ of each folder, and the next start
+    makes a new store. --adopt-cold declares that a cold folder without STORE belongs to this store.
     """
     from topics_server.runtime.clock import random_u64
     from topics_server.wal.directory import Directory, read_format
     from topics_server.wal.fs import OsFs
     from topics_server.wal.snapshots.store import PublishedSnapshots
     from topics_server.wal.tools import repair
+    from topics_server.wal.tools.sealed_repair import survey_segments
 
     if sum((accept_loss, begin_anew is not None, adopt_cold)) > 1:
-        raise click.UsageError("--accept-loss, --begin-anew and --adopt-cold exclude each other")
+        raise click.UsageError("give only one of --accept-loss, --begin-anew and --adopt-cold")
     if begin_anew is not None:
         _begin_anew(directory, cold_dir, begin_anew, as_json=as_json)
         return
@@ -83,12 +92,13 @@ def command(
             kept = repair.mend(fs, directory, mark, found, random_u64)
             if repair.survey(fs, directory, mark, image).is_damaged:
                 raise Failure("the journal is still damaged; the report is in " + kept)
+        sealed = survey_segments(fs, directory, cold_dir, mark, image, remake=accept_loss)
     except StorageError as error:
         raise Failure(str(error)) from None
     finally:
         locked.close()
-    _show(found, kept, as_json=as_json)
-    ctx.exit(1 if found.is_damaged and not accept_loss else 0)
+    _show(found, sealed, kept, is_mended=accept_loss, as_json=as_json)
+    ctx.exit(1 if (found.is_damaged or sealed.is_damaged) and not accept_loss else 0)
 
 
 def _begin_anew(directory: str, cold_dir: str | None, store_id: str, *, as_json: bool) -> None:
@@ -129,16 +139,17 @@ def _adopt_cold(directory: str, cold_dir: str, *, as_json: bool) -> None:
         note(f"{cold_dir} is the cold folder of store {locked.store_id}")
 
 
-def _show(found: object, kept: str, *, as_json: bool) -> None:
-    from topics_server.wal.tools.repair import Survey, facts_of
+def _show(
+    found: Survey, sealed: SealedSurvey, kept: str, *, is_mended: bool, as_json: bool
+) -> None:
+    from topics_server.wal.tools.repair import facts_of
 
-    assert isinstance(found, Survey)
     if as_json:
-        write_line(msgspec.json.encode({**facts_of(found), "set_aside": kept or None}))
+        facts = {**facts_of(found), "set_aside": kept or None, "segments": sealed}
+        write_line(msgspec.json.encode(facts))
         return
     if not found.is_damaged:
         note("the journal is whole")
-        return
     for path in found.end_marks:
         note(f"{path}: missing, or it does not match its files; the last writes cannot be proven")
     rows = [(region.path, str(region.start), str(region.length)) for region in found.regions]
@@ -151,4 +162,27 @@ def _show(found: object, kept: str, *, as_json: bool) -> None:
         note(f"{count} records of a topic whose creation is lost (id {topic_id})")
     if rows:
         note("deletes, acks and settings of topics in the damaged part are undone")
-    note(f"kept in {kept}" if kept else "nothing was changed; --accept-loss gives up this part")
+    _show_segments(sealed, is_mended=is_mended)
+    if kept:
+        note(f"kept in {kept}")
+    elif (found.is_damaged or sealed.indexes) and not is_mended:
+        note("nothing was changed; --accept-loss gives up this part")
+
+
+def _show_segments(sealed: SealedSurvey, *, is_mended: bool) -> None:
+    if not (sealed.is_damaged or sealed.not_looked_at):
+        note("the segments are whole")
+    for path in sealed.indexes:
+        what = "was made again" if is_mended else "is damaged; it can be made again"
+        note(f"{path} {what} from the segment's records")
+    for each in sealed.lost:
+        note(f"{each.topic}: {_seqs_of(each)} of segment {each.segment_id} cannot be read")
+    for each in sealed.readable_again:
+        note(f"{each.topic}: {_seqs_of(each)} can be read again; the next start serves them")
+    for problem in sealed.not_looked_at:
+        note(f"not looked at: {problem}")
+
+
+def _seqs_of(each: SealedSeqs) -> str:
+    ranges = (f"{first} to {last}" if first < last else f"{first}" for first, last in each.seqs)
+    return "seqs " + ", ".join(ranges)

@@ -1,6 +1,6 @@
 """`topics serve`: reads the settings, refuses unsafe ones, runs the server.
 
-The server is imported here and nowhere else in the command line.
+Only this module of the command line imports the server.
 """
 
 from __future__ import annotations

@@ -16,8 +16,8 @@ from topics_server.runtime.clock import now_ms
 @format_options
 @server_options
 def command(topic: str, client: Client, as_json: bool) -> None:
-    """Show where TOPIC stands: its head, its first record, counts and configuration."""
-    # Looking is not reading: the topic's priority stays as it is.
+    """Show the state of TOPIC: its head, its first record, counts and configuration."""
+    # The request must not change the topic's priority.
     answer = client.call("GET", topic_path(topic, "?touch=false"), repeatable=True)
     if as_json:
         write_line(answer)

@@ -15,7 +15,7 @@ from topics_server.cli.output import format_options, note, show_object
 
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 AMOUNT: Final = click.IntRange(min=0)
-# What only a queue does anything with.
+# Fields that only queues use.
 QUEUE_FIELDS: Final = frozenset(
     {"lease_ms", "claim_jitter_ms", "max_deliveries", "dead_letter", "leases_durable"}
 )
@@ -58,14 +58,14 @@ OPTIONS: Final[tuple[Decorator, ...]] = (
 )
 
 
-class _Told(msgspec.Struct):
+class _PutAnswer(msgspec.Struct):
     topic: str
     config: dict[str, Any]
     ignored: list[str] = []
 
 
 def config_options(verb: Callable[..., Any]) -> Callable[..., Any]:
-    """Add an option for each field of a configuration; None where it is not given."""
+    """Add an option for each field of a configuration; None if the option is not given."""
     for option in reversed(OPTIONS):
         verb = option(verb)
     return verb
@@ -79,7 +79,7 @@ def config_options(verb: Callable[..., Any]) -> Callable[..., Any]:
 def command(topic: str, client: Client, as_json: bool, **config: Any) -> None:
     """Create TOPIC, or replace its configuration.
 
-    What is left out takes its default, also when the topic exists; only the type stays.
+    Options that you leave out take their defaults, also when the topic exists; only the type stays.
     """
     given = {name: value for name, value in config.items() if value is not None}
     body = msgspec.json.encode(given)
@@ -89,15 +89,19 @@ def command(topic: str, client: Client, as_json: bool, **config: Any) -> None:
 
 
 def tell_config(answer: bytes, given: Mapping[str, Any]) -> None:
-    """Say on standard error which fields the server ignored, and which have no effect on a log."""
-    told = msgspec.json.decode(answer, type=_Told)
-    for name in told.ignored:
-        close = difflib.get_close_matches(name, told.config, n=1)
+    """Say on standard error which fields the server ignored or limited, or a log does not use."""
+    outcome = msgspec.json.decode(answer, type=_PutAnswer)
+    for name in outcome.ignored:
+        close = difflib.get_close_matches(name, outcome.config, n=1)
         hint = f"; did you mean {close[0]}?" if close else ""
         note(f"the server does not know {name!r} and ignored it{hint}")
+    for name, value in given.items():
+        held = outcome.config.get(name)
+        if type(value) is int and type(held) is int and value != held:
+            note(f"{name} is {held}, the limit: {value} is beyond it")
     idle = sorted(name for name in QUEUE_FIELDS & given.keys() if given[name] is not None)
-    if idle and told.config.get("type") == "log":
+    if idle and outcome.config.get("type") == "log":
         note(
-            f"{told.topic} is a log, on which {', '.join(idle)} has no effect; "
+            f"{outcome.topic} is a log, on which {', '.join(idle)} has no effect; "
             "a queue is made with --type queue"
         )

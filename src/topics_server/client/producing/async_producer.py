@@ -1,6 +1,6 @@
 """`AsyncIdempotentProducer`: stores each record once and in order.
 
-What is promised, and where a promise ends, stands at the class; `sending` holds the rules.
+The class documents the promise and its limits; `batches` holds the rules.
 """
 
 from __future__ import annotations
@@ -49,41 +49,41 @@ class AsyncIdempotentProducer:
 
         async with AsyncIdempotentProducer("orders", "till-7", url="http://127.0.0.1:4000") as till:
             receipt = await till.send({"total": 12})
-            print((await receipt).seq)
+        print((await receipt).seq)
 
     `place`: a topic by name (on the server at `url`) or by URL, or the URL of a stream. `producer`:
-    who writes, a name that this process keeps over restarts; one live process a name. `token`: the
-    key to present. `content_type`: a stream's; its records are JSON values if it is
-    `application/json` (the default), bytes if it is anything else.
+    the name of this writer, which stays the same over restarts; only one live process may use a
+    name. `token`: the API key. `content_type`: for a stream; its records are JSON values if it is
+    `application/json` (the default), bytes otherwise.
 
     `send` puts a record into a batch and returns; it waits only while `buffer_records` or
-    `buffer_bytes` are unacknowledged. A batch goes once it is `linger_ms` old or has
-    `batch_records` (500; a server takes `TOPICS_MAX_BATCH_RECORDS`, 10,000 by default, and a
-    larger batch ends the producer with what to set) or `batch_bytes`; up to `in_flight` are under
-    way at a time. A lost connection, a 429 and a 5xx are tried again with the same numbers, for up
-    to `patience_ms` of failures in a row (30 s; None: for ever), and the first failure of a row is
-    logged as a warning with its cause. `timeout_ms` is of one request; a connection is made within
-    4 s of it or has failed.
+    `buffer_bytes` are unacknowledged. A batch is sent once it is `linger_ms` old or has
+    `batch_records` (500; a server takes `TOPICS_MAX_BATCH_RECORDS`, 10,000 by default, and a larger
+    batch ends the producer with an error that names the setting) or `batch_bytes`; up to
+    `in_flight` batches are under way at a time. After a lost connection, a 429 or a 5xx the same
+    request is sent again, for up to `patience_ms` of consecutive failures (30 s; None: for ever).
+    The first failure of a row is logged as a warning with its cause. `timeout_ms` limits one
+    request; connecting fails after 4 s.
 
-    **Epochs.** Left out, the server is asked where the producer stands and the next epoch is
-    claimed, which fences any process that still writes under the name. A given `epoch` is used as
-    it is: one more than the last life's. With `seq` too, that epoch is gone on with at this seq;
-    what of it the server has is taken for this producer's own, so the caller must cut the same
-    batches again (one record and `flush` each, say). When somebody else claims an epoch, the
-    producer is fenced and ends; with `claim` it claims the next one and sends what was not
-    acknowledged again, under new numbers; two live processes that both do so fence each other for
-    ever.
+    **Epochs.** Without `epoch`, the producer asks the server for its current epoch and claims the
+    next one, which fences every process that still writes under the name. A given `epoch` is used
+    as it is: use the last run's epoch plus one. With `seq` as well, the producer continues that
+    epoch at this seq. The server's records of that epoch are taken for this producer's own, so the
+    caller must cut the same batches again (for example one record and one `flush` each). When
+    another process claims an epoch, the producer is fenced and ends; with `claim` it claims the
+    next epoch and sends unacknowledged records again under new numbers. Two live processes that
+    both do so fence each other for ever.
 
-    **What fails** is told, never passed over: by the record's receipt, by `flush` and by `close`,
-    as `Undelivered`, whose `in_doubt` says whether the server may have it. The first failure for
-    good ends the producer, so that nothing overtakes what failed.
+    **Failures** are always reported: by the record's receipt, by `flush` and by `close`, as
+    `Undelivered`, whose `in_doubt` says whether the server may have the record. The first permanent
+    failure ends the producer, so that no later record overtakes a failed one.
 
-    **What may be doubled.** Nothing that this object sends is stored twice, whatever is lost on the
-    way, also over claims: on a topic by an idempotency key of each batch, as long as the topic's
-    `idempotency_window_ms` is two minutes or more; on a stream a claim that cannot know what was
-    stored ends with `InDoubt`. Over a restart of the program: records that were sent and not
-    acknowledged are unknown to the next life. If it sends them again in a new epoch they may be
-    there twice; if it goes on in the old one with `epoch` and `seq`, they are not.
+    **Duplicates.** A record that this object sends is stored once, whatever is lost on the way and
+    across claims: on a topic by an idempotency key of each batch, as long as the topic's
+    `idempotency_window_ms` is two minutes or more; on a stream a claim that cannot know which
+    records are stored ends with `InDoubt`. Across a restart of the program: the next run does not
+    know which unacknowledged records were stored. Sent again in a new epoch they may be stored
+    twice; continued in the old epoch with `epoch` and `seq` they are not.
     """
 
     def __init__(self, place: str, producer: str, **options: Unpack[ProducerOptions]) -> None:
@@ -93,12 +93,12 @@ class AsyncIdempotentProducer:
             TransportPlan.of(place, producer, options), self._freed.set
         )
         self._running: asyncio.Task[None] | None = None
-        self._is_told = False
+        self._is_reported = False
 
     @property
     def epoch(self) -> int | None:
-        """The epoch that goes on; None until it is known."""
-        return self._carrier.book.epoch
+        """The current epoch; None until it is known."""
+        return self._carrier.batches.epoch
 
     async def __aenter__(self) -> Self:
         return self
@@ -119,17 +119,18 @@ class AsyncIdempotentProducer:
     async def send(
         self, record: Any, *, tag: str | None = None, meta: Mapping[str, Any] | None = None
     ) -> Receipt:
-        """Take a record; `tag` and `meta` are a topic's. Waits while the buffer is full.
+        """Take a record; `tag` and `meta` are for topics only. Waits while the buffer is full.
 
-        Raises `Undelivered` once the producer has ended, `TypeError` for what is no record here.
+        Raises `Undelivered` once the producer has ended, `TypeError` for a value that is not a
+        record of this target.
         """
         carrier = self._carrier
         carrier.check_process()
         encoded = carrier.encode(record, tag, meta)
-        async with self._turn:  # records stay in the order in which they were sent
+        async with self._turn:  # records keep the order of their sends
             carrier.check()
             self._start()
-            while not carrier.book.has_room(len(encoded)):
+            while not carrier.batches.has_room(len(encoded)):
                 self._freed.clear()
                 await self._freed.wait()
                 carrier.check()
@@ -140,9 +141,9 @@ class AsyncIdempotentProducer:
         return receipt
 
     async def flush(self) -> None:
-        """Send what lingers and wait for all that was sent; raises `Undelivered`."""
+        """Send everything without lingering and wait for it; raises `Undelivered`."""
         self._carrier.check_process()
-        deliveries = [batch.delivery for batch in self._carrier.book.flush()]
+        deliveries = [batch.delivery for batch in self._carrier.batches.flush()]
         self._carrier.look()
         if deliveries:
             waiting = [asyncio.wrap_future(delivery) for delivery in deliveries]
@@ -153,9 +154,9 @@ class AsyncIdempotentProducer:
         """Flush, for `timeout_ms` at most, and end; raises `Undelivered` unless `flush` did."""
         carrier = self._carrier
         if not carrier.is_of_this_process:
-            return  # what was sent is the parent's to deliver
-        was_told = self._is_told
-        deliveries = [batch.delivery for batch in carrier.book.flush()]
+            return  # sent records are the parent's to deliver
+        was_reported = self._is_reported
+        deliveries = [batch.delivery for batch in carrier.batches.flush()]
         carrier.is_closing = True
         carrier.look()
         self._freed.set()
@@ -169,12 +170,12 @@ class AsyncIdempotentProducer:
             await asyncio.wait({running})
         if not running.cancelled():
             running.result()
-        if not was_told:
+        if not was_reported:
             self._raise(carrier.outcome(deliveries))
 
     def _raise(self, outcome: Undelivered | None) -> None:
         if outcome is not None:
-            self._is_told = True
+            self._is_reported = True
             raise outcome
 
     def _start(self) -> None:

@@ -1,19 +1,19 @@
-"""A producer's batches: which to send next, what a response means.
+"""A producer's batches: the next batch to send, the meaning of a response.
 
-The caller carries requests: `take` hands them out, `answered` takes what came back, `next_ms` says
-when to ask again. Times are milliseconds of any clock that does not go back.
+The caller sends requests: `take` returns them, `answered` takes the result, `next_ms` says when to
+call again. Times are milliseconds of any monotonic clock.
 
-What holds, whatever is lost, late or out of order on the way:
+These rules hold, whatever is lost, late or reordered on the way:
 
 - Under one epoch a seq is always the same batch, so an old copy that arrives late is a repeat.
 - The first request of an epoch goes alone: until it is accepted, every other would be refused.
-- A gap is filled from below: what was refused as too early waits until all before it is accepted.
-- A batch is *in doubt* when a copy of it went out whose answer nobody saw. Accepting goes in order,
-  so a batch behind one that was certainly not accepted was not accepted either.
-- A new epoch is begun only when nothing is under way, with what is not acknowledged from seq 0 on.
-  Of that nothing may be in doubt, or the server must know it by its key; otherwise the end is told.
-- A repeat that we cannot have caused is somebody else's: our record is not there.
-- What fails for good ends the producer, so that nothing overtakes what failed.
+- A gap is filled from below: a batch refused as too early waits for all batches before it.
+- A batch is *in doubt* when a copy of it was sent whose response never came. Batches are accepted
+  in order, so a batch behind one that was certainly not accepted was not accepted either.
+- A new epoch begins only when nothing is under way, with the unacknowledged batches from seq 0 on.
+  None may be in doubt, unless the server recognises it by its key; otherwise the producer ends.
+- A repeat that this producer cannot have caused comes from another process: ours is not stored.
+- A permanent failure ends the producer, so that no later record overtakes a failed one.
 """
 
 from __future__ import annotations
@@ -50,15 +50,16 @@ from topics_server.client.producing.targets import (
 )
 
 PAUSES: Final = Backoff(base_ms=50, cap_ms=5000)
-# Less than a topic remembers a key unless it is told otherwise (two minutes).
+# Shorter than a topic remembers a key by default (two minutes).
 KEY_MS: Final = 90_000
 
 
 class Stored(msgspec.Struct, frozen=True):
-    """A batch that is acknowledged.
+    """An acknowledged batch.
 
-    `first_seq`: of its first record on a topic, `offset`: the end of the stream behind it; None
-    where the server did not tell, as of some repeats. `repeated`: an earlier copy was the one.
+    `first_seq`: the seq of its first record on a topic; `offset`: the end of the stream behind it.
+    None if the server did not report it, as for some repeats. `repeated`: an earlier copy was
+    stored.
     """
 
     epoch: int
@@ -69,7 +70,7 @@ class Stored(msgspec.Struct, frozen=True):
 
 
 class SendTerms(msgspec.Struct, frozen=True, kw_only=True):
-    """How a producer sends; what the fields mean stands at `IdempotentProducer`."""
+    """The options of a producer's sends; `AsyncIdempotentProducer` explains them."""
 
     linger_ms: float = 5
     batch_records: int = 500
@@ -103,7 +104,7 @@ class ProducerState(enum.Enum):
 
     READY = "ready"
     FLYING = "flying"
-    HELD = "held"  # came too early: goes again once it is the first
+    HELD = "held"  # came too early: sent again once it is the first
 
 
 class RecordBatch(msgspec.Struct, eq=False):
@@ -116,18 +117,18 @@ class RecordBatch(msgspec.Struct, eq=False):
     size: int = 0
     seq: int = -1
     state: ProducerState = ProducerState.READY
-    is_doubtful: bool = False  # in the epoch that goes on
-    was_doubtful: bool = False  # when an epoch before it ended
+    is_doubtful: bool = False  # in the current epoch
+    was_doubtful: bool = False  # when an earlier epoch ended
     first_sent_ms: float | None = None
 
     @property
     def may_be_stored(self) -> bool:
-        """Whether the server may have it."""
+        """Whether the server may have stored it."""
         return self.is_doubtful or self.was_doubtful
 
 
 class Outgoing(msgspec.Struct, eq=False, frozen=True):
-    """A request to send. A probe appends nothing: its seq is one that no producer reaches."""
+    """A request to send. A probe appends nothing: no producer reaches its seq."""
 
     batch: RecordBatch
     epoch: int
@@ -136,18 +137,22 @@ class Outgoing(msgspec.Struct, eq=False, frozen=True):
     is_probe: bool = False
 
 
-Settle: TypeAlias = Callable[[RecordBatch, Stored | Undelivered], None]
+OnFinished: TypeAlias = Callable[[RecordBatch, Stored | Undelivered], None]
 
 
 class ProducerBatches:
-    """One producer's sending. `epoch` None: asked for, and the next one claimed.
+    """The state of one producer. Without `epoch`: ask for it, and claim the next one.
 
-    `seq`: where to go on in a given epoch; what another process sent under it may be repeated.
-    `settle` is called once for every batch.
+    `seq`: where to continue in a given epoch; requests that another process sent under it may be
+    repeated. `on_finished` is called once for every batch.
     """
 
     def __init__(
-        self, terms: SendTerms, settle: Settle, epoch: int | None = None, seq: int | None = None
+        self,
+        terms: SendTerms,
+        on_finished: OnFinished,
+        epoch: int | None = None,
+        seq: int | None = None,
     ) -> None:
         assert seq is None or epoch is not None, "seq needs an epoch"
         self.terms = terms
@@ -155,19 +160,19 @@ class ProducerBatches:
         self.failure: ClientError | None = None
         self.held_records = 0
         self.held_bytes = 0
-        self._settle = settle
+        self._on_finished = on_finished
         self._next_seq = seq or 0
-        # Below this seq a repeat is of an earlier life of ours.
+        # Below this seq a repeat is of an earlier run of ours.
         self._news_from = 0 if seq is None else NUMBER_MAX
         self._highest = -1
-        # A request of this epoch was accepted: it is ours.
+        # A request of this epoch was accepted: the epoch is ours.
         self._is_owned = False
         self._is_claimed = epoch is None
         self._window: deque[RecordBatch] = deque()
         self._open: RecordBatch | None = None
         self._flying = 0
-        self._is_blocked = False  # nothing more can go before something is answered
-        self._reason: ClientError | None = None  # why nothing more is sent until all is back
+        self._is_blocked = False  # nothing is sent before the next response
+        self._reason: ClientError | None = None  # why nothing is sent until all responses are here
         self._limit = terms.in_flight
         self._pause_until_ms: float | None = None
         self._failures = 0
@@ -177,7 +182,7 @@ class ProducerBatches:
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing is unacknowledged and no answer is awaited."""
+        """Whether nothing is unacknowledged and no response is awaited."""
         return not self._window and self._open is None and not self._flying
 
     @property
@@ -186,7 +191,7 @@ class ProducerBatches:
         return self._next_seq
 
     def has_room(self, size: int) -> bool:
-        """Whether a record of so many bytes may be added now; one always may to nothing."""
+        """Whether a record of this size may be added now; an empty buffer takes any."""
         if not self.held_records:
             return True
         terms = self.terms
@@ -196,7 +201,10 @@ class ProducerBatches:
         )
 
     def add(self, record: bytes, key: Callable[[], str], now_ms: float) -> tuple[RecordBatch, int]:
-        """Take a record; returns its batch and its place there. Raises `Undelivered` at the end."""
+        """Take a record; returns its batch and its index there.
+
+        Raises `Undelivered` after the end.
+        """
         self.check()
         terms = self.terms
         batch = self._open
@@ -205,7 +213,7 @@ class ProducerBatches:
             batch = None
         if batch is None:
             delivery: Future[Stored] = Future()
-            delivery.set_running_or_notify_cancel()  # not to be cancelled by who waits for it
+            delivery.set_running_or_notify_cancel()  # its waiters cannot cancel it
             batch = self._open = RecordBatch(key(), delivery, now_ms, [])
         index = len(batch.records)
         batch.records.append(record)
@@ -217,12 +225,12 @@ class ProducerBatches:
         return batch, index
 
     def check(self) -> None:
-        """Raises `Undelivered` if the producer has come to its end."""
+        """Raise `Undelivered` if the producer has ended."""
         if self.failure is not None:
             raise Undelivered(self.failure, in_doubt=False)
 
     def flush(self) -> list[RecordBatch]:
-        """Let everything go without lingering; what is unacknowledged now."""
+        """Send everything without lingering; returns the batches that are unacknowledged now."""
         if self._open is not None:
             self._seal()
         return list(self._window)
@@ -267,7 +275,7 @@ class ProducerBatches:
             self._seal()
         self._flying = 1
         self._is_blocked = True
-        # Refused in every case, and the refusal tells where the producer stands.
+        # The server always refuses this request; the error names the producer's position.
         return [Outgoing(self._window[0], 0, NUMBER_MAX, 0, is_probe=True)]
 
     def _send(self, batch: RecordBatch, now_ms: float) -> Outgoing:
@@ -286,7 +294,7 @@ class ProducerBatches:
         return self._pause_until_ms is not None and now_ms < self._pause_until_ms
 
     def next_ms(self) -> float | None:
-        """When `take` may have something without anything else happening; None: never."""
+        """When `take` may return something without another event; None: never."""
         if self.failure is not None or self._reason is not None:
             return None
         if self._flying and self._is_blocked:
@@ -301,7 +309,7 @@ class ProducerBatches:
     # -- what came back ----------------------------------------------------------------------------
 
     def answered(self, out: Outgoing, verdict: Verdict, now_ms: float, chance: float) -> None:
-        """Note what became of a request; `chance` from 0 to 1 shortens the pause it may need."""
+        """Note the result of a request; `chance`, 0 to 1, shortens the pause that may follow."""
         self._flying -= 1
         assert self._flying >= 0, "an answer for each request"
         if self.failure is not None:
@@ -324,7 +332,9 @@ class ProducerBatches:
             case ClientError():
                 self._failed(verdict, now_ms, chance)
             case _:
-                self._reason = BadAnswer(f"no answer of a server that knows producers: {verdict}")
+                self._reason = BadAnswer(
+                    f"the answer is not from a server that supports producers: {verdict}"
+                )
 
     def _judge(self, out: Outgoing, verdict: Verdict, now_ms: float, chance: float) -> None:
         batch = out.batch
@@ -351,7 +361,9 @@ class ProducerBatches:
                     )
             case Beaten(epoch=epoch):
                 self._stop(
-                    Fenced(f"epoch {out.epoch} is over: the producer is in epoch {epoch}", epoch)
+                    Fenced(
+                        f"epoch {out.epoch} is over; the producer has moved to epoch {epoch}", epoch
+                    )
                 )
             case ClientError():
                 if _may_be_stored(verdict):
@@ -359,7 +371,7 @@ class ProducerBatches:
                 self._failed(verdict, now_ms, chance)
 
     def _foreign(self, batch: RecordBatch, repeat: Repeated) -> ClientError | None:
-        """Why a repeat is none of our own requests; None if it is."""
+        """Why a repeat is not of our own requests; None if it is."""
         assert self.epoch is not None
         if batch.seq < self._news_from:
             return None
@@ -369,7 +381,7 @@ class ProducerBatches:
                 self.epoch,
             )
         if self._is_claimed and not self._is_owned:
-            # Ours, or of another process that claimed at the same moment.
+            # Ours, or that of another process that claimed at the same moment.
             return Fenced(f"whose epoch {self.epoch} is cannot be known", self.epoch)
         return None
 
@@ -384,7 +396,7 @@ class ProducerBatches:
     def _done(self, batch: RecordBatch, outcome: Stored | Undelivered) -> None:
         self.held_records -= len(batch.records)
         self.held_bytes -= batch.size
-        self._settle(batch, outcome)
+        self._on_finished(batch, outcome)
 
     def _failed(self, error: ClientError, now_ms: float, chance: float) -> None:
         """Pause before the next try, or give up."""
@@ -401,21 +413,22 @@ class ProducerBatches:
         wait_ms = max(terms.pauses.wait_ms(max(self._failures, 1), chance), 1)
         wait_ms = max(wait_ms, asked_wait_ms(error))
         self._pause_until_ms = max(self._pause_until_ms, now_ms + wait_ms)
-        # What is behind would be refused as too early: one at a time until it works again.
+        # The server would refuse later batches as too early: send one at a time until one is
+        # accepted.
         self._limit = 1
         waited_ms = self._pause_until_ms - self._failing_since_ms
         if terms.patience_ms is not None and waited_ms > terms.patience_ms:
             self._stop(error)
 
     def _stop(self, reason: ClientError) -> None:
-        """Send nothing more until all is back; a later epoch wins over other reasons."""
+        """Send nothing more until all responses are here; a later epoch overrides other reasons."""
         if self._reason is None or isinstance(reason, Fenced):
             self._reason = reason
 
     # -- the end of an epoch -----------------------------------------------------------------------
 
     def _conclude(self, now_ms: float) -> None:
-        """Nothing is under way: begin a new epoch, or fail what is left."""
+        """Nothing is under way: begin a new epoch, or fail the remaining batches."""
         reason, self._reason = self._reason, None
         assert reason is not None
         may_claim = self.terms.claim or (self._is_claimed and not self._is_owned)
@@ -433,7 +446,7 @@ class ProducerBatches:
         self._begin(max(reason.epoch, self.epoch) + 1)
 
     def _knows_keys(self, oldest: RecordBatch, now_ms: float) -> bool:
-        """Whether the server tells a second copy of the oldest by its key."""
+        """Whether the server recognises a second copy of the oldest batch by its key."""
         assert oldest.first_sent_ms is not None
         return self.terms.is_keyed and now_ms - oldest.first_sent_ms <= KEY_MS
 
@@ -452,7 +465,7 @@ class ProducerBatches:
         self._next_seq = len(self._window)
 
     def fail(self, reason: ClientError) -> None:
-        """Settle what is left as undelivered; nothing more is taken or sent."""
+        """Finish the remaining batches as undelivered; nothing more is taken or sent."""
         if self.failure is not None:
             return
         self.failure = reason
@@ -462,13 +475,13 @@ class ProducerBatches:
             self._open = None
         in_doubt = True
         for batch in left:
-            # Under way still: the caller does not wait for the answer.
+            # Still in flight: the caller does not wait for the response.
             in_doubt = in_doubt and (batch.may_be_stored or batch.state is ProducerState.FLYING)
             self._done(batch, Undelivered(reason, in_doubt=in_doubt))
 
 
 def _may_be_stored(error: ClientError) -> bool:
-    """Whether the request may have been done although this is what came back."""
+    """Whether the server may have done the request although it ended with this error."""
     if isinstance(error, Unreachable):
         return error.sent
     if isinstance(error, BadAnswer):

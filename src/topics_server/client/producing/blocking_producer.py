@@ -1,6 +1,7 @@
 """`IdempotentProducer`: the producer for threads.
 
-The same engine on an event loop of its own, in a daemon thread that begins with the first record.
+The same transport on an event loop of its own, in a daemon thread that starts with the first
+record.
 """
 
 from __future__ import annotations
@@ -24,22 +25,24 @@ class IdempotentProducer:
         with IdempotentProducer("orders", "till-7", url="http://127.0.0.1:4000") as till:
             till.send({"total": 12})
 
-    Options, promises and their ends are those of `AsyncIdempotentProducer`. Threads may share one.
-    A program that ends without `flush` or `close` loses what was not acknowledged. A producer does
-    not outlive `fork` (a preloading web server, `multiprocessing`): in the child `send` and `flush`
-    raise `Undelivered` at once; make one in each process.
+    Options, promises and limits are those of `AsyncIdempotentProducer`. Threads may share one
+    producer. A program that ends without `flush` or `close` loses unacknowledged records. A
+    producer does not survive `fork` (a preloading web server, `multiprocessing`): in the child
+    `send` and `flush` raise `Undelivered` at once; make one producer in each process.
     """
 
     def __init__(self, place: str, producer: str, **options: Unpack[ProducerOptions]) -> None:
-        self._carrier = ProducerTransport(TransportPlan.of(place, producer, options), self._settled)
+        self._carrier = ProducerTransport(
+            TransportPlan.of(place, producer, options), self._batch_finished
+        )
         self._changed = threading.Condition(self._carrier.lock)
         self._thread: threading.Thread | None = None
-        self._is_told = False
+        self._is_reported = False
 
     @property
     def epoch(self) -> int | None:
-        """The epoch that goes on; None until it is known."""
-        return self._carrier.book.epoch
+        """The current epoch; None until it is known."""
+        return self._carrier.batches.epoch
 
     def __enter__(self) -> Self:
         return self
@@ -60,9 +63,10 @@ class IdempotentProducer:
     def send(
         self, record: Any, *, tag: str | None = None, meta: Mapping[str, Any] | None = None
     ) -> Receipt:
-        """Take a record; `tag` and `meta` are a topic's. Waits while the buffer is full.
+        """Take a record; `tag` and `meta` are for topics only. Waits while the buffer is full.
 
-        Raises `Undelivered` once the producer has ended, `TypeError` for what is no record here.
+        Raises `Undelivered` once the producer has ended, `TypeError` for a value that is not a
+        record of this target.
         """
         carrier = self._carrier
         carrier.check_process()
@@ -70,7 +74,7 @@ class IdempotentProducer:
         with self._changed:
             carrier.check()
             self._start()
-            while not carrier.book.has_room(len(encoded)):
+            while not carrier.batches.has_room(len(encoded)):
                 self._changed.wait()
                 carrier.check()
             receipt, is_news = carrier.add(encoded, carrier.now_ms())
@@ -79,10 +83,10 @@ class IdempotentProducer:
         return receipt
 
     def flush(self) -> None:
-        """Send what lingers and wait for all that was sent; raises `Undelivered`."""
+        """Send everything without lingering and wait for it; raises `Undelivered`."""
         self._carrier.check_process()
         with self._changed:
-            deliveries = [batch.delivery for batch in self._carrier.book.flush()]
+            deliveries = [batch.delivery for batch in self._carrier.batches.flush()]
         self._carrier.wake()
         wait(deliveries)
         self._raise(self._carrier.outcome(deliveries))
@@ -91,10 +95,10 @@ class IdempotentProducer:
         """Flush, for `timeout_ms` at most, and end; raises `Undelivered` unless `flush` did."""
         carrier = self._carrier
         if not carrier.is_of_this_process:
-            return  # what was sent is the parent's to deliver
-        was_told = self._is_told
+            return  # sent records are the parent's to deliver
+        was_reported = self._is_reported
         with self._changed:
-            deliveries = [batch.delivery for batch in carrier.book.flush()]
+            deliveries = [batch.delivery for batch in carrier.batches.flush()]
             carrier.is_closing = True
             thread, self._thread = self._thread, None
             self._changed.notify_all()
@@ -107,15 +111,15 @@ class IdempotentProducer:
             if thread.is_alive():
                 carrier.cancel()
                 thread.join()
-        if not was_told:
+        if not was_reported:
             self._raise(carrier.outcome(deliveries))
 
     def _raise(self, outcome: Undelivered | None) -> None:
         if outcome is not None:
-            self._is_told = True
+            self._is_reported = True
             raise outcome
 
-    def _settled(self) -> None:
+    def _batch_finished(self) -> None:
         self._changed.notify_all()
 
     def _start(self) -> None:
@@ -132,4 +136,4 @@ class IdempotentProducer:
         try:
             asyncio.run(self._carrier.run())
         except asyncio.CancelledError:
-            pass  # closed with a limit that was reached
+            pass  # closed with a time limit that was reached

@@ -1,8 +1,8 @@
 """`Receipt`: the result of one produced record.
 
-The receipts of a batch share its future, which `sending` settles. To be waited for by a thread
-(`result`) or a coroutine (`await`); one that nobody looks at costs nothing and warns of nothing:
-`flush` and `close` raise what went wrong.
+The receipts of a batch share its future, which `transport` resolves. A thread waits with `result`,
+a coroutine with `await`; an unused receipt costs nothing and logs nothing: `flush` and `close`
+raise the error.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from topics_server.client.producing.batches import Stored
 class Delivered(msgspec.Struct, frozen=True, kw_only=True):
     """A record that is acknowledged, as the topic's durability class means it.
 
-    `seq`: the record's, on a topic; `offset`: the end of the stream behind its batch. None where
-    the server did not tell, as of some batches that it had already. `epoch` and `producer_seq` are
-    the batch's; `repeated`: the copy that was stored is an earlier one.
+    `seq`: the record's seq on a topic; `offset`: the end of the stream behind its batch. None if
+    the server did not report it, as for some batches that it already had. `epoch` and
+    `producer_seq` are the batch's; `repeated`: an earlier copy was stored.
     """
 
     seq: int | None
@@ -32,7 +32,7 @@ class Delivered(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Receipt:
-    """One record's fate. Raises `Undelivered` for one that is given up."""
+    """The result of one record. Raises `Undelivered` for a record that is given up."""
 
     __slots__ = ("_delivery", "_index")
 
@@ -45,7 +45,7 @@ class Receipt:
         return self._delivery.done()
 
     def result(self, timeout_s: float | None = None) -> Delivered:
-        """Wait for it in a thread; `TimeoutError` after `timeout_s`, which ends nothing else."""
+        """Wait for it in a thread; `TimeoutError` after `timeout_s`, without any other effect."""
         return self._delivered(self._delivery.result(timeout_s))
 
     def __await__(self) -> Generator[object, None, Delivered]:

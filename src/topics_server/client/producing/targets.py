@@ -1,8 +1,8 @@
 """The requests of a producer: to a topic of `/v0` or a Durable Stream.
 
-A `Target` makes records bytes, batches bodies, and an answer one of the verdicts below; `sending`
-judges those and knows nothing of HTTP. A stream's records are messages if its content type is
-JSON, and plain bytes, laid one behind the other, if it is anything else.
+A `Target` turns records into bytes, batches into bodies, and a response into one of the verdicts
+below; `batches` judges verdicts and knows nothing of HTTP. A stream's records are messages if its
+content type is JSON, and otherwise bytes that are appended to each other.
 """
 
 from __future__ import annotations
@@ -26,12 +26,13 @@ JSON: Final = "application/json"
 STREAM_EXAMPLE: Final = "http://127.0.0.1:4000/v1/stream/NAME"
 TOPICS: Final = "/v0/topics/"
 NUMBER_MAX: Final = 2**53 - 1
+PRODUCER_CHARS_MAX: Final = 256
 
 
 class Accepted(msgspec.Struct, frozen=True):
-    """The server has the batch by this request.
+    """The server has the batch because of this request.
 
-    `first_seq`: of its first record, on a topic (None: not told); `offset`: the stream's end
+    `first_seq`: of its first record, on a topic (None: not reported); `offset`: the stream's end
     behind it.
     """
 
@@ -40,7 +41,7 @@ class Accepted(msgspec.Struct, frozen=True):
 
 
 class Repeated(msgspec.Struct, frozen=True):
-    """Something was accepted under this epoch and seq before; `highest`: the last such seq."""
+    """The seq was accepted before under this epoch; `highest`: the last accepted seq."""
 
     highest: int
     first_seq: int | None = None
@@ -70,7 +71,7 @@ _read_stored: Final = calls.reader(_Stored)
 
 
 class Target(msgspec.Struct, frozen=True, kw_only=True):
-    """A place to write to, and how."""
+    """The target of a producer's writes."""
 
     url: str
     path: str
@@ -83,20 +84,21 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
         return self.is_topic or self.content_type.partition(";")[0].strip().lower() == JSON
 
     def encode(self, record: Any, tag: str | None, meta: Mapping[str, Any] | None) -> bytes:
-        """One record as it stands in a body.
+        """The bytes of one record in a body.
 
-        `msgspec.Raw` is JSON by the byte. Raises `TypeError` for what the target does not take.
+        `msgspec.Raw` is sent byte for byte. Raises `TypeError` for a value that the target does not
+        take.
         """
         if not self.is_topic and (tag is not None or meta is not None):
-            raise TypeError("a stream's records have neither tag nor meta")
+            raise TypeError("records of a stream cannot have tag or meta")
         if not self.takes_json:
             if not isinstance(record, bytes | bytearray | memoryview) or not record:
-                raise TypeError(f"a record of a {self.content_type} stream is bytes, at least one")
+                raise TypeError(
+                    f"a record of a {self.content_type} stream must be bytes, and not empty"
+                )
             return bytes(record)
         if isinstance(record, bytes | bytearray | memoryview):
-            raise TypeError(
-                "a record of this target is a JSON value; pass JSON bytes as msgspec.Raw(...)"
-            )
+            raise TypeError("a record must be a JSON value; pass encoded JSON as msgspec.Raw(...)")
         data = bytes(record) if isinstance(record, msgspec.Raw) else msgspec.json.encode(record)
         if not self.is_topic:
             return data
@@ -108,7 +110,7 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
         return found + b"}"
 
     def body(self, records: Sequence[bytes], key: str | None) -> bytes:
-        """The body of a batch; `key` is an idempotency key, which only topics know."""
+        """The body of a batch; `key` is an idempotency key, for topics only."""
         if not self.takes_json:
             return b"".join(records)
         if not self.is_topic:
@@ -126,7 +128,7 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
         ]
 
     def verdict(self, status: int, headers: Mapping[str, str], answer: bytes) -> Verdict:
-        """What an answer says; `headers` are read by their names in lower case."""
+        """The verdict of a response; `headers` have lower-case names."""
         if status == 204:
             return Repeated(
                 number(headers, "producer-seq") or 0,
@@ -149,16 +151,16 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
         error = refusal(status, headers.get("retry-after"), answer)
         most = error.detail.get("max_batch_records")
         if isinstance(most, int):
-            told = f"{str(error).partition(': ')[2]} in a batch; make the producer with "
-            told += f"batch_records={most}, or raise TOPICS_MAX_BATCH_RECORDS of the server"
-            return InvalidRequest(status, error.code, told, error.detail)
+            message = f"{str(error).partition(': ')[2]} in a batch; make the producer with "
+            message += f"batch_records={most}, or raise TOPICS_MAX_BATCH_RECORDS of the server"
+            return InvalidRequest(status, error.code, message, error.detail)
         if status == 409 and headers.get("stream-closed", "").lower() == "true":
             return StreamClosed(status, "stream_closed", "the stream is closed")
         return error
 
 
 def number(headers: Mapping[str, str], name: str) -> int | None:
-    """A header that is a number of the protocol, None if it is not there or none."""
+    """A header that holds a number of the protocol; None if it is missing or malformed."""
     text = headers.get(name, "").strip()
     if not (text.isascii() and text.isdigit()):
         return None
@@ -167,7 +169,7 @@ def number(headers: Mapping[str, str], name: str) -> int | None:
 
 
 def target(place: str, url: str | None, content_type: str | None) -> Target:
-    """A topic by name or URL, or a stream by its URL. Raises `ValueError` for what is neither."""
+    """A topic by name or URL, or a stream by its URL. Raises `ValueError` for anything else."""
     if "://" not in place or TOPICS in place:
         if content_type is not None:
             raise ValueError("the records of a topic are JSON: leave content_type out")

@@ -1,7 +1,7 @@
 """Sends a producer's requests on an event loop.
 
-The book is touched under `lock` only, so that threads may add records while the loop sends; nothing
-waits while it holds the lock. `producer` and `producer_threads` are what programs see.
+The batches are used under `lock` only, so that threads may add records while the loop sends; no
+code waits while it holds the lock. Programs use `async_producer` and `blocking_producer`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import logging
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from typing import Any, Final, Self
+from typing import Any, Self
 
 import httpx
 import msgspec
@@ -33,15 +33,14 @@ from topics_server.client.producing.batches import (
     Stored,
 )
 from topics_server.client.producing.receipts import Receipt
-from topics_server.client.producing.targets import Target, Verdict, target
+from topics_server.client.producing.targets import PRODUCER_CHARS_MAX, Target, Verdict, target
 from topics_server.client.queue import CONNECT_MS, TIMEOUT_MS, headers, unreachable, verified
 
 log = logging.getLogger("topics_server.client")
-PRODUCER_CHARS_MAX: Final = 256
 
 
 class TransportPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a producer writes, as whom, and how."""
+    """A producer's target, name and options."""
 
     target: Target
     producer: str
@@ -59,51 +58,56 @@ class TransportPlan(msgspec.Struct, frozen=True, kw_only=True):
         rest = dict(options)
         where = target(place, rest.pop("url", None), rest.pop("content_type", None))
         if not 0 < len(producer) <= PRODUCER_CHARS_MAX or not producer.isprintable():
-            raise ValueError(f"a producer's id has 1 to {PRODUCER_CHARS_MAX} printable characters")
+            raise ValueError(
+                f"a producer's id must have 1 to {PRODUCER_CHARS_MAX} printable characters"
+            )
         epoch, seq = rest.pop("epoch", None), rest.pop("seq", None)
         for name, number in (("epoch", epoch), ("seq", seq)):
             if number is not None and number < 0:
                 raise ValueError(f"{name} must be 0 or more")
         if seq is not None and epoch is None:
             raise ValueError("seq needs an epoch")
-        told = {
+        fields = {
             "token": checked_token(rest.pop("token", None)),
             "timeout_ms": rest.pop("timeout_ms", TIMEOUT_MS),
             "transport": rest.pop("transport", None),
             "effects": rest.pop("effects", None) or Effects(),
         }
-        # By their keys a topic knows what an earlier epoch stored.
+        # Keys let a topic recognise records that an earlier epoch stored.
         is_keyed = where.is_topic and (epoch is None or bool(rest.get("claim")))
         terms = SendTerms(is_keyed=is_keyed, **rest)
-        return cls(target=where, producer=producer, terms=terms, epoch=epoch, seq=seq, **told)
+        return cls(target=where, producer=producer, terms=terms, epoch=epoch, seq=seq, **fields)
 
 
 class ProducerTransport:
-    """One producer's loop. `on_settled` is called under the lock when room or state changed."""
+    """One producer's loop. `on_finished` is called under the lock when room or state changed."""
 
-    def __init__(self, plan: TransportPlan, on_settled: Callable[[], None]) -> None:
+    def __init__(self, plan: TransportPlan, on_finished: Callable[[], None]) -> None:
         self.plan = plan
         self.lock = threading.RLock()
-        self.book = ProducerBatches(plan.terms, self._settle, plan.epoch, plan.seq)
+        self.batches = ProducerBatches(plan.terms, self._batch_finished, plan.epoch, plan.seq)
         self.is_closing = False
-        self._on_settled = on_settled
+        self._on_finished = on_finished
         self._changed = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[Any] | None = None
         self._is_woken = False
         self._process_id = process_id()
-        # Whether the failures that go on have been told.
+        # Whether the current row of failures has been logged.
         self._is_failing = False
 
     # -- from any thread ---------------------------------------------------------------------------
 
     @property
     def is_of_this_process(self) -> bool:
-        """Whether this process made the producer; false in a child that `fork` made."""
+        """Whether this process made the producer; false in a child of `fork`."""
         return process_id() == self._process_id
 
     def check_process(self) -> None:
-        """Raise `Undelivered` after a `fork`; called before any lock, which the parent may hold."""
+        """Raise `Undelivered` after a `fork`.
+
+        Called before any lock, because the parent may hold it.
+        """
         if not self.is_of_this_process:
             reason = Forked(
                 f"producer {self.plan.producer} was made before a fork: "
@@ -112,33 +116,33 @@ class ProducerTransport:
             raise Undelivered(reason, in_doubt=False)
 
     def encode(self, record: Any, tag: str | None, meta: Mapping[str, Any] | None) -> bytes:
-        """A record as bytes; raises `TypeError` for what the target does not take."""
+        """A record as bytes; raises `TypeError` for a value that the target does not take."""
         return self.plan.target.encode(record, tag, meta)
 
     def check(self) -> None:
-        """Raises `Undelivered` if no more is taken."""
+        """Raise `Undelivered` if the producer takes no more records."""
         if self.is_closing:
             raise Undelivered(ProducerClosed("the producer is closed"), in_doubt=False)
-        self.book.check()
+        self.batches.check()
 
     def add(self, record: bytes, now_ms: float) -> tuple[Receipt, bool]:
-        """Take a record, under the lock; also whether the loop is to be woken for it."""
-        sealed = self.book.next_seq
-        batch, index = self.book.add(record, self._key, now_ms)
-        is_news = index == 0 or self.book.next_seq != sealed
+        """Take a record, under the lock; returns whether the loop has to be woken for it."""
+        sealed = self.batches.next_seq
+        batch, index = self.batches.add(record, self._key, now_ms)
+        is_news = index == 0 or self.batches.next_seq != sealed
         return Receipt(batch.delivery, index), is_news
 
     def outcome(self, deliveries: list[Future[Stored]]) -> Undelivered | None:
-        """What `flush` raises once these are settled."""
+        """The error that `flush` raises once these are finished."""
         failures = [delivery.exception(0) for delivery in deliveries]
         found = [error for error in failures if isinstance(error, Undelivered)]
-        reason = found[0].reason if found else self.book.failure
+        reason = found[0].reason if found else self.batches.failure
         if reason is None:
             return None
         return Undelivered(reason, in_doubt=any(error.in_doubt for error in found))
 
     def wake(self) -> None:
-        """Have the loop look at the book, from a thread that is not its own."""
+        """Have the loop look at the batches; called from another thread."""
         with self.lock:
             if self._is_woken or self._loop is None:
                 return
@@ -146,41 +150,41 @@ class ProducerTransport:
             self._loop.call_soon_threadsafe(self._changed.set)
 
     def cancel(self) -> None:
-        """Have the loop end and fail what is left, from a thread that is not its own."""
+        """Have the loop end and fail the remaining batches; called from another thread."""
         with self.lock:
             if self._loop is not None and self._task is not None:
                 self._loop.call_soon_threadsafe(self._task.cancel)
 
     @property
     def is_running(self) -> bool:
-        """Whether the loop takes part."""
+        """Whether the loop is running."""
         return self._loop is not None
 
     def _key(self) -> str:
         return new_key() if self.plan.terms.is_keyed else ""
 
-    def _settle(self, batch: RecordBatch, outcome: Stored | Undelivered) -> None:
+    def _batch_finished(self, batch: RecordBatch, outcome: Stored | Undelivered) -> None:
         if isinstance(outcome, Undelivered):
             batch.delivery.set_exception(outcome)
         else:
             batch.delivery.set_result(outcome)
-        self._on_settled()
+        self._on_finished()
 
     # -- on the loop -------------------------------------------------------------------------------
 
     def look(self) -> None:
-        """As `wake`, on the loop itself."""
+        """Like `wake`, on the loop itself."""
         self._changed.set()
 
     async def run(self) -> None:
-        """Send until the producer is closed and nothing is left; whatever ends it, all is settled.
+        """Send until the producer is closed and all batches are finished.
 
-        Cancelled, it fails what is left.
+        Cancelled, it fails the remaining batches.
         """
         with self.lock:
             self._loop = asyncio.get_running_loop()
             self._task = asyncio.current_task()
-            self._on_settled()
+            self._on_finished()
         tasks: set[asyncio.Task[None]] = set()
 
         def landed(task: asyncio.Task[None]) -> None:
@@ -202,12 +206,12 @@ class ProducerTransport:
                 self._loop = None
 
     def _end(self) -> None:
-        """Take nothing more, and fail what is left."""
+        """Take no more records, and fail the remaining batches."""
         with self.lock:
             self.is_closing = True
-            if not self.book.is_idle:
-                self.book.fail(ProducerClosed("the producer was closed before"))
-            self._on_settled()
+            if not self.batches.is_idle:
+                self.batches.fail(ProducerClosed("the producer was closed before"))
+            self._on_finished()
 
     async def _send(
         self,
@@ -218,14 +222,15 @@ class ProducerTransport:
         while True:
             self._changed.clear()
             with self.lock:
-                # From here on a wake is heard; what one before this told is looked at below.
+                # A wake from here on starts another round; earlier wakes are covered by the look
+                # below.
                 self._is_woken = False
             if self._is_over(tasks):
                 return
             with self.lock:
                 now_ms = self.now_ms()
-                outgoing = self.book.take(now_ms)
-                next_ms = self.book.next_ms()
+                outgoing = self.batches.take(now_ms)
+                next_ms = self.batches.next_ms()
             for out in outgoing:
                 task = asyncio.create_task(self._carry(http, out))
                 tasks.add(task)
@@ -250,7 +255,7 @@ class ProducerTransport:
         with self.lock:
             if not self.is_closing or tasks:
                 return False
-            return self.book.is_idle or self.book.failure is not None
+            return self.batches.is_idle or self.batches.failure is not None
 
     def now_ms(self) -> float:
         """The loop's clock, from any thread."""
@@ -271,19 +276,19 @@ class ProducerTransport:
             verdict = await self._ask(http, out)
         finally:
             with self.lock:
-                before = self.book.epoch, self.book.failure
-                self.book.answered(out, verdict, self.now_ms(), plan.effects.chance())
-                after = self.book.epoch, self.book.failure
+                before = self.batches.epoch, self.batches.failure
+                self.batches.answered(out, verdict, self.now_ms(), plan.effects.chance())
+                after = self.batches.epoch, self.batches.failure
             if after != before:
                 log.info("producer %s: epoch %s", plan.producer, after[0])
                 if after[1] is not None:
-                    # No error here: receipts, flush and close tell it.
-                    log.info("producer %s sends nothing more: %s", plan.producer, after[1])
+                    # Not an error here: receipts, flush and close report it.
+                    log.info("producer %s stopped sending: %s", plan.producer, after[1])
             if after == before or not isinstance(verdict, ClientError):
                 self._tell(verdict)
 
     def _tell(self, verdict: Verdict) -> None:
-        """Log the first failure of a row as a warning, the others and the end of it as news."""
+        """Log the first failure of a row as a warning, the others and its end as info."""
         producer, patience_ms = self.plan.producer, self.plan.terms.patience_ms
         if not isinstance(verdict, ClientError):
             if self._is_failing:

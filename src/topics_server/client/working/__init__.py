@@ -2,7 +2,7 @@
 
 - `acknowledge`: sends acks and nacks, gathered into few requests.
 - `in_flight`: the deliveries a worker holds, and their lease deadlines.
-- `sources`: where a worker's jobs come from: a push stream or polling.
+- `sources`: the source of a worker's jobs: a push stream or polling.
 - `threads`: runs plain handlers on threads beside the event loop.
 - `worker`: `@worker`: a function that processes jobs of a queue until stopped.
 - `worker_run`: one run of a worker: fetches jobs, runs handlers, extends leases.

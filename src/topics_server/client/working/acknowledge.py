@@ -1,9 +1,9 @@
 """Sends acks and nacks, gathered into few requests.
 
-Owns the deliveries whose handler is through until the server knows. Their leases are still held
-(and extended) meanwhile, so a server that is away costs nothing but time. Acks wait `LINGER_MS` for
-company, and while one request is under way the next ones gather. Every request carries fences: what
-is `skipped` was not ours any more, its result is discarded and counted as lost.
+Owns the deliveries whose handler has finished, until the server has the result. Their leases are
+still held (and extended) meanwhile, so an absent server costs only time. Acks wait `LINGER_MS` for
+others, and while one request is under way the next acks gather. Every request carries lease ids: a
+`skipped` job had lost its lease; its result is discarded and counted as lost.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from topics_server.client.working.in_flight import Held, InFlight
 
 log = logging.getLogger("topics_server.client")
 LINGER_MS: Final = 2
-# The field of `Stats` for jobs that are given back unfinished.
+# The field of `Stats` for unfinished jobs that are released.
 RELEASED: Final = "released"
-# Requests of one round that are under way at the same time.
+# Concurrent requests of one round.
 ROUND_MAX: Final = 8
 
 
 class _Ending(msgspec.Struct):
     """One delivery's end: acked (None) or released for `delay_ms`, and the count it adds to.
 
-    `error` says why the handler failed.
+    `error`: why the handler failed.
     """
 
     held: Held
@@ -43,7 +43,7 @@ class _Ending(msgspec.Struct):
 
 
 class Acknowledger:
-    """Records how deliveries ended, until `run` is cancelled."""
+    """Collects the ends of deliveries, until `run` is cancelled."""
 
     def __init__(
         self,
@@ -63,28 +63,28 @@ class Acknowledger:
         self._effects = effects
         self._todo: list[_Ending] = []
         self._sending: list[_Ending] = []
-        self._tries = 0  # in vain, in a row
+        self._tries = 0  # consecutive failures
         self._came = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
 
     def ack(self, held: Held, count: str = "done") -> None:
-        """The job is done; `count` is the field of `Stats` it adds to."""
+        """Ack the job; `count` is the field of `Stats` it adds to."""
         self._add(_Ending(held, None, count))
 
     def nack(
         self, held: Held, delay_ms: int, count: str = "failed", error: str | None = None
     ) -> None:
-        """The job is to be tried again after `delay_ms`; `error` says why it failed."""
+        """Release the job, to be tried again after `delay_ms`; `error` says why it failed."""
         self._add(_Ending(held, rounded_ms(delay_ms), count, error))
 
     @property
     def pending(self) -> list[Held]:
-        """Whose end the server does not know yet."""
+        """The deliveries whose result the server does not have yet."""
         return [ending.held for ending in [*self._todo, *self._sending]]
 
     async def wait_idle(self) -> None:
-        """Until the server knows of everything."""
+        """Wait until the server has every result."""
         await self._idle.wait()
 
     def _add(self, ending: _Ending) -> None:
@@ -96,10 +96,10 @@ class Acknowledger:
         self._came.set()
 
     async def run(self) -> None:
-        """Send what comes; a round that fails in part is tried again after a pause."""
+        """Send acks and nacks as they come; after a partial failure, try again after a pause."""
         while True:
             await self._came.wait()
-            # Nothing else is held: nobody is left to wait for.
+            # No other delivery is held, so no further ack can join.
             if len(self._todo) < min(self._flight.batch_max, len(self._flight)):
                 await self._effects.sleep_ms(LINGER_MS)
             self._came.clear()
@@ -124,10 +124,10 @@ class Acknowledger:
                 groups.setdefault((ending.delay_ms, ending.error), []).append(ending)
             else:
                 self._note_lost(ending.held)
-        places = asyncio.Semaphore(ROUND_MAX)
+        slots = asyncio.Semaphore(ROUND_MAX)
 
         async def one(group: list[_Ending]) -> ClientError | None:
-            async with places:
+            async with slots:
                 return await self._send(group)
 
         size = self._flight.batch_max
@@ -139,7 +139,7 @@ class Acknowledger:
         return await asyncio.gather(*requests)
 
     async def _send(self, group: list[_Ending]) -> ClientError | None:
-        """Send one request for endings that differ in their jobs only; return a passing failure."""
+        """Send one request for ends that differ only in their jobs; return a temporary failure."""
         delay_ms, error_text = group[0].delay_ms, group[0].error
         jobs = [ending.held.job for ending in group]
         answer: Acked | Nacked
@@ -157,20 +157,25 @@ class Acknowledger:
                 return None
             if passes(error):
                 level = logging.DEBUG if self._tries else logging.WARNING
-                log.log(level, "cannot tell how %d jobs ended, trying again: %s", len(jobs), error)
+                log.log(
+                    level,
+                    "the server does not know yet how %d jobs ended, trying again: %s",
+                    len(jobs),
+                    error,
+                )
                 self._todo.extend(group)
                 return error
-            log.error("cannot tell how %d jobs ended: %s", len(jobs), error)
+            log.error("the server does not know yet how %d jobs ended: %s", len(jobs), error)
             for ending in group:
                 self._note_lost(ending.held)
             return None
         gone = set(answer.skipped)
         for ending in group:
-            # Released is released, by us or by the end of the stream.
+            # A released job counts as released, by this request or by the end of the stream.
             if ending.held.job.seq in gone and ending.count != RELEASED:
                 self._note_lost(ending.held)
             else:
-                self._flight.settled(ending.held)
+                self._flight.ended(ending.held)
                 done = getattr(self._stats, ending.count) + 1
                 setattr(self._stats, ending.count, done)
         return None

@@ -1,9 +1,9 @@
 """The deliveries a worker holds, and their lease deadlines.
 
-Pure state: times are milliseconds of any clock that does not go back. A delivery is held from
-`take` until `settled` or until it is lost. Extending begins a third of the lease after the last
-success and is due from then on, so that two tries may fail. A lease that ran out by our clock is
-told to the handler but stays held: only the server knows, and its fence decides.
+Pure state: times are milliseconds of any monotonic clock. A delivery is held from `take` until
+`ended` or until it is lost. An extension is due a third of the lease after the last success, so
+that two tries may fail. If a lease ran out by our clock, the handler is notified, but the delivery
+stays held: only the server knows, and its check of the lease id decides.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ class Held(msgspec.Struct, eq=False):
 
 
 class InFlight:
-    """What one worker holds; `lost` counts what was taken from it."""
+    """The deliveries of one worker; `lost` counts lost leases."""
 
     def __init__(self, lease_ms: int) -> None:
         assert lease_ms > 0
         self.lease_ms = lease_ms
         self.lost = 0
-        # Deliveries of one request; a server may be set to take fewer.
+        # Deliveries of one request; a server's limit may be lower.
         self.batch_max = CLAIM_MAX
         self._held: dict[int, Held] = {}
 
@@ -48,7 +48,7 @@ class InFlight:
         return list(self._held.values())
 
     def shrink(self, error: ClientError, size: int) -> bool:
-        """Whether a request of `size` was refused for its size only; the next ones are smaller."""
+        """Whether a request of `size` was refused only for its size; the next ones are smaller."""
         if not (isinstance(error, Refused) and error.code == "batch_too_large" and size > 1):
             return False
         allowed = error.detail.get("max_claim")
@@ -56,7 +56,7 @@ class InFlight:
         return True
 
     def take(self, job: Job, leased_ms: float) -> Held:
-        """Hold a delivery; an older one of the same job is lost by that."""
+        """Hold a delivery; an older delivery of the same job is lost."""
         older = self._held.get(job.seq)
         if older is not None:
             self.lose(older)
@@ -64,7 +64,7 @@ class InFlight:
         self._renew(held, leased_ms)
         return held
 
-    def settled(self, held: Held) -> None:
+    def ended(self, held: Held) -> None:
         """The server knows how this delivery ended."""
         if held in self:
             del self._held[held.job.seq]
@@ -73,14 +73,14 @@ class InFlight:
             assert self.lost >= 0, "what is not held was lost"
 
     def lose(self, held: Held) -> None:
-        """The lease is gone: tell the handler."""
+        """The lease is lost: notify the handler."""
         if held in self:
             del self._held[held.job.seq]
             self.lost += 1
         held.job.lost.set()
 
     def due(self, now_ms: float) -> list[Held]:
-        """Whose lease is to be extended now. Those due soon come along, to save requests."""
+        """Deliveries to extend now; those due soon are included, to save requests."""
         found = [held for held in self._held.values() if held.extend_ms <= now_ms]
         if not found:
             return found
@@ -104,18 +104,18 @@ class InFlight:
         return lost
 
     def doubt(self, now_ms: float) -> None:
-        """Everything may be lost (a stream broke): extend it all at once."""
+        """Every lease may be lost (a stream broke): extend all at once."""
         for held in self._held.values():
             held.extend_ms = min(held.extend_ms, now_ms)
 
     def warn(self, now_ms: float) -> None:
-        """Tell handlers whose lease ran out by our clock."""
+        """Notify handlers whose lease ran out by our clock."""
         for held in self._held.values():
             if held.ends_ms <= now_ms:
                 held.job.lost.set()
 
     def next_ms(self) -> float | None:
-        """When something is due or runs out next."""
+        """The next time at which an extension is due or a lease runs out."""
         times = [
             min(held.extend_ms, held.ends_ms if not held.job.lost.is_set() else held.extend_ms)
             for held in self._held.values()

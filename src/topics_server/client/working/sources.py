@@ -1,9 +1,8 @@
-"""Where a worker's jobs come from: a push stream or polling.
+"""The source of a worker's jobs: a push stream or polling.
 
-Both hand every delivery to `take`, come back after any failure that passes, and end by the first
-refusal that does not. Pushing is preferred: jobs arrive without a round trip, and the leases of a
-worker that dies are free at once. Where something between holds streams back, or the server has
-none, asking takes over for good.
+Both pass every delivery to `take`, retry after a temporary failure, and end at the first permanent
+one. Pushing is preferred: jobs arrive without a round trip, and the leases of a dead worker are
+free at once. If a proxy holds streams back, or the server has none, the worker polls from then on.
 """
 
 from __future__ import annotations
@@ -30,37 +29,37 @@ from topics_server.client.queue import AsyncQueue
 from topics_server.client.values import Job
 
 log = logging.getLogger("topics_server.client")
-# An open stream says something at once; one that does not is held back on its way.
+# An open stream sends something at once; otherwise a proxy holds it back.
 OPENING_MS: Final = 5000
 OPENING_TRIES: Final = 2
-# Short, because a claim is never broken off: its answer may hold jobs.
+# Short, because a claim is never cancelled: its response may hold jobs.
 CLAIM_WAIT_MS: Final = 1000
-# Between claims that do not wait as they were asked to.
+# Pause between claims that return earlier than their wait.
 IDLE: Final = Backoff(base_ms=50, cap_ms=1000)
 _NO_STREAM: Final = frozenset({405, 406, 501})
 
 
 class Room(Protocol):
-    """How much more a worker takes, and whether it takes any."""
+    """A worker's free slots, and whether it takes jobs at all."""
 
     def is_stopping(self) -> bool:
-        """Whether no more is to be claimed."""
+        """Whether the worker claims no more jobs."""
 
     def free(self) -> int:
-        """How many jobs could begin now."""
+        """The number of jobs that could start now."""
 
     async def wait_free(self) -> None:
-        """Until `free` may have grown or the worker stops."""
+        """Wait until `free` may have grown or the worker stops."""
 
     async def pause(self, wait_ms: float) -> None:
-        """Wait so long, or until the worker stops."""
+        """Wait this long, or until the worker stops."""
 
     def doubt(self) -> None:
         """Every lease may be lost: ask the server at once."""
 
 
 class _NoStream(Exception):
-    """Pushing does not work here, by this error."""
+    """Note that pushing fails here with this error."""
 
     def __init__(self, error: ClientError) -> None:
         super().__init__(str(error))
@@ -68,7 +67,7 @@ class _NoStream(Exception):
 
 
 class SourceTerms(msgspec.Struct, frozen=True, kw_only=True):
-    """What one worker claims with."""
+    """The parameters of a worker's claims."""
 
     node: str
     concurrency: int
@@ -93,19 +92,19 @@ class JobSource:
         self._take = take
         self._effects = effects
         self._failures = 0
-        # A claim is under way, or may be: not to be cancelled.
+        # A claim may be in flight: it must not be cancelled.
         self.is_asking = False
 
     async def auto(self) -> None:
-        """Push, and poll from then on if that does not work."""
+        """Push, and poll from then on if pushing does not work."""
         try:
             await self._push()
         except _NoStream as error:
-            log.info("no stream of jobs (%s): claiming jobs instead", error)
+            log.info("the server sends no stream of jobs (%s); claiming jobs instead", error)
             await self.poll()
 
     async def push(self) -> None:
-        """Push only; where that does not work, that is an error."""
+        """Push only; if pushing does not work, that is an error."""
         try:
             await self._push()
         except _NoStream as error:
@@ -114,7 +113,7 @@ class JobSource:
     # -- pushed ----------------------------------------------------------------------------------
 
     async def _push(self) -> None:
-        """Take what the server sends. A stream that ends takes its leases with it."""
+        """Take the pushed jobs. The end of a stream releases its leases."""
         silences = 0
         while not self._room.is_stopping():
             opened_ms = self._effects.now_ms()
@@ -136,17 +135,19 @@ class JobSource:
                     raise
                 silences = 0
                 if self._effects.now_ms() - opened_ms > self._terms.pauses.cap_ms:
-                    self._failures = 0  # it was a good stream; something cuts those that are idle
+                    self._failures = 0  # the stream worked; a proxy cuts idle ones
                 await self._pause(error)
             finally:
-                # The server frees what came over it, but may not have noticed yet: so now, for
-                # handlers that work in vain, and once more before the next stream.
+                # The server releases the stream's jobs, but may not have noticed its end yet. So
+                # doubt the leases now, for running handlers, and again before the next stream.
                 self._room.doubt()
 
     async def _is_served(self) -> bool:
-        """Whether the server serves the queue now; one that replays lets streams wait in silence.
+        """Whether the server serves the queue now.
 
-        If it does not, it was waited for a while.
+        During replay it keeps streams waiting in silence.
+
+        Waits a while if it does not.
         """
         try:
             await self._queue.state()
@@ -208,12 +209,12 @@ class JobSource:
         wait_ms = self._terms.pauses.wait_ms(self._failures, self._effects.chance())
         wait_ms = max(wait_ms, asked_wait_ms(error), 1)
         if self._failures == 1:
-            log.warning("%s; coming back", error)
+            log.warning("%s; reconnecting", error)
         await self._room.pause(wait_ms)
 
 
 def _is_no_stream(error: ClientError) -> bool:
-    """A server without the stream, rather than one without the queue."""
+    """Whether the error means a server without the stream, not a missing queue."""
     if isinstance(error, NotFound):
         return error.code != "topic_not_found"
     return isinstance(error, Refused) and error.status in _NO_STREAM

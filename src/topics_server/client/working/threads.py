@@ -1,8 +1,8 @@
 """Runs plain handlers on threads beside the event loop.
 
-Not the library's executor: its threads are waited for when the interpreter ends, and a handler that
-hangs would keep a stopped worker alive. These are daemons. A thread more is started when none is
-idle, up to `limit`; what is beyond that waits in order.
+The standard executor does not fit: the interpreter waits for its threads at exit, and a handler
+that hangs would keep a stopped worker alive. These threads are daemons. A new thread is started
+when none is idle, up to `limit`; further calls wait in order.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ _END: Final = None
 
 
 class HandlerExited(RuntimeError):
-    """A handler raised what ends threads, like `SystemExit`; for us it failed."""
+    """A handler raised an exception that ends threads, like `SystemExit`; the job failed."""
 
 
 def _is_ordinary(error: BaseException) -> TypeGuard[Exception]:
-    """Whether a future takes it; `StopIteration` would end the coroutine that waits for it."""
+    """Whether a future accepts it; `StopIteration` would end the waiting coroutine."""
     return isinstance(error, Exception) and not isinstance(error, StopIteration)
 
 
@@ -39,7 +39,7 @@ class Threads:
     async def run(self, function: Callable[[Any], object], argument: object) -> object:
         """The function's value or exception, from a thread.
 
-        A caller that is cancelled leaves the function running; it ends in vain.
+        Cancelling the caller leaves the function running; its result is discarded.
         """
         loop = asyncio.get_running_loop()
         future: asyncio.Future[object] = loop.create_future()
@@ -52,7 +52,7 @@ class Threads:
         return await future
 
     def close(self) -> None:
-        """Let threads end that have nothing to do."""
+        """Let idle threads end."""
         for _ in range(self._started):
             self._todo.put(_END)
 
@@ -66,12 +66,12 @@ class Threads:
             except BaseException as error:
                 failure = error if _is_ordinary(error) else HandlerExited(repr(error))
             try:
-                loop.call_soon_threadsafe(self._settle, future, value, failure)
+                loop.call_soon_threadsafe(self._resolve, future, value, failure)
             except RuntimeError:
                 return  # the loop is closed: the worker ended before its handler
             del value, failure, item, argument
 
-    def _settle(
+    def _resolve(
         self, future: asyncio.Future[object], value: object, failure: Exception | None
     ) -> None:
         self._busy -= 1

@@ -1,7 +1,7 @@
 """`@worker`: a function that processes jobs of a queue until stopped.
 
-Owns what a program sees of a worker: its options, its signals and how it is run. Everything else is
-`engine`. Plain functions run in threads, coroutine functions on the loop.
+Owns the public side of a worker: its options, its signals and its methods. `worker_run` does the
+rest. Plain functions run in threads, coroutine functions on the loop.
 """
 
 from __future__ import annotations
@@ -28,16 +28,13 @@ Handler = Callable[[Job], R]
 GRACE_MS: Final = 20_000
 LEASE_MIN_MS: Final = 100
 LEASE_MAX_MS: Final = 86_400_000
-# Coming back to a server that is away; short, for one that restarts has jobs waiting.
+# Pauses before reconnecting; short, because a restarted server has waiting jobs.
 PAUSES: Final = Backoff(base_ms=250, cap_ms=3000)
 BACKOFF: Final = Backoff()
 
 
 class Worker(Generic[R]):
-    """A handler with a queue to work off; calling it calls the handler.
-
-    See `worker` for the options.
-    """
+    """A handler and its queue; calling it calls the handler. See `worker` for the options."""
 
     def __init__(
         self,
@@ -55,16 +52,16 @@ class Worker(Generic[R]):
         grace_ms: int = GRACE_MS,
         effects: Effects | None = None,
     ) -> None:
-        calls.place(queue, url)  # what is no queue fails here, not when it is run
+        calls.place(queue, url)  # fail here for a bad address, not when it runs
         token = checked_token(token)
         if not 1 <= concurrency <= calls.CLAIM_MAX:
-            raise ValueError(f"concurrency is 1 to {calls.CLAIM_MAX}")
+            raise ValueError(f"concurrency must be 1 to {calls.CLAIM_MAX}")
         if lease_ms is not None and not LEASE_MIN_MS <= lease_ms <= LEASE_MAX_MS:
-            raise ValueError(f"lease_ms is {LEASE_MIN_MS} to {LEASE_MAX_MS}")
+            raise ValueError(f"lease_ms must be {LEASE_MIN_MS} to {LEASE_MAX_MS}")
         if node is not None and not 0 < len(node.encode()) <= NODE_BYTES_MAX:
-            raise ValueError(f"node is 1 to {NODE_BYTES_MAX} bytes")
+            raise ValueError(f"node must have 1 to {NODE_BYTES_MAX} bytes")
         if push not in {"auto", "always", "never"}:
-            raise ValueError('push is "auto", "always" or "never"')
+            raise ValueError('push must be "auto", "always" or "never"')
         if grace_ms < 0:
             raise ValueError("grace_ms must be 0 or more")
         self._handler = handler
@@ -82,31 +79,31 @@ class Worker(Generic[R]):
             grace_ms=grace_ms,
         )
         self._running: tuple[asyncio.AbstractEventLoop, WorkerRun] | None = None
-        # How often it was asked to stop, before and while it runs.
+        # The number of requests to stop, before and during the run.
         self._stops = 0
         self._stopping = threading.Lock()
 
     def __call__(self, job: Job) -> R:
-        """What the handler returns for this job."""
+        """The handler's return value for this job."""
         return self._handler(job)
 
     @property
     def stats(self) -> Stats:
-        """What the run that goes on has done so far."""
+        """The counts of the current run so far."""
         running = self._running
         return Stats() if running is None else running[1].stats
 
     def run(self) -> Stats:
-        """Work until SIGTERM, SIGINT, SIGHUP or `stop`; returns what was done.
+        """Work until SIGTERM, SIGINT, SIGHUP or `stop`; returns the counts.
 
-        A second signal does not wait for handlers. Signals are listened to in the main thread
-        only. Raises `NotFound`, `NotAQueue`, `Unauthorized` or `InvalidRequest` when the server
-        refuses for good; a server that is away is waited for.
+        A second signal does not wait for handlers. Only the main thread receives signals. Raises
+        `NotFound`, `NotAQueue`, `Unauthorized` or `InvalidRequest` when the server refuses for
+        good; waits for a server that is away.
         """
         return asyncio.run(self._signalled())
 
     async def run_async(self) -> Stats:
-        """As `run`, on the caller's loop and without signals."""
+        """Like `run`, on the caller's loop and without signals."""
         if self._running is not None:
             raise RuntimeError("this worker is running already")
         threads = Threads(self.plan.concurrency, f"worker-{self.plan.node}")
@@ -185,18 +182,18 @@ def worker(
 
         make.run()
 
-    A job whose handler returns is acked, that is deleted. One whose handler raises is released
+    A job whose handler returns is acked, which deletes it. A job whose handler raises is released
     and tried again after a back-off that doubles with its deliveries, with full jitter; `Retry`
-    says after how long, `Drop` and `Dead` delete it. While a handler runs its lease is extended.
-    If it is lost all the same, `job.lost` is set and the result is discarded; the job may then be
-    worked on a second time, so effects are to be idempotent.
+    sets the delay, `Drop` and `Dead` delete the job. While a handler runs, its lease is extended.
+    If the lease is lost all the same, `job.lost` is set and the result is discarded; the job may
+    then be processed a second time, so make effects idempotent.
 
-    `queue`: a name on the server at `url`, or the queue's URL. `concurrency`: handlers at a time,
-    1 to 1000; plain functions run in as many threads. `lease_ms`: 100 to 86,400,000; left out,
-    as the queue is set. `node`: this worker's name, host, process and chance if left out.
-    `push`: "auto" takes jobs over a stream where there is one and asks for them otherwise;
-    "always" and "never" insist. `backoff`: of jobs that failed; `pauses`: of a server that is
-    away. `grace_ms`: how long a stop waits for handlers, before their jobs are released.
+    `queue`: a name on the server at `url`, or the queue's URL. `concurrency`: handlers at a time, 1
+    to 1000; plain functions run in as many threads. `lease_ms`: 100 to 86,400,000; default: the
+    queue's setting. `node`: this worker's name; default: host, process and a random part. `push`:
+    "auto" takes jobs from a stream if there is one and polls otherwise; "always" and "never" allow
+    one way only. `backoff`: for failed jobs; `pauses`: for an absent server. `grace_ms`: how long a
+    stop waits for handlers before their jobs are released.
 
     Raises `ValueError` for options out of range.
     """

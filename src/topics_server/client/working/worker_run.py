@@ -1,13 +1,13 @@
 """One run of a worker: fetches jobs, runs handlers, extends leases.
 
-Owns the tasks and their order at the end. Each delivery that comes is held in `InFlight` and runs
-in a task of its own, at most `concurrency` at a time. A stop claims nothing more and gives running
-handlers `grace_ms`; what is unfinished then is released for others at once.
+Owns the tasks and their order at the end. Each delivery is held in `InFlight` and runs in a task of
+its own, at most `concurrency` at a time. A stop claims nothing more and gives running handlers
+`grace_ms`; unfinished jobs are then released at once.
 
-A stream that is open while the worker stops would bring a job for each one that is acked, and
-closing it first would free the leases of the handlers that still run. So the server is told that it
-is to bring no more. What comes all the same (the word crossed an ack, the server does not know it)
-is not begun, and free again when the stream is closed, after the last ack.
+An open stream would bring a job for each acked one while the worker stops, and closing it first
+would release the leases of running handlers. So the worker asks the server to send no more jobs. A
+job that arrives anyway (the request crossed an ack, or the server does not know it) is not started,
+and is released when the stream is closed, after the last ack.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ from topics_server.client.working.sources import JobSource, SourceTerms
 from topics_server.client.working.threads import HandlerExited
 
 log = logging.getLogger("topics_server.client")
-# How long the last acks and releases may take when a worker stops.
+# Time for the last acks and releases when a worker stops.
 FAREWELL_MS: Final = 5000
-# How long the last claim may take: its wait, a window in which claims share, and some more.
+# Time for the last claim: its wait, a coalescing window, and a margin.
 CLAIM_END_MS: Final = 10_000
-# A stream's jobs are free when the server notices its end. Released before that, and at once, they
-# would be pushed into the same dead connection and have one more delivery counted.
+# A stream's jobs are free when the server notices its end. If they were released before that, and
+# at once, they would be pushed into the same dead connection with one more delivery counted.
 CLOSING_MS: Final = 100
-# A request to extend is given up early enough for another one.
+# An extend is cancelled early enough for another try.
 EXTEND_TIMEOUT_MIN_MS: Final = 250
 EXTEND_TIMEOUT_MAX_MS: Final = 30_000
 EXTEND_PAUSE_MAX_MS: Final = 2000
-# As much of an exception as a nack tells; the server keeps 1,024 bytes.
+# Length of an exception's text in a nack; the server keeps 1,024 bytes.
 _REASON_CHARS_MAX: Final = 1024
 
 Push: TypeAlias = Literal["auto", "always", "never"]
@@ -51,7 +51,7 @@ Call: TypeAlias = Callable[[Job], Awaitable[object]]
 
 
 class Retry(Exception):
-    """Raised by a handler: try this job again, after `after_ms` (left out: by the back-off)."""
+    """Raise it in a handler: try this job again, after `after_ms` (default: the back-off)."""
 
     def __init__(self, after_ms: int | None = None) -> None:
         super().__init__("try again" if after_ms is None else f"try again after {after_ms} ms")
@@ -61,19 +61,19 @@ class Retry(Exception):
 
 
 class Drop(Exception):
-    """Raised by a handler: the job needs no work; it is acked, that is deleted."""
+    """Raise it in a handler: the job needs no work; it is acked, which deletes it."""
 
 
 class Dead(Drop):
-    """Raised by a handler: the job can never succeed; it is deleted too, with an error logged.
+    """Raise it in a handler: the job can never succeed; it is deleted, with an error logged.
 
-    The queue's dead-letter topic is where jobs go that were delivered `max_deliveries` times;
-    a job that is to be kept there is let fail.
+    Jobs with `max_deliveries` deliveries move to the queue's dead-letter topic; let a handler fail
+    to keep its job there.
     """
 
 
 class WorkerPlan(msgspec.Struct, frozen=True, kw_only=True):
-    """How a worker works; `lease_ms` None: as long as the queue says."""
+    """The options of a worker; `lease_ms` None: the queue's setting."""
 
     node: str
     concurrency: int
@@ -85,7 +85,7 @@ class WorkerPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WorkerRun:
-    """One run. `call` runs the handler for a job and raises what it raises."""
+    """One run. `call` runs the handler for a job and raises the handler's exception."""
 
     def __init__(self, queue: AsyncQueue, plan: WorkerPlan, call: Call, effects: Effects) -> None:
         self._queue = queue
@@ -93,17 +93,17 @@ class WorkerRun:
         self._call = call
         self._effects = effects
         self._stopping = asyncio.Event()
-        self._hurrying = asyncio.Event()
+        self._closing = asyncio.Event()
         self._running: dict[asyncio.Task[None], Held] = {}
         self._room_changed = asyncio.Event()
         self._lease_changed = asyncio.Event()
         self._slots = asyncio.Semaphore(plan.concurrency)
         self._source: JobSource
-        # The last extend failed, and that was told.
+        # The last extend failed, and the failure was logged.
         self._is_deaf = False
         self._stats = Stats()
         self._flight = InFlight(plan.lease_ms or 1)
-        self._settling = Acknowledger(
+        self._acknowledger = Acknowledger(
             queue,
             plan.node,
             self._flight,
@@ -115,21 +115,21 @@ class WorkerRun:
     # -- what the source asks --------------------------------------------------------------------
 
     def is_stopping(self) -> bool:
-        """Whether no more is to be claimed."""
+        """Whether the worker claims no more jobs."""
         return self._stopping.is_set()
 
     def free(self) -> int:
-        """How many jobs could begin now."""
+        """The number of jobs that could start now."""
         return self._plan.concurrency - len(self._running)
 
     async def wait_free(self) -> None:
-        """Until a handler is through or the worker stops."""
+        """Wait until a handler ends or the worker stops."""
         self._room_changed.clear()
         if self.free() <= 0 and not self.is_stopping():
             await self._room_changed.wait()
 
     async def pause(self, wait_ms: float) -> None:
-        """Wait so long, or until the worker stops."""
+        """Wait this long, or until the worker stops."""
         await self._unless(self._stopping, wait_ms)
 
     def doubt(self) -> None:
@@ -139,22 +139,20 @@ class WorkerRun:
 
     @property
     def stats(self) -> Stats:
-        """What was done so far."""
+        """The counts so far."""
         return msgspec.structs.replace(self._stats, lost=self._flight.lost)
 
     # -- the run ---------------------------------------------------------------------------------
 
     def stop(self) -> None:
-        """Claim nothing more; asked a second time, do not wait for handlers either."""
+        """Claim nothing more; a second call does not wait for handlers either."""
         if self._stopping.is_set():
-            self._hurrying.set()
+            self._closing.set()
         self._stopping.set()
         self._room_changed.set()
 
     async def run(self) -> Stats:
-        """Work until `stop`; raises what the server refuses for good, after a stop of the same
-        kind.
-        """
+        """Work until `stop`; raises a permanent error of the server, after an orderly stop."""
         state = await self._first_contact()
         if state is None:
             return self.stats
@@ -162,9 +160,9 @@ class WorkerRun:
         self._flight.lease_ms = lease_ms
         source = self._begin(lease_ms)
         extending = asyncio.create_task(self._extending())
-        settling = asyncio.create_task(self._settling.run())
+        acknowledging = asyncio.create_task(self._acknowledger.run())
         stopped = asyncio.create_task(self._stopping.wait())
-        tasks = {source, extending, settling, stopped}
+        tasks = {source, extending, acknowledging, stopped}
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             self._stopping.set()
@@ -175,13 +173,13 @@ class WorkerRun:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-        for task in (source, extending, settling):
+        for task in (source, extending, acknowledging):
             if not task.cancelled() and (error := task.exception()) is not None:
                 raise error
         return self.stats
 
     async def _first_contact(self) -> QueueState | None:
-        """The queue's state; a server that is not there yet is waited for. None: stopped."""
+        """The queue's state; waits for an absent server. None: stopped."""
         tries = 0
         while not self.is_stopping():
             try:
@@ -209,43 +207,43 @@ class WorkerRun:
         return asyncio.create_task(ways[self._plan.push]())
 
     async def _finish(self, source: asyncio.Task[None], extending: asyncio.Task[None]) -> None:
-        """The order of an end: handlers, their acks, the stream, what is left."""
+        """End in this order: handlers, their acks, the stream, the remaining jobs."""
         if self._running:
             log.info("stopping: %d jobs are unfinished", len(self._running))
         no_more = asyncio.create_task(self._say_no_more())
         running = asyncio.create_task(self._all_done())
-        hurry = asyncio.create_task(self._hurrying.wait())
+        closing = asyncio.create_task(self._closing.wait())
         await asyncio.wait(
-            {running, hurry},
+            {running, closing},
             timeout=self._plan.grace_ms / 1000,
             return_when=asyncio.FIRST_COMPLETED,
         )
         running.cancel()
-        hurry.cancel()
-        await self._within_farewell(self._settling.wait_idle())
-        # It was asked before the acks were; cancelled in the middle, it would break a connection.
+        closing.cancel()
+        await self._within_farewell(self._acknowledger.wait_idle())
+        # The request was sent before the acks; cancelling it half-way would break a connection.
         await asyncio.wait({no_more}, timeout=CLOSING_MS / 1000)
         no_more.cancel()
         for task, held in self._running.items():
             held.job.lost.set()
             task.cancel()
         if self._running:
-            # Coroutines end by the cancellation; threads are left behind.
+            # Cancellation ends coroutines; threads are left behind.
             await asyncio.wait(self._running, timeout=FAREWELL_MS / 1000)
         delay_ms = 0
         if not self._source.is_asking:
-            extending.cancel()  # what ends now is not to be asked about
+            extending.cancel()  # do not ask about leases that end now
             source.cancel()
             delay_ms = CLOSING_MS
         await asyncio.wait({source}, timeout=CLAIM_END_MS / 1000)
-        pending = self._settling.pending
+        pending = self._acknowledger.pending
         for held in self._flight.all:
             if held not in pending:
-                self._settling.nack(held, delay_ms, RELEASED)
-        await self._within_farewell(self._settling.wait_idle())
+                self._acknowledger.nack(held, delay_ms, RELEASED)
+        await self._within_farewell(self._acknowledger.wait_idle())
 
     async def _say_no_more(self) -> None:
-        """Have the stream bring nothing more; said once, for not to be heard costs little."""
+        """Ask the server once to send no more jobs; it does little harm if the request is lost."""
         held = self._flight.all[: self._flight.batch_max]
         if held and not self._source.is_asking:
             await self._extend(held, no_more=True)
@@ -268,7 +266,7 @@ class WorkerRun:
         self._lease_changed.set()
         if self.is_stopping():
             if self._source.is_asking:
-                self._settling.nack(held, 0, RELEASED)
+                self._acknowledger.nack(held, 0, RELEASED)
             return  # not begun
         task = asyncio.create_task(self._work(held))
         self._running[task] = held
@@ -287,18 +285,21 @@ class WorkerRun:
                 await self._call(job)
             except Retry as retry:
                 delay_ms = retry.after_ms
-                self._settling.nack(held, self._backoff_ms(job) if delay_ms is None else delay_ms)
+                self._acknowledger.nack(
+                    held, self._backoff_ms(job) if delay_ms is None else delay_ms
+                )
             except Drop as drop:
                 level = logging.ERROR if isinstance(drop, Dead) else logging.INFO
                 log.log(level, "job %d is dropped: %s", job.seq, drop)
-                self._settling.ack(held, "dropped")
+                self._acknowledger.ack(held, "dropped")
             except asyncio.CancelledError:
                 if self.is_stopping():
                     raise
                 log.warning("job %d: its handler was cancelled", job.seq)
                 self._failed(held, "the handler was cancelled")
             except SystemExit as exit_:
-                # Only this job's handler asked to exit; the worker goes on and tries the job again.
+                # Only this job's handler asked to exit; the worker continues and tries the job
+                # again.
                 log.warning(
                     "job %d failed, delivery %d: its handler called sys.exit(%r)",
                     job.seq,
@@ -312,11 +313,11 @@ class WorkerRun:
                 )
                 self._failed(held, _reason(error))
             else:
-                self._settling.ack(held)
+                self._acknowledger.ack(held)
 
     def _failed(self, held: Held, error: str) -> None:
         """Have the job tried again; its dead letter would carry `error`."""
-        self._settling.nack(held, self._backoff_ms(held.job), error=error)
+        self._acknowledger.nack(held, self._backoff_ms(held.job), error=error)
 
     def _backoff_ms(self, job: Job) -> int:
         return self._plan.backoff.wait_ms(max(job.deliveries, 1), self._effects.chance())
@@ -331,7 +332,7 @@ class WorkerRun:
             self._flight.warn(now_ms)
             due = self._flight.due(now_ms)[: self._flight.batch_max]
             if due and not await self._extend(due):
-                # Two thirds of the lease are left at first: several more tries.
+                # Two thirds of the lease are left at first: enough for several tries.
                 pause_ms = min(self._flight.lease_ms / 12, EXTEND_PAUSE_MAX_MS)
                 await self._effects.sleep_ms(pause_ms)
                 continue
@@ -342,7 +343,7 @@ class WorkerRun:
                 await self._unless(self._lease_changed, wait_ms)
 
     async def _extend(self, due: list[Held], *, no_more: bool = False) -> bool:
-        """Whether the server answered."""
+        """Whether the server responded."""
         lease_ms = self._flight.lease_ms
         asked_ms = self._effects.now_ms()
         try:
@@ -362,15 +363,15 @@ class WorkerRun:
             return False
         self._is_deaf = False
         lost = self._flight.extended(due, answer.skipped, asked_ms)
-        # An end that crossed this is no loss: its own answer decides, and tells.
-        ending = self._settling.pending if lost else []
+        # An ack that crossed this is not a loss: its own response decides.
+        ending = self._acknowledger.pending if lost else []
         for held in lost:
             if held not in ending:
                 log.warning("job %d: its lease is lost", held.job.seq)
         return True
 
     async def _unless(self, event: asyncio.Event, wait_ms: float) -> None:
-        """Wait so long, or until the event."""
+        """Wait this long, or until the event."""
         waiting = asyncio.create_task(event.wait())
         sleeping = asyncio.create_task(self._effects.sleep_ms(wait_ms))
         try:
@@ -383,7 +384,7 @@ class WorkerRun:
 
 
 def _reason(error: Exception) -> str:
-    """What a dead letter says of an exception: its type and its text, at most 1,024 characters."""
+    """The text of an exception for a dead letter: type and message, at most 1,024 chars."""
     if isinstance(error, HandlerExited):
         return f"the handler raised {error}"
     text = traceback.format_exception_only(error)[-1].strip()

@@ -1,15 +1,15 @@
 """The helper process that checks and decodes large appends.
 
-The decoder holds the interpreter's lock for as long as a body takes, and 60 MB take up to a second.
+Decoding holds the interpreter's lock for the whole body, and 60 MB take up to a second.
 `DecoderProcess` keeps one child (`python -m topics_server.engine.background.append_decoder`),
-started at first use; the calling thread only moves bytes through pipes and puts the columns
-together. The child ends when its standard input does, so a server that is killed leaves none
-behind. A child that dies or says nothing for too long is replaced and asked once more; then the
-append is refused, never decoded in the server. What comes back are columns, their payloads block by
-block as the log keeps them, so that whoever takes them over copies none. Frames, little-endian:
+started at first use; the calling thread only moves bytes through pipes and assembles the columns.
+The child ends when its standard input ends, so a killed server leaves no child behind. A child that
+dies or does not answer in time is replaced and asked once more; then the append is refused, never
+decoded in the server. The answer consists of columns whose payloads are in blocks, as the log keeps
+them, so the caller copies none. Frames, little-endian:
 
     request:  body bytes u64 | grammar u32 | the five bounds of `AppendLimits`, u32 each | body
-    response: length u64 | msgpack: `_Columns` or `_Refusal` | of `_Columns`, the payloads
+    response: length u64 | msgpack: `_Columns` or `_Refusal` | after `_Columns`, the payloads
 
 Called by `large_appends`, from one thread.
 """
@@ -44,17 +44,17 @@ from topics_server.values.record_codecs import MESSAGES_GRAMMAR, decode_messages
 _REQUEST: Final = struct.Struct("<Q6I")
 _LENGTH: Final = struct.Struct("<Q")
 _NICENESS: Final = 10
-# For the longest body there may be, on a machine that is busy.
+# Long enough for the largest body on a busy machine.
 _ANSWER_WAIT_S: Final = 120.0
 
 assert FRAME_BYTES_MAX < 2**32, "offsets are u32"
 
 
 class _Columns(msgspec.Struct, array_like=True, tag=True):
-    """An append's records but for their payloads, and what its call says beside.
+    """An append's records without their payloads, and the other fields of its call.
 
-    `ends`: for each block the column `Block.ends`; the payloads are as long as its last one.
-    `nodes` is empty where no record has one but the batch's.
+    `ends`: for each block the column `Block.ends`; its last value is the length of the payloads.
+    `nodes` is empty if `batch_node` is the only node.
     """
 
     ends: list[bytes]
@@ -77,7 +77,7 @@ class _Refusal(msgspec.Struct, array_like=True, tag=True):
 
 
 class DecoderError(Exception):
-    """There is no child that would answer."""
+    """No child process answers."""
 
 
 _encode: Final = msgspec.msgpack.Encoder().encode
@@ -90,7 +90,7 @@ _ANSWER: Final[msgspec.msgpack.Decoder[_Columns | _Refusal]] = msgspec.msgpack.D
 
 
 class DecoderProcess:
-    """Decodes in one child process; not for several threads at once."""
+    """Decodes in one child process; for one thread at a time."""
 
     def __init__(self) -> None:
         self._child: subprocess.Popen[bytes] | None = None
@@ -98,13 +98,13 @@ class DecoderProcess:
 
     @property
     def child_pid(self) -> int | None:
-        """Process id of the child, while there is one."""
+        """Process id of the child, if there is one."""
         return self._child.pid if self._child else None
 
     def decode(self, body: bytes, grammar: int, limits: AppendLimits) -> DecodedAppend:
-        """*Blocking.* The records of a body, within the limits, with their payloads in blocks.
+        """*Blocking.* Decode a body's records, within the limits, with payloads in blocks.
 
-        Raises `TopicsError` for what is refused, `DecoderError` if two children died of it.
+        Raises `TopicsError` for a refused body, `DecoderError` if two children died of it.
         """
         try:
             answer = self._ask(body, grammar, limits)
@@ -133,7 +133,7 @@ class DecoderProcess:
         assert child.stdin is not None
         assert child.stdout is not None
         bounds = msgspec.structs.astuple(limits)
-        # Also a child that stops in the middle, of the body or of its answer.
+        # Also kills a child that stops in the middle of the body or of its answer.
         with killed_after(child, _ANSWER_WAIT_S):
             child.stdin.write(_REQUEST.pack(len(body), grammar, *bounds))
             child.stdin.write(body)
@@ -147,7 +147,7 @@ class DecoderProcess:
 
 
 def _payloads(pipe: IO[bytes], encoded: bytes) -> Payloads:
-    """The payloads of the next block. The lock is let go while they come."""
+    """The payloads of the next block. The interpreter's lock is released while they arrive."""
     ends = array("I")
     ends.frombytes(encoded)
     return Payloads(ends, read_exactly(pipe, ends[-1]), bytes(len(ends) // 2))
@@ -157,7 +157,7 @@ def _assembled(columns: _Columns, parts: list[Payloads], grammar: int) -> Decode
     datas: list[bytes] = []
     metas: list[bytes] = []
     for payloads in parts:
-        # Views do all that is asked of the data of a decoded append.
+        # Views support all that the data of a decoded append needs.
         view, ends = memoryview(payloads.body), payloads.ends
         splits, stops = ends[::2], ends[1::2]
         starts = [0, *stops[:-1]]
@@ -201,7 +201,7 @@ def decoded_of(body: bytes, grammar: int, limits: AppendLimits) -> DecodedAppend
 
 
 def _answer(body: bytes, grammar: int, limits: AppendLimits) -> Iterator[bytes]:
-    """The pieces of a response; no more than one block is put together at a time."""
+    """The pieces of a response; at most one block is in memory at a time."""
     try:
         decoded = decoded_of(body, grammar, limits)
     except TopicsError as error:
@@ -231,7 +231,7 @@ def _answer(body: bytes, grammar: int, limits: AppendLimits) -> Iterator[bytes]:
 
 
 def serve(requests: BinaryIO, responses: BinaryIO) -> None:
-    """The child's loop: one response a request, until the requests end."""
+    """The child's loop: one response per request, until the requests end."""
     while header := requests.read(_REQUEST.size):
         if len(header) < _REQUEST.size:
             return
@@ -242,18 +242,18 @@ def serve(requests: BinaryIO, responses: BinaryIO) -> None:
         for piece in _answer(body, grammar, AppendLimits(*bounds)):
             responses.write(piece)
         responses.flush()
-        # Nothing of a body is kept while the child waits for the next.
+        # Free the body while the child waits for the next request.
         del body, piece
 
 
 def main() -> None:
-    """Run as the child: after the server in priority, deaf to the terminal's interrupt."""
+    """Run as the child: with lower priority than the server, ignoring the terminal's interrupt."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.nice(_NICENESS)
     try:
         serve(sys.stdin.buffer, sys.stdout.buffer)
     except BrokenPipeError:
-        # The server is gone; leave without flushing into its closed pipe.
+        # The server is gone; exit without flushing into its closed pipe.
         os._exit(0)
 
 

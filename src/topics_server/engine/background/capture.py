@@ -1,10 +1,11 @@
 """Encodes one topic as a snapshot part, and restores it. Pure.
 
-A part holds what no segment and no later journal entry has: configuration, head, ceiling, floor,
-why records are lost, holes, idempotency keys, the lsn applied, the unsealed tail, flips that are
-not synced yet, and what its files must be like (`inventory.Anchor`). Of an ephemeral topic no
-record: it comes back as a hole over all its seqs. `encode` of a `Captured` may run off the loop,
-since blocks never change. Version in front. Called by the checkpointer and by recovery.
+A part holds the state that neither a segment nor a later journal entry has: configuration, head,
+ceiling, floor, reasons of lost records, holes, idempotency keys, the applied lsn, the unsealed
+tail, flips that are not synced yet, and the expectations about its files (`file_inventory.Anchor`).
+A part of an ephemeral topic has no records: the topic returns with one hole over all its seqs.
+`encode` of a `Captured` may run off the loop, since blocks never change. The version comes first.
+Called by the checkpointer and by recovery.
 """
 
 from __future__ import annotations
@@ -20,24 +21,21 @@ from topics_server.engine.log.log import Log
 from topics_server.engine.log.losses import Losses, with_hole, without_damage
 from topics_server.engine.log.runs import DAMAGED, DELETED, TailBlock, slice_block
 from topics_server.engine.ports import SealedIndex
+from topics_server.engine.topic.applied import RouterCursor
 from topics_server.engine.topic.producers import StampAccepted
 from topics_server.engine.topic.stream_facts import StreamState
-from topics_server.engine.topic.topic import RouterCursor, Topic
+from topics_server.engine.topic.topic import Topic
 from topics_server.values.blocks import Block, decode_block, encode_block
 from topics_server.values.file_inventory import anchor_of
 from topics_server.values.limits import RECORD_FRAMING_BYTES
 from topics_server.values.model import Hole, LossReason, StreamFacts
-from topics_server.values.storage_types import TailPart, TopicPart
-
-_VERSION: Final = 1
-
+from topics_server.values.storage_types import TOPIC_PARTS, TailPart, TopicPart
 
 _ENCODER: Final = msgspec.msgpack.Encoder()
-_DECODER: Final = msgspec.msgpack.Decoder(TopicPart)
 
 
 class Captured:
-    """A topic at one moment: what can change is copied, blocks are only referred to."""
+    """A topic at one moment: mutable state is copied, blocks are shared."""
 
     __slots__ = ("_part", "_tail")
 
@@ -52,7 +50,7 @@ class Captured:
 
 
 def prepare(topic: Topic) -> Captured:
-    """Note the topic as it is now; the costly part is `encode`."""
+    """Capture the topic's state now; `encode` does the costly part."""
     log = topic.log
     tail: list[tuple[Block, bytes, int]] = []
     if not topic.is_ephemeral:
@@ -62,7 +60,7 @@ def prepare(topic: Topic) -> Captured:
             view = block.block_of(0, block.count)
             tail.append((view, bytes(block.dead), block.last_lsn))
     part = TopicPart(
-        version=_VERSION,
+        version=TOPIC_PARTS.version,
         topic_id=topic.topic_id,
         name=topic.name,
         epoch=topic.epoch,
@@ -97,10 +95,10 @@ def prepare(topic: Topic) -> Captured:
 
 
 def _flips_of(topic: Topic) -> dict[int, bytes]:
-    """Rows that are dead and whose flags may not say so yet.
+    """Dead rows whose flags may not be set yet.
 
-    Of a fragile segment these are all its deleted rows. Those of one that is untrusted as well were
-    all restored as pending.
+    For a fragile segment these are all its deleted rows. If it is untrusted as well, all its
+    deleted rows were restored as pending.
     """
     files = topic.files
     flips = {segment_id: rows.tobytes() for segment_id, rows in files.pending.items()}
@@ -112,14 +110,14 @@ def _flips_of(topic: Topic) -> dict[int, bytes]:
 
 
 def _producers_of(topic: Topic) -> dict[str, tuple[int, int, int, int, int]]:
-    """Who appended what, unless that is gone after a restart."""
+    """The producers of the topic; empty if a restart loses their records."""
     if topic.is_ephemeral:
         return {}
     return {name: msgspec.structs.astuple(last) for name, last in topic.producers.known.items()}
 
 
 def _stream_of(topic: Topic) -> StreamFacts | None:
-    """The facts of a stream, with its last use as it is known now."""
+    """The facts of a stream, with its last known use."""
     stream = topic.stream
     if stream is None:
         return None
@@ -129,17 +127,6 @@ def _stream_of(topic: Topic) -> StreamFacts | None:
 def capture(topic: Topic) -> bytes:
     """The topic's part at once."""
     return prepare(topic).encode()
-
-
-def decode(encoded: bytes) -> TopicPart:
-    """Raises `ValueError` for bytes that are no part."""
-    try:
-        part = _DECODER.decode(encoded)
-    except msgspec.DecodeError as error:
-        raise ValueError(f"not a captured topic: {error}") from None
-    if part.version != _VERSION:
-        raise ValueError(f"captured topic has version {part.version}, not {_VERSION}")
-    return part
 
 
 def restore(part: TopicPart, sealed: Sequence[SealedIndex]) -> Topic:
@@ -171,9 +158,10 @@ def restore(part: TopicPart, sealed: Sequence[SealedIndex]) -> Topic:
 
 
 def _adopt_newer(topic: Topic, sealed: Sequence[SealedIndex]) -> None:
-    """What was sealed since the capture saw an ephemeral topic: it is of another class by now.
+    """Adopt segments sealed after the capture of an ephemeral topic: it has another class by now.
 
-    All before it is lost: in memory then, or skipped by starts that nobody has noted.
+    All earlier records are lost: they were in memory, or skipped by starts that the journal did not
+    note.
     """
     log = topic.log
     if not sealed:
@@ -214,7 +202,7 @@ def _restore_log(topic: Topic, part: TopicPart, sealed: Sequence[SealedIndex]) -
 
 
 def _look_again(log: Log, dead: bytearray, index: SealedIndex, holes: list[Hole]) -> int:
-    """Rows in a hole are lost, unless it is of damage and they can be read now; how many can.
+    """Count the rows of damage holes that are readable now; rows in other holes are lost.
 
     The file of a damaged segment may have been put back since the capture.
     """
@@ -237,10 +225,11 @@ def _look_again(log: Log, dead: bytearray, index: SealedIndex, holes: list[Hole]
 
 
 def _died_in_tail(part: TopicPart, index: SealedIndex, flags: bytearray) -> array[int]:
-    """Rows of a segment that the capture saw in the tail still, dead, and whose flags say live.
+    """Dead rows of a segment that the capture had in its tail, while the segment's flags say live.
 
-    They died while the segment was being written. The entries that killed them are in the part and
-    are not replayed; what is not in its tail any more, up to its head, is dead as well.
+    They died while the segment was being written. The entries that killed them are included in the
+    part and are not replayed; rows up to the part's head that are missing in its tail are dead as
+    well.
     """
     first = index.first_seq
     count = max(0, min(index.last_seq, part.head_seq) - first + 1)
@@ -258,7 +247,7 @@ def _died_in_tail(part: TopicPart, index: SealedIndex, flags: bytearray) -> arra
 
 
 def _restore_block(topic: Topic, kept: TailPart, sealed_seq: int) -> None:
-    """A block of the captured tail, but for what was sealed since."""
+    """Restore a block of the captured tail, except for rows that were sealed since."""
     block = decode_block(kept.block)
     dead = bytearray(kept.dead)
     assert len(dead) == block.count
@@ -272,7 +261,7 @@ def _restore_block(topic: Topic, kept: TailPart, sealed_seq: int) -> None:
         return
     run = TailBlock(block, dead, live, 0, kept.last_lsn)
     if live:
-        # All of it weighs no more than a slice, so only a block with dead rows is walked.
+        # The whole block weighs less than a slice, so only a block with dead rows is scanned.
         run.live_bytes = run.live_bytes_between(0, block.count)
         assert run.live_bytes >= RECORD_FRAMING_BYTES * live
     topic.log.adopt_tail(run)

@@ -1,14 +1,13 @@
 """Checkpoints: captures topics in slices, publishes, trims the journal.
 
-A topic is captured with the lsn applied to it, so slices need not be taken at one moment; the
-snapshot's start is the oldest lsn not applied (or held) when the capture began, and replay from
-there meets every part. Every shard is synced up to the last captured lsn before the snapshot is
-published, and the journal is trimmed to the *older* kept snapshot's start (ARCHITECTURE,
-Checkpoint). A shard that is read-only does not hold up the others: what it wrote last may or may
-not be on disk, so its replay begins where that of the snapshot before its failure does, and its
-files stay. Topics that did not move since the last capture reuse its encoded form; projections are
-always captured anew, for what they hold may move without an entry. Loop thread, writing off the
-loop.
+A topic is captured with its applied lsn, so the slices need not belong to one moment. The
+snapshot's start is the oldest lsn that was not applied (or was held) when the capture began; replay
+from there covers every part. Every shard is synced up to the last captured lsn before the snapshot
+is published, and the journal is trimmed to the *older* kept snapshot's start (ARCHITECTURE,
+Checkpoint). A read-only shard does not hold up the others: its last writes may or may not be on
+disk, so its replay begins at the start of the snapshot before its failure, and its files stay.
+Topics without a change since the last capture reuse their encoded form; projections are always
+captured again, because they may change without an entry. Loop thread, writing off the loop.
 """
 
 from __future__ import annotations
@@ -24,8 +23,8 @@ from topics_server.engine.commit.pipeline import CommitPipeline
 from topics_server.engine.commit.projections import NO_PROJECTIONS, Projections
 from topics_server.engine.commit.router_pages import RouterPages
 from topics_server.engine.ports import Clock, JournalPort, Offload, Snapshots
+from topics_server.engine.topic.applied import Applied
 from topics_server.engine.topic.registry import Registry
-from topics_server.engine.topic.topic import Applied
 from topics_server.runtime.metrics import log
 from topics_server.values.entries import RESERVED_ID_MIN, Entry
 from topics_server.values.errors import StorageError
@@ -38,18 +37,18 @@ from topics_server.values.storage_types import (
     SyncedShard,
 )
 
-# A tail this large is sealed before a capture rather than written into every snapshot.
+# A tail this large is sealed before a capture, not written into every snapshot.
 SEAL_BEFORE_CAPTURE_BYTES: Final = 1024 * 1024
 # Encoded parts up to this size are kept for the next checkpoint; larger ones are made again.
 _KEPT_PART_BYTES_MAX: Final = 4096
-# How often it is asked whether enough was journaled.
+# How often the amount of journaled bytes is checked.
 _POLL_MS: Final = 500
 _FREED_AT_ONCE: Final = 5_000
 _LOW_DISK_INTERVAL_MS: Final = 1000
 
 
 class Checkpointer:
-    """Takes checkpoints, on a timer or when told. One at a time."""
+    """Takes checkpoints, on a timer or on request. One at a time."""
 
     def __init__(
         self,
@@ -66,7 +65,7 @@ class Checkpointer:
         run: int = 0,
         published: ReplayStart = ReplayStart(),  # noqa: B008 -- an immutable value
     ) -> None:
-        """`run`: the run's number. `published`: where replay of the newest snapshot begins."""
+        """`run`: the run's number. `published`: the replay start of the newest snapshot."""
         self._run = run
         self._published = published
         self._pages = pages
@@ -79,20 +78,20 @@ class Checkpointer:
         self._seal_tails = seal_tails
         self._projections = projections
         self._busy = asyncio.Lock()
-        # Encoded parts of topics that have not moved since they were captured.
+        # Encoded parts of topics without a change since their capture.
         self._parts: dict[int, bytes] = {}
         self._last_lsn = 0
-        # Something a capture would show has changed without an entry.
+        # A capture's content has changed without an entry.
         self._has_moved = False
         self._trim_start = ReplayStart()
         self.taken_count = 0
         self.longest_slice_ms = 0.0
         self.last_duration_ms = 0.0
-        # Why the last one failed; nothing once one is published.
+        # The error of the last checkpoint; empty once one is published.
         self.failure: StorageError | None = None
-        # Asked before one is written, with its size in bytes.
+        # Called before a snapshot is written, with its size in bytes.
         self.make_room: Callable[[int], Awaitable[None]] | None = None
-        # Told after each one that was published.
+        # Called after each published snapshot.
         self.on_taken: list[Callable[[], None]] = []
         commits.observers.append(self._observe)
 
@@ -100,9 +99,9 @@ class Checkpointer:
         self._parts.pop(entry.topic_id, None)
 
     def moved(self, topic_id: int) -> None:
-        """Something of the topic changed that is not an entry (sealed, flipped, damaged).
+        """The topic changed without an entry (sealed, flipped, damaged).
 
-        The id may be a projection's, when what must not wait for an entry moved there.
+        The id may be a projection's, if its state changed without an entry.
         """
         if topic_id >= RESERVED_ID_MIN:
             self._has_moved = True
@@ -111,8 +110,8 @@ class Checkpointer:
     async def take(self, *, final: bool = False, trim: bool = True) -> None:
         """Take one checkpoint. Raises `StorageError` if it could not be published.
 
-        `final`: the server is stopping; tails stay in the snapshot rather than being sealed.
-        `trim`: let the journal go that no snapshot needs; else `self.trim` does it later.
+        `final`: the server is stopping; tails stay in the snapshot and are not sealed. `trim`:
+        remove journal files that no snapshot needs; otherwise `self.trim` does it later.
         """
         async with self._busy:
             if self._commits.is_broken:
@@ -143,7 +142,7 @@ class Checkpointer:
             trim_start = await self._offload.run(partial(self._snapshots.write, image))
             self._published = image.replay_start
             del image
-            # Letting go of 100,000 parts at once would be felt.
+            # Freeing 100,000 parts at once would hold the loop up.
             while parts:
                 del parts[-_FREED_AT_ONCE:]
                 await asyncio.sleep(0)
@@ -154,36 +153,36 @@ class Checkpointer:
             self.taken_count += 1
             self._last_lsn = last_lsn
             self.last_duration_ms = self._clock.monotonic_ms() - began_ms
-        for told in self.on_taken:
-            told()
+        for callback in self.on_taken:
+            callback()
 
     @property
     def last_lsn(self) -> int:
-        """The last lsn of the snapshot that was published last; 0: none was."""
+        """The last lsn of the newest published snapshot; 0: there was none."""
         return self._last_lsn
 
     @property
     def trim_lsn(self) -> int:
-        """Entries before it are needed no more, of shards that take writes; 0: all are."""
+        """Entries before it are no longer needed, on shards that take writes; 0: all are needed."""
         return self._trim_start.lsn
 
     def trim(self) -> None:
-        """Let the journal go that no kept snapshot needs."""
+        """Remove journal files that no kept snapshot needs."""
         if self.trim_lsn:
             self._journal.trim(self._trim_start)
 
     def _shard_sync(self, synced: SyncedShard, start_lsn: int) -> ShardSync:
-        """What the snapshot says of a shard.
+        """The snapshot's facts about a shard.
 
-        What a read-only one had in flight is decided by the next start, and its pages without
-        payloads name records from the start of the snapshot before on.
+        The next start decides about the entries in flight of a read-only shard; its pages without
+        payloads refer to records from the start of the snapshot before on.
         """
         if synced.is_read_only:
             start_lsn = min(start_lsn, self._published.of(synced.wal_set, synced.shard))
         return ShardSync(synced.wal_set, synced.shard, synced.synced_lsn, start_lsn)
 
     async def _capture(self) -> list[tuple[int, bytes]]:
-        """Encode everything there is, never holding the loop longer than a slice."""
+        """Encode every part, never holding the loop longer than a slice."""
         parts: list[tuple[int, bytes]] = [(EPOCHS_PART, b"")]
         slice_began_ms = self._clock.monotonic_ms()
         for part in self._encoded():
@@ -193,12 +192,12 @@ class Checkpointer:
                 self.longest_slice_ms = max(self.longest_slice_ms, spent_ms)
                 await asyncio.sleep(0)
                 slice_began_ms = self._clock.monotonic_ms()
-        # Captured last: a topic that was dropped before its own turn is in no part but this one.
+        # Captured last: a topic that was dropped before its own turn is only in this part.
         parts[0] = (EPOCHS_PART, capture_epochs(self._registry))
         return parts
 
     def _encoded(self) -> Iterator[tuple[int, bytes]]:
-        """One part after the other, each as it is when it is asked for."""
+        """One part after the other, each with the state at the time it is requested."""
         for reserved_id, projection in self._projections.items():
             for part in projection.capture():
                 yield reserved_id, part
@@ -222,9 +221,9 @@ class Checkpointer:
     ) -> None:
         """Take a checkpoint every interval, or after so many journal bytes, until cancelled.
 
-        Nothing is taken while nothing is written, but for one that lets the journal go.
-        `wal_bytes`: bytes journaled since the start. While the disk is low, or the last one
-        failed, checkpoints come quickly: what the journal gives back is the room that is missing.
+        Takes none while nothing is written, except one that lets journal files be removed.
+        `wal_bytes`: bytes journaled since the start. While disk space is low, or after a failure,
+        checkpoints come quickly: removed journal files are the missing space.
         """
         taken_ms = self._clock.monotonic_ms()
         taken_bytes = wal_bytes()
@@ -233,7 +232,7 @@ class Checkpointer:
             next_lsn = self._commits.next_lsn
             # One more after the last write: the journal is kept back to the older snapshot.
             is_published = next_lsn - 1 == self._last_lsn and not self._has_moved
-            # With a single snapshot nothing is let go: a second one if the room is needed.
+            # With a single snapshot nothing is trimmed; take a second one if space is low.
             is_trimmed = self.trim_lsn == next_lsn or (self.trim_lsn == 0 and not is_disk_low())
             if is_published and is_trimmed:
                 continue

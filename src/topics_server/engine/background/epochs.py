@@ -30,13 +30,13 @@ _DECODER: Final = msgspec.msgpack.Decoder(_EpochsPart)
 
 
 def capture_epochs(registry: Registry) -> bytes:
-    """The last epoch of every dropped name that is remembered, and the floor of the others."""
+    """The last epoch of every remembered dropped name, and the epoch floor of the others."""
     part = _EpochsPart(_VERSION, registry.dropped_epochs, registry.epoch_floor)
     return msgspec.msgpack.encode(part)
 
 
 def restore_epochs(registry: Registry, part: bytes) -> None:
-    """Take the epochs over. Raises `ValueError` for bytes that are no such part."""
+    """Restore the epochs. Raises `ValueError` for invalid bytes."""
     try:
         found = _DECODER.decode(part)
     except msgspec.DecodeError as error:
@@ -48,7 +48,7 @@ def restore_epochs(registry: Registry, part: bytes) -> None:
     elif found.version != 1:
         raise ValueError("not captured epochs: the floor is missing")
     elif len(found.epochs) >= DROPPED_NAMES_MAX:
-        # A full table of version 1 may have forgotten names; none is known to have come further.
+        # A full table of version 1 may have forgotten names; none is known to have a higher epoch.
         registry.raise_epoch_floor(max(found.epochs.values()))
     for name, epoch in found.epochs.items():
         registry.remember_epoch(name, epoch)

@@ -1,9 +1,9 @@
 """Decodes large appends one at a time in the helper process.
 
-What is decoded is within the limits of an append and ready to be applied without a copy of its
-payloads, so no turn of the loop is as long as a body. A caller that goes away changes nothing: what
-was begun goes on. Whoever decides on the outcome does so behind the last `await`, as with any
-append. Called by the handlers of appends, `streams.service` and `recovery`; loop thread only.
+A decoded append is within the limits and can be applied without copying its payloads, so no loop
+turn takes as long as a body. A cancelled caller changes nothing: a started decoding continues. The
+caller decides after its last `await`, as with any append. Called by the handlers of appends,
+`streams.service` and `recovery`; loop thread only.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ from topics_server.values.record_codecs import (
 
 T = TypeVar("T")
 
-# What was within the limits once is not asked for them again.
+# Bodies that were accepted once are not checked against the limits again.
 _ANY: Final = AppendLimits(U32_MAX, U32_MAX, U32_MAX, U32_MAX, U32_MAX)
 
 
 class LargeAppends:
-    """The queue before the helper process. `limits`: what any append may carry."""
+    """The queue in front of the helper process. `limits`: the limits of an append."""
 
     def __init__(self, limits: AppendLimits) -> None:
         self._limits = limits
         self._process = DecoderProcess()
         self._thread = concurrent.futures.ThreadPoolExecutor(1, "decoder")
-        # Of the bodies that were handed over, the one that is decoded included.
+        # Bytes of the submitted bodies, including the one that is being decoded.
         self._waiting_bytes = 0
 
     @property
@@ -56,19 +56,22 @@ class LargeAppends:
         return self._process
 
     def takes(self, body: bytes) -> bool:
-        """Whether a body is too large to be decoded on the loop."""
+        """Whether a body is too large to decode on the loop."""
         return len(body) > LARGE_APPEND_BYTES_MIN
 
     async def decode(self, body: bytes) -> DecodedAppend:
         """The records of an append's body.
 
-        Raises what decoding and admission raise, and `throttled` if too many wait or there is no
+        Raises the errors of decoding and admission, and `throttled` if too many wait or there is no
         helper process.
         """
         return await self._run(body, lambda: self._process.decode(body, GRAMMAR, self._limits))
 
     async def decode_messages(self, body: bytes) -> DecodedAppend:
-        """The JSON messages of a stream's body; there may be none. Raises as `decode` does."""
+        """The JSON messages of a stream's body; there may be none.
+
+        Raises the errors of `decode`.
+        """
         return await self._run(
             body, lambda: self._process.decode(body, MESSAGES_GRAMMAR, self._limits)
         )
@@ -76,7 +79,7 @@ class LargeAppends:
     async def decode_bytes(self, content_type: str, data: bytes) -> tuple[bytes, DecodedAppend]:
         """The body of an append of one record of bytes, and that record."""
         decoded = decode_bytes(content_type, data)
-        # Before anything is copied.
+        # Check before anything is copied.
         check_limits(decoded, self._limits)
 
         def put_together() -> tuple[bytes, DecodedAppend]:
@@ -87,9 +90,9 @@ class LargeAppends:
         return await self._run(data, put_together)
 
     async def decode_kept(self, body: bytes, grammar: int) -> DecodedAppend:
-        """The records of a body that the journal has, whatever the limits are by now.
+        """The records of a body from the journal, whatever the limits are now.
 
-        They are needed: what the helper process fails at is decoded in the thread.
+        They are required: if the helper process fails, they are decoded in the thread.
         """
         if grammar <= GRAMMAR or grammar == MESSAGES_GRAMMAR:
             try:
@@ -119,16 +122,16 @@ class LargeAppends:
         size = len(body)
         under_way = self._thread.submit(call)
         self._waiting_bytes += size
-        # Whoever waits may go away; what was begun counts until it is over.
-        settled = asyncio.wrap_future(under_way)
-        settled.add_done_callback(partial(self._note_end, size))
-        return await asyncio.shield(settled)
+        # The caller may be cancelled; a started decoding counts until it ends.
+        finished = asyncio.wrap_future(under_way)
+        finished.add_done_callback(partial(self._note_end, size))
+        return await asyncio.shield(finished)
 
-    def _note_end(self, size: int, settled: asyncio.Future[T]) -> None:
+    def _note_end(self, size: int, finished: asyncio.Future[T]) -> None:
         self._waiting_bytes -= size
-        # Told here if nobody waits any more.
-        if not settled.cancelled():
-            settled.exception()
+        # Retrieve the exception if no task waits for it any more.
+        if not finished.cancelled():
+            finished.exception()
 
     def close(self) -> None:
         """*Blocking.* Wait for the call under way, then end the helper process."""
@@ -137,7 +140,7 @@ class LargeAppends:
 
 
 def _in_blocks(decoded: DecodedAppend) -> DecodedAppend:
-    """The append with its payloads put together, block by block."""
+    """The append with its payloads assembled, block by block."""
     metas = decoded.metas if decoded.has_metas else None
     payloads: list[Payloads] = []
     row = 0

@@ -1,12 +1,13 @@
 """The boot sequence: restore, replay, judge, make durable.
 
-Newest valid snapshot -> parts restored on their sealed segments -> every later entry applied by
-lsn, through the same `apply` as live, and shown to those who observe live. Then the files found are
-judged (`inventory`): what is missing or older refuses the start, by name, and nothing was changed.
-After that heads jump where an unclean stop demands it, what was found is made durable, flips that
-are missing are made, and what is superseded goes. Source marks are collected for `moves`. Bounded
-by the un-checkpointed tail. Probes answer meanwhile and see the progress: the journal is read in a
-thread, entries are applied on the loop in slices, large appends are decoded in the helper process.
+The newest valid snapshot is loaded and its parts restored on their sealed segments. Every later
+entry is applied in lsn order, through the same `apply` as live, and shown to the live observers.
+Then `file_inventory` judges the files: a missing or older file refuses the start, by name, before
+anything was changed. After that heads jump where an unclean stop demands it, found data is made
+durable, missing flips are made, and superseded files are removed. Source marks are collected for
+`transfers`. The time is bounded by the journal after the checkpoint. Probes answer meanwhile and
+see the progress: a thread reads the journal, the loop applies entries in slices, and the helper
+process decodes large appends.
 """
 
 from __future__ import annotations
@@ -18,14 +19,15 @@ from typing import Final
 
 import msgspec
 
-from topics_server.engine.background.capture import decode, restore
+from topics_server.engine.background.capture import restore
 from topics_server.engine.background.epochs import restore_epochs
 from topics_server.engine.commit.projections import NO_PROJECTIONS, Projection, Projections
 from topics_server.engine.ports import KeptAppends, Offload, Replay, SealedIndex, SegmentsPort
+from topics_server.engine.topic.applied import Applied
 from topics_server.engine.topic.dedupe import KeyMemory
 from topics_server.engine.topic.producers import Producers
 from topics_server.engine.topic.registry import Registry
-from topics_server.engine.topic.topic import Applied, Topic
+from topics_server.engine.topic.topic import Topic
 from topics_server.runtime.clock import monotonic_ms
 from topics_server.runtime.metrics import log
 from topics_server.values.copies import ReplayPayloads
@@ -37,6 +39,7 @@ from topics_server.values.entries import (
     RouterPut,
     Source,
     TopicDropped,
+    TopicPut,
 )
 from topics_server.values.errors import StartRefused, StorageError
 from topics_server.values.file_inventory import (
@@ -51,26 +54,28 @@ from topics_server.values.file_inventory import (
 )
 from topics_server.values.limits import MIB
 from topics_server.values.model import Durability, LossReason
-from topics_server.values.storage_types import EPOCHS_PART, SnapshotImage
+from topics_server.values.storage_types import EPOCHS_PART, TOPIC_PARTS, SnapshotImage
 
-# How long the loop applies entries or restores parts before it does something else, ms.
+# How long the loop applies entries or restores parts in one turn, ms.
 _SLICE_MS: Final = 5.0
-# Entries read in one call off the loop: so many, or fewer with so many bytes of appends.
+# Entries read in one call off the loop: this many, or fewer with this many bytes of appends.
 _READ_AT_ONCE: Final = 64
 _READ_BYTES: Final = MIB
-# Topics whose files are settled in one call off the loop.
-_SETTLED_AT_ONCE: Final = 16
+# Topics restored in one call off the loop: this many, or fewer with this many bytes of parts.
+_RESTORED_AT_ONCE: Final = 64
+# Topics whose files are finished in one call off the loop.
+_FINISHED_AT_ONCE: Final = 16
 
 
 class Stop(msgspec.Struct, frozen=True):
-    """How the last run ended: with its clean-stop mark, and under the same kernel boot."""
+    """How the last run ended: whether with its clean-stop mark, and whether in the same boot."""
 
     was_clean: bool
     same_boot: bool
 
 
 class Recovered(msgspec.Struct):
-    """What recovery found, for the report at start."""
+    """Recovery's counts, for the report at start."""
 
     last_lsn: int = 0
     topics: int = 0
@@ -83,7 +88,7 @@ class Recovered(msgspec.Struct):
 
 
 class Recovery:
-    """One boot. `progress` is 0.0 to 1.0 while `run` is under way."""
+    """One recovery. `progress` is 0.0 to 1.0 while `run` is under way."""
 
     def __init__(
         self,
@@ -109,32 +114,36 @@ class Recovery:
         self._turn_ends_ms = 0.0
         self._restored = 0.0
         self._on_disk: set[int] = set()
-        # What lies on disk of the topics that were opened, until it is judged.
+        # The files found for each opened topic, until they are judged.
         self._files: dict[int, FoundTopic] = {}
-        # Deletes may be missing from a journal that was repaired.
+        # Files and segments of topics whose creation is about to be applied.
+        self._opened: dict[int, tuple[FoundTopic | None, Sequence[SealedIndex]]] = {}
+        # A repaired journal may lack deletes.
         self._is_mended = False
         self._dropped: Sequence[int] = ()
         self.found = Recovered()
-        # Source marks met in the journal: whoever opens it deletes what they name, if it lives.
+        # Source marks met in the journal: their live records are deleted before requests are
+        # served.
         self.marks: list[Source] = []
         self._payloads = ReplayPayloads(sources)
-        # Topics with copies of records that were not met, which must turn out to be dropped.
+        # Topics with copies of records that replay did not meet; they must turn out to be dropped.
         self._unmet: dict[int, str] = {}
 
     @property
     def progress(self) -> float:
-        """How much of the snapshot and the journal is done."""
+        """The finished part of the snapshot and the journal, 0.0 to 1.0."""
         return min(1.0, 0.3 * self._restored + 0.7 * self._replay.progress)
 
     async def run(self, stop: Stop, begin: Callable[[], None]) -> Recovered:
-        """Bring all topics back. Raises `StartRefused`, `Corrupt`: the data cannot be served."""
+        """Recover all topics. Raises `StartRefused`, `Corrupt`: the data cannot be served."""
         start_lsn = await self._restore()
         await self._apply_journal(start_lsn)
         self._judge()
-        # From here on a stop is unclean until noted as clean; a refusal above leaves the mark.
+        # From here on a stop is unclean until it is marked as clean; a refusal before this leaves
+        # the mark.
         await self._offload.run(begin)
         self._finish_topics(stop)
-        await self._settle()
+        await self._finish_segments()
         await self._make_flips()
         await self._remove_dropped()
         self.found.topics = len(self._registry)
@@ -150,42 +159,67 @@ class Recovery:
         self.found.had_snapshot = True
         self.found.last_lsn = image.last_lsn
         self._registry.next_topic_id = image.next_topic_id
-        for number, (topic_id, part) in enumerate(image.parts):
-            try:
-                self._restore_part(topic_id, part)
-            except ValueError as error:
-                owner = "what is no topic" if topic_id >= RESERVED_ID_MIN else f"topic {topic_id}"
-                raise StartRefused(f"the snapshot's part of {owner}: {error}") from None
-            self._restored = number / len(image.parts)
+        done = 0
+        for some in _some_parts(image.parts):
+            topic_id, part = some[0]
+            if _is_of_topic(topic_id):
+                await self._restore_topics(some)
+            else:
+                self._restore_other(topic_id, part)
+            done += len(some)
+            self._restored = done / len(image.parts)
             await self._give_way()
         self._restored = 1.0
         return image.start_lsn
 
-    def _restore_part(self, topic_id: int, part: bytes) -> None:
-        if topic_id == EPOCHS_PART:
-            restore_epochs(self._registry, part)
-            return
-        if topic_id >= RESERVED_ID_MIN:
-            self._projection(topic_id).restore(part)
-            return
-        decoded = decode(part)
-        topic = restore(decoded, self._open(topic_id, anchor_of(decoded)))
-        assert topic.topic_id == topic_id
-        self._registry.adopt(topic)
+    def _restore_other(self, part_id: int, part: bytes) -> None:
+        try:
+            if part_id == EPOCHS_PART:
+                restore_epochs(self._registry, part)
+            else:
+                self._projection(part_id).restore(part)
+        except ValueError as error:
+            raise StartRefused(f"the snapshot's part of what is no topic: {error}") from None
+
+    async def _restore_topics(self, parts: Sequence[tuple[int, bytes]]) -> None:
+        """Restore topics off the loop: one may have 60 MB of records, or thousands of segments."""
+        for topic, files in await self._offload.run(partial(self._restored_topics, parts)):
+            if files is not None:
+                self._files[topic.topic_id] = files
+            self._registry.adopt(topic)
+            await self._give_way()
+
+    def _restored_topics(
+        self, parts: Sequence[tuple[int, bytes]]
+    ) -> list[tuple[Topic, FoundTopic | None]]:
+        """*Blocking.* The topics of some parts, each with its files. Changes nothing else."""
+        topics: list[tuple[Topic, FoundTopic | None]] = []
+        for topic_id, part in parts:
+            try:
+                decoded = TOPIC_PARTS.decode(part)
+                files, indexes = self._open(topic_id, anchor_of(decoded))
+                topic = restore(decoded, indexes)
+            except ValueError as error:
+                raise StartRefused(f"the snapshot's part of topic {topic_id}: {error}") from None
+            assert topic.topic_id == topic_id
+            topics.append((topic, files))
+        return topics
 
     async def _apply_journal(self, start_lsn: int) -> None:
         # A topic created since the snapshot may have sealed segments already: they are attached
-        # before its first record is applied, so that sealed records are not taken twice.
+        # before its first record is applied, so that sealed records are not added twice.
         self._registry.sealed_of = self._sealed_of
         entries = self._replay.entries(start_lsn)
         while some := await self._offload.run(partial(_read_some, entries)):
             some.reverse()
             while some:
-                # Not kept by the list: one large entry at a time is held twice.
+                # Popped from the list, so that only one large entry at a time is in memory twice.
                 lsn, entry = some.pop()
                 if isinstance(entry, RecordsAppended) and self._kept_appends.takes(entry.body):
                     decoded = await self._kept_appends.decode_kept(entry.body, entry.grammar)
                     entry = msgspec.structs.replace(entry, decoded=decoded)
+                if entry.topic_id in self._on_disk:
+                    await self._open_created(entry)
                 self._apply(lsn, entry)
                 self.found.last_lsn = max(self.found.last_lsn, lsn)
                 self.found.entries += 1
@@ -194,11 +228,11 @@ class Recovery:
             if self._registry.get(topic_id) is not None:
                 raise StartRefused(problem)
         self._registry.sealed_of = None
-        # What was met is in the topics now.
+        # The records are in the topics now.
         self._payloads = ReplayPayloads(())
 
     async def _give_way(self) -> None:
-        """Let the loop do something else, if this turn has lasted long enough."""
+        """Yield to the loop if this turn has lasted long enough."""
         if monotonic_ms() >= self._turn_ends_ms:
             await asyncio.sleep(0)
             self._turn_ends_ms = monotonic_ms() + _SLICE_MS
@@ -220,17 +254,33 @@ class Recovery:
                 self._note_delete(lsn, entry)
             elif isinstance(entry, TopicDropped) and entry.topic_id == NO_TOPIC:
                 self._is_mended = True
-            applied = self._registry.apply(lsn, entry)
+            applied = Applied() if self._is_stale(lsn, entry) else self._registry.apply(lsn, entry)
         for observer in self._observers:
             observer(lsn, entry, applied)
 
+    def _is_stale(self, lsn: int, entry: Entry) -> bool:
+        """Whether this creates a topic that nobody has, though the snapshot is newer.
+
+        Only a shard that was read-only is replayed from before the snapshot's start. What it had
+        acknowledged is in the snapshot, or was dropped; a creation that it refused must not come
+        back after its name was used again, dropped and forgotten.
+        """
+        creation = entry.creation if isinstance(entry, RecordsAppended) else entry
+        return (
+            self._image is not None
+            and lsn < self._image.start_lsn
+            and isinstance(creation, TopicPut)
+            and creation.created
+            and self._registry.get(entry.topic_id) is None
+        )
+
     def _met(self, lsn: int, entry: RecordsAppended) -> RecordsAppended | None:
-        """An append with all that applying it takes; its mark is noted.
+        """An append with everything that applying it needs; its source mark is collected.
 
         None for a page without payloads whose records lie before the snapshot's start: replay
         begins at the oldest entry that was not applied when the capture began, and that may lie
         between the two. The page was applied then, so the snapshot has its copies, unless their
-        topic was dropped before its part was captured: then replay meets that.
+        topic was dropped before its part was captured: then replay meets the drop.
         """
         if entry.source is not None:
             self._note_mark(entry.source)
@@ -249,9 +299,9 @@ class Recovery:
         self._note_ids(source.topic_id)
 
     def _note_ids(self, *topic_ids: int) -> None:
-        """An entry of another shard may be synced where a topic's creation was not.
+        """An entry of another shard may be synced while its topic's creation was not.
 
-        What it names must never be another topic: the ids stay used.
+        No other topic may get these ids: they stay used.
         """
         next_id = max(topic_ids) + 1
         self._registry.next_topic_id = max(self._registry.next_topic_id, next_id)
@@ -264,24 +314,35 @@ class Recovery:
 
     # -- files -----------------------------------------------------------------------------
 
-    def _sealed_of(self, topic_id: int) -> Sequence[SealedIndex]:
-        return self._open(topic_id, None)
+    async def _open_created(self, entry: Entry) -> None:
+        """Open the segments of a topic that the entry is about to create, off the loop."""
+        topic_id = entry.topic_id
+        if topic_id not in self._opened and self._registry.creation_by(entry) is not None:
+            self._opened[topic_id] = await self._offload.run(partial(self._open, topic_id, None))
 
-    def _open(self, topic_id: int, anchor: Anchor | None) -> Sequence[SealedIndex]:
-        if topic_id not in self._on_disk:
-            return []
-        self._files[topic_id], indexes = self._segments.open_topic(topic_id, anchor)
+    def _sealed_of(self, topic_id: int) -> Sequence[SealedIndex]:
+        files, indexes = self._opened.pop(topic_id, (None, ()))
+        if files is not None:
+            self._files[topic_id] = files
         return indexes
 
+    def _open(
+        self, topic_id: int, anchor: Anchor | None
+    ) -> tuple[FoundTopic | None, Sequence[SealedIndex]]:
+        """*Blocking.* The files of a topic and its segments, if it has any on disk."""
+        if topic_id not in self._on_disk:
+            return None, ()
+        return self._segments.open_topic(topic_id, anchor)
+
     def _note_delete(self, lsn: int, entry: RecordsDeleted) -> None:
-        """A delete that is applied now explains why a segment has more dead rows than anchored."""
+        """An applied delete explains why a segment has more dead rows than its anchor."""
         files, topic = self._files.get(entry.topic_id), self._registry.get(entry.topic_id)
         if files is None or not files.suspects or topic is None or lsn <= topic.applied_lsn:
             return
         note_delete(files, entry.firsts, entry.lasts)
 
     def _judge(self) -> None:
-        """Compare what was found with what must be there. Raises `StartRefused`."""
+        """Compare the found files with the expected ones. Raises `StartRefused`."""
         topics = (
             Expected(topic.topic_id, topic.name, topic.log.head_seq, topic.files.anchor)
             for topic in self._registry
@@ -304,7 +365,7 @@ class Recovery:
             topic.log.replayed_seq = None
 
     def _adopt_files(self, topic: Topic, found: FoundTopic) -> None:
-        """Take over what was found; segments whose flags are not to be trusted are damaged."""
+        """Adopt the found files; segments with untrusted flags become damaged."""
         files = topic.files
         files.generation, files.first_free_id = found.generation, found.first_free_id
         anchored = files.anchor.flags if files.anchor else {}
@@ -314,7 +375,7 @@ class Recovery:
             if suspect is not None and self._is_mended:
                 suspect.is_touched = True
             if digest is not None and not (suspect and suspect.has_lost_deletes):
-                # Damaged flags are no anchor: the right file, put back, must heal the segment.
+                # Damaged flags are not an anchor: the right file, put back, must heal the segment.
                 if suspect is None or not suspect.has_damaged_flags:
                     files.digests[segment_id] = digest
                 continue
@@ -323,7 +384,7 @@ class Recovery:
                 files.digests[segment_id] = anchored[segment_id]
             count = topic.note_damage(segment_id, 0, run.count - 1)
             log.error(
-                "topic %s: %s segment %d (seqs %d to %d) %s, %d records are told as damaged",
+                "topic %s: %s segment %d (seqs %d to %d) %s, %d records are reported as damaged",
                 topic.name,
                 found.path,
                 segment_id,
@@ -337,22 +398,22 @@ class Recovery:
             )
         self._registry.recount(topic)
 
-    async def _settle(self) -> None:
-        """Make durable what recovery relies on, in every topic that was opened and is there."""
+    async def _finish_segments(self) -> None:
+        """Make durable what recovery relies on, in every topic that was opened and exists."""
         topics = [topic for topic in self._registry if topic.topic_id in self._files]
-        for first in range(0, len(topics), _SETTLED_AT_ONCE):
+        for first in range(0, len(topics), _FINISHED_AT_ONCE):
             some = [
                 (topic.topic_id, topic.files.untrusted)
-                for topic in topics[first : first + _SETTLED_AT_ONCE]
+                for topic in topics[first : first + _FINISHED_AT_ONCE]
             ]
-            await self._offload.run(partial(self._settle_some, some))
+            await self._offload.run(partial(self._finish_some, some))
         for topic in topics:
             topic.files.generation = self._segments.generation_of(topic.topic_id)
         self._files.clear()
 
-    def _settle_some(self, topics: Sequence[tuple[int, frozenset[int]]]) -> None:
+    def _finish_some(self, topics: Sequence[tuple[int, frozenset[int]]]) -> None:
         for topic_id, untrusted in topics:
-            self._segments.settle(topic_id, untrusted)
+            self._segments.finish_recovery(topic_id, untrusted)
 
     async def _make_flips(self) -> None:
         for topic in self._registry:
@@ -365,7 +426,7 @@ class Recovery:
                 self.found.flips += sum(map(len, flips.values()))
 
     async def _remove_dropped(self) -> None:
-        """A folder goes only if its topic is known to have been dropped, never by ignorance."""
+        """A folder is removed only if its topic is known to have been dropped."""
         for topic_id in self._dropped:
             await self._offload.run(partial(self._segments.drop_topic, topic_id))
             self.found.folders_removed += 1
@@ -379,8 +440,30 @@ class Recovery:
                 self._registry.recount(topic)
 
 
+def _is_of_topic(part_id: int) -> bool:
+    return part_id != EPOCHS_PART and part_id < RESERVED_ID_MIN
+
+
+def _some_parts(parts: Sequence[tuple[int, bytes]]) -> Iterator[list[tuple[int, bytes]]]:
+    """The parts of a snapshot in their order: a few topics at a time, anything else alone."""
+    some: list[tuple[int, bytes]] = []
+    size = 0
+    for topic_id, part in parts:
+        is_topic = _is_of_topic(topic_id)
+        if some and not (is_topic and len(some) < _RESTORED_AT_ONCE and size < _READ_BYTES):
+            yield some
+            some, size = [], 0
+        some.append((topic_id, part))
+        size += len(part)
+        if not is_topic:
+            yield some
+            some, size = [], 0
+    if some:
+        yield some
+
+
 def _read_some(entries: Iterator[tuple[int, Entry]]) -> list[tuple[int, Entry]]:
-    """*Blocking.* The next entries; none at the end."""
+    """*Blocking.* The next entries; empty at the end."""
     some: list[tuple[int, Entry]] = []
     size = 0
     for lsn, entry in entries:
@@ -393,7 +476,7 @@ def _read_some(entries: Iterator[tuple[int, Entry]]) -> list[tuple[int, Entry]]:
 
 
 def _refusal(objections: Sequence[Objection]) -> StartRefused:
-    """One line that names the first file, and says how many there are."""
+    """One line with the first file and the number of files."""
     for path, reason in objections:
         log.error("%s: %s", path, reason)
     path, reason = objections[0]
@@ -402,26 +485,28 @@ def _refusal(objections: Sequence[Objection]) -> StartRefused:
 
 
 def finish_topic(topic: Topic, *, clean_stop: bool, same_boot: bool) -> bool:
-    """After replay: skip the seqs that may have been handed out and lost. Whether any were.
+    """After replay: skip seqs that may have been handed out and lost.
 
-    After an unclean stop an ephemeral topic's head is its ceiling and all its records are gone;
-    that of class memory or disk is only if the machine went down, for after a mere kill nothing is
-    missing; class fsync never loses a seq, and behind the end of a closed stream there was none.
+    Returns whether there were any.
+
+    After an unclean stop an ephemeral topic's head is its ceiling and all its records are gone. A
+    topic of class memory or disk does so only if the machine went down, because after a mere kill
+    nothing is missing. Class fsync never loses a seq, and a closed stream has none behind its end.
     """
     log = topic.log
     is_closed = topic.stream is not None and topic.stream.facts.is_closed
-    before = log.head_seq, log.live_count
+    before = log.head_seq, log.live_count, log.holes
     if topic.is_ephemeral:
         if not clean_stop:
             log.jump_head(topic.ceiling_seq, LossReason.RESTART)
-        if log.live_count:
-            log.lose_all(LossReason.RESTART)
-        # Who appended what goes with it.
+        # Also where nothing lives: readers are told the same, with or without the snapshot.
+        log.lose_all(LossReason.RESTART)
+        # Its producers and keys are lost with the records.
         topic.keys, topic.producers = KeyMemory(), Producers()
     elif not (clean_stop or same_boot or is_closed or topic.config.durability is Durability.FSYNC):
         log.jump_head(topic.ceiling_seq, LossReason.DAMAGED)
     if topic.stream is not None:
         topic.stream.allow_for_uses()
-    moved = (log.head_seq, log.live_count) != before
+    moved = (log.head_seq, log.live_count, log.holes) != before
     topic.revision += moved
     return moved

@@ -1,9 +1,9 @@
 """Plans which runs to seal, move to the cold folder or drop. Pure.
 
 A run is unbroken, holds only records whose frames are synced, and is cut at the bounds of a
-segment. By age only a run of some size is sealed: a small one stays in the snapshot, so that many
-small topics are not many files. Planning may freeze or split blocks, which nobody sees. Called by
-`engine/background/sealer.py`.
+segment. A run is sealed by age only above a minimum size: a smaller run stays in the snapshot, so
+that many small topics do not make many files. Planning may freeze or split blocks, which readers do
+not notice. Called by `engine/background/sealer.py`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def plan_seal(
     max_age_ms: int,
     force: bool = False,
 ) -> SegmentPlan | None:
-    """The next run to seal, or None while nothing is due. `force`: whatever is synced is due."""
+    """The next run to seal, or None while none is due. `force`: every synced record is due."""
     assert max_records > 0
     assert max_bytes > 0
     log = topic.log
@@ -60,7 +60,7 @@ def plan_seal(
 def _first_run(
     log: Log, synced_lsn: int, max_records: int, max_bytes: int
 ) -> tuple[list[TailBlock], bool]:
-    """Blocks from the front of the tail, and whether a bound or a break ends them."""
+    """Blocks from the front of the tail, and whether a bound or a gap ends them."""
     run: list[TailBlock] = []
     records = size = 0
     index = log.sealed_count
@@ -90,9 +90,9 @@ def plan_relocation(
     retain_segments: int,
     retain_bytes: int,
 ) -> list[int]:
-    """Hot segments, oldest first, neither among the newest N nor within the newest B bytes.
+    """Hot segments to move, oldest first: neither among the newest N nor within the newest B bytes.
 
-    0 turns a condition off: it keeps nothing hot. `is_cold`: by topic id and segment id.
+    0 disables a condition: it keeps nothing hot. `is_cold`: by topic id and segment id.
     """
     moving: list[int] = []
     newer_bytes = 0
@@ -100,7 +100,7 @@ def plan_relocation(
         newer_bytes += _stored_bytes(run)
         is_kept = newer < retain_segments or (retain_bytes > 0 and newer_bytes <= retain_bytes)
         if is_kept or run.live_count == 0 or run.has_damage:
-            continue  # a damaged file stays where a good copy of it is put back
+            continue  # a damaged file stays so that a good copy can replace it
         if run.segment_id in topic.files.untrusted:
             continue
         if not is_cold(topic.topic_id, run.segment_id):
@@ -116,11 +116,11 @@ def _stored_bytes(run: SealedRun) -> int:
 
 
 def plan_drops(topic: Topic) -> list[int]:
-    """Segments without a record that lives or may live again.
+    """Segments without a record that is live or may become live again.
 
-    One with a flip to be made first is not among them: a snapshot taken between forgetting the
-    segment and unlinking its file would neither hold the flip nor find it on disk. Below the floor
-    no flip is needed.
+    A segment with a pending flip is not among them: a snapshot taken between forgetting the segment
+    and unlinking its file would neither hold the flip nor find it on disk. Below the floor no flip
+    is needed.
     """
     floor = topic.log.evict_floor
     return [

@@ -1,9 +1,9 @@
 """Background jobs on sealed data: expire, seal, flip, relocate, drop.
 
-Everything is decided on the loop by pure modules; packing, writing and unlinking happen off it.
-Only records whose frames are synced are sealed; a file goes only after the entry that made it
-useless is synced; a flip stays pending, and in every snapshot, until it is synced (ARCHITECTURE,
-Seal). A failed job is logged and tried again later: nothing is lost by not sealing.
+Pure modules decide everything on the loop; packing, writing and unlinking happen off it. Only
+records whose frames are synced are sealed. A file is removed only after the entry that made it
+useless is synced. A flip stays pending, and in every snapshot, until it is synced (ARCHITECTURE,
+Seal). A failed job is logged and tried again later: no data is lost by not sealing.
 """
 
 from __future__ import annotations
@@ -16,10 +16,13 @@ from typing import Final, TypeVar
 import msgspec
 
 from topics_server.engine.background import seal_plan
+from topics_server.engine.commit.gates import gate_of
 from topics_server.engine.commit.pipeline import CommitPipeline
 from topics_server.engine.ports import Clock, JournalPort, Offload, SegmentsPort
+from topics_server.engine.topic.applied import Applied
 from topics_server.engine.topic.registry import Registry
-from topics_server.engine.topic.topic import Applied, Topic
+from topics_server.engine.topic.topic import Topic
+from topics_server.engine.topic.writes.delete import decide_expiry
 from topics_server.runtime.metrics import log
 from topics_server.values.entries import (
     Entry,
@@ -33,15 +36,15 @@ from topics_server.values.limits import SEAL_BY_AGE_BYTES_MIN
 
 T = TypeVar("T")
 
-# How often topics with a TTL are looked at, and how long after a failure a topic is tried again.
+# How often topics with a TTL are checked, and the pause after a failure of a topic.
 _EXPIRY_INTERVAL_S: Final = 1.0
 _RETRY_S: Final = 2.0
-# Topics looked at between two turns of the loop.
+# Topics examined in one loop turn.
 _SLICE: Final = 256
 
 
 class SealingRules(msgspec.Struct, frozen=True):
-    """When a run is sealed and when a segment turns cold (contract README, Sealing defaults)."""
+    """When a run is sealed and a segment moves to the cold folder (contract README)."""
 
     max_records: int
     max_bytes: int
@@ -52,7 +55,7 @@ class SealingRules(msgspec.Struct, frozen=True):
 
 
 class Sealer:
-    """Told of every applied entry; keeps the set of topics with something to do."""
+    """Observes every applied entry; keeps the set of topics with work to do."""
 
     def __init__(
         self,
@@ -74,31 +77,31 @@ class Sealer:
         self._clock = clock
         self._rules = rules
         self._may_seal = may_seal
-        # Topics whose last drop of segments was refused half-way.
+        # Topics whose last drop of segments failed half-way.
         self._half_dropped: set[int] = set()
-        # Why work on a topic fails, until it succeeds or the topic is gone.
+        # The error of each failing topic, until its work succeeds or it is dropped.
         self.failures: dict[int, StorageError] = {}
         # Topics with work now, in order; with a tail worth a segment; with a TTL; dropped, by lsn.
         self._due: dict[int, None] = {}
         self._aging: dict[int, None] = {}
         self._expiring: dict[int, None] = {}
         self._dropped: dict[int, int] = {}
-        self._bell = asyncio.Event()
+        self._woken = asyncio.Event()
         self._one_job = asyncio.Lock()
         self.sealed_count = 0
         self.dropped_count = 0
         self.relocated_count = 0
         self.failed_count = 0
-        # Told when a topic changed by something that is not an entry.
+        # Called when a topic changed without an entry.
         self.on_moved: list[Callable[[int], None]] = []
-        # Told when the disk refused what gives room back.
+        # Called when the disk refused an operation that frees space.
         self.on_refused: list[Callable[[], None]] = []
         commits.observers.append(self.observe)
 
     # --- who has work -------------------------------------------------------------------
 
     def observe(self, lsn: int, entry: Entry, applied: Applied) -> None:
-        """Take note of an applied entry; cheap, called for every one."""
+        """Note an applied entry; cheap, because it is called for every entry."""
         topic_id = entry.topic_id
         if isinstance(entry, TopicDropped):
             self._dropped[topic_id] = lsn
@@ -107,15 +110,15 @@ class Sealer:
             self._due.pop(topic_id, None)
             self._aging.pop(topic_id, None)
             self._expiring.pop(topic_id, None)
-            self._bell.set()
+            self._woken.set()
             return
         topic = self._registry.get(topic_id)
         if topic is None:
-            return  # a topic that was dropped meanwhile
+            return  # the topic was dropped meanwhile
         if isinstance(entry, TopicPut | StreamChanged) or (
             isinstance(entry, RecordsAppended) and entry.creation is not None
         ):
-            self._track(topic)
+            self._note_ttl(topic)
         tail_bytes = topic.log.tail_bytes
         is_long = topic.log.tail_count >= self._rules.max_records
         if is_long or tail_bytes >= SEAL_BY_AGE_BYTES_MIN:
@@ -126,7 +129,7 @@ class Sealer:
             self._enqueue(topic_id)
 
     def adopt(self, topic: Topic) -> None:
-        """Take note of a topic that recovery brought back; most have nothing to do."""
+        """Note a topic that recovery restored; most have no work to do."""
         config, log_ = topic.config, topic.log
         if config.ttl_ms:
             self._expiring[topic.topic_id] = None
@@ -135,7 +138,7 @@ class Sealer:
         if log_.sealed_count or config.ttl_ms or config.cap_records or config.cap_bytes:
             self._enqueue(topic.topic_id)
 
-    def _track(self, topic: Topic) -> None:
+    def _note_ttl(self, topic: Topic) -> None:
         if topic.config.ttl_ms:
             self._expiring[topic.topic_id] = None
         else:
@@ -144,7 +147,7 @@ class Sealer:
 
     def _enqueue(self, topic_id: int) -> None:
         self._due[topic_id] = None
-        self._bell.set()
+        self._woken.set()
 
     def _enqueue_later(self, topic_id: int) -> None:
         asyncio.get_running_loop().call_later(_RETRY_S, self._enqueue, topic_id)
@@ -161,15 +164,15 @@ class Sealer:
                 await self._look_at_clocks()
             while self._due or self._dropped:
                 await self._work_once()
-            self._bell.clear()
+            self._woken.clear()
             try:
                 async with asyncio.timeout(_EXPIRY_INTERVAL_S):
-                    await self._bell.wait()
+                    await self._woken.wait()
             except TimeoutError:
                 pass
 
     async def _look_at_clocks(self) -> None:
-        """Expire what is past its TTL; look again at tails worth a segment. In slices."""
+        """Expire records past their TTL, and find tails worth a segment by age. In slices."""
         now_ms = self._clock.now_ms()
         for number, topic_id in enumerate(list(self._expiring)):
             topic = self._registry.get(topic_id)
@@ -181,7 +184,7 @@ class Sealer:
             self._enqueue(topic_id)
 
     def expire(self) -> None:
-        """Submit every floor that is due by a TTL: a clean stop keeps what readers were told."""
+        """Submit every floor that is due by a TTL, so that a clean stop keeps what readers saw."""
         now_ms = self._clock.now_ms()
         for topic_id in self._expiring:
             topic = self._registry.get(topic_id)
@@ -190,12 +193,12 @@ class Sealer:
 
     def _move_floor(self, topic: Topic, now_ms: int) -> None:
         if topic.stream is not None and topic.stream.newest.is_copying:
-            return  # of a fork what holds places is not deleted yet: its caps hold once it is whole
-        entry = topic.decide_expiry(now_ms)
+            return  # a fork's placeholders are not deleted yet: its caps apply once it is whole
+        entry = decide_expiry(topic, now_ms)
         if entry is None:
             return
         try:
-            self._commits.submit(entry, topic.delete_gate, topic, urgent=True)
+            self._commits.submit(entry, gate_of(entry, topic), topic, urgent=True)
         except TopicsError:
             pass  # read-only or full: expired records stay hidden by their age
 
@@ -212,22 +215,29 @@ class Sealer:
         try:
             await self.tend(topic)
         except StorageError as error:
-            log.warning("background work on topic %s failed: %s", topic.name, error)
-            self._note_failure(topic_id, error)
-            self._enqueue_later(topic_id)
+            self._retry(topic, error)
+        except Exception as error:
+            # An import without file descriptors, say: the work of this and other topics goes on.
+            log.error("defect in background work on topic %s", topic.name, exc_info=error)
+            self._retry(topic, StorageError(f"an internal error: {error}"))
         else:
             self.failures.pop(topic_id, None)
+
+    def _retry(self, topic: Topic, error: StorageError) -> None:
+        log.warning("background work on topic %s failed: %s", topic.name, error)
+        self._note_failure(topic.topic_id, error)
+        self._enqueue_later(topic.topic_id)
 
     def _note_failure(self, topic_id: int, error: StorageError) -> None:
         self.failed_count += 1
         self.failures[topic_id] = error
 
     async def tend(self, topic: Topic, *, force_seal: bool = False) -> None:
-        """Do all there is to do for one topic, in an order that is safe at every step."""
+        """Do all the work of one topic, in an order that is safe at every step."""
         async with self._one_job:
             self._move_floor(topic, self._clock.now_ms())
             await self._flip(topic)
-            # Before sealing, which a full disk refuses: this is what gives room back.
+            # Before sealing, which a full disk refuses: this frees space.
             await self._drop_segments(topic)
             while await self._seal(topic, force=force_seal):
                 await self._flip(topic)
@@ -236,7 +246,7 @@ class Sealer:
             await self._publish_config(topic)
 
     async def seal_tails(self, min_bytes: int) -> None:
-        """Seal every tail of at least `min_bytes` (asked for before a checkpoint)."""
+        """Seal every tail of at least `min_bytes` (before a checkpoint)."""
         for topic_id in list(self._aging):
             topic = self._registry.get(topic_id)
             if topic is None or topic.is_ephemeral or topic.log.tail_bytes < min_bytes:
@@ -246,15 +256,17 @@ class Sealer:
             except StorageError as error:
                 log.warning("sealing topic %s before a checkpoint failed: %s", topic.name, error)
                 self._note_failure(topic_id, error)
-                # What was asked for comes too late; the topic's own work says when it is well.
+                # Too late for the requested seal; the topic's own schedule tries again.
                 self._enqueue_later(topic_id)
 
     async def seal_now(self, topic: Topic) -> int:
-        """Seal all that a topic holds now, and publish what it is; how many records stay unsealed.
+        """Seal all current records of a topic and publish its manifest.
 
-        What comes meanwhile is not waited for. Afterwards its files show what a reader is shown:
-        deletes are flagged and the manifest has the floor. Records of an ephemeral topic, and of a
-        shard that is read-only, stay where they are. Raises `StorageError`.
+        Returns how many stay unsealed.
+
+        Records that arrive meanwhile are not included. Afterwards the files show what a reader
+        sees: deletes are flagged and the manifest has the floor. Records of an ephemeral topic, and
+        of a read-only shard, stay unsealed. Raises `StorageError`.
         """
         if topic.is_ephemeral:
             return topic.log.live_count
@@ -275,7 +287,7 @@ class Sealer:
         return topic.log.live_between(topic.log.sealed_seq + 1, head_seq)[0]
 
     async def seal_topics(self, names: Iterable[str]) -> tuple[int, int]:
-        """`seal_now` one topic after the other: records left unsealed, segments made."""
+        """`seal_now` one topic after the other: returns unsealed records and made segments."""
         before, left = self.sealed_count, 0
         for name in names:
             topic = self._registry.find(name)
@@ -316,29 +328,32 @@ class Sealer:
         return True
 
     async def _sync_what_killed(self, topic: Topic) -> None:
-        """What a plan takes for dead was killed by entries that must be durable before it acts."""
+        """The entries that killed a plan's dead records must be durable before the plan runs."""
         lsn = topic.applied_lsn
         if self._commits.synced_lsn(topic.topic_id) < lsn:
             try:
                 await self._journal.sync_all()
             except StorageError:
-                # Another shard's failure is none of this topic's.
+                # A failure of another shard does not concern this topic.
                 if self._commits.synced_lsn(topic.topic_id) < lsn:
                     raise
         await self._journal.hold_end(topic.topic_id)
 
     async def _free(self, call: Callable[[], T]) -> T:
-        """Run what gives room back, off the loop; if it is refused, the ballast may help."""
+        """Run an operation that frees space, off the loop.
+
+        If it is refused, the ballast may help.
+        """
         try:
             return await self._offload.run(call)
         except StorageError:
-            for told in self.on_refused:
-                told()
+            for callback in self.on_refused:
+                callback()
             raise
 
     async def _flip(self, topic: Topic) -> None:
         while flips := topic.files.due_flips():
-            # A flag must not outlive the delete it stands for: the next start compares the two.
+            # A flag must not outlive its delete: the next start compares the two.
             await self._sync_what_killed(topic)
             call = partial(self._segments.flip, topic.topic_id, flips)
             topic.flips_done(flips, await self._free(call))
@@ -348,11 +363,11 @@ class Sealer:
         segment_ids = seal_plan.plan_drops(topic)
         if not segment_ids and topic.topic_id not in self._half_dropped:
             return
-        # What made them useless must be durable before they go.
+        # The entries that made them useless must be durable before they are removed.
         await self._sync_what_killed(topic)
         topic.segments_dropped(segment_ids)
         facts = topic.facts()
-        # What a refused drop has left is dropped by the next one, also by an empty one.
+        # The remains of a refused drop are dropped by the next one, even by an empty one.
         self._half_dropped.add(topic.topic_id)
         await self._free(partial(self._segments.drop, topic.topic_id, segment_ids, facts))
         self._half_dropped.discard(topic.topic_id)
@@ -374,7 +389,7 @@ class Sealer:
             self._published(topic)
 
     async def _publish_config(self, topic: Topic) -> None:
-        """A reader of the files alone must judge records by the configuration of now."""
+        """Programs that read the files must apply the current configuration."""
         published = self._segments.published_config(topic.topic_id)
         if published is None or published == topic.config:
             return
@@ -385,18 +400,18 @@ class Sealer:
             self._published(topic)
 
     def _published(self, topic: Topic) -> None:
-        """The topic's manifest was published: the next snapshot must know its generation."""
+        """The topic's manifest was published: the next snapshot must have its generation."""
         topic.files.generation = self._segments.generation_of(topic.topic_id)
         self._moved(topic)
 
     def _moved(self, topic: Topic) -> None:
-        for told in self.on_moved:
-            told(topic.topic_id)
+        for callback in self.on_moved:
+            callback(topic.topic_id)
 
     async def _drop_topic(self, topic_id: int, lsn: int) -> None:
         assert self._commits.synced_lsn(topic_id) >= lsn, "a drop is applied once synced"
         try:
-            # Not beside a job of that topic, which would write files again.
+            # Not during a job of that topic, which would write files again.
             async with self._one_job:
                 await self._free(partial(self._segments.drop_topic, topic_id))
         except StorageError as error:
@@ -409,4 +424,4 @@ class Sealer:
 
     def _drop_again(self, topic_id: int, lsn: int) -> None:
         self._dropped[topic_id] = lsn
-        self._bell.set()
+        self._woken.set()

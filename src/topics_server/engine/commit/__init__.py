@@ -1,11 +1,12 @@
-"""From a decided entry to applied state, and who hears of it.
+"""Takes a decided entry to applied state, and notifies readers.
 
 - `appending`: submitted appends and deletes: when they resolve, and with what.
-- `name_waits`: waits for a topic's change, or for a pending create, configure or drop.
+- `gates`: what each entry waits for before it is applied and acknowledged.
+- `pending_names`: waits for a topic's change, or for a pending create, configure or drop.
 - `notifier`: notifies listeners that a topic changed; listeners read from their cursor.
 - `pipeline`: tickets: takes a decided entry to applied state; the only caller of `apply`.
 - `projections`: journaled state beside topics: its interface for commit and recovery.
 - `repeats`: answers a repeated append with the original's result.
-- `router_pages`: router pages in flight, and what a snapshot capture waits for.
+- `router_pages`: router pages in flight; a snapshot capture waits for them.
 - `transfers`: transfers of records between topics: second half and crash recovery.
 """

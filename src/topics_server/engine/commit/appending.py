@@ -1,7 +1,7 @@
 """Submitted appends and deletes: when they resolve, and with what. Pure.
 
-What its caller has to say is the same whether a task waits for the ticket or a callback does.
-Made by `engine/store`; asked by it and by whoever begins appends without waiting for them.
+The result is the same whether a task or a callback waits for the ticket. Made by `engine/store`;
+used by the store and by handlers that begin appends without waiting for them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from topics_server.values.errors import TopicsError
 
 
 class PendingAppend:
-    """One append on its way; it goes on whether or not anybody waits for it."""
+    """A submitted append; it continues even if nothing waits for it."""
 
     __slots__ = ("_entry", "_topic", "ticket")
 
@@ -27,18 +27,22 @@ class PendingAppend:
         self._topic = topic
         self._entry = entry
 
-    def when_settled(self, told: Callable[[], object]) -> None:
-        """Call `told`, which must not raise, as soon as there is an outcome: at once if there is.
+    def when_resolved(self, callback: Callable[[], object]) -> None:
+        """Call `callback` once the append is applied or has failed; now if it already is.
 
-        Otherwise within the turn of the loop that commits the append, before anybody reads it.
+        The call happens in the loop turn that commits the append, before readers are notified.
+        `callback` must not raise.
         """
         if self.ticket.is_done:
-            told()
+            callback()
         else:
-            self.ticket.waiters.append(told)
+            self.ticket.waiters.append(callback)
 
-    def outcome(self, *, created: bool = False, parked_ms: float = 0.0) -> Appended:
-        """What to answer, once it is settled. Raises the `TopicsError` it failed with."""
+    def outcome(self, *, created: bool = False, throttle_wait_ms: float = 0.0) -> Appended:
+        """The answer, once the append is applied or has failed.
+
+        Raises the append's `TopicsError`.
+        """
         entry, ticket = self._entry, self.ticket
         assert ticket.is_done
         if ticket.error is not None:
@@ -53,12 +57,12 @@ class PendingAppend:
             False,
             ticket.write_ms,
             ticket.sync_ms,
-            parked_ms,
+            throttle_wait_ms,
         )
 
 
 class SeqsDelete(msgspec.Struct, frozen=True):
-    """A delete of exact seqs on its way: those that lived; no ticket if there are none."""
+    """A submitted delete of exact seqs: the live ones; no ticket if there are none."""
 
     seqs: list[int]
     ticket: Ticket | None

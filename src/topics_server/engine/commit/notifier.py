@@ -1,48 +1,48 @@
 """Notifies listeners that a topic changed; listeners read from their cursor. Pure.
 
-Callbacks run on the loop in the order in which they were added and may add or remove bells while
-they are told. Called by commits (ring) and by whoever waits (add, remove).
+Listeners run on the loop in the order in which they were added; a listener may add or remove
+listeners. Commits call `notify`; readers call `add` and `remove`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-Bell = Callable[[], None]
+Listener = Callable[[], None]
 
 
 class Notifier:
-    """Bells by topic id. The same callback may be added more than once."""
+    """Listeners by topic id. The same callback may be added more than once."""
 
-    __slots__ = ("_bells",)
+    __slots__ = ("_listeners",)
 
     def __init__(self) -> None:
-        self._bells: dict[int, list[Bell]] = {}
+        self._listeners: dict[int, list[Listener]] = {}
 
-    def add(self, topic_id: int, bell: Bell) -> None:
-        """Ring this bell whenever the topic moves."""
-        self._bells.setdefault(topic_id, []).append(bell)
+    def add(self, topic_id: int, listener: Listener) -> None:
+        """Call this listener whenever the topic changes."""
+        self._listeners.setdefault(topic_id, []).append(listener)
 
-    def remove(self, topic_id: int, bell: Bell) -> None:
-        """Take one bell off; it must be there."""
-        bells = self._bells[topic_id]
-        bells.remove(bell)
-        if not bells:
-            del self._bells[topic_id]
+    def remove(self, topic_id: int, listener: Listener) -> None:
+        """Remove one listener; it must have been added."""
+        listeners = self._listeners[topic_id]
+        listeners.remove(listener)
+        if not listeners:
+            del self._listeners[topic_id]
 
-    def ring(self, topic_id: int) -> None:
-        """The topic moved, or is gone."""
-        bells = self._bells.get(topic_id)
-        if bells is not None:
-            for bell in tuple(bells):
-                bell()
+    def notify(self, topic_id: int) -> None:
+        """The topic changed, or was dropped."""
+        listeners = self._listeners.get(topic_id)
+        if listeners is not None:
+            for listener in tuple(listeners):
+                listener()
 
-    def ring_all(self) -> None:
-        """Everybody is to look: the server is going down."""
-        for topic_id in tuple(self._bells):
-            self.ring(topic_id)
+    def notify_all(self) -> None:
+        """Notify the listeners of every topic: the server is shutting down."""
+        for topic_id in tuple(self._listeners):
+            self.notify(topic_id)
 
     @property
-    def bell_count(self) -> int:
-        """How many bells there are."""
-        return sum(map(len, self._bells.values()))
+    def listener_count(self) -> int:
+        """The number of listeners."""
+        return sum(map(len, self._listeners.values()))

@@ -1,12 +1,12 @@
 """Tickets: takes a decided entry to applied state; the only caller of `apply`. Pure.
 
-An entry joins the FIFO of its topic (or of what has a reserved id) and, unless its gate is NONE,
-one shard's queue. Progress of a shard meets gates; what stands met at the front of a FIFO is
-applied, and its ticket resolves. So nothing uncommitted is reachable from a read, and a topic's
-entries never overtake each other even when its class changes in mid-flight.
+An entry joins the FIFO of its topic (or of its reserved id) and, unless its gate is NONE, one
+shard's queue. A shard's progress meets gates. Entries at the front of a FIFO whose gates are met
+are applied, and their tickets resolve. So a read never sees an uncommitted entry, and a topic's
+entries never overtake each other, even when its class changes in between.
 
 Invariants: the front of a FIFO is never met (it would have been applied); a failure undoes a suffix
-of each FIFO, which nobody has seen; an lsn is used once. Called by `engine/store` (submit), by the
+of each FIFO that no reader has seen; an lsn is used once. Called by `engine/store` (submit), by the
 journal (progress) and by `engine/background/recovery` (replay). Loop thread only; no I/O.
 """
 
@@ -19,8 +19,8 @@ from typing import Final
 from topics_server.engine.commit.notifier import Notifier
 from topics_server.engine.commit.projections import NO_PROJECTIONS, ProjectionOwner, Projections
 from topics_server.engine.ports import JournalPort
+from topics_server.engine.topic.applied import Applied
 from topics_server.engine.topic.registry import Registry
-from topics_server.engine.topic.topic import Applied
 from topics_server.values.entries import RESERVED_ID_MIN, Entry
 from topics_server.values.errors import Code, TopicsError
 from topics_server.values.model import Gate
@@ -31,7 +31,7 @@ READ_ONLY: Final = "read_only"
 
 
 class Ticket:
-    """One entry on its way. `applied` is set when it is done, `error` when it never will be."""
+    """One submitted entry. `applied` is set when it is done, `error` if it never will be."""
 
     __slots__ = (
         "applied",
@@ -65,8 +65,8 @@ class Ticket:
         """Whether it was applied or has failed."""
         return self.applied is not None or self.error is not None
 
-    def settle(self) -> None:
-        """Tell everybody who waits, once."""
+    def resolve(self) -> None:
+        """Call every waiter, once."""
         assert self.is_done
         waiters, self.waiters = self.waiters, []
         for waiter in waiters:
@@ -80,7 +80,7 @@ class CommitPipeline:
         self,
         registry: Registry,
         journal: JournalPort,
-        hub: Notifier,
+        notifier: Notifier,
         next_lsn: int,
         projections: Projections = NO_PROJECTIONS,
     ) -> None:
@@ -89,7 +89,7 @@ class CommitPipeline:
         self._registry = registry
         self._projections = projections
         self._journal = journal
-        self._hub = hub
+        self._notifier = notifier
         self._next_lsn = next_lsn
         self._fifos: dict[int, deque[Ticket]] = {}
         shards = range(journal.shard_count)
@@ -99,18 +99,19 @@ class CommitPipeline:
         # Applied entries that replay must still meet.
         self._held: set[int] = set()
         self.read_only_shards: list[int] = []
-        # True while entries are applied. Found true anywhere else, an `apply` has failed: a defect
-        # after which memory and journal may differ. Nothing is written any more until a restart.
+        # True while entries are applied. If it is true at any other time, an `apply` has failed: a
+        # defect after which memory and journal may differ. Nothing is written any more until a
+        # restart.
         self.is_broken = False
-        # Told of every applied entry (sealer, checkpointer, quotas); must not raise.
+        # Called with every applied entry (sealer, checkpointer, quotas); they must not raise.
         self.observers: list[Callable[[int, Entry, Applied], None]] = []
-        # Told when a shard was synced further, after what that applied was rung.
+        # Called when a shard was synced further, after the listeners of the applied entries.
         self.on_synced: list[Callable[[], None]] = []
         journal.listen(self.on_progress)
 
     @property
     def next_lsn(self) -> int:
-        """The lsn the next entry gets."""
+        """The lsn of the next entry."""
         return self._next_lsn
 
     def oldest_pending_lsn(self) -> int:
@@ -124,11 +125,11 @@ class CommitPipeline:
         self._held.add(lsn)
 
     def release(self, lsn: int) -> None:
-        """What the entry demands is done."""
+        """The entry's gate is met."""
         self._held.remove(lsn)
 
     def start_lsn(self) -> int:
-        """Where replay of a snapshot has to begin whose capture begins now."""
+        """The first lsn that replay needs for a snapshot whose capture begins now."""
         return min(self.oldest_pending_lsn(), min(self._held, default=self._next_lsn))
 
     def synced_lsn(self, topic_id: int) -> int:
@@ -136,13 +137,13 @@ class CommitPipeline:
         return self._synced_lsn[self._journal.shard_of(topic_id)]
 
     def place_beside(self, topic_id: int) -> None:
-        """Let the next topic that is made be of the same shard as this one."""
+        """Put the next new topic on the same shard as this one."""
         shard = self._journal.shard_of(topic_id)
         while self._journal.shard_of(self._registry.next_topic_id) != shard:
             self._registry.next_topic_id += 1
 
     def shard_of(self, topic_id: int) -> int:
-        """The shard of the journal a topic's entries go to."""
+        """The shard of the journal for a topic's entries."""
         return self._journal.shard_of(topic_id)
 
     def same_shard(self, topic_id: int, other_id: int) -> bool:
@@ -154,7 +155,7 @@ class CommitPipeline:
         return topic_id not in self._fifos
 
     def newest(self, topic_id: int) -> Ticket | None:
-        """The youngest ticket in flight of a topic."""
+        """The newest ticket in flight of a topic."""
         fifo = self._fifos.get(topic_id)
         return fifo[-1] if fifo else None
 
@@ -166,13 +167,13 @@ class CommitPipeline:
         return None
 
     def flush(self, topic_id: int) -> None:
-        """Have what was submitted for a topic written before this turn of the loop ends."""
+        """Write the submitted entries of a topic before this loop turn ends."""
         self._journal.flush(self._journal.shard_of(topic_id))
 
     def submit(
         self, entry: Entry, gate: Gate, owner: ProjectionOwner, *, urgent: bool = False
     ) -> Ticket:
-        """Give the entry its lsn and place; applied at once if nothing has to be waited for.
+        """Give the entry its lsn and its place; apply it now if it waits for nothing.
 
         `owner`: the topic, or the projection of a reserved id. Raises `TopicsError`:
         `storage_read_only` on a read-only shard, `throttled` when the shard's queue or the disk is
@@ -218,8 +219,8 @@ class CommitPipeline:
             self._fail(shard, progress.failed_from, progress.error or READ_ONLY)
         self._drain(touched.values())
         if is_synced_further:
-            for told in self.on_synced:
-                told()
+            for callback in self.on_synced:
+                callback()
 
     def _meet(
         self, ticket: Ticket, progress: ShardProgress, touched: dict[int, deque[Ticket]]
@@ -232,30 +233,30 @@ class CommitPipeline:
             touched[ticket.topic_id] = fifo
 
     def _drain(self, fifos: Iterable[deque[Ticket]]) -> None:
-        """Apply every met front, resolve the tickets, then ring each touched topic once.
+        """Apply every met front, resolve the tickets, then notify each changed topic once.
 
-        So who appended goes on before those who are told of it, and before what need not be done
-        for either is done.
+        Tickets resolve first, so that writers are answered before readers are notified; work that
+        concerns neither comes last.
         """
-        settled: list[Ticket] = []
-        rung: dict[int, None] = {}
+        resolved: list[Ticket] = []
+        changed: dict[int, None] = {}
         was_broken, self.is_broken = self.is_broken, True
         for fifo in fifos:
             while fifo and fifo[0].met:
                 ticket = fifo.popleft()
                 ticket.owner.commit_staged(ticket.lsn)
-                self._apply(ticket, rung)
-                settled.append(ticket)
+                self._apply(ticket, changed)
+                resolved.append(ticket)
                 if not fifo:
                     del self._fifos[ticket.topic_id]
         self.is_broken = was_broken
-        for ticket in settled:
-            ticket.settle()
-        for topic_id in rung:
-            self._hub.ring(topic_id)
+        for ticket in resolved:
+            ticket.resolve()
+        for topic_id in changed:
+            self._notifier.notify(topic_id)
             self._registry.tidy(topic_id)
 
-    def _apply(self, ticket: Ticket, rung: dict[int, None]) -> None:
+    def _apply(self, ticket: Ticket, changed: dict[int, None]) -> None:
         if ticket.topic_id < RESERVED_ID_MIN:
             applied = self._registry.apply(ticket.lsn, ticket.entry)
         else:
@@ -263,16 +264,16 @@ class CommitPipeline:
         ticket.applied = applied
         for observer in self.observers:
             observer(ticket.lsn, ticket.entry, applied)
-        if applied.ring:
-            rung[ticket.topic_id] = None
+        if applied.notify:
+            changed[ticket.topic_id] = None
 
     def _fail(self, shard: int, failed_from: int, error: str) -> None:
-        """Undo every entry of the shard from `failed_from` on, and what stands behind one."""
+        """Undo the shard's entries from `failed_from` on, and those behind them in their FIFOs."""
         if error == READ_ONLY and shard not in self.read_only_shards:
             self.read_only_shards.append(shard)
-        doomed = [fifo for fifo in self._fifos.values() if self._on_shard(fifo, shard)]
+        affected = [fifo for fifo in self._fifos.values() if self._on_shard(fifo, shard)]
         failed: list[Ticket] = []
-        for fifo in doomed:
+        for fifo in affected:
             failed.extend(self._cut(fifo, failed_from))
         for queue in (self._unwritten[shard], self._unsynced[shard]):
             while queue and queue[-1].lsn >= failed_from:
@@ -283,7 +284,7 @@ class CommitPipeline:
         if error != READ_ONLY:
             self._journal.reopen(shard)
         for ticket in failed:
-            ticket.settle()
+            ticket.resolve()
 
     def _on_shard(self, fifo: deque[Ticket], shard: int) -> bool:
         return self._journal.shard_of(fifo[0].topic_id) == shard

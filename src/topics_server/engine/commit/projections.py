@@ -1,9 +1,9 @@
 """Journaled state beside topics: its interface for commit and recovery. Pure.
 
-A projection is what its entries made of it: applied live and in replay alike, captured into parts
-of a snapshot and restored from them. Each has a reserved id (`entries.RESERVED_ID_MIN`), which is
-the FIFO of its entries and the id of its parts. Topics are not listed here: the registry holds
-them, and their path is too hot for a look-up. Satisfied by `sessions`; made known by the wiring.
+A projection is the result of its entries: applied live and in replay alike, captured into parts of
+a snapshot and restored from them. Each has a reserved id (`entries.RESERVED_ID_MIN`), which names
+the FIFO of its entries and its parts. The registry holds topics, because a look-up here would slow
+their path. `sessions`, the lease table and the router table satisfy it; the wiring registers them.
 """
 
 from __future__ import annotations
@@ -11,39 +11,39 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Final, Protocol
 
-from topics_server.engine.topic.topic import Applied
+from topics_server.engine.topic.applied import Applied
 from topics_server.values.entries import Entry
 
 
 class ProjectionOwner(Protocol):
-    """Who decides the entries of one FIFO, and so has to know which are under way. A topic, too."""
+    """Decides the entries of one FIFO and keeps those in flight; a topic is one too."""
 
     def stage(self, lsn: int, entry: Entry) -> None:
-        """Note that this entry is under way."""
+        """Note that this entry is in flight."""
         ...
 
     def commit_staged(self, lsn: int) -> None:
-        """Take the oldest entry off, it is about to be applied."""
+        """Remove the oldest entry: it is about to be applied."""
         ...
 
     def undo_from(self, lsn: int) -> None:
-        """Forget the entries of this lsn and later: nobody has seen them."""
+        """Forget the entries of this lsn and later: no reader has seen them."""
         ...
 
 
 class Projection(ProjectionOwner, Protocol):
-    """State that is no topic's."""
+    """State that does not belong to one topic."""
 
     def apply(self, lsn: int, entry: Entry) -> Applied:
-        """Change visible state. Never fails; an entry that is in already changes nothing."""
+        """Change visible state. Never fails; an entry that is already included changes nothing."""
         ...
 
     def capture(self) -> Iterator[bytes]:
-        """The parts of a snapshot, each encoded in a slice; entries may be applied in between."""
+        """The parts of a snapshot, each encoded in one slice; entries may be applied in between."""
         ...
 
     def restore(self, part: bytes) -> None:
-        """Take one captured part over. Raises `ValueError` for bytes that are no such part."""
+        """Add one captured part. Raises `ValueError` for invalid bytes."""
         ...
 
 

@@ -1,26 +1,26 @@
 """Answers a repeated append with the original's result.
 
-A repeat is known by its idempotency key or by its producer. One that is known by its key alone may
-still be a producer's next request: then the producer moves on without records. Used by
-`engine/store`.
+An idempotency key or a producer identifies a repeat. A repeat by key alone may still be a
+producer's next request: then the producer advances without records. Used by `engine/store`.
 """
 
 from __future__ import annotations
 
 from topics_server.engine.answers import Appended, ProducerRepeat
+from topics_server.engine.commit.gates import gate_of
 from topics_server.engine.commit.pipeline import CommitPipeline, Ticket
-from topics_server.engine.commit.transfers import settled
+from topics_server.engine.commit.transfers import resolved
 from topics_server.engine.topic.dedupe import Duplicate
 from topics_server.engine.topic.producers import StampRepeated
 from topics_server.engine.topic.topic import Topic
 from topics_server.values.entries import ProducerMoved
 from topics_server.values.errors import TopicsError
-from topics_server.values.model import GATE_OF, ProducerStamp
+from topics_server.values.model import ProducerStamp
 
 
 async def applied(ticket: Ticket) -> None:
-    """Return when the ticket is applied; raise what it failed with."""
-    await settled(ticket)
+    """Return when the ticket is applied; raise the ticket's error."""
+    await resolved(ticket)
     if ticket.error is not None:
         raise TopicsError(ticket.error.code, ticket.error.message, ticket.error.detail)
 
@@ -32,7 +32,7 @@ async def repeated(
     producer: ProducerStamp | None,
     now_ms: int,
 ) -> Appended:
-    """Answer a retry once the original is safe. Submits before it waits for anything."""
+    """Answer a retry once the original is durable. Submits before it waits."""
     if isinstance(original, StampRepeated):
         return await _of_producer(commits, topic, original)
     return await _of_key(commits, topic, original, producer, now_ms)
@@ -45,12 +45,12 @@ async def _of_key(
     producer: ProducerStamp | None,
     now_ms: int,
 ) -> Appended:
-    """Answer a retry with the original seqs, once the original is safe; `producer` moves on."""
+    """Answer a retry with the original seqs, once the original is durable; `producer` advances."""
     first_seq, count = duplicate.first_seq, duplicate.count
     moved: Ticket | None = None
     if producer is not None:
         entry = ProducerMoved(topic.topic_id, now_ms, producer, first_seq, count)
-        moved = commits.submit(entry, GATE_OF[topic.config.durability], topic)
+        moved = commits.submit(entry, gate_of(entry, topic), topic)
     if duplicate.staged_lsn is not None:
         original = commits.find(topic.topic_id, duplicate.staged_lsn)
         if original is not None:
@@ -62,14 +62,16 @@ async def _of_key(
 
 
 async def _of_producer(commits: CommitPipeline, topic: Topic, repeated: StampRepeated) -> Appended:
-    """Answer a producer's retry, once the newest of its requests is safe."""
+    """Answer a producer's retry, once its newest request is durable."""
     if repeated.staged_lsn is not None:
         newest = commits.find(topic.topic_id, repeated.staged_lsn)
         if newest is not None:
             await applied(newest)
     last = repeated.last
     last_seq = last.first_seq + last.count - 1
-    # What only closed a stream has no records to point at.
-    told = ProducerRepeat(last.epoch, last.seq, is_last=repeated.is_last and last.count > 0)
+    # A request that only closed a stream has no records.
+    producer_repeat = ProducerRepeat(
+        last.epoch, last.seq, is_last=repeated.is_last and last.count > 0
+    )
     head_seq = max(last_seq, topic.log.head_seq)
-    return Appended(last.first_seq, last_seq, head_seq, deduped=True, repeat=told)
+    return Appended(last.first_seq, last_seq, head_seq, deduped=True, repeat=producer_repeat)

@@ -1,10 +1,10 @@
-"""Router pages in flight, and what a snapshot capture waits for.
+"""Router pages in flight; a snapshot capture waits for them.
 
-A page may leave the payloads of its copies out where replay is certain to meet the records
-themselves: source and destination are on the same shard, and every record of the page was journaled
-at or after the start of the newest snapshot, published or being captured. So for each source the
-first such seq is kept (`_fresh`); a capture begins when no page without payloads is in flight, and
-moves it behind the head (ARCHITECTURE, Routers). Loop thread only. Called by `routers/pump`, the
+A page may omit the payloads of its copies if replay is certain to meet the records themselves:
+source and destination are on the same shard, and every record of the page was journaled at or after
+the start of the newest snapshot, published or being captured. For each source, `_replayable_from`
+is the first such seq. A capture begins when no page without payloads is in flight, and moves that
+seq behind the head (ARCHITECTURE, Routers). Loop thread only. Called by `routers/pump`, the
 checkpointer (captures) and by commits (as an observer).
 """
 
@@ -13,79 +13,80 @@ from __future__ import annotations
 import asyncio
 
 from topics_server.engine.commit.pipeline import CommitPipeline, Ticket
+from topics_server.engine.topic.applied import Applied
 from topics_server.engine.topic.registry import Registry
-from topics_server.engine.topic.topic import Applied, Topic
+from topics_server.engine.topic.topic import Topic
 from topics_server.values.entries import Entry, TopicDropped, TopicPut
 
 
 class RouterPages:
-    """The pages of one server. `sources`: topics whose records replay has to keep at hand."""
+    """The router pages of one server. `sources`: topics whose records replay has to keep."""
 
     def __init__(self, registry: Registry, commits: CommitPipeline, sources: set[int]) -> None:
         self._sources = sources
         self._registry = registry
         self._commits = commits
         # By source: the first seq whose record replay is certain to meet.
-        self._fresh: dict[int, int] = {}
-        self._bare_count = 0
+        self._replayable_from: dict[int, int] = {}
+        self._open_page_count = 0
         self._capture_waiters: list[asyncio.Future[None]] = []
-        # Until then no page goes without its payloads.
+        # Until the capture begins, every page carries its payloads.
         self._is_capture_waiting = False
 
     def add_source(self, topic_id: int) -> None:
-        """The topic is the source of a router; again is no harm."""
+        """The topic became the source of a router; a second call does no harm."""
         topic = self._registry.get(topic_id)
-        if topic is not None and topic_id not in self._fresh:
-            self._fresh[topic_id] = topic.staged_seq + 1
+        if topic is not None and topic_id not in self._replayable_from:
+            self._replayable_from[topic_id] = topic.staged_seq + 1
         self._sources.add(topic_id)
 
     def remove_source(self, topic_id: int) -> None:
-        """No router copies from this topic any more. Replay may ask for its records still."""
-        self._fresh.pop(topic_id, None)
+        """No router copies from this topic any more. Replay may still need its records."""
+        self._replayable_from.pop(topic_id, None)
 
     def observe(self, lsn: int, entry: Entry, applied: Applied) -> None:
-        """Hear of an applied entry: records of another class are not journaled as before."""
-        if entry.topic_id in self._fresh:
+        """Observe an applied entry: a new class changes how the topic's records are journaled."""
+        if entry.topic_id in self._replayable_from:
             if isinstance(entry, TopicPut):
                 topic = self._registry.get(entry.topic_id)
                 if topic is not None:
-                    self._fresh[entry.topic_id] = topic.staged_seq + 1
+                    self._replayable_from[entry.topic_id] = topic.staged_seq + 1
             elif isinstance(entry, TopicDropped):
-                self._fresh.pop(entry.topic_id)
+                self._replayable_from.pop(entry.topic_id)
 
-    def may_go_bare(self, source: Topic, dest: Topic, first_seq: int) -> bool:
+    def may_omit_payloads(self, source: Topic, dest: Topic, first_seq: int) -> bool:
         """Whether copies of the source from `first_seq` on may be journaled without payloads."""
-        fresh = self._fresh.get(source.topic_id)
+        replayable_from = self._replayable_from.get(source.topic_id)
         return (
-            fresh is not None
-            and first_seq >= fresh
+            replayable_from is not None
+            and first_seq >= replayable_from
             and not self._is_capture_waiting
             and not source.is_ephemeral
             and self._commits.same_shard(source.topic_id, dest.topic_id)
         )
 
-    def follow_bare(self, ticket: Ticket) -> None:
+    def follow_page(self, ticket: Ticket) -> None:
         """A page without payloads was submitted."""
         if not ticket.is_done:
-            self._bare_count += 1
-            ticket.waiters.append(self._bare_settled)
+            self._open_page_count += 1
+            ticket.waiters.append(self._page_resolved)
 
-    def _bare_settled(self) -> None:
-        self._bare_count -= 1
-        if self._bare_count == 0:
+    def _page_resolved(self) -> None:
+        self._open_page_count -= 1
+        if self._open_page_count == 0:
             waiters, self._capture_waiters = self._capture_waiters, []
             for waiter in waiters:
                 if not waiter.done():
                     waiter.set_result(None)
 
     async def quiesced(self) -> None:
-        """Return when no page without payloads is in flight; none sets out until the capture.
+        """Return when no page without payloads is in flight; none starts until the capture.
 
-        To be followed by `begin_capture` in the same turn of the loop.
+        Call `begin_capture` in the same loop turn.
         """
         self._is_capture_waiting = True
         try:
-            while self._bare_count:
+            while self._open_page_count:
                 waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
                 self._capture_waiters.append(waiter)
                 await waiter
@@ -94,12 +95,12 @@ class RouterPages:
             raise
 
     def begin_capture(self) -> None:
-        """A capture begins now: what was applied until now, replay need not meet."""
-        assert self._bare_count == 0
+        """A capture begins now: replay need not meet the entries applied so far."""
+        assert self._open_page_count == 0
         self._is_capture_waiting = False
-        for topic_id in self._fresh:
+        for topic_id in self._replayable_from:
             topic = self._registry.get(topic_id)
             if topic is not None:
-                self._fresh[topic_id] = topic.log.head_seq + 1
+                self._replayable_from[topic_id] = topic.log.head_seq + 1
         self._sources.clear()
-        self._sources.update(self._fresh)
+        self._sources.update(self._replayable_from)

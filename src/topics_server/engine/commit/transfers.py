@@ -1,11 +1,11 @@
 """Transfers of records between topics: second half and crash recovery.
 
-A move is an append at the destination, synced, that carries a source mark, and after it a delete at
-the source. Here a mark is *open* from the moment its append is submitted until nothing of its
-source lives: the delete follows the append in the same turn and is tried again until it is done,
-whoever waits for it. While a mark is open, replay must meet it, so snapshots start no later
-(`commits.hold`); recovery completes what it met before anything is served (ARCHITECTURE, Two
-topics). Called by the store (moves) and by the wiring (recovery). Loop thread only.
+A transfer is an append at the destination, synced, that carries a source mark, followed by a delete
+at the source. Here a mark is *open* from the submit of its append until no record of its source is
+live: the delete follows the append in the same turn and is retried until it is done, even if no
+task waits for it. Replay must meet an open mark, so snapshots start no later (`commits.hold`);
+recovery completes the marks that it met before requests are served (ARCHITECTURE, Two topics).
+Called by the store (transfers) and by the wiring (recovery). Loop thread only.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Final
 
+from topics_server.engine.commit.gates import gate_of
 from topics_server.engine.commit.pipeline import CommitPipeline, Ticket
 from topics_server.engine.ports import Clock
 from topics_server.engine.read.exact_read import decide_delete_seqs, deletable, is_live
@@ -27,8 +28,11 @@ from topics_server.values.errors import Code, StartRefused, TopicsError
 _RETRY_S: Final = 0.25
 
 
-def settled(ticket: Ticket) -> asyncio.Future[None]:
-    """Done once the ticket is applied or has failed. Going away changes nothing."""
+def resolved(ticket: Ticket) -> asyncio.Future[None]:
+    """A future that resolves once the ticket is applied or has failed.
+
+    Cancelling it does not cancel the write.
+    """
     done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     if ticket.is_done:
         done.set_result(None)
@@ -38,15 +42,15 @@ def settled(ticket: Ticket) -> asyncio.Future[None]:
 
 
 def _resolve(future: asyncio.Future[None]) -> None:
-    """Unless its task was cancelled, which cancels the future."""
+    """Resolve the future unless it was cancelled with its task."""
     if not future.done():
         future.set_result(None)
 
 
 class OutcomeUnknown(TopicsError):
-    """A sync failed in the middle of a move: only a restart tells which half of it happened.
+    """A sync failed during a transfer: only a restart can tell which half is durable.
 
-    Until then the record is neither at its source nor free of it: it must not be handed out.
+    Until then the record may or may not be deleted at its source: no claimer may get it.
     """
 
     def __init__(self, cause: TopicsError) -> None:
@@ -54,7 +58,7 @@ class OutcomeUnknown(TopicsError):
 
 
 class SourceGone(TopicsError):
-    """Some of the records to be moved were deleted meanwhile: nothing was moved. Look again."""
+    """Some of the records were deleted meanwhile, so nothing was transferred. Look again."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -63,7 +67,7 @@ class SourceGone(TopicsError):
 
 
 class Transfer:
-    """One mark from the submit of its append on."""
+    """One mark, from the submit of its append on."""
 
     __slots__ = ("error", "is_done", "lsn", "source", "waiters")
 
@@ -74,14 +78,17 @@ class Transfer:
         self.error: TopicsError | None = None
         self.waiters: list[asyncio.Future[None]] = []
 
-    def settle(self) -> None:
-        """Tell everybody who waits, once."""
+    def resolve(self) -> None:
+        """Resolve every waiter, once."""
         waiters, self.waiters = self.waiters, []
         for waiter in waiters:
             _resolve(waiter)
 
     async def finished(self) -> None:
-        """Return when the source is deleted. Raises `OutcomeUnknown`, or why nothing was moved."""
+        """Return when the source is deleted.
+
+        Raises `OutcomeUnknown`, or the error that prevented the transfer.
+        """
         if not self.is_done and self.error is None:
             waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self.waiters.append(waiter)
@@ -100,7 +107,10 @@ class Transfers:
         self.open_count = 0
 
     def check(self, source: Source) -> None:
-        """In the turn of the append: all of it lives. Raises `SourceGone`."""
+        """Check, in the append's loop turn, that every source record is live.
+
+        Raises `SourceGone`.
+        """
         topic = self._registry.get(source.topic_id)
         if topic is None or topic.staging.has_drop:
             raise SourceGone
@@ -108,85 +118,85 @@ class Transfers:
             raise SourceGone
 
     def follow(self, ticket: Ticket) -> Transfer:
-        """The append of this ticket, just submitted, moves records: see it through."""
+        """Follow the transfer of this just submitted append to its end."""
         entry = ticket.entry
         assert isinstance(entry, RecordsAppended)
         assert entry.source is not None
-        move = Transfer(ticket.lsn, entry.source)
+        transfer = Transfer(ticket.lsn, entry.source)
         self.open_count += 1
         self._commits.hold(ticket.lsn)
         if ticket.is_done:
-            self._appended(ticket, move)
+            self._appended(ticket, transfer)
         else:
-            ticket.waiters.append(partial(self._appended, ticket, move))
-        return move
+            ticket.waiters.append(partial(self._appended, ticket, transfer))
+        return transfer
 
-    def _appended(self, ticket: Ticket, move: Transfer) -> None:
+    def _appended(self, ticket: Ticket, transfer: Transfer) -> None:
         if ticket.error is None:
-            self._delete(move)
+            self._delete(transfer)
         elif ticket.error.code is Code.STORAGE_READ_ONLY:
-            self._give_up(move, ticket.error)
+            self._give_up(transfer, ticket.error)
         else:
-            move.error = ticket.error
-            self._close(move)
+            transfer.error = ticket.error
+            self._close(transfer)
 
-    def _delete(self, move: Transfer) -> None:
-        """Delete what is left of the source, now or when what is under way there is settled."""
-        source = move.source
+    def _delete(self, transfer: Transfer) -> None:
+        """Delete the remaining records at the source, now or after the entries in flight there."""
+        source = transfer.source
         topic = self._registry.get(source.topic_id)
         left = [] if topic is None else [s for s in source.seqs if is_live(topic.log, s)]
         if topic is None or not left:
-            move.is_done = True
-            self._close(move)
+            transfer.is_done = True
+            self._close(transfer)
             return
         seqs = [] if topic.staging.has_control else deletable(topic, left)
         try:
             ticket = self._submit(topic, seqs) if seqs else self._commits.newest(topic.topic_id)
         except TopicsError as error:
-            self._failed(move, error)
+            self._failed(transfer, error)
             return
         assert ticket is not None, "a live seq that cannot be deleted is being deleted"
         if ticket.is_done:
-            self._deleted(ticket, move)
+            self._deleted(ticket, transfer)
         else:
-            ticket.waiters.append(partial(self._deleted, ticket, move))
+            ticket.waiters.append(partial(self._deleted, ticket, transfer))
 
     def _submit(self, topic: Topic, seqs: Sequence[int]) -> Ticket:
         entry = decide_delete_seqs(topic, seqs, self._clock.now_ms())
-        return self._commits.submit(entry, topic.delete_gate, topic, urgent=True)
+        return self._commits.submit(entry, gate_of(entry, topic), topic, urgent=True)
 
-    def _deleted(self, ticket: Ticket, move: Transfer) -> None:
+    def _deleted(self, ticket: Ticket, transfer: Transfer) -> None:
         if ticket.error is None:
-            self._delete(move)
+            self._delete(transfer)
         else:
-            self._failed(move, ticket.error)
+            self._failed(transfer, ticket.error)
 
-    def _failed(self, move: Transfer, error: TopicsError) -> None:
+    def _failed(self, transfer: Transfer, error: TopicsError) -> None:
         if error.code in (Code.STORAGE_READ_ONLY, Code.INTERNAL):
-            self._give_up(move, error)
+            self._give_up(transfer, error)
         else:
-            asyncio.get_running_loop().call_later(_RETRY_S, self._delete, move)
+            asyncio.get_running_loop().call_later(_RETRY_S, self._delete, transfer)
 
-    def _give_up(self, move: Transfer, error: TopicsError) -> None:
+    def _give_up(self, transfer: Transfer, error: TopicsError) -> None:
         """Leave the mark open for the next start: its lsn stays held."""
         log.error(
             "a move of %d records from topic %d waits for a restart: %s",
-            len(move.source.seqs),
-            move.source.topic_id,
+            len(transfer.source.seqs),
+            transfer.source.topic_id,
             error.message,
         )
-        move.error = OutcomeUnknown(error)
-        move.settle()
+        transfer.error = OutcomeUnknown(error)
+        transfer.resolve()
 
-    def _close(self, move: Transfer) -> None:
+    def _close(self, transfer: Transfer) -> None:
         self.open_count -= 1
-        self._commits.release(move.lsn)
-        move.settle()
+        self._commits.release(transfer.lsn)
+        transfer.resolve()
 
     async def complete(self, sources: Sequence[Source]) -> int:
-        """Before anything is served: delete what was moved and is still there; how many.
+        """Delete transferred records that still exist at their source; returns how many.
 
-        Raises `StartRefused` if the journal does not take it.
+        Called before requests are served. Raises `StartRefused` if the journal refuses an entry.
         """
         count = 0
         moved: dict[int, set[int]] = {}
@@ -199,7 +209,7 @@ class Transfers:
                 continue
             try:
                 ticket = self._submit(topic, seqs)
-                await settled(ticket)
+                await resolved(ticket)
                 if ticket.error is not None:
                     raise ticket.error
             except TopicsError as error:

@@ -1,7 +1,7 @@
 """The records of one topic in memory.
 
 - `log`: the records of one topic: runs in seq order, head, floor, holes.
-- `losses`: what a log lost: holes, and the reasons below the floor.
+- `losses`: the losses of a log: holes, and the reasons below the floor.
 - `runs`: runs: unbroken stretches of records, sealed or not, with their dead slots.
 - `tags`: the tag index of one unsealed block.
 """

@@ -1,10 +1,10 @@
 """The records of one topic: runs in seq order, head, floor, holes.
 
 Sealed runs come first (`sealed_count` of them), then frozen tail blocks, then the open block. The
-head is a fact of its own, never derived from records. Seqs without a slot were deleted, unless a
-hole covers them or they lie below `evict_floor`. Invariants: runs are disjoint and ascend;
-`evict_floor <= earliest_seq <= head_seq + 1`; counters equal the sums over the runs. Changed by
-`topic.apply`, by recovery and by the sealer through `mark_sealed`; read by everybody in `engine/`.
+head is stored, never derived from records. A seq without a slot was deleted, unless a hole covers
+it or it lies below `evict_floor`. Invariants: runs are disjoint and ascend; `evict_floor <=
+earliest_seq <= head_seq + 1`; counters equal the sums over the runs. Changed by `topic.apply`, by
+recovery and by the sealer through `mark_sealed`; any module in `engine/` may read it.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ _LAST_TIME: Final = attrgetter("last_time")
 class Log:
     """One topic's slots. `last_ts`: commit time of the newest record ever, ms.
 
-    `replayed_seq`, in recovery only: segments reach beyond the part of the snapshot, and up to this
-    seq the part and the entries since say what there was. `None`: all up to the head is known.
+    `replayed_seq`, in recovery only: segments reach beyond the snapshot's part; up to this seq the
+    part and later entries describe the log. `None`: everything up to the head is known.
 
     `expired_seq`: records below it were once found past their TTL. It only rises, so that they stay
     expired when the wall clock is set back; the floor follows it (`retention.standing_floor`).
@@ -79,7 +79,7 @@ class Log:
         self.earliest_seq = 1
         self.live_count = 0
         self.live_bytes = 0
-        # Slots and live bytes that are not sealed.
+        # Unsealed slots and live bytes.
         self.tail_count = 0
         self.tail_bytes = 0
         # Records of the newest append.
@@ -110,19 +110,19 @@ class Log:
             yield run
 
     def tail(self) -> Iterator[TailBlock]:
-        """The frozen blocks that are not sealed, in seq order."""
+        """The unsealed frozen blocks in seq order."""
         for run in self.runs[self.sealed_count :]:
             if isinstance(run, TailBlock):
                 yield run
 
     def segment_ids(self) -> tuple[int, ...]:
-        """Ids of the sealed segments in seq order: what a search off the loop has searched."""
+        """Ids of the sealed segments in seq order; a search off the loop compares them."""
         return tuple(run.segment_id for run in self.sealed())
 
     def run_at(self, seq: int) -> int:
         """Index of the first run that ends at `seq` or later; the number of runs if none does."""
         runs = self.runs
-        # Whoever follows a topic asks for its end.
+        # Followers of a topic ask for its end.
         at_end = runs and runs[-1].first_seq <= seq
         index = len(runs) if at_end else bisect_right(runs, seq, key=_FIRST)
         if index and runs[index - 1].last_seq >= seq:
@@ -167,7 +167,7 @@ class Log:
         return run.time(seq - run.first_seq)
 
     def live_between(self, first_seq: int, last_seq: int) -> tuple[int, int]:
-        """How many records live in the inclusive range, and what they count in bytes."""
+        """The number of live records in the inclusive range, and their bytes."""
         count = weight = 0
         index = self.run_at(first_seq)
         while index < len(self.runs) and self.runs[index].first_seq <= last_seq:
@@ -197,8 +197,8 @@ class Log:
     def advance_live(self, seq: int, count: int, weight: int) -> tuple[int, int, int]:
         """Walk from `seq` over at least `count` live records that weigh at least `weight`.
 
-        Returns the seq behind the last one walked over, and how many and how much they were: less
-        than asked only if the log ends there. Bytes are not added up when none are asked for.
+        Returns the seq behind the last walked record, and the walked records' number and weight:
+        less than requested only if the log ends there. Bytes are not summed if `weight` is 0.
         """
         walked = walked_bytes = 0
         for index in range(self.run_at(seq), len(self.runs)):
@@ -214,7 +214,7 @@ class Log:
             row = run.dead.find(0, start)
             while row >= 0:
                 if walked >= count and walked_bytes >= weight:
-                    # Not the next live seq: what was deleted between the two is nobody's loss.
+                    # Not the next live seq: records deleted between the two are not lost.
                     behind = self.last_live_below(run.first_seq + row) + 1
                     return max(seq, behind), walked, walked_bytes
                 walked += 1
@@ -234,11 +234,11 @@ class Log:
     # -- appending -------------------------------------------------------------------------
 
     def append(self, ts: int, decoded: DecodedAppend, lsn: int) -> None:
-        """Put records behind the head, live, all with one commit time."""
+        """Append records behind the head, live, all with one commit time."""
         count, weight = decoded.count, decoded.weight
         block = self.open
         if block is not None and len(block.dead) + count > BLOCK_RECORDS_MAX:
-            # Not torn in two: what is frozen as a whole is copied once.
+            # Freeze the block whole, so that its payload is copied once.
             self.freeze_open()
             block = None
         if decoded.payloads:
@@ -268,9 +268,9 @@ class Log:
             self.freeze_open()
 
     def tidy(self) -> None:
-        """Freeze the open block, if another append like the last one would find it too full.
+        """Freeze the open block if another append like the last one would find it too full.
 
-        That append would have to wait for it; nobody waits now.
+        Otherwise that append would have to wait for the freeze; now no request waits.
         """
         block = self.open
         if block is not None and len(block.dead) + self.last_count > BLOCK_RECORDS_MAX:
@@ -306,15 +306,15 @@ class Log:
             self.earliest_seq = seq + 1
 
     def note_replayed(self, seq: int) -> None:
-        """Recovery: entries up to this seq were met, whatever segments hold."""
+        """Recovery: entries up to this seq were met, even if segments hold more."""
         if self.replayed_seq is not None:
             seq = max(seq, self.replayed_seq)
             self.replayed_seq = seq if seq < self.head_seq else None
 
     def _note_skipped(self, first_seq: int, last_seq: int, reason: LossReason) -> None:
-        """A head jumped over these seqs, and segments behind the jump were found before its entry.
+        """The head jumped over these seqs; segments behind the jump were found before its entry.
 
-        Those that are in no slot are a hole.
+        Those seqs that are in no slot become a hole.
         """
         at = max(first_seq, self.evict_floor)
         for run in self.runs[self.run_at(at) :]:
@@ -327,9 +327,9 @@ class Log:
             self.holes = with_hole(self.holes, Hole(at, last_seq, reason))
 
     def lose_slot(self, seq: int, missed: int) -> None:
-        """Make this seq a dead slot for so many records a router could not copy.
+        """Make this seq a dead slot for records that a router could not copy.
 
-        It is the next one, or in replay one that was passed already.
+        It is the next seq, or in replay one that was passed already.
         """
         if seq > self.head_seq:
             self.freeze_open()
@@ -353,20 +353,20 @@ class Log:
         self.losses.add(self.evict_floor, seq - 1, floor.reason)
         end = bisect_right(self.runs, seq - 1, key=_FIRST)
         for run in self.runs[:end]:
-            # Below the earliest live record nothing is left to die, nor to be looked at.
+            # Rows below the earliest live record are dead already.
             first = min(run.count, max(0, self.earliest_seq - run.first_seq))
             last = min(run.count, seq - run.first_seq)
             if first < last:
                 self._count(run, run.kill_range(first, last))
         self.evict_floor = seq
         self.holes = [hole for hole in self.holes if hole.last_seq >= seq]
-        self._settle(0, end)
+        self._trim_dead(0, end)
         assert self.evict_floor <= self.earliest_seq
 
     def delete(self, firsts: Rows, lasts: Rows) -> tuple[int, dict[int, array[int]]]:
-        """Delete the seqs of sorted, disjoint, inclusive runs that are live.
+        """Delete the live seqs of sorted, disjoint, inclusive runs.
 
-        Damaged ones go as well: they do not come back with their file. Returns how many died and,
+        Deletes damaged ones as well: they do not return with their file. Returns how many died and,
         by segment, the sealed rows that were hit.
         """
         assert len(firsts) == len(lasts)
@@ -388,25 +388,28 @@ class Log:
                 if len(rows) < len(hit):
                     run.kill_damaged(hit)
                 flips[run.segment_id] = array("I", hit.astype(np.uint32).tobytes())
-        self._settle(start, end)
+        self._trim_dead(start, end)
         return before - self.live_count, flips
 
     def note_damage(self, segment_id: int, first_row: int, last_row: int) -> int:
-        """A sealed range cannot be read: it becomes a hole. How many live records that costs."""
+        """A sealed range is unreadable: it becomes a hole.
+
+        Returns the number of lost live records.
+        """
         run = next(run for run in self.sealed() if run.segment_id == segment_id)
         killed, weight = run.damage_range(first_row, last_row + 1)
         self._count(run, (killed, weight))
         lost = self._damaged_of(run, max(run.first_seq + first_row, self.evict_floor), last_row)
         if lost is not None:
-            # Not over what was evicted or deleted: that is not lost by this, and a segment of
-            # nothing else is dropped, so that no file could ever take the hole back.
+            # The hole must not cover evicted or deleted seqs: the damage does not lose those, and a
+            # segment of only such rows is dropped, so that no file could remove the hole again.
             self.holes = with_hole(self.holes, Hole(*lost, LossReason.DAMAGED))
         self.damaged_records += killed
-        self._settle(0, 0)
+        self._trim_dead(0, 0)
         return killed
 
     def _damaged_of(self, run: SealedRun, first_seq: int, last_row: int) -> tuple[int, int] | None:
-        """The first and last seq of a run's range whose row is damaged and not deleted."""
+        """The first and last seq of a run's range whose row is damaged but not deleted."""
         low, end = first_seq - run.first_seq, last_row + 1
         if low >= end:
             return None
@@ -414,10 +417,10 @@ class Log:
         return None if rows[0] < 0 else (run.first_seq + rows[0], run.first_seq + rows[1])
 
     def lose_all(self, reason: LossReason) -> None:
-        """Everything is gone but the head: one hole over all seqs handed out so far."""
+        """Every record is lost: one hole over all seqs handed out so far; the head stays."""
         for run in self.runs:
             self._count(run, run.kill_range(0, run.count))
-        self._settle(0, len(self.runs))
+        self._trim_dead(0, len(self.runs))
         assert self.live_count == 0
         if self.head_seq:
             self.holes = [Hole(1, self.head_seq, reason)]
@@ -428,12 +431,12 @@ class Log:
         if not isinstance(run, SealedRun):
             self.tail_bytes -= killed[1]
 
-    def _settle(self, start: int, end: int) -> None:
-        """After deaths in runs `start..end - 1`: free payloads, pop the tail's dead front."""
+    def _trim_dead(self, start: int, end: int) -> None:
+        """After deaths in runs `start..end - 1`: free payloads, remove the tail's dead front."""
         runs = self.runs
         for run in runs[start:end]:
             if run.live_count == 0 and isinstance(run, TailBlock) and run.block.body:
-                run.husk()
+                run.drop_payload()
         front = end = self.sealed_count
         while end < len(runs) and runs[end].live_count == 0:
             end += 1
@@ -448,7 +451,7 @@ class Log:
     # -- sealing ---------------------------------------------------------------------------
 
     def adopt_sealed(self, index: SealedIndex, dead: bytearray) -> None:
-        """Recovery: a segment behind all others; slots below the floor count as dead."""
+        """Recovery: add a segment behind all others; its slots below the floor are dead."""
         assert self.sealed_count == len(self.runs), "segments come before the tail"
         assert index.first_seq > self.sealed_seq
         below = min(len(dead), max(0, self.evict_floor - index.first_seq))
@@ -464,7 +467,7 @@ class Log:
         self.earliest_seq = self.next_live(self.evict_floor)
 
     def adopt_tail(self, block: TailBlock) -> None:
-        """Recovery: an unsealed block behind everything there is."""
+        """Recovery: add an unsealed block behind everything else."""
         assert self.open is None
         assert block.first_seq > (self.runs[-1].last_seq if self.runs else 0)
         self.runs.append(block)
@@ -477,14 +480,14 @@ class Log:
         self.earliest_seq = self.next_live(self.evict_floor)
 
     def mark_sealed(self, plan: SegmentPlan, index: SealedIndex) -> array[int]:
-        """The plan's run is a segment now: its payload leaves memory.
+        """The plan's run is a segment now: free its payload.
 
         Returns the rows that were deleted since the plan was made, to be flipped on disk.
         """
         assert plan.segment_id == index.segment_id
         count = index.last_seq - index.first_seq + 1
         assert len(plan.dead) == count
-        # A block that is no longer there died as a whole.
+        # A block that is gone died as a whole.
         dead = bytearray(b"\x01" * count)
         start = self.sealed_count
         end = start
@@ -509,11 +512,11 @@ class Log:
         return array("I", died.astype(np.uint32).tobytes())
 
     def dead_segments(self) -> list[int]:
-        """Segments of which no record lives or may live again: their files may go."""
+        """Segments without a record that is live or may become live again."""
         return [run.segment_id for run in self.sealed() if run.is_spent(self.evict_floor)]
 
     def forget_segments(self, segment_ids: Collection[int]) -> None:
-        """Forget segments whose files are gone; every record of theirs is dead."""
+        """Forget segments without files; every record of theirs is dead."""
         gone = [run for run in self.sealed() if run.segment_id in segment_ids]
         assert all(run.is_spent(self.evict_floor) for run in gone)
         for run in gone:

@@ -1,8 +1,8 @@
-"""What a log lost: holes, and the reasons below the floor.
+"""The losses of a log: holes, and the reasons below the floor.
 
-A `Hole` is a range of seqs that have no records although nobody deleted them: damage, a restart of
-an ephemeral topic. `Losses` remembers why the seqs below the evict floor went, in a bounded number
-of ranges. Both are read by `reading` to make tombstones and kept by `engine/log/log.py`.
+A `Hole` is a range of seqs whose records were lost without a delete: damage, or a restart of an
+ephemeral topic. `Losses` keeps the reasons of the seqs below the evict floor, in a bounded number
+of ranges. `engine/read/page` reads both to make tombstones; `engine/log/log.py` keeps them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,10 @@ from topics_server.values.model import Hole, LossReason
 
 
 class Losses:
-    """Why ranges below the floor are gone; ascending, disjoint, neighbours of one reason merged."""
+    """The reasons of lost ranges below the floor.
+
+    Ascending, disjoint, adjacent ranges of one reason merged.
+    """
 
     __slots__ = ("ranges",)
 
@@ -48,9 +51,9 @@ class Losses:
 
 
 def with_hole(holes: list[Hole], new: Hole) -> list[Hole]:
-    """The holes with one more: ascending, disjoint; touching ones of one reason become one.
+    """The holes with one more: ascending, disjoint; adjacent holes of one reason are merged.
 
-    But a seq that stands for what a router could not copy stays one of its own.
+    A seq that stands for records that a router could not copy stays a hole of its own.
     """
     assert new.first_seq <= new.last_seq
     merged: list[Hole] = []
@@ -61,7 +64,7 @@ def with_hole(holes: list[Hole], new: Hole) -> list[Hole]:
             last = max(before.last_seq, hole.last_seq)
             merged[-1] = Hole(before.first_seq, last, hole.reason)
         elif before and hole.first_seq <= before.last_seq:
-            # Two causes for one seq: the first one noted is told, once.
+            # If a seq has two causes, the first one is reported, once.
             if hole.last_seq > before.last_seq:
                 merged.append(Hole(before.last_seq + 1, hole.last_seq, hole.reason))
         else:
@@ -70,7 +73,7 @@ def with_hole(holes: list[Hole], new: Hole) -> list[Hole]:
 
 
 def without_damage(holes: Sequence[Hole], ranges: Sequence[tuple[int, int]]) -> list[Hole]:
-    """The holes, but damage only outside these ascending ranges of seqs."""
+    """The holes; damage is left out inside these ascending ranges of seqs."""
     kept: list[Hole] = []
     for hole in holes:
         first = hole.first_seq
@@ -88,5 +91,5 @@ def without_damage(holes: Sequence[Hole], ranges: Sequence[tuple[int, int]]) -> 
 
 
 def only_reason(reasons: set[LossReason]) -> LossReason:
-    """The one reason, or `mixed` for several (and for a range nobody noted)."""
+    """The one reason, or `mixed` for several (and for a range without a reason)."""
     return next(iter(reasons)) if len(reasons) == 1 else LossReason.MIXED

@@ -1,11 +1,11 @@
 """Runs: unbroken stretches of records, sealed or not, with their dead slots.
 
-Three kinds share one shape. A `SealedRun` is a segment: its payload is on disk, its columns are
-mapped, in memory it costs one byte a record. A `TailBlock` is a frozen block that is not sealed
-yet. The `OpenBlock` takes appends until it is frozen. Row r is seq `first_seq + r`; `dead[r]` is 1
-for a record that is deleted or lost, 2 for a sealed one that cannot be read: its file may be put
-back. `live_count` and `live_bytes` always agree with `dead`.
-Used by `engine/log/log.py` only, and read by `reading`, `sealing` and `capture`.
+Three kinds share one interface. A `SealedRun` is a segment: its payload is on disk, its columns are
+mapped; in memory it costs one byte a record. A `TailBlock` is a frozen, unsealed block. The
+`OpenBlock` takes appends until it is frozen. Row r is seq `first_seq + r`; `dead[r]` is 1 for a
+deleted or lost record, 2 for an unreadable sealed one, whose file may be put back. `live_count` and
+`live_bytes` always agree with `dead`. Used by `engine/log/log.py` only, and read by `page`,
+`seal_plan` and `capture`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ DAMAGED: Final = 2
 def weigh(
     datas: list[bytes], metas: list[bytes], tags: list[str | None], nodes: list[str | None]
 ) -> int:
-    """What these records count in `bytes` together; agrees with `blocks.record_bytes`."""
+    """The records' share of `bytes`; agrees with `blocks.record_bytes`."""
     count = len(datas)
     if count == 1:
         return record_bytes(datas[0], metas[0], tags[0], nodes[0])
@@ -47,7 +47,10 @@ def weigh(
 
 
 class Run:
-    """Slots `first_seq .. last_seq` with their dead flags; a kind adds where the records are."""
+    """Slots `first_seq .. last_seq` with their dead flags.
+
+    Each kind stores the records in its own way.
+    """
 
     __slots__ = ("dead", "first_seq", "live_bytes", "live_count")
 
@@ -81,19 +84,19 @@ class Run:
         raise NotImplementedError
 
     def row_bytes(self, row: int) -> int:
-        """What one row counts, dead or not."""
+        """The bytes of one row, dead or not."""
         raise NotImplementedError
 
     def live_bytes_between(self, first_row: int, end_row: int) -> int:
-        """What the live rows of a range count."""
+        """The bytes of the live rows of a range."""
         return sum(self.row_bytes(row) for row in range(first_row, end_row) if not self.dead[row])
 
     def weigh_rows(self, rows: Rows) -> int:
-        """What these rows count together."""
+        """The bytes of these rows."""
         return sum(map(self.row_bytes, rows.tolist()))
 
     def kill_range(self, first_row: int, end_row: int) -> tuple[int, int]:
-        """Mark a range dead; how many records and bytes were live in it."""
+        """Mark a range dead; returns the number and bytes of its live rows."""
         assert 0 <= first_row <= end_row <= len(self.dead)
         if self.live_count == 0:
             return 0, 0
@@ -117,7 +120,7 @@ class Run:
         return live
 
     def kill_rows(self, rows: Rows) -> tuple[int, int]:
-        """Mark live rows dead; the same count and their bytes."""
+        """Mark live rows dead; returns their number and bytes."""
         killed = len(rows)
         if killed:
             weight = self.live_bytes
@@ -130,11 +133,11 @@ class Run:
 
     @property
     def has_damage(self) -> bool:
-        """Whether a row cannot be read that nobody has deleted."""
+        """Whether an unreadable row is not deleted."""
         return False
 
     def deletable_rows_of(self, rows: Rows) -> Rows:
-        """Those of these rows that a delete takes: live ones, and damaged ones."""
+        """The rows that a delete takes: live ones, and damaged ones."""
         if not self.has_damage:
             return self.live_rows_of(rows)
         deletable: Rows = rows[np.frombuffer(self.dead, np.uint8)[rows] != DELETED]
@@ -165,11 +168,11 @@ class SealedRun(Run):
 
     @property
     def has_damage(self) -> bool:
-        """Whether a row cannot be read that nobody has deleted."""
+        """Whether an unreadable row is not deleted."""
         return self._has_damage
 
     def damage_range(self, first_row: int, end_row: int) -> tuple[int, int]:
-        """Live rows of a range cannot be read; how many that are, and their bytes."""
+        """Mark the live rows of a range as unreadable; returns their number and bytes."""
         lost = self.dead.count(0, first_row, end_row)
         if lost == 0:
             return 0, 0
@@ -181,12 +184,12 @@ class SealedRun(Run):
         return lost, weight
 
     def kill_damaged(self, rows: Rows) -> None:
-        """Rows that cannot be read are deleted: they do not come back."""
+        """Mark unreadable rows deleted: they do not return with their file."""
         np.frombuffer(self.dead, np.uint8)[rows] = DELETED
         self._has_damage = self.dead.find(DAMAGED) >= 0
 
     def is_spent(self, evict_floor: int) -> bool:
-        """Whether no row lives, nor would if damaged ones could be read again."""
+        """Whether no row is live, and none would be if damaged rows became readable again."""
         if self.live_count:
             return False
         first = max(0, evict_floor - self.first_seq)
@@ -206,11 +209,11 @@ class SealedRun(Run):
         return self.index.first_row_since(ts)
 
     def row_bytes(self, row: int) -> int:
-        """What one row counts, dead or not."""
+        """The bytes of one row, dead or not."""
         return self.index.record_bytes(row)
 
     def live_bytes_between(self, first_row: int, end_row: int) -> int:
-        """What the live rows of a range count; their share of all while the index is unreadable."""
+        """The bytes of the live rows of a range; estimated while the index is unreadable."""
         dead = self.dead[first_row:end_row]
         try:
             return self.index.record_bytes_between(first_row, end_row, dead)
@@ -218,7 +221,7 @@ class SealedRun(Run):
             return self._share_of(dead.count(0))
 
     def weigh_rows(self, rows: Rows) -> int:
-        """What these ascending rows count together: one vectorised call."""
+        """The bytes of these ascending rows: one vectorised call."""
         first, end = int(rows[0]), int(rows[-1]) + 1
         others = np.ones(end - first, np.uint8)
         others[rows - first] = 0
@@ -228,19 +231,19 @@ class SealedRun(Run):
             return self._share_of(len(rows))
 
     def _share_of(self, count: int) -> int:
-        """The average of so many live rows.
+        """The average bytes of live rows, times their number.
 
-        An entry that is committed must apply, also while a disk or the limit of open files keeps
-        the index from being mapped. Only the count of bytes is off, until the segment is empty.
+        A committed entry must apply, even while a failing disk or the limit of open files prevents
+        mapping the index. Only the count of bytes is inexact, until the segment is empty.
         """
         return self.live_bytes * count // self.live_count if self.live_count else 0
 
 
 class TailBlock(Run):
-    """A frozen block of the tail, resident. `last_lsn`: the highest lsn of a frame in it.
+    """A frozen block of the tail, in memory. `last_lsn`: the highest lsn of a frame in it.
 
-    `text_bytes`: what tags and nodes of the whole block count. A block whose every record died is
-    `husked`: its payload is let go, its slots stay so that a run to be sealed is unbroken.
+    `text_bytes`: bytes of the tags and nodes of the whole block. `drop_payload` frees the payload
+    of a block whose every record is dead; its slots stay, so that a run to be sealed is unbroken.
     """
 
     __slots__ = ("block", "last_lsn", "tag_rows", "text_bytes")
@@ -270,7 +273,7 @@ class TailBlock(Run):
         return bisect_left(self.block.times, ts)
 
     def row_bytes(self, row: int) -> int:
-        """What one row counts, dead or not."""
+        """The bytes of one row, dead or not."""
         block = self.block
         text = 0
         if self.text_bytes:
@@ -278,7 +281,7 @@ class TailBlock(Run):
         return block.payload_bytes(row) + RECORD_FRAMING_BYTES + text
 
     def live_bytes_between(self, first_row: int, end_row: int) -> int:
-        """What the live rows of a range count; slices when none of it is dead."""
+        """The bytes of the live rows of a range, by slices if none is dead."""
         if self.dead.find(1, first_row, end_row) >= 0:
             return Run.live_bytes_between(self, first_row, end_row)
         if first_row >= end_row:
@@ -289,7 +292,7 @@ class TailBlock(Run):
         return total + (_text_bytes(self.block, first_row, end_row) if self.text_bytes else 0)
 
     def weigh_rows(self, rows: Rows) -> int:
-        """What these rows count together, vectorised but for tags and nodes."""
+        """The bytes of these rows, vectorised except for tags and nodes."""
         block = self.block
         ends = np.frombuffer(block.ends, np.uint32)[1::2].astype(np.int64)
         total = int(ends[rows].sum() - ends[rows - 1][rows > 0].sum())
@@ -299,13 +302,13 @@ class TailBlock(Run):
         return total + RECORD_FRAMING_BYTES * len(rows)
 
     def rows_of(self, match: TagMatch) -> list[int]:
-        """Ascending rows whose tag matches, dead ones included; indexed at the first question."""
+        """Ascending rows whose tag matches, dead ones included; the index is built on first use."""
         if self.tag_rows is None:
             self.tag_rows = TagRows(self.block.tags)
         return self.tag_rows.rows_of(match)
 
-    def husk(self) -> None:
-        """Let the payload go; every record is dead."""
+    def drop_payload(self) -> None:
+        """Free the payload; every record is dead."""
         assert self.live_count == 0
         assert self.live_bytes == 0
         count = len(self.dead)
@@ -370,7 +373,7 @@ class OpenBlock(Run):
         self._view: Block | None = None
 
     def extend(self, ts: int, decoded: DecodedAppend, weight: int, lsn: int) -> None:
-        """Take the records of one call in, live, at the end."""
+        """Append the records of one call, live."""
         count = decoded.count
         if decoded.hops or self.hops:
             if not self.hops:
@@ -406,11 +409,11 @@ class OpenBlock(Run):
         return bisect_left(self.times, ts)
 
     def row_bytes(self, row: int) -> int:
-        """What one row counts, dead or not."""
+        """The bytes of one row, dead or not."""
         return record_bytes(self.datas[row], self.metas[row], self.tags[row], self.nodes[row])
 
     def live_bytes_between(self, first_row: int, end_row: int) -> int:
-        """What the live rows of a range count; slices when none of it is dead."""
+        """The bytes of the live rows of a range, by slices if none is dead."""
         if end_row - first_row == 1:
             return 0 if self.dead[first_row] else self.row_bytes(first_row)
         if self.dead.find(1, first_row, end_row) >= 0:
@@ -425,7 +428,7 @@ class OpenBlock(Run):
         return [row for row, tag in enumerate(self.tags) if tag == match.text]
 
     def block_of(self, first_row: int, end_row: int) -> Block:
-        """These rows as a block; the last one made is kept, since watchers read the same rows."""
+        """These rows as a block; the last one is cached, since watchers read the same rows."""
         assert first_row < end_row <= len(self.dead)
         view = self._view
         first_seq = self.first_seq + first_row
@@ -446,7 +449,7 @@ class OpenBlock(Run):
         )
 
     def split_rest(self) -> OpenBlock | None:
-        """Take the rows behind the last full block off, as an open block of their own."""
+        """Remove the rows behind the last full block and return them as a new open block."""
         full = len(self.dead) - len(self.dead) % BLOCK_RECORDS_MAX
         if full == len(self.dead):
             return None
@@ -488,13 +491,13 @@ class OpenBlock(Run):
             weight = self.live_bytes if whole else self.live_bytes_between(row, end)
             tail = TailBlock(self._block(row, end), dead, dead.count(0), weight, self.last_lsn)
             if tail.live_count == 0:
-                tail.husk()
+                tail.drop_payload()
             blocks.append(tail)
             row = end
         return blocks
 
     def _whole(self) -> TailBlock:
-        """All rows, none of them dead, as one block that takes the columns over."""
+        """All rows, none of them dead, as one block that takes over the columns."""
         metas = self.metas if self.has_metas else None
         tags, nodes = _at_rest(self.tags), _at_rest(self.nodes)
         hops = bytes(self.hops)
@@ -517,9 +520,9 @@ def _absent(count: int) -> Sequence[str | None]:
 
 
 def _at_rest(texts: list[str | None]) -> Sequence[str | None]:
-    """A column that never changes again; one without texts is the same for all blocks.
+    """A column that never changes again; all blocks share the one without texts.
 
-    It takes no memory then. The collector looks at a tuple of texts once and never again.
+    It costs no memory then. The garbage collector examines a tuple of texts once and never again.
     """
     count = len(texts)
     return _absent(count) if texts.count(None) == count else tuple(texts)
@@ -531,7 +534,7 @@ def _text_bytes(block: Block, first_row: int, end_row: int) -> int:
 
 
 def slice_block(block: Block, first_row: int, end_row: int) -> Block:
-    """Rows of a block as a block of their own."""
+    """Rows of a block as a new block."""
     assert 0 <= first_row < end_row <= block.count
     start = block.ends[2 * first_row - 1] if first_row else 0
     part = slice(first_row, end_row)
@@ -549,7 +552,7 @@ def slice_block(block: Block, first_row: int, end_row: int) -> Block:
 
 
 def frozen_blocks(first_seq: int, ts: int, decoded: DecodedAppend, lsn: int) -> list[TailBlock]:
-    """The blocks of an append whose payloads were put together ahead; none of them is copied."""
+    """The blocks of an append whose payload columns were made in advance; none is copied."""
     blocks: list[TailBlock] = []
     row = 0
     for payloads in decoded.payloads:

@@ -1,8 +1,8 @@
 """The tag index of one unsealed block.
 
-An index belongs to its block: made at the first question about it, gone when the block is sealed or
-dead, so a topic that never deletes by tag pays nothing. Invariant: rows ascend, dead ones included.
-Called by `engine/log/runs.py`.
+An index belongs to its block: built on the first question, freed when the block is sealed or dead,
+so a topic without deletes by tag pays nothing. Invariant: rows ascend, dead ones included. Called
+by `engine/log/runs.py`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from topics_server.values.model import TagMatch
 
 
 class TagRows:
-    """The rows of every tag of one frozen block; the prefix order is made when first needed."""
+    """The rows of every tag of one frozen block; the prefix order is built when first needed."""
 
     __slots__ = ("_names", "_rows")
 

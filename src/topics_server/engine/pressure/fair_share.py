@@ -3,9 +3,9 @@
 Owns the order in which waiting topics get the share of service that ignores priority. A ticket
 gives a topic its place in this order: the topic takes a new, highest ticket when it begins to wait
 and whenever one of its requests is served. So the lowest ticket belongs to the topic that was
-served longest ago. A topic whose last waiting request is refused keeps its ticket for `KEPT_MS`:
-a client that comes back after `Retry-After` goes on from where it was, and each try brings it
-nearer to the front. Called by `engine/pressure/wait_queue`.
+served longest ago. A topic whose last waiting request is refused keeps its ticket for `KEPT_MS`: a
+client that returns after `Retry-After` continues from its old place, and each try brings it nearer
+to the front. Called by `engine/pressure/wait_queue`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Final
 
 # How long a refused topic keeps its ticket, ms. `Retry-After` is at most two seconds.
 KEPT_MS: Final = 5000.0
-# How many refused topics keep one; beyond, the ticket that was kept for longest is dropped.
+# How many refused topics keep a ticket; beyond that, the oldest kept ticket is dropped.
 KEPT_MAX: Final = 4096
 
 
@@ -31,7 +31,7 @@ class _Topic:
 
 
 class FairShare:
-    """Topics with requests that wait, ordered by when each was served last.
+    """Topics with waiting requests, ordered by when each was served last.
 
     Invariant: `_order` has exactly one row per topic in `_topics`, with a ticket that is at most
     the topic's own, and possibly rows of topics that no longer wait.
@@ -49,7 +49,7 @@ class FairShare:
         return len(self._topics)
 
     def join(self, name: str, now_ms: float) -> None:
-        """One more request of a topic waits."""
+        """A request of a topic begins to wait."""
         topic = self._topics.get(name)
         if topic is None:
             topic = self._topics[name] = _Topic(name, self._ticket_of(name, now_ms))
@@ -57,14 +57,14 @@ class FairShare:
         topic.waiting += 1
 
     def serve(self, name: str) -> None:
-        """A waiting request of a topic is served: its next one has the highest ticket."""
+        """A waiting request of a topic is served: its next one gets the highest ticket."""
         topic = self._topics[name]
         self._tickets += 1
         topic.ticket = self._tickets
         self._drop_one(topic)
 
     def refuse(self, name: str, now_ms: float) -> None:
-        """A waiting request of a topic is refused; with the last one the ticket is kept."""
+        """A waiting request of a topic is refused; after the last one the ticket is kept."""
         topic = self._topics[name]
         if topic.waiting == 1:
             self._kept.pop(name, None)
@@ -106,6 +106,6 @@ class FairShare:
         heapq.heappush(self._order, self._row(topic))
 
     def _row(self, topic: _Topic) -> tuple[int, int, _Topic]:
-        # Topics are not ordered: the second number keeps two rows of one ticket apart.
+        # Topics have no order: the second number separates two rows with the same ticket.
         self._rows += 1
         return (topic.ticket, self._rows, topic)

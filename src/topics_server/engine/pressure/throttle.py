@@ -1,14 +1,14 @@
 """The throttle (§0.6): under pressure requests wait by priority or get 429.
 
-Pressure is measured: how late a timer comes (the loop is busy) and what waits to be written. While
-there is none, `is_active` is False and nobody asks for more than that. While there is, whoever
-would begin work takes a place (`engine/pressure/wait_queue`), and each turn of the loop begins as
-much of it as fits a slice, the most urgent first: so the loop's turns stay short, and what is
-urgent waits for one slice whatever else is asked for. One place in ten goes to the topic that was
-served longest ago, so that no topic starves (`docs/decisions/0064-fair-share.md`). The work that is
-done is as much as ever: places are refused only when the work before them takes longer than their
-time. Measured, and why it is no fixed limit: `docs/decisions/0030-throttle.md`. Made by `node`;
-asked by `api/records/handlers`, `api/queues/handlers`, `api/websocket/handlers`.
+Pressure is measured: how late a timer fires (the loop is busy) and how many bytes wait for the
+disk. Without pressure, `is_active` is False and requests start at once. Under pressure, a request
+that would start work joins the wait queue (`engine/pressure/wait_queue`). Each loop turn starts as
+many waiting requests as fit into a slice, the most urgent first: loop turns stay short, and an
+urgent request waits at most one slice behind any load. One request in ten comes from the topic that
+was served longest ago, so that no topic starves (`docs/decisions/0064-fair-share.md`). The
+throughput does not drop: a request is refused only when the work before it takes longer than its
+time limit. Measurements, and why there is no fixed limit: `docs/decisions/0030-throttle.md`. Made
+by `node`; called by `api/records/handlers`, `api/queues/handlers`, `api/websocket/handlers`.
 """
 
 from __future__ import annotations
@@ -21,39 +21,47 @@ from typing import Final
 from topics_server.engine.pressure.wait_queue import WaitingRequest, WaitQueue
 from topics_server.runtime.clock import monotonic_ms
 from topics_server.values.errors import Code, TopicsError
-from topics_server.values.limits import LOOP_WRITE_BYTES_MAX, MIB
+from topics_server.values.limits import LOOP_WRITE_BYTES_MAX, MIB, PRIORITY_MAX
 
 TICK_S: Final = 0.02
-# With nothing late for a while the next tick comes later and later, up to so many times that: an
-# idle server need not wake up fifty times a second. The first late one brings the short tick back.
+# While no tick is late the interval grows, up to this many times: an idle server need not wake up
+# fifty times a second. The first late tick restores the short interval.
 _TICK_STRETCH_MAX: Final = 8
-# The mean lateness of the tick, in ms, from which there is pressure, and below which there is none.
+# Mean lateness of the tick, in ms: pressure begins above it and ends below it.
 LAG_MS: Final = 4.0
 _EASY_MS: Final = 1.0
-# Who waits no longer than so does so for the places' sake: a dozen clients that ask again at once
-# leave some of them taken for ever.
-_EASY_PARKED_MS: Final = 10.0
-# How much of the mean a new measurement is.
+# Shorter waits come from the wait queue itself: a dozen clients that retry at once keep some
+# requests waiting for ever.
+_EASY_WAIT_MS: Final = 10.0
+# The weight of a new measurement in the mean.
 _SHARE: Final = 0.25
-# So many ticks without pressure, and places are no longer asked for.
+# Ticks without pressure after which the wait queue is no longer used.
 _EASY_TICKS: Final = 50
-# Requests that need not wait in one turn of the loop, being the most urgent.
+# The most urgent requests of one loop turn that start without waiting.
 _PASSING_MAX: Final = 4
-# Work begun in one turn of the loop, and refusals told in one, in ms.
+# Time for starting work in one loop turn, in ms. A short slice keeps the turns short for urgent
+# requests, and costs throughput: few appends share a group. The slice is a long one after so many
+# ticks without a request that was more urgent than most.
 _SLICE_MS: Final = 0.15
+_LONG_SLICE_MS: Final = 1.0
+_URGENT_TICKS: Final = 25
+# A request is urgent if its priority is this much above that of most; fading ones differ by less.
+_URGENT_ABOVE: Final = 10
+# Time for sending refusals in one loop turn, in ms.
 _REFUSING_MS: Final = 0.2
-# What work is taken to cost that is begun by waking a task: for itself, and a byte.
+# Estimated cost of work that is started by waking a task: fixed, and per byte.
 _TASK_MS: Final = 0.15
 _BYTE_MS: Final = 2e-5
-# Bytes on their way to the disk from which there is pressure, and above which nothing is begun.
+# Bytes waiting for the disk: pressure begins at the first number; above the second no work is
+# started.
 BACKLOG_BYTES: Final = 4 * MIB
 _BACKLOG_FULL_BYTES: Final = LOOP_WRITE_BYTES_MAX // 2
 _LOOK_AGAIN_S: Final = 0.002
-# What those that wait may hold, how many they may be, and how long each waits at most.
-PARKED_BYTES_MAX: Final = 64 * MIB
-PARKED_MAX: Final = 4096
-PATIENCE_MS: Final = 250.0
-# When to come again, ms: spread, so that not all come at once.
+# The wait queue's budget: bytes, requests, and the longest wait.
+WAITING_BYTES_MAX: Final = 64 * MIB
+WAITING_MAX: Final = 4096
+MAX_WAIT_MS: Final = 250.0
+# `Retry-After`, ms: spread, so that clients do not return together.
 _RETRY_MS: Final = 500
 _RETRY_SPREAD_MS: Final = 1000
 _GOLDEN: Final = 0.618033988749895
@@ -68,11 +76,12 @@ def _no_backlog() -> int:
 
 
 class Throttle:
-    """The pressure on one server, and who waits for it to ease.
+    """The pressure on one server, and the requests that wait.
 
-    Facts: `lag_ms` is the mean lateness of the loop, `parked_total` and `throttled_total` count
-    places taken and those that were refused (`late`: their time was over; `full`: too much waited),
-    `pressure` is 0 to 1, `threshold` the priority from which work is begun at once.
+    Metrics: `lag_ms` is the mean lateness of the loop; `queued_total` counts requests that had to
+    wait, `throttled_total` those that were refused (`late`: their time was over; `full`: too much
+    waited); `pressure` is 0 to 1; `threshold` is the priority from which work starts at once;
+    `has_urgent` tells whether requests that are more urgent than most came lately.
     """
 
     def __init__(
@@ -83,17 +92,21 @@ class Throttle:
         self.priority_of = priority_of
         self.is_active = False
         self.lag_ms = 0.0
-        self.parked_total = 0
+        self.queued_total = 0
         self.throttled_total = {"late": 0, "full": 0}
-        self.parking = WaitQueue(
-            max_bytes=PARKED_BYTES_MAX, max_places=PARKED_MAX, patience_ms=PATIENCE_MS
+        self.wait_queue = WaitQueue(
+            max_bytes=WAITING_BYTES_MAX, max_waiting=WAITING_MAX, max_wait_ms=MAX_WAIT_MS
         )
-        # Told when pressure begins, and when it is over.
+        # Called when pressure begins, and when it ends.
         self.on_change: Final[list[Callable[[bool], None]]] = []
         self._backlog_bytes = backlog_bytes
         self._easy_ticks = 0
         self._passed = 0
-        self._refusals = 0
+        # Requests since the last tick by their priority, and the priority of most before it.
+        self._asked: dict[int, int] = {}
+        self._usual_priority = -PRIORITY_MAX
+        self._urgent_ticks = _URGENT_TICKS
+        self._refused_count = 0
         self._is_closed = False
         self._serving: asyncio.Handle | None = None
         self._ticking: asyncio.TimerHandle | None = None
@@ -103,24 +116,24 @@ class Throttle:
     # --- measuring --------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Begin to measure, on the running loop."""
+        """Start to measure, on the running loop."""
         tick_s = self._stretch * TICK_S
         self._due_ms = monotonic_ms() + 1000 * tick_s
         self._ticking = asyncio.get_running_loop().call_later(tick_s, self._tick)
 
     def close(self) -> None:
-        """Measure no more, and let all begin that wait."""
+        """Stop measuring, and start all waiting requests."""
         self._is_closed = True
         self._turn_to(is_active=False)
         if self._ticking is not None:
             self._ticking.cancel()
         if self._serving is not None:
             self._serving.cancel()
-        while (place := self.parking.pop(monotonic_ms())) is not None:
-            _call(place)
-        self.parking.patience_ms = 0.0
-        while (place := self.parking.pop_late(monotonic_ms())) is not None:
-            _call(place)
+        while (request := self.wait_queue.pop(monotonic_ms())) is not None:
+            _call(request)
+        self.wait_queue.max_wait_ms = 0.0
+        while (request := self.wait_queue.pop_late(monotonic_ms())) is not None:
+            _call(request)
 
     def _tick(self) -> None:
         late_ms = max(0.0, monotonic_ms() - self._due_ms)
@@ -130,21 +143,42 @@ class Throttle:
         self.start()
 
     def note(self, lag_ms: float) -> None:
-        """Take a measurement of how late the loop is, once a tick."""
+        """Take a measurement of the loop's lateness, once a tick."""
         self.lag_ms += _SHARE * (lag_ms - self.lag_ms)
+        self._judge_priorities()
         if self.lag_ms > LAG_MS or self._backlog_bytes() > BACKLOG_BYTES:
             self.press()
         elif self.is_active:
-            oldest_ms = self.parking.oldest_ms(monotonic_ms()) if len(self.parking) else 0.0
-            is_easy = self.lag_ms < _EASY_MS and oldest_ms < _EASY_PARKED_MS
+            oldest_ms = self.wait_queue.oldest_ms(monotonic_ms()) if len(self.wait_queue) else 0.0
+            is_easy = self.lag_ms < _EASY_MS and oldest_ms < _EASY_WAIT_MS
             self._easy_ticks = self._easy_ticks + 1 if is_easy else 0
             if self._easy_ticks >= _EASY_TICKS:
                 self._turn_to(is_active=False)
 
-    def press(self) -> None:
-        """There is pressure, whatever was measured: one turn brought more than is written in one.
+    def _judge_priorities(self) -> None:
+        """Once a tick: find the priority of most requests, and whether any was urgent beside it."""
+        self._urgent_ticks = max(0, self._urgent_ticks - 1)
+        asked = self._asked
+        if asked:
+            self._usual_priority = max(asked, key=asked.__getitem__)
+            if max(asked) > self._usual_priority + _URGENT_ABOVE:
+                self._urgent_ticks = _URGENT_TICKS
+            asked.clear()
 
-        Those that come behind it in that turn wait already.
+    def _note_priority(self, priority: int) -> None:
+        self._asked[priority] = self._asked.get(priority, 0) + 1
+        if priority > self._usual_priority + _URGENT_ABOVE:
+            self._urgent_ticks = _URGENT_TICKS
+
+    @property
+    def has_urgent(self) -> bool:
+        """Whether requests that are more urgent than most came lately: loop turns are short."""
+        return self._urgent_ticks > 0
+
+    def press(self) -> None:
+        """Begin pressure without a measurement: one turn brought more than one turn writes.
+
+        Requests behind it in that turn wait already.
         """
         self._easy_ticks = 0
         self._turn_to(is_active=not self._is_closed)
@@ -152,44 +186,49 @@ class Throttle:
     def _turn_to(self, *, is_active: bool) -> None:
         if is_active is not self.is_active:
             self.is_active = is_active
-            for told in self.on_change:
-                told(is_active)
+            for callback in self.on_change:
+                callback(is_active)
 
     @property
     def backlog_bytes(self) -> int:
-        """Bytes on their way to the disk, of the shard that has most."""
+        """Bytes that wait for the disk, of the shard with the most."""
         return self._backlog_bytes()
 
     @property
     def pressure(self) -> float:
-        """How near those that wait are to being refused: 0 nobody waits, 1 some are."""
-        if not len(self.parking):
+        """How near the waiting requests are to being refused: 0 none waits, 1 some are refused."""
+        if not len(self.wait_queue):
             return 0.0
-        parking = self.parking
+        wait_queue = self.wait_queue
         return min(
             1.0,
             max(
-                parking.oldest_ms(monotonic_ms()) / PATIENCE_MS,
-                parking.held_bytes / parking.max_bytes,
-                parking.waiting / parking.max_places,
+                wait_queue.oldest_ms(monotonic_ms()) / MAX_WAIT_MS,
+                wait_queue.held_bytes / wait_queue.max_bytes,
+                wait_queue.waiting / wait_queue.max_waiting,
             ),
         )
 
     @property
     def threshold(self) -> int | None:
-        """The priority above which nobody waits longer than a slice; None: nobody waits."""
-        return self.parking.top_priority
+        """The priority above which no request waits longer than a slice; None: none waits."""
+        return self.wait_queue.top_priority
 
     # --- waiting ----------------------------------------------------------------------------
 
     def passes(self, name: str) -> bool:
-        """Whether work on a topic may begin without waiting: nobody who waits is as urgent.
+        """Whether work on a topic may start without waiting: no waiting request is as urgent.
 
-        A few in one turn of the loop may; the others take a place.
+        A few per loop turn may; the others join the wait queue.
         """
-        top = self.parking.top_priority
-        if self._passed >= _PASSING_MAX or (top is not None and self.priority_of(name) <= top):
+        top = self.wait_queue.top_priority
+        if self._passed >= _PASSING_MAX:
             return False
+        if top is not None:
+            priority = self.priority_of(name)
+            if priority <= top:
+                return False
+            self._note_priority(priority)
         self._passed += 1
         self._serve_soon()
         return True
@@ -198,64 +237,66 @@ class Throttle:
         if self._serving is None:
             self._serving = asyncio.get_running_loop().call_soon(self._serve)
 
-    def park(self, name: str, size: int, *, insists: bool = False) -> WaitingRequest:
-        """A place for work on a topic that holds `size` bytes; set its `over` at once.
+    def enqueue(self, name: str, size: int, *, must_run: bool = False) -> WaitingRequest:
+        """Add a request of `size` bytes to the wait queue; set its `over` at once.
 
-        `insists`: it is never refused. May refuse at `over`, see `refusal`.
+        `must_run`: it is never refused. Otherwise it may be refused at `over`, see `refusal`.
         """
-        place = WaitingRequest(self.priority_of(name), size, insists=insists, topic=name)
-        self.parked_total += 1
-        self.parking.add(place, monotonic_ms())
+        request = WaitingRequest(self.priority_of(name), size, must_run=must_run, topic=name)
+        self.queued_total += 1
+        self._note_priority(request.priority)
+        self.wait_queue.add(request, monotonic_ms())
         self._serve_soon()
-        return place
+        return request
 
-    async def turn(self, name: str, size: int, *, insists: bool = False) -> float:
-        """Wait for one's turn; how long that took, ms. Raises `throttled`."""
-        place = self.park(name, size, insists=insists)
+    async def turn(self, name: str, size: int, *, must_run: bool = False) -> float:
+        """Wait for a turn; returns the wait in ms. Raises `throttled`."""
+        request = self.enqueue(name, size, must_run=must_run)
         waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        place.cost_ms = _TASK_MS + size * _BYTE_MS
-        place.over = partial(_wake, waiting)
+        request.cost_ms = _TASK_MS + size * _BYTE_MS
+        request.over = partial(_wake, waiting)
         await waiting
-        if place.is_refused:
-            raise self.refusal(place)
-        return place.waited_ms
+        if request.is_refused:
+            raise self.refusal(request)
+        return request.waited_ms
 
-    def refusal(self, place: WaitingRequest) -> TopicsError:
-        """429 for a place that was refused."""
-        self.throttled_total["full" if place.is_doomed else "late"] += 1
-        self._refusals += 1
-        retry_ms = _RETRY_MS + int(_RETRY_SPREAD_MS * (self._refusals * _GOLDEN % 1.0))
+    def refusal(self, request: WaitingRequest) -> TopicsError:
+        """429 for a refused request."""
+        self.throttled_total["full" if request.is_shed else "late"] += 1
+        self._refused_count += 1
+        retry_ms = _RETRY_MS + int(_RETRY_SPREAD_MS * (self._refused_count * _GOLDEN % 1.0))
         return TopicsError(
             Code.THROTTLED,
-            "the server has more to do than it can, and this topic is not urgent enough",
-            {"retry_after_ms": retry_ms, "priority": place.priority},
+            "the server is overloaded, and the priority of this topic is too low",
+            {"retry_after_ms": retry_ms, "priority": request.priority},
         )
 
     def _serve(self) -> None:
-        """Begin a slice of what waits; the rest in later turns."""
+        """Start a slice of the waiting requests; the rest in later turns."""
         began_ms = now_ms = monotonic_ms()
-        parking = self.parking
+        wait_queue = self.wait_queue
         while now_ms - began_ms < _REFUSING_MS:
-            place = parking.pop_late(now_ms)
-            if place is None:
+            request = wait_queue.pop_late(now_ms)
+            if request is None:
                 break
-            _call(place)
+            _call(request)
             now_ms = monotonic_ms()
         is_full = self._backlog_bytes() > _BACKLOG_FULL_BYTES
+        slice_ms = _SLICE_MS if self.has_urgent else _LONG_SLICE_MS
         while not is_full:
-            place = parking.pop(now_ms)
-            if place is None:
+            request = wait_queue.pop(now_ms)
+            if request is None:
                 break
-            _call(place)
+            _call(request)
             now_ms = monotonic_ms()
-            began_ms -= place.cost_ms
-            is_full = now_ms - began_ms >= _SLICE_MS
+            began_ms -= request.cost_ms
+            is_full = now_ms - began_ms >= slice_ms
         self._serving = None
         self._passed = 0
-        if not len(parking):
+        if not len(wait_queue):
             return
         loop = asyncio.get_running_loop()
-        if parking.waiting and self._backlog_bytes() <= _BACKLOG_FULL_BYTES:
+        if wait_queue.waiting and self._backlog_bytes() <= _BACKLOG_FULL_BYTES:
             self._serving = loop.call_soon(self._serve)
         else:
             self._serving = loop.call_later(_LOOK_AGAIN_S, self._serve)
@@ -266,7 +307,7 @@ def _wake(waiting: asyncio.Future[None]) -> None:
         waiting.set_result(None)
 
 
-def _call(place: WaitingRequest) -> None:
-    over, place.over = place.over, None
+def _call(request: WaitingRequest) -> None:
+    over, request.over = request.over, None
     assert over is not None, "who takes a place says what then"
     over()

@@ -1,16 +1,18 @@
 """Requests that wait for a turn under pressure. Pure.
 
-Of ten places served, nine are the most urgent ones, in the order in which they came where the
-priority is the same. One is the oldest place of the topic that was served longest ago
-(`engine/pressure/fair_share`), whatever its priority: so a topic of low priority is served beside
-any flood of more urgent ones. A place that is not served within `patience_ms` is refused, unless it
-insists.
+Nine of ten served requests are the most urgent ones; requests of equal priority are served in order
+of arrival, but small ones that arrive up to 25 ms after a large one go before it: otherwise a
+client that sends a MiB at a time keeps the disk busy for two or three of them before another client
+is served. The tenth is the oldest request of the topic that was served longest ago
+(`engine/pressure/fair_share`), whatever its priority, so a topic of low priority is served beside
+any flood of urgent requests. A request that is not served within `max_wait_ms` is refused, unless
+it must run.
 
-When all places together hold more than their share, some are doomed: they let go of what they hold
-and wait out their time only to be refused, so that a client that asks again at once is not answered
-at once. Doomed are the newest places of the least urgent topic of those that hold a large part
-(more than one in `_LARGE_PART`) of the room; if no topic does, the least urgent places of all.
-Called by `engine/pressure/throttle`.
+Over budget, some requests are shed: their bytes are freed now, and the 429 is sent at their
+deadline, so that a client that retries at once is not answered at once. The newest requests of the
+least urgent topic are shed first, among topics that hold more than one `_LARGE_PART`th of the
+budget; if there is no such topic, the least urgent requests of all. Called by
+`engine/pressure/throttle`.
 """
 
 from __future__ import annotations
@@ -22,26 +24,30 @@ from typing import Final
 
 from topics_server.engine.pressure.fair_share import FairShare
 
-# Of so many places served one is of the topic that was served longest ago.
+# One in this many served requests is of the topic that was served longest ago.
 FAIR_EVERY: Final = 10
-# A topic that holds more than one in so many of the bytes or places is doomed before others.
+# A topic that holds more than this part of the bytes or requests is shed before others.
 _LARGE_PART: Final = 16
-# Places that were served stay in the heaps until they come up; beyond so many they are swept.
+# Served requests stay in the heaps until they reach the top; beyond this many they are swept.
 _GONE_MAX: Final = 1024
+# For how long after a large request smaller ones of its priority go before it: ms a byte, and at
+# most. So long a MiB takes to be decoded and written, at worst.
+_LATER_BYTE_MS: Final = 2e-5
+_LATER_MAX_MS: Final = 25.0
 
 
 class WaitingRequest:
-    """One request that waits. `over` is called when its wait is: `is_refused` tells how.
+    """One waiting request. `over` is called when its wait ends: `is_refused` tells how.
 
-    `size` is what it holds, in bytes; times are those of a monotonic clock, in ms; `cost_ms` is
-    what the work is taken to cost beside `over`.
+    `size` is in bytes; times are of a monotonic clock, in ms; `cost_ms` is the estimated cost of
+    the work beside `over`.
     """
 
     __slots__ = (
         "came_ms",
         "cost_ms",
-        "insists",
-        "is_doomed",
+        "must_run",
+        "is_shed",
         "is_gone",
         "is_refused",
         "number",
@@ -52,157 +58,159 @@ class WaitingRequest:
         "waited_ms",
     )
 
-    def __init__(self, priority: int, size: int, *, insists: bool, topic: str = "") -> None:
+    def __init__(self, priority: int, size: int, *, must_run: bool, topic: str = "") -> None:
         self.priority = priority
         self.size = size
-        self.insists = insists
+        self.must_run = must_run
         self.topic = topic
         self.number = 0
         self.came_ms = self.waited_ms = self.cost_ms = 0.0
-        self.is_refused = self.is_doomed = self.is_gone = False
+        self.is_refused = self.is_shed = self.is_gone = False
         self.over: Callable[[], object] | None = None
 
 
-class _Line:
-    """The places of one topic that may still be served; `bytes` and `count` are of all of them.
+class _TopicQueue:
+    """The requests of one topic that may still be served; `bytes` and `count` are their sums.
 
-    `refusable` has those that do not insist. Both may hold places that are over, in the middle.
+    `refusable` holds those that need not run. Both may contain requests that are over, in the
+    middle.
     """
 
-    __slots__ = ("bytes", "count", "places", "refusable")
+    __slots__ = ("bytes", "count", "requests", "refusable")
 
     def __init__(self) -> None:
         self.bytes = self.count = 0
-        self.places: deque[WaitingRequest] = deque()
+        self.requests: deque[WaitingRequest] = deque()
         self.refusable: deque[WaitingRequest] = deque()
 
     def trim(self) -> None:
-        """Forget places at either end that are over."""
-        for places in (self.places, self.refusable):
-            while places and _is_over(places[0]):
-                places.popleft()
-            while places and _is_over(places[-1]):
-                places.pop()
+        """Remove requests at either end that are over."""
+        for requests in (self.requests, self.refusable):
+            while requests and _is_over(requests[0]):
+                requests.popleft()
+            while requests and _is_over(requests[-1]):
+                requests.pop()
 
     def sweep(self) -> None:
-        """Forget all places that are over."""
-        self.places = deque(place for place in self.places if not _is_over(place))
-        self.refusable = deque(place for place in self.refusable if not _is_over(place))
+        """Remove all requests that are over."""
+        self.requests = deque(request for request in self.requests if not _is_over(request))
+        self.refusable = deque(request for request in self.refusable if not _is_over(request))
 
 
 class WaitQueue:
-    """All places. `fair_total` counts those that were served before more urgent ones."""
+    """All waiting requests. `fair_total` counts those that were served before more urgent ones."""
 
-    def __init__(self, *, max_bytes: int, max_places: int, patience_ms: float) -> None:
+    def __init__(self, *, max_bytes: int, max_waiting: int, max_wait_ms: float) -> None:
         self.max_bytes = max_bytes
-        self.max_places = max_places
-        self.patience_ms = patience_ms
-        # What those hold that may still be served, and how many they are.
+        self.max_waiting = max_waiting
+        self.max_wait_ms = max_wait_ms
+        # Bytes and number of the requests that may still be served.
         self.held_bytes = 0
         self.waiting = 0
         self.fair_total = 0
         self._number = 0
         self._served = 0
-        self._urgent: list[tuple[int, int, WaitingRequest]] = []
+        self._urgent: list[tuple[int, float, int, WaitingRequest]] = []
         self._least: list[tuple[int, int, WaitingRequest]] = []
-        # Those that do not insist.
+        # Requests that need not run.
         self._by_age: deque[WaitingRequest] = deque()
-        self._lines: dict[str, _Line] = {}
-        # The lines that hold a large part of the room: few, as each has one in `_LARGE_PART`.
-        self._large: dict[str, _Line] = {}
+        self._topic_queues: dict[str, _TopicQueue] = {}
+        # Topics that hold a large part of the budget: few, as each holds one `_LARGE_PART`th.
+        self._large: dict[str, _TopicQueue] = {}
         self._fair = FairShare()
-        self._doomed = 0
+        self._shed = 0
         self._gone = 0
 
     def __len__(self) -> int:
-        """How many wait, the doomed included."""
-        return self.waiting + self._doomed
+        """The number of waiting requests, shed ones included."""
+        return self.waiting + self._shed
 
-    def add(self, place: WaitingRequest, now_ms: float) -> list[WaitingRequest]:
-        """Let one more wait; returns whom that dooms, which may be itself."""
+    def add(self, request: WaitingRequest, now_ms: float) -> list[WaitingRequest]:
+        """Add a request; returns the requests that are shed for it, which may include itself."""
         self._number += 1
-        place.number = self._number
-        place.came_ms = now_ms
-        heapq.heappush(self._urgent, (-place.priority, place.number, place))
-        self._enter(place, now_ms)
-        doomed: list[WaitingRequest] = []
-        while self.held_bytes > self.max_bytes or self.waiting > self.max_places:
+        request.number = self._number
+        request.came_ms = now_ms
+        due_ms = now_ms + min(_LATER_MAX_MS, request.size * _LATER_BYTE_MS)
+        heapq.heappush(self._urgent, (-request.priority, due_ms, request.number, request))
+        self._enter(request, now_ms)
+        shed: list[WaitingRequest] = []
+        while self.held_bytes > self.max_bytes or self.waiting > self.max_waiting:
             least = self._least_of_large() or self._least_of_all()
             if least is None:
                 break
-            least.is_doomed = True
-            self._doomed += 1
+            least.is_shed = True
+            self._shed += 1
             self._let_go(least)
-            # Its ticket stays with the topic: it is going to be refused.
+            # Its ticket stays with the topic, because it is going to be refused.
             self._fair.refuse(least.topic, now_ms)
-            doomed.append(least)
-        return doomed
+            shed.append(least)
+        return shed
 
     def pop(self, now_ms: float) -> WaitingRequest | None:
-        """The next place that may be served, if any."""
-        place = self._most_urgent()
-        if place is None:
+        """Remove and return the next request that may be served, if any."""
+        request = self._most_urgent()
+        if request is None:
             return None
         self._served += 1
         if self._served % FAIR_EVERY == 0:
             fair = self._longest_unserved()
-            self.fair_total += fair is not place and fair.priority < place.priority
-            place = fair
-        self._let_go(place)
-        self._fair.serve(place.topic)
-        self._leave(place, now_ms)
-        return place
+            self.fair_total += fair is not request and fair.priority < request.priority
+            request = fair
+        self._let_go(request)
+        self._fair.serve(request.topic)
+        self._leave(request, now_ms)
+        return request
 
     def pop_late(self, now_ms: float) -> WaitingRequest | None:
-        """The oldest whose time is over, if any; to be refused."""
+        """Remove and return the oldest request whose time is over, if any; to be refused."""
         ages = self._by_age
         while ages and ages[0].is_gone:
             ages.popleft()
-        if not ages or now_ms - ages[0].came_ms < self.patience_ms:
+        if not ages or now_ms - ages[0].came_ms < self.max_wait_ms:
             return None
-        place = ages[0]
-        if place.is_doomed:
-            self._doomed -= 1
+        request = ages[0]
+        if request.is_shed:
+            self._shed -= 1
         else:
-            self._let_go(place)
-            self._fair.refuse(place.topic, now_ms)
-        self._leave(place, now_ms)
-        place.is_refused = True
-        return place
+            self._let_go(request)
+            self._fair.refuse(request.topic, now_ms)
+        self._leave(request, now_ms)
+        request.is_refused = True
+        return request
 
     def oldest_ms(self, now_ms: float) -> float:
-        """How long the oldest has waited."""
-        oldest = next((place for place in self._by_age if not place.is_gone), None)
+        """How long the oldest request has waited."""
+        oldest = next((request for request in self._by_age if not request.is_gone), None)
         return 0.0 if oldest is None else now_ms - oldest.came_ms
 
     @property
     def top_priority(self) -> int | None:
-        """The highest priority of a place that may be served; None if there is none."""
-        place = self._most_urgent()
-        return None if place is None else place.priority
+        """The highest priority of a request that may be served; None if there is none."""
+        request = self._most_urgent()
+        return None if request is None else request.priority
 
     def _most_urgent(self) -> WaitingRequest | None:
         urgent = self._urgent
-        while urgent and _is_over(urgent[0][2]):
+        while urgent and _is_over(urgent[0][3]):
             heapq.heappop(urgent)
-        return urgent[0][2] if urgent else None
+        return urgent[0][3] if urgent else None
 
     def _longest_unserved(self) -> WaitingRequest:
-        """The oldest place of the topic that was served longest ago; at least one waits."""
+        """The oldest request of the topic that was served longest ago; at least one waits."""
         topic = self._fair.first()
         assert topic is not None
-        line = self._lines[topic]
-        line.trim()
-        return line.places[0]
+        queue = self._topic_queues[topic]
+        queue.trim()
+        return queue.requests[0]
 
     def _least_of_large(self) -> WaitingRequest | None:
-        """The newest place of the least urgent topic that holds a large part of the room."""
+        """The newest request of the least urgent topic that holds a large part of the budget."""
         newest: list[WaitingRequest] = []
-        for line in self._large.values():
-            line.trim()
-            if line.refusable:
-                newest.append(line.refusable[-1])
-        return min(newest, key=lambda place: (place.priority, -place.number), default=None)
+        for queue in self._large.values():
+            queue.trim()
+            if queue.refusable:
+                newest.append(queue.refusable[-1])
+        return min(newest, key=lambda request: (request.priority, -request.number), default=None)
 
     def _least_of_all(self) -> WaitingRequest | None:
         least = self._least
@@ -210,62 +218,63 @@ class WaitQueue:
             heapq.heappop(least)
         return least[0][2] if least else None
 
-    def _enter(self, place: WaitingRequest, now_ms: float) -> None:
-        self._fair.join(place.topic, now_ms)
-        line = self._lines.get(place.topic)
-        if line is None:
-            line = self._lines[place.topic] = _Line()
-        line.places.append(place)
-        self.held_bytes += place.size
+    def _enter(self, request: WaitingRequest, now_ms: float) -> None:
+        self._fair.join(request.topic, now_ms)
+        queue = self._topic_queues.get(request.topic)
+        if queue is None:
+            queue = self._topic_queues[request.topic] = _TopicQueue()
+        queue.requests.append(request)
+        self.held_bytes += request.size
         self.waiting += 1
-        line.bytes += place.size
-        line.count += 1
-        if self._is_large(line):
-            self._large[place.topic] = line
-        if not place.insists:
-            line.refusable.append(place)
-            self._by_age.append(place)
-            heapq.heappush(self._least, (place.priority, -place.number, place))
+        queue.bytes += request.size
+        queue.count += 1
+        if self._is_large(queue):
+            self._large[request.topic] = queue
+        if not request.must_run:
+            queue.refusable.append(request)
+            self._by_age.append(request)
+            heapq.heappush(self._least, (request.priority, -request.number, request))
 
-    def _is_large(self, line: _Line) -> bool:
+    def _is_large(self, queue: _TopicQueue) -> bool:
         return (
-            _LARGE_PART * line.bytes > self.max_bytes or _LARGE_PART * line.count > self.max_places
+            _LARGE_PART * queue.bytes > self.max_bytes
+            or _LARGE_PART * queue.count > self.max_waiting
         )
 
-    def _let_go(self, place: WaitingRequest) -> None:
-        """The place holds nothing and is no longer among those that may be served."""
-        self.held_bytes -= place.size
+    def _let_go(self, request: WaitingRequest) -> None:
+        """Free the request's bytes; it can no longer be served."""
+        self.held_bytes -= request.size
         self.waiting -= 1
         assert self.held_bytes >= 0 <= self.waiting
-        line = self._lines[place.topic]
-        line.bytes -= place.size
-        line.count -= 1
-        if not line.count:
-            del self._lines[place.topic]
-        if place.topic in self._large and not (line.count and self._is_large(line)):
-            del self._large[place.topic]
-        place.size = 0
+        queue = self._topic_queues[request.topic]
+        queue.bytes -= request.size
+        queue.count -= 1
+        if not queue.count:
+            del self._topic_queues[request.topic]
+        if request.topic in self._large and not (queue.count and self._is_large(queue)):
+            del self._large[request.topic]
+        request.size = 0
 
-    def _leave(self, place: WaitingRequest, now_ms: float) -> None:
-        place.is_gone = True
-        place.waited_ms = now_ms - place.came_ms
-        if (line := self._lines.get(place.topic)) is not None:
-            line.trim()
+    def _leave(self, request: WaitingRequest, now_ms: float) -> None:
+        request.is_gone = True
+        request.waited_ms = now_ms - request.came_ms
+        if (queue := self._topic_queues.get(request.topic)) is not None:
+            queue.trim()
         self._gone += 1
         if self._gone > _GONE_MAX:
             self._sweep()
 
     def _sweep(self) -> None:
         """Forget those that are gone."""
-        self._by_age = deque(place for place in self._by_age if not place.is_gone)
+        self._by_age = deque(request for request in self._by_age if not request.is_gone)
         self._gone = 0
-        self._urgent = [row for row in self._urgent if not _is_over(row[2])]
+        self._urgent = [row for row in self._urgent if not _is_over(row[3])]
         self._least = [row for row in self._least if not _is_over(row[2])]
         heapq.heapify(self._urgent)
         heapq.heapify(self._least)
-        for line in self._lines.values():
-            line.sweep()
+        for queue in self._topic_queues.values():
+            queue.sweep()
 
 
-def _is_over(place: WaitingRequest) -> bool:
-    return place.is_gone or place.is_doomed
+def _is_over(request: WaitingRequest) -> bool:
+    return request.is_gone or request.is_shed

@@ -12,7 +12,7 @@ from topics_server.values.blocks import Block
 
 BlockKey = tuple[int, int, int]
 
-# What a block costs beside its payload: columns, lists and the objects themselves, per record.
+# Memory of a block beside its payload: columns, lists and the objects themselves, per record.
 _OVERHEAD_BYTES = 48
 
 

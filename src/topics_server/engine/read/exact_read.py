@@ -1,8 +1,8 @@
 """Finds and deletes exact seqs of a topic. Pure.
 
-What a queue needs beside pages: jobs are handed out, read and deleted one by one, not from a
-cursor on. A seq whose delete is under way counts as gone here, so that two deletes never count it
-twice. Changes nothing; seqs come ascending and distinct. Called by the store and by `moves`.
+Queues need this beside pages: jobs are handed out, read and deleted one by one. A seq with a
+pending delete counts as gone, so that two deletes never count it twice. Changes nothing; seqs come
+ascending and distinct. Called by the store and by `transfers`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from topics_server.values.limits import BLOCK_RECORDS_MAX
 
 
 def is_live(log: Log, seq: int) -> bool:
-    """Whether there is a record of this seq, expired or not."""
+    """Whether a record with this seq exists, expired or not."""
     index = log.run_at(seq)
     if index == len(log.runs):
         return False
@@ -31,7 +31,7 @@ def is_live(log: Log, seq: int) -> bool:
 
 
 def deletable(topic: Topic, seqs: Sequence[int]) -> list[int]:
-    """Those of these seqs that live and that no delete under way takes."""
+    """Those of these seqs that are live and have no pending delete."""
     log, staging = topic.log, topic.staging
     return [seq for seq in seqs if is_live(log, seq) and not staging.is_dying(seq)]
 
@@ -75,7 +75,7 @@ def _pieces_of(log: Log, run: Run, rows: list[int]) -> list[Piece | SealedPiece]
 
 
 def _sealed_pieces(log: Log, run: SealedRun, rows: list[int]) -> list[Piece | SealedPiece]:
-    """One piece a group of rows that are fetched together; what is damaged is not fetched."""
+    """One piece per group of rows that are fetched together; damaged rows are not fetched."""
     pieces: list[Piece | SealedPiece] = []
     groups: dict[tuple[int, int], list[int]] = {}
     for row in rows:

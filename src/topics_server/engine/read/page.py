@@ -1,10 +1,10 @@
 """Plans one page of a topic: cursor, gaps, filters, budgets. Pure.
 
-`plan_page` decides which rows belong to the page without touching payloads: rows of resident blocks
-are pieces already, rows of sealed segments name what has to be fetched. `complete` puts the fetched
-blocks in. Rules: a page never spans a hole and tells at most one gap, always in front of its
-records; deleted and filtered records advance the cursor in silence; the cursor is the last seq
-examined. The tombstone rule is here and nowhere else (§3.3). Called by the store.
+`plan_page` decides which rows belong to the page without touching payloads: rows of blocks in
+memory are pieces already, rows of sealed segments name the blocks to fetch. `complete` inserts the
+fetched blocks. Rules: a page never spans a hole and reports at most one gap, always in front of its
+records; deleted and filtered records advance the cursor silently; the cursor is the last examined
+seq. The tombstone rule is only here (§3.3). Called by the store.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from topics_server.values.model import LossReason
 class Fetch(msgspec.Struct, frozen=True, gc=False):
     """Rows `first_row .. end_row - 1` of a segment, to be read as one block.
 
-    An aligned group of `BLOCK_RECORDS_MAX` rows, less what damage cuts off: worth caching.
+    An aligned group of `BLOCK_RECORDS_MAX` rows, cut at damaged rows: worth caching.
     """
 
     segment_id: int
@@ -44,7 +44,7 @@ class SealedPiece(msgspec.Struct, frozen=True, gc=False):
 
 
 class PagePlan(msgspec.Struct, frozen=True):
-    """A page but for its sealed payloads."""
+    """A page without its sealed payloads."""
 
     pieces: list[Piece | SealedPiece]
     next_from_seq: int
@@ -55,7 +55,7 @@ class PagePlan(msgspec.Struct, frozen=True):
     epoch: int
 
     def fetches(self) -> list[Fetch]:
-        """What has to be read for `complete`, in order."""
+        """The fetches that `complete` needs, in order."""
         return [piece.fetch for piece in self.pieces if isinstance(piece, SealedPiece)]
 
     def wants(self, fetch: Fetch, ranges: Sequence[tuple[int, int]]) -> bool:
@@ -90,9 +90,9 @@ def complete(plan: PagePlan, fetched: Mapping[Fetch, Block]) -> Page:
 
 
 def plan_page(topic: Topic, request: ReadRequest, now_ms: int, upto_seq: int = SEQ_MAX) -> PagePlan:
-    """The page after `request.from_seq` as the topic is now; changes nothing.
+    """The page after `request.from_seq` of the topic now; changes nothing.
 
-    Nothing behind `upto_seq` is examined: a reader of what is synced ends there.
+    Seqs after `upto_seq` are not examined: a reader with strong consistency ends there.
     """
     log = topic.log
     earliest = topic.earliest_seq(now_ms)
@@ -102,7 +102,7 @@ def plan_page(topic: Topic, request: ReadRequest, now_ms: int, upto_seq: int = S
     if hole is not None:
         last = min(last, hole.first_seq - 1)
     if gap is not None and seq < retention.expired_floor(log, topic.config.ttl_ms, now_ms):
-        # What follows the hole has expired: the next page tells that.
+        # The records after the hole have expired: the next page reports that.
         last = seq - 1
     nodes = request.nodes if topic.config.dedupe_node else frozenset[str]()
     scan = _Scan(log, request.limit, request.max_bytes, nodes)
@@ -119,7 +119,7 @@ def plan_page(topic: Topic, request: ReadRequest, now_ms: int, upto_seq: int = S
 
 
 def _gap(topic: Topic, from_seq: int, earliest: int, now_ms: int) -> tuple[Gap | None, int]:
-    """The tombstone a cursor meets, if any, and the first seq to examine after it."""
+    """The tombstone for a cursor, if any, and the first seq to examine after it."""
     log = topic.log
     seq = from_seq + 1
     if from_seq > log.head_seq:
@@ -139,7 +139,7 @@ def _gap(topic: Topic, from_seq: int, earliest: int, now_ms: int) -> tuple[Gap |
     if log.holes:
         hole = log.hole_at_or_after(seq)
         if hole is not None:
-            # A hole has its own reason: it is told by the next page.
+            # A hole has its own reason: the next page reports it.
             last = min(last, hole.first_seq - 1)
     assert last >= seq
     return Gap(seq, last, only_reason(reasons), last - seq + 1), last + 1
@@ -161,7 +161,7 @@ class _Scan:
         self.is_full = False
 
     def run(self, seq: int, last: int) -> int:
-        """Examine `seq..last`; the last seq examined."""
+        """Examine `seq..last`; returns the last examined seq."""
         log = self.log
         runs = log.runs
         for index in range(log.run_at(seq), len(runs)):
@@ -188,7 +188,7 @@ class _Scan:
         return last
 
     def _takes_whole(self, run: Run, seq: int, last: int) -> bool:
-        """Take all of a frozen block, as most pages do with most blocks: as `_take`, at once."""
+        """Take all rows of a frozen block, the common case: like `_take`, in one step."""
         count = len(run.dead)
         if (
             not isinstance(run, TailBlock)
@@ -207,7 +207,7 @@ class _Scan:
         return True
 
     def _over_dead(self, examined: int, last: int) -> int:
-        """Where only deleted records follow, the cursor is behind them already."""
+        """If only deleted records follow, the cursor moves behind them at once."""
         return last if self.log.next_live(examined + 1) > last else examined
 
     def _hole_before(self, seq: int) -> int:
@@ -259,7 +259,7 @@ class _Scan:
         return taken, stop
 
     def _take_plain(self, run: Run, row: int, end: int) -> tuple[Sequence[int], int]:
-        """An unbroken stretch: arithmetic."""
+        """Take an unbroken stretch by arithmetic."""
         stop = min(end, row + self.limit)
         weight = self._weight(run, row, stop)
         if weight > self.bytes_left:
@@ -274,7 +274,7 @@ class _Scan:
         return run.live_bytes_between(row, stop)
 
     def _fitting(self, run: Run, row: int, stop: int) -> int:
-        """The last stop whose rows fit the bytes left; a page has at least one record."""
+        """The last stop whose rows fit the remaining bytes; a page has at least one record."""
         low, high = row, stop
         while low < high:
             middle = (low + high + 1) // 2
@@ -285,7 +285,7 @@ class _Scan:
         return max(low, row + 1) if not self.pieces else low
 
     def _take_picked(self, run: Run, row: int, end: int) -> tuple[Sequence[int], int]:
-        """Live rows that no node filter leaves out, one by one."""
+        """Take live rows that no node filter leaves out, one by one."""
         rows = np.flatnonzero(np.frombuffer(run.dead, np.uint8)[row:end] == 0) + row
         if self.nodes:
             rows = rows[_kept(run, rows, self.nodes)]
@@ -317,7 +317,7 @@ class _Scan:
 
 
 def _kept(run: Run, rows: Rows, nodes: frozenset[str]) -> Rows:
-    """Positions in `rows` whose record is of another node, or of none."""
+    """Positions in `rows` whose record has another node, or none."""
     if len(rows) == 0:
         return np.zeros(0, np.int64)
     if isinstance(run, SealedRun):

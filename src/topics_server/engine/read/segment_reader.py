@@ -1,7 +1,7 @@
 """Reads payloads of sealed records off the loop and caches their blocks.
 
-Turns a page plan into a page. Holds no rule of reading. A segment that went between plan and read
-is no error: the plan is made again. Called by `engine/store` only.
+Turns a page plan into a page. Contains no rule of reading. A segment that was dropped between plan
+and read is not an error: the plan is made again. Called by `engine/store` only.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ class Fetcher:
         self._segments = segments
         self._offload = offload
         self._cache = BlockCache(BLOCK_CACHE_BYTES_MAX)
-        # Told when damage was found in a topic: its next capture must show it.
+        # Called when damage was found in a topic: its next capture must include it.
         self.on_moved: list[Callable[[int], None]] = []
 
     def resident(self, topic: Topic, plan: PagePlan) -> Page | None:
-        """The page of a plan if nothing of it has to be read from disk."""
+        """The page of a plan if all of it is in memory."""
         fetched: dict[Fetch, Block] = {}
         for fetch in plan.fetches():
             block = self._cached(topic.topic_id, fetch)
@@ -87,7 +87,7 @@ class Fetcher:
                     return None
                 if plan.wants(fetch, damage.ranges):
                     return None  # deleted or evicted since the plan
-                # Nobody is given these: they are evicted, deleted, or told as damaged already.
+                # No reader gets these rows: they are evicted, deleted, or known as damaged.
                 unwanted += damage.ranges
             except StorageError:
                 if fetch.segment_id in topic.log.segment_ids():
@@ -98,7 +98,7 @@ class Fetcher:
                 return block
 
     def _note_damage(self, topic: Topic, segment_id: int, damage: Damaged) -> bool:
-        """Whether that changes what a page holds."""
+        """Whether the damage changes the page."""
         if segment_id not in topic.log.segment_ids():
             return True
         count = sum(topic.note_damage(segment_id, *rows) for rows in damage.ranges)
@@ -113,14 +113,14 @@ class Fetcher:
             count,
             damage,
         )
-        for told in self.on_moved:
-            told(topic.topic_id)
+        for callback in self.on_moved:
+            callback(topic.topic_id)
         return True
 
     async def find_tags(
         self, topic_id: int, segment_ids: Sequence[int], match: TagMatch
     ) -> dict[int, Sequence[int]]:
-        """Rows by segment whose tag matches; a segment that is gone is left out."""
+        """Rows by segment whose tag matches; dropped segments are left out."""
 
         def search() -> dict[int, Sequence[int]]:
             found: dict[int, Sequence[int]] = {}

@@ -1,15 +1,15 @@
 """A reader's position in one incarnation of a topic. Pure.
 
-A cursor is moved in place: the stream that reads and the session that outlives it share the object,
-so that whoever asks the session (a checkpoint, the next stream) sees the last position. Loop thread
-only. Used by `subscription` and `feeds` (move) and by `sessions` (keep).
+A stream and the session that outlives it share one cursor object. The stream moves the cursor in
+place, so a checkpoint or the session's next stream sees the latest position. Loop thread only.
+`subscription` and `dispatcher` move cursors; `sessions` keeps them.
 """
 
 from __future__ import annotations
 
 
 class SharedCursor:
-    """A seq at which several readers stand; it is moved once for all of them."""
+    """One seq for several readers at the same position; one assignment moves all of them."""
 
     __slots__ = ("seq",)
 
@@ -18,13 +18,14 @@ class SharedCursor:
 
 
 class Cursor:
-    """Everything up to `seq` (it included) was handed over, of epoch `epoch` of topic `name`.
+    """The reader received every record up to and including `seq` of topic `name`, epoch `epoch`.
 
-    A cursor of epoch 0, which no topic has, waits for the first topic of its name and starts there
-    at 0. `spot`: where it stands together with others, if it does; then only all of them are moved.
+    A cursor of epoch 0 (no topic has epoch 0) waits for a topic of this name to be created and
+    starts there at seq 0. `shared_cursor`: set while the reader belongs to a broadcast group; then
+    the group's seq counts and this cursor cannot move alone.
     """
 
-    __slots__ = ("_seq", "epoch", "name", "spot", "topic_id")
+    __slots__ = ("_seq", "epoch", "name", "shared_cursor", "topic_id")
 
     def __init__(self, name: str, topic_id: int, epoch: int, seq: int) -> None:
         assert seq >= 0
@@ -32,7 +33,7 @@ class Cursor:
         self.topic_id = topic_id
         self.epoch = epoch
         self._seq = seq
-        self.spot: SharedCursor | None = None
+        self.shared_cursor: SharedCursor | None = None
 
     @classmethod
     def waiting(cls, name: str) -> Cursor:
@@ -45,19 +46,19 @@ class Cursor:
         return self.epoch == 0
 
     def arrive(self, topic_id: int, epoch: int) -> None:
-        """The topic is there: it is read from its start."""
+        """The topic was created: read it from its start."""
         assert self.is_waiting
         assert self.seq == 0
         self.topic_id, self.epoch = topic_id, epoch
 
     @property
     def seq(self) -> int:
-        """The last seq that was handed over."""
-        return self._seq if self.spot is None else self.spot.seq
+        """The last seq that the reader received."""
+        return self._seq if self.shared_cursor is None else self.shared_cursor.seq
 
     @seq.setter
     def seq(self, seq: int) -> None:
-        assert self.spot is None, "who stands with others is not moved alone"
+        assert self.shared_cursor is None, "a cursor in a broadcast group does not move alone"
         self._seq = seq
 
     def __repr__(self) -> str:

@@ -1,9 +1,9 @@
 """Wakes readers of many topics and reads their next batch.
 
-One bell per followed topic, not one per reader. What rings within a loop turn is collected; in a
-later turn, when whoever appended has its answer, every reader concerned is pumped once, a few
-milliseconds at a time. Readers that stand at the same place share one `EventBatch`. Sealed payloads
-are fetched off the loop, once for all who wait for them. Loop thread only. Used by
+Each followed topic has one listener, not one per reader. The changes of a loop turn are collected.
+In a later turn, after the writers got their answers, every affected reader is pumped once, a few
+milliseconds at a time. Readers at the same position share one `EventBatch`. Sealed payloads are
+fetched off the loop, once for all readers that wait for them. Loop thread only. Used by
 `api/watch/broadcast`.
 """
 
@@ -29,35 +29,37 @@ from topics_server.engine.subscribe.subscription import (
     ReaderPosition,
     Subscription,
     SubscriptionOptions,
+    build_batch,
     deleted,
     plan,
-    settle,
 )
+from topics_server.engine.topic.applied import Applied
 from topics_server.engine.topic.registry import Registry
-from topics_server.engine.topic.topic import Applied, Topic
+from topics_server.engine.topic.topic import Topic
 from topics_server.runtime.metrics import log
 from topics_server.values.entries import Entry, RecordsAppended, TopicPut
 from topics_server.values.errors import StorageError, TopicsError
 from topics_server.values.limits import SEQ_MAX
 
-# How long readers are pumped before others have a turn of the loop.
+# How long readers are pumped in one loop turn.
 _SLICE_MS: Final = 2.0
 _PUMPED_AT_ONCE: Final = 8
-# Small: what the first are sent is read by their clients while the others are still gone over.
-_TOLD_AT_ONCE: Final = 16
-# A cohort is told in one go, in a fraction of a slice: so many members, so many bytes to all.
-_COHORT_MAX: Final = 64
-_COHORT_BYTES_MAX: Final = 1024 * 1024
-# Distinct options of which one object is kept.
+# Small: the first readers' clients process their data while the others are served.
+_DELIVERED_AT_ONCE: Final = 16
+# A broadcast group is sent a batch in one step, in a fraction of a slice: the maximum of members,
+# and of bytes to all of them.
+_GROUP_MAX: Final = 64
+_GROUP_BYTES_MAX: Final = 1024 * 1024
+# Distinct options that share an object.
 _OPTIONS_MAX: Final = 1024
-# Of a place that nobody has asked for.
+# Marks a position that no reader has asked for.
 _UNKNOWN: Final = EventBatch([], [], 0, more=False)
-# Batches kept while readers at the same places may still come.
+# Batches kept for other readers that reach the same position.
 _SHARED_MAX: Final = 512
 
 
 class TopicView(msgspec.Struct, frozen=True):
-    """A topic as who subscribes is told of it."""
+    """A topic as a new subscriber sees it."""
 
     topic_id: int
     epoch: int
@@ -65,35 +67,37 @@ class TopicView(msgspec.Struct, frozen=True):
     earliest_seq: int
 
 
-# What is to be written, and by what: done behind the work that decided on it.
+# Bytes and their writers; written after the decisions of a turn are made.
 Writes = list[tuple[Callable[[bytes], object], bytes]]
 
 
 class TopicReader(Protocol):
-    """One stream, as the feeds see it."""
+    """One stream, as the dispatcher sees it."""
 
-    def ring(self, track: Subscription) -> None:
-        """The topic of a track moved, or what was fetched for it is here."""
+    def notify(self, subscription: Subscription) -> None:
+        """The subscription's topic changed, or its fetched batch is ready."""
         ...
 
     def pump(self) -> None:
-        """Take what is ready."""
+        """Take the ready batches."""
         ...
 
-    def give(self, track: Subscription, batch: EventBatch, now: float, writes: Writes) -> bool:
-        """Take a batch at once, if nothing else is to be taken before it; whether it was taken.
+    def give(
+        self, subscription: Subscription, batch: EventBatch, now: float, writes: Writes
+    ) -> bool:
+        """Take a batch at once if nothing comes before it; returns whether it was taken.
 
-        `now`: of the monotonic clock, ms. What is to be sent joins `writes`.
+        `now`: of the monotonic clock, ms. The bytes to send are added to `writes`.
         """
         ...
 
-    def fail(self, track: Subscription, error: TopicsError | StorageError) -> None:
-        """What the track stands at cannot be read."""
+    def fail(self, subscription: Subscription, error: TopicsError | StorageError) -> None:
+        """The subscription's position cannot be read."""
         ...
 
 
 def _write(writes: Writes) -> None:
-    """Do what was decided, all of it: one that fails keeps nobody else from theirs."""
+    """Make every write; a writer that fails does not stop the others."""
     left = iter(writes)
     try:
         for writer, wire in left:
@@ -105,7 +109,7 @@ def _write(writes: Writes) -> None:
 
 
 def _write_alike(writers: Iterable[Callable[[bytes], object]], wire: bytes) -> None:
-    """Write the same to all: one that fails keeps nobody else from theirs."""
+    """Write the same bytes to every writer; one that fails does not stop the others."""
     left = iter(writers)
     try:
         for writer in left:
@@ -115,23 +119,23 @@ def _write_alike(writers: Iterable[Callable[[bytes], object]], wire: bytes) -> N
             writer(wire)
 
 
-class _Feed:
-    """The followers of one topic; its bell. `apart`: those in no cohort, unless they rest."""
+class _FollowedTopic:
+    """The followers of one topic. `apart`: those in no broadcast group, unless they rest."""
 
-    __slots__ = ("apart", "cohorts", "feeds", "is_rung", "members", "topic_id")
+    __slots__ = ("apart", "groups", "dispatcher", "is_changed", "members", "topic_id")
 
-    def __init__(self, feeds: SubscriptionDispatcher, topic_id: int) -> None:
-        self.feeds = feeds
+    def __init__(self, dispatcher: SubscriptionDispatcher, topic_id: int) -> None:
+        self.dispatcher = dispatcher
         self.topic_id = topic_id
         self.members: dict[Subscription, TopicReader] = {}
         self.apart: dict[Subscription, TopicReader] = {}
-        self.cohorts: list[BroadcastGroup] = []
-        self.is_rung = False
+        self.groups: list[BroadcastGroup] = []
+        self.is_changed = False
 
-    def ring(self) -> None:
-        if not self.is_rung:
-            self.is_rung = True
-            self.feeds.rung(self)
+    def notify(self) -> None:
+        if not self.is_changed:
+            self.is_changed = True
+            self.dispatcher.changed(self)
 
 
 class SubscriptionDispatcher:
@@ -141,23 +145,23 @@ class SubscriptionDispatcher:
         self,
         registry: Registry,
         commits: CommitPipeline,
-        hub: Notifier,
+        notifier: Notifier,
         fetcher: Fetcher,
         clock: Clock,
     ) -> None:
         self._registry = registry
         self._commits = commits
-        self._hub = hub
+        self._notifier = notifier
         self._fetcher = fetcher
         self._clock = clock
-        self._feeds: dict[int, _Feed] = {}
-        self._rung: list[_Feed] = []
+        self._followed: dict[int, _FollowedTopic] = {}
+        self._changed: list[_FollowedTopic] = []
         self._waiting: dict[TopicReader, None] = {}
         self._pumped: deque[TopicReader] = deque()
         self._passes: deque[Iterator[int]] = deque()
         self._is_scheduled = False
         self._options: dict[SubscriptionOptions, SubscriptionOptions] = {}
-        # Readers of topics that are not there yet, by name.
+        # Readers of topics that do not exist yet, by name.
         self._awaited: dict[str, dict[Cursor, Callable[[], None]]] = {}
         self._shared: dict[tuple[ReaderPosition, int, int], EventBatch] = {}
         self._fetching: dict[
@@ -170,7 +174,7 @@ class SubscriptionDispatcher:
     # --- who follows ------------------------------------------------------------------------
 
     def resolve(self, name: str) -> TopicView | None:
-        """The topic of a name as it is now."""
+        """The topic of a name, now."""
         topic = self._registry.find(name)
         if topic is None:
             return None
@@ -178,16 +182,16 @@ class SubscriptionDispatcher:
         return TopicView(topic.topic_id, topic.epoch, topic.log.head_seq, earliest)
 
     def lag_of(self, cursor: Cursor) -> int:
-        """Seqs of its topic behind a cursor; 0 where that topic is gone."""
+        """Seqs of its topic behind a cursor; 0 if that topic is gone."""
         topic = self._registry.get(cursor.topic_id)
         return 0 if topic is None else max(0, topic.log.head_seq - cursor.seq)
 
     def follow(
         self, reader: TopicReader, cursor: Cursor, options: SubscriptionOptions
     ) -> Subscription | None:
-        """Tell `reader` of a topic from its cursor on; `None` if there is no such topic.
+        """Deliver a topic to `reader` from its cursor on; `None` if there is no such topic.
 
-        It is rung at once, if only to be told that it is caught up.
+        The reader is notified at once, at least to report that it is caught up.
         """
         topic = self._registry.find(cursor.name)
         if topic is None:
@@ -196,26 +200,26 @@ class SubscriptionDispatcher:
             cursor.arrive(topic.topic_id, topic.epoch)
         if len(self._options) >= _OPTIONS_MAX:
             self._options.clear()
-        # The same object for equal options: places are compared often.
-        track = Subscription(cursor, topic, self._options.setdefault(options, options))
-        feed = self._feeds.get(topic.topic_id)
-        if feed is None:
-            feed = self._feeds[topic.topic_id] = _Feed(self, topic.topic_id)
-            self._hub.add(topic.topic_id, feed.ring)
-        feed.members[track] = feed.apart[track] = reader
+        # Share one object for equal options: positions are compared often.
+        subscription = Subscription(cursor, topic, self._options.setdefault(options, options))
+        followed = self._followed.get(topic.topic_id)
+        if followed is None:
+            followed = self._followed[topic.topic_id] = _FollowedTopic(self, topic.topic_id)
+            self._notifier.add(topic.topic_id, followed.notify)
+        followed.members[subscription] = followed.apart[subscription] = reader
         if options.strong:
             self._follow_synced(topic)
-        self._wake(reader, track)
-        return track
+        self._wake(reader, subscription)
+        return subscription
 
     def wait(self, cursor: Cursor, arrived: Callable[[], None]) -> None:
-        """Have a reader told, in a later turn, that the topic of a waiting cursor is there."""
+        """Call `arrived` in a later turn once the topic of a waiting cursor exists."""
         if not self._awaited:
             self._commits.observers.append(self._on_created)
         self._awaited.setdefault(cursor.name, {})[cursor] = arrived
 
     def stop_waiting(self, cursor: Cursor) -> None:
-        """The reader is gone, or its topic is there."""
+        """The reader left, or its topic was created."""
         waiting = self._awaited.get(cursor.name)
         if waiting is None or waiting.pop(cursor, None) is None:
             return
@@ -231,72 +235,72 @@ class SubscriptionDispatcher:
             self._schedule()
 
     def _arrive(self, name: str) -> Iterator[int]:
-        """Tell who waited for a topic that it is there; yields now and then."""
+        """Call the readers that waited for a topic; yields now and then."""
         waiting = list(self._awaited.get(name, {}).items())
-        for start in range(0, len(waiting), _TOLD_AT_ONCE):
-            for cursor, arrived in waiting[start : start + _TOLD_AT_ONCE]:
-                # Else it went, or came to wait anew, while others were told.
+        for start in range(0, len(waiting), _DELIVERED_AT_ONCE):
+            for cursor, arrived in waiting[start : start + _DELIVERED_AT_ONCE]:
+                # Otherwise the reader left, or began to wait again, while others were called.
                 if self._awaited.get(name, {}).get(cursor) is arrived:
                     self.stop_waiting(cursor)
                     arrived()
             yield start
 
-    def unfollow(self, track: Subscription) -> None:
-        """Nothing more is told of it."""
-        topic_id = track.topic.topic_id
-        feed = self._feeds[topic_id]
-        self.leave(track)
-        del feed.members[track]
-        feed.apart.pop(track, None)
-        track.is_live = False
-        if not feed.members:
-            del self._feeds[topic_id]
-            self._hub.remove(topic_id, feed.ring)
-        if track.options.strong:
+    def unfollow(self, subscription: Subscription) -> None:
+        """Stop delivering this subscription."""
+        topic_id = subscription.topic.topic_id
+        followed = self._followed[topic_id]
+        self.leave(subscription)
+        del followed.members[subscription]
+        followed.apart.pop(subscription, None)
+        subscription.is_live = False
+        if not followed.members:
+            del self._followed[topic_id]
+            self._notifier.remove(topic_id, followed.notify)
+        if subscription.options.strong:
             self._unfollow_synced(topic_id)
 
-    def join(self, track: Subscription, kind: object, member: Member) -> None:
-        """Let a reader be told with those who are alike, until it says `leave`.
+    def join(self, subscription: Subscription, kind: object, member: Member) -> None:
+        """Add a reader to the broadcast group of its equals, until it calls `leave`.
 
-        It follows this one topic, and its writer needs no asking: nothing stands before it.
+        It follows only this topic, and its socket takes writes directly.
         """
-        if track.options.strong:
-            return  # where that ends is no matter of bells alone
-        feed = self._feeds[track.topic.topic_id]
-        for cohort in reversed(feed.cohorts):
-            if len(cohort.members) < _COHORT_MAX and cohort.takes(track, kind):
+        if subscription.options.strong:
+            return  # its end depends on syncs too
+        followed = self._followed[subscription.topic.topic_id]
+        for group in reversed(followed.groups):
+            if len(group.members) < _GROUP_MAX and group.takes(subscription, kind):
                 break
         else:
-            cohort = BroadcastGroup(track.cursor.seq, track.options, kind)
-            feed.cohorts.append(cohort)
-        cohort.add(track, member)
-        del feed.apart[track]
+            group = BroadcastGroup(subscription.cursor.seq, subscription.options, kind)
+            followed.groups.append(group)
+        group.add(subscription, member)
+        del followed.apart[subscription]
 
-    def leave(self, track: Subscription) -> None:
-        """The reader goes its own way, if it does not yet."""
-        cohort = track.cursor.spot
-        if isinstance(cohort, BroadcastGroup):
-            feed = self._feeds[track.topic.topic_id]
-            cohort.remove(track)
-            feed.apart[track] = feed.members[track]
-            if not cohort.members:
-                feed.cohorts.remove(cohort)
+    def leave(self, subscription: Subscription) -> None:
+        """The reader leaves its broadcast group, if it is in one."""
+        group = subscription.cursor.shared_cursor
+        if isinstance(group, BroadcastGroup):
+            followed = self._followed[subscription.topic.topic_id]
+            group.remove(subscription)
+            followed.apart[subscription] = followed.members[subscription]
+            if not group.members:
+                followed.groups.remove(group)
 
-    def rest(self, track: Subscription) -> None:
-        """The reader can take nothing: no bell reaches it until it is back. In no cohort."""
-        self._feeds[track.topic.topic_id].apart.pop(track, None)
+    def rest(self, subscription: Subscription) -> None:
+        """The reader's socket is full: it leaves its group and is not notified until `back`."""
+        self._followed[subscription.topic.topic_id].apart.pop(subscription, None)
 
-    def back(self, track: Subscription) -> None:
-        """The reader can take something again: it is rung if there may be anything."""
-        topic = track.topic
-        feed = self._feeds[topic.topic_id]
-        reader = feed.apart[track] = feed.members[track]
-        is_at_head = track.is_live and track.cursor.seq == topic.log.head_seq
+    def back(self, subscription: Subscription) -> None:
+        """The reader can take data again: notify it if there may be any."""
+        topic = subscription.topic
+        followed = self._followed[topic.topic_id]
+        reader = followed.apart[subscription] = followed.members[subscription]
+        is_at_head = subscription.is_live and subscription.cursor.seq == topic.log.head_seq
         if not is_at_head or self._registry.get(topic.topic_id) is not topic:
-            reader.ring(track)
+            reader.notify(subscription)
 
     def forget(self, reader: TopicReader) -> None:
-        """The reader is gone; its tracks were unfollowed."""
+        """The reader is gone; its subscriptions were removed."""
         self._waiting.pop(reader, None)
 
     def _follow_synced(self, topic: Topic) -> None:
@@ -316,13 +320,13 @@ class SubscriptionDispatcher:
 
     def _on_synced(self) -> None:
         for topic_id in self._synced.advance():
-            self._hub.ring(topic_id)
+            self._notifier.notify(topic_id)
 
     # --- turns ------------------------------------------------------------------------------
 
-    def rung(self, feed: _Feed) -> None:
-        """A topic moved: its readers are pumped in a turn to come."""
-        self._rung.append(feed)
+    def changed(self, followed: _FollowedTopic) -> None:
+        """A topic changed: its readers are pumped in a later turn."""
+        self._changed.append(followed)
         self._schedule()
 
     def again(self, reader: TopicReader) -> None:
@@ -330,105 +334,109 @@ class SubscriptionDispatcher:
         self._waiting[reader] = None
         self._schedule()
 
-    def _wake(self, reader: TopicReader, track: Subscription) -> None:
-        reader.ring(track)
+    def _wake(self, reader: TopicReader, subscription: Subscription) -> None:
+        reader.notify(subscription)
         self.again(reader)
 
     def _schedule(self) -> None:
         if not self._is_scheduled:
             self._is_scheduled = True
-            # Who appended was resolved before the bell and is answered first in the same turn.
+            # The append's ticket was resolved before this, so the writer is answered first in this
+            # turn.
             self._loop.call_soon(self._turn)
 
     def _turn(self) -> None:
-        # First of all: should anything below fail, the next bell begins a turn again.
+        # First of all: if the code below fails, the next change starts a turn again.
         self._is_scheduled = False
         until_ms = self._clock.monotonic_ms() + _SLICE_MS
-        rung, self._rung = self._rung, []
-        for feed in rung:
-            feed.is_rung = False
-            self._passes.append(self._tell(feed))
+        changed, self._changed = self._changed, []
+        for followed in changed:
+            followed.is_changed = False
+            self._passes.append(self._deliver(followed))
         while self._passes and self._clock.monotonic_ms() < until_ms:
-            # A few members each; a pass that is done is over.
+            # A few members each; a finished pass is removed.
             if next(self._passes[0], None) is None:
                 self._passes.popleft()
         self._pump_waiting(until_ms)
-        if self._waiting or self._rung or self._passes:
+        if self._waiting or self._changed or self._passes:
             self._schedule()
         elif not self._is_scheduled:
             self._shared.clear()
 
-    def _tell(self, feed: _Feed) -> Iterator[int]:
-        """Go over the followers of a topic that moved; yields now and then.
+    def _deliver(self, followed: _FollowedTopic) -> Iterator[int]:
+        """Deliver to the followers of a changed topic; yields now and then.
 
-        Those who are live and stand together, which is nearly all, are handed the same batch on the
-        spot: cohort by cohort, as they are, or, who is in none, one by one. The others are pumped,
-        with all that they follow. A few are gone over at a time, and written to behind that: code
-        that takes turns with the kernel's finds no cache warm.
+        Nearly all followers are live and at the same position. They get the same batch directly:
+        each broadcast group as a whole, readers outside a group one by one. The others are pumped,
+        with all their subscriptions. A few readers are handled at a time, and written to after
+        that: alternating with the kernel's code would leave no cache warm.
         """
-        for cohort in tuple(feed.cohorts):
-            if cohort.members:  # else all went while others were told
-                self._tell_cohort(cohort)
+        for group in tuple(followed.groups):
+            if group.members:  # else all left while others were served
+                self._send_to_group(group)
                 yield 0
-        # Now: among them is who left a cohort that was not told yet.
-        members = list(feed.apart.items())
+        # Only now: it includes readers that left a group that was not served yet.
+        members = list(followed.apart.items())
         batches: dict[tuple[int, int], EventBatch | None] = {}
         batch: EventBatch | None = None
         seq, options = -1, None
         now_ms = self._clock.monotonic_ms()
         writes: Writes = []
-        for start in range(0, len(members), _TOLD_AT_ONCE):
+        for start in range(0, len(members), _DELIVERED_AT_ONCE):
             try:
-                for track, reader in members[start : start + _TOLD_AT_ONCE]:
-                    if track.is_live and not track.is_fresh:
-                        # Equal options are one object, and most stand where the last one stands.
-                        if track.cursor.seq != seq or track.options is not options:
-                            seq, options = track.cursor.seq, track.options
+                for subscription, reader in members[start : start + _DELIVERED_AT_ONCE]:
+                    if subscription.is_live and not subscription.was_away:
+                        # Equal options are one object, and most readers are at the last one's
+                        # position.
+                        if subscription.cursor.seq != seq or subscription.options is not options:
+                            seq, options = subscription.cursor.seq, subscription.options
                             key = (seq, id(options))
                             batch = batches.get(key, _UNKNOWN)
                             if batch is _UNKNOWN:
-                                batch = batches[key] = self._resident(track.topic, track.place)
-                        if batch is not None and reader.give(track, batch, now_ms, writes):
+                                batch = batches[key] = self._resident(
+                                    subscription.topic, subscription.position
+                                )
+                        if batch is not None and reader.give(subscription, batch, now_ms, writes):
                             continue
-                    if track in feed.members:  # else it went while others were told
-                        reader.ring(track)
+                    if subscription in followed.members:  # else it left while others were served
+                        reader.notify(subscription)
                         self._waiting[reader] = None
             finally:
                 _write(writes)
             yield start
             now_ms = self._clock.monotonic_ms()
 
-    def _tell_cohort(self, cohort: BroadcastGroup) -> None:
-        """Tell all of a cohort what there is; if that cannot be done in one go, it is no more."""
-        place = cohort.place
-        track, member = next(iter(cohort.members.items()))
-        topic = track.topic
+    def _send_to_group(self, group: BroadcastGroup) -> None:
+        """Send the next batch to a group; if that is impossible in one step, dissolve the group."""
+        position = group.position
+        subscription, member = next(iter(group.members.items()))
+        topic = subscription.topic
         batch = wire = None
         if self._registry.get(topic.topic_id) is topic:
-            batch = self._at(topic, place, SEQ_MAX)
+            batch = self._at(topic, position, SEQ_MAX)
         if batch is not None and batch.events:
-            wire = member.wire(track, batch)
-        size = 0 if wire is None else len(wire) * len(cohort.members)
-        if batch is None or batch.more or size > _COHORT_BYTES_MAX:
-            for track in tuple(cohort.members):
-                self.leave(track)
+            wire = member.wire(subscription, batch)
+        size = 0 if wire is None else len(wire) * len(group.members)
+        if batch is None or batch.more or size > _GROUP_BYTES_MAX:
+            for subscription in tuple(group.members):
+                self.leave(subscription)
             return
-        # Now: who turns out to be full, or gone, leaves with what it was handed.
-        cohort.seq = batch.end_seq
+        # Before the writes: a member that turns out to be full or gone leaves with this batch.
+        group.seq = batch.end_seq
         if wire is not None:
-            cohort.told_ms = self._clock.monotonic_ms()
-            _write_alike(cohort.writers, wire)
+            group.group_sent_ms = self._clock.monotonic_ms()
+            _write_alike(group.writers, wire)
 
-    def _resident(self, topic: Topic, place: ReaderPosition) -> EventBatch | None:
-        """What readers at a place are told, if there is anything, in one go and from memory."""
+    def _resident(self, topic: Topic, position: ReaderPosition) -> EventBatch | None:
+        """The next batch for readers at a position, if there is one and memory holds all of it."""
         if self._registry.get(topic.topic_id) is not topic:
             return None
-        upto_seq = self._upto_seq(topic, place.options)
-        batch = self._at(topic, place, upto_seq)
+        upto_seq = self._upto_seq(topic, position.options)
+        batch = self._at(topic, position, upto_seq)
         return batch if batch is not None and batch.events and not batch.more else None
 
     def _pump_waiting(self, until_ms: float) -> None:
-        """Pump who waits, in order, until the slice is over; who has more waits behind the rest."""
+        """Pump waiting readers in order until the slice is over; a reader with more waits again."""
         pumped = self._pumped
         while True:
             if not pumped:
@@ -446,80 +454,84 @@ class SubscriptionDispatcher:
     # --- reading ----------------------------------------------------------------------------
 
     def read(
-        self, reader: TopicReader, track: Subscription, *, may_fetch: bool
+        self, reader: TopicReader, subscription: Subscription, *, may_fetch: bool
     ) -> EventBatch | None:
-        """What the track is told next; `None` if that has to be read from disk.
+        """The subscription's next batch; `None` if it has to be read from disk.
 
-        Then it `is_fetching` and `reader` is rung when it is here, or, unless it `may_fetch`,
-        nothing was begun.
+        Then, with `may_fetch`, `is_fetching` is set and `reader` is notified when the batch is
+        ready; without it, nothing was started.
         """
-        topic = track.topic
+        topic = subscription.topic
         if self._registry.get(topic.topic_id) is not topic:
-            return deleted(track.cursor.name, topic.log.head_seq)
-        place = track.place
-        if track.fetched is not None:
-            fetched, track.fetched = track.fetched, None
-            if fetched[0] == place:
+            return deleted(subscription.cursor.name, topic.log.head_seq)
+        position = subscription.position
+        if subscription.fetched is not None:
+            fetched, subscription.fetched = subscription.fetched, None
+            if fetched[0] == position:
                 return fetched[1]
-        upto_seq = self._upto_seq(topic, track.options)
-        batch = self._at(topic, place, upto_seq)
+        upto_seq = self._upto_seq(topic, subscription.options)
+        batch = self._at(topic, position, upto_seq)
         if batch is None and may_fetch:
-            self._begin_fetch(reader, track, place, upto_seq)
+            self._begin_fetch(reader, subscription, position, upto_seq)
         return batch
 
     def _upto_seq(self, topic: Topic, options: SubscriptionOptions) -> int:
         return self._synced.seq(topic.topic_id) if options.strong else SEQ_MAX
 
-    def _at(self, topic: Topic, place: ReaderPosition, upto_seq: int) -> EventBatch | None:
-        """The batch of a place, the same for all; `None` if a part of it is not in memory."""
-        key = (place, topic.revision, upto_seq)
+    def _at(self, topic: Topic, position: ReaderPosition, upto_seq: int) -> EventBatch | None:
+        """The batch of a position, shared by all readers; `None` if part of it is not in memory."""
+        key = (position, topic.revision, upto_seq)
         batch = self._shared.get(key)
         if batch is not None:
             return batch
         topic.last_read_ts = now_ms = self._clock.now_ms()
-        page = self._fetcher.resident(topic, plan(topic, place, upto_seq, now_ms))
+        page = self._fetcher.resident(topic, plan(topic, position, upto_seq, now_ms))
         if page is None:
             return None
         if len(self._shared) >= _SHARED_MAX:
             self._shared.clear()
-        batch = self._shared[key] = settle(topic.name, place, page, upto_seq)
+        batch = self._shared[key] = build_batch(topic.name, position, page, upto_seq)
         return batch
 
     def _begin_fetch(
-        self, reader: TopicReader, track: Subscription, place: ReaderPosition, upto_seq: int
+        self,
+        reader: TopicReader,
+        subscription: Subscription,
+        position: ReaderPosition,
+        upto_seq: int,
     ) -> None:
-        track.is_fetching = True
-        key = (place, upto_seq)
+        subscription.is_fetching = True
+        key = (position, upto_seq)
         waiting = self._fetching.get(key)
         if waiting is not None:
-            waiting.append((track, reader))
+            waiting.append((subscription, reader))
             return
-        self._fetching[key] = [(track, reader)]
-        task = self._loop.create_task(self._fetch(track.topic, place, upto_seq))
+        self._fetching[key] = [(subscription, reader)]
+        task = self._loop.create_task(self._fetch(subscription.topic, position, upto_seq))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _fetch(self, topic: Topic, place: ReaderPosition, upto_seq: int) -> None:
-        """Read sealed payloads for everybody who stands at the place."""
+    async def _fetch(self, topic: Topic, position: ReaderPosition, upto_seq: int) -> None:
+        """Read sealed payloads for all readers at the position."""
         batch: EventBatch | None = None
         error: StorageError | None = None
         try:
-            page_plan = plan(topic, place, upto_seq, self._clock.now_ms())
+            page_plan = plan(topic, position, upto_seq, self._clock.now_ms())
             page = await self._fetcher.complete(topic, page_plan)
             if page is not None:
-                batch = settle(topic.name, place, page, upto_seq)
+                batch = build_batch(topic.name, position, page, upto_seq)
         except StorageError as failed:
             log.error("topic %s cannot be read for its followers: %s", topic.name, failed)
             error = failed
-        for track, reader in self._fetching.pop((place, upto_seq)):
-            track.is_fetching = False
-            feed = self._feeds.get(topic.topic_id)
-            if feed is None or track not in feed.members:
-                continue  # it went away meanwhile
+        for subscription, reader in self._fetching.pop((position, upto_seq)):
+            subscription.is_fetching = False
+            followed = self._followed.get(topic.topic_id)
+            if followed is None or subscription not in followed.members:
+                continue  # the reader left meanwhile
             if error is not None:
-                reader.fail(track, error)
+                reader.fail(subscription, error)
                 continue
             if batch is not None:
-                track.fetched = (place, batch)
-            # Without a batch something moved while it was read: it is planned again.
-            self._wake(reader, track)
+                subscription.fetched = (position, batch)
+            # Without a batch something changed during the read: plan again.
+            self._wake(reader, subscription)

@@ -1,8 +1,8 @@
 """How far topics are synced, for `consistency: strong` (§7.2). Pure.
 
-Kept only for topics that somebody follows strongly: per topic the heads that were applied and not
-yet synced, each with the lsn of its entry. Records of an ephemeral topic are never synced and count
-at once. Pure; told by commits of every entry applied and of every sync. Called by `feeds`.
+Kept only for topics with strong followers: per topic the applied heads that are not synced yet,
+each with the lsn of its entry. Records of an ephemeral topic are never synced and count at once.
+Commits report every applied entry and every sync. Called by `dispatcher`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from topics_server.engine.topic.topic import Topic
 
 
 class SyncedHeads:
-    """The synced seq of every topic that is followed. `synced_lsn(topic_id)`: of its shard."""
+    """The synced seq of every followed topic. `synced_lsn(topic_id)`: of its shard."""
 
     __slots__ = ("_followed", "_synced_lsn")
 
@@ -27,7 +27,7 @@ class SyncedHeads:
         return len(self._followed)
 
     def follow(self, topic: Topic) -> None:
-        """One reader more; `unfollow` it as often."""
+        """Add a reader; call `unfollow` once for each."""
         followed = self._followed.get(topic.topic_id)
         if followed is None:
             followed = _Followed(topic, self._synced_lsn(topic.topic_id))
@@ -42,17 +42,17 @@ class SyncedHeads:
             del self._followed[topic_id]
 
     def seq(self, topic_id: int) -> int:
-        """Up to here the topic is synced; it is followed."""
+        """The synced seq of a followed topic."""
         return self._followed[topic_id].seq
 
     def note(self, topic_id: int, lsn: int) -> None:
-        """An entry of the topic was applied; if that moves its synced seq, the topic is rung."""
+        """An entry of the topic was applied; the notifier follows if that moves its synced seq."""
         followed = self._followed.get(topic_id)
         if followed is not None:
             followed.note(lsn, self._synced_lsn(topic_id))
 
     def advance(self) -> list[int]:
-        """Some shard was synced; the topics whose synced seq moved by that."""
+        """A shard was synced; returns the topics whose synced seq moved."""
         return [
             topic_id
             for topic_id, followed in self._followed.items()
@@ -61,7 +61,7 @@ class SyncedHeads:
 
 
 class _Followed:
-    """One topic: its synced seq, and (lsn, head) of what was applied since."""
+    """One topic: its synced seq, and (lsn, head) of each entry applied since."""
 
     __slots__ = ("readers", "seq", "topic", "unsynced")
 
@@ -80,12 +80,12 @@ class _Followed:
             self.unsynced.appendleft((run.last_lsn, run.last_seq))
 
     def note(self, lsn: int, synced_lsn: int) -> None:
-        """A head that moved. What was waiting stays so: only `advance` tells who is to be rung."""
+        """Note a new head. Waiting heads stay: `advance` returns the topics to notify."""
         head, unsynced = self.topic.log.head_seq, self.unsynced
         if head == (unsynced[-1][1] if unsynced else self.seq):
             return
         if unsynced:
-            # What is never synced still comes behind what is to be.
+            # A record that is never synced still comes after those that wait for a sync.
             unsynced.append((unsynced[-1][0] if self.topic.is_ephemeral else lsn, head))
         elif self.topic.is_ephemeral or lsn <= synced_lsn:
             self.seq = head
@@ -93,7 +93,7 @@ class _Followed:
             unsynced.append((lsn, head))
 
     def advance(self, synced_lsn: int) -> bool:
-        """Take over what is synced now; whether the seq moved."""
+        """Move the synced seq up to `synced_lsn`; returns whether it moved."""
         before = self.seq
         unsynced = self.unsynced
         while unsynced and unsynced[0][0] <= synced_lsn:

@@ -1,6 +1,6 @@
 """Opens, finds, follows, expires and journals watch sessions.
 
-Watching is reading: when the journal refuses an entry, the session goes on in memory, and only a
+Watching is reading: when the journal refuses an entry, the session continues in memory, and only a
 restart would lose it. Only an opening waits for its entry. Called by `api/watch/handlers`; loop
 thread only.
 """
@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
 
+from topics_server.engine.commit.gates import gate_of_service
 from topics_server.engine.commit.pipeline import CommitPipeline, Ticket
 from topics_server.engine.ports import Clock
 from topics_server.engine.subscribe.cursors import Cursor
@@ -29,7 +30,6 @@ from topics_server.values.entries import (
     SessionsClosed,
 )
 from topics_server.values.errors import Code, TopicsError
-from topics_server.values.model import Gate
 
 _WID_BYTES: Final = 16
 
@@ -56,14 +56,14 @@ class WatchSessions:
         self._commits = commits
         self._clock = clock
         self._max_sessions = max_sessions
-        # Sessions of all keys that have a prefix; 0 is unlimited.
+        # Sessions of all keys with a prefix; 0 is unlimited.
         self.max_per_prefix = max_per_prefix
-        # How many sessions of each owner are being opened.
+        # Number of sessions that each owner is opening now.
         self._opening: Counter[str] = Counter()
         self.ttl_ms = ttl_ms
         self._is_draining = False
         self._is_closed = False
-        # Told once until the journal takes an entry again.
+        # Log a refusal once, until the journal takes an entry again.
         self._is_refused = False
         table.finish_recovery(clock.now_ms())
 
@@ -79,9 +79,8 @@ class WatchSessions:
     ) -> WatchSession:
         """A new session that starts at these cursors (it makes its own), safe from a kill.
 
-        `owner` is kept with it: see `entries.SessionOpened`. `sharing`: by each prefix of its key
-        the owners that have it, too.
-        Raises `throttled` when there are as many as there may be.
+        `owner` is stored with it: see `entries.SessionOpened`. `sharing`: for each prefix of its
+        key, the owners that have it, too. Raises `throttled` when a limit of sessions is reached.
         """
         now_ms = self._clock.now_ms()
         self._reclaim(now_ms)
@@ -112,7 +111,7 @@ class WatchSessions:
             if count >= self.max_per_prefix:
                 raise TopicsError(
                     Code.THROTTLED,
-                    f'there are as many watch sessions of keys for "{prefix}" as there may be',
+                    f'the keys for "{prefix}" have reached their limit of watch sessions',
                     {
                         "limit": "max_watch_sessions_per_prefix",
                         "max": self.max_per_prefix,
@@ -121,13 +120,13 @@ class WatchSessions:
                 )
 
     async def _opened(self, ticket: Ticket, owner: str | None) -> None:
-        """Return when the opening is settled; until then it counts for its owner."""
+        """Return when the opening is applied or has failed; until then it counts for its owner."""
         if owner is None:
-            await _settled(ticket)
+            await _resolved(ticket)
             return
         self._opening[owner] += 1
         try:
-            await _settled(ticket)
+            await _resolved(ticket)
         finally:
             self._opening[owner] -= 1
             if not self._opening[owner]:
@@ -139,18 +138,19 @@ class WatchSessions:
         return self._table.find(wid)
 
     def begin(self, session: WatchSession) -> None:
-        """A stream of the session opened. Each has one `end`, also if another took it over.
+        """A stream of the session opened. Each has one `end`, even if another stream took over.
 
-        A client that went back is noted, lest a restart skip what it is about to be told again.
+        A client that went back is journaled, so that a restart does not skip the records that it
+        reads again.
         """
         if not self._table.begin(session):
-            # The older stream has moved it since; where to is in a snapshot at most.
+            # The older stream has moved it since; a snapshot at most has the new position.
             session.noted = None
         now_ms = self._clock.now_ms()
         self._submit(SessionMoved(session.wid, now_ms, True, session.take_note()))
 
     def end(self, session: WatchSession) -> None:
-        """A stream of the session ended, its cursors being where they are."""
+        """A stream of the session ended; its cursors stay where they are."""
         now_ms = self._clock.now_ms()
         if self._table.end(session, now_ms, is_cut=self._is_draining):
             self._submit(
@@ -158,7 +158,7 @@ class WatchSessions:
             )
 
     def drain(self) -> None:
-        """Streams that end from now on were ended by us: for the next start they were open."""
+        """The server ends the streams from now on: the next start counts them as open."""
         self._is_draining = True
 
     def close(self) -> None:
@@ -175,14 +175,14 @@ class WatchSessions:
         if self._is_closed:
             return None
         try:
-            ticket = self._commits.submit(entry, Gate.WRITTEN, self._table, urgent=True)
+            ticket = self._commits.submit(entry, gate_of_service(entry), self._table, urgent=True)
         except TopicsError as error:
             self._refused(entry, error)
             return None
-        ticket.waiters.append(lambda: self._told(ticket))
+        ticket.waiters.append(lambda: self._on_resolved(ticket))
         return ticket
 
-    def _told(self, ticket: Ticket) -> None:
+    def _on_resolved(self, ticket: Ticket) -> None:
         if ticket.error is not None:
             self._refused(ticket.entry, ticket.error)
         else:
@@ -198,15 +198,15 @@ class WatchSessions:
             log.warning("watch sessions go on in memory only: %s", error.message)
 
 
-async def _settled(ticket: Ticket) -> None:
-    """Return when the ticket is applied or has failed, whichever way."""
+async def _resolved(ticket: Ticket) -> None:
+    """Return when the ticket is applied or has failed."""
     if ticket.is_done:
         return
-    settled: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    resolved: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def tell() -> None:
-        if not settled.done():
-            settled.set_result(None)
+        if not resolved.done():
+            resolved.set_result(None)
 
     ticket.waiters.append(tell)
-    await settled
+    await resolved

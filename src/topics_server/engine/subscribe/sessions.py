@@ -1,11 +1,11 @@
 """Watch sessions: topics and positions, connected or not (§7.1). Pure.
 
-A projection of the journal, but for positions: streams move the cursors of their session in place,
-and a capture shows where they are. A session is what its stream made of it already when the entry
-that says so is staged, so only replay moves anything; `WatchSession.lsn` tells them apart.
+A projection of the journal, except for positions: streams move the cursors of their session in
+place, and a capture stores them. When an entry about a session is staged, the session already has
+that state, so only replay changes anything; `WatchSession.lsn` distinguishes the two.
 
 Invariants: a session with a stream is never expired; `_idle` holds the others, longest unused
-first. Called by `watching` (live), by commits and by recovery (apply). Loop thread only.
+first. Called by `session_service` (live), by commits and by recovery (apply). Loop thread only.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Final
 import msgspec
 
 from topics_server.engine.subscribe.cursors import Cursor
-from topics_server.engine.topic.topic import Applied
+from topics_server.engine.topic.applied import Applied
 from topics_server.values.entries import (
     CursorAt,
     Entry,
@@ -27,23 +27,20 @@ from topics_server.values.entries import (
     SessionOptions,
     SessionsClosed,
 )
-from topics_server.values.storage_types import SessionImage, SessionsPart
+from topics_server.values.storage_types import SESSIONS_PARTS, SessionImage, SessionsPart
 
-_VERSION: Final = 1
-# Cursors in one captured part: about what is encoded in a slice.
+# Cursors in one captured part: about as many as one slice encodes.
 _PART_CURSORS: Final = 1_000
 _NOTHING: Final = Applied()
-_DECODER: Final = msgspec.msgpack.Decoder(SessionsPart)
 
 
 class WatchSession:
     """One session. Times in ms of the wall clock.
 
-    `is_streaming`: a stream is open, or was when the server stopped. `is_restored`: came back with
-    a restart and had no stream since. `lsn`: the newest entry that is in here already. `noted`:
-    a hash of the positions that the journal was told last, None if that is not known. `stream`:
-    the connection that serves it now, for whoever takes it over; never written. `owner`: see
-    `entries.SessionOpened`.
+    `is_streaming`: a stream is open, or was open when the server stopped. `is_restored`: a restart
+    restored it, and no stream has opened since. `lsn`: the newest included entry. `noted`: a hash
+    of the positions journaled last, None if not known. `stream`: the connection that serves it now;
+    a new stream ends it; never journaled. `owner`: see `entries.SessionOpened`.
     """
 
     __slots__ = (
@@ -92,7 +89,7 @@ class WatchSession:
         ]
 
     def take_note(self) -> list[CursorAt]:
-        """The positions to be journaled now: none if the journal was told just these last."""
+        """The positions to journal now; empty if the journal already has them."""
         noted = hash(tuple([(at.topic_id, at.epoch, at.seq) for at in self.cursors.values()]))
         if noted == self.noted:
             return []
@@ -100,9 +97,9 @@ class WatchSession:
         return self.positions()
 
     def move(self, positions: Sequence[CursorAt]) -> None:
-        """Go to these positions; topics that are not named stay."""
+        """Move to these positions; topics without one stay."""
         for at in positions:
-            # Thousands of sessions follow the same topics: one string of each name is enough.
+            # Thousands of sessions follow the same topics: share one string per name.
             name = sys.intern(at.name)
             self.cursors[name] = Cursor(name, at.topic_id, at.epoch, at.seq)
 
@@ -112,12 +109,12 @@ class SessionTable:
 
     def __init__(self) -> None:
         self._sessions: dict[str, WatchSession] = {}
-        # How many sessions each owner has.
+        # The number of sessions of each owner.
         self.owners: Counter[str] = Counter()
         self._idle: OrderedDict[str, None] = OrderedDict()
         self._staged: deque[tuple[int, bool]] = deque()
         self._applied_lsn = 0
-        # Sessions whose opening is under way: they count against the cap.
+        # Sessions that are being opened: they count against the cap.
         self.opening_count = 0
 
     def __len__(self) -> int:
@@ -133,7 +130,7 @@ class SessionTable:
     # -- live ------------------------------------------------------------------------------
 
     def open(self, entry: SessionOpened) -> WatchSession:
-        """The session of this entry, from now on there, journaled or not."""
+        """Add the session of this entry, journaled or not."""
         session = self._sessions.get(entry.wid)
         if session is None:
             session = WatchSession(entry.wid, entry.options, entry.cursors, entry.ts, entry.owner)
@@ -143,7 +140,7 @@ class SessionTable:
         return session
 
     def begin(self, session: WatchSession) -> bool:
-        """A stream of the session opened; whether it took over from no other."""
+        """A stream of the session opened; returns False if it took over from another one."""
         assert self._sessions[session.wid] is session
         session.is_restored = False
         session.is_streaming = True
@@ -152,9 +149,9 @@ class SessionTable:
         return session.stream_count == 1
 
     def end(self, session: WatchSession, now_ms: int, *, is_cut: bool) -> bool:
-        """A stream of the session ended; whether it was the last one.
+        """A stream of the session ended; returns whether it was the last one.
 
-        `is_cut`: the server ended it to stop. Then it counts as streaming still.
+        `is_cut`: the server ended it to stop. Then the session still counts as streaming.
         """
         assert session.stream_count > 0
         session.stream_count -= 1
@@ -167,7 +164,7 @@ class SessionTable:
         return True
 
     def expire(self, now_ms: int, ttl_ms: int) -> list[str]:
-        """Forget the sessions that nobody used for so long; their ids. Looks at few others."""
+        """Forget the sessions without use for `ttl_ms`; returns their ids. Looks at few others."""
         expired: list[str] = []
         while self._idle:
             wid = next(iter(self._idle))
@@ -200,7 +197,10 @@ class SessionTable:
     # -- journal ---------------------------------------------------------------------------
 
     def stage(self, lsn: int, entry: Entry) -> None:
-        """See `projections.Owner`. What a stream's entry says is in memory already."""
+        """See `projections.Owner`.
+
+        The session in memory already has the state of a stream's entry.
+        """
         is_opening = isinstance(entry, SessionOpened)
         self._staged.append((lsn, is_opening))
         self.opening_count += is_opening
@@ -219,7 +219,7 @@ class SessionTable:
             self.opening_count -= self._staged.pop()[1]
 
     def apply(self, lsn: int, entry: Entry) -> Applied:
-        """See `projections.Projection`. A session that is gone is not moved."""
+        """See `projections.Projection`. Entries about a missing session change nothing."""
         if lsn <= self._applied_lsn:
             return _NOTHING
         self._applied_lsn = lsn
@@ -241,9 +241,9 @@ class SessionTable:
     # -- snapshots and restarts ------------------------------------------------------------
 
     def capture(self) -> Iterator[bytes]:
-        """See `projections.Projection`. Nothing at all while there is no session.
+        """See `projections.Projection`. Yields nothing while there is no session.
 
-        A session may be newer than the lsn its part names: its own lsn says what it has.
+        A session may be newer than the lsn of its part: its own lsn is exact.
         """
         applied_lsn = self._applied_lsn
         images: list[SessionImage] = []
@@ -255,21 +255,16 @@ class SessionTable:
             images.append(_image_of(session))
             cursor_count += 1 + len(session.cursors)
             if cursor_count >= _PART_CURSORS:
-                yield msgspec.msgpack.encode(SessionsPart(_VERSION, applied_lsn, images))
+                yield msgspec.msgpack.encode(
+                    SessionsPart(SESSIONS_PARTS.version, applied_lsn, images)
+                )
                 images, cursor_count = [], 0
         if images:
-            yield msgspec.msgpack.encode(SessionsPart(_VERSION, applied_lsn, images))
+            yield _encode(applied_lsn, images)
 
     def restore(self, part: bytes) -> None:
         """See `projections.Projection`."""
-        try:
-            captured = _DECODER.decode(part)
-        except msgspec.DecodeError as error:
-            raise ValueError(f"not captured watch sessions: {error}") from None
-        if captured.version != _VERSION:
-            raise ValueError(
-                f"captured watch sessions have version {captured.version}, not {_VERSION}"
-            )
+        captured = SESSIONS_PARTS.decode(part)
         self._applied_lsn = captured.applied_lsn
         for image in captured.sessions:
             session = WatchSession(
@@ -281,7 +276,7 @@ class SessionTable:
             self._keep(session)
 
     def finish_recovery(self, now_ms: int) -> None:
-        """Nobody is connected: whoever was when the server stopped was here until now."""
+        """After a restart no client is connected: streaming sessions count as used until now."""
         for session in self._sessions.values():
             session.is_restored = True
             if session.is_streaming:
@@ -302,3 +297,7 @@ def _image_of(session: WatchSession) -> SessionImage:
         session.lsn,
         session.owner,
     )
+
+
+def _encode(applied_lsn: int, images: list[SessionImage]) -> bytes:
+    return msgspec.msgpack.encode(SessionsPart(SESSIONS_PARTS.version, applied_lsn, images))

@@ -12,5 +12,6 @@
 - `sealed_files`: what a topic knows of its sealed files: flips, digests, generation.
 - `staging`: one topic's queue of decided entries that are not applied yet.
 - `stream_facts`: the stream state of one topic.
-- `topic`: one topic: `decide_*` makes an entry, `apply` performs it.
+- `topic`: the state of one topic: log, staged entries, sealed files.
+- `writes/`: what each kind of write may do to a topic, and what it changes.
 """

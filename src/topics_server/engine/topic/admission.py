@@ -1,8 +1,8 @@
 """The configurable limits of one append (§2).
 
-The decoder knows grammar only, so a lowered limit never makes an old frame unreadable; here, in
-decide, limits are refused with the contract's codes and the path of the value in `detail.field`.
-The decoder summed up what is asked here, a record is looked at only when its column may be over.
+The decoder checks syntax only, so a lowered limit never makes an old frame unreadable. Decide
+refuses limits here, with the contract's codes and the path of the value in `detail.field`. The
+decoder supplies the sums; a single record is examined only when its column may be over the limit.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from topics_server.values.errors import Code, TopicsError, invalid
 from topics_server.values.limits import IDEMPOTENCY_KEY_CHARS_MAX, KIB, META_KEYS_MAX, MIB
 
 _META: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
-# A character of UTF-8 has at most this many bytes.
+# The most bytes of a character in UTF-8.
 _CHAR_BYTES_MAX: Final = 4
 
 
@@ -31,7 +31,7 @@ class AppendLimits(msgspec.Struct, frozen=True):
 
 
 def check_key(key: str | None, header_key: str | None) -> str | None:
-    """The idempotency key that counts: the body's wins. Raises `invalid_request`."""
+    """The valid idempotency key: the body's wins. Raises `invalid_request`."""
     field = "idempotency_key"
     if key is None:
         key, field = header_key, "Idempotency-Key"
@@ -41,12 +41,12 @@ def check_key(key: str | None, header_key: str | None) -> str | None:
 
 
 def check_limits(decoded: DecodedAppend, limits: AppendLimits) -> None:
-    """Refuse what is over a bound: batch_too_large, record_too_large, invalid_request."""
+    """Refuse a value over a bound: batch_too_large, record_too_large, invalid_request."""
     count = decoded.count
     if count > limits.max_batch_records:
         raise TopicsError(
             Code.BATCH_TOO_LARGE,
-            f"{count} records are more than {limits.max_batch_records}",
+            f"the request has {count} records; the limit is {limits.max_batch_records}",
             {"field": "records", "max_batch_records": limits.max_batch_records},
         )
     longest_meta = 0
@@ -69,7 +69,7 @@ def _check_records(decoded: DecodedAppend, limits: AppendLimits) -> None:
         if len(data) + len(meta) > limits.max_record_bytes:
             raise TopicsError(
                 Code.RECORD_TOO_LARGE,
-                f"data and meta of a record are more than {limits.max_record_bytes} bytes",
+                f"data and meta of the record have more than {limits.max_record_bytes} bytes",
                 {"field": f"records[{index}]", "max_record_bytes": limits.max_record_bytes},
             )
 
@@ -80,7 +80,7 @@ def _check_metas(metas: list[bytes], longest: int, limits: AppendLimits) -> None
         raise invalid(
             f"meta is larger than {limits.max_meta_bytes} bytes", f"records[{index}].meta"
         )
-    # The shortest object with so many keys has five bytes a key: `"":0,`.
+    # The shortest object with this many keys has five bytes a key: `"":0,`.
     if longest <= 5 * META_KEYS_MAX:
         return
     for index, meta in enumerate(metas):

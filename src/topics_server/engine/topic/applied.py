@@ -1,4 +1,4 @@
-"""What applying one entry changed."""
+"""The changes that applying one entry made."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ Flips = dict[int, "array[int]"]
 
 
 class Applied(msgspec.Struct, frozen=True, gc=False):
-    """What applying one entry did beside changing state.
+    """The effects of applying one entry beside the changed state.
 
     `flips`: sealed rows newly deleted, by segment, to be flipped on disk (they are pending in the
-    topic too). `dead_segments`: those without a live record, see `sealing.plan_drops`. `ring`:
+    topic too). `dead_segments`: those without a live record, see `seal_plan.plan_drops`. `notify`:
     readers may find something new.
     """
 
-    ring: bool = False
+    notify: bool = False
     deleted: int = 0
     flips: Flips = {}
     dead_segments: Sequence[int] = ()
 
 
 NOTHING: Final = Applied()
-RUNG: Final = Applied(ring=True)
+NOTIFY: Final = Applied(notify=True)
 
 
 class RouterCursor(msgspec.Struct):
-    """How far a router into this topic is: it examined its source up to `seq`; copies made."""
+    """A router's progress into this topic: it examined its source up to `seq`; number of copies."""
 
     seq: int
     copy_count: int = 0

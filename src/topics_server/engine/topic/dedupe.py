@@ -13,7 +13,7 @@ from topics_server.values.limits import DEDUPE_KEYS_PER_TOPIC_MAX
 
 
 class Duplicate(msgspec.Struct, frozen=True):
-    """An append that was there before: its seqs; `staged_lsn` while it is under way."""
+    """An earlier append: its seqs; `staged_lsn` while it is in flight."""
 
     first_seq: int
     count: int
@@ -30,7 +30,7 @@ class KeyMemory:
         self.remembered: dict[str, tuple[int, int, int]] = {}
 
     def find(self, key: str, window_ms: int, now_ms: int) -> Duplicate | None:
-        """What was appended under this key in flight or within the window."""
+        """The append of this key, in flight or within the window."""
         staged = self.in_flight.get(key)
         if staged is not None:
             return staged
@@ -40,7 +40,7 @@ class KeyMemory:
         return Duplicate(known[0], known[1])
 
     def stage(self, key: str, first_seq: int, count: int, lsn: int) -> None:
-        """The append of this key is on its way."""
+        """The append of this key is in flight."""
         assert key not in self.in_flight
         self.in_flight[key] = Duplicate(first_seq, count, lsn)
 
@@ -49,10 +49,10 @@ class KeyMemory:
         del self.in_flight[key]
 
     def remember(self, key: str, first_seq: int, count: int, ts: int, window_ms: int) -> None:
-        """The append of this key is applied; keys whose window has passed at `ts` go."""
+        """The append of this key is applied; keys whose window has passed at `ts` are removed."""
         self.in_flight.pop(key, None)
         remembered = self.remembered
-        # Times ascend, so a key that comes again moves to the end.
+        # Times ascend, so a key that is used again moves to the end.
         remembered.pop(key, None)
         remembered[key] = (first_seq, count, ts)
         while (oldest := next(iter(remembered))) != key:

@@ -3,7 +3,7 @@
 A delete is point in time: it hits what lives when it is decided, up to the visible head, from the
 first record that has not expired on. Damaged records count as well: a delete that covers one keeps
 it from coming back with its file. Tags of unsealed records are found here, those of sealed ones
-were found off the loop and come in as rows by segment. Called by `engine/topic/topic.py`.
+were found off the loop and come in as rows by segment. Called by `writes/delete`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from topics_server.values.model import TagMatch
 
 
 def runs_of_range(log: Log, first_seq: int, last_seq: int) -> tuple[bytes, bytes] | None:
-    """One run over the part of an inclusive range that lives or is damaged; None without any."""
+    """One run over the live or damaged part of an inclusive range; None if there is none."""
     first = log.next_live(first_seq)
     last = log.last_live_below(last_seq + 1)
     damaged = log.damaged_between(log.evict_floor, last_seq)
@@ -51,8 +51,8 @@ def runs_of_match(
 ) -> tuple[bytes, bytes] | None:
     """The live seqs of an inclusive range whose tag matches; None if there are none.
 
-    `hits`: ascending rows by segment id. A segment to be searched that is not in it is a mistake
-    of the caller, who must search it first.
+    `hits`: ascending rows by segment id. It must have every segment of the search: the caller
+    searches them first.
     """
     found: list[Rows] = []
     index = log.run_at(first_seq)

@@ -1,8 +1,7 @@
 """Counts topics per key prefix.
 
-Owns the counts; which prefixes there are changes with the keys, and `expect` counts anew then. A
-topic counts for every prefix that its own path starts with. Held by `engine/topic/registry`, asked
-by `engine/topic/quotas`.
+Owns the counts. The prefixes change with the keys; `expect` counts again then. A topic counts for
+every prefix of its own path. Held by `engine/topic/registry`, asked by `engine/topic/quotas`.
 """
 
 from __future__ import annotations
@@ -19,14 +18,14 @@ class PrefixCounts:
         self._counts: Counter[str] = Counter()
 
     def expect(self, prefixes: frozenset[str], paths: Iterable[str]) -> None:
-        """Count these prefixes from now on; `paths`: of all topics there are."""
+        """Count these prefixes from now on; `paths`: of all topics."""
         self.prefixes = prefixes
         self._counts.clear()
         for path in paths:
             self.note(path, 1)
 
     def note(self, path: str, step: int) -> None:
-        """A topic came (1) or went (-1)."""
+        """A topic was created (1) or dropped (-1)."""
         for prefix in self.prefixes:
             if path.startswith(prefix):
                 self._counts[prefix] += step

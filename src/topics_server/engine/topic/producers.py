@@ -1,11 +1,10 @@
 """The producers of one topic: next sequence, repeats, fenced epochs.
 
-A producer's state is the last request of it that was accepted: on its way, or applied with the
-records it brought, in one entry. Judged against what is on its way, so that requests sent one
-behind another are each other's successors. A producer that appended nothing for `PRODUCER_KEPT_MS`
-is forgotten; while there are `PRODUCERS_PER_TOPIC_MAX` that are not, a new one is refused. The
-rules are those of the producer headers. Called by `engine/topic/topic.py` and
-`engine/background/capture.py`.
+A producer's state is its last accepted request: in flight, or applied in one entry with its
+records. Requests are checked against those in flight, so that a request may follow one that is not
+applied yet. A producer without appends for `PRODUCER_KEPT_MS` is forgotten; while
+`PRODUCERS_PER_TOPIC_MAX` others are known, a new one is refused. The rules are those of the
+producer headers. Called by `engine/topic/topic.py` and `engine/background/capture.py`.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from topics_server.values.model import ProducerStamp
 
 
 class StampAccepted(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """The last request accepted of a producer: its records, and when they were committed, ms."""
+    """A producer's last accepted request: its records, and their commit time in ms."""
 
     epoch: int
     seq: int
@@ -32,8 +31,8 @@ class StampAccepted(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class StampRepeated(msgspec.Struct, frozen=True):
     """A request that was accepted before.
 
-    `last` is the highest accepted one of its producer, `is_last` tells whether it is this one;
-    `staged_lsn` while that is under way.
+    `last` is the highest accepted request of its producer, `is_last` tells whether it is this one;
+    `staged_lsn` is set while that is in flight.
     """
 
     last: StampAccepted
@@ -42,21 +41,21 @@ class StampRepeated(msgspec.Struct, frozen=True):
 
 
 class Producers:
-    """Who is known, the one whose last append is the oldest first."""
+    """The known producers, the one with the oldest last append first."""
 
     __slots__ = ("_due_ms", "_staged", "known")
 
     def __init__(self) -> None:
-        # Not a dict, which looks for its first key past every one that moved: 100,000 that come in
-        # turn would cost each other ten times what one costs.
+        # Not a dict, which searches for its first key past every moved one: 100,000 producers that
+        # append in turn would cost ten times as much.
         self.known: OrderedDict[str, StampAccepted] = OrderedDict()
-        # Each with its lsn, in the order in which they came. Lists, as they have one entry mostly.
+        # Each with its lsn, in order of arrival. Lists, because most have one entry.
         self._staged: dict[str, list[tuple[int, StampAccepted]]] = {}
-        # Before this time nobody is to be forgotten.
+        # Before this time no producer can be forgotten.
         self._due_ms = 0
 
     def check(self, stamp: ProducerStamp, now_ms: int) -> StampRepeated | None:
-        """None if this request is the producer's next; what it repeats, if it was accepted before.
+        """None if this request is the producer's next; the earlier request if it is a repeat.
 
         Raises `TopicsError`: `producer_fenced` for an older epoch, `producer_seq_conflict` for a
         seq that is not the next, `invalid_request` for a new epoch that begins with another seq
@@ -78,11 +77,13 @@ class Producers:
         if stamp.epoch < last.epoch:
             raise TopicsError(
                 Code.PRODUCER_FENCED,
-                f"the producer is in epoch {last.epoch} by now",
+                f"the producer has moved to epoch {last.epoch}",
                 {"epoch": last.epoch},
             )
         if stamp.seq != 0:
-            raise invalid("a new Producer-Epoch begins with Producer-Seq 0", "Producer-Seq")
+            raise invalid(
+                "the first request of a new Producer-Epoch must have Producer-Seq 0", "Producer-Seq"
+            )
         return None
 
     def _last(self, producer_id: str, now_ms: int) -> tuple[int | None, StampAccepted | None]:
@@ -101,12 +102,12 @@ class Producers:
         if oldest is None or now_ms - oldest.ts < PRODUCER_KEPT_MS:
             raise TopicsError(
                 Code.THROTTLED,
-                f"the topic has {PRODUCERS_PER_TOPIC_MAX} producers already",
+                f"the topic has reached its limit of {PRODUCERS_PER_TOPIC_MAX} producers",
                 {"limit": "producers_per_topic", "max": PRODUCERS_PER_TOPIC_MAX},
             )
 
     def stage(self, lsn: int, stamp: ProducerStamp, first_seq: int, count: int, ts: int) -> None:
-        """Note a request that is on its way."""
+        """Note a request in flight."""
         accepted = StampAccepted(stamp.epoch, stamp.seq, first_seq, count, ts)
         staged = self._staged.get(stamp.producer_id)
         if staged is None:
@@ -115,14 +116,14 @@ class Producers:
             staged.append((lsn, accepted))
 
     def undo(self, producer_id: str) -> None:
-        """The newest request of this producer that is on its way failed."""
+        """The newest request in flight of this producer failed."""
         staged = self._staged[producer_id]
         staged.pop()
         if not staged:
             del self._staged[producer_id]
 
     def accept(self, stamp: ProducerStamp, first_seq: int, count: int, ts: int) -> None:
-        """Note a request that is applied; forget who appended nothing for long enough at `ts`."""
+        """Note an applied request; forget producers without appends for long enough at `ts`."""
         producer_id = stamp.producer_id
         staged = self._staged.get(producer_id)
         if staged is None:
@@ -135,7 +136,7 @@ class Producers:
                 del self._staged[producer_id]
         known = self.known
         known[producer_id] = accepted
-        # Times ascend, so who comes again moves to the end.
+        # Times ascend, so a producer that appends moves to the end.
         known.move_to_end(producer_id)
         if ts >= self._due_ms:
             self._forget(ts)

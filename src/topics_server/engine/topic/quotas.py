@@ -75,16 +75,8 @@ class Quotas(msgspec.Struct, frozen=True):
         for prefix in sorted(self.prefixes()):
             wanted = sum(path.startswith(prefix) for path in paths)
             if wanted and registry.count_of(prefix, self.prefixes()) + wanted > limit:
-                message = f'there are as many topics of "{prefix}" as there may be'
+                message = f'the prefix "{prefix}" has reached its limit of topics'
                 raise limit_reached("max_topics_per_prefix", message, limit, prefix)
-
-    def check_bytes(self, registry: Registry, payload_bytes: int) -> None:
-        """Raises `throttled` unless so many bytes more may be held."""
-        limit = self.max_total_bytes
-        if limit and registry.bytes_live + payload_bytes > limit:
-            raise limit_reached(
-                "max_total_bytes", "the server has reached its limit of bytes", limit
-            )
 
 
 def quotas_of(settings: QuotaSettings, prefixes: Callable[[], frozenset[str]]) -> Quotas:

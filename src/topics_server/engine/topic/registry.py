@@ -16,11 +16,13 @@ from typing import Final
 from msgspec import UNSET, UnsetType
 
 from topics_server.engine.ports import SealedIndex
+from topics_server.engine.topic.applied import Applied
 from topics_server.engine.topic.prefix_counts import PrefixCounts
-from topics_server.engine.topic.topic import Applied, Topic
+from topics_server.engine.topic.topic import Topic
+from topics_server.engine.topic.writes.apply import apply_entry
 from topics_server.values import limits
 from topics_server.values.entries import Entry, Floor, RecordsAppended, TopicDropped, TopicPut
-from topics_server.values.errors import Code, TopicsError, clipped, invalid
+from topics_server.values.errors import Code, TopicsError, clipped, invalid, topic_not_found
 from topics_server.values.model import (
     Durability,
     LossReason,
@@ -76,6 +78,13 @@ class Registry:
     def find(self, name: str) -> Topic | None:
         """The topic of a name."""
         return self._by_name.get(name)
+
+    def existing(self, name: str) -> Topic:
+        """The topic of a name; a fork is there once it is whole. Raises `topic_not_found`."""
+        topic = self._by_name.get(name)
+        if topic is None or (topic.stream is not None and topic.stream.facts.is_copying):
+            raise topic_not_found(name)
+        return topic
 
     def path_of(self, name: str) -> str | None:
         """The own path of the stream whose topic has this name, or the name of a plain topic."""
@@ -150,8 +159,8 @@ class Registry:
                 raise TopicsError(held, message, {"stream": path})
             if is_hashed_name(path):
                 raise invalid(
-                    "names of ds: and 40 hexadecimal digits are the streams API's: create a stream "
-                    "by its own path",
+                    "names of ds: and 40 hexadecimal digits belong to the streams API; create the "
+                    "stream by its path below /v1/stream",
                     "topic",
                 )
 
@@ -165,14 +174,12 @@ class Registry:
         """Apply an entry to its topic; for one that is gone it changes nothing (replay)."""
         topic = self._by_id.get(entry.topic_id)
         if topic is None:
-            creation = entry.creation if isinstance(entry, RecordsAppended) else entry
-            if not isinstance(creation, TopicPut) or not creation.created:
-                return Applied()
-            if self._is_superseded(creation):
+            creation = self.creation_by(entry)
+            if creation is None:
                 return Applied()
             topic = self._create(creation)
         before = topic.config
-        applied = topic.apply(lsn, entry)
+        applied = apply_entry(topic, lsn, entry)
         if isinstance(entry, TopicDropped):
             if lsn == topic.applied_lsn:
                 self._remove(topic)
@@ -211,6 +218,15 @@ class Registry:
         self._count_kind(topic.config, 1)
         self._counted[topic.topic_id] = (0, 0)
         self.recount(topic)
+
+    def creation_by(self, entry: Entry) -> TopicPut | None:
+        """The creation of a topic that is not there yet, if applying the entry performs it."""
+        creation = entry.creation if isinstance(entry, RecordsAppended) else entry
+        if not isinstance(creation, TopicPut) or not creation.created:
+            return None
+        if entry.topic_id in self._by_id or self._is_superseded(creation):
+            return None
+        return creation
 
     def _is_superseded(self, creation: TopicPut) -> bool:
         """Replay: whether the name has, or had, a topic that was made later.

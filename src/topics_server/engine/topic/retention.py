@@ -1,13 +1,13 @@
 """Computes how far caps and TTL move the floor.
 
 The floor is the first seq not lost involuntarily. TTL: records older than `ttl_ms` are gone, so the
-floor is behind the last live one of them; what was deleted before it expired moves nothing. Caps:
+floor is behind the last live one of them; records deleted before they expired do not move it. Caps:
 after an append at most `cap_records` live records and `cap_bytes` bytes remain; the newest record
-always stays, even when it alone is larger than `cap_bytes`. Deletes under way are not counted as
-room: they may fail. What was once found expired stays so when the clock is set back:
-`Log.expired_seq` remembers it. The clock itself is taken as it is: one that ran ahead for a moment
-expires what was there then and nothing that comes after. Called by `engine/topic/topic.py` and
-`engine/read/page.py`.
+always stays, even when it alone is larger than `cap_bytes`. Deletes in flight do not count as free
+space: they may fail. A record that was once found expired stays expired when the clock is set back:
+`Log.expired_seq` remembers it. The clock is not checked: a clock that ran ahead for a moment
+expires the records of that moment and no later ones. Called by `writes/`, `topic` and
+`engine/read/page`.
 """
 
 from __future__ import annotations
@@ -69,9 +69,9 @@ def append_floor(
     name: str,
     slots: int = 0,
 ) -> Floor | None:
-    """What appending these records loses, themselves included, so that the caps hold exactly.
+    """The records that appending these loses, themselves included, so that the caps hold exactly.
 
-    `slots`: so many seqs without a record come before them. Raises `topic_full` when the topic
+    `slots`: the number of seqs without a record before them. Raises `topic_full` when the topic
     refuses instead.
     """
     start = max(log.evict_floor, staging.floor_seq)
@@ -113,7 +113,7 @@ def _full(name: str, config: TopicConfig, count: int, weight: int) -> TopicsErro
 
 
 def _projected(log: Log, staging: Staging, floor_seq: int) -> tuple[int, int]:
-    """Records and bytes from `floor_seq` on, once everything under way is applied."""
+    """Records and bytes from `floor_seq` on, once everything in flight is applied."""
     gone_count, gone_bytes = 0, 0
     if floor_seq > log.earliest_seq:
         gone_count, gone_bytes = log.live_between(log.earliest_seq, floor_seq - 1)
@@ -172,6 +172,6 @@ def _evict_point(
                 count += 1
                 weight += size
     if point > newest:
-        # Behind the last one before the newest: what was deleted between is nobody's loss.
+        # Behind the last live record before the newest: records deleted between are not lost.
         point = log.last_live_below(newest) + 1
     return max(seq, point)

@@ -1,13 +1,12 @@
-"""What a topic knows of its sealed files: flips, digests, generation.
+"""A topic's knowledge of its sealed files: flips, digests, generation.
 
-A delete of sealed rows is *pending* until their flags are synced; snapshots carry it till then.
-They also carry the generation of the manifest published last and a digest of each segment's flags
-as they were synced last, which the next start compares with what it finds (`inventory`). Flags of
-an `untrusted` segment are not those that were synced: they are neither changed nor taken for the
-new truth, and flips of its rows stay pending, until the right file is back. A `fragile` segment was
-found damaged once: an older copy of its file may be put back, so that snapshots have all its
-deleted rows. Pure; owned by `Topic`,
-changed on the loop by the topic, by recovery and by the sealer.
+A delete of sealed rows is *pending* until their flags are synced; until then snapshots carry it.
+Snapshots also carry the generation of the manifest published last and a digest of each segment's
+last synced flags; the next start compares both with the files (`file_inventory`). The flags of an
+`untrusted` segment differ from the synced ones: they are neither changed nor accepted, and flips of
+its rows stay pending, until the right file is back. A `fragile` segment was found damaged once: an
+older copy of its file may be put back, so snapshots keep all its deleted rows. Pure; owned by
+`Topic`, changed on the loop by the topic, by recovery and by the sealer.
 """
 
 from __future__ import annotations
@@ -40,11 +39,11 @@ class SealedFiles:
         # Replaced, not changed: nearly every topic shares the empty one.
         self.untrusted: frozenset[int] = frozenset()
         self.fragile: frozenset[int] = frozenset()
-        # Of the manifest known to be published last; 0: none was.
+        # The generation of the manifest known to be published last; 0: there was none.
         self.generation = 0
         # No file on disk has this segment id or a higher one.
         self.first_free_id = 1
-        # What the snapshot says of the files; set in recovery only.
+        # The snapshot's expectations about the files; set in recovery only.
         self.anchor: Anchor | None = None
 
     def add_pending(self, flips: Flips) -> None:
@@ -53,7 +52,7 @@ class SealedFiles:
             self.pending.setdefault(segment_id, array("I")).extend(rows)
 
     def due_flips(self) -> dict[int, Sequence[int]]:
-        """The pending flips that can be made, as they are now."""
+        """The pending flips that can be made now."""
         return {
             segment_id: array("I", rows)
             for segment_id, rows in self.pending.items()
@@ -74,12 +73,16 @@ class SealedFiles:
                 self.untrusted |= {segment_id}
                 continue
             self.digests[segment_id] = digests[segment_id]
-            left = np.setdiff1d(self.pending.pop(segment_id), rows)
+            pending = np.asarray(self.pending.pop(segment_id), np.int64)
+            done = np.sort(np.asarray(rows, np.int64))
+            # Not `np.setdiff1d`, which imports a module when it first runs.
+            at = np.minimum(np.searchsorted(done, pending), len(done) - 1)
+            left = pending[done[at] != pending] if len(done) else pending
             if len(left):
                 self.pending[segment_id] = array("I", left.astype(np.uint32).tobytes())
 
     def drop(self, segment_ids: Collection[int]) -> None:
-        """Forget segments that are no longer the topic's."""
+        """Forget segments that the topic no longer has."""
         for segment_id in segment_ids:
             self.pending.pop(segment_id, None)
             self.digests.pop(segment_id, None)

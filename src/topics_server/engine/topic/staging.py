@@ -1,7 +1,7 @@
 """One topic's queue of decided entries that are not applied yet.
 
-Entries join at the back, are taken from the front when committed, and are undone as a suffix.
-Whoever decides sees the visible state plus this. Called by `engine/topic/topic.py`.
+Entries join at the back, leave at the front when committed, and are undone as a suffix. Decide sees
+the visible state plus these entries. Called by `engine/topic/topic.py`.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from topics_server.values.entries import (
     TopicPut,
 )
 
-# Deletes of up to so many seqs are known seq by seq.
+# Deletes of up to this many seqs are kept seq by seq.
 _NAMED_SEQS_MAX: Final = 4096
 _Columns = tuple[list[int], list[int]]
 
 
 class Staged:
-    """One entry under way. `first_seq` and `count` are of an append's records, else 0.
+    """One entry in flight. `first_seq` and `count` are those of an append's records, else 0.
 
-    `last_seq`: the last seq it assigns; 0 if it assigns none. `key` and `producer_id`: of the
+    `last_seq`: the last seq it assigns; 0 if it assigns none. `key` and `producer_id`: those of the
     append, if it has them.
     """
 
@@ -56,7 +56,7 @@ class Staged:
                 self.count -= slots
 
     def weight(self) -> int:
-        """What its records count in bytes; 0 for anything but an append."""
+        """The bytes of its records; 0 for anything but an append."""
         if self.count == 0:
             return 0
         assert isinstance(self.entry, RecordsAppended)
@@ -84,11 +84,12 @@ class Staged:
 class Staging:
     """The FIFO. Empty most of the time for all but busy topics.
 
-    Every append asks for most of these facts while a hundred others may be under way, so they are
-    kept, not counted anew. `records` and `weight` are those of all appends under way.
-    `_dying`: how many deletes under way take a seq; those of many seqs are in `_ranges` instead.
+    Every append asks for most of these facts while a hundred others may be in flight, so they are
+    kept up to date, not computed. `records` and `weight` are those of all appends in flight.
+    `_dying`: how many deletes in flight take a seq; deletes of many seqs are in `_ranges` instead.
     `_floors` and `_ceilings`: lsn, and the highest floor or ceiling so far, of the entries that
-    have one. One that is applied by now may be in that: whoever asks knows what is applied.
+    have one. An entry that is applied by now may still be in them: the caller knows which are
+    applied.
     """
 
     __slots__ = (
@@ -127,7 +128,7 @@ class Staging:
             _push_highest(self._ceilings, staged.lsn, staged.entry.ceiling_seq)
 
     def pop(self, lsn: int) -> Staged:
-        """Take the front, which is the entry of this lsn."""
+        """Remove the front, which is the entry of this lsn."""
         staged = self._fifo.popleft()
         assert staged.lsn == lsn, "entries leave in the order in which they came"
         self._note(staged, -1)
@@ -137,7 +138,7 @@ class Staging:
         return staged
 
     def pop_from(self, lsn: int) -> list[Staged]:
-        """Take every entry of this lsn or later off the back; oldest first."""
+        """Remove every entry of this lsn or later from the back; oldest first."""
         undone: list[Staged] = []
         while self._fifo and self._fifo[-1].lsn >= lsn:
             undone.append(self._fifo.pop())
@@ -180,7 +181,7 @@ class Staging:
                     del dying[seq]
 
     def is_dying(self, seq: int) -> bool:
-        """Whether a delete under way takes this seq."""
+        """Whether a delete in flight takes this seq."""
         if seq in self._dying:
             return True
         for firsts, lasts in self._ranges:
@@ -190,12 +191,12 @@ class Staging:
         return False
 
     def appends(self) -> list[Staged]:
-        """The appends under way that bring records, oldest first."""
+        """The appends in flight that have records, oldest first."""
         return [staged for staged in self._fifo if staged.count]
 
     @property
     def last_seq(self) -> int:
-        """The last seq assigned by an entry under way; 0 if none assigns any."""
+        """The last seq assigned by an entry in flight; 0 if none assigns any."""
         for staged in reversed(self._fifo):
             if staged.last_seq:
                 return staged.last_seq
@@ -203,7 +204,7 @@ class Staging:
 
     @property
     def last_ts(self) -> int:
-        """The commit time of the newest append under way, ms; 0 if there is none."""
+        """The commit time of the newest append in flight, ms; 0 if there is none."""
         for staged in reversed(self._fifo):
             if isinstance(staged.entry, RecordsAppended):
                 return staged.entry.ts
@@ -211,7 +212,7 @@ class Staging:
 
     @property
     def first_seq(self) -> int:
-        """The first record under way; 0 if there is none."""
+        """The first record in flight; 0 if there is none."""
         for staged in self._fifo:
             if staged.count:
                 return staged.first_seq
@@ -219,22 +220,22 @@ class Staging:
 
     @property
     def floor_seq(self) -> int:
-        """The highest floor under way; 0 if there is none."""
+        """The highest floor in flight; 0 if there is none."""
         return self._floors[-1][1] if self._floors else 0
 
     @property
     def ceiling_seq(self) -> int:
-        """The highest ceiling under way; 0 if there is none."""
+        """The highest ceiling in flight; 0 if there is none."""
         return self._ceilings[-1][1] if self._ceilings else 0
 
     @property
     def has_drop(self) -> bool:
-        """Whether the end of the topic is under way."""
+        """Whether a drop of the topic is in flight."""
         return self._drops > 0
 
     @property
     def has_control(self) -> bool:
-        """Whether a create, configure or drop is under way: commands wait before decide."""
+        """Whether a create, configure or drop is in flight: commands wait before decide."""
         return self._controls > 0
 
 

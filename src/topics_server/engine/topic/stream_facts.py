@@ -1,7 +1,7 @@
 """The stream state of one topic.
 
-Judged against what is under way, as producers are: behind a request that closes a stream nothing is
-appended, though it is not written yet. Called by `engine/topic/topic.py` and
+Requests are checked against those in flight, as with producers: after a request that closes a
+stream nothing is appended, even before the close is written. Called by `engine/topic/topic.py` and
 `engine/background/capture.py`.
 """
 
@@ -14,12 +14,12 @@ import msgspec
 from topics_server.values.errors import Code, TopicsError
 from topics_server.values.model import ProducerStamp, StreamFacts, StreamStep
 
-# A use is journaled when the last one journaled is older than this part of the time to live.
+# A use is journaled when the last journaled use is older than this part of the time to live.
 USES_PER_LIFE = 16
 
 
 class StreamState:
-    """One topic's facts as a stream. `used_ms`: its last use, of those that are known."""
+    """One topic's facts as a stream. `used_ms`: its last known use."""
 
     __slots__ = ("_staged", "facts", "used_ms")
 
@@ -30,7 +30,7 @@ class StreamState:
 
     @property
     def newest(self) -> StreamFacts:
-        """The facts with everything that is under way."""
+        """The facts including everything in flight."""
         return self._staged[-1][1] if self._staged else self.facts
 
     def check(self, name: str, step: StreamStep | None) -> None:
@@ -55,11 +55,11 @@ class StreamState:
             )
 
     def stage(self, lsn: int, facts: StreamFacts) -> None:
-        """Note facts that are under way."""
+        """Note facts in flight."""
         self._staged.append((lsn, facts))
 
     def undo(self, lsn: int) -> None:
-        """What this entry would have changed, and all behind it, is not coming."""
+        """Undo this entry's change, and those of all entries behind it."""
         while self._staged and self._staged[-1][0] >= lsn:
             self._staged.pop()
 
@@ -75,7 +75,7 @@ class StreamState:
         self.used_ms = max(self.used_ms, ms)
 
     def is_use_due(self) -> bool:
-        """Whether the last use is too far behind the last one journaled."""
+        """Whether the last use is too long after the last journaled one."""
         ttl_s = self.facts.ttl_s
         return bool(ttl_s) and self.used_ms - self.newest.used_ms > _slack_ms(ttl_s or 0)
 
@@ -85,7 +85,7 @@ class StreamState:
             self.used_ms += _slack_ms(self.facts.ttl_s)
 
     def ends_ms(self) -> int | None:
-        """When the stream ends by itself, as far as is known now; None for never."""
+        """The known expiry time of the stream; None for never."""
         facts = self.facts
         if facts.ttl_s is not None:
             return self.used_ms + 1000 * facts.ttl_s
@@ -97,7 +97,7 @@ def _slack_ms(ttl_s: int) -> int:
 
 
 def closed(name: str) -> TopicsError:
-    """409: nothing is appended any more."""
+    """409: the stream is closed."""
     return TopicsError(Code.STREAM_CLOSED, f'stream "{name}" is closed', {"topic": name})
 
 
@@ -112,5 +112,5 @@ def stepped(facts: StreamFacts, step: StreamStep, producer: ProducerStamp | None
 
 
 def plain_facts(name: str) -> StreamFacts:
-    """The facts of a topic that was not made as a stream: it is one of JSON messages."""
+    """The facts of a topic that was not created as a stream: a stream of JSON messages."""
     return StreamFacts(name, "application/json")

@@ -1,7 +1,7 @@
 """A timer on the event loop with at most one pending call.
 
-The clock decides: a timer that fires before it is set again, and a clock that is moved by hand may
-ring an alarm (`tick`) that no timer would have rung yet.
+The clock decides: a loop timer that fires early is set again. When tests move the clock by hand,
+`tick` calls an alarm that no loop timer would have called yet.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from typing import Final
 
 from topics_server.engine.ports import Clock
 
-# A loop that rounds down would otherwise be asked again at once.
+# A loop that rounds down would otherwise call again at once.
 _AGAIN_MS_MIN: Final = 1.0
 
 
 class Alarm:
-    """Calls `ring` once, in `after_ms`, unless it is cancelled before."""
+    """Calls `callback` once, in `after_ms`, unless it is cancelled before."""
 
-    __slots__ = ("_clock", "_due_ms", "_ring", "_timer")
+    __slots__ = ("_clock", "_due_ms", "_callback", "_timer")
 
-    def __init__(self, clock: Clock, after_ms: float, ring: Callable[[], None]) -> None:
+    def __init__(self, clock: Clock, after_ms: float, callback: Callable[[], None]) -> None:
         self._clock = clock
         self._due_ms = clock.monotonic_ms() + after_ms
-        self._ring = ring
+        self._callback = callback
         self._timer: asyncio.TimerHandle | None = None
         self._set(after_ms)
 
@@ -37,15 +37,15 @@ class Alarm:
             self._set(max(_AGAIN_MS_MIN, left_ms))
 
     def tick(self) -> bool:
-        """Ring if it is time; False if it is not, or is over."""
+        """Call the callback if the time has come; False if it has not, or if the alarm is over."""
         if self._timer is None or self._clock.monotonic_ms() < self._due_ms:
             return False
         self.cancel()
-        self._ring()
+        self._callback()
         return True
 
     def cancel(self) -> None:
-        """Never ring. Idempotent."""
+        """Do not call the callback any more. Idempotent."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -1,9 +1,9 @@
 """The claimers that wait on one queue, in turn order.
 
-A claimer is a claim or a push stream. Whoever got something goes to the end of the line, so with
-one job at a time everybody has their turn. At most one pass is due: as soon as the loop comes to it
-or at the end of a coalescing window (§10.2); beside it one timer for what becomes claimable by
-itself. Knows no rule of leases. Used by `queue/service`; loop thread only.
+A claimer is a claim or a push stream. A claimer that got a job moves to the end of the line, so
+with one job at a time every claimer gets its turn. At most one pass is scheduled: in this loop
+turn, or at the end of a coalescing window (§10.2). One more timer waits for jobs that become
+claimable by time. Contains no rule of leases. Used by `queue/service`; loop thread only.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from topics_server.queue.dispatch.alarm import Alarm
 from topics_server.queue.leases.jobs import Claim
 from topics_server.values.errors import TopicsError
 
-# Whoever waits is looked after so often in any case: the wall clock may have stepped.
+# Waiting claimers are served at least this often: the wall clock may have stepped.
 _DUE_MS_MAX: Final = 60_000
 
 
 class ClaimGrant(msgspec.Struct, frozen=True):
-    """Jobs given to a claimer; they are its own once `ticket`, if any, is applied."""
+    """Jobs given to a claimer; valid once `ticket`, if any, is applied."""
 
     topic: Topic
     claim: Claim
@@ -34,21 +34,21 @@ class ClaimGrant(msgspec.Struct, frozen=True):
 
 
 class Claimer(Protocol):
-    """Who wants jobs. None of its methods waits."""
+    """A claimer of jobs. None of its methods waits."""
 
     @property
     def node(self) -> str:
-        """Whose the leases are."""
+        """The node that gets the leases."""
         ...
 
     @property
     def connection(self) -> int:
-        """The push stream's own number; 0 for a claim."""
+        """The push stream's number; 0 for a claim."""
         ...
 
     @property
     def lease_ms(self) -> int | None:
-        """How long they are; None: as the topic says."""
+        """The length of its leases; None: the topic's setting."""
         ...
 
     def wanted(self, now_ms: int) -> int:
@@ -64,7 +64,7 @@ class Claimer(Protocol):
         ...
 
     def passed(self) -> None:
-        """A pass is over; whoever does not wait gets nothing."""
+        """A pass is over; a claimer that does not wait ends without jobs."""
         ...
 
     def lost(self, error: TopicsError) -> None:
@@ -72,7 +72,7 @@ class Claimer(Protocol):
         ...
 
     def hold_back(self) -> None:
-        """It wants nothing more and keeps what it has; of push streams only."""
+        """Take no more jobs and keep the leased ones; for push streams only."""
         ...
 
     def drain(self) -> None:
@@ -80,15 +80,15 @@ class Claimer(Protocol):
         ...
 
     def tick(self) -> None:
-        """Look whether a time is over."""
+        """Check whether a time is over."""
         ...
 
 
 class ConsumerQueue:
     """The claimers of one queue. `serve` is called when a pass is due.
 
-    `stir` is called when something may be claimable; it has a pass planned. `has_bell`: `ring` is
-    among the topic's bells.
+    `stir` is called when something may be claimable; it schedules a pass. `is_listening`: `notify`
+    is registered with the notifier.
     """
 
     __slots__ = (
@@ -101,7 +101,7 @@ class ConsumerQueue:
         "_stir",
         "_window",
         "claimers",
-        "has_bell",
+        "is_listening",
         "name",
         "topic_id",
     )
@@ -117,7 +117,7 @@ class ConsumerQueue:
         self.topic_id = topic_id
         self.name = name
         self.claimers: dict[Claimer, None] = {}
-        self.has_bell = False
+        self.is_listening = False
         self._serve = serve
         self._stir = stir
         self._clock = clock
@@ -130,7 +130,7 @@ class ConsumerQueue:
     # -- who waits -------------------------------------------------------------------------
 
     def join(self, claimer: Claimer) -> None:
-        """Stand at the end of the line."""
+        """Add a claimer at the end of the line."""
         assert claimer not in self.claimers
         self.claimers[claimer] = None
 
@@ -141,11 +141,11 @@ class ConsumerQueue:
             self._impatient.remove(claimer)
 
     def tell_passed(self, claimer: Claimer) -> None:
-        """Have one hear of the end of the next pass."""
+        """Call this claimer's `passed` after the next pass."""
         self._impatient.append(claimer)
 
     def hungry(self, now_ms: int, most: int) -> list[tuple[Claimer, int]]:
-        """Those whose turn it is and how many jobs each wants; at most `most` of them."""
+        """The next claimers and how many jobs each wants; at most `most` of them."""
         found: list[tuple[Claimer, int]] = []
         for claimer in self.claimers:
             wanted = claimer.wanted(now_ms)
@@ -156,7 +156,7 @@ class ConsumerQueue:
         return found
 
     def served(self, claimer: Claimer) -> None:
-        """It got something: the others come first now."""
+        """A claimer got a job: the others come first now."""
         del self.claimers[claimer]
         self.claimers[claimer] = None
 
@@ -168,17 +168,17 @@ class ConsumerQueue:
         return self._window is not None
 
     def serve_soon(self) -> None:
-        """Have a pass in this turn of the loop, once."""
+        """Schedule one pass in this loop turn."""
         if self._soon is None and self._window is None:
             self._soon = asyncio.get_running_loop().call_soon(self.serve)
 
     def open_window(self, jitter_ms: int) -> None:
-        """Have a pass when the window ends; one that is open stays."""
+        """Schedule a pass at the end of the window; an open window stays."""
         if self._window is None:
             self._window = Alarm(self._clock, jitter_ms, self.serve)
 
     def serve(self) -> None:
-        """Have a pass now; none is due any more."""
+        """Run a pass now; no other is due then."""
         if self._soon is not None:
             self._soon.cancel()
         if self._window is not None:
@@ -206,14 +206,14 @@ class ConsumerQueue:
 
     def _on_due(self) -> None:
         self._due = None
-        self.ring()
+        self.notify()
 
-    def ring(self) -> None:
-        """Something moved in the queue."""
+    def notify(self) -> None:
+        """The queue changed."""
         self._stir(self.topic_id)
 
     def tick(self) -> None:
-        """Do what the timers would, if their time is over."""
+        """Run the timers whose time is over."""
         for claimer in tuple(self.claimers):
             claimer.tick()
         if self._window is not None:
@@ -223,11 +223,11 @@ class ConsumerQueue:
             self._on_due()
 
     def shift(self, by_ms: int) -> None:
-        """The wall clock was set by so much; the timer goes by the loop's own time."""
+        """The wall clock was set by `by_ms`; the timer uses the loop's own clock."""
         self._due_ms += by_ms
 
     def close(self) -> None:
-        """Nobody waits any more."""
+        """The last claimer left."""
         for planned in (self._soon, self._window, self._due):
             if planned is not None:
                 planned.cancel()
@@ -235,7 +235,7 @@ class ConsumerQueue:
 
 
 class Poll:
-    """One claim, as a claimer; `outcome` tells what it got, None if nothing."""
+    """One claim as a claimer; `outcome` resolves to its jobs, None if it gets none."""
 
     __slots__ = ("lease_ms", "limit", "max_jobs", "node", "outcome")
 
@@ -250,7 +250,7 @@ class Poll:
         self.limit: Alarm | None = None
 
     def wanted(self, now_ms: int) -> int:
-        """See `Claimer`; so for all below."""
+        """See `Claimer`, here and below."""
         return 0 if self.outcome.done() else self.max_jobs
 
     def take(self, grant: ClaimGrant) -> None:
@@ -258,7 +258,7 @@ class Poll:
         self.outcome.set_result(grant)
 
     def fail(self, error: TopicsError) -> None:
-        """Its caller is told."""
+        """Raise the error in the claiming task."""
         if not self.outcome.done():
             self.outcome.set_exception(error)
 
@@ -268,15 +268,15 @@ class Poll:
             self.outcome.set_result(None)
 
     def lost(self, error: TopicsError) -> None:
-        """Its caller is told."""
+        """Raise the error in the claiming task."""
         self.fail(error)
 
     def hold_back(self) -> None:
-        """It has no connection to be held back by."""
+        """It has no connection that could be held back."""
         raise AssertionError("a claim is no push stream")
 
     def drain(self) -> None:
-        """It is answered with nothing."""
+        """Answer with no jobs."""
         self.passed()
 
     def tick(self) -> None:

@@ -1,10 +1,10 @@
 """Moves jobs to the dead-letter topic and back (§10.6, redrive).
 
-A move is two entries, which the store makes one after the other and a restart completes
-(ARCHITECTURE, Two topics); here is decided what moves, and nobody else gets it meanwhile. Dead jobs
-move in the background: they are claimable again only once it is certain that they did not. A
-redrive takes the dead letters of one queue, a bounded number a call. Called by `queue/service` and
-`api/queues/handlers`.
+A move is two entries. The store submits one after the other, and a restart completes an open move
+(ARCHITECTURE, Two topics). This module decides what moves; a moving job is not given to a claimer.
+Dead jobs move in the background: a dead job is claimable again only once it is certain that its
+move failed. A redrive takes the dead letters of one queue, a bounded number per call. Called by
+`queue/service` and `api/queues/handlers`.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ from topics_server.values.errors import Code, StorageError, TopicsError
 from topics_server.values.limits import MIB, MOVE_RECORDS_MAX, PAGE_BYTES_MAX
 from topics_server.values.model import TagMatch, TopicType
 
-# When a dead job is tried again whose dead-letter topic did not take it.
+# Pause before a dead job is moved again after its dead-letter topic refused it.
 _RETRY_MS: Final = 1_000
-# What one append of a move carries at most, unless one record is larger.
+# Bytes of one append of a move, unless one record is larger.
 _MOVE_BYTES_MAX: Final = 4 * MIB
-# A redrive looks at so many pages of records, then says that there are more.
+# Pages of records that a redrive examines before it reports that there are more.
 _PAGES_MAX: Final = 16
 _PAGE_RECORDS: Final = 1_000
 
 
 class _Moving(msgspec.Struct, frozen=True, gc=False):
-    """A record on its way; `deliveries` and `error` of a job that dies."""
+    """A moving record; `deliveries` and `error` are those of a dying job."""
 
     seq: int
     letter: Letter
@@ -53,36 +53,36 @@ class _Moving(msgspec.Struct, frozen=True, gc=False):
 
 
 class Mover:
-    """Moves between queues and dead-letter topics. `stir`: jobs of a queue may be claimable."""
+    """Moves between queues and dead-letter topics. `stir`: called when jobs may be claimable."""
 
     def __init__(
         self,
         store: Store,
-        books: LeaseTable,
+        lease_table: LeaseTable,
         clock: Clock,
         stir: Callable[[int], None],
         logs: LeaseLogs,
     ) -> None:
         self._store = store
-        self._books = books
+        self._lease_table = lease_table
         self._clock = clock
         self._stir = stir
         self._logs = logs
         self._tasks: set[asyncio.Task[None]] = set()
-        # Dead letters under way from topics that are no queues, by topic id.
+        # Dead letters in flight from topics that are not queues, by topic id.
         self._leaving: dict[int, set[int]] = {}
-        # Queues whose dead letters were refused, until one is taken.
+        # Queues whose dead letters were refused, until a later one is accepted.
         self._is_refused: set[int] = set()
 
     async def finish(self) -> None:
-        """Return when no move is under way."""
+        """Return when no move is in flight."""
         while self._tasks:
             await asyncio.wait(self._tasks)
 
     # -- dead letters ----------------------------------------------------------------------
 
     def bury(self, topic: Topic, book: LeaseBook, dead: Sequence[DeadJob]) -> None:
-        """Move jobs that were delivered too often; nobody is given them from now on."""
+        """Move jobs that were delivered too often; from now on no claimer gets them."""
         begun = set(book.begin_move([job.seq for job in dead]))
         dying = {job.seq: job for job in dead if job.seq in begun}
         name = topic.config.dead_letter
@@ -104,7 +104,7 @@ class Mover:
             _Moving(m.seq, m.letter, dying[m.seq].deliveries, dying[m.seq].error)
             for m in map(_moving, rows)
         ]
-        # What is not there any more has no letter either.
+        # A job that no longer exists has no letter either.
         self._revive(topic, book, set(dying).difference(m.seq for m in found))
         for chunk in _chunks(found):
             await self._bury_chunk(topic, book, name, chunk)
@@ -123,7 +123,7 @@ class Mover:
             return
         except TopicsError as error:
             if error.code is Code.TOPIC_FULL and len(chunk) > 1:
-                # Some of them may have room.
+                # Other destinations may have room.
                 for moving in chunk:
                     await self._bury_chunk(topic, book, name, [moving])
                 return
@@ -139,7 +139,7 @@ class Mover:
         self._stir(topic.topic_id)
 
     def _revive(self, topic: Topic, book: LeaseBook, seqs: Iterable[int]) -> None:
-        """They did not move: in a while they are claimed, and found dead, again."""
+        """They did not move: later they are claimed, and found dead, again."""
         book.cancel_move(seqs, self._clock.now_ms() + _RETRY_MS)
         self._stir(topic.topic_id)
 
@@ -151,7 +151,13 @@ class Mover:
                 name,
                 [
                     lease_event(
-                        "dead_lettered", topic.name, epoch, m.seq, now_ms, deliveries=m.deliveries
+                        "dead_lettered",
+                        topic.name,
+                        epoch,
+                        m.seq,
+                        now_ms,
+                        deliveries=m.deliveries,
+                        error=m.error,
                     )
                     for m in moved
                 ],
@@ -169,9 +175,9 @@ class Mover:
         after_seq: int,
         max_jobs: int,
     ) -> Redriven:
-        """Make dead letters of `queue` in `source` jobs again: these, those that match, or all.
+        """Turn dead letters of `queue` in `source` into jobs again: these, matching ones, or all.
 
-        Raises `TopicsError` if none could be moved because of it.
+        Raises `TopicsError` if it prevented every move.
         """
         if seqs is None:
             found, next_after_seq, more = await self._search(
@@ -179,7 +185,7 @@ class Mover:
             )
             skipped: list[int] = []
         else:
-            # No more of them than may move now; the rest is for the next call.
+            # At most as many as may move now; the next call takes the rest.
             asked = [seq for seq in seqs if seq > after_seq]
             more, asked = len(asked) > max_jobs, asked[:max_jobs]
             next_after_seq = asked[-1] if asked else after_seq
@@ -187,7 +193,7 @@ class Mover:
             found = [m for m in rows if _is_letter_of(m.letter, queue.name)]
             skipped = sorted(set(asked).difference(m.seq for m in found))
             if 0 in seqs and not after_seq:
-                # No record has it, and `after_seq` cannot stand before it: told once, to the
+                # Seq 0 has no record, and `after_seq` cannot stand before it: reported once, by the
                 # first call.
                 skipped.insert(0, 0)
         taken = set(self._take(source, [m.seq for m in found]))
@@ -202,7 +208,7 @@ class Mover:
     async def _search(
         self, name: str, source: Topic, match: TagMatch | None, after_seq: int, max_jobs: int
     ) -> tuple[list[_Moving], int, bool]:
-        """Dead letters of a queue, where the search ended, and whether it was before the end."""
+        """Dead letters of a queue, the seq where the search ended, and whether more may follow."""
         found: list[_Moving] = []
         cursor = min(after_seq, source.log.head_seq)
         for _ in range(_PAGES_MAX):
@@ -227,7 +233,7 @@ class Mover:
     async def _redrive(
         self, queue: Topic, source: Topic, letters: Sequence[_Moving]
     ) -> tuple[int, int | None]:
-        """Move them in order; how many went, and the first that did not, if any."""
+        """Move them in order; returns how many moved, and the first that did not, if any."""
         redriven = 0
         chunks = list(_chunks(letters))
         for index, chunk in enumerate(chunks):
@@ -239,7 +245,7 @@ class Mover:
                 )
             except TopicsError as error:
                 left = [m.seq for later in chunks[index + 1 :] for m in later]
-                # Of these only a restart knows.
+                # Only a restart knows the outcome of these.
                 left += [] if isinstance(error, OutcomeUnknown) else seqs
                 self._release(source, left)
                 if redriven == 0:
@@ -250,10 +256,10 @@ class Mover:
         return redriven, None
 
     def _take(self, source: Topic, seqs: Sequence[int]) -> list[int]:
-        """Those of these that nothing is under way with; nobody else gets them from now on."""
+        """Reserve those seqs that no other operation has reserved, and return them."""
         seqs = deletable(source, seqs)
         if source.config.type is TopicType.QUEUE:
-            book = self._books.find(source.topic_id)
+            book = self._lease_table.find(source.topic_id)
             if book is None:
                 return []
             return book.begin_move(book.movable(self._clock.now_ms(), seqs))
@@ -264,7 +270,7 @@ class Mover:
 
     def _release(self, source: Topic, seqs: Iterable[int]) -> None:
         """They did not leave."""
-        book = self._books.find(source.topic_id)
+        book = self._lease_table.find(source.topic_id)
         if book is not None:
             book.cancel_move(seqs, self._clock.now_ms())
             self._stir(source.topic_id)

@@ -1,9 +1,9 @@
 """Gives jobs to waiting claimers of all queues.
 
-A line is served when a claim comes, and, while somebody waits, when its queue or its leases moved
-and when something becomes claimable by itself; with `claim_jitter_ms` only at the end of a window
-in which a cohort gathers (§10.2). What is divided how is the book's; here is when, and among whom.
-Called by `queue/service`, `queue/push`; loop thread only.
+A queue is served when a claim arrives and, while claimers wait, when the queue or its leases change
+and when a job becomes claimable by time; with `claim_jitter_ms` only at the end of a window in
+which claims gather (§10.2). The lease book divides the jobs; this module decides when, and among
+which claimers. Called by `queue/service`, `queue/push`; loop thread only.
 """
 
 from __future__ import annotations
@@ -27,114 +27,117 @@ _PASSES_MAX: Final = 16
 
 
 class ClaimDispatcher:
-    """The lines of all queues that somebody waits for."""
+    """The consumer queues that have waiting claimers."""
 
-    def __init__(self, store: Store, books: LeaseTable, hub: Notifier, clock: Clock) -> None:
+    def __init__(
+        self, store: Store, lease_table: LeaseTable, notifier: Notifier, clock: Clock
+    ) -> None:
         self._store = store
-        self._books = books
-        self._hub = hub
+        self._lease_table = lease_table
+        self._notifier = notifier
         self._clock = clock
-        self._lines: dict[int, ConsumerQueue] = {}
+        self._queues: dict[int, ConsumerQueue] = {}
         self.is_draining = False
-        # Set by the service: what a pass leads to.
+        # Set by the service: the handlers of a pass's results.
         self.leasing: Leasing
         self.mover: Mover
 
     def attend(self, topic: Topic, claimer: Claimer) -> ConsumerQueue:
         """Have a claimer wait in line from now on."""
-        line = self.line(topic)
-        line.join(claimer)
-        self.listen(line)
-        return line
+        consumers = self.consumers(topic)
+        consumers.join(claimer)
+        self.listen(consumers)
+        return consumers
 
-    def leave(self, line: ConsumerQueue, claimer: Claimer) -> None:
+    def leave(self, consumers: ConsumerQueue, claimer: Claimer) -> None:
         """A claimer waits no more."""
-        line.leave(claimer)
-        if line.claimers or self._lines.get(line.topic_id) is not line:
+        consumers.leave(claimer)
+        if consumers.claimers or self._queues.get(consumers.topic_id) is not consumers:
             return
-        line.close()
-        del self._lines[line.topic_id]
-        if line.has_bell:
-            self._hub.remove(line.topic_id, line.ring)
+        consumers.close()
+        del self._queues[consumers.topic_id]
+        if consumers.is_listening:
+            self._notifier.remove(consumers.topic_id, consumers.notify)
 
-    def line(self, topic: Topic) -> ConsumerQueue:
-        """The line of a queue, to be left again."""
-        line = self._lines.get(topic.topic_id)
-        if line is None:
-            line = self._lines[topic.topic_id] = ConsumerQueue(
+    def consumers(self, topic: Topic) -> ConsumerQueue:
+        """The consumer queue of a topic; call `leave` afterwards."""
+        consumers = self._queues.get(topic.topic_id)
+        if consumers is None:
+            consumers = self._queues[topic.topic_id] = ConsumerQueue(
                 topic.topic_id, topic.name, self._serve, self.stir, self._clock
             )
-        return line
+        return consumers
 
-    def listen(self, line: ConsumerQueue) -> None:
-        """Hear of what moves in the queue, and of what becomes claimable by itself."""
-        self.stir(line.topic_id)
-        if not line.has_bell:
-            line.has_bell = True
-            self._hub.add(line.topic_id, line.ring)
+    def listen(self, consumers: ConsumerQueue) -> None:
+        """Listen to changes of the queue, and to jobs that become claimable by time."""
+        self.stir(consumers.topic_id)
+        if not consumers.is_listening:
+            consumers.is_listening = True
+            self._notifier.add(consumers.topic_id, consumers.notify)
 
     def stir(self, topic_id: int) -> None:
-        """Something may be claimable: whoever waits is served, soon or at a window's end."""
-        line = self._lines.get(topic_id)
-        if line is None or self.is_draining:
+        """Jobs may be claimable: serve waiting claimers, soon or at the window's end."""
+        consumers = self._queues.get(topic_id)
+        if consumers is None or self.is_draining:
             return
         topic = self._store.topic_of(topic_id)
         if topic is not None and topic.config.claim_jitter_ms:
-            line.open_window(topic.config.claim_jitter_ms)
+            consumers.open_window(topic.config.claim_jitter_ms)
         else:
-            line.serve_soon()
+            consumers.serve_soon()
 
     def hold_back(self, topic_id: int, connections: set[int]) -> None:
-        """These push streams keep what they hold and are given nothing more."""
-        line = self._lines.get(topic_id)
-        if line is not None and connections:
-            for claimer in line.claimers:
+        """These push streams keep their jobs and get no more."""
+        consumers = self._queues.get(topic_id)
+        if consumers is not None and connections:
+            for claimer in consumers.claimers:
                 if claimer.connection in connections:
                     claimer.hold_back()
 
     def shift(self, by_ms: int) -> None:
-        """The wall clock was set by so much."""
-        for line in self._lines.values():
-            line.shift(by_ms)
+        """The wall clock was set by `by_ms`."""
+        for consumers in self._queues.values():
+            consumers.shift(by_ms)
 
     def tick(self) -> None:
-        """Do what timers would do by now: for clocks that are moved by hand."""
-        for line in tuple(self._lines.values()):
-            line.tick()
+        """Run the due timers: for clocks that are moved by hand."""
+        for consumers in tuple(self._queues.values()):
+            consumers.tick()
 
     # -- serving ---------------------------------------------------------------------------
 
-    def _serve(self, line: ConsumerQueue) -> None:
-        """Give the line what can be claimed now."""
+    def _serve(self, consumers: ConsumerQueue) -> None:
+        """Give the claimers the jobs that can be claimed now."""
         if self.is_draining:
             return
-        topic = self._store.topic_of(line.topic_id)
-        book = self._books.find(line.topic_id)
+        topic = self._store.topic_of(consumers.topic_id)
+        book = self._lease_table.find(consumers.topic_id)
         if topic is None or book is None:
-            for claimer in tuple(line.claimers):
-                claimer.lost(topic_not_found(line.name))
+            for claimer in tuple(consumers.claimers):
+                claimer.lost(topic_not_found(consumers.name))
             return
-        # One moment for all of it: what is due a tick after the pass is due, not passed over.
+        # One time for the whole pass: a job that becomes due during the pass waits for the next
+        # one.
         now_ms = self._clock.now_ms()
         for left in reversed(range(_PASSES_MAX)):
-            if not self._pass(now_ms, topic, book, line, is_last=left == 0):
+            if not self._pass(now_ms, topic, book, consumers, is_last=left == 0):
                 break
         else:
-            self.stir(line.topic_id)
-        if line.has_bell:
-            line.look_at(book.next_due_ms(now_ms), now_ms)
+            self.stir(consumers.topic_id)
+        if consumers.is_listening:
+            consumers.look_at(book.next_due_ms(now_ms), now_ms)
 
     def _pass(
-        self, now_ms: int, topic: Topic, book: LeaseBook, line: ConsumerQueue, *, is_last: bool
+        self, now_ms: int, topic: Topic, book: LeaseBook, consumers: ConsumerQueue, *, is_last: bool
     ) -> bool:
-        """One division of what there is; whether another one may find more.
+        """Divide the available jobs once; returns whether another pass may find more.
 
-        As long as dead jobs may hide others behind them nothing is given, unless it is the last.
+        While dead jobs may hide claimable ones, nothing is given out, except in the last pass.
         """
         live = live_jobs(topic, now_ms)
         ready = book.counts(now_ms, live).ready
-        # With so many jobs no more of them can get one.
-        hungry = line.hungry(now_ms, max(1, ready))
+        # With this many jobs no further claimer can get one.
+        hungry = consumers.hungry(now_ms, max(1, ready))
         if not hungry:
             return False
         config = topic.config
@@ -160,21 +163,23 @@ class ClaimDispatcher:
         self.leasing.note_lost(topic, now_ms, found.lost)
         for (claimer, _), claim in zip(hungry, found.claims, strict=True):
             if claim is not None:
-                self._grant(topic, line, claimer, claim)
+                self._grant(topic, consumers, claimer, claim)
         return has_more
 
-    def _grant(self, topic: Topic, line: ConsumerQueue, claimer: Claimer, claim: Claim) -> None:
+    def _grant(
+        self, topic: Topic, consumers: ConsumerQueue, claimer: Claimer, claim: Claim
+    ) -> None:
         try:
             ticket = self.leasing.grant(topic, claim)
         except TopicsError as error:
             claimer.fail(error)
             return
-        line.served(claimer)
+        consumers.served(claimer)
         claimer.take(ClaimGrant(topic, claim, ticket))
 
     def drain(self) -> None:
-        """The server is going down: whoever waits is answered, push streams let go of all."""
+        """Shut down: answer every waiting claimer and release the jobs of push streams."""
         self.is_draining = True
-        for line in tuple(self._lines.values()):
-            for claimer in tuple(line.claimers):
+        for consumers in tuple(self._queues.values()):
+            for claimer in tuple(consumers.claimers):
                 claimer.drain()

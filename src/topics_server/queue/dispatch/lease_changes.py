@@ -1,15 +1,15 @@
 """Commits decided lease changes and runs what follows from them.
 
-A change is journaled, and waits for its sync, where the queue's leases are durable; else it is
-applied here and now and only snapshots tell of it. Whoever waits for jobs hears of it, and so does
-the queue's lease log. Nothing is decided here. Called by `queue/service`,
-`queue/dispatch/dispatcher`.
+If the queue's leases are durable, a change is journaled and waits for its sync; otherwise it is
+applied at once, and only snapshots keep it. Waiting claimers and the queue's lease log are
+notified. This module decides nothing. Called by `queue/service`, `queue/dispatch/dispatcher`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
+from topics_server.engine.commit.gates import gate_of_service
 from topics_server.engine.commit.pipeline import CommitPipeline, Ticket
 from topics_server.engine.ports import Clock
 from topics_server.engine.topic.topic import Topic
@@ -21,18 +21,17 @@ from topics_server.queue.leases.lease_table import LeaseTable
 from topics_server.runtime.metrics import log
 from topics_server.values.entries import LeaseEntry, LeasesExtended, LeasesReleased
 from topics_server.values.errors import TopicsError
-from topics_server.values.model import Gate
 
 
 class Leasing:
-    """What decided changes go through. `stir`: jobs of a queue may be claimable.
+    """Commits decided changes. `stir`: called when jobs of a queue may be claimable.
 
-    `on_moved` is told of what changed without an entry in the journal.
+    `on_moved` is called for a change without an entry in the journal.
     """
 
     def __init__(
         self,
-        books: LeaseTable,
+        lease_table: LeaseTable,
         commits: CommitPipeline,
         clock: Clock,
         logs: LeaseLogs,
@@ -40,7 +39,7 @@ class Leasing:
         stir: Callable[[int], None],
         on_moved: Callable[[], None],
     ) -> None:
-        self._books = books
+        self._lease_table = lease_table
         self._commits = commits
         self._clock = clock
         self._logs = logs
@@ -53,14 +52,17 @@ class Leasing:
         if isinstance(topic.config.lease_log, str):
             self._note_claimed(topic, claim, ticket)
         if ticket is not None and not ticket.is_done:
-            # Only now it is known when these leases end, or that the jobs are there again.
+            # Only now the leases' end is known, or that the jobs are free again.
             ticket.waiters.append(lambda: self._stir(topic.topic_id))
         return ticket
 
     def change(
         self, topic: Topic, book: LeaseBook, entry: LeasesReleased | LeasesExtended
     ) -> Ticket | None:
-        """Release or extend leases; the ticket to wait for, if any. Raises `TopicsError`."""
+        """Release or extend leases; returns the ticket to wait for, if any.
+
+        Raises `TopicsError`.
+        """
         kind: Event = "released" if isinstance(entry, LeasesReleased) else "extended"
         events = self.events(topic, book, kind, seqs_of(entry), entry)
         ticket = self._commit(topic, entry)
@@ -77,7 +79,7 @@ class Leasing:
         return ticket
 
     def release(self, topic: Topic, book: LeaseBook, entry: LeasesReleased | None) -> None:
-        """A release nobody waits for; if the journal refuses it, the leases run out."""
+        """Release leases without waiting; if the journal refuses, they run out by themselves."""
         if entry is None:
             return
         try:
@@ -86,19 +88,19 @@ class Leasing:
             log.debug("leases of %s run out by themselves: %s", topic.name, error.message)
 
     def _commit(self, topic: Topic, entry: LeaseEntry) -> Ticket | None:
-        """Journal the entry, or apply it here and now if the queue's leases are soft."""
+        """Journal the entry, or apply it now if the queue's leases are not durable."""
         if topic.config.leases_durable:
-            return self._commits.submit(entry, Gate.SYNCED, self._books)
-        self._books.apply_soft(entry)
+            return self._commits.submit(entry, gate_of_service(entry), self._lease_table)
+        self._lease_table.apply_soft(entry)
         self._on_moved()
         return None
 
     def give_back(self, grant: ClaimGrant, from_seq: int = 0) -> None:
-        """Release granted jobs from this seq on: nobody was handed them."""
+        """Release granted jobs from this seq on: no client got them."""
         if grant.ticket is not None and not grant.ticket.is_done:
             grant.ticket.waiters.append(lambda: self.give_back(grant, from_seq))
             return
-        book = self._books.find(grant.topic.topic_id)
+        book = self._lease_table.find(grant.topic.topic_id)
         if book is None:
             return
         leases = [(job.seq, job.lease_id) for job in grant.claim.jobs if job.seq >= from_seq]
@@ -114,10 +116,11 @@ class Leasing:
         seqs: Iterable[int],
         entry: LeasesReleased | LeasesExtended | None = None,
     ) -> list[LeaseEvent]:
-        """What is to be told of these leases, as they are before it happens."""
+        """The lease log's events for these leases, taken before the change."""
         if not isinstance(topic.config.lease_log, str):
             return []
         available = dict(entry.jobs) if isinstance(entry, LeasesReleased) else {}
+        error = entry.error if isinstance(entry, LeasesReleased) else ""
         extended_ms = entry.deadline_ms if isinstance(entry, LeasesExtended) else 0
         now_ms = self._clock.now_ms()
         return [
@@ -132,6 +135,7 @@ class Leasing:
                 deliveries=job.deliveries,
                 deadline_ms=extended_ms or job.at_ms - 1,
                 available_ms=available.get(seq, 0),
+                error=error,
             )
             for seq in seqs
             if (job := book.jobs.get(seq)) is not None
@@ -161,7 +165,7 @@ class Leasing:
             )
 
     def note_lost(self, topic: Topic, now_ms: int, lost: Iterable[LostLease]) -> None:
-        """Tell of leases that had expired when their jobs were claimed again."""
+        """Log leases that had expired when their jobs were claimed again."""
         if isinstance(topic.config.lease_log, str):
             self.note(
                 topic,
@@ -182,7 +186,7 @@ class Leasing:
             )
 
     def note(self, topic: Topic, events: Sequence[LeaseEvent]) -> None:
-        """Have these told, if the queue has a lease log."""
+        """Append these events to the queue's lease log, if it has one."""
         name = topic.config.lease_log
         if events and isinstance(name, str):
             self._logs.note(name, events)

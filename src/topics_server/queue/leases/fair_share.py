@@ -1,7 +1,7 @@
 """Divides available jobs among several claimers (§10.2). Pure.
 
-Shares are proportional to what each asked for, less than one job off, nobody gets more than that,
-and the division depends on nothing but its arguments. Called by `queue/leases/lease_book`.
+Shares are proportional to the requested numbers, off by less than one job; no claimer gets more
+than it requested. The division depends only on its arguments. Called by `queue/leases/lease_book`.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from collections.abc import Sequence
 
 
 def divide(available: int, wanted: Sequence[int]) -> list[int]:
-    """How many jobs each claimer gets: all that are wanted, or all that are available.
+    """How many jobs each claimer gets: all requested jobs, or all available ones.
 
-    Whole parts first, then one job more in the order of the largest remainders, earlier claimers
-    before later ones. A remainder is left only by who did not get all yet, so one job more is never
-    too many.
+    First the whole parts; then one more job each in the order of the largest remainders, earlier
+    claimers before later ones. Only a claimer that has not got all its jobs has a remainder, so one
+    more is never too many.
     """
     assert available >= 0
     assert all(count >= 0 for count in wanted)
@@ -32,7 +32,7 @@ def divide(available: int, wanted: Sequence[int]) -> list[int]:
 
 
 def deal(seqs: Sequence[int], shares: Sequence[int]) -> list[list[int]]:
-    """The seqs dealt out one at a time, round after round, until each has its share."""
+    """The seqs dealt one at a time, round after round, until each claimer has its share."""
     assert sum(shares) == len(seqs)
     hands: list[list[int]] = [[] for _ in shares]
     if len(hands) == 1:

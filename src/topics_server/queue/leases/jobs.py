@@ -1,7 +1,7 @@
 """A leased job, and the values that queue questions return. Pure.
 
-Values but for `HeldJob`, which only its `LeaseBook` changes. Lease ids are numbers inside and
-`lease_<hex>` outside. Used by `leases`, `lease_parts` and all who ask them.
+All are values except `HeldJob`, which only its `LeaseBook` changes. Lease ids are numbers inside
+and `lease_<hex>` outside. Used by `leases`, `lease_parts` and their callers.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from topics_server.values.entries import LeaseEntry, LeasesExtended, LeasesGrant
 
 _LEASE_ID: Final = re.compile(r"lease_([0-9a-f]{1,16})")
 
-# Why a job is parked, beside entries under way (`HeldJob.pending`).
-LEAVING: Final = 1  # one of these ends the lease there is
+# Why a job is busy, beside pending entries (`HeldJob.pending`).
+LEAVING: Final = 1  # one of these ends the current lease
 ACKING: Final = 2
 MOVING: Final = 4
 
 
 class SkipReason(StrEnum):
-    """Why a seq of an ack, nack or extend does not count."""
+    """The reason why a seq of an ack, nack or extend is skipped."""
 
-    NOT_FOUND = "not_found"  # completed, deleted, expired, or never there
-    NOT_LEASED = "not_leased"  # nobody holds it
+    NOT_FOUND = "not_found"  # completed, deleted, expired, or never existed
+    NOT_LEASED = "not_leased"  # no lease exists
     HELD_BY_ANOTHER_NODE = "held_by_another_node"
-    LEASE_SUPERSEDED = "lease_superseded"  # the node holds it by another lease
-    ACKING = "acking"  # its ack is under way
-    DEAD_LETTERING = "dead_lettering"  # it leaves for the dead-letter topic
+    LEASE_SUPERSEDED = "lease_superseded"  # the node has another lease on it
+    ACKING = "acking"  # its ack is in flight
+    DEAD_LETTERING = "dead_lettering"  # it is moving to the dead-letter topic
 
 
 def lease_text(lease_id: int) -> str:
@@ -39,7 +39,7 @@ def lease_text(lease_id: int) -> str:
 
 
 def lease_number(text: str) -> int:
-    """The id behind a client's token; 0, which no lease has, if it is no such token."""
+    """The id of a client's token; 0, which no lease has, for a malformed token."""
     found = _LEASE_ID.fullmatch(text)
     return int(found.group(1), 16) if found else 0
 
@@ -47,10 +47,10 @@ def lease_number(text: str) -> int:
 class HeldJob(msgspec.Struct, gc=False):
     """A job that was handed out, or is about to be.
 
-    `lease_id`: 0 if nobody holds it. `at_ms`: claimable from then on (of a lease: its deadline
-    + 1). `deliveries`: leases so far. `lsn`: the newest journaled entry that is in here. `pending`:
-    entries under way; `flags`: why else it is parked. `is_timed`: nobody was given it yet, and it
-    named `at_ms` itself. `error`: the reason of the last nack that gave one.
+    `lease_id`: 0 if it is not leased. `at_ms`: claimable from then on (for a lease: its deadline +
+    1). `deliveries`: leases so far. `lsn`: the newest journaled entry included here. `pending`:
+    entries in flight; `flags`: other reasons why it is busy. `is_timed`: it was never leased, and
+    its record named `at_ms`. `error`: the reason of the last nack that gave one.
     """
 
     lease_id: int = 0
@@ -66,13 +66,13 @@ class HeldJob(msgspec.Struct, gc=False):
     error: str = ""
 
     @property
-    def is_parked(self) -> bool:
-        """Whether something is under way with it."""
+    def is_busy(self) -> bool:
+        """Whether an entry or a move of it is in flight."""
         return self.pending > 0 or self.flags != 0
 
     @property
-    def is_fresh(self) -> bool:
-        """Whether nobody was ever given it."""
+    def is_unclaimed(self) -> bool:
+        """Whether it was never leased."""
         return self.deliveries == 0
 
 
@@ -86,7 +86,7 @@ class Ask(msgspec.Struct, frozen=True, gc=False):
 
 
 class LeasedJobs(msgspec.Struct, frozen=True, gc=False):
-    """A job handed out; `deliveries` counts this time."""
+    """A leased job; `deliveries` includes this one."""
 
     seq: int
     lease_id: int
@@ -94,7 +94,7 @@ class LeasedJobs(msgspec.Struct, frozen=True, gc=False):
 
 
 class Claim(msgspec.Struct, frozen=True):
-    """What one claimer gets, by seq, and the entry that says so."""
+    """The jobs of one claimer, by seq, and the entry that grants them."""
 
     entry: LeasesGranted
     jobs: list[LeasedJobs]
@@ -106,7 +106,7 @@ class Claim(msgspec.Struct, frozen=True):
 
 
 class DeadJob(msgspec.Struct, frozen=True, gc=False):
-    """A job that was delivered as often as it may be; `error`: see `HeldJob`."""
+    """A job with the maximum of deliveries; `error`: see `HeldJob`."""
 
     seq: int
     deliveries: int
@@ -114,7 +114,7 @@ class DeadJob(msgspec.Struct, frozen=True, gc=False):
 
 
 class LostLease(msgspec.Struct, frozen=True, gc=False):
-    """A lease that has expired and whose job somebody else is given now."""
+    """An expired lease whose job is given to another claimer now."""
 
     seq: int
     lease_id: int
@@ -124,7 +124,7 @@ class LostLease(msgspec.Struct, frozen=True, gc=False):
 
 
 class Claims(msgspec.Struct, frozen=True):
-    """One pass over the queue: a claim for each who asked, None for who gets nothing."""
+    """One pass over the queue: a claim for each claimer, None for one that gets nothing."""
 
     claims: list[Claim | None]
     to_dead_letter: list[DeadJob]
@@ -132,7 +132,7 @@ class Claims(msgspec.Struct, frozen=True):
 
 
 class Matched(msgspec.Struct, frozen=True):
-    """Seqs of an ack that count, those that do not, and those whose ack is under way already."""
+    """The seqs of an ack: valid ones, skipped ones, and those that another ack is deleting."""
 
     seqs: list[int]
     skipped: list[int]
@@ -140,7 +140,7 @@ class Matched(msgspec.Struct, frozen=True):
 
 
 class Counts(msgspec.Struct, frozen=True, gc=False):
-    """The gauges of a queue (§10.7); `moving`: on their way to another topic."""
+    """The gauges of a queue (§10.7); `moving`: jobs that are moving to another topic."""
 
     ready: int
     in_flight: int
@@ -150,7 +150,7 @@ class Counts(msgspec.Struct, frozen=True, gc=False):
 
 
 class LeaseView(msgspec.Struct, frozen=True, gc=False):
-    """A lease as it is shown."""
+    """A lease as the API shows it."""
 
     seq: int
     lease_id: int
@@ -162,7 +162,7 @@ class LeaseView(msgspec.Struct, frozen=True, gc=False):
 
 
 def why_skipped(job: HeldJob | None, node: str, fence: int | None) -> SkipReason:
-    """Why a job that is there is not the node's. `fence`: the lease the node showed, if any."""
+    """The reason why an existing job is not the node's. `fence`: the lease id it sent, if any."""
     if job is None:
         return SkipReason.NOT_LEASED
     if job.flags & MOVING:
@@ -175,7 +175,7 @@ def why_skipped(job: HeldJob | None, node: str, fence: int | None) -> SkipReason
         return SkipReason.HELD_BY_ANOTHER_NODE
     if fence is not None and fence != job.lease_id:
         return SkipReason.LEASE_SUPERSEDED
-    return SkipReason.NOT_FOUND  # somebody else is deleting it
+    return SkipReason.NOT_FOUND  # another request is deleting it
 
 
 def seqs_of(entry: LeaseEntry) -> list[int]:
@@ -189,7 +189,7 @@ def seqs_of(entry: LeaseEntry) -> list[int]:
 
 
 def view_of(seq: int, job: HeldJob) -> LeaseView:
-    """A lease as it is shown."""
+    """The lease as the API shows it."""
     return LeaseView(
         seq,
         job.lease_id,

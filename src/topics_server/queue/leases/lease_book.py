@@ -1,16 +1,16 @@
 """One queue's leases: holder, deadline, next job, delivery count. Pure.
 
-No I/O and no clock: times are arguments, in ms of the wall clock; when that is set, `shift` moves
-what was to last for so long. `decide_*` answer and return the
-entry that says so; what they change is only where a job whose time has come is kept. An entry that
-is under way *parks* its jobs: nobody else is given them until it is applied or undone. Acks and
-moves park theirs, too.
+No I/O and no clock: times are arguments, in ms of the wall clock; when the clock is set, `shift`
+moves every duration's end. `decide_*` methods return the entry that makes the change; they change
+only where due jobs are kept. A pending entry makes its jobs *busy*: no claimer gets them until the
+entry is applied or undone. Acks and moves make their jobs busy too.
 
-A job that was never handed out is not in the book (see `fresh`). A lease is over when `now >
-deadline`, and then anybody may be given the job; until somebody is, it stays its holder's, whose
-late ack, nack or extend still counts. Invariants: a job is in at most one of the three places, and
-in none while it is parked; every job here lives, for the book is told of deletes and floors.
-Called by `queue/leases/lease_table` (entries) and `queue/service` (everything else); on the loop.
+A job that was never handed out is not in the book (see `unclaimed`). A lease is over when `now >
+deadline`; then any claimer may get the job. Until one does, the job stays with its holder, whose
+late ack, nack or extend still counts. Invariants: a job is in at most one of the three timers, and
+in none while it is busy; every job in the book is live, because the book observes deletes and
+floors. Called by `queue/leases/lease_table` (entries) and `queue/service` (everything else); on the
+loop.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ from topics_server.queue.leases.unclaimed import LiveJobs as LiveJobs
 from topics_server.queue.leases.unclaimed import UnclaimedJobs
 from topics_server.values.entries import LeaseEntry, LeasesExtended, LeasesGranted, LeasesReleased
 
-# Jobs that one claim reports for the dead-letter topic; the next one goes on.
+# Dead jobs that one claim reports for the dead-letter topic; the next claim continues.
 DEAD_JOBS_PER_CLAIM: Final = 64
 
 
 class LeaseBook:
     """The leases of one queue. `next_id` gives lease ids, each once and never 0.
 
-    `leases_lsn`, `topic_lsn`: the newest entry of the leases and of the topic that is in here.
+    `leases_lsn`, `topic_lsn`: the newest included entries of the leases and of the topic.
     """
 
     def __init__(self, queue_id: int, next_id: Callable[[], int]) -> None:
@@ -52,7 +52,7 @@ class LeaseBook:
         self.leases_lsn = 0
         self.topic_lsn = 0
         self.dead_lettered = 0
-        self.fresh = UnclaimedJobs()
+        self.unclaimed = UnclaimedJobs()
         self.jobs: dict[int, HeldJob] = {}
         self._next_id = next_id
         self._leased = JobTimers()
@@ -60,9 +60,9 @@ class LeaseBook:
         self._returned = Returned()
         self._connections: dict[int, set[int]] = {}
         self._floor_seq = 1
-        # Parked jobs that nobody was ever given; a capture sees them as fresh.
+        # Busy jobs that were never leased; a capture stores them as unclaimed.
         self._taking: set[int] = set()
-        self._parked_count = 0
+        self._busy_count = 0
         self._moving_count = 0
 
     # -- claiming --------------------------------------------------------------------------
@@ -70,17 +70,17 @@ class LeaseBook:
     def decide_claim(
         self, now_ms: int, live: LiveJobs, asks: Sequence[Ask], max_deliveries: int
     ) -> Claims:
-        """Jobs for all who ask, in one pass: returned ones first, then fresh ones.
+        """Jobs for every claimer, in one pass: returned jobs first, then unclaimed ones.
 
-        `max_deliveries`: 0 if there is no limit, or no topic for dead letters. The caller stages
-        every entry and begins the move of every dead job before anything else happens.
+        `max_deliveries`: 0 if there is no limit, or no dead-letter topic. The caller stages every
+        entry and begins the move of every dead job before it does anything else.
         """
         self._advance(now_ms, live)
         wanted = [ask.max_jobs for ask in asks]
         limit = sum(wanted)
         seqs, dead = self._find_returned(limit, live, max_deliveries)
         lost = [self._lost(seq) for seq in [*seqs, *dead] if self.jobs[seq].lease_id]
-        seqs += self.fresh.first(limit - len(seqs), live, self.jobs.__contains__)
+        seqs += self.unclaimed.first(limit - len(seqs), live, self.jobs.__contains__)
         hands = deal(seqs, divide(len(seqs), wanted))
         return Claims(
             [
@@ -94,14 +94,14 @@ class LeaseBook:
     def _find_returned(
         self, limit: int, live: LiveJobs, max_deliveries: int
     ) -> tuple[list[int], list[int]]:
-        """Returned jobs to hand out, in order, and those that are delivered no more."""
+        """Returned jobs to hand out, in order, and those without deliveries left."""
         found: list[int] = []
         dead: list[int] = []
         gone: list[int] = []
 
         def wants_more(seq: int) -> bool:
             if live.next_live(seq) != seq:
-                gone.append(seq)  # lost to damage, which is no entry
+                gone.append(seq)  # lost to damage, which makes no entry
             elif max_deliveries and self.jobs[seq].deliveries >= max_deliveries:
                 dead.append(seq)
             else:
@@ -139,7 +139,7 @@ class LeaseBook:
     def decide_ack(
         self, node: str, seqs: Sequence[int], lease_ids: Sequence[int] | None
     ) -> Matched:
-        """Which of these jobs the node may complete (§10.4); each counts once."""
+        """The jobs that the node may complete (§10.4); each counts once."""
         hit: dict[int, None] = {}
         missed: dict[int, None] = {}
         joining: dict[int, None] = {}
@@ -162,9 +162,9 @@ class LeaseBook:
         delay_ms: int,
         error: str = "",
     ) -> tuple[LeasesReleased | None, list[int]]:
-        """The release of these jobs, claimable again after the delay, and the seqs skipped.
+        """The release of these jobs, claimable again after the delay, and the skipped seqs.
 
-        `error`: why; a job keeps it until another nack gives a reason.
+        `error`: the reason; a job keeps it until another nack gives one.
         """
         hit, skipped = self._hit(node, seqs, lease_ids)
         if not hit:
@@ -180,7 +180,7 @@ class LeaseBook:
         lease_ids: Sequence[int] | None,
         lease_ms: int,
     ) -> tuple[LeasesExtended | None, list[int]]:
-        """New deadlines for these jobs, and the seqs skipped."""
+        """New deadlines for these jobs, and the skipped seqs."""
         hit, skipped = self._hit(node, seqs, lease_ids)
         if not hit:
             return None, skipped
@@ -189,7 +189,7 @@ class LeaseBook:
     def _hit(
         self, node: str, seqs: Sequence[int], lease_ids: Sequence[int] | None
     ) -> tuple[list[int], list[int]]:
-        """The jobs the node holds and the seqs it does not; each once."""
+        """The jobs that the node holds and the seqs that it does not; each once."""
         hit: dict[int, None] = {}
         missed: dict[int, None] = {}
         for seq, job in self._held(node, seqs, lease_ids):
@@ -202,7 +202,7 @@ class LeaseBook:
     def _held(
         self, node: str, seqs: Sequence[int], lease_ids: Sequence[int] | None
     ) -> Iterator[tuple[int, HeldJob | None]]:
-        """Each seq with its job, if the node holds it by this very lease; else with None."""
+        """Each seq with its job, if the node holds it by this lease; else with None."""
         assert lease_ids is None or len(lease_ids) == len(seqs)
         for index, seq in enumerate(seqs):
             job = self.jobs.get(seq)
@@ -216,7 +216,7 @@ class LeaseBook:
             yield seq, job
 
     def decide_release(self, now_ms: int, connection: int) -> LeasesReleased | None:
-        """The release of all that a push stream delivered and nobody finished; it has ended."""
+        """The release of the unfinished jobs of a push stream that has ended."""
         held = sorted(self._connections.get(connection, ()))
         jobs = [(seq, now_ms) for seq in held if not self.jobs[seq].flags]
         return LeasesReleased(self.queue_id, now_ms, jobs) if jobs else None
@@ -224,7 +224,7 @@ class LeaseBook:
     def decide_give_back(
         self, now_ms: int, leases: Iterable[tuple[int, int]]
     ) -> LeasesReleased | None:
-        """The release of these very leases: their jobs could not be handed over."""
+        """The release of these leases: their jobs could not be delivered."""
         jobs: list[tuple[int, int]] = []
         for seq, lease_id in leases:
             job = self.jobs.get(seq)
@@ -235,16 +235,16 @@ class LeaseBook:
     # -- acks and moves under way ----------------------------------------------------------
 
     def begin_ack(self, seqs: Iterable[int]) -> None:
-        """The delete of these jobs was submitted; when it is applied, they are forgotten."""
+        """The delete of these jobs was submitted; once it is applied, they are forgotten."""
         for seq in seqs:
             job = self.jobs[seq]
             assert not job.flags
-            if not job.is_parked:
-                self._park(seq, job)
+            if not job.is_busy:
+                self._make_busy(seq, job)
             job.flags |= ACKING
 
     def cancel_ack(self, seqs: Iterable[int]) -> None:
-        """The delete failed: the leases are what they were."""
+        """The delete failed: restore the leases."""
         for seq in seqs:
             job = self.jobs.get(seq)
             if job is not None and job.flags & ACKING:
@@ -252,26 +252,26 @@ class LeaseBook:
                 self._unpark(seq, job)
 
     def movable(self, now_ms: int, seqs: Iterable[int]) -> list[int]:
-        """Those that nobody holds and with which nothing is under way."""
+        """Those seqs that are neither leased nor busy."""
         self._advance(now_ms, None)
         return [seq for seq in seqs if self._is_movable(now_ms, self.jobs.get(seq))]
 
     def _is_movable(self, now_ms: int, job: HeldJob | None) -> bool:
         if job is None:
             return True
-        return not (job.is_parked or (job.lease_id and job.at_ms > now_ms))
+        return not (job.is_busy or (job.lease_id and job.at_ms > now_ms))
 
     def begin_move(self, seqs: Iterable[int]) -> list[int]:
-        """These jobs leave for another topic and are nobody's; those not under way already."""
+        """Reserve these jobs for a move to another topic; returns those that were not busy."""
         begun: list[int] = []
         for seq in seqs:
             job = self.jobs.get(seq)
             if job is None:
-                job = self._add_parked(seq)
-            elif job.is_parked:
+                job = self._add_busy(seq)
+            elif job.is_busy:
                 continue
             else:
-                self._park(seq, job)
+                self._make_busy(seq, job)
                 self._end_lease(seq, job)
             job.flags |= MOVING
             self._moving_count += 1
@@ -279,7 +279,7 @@ class LeaseBook:
         return begun
 
     def cancel_move(self, seqs: Iterable[int], available_ms: int) -> None:
-        """These did not leave, for certain: claimable again from this time on."""
+        """These did certainly not move: claimable again from this time on."""
         for seq in seqs:
             job = self.jobs.get(seq)
             if job is None or not job.flags & MOVING:
@@ -295,23 +295,23 @@ class LeaseBook:
         """The gauges as of now."""
         self._advance(now_ms, live)
         in_flight = self._in_flight()
-        delayed = self._resting.count + len(self.fresh.delayed_until)
+        delayed = self._resting.count + len(self.unclaimed.delayed_until)
         ready = live.count - in_flight - delayed - self._moving_count
-        # Damage takes records without an entry: until the book meets them they seem to be there.
+        # Damage removes records without an entry: a damaged job counts until the book meets it.
         return Counts(max(0, ready), in_flight, delayed, self._moving_count, self.dead_lettered)
 
     def in_flight(self, now_ms: int) -> int:
-        """Leases that have not expired, and jobs with which something is under way."""
+        """Unexpired leases and busy jobs."""
         self._advance(now_ms, None)
         return self._in_flight()
 
     def _in_flight(self) -> int:
-        return self._leased.count + self._parked_count - self._moving_count
+        return self._leased.count + self._busy_count - self._moving_count
 
     def next_due_ms(self, now_ms: int) -> int | None:
-        """When, after now, the next job becomes claimable by itself."""
+        """The time, after now, at which the next job becomes claimable."""
         self._advance(now_ms, None)
-        times = (self._leased.next_ms(), self._resting.next_ms(), self.fresh.next_due_ms())
+        times = (self._leased.next_ms(), self._resting.next_ms(), self.unclaimed.next_due_ms())
         return min((at_ms for at_ms in times if at_ms is not None), default=None)
 
     def leases_after(self, now_ms: int, after_seq: int, limit: int) -> list[LeaseView]:
@@ -327,12 +327,12 @@ class LeaseBook:
         return found
 
     def connection_count(self, now_ms: int, connection: int) -> int:
-        """How many leases a push stream holds that have not expired."""
+        """The number of unexpired leases of a push stream."""
         held = self._connections.get(connection, ())
         return sum(self.jobs[seq].at_ms > now_ms for seq in held)
 
     def connections_of(self, seqs: Iterable[int]) -> set[int]:
-        """The push streams over which these leases came."""
+        """The push streams that delivered these leases."""
         found = {self.jobs[seq].connection for seq in seqs}
         found.discard(0)
         return found
@@ -340,28 +340,28 @@ class LeaseBook:
     # -- entries ---------------------------------------------------------------------------
 
     def stage(self, entry: LeaseEntry) -> None:
-        """Park the jobs of an entry that is under way."""
+        """Make the jobs of a staged entry busy."""
         for seq in seqs_of(entry):
             job = self.jobs.get(seq)
             if job is None:
                 assert isinstance(entry, LeasesGranted), "only a claim takes a fresh job"
-                job = self._add_parked(seq)
-            elif not job.is_parked:
-                self._park(seq, job)
+                job = self._add_busy(seq)
+            elif not job.is_busy:
+                self._make_busy(seq, job)
             job.pending += 1
             if not isinstance(entry, LeasesExtended):
                 assert not job.flags & LEAVING, "a lease ends once"
                 job.flags |= LEAVING
 
     def undo(self, entry: LeaseEntry) -> None:
-        """An entry that was staged never will be applied."""
+        """A staged entry failed."""
         for seq in seqs_of(entry):
             job = self._unstage(seq, entry)
             if job is not None:
                 self._unpark(seq, job)
 
     def _unstage(self, seq: int, entry: LeaseEntry) -> HeldJob | None:
-        """The job without this entry under way, still parked; None if it was deleted meanwhile."""
+        """The job without this pending entry, still busy; None if it was deleted meanwhile."""
         job = self.jobs.get(seq)
         if job is not None:
             job.pending -= 1
@@ -371,7 +371,7 @@ class LeaseBook:
         return job
 
     def apply(self, lsn: int, entry: LeaseEntry, *, is_staged: bool, shift_ms: int = 0) -> None:
-        """Take an entry in. `lsn`: 0 if it is not journaled. `is_staged`: live, not replayed.
+        """Apply an entry. `lsn`: 0 if it is not journaled. `is_staged`: live, not replayed.
 
         `shift_ms`: by how much the wall clock was set since the entry was decided.
         """
@@ -394,15 +394,15 @@ class LeaseBook:
             self._unpark(seq, job)
 
     def _replayed(self, lsn: int, seq: int, entry: LeaseEntry) -> HeldJob | None:
-        """The job that a replayed entry changes, parked; None if it says nothing new of one."""
+        """The job that a replayed entry changes, made busy; None if the entry is included."""
         job = self.jobs.get(seq)
         if job is None:
-            # What was not leased when it was captured is released or extended in vain.
-            return self._add_parked(seq) if isinstance(entry, LeasesGranted) else None
+            # A release or extend of a job that the capture had not leased has no effect.
+            return self._add_busy(seq) if isinstance(entry, LeasesGranted) else None
         if lsn <= job.lsn:
             return None
-        assert not job.is_parked
-        self._park(seq, job)
+        assert not job.is_busy
+        self._make_busy(seq, job)
         return job
 
     def _grant(self, seq: int, job: HeldJob, entry: LeasesGranted, lease_id: int) -> None:
@@ -419,16 +419,16 @@ class LeaseBook:
     # -- facts of the topic ----------------------------------------------------------------
 
     def delay(self, seq: int, at_ms: int, *, is_time: bool = False) -> None:
-        """A record was appended that is claimable from then on only.
+        """A record was appended that is claimable only from `at_ms` on.
 
-        `is_time`: it named that time itself, and gets it by the wall clock.
+        `is_time`: the record named that time; it holds by the wall clock.
         """
         if seq not in self.jobs:
-            self.fresh.delay(seq, at_ms, is_time=is_time)
+            self.unclaimed.delay(seq, at_ms, is_time=is_time)
 
     def forget(self, first_seq: int, last_seq: int) -> None:
-        """These records are gone, and with them lease, count and delay."""
-        delayed_until = self.fresh.delayed_until
+        """These records are deleted, with their lease, count and delay."""
+        delayed_until = self.unclaimed.delayed_until
         if last_seq - first_seq < len(self.jobs) + len(delayed_until):
             gone = [seq for seq in range(first_seq, last_seq + 1) if seq in self.jobs]
             undelayed = [seq for seq in range(first_seq, last_seq + 1) if seq in delayed_until]
@@ -436,22 +436,22 @@ class LeaseBook:
             gone = [seq for seq in self.jobs if first_seq <= seq <= last_seq]
             undelayed = [seq for seq in delayed_until if first_seq <= seq <= last_seq]
         for seq in undelayed:
-            self.fresh.forget(seq)
+            self.unclaimed.forget(seq)
         for seq in gone:
             self._remove(seq)
 
     def forget_below(self, seq: int) -> None:
-        """Everything below the floor is gone."""
+        """Every record below the floor is gone."""
         if seq > self._floor_seq:
             self.forget(self._floor_seq, seq - 1)
             self._floor_seq = seq
 
     def _remove(self, seq: int) -> None:
         job = self.jobs[seq]
-        if not job.is_parked:
-            self._park(seq, job)
+        if not job.is_busy:
+            self._make_busy(seq, job)
         self._end_lease(seq, job)
-        self._parked_count -= 1
+        self._busy_count -= 1
         self._moving_count -= bool(job.flags & MOVING)
         self._taking.discard(seq)
         del self.jobs[seq]
@@ -459,63 +459,63 @@ class LeaseBook:
     # -- places ----------------------------------------------------------------------------
 
     def _advance(self, now_ms: int, live: LiveJobs | None) -> None:
-        """Put where it belongs whatever the time alone has changed."""
+        """Move jobs whose time has come to where they belong."""
         for schedule in (self._leased, self._resting):
             for at_ms, seqs in schedule.take_due(now_ms):
                 self._returned.add(at_ms, seqs)
-        self.fresh.advance(now_ms)
+        self.unclaimed.advance(now_ms)
         if live is not None:
             self.forget_below(live.floor_seq)
 
     def shift(self, by_ms: int) -> None:
-        """The wall clock was set by so much: leases and delays last as long as they would have."""
+        """The wall clock was set by `by_ms`: leases and delays keep their length."""
         moved: list[tuple[JobTimers | Returned, int]] = []
         for seq, job in self.jobs.items():
-            places = (self._leased, self._resting, self._returned)
-            place = next((each for each in places if each.discard(seq, job.at_ms)), None)
+            timers = (self._leased, self._resting, self._returned)
+            timer = next((each for each in timers if each.discard(seq, job.at_ms)), None)
             if not job.is_timed:
                 job.at_ms = shifted(job.at_ms, by_ms)
-            if place is not None:
-                moved.append((place, seq))
-        for place, seq in moved:
+            if timer is not None:
+                moved.append((timer, seq))
+        for timer, seq in moved:
             at_ms = self.jobs[seq].at_ms
-            if isinstance(place, JobTimers):
-                place.put(seq, at_ms)
+            if isinstance(timer, JobTimers):
+                timer.put(seq, at_ms)
             else:
-                place.add(at_ms, {seq})
-        self.fresh.shift(by_ms)
+                timer.add(at_ms, {seq})
+        self.unclaimed.shift(by_ms)
 
-    def _add_parked(self, seq: int) -> HeldJob:
-        fresh = self.fresh
-        job = HeldJob(at_ms=fresh.delayed_until.get(seq, 0), is_timed=seq in fresh.timed)
+    def _add_busy(self, seq: int) -> HeldJob:
+        unclaimed = self.unclaimed
+        job = HeldJob(at_ms=unclaimed.delayed_until.get(seq, 0), is_timed=seq in unclaimed.timed)
         self.jobs[seq] = job
-        self.fresh.take(seq)
+        self.unclaimed.take(seq)
         self._taking.add(seq)
-        self._parked_count += 1
+        self._busy_count += 1
         return job
 
-    def _park(self, seq: int, job: HeldJob) -> None:
-        """Take the job out of its place; to be told why in the same step."""
+    def _make_busy(self, seq: int, job: HeldJob) -> None:
+        """Take the job out of its timer; the caller sets the reason in the same step."""
         taken = (
             self._leased.discard(seq, job.at_ms)
             or self._resting.discard(seq, job.at_ms)
             or self._returned.discard(seq, job.at_ms)
         )
         assert taken, "a job that is not parked is in one of the three places"
-        self._parked_count += 1
+        self._busy_count += 1
 
     def _unpark(self, seq: int, job: HeldJob) -> None:
-        """Put the job where it belongs, unless something else is under way with it."""
-        if job.is_parked:
+        """Put the job where it belongs, unless it is still busy."""
+        if job.is_busy:
             return
-        self._parked_count -= 1
-        if job.is_fresh:
+        self._busy_count -= 1
+        if job.is_unclaimed:
             del self.jobs[seq]
             self._taking.remove(seq)
             if job.at_ms:
-                self.fresh.delay(seq, job.at_ms, is_time=job.is_timed)
+                self.unclaimed.delay(seq, job.at_ms, is_time=job.is_timed)
             else:
-                self.fresh.offer([(seq, seq)])
+                self.unclaimed.offer([(seq, seq)])
         elif job.lease_id:
             self._leased.put(seq, job.at_ms)
         else:
@@ -532,48 +532,48 @@ class LeaseBook:
 
     # -- snapshots and restarts ------------------------------------------------------------
 
-    def fresh_position(self) -> tuple[int, list[int], list[int]]:
-        """Where to look for fresh jobs if this book were made anew; delayed seqs and their times.
+    def unclaimed_position(self) -> tuple[int, list[int], list[int]]:
+        """The cursor for unclaimed jobs of a restored book; delayed seqs and their times.
 
-        Seqs from there on that somebody was given are in `jobs`, or dead.
+        Seqs from the cursor on that were leased are in `jobs`, or dead.
         """
-        delayed_until = self.fresh.delayed_until
+        delayed_until = self.unclaimed.delayed_until
         taken = [seq for seq in self._taking if self.jobs[seq].at_ms]
         return (
-            min([self.fresh.lowest_seq(), *self._taking]),
+            min([self.unclaimed.lowest_seq(), *self._taking]),
             [*delayed_until, *taken],
             [*delayed_until.values(), *[self.jobs[seq].at_ms for seq in taken]],
         )
 
     def timed_seqs(self) -> set[int]:
-        """Of the delayed seqs, those that named their time themselves."""
+        """The delayed seqs whose records named their time."""
         taken = {seq for seq in self._taking if self.jobs[seq].is_timed}
-        return self.fresh.timed | taken
+        return self.unclaimed.timed | taken
 
     def adopt(self, seq: int, job: HeldJob) -> None:
         """A job from a snapshot."""
         assert seq not in self.jobs
-        assert not job.is_parked
-        assert not job.is_fresh
+        assert not job.is_busy
+        assert not job.is_unclaimed
         job.connection = 0
-        self.fresh.forget(seq)
+        self.unclaimed.forget(seq)
         self.jobs[seq] = job
-        self._parked_count += 1
+        self._busy_count += 1
         self._unpark(seq, job)
 
     def finish_recovery(self, live: LiveJobs, *, keeps_leases: bool) -> None:
-        """After replay: forget jobs that are not there, and leases that nobody vouches for."""
+        """After replay: forget jobs that do not exist, and leases that are not durable."""
         self.forget_below(live.floor_seq)
-        for seq in [*self.jobs, *self.fresh.delayed_until]:
+        for seq in [*self.jobs, *self.unclaimed.delayed_until]:
             if live.next_live(seq) != seq:
                 self.forget(seq, seq)
-        # Nobody is connected; a lease that is kept lasts as long as it was given for.
+        # No client is connected; a lease that is kept lasts until its deadline.
         self._connections.clear()
         for seq, job in self.jobs.items():
-            assert not job.is_parked
+            assert not job.is_busy
             job.connection = 0
             if job.lease_id and not keeps_leases:
-                self._park(seq, job)
+                self._make_busy(seq, job)
                 self._end_lease(seq, job)
                 job.at_ms = 0
                 self._unpark(seq, job)

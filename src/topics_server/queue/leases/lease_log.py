@@ -1,8 +1,8 @@
 """The lease log of a queue, appended to an ordinary topic.
 
-Off the claim's path: events are noted in memory and appended in batches by a task of their own. A
-topic that is full, refused or too slow loses events, which is told once in the server's log, and
-never holds up a queue. Called by `queue/service` and `queue/dispatch/dead_letter_moves`; loop
+Outside a claim's path: events are collected in memory and appended in batches by a task. If the
+topic is full, refuses or is too slow, events are lost; the server's log reports this once, and the
+queue is never held up. Called by `queue/service` and `queue/dispatch/dead_letter_moves`; loop
 thread only.
 """
 
@@ -24,7 +24,7 @@ from topics_server.values.model import TopicConfig
 
 Event = Literal["claimed", "acked", "released", "extended", "expired", "dead_lettered"]
 
-# Events of one append, and of one topic that wait for theirs.
+# Events of one append, and of one topic's waiting events.
 _BATCH_EVENTS: Final = 1_000
 WAITING_EVENTS_MAX: Final = 65_536
 
@@ -32,11 +32,12 @@ _encode: Final = msgspec.json.Encoder().encode
 
 
 class LeaseEvent(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
-    """One thing that happened to a lease, as it stands in the log.
+    """One lease event as the log stores it.
 
-    `epoch`: which incarnation of the queue's name it was; a queue that was dropped and made again
-    gives the same seqs once more. `deadline`: when the lease ends, or ended; `available`: when the
-    job can be claimed again. All times in ms.
+    `epoch`: the incarnation of the queue's name; a queue that was dropped and made again uses the
+    same seqs again. `deadline`: when the lease ends, or ended; `available`: when the job can be
+    claimed again. All times in ms. `error`: the reason of the nack, or the job's last one when it
+    becomes a dead letter.
     """
 
     event: Event
@@ -49,6 +50,7 @@ class LeaseEvent(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
     deliveries: int = 0
     deadline: int = 0
     available: int = 0
+    error: str = ""
 
 
 def lease_event(
@@ -63,16 +65,17 @@ def lease_event(
     deliveries: int = 0,
     deadline_ms: int = 0,
     available_ms: int = 0,
+    error: str = "",
 ) -> LeaseEvent:
     """An event about the lease of this number; 0 is no lease."""
     shown = lease_text(lease_id) if lease_id else ""
     return LeaseEvent(
-        event, queue, epoch, seq, ts, node, shown, deliveries, deadline_ms, available_ms
+        event, queue, epoch, seq, ts, node, shown, deliveries, deadline_ms, available_ms, error
     )
 
 
 class Appender(Protocol):
-    """What the log needs of the store."""
+    """The method of the store that the log calls."""
 
     async def append(
         self,
@@ -98,7 +101,7 @@ class LeaseLogs:
         self.lost_count = 0
 
     def note(self, name: str, events: Iterable[LeaseEvent]) -> None:
-        """Have events appended to the topic `name`, soon and in this order."""
+        """Append events to the topic `name`, soon and in this order."""
         waiting = self._waiting.setdefault(name, deque())
         waiting.extend(events)
         over = len(waiting) - WAITING_EVENTS_MAX
@@ -110,7 +113,7 @@ class LeaseLogs:
             self._writing = asyncio.get_running_loop().create_task(self._write())
 
     async def flush(self) -> None:
-        """Return when everything noted is appended or lost."""
+        """Return when every event is appended or lost."""
         while self._writing is not None:
             await asyncio.wait((self._writing,))
 
@@ -119,7 +122,7 @@ class LeaseLogs:
             # The task starts in the next turn: events of this one go together.
             while self._waiting:
                 name = next(iter(self._waiting))
-                # Out and, if there is more, in again: every log has its turn.
+                # Move to the end if there is more: every log has its turn.
                 waiting = self._waiting.pop(name)
                 batch = [waiting.popleft() for _ in range(min(len(waiting), _BATCH_EVENTS))]
                 if waiting:

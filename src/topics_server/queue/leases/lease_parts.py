@@ -1,9 +1,9 @@
 """Encodes one queue's leases as snapshot parts, and back. Pure.
 
-A piece holds so many jobs that it is encoded in a slice; entries may be applied between two pieces.
-So each is as new as the lsn of its part says, and the first one says from where on the journal
-tells what no piece has: cursor, delays and the list of jobs are those of the moment it was made.
-What is under way is captured as if it were not. Called by `queue/leases/lease_table`.
+A piece holds as many jobs as can be encoded in one slice; entries may be applied between two
+pieces. So each piece is as new as the lsn of its part. The first piece says from which lsn on the
+journal supplies what no piece has: its cursor, delays and list of jobs are those of its own moment.
+Pending entries are not included. Called by `queue/leases/lease_table`.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from topics_server.queue.leases.jobs import HeldJob
 from topics_server.queue.leases.lease_book import LeaseBook
 from topics_server.values.storage_types import LeaseImage, QueueImage
 
-# Jobs in one piece: about what is encoded in a slice.
+# Jobs in one piece: about as many as one slice encodes.
 PIECE_JOBS: Final = 1_000
 
 
 def pieces_of(book: LeaseBook) -> Iterator[QueueImage]:
     """The book in pieces, at least one."""
     seqs = list(book.jobs)
-    next_fresh_seq, delayed_seqs, delayed_times = book.fresh_position()
+    next_unclaimed_seq, delayed_seqs, delayed_times = book.unclaimed_position()
     timed = book.timed_seqs()
     heard_lsn, dead_lettered = book.topic_lsn, book.dead_lettered
     for start in range(0, max(1, len(seqs), len(delayed_seqs)), PIECE_JOBS):
@@ -33,8 +33,8 @@ def pieces_of(book: LeaseBook) -> Iterator[QueueImage]:
         errors: list[tuple[int, str]] = []
         for seq in seqs[start:end]:
             job = book.jobs.get(seq)
-            if job is None or job.is_fresh:
-                continue  # deleted while others were captured, or not given to anybody yet
+            if job is None or job.is_unclaimed:
+                continue  # deleted while others were captured, or not leased yet
             if job.error:
                 errors.append((seq, job.error))
             if job.lease_id:
@@ -45,7 +45,7 @@ def pieces_of(book: LeaseBook) -> Iterator[QueueImage]:
         yield QueueImage(
             queue_id=book.queue_id,
             heard_lsn=heard_lsn,
-            next_fresh_seq=next_fresh_seq,
+            next_unclaimed_seq=next_unclaimed_seq,
             dead_lettered=dead_lettered,
             leases=leases,
             returned=returned,
@@ -62,10 +62,10 @@ def pieces_of(book: LeaseBook) -> Iterator[QueueImage]:
 
 
 def restore_piece(book: LeaseBook, image: QueueImage, applied_lsn: int) -> None:
-    """Take a piece over. Raises `ValueError` if it contradicts what is there."""
+    """Add a piece to the book. Raises `ValueError` if it contradicts the book."""
     book.topic_lsn = image.heard_lsn
     book.dead_lettered = image.dead_lettered
-    book.fresh.next_seq = image.next_fresh_seq
+    book.unclaimed.next_seq = image.next_unclaimed_seq
     for delayed in image.delayed:
         if len(delayed) not in (2, 3):
             raise ValueError(f"a delay of {len(delayed)} numbers in queue {book.queue_id}")

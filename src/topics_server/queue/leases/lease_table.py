@@ -1,10 +1,10 @@
 """The leases of all queues: a projection of the journal. Pure.
 
-Lease entries come through the FIFO of the leases; what happens to a queue's records is heard of as
-it is applied to its topic, live and in replay. The two are in no order with each other, so each
-book notes how far it has got with either. With `leases_durable` off entries are applied at once and
-never journaled: only snapshots tell of them. A job that leaves for the dead-letter topic is counted
-when it is deleted here after its copy was marked there (ARCHITECTURE, Two topics).
+Lease entries come through the FIFO of the leases; the table observes the entries of queues as they
+are applied to their topics, live and in replay. The two sequences have no common order, so each
+book notes its progress in both. With `leases_durable` off, entries are applied at once and never
+journaled: only snapshots keep them. A job that moves to the dead-letter topic is counted when it is
+deleted here, after its copy was stored there (ARCHITECTURE, Two topics).
 
 Satisfies `projections.Projection`; called by commits, recovery, the checkpointer (entries) and by
 `queue/service` (everything else). Loop thread only.
@@ -21,7 +21,8 @@ import msgspec
 import numpy as np
 
 from topics_server.engine.answers import QueueCounts
-from topics_server.engine.topic.topic import Applied, Topic
+from topics_server.engine.topic.applied import Applied
+from topics_server.engine.topic.topic import Topic
 from topics_server.queue.leases.lease_book import LeaseBook, LiveJobs
 from topics_server.queue.leases.lease_parts import PIECE_JOBS, pieces_of, restore_piece
 from topics_server.values.appends import deliver_times
@@ -37,52 +38,53 @@ from topics_server.values.entries import (
 )
 from topics_server.values.limits import U64_MAX
 from topics_server.values.model import TopicType
-from topics_server.values.storage_types import LeasesPart, QueueImage
+from topics_server.values.storage_types import LEASES_PARTS, LeasesPart, QueueImage
 
-_VERSION: Final = 1
 _NOTHING: Final = Applied()
-_DECODER: Final = msgspec.msgpack.Decoder(LeasesPart)
 
 
 def live_jobs(topic: Topic, now_ms: int) -> LiveJobs:
-    """What the topic knows of its jobs now."""
+    """The topic's live jobs now."""
     log = topic.log
     floor_seq = topic.earliest_seq(now_ms)
     return LiveJobs(floor_seq, log.head_seq, topic.live(now_ms)[0], log.next_live)
 
 
 class LeaseTable:
-    """All queues' books, by topic id. `first_lease_id`: random, so that ids are never repeated."""
+    """The lease books of all queues, by topic id.
+
+    `first_lease_id`: random, so no id is repeated.
+    """
 
     def __init__(self, first_lease_id: int) -> None:
-        self._books: dict[int, LeaseBook] = {}
+        self._by_queue: dict[int, LeaseBook] = {}
         self._last_id = first_lease_id
-        # Entries under way, each with how far the clock had been set when it was decided.
+        # Entries in flight, each with the clock's shift at the time of its decision.
         self._staged: deque[tuple[int, LeaseEntry, int]] = deque()
         self._shifted_ms = 0
         self._committed_lsn = 0
         self._committed_shift_ms = 0
         self._applied_lsn = 0
-        # Jobs whose copy is in the dead-letter topic and which are not deleted yet, by queue.
+        # Jobs with a copy in the dead-letter topic that are not deleted yet, by queue.
         self._marked: dict[int, set[int]] = {}
 
     def __len__(self) -> int:
-        return len(self._books)
+        return len(self._by_queue)
 
     def find(self, queue_id: int) -> LeaseBook | None:
-        """The book of a queue; None if the topic is none, or gone."""
-        return self._books.get(queue_id)
+        """The lease book of a queue; None if the topic is not a queue or does not exist."""
+        return self._by_queue.get(queue_id)
 
     def counts(self, topic: Topic, now_ms: int) -> QueueCounts:
         """The gauges of a queue (§10.7)."""
-        counts = self._books[topic.topic_id].counts(now_ms, live_jobs(topic, now_ms))
+        counts = self._by_queue[topic.topic_id].counts(now_ms, live_jobs(topic, now_ms))
         return QueueCounts(counts.ready, counts.in_flight, counts.delayed, counts.dead_lettered)
 
     def count_in_flight(self, now_ms: int, slice_queues: int) -> Iterator[int]:
-        """Leases of all queues that have not expired: a running sum, after so many queues each."""
+        """Unexpired leases of all queues: a running sum, after every `slice_queues` queues."""
         total = 0
-        books = iter(list(self._books.values()))
-        while chunk := list(islice(books, slice_queues)):
+        queues = iter(list(self._by_queue.values()))
+        while chunk := list(islice(queues, slice_queues)):
             total += sum(book.in_flight(now_ms) for book in chunk)
             yield total
 
@@ -91,30 +93,30 @@ class LeaseTable:
         return self._last_id
 
     def _open(self, queue_id: int) -> LeaseBook:
-        book = self._books.get(queue_id)
+        book = self._by_queue.get(queue_id)
         if book is None:
-            book = self._books[queue_id] = LeaseBook(queue_id, self._next_id)
+            book = self._by_queue[queue_id] = LeaseBook(queue_id, self._next_id)
         return book
 
     def shift(self, by_ms: int) -> None:
-        """The wall clock was set by so much; within a process leases and delays do not mind."""
+        """The wall clock was set by `by_ms`; leases and delays keep their length."""
         self._shifted_ms += by_ms
-        for book in self._books.values():
+        for book in self._by_queue.values():
             book.shift(by_ms)
 
     # -- entries of the leases -------------------------------------------------------------
 
     def apply_soft(self, entry: LeaseEntry) -> None:
-        """Take an entry in at once that is not journaled."""
-        book = self._books[entry.queue_id]
+        """Apply an entry that is not journaled."""
+        book = self._by_queue[entry.queue_id]
         book.stage(entry)
         book.apply(0, entry, is_staged=True)
 
     def stage(self, lsn: int, entry: Entry) -> None:
-        """See `projections.Owner`. Its jobs are nobody else's until it is settled."""
+        """See `projections.Owner`. Its jobs are busy until the entry is applied or undone."""
         assert isinstance(entry, LeaseEntry), "not an entry of the leases"
         self._staged.append((lsn, entry, self._shifted_ms))
-        self._books[entry.queue_id].stage(entry)
+        self._by_queue[entry.queue_id].stage(entry)
 
     def commit_staged(self, lsn: int) -> None:
         """See `projections.Owner`."""
@@ -127,15 +129,15 @@ class LeaseTable:
         """See `projections.Owner`."""
         while self._staged and self._staged[-1][0] >= lsn:
             _, entry, _ = self._staged.pop()
-            book = self._books.get(entry.queue_id)
+            book = self._by_queue.get(entry.queue_id)
             if book is not None:
                 book.undo(entry)
 
     def apply(self, lsn: int, entry: Entry) -> Applied:
-        """See `projections.Projection`. A queue that was dropped meanwhile stays so."""
+        """See `projections.Projection`. A queue that was dropped meanwhile stays dropped."""
         assert isinstance(entry, LeaseEntry), "not an entry of the leases"
         if lsn == self._committed_lsn:
-            book = self._books.get(entry.queue_id)
+            book = self._by_queue.get(entry.queue_id)
             if book is not None:
                 shift_ms = self._committed_shift_ms
                 book.apply(lsn, entry, is_staged=True, shift_ms=shift_ms)
@@ -149,12 +151,12 @@ class LeaseTable:
     # -- what happens to topics ------------------------------------------------------------
 
     def observe(self, lsn: int, entry: Entry, applied: Applied) -> None:
-        """Hear of an entry that a topic has applied."""
+        """Observe an entry that a topic has applied."""
         if isinstance(entry, RecordsAppended):
             if entry.creation is not None:
                 self._put(lsn, entry.creation)
             source = entry.source
-            if source is not None and not source.is_redrive and source.topic_id in self._books:
+            if source is not None and not source.is_redrive and source.topic_id in self._by_queue:
                 self._marked.setdefault(source.topic_id, set()).update(source.seqs)
             self._appended(lsn, entry)
         elif isinstance(entry, RecordsDeleted):
@@ -168,12 +170,12 @@ class LeaseTable:
             self._forget_queue(entry.topic_id)
 
     def _put(self, lsn: int, entry: TopicPut) -> None:
-        if entry.config.type is TopicType.QUEUE and entry.topic_id not in self._books:
-            # An older entry than the book's first is of no use to it.
+        if entry.config.type is TopicType.QUEUE and entry.topic_id not in self._by_queue:
+            # Entries older than the book's first do not concern it.
             self._open(entry.topic_id).topic_lsn = lsn - 1
 
     def _appended(self, lsn: int, entry: RecordsAppended) -> None:
-        book = self._books.get(entry.topic_id)
+        book = self._by_queue.get(entry.topic_id)
         if book is None or lsn <= book.topic_lsn:
             return
         times = deliver_times(entry.body, entry.decoded, entry.grammar, entry.ts)
@@ -182,7 +184,7 @@ class LeaseTable:
         self._hear(lsn, entry.topic_id, entry.floor)
 
     def _deleted(self, lsn: int, entry: RecordsDeleted) -> None:
-        book = self._books.get(entry.topic_id)
+        book = self._by_queue.get(entry.topic_id)
         if book is None or lsn <= book.topic_lsn:
             return
         firsts = np.frombuffer(entry.firsts, "<u8").tolist()
@@ -193,7 +195,7 @@ class LeaseTable:
         book.topic_lsn = lsn
 
     def _hear(self, lsn: int, topic_id: int, floor: Floor | None) -> None:
-        book = self._books.get(topic_id)
+        book = self._by_queue.get(topic_id)
         if book is None or lsn <= book.topic_lsn:
             return
         book.topic_lsn = lsn
@@ -202,7 +204,7 @@ class LeaseTable:
             self._count_dead(book, 1, floor.seq - 1)
 
     def _count_dead(self, book: LeaseBook, first_seq: int, last_seq: int) -> None:
-        """Jobs that are gone from here and have a copy there have arrived."""
+        """Deleted jobs with a copy in the dead-letter topic have arrived there."""
         marked = self._marked.get(book.queue_id)
         if not marked:
             return
@@ -216,23 +218,23 @@ class LeaseTable:
             del self._marked[book.queue_id]
 
     def _forget_queue(self, topic_id: int) -> None:
-        self._books.pop(topic_id, None)
+        self._by_queue.pop(topic_id, None)
         self._marked.pop(topic_id, None)
 
     # -- snapshots and restarts ------------------------------------------------------------
 
     def capture(self) -> Iterator[bytes]:
-        """See `projections.Projection`. Nothing at all while there is no queue."""
+        """See `projections.Projection`. Yields nothing while there is no queue."""
         images: list[QueueImage] = []
         job_count = 0
-        for queue_id in list(self._books):
-            book = self._books.get(queue_id)
+        for queue_id in list(self._by_queue):
+            book = self._by_queue.get(queue_id)
             if book is None:
                 continue  # dropped while others were captured
             for image in pieces_of(book):
                 images.append(image)
                 job_count += 1 + len(image.leases) + len(image.returned) + len(image.delayed)
-                # A piece is as new as its part says, so nothing may happen between the two.
+                # A piece has the lsn of its part, so no entry may be applied between the two.
                 if job_count >= PIECE_JOBS:
                     yield self._encode(images)
                     images, job_count = [], 0
@@ -240,29 +242,24 @@ class LeaseTable:
             yield self._encode(images)
 
     def _encode(self, images: list[QueueImage]) -> bytes:
-        return msgspec.msgpack.encode(LeasesPart(_VERSION, self._applied_lsn, images))
+        return msgspec.msgpack.encode(LeasesPart(LEASES_PARTS.version, self._applied_lsn, images))
 
     def restore(self, part: bytes) -> None:
         """See `projections.Projection`."""
-        try:
-            captured = _DECODER.decode(part)
-        except msgspec.DecodeError as error:
-            raise ValueError(f"not captured leases: {error}") from None
-        if captured.version != _VERSION:
-            raise ValueError(f"captured leases have version {captured.version}, not {_VERSION}")
+        captured = LEASES_PARTS.decode(part)
         self._applied_lsn = max(self._applied_lsn, captured.applied_lsn)
         for image in captured.queues:
-            if image.queue_id not in self._books:
-                # Later pieces are newer; what none of them has is told from here on.
+            if image.queue_id not in self._by_queue:
+                # Later pieces are newer; from here on the journal supplies what no piece has.
                 self._open(image.queue_id).leases_lsn = captured.applied_lsn
-            restore_piece(self._books[image.queue_id], image, captured.applied_lsn)
+            restore_piece(self._by_queue[image.queue_id], image, captured.applied_lsn)
 
     def finish_recovery(self, now_ms: int, *, was_clean: bool, topics: Iterable[Topic]) -> None:
-        """After replay, before anybody is served: judge by the topics there are.
+        """After replay, before requests are served: drop what the existing topics contradict.
 
-        After an unclean stop only durable leases are kept; of the others the counts are.
+        After an unclean stop only durable leases are kept; of the others only the delivery counts.
         """
-        restored, self._books = self._books, {}
+        restored, self._by_queue = self._by_queue, {}
         for topic in topics:
             if topic.config.type is not TopicType.QUEUE:
                 continue
@@ -270,7 +267,7 @@ class LeaseTable:
             if book is None:
                 self._open(topic.topic_id)
                 continue
-            self._books[topic.topic_id] = book
+            self._by_queue[topic.topic_id] = book
             keeps_leases = was_clean or topic.config.leases_durable
             book.finish_recovery(live_jobs(topic, now_ms), keeps_leases=keeps_leases)
             marked = self._marked.get(topic.topic_id, set())
@@ -278,5 +275,5 @@ class LeaseTable:
         self._marked = {
             queue_id: marked
             for queue_id, marked in self._marked.items()
-            if marked and queue_id in self._books
+            if marked and queue_id in self._by_queue
         }

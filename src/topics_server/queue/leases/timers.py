@@ -1,9 +1,9 @@
 """Jobs of one queue by time: delayed ones and returned ones. Pure.
 
-There is no timer and no work for each job: jobs that are due in the same millisecond share a
-bucket, and a bucket that is due moves as one. So 100,000 leases that end within a second cost at
-most a thousand steps. A seq is in at most one bucket, and whoever takes it out knows its time. A
-heap holds the buckets' times, with some of buckets that are gone. Used by `leases` and `fresh`.
+Jobs have no timer and cost no work of their own: jobs due in the same millisecond share a bucket,
+and a due bucket moves as a whole. So 100,000 leases that end within a second cost at most a
+thousand steps. A seq is in at most one bucket, and a caller that removes it knows its time. A heap
+holds the buckets' times, including some of removed buckets. Used by `leases` and `unclaimed`.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from collections.abc import Callable, Iterator
 from heapq import heapify, heappop, heappush
 from typing import Final
 
-# So many times of buckets that are gone may stand in a heap beside as many that are not.
+# A heap may hold this many times of removed buckets beside as many of live ones.
 _STALE_TIMES_MAX: Final = 64
 
 
 def shifted(at_ms: int, by_ms: int) -> int:
-    """The same moment after the wall clock was set by so much; 0, which is no time, stays 0."""
+    """The same moment after the wall clock was set by `by_ms`; 0 (no time) stays 0."""
     return max(1, at_ms + by_ms) if at_ms else 0
 
 
 class JobTimers:
-    """Seqs that are due at a time to come, in ms. `count`: how many."""
+    """Seqs that become due at a later time, in ms. `count`: their number."""
 
     __slots__ = ("_buckets", "_times", "count")
 
@@ -32,7 +32,7 @@ class JobTimers:
         self.count = 0
 
     def put(self, seq: int, at_ms: int) -> None:
-        """The seq is due at this time; it must not be here yet."""
+        """Add a seq that is due at this time; it must not be here yet."""
         bucket = self._buckets.get(at_ms)
         if bucket is None:
             bucket = self._buckets[at_ms] = set()
@@ -42,7 +42,7 @@ class JobTimers:
         self.count += 1
 
     def discard(self, seq: int, at_ms: int) -> bool:
-        """Take a seq out; whether it was here."""
+        """Remove a seq; returns whether it was here."""
         bucket = self._buckets.get(at_ms)
         if bucket is None or seq not in bucket:
             return False
@@ -56,7 +56,7 @@ class JobTimers:
         return True
 
     def take_due(self, now_ms: int) -> Iterator[tuple[int, set[int]]]:
-        """Take out, bucket by bucket, what is due now. To be run to its end."""
+        """Remove and yield the due buckets. Run it to its end."""
         while self._times and self._times[0] <= now_ms:
             at_ms = heappop(self._times)
             bucket = self._buckets.pop(at_ms, None)
@@ -65,16 +65,16 @@ class JobTimers:
                 yield at_ms, bucket
 
     def next_ms(self) -> int | None:
-        """When the next one is due; None if there is none."""
+        """The time of the next due seq; None if there is none."""
         while self._times and self._times[0] not in self._buckets:
             heappop(self._times)
         return self._times[0] if self._times else None
 
 
 class _Bucket:
-    """Seqs claimable since one time. `order`: the same descending, once somebody looked.
+    """Seqs claimable since one time. `order`: the seqs in descending order, built on first use.
 
-    `order` may hold seqs that are gone, never at its end.
+    `order` may hold removed seqs, but never at its end.
     """
 
     __slots__ = ("order", "seqs")
@@ -100,7 +100,7 @@ class _Bucket:
 
 
 class Returned:
-    """Seqs that may be handed out again: the longest waiting first, of those the lowest."""
+    """Seqs that may be handed out again: the longest waiting first, then the lowest."""
 
     __slots__ = ("_buckets", "_times", "count")
 
@@ -110,7 +110,7 @@ class Returned:
         self.count = 0
 
     def add(self, at_ms: int, seqs: set[int]) -> None:
-        """These are claimable since `at_ms`; the set is the bucket's from now on."""
+        """These are claimable since `at_ms`; the bucket takes over the set."""
         assert seqs
         self.count += len(seqs)
         bucket = self._buckets.get(at_ms)
@@ -122,7 +122,7 @@ class Returned:
             bucket.add(seqs)
 
     def discard(self, seq: int, at_ms: int) -> bool:
-        """Take a seq out; whether it was here."""
+        """Remove a seq; returns whether it was here."""
         bucket = self._buckets.get(at_ms)
         if bucket is None or seq not in bucket.seqs:
             return False
@@ -136,7 +136,7 @@ class Returned:
         return True
 
     def visit(self, wants_more: Callable[[int], bool]) -> None:
-        """Show seqs in order until `wants_more` says no. It must not change what is here."""
+        """Show seqs in order until `wants_more` returns False. It must not change this object."""
         seen: list[int] = []
         goes_on = self.count > 0
         while goes_on and self._times:

@@ -1,10 +1,9 @@
 """Jobs of one queue that nobody has claimed yet. Pure.
 
-Nothing is kept for a job that just waits its turn: `next_seq` is a cursor over the topic's log, and
-a million ready jobs cost nothing. Kept are jobs appended with a delay, until they are due, and
-ranges the cursor has passed although some of them may still be handed out (due jobs, and what a
-claim left behind). A range is a place to look, not a claim that a job is there: whether it lives is
-the log's to say, whether it is taken the book's. Used by `leases` only.
+A job that waits its turn costs no memory: `next_seq` is a cursor over the topic's log, so a million
+ready jobs are free. Stored are delayed jobs until they are due, and ranges behind the cursor that
+may still hold unclaimed jobs (due jobs, and jobs that a claim skipped). A range is a place to look:
+the log knows which jobs are live, and the book knows which are leased. Used by `leases` only.
 """
 
 from __future__ import annotations
@@ -19,10 +18,11 @@ from topics_server.queue.leases.timers import JobTimers, shifted
 
 
 class LiveJobs(msgspec.Struct, frozen=True, gc=False):
-    """What the topic knows of its records at one moment.
+    """A topic's live records at one moment.
 
-    `floor_seq`: the first that is live and not expired, `head_seq + 1` if none is; `count`: how
-    many are; `next_live(seq)`: the first live seq from `seq` on, `head_seq + 1` if there is none.
+    `floor_seq`: the first live, unexpired seq, `head_seq + 1` if there is none; `count`: the number
+    of live records; `next_live(seq)`: the first live seq from `seq` on, `head_seq + 1` if there is
+    none.
     """
 
     floor_seq: int
@@ -32,23 +32,23 @@ class LiveJobs(msgspec.Struct, frozen=True, gc=False):
 
 
 class UnclaimedJobs:
-    """The jobs of one queue that nobody was given yet."""
+    """The jobs of one queue that were never leased."""
 
     __slots__ = ("_delayed", "_ranges", "_runs", "delayed_until", "next_seq", "timed")
 
     def __init__(self) -> None:
         self.next_seq = 1
-        # When each delayed job is due; the same by time.
+        # The due time of each delayed job; the same by time.
         self.delayed_until: dict[int, int] = {}
-        # Of those, the jobs that name the time themselves; the others wait for so long.
+        # Delayed jobs whose records named the time; the others have a delay.
         self.timed: set[int] = set()
         self._delayed = JobTimers()
-        # Runs of jobs appended with a delay, from the cursor on: it leaps over each.
+        # Runs of jobs appended with a delay, from the cursor on: the cursor skips them.
         self._runs: deque[tuple[int, int]] = deque()
         self._ranges: list[tuple[int, int]] = []
 
     def delay(self, seq: int, at_ms: int, *, is_time: bool = False) -> None:
-        """The job is claimable from then on. `is_time`: it named that time itself."""
+        """The job is claimable from `at_ms` on. `is_time`: its record named that time."""
         if seq in self.delayed_until:
             return
         self.delayed_until[seq] = at_ms
@@ -63,19 +63,19 @@ class UnclaimedJobs:
         elif runs[-1][1] == seq - 1:
             runs[-1] = (runs[-1][0], seq)
         else:
-            # Replay of what a snapshot has already, or a move that was taken back.
+            # A replayed entry that a snapshot already has, or a move that was taken back.
             merged = runs_of([*self.delayed_until])
             self._runs = deque(run for run in merged if run[1] >= self.next_seq)
 
     def forget(self, seq: int) -> None:
-        """The job is gone, or no longer fresh: it need not be waited for."""
+        """The job is deleted or was claimed: forget its delay."""
         at_ms = self.delayed_until.pop(seq, None)
         if at_ms is not None:
             self._delayed.discard(seq, at_ms)
             self.timed.discard(seq)
 
     def shift(self, by_ms: int) -> None:
-        """The wall clock was set by so much: who waits for so long still does."""
+        """The wall clock was set by `by_ms`: delays keep their length."""
         for seq, at_ms in self.delayed_until.items():
             if seq not in self.timed:
                 self._delayed.discard(seq, at_ms)
@@ -94,11 +94,11 @@ class UnclaimedJobs:
             self.offer(runs_of(due))
 
     def next_due_ms(self) -> int | None:
-        """When the next delayed job may be handed out; None if there is none."""
+        """The time of the next delayed job; None if there is none."""
         return self._delayed.next_ms()
 
     def offer(self, ranges: Iterable[tuple[int, int]]) -> None:
-        """Look for jobs here too: the cursor does not, or not always."""
+        """Search these seqs too: the cursor has passed them."""
         new = list(ranges)
         if len(new) * 4 > len(self._ranges):
             self._ranges += new
@@ -108,7 +108,7 @@ class UnclaimedJobs:
                 heappush(self._ranges, found)
 
     def take(self, seq: int) -> None:
-        """The job is handed out: it is fresh no more."""
+        """The job is handed out: it is no longer unclaimed."""
         self.forget(seq)
         while self._runs and self._runs[0][0] <= seq:
             first, last = self._runs.popleft()
@@ -116,7 +116,7 @@ class UnclaimedJobs:
         self._pass(seq, seq)
 
     def _pass(self, first_seq: int, last_seq: int) -> None:
-        """Move the cursor behind a range; what it has not seen before that is to be looked at."""
+        """Move the cursor behind a range; the part in front of the cursor stays to be searched."""
         if self.next_seq < first_seq:
             self.offer([(self.next_seq, first_seq - 1)])
         self.next_seq = max(self.next_seq, last_seq + 1)
@@ -134,7 +134,7 @@ class UnclaimedJobs:
     def _first_passed(
         self, limit: int, live: LiveJobs, is_taken: Callable[[int], bool]
     ) -> list[int]:
-        """Those in the ranges. What is known to be of no use in them is let go."""
+        """Live jobs of the ranges. Useless parts of the ranges are dropped."""
         found: list[int] = []
         kept: list[tuple[int, int]] = []
         seq = live.floor_seq
@@ -158,7 +158,7 @@ class UnclaimedJobs:
     def _first_unseen(
         self, limit: int, live: LiveJobs, is_taken: Callable[[int], bool]
     ) -> list[int]:
-        """Those from the cursor on, which moves over what is of no use."""
+        """Live jobs from the cursor on; the cursor skips useless seqs."""
         found: list[int] = []
         runs = iter(self._runs)
         run = next(runs, None)
@@ -181,7 +181,7 @@ class UnclaimedJobs:
         return found
 
     def lowest_seq(self) -> int:
-        """No fresh job is below this seq, but for delayed ones."""
+        """Every unclaimed job, except delayed ones, is at this seq or above."""
         return min(self.next_seq, self._ranges[0][0]) if self._ranges else self.next_seq
 
 

@@ -1,9 +1,9 @@
 """The bytes of a shard's end mark: how far its journal reaches.
 
-A file of four slots, each in a page of its own. *Notes* take slots 0 and 1 in turn and are not
-synced. *Beginnings* take slots 2 and 3 in turn and are synced at once: they name a file before it
-gets a group. Of each pair the older one is overwritten, so a torn slot never takes the newest
-beginning along, and a power cut never brings back a mark of an earlier file. Little-endian.
+A file of four slots, each in a page of its own. *Notes* use slots 0 and 1 in turn and are not
+synced. *Beginnings* use slots 2 and 3 in turn and are synced at once: they name a file before it
+gets a group. Each write overwrites the older slot of its pair, so a torn slot never destroys the
+newest beginning, and a power cut never restores a mark of an earlier file. Little-endian.
 
     slot n at n * 4096, each 96 bytes, the rest zeros
     +0  magic "topicsEM"   +8  u32 version    +12 u32 wal set   +16 u32 shard   +20 u32 run
@@ -12,8 +12,8 @@ beginning along, and a power cut never brings back a mark of an earlier file. Li
     +80 u32 flags (1: a sync is under way, or has failed)           +84 u32 slot
     +88 u64 XXH3-64 of +0..+88
 
-The slot with the highest counter counts, of those whose checksum holds. `end_mark_file` reads and
-writes the file; drawn in docs/FORMATS.md. Called by `end_mark_file`, `tail` and `anchors`.
+Of the slots whose checksum holds, the one with the highest counter is valid. `end_mark_file` reads
+and writes the file; drawn in docs/FORMATS.md. Called by `end_mark_file`, `wal_file` and `anchors`.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ assert _SLOT.size + _HASH.size == SLOT_BYTES <= SLOT_DISTANCE
 
 
 class EndMark(NamedTuple):
-    """What the mark says of the file that groups go to, and of the shard's lsns.
+    """The mark's facts about the current journal file and the shard's lsns.
 
     Groups were written below `written_end` and synced below `synced_end`. `written_lsn` and
-    `synced_lsn` are the last ones of the shard, whichever file holds them. `is_syncing`: a sync
-    was under way, or had failed, when the mark was written.
+    `synced_lsn` are the last ones of the shard, whichever file holds them. `is_syncing`: a sync was
+    under way, or had failed, when the mark was written.
     """
 
     run: int
@@ -82,9 +82,9 @@ def encode_slot(wal_set: int, shard: int, slot: int, counter: int, mark: EndMark
 
 
 def decode(data: bytes, wal_set: int, shard: int) -> dict[int, tuple[int, EndMark]]:
-    """Counter and mark of every slot of a file that is whole.
+    """Counter and mark of every slot with a valid checksum.
 
-    Raises `StartRefused` for a version we do not know.
+    Raises `StartRefused` for an unknown version.
     """
     found = {slot: _decode_slot(data, slot, wal_set, shard) for slot in SLOTS}
     return {slot: each for slot, each in found.items() if each is not None}

@@ -7,11 +7,11 @@ Drawn in full in `docs/FORMATS.md`. Little-endian.
     +8  u64 lsn       +16 u64 topic id   +24 u64 first seq   +32 i64 ts   +40 u32 count
     +44 extra (msgpack, `RecordsAppended` only), payload
 
-What belongs to no topic has a reserved id there (`entries.RESERVED_ID_MIN`).
+An entry that belongs to no topic has a reserved id as its topic id (`entries.RESERVED_ID_MIN`).
 
-No kind or format ever changes its meaning. Frames are never read outside a group whose checksum
-holds (`groups`), so one that cannot be read was made by something else: `Corrupt`, never torn.
-Called by `shard` (encode) and `groups` (decode).
+The meaning of a kind or format never changes. Frames are read only inside a group whose checksum
+holds (`groups`), so an unreadable frame was made by another program: `Corrupt`, never torn. Called
+by `wal_writer` (encode) and `groups` (decode).
 """
 
 from __future__ import annotations
@@ -19,15 +19,12 @@ from __future__ import annotations
 import enum
 import struct
 from io import BytesIO
-from typing import Final, NamedTuple, assert_never
+from typing import Final, NamedTuple
 
 import msgspec
 
 from topics_server.values.appends import PLAIN_GRAMMAR
 from topics_server.values.entries import (
-    LEASES_ID,
-    ROUTERS_ID,
-    SESSIONS_ID,
     CursorMoved,
     Entry,
     Floor,
@@ -52,6 +49,9 @@ from topics_server.values.entries import (
     StreamChanged,
     TopicDropped,
     TopicPut,
+    ViewDeleted,
+    ViewEntry,
+    ViewPut,
 )
 from topics_server.values.errors import Corrupt
 from topics_server.values.limits import FRAME_BYTES_MAX, MIB
@@ -70,7 +70,7 @@ _STEPPED_FORMAT: Final = 5
 _APPEND_FORMATS: Final = range(_FORMAT, _STEPPED_FORMAT + 1)
 # A body smaller than this is copied behind its header: cheaper than one more vector.
 _COPY_BYTES_MAX: Final = 4096
-# What is copied at a time of a body that is read.
+# Bytes of a body that are copied at a time.
 _CUT_BYTES: Final = MIB
 
 assert _FRAME.size == FRAME_HEADER_BYTES
@@ -78,7 +78,7 @@ assert FRAME_BYTES_MAX < 2**32
 
 
 class Kind(enum.IntEnum):
-    """What a frame is; 0 is preallocated space and never valid."""
+    """The kind of a frame; 0 is preallocated space and never valid."""
 
     OPENING = 1
     TOPIC_PUT = 2
@@ -98,10 +98,12 @@ class Kind(enum.IntEnum):
     ROUTER_DELETED = 16
     PRODUCER_MOVED = 17
     STREAM_CHANGED = 18
+    VIEW_PUT = 19
+    VIEW_DELETED = 20
 
 
 class Opening(NamedTuple):
-    """First frame of a file: which one it continues, how far that went, its shard's last lsn.
+    """First frame of a file: the file that it continues, that file's end, its shard's last lsn.
 
     All three are 0 in the first file of a shard.
     """
@@ -109,6 +111,11 @@ class Opening(NamedTuple):
     previous_number: int
     previous_end: int
     previous_lsn: int
+
+
+WholeEntry = (
+    TopicPut | ProducerMoved | StreamChanged | SessionEntry | LeaseEntry | RouterEntry | ViewEntry
+)
 
 
 class _AppendExtra(msgspec.Struct, frozen=True, array_like=True):
@@ -121,25 +128,25 @@ class _AppendExtra(msgspec.Struct, frozen=True, array_like=True):
 
 
 class _SourcedExtra(_AppendExtra, frozen=True, array_like=True):
-    """Of format 2: grammars after the first, and records that were moved."""
+    """Extra of format 2: grammars after the first, and moved records."""
 
     source: Source | None
 
 
 class _RoutedExtra(_SourcedExtra, frozen=True, array_like=True):
-    """Of format 3: what a router made."""
+    """Extra of format 3: appends of routers."""
 
     page: RouterPage
 
 
 class _ProducedExtra(_SourcedExtra, frozen=True, array_like=True):
-    """Of format 4: a producer's request."""
+    """Extra of format 4: requests of producers."""
 
     producer: ProducerStamp
 
 
 class _SteppedExtra(_SourcedExtra, frozen=True, array_like=True):
-    """Of format 5: what does something to a stream beside bringing records."""
+    """Extra of format 5: appends that change a stream."""
 
     producer: ProducerStamp | None
     step: StreamStep
@@ -151,21 +158,30 @@ _SOURCED_DECODER: Final = msgspec.msgpack.Decoder(_SourcedExtra)
 _ROUTED_DECODER: Final = msgspec.msgpack.Decoder(_RoutedExtra)
 _PRODUCED_DECODER: Final = msgspec.msgpack.Decoder(_ProducedExtra)
 _STEPPED_DECODER: Final = msgspec.msgpack.Decoder(_SteppedExtra)
-_CHANGED_DECODER: Final = msgspec.msgpack.Decoder(StreamChanged)
-_ACCEPTED_DECODER: Final = msgspec.msgpack.Decoder(ProducerMoved)
-_PUT_DECODER: Final = msgspec.msgpack.Decoder(TopicPut)
 _FLOOR_DECODER: Final = msgspec.msgpack.Decoder(Floor)
-_OPENED_DECODER: Final = msgspec.msgpack.Decoder(SessionOpened)
-_MOVED_DECODER: Final = msgspec.msgpack.Decoder(SessionMoved)
-_CLOSED_DECODER: Final = msgspec.msgpack.Decoder(SessionsClosed)
-_GRANTED_DECODER: Final = msgspec.msgpack.Decoder(LeasesGranted)
-_RELEASED_DECODER: Final = msgspec.msgpack.Decoder(LeasesReleased)
-_EXTENDED_DECODER: Final = msgspec.msgpack.Decoder(LeasesExtended)
-_ROUTER_DECODER: Final = msgspec.msgpack.Decoder(RouterPut)
-_GONE_DECODER: Final = msgspec.msgpack.Decoder(RouterDeleted)
+# Entries that a payload holds whole: MessagePack of the struct. The header repeats the topic's id.
+_WHOLE: Final[dict[Kind, type[WholeEntry]]] = {
+    Kind.TOPIC_PUT: TopicPut,
+    Kind.PRODUCER_MOVED: ProducerMoved,
+    Kind.STREAM_CHANGED: StreamChanged,
+    Kind.SESSION_OPENED: SessionOpened,
+    Kind.SESSION_MOVED: SessionMoved,
+    Kind.SESSIONS_CLOSED: SessionsClosed,
+    Kind.LEASES_GRANTED: LeasesGranted,
+    Kind.LEASES_RELEASED: LeasesReleased,
+    Kind.LEASES_EXTENDED: LeasesExtended,
+    Kind.ROUTER_PUT: RouterPut,
+    Kind.ROUTER_DELETED: RouterDeleted,
+    Kind.VIEW_PUT: ViewPut,
+    Kind.VIEW_DELETED: ViewDeleted,
+}
+_KIND_OF: Final = {entry_type: kind for kind, entry_type in _WHOLE.items()}
+_WHOLE_DECODERS: Final[dict[int, msgspec.msgpack.Decoder[WholeEntry]]] = {
+    kind.value: msgspec.msgpack.Decoder(entry_type) for kind, entry_type in _WHOLE.items()
+}
 _PLAIN: Final = _AppendExtra(None, None, None, 1)
 _NOTHING_ASKED: Final = (None, None, None, 1)
-# Such an extra up to its producer, which is all that is asked: none of the fields before it.
+# Such an extra up to its producer, which is the only field wanted: no field before it.
 _ONLY_PRODUCED: Final = _encode((*_NOTHING_ASKED, None, None))[:-1]
 
 
@@ -178,8 +194,6 @@ def encode_entry(lsn: int, entry: Entry) -> list[bytes]:
     match entry:
         case RecordsAppended():
             return _encode_append(lsn, entry)
-        case TopicPut():
-            kind, ts, payload = Kind.TOPIC_PUT, entry.ts, _encode(entry)
         case TopicDropped():
             kind, ts, payload = Kind.TOPIC_DROPPED, entry.ts, entry.name.encode()
         case RecordsDeleted():
@@ -194,28 +208,8 @@ def encode_entry(lsn: int, entry: Entry) -> list[bytes]:
         case CursorMoved():
             kind, first_seq = Kind.CURSOR_MOVED, entry.cursor_seq
             payload = entry.router_id.to_bytes(8, "little")
-        case ProducerMoved():
-            kind, ts, payload = Kind.PRODUCER_MOVED, entry.ts, _encode(entry)
-        case StreamChanged():
-            kind, ts, payload = Kind.STREAM_CHANGED, entry.ts, _encode(entry)
-        case SessionOpened():
-            kind, ts, payload = Kind.SESSION_OPENED, entry.ts, _encode(entry)
-        case SessionMoved():
-            kind, ts, payload = Kind.SESSION_MOVED, entry.ts, _encode(entry)
-        case SessionsClosed():
-            kind, ts, payload = Kind.SESSIONS_CLOSED, entry.ts, _encode(entry)
-        case LeasesGranted():
-            kind, ts, payload = Kind.LEASES_GRANTED, entry.ts, _encode(entry)
-        case LeasesReleased():
-            kind, ts, payload = Kind.LEASES_RELEASED, entry.ts, _encode(entry)
-        case LeasesExtended():
-            kind, ts, payload = Kind.LEASES_EXTENDED, entry.ts, _encode(entry)
-        case RouterPut():
-            kind, ts, payload = Kind.ROUTER_PUT, entry.ts, _encode(entry)
-        case RouterDeleted():
-            kind, ts, payload = Kind.ROUTER_DELETED, entry.ts, _encode(entry)
         case _:
-            assert_never(entry)
+            kind, ts, payload = _KIND_OF[type(entry)], entry.ts, _encode(entry)
     length = FRAME_HEADER_BYTES + len(payload)
     assert length <= FRAME_BYTES_MAX
     head = _FRAME.pack(length, kind, _FORMAT, 0, lsn, topic_id, first_seq, ts, count)
@@ -277,7 +271,7 @@ def decode_frames(
 ) -> tuple[Opening | None, list[tuple[int, Entry]]]:
     """The `count` frames in `buffer[offset:end]`, of the group at file position `position`.
 
-    Raises `Corrupt` for anything that cannot be read.
+    Raises `Corrupt` for an unreadable frame.
     """
     opening: Opening | None = None
     entries: list[tuple[int, Entry]] = []
@@ -296,7 +290,7 @@ def decode_frames(
             except (msgspec.MsgspecError, UnicodeDecodeError, ValueError) as error:
                 raise Corrupt(f"frame of kind {kind} at {position}: {error}") from error
         offset += length
-    if end - offset >= 8:  # what pads a group is shorter
+    if end - offset >= 8:  # the padding of a group is shorter
         raise Corrupt(f"{end - offset} bytes behind the frames of the group at {position}")
     return opening, entries
 
@@ -365,12 +359,12 @@ def _decode_frame(fields: tuple[int, ...], buffer: bytes, offset: int) -> tuple[
             step=step,
         )
     payload = buffer[start:end]
+    if (decoder := _WHOLE_DECODERS.get(kind)) is not None:
+        entry = decoder.decode(payload)
+        if entry.topic_id != topic_id:
+            raise ValueError("topic ids differ")
+        return lsn, entry
     match kind:
-        case Kind.TOPIC_PUT:
-            put = _PUT_DECODER.decode(payload)
-            if put.topic_id != topic_id:
-                raise ValueError("topic ids differ")
-            return lsn, put
         case Kind.TOPIC_DROPPED:
             return lsn, TopicDropped(topic_id, payload.decode(), ts)
         case Kind.RECORDS_DELETED:
@@ -385,49 +379,5 @@ def _decode_frame(fields: tuple[int, ...], buffer: bytes, offset: int) -> tuple[
             if len(payload) != 8:
                 raise ValueError("not a router's id")
             return lsn, CursorMoved(topic_id, int.from_bytes(payload, "little"), first_seq)
-        case Kind.PRODUCER_MOVED:
-            moved = _ACCEPTED_DECODER.decode(payload)
-            if moved.topic_id != topic_id:
-                raise ValueError("topic ids differ")
-            return lsn, moved
-        case Kind.STREAM_CHANGED:
-            changed = _CHANGED_DECODER.decode(payload)
-            if changed.topic_id != topic_id:
-                raise ValueError("topic ids differ")
-            return lsn, changed
-        case Kind.ROUTER_PUT | Kind.ROUTER_DELETED:
-            if topic_id != ROUTERS_ID:
-                raise ValueError("not the id of the routers")
-            return lsn, _decode_router(kind, payload)
-        case Kind.SESSION_OPENED | Kind.SESSION_MOVED | Kind.SESSIONS_CLOSED:
-            if topic_id != SESSIONS_ID:
-                raise ValueError("not the id of the watch sessions")
-            return lsn, _decode_session(kind, payload)
-        case Kind.LEASES_GRANTED | Kind.LEASES_RELEASED | Kind.LEASES_EXTENDED:
-            if topic_id != LEASES_ID:
-                raise ValueError("not the id of the leases")
-            return lsn, _decode_lease(kind, payload)
         case _:
             raise ValueError("kind is not known; was it written by a newer version?")
-
-
-def _decode_session(kind: int, payload: bytes) -> SessionEntry:
-    if kind == Kind.SESSION_OPENED:
-        return _OPENED_DECODER.decode(payload)
-    if kind == Kind.SESSION_MOVED:
-        return _MOVED_DECODER.decode(payload)
-    return _CLOSED_DECODER.decode(payload)
-
-
-def _decode_lease(kind: int, payload: bytes) -> LeaseEntry:
-    if kind == Kind.LEASES_GRANTED:
-        return _GRANTED_DECODER.decode(payload)
-    if kind == Kind.LEASES_RELEASED:
-        return _RELEASED_DECODER.decode(payload)
-    return _EXTENDED_DECODER.decode(payload)
-
-
-def _decode_router(kind: int, payload: bytes) -> RouterEntry:
-    if kind == Kind.ROUTER_PUT:
-        return _ROUTER_DECODER.decode(payload)
-    return _GONE_DECODER.decode(payload)

@@ -38,7 +38,7 @@ from topics_server.values.limits import FRAME_BYTES_MAX, GROUP_BYTES_MAX, MIB
 from topics_server.wal.format.frames import FRAME_HEADER_BYTES, Opening, decode_frames
 
 VERSION: Final = 2
-# Its headers name neither the file before nor the run, and declare no length.
+# Its headers have no predecessor, no run and no declared length.
 _VERSION_WITHOUT_RUN: Final = 1
 FILE_HEADER_BYTES: Final = 64
 GROUP_HEADER_BYTES: Final = 32
@@ -64,7 +64,7 @@ assert len(_FILE_MAGIC) == 8
 
 
 class FileHeader(NamedTuple):
-    """What a file says of itself. Every entry in it has an lsn above `after_lsn`.
+    """The header of a journal file. Every entry in the file has an lsn above `after_lsn`.
 
     `predecessor`: the number of the file before it, 0 if there is none. `run`: the run that made
     it. `declared_bytes`: its length when this header was synced. All three are 0 in version 1.
@@ -81,7 +81,10 @@ class FileHeader(NamedTuple):
 
 
 class Group(NamedTuple):
-    """A group whose checksum holds. `synced_bytes`: below it the file was synced back then."""
+    """A group whose checksum holds.
+
+    `synced_bytes`: the synced end of the file when it was written.
+    """
 
     position: int
     length: int
@@ -96,7 +99,7 @@ class Group(NamedTuple):
 
 
 class Ending(enum.Enum):
-    """Why a scan ended: nothing but zeros follow the last group, bytes are missing, or damage."""
+    """Why a scan ended: only zeros follow the last group, bytes are missing, or damage."""
 
     ZEROS = "zeros"
     MORE = "more"
@@ -104,9 +107,9 @@ class Ending(enum.Enum):
 
 
 class Scan(NamedTuple):
-    """Groups found, the file position behind them, and why it ended there.
+    """The groups found, the file position behind them, and why the scan ended there.
 
-    `needed_bytes` (MORE): how many bytes from `position` on the next try wants at least.
+    `needed_bytes` (MORE): the minimum of bytes from `position` on for the next try.
     """
 
     groups: list[Group]
@@ -120,7 +123,7 @@ class Scan(NamedTuple):
 
 
 def encode_file_header(header: FileHeader) -> bytes:
-    """The 64 bytes a file starts with."""
+    """The first 64 bytes of a file."""
     distance = header.number - header.predecessor if header.predecessor else 0
     assert 0 <= distance < 2**32
     head = _FILE.pack(
@@ -139,7 +142,7 @@ def encode_file_header(header: FileHeader) -> bytes:
 
 
 def group_length(frames_bytes: int) -> int:
-    """Bytes a group takes for frames of this many bytes; a multiple of 8."""
+    """The length of a group with this many bytes of frames; a multiple of 8."""
     return (GROUP_HEADER_BYTES + frames_bytes + 7) & ~7
 
 
@@ -174,9 +177,9 @@ def encode_group(
 
 
 def decode_file_header(data: bytes) -> FileHeader | None:
-    """The header a file starts with; `None` if it fails its check.
+    """The header of a file; `None` if it fails its check.
 
-    Raises `StartRefused` for a version we do not know.
+    Raises `StartRefused` for an unknown version.
     """
     if len(data) < FILE_HEADER_BYTES:
         return None
@@ -197,8 +200,8 @@ def decode_file_header(data: bytes) -> FileHeader | None:
 def scan(buffer: bytes, base: int, file_id: int, file_bytes: int) -> Scan:
     """Decode the groups in `buffer`, which starts at position `base` of a file of `file_bytes`.
 
-    Lengths are bounded by the file before anything is read by them. Raises `Corrupt` for a frame
-    that cannot be read inside a group whose checksum holds (made by something else, or a defect).
+    The file bounds every length before it is used. Raises `Corrupt` for an unreadable frame inside
+    a group whose checksum holds (another program made it, or a defect).
     """
     assert base % ALIGNMENT == 0
     groups: list[Group] = []
@@ -224,7 +227,7 @@ def scan(buffer: bytes, base: int, file_id: int, file_bytes: int) -> Scan:
 
 
 def _group_length_at(buffer: bytes, offset: int, position: int, file_bytes: int) -> tuple[int, str]:
-    """(length, "") of a plausible header, else (0, why not); "zeros" for untouched space."""
+    """(length, "") of a plausible header, else (0, the reason); "zeros" for untouched space."""
     magic, length, count, zero, synced, checksum = _GROUP_FULL.unpack_from(buffer, offset)
     if magic != GROUP_MAGIC:
         untouched = not (any(magic) or length or count or zero or synced or checksum)
@@ -241,7 +244,7 @@ def _group_length_at(buffer: bytes, offset: int, position: int, file_bytes: int)
 def group_bounds(
     buffer: bytes, offset: int, position: int, file_bytes: int
 ) -> tuple[int, int] | None:
-    """(length, frame count) of a plausible header, whatever its checksum; None if it is none."""
+    """(length, frame count) of a plausible header, whatever its checksum; None otherwise."""
     if len(buffer) - offset < GROUP_HEADER_BYTES:
         return None
     length, _ = _group_length_at(buffer, offset, position, file_bytes)
@@ -266,9 +269,9 @@ def _checked_group(
 
 
 def find_group(buffer: bytes, start: int, end: int, base: int, file_bytes: int) -> int:
-    """Offset in `start..end` of the first thing that looks like a group header; -1 if none.
+    """Offset in `start..end` of the first possible group header; -1 if there is none.
 
-    `buffer` starts at position `base` of its file. Only a `scan` from there tells whether it is.
+    `buffer` starts at position `base` of its file. A `scan` from there verifies it.
     """
     while True:
         start = buffer.find(GROUP_MAGIC, start, end)

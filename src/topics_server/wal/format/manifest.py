@@ -8,8 +8,8 @@ Written by `wal/segments/store.py` (whole file, temp and rename). Drawn in full 
 
 Invariants: segments ascend by seq and do not overlap; ids of segments are below `next_segment_id`;
 of two manifests of a topic the one with the higher `generation` was published later. Version 1 has
-neither generation nor store id. Readers ignore fields they do not know; a changed meaning takes a
-new version.
+neither generation nor store id. Readers ignore unknown fields; a changed meaning gets a new
+version.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ class Manifest:
     """A topic and its segments. `config` holds the configuration's fields as plain JSON values.
 
     `head_seq` is a lower bound (the journal may know more); `holes` are `(first, last)` seqs.
-    `generation` rises with every publish of the topic's manifest, also over restarts; `store_id`
-    names the store that wrote it (empty: one that had no id yet).
+    `generation` rises with every published manifest of the topic, also over restarts; `store_id` is
+    the id of the store that wrote it (empty: the store had no id yet).
     """
 
     topic_id: int
@@ -94,7 +94,7 @@ def _checksum(header: bytes, body: bytes) -> int:
 
 
 def decode_manifest(encoded: bytes) -> Manifest:
-    """Raises `Corrupt` for damage, `StartRefused` for a newer version."""
+    """Decode a manifest. Raises `Corrupt` for damage, `StartRefused` for a newer version."""
     if len(encoded) < HEADER_BYTES:
         raise Corrupt("shorter than a manifest's header")
     magic, version, _, body_bytes, topic_id = _HEADER.unpack_from(encoded)
@@ -119,18 +119,18 @@ def decode_manifest(encoded: bytes) -> Manifest:
 
 @functools.cache
 def _names_of(kind: Any) -> frozenset[str]:
-    """The fields of a dataclass: asked for once, not for each of ten thousand segments."""
+    """The fields of a dataclass, computed once instead of for each of ten thousand segments."""
     return frozenset(field.name for field in dataclasses.fields(kind))
 
 
 def _known(kind: Any, fields: dict[str, Any], **given: Any) -> Any:
-    """A value of a dataclass from the fields it knows; later versions may have added others."""
+    """A dataclass value from its known fields; later versions may have added others."""
     names = _names_of(kind)
     return kind(**{name: value for name, value in fields.items() if name in names}, **given)
 
 
 def _objection(manifest: Manifest) -> str | None:
-    """What is impossible about a manifest, if anything."""
+    """The impossible fact in a manifest, if there is one."""
     if manifest.generation < 1:
         return f"its generation is {manifest.generation}"
     last_seq = 0

@@ -35,7 +35,7 @@ DATA_MAGIC: Final = b"topicsSD"
 IDX_MAGIC: Final = b"topicsSI"
 LIVE: Final = 0x00
 DEAD: Final = 0xFF
-ABSENT: Final = 0xFFFF_FFFF  # dictionary id of a tag or node that is not there
+ABSENT: Final = 0xFFFF_FFFF  # dictionary id of an absent tag or node
 HAS_NODE: Final = 1
 HAS_TAG: Final = 2
 NAME_BYTES_MAX: Final = 0xFFFF  # of one tag or node
@@ -69,8 +69,8 @@ RECORD_HEADER: Final = np.dtype(
     ]
 )
 RECORD_HEADER_BYTES: Final = RECORD_HEADER.itemsize
-# `offset`: where the record's header starts in `.data`; `counted_bytes`: what the record counts
-# in a topic's `bytes` (tags and nodes by characters, which `.data` cannot tell without decoding).
+# `offset`: the start of the record's header in `.data`. `counted_bytes`: the record's share of a
+# topic's `bytes` (tags and nodes by characters, which `.data` cannot tell without decoding).
 ROW: Final = np.dtype(
     [
         ("ts", "<i8"),
@@ -134,7 +134,7 @@ def encode_data_header(header: DataHeader) -> bytes:
 
 
 def decode_data_header(encoded: Buffer) -> DataHeader:
-    """Raises `Corrupt` for anything but a good header, `StartRefused` for a newer version."""
+    """Decode a header. Raises `Corrupt` for an invalid one, `StartRefused` for a newer version."""
     if len(encoded) < DATA_HEADER_BYTES:
         raise Corrupt("shorter than a segment's header")
     fields = _DATA_HEADER.unpack_from(encoded)
@@ -243,7 +243,7 @@ class SegmentColumns:
 
 @dataclass(frozen=True, slots=True)
 class IndexParts:
-    """What `encode_index` needs: the same arrays as `SegmentColumns`, freshly made."""
+    """The input of `encode_index`: the same arrays as `SegmentColumns`, newly made."""
 
     topic_id: int
     segment_id: int
@@ -358,13 +358,13 @@ def bad_rows(data: Buffer, columns: SegmentColumns, first_row: int, end_row: int
     base = int(rows["offset"][0])
     starts = (rows["offset"] - base).tolist()
     spans = map(slice, starts, [*starts[1:], len(data)])
-    # Each span ends with the record's own checksum: hash what is before it.
+    # Each span ends with the record's own checksum: hash the bytes before it.
     found = [xxhash.xxh3_64_intdigest(data[span][:-HASH_BYTES]) for span in spans]
     return np.flatnonzero(np.array(found, "<u8") != rows["xxh3"]).tolist()
 
 
 def outside(rows: Array, ranges: Sequence[tuple[int, int]]) -> Array:
-    """Those of these rows that lie in none of the ranges of (first, last)."""
+    """Those of these rows that lie in none of the ranges (first, last)."""
     kept = np.ones(len(rows), bool)
     for first, last in ranges:
         kept &= (rows < first) | (rows > last)

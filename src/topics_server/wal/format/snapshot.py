@@ -1,7 +1,7 @@
 """The bytes of a snapshot.
 
-Pure. Written and read by `wal/snapshots/store.py` in pieces, so that a hundred thousand parts
-neither hold the interpreter lock for long nor lie in memory twice. Drawn in full in
+Pure. `wal/snapshots/store.py` writes and reads snapshots in pieces, so that a hundred thousand
+parts neither hold the interpreter lock for long nor are in memory twice. Drawn in full in
 docs/FORMATS.md.
 
     header: magic 8 | version u16 | 0 u16 | 0 u32 | start_lsn u64 | last_lsn u64
@@ -29,13 +29,13 @@ from topics_server.values.limits import MIB
 from topics_server.values.storage_types import JournalPart, ShardSync
 
 VERSION: Final = 2
-# Its snapshots have no part that tells of the journal.
+# Its snapshots have no journal part.
 _VERSION_WITHOUT_JOURNAL: Final = 1
 MAGIC: Final = b"topicsSN"
 _HEADER: Final = struct.Struct("<8sHHIQQQQQ")
 _HASH: Final = struct.Struct("<Q")
 HEADER_BYTES: Final = 64
-# One piece is what is joined and hashed before the lock is let go for a write.
+# One piece is joined and hashed before the interpreter's lock is released for a write.
 PIECE_BYTES: Final = MIB
 PIECE_PARTS: Final = 512
 ROW: Final = np.dtype([("topic_id", "<u8"), ("length", "<u8"), ("xxh3", "<u8")])
@@ -50,7 +50,7 @@ assert ROW.itemsize == 24
 
 @dataclass(frozen=True, slots=True)
 class SnapshotHeader:
-    """The first 64 bytes; the meaning of the lsns is `handoff.SnapshotImage`'s."""
+    """The first 64 bytes; `storage_types.SnapshotImage` explains the lsns."""
 
     start_lsn: int
     last_lsn: int
@@ -156,7 +156,7 @@ def spans(table: Table, piece_bytes: int = 4 * MIB) -> Iterator[tuple[int, int, 
 
 
 def encode_journal(run: int, shards: Sequence[ShardSync]) -> bytes:
-    """The part that says what the snapshot knows of the journal."""
+    """The part that holds the snapshot's knowledge of the journal."""
     return _JOURNAL_ENCODER.encode(JournalPart(_JOURNAL_VERSION, run, shards))
 
 

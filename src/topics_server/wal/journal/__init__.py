@@ -8,6 +8,7 @@
 - `make_durable`: makes recovered data durable: cuts torn ends, syncs the rest.
 - `replay`: reads the journal at start: entries by lsn, torn ends, durability.
 - `sizing`: sizes for this machine: open files, journal files, free-space floor.
+- `sync_policy`: how far a shard is written and synced, and when it syncs.
 - `wal_file`: the current journal file of a shard: preallocation, writes, rotation.
 - `wal_writer`: one shard's writer: groups entries, writes, syncs and reports them.
 - `workers`: runs a shard's blocking calls: on a thread, or inline in tests.

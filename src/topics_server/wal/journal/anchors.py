@@ -1,10 +1,10 @@
-"""What other files prove about the journal, and what follows.
+"""Compares the journal with the facts that other files hold about it.
 
-A journal file cannot tell that it was emptied, shortened, removed or replaced by an older copy.
-End marks, `FORMAT` and the snapshot can: each is an *anchor*. `read_marks` reads the end marks that
-must be there and compares them with `FORMAT`; `judge_files` compares the files of a shard with its
-mark; `judge_end` says what an end before that of the mark means. All raise `Corrupt` with the path
-of what is wrong; nothing is changed. Called by `replay`.
+A journal file cannot show that it was emptied, shortened, removed or replaced by an older copy. End
+marks, `FORMAT` and the snapshot can: each is an *anchor*. `read_marks` reads the required end marks
+and compares them with `FORMAT`; `judge_files` compares the files of a shard with its mark;
+`judge_end` judges a shard that ends before its mark. All raise `Corrupt` with the path of the
+damaged file; nothing is changed. Called by `replay`.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from topics_server.wal.journal.file_chain import JournalFile, Key
 
 
 class Anchors(msgspec.Struct, frozen=True):
-    """What `FORMAT` and the snapshot say.
+    """The facts of `FORMAT` and the snapshot.
 
-    `marked_sets`: wal sets whose shards have end marks. `run`: starts that wrote so far.
+    `marked_sets`: wal sets whose shards have end marks. `run`: the number of starts that wrote.
     `journal_run`: the last run whose journal files and end marks were made. `same_boot`: the last
-    run was of this boot, so what it wrote is in the page cache. `snapshot_run`, `shards`: the run
-    of the snapshot, and what it says of each shard.
+    run was in this boot, so its writes are in the page cache. `snapshot_run`, `shards`: the run of
+    the snapshot, and its facts about each shard.
     """
 
     marked_sets: frozenset[int] = frozenset()
@@ -52,7 +52,7 @@ def anchors_of(
     *,
     same_boot: bool,
 ) -> Anchors:
-    """What is known of the journal by the newest snapshot, to replay it from the oldest one on."""
+    """The newest snapshot's knowledge of the journal, for a replay from the oldest snapshot on."""
     starts = {(s.wal_set, s.shard): s.start_lsn for s in oldest.shards} if oldest else {}
     return Anchors(
         frozenset(s.wal_set for s in format_mark.wal_sets if s.has_marks),
@@ -79,7 +79,7 @@ def read_marks(
     anchors: Anchors,
     start_lsn: int,
 ) -> dict[Key, EndMark]:
-    """*Blocking.* The end marks of every shard of the wal sets that are needed and have marks."""
+    """*Blocking.* The end marks of every shard of the required wal sets that have marks."""
     format_path = layout.join(layout.parent(wal_dir), layout.FORMAT)
     if anchors.snapshot_run > anchors.run:
         raise Corrupt(
@@ -110,7 +110,7 @@ def read_marks(
 
 
 def is_excused(mark: EndMark, wal_sets: Sequence[tuple[int, int, int]], key: Key, lsn: int) -> bool:
-    """Whether files of this shard may be missing: all it holds is below `lsn`, and it has ended."""
+    """Whether files of this shard may be missing: it has ended, with all entries below `lsn`."""
     return key[0] != wal_sets[-1][0] and mark.written_lsn < lsn
 
 
@@ -137,10 +137,10 @@ def judge_files(wal_dir: str, key: Key, files: Sequence[JournalFile], mark: EndM
 
 
 def judge_end(found: JournalFile, position: int, mark: EndMark, *, same_boot: bool) -> bool:
-    """Whether groups that were written are gone from the file that the end mark names.
+    """Whether written groups are missing from the file that the end mark names.
 
-    Groups end at `position`. Raises `Corrupt` if no crash can have taken them: they were synced;
-    or they were written in this boot, and no sync had failed or was under way.
+    Groups end at `position`. Raises `Corrupt` if no crash can have lost them: they were synced, or
+    they were written in this boot without a failed or unfinished sync.
     """
     header = found.header
     if position < mark.synced_end:

@@ -31,12 +31,14 @@ def end_mark_path(wal_dir: str, wal_set: int, shard: int) -> str:
 def read_end_mark(fs: Fs, wal_dir: str, wal_set: int, shard: int) -> EndMark:
     """*Blocking.* The end mark of a shard that must have one.
 
-    Raises `Corrupt` if the file is missing or holds no whole slot, `StorageError` if it cannot be
+    Raises `Corrupt` if the file is missing or has no valid slot, `StorageError` if it cannot be
     read, `StartRefused` for a newer version.
     """
     path = end_mark_path(wal_dir, wal_set, shard)
     if not fs.exists(path):
-        raise Corrupt("the end mark of this shard is missing; `topics repair` makes it anew", path)
+        raise Corrupt(
+            "the end mark of this shard is missing; `topics repair` writes a new one", path
+        )
     file = fs.open(path)
     try:
         found = _decode(file, wal_set, shard)
@@ -44,7 +46,7 @@ def read_end_mark(fs: Fs, wal_dir: str, wal_set: int, shard: int) -> EndMark:
         file.close()
     if not found:
         raise Corrupt(
-            "the end mark of this shard fails its check; `topics repair` makes it anew", path
+            "the end mark of this shard fails its check; `topics repair` writes a new one", path
         )
     return max(found.values())[1]
 
@@ -60,13 +62,13 @@ class EndMarkFile:
         self._shard: Final = shard
         counters = {slot: counter for slot, (counter, _) in slots.items()}
         self._counter = max(counters.values(), default=0)
-        # The next slot of each pair: the older one, or one that is not whole.
+        # The next slot of each pair: the older one, or an invalid one.
         self._note = min(NOTES, key=lambda slot: counters.get(slot, -1))
         self._beginning = min(BEGINNINGS, key=lambda slot: counters.get(slot, -1))
 
     @classmethod
     def open(cls, fs: Fs, wal_dir: str, wal_set: int, shard: int, first: EndMark) -> EndMarkFile:
-        """*Blocking.* Open it, or make it, and have it begin with `first`."""
+        """*Blocking.* Open it, or make it, with `first` as its beginning."""
         path = end_mark_path(wal_dir, wal_set, shard)
         if not fs.exists(path):
             file = fs.open(layout.temp(path), create=True)
@@ -84,24 +86,27 @@ class EndMarkFile:
         return opened
 
     def note(self, mark: EndMark) -> None:
-        """Write it, unsynced: a killed process loses it not, a power cut may.
+        """Write the mark without a sync: it survives a killed process, but maybe not a power cut.
 
-        Raises `StorageError`; then what was whole stays so.
+        Raises `StorageError`; then the valid slots stay valid.
         """
         self._write(self._note, mark)
         self._note = 1 - self._note
 
     def begin(self, mark: EndMark) -> None:
-        """*Blocking.* Write it and make it durable, with all notes before it."""
+        """*Blocking.* Write the mark and make it durable, with all notes before it."""
         self.write_beginning(mark)
         self.sync_beginning()
 
     def write_beginning(self, mark: EndMark) -> None:
-        """Write it; `sync_beginning` must follow before another one is written."""
+        """Write the mark; `sync_beginning` must follow before another one is written."""
         self._write(self._beginning, mark)
 
     def sync_beginning(self) -> None:
-        """*Blocking.* Make it durable. Until that has succeeded the next one takes its slot."""
+        """*Blocking.* Make the mark durable.
+
+        Until that has succeeded the next one takes its slot.
+        """
         self._file.sync()
         self._beginning = sum(BEGINNINGS) - self._beginning
 

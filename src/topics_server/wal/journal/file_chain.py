@@ -38,7 +38,7 @@ Key = tuple[int, int]
 
 
 class JournalFile:
-    """One file as it lies there. `first`: its first group, `None` if it has no valid one."""
+    """One file on disk. `first`: its first group, `None` if it has no valid one."""
 
     def __init__(self, path: str, file: File, size: int, header: FileHeader) -> None:
         self.path = path
@@ -52,24 +52,24 @@ class JournalFile:
 
     @property
     def key(self) -> Key:
-        """Whose it is."""
+        """Wal set and shard of the file."""
         return self.header.wal_set, self.header.shard
 
     @property
     def name(self) -> layout.WalName:
-        """Who it is."""
+        """The name of the file."""
         header = self.header
         return layout.WalName(header.wal_set, header.shard, header.number)
 
     @property
     def opening(self) -> Opening:
-        """Which file it continues; only of a file that has groups."""
+        """The file that it continues; only for a file that has groups."""
         assert self.first is not None
         assert self.first.opening is not None
         return self.first.opening
 
     def scan(self, position: int, *, one: bool = False) -> Scan:
-        """Decode what one chunk holds from a position on; reads on for a group larger than it."""
+        """Decode one chunk from a position on; reads further for a group larger than the chunk."""
         length = GROUP_HEADER_BYTES if one else CHUNK_BYTES
         while True:
             buffer = self.file.pread(min(length, self.size - position), position)
@@ -84,7 +84,7 @@ class JournalFile:
             length = result.needed_bytes
 
     def groups_behind(self, position: int) -> Iterator[Group]:
-        """Every valid group behind a bad one, wherever it begins."""
+        """Every valid group behind a damaged one, at any position."""
         position += ALIGNMENT
         while self.size - position >= GROUP_HEADER_BYTES:
             length = min(CHUNK_BYTES + GROUP_HEADER_BYTES, self.size - position)
@@ -98,7 +98,7 @@ class JournalFile:
             position = result.groups[-1].end if result.groups else position + offset + ALIGNMENT
 
     def every_group(self) -> list[Group]:
-        """Every valid group of the file, wherever it begins."""
+        """Every valid group of the file, at any position."""
         groups: list[Group] = []
         position = FILE_HEADER_BYTES
         while True:
@@ -120,10 +120,10 @@ class JournalFile:
 def open_files(
     fs: Fs, wal_dir: str, *, write: bool, is_whole: bool = True
 ) -> tuple[dict[Key, list[JournalFile]], list[layout.WalName]]:
-    """Files by (set, shard), ascending by number, and the names of those never finished.
+    """Files by (set, shard), ascending by number, and the names of unfinished files.
 
-    Every header is checked and every first group read; what it opens with is asked of it only if
-    the journal `is_whole`, as far as is known. Raises `Corrupt`, `StartRefused`.
+    Checks every header and reads every first group; a valid first group is required only if the
+    journal `is_whole`, as far as is known. Raises `Corrupt`, `StartRefused`.
     """
     shards: dict[Key, list[JournalFile]] = {}
     unfinished: list[layout.WalName] = []
@@ -136,7 +136,7 @@ def open_files(
         if header is None:
             if any(_dirty_ends(file, FILE_HEADER_BYTES, size)):
                 raise Corrupt("the file header fails its check", path)
-            # Its making was cut short: no group was ever written to it.
+            # Its creation was interrupted: no group was ever written to it.
             file.close()
             unfinished.append(name)
             continue
@@ -157,7 +157,7 @@ def check_sets(
     present: Set[Key],
     start_lsn: int,
 ) -> None:
-    """Every shard of a set that is needed has a file: a missing one is not an empty one."""
+    """Check that every shard of a required set has a file: a missing file is not an empty one."""
     for index, (wal_set, shard_count, _) in enumerate(wal_sets):
         is_last = index + 1 == len(wal_sets)
         if not is_last and wal_sets[index + 1][2] <= start_lsn:
@@ -170,7 +170,7 @@ def check_sets(
                 )
 
 
-def needed_chain(
+def needed_files(
     wal_dir: str,
     key: Key,
     files: list[JournalFile],
@@ -179,8 +179,8 @@ def needed_chain(
 ) -> list[JournalFile]:
     """The files that hold groups and must be read: from the last back to `start_lsn`.
 
-    The file that the end mark names may have no groups yet; then its header names the last one
-    that has.
+    The file that the end mark names may have no groups yet; then its header names the last one that
+    has.
     """
     used = [found for found in files if found.first is not None]
     needed: list[JournalFile] = []
@@ -229,7 +229,7 @@ def _refuse_gap(
 
 
 def _path(wal_dir: str, key: Key, number: int) -> str:
-    """The journal file of a number; the folder if there is no number."""
+    """The journal file of a number; the folder without a number."""
     return (
         layout.join(wal_dir, layout.wal_file(layout.WalName(*key, number))) if number else wal_dir
     )

@@ -1,7 +1,7 @@
 """Chooses the frames of the next group and whether it needs a sync. Pure.
 
-A group is what one write takes. It never holds more than `GROUP_BYTES_MAX` of frames, unless a
-single frame is larger than that. Called by `shard` on the loop.
+One write takes one group. A group holds at most `GROUP_BYTES_MAX` of frames, unless a single frame
+is larger. Called by `wal_writer` on the loop.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class QueuedFrame(msgspec.Struct, frozen=True, gc=False):
 class NextGroup(msgspec.Struct, frozen=True, gc=False):
     """Frames for one write.
 
-    `sync_from_lsn`: the first entry whose sync somebody waits for. `urgent`: every one of them
-    may use the reserve of a full disk.
+    `sync_from_lsn`: the first entry whose ticket waits for a sync. `urgent`: all entries may use
+    the reserve of a full disk.
     """
 
     buffers: list[bytes]
@@ -40,10 +40,10 @@ class NextGroup(msgspec.Struct, frozen=True, gc=False):
 
 
 def take_group(queue: deque[QueuedFrame], max_bytes: int = GROUP_BYTES_MAX) -> NextGroup:
-    """Remove the next group's frames from the front of a queue that is not empty."""
+    """Remove the next group's frames from the front of a non-empty queue."""
     first = queue.popleft()
     if not queue:
-        # One entry in this turn: the most frequent case by far.
+        # A single entry in this turn: by far the most frequent case.
         sync_from = first.lsn if first.sync else None
         lsn = first.lsn
         return NextGroup(first.buffers, first.frame_bytes, 1, lsn, lsn, sync_from, first.urgent)

@@ -1,8 +1,8 @@
 """The open journal: all shards, lsn, trim. Implements the engine's journal port.
 
-Always opened on new files, after `replay` has made durable what it found; never appends to a file
+Always opened on new files, after `replay` has made the found files durable; never appends to a file
 of an earlier run. A topic's shard is its id modulo the shard count, for the life of the wal set;
-another shard count means another wal set; reserved ids live on shard 0. Loop thread only. Called
+another shard count means another wal set; reserved ids are on shard 0. Loop thread only. Called
 through the port by `engine`, made by the server's wiring.
 """
 
@@ -83,12 +83,12 @@ class Journal:
         on_unknown: Callable[[], None] | None = None,
         may_fill: Callable[[int], bool] = lambda size: True,
     ) -> Journal:
-        """*Blocking, briefly.* Make and sync one new file per shard; room is filled by the workers.
+        """*Blocking, briefly.* Make and sync one new file per shard; the workers fill them.
 
-        `replay` has been read to its end. `wal_set` is one whose shards are `shard_count`, or a
-        new one; note it in `FORMAT` after this call and before the first submit. `run`: the run
-        number in `FORMAT`. `on_unknown`: called on a worker, may block; a sync failed, so nobody
-        knows what reached the disk.
+        `replay` has been read to its end. `wal_set` is one with `shard_count` shards, or a new one;
+        note it in `FORMAT` after this call and before the first submit. `run`: the run number in
+        `FORMAT`. `on_unknown`: called on a worker, may block, after a failed sync: it is unknown
+        what reached the disk.
         """
         assert replay.is_finished, "what was found is made durable before anything is added"
         make_durable_dirs(fs, wal_dir)
@@ -127,11 +127,11 @@ class Journal:
         return len(self.shards)
 
     def shard_of(self, topic_id: int) -> int:
-        """The shard a topic's entries go to; what is no topic's goes to the first."""
+        """The shard for a topic's entries; reserved ids go to the first."""
         return topic_id % len(self.shards) if topic_id < RESERVED_ID_MIN else 0
 
     def listen(self, callback: Callable[[ShardProgress], None]) -> None:
-        """Say who is told of progress; makes room ahead of the first entry."""
+        """Set the callback for progress; makes room ahead of the first entry."""
         for shard in self.shards:
             assert shard.on_progress is None, "one listener, told once"
             shard.on_progress = callback
@@ -142,11 +142,11 @@ class Journal:
         self.shards[shard].submit(lsn, entry, urgent=urgent, sync=sync)
 
     def flush(self, shard: int) -> None:
-        """Write what is queued before the turn of the loop ends, if the loop may write it."""
+        """Write the queued entries before the loop turn ends, if the loop may write them."""
         self.shards[shard].flush()
 
     def reopen(self, shard: int) -> None:
-        """Everything from `failed_from` on is undone: take submissions again."""
+        """Everything from `failed_from` on is undone: accept submissions again."""
         self.shards[shard].reopen()
 
     def read_only_shards(self) -> Sequence[int]:
@@ -154,7 +154,7 @@ class Journal:
         return [shard.number for shard in self.shards if shard.state is WriterState.READ_ONLY]
 
     def facts(self, sync_latency: Sequence[LatencyHistogram]) -> Sequence[ShardFacts]:
-        """Each shard's figures for metrics; `sync_latency` has one histogram a shard."""
+        """Each shard's metrics; `sync_latency` has one histogram a shard."""
         return [
             ShardFacts(
                 frames=shard.counters.frames,
@@ -183,7 +183,7 @@ class Journal:
                 raise result
 
     async def sync_open_shards(self) -> Sequence[SyncedShard]:
-        """As `sync_all`, of the shards that take writes; how far every one is synced.
+        """Like `sync_all`, for the shards that take writes; returns how far every shard is synced.
 
         Their end marks are durable as well.
         """
@@ -210,7 +210,7 @@ class Journal:
         for shard in self.shards:
             closed = shard.tail.closed
             start_lsn = start.of(self._wal_set, shard.number)
-            # The shard's worker may append meanwhile; this end of the list is ours alone.
+            # The shard's worker may append meanwhile; only this thread uses this end of the list.
             while closed and closed[0].last_lsn < start_lsn:
                 paths.append(closed.pop(0).path)
         if paths:
@@ -219,7 +219,8 @@ class Journal:
 
     def _unlink(self, paths: Sequence[str]) -> str | None:
         try:
-            # In order: a chain must lose its files from the front, whatever survives a power cut.
+            # In order: a chain of files must be removed from the front, whatever a power cut
+            # preserves.
             for path in paths:
                 self._fs.unlink(path, missing_ok=True)
             self._fs.sync_dir(self._wal_dir)
@@ -235,7 +236,10 @@ class Journal:
             self._closing.set_result(None)
 
     async def close(self) -> None:
-        """Write and sync what is queued, end the threads. A read-only shard is let go as it is."""
+        """Write and sync the queued entries, end the threads.
+
+        A read-only shard is closed as it is.
+        """
         for shard in self.shards:
             await shard.close()
         if self._trims_under_way:

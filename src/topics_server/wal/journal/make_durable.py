@@ -43,8 +43,7 @@ def make_durable(
 ) -> int:
     """Keep aside, cut, write again, sync, remove; returns the bytes written again.
 
-    `end_marks`: what the mark of each shard must say once that is done; then it holds in every
-    later boot too.
+    `end_marks`: the required mark of each shard after that; it holds in every later boot too.
     """
     if torn_files:
         torn_dir = layout.join(wal_dir, layout.TORN)
@@ -59,10 +58,10 @@ def make_durable(
         found.file.sync()
     rewritten_bytes = sum(_write_again(found) for found in lasts)
     for (wal_set, shard), mark in end_marks.items():
-        # Also one that says so already: it may be in the page cache only, and what it names no
-        # longer is removed below.
+        # Also an unchanged mark: it may be in the page cache only, and the files that it no longer
+        # names are removed below.
         EndMarkFile.open(fs, wal_dir, wal_set, shard, mark).close()
-    # Names are relied on as well: that a file is there, and that a trimmed one is not.
+    # The names matter as well: that a file exists, and that a trimmed one does not.
     fs.sync_dir(wal_dir)
     for path in unused:
         fs.unlink(path)
@@ -81,7 +80,7 @@ def _keep_aside(fs: Fs, found: JournalFile, torn: TornRange) -> None:
 
 
 def _write_again(found: JournalFile) -> int:
-    """In place: after a failed sync the cache may hold what the disk does not."""
+    """In place: after a failed sync the cache may hold data that the disk does not."""
     position = found.synced_bytes
     while position < found.end:
         data = found.file.pread(min(CHUNK_BYTES, found.end - position), position)

@@ -1,21 +1,20 @@
 """Reads the journal at start: entries by lsn, torn ends, durability.
 
-Which files are read is for `chain` to say. Where a group fails its check (FORMATS, Torn or
-corrupt):
+`file_chain` decides which files are read. When a group fails its check (FORMATS, Torn or corrupt):
 
 - a later file holds a valid group -> this file was synced whole: *corrupt*;
-- a readable group behind it says it was synced, by its mark or by an lsn the snapshot is known to
-  be synced up to -> *corrupt*;
-- a header fails although bytes follow it -> *corrupt*, for headers are synced before any group;
-- an anchor (an end mark, `FORMAT`, the snapshot) says that there was more -> *corrupt*;
-- otherwise nobody was told of it -> *torn*: kept aside, zeroed, reported. Groups behind it were
-  part of the same unsynced tail: pages of one sync may land out of order.
+- a readable group behind it proves a sync, by its mark or by an lsn up to which the snapshot knows
+  the shard to be synced -> *corrupt*;
+- a header fails although bytes follow it -> *corrupt*: headers are synced before any group;
+- an anchor (an end mark, `FORMAT`, the snapshot) proves that there was more -> *corrupt*;
+- otherwise no client got an answer for it -> *torn*: kept aside, zeroed, reported. Groups behind it
+  were part of the same unsynced tail: pages of one sync may reach the disk out of order.
 
-A shard that is torn, or ends before its end mark though nothing proves damage, *may have lost* what
-was acknowledged as written, whatever boot this is: seqs of its topics must not be used again.
+A torn shard, or one that ends before its end mark without proof of damage, *may have lost* entries
+that were acknowledged as written, in any boot: seqs of its topics must not be used again.
 
-When the last entry has been taken, `entries` makes durable what it found: cut torn tails, write
-again in place what is not known to be synced, sync it and the directory, remove unused files. Only
+After the last entry, `entries` makes the found files durable: cut torn tails, write again in place
+the groups that are not known to be synced, sync them and the directory, remove unused files. Only
 then may a `Journal` be opened. Called by the server's start and by `dump`.
 """
 
@@ -48,14 +47,14 @@ from topics_server.wal.journal.file_chain import (
     JournalFile,
     Key,
     check_sets,
-    needed_chain,
+    needed_files,
     open_files,
 )
 from topics_server.wal.journal.make_durable import TornRange, make_durable
 
 
 class ReplayReport(msgspec.Struct):
-    """What was found, for the log at start and for `dump`."""
+    """The findings, for the log at start and for `dump`."""
 
     files: int = 0
     files_read: int = 0
@@ -69,7 +68,7 @@ class ReplayReport(msgspec.Struct):
 
 
 class ShardEnd(msgspec.Struct, frozen=True):
-    """Where a shard of a wal set goes on: number of its next file, and what that one opens with."""
+    """The end of a shard of a wal set: number and opening of its next file."""
 
     next_number: int
     opening: Opening
@@ -86,10 +85,10 @@ class OldFile(msgspec.Struct, frozen=True):
 class JournalReplay:
     """One reading of the journal in `wal_dir`.
 
-    `wal_sets` (from `FORMAT`): (set, shards, first lsn) of the sets whose files must be there.
-    `synced_lsn`: every entry up to here is known to have been synced (the snapshot's `last_lsn`),
-    unless `anchors.shards` says otherwise of its shard. `on_loss`: called before anything is
-    changed if a shard may have lost something in this boot; what raises there stops the replay.
+    `wal_sets` (from `FORMAT`): (set, shards, first lsn) of the sets whose files must exist.
+    `synced_lsn`: every entry up to it is known to have been synced (the snapshot's `last_lsn`),
+    unless `anchors.shards` says otherwise about its shard. `on_loss`: called before anything is
+    changed if a shard may have lost entries in this boot; an exception from it stops the replay.
     """
 
     def __init__(
@@ -112,7 +111,7 @@ class JournalReplay:
         self._on_loss: Final = on_loss
         self._of_snapshot: Final = {(s.wal_set, s.shard): s for s in anchors.shards}
         self._marks: dict[Key, EndMark] = {}
-        self._settled: dict[Key, EndMark] = {}
+        self._final_marks: dict[Key, EndMark] = {}
         self._lossy: set[Key] = set()
         self._bytes_total = 1
         self._bytes_done = 0
@@ -126,11 +125,11 @@ class JournalReplay:
 
     @property
     def progress(self) -> float:
-        """0.0 to 1.0 of the bytes to read."""
+        """The read part of the bytes, 0.0 to 1.0."""
         return min(1.0, self._bytes_done / self._bytes_total)
 
     def may_have_lost(self, topic_id: int) -> bool:
-        """Whether acknowledged entries of the topic may be gone, though its boot goes on."""
+        """Whether acknowledged entries of the topic may be lost although the boot is the same."""
         counts = {wal_set: count for wal_set, count, _ in self._wal_sets}
         return any(
             wal_set not in counts or topic_id % counts[wal_set] == shard
@@ -149,10 +148,10 @@ class JournalReplay:
         streams = []
         for key, files in sorted(shards.items()):
             start = self._start_of(key, start_lsn)
-            chain = needed_chain(self._wal_dir, key, files, start, self._marks.get(key))
+            needed = needed_files(self._wal_dir, key, files, start, self._marks.get(key))
             self._note_old_files(files)
-            self._bytes_total += sum(found.size for found in chain)
-            streams.append(self._shard_entries(key, files, chain, start))
+            self._bytes_total += sum(found.size for found in needed)
+            streams.append(self._shard_entries(key, files, needed, start))
         try:
             for lsn, entry in heapq.merge(*streams, key=itemgetter(0)):
                 self.report.entries += 1
@@ -162,7 +161,12 @@ class JournalReplay:
                 if self._lossy and self._anchors.same_boot and self._on_loss is not None:
                     self._on_loss()
                 self.report.rewritten_bytes = make_durable(
-                    self._fs, self._wal_dir, self._torn, self._lasts, self._unused, self._settled
+                    self._fs,
+                    self._wal_dir,
+                    self._torn,
+                    self._lasts,
+                    self._unused,
+                    self._final_marks,
                 )
                 self.report.removed += self._unused
         finally:
@@ -195,7 +199,7 @@ class JournalReplay:
     def _note_numbers(
         self, shards: dict[Key, list[JournalFile]], unfinished: list[layout.WalName]
     ) -> None:
-        """No number is given twice, not even that of a file that is about to be removed."""
+        """No number is used twice, not even that of a file that is about to be removed."""
         names = unfinished + [found.name for found in itertools.chain(*shards.values())]
         for name in sorted(names):
             self.ends[name.wal_set, name.shard] = ShardEnd(name.number + 1, Opening(0, 0, 0))
@@ -208,9 +212,9 @@ class JournalReplay:
             self.old_files.append(OldFile(found.path, follower.opening.previous_lsn, found.key))
 
     def _keep_one_file(self, shards: dict[Key, list[JournalFile]]) -> None:
-        """A shard without any file counts as missing: a crash must not find it so.
+        """Keep one file of every shard: a shard without any file counts as missing after a crash.
 
-        Nor may it find the one that is kept as it was before its header was synced.
+        The kept file's header is synced.
         """
         for files in shards.values():
             if all(found.path in self._unused for found in files):
@@ -221,12 +225,12 @@ class JournalReplay:
     # -- entries ---------------------------------------------------------------------------
 
     def _shard_entries(
-        self, key: Key, files: list[JournalFile], chain: list[JournalFile], start_lsn: int
+        self, key: Key, files: list[JournalFile], needed: list[JournalFile], start_lsn: int
     ) -> Iterator[tuple[int, Entry]]:
-        last_lsn = chain[0].opening.previous_lsn if chain else 0
-        for index, found in enumerate(chain):
+        last_lsn = needed[0].opening.previous_lsn if needed else 0
+        for index, found in enumerate(needed):
             self.report.files_read += 1
-            follower = chain[index + 1] if index + 1 < len(chain) else None
+            follower = needed[index + 1] if index + 1 < len(needed) else None
             for group in self._groups(found, follower, start_lsn):
                 self.report.groups += 1
                 self.report.bytes += group.length
@@ -237,15 +241,15 @@ class JournalReplay:
                     if lsn >= start_lsn:
                         yield lsn, entry
             self._bytes_done += found.size
-        if not chain:
+        if not needed:
             last_lsn = max(found.header.after_lsn for found in files)
         self._check_synced_tail(key, files, last_lsn, start_lsn)
-        self._end_shard(key, files, chain, last_lsn, start_lsn)
+        self._end_shard(key, files, needed, last_lsn, start_lsn)
 
     def _groups(
         self, found: JournalFile, follower: JournalFile | None, start_lsn: int
     ) -> Iterator[Group]:
-        """Groups of one file; judges where they end."""
+        """The groups of one file; judges its end."""
         position = FILE_HEADER_BYTES
         while True:
             result = found.scan(position)
@@ -269,7 +273,7 @@ class JournalReplay:
             self._judge_tail(found, position, result.reason, start_lsn)
 
     def _judge_tail(self, found: JournalFile, position: int, reason: str, start_lsn: int) -> None:
-        """Nothing valid at `position` of a shard's last file: clean, torn or corrupt?"""
+        """Judge the invalid bytes at `position` of a shard's last file: clean, torn or corrupt."""
         mark = self._marks.get(found.key)
         is_live = mark is not None and mark.number == found.header.number
         if (
@@ -308,8 +312,9 @@ class JournalReplay:
     def _check_synced_tail(
         self, key: Key, files: list[JournalFile], last_lsn: int, start_lsn: int
     ) -> None:
-        """A header, an end mark or a snapshot made when the shard was synced up to an lsn proves
-        that its entries existed.
+        """A proof that the shard's entries up to an lsn existed.
+
+        A header, an end mark or a snapshot made when they were synced is such a proof.
         """
         mark, of_snapshot = self._marks.get(key), self._of_snapshot.get(key)
         path, synced_lsn = max((found.header.after_lsn, found.path) for found in files)[::-1]
@@ -333,7 +338,7 @@ class JournalReplay:
         self,
         key: Key,
         files: list[JournalFile],
-        chain: list[JournalFile],
+        needed: list[JournalFile],
         last_lsn: int,
         start_lsn: int,
     ) -> None:
@@ -341,21 +346,21 @@ class JournalReplay:
         mark = self._marks.get(key)
         if mark is not None:
             live = next(found for found in files if found.header.number == mark.number)
-            self._settled[key] = mark._replace(
+            self._final_marks[key] = mark._replace(
                 written_end=live.end,
                 synced_end=live.end,
                 written_lsn=last_lsn,
                 synced_lsn=last_lsn,
                 is_syncing=False,
             )
-        if chain:
-            last = chain[-1]
+        if needed:
+            last = needed[-1]
             self._lasts.append(last)
             self.old_files.append(OldFile(last.path, last_lsn, key))
             opening = Opening(last.header.number, last.end, last_lsn)
         for found in files:
             if found.first is None and found.header.number > opening.previous_number:
-                # Never used, or its first group is torn; nothing in it counts.
+                # Never used, or its first group is torn; no part of it counts.
                 self._judge_tail(found, FILE_HEADER_BYTES, "", start_lsn)
                 if mark is not None and found.header.number == mark.number:
                     # It stays until the mark names another one.
@@ -363,7 +368,7 @@ class JournalReplay:
                 else:
                     self._unused.append(found.path)
             elif found.first is None:
-                # Below what was read: not judged, removed when its neighbours are.
+                # Before the start of replay: not judged, removed together with its neighbours.
                 self.old_files.append(OldFile(found.path, last_lsn, key))
         self.ends[key] = ShardEnd(self.ends[key].next_number, opening)
         self.report.last_lsn = max(self.report.last_lsn, last_lsn)

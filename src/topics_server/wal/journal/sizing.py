@@ -11,38 +11,38 @@ from typing import Final
 from topics_server.values.limits import KIB, MIB
 from topics_server.wal.journal.wal_file import Sizes
 
-# Of the open files the process may have, the store's share; the rest is for connections.
+# The store's part of the open files that the process may have; connections get the rest.
 _STORE_FILES_SHARE: Final = 4
 _STORE_FILES_MAX: Final = 4096
-# The journal may take one part in so many of the file system between two checkpoints.
+# The journal may take one part in this many of the file system between two checkpoints.
 WAL_SHARE: Final = 8
 _MIN_FREE_BYTES_MAX: Final = 256 * MIB
 _STEP_BYTES_MIN: Final = 128 * KIB
 _PAGE_BYTES: Final = 4 * KIB
-# The least ballast takes at most one part in so many of the file system.
+# The minimum ballast takes at most one part in this many of the file system.
 _BALLAST_SHARE: Final = 64
 
 
 def store_files(open_files: int) -> int:
-    """How many of the files that the process may have open are the segments'."""
+    """How many of the process's open files the segments may use."""
     return max(16, min(_STORE_FILES_MAX, open_files // _STORE_FILES_SHARE))
 
 
 def min_free_bytes(total_bytes: int) -> int:
-    """Below how many free bytes appends are refused, where no setting says (contract README)."""
+    """The free bytes below which appends are refused, if no setting says (contract README)."""
     return min(_MIN_FREE_BYTES_MAX, total_bytes // 100)
 
 
 def journal_sizes(total_bytes: int, shard_count: int) -> Sizes:
-    """Journal files that fit the file system: a small disk is not all preallocated files.
+    """Journal files that fit the file system: preallocated files must not fill a small disk.
 
-    A file is let go only as a whole, so on a small disk files are small too. What all shards fill
-    ahead and keep in reserve takes at most a sixteenth of the file system.
+    A file is removed only as a whole, so on a small disk files are small too. The space that all
+    shards fill ahead and keep in reserve is at most a sixteenth of the file system.
     """
     whole = Sizes()
     share = total_bytes // (4 * WAL_SHARE * shard_count)
     ahead = total_bytes // (2 * WAL_SHARE * shard_count)
-    # Multiples of a page, and never less than a few requests.
+    # Multiples of a page, and at least a few requests.
     step_bytes = _within(_STEP_BYTES_MIN, ahead * 3 // 4, whole.fill_step_bytes)
     reserve_bytes = _within(_STEP_BYTES_MIN // 4, ahead // 4, whole.reserve_bytes)
     file_bytes = _within(2 * step_bytes, share, whole.file_bytes)
@@ -59,5 +59,5 @@ def ballast_bytes(snapshot_bytes: int, total_bytes: int, sizes: Sizes) -> int:
 
 
 def _within(least: int, value: int, most: int) -> int:
-    """`value` in whole pages, at least and at most so much."""
+    """`value` in whole pages, within the bounds."""
     return max(least, min(most, value // _PAGE_BYTES * _PAGE_BYTES))

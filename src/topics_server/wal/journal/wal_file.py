@@ -1,26 +1,26 @@
 """The current journal file of a shard: preallocation, writes, rotation.
 
-Plain blocking calls without threads or loop; whoever has the shard's turn (its worker, or the loop
-while the worker is idle) calls them, never two at a time, with one exception: `write` may run on
-the loop while `sync` runs on the worker. No field is changed by both, and `sync` notes what it
-covers before it begins. Invariants:
+Plain blocking calls without threads or loop. The holder of the shard's turn (its worker, or the
+loop while the worker is idle) calls them, one at a time, with one exception: `write` may run on the
+loop while `sync` runs on the worker. No field is changed by both, and `sync` notes what it covers
+before it begins. Invariants:
 
 - Groups are written only below `filled`, where the file is zeros already: a write never grows it.
 - A file's header and name are synced before its first group is written, and a file is synced whole
   before the next one gets its first group. Recovery tells torn from corrupt by that.
 - There is a *spare*: the next file, made ahead, with `reserve_bytes` filled. Ordinary groups are
-  written only while there is one, so what a full disk leaves for urgent entries is a whole spare.
+  written only while there is one, so a full disk leaves a whole spare for urgent entries.
 - Room for ordinary entries is made only where `may_fill` says that enough stays free; urgent ones
-  (deletes, acks, drops) may use up the spare and what is left of the disk.
-- After a failed write nothing is written before `cut` has zeroed what may have landed.
-- The end mark never says more than is true: it follows each write and each sync. It names a file
-  before that file gets a group, synced, so a file it names is never one that was trimmed. It says
-  that a sync is under way from before the sync until that has succeeded: after a failure the
-  kernel may forget what was written since the last one. Whoever may write groups writes the mark;
-  beside a sync or a fill on the worker that is the loop. Before anything outside the journal relies
-  on what was synced (a snapshot, delete flags, a segment), the mark is made durable as well.
+  (deletes, acks, drops) may use up the spare and the rest of the disk.
+- After a failed write nothing is written before `cut` has zeroed its possible remains.
+- The end mark never claims more than is true: it follows each write and each sync. It names a file
+  before that file gets a group, synced, so it never names a trimmed file. It reports a sync
+  as under way from before it until it has succeeded: after a failure the kernel may forget the
+  writes since the last sync. The holder of the turn writes the mark; beside a sync or a fill on the
+  worker that is the loop. The mark is made durable before anything outside the journal relies on a
+  sync (a snapshot, delete flags, a segment).
 
-Called by `shard`.
+Called by `wal_writer`.
 """
 
 from __future__ import annotations
@@ -54,11 +54,11 @@ from topics_server.wal.journal.end_mark_file import EndMarkFile
 from topics_server.wal.journal.group_commit import NextGroup
 
 RESERVE_BYTES: Final = MIB
-# What one call fills. The kernel holds the file for as long: the loop's writes wait for it. And
-# each call costs a turn at the interpreter lock.
+# Bytes filled in one call. The kernel locks the file meanwhile, so the loop's writes wait for it;
+# and each call costs a turn at the interpreter lock.
 _ZEROS: Final = memoryview(bytes(256 * KIB))
-# After one beside which somebody writes, seconds: who waits for the file is only given it if nobody
-# takes it again at once (Linux lets a waiter go first after 4 ms).
+# Pause after a fill step beside which another thread writes, seconds: a waiter gets the file only
+# if the holder does not take it again at once (Linux lets a waiter go first after 4 ms).
 _PAUSE_S: Final = 0.0001
 _OPENING_BYTES: Final = FRAME_HEADER_BYTES + 16
 
@@ -75,7 +75,7 @@ class Sizes(NamedTuple):
 
 
 class ClosedFile(NamedTuple):
-    """A journal file that gets no more groups; every entry in it has an lsn <= `last_lsn`."""
+    """A journal file without further groups; every entry in it has an lsn <= `last_lsn`."""
 
     path: str
     last_lsn: int
@@ -95,7 +95,7 @@ class _Live:
         self.is_written = False
 
     def fill(self, upto: int) -> None:
-        """Write zeros up to a position; what a failed call has filled stays and is not counted."""
+        """Write zeros up to a position; the part that a failed call has filled stays uncounted."""
         position = self.filled
         while position < upto:
             step = min(len(_ZEROS), upto - position)
@@ -107,7 +107,9 @@ class _Live:
 
 
 class WalFile:
-    """Where one shard writes. `end`: the next group's position; `last_lsn`: the last one written.
+    """The state of one shard's file.
+
+    `end`: the next group's position; `last_lsn`: the last written.
 
     `written_bytes`, `covered_bytes`: bytes of groups ever written and ever synced (marks do not
     count).
@@ -153,7 +155,8 @@ class WalFile:
         self.end = self.synced_bytes = FILE_HEADER_BYTES
         self._live = self._make_file(FILE_HEADER_BYTES)
         self._is_syncing = False
-        self._is_mark_refused = False
+        # Whether the newest note is not in the end mark: the disk refused it.
+        self.is_mark_refused = False
         # The mark that is known to be durable, and the one that is about to be.
         self._held = self._end_mark_now()
         self._holding: EndMark | None = None
@@ -167,35 +170,35 @@ class WalFile:
         return self._live.file.path
 
     def has_room(self, frames_bytes: int) -> bool:
-        """Whether a group of so many bytes of frames fits where the file is zeros already."""
+        """Whether a group with this many bytes of frames fits into the filled part of the file."""
         if self._opening is not None:
             frames_bytes += _OPENING_BYTES
         return self.end + group_length(frames_bytes) <= self._live.filled
 
     @property
     def dirty_bytes(self) -> int:
-        """Bytes of groups written and not synced."""
+        """Bytes of unsynced groups."""
         return self.written_bytes - self.covered_bytes
 
     @property
     def has_spare(self) -> bool:
-        """Whether the next file is there: without it only urgent entries are written."""
+        """Whether the next file exists: without it only urgent entries are written."""
         return bool(self._spares)
 
     @property
     def wants_room(self) -> bool:
-        """Whether `prepare` has something to do."""
+        """Whether `prepare` has work to do."""
         ahead = min(self._limit, self.end + self._ahead_bytes // 2)
         return len(self._spares) < self._spares_wanted or self._live.filled < ahead
 
     @property
     def _spares_wanted(self) -> int:
-        """One; near the end of a file also the one after, so that nobody waits for it there."""
+        """One; near the end of a file also the one after, so that no request waits for it there."""
         return 2 if self._limit - self.end < self._sizes.file_bytes // 4 else 1
 
     @property
     def may_rotate(self) -> bool:
-        """Whether `prepare` may go on to the next file: then nobody writes meanwhile."""
+        """Whether `prepare` may move to the next file: then nothing else writes meanwhile."""
         return self._refused_bytes > 0
 
     @property
@@ -206,21 +209,21 @@ class WalFile:
     # -- room ------------------------------------------------------------------------------
 
     def prepare(self) -> None:
-        """Fill ahead and have a spare, and room for what was refused last. Raises `DiskFull`.
+        """Fill ahead and make a spare, and room for the last refused write. Raises `DiskFull`.
 
-        Unless `may_rotate`, others may write meanwhile: it touches nothing below the filled mark.
+        Without `may_rotate`, writes may go on meanwhile: it touches nothing below the filled mark.
         """
         if len(self._spares) < self._spares_wanted:
             self._make_spare()
         if self._refused_bytes:
             self._make_ordinary_room(self._refused_bytes)
             self._refused_bytes = 0
-        # A step at a time: between two of them is time for a sync.
+        # A step at a time: a sync may run between two of them.
         step = max(self._live.filled, self.end) + self._sizes.fill_step_bytes
         self._fill_ahead_to(min(self._limit, self.end + self._ahead_bytes, step))
 
     def make_room(self, frames_bytes: int, *, urgent: bool) -> None:
-        """Make `has_room` true. Raises `DiskFull`; urgent ones may use up the spare first."""
+        """Make `has_room` true. Raises `DiskFull`; urgent entries may use up the spare first."""
         if self.has_room(frames_bytes):
             if not urgent and not self._spares:
                 self._make_spare()
@@ -229,7 +232,7 @@ class WalFile:
             self._make_ordinary_room(frames_bytes)
         except DiskFull:
             if not urgent:
-                # A group of unusual size does not keep ordinary ones waiting.
+                # A group of unusual size does not hold up ordinary ones.
                 self._refused_bytes = min(frames_bytes, self._sizes.fill_step_bytes)
                 raise
             if not self.has_room(frames_bytes) and self._spares and self._opening is None:
@@ -243,7 +246,7 @@ class WalFile:
             self._make_spare()
         needed = group_length(frames_bytes + _OPENING_BYTES)
         if self.end + needed > self._limit and self._opening is None:
-            # A spare for the time after, before this one is used.
+            # Make the spare after the next one, before this one is used.
             if len(self._spares) < 2:
                 self._make_spare()
             self._rotate()
@@ -256,7 +259,7 @@ class WalFile:
         self._fill_ahead_to(min(self._limit, self.end + max(needed, self._sizes.reserve_bytes)))
 
     def _fill_ahead_to(self, upto: int) -> None:
-        """As `_fill_to`, for ordinary entries: what must stay free is left alone."""
+        """Like `_fill_to`, for ordinary entries: keeps the required free space."""
         if upto > self._live.filled:
             self._leave_floor(upto - self._live.filled)
             self._fill_to(upto)
@@ -274,7 +277,7 @@ class WalFile:
         self._spares.append(self._make_file(self._sizes.reserve_bytes))
 
     def _make_file(self, fill_bytes: int) -> _Live:
-        """A new file with a header, filled and synced, name included."""
+        """A new file with a header, filled and synced, its name included."""
         number = self._next_number
         path = layout.join(
             self._wal_dir, layout.wal_file(layout.WalName(self._wal_set, self._shard, number))
@@ -300,7 +303,7 @@ class WalFile:
         except SyncFailed:
             raise
         except StorageError:
-            # Give back what it took: others need it more. A leftover name is found unused.
+            # Free the space for others. Recovery finds a leftover name unused.
             file.close()
             self._fs.unlink(path, missing_ok=True)
             raise
@@ -315,7 +318,7 @@ class WalFile:
         self.note_syncing()
         self.sync()
         self._is_syncing = False
-        # Before anything changes here: a refusal leaves the old file in use.
+        # Before anything changes here: after a refusal the old file stays in use.
         beginning = self._end_mark_of(new, FILE_HEADER_BYTES, FILE_HEADER_BYTES)
         self._end_mark.begin(beginning)
         self._held = beginning
@@ -334,7 +337,7 @@ class WalFile:
     def write(self, group: NextGroup, *, sync_follows: bool = False) -> None:
         """One write. On failure nothing counts as written and `cut` must follow.
 
-        `sync_follows`: whoever calls this syncs next, and no one writes before that.
+        `sync_follows`: the caller syncs next, and nothing is written before that.
         """
         assert not self._broken_bytes, "cut before writing again"
         assert group.first_lsn > self.last_lsn, "lsns of a shard ascend"
@@ -382,16 +385,16 @@ class WalFile:
         self.covered_bytes = written_bytes
 
     def mark(self) -> None:
-        """Say in the file how far it is synced, unless something says so already.
+        """Write into the file how far it is synced, unless a mark already says so.
 
-        The mark itself is neither synced nor counted as dirty: nothing is lost with it.
+        The mark itself is neither synced nor counted as dirty: losing it does no harm.
         """
         has_space = self._live.filled >= self.end + GROUP_HEADER_BYTES
         if self._marked < self.synced_bytes and self._opening is None and has_space:
             self._write([], 0, 0)
 
     def cut(self) -> None:
-        """Zero what a failed write may have left, and sync. Raises if neither way works."""
+        """Zero the possible remains of a failed write, and sync. Raises if neither way works."""
         length = self._broken_bytes
         assert length
         self.note_syncing()
@@ -399,7 +402,7 @@ class WalFile:
             for start in range(0, length, len(_ZEROS)):
                 self._live.file.pwrite(_ZEROS[: length - start], self.end + start)
         except DiskFull:
-            # A disk that copies on write may have no room even for zeros; giving back works.
+            # A copy-on-write disk may have no room even for zeros; truncating works.
             self._live.file.truncate(self.end)
             self._live.filled = self.end
         self.sync()
@@ -409,22 +412,22 @@ class WalFile:
     # -- the end mark ----------------------------------------------------------------------
 
     def note_syncing(self) -> None:
-        """A sync is about to begin: until it has succeeded, what is not synced may vanish."""
+        """A sync is about to begin: until it has succeeded, unsynced groups may vanish."""
         self._is_syncing = True
         self._note_end()
 
     def note_synced(self) -> None:
-        """The sync has succeeded: the end mark says how far it reached."""
+        """The sync has succeeded: write its end into the end mark."""
         self._is_syncing = False
         self._note_end()
 
     def finish(self) -> None:
-        """Nothing is written any more: sync the end mark. Raises `StorageError`."""
+        """No more writes: sync the end mark. Raises `StorageError`."""
         self._end_mark.begin(self._end_mark_now())
 
     @property
     def is_held(self) -> bool:
-        """Whether the end mark on disk says how far the shard is synced now."""
+        """Whether the end mark on disk covers everything that is synced now."""
         return (self._held.number, self._held.synced_end) == (self._live.number, self.synced_bytes)
 
     def begin_hold(self) -> None:
@@ -439,7 +442,10 @@ class WalFile:
             self._holding = mark
 
     def hold(self) -> None:
-        """*Blocking.* Make the mark durable. A refusal leaves the one before, which is true too."""
+        """*Blocking.* Make the mark durable.
+
+        After a refusal the older mark stays, which is true too.
+        """
         if self._holding is None:
             return
         try:
@@ -450,13 +456,15 @@ class WalFile:
         self._held = self._holding
 
     def _note_end(self) -> None:
-        """Write the end mark. A refusal leaves what it said before, which is true as well."""
+        """Write the end mark. On a refusal the old mark stays, which is true as well."""
         try:
             self._end_mark.note(self._end_mark_now())
         except StorageError as error:
-            if not self._is_mark_refused:
+            if not self.is_mark_refused:
                 log.warning("an end mark is not written, it stays behind: %s", error)
-            self._is_mark_refused = True
+            self.is_mark_refused = True
+        else:
+            self.is_mark_refused = False
 
     def _end_mark_now(self) -> EndMark:
         return self._end_mark_of(self._live, self.end, self.synced_bytes)
@@ -474,7 +482,7 @@ class WalFile:
         )
 
     def close(self) -> None:
-        """Let go of the files; an unused spare stays for recovery to remove."""
+        """Close the files; recovery removes an unused spare."""
         for live in (self._live, *self._spares):
             live.file.close()
         self._end_mark.close()

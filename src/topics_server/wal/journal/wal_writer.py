@@ -1,18 +1,21 @@
 """One shard's writer: groups entries, writes, syncs and reports them.
 
-Loop thread only, but for `_work`, which the shard's worker runs. The file side (`tail`) belongs to
-the worker while a job is under way (`_job`), else to the loop; there is no lock. What one loop turn
-submits is a group: small, on an idle shard, below the filled mark and with little unsynced, it is
-written at the end of the turn and reported there; everything else goes to the worker, one job and
-one post to the loop at a time (ARCHITECTURE, Write 5). A shard is idle also while the worker only
-fills ahead, or only syncs: unless writes turn out to wait for the sync, or all that is queued waits
-for one itself (`docs/decisions/0016-writes-beside-a-sync.md`).
+Loop thread only, except `_work`, which the shard's worker runs. The file side (`wal_file`) belongs
+to the worker while a job is under way (`_job`), else to the loop; there is no lock. `sync_policy`
+knows how far the shard is written and synced, and decides when it syncs.
+
+The entries of one loop turn form a group. The loop writes a small group on an idle shard, below the
+filled mark and with few unsynced bytes, at the end of the turn and reports it there. The worker
+does everything else, one job and one report to the loop at a time (ARCHITECTURE, Write 5). A shard
+also counts as idle while the worker only fills ahead, or only syncs: unless writes turn out to wait
+for the sync, or every queued entry waits for one itself
+(`docs/decisions/0016-writes-beside-a-sync.md`).
 
     OPEN ──write refused──> FAILED ──reopen──> FULL ──room found──> OPEN
       └──────sync failed──────┴───────────────────┴──> READ_ONLY (for ever)
 
 FAILED takes nothing; FULL takes urgent entries and looks for room every `RETRY_MS`. A failed group
-takes everything queued behind it along, so what is undone is a suffix that nobody has seen.
+fails everything queued behind it, so the undone entries are a suffix that no reader has seen.
 Called by `journal`.
 """
 
@@ -36,27 +39,30 @@ from topics_server.values.limits import (
 from topics_server.values.storage_types import ShardProgress
 from topics_server.wal.format.frames import encode_entry
 from topics_server.wal.journal.group_commit import NextGroup, QueuedFrame, take_group
+from topics_server.wal.journal.sync_policy import SyncPolicy, Watermarks
 from topics_server.wal.journal.wal_file import WalFile
 from topics_server.wal.journal.workers import BlockingWorker
 from topics_server.wal.journal.writer_jobs import (
     DISK_FULL,
     READ_ONLY,
+    CutBack,
+    FinishFile,
+    HoldEndMark,
+    MakeRoom,
     Outcome,
+    SyncOnly,
     WriteCounters,
+    WriteGroup,
     WriteJob,
     do_job,
 )
 
 # How often a full shard looks for room.
 RETRY_MS: Final = 500
-# A write beside a sync that takes longer than this may have waited for it (or for a busy machine);
-# if so many syncs in a row have such a write, this file system lets nobody write meanwhile.
-_SLOW_WRITE_MS: Final = 5.0
-_SLOW_SYNCS_MAX: Final = 3
 
 
 class WriterState(enum.Enum):
-    """See the module's diagram; CLOSED is the end of a clean stop."""
+    """See the module's diagram; CLOSED is the state after a clean stop."""
 
     OPEN = "open"
     FAILED = "failed"
@@ -89,33 +95,28 @@ class WalWriter:
         self._loop: Final = loop
         self._sync_interval_s: Final = sync_interval_ms / 1000
         self._observe_sync_us: Final = observe_sync_us
-        # Told of more submitted than the loop writes in one go.
+        # Called when more was submitted than the loop writes at once.
         self._on_backlog: Final = on_backlog
-        # Called on the worker when a sync failed, before anyone is answered.
+        # Called on the worker when a sync failed, before any answer.
         self._on_unknown: Final = on_unknown
         self._queue: Final[deque[QueuedFrame]] = deque()
         self._queue_bytes = 0
-        self._submitted_lsn = self._written_lsn = self._synced_lsn = tail.last_lsn
-        # Of each group, written and not synced, the first entry whose sync somebody waits for.
-        self._sync_from_lsns: Final[deque[int]] = deque()
-        self._sync_wanted = False
+        self._marks: Final = Watermarks(tail.last_lsn)
+        self._policy: Final = SyncPolicy()
         self._probe_wanted = False
         self._job: WriteJob | None = None
         self._flush_scheduled = False
-        self._writes_beside_syncs = True
-        self._had_slow_write = False
-        self._slow_syncs = 0
-        # A write on the loop failed beside a job: what it left is cut once that is done.
+        # A write on the loop failed beside a job: its remains are cut once the job is done.
         self._cut_wanted = False
         self._sync_timer: asyncio.TimerHandle | None = None
         self._probe_timer: asyncio.TimerHandle | None = None
         self._waiters: list[tuple[int, asyncio.Future[None]]] = []
-        # Who waits until the end mark is durable.
+        # Callers that wait until the end mark is durable.
         self._holders: list[asyncio.Future[None]] = []
-        # First entry of a group that a write on the loop failed for, until its cut is done.
+        # The first entry of a group whose write on the loop failed, until its cut is done.
         self._failed_lsn = 0
-        self._idle: asyncio.Future[None] | None = None
-        self._is_read_only = False
+        # While the shard closes: resolved with the outcome of the job under way.
+        self._closing_job: asyncio.Future[Outcome] | None = None
 
     # -- the loop's side -------------------------------------------------------------------
 
@@ -126,13 +127,13 @@ class WalWriter:
 
     @property
     def queue_bytes(self) -> int:
-        """What waits to be written, in bytes."""
+        """Bytes that wait to be written."""
         return self._queue_bytes
 
     @property
     def synced_lsn(self) -> int:
         """Every entry of the shard up to this lsn is synced."""
-        return self._synced_lsn
+        return self._marks.synced_lsn
 
     def submit(self, lsn: int, entry: Entry, *, urgent: bool, sync: bool) -> None:
         """Queue one entry; written at the end of this turn at the earliest."""
@@ -143,12 +144,11 @@ class WalWriter:
             raise TopicsError(
                 Code.THROTTLED, "the journal's queue is full", {"limit": "journal_queue"}
             )
-        assert lsn > self._submitted_lsn, "lsns of a shard ascend"
+        self._marks.submit(lsn)
         buffers = encode_entry(lsn, entry)
         frame_bytes = len(buffers[0]) if len(buffers) == 1 else sum(map(len, buffers))
         self._queue.append(QueuedFrame(lsn, buffers, frame_bytes, sync, urgent))
         self._queue_bytes += frame_bytes
-        self._submitted_lsn = lsn
         if self._queue_bytes > LOOP_WRITE_BYTES_MAX and self._on_backlog is not None:
             self._on_backlog()
         if not self._flush_scheduled:
@@ -156,7 +156,7 @@ class WalWriter:
             self._loop.call_soon(self._flush)
 
     def flush(self) -> None:
-        """Write what is queued now, where the loop would write it at the end of the turn."""
+        """Write the queued entries now, where the loop would write them at the end of the turn."""
         if self._queue and self.state is WriterState.OPEN and self._may_write_here():
             self._write_here(self._take())
 
@@ -177,7 +177,7 @@ class WalWriter:
         if self.state is not WriterState.FAILED:
             return
         self.state = WriterState.FULL
-        self._submitted_lsn = self._written_lsn
+        self._marks.take_back()
         self._probe()
 
     def _probe(self) -> None:
@@ -198,19 +198,19 @@ class WalWriter:
         """Return once everything submitted so far is synced. Raises `ReadOnly`."""
         if self.state is WriterState.READ_ONLY:
             raise ReadOnly("a sync failed", self.tail.path)
-        target = self._submitted_lsn
-        if self._synced_lsn >= target:
+        target = self._marks.submitted_lsn
+        if self._marks.synced_lsn >= target:
             return
         future: asyncio.Future[None] = self._loop.create_future()
         self._waiters.append((target, future))
-        self._sync_wanted = True
+        self._policy.is_due = True
         self._pump_later()
         await future
 
     async def hold_end(self) -> None:
-        """Return once the end mark says durably how far the shard is synced now, or cannot.
+        """Return once a durable end mark covers the synced entries, or cannot.
 
-        Then nothing that relies on these entries outlives them unnoticed, whatever becomes of the
+        Then nothing that relies on these entries outlives them unnoticed, whatever happens to the
         journal's file.
         """
         if self.state not in (WriterState.OPEN, WriterState.FULL) or self.tail.is_held:
@@ -227,18 +227,19 @@ class WalWriter:
                 future.set_result(None)
 
     async def close(self) -> None:
-        """Write and sync what is queued, then let go of worker and files."""
+        """Write and sync the queued entries, then close the worker and the files."""
         try:
             await self.sync_all()
         except ReadOnly as error:
             log.warning("shard %d ends read-only: %s", self.number, error)
+        is_read_only = self.state is WriterState.READ_ONLY
         self.state = WriterState.CLOSED
         self._release_holders()
         if self._job is not None:
-            await self._job_done()
-        if not self._is_read_only:
-            # What was synced stays known over a power cut, however old the end mark on disk was.
-            self._start(WriteJob(finish=True))
+            is_read_only |= (await self._job_done()).error == READ_ONLY
+        if not is_read_only:
+            # After a power cut the sync stays known, however old the end mark on disk was.
+            self._start(FinishFile())
             await self._job_done()
         for timer in (self._sync_timer, self._probe_timer):
             if timer is not None:
@@ -246,9 +247,9 @@ class WalWriter:
         self._worker.close()
         self.tail.close()
 
-    async def _job_done(self) -> None:
-        self._idle = self._loop.create_future()
-        await self._idle
+    async def _job_done(self) -> Outcome:
+        self._closing_job = self._loop.create_future()
+        return await self._closing_job
 
     # -- turns -----------------------------------------------------------------------------
 
@@ -259,49 +260,37 @@ class WalWriter:
         self._pump()
 
     def _pump(self) -> None:
-        """Do the next thing there is to do; ends with the worker busy, or with nothing to do."""
+        """Start the next job or write; ends with the worker busy, or with nothing to do."""
         while self.state in (WriterState.OPEN, WriterState.FULL):
             if self._queue and self._may_write_here():
                 self._write_here(self._take())
             elif self._job is not None:
                 return
             elif self._may_sync_first():
-                self._start(WriteJob(sync=True))
+                self._start(SyncOnly())
             elif self._queue:
                 group = self._take()
-                sync = group.sync_from_lsn is not None or self._wants_sync()
-                self._start(WriteJob(group, sync=sync))
-            elif self._wants_sync() or self._is_half_dirty():
-                self._start(WriteJob(sync=True))
+                sync = group.sync_from_lsn is not None or self._policy.wants_sync
+                self._start(WriteGroup(group, sync))
+            elif self._policy.wants_sync_of(self.tail.dirty_bytes):
+                self._start(SyncOnly())
             elif self._holders:
-                self._start(WriteJob(hold=True))
+                self._start(HoldEndMark())
             elif self._probe_wanted or (self.state is WriterState.OPEN and self.tail.wants_room):
-                self._start(WriteJob(prepare=True))
+                self._start(MakeRoom())
             else:
                 if not self.tail.dirty_bytes:
                     self._mark()
                 return
 
-    def _wants_sync(self) -> bool:
-        return self._sync_wanted or bool(self._sync_from_lsns)
-
     def _may_sync_first(self) -> bool:
-        """Whether a sync is due that nobody waits for, also of those in the queue.
-
-        The loop writes beside it: a group in the same job would be told only with the sync.
-        """
+        """Whether a sync is due without a waiting ticket: the loop writes the queue beside it."""
         return (
-            self._writes_beside_syncs
-            and self._sync_wanted
-            and not self._sync_from_lsns
+            self._policy.is_due
             and not self._waiters
             and self.state is WriterState.OPEN
-            and not any(frame.sync for frame in self._queue)
+            and self._policy.may_sync_first(self._queue)
         )
-
-    def _is_half_dirty(self) -> bool:
-        """Whether to sync ahead of time, so that the loop may go on writing."""
-        return self._writes_beside_syncs and self.tail.dirty_bytes > LOOP_UNSYNCED_BYTES_MAX // 2
 
     def _may_write_here(self) -> bool:
         """Whether the group about to be taken may be written from the loop, without blocking."""
@@ -309,25 +298,22 @@ class WalWriter:
         return (
             (self._job is None or self._may_write_beside(self._job))
             and size <= LOOP_WRITE_BYTES_MAX
-            and (not self._wants_sync() or self._may_write_before_sync())
+            and self._policy.allows_write(self._queue)
             and self.tail.dirty_bytes + size <= LOOP_UNSYNCED_BYTES_MAX
             and self.tail.has_room(size)
             and (self.tail.has_spare or all(frame.urgent for frame in self._queue))
         )
 
-    def _may_write_before_sync(self) -> bool:
-        """Whether to write what is queued though a sync is due: it need not hear of that sync.
-
-        What only waits for it shares one, in one job.
-        """
-        return self._writes_beside_syncs and not all(frame.sync for frame in self._queue)
-
     def _may_write_beside(self, job: WriteJob) -> bool:
         if self.state is not WriterState.OPEN:
             return False
-        if job.only_prepares:
-            return not self.tail.may_rotate
-        return job.hold or (self._writes_beside_syncs and job.only_syncs)
+        match job:
+            case SyncOnly():
+                return self._policy.writes_beside_syncs
+            case MakeRoom():
+                return not self.tail.may_rotate
+            case _:
+                return isinstance(job, HoldEndMark)
 
     def _take(self) -> NextGroup:
         group = take_group(self._queue)
@@ -344,8 +330,8 @@ class WalWriter:
             self._fail_group(group)
             return
         took_ms = monotonic_ms() - began_ms
-        if took_ms > _SLOW_WRITE_MS and self._job is not None and self._job.only_syncs:
-            self._had_slow_write = True
+        if isinstance(self._job, SyncOnly):
+            self._policy.write_took(took_ms)
         self.counters.loop_groups += 1
         self._note_written(group, took_ms)
         self._report(write_ms=took_ms)
@@ -357,20 +343,19 @@ class WalWriter:
         counters.groups += 1
         counters.frames += group.frame_count
         counters.bytes += group.frames_bytes
-        assert group.first_lsn > self._written_lsn
-        self._written_lsn = group.last_lsn
+        self._marks.write(group.first_lsn, group.last_lsn)
         if group.sync_from_lsn is not None:
-            self._sync_from_lsns.append(group.sync_from_lsn)
-        self._sync_later()
+            self._policy.ticket_waits(group.sync_from_lsn)
+        if self._sync_timer is None:
+            self._sync_later()
 
     def _sync_later(self) -> None:
-        if self._sync_timer is None:
-            self._sync_timer = self._loop.call_later(self._sync_interval_s, self._sync_due)
+        self._sync_timer = self._loop.call_later(self._sync_interval_s, self._sync_due)
 
     def _sync_due(self) -> None:
         self._sync_timer = None
         if self.tail.dirty_bytes or self._job is not None:
-            self._sync_wanted = True
+            self._policy.is_due = True
             self._pump()
 
     def _mark(self) -> None:
@@ -378,21 +363,25 @@ class WalWriter:
             self.tail.mark()
         except StorageError as error:
             log.warning("shard %d: mark refused: %s", self.number, error)
-            self._start(WriteJob(cut=True))
+            self._start(CutBack())
 
     # -- the worker's side -----------------------------------------------------------------
 
     def _start(self, job: WriteJob) -> None:
         assert self._job is None
         self._job = job
-        if job.sync:
-            self._sync_wanted = False
-        if job.prepare:
-            self._probe_wanted = False
-        if job.only_syncs:
-            self.tail.note_syncing()
-        if job.hold:
-            self.tail.begin_hold()
+        match job:
+            case WriteGroup(sync=True):
+                self._policy.is_due = False
+            case SyncOnly():
+                self._policy.is_due = False
+                self.tail.note_syncing()
+            case MakeRoom():
+                self._probe_wanted = False
+            case HoldEndMark():
+                self.tail.begin_hold()
+            case _:
+                pass
         self._worker.run(lambda: self._work(job), self._done)
 
     def _work(self, job: WriteJob) -> Outcome:
@@ -400,47 +389,47 @@ class WalWriter:
         try:
             outcome = do_job(self.tail, job)
         except Exception as error:
-            # A defect must not end in silence with clients waiting: the outcome is unknown.
+            # A defect must not leave clients waiting in silence: the outcome is unknown.
             log.exception("shard %d: defect in the writer", self.number)
             outcome = Outcome(job, error=READ_ONLY, reason=repr(error))
-        if outcome.error == READ_ONLY and not job.finish and self._on_unknown is not None:
+        is_finish = isinstance(job, FinishFile)
+        if outcome.error == READ_ONLY and not is_finish and self._on_unknown is not None:
             self._on_unknown()
         return outcome
 
     def _done(self, outcome: Outcome) -> None:
-        """Back on the loop: tell what came of a job, and go on."""
+        """Back on the loop: report the outcome of a job, and go on."""
         self._job = None
         job = outcome.job
-        self._is_read_only |= outcome.error == READ_ONLY
-        if self._idle is not None:
+        if self._closing_job is not None:
             if outcome.error == READ_ONLY:
                 log.warning("shard %d: at its end: %s", self.number, outcome.reason)
-            self._idle.set_result(None)
+            self._closing_job.set_result(outcome)
             return
         if outcome.error == READ_ONLY:
             self._become_read_only(outcome.reason)
             return
-        if job.hold:
+        group = job.group if isinstance(job, WriteGroup) else None
+        if isinstance(job, HoldEndMark):
             self._release_holders()
-        if outcome.written and job.group is not None:
-            self._note_written(job.group, outcome.write_ms)
+        if outcome.written and group is not None:
+            self._note_written(group, outcome.write_ms)
         if outcome.synced:
-            if job.only_syncs:
+            if isinstance(job, SyncOnly):
                 self.tail.note_synced()
             self._note_synced(outcome.sync_ms)
         if self._cut_wanted:
             self._cut_wanted = False
-            self._start(WriteJob(cut=True))
+            self._start(CutBack())
             return
-        if outcome.error == DISK_FULL and job.prepare:
-            # Nobody's entry failed; ordinary ones are refused until there is room.
+        if outcome.error == DISK_FULL and isinstance(job, MakeRoom):
+            # No entry failed; ordinary entries are refused until there is room.
             self._wait_for_room(outcome.reason)
         elif outcome.error == DISK_FULL or self.state is WriterState.FAILED:
             assert not outcome.written
-            first = job.group.first_lsn if job.group is not None else None
-            self._report_failure(first, outcome)
+            self._report_failure(group.first_lsn if group is not None else None, outcome)
         else:
-            if job.prepare and self.state is WriterState.FULL:
+            if isinstance(job, MakeRoom) and self.state is WriterState.FULL:
                 log.info("shard %d: there is room again", self.number)
                 self.state = WriterState.OPEN
             if outcome.written or outcome.synced:
@@ -451,25 +440,14 @@ class WalWriter:
         self.counters.syncs += 1
         if self._observe_sync_us is not None:
             self._observe_sync_us(sync_ms * 1000)
-        self._synced_lsn = self.tail.synced_lsn
-        waiting = self._sync_from_lsns
-        while waiting and waiting[0] <= self._synced_lsn:
-            waiting.popleft()
-        self._sync_wanted = False
-        if self.tail.dirty_bytes:
-            # Written by the loop meanwhile.
-            self._sync_later()
-        self._judge_writes()
-
-    def _judge_writes(self) -> None:
-        """After a sync: turn writes beside syncs off where they wait for them."""
-        self._slow_syncs = self._slow_syncs + 1 if self._had_slow_write else 0
-        self._had_slow_write = False
-        if self._slow_syncs == _SLOW_SYNCS_MAX:
+        self._marks.sync(self.tail.synced_lsn)
+        if self._policy.synced(self._marks.synced_lsn):
             log.info(
                 "shard %d: writes wait for syncs here, so none is made beside one", self.number
             )
-            self._writes_beside_syncs = False
+        if self.tail.dirty_bytes and self._sync_timer is None:
+            # Written by the loop meanwhile.
+            self._sync_later()
 
     # -- reports ---------------------------------------------------------------------------
 
@@ -481,41 +459,41 @@ class WalWriter:
         write_ms: float = 0.0,
         sync_ms: float = 0.0,
     ) -> None:
-        assert self._synced_lsn <= self._written_lsn
         if failed_from is not None:
             self._release_holders()
         if self.on_progress is not None:
-            shard, written, synced = self.number, self._written_lsn, self._synced_lsn
+            shard, marks = self.number, self._marks
+            written, synced = marks.written_lsn, marks.synced_lsn
             self.on_progress(
                 ShardProgress(shard, written, synced, failed_from, error, write_ms, sync_ms)
             )
         if self._waiters:
-            self._settle_waiters(failed_from)
+            self._resolve_waiters(failed_from)
 
-    def _settle_waiters(self, failed_from: int | None) -> None:
+    def _resolve_waiters(self, failed_from: int | None) -> None:
         waiters, self._waiters = self._waiters, []
         for target, future in waiters:
             if failed_from is not None:
-                # Everything above is undone; lsns between may be other shards'.
-                target = min(target, self._written_lsn)
+                # Everything above is undone; lsns between may belong to other shards.
+                target = min(target, self._marks.written_lsn)
             if future.done():
                 continue
             if self.state is WriterState.READ_ONLY:
                 future.set_exception(ReadOnly("a sync failed", self.tail.path))
-            elif self._synced_lsn >= target:
+            elif self._marks.synced_lsn >= target:
                 future.set_result(None)
             else:
                 self._waiters.append((target, future))
-        # Somebody still waits: sync again as soon as the shard can.
-        self._sync_wanted = self._sync_wanted or bool(self._waiters)
+        # A caller still waits: sync again as soon as the shard can.
+        self._policy.is_due = self._policy.is_due or bool(self._waiters)
 
     def _fail_group(self, group: NextGroup) -> None:
-        """A write on the loop was refused: cut back on the worker, then answer."""
+        """The disk refused a write on the loop: cut back on the worker, then answer."""
         self.state = WriterState.FAILED
         self._failed_lsn = group.first_lsn
         self._drop_queue()
         if self._job is None:
-            self._start(WriteJob(cut=True))
+            self._start(CutBack())
         else:
             self._cut_wanted = True
 
@@ -525,7 +503,7 @@ class WalWriter:
 
     def _report_failure(self, first_lsn: int | None, outcome: Outcome) -> None:
         failed_from = self._failed_lsn if first_lsn is None else first_lsn
-        assert failed_from > self._written_lsn
+        assert failed_from > self._marks.written_lsn
         self.state = WriterState.FAILED
         self._drop_queue()
         log.warning(
@@ -545,9 +523,14 @@ class WalWriter:
 
     def _become_read_only(self, reason: str) -> None:
         log.error("shard %d is read-only until a restart: %s", self.number, reason)
-        failed_from = self._written_lsn + 1
-        if self._sync_from_lsns:
-            failed_from = min(failed_from, self._sync_from_lsns[0])
+        failed_from = self._policy.failed_from(self._marks.written_lsn)
         self.state = WriterState.READ_ONLY
         self._drop_queue()
         self._report(failed_from=failed_from, error=READ_ONLY)
+        self._tell_failure()
+
+    def _tell_failure(self) -> None:
+        """Until the end mark says that a sync failed, the next start takes a loss for damage."""
+        if self.state is WriterState.READ_ONLY and self.tail.is_mark_refused:
+            self.tail.note_syncing()
+            self._loop.call_later(RETRY_MS / 1000, self._tell_failure)

@@ -1,8 +1,8 @@
 """Runs a shard's blocking calls: on a thread, or inline in tests.
 
-A worker runs one call after the other in the order given and posts each result to the loop. It
-holds no state of the journal. A call given to a worker must not raise: its owner turns failures
-into values. Called by `shard` and `journal`.
+A worker runs one call after the other in the given order and posts each result to the loop. It
+holds no state of the journal. A call must not raise: its owner turns failures into values. Called
+by `wal_writer` and `journal`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class BlockingWorker(Protocol):
         ...
 
     def close(self) -> None:
-        """No more calls; returns when the last one has ended."""
+        """Refuse further calls; return when the last one has ended."""
         ...
 
 
@@ -61,7 +61,7 @@ class ThreadWorker:
             try:
                 self._loop.call_soon_threadsafe(done, result)
             except RuntimeError:
-                # The loop was closed under us: nobody is left who wants to know.
+                # The loop was closed: the result has no receiver.
                 return
 
 

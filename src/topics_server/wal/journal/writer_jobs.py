@@ -1,12 +1,12 @@
 """The jobs of a shard's writer thread, and their counters.
 
-Blocking calls on the shard's `tail`, in that order, each only if asked; every refusal of the disk
-becomes a value. Called by `shard`.
+Each kind of job is a class; `do_job` makes its blocking calls on the shard's `tail`. Called by
+`wal_writer`.
 """
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, assert_never
 
 import msgspec
 
@@ -21,7 +21,7 @@ READ_ONLY: Final = "read_only"
 
 
 class WriteCounters(msgspec.Struct):
-    """What the shard did since the process started; the loop writes them, anybody may read."""
+    """The shard's counters since the process started; the loop writes them, any thread may read."""
 
     frames: int = 0
     groups: int = 0
@@ -34,31 +34,38 @@ class WriteCounters(msgspec.Struct):
     write_us: StepHistogram = msgspec.field(default_factory=StepHistogram)
 
 
-class WriteJob(msgspec.Struct, frozen=True, gc=False):
-    """What the worker does in one go: cut, write, sync, make room; each only if asked."""
+class WriteGroup(msgspec.Struct, frozen=True, gc=False):
+    """Make room for a group and write it; then sync it, if requested."""
 
-    group: NextGroup | None = None
-    cut: bool = False
-    sync: bool = False
-    prepare: bool = False
-    # Make the end mark durable.
-    hold: bool = False
-    # The last one: nothing is written any more.
-    finish: bool = False
+    group: NextGroup
+    sync: bool
 
-    @property
-    def only_syncs(self) -> bool:
-        """Whether all it does is sync: the loop may write meanwhile."""
-        return self.sync and self.group is None and not (self.cut or self.prepare)
 
-    @property
-    def only_prepares(self) -> bool:
-        """Whether all it does is make room: the loop may write into what there is meanwhile."""
-        return self.group is None and not (self.cut or self.sync or self.hold)
+class SyncOnly(msgspec.Struct, frozen=True, gc=False):
+    """Sync the written groups. The loop may write meanwhile, and writes the end mark."""
+
+
+class CutBack(msgspec.Struct, frozen=True, gc=False):
+    """Zero the remains of a failed write, and sync."""
+
+
+class MakeRoom(msgspec.Struct, frozen=True, gc=False):
+    """Fill ahead and make a spare file. The loop may write into the existing room meanwhile."""
+
+
+class HoldEndMark(msgspec.Struct, frozen=True, gc=False):
+    """Make the end mark durable. The loop may write meanwhile."""
+
+
+class FinishFile(msgspec.Struct, frozen=True, gc=False):
+    """The last job: sync the end mark. Nothing is written after it."""
+
+
+WriteJob = WriteGroup | SyncOnly | CutBack | MakeRoom | HoldEndMark | FinishFile
 
 
 class Outcome(msgspec.Struct, gc=False):
-    """What came of a job. `error` is `DISK_FULL`, `READ_ONLY` (outcome unknown) or nothing."""
+    """The result of a job. `error` is `DISK_FULL`, `READ_ONLY` (outcome unknown) or nothing."""
 
     job: WriteJob
     written: bool = False
@@ -70,48 +77,56 @@ class Outcome(msgspec.Struct, gc=False):
 
 
 def do_job(tail: WalFile, job: WriteJob) -> Outcome:
-    """*Blocking.* Never raises a `StorageError`.
-
-    The end mark of a job that only syncs is the loop's, which may write groups meanwhile.
-    """
+    """*Blocking.* Do the job; every refusal of the disk becomes a part of the outcome."""
     outcome = Outcome(job)
     try:
-        if job.cut:
-            _cut_back(tail, outcome)
-        if job.group is not None:
-            began_ms = monotonic_ms()
-            tail.make_room(job.group.frames_bytes, urgent=job.group.urgent)
-            tail.write(job.group, sync_follows=job.sync)
-            outcome.written = True
-            outcome.write_ms = monotonic_ms() - began_ms
-        if job.sync:
-            began_ms = monotonic_ms()
-            if not job.only_syncs and job.group is None:
-                tail.note_syncing()
-            tail.sync()
-            if not job.only_syncs:
-                tail.note_synced()
-            outcome.sync_ms = monotonic_ms() - began_ms
-            outcome.synced = True
-        if job.prepare:
-            tail.prepare()
-        if job.hold:
-            tail.hold()
-        if job.finish:
-            tail.finish()
+        match job:
+            case WriteGroup():
+                _write(tail, job, outcome)
+            case SyncOnly():
+                _sync(tail, outcome)
+            case CutBack():
+                _cut_back(tail, outcome)
+            case MakeRoom():
+                tail.prepare()
+            case HoldEndMark():
+                tail.hold()
+            case FinishFile():
+                tail.finish()
+            case _:
+                assert_never(job)
     except SyncFailed as error:
         outcome.error, outcome.reason = READ_ONLY, str(error)
     except StorageError as error:
-        # Whatever the refusal (no room, no descriptor, no right): no sync was tried in vain.
+        # Any refusal (no room, no descriptor, no right): no sync was tried.
         outcome.error, outcome.reason = DISK_FULL, str(error)
-        # Without a group a write that is under way, or has failed, is the loop's.
-        if job.group is not None and tail.is_broken:
+        # Without a group, a write under way or failed belongs to the loop.
+        if isinstance(job, WriteGroup) and tail.is_broken:
             _cut_back(tail, outcome)
     return outcome
 
 
+def _write(tail: WalFile, job: WriteGroup, outcome: Outcome) -> None:
+    began_ms = monotonic_ms()
+    tail.make_room(job.group.frames_bytes, urgent=job.group.urgent)
+    tail.write(job.group, sync_follows=job.sync)
+    outcome.written = True
+    outcome.write_ms = monotonic_ms() - began_ms
+    if job.sync:
+        _sync(tail, outcome)
+        # The loop writes nothing beside this job, so the end mark is the worker's.
+        tail.note_synced()
+
+
+def _sync(tail: WalFile, outcome: Outcome) -> None:
+    began_ms = monotonic_ms()
+    tail.sync()
+    outcome.sync_ms = monotonic_ms() - began_ms
+    outcome.synced = True
+
+
 def _cut_back(tail: WalFile, outcome: Outcome) -> None:
-    """Zero what a failed write left; if that fails too, the outcome is unknown."""
+    """Zero the remains of a failed write; if that fails too, the outcome is unknown."""
     try:
         tail.cut()
         outcome.synced = True

@@ -1,8 +1,7 @@
 """Open files for reading, with a bound; closes the least recently used.
 
-Used by `wal/segments/store.py` from many worker threads. A file that is dropped while somebody
-reads it stays open for him and is closed by the last reader. Invariant: no handle in use is ever
-closed.
+Used by `wal/segments/store.py` from many worker threads. A dropped file stays open for its current
+readers; the last of them closes it. Invariant: no handle in use is ever closed.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ class _Handle:
 
 
 class FileHandles:
-    """At most `max_open` files, unless more than that are read at the same moment."""
+    """At most `max_open` files, unless more are read at the same moment."""
 
     def __init__(self, fs: Fs, max_open: int) -> None:
         assert max_open > 0
@@ -40,7 +39,7 @@ class FileHandles:
 
     @contextmanager
     def lease(self, key: Hashable, path_of: Callable[[], str]) -> Iterator[File]:
-        """The open file of `key`; `path_of` says where it lies now, should it have to be opened."""
+        """The open file of `key`; `path_of` gives its current path if it has to be opened."""
         handle = self._acquire(key, path_of)
         try:
             yield handle.file
@@ -48,7 +47,7 @@ class FileHandles:
             self._release(handle)
 
     def drop(self, key: Hashable) -> None:
-        """Close the file of `key` as soon as nobody reads it; the next lease opens it anew."""
+        """Close the file of `key` once no thread reads it; the next lease opens it again."""
         with self._lock:
             handle = self._open.pop(key, None)
             if handle is not None:
@@ -76,7 +75,7 @@ class FileHandles:
         try:
             return self._fs.open(path)
         except DiskFull:
-            # Out of descriptors: ours that are idle are the first to go.
+            # Out of descriptors: close our idle ones first.
             self._evict(0)
             return self._fs.open(path)
         except StorageError:

@@ -21,13 +21,13 @@ from topics_server.wal.fs import File, Fs
 
 @dataclass(frozen=True, slots=True)
 class Tiers:
-    """Where the tiers lie; `cold` is `None` when there is no cold folder."""
+    """The folders of the tiers; `cold` is `None` when there is no cold folder."""
 
     hot: str
     cold: str | None
 
     def folder(self, tier: str, topic_id: int) -> str:
-        """A topic's folder in a tier. Raises `StartRefused` for the cold one without a folder."""
+        """A topic's folder in a tier. Raises `StartRefused` for the cold tier without a folder."""
         root = self.hot if tier == HOT else self.cold
         if root is None:
             raise StartRefused(f"topic {topic_id} has cold segments and no cold folder is set")
@@ -55,7 +55,7 @@ class Tiers:
 
 
 def copy_to_temp(fs: Fs, source: str, target: str) -> None:
-    """Copy a file beside its place in another tier, synced, not yet renamed."""
+    """Copy a file to a temporary name in another tier, synced, not yet renamed."""
     file = fs.open(source)
     try:
         size = file.size()
@@ -65,7 +65,7 @@ def copy_to_temp(fs: Fs, source: str, target: str) -> None:
 
 
 def read_flags(fs: Fs, path: str, entry: SegmentEntry) -> bytes | None:
-    """The delete flags; `None` when the file has not the size it was listed with."""
+    """The delete flags; `None` if the file does not have its listed size."""
     file = fs.open(path)
     try:
         return flags_of(file, entry)
@@ -89,7 +89,7 @@ def is_whole(fs: Fs, path: str, entry: SegmentEntry) -> bool:
 
 
 def flags_of(file: File, entry: SegmentEntry) -> bytes | None:
-    """As `read_flags`, of an open file."""
+    """Like `read_flags`, for an open file."""
     if file.size() != entry.data_bytes:
         return None
     flags = file.pread(entry.record_count, entry.data_bytes - entry.record_count)
@@ -111,7 +111,7 @@ def write_flags(fs: Fs, path: str, entry: SegmentEntry, flags: bytes) -> None:
 def load_index(
     fs: Fs, path: str, topic_id: int, entry: SegmentEntry, *, verify: bool
 ) -> SegmentColumns:
-    """Map an `.idx` and see that it belongs to the listed segment. Raises `Corrupt`."""
+    """Map an `.idx` and check that it belongs to the listed segment. Raises `Corrupt`."""
     try:
         columns = decode_index(fs.map(path), verify=verify)
     except Corrupt as error:
@@ -139,7 +139,7 @@ def load_index(
 
 
 def entry_of(segment_id: int, data: bytes, idx: bytes) -> SegmentEntry:
-    """What a manifest says of a segment that was just packed."""
+    """The manifest entry of a segment that was just packed."""
     columns = decode_index(idx, verify=False)
     assert columns.segment_id == segment_id
     assert len(data) == columns.flags_offset + columns.record_count

@@ -1,7 +1,8 @@
 """Delete flags of a segment: digest and repair of a damaged byte. Pure.
 
-Flags lie outside every checksum of `.data`, for they change in place. A snapshot keeps their digest
-(`inventory.FlagsDigest`). Pure; used by `wal/segments/topic_scan.py` and `wal/segments/store.py`.
+Flags lie outside every checksum of `.data`, because they change in place. A snapshot keeps their
+digest (`file_inventory.FlagsDigest`). Pure; used by `wal/segments/topic_scan.py` and
+`wal/segments/store.py`.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import xxhash
 from topics_server.values.file_inventory import FlagsDigest
 from topics_server.wal.format.segment import DEAD, LIVE, damaged_flags
 
-# Damaged flags up to this many are guessed by the digest: two values each.
+# Up to this many damaged flags are restored by the digest: two values each.
 _GUESSED_MAX: Final = 8
 
 
@@ -25,21 +26,21 @@ def digest_of(flags: bytes) -> FlagsDigest:
 
 
 def union_of(flags: bytes, others: bytes) -> bytes:
-    """`flags`, and dead what is dead in `others`, whose damaged flags say nothing."""
+    """The rows dead in `flags` or in `others`; damaged flags of `others` are ignored."""
     ours, theirs = np.frombuffer(flags, "u1"), np.frombuffer(others, "u1")
     union: bytes = np.where(theirs == DEAD, DEAD, ours).astype("u1").tobytes()
     return union
 
 
 def dead_with(flags: bytes, rows: bytes) -> int:
-    """How many rows are dead by their flag or by `rows`, a column of `<u4` row numbers."""
+    """The number of rows dead by their flag or in `rows`, a column of `<u4` row numbers."""
     dead = np.frombuffer(flags, "u1") == DEAD
     dead[np.frombuffer(rows, "<u4")] = True
     return int(np.count_nonzero(dead))
 
 
 def mended(flags: bytes, anchored: FlagsDigest) -> bytes | None:
-    """Flags whose damaged bytes have the values that give the anchored digest, if any do."""
+    """Flags whose damaged bytes are set so that the anchored digest fits, if that is possible."""
     damaged = damaged_flags(flags).tolist()
     if not 0 < len(damaged) <= _GUESSED_MAX:
         return None

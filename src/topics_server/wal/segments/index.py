@@ -1,9 +1,9 @@
 """The mapped index columns of one sealed segment. Pure.
 
-Satisfies `engine.ports.SealedIndex`. Made by `wal/segments/store.py`, which also gives it the means
-to map its `.idx` again (mappings hold a descriptor, so only so many stay) and to read its flags.
-Invariant: beyond the object itself a sealed record costs no anonymous memory; only while recovery
-judges what it found, the flags and an index that was made again are kept.
+Satisfies `engine.ports.SealedIndex`. Made by `wal/segments/store.py`, which also supplies the
+functions that map its `.idx` again (mappings hold a descriptor, so only a bounded number stay) and
+read its flags. Invariant: beyond the object itself a sealed record costs no anonymous memory. Only
+while recovery judges the files, the flags and a rebuilt index are kept in memory.
 """
 
 from __future__ import annotations
@@ -62,11 +62,11 @@ class SealedColumns:
         self.segment_id: Final = segment_id
         self.first_seq: Final = first_seq
         self.last_seq: Final = last_seq
-        # Rows whose delete flag is neither live nor dead: what they hold may have been deleted.
+        # Rows whose delete flag is neither live nor dead: they may have been deleted.
         self.bad_rows: Final = array("I", bad_rows)
-        # As recovery found them, until what it found is judged and made durable.
+        # The flags that recovery found, until they are judged and made durable.
         self.found_flags = found_flags
-        # False where the delete flags are lost: any row may have been deleted.
+        # False if the delete flags are lost: any row may have been deleted.
         self.is_readable: Final = is_readable
         self._load = load
         self._read_flags = read_flags
@@ -89,7 +89,7 @@ class SealedColumns:
         return columns
 
     def unmap(self) -> None:
-        """Let the mapping go when its last user has; the next use maps it again."""
+        """Unmap after the last use; the next use maps it again."""
         if not self.is_held:
             self._columns = None
 
@@ -104,7 +104,7 @@ class SealedColumns:
         return bisect_left(range(self.record_count), ts, key=lambda row: int(times[row]))
 
     def record_bytes(self, row: int) -> int:
-        """What the row counts in `bytes`."""
+        """The row's share of `bytes`."""
         return int(self.columns().rows["counted_bytes"][row])
 
     def record_bytes_between(self, first_row: int, end_row: int, dead: bytes | bytearray) -> int:
@@ -123,7 +123,11 @@ class SealedColumns:
         wanted = [number for number in numbers if number is not None]
         if not wanted:
             return bytes(end_row - first_row)
-        hits: bytes = np.isin(columns.rows["node_id"][first_row:end_row], wanted).tobytes()
+        # Not `np.isin`, which imports a module when it first runs.
+        ids = columns.rows["node_id"][first_row:end_row]
+        known = np.sort(np.asarray(wanted, ids.dtype))
+        at = np.minimum(np.searchsorted(known, ids), len(known) - 1)
+        hits: bytes = (known[at] == ids).tobytes()
         return hits
 
     def flags(self) -> bytes:
@@ -140,7 +144,7 @@ class SealedColumns:
     def rows_of(self, match: TagMatch) -> Sequence[int]:
         """Rows (ascending) whose tag matches; dead ones included unless packed dead.
 
-        Raises `Corrupt` for a segment whose index is lost: which rows match is not known.
+        Raises `Corrupt` for a segment without an index: the matching rows are not known.
         """
         if self.columns().flags_offset == 0:
             raise Corrupt(f"the tags of segment {self.segment_id} are lost")
@@ -152,9 +156,9 @@ class SealedColumns:
     def check_flags(
         self, first_row: int, end_row: int, unwanted: Sequence[tuple[int, int]] = ()
     ) -> None:
-        """Raise `Damaged` for the rows of the range of which nobody knows whether they live.
+        """Raise `Damaged` for rows of the range with unknown delete flags.
 
-        Not for those of `unwanted` ranges (first, last).
+        Rows of `unwanted` ranges (first, last) are not checked.
         """
         if not self.is_readable:
             bad = np.arange(first_row, end_row)
@@ -191,7 +195,7 @@ def _find(names: Dictionary, wanted: bytes) -> int | None:
 
 
 def blank_columns(topic_id: int, entry: SegmentEntry) -> SegmentColumns:
-    """Columns of a segment whose index and records cannot be read: no row passes its check."""
+    """Columns of a segment with unreadable index and records: no row passes its check."""
     rows = np.zeros(entry.record_count, ROW)
     rows["ts"] = entry.last_ts
     rows["tag_id"] = rows["node_id"] = ABSENT

@@ -1,10 +1,10 @@
 """Maps segment indexes into memory and bounds how many are mapped.
 
 Used by `wal/segments/store.py`. A mapping holds a descriptor, so beyond `max_mapped` the oldest is
-given up; its columns map themselves again when they are used. Invariant: what a `SealedColumns`
-reads is the `.idx` in the tier its topic lists it in now. A damaged index is made again from its
-records, row by row. Where the delete flags are lost every row of the segment reads as damaged:
-serving what may have been deleted is worse than saying that it is lost.
+unmapped; its columns map themselves again when they are used. Invariant: a `SealedColumns` reads
+the `.idx` in the tier that its topic lists now. A damaged index is rebuilt from its records, row by
+row. If the delete flags are lost, every row of the segment reads as damaged: reporting a loss is
+better than serving records that may have been deleted.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ _ROWS_AT_ONCE: Final = 4096
 class IndexMaps:
     """See the module; thread-safe."""
 
-    def __init__(self, fs: Fs, tiers: Tiers, handles: FileHandles, max_mapped: int) -> None:
+    def __init__(self, fs: Fs, tiers: Tiers, file_handles: FileHandles, max_mapped: int) -> None:
         assert max_mapped > 0
         self._fs: Final = fs
         self._tiers: Final = tiers
-        self._handles: Final = handles
+        self._file_handles: Final = file_handles
         self._max_mapped: Final = max_mapped
         self._mapped: deque[SealedColumns] = deque()
         self._lock: Final = threading.Lock()
@@ -42,7 +42,7 @@ class IndexMaps:
     def make(
         self, topic: TopicManifest, entry: SegmentEntry, found: FoundSegment | None = None
     ) -> SealedColumns:
-        """Columns of a segment that was just written, or of one that was found at start."""
+        """Columns of a segment that was just written, or found at start."""
         segment_id = entry.segment_id
 
         def load(index: SealedColumns) -> SegmentColumns:
@@ -53,7 +53,7 @@ class IndexMaps:
             return columns
 
         def flags() -> bytes:
-            with self._handles.lease(
+            with self._file_handles.lease(
                 (topic.topic_id, segment_id), lambda: self.data_path(topic, segment_id)
             ) as file:
                 found = flags_of(file, entry)
@@ -68,7 +68,7 @@ class IndexMaps:
                 for first in range(first_row, end_row, _ROWS_AT_ONCE):
                     end = min(end_row, first + _ROWS_AT_ONCE)
                     start = int(columns.rows["offset"][first])
-                    with self._handles.lease(
+                    with self._file_handles.lease(
                         (topic.topic_id, segment_id), lambda: self.data_path(topic, segment_id)
                     ) as file:
                         data = file.pread(columns.record_end(end - 1) - start, start)
@@ -90,9 +90,9 @@ class IndexMaps:
         )
 
     def open(self, topic: TopicManifest, found: FoundSegment) -> SealedColumns:
-        """Columns of a segment as found at start; an index that has to be made again is in memory.
+        """Columns of a segment as found at start; a rebuilt index is kept in memory.
 
-        `found.index` is then what its file will be. Changes nothing on disk.
+        `found.index` then holds the content of its future file. Changes nothing on disk.
         """
         entry = found.entry
         index = self.make(topic, entry, found)
@@ -111,7 +111,7 @@ class IndexMaps:
         return index
 
     def _verified(self, path: str, topic_id: int, entry: SegmentEntry) -> SegmentColumns | None:
-        """The columns of an `.idx`; `None` if it is damaged, also when it is read again."""
+        """The columns of an `.idx`; `None` if it is damaged in two reads."""
         for _ in range(2):
             try:
                 return load_index(self._fs, path, topic_id, entry, verify=True)
@@ -129,7 +129,7 @@ class IndexMaps:
             file.close()
 
     def data_path(self, topic: TopicManifest, segment_id: int) -> str:
-        """Where a segment's records lie now. Raises `StorageError` if it was dropped."""
+        """The current path of a segment's records. Raises `StorageError` if it was dropped."""
         tier = topic.entry(segment_id).tier
         return self._tiers.data_path(tier, topic.topic_id, segment_id)
 

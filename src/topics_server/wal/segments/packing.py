@@ -48,7 +48,7 @@ from topics_server.wal.format.segment import (
 def pack(
     topic_id: int, segment_id: int, blocks: Sequence[Block], dead: bytes
 ) -> tuple[bytes, bytes]:
-    """`(.data, .idx)` of consecutive blocks; `dead` holds one byte a record, not 0 where dead."""
+    """`(.data, .idx)` of consecutive blocks; `dead` holds one byte a record, nonzero if dead."""
     count = sum(block.count for block in blocks)
     assert 0 < count <= SEGMENT_RECORDS_MAX
     assert len(dead) == count
@@ -90,7 +90,7 @@ def pack(
     rows["xxh3"] = np.fromiter(map(xxhash.xxh3_64_intdigest, records), "<u8", count)
     hashes = rows["xxh3"].tobytes()
     stamps = map(hashes.__getitem__, map(slice, range(0, 8 * count, 8), range(8, 8 * count + 1, 8)))
-    # Joined once: a copy of a whole segment is a copy into memory that is new to the process.
+    # Join once: each further copy of a whole segment would touch new memory pages.
     stamped = chain.from_iterable(zip(records, stamps, strict=True))
     data = b"".join(chain((header,), stamped, (flags.tobytes(),)))
     body = memoryview(data)[: int(ends[-1])]
@@ -113,7 +113,7 @@ def pack(
 
 
 class _Names:
-    """Tags or nodes of a run as a sorted dictionary, with the rows of each; dead rows have none."""
+    """Tags or nodes of a run as a sorted dictionary, with the rows of each; none for dead rows."""
 
     def __init__(self, names: list[str | None]) -> None:
         distinct = sorted({name for name in names if name is not None})
@@ -130,7 +130,7 @@ class _Names:
         per_name = np.bincount(self.ids[named], minlength=len(distinct))
         self.starts = np.concatenate(([0], np.cumsum(per_name)))
         chars = np.fromiter(map(len, distinct), "<i8", len(distinct))
-        # One entry more, so that the absent name has a length (of zero) too.
+        # One more entry gives the absent name a length of zero.
         at = np.where(self.ids == ABSENT, len(distinct), self.ids)
         self.byte_lengths: Array = np.append(lengths, 0)[at]
         self.char_lengths: Array = np.append(chars, 0)[at]
@@ -242,9 +242,10 @@ def unpack_block(
 
 
 def _names_of(raw: bytes, ids: Array, starts: Array, lengths: Array) -> list[str | None]:
-    """Tags or nodes of the rows, from the records themselves; each distinct one decoded once."""
+    """Tags or nodes of the rows, from the records; each distinct one is decoded once."""
     numbers: list[int] = ids.tolist()
-    # Where a name occurs last; distinct names are many (each its own) or few (then one each).
+    # The last occurrence of each name; either nearly every row has its own name, or few names
+    # exist.
     last: dict[int, int] = dict(zip(numbers, range(len(numbers)), strict=True))
     last.pop(ABSENT, None)
     names: dict[int, str | None] = {ABSENT: None}

@@ -31,8 +31,8 @@ _REQUEST: Final = struct.Struct("<QQII")
 _LENGTH: Final = struct.Struct("<I")
 _RESPONSE: Final = struct.Struct("<QQ")
 _NICENESS: Final = 10
-# mallopt(3) of glibc. Given back to the system in between, as it is by default, 15,000 pages of
-# 20,000 are fetched anew for each run of 13 MB.
+# mallopt(3) of glibc. By default memory is returned to the system in between, and 15,000 of 20,000
+# pages are fetched again for each run of 13 MB.
 _M_TRIM_THRESHOLD: Final = -1
 _M_MMAP_THRESHOLD: Final = -3
 _KEPT_BYTES_MAX: Final = 128 * MIB
@@ -45,16 +45,16 @@ class Packer(Protocol):
     def pack(
         self, topic_id: int, segment_id: int, blocks: Sequence[Block], dead: bytes
     ) -> tuple[bytes, bytes]:
-        """*Blocking.* See `segment_blocks.pack`."""
+        """*Blocking.* See `packing.pack`."""
         ...
 
     def close(self) -> None:
-        """Release what it holds; idempotent."""
+        """Release the child; idempotent."""
         ...
 
 
 class InlinePacker:
-    """Packs in the calling thread, lock held: for tests and for when there is no child."""
+    """Packs in the calling thread, lock held: for tests and for a missing child."""
 
     def pack(
         self, topic_id: int, segment_id: int, blocks: Sequence[Block], dead: bytes
@@ -72,11 +72,11 @@ class ProcessPacker:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._child: subprocess.Popen[bytes] | None = None
-        self.packed_inline_count = 0  # runs that had to be packed without the child
+        self.packed_inline_count = 0  # runs packed without the child
 
     @property
     def child_pid(self) -> int | None:
-        """Process id of the child, while there is one."""
+        """Process id of the child, if there is one."""
         return self._child.pid if self._child else None
 
     def pack(
@@ -87,7 +87,8 @@ class ProcessPacker:
             try:
                 return self._ask(topic_id, segment_id, blocks, dead)
             except (OSError, EOFError, ValueError):
-                # No child, or one that died half-way: its pipes are useless, its work is not lost.
+                # No child, or one that died half-way: its pipes are useless, but the run is not
+                # lost.
                 self._end()
         self.packed_inline_count += 1
         return pack(topic_id, segment_id, blocks, dead)
@@ -122,7 +123,7 @@ class ProcessPacker:
 
 
 def serve(requests: BinaryIO, responses: BinaryIO) -> None:
-    """The child's loop: one response a request, until the requests end."""
+    """The child's loop: one response per request, until the requests end."""
     while header := requests.read(_REQUEST.size):
         if len(header) < _REQUEST.size:
             return
@@ -142,7 +143,7 @@ def serve(requests: BinaryIO, responses: BinaryIO) -> None:
 
 
 def keep_memory() -> bool:
-    """Let memory of one run serve the next; whether the C library knows how."""
+    """Keep freed memory for the next run; returns whether the C library supports it."""
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError):
@@ -153,14 +154,14 @@ def keep_memory() -> bool:
 
 
 def main() -> None:
-    """Run as the child: after the server in priority, deaf to the terminal's interrupt."""
+    """Run as the child: with lower priority than the server, ignoring the terminal's interrupt."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.nice(_NICENESS)
     keep_memory()
     try:
         serve(sys.stdin.buffer, sys.stdout.buffer)
     except BrokenPipeError:
-        # The server is gone; leave without flushing into its closed pipe.
+        # The server is gone; exit without flushing into its closed pipe.
         os._exit(0)
 
 

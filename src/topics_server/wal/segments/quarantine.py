@@ -1,8 +1,8 @@
 """Keeps damaged segment files aside after their replacement.
 
-Owns `quarantine/TOPIC/` of the data directory. What is damaged is copied here before it is
-replaced, so that no byte is lost to a repair. A copy goes with its segment or with its topic. Used
-by `wal/segments/store.py`, which holds the topic's lock.
+Owns `quarantine/TOPIC/` of the data directory. A damaged file is copied here before it is replaced,
+so that a repair loses no byte. A copy is removed with its segment or its topic. Used by
+`wal/segments/store.py`, which holds the topic's lock.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Quarantine:
         return {path: self._fs.file_size(path) for path in paths}
 
     def keep(self, topic_id: int, path: str) -> str:
-        """Copy a damaged file here, durably; the path of the copy."""
+        """Copy a damaged file into quarantine, durably; returns the path of the copy."""
         folder = self._folder(topic_id)
         make_durable_dirs(self._fs, folder, self._dir_mode)
         name = path.rpartition("/")[2]
@@ -51,14 +51,14 @@ class Quarantine:
         return copy
 
     def drop_segment(self, kept: dict[str, int], segment_id: int) -> None:
-        """Remove a segment's files from here; `kept`: the topic's, as `sizes` has them."""
+        """Remove a segment's files from quarantine; `kept`: the topic's files, as from `sizes`."""
         for path in list(kept):
             if layout.parse_quarantined_file(path.rpartition("/")[2]) == segment_id:
                 self._fs.unlink(path, missing_ok=True)
                 del kept[path]
 
     def drop_topic(self, topic_id: int) -> None:
-        """Remove all of a topic's files from here."""
+        """Remove all files of a topic from quarantine."""
         folder = self._folder(topic_id)
         for name in self._fs.list_dir(folder):
             self._fs.unlink(layout.join(folder, name), missing_ok=True)

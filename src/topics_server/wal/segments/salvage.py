@@ -1,9 +1,9 @@
 """Rebuilds a damaged index from its data file, row by row. Pure.
 
-A record tells its own lengths and ends with its checksum. Where one fails, the next good one is
-looked for by its seq; the rows between are lost: the index has them with checksum 0, so that every
-read of them fails, and all other rows stay readable. Once the `.data` is whole again, so is the
-index that is made from it. Pure; used by `wal/segments/store.py` and by `wal/tools/repair.py`.
+A record holds its own lengths and ends with its checksum. After a damaged record, the next good one
+is found by its seq. The rows between are lost: the index has them with checksum 0, so that every
+read of them fails, and all other rows stay readable. A whole `.data` file gives a whole index.
+Pure; used by `wal/segments/store.py` and by `wal/tools/repair.py`.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def _records(data: bytes, entry: SegmentEntry) -> Iterator[_Record]:
 
 
 def _record_at(data: bytes, start: int, end: int, row: int, entry: SegmentEntry) -> _Record | None:
-    """The record of a row at an offset, if one stands there whole."""
+    """The record of a row at an offset, if it is whole."""
     if start + RECORD_HEADER_BYTES + HASH_BYTES > end:
         return None
     seq, ts, data_bytes, meta_bytes, node_bytes, tag_bytes, kind, hop, marks = _RECORD.unpack_from(
@@ -144,7 +144,7 @@ def _record_at(data: bytes, start: int, end: int, row: int, entry: SegmentEntry)
 def _next_good(
     data: bytes, position: int, end: int, row: int, entry: SegmentEntry
 ) -> _Record | None:
-    """The next record behind a damaged one: one of a later row of the segment."""
+    """The next good record behind a damaged one: of a later row of the segment."""
     first, last = entry.first_seq + row, entry.last_seq
     while position + 8 <= end:
         count = min(_SEARCHED_BYTES, end - position - 7)

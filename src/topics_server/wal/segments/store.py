@@ -1,15 +1,15 @@
 """Sealed segments of all topics, hot and cold. Implements the segments port.
 
 Owns `segments/`, `quarantine/` and the cold folder. The manifest is the durable list: a segment
-counts from the moment its manifest is synced, and its files go only after a manifest without it is.
-Methods block and come from worker threads: changes of one topic one at a time (a lock per topic, so
-that a flip never meets a copy half made), reads beside them. At start `open_topic` only reads;
-`settle` changes what is on disk, once recovery has judged what was found. `bytes_of`, `is_cold`,
-`generation_of` and `flags_digest` answer from memory.
+exists from the moment its manifest is synced, and its files are removed only after a manifest
+without it is synced. Methods block and run on worker threads: changes of one topic one at a time (a
+lock per topic, so that a flip never meets a half-made copy), reads beside them. At start
+`open_topic` only reads; `finish_recovery` changes the disk, once recovery has judged the files.
+`bytes_of`, `is_cold`, `generation_of` and `flags_digest` answer from memory.
 
-Invariants: a listed segment's files are complete and synced; while a segment may lie in both tiers
-a flip is made in both; no file that the manifest on disk may list is ever removed, and none with
-an id that no manifest has given out.
+Invariants: a listed segment's files are complete and synced; while a segment may be in both tiers a
+flip is made in both; no file that the manifest on disk may list is ever removed, nor a file with an
+id that no manifest has given out.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ from topics_server.wal.segments.topic_scan import (
 
 
 class SealedSegments:
-    """See the module. `max_open_files` is its share of the process's descriptors (mappings too).
+    """See the module. `max_open_files`: its share of the process's descriptors, mappings included.
 
-    `cold_dir` mirrors `segments/`; `dir_mode` is given to the folders it makes. `store_id` and
-    `run` are those of the directory; manifests carry them.
+    `cold_dir` mirrors `segments/`; `dir_mode` is the mode of new folders. `store_id` and `run` are
+    those of the directory; manifests carry them.
     """
 
     def __init__(
@@ -74,22 +74,22 @@ class SealedSegments:
         self._tiers: Final = Tiers(layout.join(data_dir, layout.SEGMENTS), cold_dir)
         self._packer: Final = packer
         self._dir_mode: Final = dir_mode
-        self._handles: Final = FileHandles(fs, max_open_files // 4)
-        self._maps: Final = IndexMaps(fs, self._tiers, self._handles, max_open_files * 3 // 4)
+        self._file_handles: Final = FileHandles(fs, max_open_files // 4)
+        self._maps: Final = IndexMaps(fs, self._tiers, self._file_handles, max_open_files * 3 // 4)
         self._quarantine: Final = Quarantine(fs, data_dir, dir_mode)
         self._store_id: Final = store_id
         self._run: Final = run
         self._topics: dict[int, TopicManifest] = {}
-        # What was found at start, until it is judged and settled.
+        # The files found at start, until they are judged and finished.
         self._found: Final[dict[int, FoundFiles]] = {}
         self._lock: Final = threading.Lock()
         self._roots_synced = False
         self._safe_roots: Final[set[str]] = set()
 
     def close(self) -> None:
-        """End the packer, close files; indexes that are still held stay readable."""
+        """End the packer, close files; indexes in use stay readable."""
         self._packer.close()
-        self._handles.close()
+        self._file_handles.close()
 
     # -- sealing ---------------------------------------------------------------------------
 
@@ -107,7 +107,7 @@ class SealedSegments:
             assert segment_id not in topic.entries
             folder = self._make_folder(topic, HOT)
             if topic.is_unsure:
-                # The manifest on disk may list an earlier attempt under this very id.
+                # The manifest on disk may list an earlier attempt with this id.
                 self._write_manifest(topic, facts, topic.entries)
             entries = {**topic.entries, segment_id: entry}
             paths = self._tiers.paths(HOT, topic_id, segment_id)
@@ -119,7 +119,7 @@ class SealedSegments:
                 self._fs.sync_dir(folder)
                 generation = self._prepare(topic, facts, entries)
             except StorageError:
-                # Nobody lists them yet, and a full disk wants its room back.
+                # No manifest lists them yet, and a full disk needs the room.
                 for path in paths:
                     remove_quietly(self._fs, layout.temp(path))
                     remove_quietly(self._fs, path)
@@ -148,7 +148,7 @@ class SealedSegments:
         try:
             return self._read(topic, index, first_row, end_row, unwanted)
         except (Damaged, Corrupt):
-            # Once more, from a file opened and an index mapped anew, before it becomes a fact.
+            # Read the file and the index from disk once more before the result is used.
             self._forget(topic_id, segment_id, index)
             return self._read(topic, index, first_row, end_row, unwanted)
 
@@ -163,7 +163,7 @@ class SealedSegments:
         columns, segment_id = index.columns(), index.segment_id
         start = int(columns.rows["offset"][first_row])
         end = columns.record_end(end_row - 1)
-        with self._handles.lease(
+        with self._file_handles.lease(
             (topic.topic_id, segment_id), lambda: self._maps.data_path(topic, segment_id)
         ) as file:
             data = file.pread(end - start, start)
@@ -176,7 +176,7 @@ class SealedSegments:
     # -- changing --------------------------------------------------------------------------
 
     def flip(self, topic_id: int, rows: dict[int, Sequence[int]]) -> dict[int, FlagsDigest]:
-        """See `ports.Segments.flip`. Segments that were dropped meanwhile are passed over."""
+        """See `ports.Segments.flip`. Segments that were dropped meanwhile are skipped."""
         topic = self._topic(topic_id)
         flipped: dict[int, FlagsDigest] = {}
         with topic.lock:
@@ -196,12 +196,14 @@ class SealedSegments:
         return flipped
 
     def _flip_file(self, path: str, entry: SegmentEntry, hit: Sequence[int]) -> FlagsDigest | None:
-        """The digest of the flags as they are now.
+        """The digest of the flags after the flip.
 
-        `None` for a file of another size, and where flags of other rows are damaged: a later start
+        `None` for a file of another size, and if flags of other rows are damaged: a later start
         must not compare the right file with those.
         """
-        rows = np.unique(np.asarray(hit, "<i8"))
+        # Not `np.unique`, which imports a module when it first runs.
+        rows = np.sort(np.asarray(hit, "<i8"))
+        rows = rows[np.diff(rows, prepend=-1) > 0]
         assert 0 <= int(rows[0]) <= int(rows[-1]) < entry.record_count
         firsts = rows[np.diff(rows, prepend=-2) > 1]
         lasts = rows[np.diff(rows, append=entry.record_count + 1) > 1]
@@ -210,7 +212,7 @@ class SealedSegments:
         try:
             before = flags_of(file, entry)
             if before is None:
-                return None  # damaged whole: it is never read, and gets no flag
+                return None  # damaged as a whole: it is never read, and gets no flag
             for first, last in zip(firsts.tolist(), lasts.tolist(), strict=True):
                 file.pwrite(bytes([DEAD]) * (last - first + 1), base + first)
             file.sync()
@@ -222,16 +224,19 @@ class SealedSegments:
         return None if len(damaged_flags(now)) else digest_of(now)
 
     def drop(self, topic_id: int, segment_ids: Sequence[int], facts: TopicFacts) -> None:
-        """See `ports.Segments.drop`. If it fails, the topic's next change of any kind does it."""
+        """See `ports.Segments.drop`.
+
+        If it fails, the topic's next change of any kind repeats it.
+        """
         topic = self._topic(topic_id)
         with topic.lock:
-            topic.doomed.update(segment_ids)
+            topic.dropping.update(segment_ids)
             self._finish_drops(topic, facts)
 
     def _finish_drops(self, topic: TopicManifest, facts: TopicFacts) -> None:
-        if not topic.doomed:
+        if not topic.dropping:
             return
-        gone = topic.doomed
+        gone = topic.dropping
         kept = {key: entry for key, entry in topic.entries.items() if key not in gone}
         self._write_manifest(topic, facts, kept)
         indexes = topic.indexes
@@ -248,11 +253,14 @@ class SealedSegments:
             gone.discard(segment_id)
 
     def drop_topic(self, topic_id: int) -> None:
-        """See `ports.Segments.drop_topic`. The manifest goes first: no half topic is left."""
+        """See `ports.Segments.drop_topic`.
+
+        The manifest is removed first, so no partial topic is left.
+        """
         topic = self._topic(topic_id)
         with topic.lock:
             indexes, topic.indexes, topic.entries = topic.indexes, {}, {}
-            topic.doomed.clear()
+            topic.dropping.clear()
             for segment_id, index in indexes.items():
                 self._forget(topic_id, segment_id, index)
             for folder in self._tiers.folders(topic_id):
@@ -272,7 +280,7 @@ class SealedSegments:
             self._found.pop(topic_id, None)
 
     def relocate(self, topic_id: int, segment_id: int, facts: TopicFacts) -> None:
-        """See `ports.Segments.relocate`. Nothing to do if it is gone or cold already."""
+        """See `ports.Segments.relocate`. Does nothing for a dropped or cold segment."""
         topic = self._topic(topic_id)
         with topic.lock:
             self._finish_drops(topic, facts)
@@ -284,7 +292,7 @@ class SealedSegments:
             folder = self._make_folder(topic, COLD)
             hot_paths = self._tiers.paths(HOT, topic_id, segment_id)
             cold_paths = self._tiers.paths(COLD, topic_id, segment_id)
-            # From here to the end the segment may lie in both tiers, also if a step fails.
+            # From here on the segment may be in both tiers, also if a step fails.
             topic.doubled.add(segment_id)
             try:
                 for source, target in zip(hot_paths, cold_paths, strict=True):
@@ -304,8 +312,8 @@ class SealedSegments:
             topic.doubled.discard(segment_id)
 
     def _forget(self, topic_id: int, segment_id: int, index: SealedColumns | None) -> None:
-        """Let go of files that are about to be unlinked; readers in mid-flight keep theirs."""
-        self._handles.drop((topic_id, segment_id))
+        """Close files that are about to be unlinked; current readers keep theirs."""
+        self._file_handles.drop((topic_id, segment_id))
         if index is not None:
             index.unmap()
 
@@ -330,7 +338,7 @@ class SealedSegments:
     def _publish(
         self, topic: TopicManifest, facts: TopicFacts, entries: Entries, generation: int
     ) -> None:
-        """Put the prepared manifest in force. Strays whose id it has given out may go now."""
+        """Publish the prepared manifest. Strays whose id it has given out may be removed now."""
         path = self.manifest_path(topic.topic_id)
         topic.publish(self._fs, path, facts, entries, generation)
         for segment_id in [key for key in topic.strays if key < topic.next_segment_id]:
@@ -386,13 +394,13 @@ class SealedSegments:
         return report, indexes
 
     def _note_strays(self, topic_id: int, files: FoundFiles) -> None:
-        """A topic without a manifest: what lies in its folder stays until it has one."""
+        """A topic without a manifest: the files in its folder stay until it has one."""
         with self._lock:
             self._topics[topic_id] = TopicManifest(topic_id, strays=files.strays)
             self._found[topic_id] = files
 
-    def settle(self, topic_id: int, untrusted: Collection[int] = ()) -> None:
-        """See `ports.Segments.settle`."""
+    def finish_recovery(self, topic_id: int, untrusted: Collection[int] = ()) -> None:
+        """See `ports.Segments.finish_recovery`."""
         self._sync_roots()
         files = self._found.pop(topic_id, None)
         if files is None:
@@ -413,6 +421,25 @@ class SealedSegments:
             if manifest is not None and manifest.segments != tuple(topic.entries.values()):
                 assert files.report.facts is not None
                 self._write_manifest(topic, files.report.facts, topic.entries)
+
+    def damaged_indexes(self, topic_id: int) -> dict[int, str]:
+        """Of a topic that was opened and not settled: indexes to be made again, by segment."""
+        files = self._found[topic_id]
+        return {
+            found.entry.segment_id: self._tiers.idx_path(
+                found.entry.tier, topic_id, found.entry.segment_id
+            )
+            for found in files.segments
+            if found.index is not None
+        }
+
+    def remake_indexes(self, topic_id: int) -> None:
+        """Write those indexes. Offline: `settle` does so in a start."""
+        files, topic = self._found[topic_id], self._topic(topic_id)
+        with topic.lock:
+            for found in files.segments:
+                if found.index is not None:
+                    self._replace_index(topic, found, topic.indexes[found.entry.segment_id])
 
     def _replace_index(
         self, topic: TopicManifest, found: FoundSegment, index: SealedColumns
@@ -444,7 +471,7 @@ class SealedSegments:
         return sorted(found)
 
     def _sync_roots(self) -> None:
-        """Once: the names of topics' folders that recovery is about to rely on."""
+        """Sync, once, the names of the topics' folders that recovery relies on."""
         if self._roots_synced:
             return
         for root in (self._tiers.hot, self._tiers.cold):

@@ -1,11 +1,11 @@
 """One topic's list of segments, in memory and as its manifest.
 
 Owned by `wal/segments/store.py`, which holds a topic's `lock` around every change. The manifest is
-replaced in two steps, so that a full disk is met before anything has happened: `prepare` writes
-the new one beside, `publish` renames it. Invariant: `entries` is what the synced manifest lists,
+replaced in two steps, so that a full disk is noticed before anything has changed: `prepare` writes
+the new one beside, `publish` renames it. Invariant: `entries` is the list of the synced manifest,
 unless `is_unsure`: a publish failed half-way, and the manifest on disk may be the old or the new
-one. Then no file that either lists may go before another manifest is published. Every manifest that
-is written has a higher generation than any before it, whether its publish succeeds or not:
+one. Then no file that either lists may be removed before another manifest is published. Every
+written manifest has a higher generation than any before it, whether its publish succeeds or not:
 `generation` is that of the last one known to be published.
 """
 
@@ -39,7 +39,7 @@ RUN_SHIFT: Final = 24
 
 
 class ManifestStore(NamedTuple):
-    """Which store writes, and the number of its run (see `wal/directory.py`)."""
+    """The store that writes, and the number of its run (see `wal/directory.py`)."""
 
     store_id: str
     run: int
@@ -54,22 +54,22 @@ class TopicManifest:
     entries: Entries = field(default_factory=dict)
     indexes: dict[int, SealedColumns] = field(default_factory=dict)
     next_segment_id: int = 0
-    # Of the manifest published last (0: none was), and the highest one that was ever written.
+    # The generation of the last published manifest (0: none), and the highest one ever written.
     generation: int = 0
     written_generation: int = 0
     config: TopicConfig | None = None
     # Files of segments that no manifest has listed and whose id none has given out: path by id.
     strays: dict[int, list[str]] = field(default_factory=dict)
-    # Of the flags of each segment as they were synced last.
+    # The digest of each segment's last synced flags.
     digests: dict[int, FlagsDigest] = field(default_factory=dict)
     # Copies of damaged files that were replaced, with their sizes.
     quarantined: dict[str, int] = field(default_factory=dict)
     # Segments that may have files in both tiers: a flip is made in both.
     doubled: set[int] = field(default_factory=set)
-    # Those found in both tiers at start, the listed copy damaged: neither replaces the other.
+    # Segments found in both tiers at start, the listed copy damaged: neither replaces the other.
     disputed: set[int] = field(default_factory=set)
-    # Segments to be dropped whose manifest or files a failure has kept.
-    doomed: set[int] = field(default_factory=set)
+    # Segments to drop; a failure has kept their manifest entries or files.
+    dropping: set[int] = field(default_factory=set)
     # Tiers whose folder of this topic is known to have a durable name.
     safe_folders: set[str] = field(default_factory=set)
     is_unsure: bool = False
@@ -91,11 +91,11 @@ class TopicManifest:
     def prepare(
         self, fs: Fs, path: str, facts: TopicFacts, entries: Entries, store: ManifestStore
     ) -> int:
-        """Write and sync the next manifest beside the one in force; its generation."""
+        """Write and sync the next manifest beside the current one; returns its generation."""
         assert self.lock.locked()
         assert facts.topic_id == self.topic_id
-        # A run's first manifest is above all of the runs before it, also above those that a
-        # restored older copy of this manifest does not know of.
+        # A run's first manifest is above all of the runs before it, even above those that a
+        # restored older copy of this manifest does not include.
         generation = max(self.written_generation + 1, store.run << RUN_SHIFT)
         manifest = Manifest(
             topic_id=facts.topic_id,
@@ -118,7 +118,7 @@ class TopicManifest:
     def publish(
         self, fs: Fs, path: str, facts: TopicFacts, entries: Entries, generation: int
     ) -> None:
-        """Put the prepared manifest in force; from then on `entries` is what is listed."""
+        """Publish the prepared manifest; from then on `entries` is its list."""
         self.is_unsure = True
         rename_temp(fs, path)
         fs.sync_dir(layout.parent(path))
@@ -129,7 +129,7 @@ class TopicManifest:
 
 
 def read_manifest(fs: Fs, path: str) -> Manifest | None:
-    """A manifest as found; `None` if there is none. Raises `Corrupt`, `StartRefused` (newer)."""
+    """The manifest on disk; `None` if there is none. Raises `Corrupt`, `StartRefused` (newer)."""
     if not fs.exists(path):
         return None
     file = fs.open(path)
@@ -144,7 +144,7 @@ def read_manifest(fs: Fs, path: str) -> Manifest | None:
 
 
 def facts_of(manifest: Manifest) -> TopicFacts:
-    """The engine's words for what a manifest says beside its segments."""
+    """The facts of a manifest beside its segments, as the engine's type."""
     return TopicFacts(
         topic_id=manifest.topic_id,
         name=manifest.name,

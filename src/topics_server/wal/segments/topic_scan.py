@@ -1,14 +1,14 @@
 """Scans one topic's folders at start and applies the manifest.
 
-`scan` reads and changes nothing: manifest, files of both tiers, delete flags, indexes. What it
-found is reported (`inventory.FoundTopic`) and judged after replay. `tidy` comes after that: it
-makes durable what recovery relies on, writes indexes that were made again, and removes what is
-superseded: unfinished files, the second copy of a segment that lies in both tiers, files of
-segments that the manifest has passed over. Every step may be interrupted and repeated.
+`scan` reads and changes nothing: manifest, files of both tiers, delete flags, indexes. Its report
+(`file_inventory.FoundTopic`) is judged after replay. Then `tidy` makes durable what recovery relies
+on, writes rebuilt indexes, and removes superseded files: unfinished ones, the second copy of a
+segment that is in both tiers, files of segments that the manifest has passed over. Every step may
+be interrupted and repeated.
 
-A file with an id that no manifest has given out is a stray: of a seal that did not finish, or of
-one that a lost manifest lists. Its records are in the journal or the snapshot. It stays until a
-manifest that passes over its id is published. Used by `wal/segments/store.py`.
+A file with an id that no manifest has given out is a stray: of an unfinished seal, or of a segment
+listed in a lost manifest. Its records are in the journal or the snapshot. It stays until a manifest
+that passes over its id is published. Used by `wal/segments/store.py`.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ NO_ANCHOR: Final = Anchor(0, 1, {}, {})
 
 @dataclass(slots=True)
 class FoundSegment:
-    """One listed segment. `entry` has the tier in which it lies now.
+    """One listed segment. `entry` has the tier in which it is now.
 
-    `flags`: the union of its copies, damaged bytes mended where the anchor tells them; `None` when
-    the file has not the size it was listed with: then its flags are lost. `index`: the `.idx` made
-    again, if the one on disk is damaged. `seconds`: files of its copy in the other tier, whole or
-    half. `keeps_seconds`: which of the two is the good one is not known, both stay.
+    `flags`: the union of its copies, damaged bytes corrected where the anchor allows it; `None` if
+    the file does not have its listed size: then its flags are lost. `index`: the rebuilt `.idx`, if
+    the one on disk is damaged. `seconds`: files of its copy in the other tier, whole or half.
+    `keeps_seconds`: it is not known which of the two is good, so both stay.
     """
 
     entry: SegmentEntry
@@ -73,14 +73,14 @@ class FoundFiles:
 
     @property
     def is_usable(self) -> bool:
-        """Whether there is a manifest and nothing is wrong with what it lists."""
+        """Whether there is a manifest and no fault in the files that it lists."""
         return self.manifest is not None and not self.report.objections
 
 
 def scan(
     fs: Fs, tiers: Tiers, topic_id: int, store_id: str, anchor: Anchor | None = None
 ) -> FoundFiles:
-    """*Blocking.* Look at everything that lies under a topic's id."""
+    """*Blocking.* Scan everything on disk under a topic's id."""
     path = layout.join(tiers.folder(HOT, topic_id), layout.MANIFEST)
     found = FoundFiles(FoundTopic(topic_id, path))
     report = found.report
@@ -104,7 +104,7 @@ def scan(
 
 
 def objection_of(error: StorageError, path: str) -> Objection:
-    """What a failed read says, with the file it was of (`path` if the error names none)."""
+    """The message of a failed read, with its file (`path` if the error names none)."""
     path = error.path or path
     return Objection(path, str(error).removeprefix(f"{path}: "))
 
@@ -130,7 +130,7 @@ def _segment(
     present: set[str],
     anchor: Anchor,
 ) -> FoundSegment | None:
-    """Where a listed segment lies and what its flags say; `None` with an objection if nowhere."""
+    """The path and flags of a listed segment; `None` with an objection if it is missing."""
     topic_id, segment_id = report.topic_id, entry.segment_id
     if entry.tier == COLD and tiers.cold is None:
         text = f"topic {topic_id} has cold segments and no cold folder is set"
@@ -143,7 +143,7 @@ def _segment(
     if entry.tier == HOT and complete == {COLD}:
         entry = replace(entry, tier=COLD)
     elif entry.tier not in complete:
-        # A hot copy cannot stand in for a listed cold one, which may hold newer flags.
+        # A hot copy cannot replace a listed cold one, which may hold newer flags.
         missing = [path for path in paths[entry.tier] if path not in present]
         hint = "; is the cold disk mounted?" if entry.tier == COLD else ""
         text = f"a listed segment file is missing{hint} ({report.path} lists it)"
@@ -165,7 +165,7 @@ def _segment(
 
 
 def _read_flags_twice(fs: Fs, path: str, entry: SegmentEntry) -> bytes | None:
-    """The flags; a read that fails, or finds another size, is made again before it counts."""
+    """The flags; a read that fails, or finds another size, is repeated before it counts."""
     try:
         flags = read_flags(fs, path, entry)
     except StorageError:
@@ -174,7 +174,7 @@ def _read_flags_twice(fs: Fs, path: str, entry: SegmentEntry) -> bytes | None:
 
 
 def _is_of(fs: Fs, path: str, topic_id: int, entry: SegmentEntry) -> bool:
-    """Whether a `.data` begins as the listed segment does."""
+    """Whether a `.data` begins like the listed segment."""
     header = _header(fs, path)
     return header is not None and (
         (header.topic_id, header.segment_id, header.first_seq, header.file_bytes)
@@ -183,7 +183,7 @@ def _is_of(fs: Fs, path: str, topic_id: int, entry: SegmentEntry) -> bool:
 
 
 def _header(fs: Fs, path: str) -> DataHeader | None:
-    """The header of a `.data`; `None` if it is none."""
+    """The header of a `.data`; `None` if it is invalid."""
     file = fs.open(path)
     try:
         return decode_data_header(file.pread(DATA_HEADER_BYTES, 0))
@@ -196,7 +196,7 @@ def _header(fs: Fs, path: str) -> DataHeader | None:
 def _anchored(
     report: FoundTopic, entry: SegmentEntry, flags: bytes | None, anchor: Anchor
 ) -> bytes | None:
-    """The flags, mended where the anchor tells how; a difference from the anchor is reported."""
+    """The flags, corrected where the anchor allows it; a difference from the anchor is reported."""
     if flags is None:
         return None
     segment_id = entry.segment_id
@@ -209,7 +209,7 @@ def _anchored(
         else:
             is_whole = segment_id in anchor.whole_flips
             rows = anchor.flips.get(segment_id, b"") if is_whole else b""
-            # A damaged flag may be a dead one: its row alone is told as damaged.
+            # A damaged flag may be a dead one: only its row is reported as damaged.
             unclear = len(damaged_flags(flags))
             report.suspects[segment_id] = Suspect(
                 entry.first_seq,
@@ -220,7 +220,7 @@ def _anchored(
                 has_damaged_flags=unclear > 0,
             )
     elif anchored is None and len(damaged_flags(flags)):
-        # Newer than the snapshot: nothing to compare with, and nothing to compare later ones with.
+        # Newer than the snapshot: there is nothing to compare it with, now or later.
         dead = dead_with(flags, b"") + len(damaged_flags(flags))
         report.suspects[segment_id] = Suspect(
             *(entry.first_seq, entry.last_seq, dead),
@@ -233,16 +233,16 @@ def _anchored(
 
 
 def _sort_files(fs: Fs, found: FoundFiles, names: dict[str, list[str]]) -> None:
-    """What is not listed: unfinished, passed over by the manifest, or a stray."""
+    """Sort unlisted files: unfinished, passed over by the manifest, or a stray."""
     report = found.report
-    listed = {entry.segment_id for entry in found.manifest.segments} if found.manifest else set()
+    named = {entry.segment_id for entry in found.manifest.segments} if found.manifest else set()
     for folder, name in ((where, each) for where in names for each in names[where]):
         path = layout.join(folder, name)
         if layout.is_temp(name):
             found.temps.append(path)
             continue
         parsed = layout.parse_segment_file(name)
-        if parsed is None or parsed[0] in listed:
+        if parsed is None or parsed[0] in named:
             continue
         segment_id, suffix = parsed
         if segment_id < report.next_segment_id and found.manifest is not None:
@@ -260,7 +260,7 @@ def _sort_files(fs: Fs, found: FoundFiles, names: dict[str, list[str]]) -> None:
 
 
 def tidy(fs: Fs, tiers: Tiers, found: FoundFiles, untrusted: Collection[int]) -> None:
-    """*Blocking.* Make the folders what the manifest lists. `untrusted`: segments left alone."""
+    """*Blocking.* Make the folders match the manifest. `untrusted`: segments left alone."""
     for folder in found.folders:
         # A rename that recovery relies on must not be undone by a later power cut.
         fs.sync_dir(folder)
@@ -271,8 +271,8 @@ def tidy(fs: Fs, tiers: Tiers, found: FoundFiles, untrusted: Collection[int]) ->
             segment.keeps_seconds = bool(segment.seconds)
             continue
         if any(segment.flags) or segment.is_mended:
-            # They may be in the page cache only, and a sync that failed before would not be
-            # repeated by another one: they are written again.
+            # They may be in the page cache only, and another sync would not repeat one that failed
+            # before: write them again.
             write_flags(fs, path, entry, segment.flags)
         if segment.seconds and (segment.bad_rows or not is_whole(fs, path, entry)):
             segment.keeps_seconds = True

@@ -1,12 +1,12 @@
 """Published snapshots: the newest valid one counts, two are kept.
 
 The newest is the one with the highest number, unless a lower number turns out to be newer
-(`age_of`): then the file with the higher number is an older copy that somebody put in its place.
+(`age_of`): then the file with the higher number is an older copy put in its place.
 
-Owns `snapshots/`. A snapshot is written beside in pieces (between which the interpreter lock is
-free), synced, renamed, its directory synced; only then older ones go. Invariant: the two that are
-kept are valid: one was loaded at start or written since, the other was written after it. Used by
-one thread at a time; the loop never calls it.
+Owns `snapshots/`. A snapshot is written to a temporary file in pieces (between which the
+interpreter lock is free), synced, renamed, its directory synced; only then older ones are removed.
+Invariant: both kept snapshots are valid: one was loaded at start or written since, the other was
+written after it. Used by one thread at a time; the loop never calls it.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ class PublishedSnapshots:
         # Number and start of valid snapshots, ascending; `None` before the folder was read.
         self._kept: list[tuple[int, ReplayStart]] | None = None
         self._is_folder_safe = False
-        # A newer snapshot than the one `newest` gave cannot be read, or is an older copy.
+        # A snapshot newer than the one from `newest` is unreadable, or an older copy.
         self.found_damaged = False
-        # Length of the newest one: what the next one will take, more or less.
+        # Length of the newest snapshot, an estimate for the next one.
         self.newest_bytes = 0
 
     def newest(self) -> SnapshotImage | None:
@@ -69,7 +69,7 @@ class PublishedSnapshots:
         for index, number in enumerate(numbers):
             image = self._valid(number)
             if image is None:
-                # Left until the next one is written: a start that ends before must know of it too.
+                # Kept until the next one is written: a start that ends before must see it too.
                 self.found_damaged = True
                 continue
             for lower in numbers[index + 1 :]:
@@ -94,7 +94,7 @@ class PublishedSnapshots:
     def _newer(self, number: int, image: SnapshotImage) -> SnapshotImage | None:
         """The snapshot of this number if it is valid and newer than `image`.
 
-        Only its header is read where that says that it is not; what cannot be read says nothing.
+        Only its header is read if that shows that it is not; an unreadable one proves nothing.
         """
         path = self._path(number)
         try:
@@ -175,8 +175,8 @@ class PublishedSnapshots:
 def age_of(image: SnapshotImage) -> tuple[int, int]:
     """Ascends from one published snapshot to the next: its run, then its last lsn.
 
-    Not the lsn alone: after a start without the newest snapshot, lsns that left no frame are given
-    out again.
+    The lsn alone does not: after a start without the newest snapshot, lsns without a frame are used
+    again.
     """
     return image.run, image.last_lsn
 

@@ -1,10 +1,9 @@
 """`topics repair --begin-anew` and `--adopt-cold`.
 
-A start refuses a data directory or cold folder that is empty where the other half says that there
-was a store. `begin_anew` moves what is left of that store aside, so that the next start makes a new
-one; nothing is deleted. `adopt_cold` writes the store's id into a cold folder that has none. Both
-take the locks of a server, name the store, and may be repeated after a crash. Called by
-`topics repair`.
+A start refuses an empty data directory or cold folder if the other half proves a store.
+`begin_anew` moves the rest of that store aside, so that the next start makes a new one; nothing is
+deleted. `adopt_cold` writes the store's id into a cold folder without one. Both take the locks of a
+server, name the store, and may be repeated after a crash. Called by `topics repair`.
 """
 
 from __future__ import annotations
@@ -26,12 +25,12 @@ from topics_server.wal.directory import Directory, lock_folder, read_format
 from topics_server.wal.folders import make_durable_dirs
 from topics_server.wal.fs import Fs
 
-# What stays where it is when a half is moved aside.
+# Names that stay in place when a half is moved aside.
 _STAYS: Final = frozenset({"lost+found", layout.LOCK, layout.SET_ASIDE})
 
 
 def begin_anew(fs: Fs, data_dir: str, cold_dir: str | None, store_id: str) -> list[str]:
-    """*Blocking.* Move every half of the store `store_id` aside; the folders they are in now.
+    """*Blocking.* Move every half of the store `store_id` aside; returns the new folders.
 
     Raises `StartRefused` if neither half is of that store, or one is of another.
     """
@@ -46,7 +45,7 @@ def begin_anew(fs: Fs, data_dir: str, cold_dir: str | None, store_id: str) -> li
         if store_id not in (data_id, cold_id):
             raise StartRefused(f"no folder named here is of store {store_id}", data_dir)
         moved: list[str] = []
-        # The file that names the store goes last: until then this may be called again.
+        # The file that names the store is moved last: until then this may be repeated.
         if data_id is not None:
             moved.append(_move_aside(fs, data_dir, store_id, layout.FORMAT))
         if cold_dir is not None and cold_id is not None:
@@ -57,7 +56,7 @@ def begin_anew(fs: Fs, data_dir: str, cold_dir: str | None, store_id: str) -> li
 def adopt_cold(fs: Fs, directory: Directory, cold_dir: str) -> None:
     """*Blocking.* Write the store's id into a cold folder that has no `STORE`.
 
-    The directory is locked by us. Raises `StartRefused` if the folder is another store's.
+    This process has locked the directory. Raises `StartRefused` if the folder is another store's.
     """
     refuse_overlap(fs, directory.root, cold_dir)
     if directory.found is None or directory.is_adopted:
@@ -87,11 +86,11 @@ def _id_of_cold(fs: Fs, cold_dir: str) -> str | None:
 
 
 def _move_aside(fs: Fs, root: str, store_id: str, last: str) -> str:
-    """Move all that is in a root into `set-aside/STORE_ID[.N]`, the file `last` at the end."""
+    """Move everything in a root into `set-aside/STORE_ID[.N]`, the file `last` at the end."""
     target = _free(layout.join(root, layout.SET_ASIDE, store_id), fs, last)
     make_durable_dirs(fs, target)
     names = [name for name in fs.list_dir(root) if name not in _STAYS and name != last]
-    # The journal first: without it a start refuses whatever else is still there.
+    # The journal first: without it a start refuses the rest.
     for name in sorted(names, key=lambda name: (name != layout.WAL, name)):
         fs.move(layout.join(root, name), layout.join(target, name))
     _sync_both(fs, root, target)
@@ -101,13 +100,13 @@ def _move_aside(fs: Fs, root: str, store_id: str, last: str) -> str:
 
 
 def _sync_both(fs: Fs, root: str, target: str) -> None:
-    # The new names first: a name that is in neither folder after a power cut would be a loss.
+    # The new names first: a name missing in both folders after a power cut would be a loss.
     fs.sync_dir(target)
     fs.sync_dir(root)
 
 
 def _free(folder: str, fs: Fs, last: str) -> str:
-    """The first folder that no finished act has filled; one that was interrupted goes on."""
+    """The first folder that no finished run has filled; an interrupted run continues."""
     number, target = 1, folder
     while fs.exists(layout.join(target, last)):
         number += 1
@@ -117,7 +116,7 @@ def _free(folder: str, fs: Fs, last: str) -> str:
 
 @contextmanager
 def _locked(fs: Fs, root: str | None) -> Iterator[None]:
-    # A folder that is not there holds nothing that somebody could use.
+    # A missing folder holds nothing that another process could use.
     locks = [] if root is None or not fs.exists(root) else lock_folder(fs, root)
     try:
         yield

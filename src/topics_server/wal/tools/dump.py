@@ -1,9 +1,9 @@
 """`topics dump` and `verify`: reads a data directory, changes nothing.
 
-Called by `topics verify` and `topics dump`, and at the end of every crash test. It works on what a
-killed server left: torn tails above what was synced are information, not problems. `dump` puts
-together what recovery would: segments with their flags, the newest snapshot's tails, the journal. A
-journal that recovery would refuse costs only what lies in it from the damage on.
+Called by `topics verify` and `topics dump`, and at the end of every crash test. It reads the files
+that a killed server left: torn tails above the synced end are information, not problems. `dump`
+assembles the same state as recovery: segments with their flags, the newest snapshot's tails, the
+journal. If recovery would refuse the journal, only the entries from the damage on are missing.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def _tiers(data_dir: str, cold_dir: str | None) -> Tiers:
 
 
 def verify(fs: Fs, data_dir: str, cold_dir: str | None = None) -> VerifyReport:
-    """Check everything. Raises `StartRefused` only for what is no data directory of ours."""
+    """Check everything. Raises `StartRefused` only for a folder that is not our data directory."""
     mark = _mark(fs, data_dir)
     report = VerifyReport()
     report.counts["clean_stop"] = int(mark.clean_stop)
@@ -105,7 +105,7 @@ def verify(fs: Fs, data_dir: str, cold_dir: str | None = None) -> VerifyReport:
 
 @dataclass(slots=True)
 class _Topic:
-    """What is known of one topic before its records are read."""
+    """The facts about one topic before its records are read."""
 
     name: str
     floor: int = 0
@@ -117,12 +117,12 @@ class _Topic:
     lasts: list[int] = field(default_factory=list)
 
     def is_deleted(self, seqs: Array) -> Array:
-        """Which of these seqs the journal or the floor has taken."""
+        """Those of these seqs that the journal or the floor has removed."""
         gone: Array = seqs < self.floor
         if self.firsts:
             order = np.argsort(np.array(self.firsts))
             firsts = np.array(self.firsts)[order]
-            # The furthest end of all runs that begin at or before one: runs may overlap.
+            # The highest end of all runs that begin at or before one: runs may overlap.
             reach = np.maximum.accumulate(np.array(self.lasts)[order])
             at = np.searchsorted(firsts, seqs, side="right") - 1
             gone |= (at >= 0) & (reach[at] >= seqs)
@@ -130,9 +130,9 @@ class _Topic:
 
 
 class JournalUnread(StorageError):
-    """Some of the journal could not be read. `last_lsn`: entries up to it were; 0: none was.
+    """Part of the journal could not be read. `last_lsn`: the last entry that was read; 0: none was.
 
-    What the entries behind it did, deletes included, is unknown. The text names file and offset.
+    The effects of later entries, deletes included, are unknown. The text names file and offset.
     """
 
     def __init__(self, cause: StorageError, last_lsn: int) -> None:
@@ -147,11 +147,11 @@ class JournalUnread(StorageError):
 def dump(
     fs: Fs, data_dir: str, cold_dir: str | None = None, *, with_journal: bool = False
 ) -> Iterator[Item]:
-    """One dict a record, by topic and seq; then, `with_journal`, one an entry.
+    """One dict per record, by topic and seq; then, `with_journal`, one per entry.
 
-    `data` and `meta` are `msgspec.Raw`, verbatim. A record that cannot be read says `damaged`.
-    Raises `JournalUnread` after the last item if the journal is damaged or incomplete;
-    `StorageError` at once if the directory is not ours, or a manifest cannot be read.
+    `data` and `meta` are `msgspec.Raw`, verbatim. An unreadable record has `damaged`. Raises
+    `JournalUnread` after the last item if the journal is damaged or incomplete; `StorageError` at
+    once if the directory is not ours, or a manifest cannot be read.
     """
     mark = _mark(fs, data_dir)
     report = VerifyReport()
@@ -175,7 +175,7 @@ def _note_entries(
     newest: SnapshotImage | None,
     items: list[Item] | None,
 ) -> JournalUnread | None:
-    """Take in the journal as far as it can be read; `items`: gets each entry as one."""
+    """Apply the readable part of the journal; `items` gets each entry."""
     last_lsn = 0
     sources = router_sources(newest)
     payloads = ReplayPayloads(sources)
@@ -218,7 +218,7 @@ def _topics_of(fs: Fs, tiers: Tiers, newest: SnapshotImage | None) -> dict[int, 
 
 
 def _note_entry(topics: dict[int, _Topic], lsn: int, entry: Entry) -> None:
-    """What a journal entry changes of what is dumped."""
+    """Apply a journal entry's effects on the dumped topics."""
     match entry:
         case TopicDropped():
             topics.pop(entry.topic_id, None)
@@ -268,7 +268,7 @@ def _records_of(fs: Fs, tiers: Tiers, topic_id: int, topic: _Topic) -> Iterator[
 
 
 def _block_of(append: RecordsAppended) -> Block | None:
-    """The records of an append; None for one that has none."""
+    """The records of an append; None if it has none."""
     decoded = append.decoded or decode_body(append.body, append.grammar)
     if not decoded.count:
         return None
@@ -341,7 +341,7 @@ def _one_by_one(
     dead: bytearray,
     where: str,
 ) -> Iterator[Item]:
-    """The records of a range of which some are damaged."""
+    """The records of a range that contains damaged ones."""
     for row in range(*rows):
         start = int(columns.rows["offset"][row])
         data = file.pread(columns.record_end(row) - start, start)

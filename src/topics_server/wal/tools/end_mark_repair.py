@@ -22,7 +22,7 @@ from topics_server.wal.journal.file_chain import JournalFile, Key, open_files
 
 
 class KnownEnd(msgspec.Struct, frozen=True):
-    """What an end mark proves: the groups of a file reach `end`, the shard's entries `lsn`."""
+    """The facts of an end mark: the groups of a file reach `end`, the shard's entries `lsn`."""
 
     path: str
     number: int
@@ -41,9 +41,9 @@ def known_ends(
     shards: dict[Key, list[JournalFile]],
     start_lsn: int,
 ) -> tuple[dict[Key, KnownEnd], list[str]]:
-    """What end marks prove, and the paths of those that must be made anew.
+    """The facts that end marks prove, and the paths of marks that must be written again.
 
-    Raises `Corrupt` for a file that a mark names and that is gone: nothing can stand in for it.
+    Raises `Corrupt` for a missing file that a mark names: nothing can replace it.
     """
     ends: dict[Key, KnownEnd] = {}
     unfit: list[str] = []
@@ -86,7 +86,7 @@ def _known_end(path: str, mark: EndMark, anchors: Anchors) -> KnownEnd:
 
 
 def mark_ends(fs: Fs, wal_dir: str, format_mark: FormatMark) -> None:
-    """*Blocking.* Have every end mark say what is there now, and make that durable."""
+    """*Blocking.* Write every end mark for the current files, and make that durable."""
     marked = {s.wal_set for s in format_mark.wal_sets if s.has_marks}
     shards, _ = open_files(fs, wal_dir, write=True, is_whole=False)
     try:
@@ -102,7 +102,7 @@ def mark_ends(fs: Fs, wal_dir: str, format_mark: FormatMark) -> None:
 
 
 def _mark_of(last: JournalFile, run: int) -> EndMark:
-    """The mark of a shard whose last file is this one, all of it synced."""
+    """The mark of a shard whose last file is this one, with all of it synced."""
     groups = last.every_group()
     end = groups[-1].end if groups else FILE_HEADER_BYTES
     opening = groups[0].opening if groups else None

@@ -1,8 +1,8 @@
 """Recovery's judgement of sealed files, offline.
 
-`AnchoredFiles` takes the newest snapshot and what lies on disk, is told of every entry of the
-journal, and then judges with `inventory`, as `engine/background/recovery.py` does. Read-only; used
-by `wal/tools/verify.py`.
+`AnchoredFiles` takes the newest snapshot and the files on disk, observes every entry of the
+journal, and then judges with `file_inventory`, as `engine/background/recovery.py` does. Read-only;
+used by `wal/tools/verify.py`.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class AnchoredFiles:
             self._found[topic_id] = scan(fs, tiers, topic_id, store_id, anchor).report
 
     def note(self, lsn: int, entry: Entry) -> None:
-        """Take in an entry of the journal, in lsn order."""
+        """Observe an entry of the journal, in lsn order."""
         if entry.topic_id < RESERVED_ID_MIN:
             self._note_ids(entry.topic_id)
         if isinstance(entry, RouterPut):
@@ -90,7 +90,7 @@ class AnchoredFiles:
         self._next_topic_id = max(self._next_topic_id, *(number + 1 for number in topic_ids))
 
     def problems(self) -> list[str]:
-        """What would refuse the start, or be told as damage, one line each."""
+        """The faults that refuse the start or are reported as damage, one line each."""
         topics = (
             Expected(topic_id, topic.name, self._head_of(topic_id, topic), topic.anchor)
             for topic_id, topic in self._topics.items()
@@ -109,7 +109,7 @@ class AnchoredFiles:
         return found
 
     def _head_of(self, topic_id: int, topic: _Topic) -> int:
-        """The head as recovery has it: at least the last listed seq."""
+        """The head as recovery computes it: at least the last listed seq."""
         report = self._found.get(topic_id)
         return max(topic.head_seq, report.last_seq if report else 0)
 

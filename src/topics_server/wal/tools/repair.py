@@ -1,17 +1,16 @@
-"""Makes a damaged journal readable again and reports what is lost.
+"""Makes a damaged journal readable again and reports the losses.
 
 Offline, under the directory's lock; called by `cli/server/repair.py`. Recovery refuses a journal
-that is damaged below what was synced; this puts into each damaged region, in place, groups that are
-valid and say nothing, so that every rule of recovery holds as it stands. What the region may have
-handed out is never handed out again: before a region is touched, a new file at the end of the
-journal holds a `TopicPut` for each topic concerned whose head lies above every seq it can have
-given, and readers are told that the seqs between are `damaged`. So a crash anywhere leaves a
-journal that is refused as before, or one that is mended. Bytes are copied to `set-aside/` before
-anything changes.
+with damage below its synced end. This module fills each damaged region, in place, with valid groups
+without content, so that every rule of recovery still holds. Seqs that the region may have handed
+out are never handed out again: before a region is touched, a new file at the end of the journal
+gets a `TopicPut` for each affected topic, with a head above every seq that the region can have
+given, and readers see the seqs between as `damaged`. So a crash at any point leaves a journal that
+is refused as before, or a repaired one. Bytes are copied to `set-aside/` before anything changes.
 
-Who wrote after the region tells by his next seq what is missing. Of the others a region is believed
-only where it reads as frames whose lsns and seqs continue what is around it; else they jump by more
-than the region can have held.
+If a topic has an entry after the region, its next seq shows what is missing. For other topics a
+region is believed only where it reads as frames whose lsns and seqs continue their neighbours;
+otherwise their heads jump by more than the region can have held.
 """
 
 from __future__ import annotations
@@ -64,7 +63,7 @@ from topics_server.wal.tools.set_aside import set_aside
 # The smallest record of a body, with its comma: {"data":1},
 _RECORD_BYTES_MIN: Final = 11
 _NO_TOPIC: Final = 0
-# What decoders say of bytes that were changed: here they are read without a checksum that holds.
+# Errors of decoders for changed bytes: here they are read without a valid checksum.
 _UNREADABLE: Final = (
     *(TopicsError, StorageError, msgspec.MsgspecError),
     *(ValueError, TypeError, OverflowError, AssertionError, RecursionError),
@@ -73,7 +72,7 @@ _LEAST_BYTES: Final = GROUP_HEADER_BYTES + FRAME_HEADER_BYTES + 4
 
 
 class LostRecords(msgspec.Struct, frozen=True):
-    """Seqs of a topic that readers will be told of as `damaged`; `is_bound`: at most so many."""
+    """Seqs of a topic that readers will see as `damaged`; `is_bound`: an upper bound."""
 
     topic: str
     topic_id: int
@@ -83,7 +82,7 @@ class LostRecords(msgspec.Struct, frozen=True):
 
 
 class Region(msgspec.Struct):
-    """Damaged bytes of a journal file, and between which lsns they lie (exclusive, inclusive)."""
+    """Damaged bytes of a journal file, and the lsns around them (exclusive, inclusive)."""
 
     path: str
     shard: Key
@@ -103,9 +102,9 @@ class Region(msgspec.Struct):
 
 
 class Survey(msgspec.Struct):
-    """What is damaged, what that costs, and where the journal goes on behind it.
+    """The damage, its cost, and where the journal continues behind it.
 
-    `end_marks`: paths of those that are missing, cannot be read, or do not fit their files.
+    `end_marks`: paths of marks that are missing, unreadable, or do not fit their files.
     """
 
     end_marks: list[str] = []
@@ -130,15 +129,18 @@ class _Known(msgspec.Struct):
     head: int
     ceiling: int
     applied_lsn: int = 0
-    # Regions of its shard since it was last heard of; each with what the region says of its head.
+    # Regions of its shard since its last entry; each with the head that the region shows for it.
     doubts: list[tuple[Region, int | None]] = []
 
 
 def survey(fs: Fs, data_dir: str, mark: FormatMark, image: SnapshotImage | None) -> Survey:
-    """*Blocking.* Look, change nothing. Raises `StorageError` for damage that cannot be mended."""
+    """*Blocking.* Look, change nothing.
+
+    Raises `StorageError` for damage that cannot be repaired.
+    """
     found = _survey(fs, data_dir, mark, image, is_suspicious=False)
     if found.regions and found.torn:
-        # Bytes were changed here: what looks like an unfinished write may have been acknowledged.
+        # Bytes were changed here: an apparent unfinished write may have been acknowledged.
         return _survey(fs, data_dir, mark, image, is_suspicious=True)
     return found
 
@@ -190,13 +192,13 @@ def _shard(
     start_lsn: int,
     known: KnownEnd,
 ) -> list[tuple[Region | None, list[Group]]]:
-    """Regions and the groups behind each, in order; notes where the shard ends."""
+    """Regions and the groups behind each, in order; notes the shard's end."""
     by_file = [(each, each.every_group()) for each in files]
     begun = known.number if known.end > FILE_HEADER_BYTES else 0
     used = [(each, groups) for each, groups in by_file if groups or each.header.number == begun]
     claimed = max([known.lsn, *(each.header.after_lsn for each in files)])
     pieces: list[tuple[Region | None, list[Group]]] = []
-    waiting: list[Region] = []  # for the next entry, which tells how far their lsns went
+    waiting: list[Region] = []  # for the next entry, which shows how far their lsns went
     last_lsn = 0
     before = files[0].header.after_lsn
     previous = Opening(0, 0, before)
@@ -206,7 +208,7 @@ def _shard(
         follower = behind[0].opening if behind else None
         least_end = known.end if each.header.number == known.number else 0
         if follower is not None and follower.previous_lsn < start_lsn:
-            # All of it is in the snapshot: recovery does not read it.
+            # The snapshot includes all of it: recovery does not read it.
             last_lsn = follower.previous_lsn
             previous = Opening(each.header.number, follower.previous_end, last_lsn)
             continue
@@ -216,7 +218,7 @@ def _shard(
             if group.position > position:
                 is_proven = found.is_suspicious or _is_proven(groups[at:], position, synced_lsn)
                 if is_last and not is_proven and position >= least_end:
-                    break  # torn: recovery's own business
+                    break  # torn: recovery handles it
                 regions.append(_region(each, key, position, group.position, last_lsn))
                 last_lsn = regions[-1].fill_lsn
                 waiting.append(regions[-1])
@@ -238,7 +240,7 @@ def _shard(
         ):
             end = max(_aligned(each.dirty_end(position)), position + _LEAST_BYTES, least_end)
         elif position < least_end:
-            # The snapshot has it all: only the mark says more than there is.
+            # The snapshot includes everything: only the mark claims more.
             found.end_marks.append(known.path)
         if end > position:
             region = _region(each, key, position, end, last_lsn)
@@ -263,7 +265,7 @@ def _shard(
 
 
 def _is_proven(behind: Sequence[Group], position: int, synced_lsn: int) -> bool:
-    """Whether what stands behind a position says that it was synced (as `replay` judges)."""
+    """Whether the bytes behind a position prove a sync (as `replay` judges)."""
     return any(
         group.synced_bytes > position or (group.entries and group.entries[0][0] <= synced_lsn)
         for group in behind
@@ -279,7 +281,7 @@ def _aligned(position: int) -> int:
 
 
 def _read(region: Region, each: JournalFile) -> None:
-    """Take the region's entries if it reads as whole groups with lsns that fit between."""
+    """Use the region's entries if it reads as whole groups with fitting lsns."""
     raw = each.file.pread(region.length, region.start)
     offset, entries, last_lsn = 0, [], region.after_lsn
     while offset < len(raw):
@@ -348,7 +350,7 @@ def _cost(
 
 
 def _most_seqs(region: Region) -> int:
-    """More seqs than a region can have given, by bodies or by pages whose bodies are elsewhere."""
+    """More seqs than a region can have given, in bodies or in pages with bodies elsewhere."""
     frames = region.length // FRAME_HEADER_BYTES + 1
     return region.length // _RECORD_BYTES_MIN + frames * PAGE_SCAN_SLOTS_MAX
 
@@ -366,7 +368,10 @@ def _doubt(known: dict[int, _Known], region: Region, counts: dict[int, int]) -> 
 
 
 def _claims(known: dict[int, _Known], region: Region) -> dict[int, int | None] | None:
-    """By topic the highest seq of a region that reads well; None if it does not continue."""
+    """By topic the highest seq of a readable region.
+
+    None if it does not continue its neighbours.
+    """
     claims: dict[int, int | None] = {}
     assert region.entries is not None
     for lsn, entry in region.entries:
@@ -375,7 +380,7 @@ def _claims(known: dict[int, _Known], region: Region) -> dict[int, int | None] |
             if isinstance(entry, HeadReserved | TopicPut | TopicDropped) and topic is not None:
                 claims.setdefault(entry.topic_id, topic.head)
             elif isinstance(entry, RecordsAppended):
-                return None  # of a topic nobody else tells of
+                return None  # of a topic that no other entry names
             continue
         head = claims.get(entry.topic_id) or topic.head
         is_in = lsn <= topic.applied_lsn and entry.first_seq <= head
@@ -402,7 +407,7 @@ def _fold(found: Survey, known: dict[int, _Known], lsn: int, entry: Entry) -> No
             return
         _refuse_page(entry, topic)
         if entry.first_seq > topic.head:
-            # Seqs ascend within a shard: nothing of a region before it was higher.
+            # Seqs ascend within a shard: a region before it had no higher one.
             _note_gap(found, topic, entry.first_seq - 1)
             topic.doubts = []
         topic.head = max(topic.head, entry.first_seq + entry.count - 1)
@@ -410,7 +415,7 @@ def _fold(found: Survey, known: dict[int, _Known], lsn: int, entry: Entry) -> No
         if topic is None:
             known[entry.topic_id] = _Known(entry, entry.head_seq, HEAD_RESERVE_SEQS)
         else:
-            # Seqs that were decided and not yet visible may have come before it: doubts stay.
+            # Staged, invisible seqs may have preceded it: doubts stay.
             topic.put = entry
             _note_gap(found, topic, entry.head_seq)
     elif isinstance(entry, TopicDropped):
@@ -431,7 +436,7 @@ def _refuse_page(entry: RecordsAppended, topic: _Known) -> None:
 
 
 def _note_gap(found: Survey, topic: _Known, head: int) -> None:
-    """A topic's head is known to have been there; what is missing up to it was lost."""
+    """A topic's head is proven; its missing seqs up to it were lost."""
     if topic.doubts and head > topic.head:
         name, topic_id = topic.put.name, topic.put.topic_id
         found.lost.append(LostRecords(name, topic_id, topic.head + 1, head, is_bound=False))
@@ -444,11 +449,12 @@ def _note_gap(found: Survey, topic: _Known, head: int) -> None:
 def mend(
     fs: Fs, data_dir: str, mark: FormatMark, found: Survey, new_file_id: Callable[[], int]
 ) -> str:
-    """*Blocking.* Set aside, jump, fill; returns the folder of what was set aside."""
+    """*Blocking.* Set aside, jump, fill; returns the folder of the bytes set aside."""
     pieces = [(region.path, region.start, region.end) for region in found.regions] + found.torn
     folder = set_aside(fs, data_dir, pieces, facts_of(found))
     fillings = [(region, _filling(fs, region)) for region in found.regions]
-    # As recovery would: nobody was told of these, and a file that is followed ends cleanly.
+    # As recovery would: no client got an answer for these, and a file with a successor ends
+    # cleanly.
     for path, start, end in found.torn:
         _write(fs, path, bytes(end - start), start)
     wal_dir = layout.join(data_dir, layout.WAL)
@@ -469,7 +475,7 @@ def _write(fs: Fs, path: str, data: bytes, position: int) -> None:
 
 
 def facts_of(found: Survey) -> dict[str, object]:
-    """The survey for people and programs."""
+    """The survey as a report for people and programs."""
     return {
         "regions": [
             {"file": r.path, "start": r.start, "end": r.end, "bytes": r.length}
@@ -482,7 +488,7 @@ def facts_of(found: Survey) -> dict[str, object]:
 
 
 def _filling(fs: Fs, region: Region) -> bytes:
-    """Valid groups for all of a region: nothing is said but which file this one continues."""
+    """Valid groups for all of a region, without content except the file that this one continues."""
     file = fs.open(region.path)
     try:
         raw = file.pread(FILE_HEADER_BYTES, 0)

@@ -17,7 +17,10 @@ from topics_server.wal.fs import Fs
 def set_aside(
     fs: Fs, data_dir: str, pieces: Sequence[tuple[str, int, int]], report: Mapping[str, object]
 ) -> str:
-    """*Blocking.* Copy pieces (path, start, end) and write the report, durably; the folder."""
+    """*Blocking.* Copy pieces (path, start, end) and write the report, durably.
+
+    Returns the folder.
+    """
     root = layout.join(data_dir, layout.SET_ASIDE)
     make_durable_dirs(fs, root)
     taken = [int(name) for name in fs.list_dir(root) if name.isdigit()]

@@ -20,6 +20,7 @@ from topics_server.values.storage_types import (
     LEASES_PART,
     ROUTERS_PART,
     SESSIONS_PART,
+    VIEWS_PART,
     SnapshotImage,
 )
 from topics_server.wal import layout
@@ -45,6 +46,7 @@ from topics_server.wal.snapshots.parts import (
     decode_part,
     decode_routers,
     decode_sessions,
+    decode_views,
     tail_blocks,
 )
 from topics_server.wal.snapshots.store import age_of, load_snapshot
@@ -55,7 +57,7 @@ _ROWS_AT_ONCE = 4096
 
 @dataclass(slots=True)
 class VerifyReport:
-    """What was found. `problems`: damage; `infos`: what a crash may leave; `counts`: by thing."""
+    """The findings. `problems`: damage; `infos`: normal remains of a crash; `counts`: by kind."""
 
     problems: list[str] = field(default_factory=list)
     infos: list[str] = field(default_factory=list)
@@ -73,7 +75,7 @@ class VerifyReport:
 def verify_cold(
     fs: Fs, data_dir: str, cold_dir: str, mark: FormatMark, report: VerifyReport
 ) -> None:
-    """Whether a start would take the cold folder for this store's."""
+    """Check whether a start would accept the cold folder as this store's."""
     try:
         judge_cold(fs, cold_dir, data_dir, mark)
     except StorageError as error:
@@ -91,7 +93,7 @@ def verify_segments(fs: Fs, tiers: Tiers, report: VerifyReport) -> None:
         try:
             manifest = read_manifest(fs, path)
         except StorageError as error:
-            # Said by the judgement, if the topic exists.
+            # The judgement reports it, if the topic exists.
             report.infos.append(str(error))
             continue
         if manifest is None:
@@ -99,11 +101,11 @@ def verify_segments(fs: Fs, tiers: Tiers, report: VerifyReport) -> None:
             continue
         for entry in manifest.segments:
             _verify_segment(fs, tiers, topic_id, entry, report)
-        listed = {entry.segment_id for entry in manifest.segments}
+        named = {entry.segment_id for entry in manifest.segments}
         for folder in tiers.folders(topic_id):
             for name in fs.list_dir(folder):
                 found = layout.parse_segment_file(name)
-                if layout.is_temp(name) or (found is not None and found[0] not in listed):
+                if layout.is_temp(name) or (found is not None and found[0] not in named):
                     report.infos.append(f"{folder}/{name}: leftover of an unfinished job")
 
 
@@ -209,9 +211,9 @@ def _record_problems(data: bytes, columns: SegmentColumns, first: int, end: int)
 
 
 def verify_snapshots(fs: Fs, data_dir: str, report: VerifyReport) -> list[SnapshotImage]:
-    """Every snapshot; the valid ones, newest first, without looking at who made their parts.
+    """Verify every snapshot; return the valid ones, newest first.
 
-    One that is older than one with a lower number is an older copy, put in the place of another.
+    A snapshot that is older than one with a lower number is an older copy in the place of another.
     """
     folder = layout.join(data_dir, layout.SNAPSHOTS)
     valid: list[SnapshotImage] = []
@@ -247,6 +249,7 @@ def _verify_parts(image: SnapshotImage) -> tuple[int, int]:
     wids: set[str] = set()
     leased: set[tuple[int, int]] = set()
     routers: set[str] = set()
+    views: set[tuple[str, str]] = set()
     for part_id, encoded in image.parts:
         if part_id == SESSIONS_PART:
             for session in decode_sessions(encoded).sessions:
@@ -259,6 +262,8 @@ def _verify_parts(image: SnapshotImage) -> tuple[int, int]:
             _verify_leases(image, encoded, leased)
         elif part_id == ROUTERS_PART:
             _verify_routers(image, encoded, routers)
+        elif part_id == VIEWS_PART:
+            _verify_views(image, encoded, views)
         elif part_id >= RESERVED_ID_MIN:
             raise StorageError(f"part {part_id} is not known; was it written by a newer version?")
         elif part_id != EPOCHS_PART:
@@ -267,7 +272,10 @@ def _verify_parts(image: SnapshotImage) -> tuple[int, int]:
 
 
 def _verify_leases(image: SnapshotImage, encoded: bytes, leased: set[tuple[int, int]]) -> None:
-    """Raises `StorageError`; `leased`: queue and seq of every lease so far."""
+    """Check a part of the leases.
+
+    Raises `StorageError`; `leased`: queue and seq of every lease so far.
+    """
     part = decode_leases(encoded)
     if part.applied_lsn > image.last_lsn:
         raise StorageError("the leases are newer than their snapshot")
@@ -284,7 +292,7 @@ def _verify_leases(image: SnapshotImage, encoded: bytes, leased: set[tuple[int, 
 
 
 def router_sources(image: SnapshotImage | None) -> set[int]:
-    """Topics of which replay of a snapshot may meet copies without payloads."""
+    """Topics whose copies without payloads a snapshot's replay may meet."""
     sources: set[int] = set()
     for part_id, encoded in image.parts if image else ():
         if part_id == ROUTERS_PART:
@@ -295,22 +303,22 @@ def router_sources(image: SnapshotImage | None) -> set[int]:
 def meet(
     payloads: ReplayPayloads, lsn: int, entry: RecordsAppended, image: SnapshotImage | None
 ) -> RecordsAppended | None:
-    """The entry with its records at hand; None if those of a page are in the snapshot only.
+    """The entry with its records; None for a page whose records are in the snapshot only.
 
-    Raises `StorageError` for a page whose records are nowhere.
+    Raises `StorageError` for a page whose records are missing everywhere.
     """
     try:
         return payloads.meet(entry)
     except StorageError:
-        # Replay begins at the oldest entry that was not applied when the capture began; a page
-        # behind it that was applied may be of records before it.
+        # Replay begins at the oldest entry that was not applied when the capture began; an applied
+        # page behind it may copy records before it.
         if image is None or lsn > image.last_lsn:
             raise
         return None
 
 
 def _verify_routers(image: SnapshotImage, encoded: bytes, names: set[str]) -> None:
-    """Raises `StorageError`; `names`: of every router so far."""
+    """Check a part of the routers. Raises `StorageError`; `names`: of every router so far."""
     part = decode_routers(encoded)
     if part.applied_lsn > image.last_lsn:
         raise StorageError("the routers are newer than their snapshot")
@@ -320,6 +328,19 @@ def _verify_routers(image: SnapshotImage, encoded: bytes, names: set[str]) -> No
         if router.router_id >= part.next_router_id:
             raise StorageError(f"router {router.name} has an id that was not given out yet")
         names.add(router.name)
+
+
+def _verify_views(image: SnapshotImage, encoded: bytes, names: set[tuple[str, str]]) -> None:
+    """Raises `StorageError`; `names`: topic and name of every view so far."""
+    part = decode_views(encoded)
+    if part.applied_lsn > image.last_lsn:
+        raise StorageError("the views are newer than their snapshot")
+    for view in part.views:
+        if (view.topic, view.name) in names:
+            raise StorageError(f"view {view.name} of {view.topic} is there twice")
+        if view.view_id >= part.next_view_id:
+            raise StorageError(f"view {view.name} has an id that was not given out yet")
+        names.add((view.topic, view.name))
 
 
 def _verify_part(topic_id: int, encoded: bytes) -> None:
@@ -346,7 +367,7 @@ def open_journal(
     newest: SnapshotImage | None,
     oldest: SnapshotImage | None,
 ) -> JournalReplay:
-    """The journal for reading only; to be read from the start of `oldest`."""
+    """The journal, opened for reading from the start of `oldest`."""
     return JournalReplay(
         fs,
         layout.join(data_dir, layout.WAL),
@@ -358,13 +379,13 @@ def open_journal(
 
 
 def _verify_unread_marks(fs: Fs, wal_dir: str, mark: FormatMark, report: VerifyReport) -> None:
-    """End marks of wal sets that `FORMAT` does not list yet: a start goes on in their slots.
+    """End marks of wal sets that `FORMAT` does not list yet: a start continues in their slots.
 
-    What they say binds nobody, and a start that cannot read one is refused.
+    Their contents prove nothing, but a start that cannot read one is refused.
     """
-    listed = {s.wal_set for s in mark.wal_sets if s.has_marks}
+    named = {s.wal_set for s in mark.wal_sets if s.has_marks}
     names = map(layout.parse_end_mark, fs.list_dir(wal_dir))
-    for key in sorted(name for name in names if name is not None and name[0] not in listed):
+    for key in sorted(name for name in names if name is not None and name[0] not in named):
         try:
             read_end_mark(fs, wal_dir, *key)
         except Corrupt as error:
@@ -383,7 +404,7 @@ def verify_journal(
 ) -> None:
     """Every group from the oldest valid snapshot's start on; no seq of a topic twice.
 
-    Then what lies on disk is judged by all that is known, as a start would.
+    Then the files are judged by all known facts, as a start would.
     """
     newest, oldest = (snapshots[0], snapshots[-1]) if snapshots else (None, None)
     replay = open_journal(fs, data_dir, mark, newest, oldest)

@@ -1,4 +1,4 @@
-"""Lists and names in bodies are bounded before they are built."""
+"""Lists and names in bodies are bounded before the decoder builds them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ COMMANDS = CommandLimits(max_limit=9, max_topics=256, max_node_bytes=128, max_ba
 
 
 def filled(start: bytes, item: bytes, end: bytes) -> bytes:
-    """A body of about the size that the control plane takes, with as many items as fit."""
+    """A body of about the size limit of the control plane, with as many items as fit."""
     room = CONTROL_BODY_BYTES_MAX - len(start) - len(end) - 64
     return start + b",".join([item] * (room // (len(item) + 1))) + end
 

@@ -1,4 +1,4 @@
-"""`api/messages/path_names`: what a path names, in one reading only."""
+"""`api/messages/path_names`: each path has one reading."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_a_path_is_decoded_once(escaped: bytes, path: str) -> None:
         *(b"%c2%80", b"x" * 1025, b"%c3%a4" * 513, b"%ed%a0%80"),
     ],
 )
-def test_what_could_be_read_in_two_ways_is_refused(escaped: bytes) -> None:
+def test_ambiguous_requests_are_refused(escaped: bytes) -> None:
     with pytest.raises(TopicsError) as raised:
         stream_path_of(escaped)
     assert raised.value.code is Code.INVALID_REQUEST

@@ -1,10 +1,10 @@
-"""The producer headers: three or none, their grammar, and what an answer tells."""
+"""The producer headers: three or none, their grammar, and their values in an answer."""
 
 from __future__ import annotations
 
 import pytest
 
-from topics_server.api.messages.producer_headers import EPOCH, ID, SEQ, stamp_of, told_of
+from topics_server.api.messages.producer_headers import EPOCH, ID, SEQ, receipt_lines, stamp_of
 from topics_server.engine.answers import Appended, ProducerRepeat
 from topics_server.values.errors import Code, TopicsError
 from topics_server.values.limits import PRODUCER_ID_CHARS_MAX, PRODUCER_NUMBER_MAX
@@ -62,19 +62,19 @@ def test_an_id_is_text_of_1_to_256_characters() -> None:
     longest = "é" * PRODUCER_ID_CHARS_MAX
     assert stamp_of(asked(longest.encode())) == ProducerStamp(longest, 0, 0)
     for wrong in (b"", longest.encode() + b"e", b"\xff"):
-        # What was refused is refused again: nothing of it is remembered.
+        # A refused value is refused again: the cache stores nothing of it.
         assert [field_of(asked(wrong)) for _ in range(2)] == ["Producer-Id"] * 2
 
 
 def test_an_answer_tells_the_request_it_took() -> None:
     done = Appended(5, 6, 6)
-    told = told_of(ProducerStamp("p", 3, 4), done)
+    told = receipt_lines(ProducerStamp("p", 3, 4), done)
     assert told == b"producer-epoch: 3\r\nproducer-seq: 4\r\n"
 
 
 @pytest.mark.parametrize("is_last", [True, False])
 def test_a_repeat_is_told_the_highest_and_of_that_its_seqs(is_last: bool) -> None:
     done = Appended(5, 6, 9, repeat=ProducerRepeat(3, 8, is_last))
-    told = told_of(ProducerStamp("p", 3, 4), done)
+    told = receipt_lines(ProducerStamp("p", 3, 4), done)
     seqs = b"topic-first-seq: 5\r\ntopic-last-seq: 6\r\n" if is_last else b""
     assert told == b"producer-epoch: 3\r\nproducer-seq: 8\r\n" + seqs

@@ -1,4 +1,4 @@
-"""`queue_bodies`: every field of §10's requests, its default, its clamp, its refusal."""
+"""`api/queues/requests`: every field of §10's requests, its default, its clamp, its refusal."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_every_field_is_taken_and_unknown_ones_are_ignored() -> None:
         ("claim", "node", "é" * 4, "é" * 4),
     ],
 )
-def test_what_has_a_clamp_is_clamped(verb: str, field: str, sent: int, kept: int) -> None:
+def test_clamped_fields_are_clamped(verb: str, field: str, sent: int, kept: int) -> None:
     name = "max_jobs" if field == "max" else field
     assert getattr(decoded(verb, **{field: sent}), name) == kept
 
@@ -152,7 +152,7 @@ def test_too_many_seqs_are_a_batch_too_large(verb: str) -> None:
 @pytest.mark.parametrize(
     "raw", [b"", b"[]", b"null", b"{", b"\xff", b"\xef\xbb\xbf{}", b'"x"', b"{}"]
 )
-def test_what_is_no_such_object_is_refused(verb: str, raw: bytes) -> None:
+def test_a_body_of_another_form_is_refused(verb: str, raw: bytes) -> None:
     assert refused(verb, raw).code is Code.INVALID_REQUEST
 
 

@@ -1,4 +1,4 @@
-"""`queue_frames`: jobs verbatim, counters, frames of the push stream."""
+"""`api/queues/responses`: jobs verbatim, counters, frames of the push stream."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""`router_bodies`: every field of a router's definition, its default, its refusal; queries."""
+"""`api/routers/requests`: every field of a router's definition, its default, its refusal;
+queries.
+"""
 
 from __future__ import annotations
 

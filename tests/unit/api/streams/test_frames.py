@@ -1,4 +1,4 @@
-"""`api/streams/frames`: events that cannot be broken out of."""
+"""`api/streams/frames`: no payload can break out of its event."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from topics_server.api.streams.frames import control_frame, data_frame, headers_
 
 
 def with_id(frame: bytes, seq: int = 1) -> bytes:
-    """The frame with the offset behind its messages as its id."""
+    """The frame with the offset after its messages as its id."""
     return frame.removesuffix(b"\n") + b"id:%016d_%016d\n\n" % (seq, 7)
 
 

@@ -1,4 +1,4 @@
-"""One reader of a stream's events: comments while nothing comes. Nobody waits for any here."""
+"""One reader of a stream's events: comments while no message comes. The tests do not wait."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ BEAT = re.compile(rb": hb [0-9]+\n\n")
 
 
 class Quiet:
-    """A stream of which each wait gives the next of these pages at once; behind them it stops."""
+    """A stream of which each wait returns the next of these pages at once; after the last one it
+    stops.
+    """
 
     def __init__(self, *pages: StreamPage) -> None:
         self.pages = list(pages)
@@ -38,7 +40,7 @@ class Quiet:
 
 
 async def told_of(streams: Quiet, **changes: Any) -> list[bytes]:
-    """What a reader is sent, from behind an empty page on."""
+    """The frames that a reader gets, from an empty page on."""
     settings: Any = FakeSettings(**{"streams_sse_ms": 60_000, **changes})
     state = ServerState(settings=settings, progress=lambda: 0.5, phase="ready")
     sent: list[bytes] = []
@@ -66,15 +68,15 @@ async def test_a_comment_comes_each_time_nothing_came_for_as_long() -> None:
     assert all(BEAT.fullmatch(comment) for comment in told)
 
 
-async def test_what_comes_is_told_without_a_comment() -> None:
+async def test_new_messages_come_without_a_comment() -> None:
     told = await told_of(Quiet(page(b"x"), page(first=2)))
     assert told[0].startswith(b"event: data\ndata:x\nid:")
     assert b"\n\nevent: control\ndata:{" in told[0]
     assert [bool(BEAT.fullmatch(piece)) for piece in told] == [False, True]
 
 
-async def test_where_the_reader_stands_is_told_though_no_message_is_there() -> None:
-    """Of deleted messages, say: its next request goes on behind them."""
+async def test_the_position_is_sent_without_a_message() -> None:
+    """Example: deleted messages. The reader's next request continues after them."""
     moved = msgspec.structs.replace(page(), next=Position(0, 9))
     told, comment = await told_of(Quiet(moved, moved))
     assert told.startswith(b"event: control\n")

@@ -1,4 +1,4 @@
-"""`api/streams/pages`: what a page looks like, and how long it may be kept."""
+"""`api/streams/pages`: the form of a page, and how long it may be cached."""
 
 from __future__ import annotations
 

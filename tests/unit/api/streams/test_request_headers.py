@@ -1,4 +1,4 @@
-"""`api/streams/request_headers`: what requests to streams ask for."""
+"""`api/streams/request_headers`: the parsed headers of requests to streams."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def create(**headers: bytes) -> CreateAsked:
         (b"text/plain; \xff", None),
     ],
 )
-def test_what_is_no_media_type_is_none(sent: bytes, kind: str | None) -> None:
+def test_an_invalid_media_type_counts_as_missing(sent: bytes, kind: str | None) -> None:
     assert create(content_type=sent).content_type == kind
 
 

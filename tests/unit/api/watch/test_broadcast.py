@@ -1,4 +1,6 @@
-"""Streams over a real engine on lists: what each watcher is told, shared, parked, taken back."""
+"""Streams over a real engine on lists: the frames of each watcher: shared, suspended, taken
+over.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ pytestmark = pytest.mark.anyio
 
 
 class Watcher:
-    """One connection, its `send` with a tap, and the events that came through."""
+    """One connection, its `send` with a tap, and the received events."""
 
     def __init__(self, world: World, heartbeat_ms: int = 60_000) -> None:
         self.world = world
@@ -47,8 +49,8 @@ class Watcher:
 
     def follow(self, *names: str, from_seq: int = 0, **options: Any) -> Watcher:
         for name in names:
-            view = self.world.feeds.resolve(name)
-            # One that was there once: epoch 0 would wait for it.
+            view = self.world.dispatcher.resolve(name)
+            # A topic that existed once: with epoch 0 it would be waited for.
             topic_id, epoch = (view.topic_id, view.epoch) if view else (0, 1)
             self.stream.follow(
                 Cursor(name, topic_id, epoch, from_seq), SubscriptionOptions(**options)
@@ -91,11 +93,11 @@ class World:
 
     def __init__(self, *, grace_ms: int = 5_000, timeout_ms: int = 30_000) -> None:
         self.rig = Rig()
-        self.feeds = SubscriptionDispatcher(
-            self.rig.registry, self.rig.commits, self.rig.hub, self.rig.fetcher, self.rig.clock
+        self.dispatcher = SubscriptionDispatcher(
+            self.rig.registry, self.rig.commits, self.rig.notifier, self.rig.fetcher, self.rig.clock
         )
         self.fanout = Fanout(
-            self.feeds,
+            self.dispatcher,
             JsonCache(),
             buffer_grace_ms=grace_ms,
             slow_consumer_timeout_ms=timeout_ms,
@@ -106,7 +108,7 @@ class World:
 
 
 async def settle() -> None:
-    """Let the loop come to rest: everything here is done in a few turns."""
+    """Let the loop come to rest: everything here takes a few turns."""
     for _ in range(30):
         await asyncio.sleep(0)
 
@@ -157,18 +159,18 @@ async def test_watchers_at_one_place_share_what_is_rendered(
     watchers = [Watcher(world).follow("t") for _ in range(50)]
     other = Watcher(world).follow("t", nodes=frozenset(("x",)))
     await settle()
-    rendered = 0
+    render_count = 0
     render = type(SSE).render
 
     def counting(self: Any, event: Any, cache: JsonCache) -> bytes:
-        nonlocal rendered
-        rendered += 1
+        nonlocal render_count
+        render_count += 1
         return render(self, event, cache)
 
     monkeypatch.setattr(type(SSE), "render", counting)
     await world.append("t", 1)
     await settle()
-    assert rendered == 2, "once for each set of options"
+    assert render_count == 2, "once for each set of options"
     assert all(watcher.seqs() == [1, 2] for watcher in [*watchers, other])
     assert all(list(w.events())[-1][2] == {"t": 2} for w in watchers)
 
@@ -259,7 +261,7 @@ async def test_a_topic_that_never_was_is_told_as_deleted() -> None:
 async def test_a_topic_recreated_between_streams_is_a_tombstone_then_its_records() -> None:
     world = World()
     await world.append("t", 1)
-    view = world.feeds.resolve("t")
+    view = world.dispatcher.resolve("t")
     assert view is not None
     await world.rig.store.drop_topic("t", if_empty=False)
     for n in range(4):
@@ -301,17 +303,21 @@ async def test_what_cannot_be_read_ends_the_stream_with_an_error() -> None:
     await settle()
     assert list(watcher.events())[-1][1]["code"] == 500
     assert watcher.is_ended
-    assert world.rig.hub.bell_count == 0
+    assert world.rig.notifier.listener_count == 0
 
 
 async def test_strong_waits_for_the_sync_and_eventual_does_not() -> None:
     world = World()
     world.rig = Rig(is_prompt=False)
-    world.feeds = SubscriptionDispatcher(
-        world.rig.registry, world.rig.commits, world.rig.hub, world.rig.fetcher, world.rig.clock
+    world.dispatcher = SubscriptionDispatcher(
+        world.rig.registry,
+        world.rig.commits,
+        world.rig.notifier,
+        world.rig.fetcher,
+        world.rig.clock,
     )
     world.fanout.__init__(  # type: ignore[misc]
-        world.feeds, JsonCache(), buffer_grace_ms=1, slow_consumer_timeout_ms=1000
+        world.dispatcher, JsonCache(), buffer_grace_ms=1, slow_consumer_timeout_ms=1000
     )
     config = TopicConfig(durability=Durability.DISK)
 
@@ -392,7 +398,7 @@ async def test_who_never_reads_is_told_and_closed_and_loses_nothing() -> None:
     assert cursor.seq == 1, "and taken back, since it never left"
     assert world.fanout.slow_count == 1
     assert world.fanout.stream_count == 0
-    assert world.rig.hub.bell_count == 0
+    assert world.rig.notifier.listener_count == 0
 
 
 async def test_heartbeats_come_only_when_nothing_else_did() -> None:
@@ -418,7 +424,7 @@ async def test_a_drain_ends_every_stream_and_leaves_nothing() -> None:
     await settle()
     world.fanout.drain()
     assert all(watcher.is_ended for watcher in watchers)
-    assert world.rig.hub.bell_count == 0
+    assert world.rig.notifier.listener_count == 0
     assert world.fanout.stream_count == 0
     await world.append("t", 1)
     await settle()
@@ -432,7 +438,7 @@ async def test_a_thousand_streams_come_and_go_and_leave_nothing() -> None:
     for _ in range(1000):
         Watcher(world).follow("t").stream.close()
     await settle()
-    assert world.rig.hub.bell_count == 0
+    assert world.rig.notifier.listener_count == 0
     assert world.fanout.streams == set()
     assert len(asyncio.all_tasks()) == before
 
@@ -448,7 +454,7 @@ async def test_pumping_is_sliced(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(watcher.messages) > 5, "a budget's worth a send"
 
 
-# -- any history ------------------------------------------------------------------------------
+# -- random histories -------------------------------------------------------------------------
 
 STEPS = st.lists(
     st.tuples(
@@ -461,7 +467,7 @@ STEPS = st.lists(
 
 @given(STEPS, st.integers(0, 1000))
 def test_every_seq_is_told_once_or_explained(steps: list[tuple[str, int]], seed: int) -> None:
-    """In order, once, or deleted, or inside a tombstone: over any mix of what can happen."""
+    """In order, once, or deleted, or inside a tombstone: over any mix of events."""
 
     async def run() -> None:
         world = World()
@@ -516,6 +522,6 @@ def test_every_seq_is_told_once_or_explained(steps: list[tuple[str, int]], seed:
         assert set(range(expected, topic.log.head_seq + 1)) <= deleted
         assert watcher.stream.cursors["t"].seq == topic.log.head_seq
         watcher.stream.close()
-        assert world.rig.hub.bell_count == 0
+        assert world.rig.notifier.listener_count == 0
 
     asyncio.run(run())

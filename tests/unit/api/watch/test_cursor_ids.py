@@ -1,4 +1,4 @@
-"""`cursor_ids`: ids come back as they were given out; garbage is one `ValueError`."""
+"""`cursor_ids`: parsing returns the written ids; garbage is one `ValueError`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def first_of(name: str, seq: int) -> Cursor:
 
 
 def test_an_id_is_the_contract_s() -> None:
-    """§7.4's own example, byte by byte."""
+    """§7.4's own example, byte for byte."""
     cursors = [first_of("jobs", 5210), first_of("events", 88130)]
     assert IdOf(cursors)() == b"eyJqb2JzIjo1MjEwLCJldmVudHMiOjg4MTMwfQ"
     assert decode_id(b"eyJqb2JzIjo1MjEwLCJldmVudHMiOjg4MTMwfQ") == {"jobs": 5210, "events": 88130}
@@ -79,7 +79,7 @@ def test_a_token_is_used_above_2_kib_of_id() -> None:
 
 
 def test_a_topic_that_is_not_the_first_of_its_name_makes_a_token() -> None:
-    """Else what an id says of the topic before would be a position in the new one."""
+    """Otherwise an id of the previous topic would be a position in the new one."""
     text = IdOf([first_of("a", 9), Cursor("b", 12, 2, 3)])()
     assert decode_id(text) == (CursorPosition(7, 1, 9), CursorPosition(12, 2, 3))
 

@@ -1,4 +1,4 @@
-"""`watch_bodies`: every field of `POST /v0/watch`, its default, its clamp, its refusal."""
+"""`api/watch/requests`: every field of `POST /v0/watch`, its default, its clamp, its refusal."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_every_field_is_taken() -> None:
         ("heartbeat_ms", U64_MAX, 60_000),
     ],
 )
-def test_what_has_a_clamp_is_clamped(field: str, sent: int, kept: int) -> None:
+def test_clamped_fields_are_clamped(field: str, sent: int, kept: int) -> None:
     assert getattr(decoded(**{field: sent}).options, field) == kept
 
 
@@ -102,7 +102,7 @@ def test_node_is_one_or_several(node: object, nodes: list[str]) -> None:
     ("tags", "meta", "data", "shown"),
     [(False, False, False, 0), (True, True, True, TAGS | META | DATA), (False, False, True, DATA)],
 )
-def test_what_is_shown(tags: bool, meta: bool, data: bool, shown: int) -> None:
+def test_the_shown_fields(tags: bool, meta: bool, data: bool, shown: int) -> None:
     found = decoded(include_tags=tags, include_meta=meta, include_data=data)
     assert found.options.shown == shown
 
@@ -161,7 +161,7 @@ def test_topics_left_out_is_named() -> None:
 
 
 @pytest.mark.parametrize("body", [b"", b"[]", b"null", b"{", b'{"topics":{"\xff":{}}}', b"5"])
-def test_what_is_no_object_is_refused(body: bytes) -> None:
+def test_a_body_that_is_no_object_is_refused(body: bytes) -> None:
     refused(body)
 
 

@@ -1,4 +1,4 @@
-"""The outbox: order, one send at a time, and what becomes of it when the socket is full."""
+"""The send queue: order, one send at a time, and its state when the socket is full."""
 
 from __future__ import annotations
 
@@ -7,14 +7,16 @@ from typing import Any
 
 import pytest
 
-from topics_server.api.watch.send_queue import SendQueue
+from topics_server.api.watch import send_queue
+from topics_server.api.watch.send_queue import SendQueue, send_queue_of
 from topics_server.api.watch.sse import SSE
+from topics_server.http.sockets import EXTENSION, ForeignSend, is_own_send, until_left
 
 pytestmark = pytest.mark.anyio
 
 
 class Wire:
-    """An ASGI `send` with a tap; `body` is what has come through."""
+    """An ASGI `send` with a tap; `body` has the bytes that passed."""
 
     def __init__(self) -> None:
         self.tap = asyncio.Event()
@@ -33,40 +35,40 @@ class Wire:
     def body(self) -> bytes:
         return b"".join(message["body"] for message in self.messages)
 
-    def outbox(self) -> SendQueue:
+    def send_queue(self) -> SendQueue:
         return SendQueue(self.send, SSE, self.room.append)
 
-    def full_outbox(self) -> SendQueue:
-        """One whose socket is full of the frame `a`."""
+    def full_send_queue(self) -> SendQueue:
+        """A send queue whose socket is full of the frame `a`."""
         self.tap.clear()
-        outbox = self.outbox()
-        outbox.put((b"a",))
-        outbox.flush()
-        return outbox
+        send_queue = self.send_queue()
+        send_queue.put((b"a",))
+        send_queue.flush()
+        return send_queue
 
 
 async def test_frames_leave_at_once_in_one_message() -> None:
     wire = Wire()
-    outbox = wire.outbox()
-    outbox.put((b"a", b"b"))
-    outbox.put((b"c",))
-    outbox.flush()
+    send_queue = wire.send_queue()
+    send_queue.put((b"a", b"b"))
+    send_queue.put((b"c",))
+    send_queue.flush()
     assert [message["body"] for message in wire.messages] == [b"abc"]
-    assert not outbox.is_parked
+    assert not send_queue.is_blocked
 
 
 async def test_a_full_socket_parks_one_send_and_order_holds() -> None:
     wire = Wire()
-    outbox = wire.full_outbox()
-    assert outbox.is_parked
-    assert not outbox.has_room()
+    send_queue = wire.full_send_queue()
+    assert send_queue.is_blocked
+    assert not send_queue.has_room()
     for frame in (b"b", b"c"):
-        outbox.put((frame,))
-        outbox.flush()
+        send_queue.put((frame,))
+        send_queue.flush()
     await asyncio.sleep(0.01)
     assert wire.messages == []
     wire.tap.set()
-    await asyncio.wait_for(outbox.flushed(), 1)
+    await asyncio.wait_for(send_queue.flushed(), 1)
     assert wire.body == b"abc"
     assert len(wire.messages) == 2, "what waited left together"
     assert len(wire.room) == 1
@@ -75,20 +77,22 @@ async def test_a_full_socket_parks_one_send_and_order_holds() -> None:
 
 async def test_a_stall_is_counted_from_when_it_began() -> None:
     wire = Wire()
-    outbox = wire.full_outbox()
-    assert outbox.stalled_ms(outbox.sent_ms + 500) > 400
-    outbox.drop()
+    send_queue = wire.full_send_queue()
+    assert send_queue.stalled_ms(send_queue.sent_ms + 500) > 400
+    send_queue.drop()
 
 
 async def test_how_long_it_was_full_is_told_though_it_is_full_again() -> None:
-    """What waits behind fills the socket in the same turn: that is the next time, not this one."""
+    """The waiting frames fill the socket in the same turn: that starts the next time, not this
+    one.
+    """
     wire = Wire()
-    outbox = wire.full_outbox()
-    outbox.put((b"b",))
+    send_queue = wire.full_send_queue()
+    send_queue.put((b"b",))
     await asyncio.sleep(0.05)
 
     class Once(asyncio.Event):
-        """Lets one send through, then nobody."""
+        """Accepts one send, and no further ones."""
 
         async def wait(self) -> Any:
             if wire.messages:
@@ -98,44 +102,170 @@ async def test_how_long_it_was_full_is_told_though_it_is_full_again() -> None:
     waiting.set()
     for _ in range(100):
         await asyncio.sleep(0)
-    assert outbox.is_parked
+    assert send_queue.is_blocked
     assert wire.body == b"a"
     assert wire.room[0] >= 40
-    outbox.drop()
+    send_queue.drop()
 
 
 async def test_what_is_dropped_never_leaves() -> None:
     wire = Wire()
-    outbox = wire.full_outbox()
-    outbox.put((b"b",))
-    assert outbox.drop()
+    send_queue = wire.full_send_queue()
+    send_queue.put((b"b",))
+    assert send_queue.drop()
     wire.tap.set()
     await asyncio.sleep(0.01)
     assert wire.messages == []
-    outbox.close(b"z", 1000)
+    send_queue.close(b"z", 1000)
     assert wire.body == b"z"
     assert wire.messages[-1]["more_body"] is False
-    assert not outbox.drop()
+    assert not send_queue.drop()
 
 
 async def test_a_client_that_is_gone_is_no_error() -> None:
     wire = Wire()
-    outbox = wire.outbox()
+    send_queue = wire.send_queue()
     wire.is_gone = True
-    outbox.put((b"a",))
-    outbox.flush()
-    assert outbox.has_room()
+    send_queue.put((b"a",))
+    send_queue.flush()
+    assert send_queue.has_room()
     assert wire.messages == []
 
 
 async def test_a_client_that_goes_while_its_socket_is_full_is_no_error() -> None:
     wire = Wire()
-    outbox = wire.outbox()
+    send_queue = wire.send_queue()
     wire.is_gone = True
     wire.tap.clear()
-    outbox.put((b"b",))
-    outbox.flush()
-    assert outbox.is_parked
+    send_queue.put((b"b",))
+    send_queue.flush()
+    assert send_queue.is_blocked
     wire.tap.set()
-    await asyncio.wait_for(outbox.flushed(), 1)
+    await asyncio.wait_for(send_queue.flushed(), 1)
     assert wire.messages == []
+
+
+# -- a server that is not ours -----------------------------------------------------------------
+
+
+class ForeignServer:
+    """An ASGI `send` of another server: it needs a task, and is slow when asked."""
+
+    def __init__(self) -> None:
+        self.open = asyncio.Event()
+        self.open.set()
+        self.sent: list[dict[str, Any]] = []
+        self.most = self._under_way = 0
+        self.is_gone = False
+
+    async def __call__(self, message: dict[str, Any]) -> None:
+        assert asyncio.current_task() is not None
+        self._under_way += 1
+        self.most = max(self.most, self._under_way)
+        await self.open.wait()
+        await asyncio.sleep(0)
+        self._under_way -= 1
+        if self.is_gone:
+            raise LookupError("a server's own way to say that its client is gone")
+        self.sent.append(message)
+
+    @property
+    def body(self) -> bytes:
+        return b"".join(message["body"] for message in self.sent)
+
+
+def foreign_queue(server: ForeignServer) -> tuple[SendQueue, ForeignSend, list[float]]:
+    send = ForeignSend(server)
+    room: list[float] = []
+    return send_queue_of(send, SSE, room.append), send, room
+
+
+async def test_another_server_is_sent_to_by_tasks_one_at_a_time() -> None:
+    server = ForeignServer()
+    queue, _, room = foreign_queue(server)
+    assert queue.has_room()
+    for frame in (b"a", b"b", b"c"):
+        queue.put((frame,))
+        queue.flush()
+    assert server.sent == [], "nothing is sent by whoever puts it"
+    assert queue.writer(0.0) is None, "nor past its middleware"
+    while queue.is_blocked:
+        await queue.flushed()
+    assert (server.body, server.most, len(server.sent)) == (b"abc", 1, 2)
+    assert room, "readers hear of room"
+
+
+async def test_the_end_comes_behind_what_is_under_way_and_what_waits() -> None:
+    server = ForeignServer()
+    queue, send, _ = foreign_queue(server)
+    server.open.clear()
+    queue.put((b"a",))
+    queue.flush()
+    queue.put((b"b",))
+    await asyncio.sleep(0)
+    assert not queue.drop(), "it is not stuck yet"
+    queue.close(b"last", 1000)
+    server.open.set()
+    await asyncio.wait_for(send.ended(), 5)
+    assert server.body == b"ablast"
+    assert server.sent[-1] == SSE.last(1000)
+    assert server.most == 1
+
+
+async def test_a_send_that_is_stuck_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(send_queue, "_STUCK_MS", -1.0)
+    server = ForeignServer()
+    queue, send, _ = foreign_queue(server)
+    server.open.clear()
+    queue.put((b"a",))
+    queue.flush()
+    await asyncio.sleep(0)
+    assert queue.drop()
+    queue.abort()
+    await asyncio.wait_for(send.ended(), 5)
+    server.open.set()
+    await asyncio.sleep(0.01)
+    assert server.sent == []
+
+
+async def test_whatever_a_server_raises_ends_the_stream() -> None:
+    server = ForeignServer()
+    queue, send, _ = foreign_queue(server)
+    server.is_gone = True
+    queue.put((b"a",))
+    queue.flush()
+    await asyncio.wait_for(send.ended(), 5)
+    assert not queue.is_blocked
+
+
+@pytest.mark.parametrize("is_client", [True, False])
+async def test_a_stream_waits_for_its_client_or_its_own_end(is_client: bool) -> None:
+    incoming: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+    incoming.put_nowait({"type": "http.request"})
+    send = ForeignSend(ForeignServer())
+    waiting = asyncio.create_task(until_left(incoming.get, send))
+    await asyncio.sleep(0.01)
+    assert not waiting.done()
+    if is_client:
+        incoming.put_nowait({"type": "http.disconnect"})
+    else:
+        send.end()
+    await asyncio.wait_for(waiting, 5)
+
+
+def test_only_an_unwrapped_send_of_ours_is_our_own() -> None:
+    class Ours:
+        transport = object()
+
+        async def send(self, _message: Any) -> None: ...
+
+    class Middleware:
+        async def send(self, _message: Any) -> None: ...
+
+    ours = Ours()
+    scope = {"extensions": {EXTENSION: ours.transport}}
+    assert is_own_send(scope, ours.send)
+    assert not is_own_send(scope, Middleware().send)
+    assert not is_own_send({"extensions": {EXTENSION: object()}}, ours.send)
+    assert not is_own_send({}, ours.send)
+    assert not is_own_send({"extensions": None}, ours.send)

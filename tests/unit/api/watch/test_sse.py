@@ -1,4 +1,4 @@
-"""Server-sent events: frames as a browser takes them apart again."""
+"""Server-sent events: frames as a browser parses them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from topics_server.values.json_cache import DATA, META, TAGS, JsonCache
 
 
 def parse(stream: bytes) -> list[tuple[str, str]]:
-    """(event, data) of each event, by the rules an EventSource has."""
+    """(event, data) of each event, by the rules of an EventSource."""
     events = []
     for chunk in stream.replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n\n"):
         name, data = "", []

@@ -1,4 +1,4 @@
-"""WebSocket messages: every field, every refusal, and bytes that stay what they were."""
+"""WebSocket messages: every field, every refusal, and payload bytes that stay unchanged."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def field_of(error: RefusedCommandError) -> object:
     return error.refusal.detail.get("field")
 
 
-# --- what is no command -------------------------------------------------------------------
+# --- messages that are no commands --------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ def test_every_field_of_a_subscribe_is_taken() -> None:
     assert command == Subscribe("s1", {"voice-room:green": Start(7, True)}, options, True)
 
 
-def test_what_has_a_clamp_is_clamped() -> None:
+def test_clamped_fields_are_clamped() -> None:
     command = said(op="subscribe", topic="a", limit=5_000, max_batch_bytes=2**40)
     assert isinstance(command, Subscribe)
     assert (command.options.limit, command.options.max_bytes) == (1000, 8 * 2**20)
@@ -349,7 +349,7 @@ def test_records_go_through_byte_for_byte(
 
 
 def test_random_text_is_a_command_or_refused() -> None:
-    """Whatever is sent, the answer is a value or one kind of error."""
+    """For any input the result is a value or one kind of error."""
     seed = random.randrange(2**32)
     print(f"seed {seed}")
     chance = random.Random(seed)

@@ -67,7 +67,7 @@ def test_data_and_meta_are_spliced_in_byte_for_byte(data: bytes) -> None:
     assert told.endswith(b'"data":' + data + b',"meta":{"m" : 2}}]}')
 
 
-def test_what_is_shown_is_what_was_asked_for() -> None:
+def test_the_answer_has_the_requested_fields() -> None:
     told = json.loads(WS.render(records([b"1"], shown=TAGS, meta=b'{"m":2}'), CACHE))
     assert list(told["records"][0]) == ["$seq", "$ts", "$node", "$tag"]
 
@@ -128,7 +128,7 @@ def test_pong_repeats_the_request_id() -> None:
 
 
 def test_an_ack_has_the_seqs_and_the_times_measured() -> None:
-    done = Appended(41, 43, 44, write_ms=0.25, sync_ms=0.5, parked_ms=1.0)
+    done = Appended(41, 43, 44, write_ms=0.25, sync_ms=0.5, throttle_wait_ms=1.0)
     assert ack("p1", "a", done, with_seqs=True, total_ms=2.0) == (
         b'{"op":"ack","request_id":"p1","topic":"a","first_seq":41,"last_seq":43,'
         b'"seqs":[41,42,43],"head_seq":44,"count":3,"performance":{"server_total_ms":2.000,'

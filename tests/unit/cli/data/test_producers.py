@@ -1,4 +1,4 @@
-"""`topics append --producer`: where a producer stands, what is sent again, and what is ours."""
+"""`topics append --producer`: the producer's position, repeats, and which answers are its own."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_the_place(
     assert door.asked[0].headers["producer-id"].encode("latin-1").decode() == "Zoë"
 
 
-def test_lost_answers_are_asked_for_again(door: Door) -> None:
+def test_requests_with_lost_answers_are_repeated(door: Door) -> None:
     door.answers = [gap(0), None, Said(503), Said(204)]
     assert json.loads(run(door).stdout)["repeated"] is True
     assert places(door)[1:] == [("0", "0")] * 3
@@ -78,7 +78,7 @@ def test_a_seq_that_is_named_may_be_there(door: Door) -> None:
 @pytest.mark.parametrize(
     ("answers", "code"),
     [
-        ([gap(0), Said(204)], 1),  # somebody else's
+        ([gap(0), Said(204)], 1),  # another producer's
         ([STORED], 1),  # no producers here
         ([Said(404)], 1),
         ([fenced(2)], 1),

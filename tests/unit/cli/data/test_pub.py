@@ -1,4 +1,4 @@
-"""`cli.data.pub` against a WebSocket server that answers, refuses or breaks as a case says."""
+"""`cli.data.pub` against a WebSocket server that answers, refuses or breaks as a case requires."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from topics_server.cli.data.cutting import BadLine, Cutter, Shape, whole_records
 from topics_server.cli.data.pub import Input, PublishBatch
 
 Command = dict[str, Any]
-# What to do with a command: answers, or None to break the connection.
+# The reaction to a command: answers, or None to break the connection.
 Play = Callable[[Command], list[Command] | None]
 
 
 class Fake:
-    """A server; `commands` are all that came, over all connections."""
+    """A server; `commands` are all received ones, over all connections."""
 
     def __init__(self) -> None:
         self.commands: list[Command] = []
@@ -56,7 +56,7 @@ class Fake:
             self.commands.append(command)
             answers = self.play(command)
             if answers is None:
-                # Not a close frame: what a killed server leaves.
+                # Not a close frame: a killed server sends none.
                 connection.socket.shutdown(socket.SHUT_RDWR)
                 return
             for answer in answers:
@@ -154,7 +154,7 @@ def test_with_keys_what_was_not_acknowledged_is_sent_again(fake: tuple[Fake, str
     assert server.stored == {f"run-1:{n}": n for n in range(1, 21)}
     summary = json.loads(ran.stdout)
     assert summary["lines"] == 20
-    # Answers on their way when a connection breaks are lost with it: those lines come again, too.
+    # Answers in flight are lost with a broken connection: those lines come again, too.
     assert 5 <= summary["deduped"] <= len(server.commands) - 20
     assert len(server.headers) == 6
     again = run(url, "--idempotent", "run-1", lines=b"".join(b"%d\n" % n for n in range(1, 23)))
@@ -185,7 +185,7 @@ def test_a_handshake_that_breaks_is_tried_again(
     server, url = fake
     server.play = lambda command: None if len(server.headers) == 1 else server.acknowledge(command)
     dial = websockets.sync.client.connect
-    # What a server that dies while it shakes hands leaves, in the ways it was seen.
+    # The observed effects of a server that dies during the handshake.
     ends = [ConnectionClosedError(None, None), InvalidMessage("no head"), ConnectionResetError()]
 
     def connect(*args: Any, **options: Any) -> Any:
@@ -221,7 +221,7 @@ def test_no_more_than_the_window_is_under_way(fake: tuple[Fake, str]) -> None:
     assert (most, server.seq) == (pub.WINDOW, 100)
 
 
-def test_nobody_there_is_exit_code_2() -> None:
+def test_an_unreachable_server_is_exit_code_2() -> None:
     ran = run("http://127.0.0.1:1", lines=b"1\n")
     assert ran.exit_code == 2
     assert ran.stderr.startswith("cannot connect to http://127.0.0.1:1")
@@ -255,7 +255,7 @@ def test_a_key_a_line_excludes_batches() -> None:
 
 
 class Blocks(io.RawIOBase):
-    """Standard input that gives these blocks, one a read."""
+    """Standard input that returns these blocks, one for each read."""
 
     def __init__(self, *blocks: bytes) -> None:
         self.blocks = [*blocks, b""]
@@ -268,7 +268,7 @@ class Blocks(io.RawIOBase):
 def batches(
     monkeypatch: pytest.MonkeyPatch, *blocks: bytes, size: int = 3
 ) -> Iterator[PublishBatch]:
-    """Batches of an input that comes in these blocks."""
+    """Batches of an input that arrives in these blocks."""
 
     class Standard:
         buffer = Blocks(*blocks)

@@ -1,4 +1,4 @@
-"""`cli.data.resume`: what a topic holds of a file, decided from its last records."""
+"""`cli.data.resume`: how much of a file a topic holds, decided from its last records."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from topics_server.cli.data.resume import (
 
 
 def prints(words: str | Sequence[object]) -> list[bytes]:
-    """A print per word; equal words are equal lines."""
+    """A fingerprint for each word; equal words are equal lines."""
     words = words.split() if isinstance(words, str) else words
     return [str(word).encode() for word in words]
 
@@ -39,7 +39,7 @@ def tail(records: Sequence[bytes], *, window: int = 1000, dead: Sequence[int] = 
 
 
 def check(found: TopicTail, lines: Sequence[bytes], batch: int = 3) -> int:
-    """The answer of `PrefixCheck`, asking only for the prints it wants."""
+    """The answer of `PrefixCheck`, with only the fingerprints that it wants."""
     checked = PrefixCheck(found)
     for start in range(0, len(lines), batch):
         part = lines[start : start + batch]
@@ -56,7 +56,7 @@ def search(found: TopicTail, lines: Sequence[bytes], batch: int = 3) -> int:
     return searched.stored()
 
 
-# -- question 1: is the topic a beginning of the file? -----------------------------------------
+# -- check 1: is the topic a beginning of the file? --------------------------------------------
 
 
 @given(
@@ -118,7 +118,7 @@ def test_lines_outside_the_window_need_no_print() -> None:
     assert not checked.wants(101, 50)
 
 
-# -- question 2: where does the file stop in a topic that holds more? --------------------------
+# -- check 2: where does the file stop in a topic that holds more? -----------------------------
 
 
 def test_the_end_of_the_topic_is_found_in_the_file() -> None:

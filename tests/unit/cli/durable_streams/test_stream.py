@@ -1,6 +1,4 @@
-"""`cli.durable_streams.stream` and what it follows with: what is asked, what counts, and what is
-told.
-"""
+"""`cli.durable_streams.stream` and its follower: the requests, the counted data, and the output."""
 
 from __future__ import annotations
 
@@ -28,7 +26,7 @@ def door(monkeypatch: pytest.MonkeyPatch) -> Iterator[Door]:
 
 
 def run(door: Door, *words: str, stdin: bytes | None = None, token: str | None = None) -> Result:
-    """Run the verb in this process; every answer is asked for."""
+    """Run the verb in this process; it must use up all answers."""
     more = [] if token is None else ["--token", token]
     ran = CliRunner().invoke(stream.command, [*words, "--url", door.url, *more], input=stdin)
     assert door.answers == []
@@ -99,7 +97,7 @@ def test_append_as_a_producer(door: Door) -> None:
     door.answers = [Said(403, {"Producer-Epoch": "9"})]
     ran = run(door, "append", "s", "1", "-t", "application/json", "--producer", "p", "--epoch", "3")
     assert ran.exit_code == 1
-    assert "the producer is in epoch 9" in ran.stderr
+    assert "the producer has moved to epoch 9" in ran.stderr
     assert run(door, "append", "s", "1", "-t", "x/y", "--producer", "\n").exit_code == 2
 
 
@@ -147,7 +145,7 @@ def test_events_count_once_their_control_event_came(door: Door) -> None:
         *["offset=2&cursor=d"] * 4,
         "offset=4&cursor=d",
     ]
-    assert ran.stderr.count("coming back") == 1
+    assert ran.stderr.count("reconnecting") == 1
 
 
 def test_bytes_come_by_long_polling_or_in_base64(door: Door) -> None:

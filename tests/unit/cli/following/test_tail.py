@@ -1,6 +1,4 @@
-"""`cli.following.tail`: what is printed of each frame, for people and for scripts, and when it
-ends.
-"""
+"""`cli.following.tail`: the output of each frame, for people and for scripts, and its end."""
 
 from __future__ import annotations
 
@@ -55,7 +53,7 @@ def test_the_limit_cuts_inside_a_frame(script: Script, client: Client) -> None:
     assert [json.loads(line)["$seq"] for line in ran.stdout.splitlines()] == [1, 2, 3, 4, 5]
 
 
-def test_losses_are_told_to_people_and_to_scripts(script: Script, client: Client) -> None:
+def test_losses_are_printed_for_people_and_for_scripts(script: Script, client: Client) -> None:
     script.posts = [session("wid_a", t=0)] * 2
     advice = frame("error", "", code=429, error="busy", retry_after_ms=1)
     frames = [gap("t", "cap", 1, 10), page(11, 11), gap("t", "recreated", 1, 0), advice, page(1, 1)]
@@ -67,7 +65,7 @@ def test_losses_are_told_to_people_and_to_scripts(script: Script, client: Client
     assert last["$seq"] == 1
     words = [
         "gap: seqs 1-10 of t are gone (cap)",
-        "gap: t begins anew (recreated)",
+        "gap: t starts again at seq 1 (recreated)",
         "the server slows this stream down: busy",
     ]
     assert ran.stderr.splitlines() == words

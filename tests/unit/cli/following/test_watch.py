@@ -1,4 +1,4 @@
-"""`cli.following.watch`: a frame is a line, and it ends when every topic that is left has caught
+"""`cli.following.watch`: each frame is a line, and it ends when all remaining topics have caught
 up.
 """
 

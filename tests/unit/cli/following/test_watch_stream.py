@@ -1,8 +1,7 @@
-"""`cli.following.watch_stream` against a server that says exactly what a case needs: every end a
-stream can have.
+"""`cli.following.watch_stream` against a server that sends exactly what a case needs: every end of
+a stream.
 
-What is asserted is what the client asked (paths, `Last-Event-ID`, bodies) and which frames came
-out.
+The tests check the client's requests (paths, `Last-Event-ID`, bodies) and the yielded frames.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ def follow(client: Client, *topics: str, **options: object) -> Iterator[Frame]:
 
 
 def seqs(frames: Iterator[Frame], until: int) -> list[int]:
-    """The seqs of the records, up to and with the one that is `until`."""
+    """The seqs of the records, up to and including `until`."""
     found: list[int] = []
     for item in frames:
         if isinstance(item.body, RecordsFrame):
@@ -89,9 +88,9 @@ def test_a_session_that_is_gone_is_made_again_from_the_last_id(
     assert (method, path) == ("POST", "/v0/watch?lenient=true")
     assert body["cursor"] == last
     assert body["include_tags"] is True
-    # A server that does not know the id any more would still find the place.
+    # A server that no longer knows the id would still find the position.
     assert body["topics"] == {"t": {"from_seq": 3}, "u": {"from_seq": 4}}
-    # The id also goes with the new stream: it only ever rewinds to where we are.
+    # The new stream gets the id, too: it can only go back to this position.
     assert gets(script)[-1] == ("/v0/watch/wid_b", last)
 
 
@@ -103,7 +102,7 @@ def test_a_tail_that_saw_nothing_yet_begins_where_it_was_opened(
     found = WatchFollower(client, {"t": {"tail": True}}, {}).frames()
     assert seqs(found, 42) == [42]
     assert script.asked[0][2]["topics"] == {"t": {"tail": True}}
-    # Not `tail` again: what came meanwhile would be skipped.
+    # Not `tail` again: that would skip records that arrived meanwhile.
     assert script.asked[3][2]["topics"] == {"t": {"from_seq": 41}}
     assert "cursor" not in script.asked[3][2]
 
@@ -178,7 +177,7 @@ def test_it_ends_when_every_topic_is_deleted(script: Script, client: Client) -> 
     script.posts = [session("wid_a", t=0, u=0)]
     gone_t = frame("topic-deleted", id_of(t=1, u=0), topic="t", head_seq=1, reason="deleted")
     gone_u = frame("topic-deleted", id_of(t=1, u=0), topic="u", head_seq=0, reason="deleted")
-    # The second stream says again that t is deleted; that is no news. Nothing after u is read.
+    # The second stream reports again that t is deleted; that is not new. Nothing after u is read.
     script.streams = [[RETRY, page(1, 1, t=1, u=0), gone_t], [RETRY, gone_t, gone_u, b""]]
     bodies = [item.body for item in follow(client, "t", "u")]
     assert bodies[1:] == [TopicDeletedFrame("t"), TopicDeletedFrame("u")]
@@ -210,7 +209,7 @@ def test_a_recreated_topic_is_read_from_its_start(script: Script, client: Client
 
 def test_the_answer_of_another_server_is_told(script: Script, client: Client) -> None:
     script.posts = [(200, {"hello": 1})]
-    with pytest.raises(CallRefused, match="no answer of a topics server"):
+    with pytest.raises(CallRefused, match="the answer is not from a topics server"):
         next(follow(client))
 
 

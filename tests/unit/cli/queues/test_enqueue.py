@@ -1,4 +1,4 @@
-"""`cli.queues.enqueue`: what is sent of a job, and which words are no job."""
+"""`cli.queues.enqueue`: the request for a job, and arguments that are no job."""
 
 from __future__ import annotations
 

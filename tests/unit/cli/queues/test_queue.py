@@ -102,7 +102,7 @@ def test_rates(served: Served, time: Time) -> None:
     assert board.look() == []
     fake.jobs.clear()
     fake.head = 0
-    assert board.look() == [Snapshot("q", 0, 0, 0, 0, 0, 0)]  # made again: no rate
+    assert board.look() == [Snapshot("q", 0, 0, 0, 0, 0, 0)]  # recreated: no rate
     client.close()
 
 

@@ -1,4 +1,4 @@
-"""`cli.queues.work`: what a command is given, what its end means, and how it is ended."""
+"""`cli.queues.work`: the input of a command, the meaning of its exit, and how it is ended."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def run(url: str, *words: str) -> Result:
 
 
 def until(happened: Callable[[], bool], then: Callable[[], object] = lambda: None) -> None:
-    """Send this process SIGTERM once something happened, and do something more."""
+    """Send this process SIGTERM after an event, then do another action."""
 
     def wait() -> None:
         try:
@@ -84,7 +84,7 @@ def test_the_whole_job(served: Served, tmp_path: Path) -> None:
 def test_exit_codes_decide(served: Served) -> None:
     url, fake = served
     fake.add("exit 0", "exit 3", "kill -9 $$")
-    # One call may carry both: counted are the jobs.
+    # One call may carry both: the test counts the jobs.
     until(lambda: sum(len(body["seqs"]) for body in fake.calls("nack")) == 2)
     words = ("--retry-ms", "600000", "--retry-max-ms", "600000", "--concurrency", "3")
     ran = run(url, *words, *shell('eval "$(tr -d \\")"'))
@@ -100,7 +100,7 @@ def test_the_input_is_whole_whatever_happens_to_us(served: Served, tmp_path: Pat
     fake.add(1)
     out = tmp_path / "out"
     until(lambda: not fake.jobs)
-    # Of a pipe a command could not tell the end of the job from the end of its worker.
+    # With a pipe a command could not distinguish the end of the job from the end of its worker.
     code = "import os,stat,sys; open(sys.argv[1],'w').write(str(stat.S_ISREG(os.fstat(0).st_mode)))"
     assert run(url, "--", sys.executable, "-c", code, str(out)).exit_code == 0
     assert out.read_text() == "True"
@@ -117,7 +117,7 @@ def test_a_lost_lease_ends_the_command_and_what_it_started(served: Served, tmp_p
     url, fake = served
     fake.add(1)
     out = tmp_path / "pids"
-    # A child in the background and one in front of it: both are of the group.
+    # A child in the background and one in the foreground: both are in the group.
     script = f"sleep 600 & echo $! $$ >{out}; wait"
 
     def begun() -> bool:
@@ -135,7 +135,7 @@ def test_a_lost_lease_ends_the_command_and_what_it_started(served: Served, tmp_p
 
 
 def alive(pid: int) -> bool:
-    """Whether a process runs; one that only waits to be collected does not."""
+    """Whether a process runs; a zombie does not count."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except FileNotFoundError:
@@ -177,7 +177,7 @@ def test_a_stop_ends_what_takes_too_long(served: Served, tmp_path: Path) -> None
             ("--retry-ms", "9", "--retry-max-ms", "8", "--", "true"),
             "--retry-max-ms must be at least",
         ),
-        (("--node", "n" * 129, "--", "true"), "node is 1 to 128 bytes"),
+        (("--node", "n" * 129, "--", "true"), "node must have 1 to 128 bytes"),
     ],
 )
 def test_wrong_words(words: tuple[str, ...], message: str) -> None:

@@ -1,4 +1,4 @@
-"""`cli.routing.graph`: what the pictures of routers say, and that they end."""
+"""`cli.routing.graph`: the contents of the pictures of routers, and that drawing ends."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_tags_stay_within_their_quotes(tag: str) -> None:
 
 
 def test_every_line_is_a_statement_of_the_language() -> None:
-    """Of the grammar of Graphviz what is used here, so that no test needs Graphviz."""
+    """Only the used part of Graphviz's grammar, so that no test needs Graphviz."""
     text = r'"(?:[^"\\\x00-\x1f]|\\.)*"'
     value = rf"(?:{text}|[a-zA-Z]+)"
     listed = rf"\[[a-z]+={value}(?:, [a-z]+={value})*\]"

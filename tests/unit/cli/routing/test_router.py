@@ -1,4 +1,4 @@
-"""`cli.routing.router` and `cli.routing.routers`: what is sent, what is printed, exit codes."""
+"""`cli.routing.router` and `cli.routing.routers`: requests, output, exit codes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from topics_server.cli.routing import router, routers
 
 
 class Fake(http.server.BaseHTTPRequestHandler):
-    """Answers from a list, whatever it is asked, and keeps that."""
+    """Sends answers from a list to any request, and keeps the requests."""
 
     protocol_version = "HTTP/1.1"
     asked: list[tuple[str, str, Any]]
@@ -105,7 +105,7 @@ def test_put_sends_what_is_given(
         ("rm",),
     ],
 )
-def test_wrong_usage_asks_nobody(served: Served, words: tuple[str, ...]) -> None:
+def test_wrong_usage_sends_no_request(served: Served, words: tuple[str, ...]) -> None:
     ran = run(served, "router", *words)
     assert ran.exit_code == 2
     assert served[1].asked == []
@@ -121,7 +121,7 @@ def test_get_and_rm_name_the_router(served: Served) -> None:
     ]
 
 
-def test_what_is_not_there_is_exit_code_1(served: Served) -> None:
+def test_an_absent_thing_is_exit_code_1(served: Served) -> None:
     refusal = {"error": {"code": "router_not_found", "message": "there is no router"}}
     served[1].answers = [(404, refusal), (200, {"router": "r", "deleted": False})]
     for words in (("get", "r"), ("rm", "r", "--yes")):
@@ -159,7 +159,7 @@ def test_the_list_follows_its_pages(served: Served, words: tuple[str, ...]) -> N
     table = run(served, *words, "--table").stdout.splitlines()
     assert table[0].split() == [*router.COLUMNS]
     assert table[1].split() == ["a->b", "a", "b", "at_least_once", "7", "0", "running"]
-    assert table[2:] == []  # one was removed since it was listed
+    assert table[2:] == []  # one was removed since the list was made
 
 
 def state(source: str, dest: str) -> dict[str, Any]:
@@ -191,7 +191,7 @@ def test_a_graph_is_drawn_of_states(served: Served, words: tuple[str, ...], firs
         assert lines == ["a", "└── b", "    └── d"]
 
 
-def test_a_server_that_fails_meanwhile_is_told(served: Served) -> None:
+def test_a_server_that_fails_meanwhile_is_reported(served: Served) -> None:
     failed = {"error": {"code": "internal", "message": "m"}}
     served[1].answers = [(200, {"routers": [row("a", "b")]}), (500, failed)]
     ran = run(served, "routers", "--graph", "dot")

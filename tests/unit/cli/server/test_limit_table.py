@@ -1,4 +1,4 @@
-"""The table of limits is current, and no string, list or map of a request is without a row."""
+"""The table of limits is current, and every string, list or map of a request has a row."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from topics_server.values import appends, limits
 
 PAGE = Path(__file__).resolve().parents[4] / "docs" / "LIMITS.md"
 MODULES = (appends, admin, bodies, queue_bodies, router_bodies, watch_bodies, ws_commands)
-# Looked at from outside before a body is decoded; none of their fields is built.
+# Measured before a body is decoded; none of their fields is built.
 OUTSIDE = ("Lists", "_Uncounted", "_Head")
-# Of queries and headers, which are bounded as a whole.
+# In queries and headers, whose total size is bounded.
 QUERIES = ("_Cursor",)
-# Sent as they are to the decoder of another struct, which checks a number or a switch.
+# Passed unchanged to the decoder of another struct, which checks a number or a switch.
 PASSED_ON = {
     *("from_seq", "tail", "limit", "max_batch_bytes", "include_meta", "include_tags"),
     *("include_data", "consistency", "create", "disable_backpressure", "wait"),
@@ -40,7 +40,7 @@ UNBOUNDED = (
 
 
 def request_structs() -> Iterator[tuple[str, type[msgspec.Struct]]]:
-    """The structs that requests are decoded to, by their names in the table."""
+    """The structs that requests are decoded into, by their names in the table."""
     for module in MODULES:
         short = module.__name__.removeprefix("topics_server.")
         for name, kind in inspect.getmembers(module, inspect.isclass):
@@ -80,7 +80,7 @@ def test_no_field_of_a_request_is_without_a_limit() -> None:
 
 
 def test_the_page_is_current() -> None:
-    """To renew it: write what `limit_table.document()` returns to docs/LIMITS.md."""
+    """To renew it, write the result of `limit_table.document()` to docs/LIMITS.md."""
     assert PAGE.read_text(encoding="utf-8") == document()
 
 

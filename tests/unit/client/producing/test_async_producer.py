@@ -1,4 +1,4 @@
-"""Producers of both kinds over a transport that drops, delays and refuses."""
+"""Both kinds of producers over a transport that drops, delays and refuses."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ STREAM = "http://model/v1/stream/t"
 
 
 class Model(httpx.AsyncBaseTransport):
-    """A model server behind HTTP; `faults` from 0 to 1 is how bad the way to it is."""
+    """A model server behind HTTP; `faults` from 0 to 1 is the unreliability of the network."""
 
     def __init__(self, *, faults: float = 0.0, seed: int = 1) -> None:
         self.server = ModelServer(knows_keys=True)
@@ -52,7 +52,7 @@ class Model(httpx.AsyncBaseTransport):
         if self.instead is not None:
             return self.instead()
         if self.chance.random() < self.faults:
-            await asyncio.sleep(self.chance.random() / 1000)  # others overtake
+            await asyncio.sleep(self.chance.random() / 1000)  # others overtake it
         if self.chance.random() < self.faults:
             raise httpx.ConnectError("down")
         if self.chance.random() < self.faults:
@@ -159,12 +159,12 @@ def test_a_claim_fences_the_one_before_and_is_told_by_receipt_and_flush() -> Non
         zombie.flush()
     with pytest.raises(Undelivered):
         zombie.send(4)
-    zombie.close()  # told already
+    zombie.close()  # reported already
     assert model.stored == [1, 2]
 
 
 def test_a_close_is_heard_while_the_loop_is_awake_for_something_else() -> None:
-    """The loop was woken and has found that it goes on; then, before it looks, it is closed."""
+    """The loop was woken and has decided to continue; it is closed before it checks again."""
     producer = IdempotentProducer(URL, "p", transport=Model())
     producer.send(1).result(10)
     carrier = producer._carrier
@@ -177,7 +177,7 @@ def test_a_close_is_heard_while_the_loop_is_awake_for_something_else() -> None:
             closing.start()
             while not carrier.is_closing:
                 time.sleep(0.001)
-            time.sleep(0.05)  # and has told the loop
+            time.sleep(0.05)  # and has notified the loop
         return found
 
     carrier._is_over = close_behind  # type: ignore[method-assign]
@@ -267,7 +267,7 @@ def test_a_full_buffer_holds_senders_back_until_there_is_room() -> None:
     assert model.stored == [1, 2, 3]
 
 
-def test_who_waits_for_room_learns_of_the_end() -> None:
+def test_a_send_that_waits_for_room_learns_of_the_end() -> None:
     model = Model()
     model.instead = lambda: httpx.Response(503)
     producer = IdempotentProducer(
@@ -331,7 +331,7 @@ async def test_coroutines_learn_of_the_end_too() -> None:
 
 
 @pytest.mark.anyio
-async def test_who_is_cancelled_while_waiting_does_no_harm() -> None:
+async def test_a_cancelled_waiting_send_does_no_harm() -> None:
     model = Model()
     model.held = asyncio.Event()
     async with AsyncIdempotentProducer(URL, "p", transport=model, epoch=0) as producer:
@@ -388,7 +388,7 @@ def test_wrong_options(options: Any, kind: type[Exception]) -> None:
         IdempotentProducer("t", "")
 
 
-def test_nobody_there_is_told_after_patience() -> None:
+def test_an_unreachable_server_is_reported_after_the_patience() -> None:
     producer = IdempotentProducer("t", "p", url="http://127.0.0.1:1", patience_ms=0)
     receipt = producer.send(1)
     with pytest.raises(Undelivered) as told:
@@ -403,7 +403,7 @@ def test_nobody_there_is_told_after_patience() -> None:
 
 
 def in_a_child(act: Callable[[], object]) -> str:
-    """What `act` raises in a forked child, as text; empty if it returns."""
+    """The exception of `act` in a forked child, as text; empty if it returns."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
@@ -423,7 +423,7 @@ def in_a_child(act: Callable[[], object]) -> str:
 
 @pytest.mark.parametrize("moment", ["before the first record", "while it sends"])
 def test_a_forked_child_is_told_at_once_that_the_producer_is_its_parents(moment: str) -> None:
-    """As a web server that loads the application before it forks its workers."""
+    """Like a web server that loads the application before it forks its workers."""
     model = Model()
     with IdempotentProducer("t", "p", url="http://model", transport=model) as producer:
         if moment == "while it sends":
@@ -444,7 +444,7 @@ def test_an_async_producer_tells_a_forked_child_too() -> None:
     assert told.startswith("Undelivered: is not stored: producer p was made before a fork")
 
 
-# -- what is told --------------------------------------------------------------------------------
+# -- reported results ----------------------------------------------------------------------------
 
 
 def test_a_server_that_is_not_there_is_told_once_with_the_cause(

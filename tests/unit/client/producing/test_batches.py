@@ -1,4 +1,4 @@
-"""A producer's book: every rule of `client/producing/batches`, and random faults against a model
+"""A producer's batches: every rule of `client/producing/batches`, and random faults against a model
 server.
 """
 
@@ -51,7 +51,7 @@ def failure(client: Client) -> ClientError:
 
 
 def owned(*records: bytes, **terms: Any) -> tuple[Client, list[Outgoing]]:
-    """A client whose epoch is begun, with these records under way."""
+    """A client whose epoch is begun, with these records in flight."""
     client = client_of(b"first", **terms)
     (first,) = client.book.take(0)
     client.book.answered(first, Accepted(1), 0, 1)
@@ -60,7 +60,7 @@ def owned(*records: bytes, **terms: Any) -> tuple[Client, list[Outgoing]]:
     return client, client.book.take(0)
 
 
-# -- what goes when --------------------------------------------------------------------------------
+# -- when batches go -------------------------------------------------------------------------------
 
 
 def test_the_first_of_an_epoch_goes_alone_then_several() -> None:
@@ -160,7 +160,7 @@ def test_one_outage_counts_once_and_comes_back_one_at_a_time() -> None:
     assert seqs(client.book.take(50)) == [2, 3]
 
 
-def test_a_repeat_that_was_sent_once_is_somebody_elses() -> None:
+def test_a_repeat_of_a_request_sent_once_belongs_to_another_producer() -> None:
     client, (out,) = owned(b"a")
     client.book.answered(out, Repeated(1), 0, 1)
     assert isinstance(failure(client), Fenced)
@@ -168,7 +168,7 @@ def test_a_repeat_that_was_sent_once_is_somebody_elses() -> None:
     assert not fate.in_doubt
 
 
-def test_a_repeat_beyond_what_was_sent_is_somebody_elses() -> None:
+def test_a_repeat_beyond_the_sent_requests_belongs_to_another_producer() -> None:
     client, (out,) = owned(b"a")
     client.book.answered(out, LOST, 0, 1)
     (again,) = client.book.take(50)
@@ -267,7 +267,7 @@ def test_a_claim_in_doubt_needs_a_key() -> None:
         if is_keyed and not now_ms:
             assert client.book.epoch == 2
             (again,) = client.book.take(50)
-            # Refused for certain now, but what the epoch before it stored is still unknown.
+            # Now certainly refused, but what the previous epoch stored is still unknown.
             client.book.answered(again, Beaten(5), 50, 1)
             assert client.book.epoch == 6
             (again,) = client.book.take(50)
@@ -306,7 +306,7 @@ def test_a_probe_lingers_too_and_may_be_refused() -> None:
     assert isinstance(failure(client), BadAnswer)
 
 
-def test_who_loses_the_race_for_an_epoch_claims_the_next() -> None:
+def test_the_loser_of_a_race_for_an_epoch_claims_the_next() -> None:
     client = client_of(b"a", epoch=None)
     client.book.answered(client.book.take(0)[0], StampGap(4), 0, 1)
     (out,) = client.book.take(0)
@@ -338,7 +338,7 @@ def test_there_is_a_last_epoch() -> None:
 def test_what_is_refused_for_good_ends_the_producer_in_order() -> None:
     client, (a, b) = owned(b"a", b"b")
     client.book.answered(a, InvalidRequest(400, "invalid_request", "m"), 0, 1)
-    assert client.book.failure is None  # not before all is back
+    assert client.book.failure is None  # not before all answers are back
     client.book.answered(b, StampGap(1), 0, 1)
     assert isinstance(failure(client), InvalidRequest)
     for record in (b"a", b"b"):
@@ -368,7 +368,7 @@ def test_patience_ends_with_the_failures_in_a_row() -> None:
         (BadAnswer("m"), True),
     ],
 )
-def test_what_may_be_stored_is_told(error: ClientError, in_doubt: bool) -> None:
+def test_possibly_stored_records_are_reported(error: ClientError, in_doubt: bool) -> None:
     client, (out,) = owned(b"a", patience_ms=0)
     client.book.answered(out, error, 0, 1)
     assert isinstance(fate := client.fates[b"a"], Undelivered)
@@ -417,7 +417,7 @@ def run(
             rivals -= 1
             server.rival()
     network.heal()
-    # What nobody waits for any more arrives after everything.
+    # Messages that nobody waits for any more arrive after everything else.
     while network.strays:
         network.arrive(network.strays.pop())
     assert network.most_flying <= terms.in_flight
@@ -444,8 +444,6 @@ def test_claiming_with_keys_stores_everything_once_and_in_order(chance: Random, 
 
 @given(st.randoms(use_true_random=False), st.booleans(), st.integers(0, 3))
 @settings(max_examples=150)
-def test_without_keys_a_claim_tells_what_it_cannot_know(
-    chance: Random, claim: bool, life: int
-) -> None:
+def test_without_keys_a_claim_reports_its_doubt(chance: Random, claim: bool, life: int) -> None:
     network = run(chance, rivals=4, knows_keys=False, claim=claim, epoch=None, life=life)
     assert isinstance(network.client.book.failure, Fenced | InDoubt | None)

@@ -1,4 +1,4 @@
-"""Requests and answers of a producer's two targets, by the byte."""
+"""The bytes of requests and answers of a producer's two targets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""`client.working.in_flight`: when leases are extended, and what is lost. Times are arguments."""
+"""`client.working.in_flight`: when leases are extended, and which jobs are lost. Times are
+arguments.
+"""
 
 from __future__ import annotations
 
@@ -87,15 +89,15 @@ def test_doubt_makes_everything_due_at_once() -> None:
 def test_an_ack_that_crossed_an_extend_is_no_loss() -> None:
     flight = InFlight(300)
     held = flight.take(job(1), 0)
-    flight.extended([held], [1], 100)  # because the ack was there first
-    flight.settled(held)
+    flight.extended([held], [1], 100)  # because the ack arrived first
+    flight.ended(held)
     assert flight.lost == 0
 
 
 def test_what_is_settled_is_not_extended_any_more() -> None:
     flight = InFlight(300)
     held = flight.take(job(1), 0)
-    flight.settled(held)
+    flight.ended(held)
     assert (len(flight), flight.due(1000), flight.next_ms()) == (0, [], None)
     assert flight.extended([held], [1], 100) == []
     assert flight.lost == 0

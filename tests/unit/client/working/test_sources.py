@@ -58,7 +58,7 @@ def test_a_server_that_does_not_wait_is_not_asked_all_the_time(
 
 
 class Recorded(Chance):
-    """Real time, every pause written down."""
+    """Real time, with every pause noted."""
 
     def __init__(self) -> None:
         super().__init__(1.0)
@@ -69,7 +69,7 @@ class Recorded(Chance):
         await super().sleep_ms(wait_ms)
 
     def of(self, *lengths: float) -> list[float]:
-        """The pauses of these lengths, in order."""
+        """The noted pauses of these lengths, in order."""
         return [wait for wait in self.pauses if wait in lengths]
 
 
@@ -105,7 +105,7 @@ def test_insisting_on_a_stream_that_does_not_work_is_an_error(
     is_silent: bool, fake: FakeQueue, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if is_silent:
-        # Only who says nothing is given up on; a refusal may take as long as it does.
+        # Only a silent server is given up; a refusal may take its time.
         monkeypatch.setattr(sources, "OPENING_MS", 50)
     fake.is_silent, fake.has_stream = is_silent, is_silent
     outcome = start(lambda job: None, push="always").end()

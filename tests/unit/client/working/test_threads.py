@@ -1,4 +1,6 @@
-"""`client.working.threads`: values, exceptions and functions that nobody waits for any more."""
+"""`client.working.threads`: values, exceptions, and functions whose result nobody waits for any
+more.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`client.working.worker_run`: what becomes of each delivery, with faults planted on its way.
+"""`client.working.worker_run`: the result of each delivery, with faults planted on its way.
 
 Times are real and short: leases of a few hundred milliseconds, pauses of ten.
 """
@@ -20,7 +20,7 @@ WAYS = pytest.mark.parametrize("push", ["always", "never"])
 
 
 class Gate:
-    """A handler that says when it begins and ends when it is let."""
+    """A handler that reports its begin and ends on command."""
 
     def __init__(self) -> None:
         self.begun = threading.Semaphore(0)
@@ -40,7 +40,7 @@ class Gate:
             self.running -= 1
 
     def wait(self, count: int = 1) -> None:
-        """Until so many more have begun."""
+        """Wait until this many more have begun."""
         for _ in range(count):
             assert self.begun.acquire(timeout=20), "it did not begin"
 
@@ -171,7 +171,7 @@ def test_leases_are_extended_while_handlers_run(push: str, fake: FakeQueue, star
 
 
 @WAYS
-def test_a_lost_lease_is_told_and_its_result_discarded(
+def test_a_lost_lease_is_reported_and_its_result_discarded(
     push: str, fake: FakeQueue, start: Start
 ) -> None:
     gate = Gate()
@@ -210,9 +210,7 @@ def test_extends_survive_a_server_that_fails_for_a_while(fake: FakeQueue, start:
     assert run.stop() == Stats(done=1)
 
 
-def test_a_lease_that_runs_out_is_told_although_nobody_answers(
-    fake: FakeQueue, start: Start
-) -> None:
+def test_an_expired_lease_is_reported_without_an_answer(fake: FakeQueue, start: Start) -> None:
     gate = Gate()
     fake.add(1)
     fake.faults["extend"].extend([Refusal(503)] * 1000)
@@ -249,7 +247,7 @@ def test_a_claim_that_breaks_is_come_back_from(fake: FakeQueue, start: Start) ->
     fake.add(1)
     run = start(lambda job: None, push="never", lease_ms=100)
     fake.wait_for(lambda: not fake.jobs)
-    # The answer that was lost had leased the job: it came back when the lease ended.
+    # The lost answer had leased the job: it returned when the lease ended.
     assert run.stop() == Stats(done=1)
     assert len(fake.calls("claim")) >= 5
 
@@ -265,7 +263,7 @@ def test_retry_after_is_heeded(fake: FakeQueue, start: Start) -> None:
 
 
 @WAYS
-def test_acks_are_told_until_they_arrive(push: str, fake: FakeQueue, start: Start) -> None:
+def test_acks_are_repeated_until_they_arrive(push: str, fake: FakeQueue, start: Start) -> None:
     fake.faults["ack"].extend([Broken(), Broken(), Refusal(503), Refusal(429)])
     fake.add(1)
     run = start(lambda job: None, push=push)
@@ -293,7 +291,7 @@ def test_a_stream_that_breaks_frees_its_jobs_and_they_are_handled(
     run = start(gate, concurrency=2, push="auto")
     gate.wait()
     fake.cut_streams()
-    assert gate.jobs[0].lost.wait(10)  # told at once, not after a third of five seconds
+    assert gate.jobs[0].lost.wait(10)  # sent at once, not after a third of five seconds
     gate.wait()
     gate.go_on.set()
     assert run.stop() == Stats(done=1, lost=1)
@@ -486,7 +484,7 @@ def test_a_server_that_takes_smaller_batches_gets_them(
     gate.go_on.set()
     fake.wait_for(lambda: not fake.jobs)
     assert run.stop() == Stats(done=8)
-    # How many end together is a matter of timing; each batch that was too long was one, once.
+    # How many end together depends on timing; each batch that was too long was refused once.
     lengths = [len(body["seqs"]) for body in fake.calls(op)]
     refused = [length for length in lengths if length > 3]
     assert len(refused) <= 1

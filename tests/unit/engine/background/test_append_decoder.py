@@ -1,4 +1,4 @@
-"""Large appends: the helper process decodes as the server would, and its end costs no answer."""
+"""Large appends: the helper process decodes like the server, and its end loses no answer."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def process() -> Iterator[DecoderProcess]:
 
 
 def columns_of(decoded: DecodedAppend) -> dict[str, object]:
-    """All that a decoded append says, whatever its data are views of."""
+    """All fields of a decoded append, whatever object its data refer to."""
     found: dict[str, object] = {name: getattr(decoded, name) for name in COLUMNS}
     return found | {"datas": list(map(bytes, decoded.datas))}
 
@@ -121,7 +121,7 @@ def test_the_helper_refuses_as_the_server_does(
     with pytest.raises(TopicsError) as refusal:
         process.decode(body, GRAMMAR, LIMITS)
     assert (refusal.value.code, refusal.value.detail) == (code, detail)
-    # And it is there for the next.
+    # It is also ready for the next one.
     assert process.decode(BODIES["one"], GRAMMAR, LIMITS).count == 1
 
 
@@ -156,7 +156,9 @@ def test_a_child_without_an_answer_is_given_up(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_child_that_stops_in_the_middle_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It has taken less of the body than there is: who writes waits for it, not for an answer."""
+    """It has read only part of the body: the writer waits for the child to read and not for an
+    answer.
+    """
     made = DecoderProcess()
     try:
         made.decode(BODIES["one"], GRAMMAR, LIMITS)

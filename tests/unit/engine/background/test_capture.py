@@ -7,17 +7,22 @@ import numpy as np
 import pytest
 
 from tests.unit.engine.drive import Driver, FakeIndex, records_of, seqs_of
-from topics_server.engine.background.capture import capture, decode, prepare, restore
+from topics_server.engine.background.capture import capture, prepare, restore
 from topics_server.engine.background.recovery import finish_topic
 from topics_server.engine.topic.dedupe import Duplicate
+from topics_server.engine.topic.writes.apply import apply_entry
+from topics_server.engine.topic.writes.delete import decide_delete
 from topics_server.values.entries import RecordsAppended, RecordsDeleted
 from topics_server.values.model import Durability, Hole, LossReason, TagMatch, TopicConfig
+from topics_server.values.storage_types import TOPIC_PARTS
 
 
 def restored(driver: Driver, part: bytes | None = None) -> Driver:
     """The driver with its topic captured and restored on its segments."""
     sealed = sorted(driver.indexes.values(), key=lambda index: index.first_seq)
-    driver.topic = restore(decode(capture(driver.topic) if part is None else part), sealed)
+    driver.topic = restore(
+        TOPIC_PARTS.decode(capture(driver.topic) if part is None else part), sealed
+    )
     return driver
 
 
@@ -66,7 +71,9 @@ def test_what_was_sealed_since_the_capture_is_not_taken_twice() -> None:
 
 @pytest.mark.parametrize("before_seq", [4, 257, 290, 301])
 def test_what_died_while_its_segment_was_written_stays_dead(before_seq: int) -> None:
-    """Planned, deleted, captured, published, killed: neither flag nor replay would tell."""
+    """Planned, deleted, captured, published, killed: neither flag nor replay would show the
+    delete.
+    """
     driver = Driver()
     for _ in range(3):
         driver.append(*range(100))
@@ -145,14 +152,14 @@ def test_replay_meets_a_captured_part_where_it_left_off() -> None:
     part = capture(driver.topic)
     later = driver.append(6, 7, key="k")
     assert isinstance(later, RecordsAppended)
-    delete = driver.topic.decide_delete(3, None, {}, driver.now_ms)
+    delete = decide_delete(driver.topic, 3, None, {}, driver.now_ms)
     assert isinstance(delete, RecordsDeleted)
     driver.commit(delete)
     driver.seal()
     expected = seqs_of(driver.read(0))
     driver = restored(driver, part)
     for lsn, entry in ((1, later), (2, later), (3, delete)):
-        driver.topic.apply(lsn, entry)
+        apply_entry(driver.topic, lsn, entry)
     assert seqs_of(driver.read(0)) == expected
     assert driver.topic.log.head_seq == 7
     assert driver.topic.dedupe.find("k", 100, 1_000) == Duplicate(6, 2)
@@ -234,15 +241,15 @@ def test_a_prepared_capture_is_of_its_moment() -> None:
 
 @pytest.mark.parametrize("bad", [b"", b"\x90", b"nonsense", msgspec.msgpack.encode([99])])
 def test_what_is_no_part_is_refused(bad: bytes) -> None:
-    with pytest.raises(ValueError, match="captured topic"):
-        decode(bad)
+    with pytest.raises(ValueError, match="part of a topic"):
+        TOPIC_PARTS.decode(bad)
 
 
 def test_another_version_is_refused() -> None:
     values = msgspec.msgpack.decode(capture(Driver().topic))
     values[0] = 2
     with pytest.raises(ValueError, match="version 2"):
-        decode(msgspec.msgpack.encode(values))
+        TOPIC_PARTS.decode(msgspec.msgpack.encode(values))
 
 
 def test_segments_out_of_order_are_a_mistake_of_the_caller() -> None:
@@ -252,4 +259,4 @@ def test_segments_out_of_order_are_a_mistake_of_the_caller() -> None:
         driver.seal()
     swapped: list[FakeIndex] = [driver.indexes[2], driver.indexes[1]]
     with pytest.raises(AssertionError):
-        restore(decode(capture(driver.topic)), swapped)
+        restore(TOPIC_PARTS.decode(capture(driver.topic)), swapped)

@@ -7,13 +7,19 @@ import asyncio
 import pytest
 
 from tests.unit.engine.rig import NowOffload, Rig
-from topics_server.engine.background.capture import decode, restore
+from topics_server.engine.background.capture import restore
 from topics_server.engine.background.checkpointer import SEAL_BEFORE_CAPTURE_BYTES, Checkpointer
 from topics_server.engine.subscribe import sessions as sessions_module
 from topics_server.engine.subscribe.sessions import SessionTable
+from topics_server.engine.topic.writes.configure import decide_drop
 from topics_server.values.entries import SESSIONS_ID, CursorAt, SessionOpened, SessionOptions
 from topics_server.values.errors import StorageError
-from topics_server.values.storage_types import EPOCHS_PART, SESSIONS_PART, SnapshotImage
+from topics_server.values.storage_types import (
+    EPOCHS_PART,
+    SESSIONS_PART,
+    TOPIC_PARTS,
+    SnapshotImage,
+)
 
 pytestmark = pytest.mark.anyio
 
@@ -30,7 +36,7 @@ async def test_a_snapshot_holds_every_topic_and_the_epochs_of_dropped_names() ->
     await rig.checkpointer.take()
     (image,) = rig.snapshots.images
     assert set(parts_of(image)) == {EPOCHS_PART, 2}
-    assert restore(decode(parts_of(image)[2]), []).log.head_seq == 1
+    assert restore(TOPIC_PARTS.decode(parts_of(image)[2]), []).log.head_seq == 1
     assert (image.last_lsn, image.next_topic_id) == (rig.commits.next_lsn - 1, 3)
 
 
@@ -158,7 +164,7 @@ async def test_a_topic_dropped_between_two_slices_is_left_out(
     await asyncio.sleep(0)
     topic = rig.registry.find("b")
     assert topic is not None
-    rig.registry.apply(99, topic.decide_drop(1))
+    rig.registry.apply(99, decide_drop(topic, 1))
     await taking
     assert set(parts_of(rig.snapshots.images[0])) == {EPOCHS_PART, 1}
 
@@ -171,7 +177,7 @@ async def test_two_checkpoints_are_taken_one_after_the_other() -> None:
 
 
 async def run_for(rig: Rig, journaled: list[int], interval_ms: int, max_bytes: int) -> None:
-    """Let the timer look a few times."""
+    """Let the timer run a few times."""
     running = asyncio.create_task(
         rig.checkpointer.run(interval_ms, max_bytes, lambda: journaled[0], lambda: False)
     )
@@ -235,7 +241,7 @@ async def test_a_failed_checkpoint_ends_no_timer(monkeypatch: pytest.MonkeyPatch
 
 
 def with_sessions(rig: Rig, count: int) -> SessionTable:
-    """Have the rig's checkpoints capture so many sessions of one cursor each."""
+    """Let the rig's checkpoints capture this many sessions of one cursor each."""
     table = SessionTable()
     for number in range(count):
         options = SessionOptions([], 1, 1, 1, 4, False)

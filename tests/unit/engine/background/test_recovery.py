@@ -1,8 +1,10 @@
-"""The boot sequence over lists: from which lsn, in which order, and what is never removed."""
+"""The boot sequence over lists: its start lsn, its order, and what it never removes."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -12,14 +14,14 @@ from tests.unit.engine.drive import seqs_of
 from tests.unit.engine.rig import ListReplay, ListSegments, NowOffload, Rig, body_of
 from topics_server.engine.answers import ReadRequest
 from topics_server.engine.background import recovery
-from topics_server.engine.background.capture import capture, decode
+from topics_server.engine.background.capture import capture
 from topics_server.engine.background.large_appends import LargeAppends
 from topics_server.engine.background.recovery import Recovered, Recovery, Stop
 from topics_server.engine.read.page import plan_page
 from topics_server.engine.subscribe.sessions import SessionTable
 from topics_server.engine.topic.admission import AppendLimits
+from topics_server.engine.topic.applied import Applied
 from topics_server.engine.topic.registry import Registry
-from topics_server.engine.topic.topic import Applied
 from topics_server.values.entries import (
     RESERVED_ID_MIN,
     SESSIONS_ID,
@@ -39,9 +41,11 @@ from topics_server.values.errors import StartRefused
 from topics_server.values.file_inventory import FoundTopic, Objection, anchor_of
 from topics_server.values.limits import HEAD_RESERVE_SEQS
 from topics_server.values.model import Durability, Hole, LossReason, TopicConfig
-from topics_server.values.storage_types import SnapshotImage
+from topics_server.values.storage_types import TOPIC_PARTS, SnapshotImage
 
 pytestmark = pytest.mark.anyio
+
+T = TypeVar("T")
 
 CLEAN = Stop(was_clean=True, same_boot=True)
 KILLED = Stop(was_clean=False, same_boot=True)
@@ -122,6 +126,56 @@ async def test_a_snapshot_says_where_replay_starts_and_what_ids_are_taken() -> N
     assert boot.registry.next_topic_id == 2
 
 
+class NotedOffload(NowOffload):
+    """`depth` is above 0 while a call runs off the loop."""
+
+    depth = 0
+
+    async def run(self, call: Callable[[], T]) -> T:
+        self.depth += 1
+        try:
+            return call()
+        finally:
+            self.depth -= 1
+
+
+@pytest.mark.parametrize("has_snapshot", [True, False])
+async def test_topics_are_restored_and_their_segments_opened_beside_the_loop(
+    monkeypatch: pytest.MonkeyPatch, has_snapshot: bool
+) -> None:
+    """One topic may have 60 MB of records in the snapshot, or thousands of segments."""
+    rig = Rig()
+    await rig.append("t", *range(8))
+    topic = rig.registry.find("t")
+    assert topic is not None
+    await rig.sealer.tend(topic)
+    await rig.append("t", 9)
+    await rig.checkpointer.take()
+    boot = Boot(
+        *[(item.lsn, item.entry) for item in rig.journal.submitted],
+        image=rig.snapshots.images[0] if has_snapshot else None,
+        segments=rig.segments,
+    )
+    offload = boot.recovery._offload = NotedOffload()
+    depths: dict[str, list[int]] = {}
+
+    def noted(where: object, name: str) -> None:
+        call = getattr(where, name)
+
+        def note(*given: Any) -> Any:
+            depths.setdefault(name, []).append(offload.depth)
+            return call(*given)
+
+        monkeypatch.setattr(where, name, note)
+
+    noted(rig.segments, "open_topic")
+    noted(recovery, "restore")
+    await boot.run()
+    assert boot.head("t") == 9
+    expected = {"open_topic": [1]} | ({"restore": [1]} if has_snapshot else {})
+    assert depths == expected
+
+
 async def test_the_last_lsn_is_that_of_the_snapshot_when_the_journal_is_shorter() -> None:
     image = SnapshotImage(start_lsn=8, last_lsn=9, next_topic_id=3, parts=[])
     assert (await Boot(image=image).run()).last_lsn == 9
@@ -159,7 +213,7 @@ async def test_sealed_records_are_not_taken_twice_when_no_snapshot_knows_the_seg
 async def test_seqs_that_a_head_jumped_over_stay_told_before_a_segment_no_snapshot_knows(
     has_snapshot: bool,
 ) -> None:
-    """The newer snapshot, which has the hole, is damaged: the older one and the journal tell it."""
+    """The newer snapshot with the hole is damaged: the older one and the journal show it."""
     rig = Rig()
     await rig.append("t", 1, 2)
     await rig.checkpointer.take()
@@ -180,7 +234,7 @@ async def test_seqs_that_a_head_jumped_over_stay_told_before_a_segment_no_snapsh
     assert again is not None
     assert (again.log.head_seq, again.log.live_count) == (59, 11)
     assert again.log.holes == told
-    # Later jumps are those of a head again.
+    # Later jumps are again those of a head.
     again.log.jump_head(70, LossReason.RESTART)
     assert again.log.holes == [*told, Hole(60, 70, LossReason.RESTART)]
 
@@ -282,13 +336,13 @@ async def test_a_missing_segment_refuses_start(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(segments, "open_topic", lambda topic_id, anchor=None: (report, []))
     with pytest.raises(StartRefused, match=r"0000000001\.data: a listed file is missing"):
         await Boot((1, created(1, "t")), segments=segments).run()
-    # Judged after replay: of a topic that was dropped since nothing has to be there.
+    # Judged after replay: a topic dropped since needs no files.
     dropped = Boot((1, created(1, "t")), (2, TopicDropped(1, "t", 1)), segments=segments)
     assert (await dropped.run()).folders_removed == 1
 
 
 async def flagged_after_capture() -> tuple[Rig, SnapshotImage]:
-    """A snapshot of eight sealed records, two of which are flagged on disk since."""
+    """A snapshot of eight sealed records, two of which got their flag on disk since."""
     rig = Rig()
     await rig.append("t", *range(8))
     topic = rig.registry.find("t")
@@ -308,8 +362,8 @@ async def test_flags_that_nothing_explains_damage_their_segment_until_they_are_r
     assert topic.files.untrusted == {1}
     assert (topic.log.live_count, boot.registry.damaged_records) == (0, 6)
     assert not topic.log.dead_segments(), "its file may be put back"
-    again = decode(capture(topic))
-    assert again.flags == {1: tuple(anchor_of(decode(dict(image.parts)[1])).flags[1])}
+    again = TOPIC_PARTS.decode(capture(topic))
+    assert again.flags == {1: tuple(anchor_of(TOPIC_PARTS.decode(dict(image.parts)[1])).flags[1])}
     rig.segments.kept[1][1].disk_flags[:2] = b"\0\0"
     part = (1, capture(topic))
     healed = Boot(image=msgspec.structs.replace(image, parts=[part]), segments=rig.segments)
@@ -410,11 +464,11 @@ async def test_a_part_of_an_unknown_reserved_id_refuses_start() -> None:
 
 async def test_sessions_that_cannot_be_read_refuse_start() -> None:
     image = SnapshotImage(start_lsn=1, last_lsn=0, next_topic_id=1, parts=[(SESSIONS_ID, b"\xc1")])
-    with pytest.raises(StartRefused, match="not captured watch sessions"):
+    with pytest.raises(StartRefused, match="not a part of the watch sessions"):
         await Boot(image=image).run()
 
 
-# -- who listens ---------------------------------------------------------------------------
+# -- observers ------------------------------------------------------------------------------
 
 
 async def test_who_observes_hears_every_entry_of_the_replay_and_what_it_did() -> None:
@@ -441,14 +495,14 @@ async def test_source_marks_are_collected_and_their_topics_ids_stay_used() -> No
     )
     await boot.run()
     assert boot.recovery.marks == [first, second]
-    # The creation of topic 9 was not synced, the mark was: another topic must not be taken for it.
+    # The creation of topic 9 was not synced, but the mark was: a new topic must not get its id.
     assert boot.registry.next_topic_id == 10
 
 
 async def test_the_loop_does_other_things_while_much_is_replayed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """However many entries are read at once: what counts is the time that applying them takes."""
+    """However many entries are read at once, the time for applying them counts."""
     clock = [0.0]
 
     def monotonic_ms() -> float:

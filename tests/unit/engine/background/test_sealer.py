@@ -1,4 +1,4 @@
-"""Background work on sealed data: what is due, in which order, and what a failure costs."""
+"""Background work on sealed data: due jobs, their order, and the effect of a failure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ import pytest
 
 from tests.unit.engine.drive import seqs_of
 from tests.unit.engine.rig import RULES, Rig
+from topics_server.engine.commit.gates import gate_of
 from topics_server.engine.topic.topic import Topic
+from topics_server.engine.topic.writes.delete import decide_delete
 from topics_server.values.entries import FloorMoved
 from topics_server.values.errors import StorageError
 from topics_server.values.limits import SEAL_BY_AGE_BYTES_MIN
@@ -27,7 +29,7 @@ def topic_of(rig: Rig, name: str = "t") -> Topic:
 
 
 async def worked(rig: Rig) -> None:
-    """Let the sealer do what is due, and stop it."""
+    """Let the sealer do its due work, and stop it."""
     task = asyncio.create_task(rig.sealer.run())
     for _ in range(20):
         await asyncio.sleep(0)
@@ -122,9 +124,9 @@ async def test_what_died_while_its_segment_was_written_is_flipped_after_it() -> 
     topic = topic_of(rig)
 
     def delete_meanwhile() -> None:
-        entry = topic.decide_delete(4, None, {}, rig.clock.now_ms())
+        entry = decide_delete(topic, 4, None, {}, rig.clock.now_ms())
         assert entry is not None
-        rig.commits.submit(entry, topic.delete_gate, topic)
+        rig.commits.submit(entry, gate_of(entry, topic), topic)
         rig.journal.sync(1)
 
     rig.segments.meanwhile = delete_meanwhile
@@ -144,7 +146,7 @@ async def test_a_delete_of_sealed_records_is_flipped_by_itself() -> None:
 
 
 async def test_a_delete_is_synced_before_its_flag_is_set() -> None:
-    """The next start compares flags with deletes: one without the other is damage."""
+    """The next start compares flags with deletes: one without the other counts as damage."""
     rig = Rig(is_prompt=False)
     appended = asyncio.ensure_future(rig.append("t", *range(8)))
     await asyncio.sleep(0)
@@ -368,7 +370,7 @@ async def test_adopted_topics_are_looked_at_for_what_the_last_run_left() -> None
 async def test_a_reader_hears_of_a_seal() -> None:
     rig = Rig()
     await rig.append("t", *range(8))
-    rings: list[int] = []
-    rig.hub.add(1, lambda: rings.append(topic_of(rig).log.sealed_seq))
+    heard: list[int] = []
+    rig.notifier.add(1, lambda: heard.append(topic_of(rig).log.sealed_seq))
     await rig.sealer.tend(topic_of(rig))
-    assert 8 in rings, "an append that parked goes on"
+    assert 8 in heard, "an append that parked goes on"

@@ -1,4 +1,4 @@
-"""Bells: who is told, in which order, and what may happen while they are told."""
+"""Notifiers: which readers are called, in which order, and what may happen meanwhile."""
 
 from __future__ import annotations
 
@@ -9,57 +9,57 @@ import pytest
 from topics_server.engine.commit.notifier import Notifier
 
 
-def test_a_bell_rings_for_its_topic_only() -> None:
-    hub, rung = Notifier(), list[str]()
-    hub.add(1, lambda: rung.append("one"))
-    hub.add(2, lambda: rung.append("two"))
-    hub.ring(1)
-    hub.ring(3)
-    assert rung == ["one"]
+def test_a_listener_hears_of_its_topic_only() -> None:
+    notifier, heard = Notifier(), list[str]()
+    notifier.add(1, lambda: heard.append("one"))
+    notifier.add(2, lambda: heard.append("two"))
+    notifier.notify(1)
+    notifier.notify(3)
+    assert heard == ["one"]
 
 
-def test_bells_ring_in_the_order_in_which_they_came() -> None:
-    hub, rung = Notifier(), list[int]()
+def test_listeners_run_in_the_order_in_which_they_were_added() -> None:
+    notifier, heard = Notifier(), list[int]()
     for number in range(5):
-        hub.add(1, partial(rung.append, number))
-    hub.ring(1)
-    assert rung == [0, 1, 2, 3, 4]
+        notifier.add(1, partial(heard.append, number))
+    notifier.notify(1)
+    assert heard == [0, 1, 2, 3, 4]
 
 
-def test_a_removed_bell_is_silent_and_leaves_nothing_behind() -> None:
-    hub, rung = Notifier(), list[int]()
+def test_a_removed_listener_is_not_called_and_leaves_nothing_behind() -> None:
+    notifier, heard = Notifier(), list[int]()
 
-    def bell() -> None:
-        rung.append(1)
+    def listener() -> None:
+        heard.append(1)
 
-    hub.add(1, bell)
-    hub.add(1, bell)
-    hub.remove(1, bell)
-    hub.ring(1)
-    assert rung == [1]
-    hub.remove(1, bell)
-    assert hub.bell_count == 0
+    notifier.add(1, listener)
+    notifier.add(1, listener)
+    notifier.remove(1, listener)
+    notifier.notify(1)
+    assert heard == [1]
+    notifier.remove(1, listener)
+    assert notifier.listener_count == 0
     with pytest.raises(KeyError):
-        hub.remove(1, bell)
+        notifier.remove(1, listener)
 
 
-def test_a_bell_may_remove_itself_while_it_rings() -> None:
-    hub, rung = Notifier(), list[str]()
+def test_a_listener_may_remove_itself_while_it_runs() -> None:
+    notifier, heard = Notifier(), list[str]()
 
     def once() -> None:
-        rung.append("once")
-        hub.remove(1, once)
+        heard.append("once")
+        notifier.remove(1, once)
 
-    hub.add(1, once)
-    hub.add(1, lambda: rung.append("always"))
-    hub.ring(1)
-    hub.ring(1)
-    assert rung == ["once", "always", "always"]
+    notifier.add(1, once)
+    notifier.add(1, lambda: heard.append("always"))
+    notifier.notify(1)
+    notifier.notify(1)
+    assert heard == ["once", "always", "always"]
 
 
-def test_ring_all_reaches_every_topic() -> None:
-    hub, rung = Notifier(), list[int]()
-    hub.add(1, lambda: rung.append(1))
-    hub.add(2, lambda: rung.append(2))
-    hub.ring_all()
-    assert rung == [1, 2]
+def test_notify_all_reaches_every_topic() -> None:
+    notifier, heard = Notifier(), list[int]()
+    notifier.add(1, lambda: heard.append(1))
+    notifier.add(2, lambda: heard.append(2))
+    notifier.notify_all()
+    assert heard == [1, 2]

@@ -1,4 +1,4 @@
-"""Tickets: what a gate waits for, in which order entries apply, and what a failure undoes."""
+"""Tickets: the condition of each gate, the order of applied entries, and the undo of a failure."""
 
 from __future__ import annotations
 
@@ -8,8 +8,11 @@ from tests.unit.engine.rig import ListJournal, body_of, throttled
 from topics_server.engine.commit.notifier import Notifier
 from topics_server.engine.commit.pipeline import DISK_FULL, READ_ONLY, CommitPipeline, Ticket
 from topics_server.engine.subscribe.sessions import SessionTable
+from topics_server.engine.topic.admission import AppendLimits
+from topics_server.engine.topic.applied import Applied
 from topics_server.engine.topic.registry import Registry
-from topics_server.engine.topic.topic import AppendLimits, Applied, Topic
+from topics_server.engine.topic.topic import Topic
+from topics_server.engine.topic.writes.append import decide_append
 from topics_server.values.entries import (
     SESSIONS_ID,
     Entry,
@@ -22,15 +25,15 @@ from topics_server.values.model import Durability, Gate, TopicConfig
 
 
 class Desk:
-    """Commits over a journal that waits for the test; topic 1 is on shard 1, topic 2 on 0."""
+    """Commits over a journal that the test drives; topic 1 is on shard 1, topic 2 on 0."""
 
     def __init__(self, topics: int = 2) -> None:
         self.registry = Registry()
         self.journal = ListJournal()
-        self.hub = Notifier()
+        self.notifier = Notifier()
         self.sessions = SessionTable()
         self.commits = CommitPipeline(
-            self.registry, self.journal, self.hub, 1, projections={SESSIONS_ID: self.sessions}
+            self.registry, self.journal, self.notifier, 1, projections={SESSIONS_ID: self.sessions}
         )
         self.topics = [self.create(f"t{n}") for n in range(topics)]
 
@@ -42,7 +45,7 @@ class Desk:
 
     def decide(self, topic: Topic, *datas: object) -> RecordsAppended:
         body, decoded = body_of(*datas)
-        entry = topic.decide_append(decoded, body, None, 1, AppendLimits())
+        entry = decide_append(topic, decoded, body, None, 1, AppendLimits())
         assert isinstance(entry, RecordsAppended)
         return entry
 
@@ -89,7 +92,7 @@ def test_a_synced_gate_is_met_by_the_sync_only(desk: Desk) -> None:
     assert (ticket.write_ms, ticket.sync_ms) == (0.5, 2.0)
 
 
-def test_only_who_needs_a_sync_asks_the_journal_for_one(desk: Desk) -> None:
+def test_only_entries_that_need_a_sync_request_one(desk: Desk) -> None:
     desk.append(desk.topics[0], Gate.WRITTEN, 1)
     desk.append(desk.topics[0], Gate.SYNCED, 1)
     assert [item.sync for item in desk.journal.submitted[-2:]] == [False, True]
@@ -179,20 +182,20 @@ def test_a_topic_is_idle_when_nothing_of_it_is_in_flight(desk: Desk) -> None:
     assert desk.commits.is_idle(topic.topic_id)
 
 
-# -- telling --------------------------------------------------------------------------------
+# -- notifying ------------------------------------------------------------------------------
 
 
-def test_a_topic_is_rung_once_for_all_that_one_post_brought(desk: Desk) -> None:
-    rings: list[int] = []
+def test_a_topic_is_notified_once_for_all_that_one_report_brought(desk: Desk) -> None:
+    heard: list[int] = []
     for topic in desk.topics:
-        desk.hub.add(topic.topic_id, lambda topic=topic: rings.append(topic.log.head_seq))  # type: ignore[misc]
+        desk.notifier.add(topic.topic_id, lambda topic=topic: heard.append(topic.log.head_seq))  # type: ignore[misc]
     for data in range(3):
         desk.append(desk.topics[0], Gate.WRITTEN, data)
     desk.journal.write(1)
-    assert rings == [3], "once, when all of it can be read"
+    assert heard == [3], "once, when all of it can be read"
 
 
-def test_waiters_are_told_once_when_everything_of_the_post_is_applied(desk: Desk) -> None:
+def test_waiters_are_notified_once_when_the_whole_post_is_applied(desk: Desk) -> None:
     seen: list[int] = []
     first = desk.append(desk.topics[0], Gate.WRITTEN, 1)
     desk.append(desk.topics[0], Gate.WRITTEN, 2)
@@ -211,7 +214,7 @@ def test_a_block_that_would_be_too_full_is_frozen_once_who_appended_was_told(des
         ticket.waiters.append(lambda seen=seen: seen.append(log.open is not None))  # type: ignore[misc]
         desk.journal.write(1)
         assert seen == [True]
-    # A third such append would not fit.
+    # A third append of this size would not fit.
     assert [type(run).__name__ for run in log.runs] == ["TailBlock"]
     desk.append(topic, Gate.WRITTEN, "one")
     desk.journal.write(1)
@@ -261,7 +264,7 @@ def test_what_the_journal_refuses_leaves_nothing_behind(desk: Desk) -> None:
     assert desk.decide(topic, 1).first_seq == 1
 
 
-def test_a_full_disk_undoes_the_suffix_that_nobody_has_seen(desk: Desk) -> None:
+def test_a_full_disk_undoes_the_suffix_that_no_reader_has_seen(desk: Desk) -> None:
     topic = desk.topics[0]
     kept = desk.append(topic, Gate.WRITTEN, 1)
     failed = [desk.append(topic, Gate.WRITTEN, n) for n in (2, 3)]

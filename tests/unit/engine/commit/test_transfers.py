@@ -1,4 +1,4 @@
-"""Moves between topics over a journal that a test moves by hand: order, refusals, restarts."""
+"""Transfers between topics over a journal that the test drives: order, refusals, restarts."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ async def made(config: TopicConfig | None = None, *, has_dead: bool = True) -> R
 
 
 async def done(rig: Rig, work: object) -> object:
-    """Run while the disk keeps up."""
+    """Run while the disk works."""
     task = asyncio.ensure_future(work)  # type: ignore[call-overload]
     while not task.done():
         await asyncio.sleep(0)
@@ -52,7 +52,7 @@ async def done(rig: Rig, work: object) -> object:
 
 
 async def begun(rig: Rig, seqs: Sequence[int] = (1, 3)) -> asyncio.Task[Appended]:
-    """A move whose append was submitted."""
+    """A transfer whose append was submitted."""
     body = copies(*seqs)
     task = asyncio.ensure_future(rig.store.append_derived("dead", body, Source(JOBS, [*seqs])))
     await asyncio.sleep(0)
@@ -117,7 +117,7 @@ async def test_a_checkpoint_in_the_middle_of_a_move_starts_at_its_append() -> No
     await done(rig, task)
 
 
-async def test_who_goes_away_changes_nothing() -> None:
+async def test_a_cancelled_caller_changes_nothing() -> None:
     rig = await made()
     task = await begun(rig)
     task.cancel()
@@ -260,10 +260,10 @@ async def test_a_full_topic_refuses_and_nothing_is_moved() -> None:
     assert await live(rig, "jobs") == [1, 2, 3]
 
 
-# -- what happens at the source meanwhile --------------------------------------------------
+# -- changes at the source meanwhile --------------------------------------------------------
 
 
-async def test_only_what_lives_is_moved() -> None:
+async def test_only_live_records_are_moved() -> None:
     rig = await made()
     await done(rig, rig.delete("jobs", before_seq=2))
     for seqs in ([1], [1, 2], [4], [2, 9]):
@@ -315,7 +315,7 @@ async def test_the_delete_waits_for_a_configuration_under_way() -> None:
     assert await live(rig, "jobs") == [2]
 
 
-async def test_a_delete_of_somebody_else_that_fails_is_made_good() -> None:
+async def test_a_failed_delete_of_another_caller_is_repeated() -> None:
     rig = await made()
     task = await begun(rig)
     other = rig.store.start_delete(topic_of(rig, "jobs"), [1, 2, 3])

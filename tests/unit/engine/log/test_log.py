@@ -1,4 +1,4 @@
-"""Slots: runs, head, floor, holes, what dies and what is let go."""
+"""Slots: runs, head, floor, holes, deleted records and released ones."""
 
 from __future__ import annotations
 
@@ -165,10 +165,10 @@ def test_the_dead_front_of_the_tail_is_popped_and_a_dead_middle_is_a_husk() -> N
     driver.append(*range(800))
     log = driver.topic.log
     log.delete(np.array([257]), np.array([512]))
-    husk = log.runs[1]
-    assert isinstance(husk, TailBlock)
-    assert husk.block.body == b""
-    assert husk.count == 256
+    drop_payload = log.runs[1]
+    assert isinstance(drop_payload, TailBlock)
+    assert drop_payload.block.body == b""
+    assert drop_payload.count == 256
     log.delete(np.array([1]), np.array([256]))
     assert kinds(log) == [("TailBlock", 256), ("OpenBlock", 32)]
     assert log.tail_count == 288
@@ -331,7 +331,7 @@ def test_the_block_size_is_what_the_tests_assume() -> None:
 
 
 def test_damage_is_told_of_what_was_neither_evicted_nor_deleted() -> None:
-    """Else the hole outlives its segment, which is dropped, and no file can take it back."""
+    """Otherwise the hole outlives its segment, which is dropped, and no file can heal it."""
     driver = Driver()
     driver.append(*range(30))
     driver.seal()

@@ -1,4 +1,4 @@
-"""Why seqs are lost: bounded ranges below the floor, holes above it."""
+"""The reasons of lost seqs: bounded ranges below the floor, holes above it."""
 
 from __future__ import annotations
 

@@ -123,7 +123,7 @@ def test_a_husk_has_slots_and_times_but_no_payload() -> None:
     tail = runs_of(records, list(range(10)))[0]
     assert isinstance(tail, TailBlock)
     assert tail.rows_of(TagMatch("t")) == list(range(10))
-    tail.husk()
+    tail.drop_payload()
     assert (tail.count, tail.block.body, tail.block.count) == (10, b"", 10)
     assert [tail.block.data(row) for row in range(10)] == [b""] * 10
     assert tail.time(9) == 9
@@ -162,7 +162,7 @@ class UnreadableIndex(FakeIndex):
 def test_rows_die_also_while_their_index_cannot_be_read(
     datas: list[bytes], data: st.DataObject
 ) -> None:
-    """A committed delete must apply; only the bytes are an estimate, and end at none."""
+    """A committed delete must apply; only its byte count is an estimate, which ends at zero."""
     count = len(datas)
     block = block_of([(text, b"", None, None) for text in datas])
     index = UnreadableIndex(SegmentPlan(1, 1, [block], bytes(count)))

@@ -1,4 +1,6 @@
-"""The fair share: the topic that was served longest ago is first, however often it is refused."""
+"""The fair share: the topic that was served longest ago comes first, however often it is
+refused.
+"""
 
 from __future__ import annotations
 
@@ -105,7 +107,7 @@ def test_the_order_is_that_of_a_naive_model() -> None:
 
 
 class Client:
-    """A closed-loop client of the model: it comes again at once, or after `retry_ms` if refused."""
+    """A closed-loop client of the model: it retries at once, or after `retry_ms` if refused."""
 
     def __init__(self, topic: str, priority: int, retry_ms: float) -> None:
         self.topic = topic
@@ -118,8 +120,8 @@ class Client:
 
 
 def simulate(clients: list[Client], *, per_ms: float, for_ms: float) -> None:
-    """Serve what these clients ask for at a fixed rate, with a clock of its own."""
-    lot = WaitQueue(max_bytes=10**9, max_places=10**6, patience_ms=250.0)
+    """Serve these clients' requests at a fixed rate, with a clock of its own."""
+    lot = WaitQueue(max_bytes=10**9, max_waiting=10**6, max_wait_ms=250.0)
     waiting: dict[WaitingRequest, Client] = {}
     now, budget = 0.0, 0.0
     while now < for_ms:
@@ -127,7 +129,7 @@ def simulate(clients: list[Client], *, per_ms: float, for_ms: float) -> None:
             if client.due_ms <= now:
                 client.due_ms = float("inf")
                 client.tries += 1
-                asked = WaitingRequest(client.priority, 1, insists=False, topic=client.topic)
+                asked = WaitingRequest(client.priority, 1, must_run=False, topic=client.topic)
                 lot.add(asked, now)
                 waiting[asked] = client
         while (late := lot.pop_late(now)) is not None:
@@ -145,7 +147,7 @@ def simulate(clients: list[Client], *, per_ms: float, for_ms: float) -> None:
 
 
 def test_whoever_honours_retry_after_is_served_within_a_bounded_number_of_tries() -> None:
-    """600 urgent clients ask at once again and again; the server serves one request a ms."""
+    """600 urgent clients retry at once all the time; the server serves one request a ms."""
     flood = [Client("flood", 1000, 1000.0) for _ in range(600)]
     honest = [Client(f"honest-{n}", 1000 - 100 * n, 1000.0) for n in range(21)]
     simulate([*flood, *honest], per_ms=1.0, for_ms=10_000.0)
@@ -158,7 +160,7 @@ def test_whoever_honours_retry_after_is_served_within_a_bounded_number_of_tries(
 
 
 def test_tickets_that_are_kept_bound_the_tries_where_there_are_more_topics_than_turns() -> None:
-    """Ten times as many topics as the share serves within the patience of one request."""
+    """Ten times as many topics as the share serves within the longest wait of one request."""
     flood = [Client("flood", 1000, 0.0) for _ in range(300)]
     honest = [Client(f"honest-{n}", 0, 1000.0) for n in range(250)]
     simulate([*flood, *honest], per_ms=1.0, for_ms=20_000.0)

@@ -1,4 +1,4 @@
-"""The throttle: pressure comes and goes; under it slices, refusals, and a few who do not wait."""
+"""The throttle: pressure begins and ends; under it slices, refusals, and a few that do not wait."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ async def turns(count: int = 5) -> None:
 def test_pressure_comes_with_lag_and_goes_when_it_is_easy() -> None:
     made = Throttle()
     seen = []
-    # One late tick is none; and it is not over at once.
+    # One late tick is no pressure; and pressure does not end at once.
     for count, lag_ms in ((1, 3 * LAG_MS), (10, 3 * LAG_MS), (20, 0.0), (60, 0.0)):
         for _ in range(count):
             made.note(lag_ms)
@@ -43,12 +43,12 @@ def test_pressure_comes_with_lag_and_goes_when_it_is_easy() -> None:
 async def test_pressure_is_over_though_some_have_just_taken_a_place(
     throttle: Throttle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A dozen clients that ask again at once leave some of them taken at every look."""
+    """A dozen clients that retry at once keep some of them taken at every look."""
     now = [0.0]
     monkeypatch.setattr(module, "monotonic_ms", lambda: now[0])
     seen = []
     for waits_ms in (50.0, 5.0):
-        place = throttle.park("bulk", 100)
+        place = throttle.enqueue("bulk", 100)
         place.over = lambda: None
         now[0] += waits_ms
         for _ in range(60):
@@ -58,7 +58,7 @@ async def test_pressure_is_over_though_some_have_just_taken_a_place(
     assert seen == [True, False]
 
 
-def test_who_asks_is_told_when_pressure_begins_and_when_it_is_over() -> None:
+def test_listeners_learn_when_pressure_begins_and_ends() -> None:
     made, told = Throttle(), list[bool]()
     made.on_change.append(told.append)
     for lag_ms in (9 * LAG_MS, 9 * LAG_MS, 0.0):
@@ -70,7 +70,7 @@ def test_who_asks_is_told_when_pressure_begins_and_when_it_is_over() -> None:
     assert told == [True, False, True, False]
 
 
-def test_pressure_comes_with_what_waits_for_the_disk() -> None:
+def test_a_backlog_for_the_disk_is_pressure() -> None:
     waiting = [0]
     made = Throttle(backlog_bytes=lambda: waiting[0])
     made.note(0.0)
@@ -95,7 +95,7 @@ def test_an_idle_server_looks_less_often_until_something_is_late(
     made, now, waits = Throttle(), [0.0], []
 
     class Loop:
-        """Notes after how long it is to call."""
+        """Notes the delay of each call."""
 
         def call_later(self, delay_s: float, call: object) -> None:
             waits.append(round(delay_s / module.TICK_S))
@@ -106,7 +106,7 @@ def test_an_idle_server_looks_less_often_until_something_is_late(
     for late_ms in (0, 0, 0, 0, 30, 0, 0):
         now[0] += 1000 * waits[-1] * module.TICK_S + late_ms
         made._tick()
-    # One tick late by so much is pressure, and as long as there is any the ticks are short.
+    # One tick this late is pressure, and under pressure the ticks are short.
     assert waits == [1, 2, 4, 8, 8, 1, 1, 1]
     assert made.is_active
 
@@ -120,7 +120,7 @@ async def test_the_urgent_are_served_first(throttle: Throttle) -> None:
 
     await asyncio.gather(*(work(name) for name in ("bulk", "other", "urgent", "bulk")))
     assert served == ["urgent", "other", "bulk", "bulk"]
-    assert throttle.parked_total == 4
+    assert throttle.queued_total == 4
     assert throttle.pressure == 0.0
     assert throttle.threshold is None
 
@@ -138,7 +138,7 @@ async def test_no_turn_of_the_loop_begins_more_than_a_slice(
         began.append(turn[0])
 
     for _ in range(10):
-        throttle.park("bulk", 1).over = work
+        throttle.enqueue("bulk", 1).over = work
     for _ in range(20):
         await asyncio.sleep(0)
         turn[0] += 1
@@ -147,7 +147,78 @@ async def test_no_turn_of_the_loop_begins_more_than_a_slice(
     assert len(set(began)) >= 4
 
 
-async def test_who_waits_too_long_is_told_when_to_come_again(
+def is_short(throttle: Throttle) -> bool:
+    """Whether the turns are short; asked anew each time."""
+    return throttle.has_urgent
+
+
+async def slice_of(throttle: Throttle, now: list[float]) -> int:
+    """How many appends of an eighth of a ms one turn begins of many that wait."""
+    began: list[int] = []
+    turn = [0]
+
+    def work() -> None:
+        now[0] += 0.125
+        began.append(turn[0])
+
+    for _ in range(30):
+        throttle.enqueue("bulk", 1).over = work
+    for _ in range(40):
+        await asyncio.sleep(0)
+        turn[0] += 1
+    assert len(began) == 30
+    return max(map(began.count, began))
+
+
+async def test_turns_are_longer_while_nothing_urgent_comes(
+    throttle: Throttle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr(module, "monotonic_ms", lambda: now[0])
+
+    def ticks(count: int, urgent_at: int | None = None) -> None:
+        for number in range(count):
+            for _ in range(20):
+                throttle.enqueue("bulk", 1).over = lambda: None
+            if number == urgent_at:
+                throttle.enqueue("urgent", 1).over = lambda: None
+            throttle.note(10 * LAG_MS)
+            while throttle.wait_queue.pop(now[0]) is not None:
+                pass
+
+    # Nobody knows yet what will come.
+    assert await slice_of(throttle, now) == 2
+    ticks(module._URGENT_TICKS + 1)
+    assert not is_short(throttle)
+    assert await slice_of(throttle, now) == 8
+    # One urgent request, and turns are short again, for a while.
+    throttle.enqueue("urgent", 1).over = lambda: None
+    assert is_short(throttle)
+    await turns()
+    assert await slice_of(throttle, now) == 2
+    ticks(10, urgent_at=5)
+    assert is_short(throttle)
+    ticks(module._URGENT_TICKS)
+    assert await slice_of(throttle, now) == 8
+
+
+async def test_what_passes_those_who_wait_is_urgent_if_it_is_more_so_than_most(
+    throttle: Throttle,
+) -> None:
+    for _ in range(20):
+        throttle.enqueue("other", 1).over = lambda: None
+    throttle.note(0.0)
+    throttle._urgent_ticks = 0
+    await turns(30)
+    throttle.enqueue("bulk", 1).over = lambda: None
+    # As urgent as most, beside one that is less so.
+    assert throttle.passes("other")
+    assert not is_short(throttle)
+    assert throttle.passes("urgent")
+    assert is_short(throttle)
+
+
+async def test_a_request_that_waits_too_long_gets_retry_after(
     throttle: Throttle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [0.0]
@@ -186,7 +257,7 @@ async def test_a_full_disk_queue_begins_nothing(throttle: Throttle) -> None:
 
 
 async def test_a_few_of_the_most_urgent_need_not_wait(throttle: Throttle) -> None:
-    places = [throttle.park("other", 1)]
+    places = [throttle.enqueue("other", 1)]
     places[0].over = lambda: None
     assert not throttle.passes("other")
     assert not throttle.passes("bulk")
@@ -205,9 +276,9 @@ async def test_the_end_lets_all_begin(throttle: Throttle) -> None:
     assert not throttle.is_active
 
 
-async def test_who_no_longer_waits_is_passed_over(throttle: Throttle) -> None:
+async def test_a_cancelled_request_is_skipped(throttle: Throttle) -> None:
     task = asyncio.ensure_future(throttle.turn("bulk", 1))
     await asyncio.sleep(0)
     task.cancel()
     await turns()
-    assert throttle.parking.waiting == 0
+    assert throttle.wait_queue.waiting == 0

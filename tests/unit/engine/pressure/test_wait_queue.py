@@ -1,17 +1,20 @@
-"""Places under pressure: who is served first, who is refused, and what they may hold together."""
+"""Waiting requests under pressure: which are served first, which are refused, and their total
+size.
+"""
 
 from __future__ import annotations
 
 import random
 
 from topics_server.engine.pressure.wait_queue import FAIR_EVERY, WaitingRequest, WaitQueue
+from topics_server.values.limits import MIB
 
 
-def parking(**bounds: int) -> WaitQueue:
+def wait_queue(**bounds: int) -> WaitQueue:
     return WaitQueue(
         max_bytes=bounds.get("max_bytes", 1000),
-        max_places=bounds.get("max_places", 100),
-        patience_ms=250.0,
+        max_waiting=bounds.get("max_waiting", 100),
+        max_wait_ms=250.0,
     )
 
 
@@ -21,17 +24,17 @@ def put(
     size: int = 1,
     *,
     at_ms: float = 0.0,
-    insists: bool = False,
+    must_run: bool = False,
     topic: str = "",
 ) -> WaitingRequest:
-    """A place of a topic; if none is named, of one that all places of this priority share."""
-    place = WaitingRequest(priority, size, insists=insists, topic=topic or f"of-{priority}")
+    """Add a request for a topic; without a name, for the common topic of this priority."""
+    place = WaitingRequest(priority, size, must_run=must_run, topic=topic or f"of-{priority}")
     lot.add(place, at_ms)
     return place
 
 
-def test_the_most_urgent_is_first_and_of_equals_who_came_first() -> None:
-    lot = parking()
+def test_the_most_urgent_is_first_and_of_equals_the_oldest() -> None:
+    lot = wait_queue()
     places = [put(lot, priority) for priority in (0, 500, -5, 500, 0)]
     served = [lot.pop(10.0) for _ in places]
     assert served == [places[1], places[3], places[0], places[4], places[2]]
@@ -40,8 +43,19 @@ def test_the_most_urgent_is_first_and_of_equals_who_came_first() -> None:
     assert (lot.held_bytes, lot.waiting, len(lot)) == (0, 0, 0)
 
 
-def test_who_waited_too_long_is_refused_the_oldest_first() -> None:
-    lot = parking()
+def test_small_requests_go_before_a_large_one_of_their_priority_that_came_just_before() -> None:
+    lot = wait_queue(max_bytes=100 * MIB)
+    large, huge = put(lot, 0, MIB, at_ms=0.0), put(lot, 0, 60 * MIB, at_ms=0.0)
+    small = put(lot, 0, 100, at_ms=15.0)
+    late = put(lot, 0, 100, at_ms=22.0)
+    later = put(lot, 0, 100, at_ms=26.0)
+    least = put(lot, -1, 100, at_ms=0.0)
+    served = [lot.pop(30.0) for _ in range(6)]
+    assert served == [small, large, late, huge, later, least]
+
+
+def test_requests_that_waited_too_long_are_refused_oldest_first() -> None:
+    lot = wait_queue()
     first = put(lot, 900, at_ms=0.0)
     second = put(lot, 0, at_ms=100.0)
     assert lot.pop_late(249.0) is None
@@ -52,30 +66,30 @@ def test_who_waited_too_long_is_refused_the_oldest_first() -> None:
     assert lot.pop_late(9999.0) is None
 
 
-def test_who_was_served_is_not_refused() -> None:
-    lot = parking()
+def test_a_served_request_is_not_refused() -> None:
+    lot = wait_queue()
     place = put(lot, 0)
     assert lot.pop(1.0) is place
     assert lot.pop_late(9999.0) is None
     assert not place.is_refused
 
 
-def test_who_insists_is_never_refused() -> None:
-    lot = parking(max_bytes=10)
-    place = put(lot, -1000, 50, insists=True)
+def test_a_request_that_must_run_is_never_refused() -> None:
+    lot = wait_queue(max_bytes=10)
+    place = put(lot, -1000, 50, must_run=True)
     assert lot.pop_late(9999.0) is None
     assert len(lot) == 1
     assert lot.pop(9999.0) is place
     assert not place.is_refused
 
 
-def test_what_is_too_much_dooms_the_least_urgent_who_came_last() -> None:
-    lot = parking(max_bytes=100)
+def test_over_budget_the_newest_of_the_least_urgent_is_shed() -> None:
+    lot = wait_queue(max_bytes=100)
     places = [put(lot, priority, 40) for priority in (0, 7, 0)]
-    assert [place.is_doomed for place in places] == [False, False, True]
+    assert [place.is_shed for place in places] == [False, False, True]
     assert (lot.held_bytes, lot.waiting, len(lot)) == (80, 2, 3)
     urgent = put(lot, 900, 90)
-    assert [place.is_doomed for place in (*places, urgent)] == [True, True, True, False]
+    assert [place.is_shed for place in (*places, urgent)] == [True, True, True, False]
     assert lot.held_bytes == 90
     assert lot.pop(1.0) is urgent
     assert lot.pop(1.0) is None
@@ -84,12 +98,12 @@ def test_what_is_too_much_dooms_the_least_urgent_who_came_last() -> None:
 
 
 def test_places_are_counted_too() -> None:
-    lot = parking(max_places=2)
-    assert [put(lot, 0).is_doomed for _ in range(3)] == [False, False, True]
+    lot = wait_queue(max_waiting=2)
+    assert [put(lot, 0).is_shed for _ in range(3)] == [False, False, True]
 
 
-def test_the_top_is_who_is_served_next() -> None:
-    lot = parking(max_places=1)
+def test_the_top_is_served_next() -> None:
+    lot = wait_queue(max_waiting=1)
     tops = [lot.top_priority]
     put(lot, 5)
     put(lot, 3)
@@ -99,18 +113,18 @@ def test_the_top_is_who_is_served_next() -> None:
     assert lot.oldest_ms(40.0) == 40.0
 
 
-def test_nothing_of_who_is_gone_is_kept() -> None:
-    lot = parking(max_bytes=10**9, max_places=10**9)
+def test_nothing_of_a_finished_request_is_kept() -> None:
+    lot = wait_queue(max_bytes=10**9, max_waiting=10**9)
     for number in range(5000):
         put(lot, 1001)
         put(lot, -1, topic=f"t{number}")
         assert lot.pop(0.0) is not None
     while lot.pop_late(250.0) is not None:
         pass
-    keeper = put(lot, 1000, insists=True, at_ms=250.0)
+    keeper = put(lot, 1000, must_run=True, at_ms=250.0)
     assert len(lot) == 1
     assert len(lot._by_age) + len(lot._urgent) + len(lot._least) < 3 * 1100
-    assert list(lot._lines) == [keeper.topic]
+    assert list(lot._topic_queues) == [keeper.topic]
     assert not lot._large
     assert len(lot._fair) == 1
     assert len(lot._fair._order) < 5000
@@ -118,7 +132,7 @@ def test_nothing_of_who_is_gone_is_kept() -> None:
 
 def test_counts_are_right_whatever_happens() -> None:
     chance = random.Random(8)
-    lot = parking(max_bytes=500, max_places=30)
+    lot = wait_queue(max_bytes=500, max_waiting=30)
     live: list[WaitingRequest] = []
     now = 0.0
     served = fair = 0
@@ -133,7 +147,7 @@ def test_counts_are_right_whatever_happens() -> None:
                         priority,
                         chance.randrange(60),
                         at_ms=now,
-                        insists=chance.random() < 0.1,
+                        must_run=chance.random() < 0.1,
                         topic=f"{priority}-{chance.randrange(3)}",
                     )
                 )
@@ -141,8 +155,8 @@ def test_counts_are_right_whatever_happens() -> None:
                 taken = lot.pop(now)
                 if taken is not None:
                     served += 1
-                    assert not taken.is_doomed
-                    rivals = [p for p in live if not (p.is_doomed or p is taken)]
+                    assert not taken.is_shed
+                    rivals = [p for p in live if not (p.is_shed or p is taken)]
                     if any(rival.priority > taken.priority for rival in rivals):
                         assert served % FAIR_EVERY == 0
                         fair += 1
@@ -152,23 +166,25 @@ def test_counts_are_right_whatever_happens() -> None:
             case _:
                 late = lot.pop_late(now)
                 if late is not None:
-                    assert not late.insists
+                    assert not late.must_run
                     assert now - late.came_ms >= 250.0
                     live.remove(late)
-        waiting = [place for place in live if not place.is_doomed]
+        waiting = [place for place in live if not place.is_shed]
         assert len(lot) == len(live)
         assert lot.waiting == len(waiting)
         assert lot.held_bytes == sum(place.size for place in waiting)
         if lot.waiting > 30 or lot.held_bytes > 500:
-            assert all(place.insists for place in waiting)
-        assert len(lot._fair) == len({place.topic for place in waiting}) == len(lot._lines)
-        assert sum(line.bytes for line in lot._lines.values()) == lot.held_bytes
-        assert {n for n, line in lot._lines.items() if lot._is_large(line)} == lot._large.keys()
+            assert all(place.must_run for place in waiting)
+        assert len(lot._fair) == len({place.topic for place in waiting}) == len(lot._topic_queues)
+        assert sum(line.bytes for line in lot._topic_queues.values()) == lot.held_bytes
+        assert {
+            n for n, line in lot._topic_queues.items() if lot._is_large(line)
+        } == lot._large.keys()
     assert lot.fair_total == fair > 100
 
 
 def test_one_place_in_ten_is_of_the_topic_that_was_served_longest_ago() -> None:
-    lot = parking(max_places=10**6)
+    lot = wait_queue(max_waiting=10**6)
     for _ in range(100):
         put(lot, 500, topic="flood")
     quiet = [put(lot, -1000, topic=f"quiet-{number}") for number in range(3)]
@@ -177,26 +193,26 @@ def test_one_place_in_ten_is_of_the_topic_that_was_served_longest_ago() -> None:
     assert lot.fair_total == 3
 
 
-def test_a_flood_dooms_its_own_and_not_what_is_less_urgent() -> None:
-    """Before, the least urgent of all were doomed: whoever came beside a flood was refused."""
-    lot = parking(max_bytes=1000)
+def test_a_flood_sheds_its_own_requests_and_not_less_urgent_ones() -> None:
+    """Before, the least urgent of all were shed: requests beside a flood were refused."""
+    lot = wait_queue(max_bytes=1000)
     quiet = [put(lot, -1000, 10, topic=f"quiet-{number}") for number in range(20)]
     flood = [put(lot, 900, 100, topic="flood") for _ in range(20)]
-    assert not any(place.is_doomed for place in quiet)
-    assert [place.is_doomed for place in flood] == [False] * 8 + [True] * 12
+    assert not any(place.is_shed for place in quiet)
+    assert [place.is_shed for place in flood] == [False] * 8 + [True] * 12
     late = put(lot, -1000, 10, topic="late")
-    assert not late.is_doomed
-    assert flood[7].is_doomed
+    assert not late.is_shed
+    assert flood[7].is_shed
 
 
 def test_where_no_topic_holds_a_large_part_the_least_urgent_are_doomed() -> None:
-    lot = parking(max_bytes=1000)
+    lot = wait_queue(max_bytes=1000)
     places = [put(lot, priority, 20, topic=str(priority)) for priority in range(60)]
-    assert [place.is_doomed for place in places] == [True] * 10 + [False] * 50
+    assert [place.is_shed for place in places] == [True] * 10 + [False] * 50
 
 
 def test_places_that_insist_are_not_doomed_however_much_their_topic_holds() -> None:
-    lot = parking(max_bytes=100)
-    insisting = put(lot, -5, 90, insists=True, topic="loader")
+    lot = wait_queue(max_bytes=100)
+    insisting = put(lot, -5, 90, must_run=True, topic="loader")
     other = put(lot, 900, 20, topic="other")
-    assert (insisting.is_doomed, other.is_doomed) == (False, True)
+    assert (insisting.is_shed, other.is_shed) == (False, True)

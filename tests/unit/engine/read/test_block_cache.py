@@ -9,7 +9,7 @@ from topics_server.values.blocks import Block
 
 
 def block(size: int) -> Block:
-    """One record of so many bytes."""
+    """One record of this many bytes."""
     return Block(
         first_seq=1,
         times=array("q", [1]),

@@ -1,4 +1,4 @@
-"""Exact seqs: read from wherever they are, deleted once however many ask."""
+"""Exact seqs: read wherever they are stored, deleted once however many callers ask."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.anyio
 
 
 async def stored(*, sealed: int = 8, tail: int = 3) -> tuple[Rig, Topic]:
-    """Records 1.. of which the first are sealed; record n holds n."""
+    """Records from 1 on, the first ones sealed; record n holds n."""
     rig = Rig()
     if sealed:
         await rig.append("t", *range(1, sealed + 1))
@@ -172,5 +172,5 @@ async def test_a_delete_waits_for_a_drop_under_way() -> None:
     with pytest.raises(TopicsError):
         rig.store.topic("t")
     with pytest.raises(TopicsError):
-        await rig.store.settled_topic("t")
+        await rig.store.stable_topic("t")
     assert rig.store.topic_of(1) is None

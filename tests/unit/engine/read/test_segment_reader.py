@@ -1,4 +1,4 @@
-"""Payloads and tags of sealed records: what is cached, what is damage, what is merely gone."""
+"""Payloads and tags of sealed records: cached, damaged, or gone."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ async def test_damage_of_a_deleted_record_is_told_to_nobody_and_hides_nothing() 
 
 
 async def test_a_damaged_record_that_is_deleted_after_the_plan_asks_for_a_new_plan() -> None:
-    """Its row is blank by then: nobody may be given it."""
+    """Its row is empty by then: no reader may get it."""
     rig, topic = await sealed()
     plan = plan_page(topic, ReadRequest(0, 100, 1 << 20), rig.clock.now_ms())
     rig.segments.damaged[1, 1] = (2, 2)

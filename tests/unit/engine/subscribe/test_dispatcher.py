@@ -1,4 +1,4 @@
-"""What the feeds do with what readers decided; their rules are held through `fanout`'s tests."""
+"""The dispatcher's handling of readers' decisions; the tests of `broadcast` check its rules."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from topics_server.engine.subscribe import dispatcher
 
 
-def test_a_write_that_fails_keeps_nobody_else_from_theirs() -> None:
+def test_a_failed_write_does_not_affect_the_others() -> None:
     written: list[bytes] = []
 
     def fail(wire: bytes) -> None:

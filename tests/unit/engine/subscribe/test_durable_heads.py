@@ -20,7 +20,7 @@ EPHEMERAL = TopicConfig(durability=Durability.EPHEMERAL)
 
 
 class Strong:
-    """One topic on a journal moved by hand, followed strongly."""
+    """One topic on a journal that the test drives, followed strongly."""
 
     def __init__(self, config: TopicConfig = DISK) -> None:
         self.rig = Rig(is_prompt=False)
@@ -47,7 +47,7 @@ class Strong:
         await putting
 
     async def append(self, count: int = 1) -> None:
-        """Acknowledged, that is written, but not synced."""
+        """Append and acknowledge: written, but not synced."""
         body, decoded = body_of(*range(count))
         appending = asyncio.ensure_future(
             self.rig.store.append("t", body, decoded, header_key=None, config=None)
@@ -79,7 +79,7 @@ async def test_a_reader_that_comes_late_sees_what_was_synced_before() -> None:
     strong.journal.sync_everything()
     await strong.append(2)
     strong.heads.follow(topic)
-    # The open block has an unsynced record: not before it is synced is any of it told.
+    # The open block has an unsynced record: none of the block is sent before the sync.
     assert strong.heads.seq(topic.topic_id) in range(302)
     assert strong.heads.seq(topic.topic_id) <= 300
     strong.journal.sync_everything()
@@ -100,7 +100,7 @@ async def test_an_ephemeral_record_waits_behind_one_that_is_to_be_synced() -> No
     topic = await strong.begin()
     strong.heads.follow(topic)
     await strong.append()
-    topic.config = EPHEMERAL  # as a PUT in mid-flight would have it
+    topic.config = EPHEMERAL  # as during a PUT in flight
     await strong.append()
     assert strong.heads.seq(topic.topic_id) == 0
     strong.journal.sync_everything()
@@ -109,7 +109,7 @@ async def test_an_ephemeral_record_waits_behind_one_that_is_to_be_synced() -> No
 
 
 async def test_an_entry_applied_by_the_same_sync_hides_no_move() -> None:
-    """A reservation of seqs, say: it rings nobody, so the sync has to."""
+    """Example: a reservation of seqs. It notifies nobody, so the sync has to."""
     strong = Strong()
     topic = await strong.begin()
     strong.heads.follow(topic)

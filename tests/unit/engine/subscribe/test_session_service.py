@@ -1,4 +1,6 @@
-"""Watch sessions over a journal moved by hand: what waits, what is refused, what goes on anyway."""
+"""Watch sessions over a journal that the test drives: waits, refusals, and what continues
+anyway.
+"""
 
 from __future__ import annotations
 
@@ -37,9 +39,9 @@ class Desk:
         self.journal = ListJournal(1)
         self.clock = HandClock()
         self.table = SessionTable()
-        self.hub = Notifier()
+        self.notifier = Notifier()
         self.commits = CommitPipeline(
-            Registry(), self.journal, self.hub, 1, projections={SESSIONS_ID: self.table}
+            Registry(), self.journal, self.notifier, 1, projections={SESSIONS_ID: self.table}
         )
         self.sessions = WatchSessions(
             self.table, self.commits, self.clock, ttl_ms=TTL_MS, max_sessions=max_sessions
@@ -95,7 +97,9 @@ async def test_a_stream_is_journaled_when_it_begins_and_with_its_positions_when_
 
 
 async def test_a_takeover_says_where_it_starts_and_its_forerunner_says_nothing() -> None:
-    """A checkpoint may have seen the older stream further on than where the newer one begins."""
+    """A checkpoint may have the older stream's position, which may be ahead of the newer one's
+    start.
+    """
     desk = Desk()
     session = await desk.open(5)
     desk.sessions.begin(session)
@@ -202,7 +206,7 @@ async def test_finding_a_session_does_not_count_as_use() -> None:
 
 
 @pytest.mark.parametrize("wid", ["", "wid_", "wid_AAAAAAAAAAAAAAAAAAAAAA", "\x00"])
-async def test_an_unknown_id_is_nobody(wid: str) -> None:
+async def test_an_unknown_id_is_no_session(wid: str) -> None:
     assert Desk().sessions.find(wid) is None
 
 
@@ -302,11 +306,11 @@ async def test_nothing_is_written_once_the_journal_closes() -> None:
     assert len(desk.journal.submitted) == count
 
 
-async def test_nobody_is_rung() -> None:
+async def test_no_listener_is_notified() -> None:
     desk = Desk()
-    rung: list[int] = []
-    desk.hub.add(SESSIONS_ID, lambda: rung.append(1))
+    heard: list[int] = []
+    desk.notifier.add(SESSIONS_ID, lambda: heard.append(1))
     session = await desk.open()
     desk.sessions.begin(session)
     desk.journal.write(0)
-    assert rung == []
+    assert heard == []

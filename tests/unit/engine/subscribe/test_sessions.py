@@ -1,4 +1,4 @@
-"""Watch sessions as a projection: what entries make of them, what a capture brings back."""
+"""Watch sessions as a projection: the effect of entries, and the content of a capture."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class Desk:
 def restarted(
     parts: list[bytes], entries: list[tuple[int, SessionEntry]], now_ms: int = TS
 ) -> Desk:
-    """The table of the next run, from a capture and what the journal has."""
+    """The table of the next run, from a capture and the journal."""
     table = SessionTable()
     for part in parts:
         table.restore(part)
@@ -264,7 +264,7 @@ def test_a_capture_shows_where_a_stream_is_now_without_any_entry(desk: Desk) -> 
 
 
 def test_replay_never_goes_back_behind_the_capture(desk: Desk) -> None:
-    """The entry under way when the capture was taken says less than the capture."""
+    """The entry in flight during the capture has an older position than the capture."""
     session = desk.open("w")
     desk.begin(session)
     session.cursors["b"].seq = 50
@@ -378,10 +378,10 @@ def test_whose_a_session_is_survives_a_restart(desk: Desk) -> None:
 @pytest.mark.parametrize(
     ("part", "words"),
     [
-        (b"", "not captured watch sessions"),
-        (b"\xc1", "not captured watch sessions"),
+        (b"", "not a part of the watch sessions"),
+        (b"\xc1", "not a part of the watch sessions"),
         (msgspec.msgpack.encode((2, 0, [])), "version 2"),
-        (msgspec.msgpack.encode((1, 0, [("w",)])), "not captured watch sessions"),
+        (msgspec.msgpack.encode((1, 0, [("w",)])), "not a part of the watch sessions"),
     ],
 )
 def test_bytes_that_are_no_sessions_are_refused(part: bytes, words: str) -> None:
@@ -393,7 +393,7 @@ def test_bytes_that_are_no_sessions_are_refused(part: bytes, words: str) -> None
 
 
 class Plain:
-    """What a session is to whoever watches. `is_noted`: storage knows it with a stream."""
+    """The plain state of a session. `is_noted`: storage knows that it has a stream."""
 
     def __init__(self, ts: int) -> None:
         self.seq = 0
@@ -403,10 +403,10 @@ class Plain:
 
 
 class SessionsAgainstADict(RuleBasedStateMachine):
-    """Open, move, close, expire and restart; a dict says what there must be.
+    """Open, move, close, expire and restart; a dict has the expected state.
 
-    The journal keeps what was staged; a capture is taken at any moment, with entries under way or
-    not, and a restart replays from the oldest entry that was not applied when it began.
+    The journal keeps staged entries. A capture is taken at any moment, with or without entries in
+    flight, and a restart replays from the oldest entry that was not applied when the capture began.
     """
 
     def __init__(self) -> None:
@@ -517,7 +517,7 @@ class SessionsAgainstADict(RuleBasedStateMachine):
             assert session is not None
             seq = session.cursors["t"].seq
             if plain.streams and not is_clean:
-                # Where it was when captured, or when a stream ended since: one of the two.
+                # The position at the capture, or at the end of a later stream: one of the two.
                 journaled = [
                     entry.cursors[0].seq
                     for _, entry in entries

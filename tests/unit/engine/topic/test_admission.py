@@ -1,4 +1,4 @@
-"""What one append may carry, each bound at its edge."""
+"""The limits of one append, each tested at its edge."""
 
 from __future__ import annotations
 

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from tests.unit.engine.drive import Driver, seqs_of
 from topics_server.engine.topic.deletion import columns_of, seq_runs
+from topics_server.engine.topic.writes.delete import decide_delete
 from topics_server.values.model import TagMatch
 
 
@@ -51,7 +52,7 @@ def test_a_range_delete_is_one_run_over_what_lives() -> None:
     driver = Driver()
     driver.append(*range(1_000), tag="t")
     driver.delete(10)
-    entry = driver.topic.decide_delete(500, None, {}, driver.now_ms)
+    entry = decide_delete(driver.topic, 500, None, {}, driver.now_ms)
     assert entry is not None
     firsts, lasts = columns_of(entry.firsts, entry.lasts)
     assert (firsts.tolist(), lasts.tolist()) == ([10], [499])

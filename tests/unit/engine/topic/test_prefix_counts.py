@@ -1,4 +1,4 @@
-"""Topics by prefix: counted as they come and go, and anew when the prefixes change."""
+"""Topics by prefix: counted as they are created and dropped, and anew when the prefixes change."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ async def test_topics_that_are_being_created_count_too() -> None:
     await rig.append("other", 1)
     rig.registry.abandon(topic.topic_id)
     await rig.append("t.c", 1)
-    # A reload of the keys that brings another prefix counts what is there.
+    # After a reload of the keys with another prefix, existing topics are counted.
     prefixes = frozenset({"t.", "ot"})
     await rig.append("other.b", 1)
     with pytest.raises(TopicsError):

@@ -1,4 +1,4 @@
-"""Producers of one topic: next, repeated, fenced, too far ahead; and who is forgotten when."""
+"""Producers of one topic: next, repeated, fenced, gaps; and which are forgotten when."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_beyond_the_bound_a_new_producer_is_refused(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("seed", range(20))
 def test_every_answer_is_that_of_a_plain_list_of_requests(seed: int) -> None:
-    """Requests on their way, applied in order, undone as a suffix; the list says what counts."""
+    """Requests in flight, applied in order, undone as a suffix; the list decides which count."""
     chance = random.Random(seed)
     producers = Producers()
     applied: list[ProducerStamp] = []
@@ -149,9 +149,10 @@ def test_who_is_known_is_who_came_within_the_time(seed: int) -> None:
 
 
 def test_many_producers_in_turn_cost_no_more_than_few() -> None:
-    """100,000 that come one behind the other: who is the oldest is not searched for.
+    """100,000 producers one after another: the oldest is found without a search.
 
-    With a dict it was, past every producer that had moved to the end: 20 times the time and more.
+    With a dict the search passed every producer that had moved to the end: 20 times the time and
+    more.
     """
 
     def best_of(count: int, turns: int) -> float:
@@ -168,7 +169,7 @@ def test_many_producers_in_turn_cost_no_more_than_few() -> None:
             for stamp in stamps:
                 producers.accept(stamp, 1, 1, 0)
             times.append(time.perf_counter() - began)
-        # The last ones, when the most have moved.
+        # The last ones, after most have moved.
         return min(times[-5:])
 
     assert best_of(100_000, 70_000) < 10 * best_of(16, 10_000)

@@ -7,8 +7,12 @@ import random
 import pytest
 
 from tests.unit.engine.drive import Driver
+from topics_server.engine.topic.admission import AppendLimits
 from topics_server.engine.topic.registry import Registry
-from topics_server.engine.topic.topic import AppendLimits, Topic
+from topics_server.engine.topic.topic import Topic
+from topics_server.engine.topic.writes.append import decide_append
+from topics_server.engine.topic.writes.configure import decide_drop, decide_put
+from topics_server.engine.topic.writes.delete import decide_delete
 from topics_server.values.appends import decode_append
 from topics_server.values.entries import (
     Entry,
@@ -43,12 +47,12 @@ class World:
         return topic
 
     def append(self, topic: Topic, body: bytes = BODY) -> None:
-        entry = topic.decide_append(decode_append(body), body, None, 5, AppendLimits())
+        entry = decide_append(topic, decode_append(body), body, None, 5, AppendLimits())
         assert isinstance(entry, RecordsAppended)
         self.apply(entry)
 
     def drop(self, topic: Topic) -> None:
-        self.apply(topic.decide_drop(5))
+        self.apply(decide_drop(topic, 5))
 
 
 def test_a_topic_is_there_once_its_creation_is_applied() -> None:
@@ -66,11 +70,11 @@ def test_an_append_may_carry_the_creation() -> None:
     registry = Registry()
     topic, creation = registry.decide_create("a", TopicConfig(), 5)
     decoded = decode_append(BODY)
-    entry = topic.decide_append(decoded, BODY, None, 5, AppendLimits(), creation)
+    entry = decide_append(topic, decoded, BODY, None, 5, AppendLimits(), creation)
     assert isinstance(entry, RecordsAppended)
     topic.stage(1, entry)
     topic.commit_staged(1)
-    assert registry.apply(1, entry).ring
+    assert registry.apply(1, entry).notify
     assert registry.find("a") is topic
     assert (topic.log.head_seq, registry.records_live) == (2, 2)
 
@@ -111,7 +115,7 @@ def test_entries_of_a_dropped_topic_change_nothing() -> None:
         HeadReserved(gone, 500),
         TopicDropped(gone, "a", 5),
     ):
-        assert not world.registry.apply(world.lsn + 1, entry).ring
+        assert not world.registry.apply(world.lsn + 1, entry).notify
     assert len(world.registry) == 0
 
 
@@ -163,7 +167,7 @@ def test_totals_follow_every_change() -> None:
     a, b = world.create("a"), world.create("b")
     world.append(a)
     world.append(b)
-    deletion = a.decide_delete(2, None, {}, 5)
+    deletion = decide_delete(a, 2, None, {}, 5)
     assert deletion is not None
     world.apply(deletion)
     registry = world.registry
@@ -188,7 +192,7 @@ def test_classes_and_queues_are_counted_through_changes() -> None:
     world = World()
     topic = world.create("a")
     queue = world.create("q", TopicConfig(type=TopicType.QUEUE, durability=Durability.FSYNC))
-    put = topic.decide_put(TopicConfig(durability=Durability.MEMORY), 5)
+    put = decide_put(topic, TopicConfig(durability=Durability.MEMORY), 5)
     assert put is not None
     world.apply(put)
     counts = world.registry.counts_by_class()
@@ -265,7 +269,7 @@ def test_a_creation_that_replay_meets_late_does_not_replace_its_successor() -> N
     topic = registry.find("t")
     assert topic is not None
     assert (topic.topic_id, topic.epoch, registry.get(3)) == (4, 2, None)
-    # A creation of the same epoch, whose sync failed before the name was given to another one.
+    # A creation of the same epoch, whose sync failed before another topic got the name.
     registry.apply(8, _creation(2, 2))
     assert registry.find("t") is topic
 

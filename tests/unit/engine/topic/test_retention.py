@@ -1,4 +1,4 @@
-"""How far caps and TTL move the floor, also with entries under way."""
+"""How far caps and TTL move the floor, also with entries in flight."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from tests.unit.engine.drive import Driver, seqs_of
 from topics_server.engine.topic import retention
+from topics_server.engine.topic.writes.delete import decide_expiry
 from topics_server.values.blocks import record_bytes
 from topics_server.values.entries import Floor, FloorMoved, RecordsAppended
 from topics_server.values.errors import Code, TopicsError
@@ -59,9 +60,9 @@ def test_the_newest_record_stays_even_if_it_alone_is_over_the_cap() -> None:
     assert driver.topic.log.live_count == 1
     driver.append("x" * 100, "y" * 100)
     assert seqs_of(driver.read(2)) == [3]
-    assert driver.topic.decide_expiry(driver.now_ms) is None
+    assert decide_expiry(driver.topic, driver.now_ms) is None
     driver.put(TopicConfig(cap_bytes=5))
-    assert driver.topic.decide_expiry(driver.now_ms) is None
+    assert decide_expiry(driver.topic, driver.now_ms) is None
 
 
 def test_room_made_by_deletes_evicts_nobody() -> None:
@@ -137,9 +138,9 @@ def test_a_tightened_cap_counts_what_is_under_way() -> None:
     driver.append(0, 0)
     driver.topic.config = TopicConfig(cap_records=2)
     driver.hold(decided(driver, 0))
-    assert driver.topic.decide_expiry(driver.now_ms) is None, "the append's floor is under way"
+    assert decide_expiry(driver.topic, driver.now_ms) is None, "the append's floor is under way"
     driver.topic.config = TopicConfig(cap_bytes=SIZE)
-    expiry = driver.topic.decide_expiry(driver.now_ms)
+    expiry = decide_expiry(driver.topic, driver.now_ms)
     assert expiry == FloorMoved(1, driver.now_ms, Floor(3, LossReason.CAP))
 
 
@@ -198,23 +199,23 @@ def test_what_was_deleted_before_it_expired_moves_no_floor() -> None:
     driver.append(1, 2, 3)
     driver.delete(4)
     driver.now_ms += 500
-    assert driver.topic.decide_expiry(driver.now_ms) is None
+    assert decide_expiry(driver.topic, driver.now_ms) is None
     driver.append(4)
-    assert driver.topic.decide_expiry(driver.now_ms) is None
+    assert decide_expiry(driver.topic, driver.now_ms) is None
 
 
 def test_expiry_says_ttl_and_happens_once() -> None:
     driver = Driver(TopicConfig(ttl_ms=100))
     driver.append(1, 2)
     driver.now_ms += 101
-    entry = driver.topic.decide_expiry(driver.now_ms)
+    entry = decide_expiry(driver.topic, driver.now_ms)
     assert entry is not None
     assert entry.floor == Floor(3, LossReason.TTL)
     driver.hold(entry)
-    assert driver.topic.decide_expiry(driver.now_ms) is None
+    assert decide_expiry(driver.topic, driver.now_ms) is None
     driver.release()
     assert driver.topic.log.losses.reasons(1, 2) == {LossReason.TTL}
-    assert driver.topic.decide_expiry(driver.now_ms) is None
+    assert decide_expiry(driver.topic, driver.now_ms) is None
 
 
 def test_expiry_of_sealed_records_uses_their_columns() -> None:

@@ -1,4 +1,4 @@
-"""The FIFO of what is decided and not applied."""
+"""The FIFO of decided entries that are not applied yet."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_a_drop_under_way_is_told_from_other_control() -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_what_is_kept_is_what_would_be_counted(seed: int) -> None:
-    """Through any order of entries that join, are applied and are undone."""
+    """For any order of entries that join, are applied and are undone."""
     rng = random.Random(seed)
     staging, live = Staging(), list[Staged]()
     lsn, head, applied_floor, floor = 0, 0, 0, 0

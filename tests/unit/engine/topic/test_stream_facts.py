@@ -1,4 +1,4 @@
-"""A topic's facts as a stream: judged with what is under way, undone with what fails."""
+"""A topic's stream facts: judged with entries in flight, undone with failed ones."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_a_step_changes_only_what_it_names() -> None:
     closed = with_(facts, is_closed=True, closed_by=STAMP)
     assert stepped(facts, StreamStep(None, True), STAMP) == closed
     assert stepped(facts, StreamStep(None, True), None) == with_(facts, is_closed=True)
-    # Who closed it stays who closed it.
+    # The producer that closed it stays the one that closed it.
     assert stepped(closed, StreamStep(), None) == closed
 
 

@@ -8,8 +8,13 @@ import pytest
 from tests.unit.engine.drive import Driver, seqs_of
 from topics_server.engine.background.capture import capture
 from topics_server.engine.background.recovery import finish_topic
+from topics_server.engine.commit import gates
 from topics_server.engine.topic.dedupe import Duplicate
 from topics_server.engine.topic.topic import Topic
+from topics_server.engine.topic.writes.append import decide_append
+from topics_server.engine.topic.writes.apply import apply_entry
+from topics_server.engine.topic.writes.configure import decide_drop, decide_put, decide_reservation
+from topics_server.engine.topic.writes.delete import decide_delete, segments_to_search
 from topics_server.values.appends import decode_append
 from topics_server.values.entries import (
     Floor,
@@ -147,7 +152,7 @@ def test_an_entry_that_is_applied_changes_nothing_again() -> None:
     driver = Driver()
     entry = appended(driver, 1, 2)
     before = capture(driver.topic)
-    assert not driver.topic.apply(driver.lsn, entry).ring
+    assert not apply_entry(driver.topic, driver.lsn, entry).notify
     assert capture(driver.topic) == before
 
 
@@ -201,7 +206,7 @@ def test_a_head_survives_the_deletion_of_its_records() -> None:
 
 
 def test_replay_of_a_delete_or_floor_above_the_head_moves_the_head() -> None:
-    """Records of class ephemeral leave no frame; their seqs were handed out all the same."""
+    """Records of class ephemeral leave no frame; their seqs were assigned nevertheless."""
     driver = Driver(EPHEMERAL)
     driver.replay(deleted(1, 3, 7))
     assert driver.topic.log.head_seq == 7
@@ -218,7 +223,7 @@ def test_a_delete_hits_what_is_visible_when_it_is_decided() -> None:
     late = driver.decide(driver.body(3))
     assert isinstance(late, RecordsAppended)
     driver.hold(late)
-    entry = driver.topic.decide_delete(100, None, {}, driver.now_ms)
+    entry = decide_delete(driver.topic, 100, None, {}, driver.now_ms)
     assert entry is not None
     driver.hold(entry)
     driver.release()
@@ -236,30 +241,30 @@ def test_two_deletes_in_flight_count_each_record_once() -> None:
 
 def test_a_delete_that_hits_nothing_is_no_entry() -> None:
     driver = Driver()
-    assert driver.topic.decide_delete(100, None, {}, 1) is None
+    assert decide_delete(driver.topic, 100, None, {}, 1) is None
     appended(driver, 1)
-    assert driver.topic.decide_delete(1, None, {}, 1) is None
-    assert driver.topic.decide_delete(None, TagMatch("t"), {}, 1) is None
+    assert decide_delete(driver.topic, 1, None, {}, 1) is None
+    assert decide_delete(driver.topic, None, TagMatch("t"), {}, 1) is None
 
 
 def test_a_segment_sealed_since_the_search_must_be_searched_too() -> None:
     driver = Driver()
     driver.append(1, tag="t")
-    assert driver.topic.segments_to_search(None, driver.now_ms) == []
+    assert segments_to_search(driver.topic, None, driver.now_ms) == []
     driver.seal()
-    assert driver.topic.segments_to_search(None, driver.now_ms) == [1]
+    assert segments_to_search(driver.topic, None, driver.now_ms) == [1]
     assert driver.topic.log.segment_ids() == (1,)
     with pytest.raises(AssertionError, match="search it too"):
-        driver.topic.decide_delete(None, TagMatch("t"), {}, driver.now_ms)
+        decide_delete(driver.topic, None, TagMatch("t"), {}, driver.now_ms)
     assert driver.delete(match=TagMatch("t")) == 1
-    assert driver.topic.segments_to_search(None, driver.now_ms) == []
+    assert segments_to_search(driver.topic, None, driver.now_ms) == []
 
 
 def test_a_sealed_delete_is_pending_until_its_flip_is_synced() -> None:
     driver = Driver()
     appended(driver, *range(10))
     driver.seal()
-    entry = driver.topic.decide_delete(4, None, {}, driver.now_ms)
+    entry = decide_delete(driver.topic, 4, None, {}, driver.now_ms)
     assert entry is not None
     applied = driver.commit(entry)
     assert {key: list(rows) for key, rows in applied.flips.items()} == {1: [0, 1, 2]}
@@ -279,7 +284,7 @@ def test_a_segment_without_a_live_record_is_reported() -> None:
     assert isinstance(entry, RecordsAppended)
     assert driver.commit(entry).dead_segments == [1]
     driver.seal()
-    delete = driver.topic.decide_delete(100, None, {}, driver.now_ms)
+    delete = decide_delete(driver.topic, 100, None, {}, driver.now_ms)
     assert delete is not None
     assert driver.commit(delete).dead_segments == [1, 2]
 
@@ -289,9 +294,9 @@ def test_a_segment_without_a_live_record_is_reported() -> None:
 
 def test_an_identical_put_is_no_entry_and_a_changed_type_is_refused() -> None:
     driver = Driver()
-    assert driver.topic.decide_put(TopicConfig(), 5) is None
+    assert decide_put(driver.topic, TopicConfig(), 5) is None
     with pytest.raises(TopicsError) as refusal:
-        driver.topic.decide_put(TopicConfig(type=TopicType.QUEUE), 5)
+        decide_put(driver.topic, TopicConfig(type=TopicType.QUEUE), 5)
     assert refusal.value.code is Code.TOPIC_EXISTS_INCOMPATIBLE
 
 
@@ -299,7 +304,7 @@ def test_a_put_carries_the_head_and_the_floor_as_of_now() -> None:
     driver = Driver(TopicConfig(ttl_ms=10))
     appended(driver, 1, 2)
     driver.now_ms += 50
-    entry = driver.topic.decide_put(TopicConfig(), driver.now_ms)
+    entry = decide_put(driver.topic, TopicConfig(), driver.now_ms)
     assert entry is not None
     assert (entry.head_seq, entry.created, entry.floor) == (2, False, Floor(3, LossReason.TTL))
     driver.commit(entry)
@@ -310,11 +315,11 @@ def test_a_put_carries_the_head_and_the_floor_as_of_now() -> None:
 def test_a_put_that_ends_class_ephemeral_brings_head_and_floor_to_replay() -> None:
     driver = Driver(TopicConfig(durability=Durability.EPHEMERAL, cap_records=2))
     appended(driver, *range(5))
-    entry = driver.topic.decide_put(TopicConfig(), driver.now_ms)
+    entry = decide_put(driver.topic, TopicConfig(), driver.now_ms)
     assert entry is not None
     assert entry.floor == Floor(4, LossReason.CAP)
     replayed = Topic(1, "t", 1, EPHEMERAL, 0)
-    replayed.apply(1, entry)
+    apply_entry(replayed, 1, entry)
     assert (replayed.log.head_seq, replayed.log.evict_floor) == (5, 4)
     assert replayed.log.holes[0].reason is LossReason.RESTART
 
@@ -322,21 +327,21 @@ def test_a_put_that_ends_class_ephemeral_brings_head_and_floor_to_replay() -> No
 def test_dropping_an_empty_topic_only_counts_what_is_under_way() -> None:
     driver = Driver()
     topic = driver.topic
-    assert topic.decide_drop(5, if_empty=True).name == "t"
+    assert decide_drop(topic, 5, if_empty=True).name == "t"
     entry = driver.decide(driver.body(1))
     assert isinstance(entry, RecordsAppended)
     driver.hold(entry)
     with pytest.raises(TopicsError) as refusal:
-        topic.decide_drop(5, if_empty=True)
+        decide_drop(topic, 5, if_empty=True)
     assert refusal.value.code is Code.TOPIC_NOT_EMPTY
-    assert topic.decide_drop(5).topic_id == 1
+    assert decide_drop(topic, 5).topic_id == 1
     driver.release()
     driver.delete(2)
-    assert topic.decide_drop(5, if_empty=True).name == "t"
+    assert decide_drop(topic, 5, if_empty=True).name == "t"
 
 
 def gate_of(driver: Driver) -> Gate:
-    return driver.topic.delete_gate
+    return gates.gate_of(RecordsDeleted(1, 5, b"", b""), driver.topic)
 
 
 def test_deletes_of_journaled_records_are_journaled_whatever_the_class() -> None:
@@ -360,10 +365,10 @@ def test_an_append_that_creates_an_ephemeral_topic_is_journaled() -> None:
     creation = TopicPut(1, "t", 1, EPHEMERAL, 5)
     body = driver.body(1)
     decoded = decode_append(body)
-    entry = driver.topic.decide_append(decoded, body, None, 5, driver.limits, creation)
+    entry = decide_append(driver.topic, decoded, body, None, 5, driver.limits, creation)
     assert isinstance(entry, RecordsAppended)
     driver.commit(entry)
-    assert driver.topic.delete_gate is Gate.WRITTEN
+    assert gate_of(driver) is Gate.WRITTEN
 
 
 # -- heads ----------------------------------------------------------------------------------
@@ -373,12 +378,12 @@ def test_seqs_are_reserved_before_the_head_comes_near_the_ceiling() -> None:
     driver = Driver()
     topic = driver.topic
     assert topic.ceiling_seq == HEAD_RESERVE_SEQS
-    assert topic.decide_reservation(HEAD_RESERVE_SEQS // 2) is None
-    entry = topic.decide_reservation(HEAD_RESERVE_SEQS // 2 + 1)
+    assert decide_reservation(topic, HEAD_RESERVE_SEQS // 2) is None
+    entry = decide_reservation(topic, HEAD_RESERVE_SEQS // 2 + 1)
     assert entry is not None
     assert entry.ceiling_seq == HEAD_RESERVE_SEQS // 2 + 1 + HEAD_RESERVE_SEQS
     driver.hold(entry)
-    assert topic.decide_reservation(HEAD_RESERVE_SEQS // 2 + 1) is None
+    assert decide_reservation(topic, HEAD_RESERVE_SEQS // 2 + 1) is None
     driver.release()
     assert topic.ceiling_seq == entry.ceiling_seq
     driver.replay(HeadReserved(1, 5))
@@ -389,16 +394,16 @@ def test_a_busy_topic_reserves_more_each_time_up_to_a_bound() -> None:
     topic = Driver().topic
     gained = []
     for lsn in range(100, 110):
-        entry = topic.decide_reservation(topic.ceiling_seq)
+        entry = decide_reservation(topic, topic.ceiling_seq)
         assert entry is not None
         gained.append((entry.ceiling_seq - topic.ceiling_seq) // HEAD_RESERVE_SEQS)
-        topic.apply(lsn, entry)
+        apply_entry(topic, lsn, entry)
     assert gained == [1, 2, 4, 8, 16, 32, 64, 64, 64, 64]
 
 
 def test_class_fsync_reserves_nothing() -> None:
     topic = Driver(TopicConfig(durability=Durability.FSYNC)).topic
-    assert topic.decide_reservation(10**9) is None
+    assert decide_reservation(topic, 10**9) is None
 
 
 @pytest.mark.parametrize("durability", list(Durability))
@@ -427,6 +432,18 @@ def test_heads_jump_when_seqs_may_be_lost(
         assert log.holes[0].first_seq == 3
         assert log.holes[0].reason is LossReason.DAMAGED
     assert appended(driver, 3).first_seq == log.head_seq
+
+
+def test_a_restart_tells_all_of_an_ephemeral_topic_whatever_the_journal_still_knows() -> None:
+    """Its first append is journaled, and so is a delete of it; a snapshot tells seqs 1 to head."""
+    driver = Driver(TopicConfig(durability=Durability.EPHEMERAL))
+    appended(driver, 1)
+    assert driver.delete(before_seq=2) == 1
+    assert finish_topic(driver.topic, clean_stop=False, same_boot=True)
+    log = driver.topic.log
+    assert [(h.first_seq, h.last_seq, h.reason) for h in log.holes] == [
+        (1, HEAD_RESERVE_SEQS, LossReason.RESTART)
+    ]
 
 
 def test_a_recovered_head_at_its_ceiling_does_not_jump_again() -> None:

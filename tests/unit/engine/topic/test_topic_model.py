@@ -10,13 +10,16 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from tests.unit.engine.drive import Driver, Record, records_of
-from topics_server.engine.background.capture import capture, decode, restore
+from topics_server.engine.background.capture import capture, restore
+from topics_server.engine.topic.writes.configure import decide_put
+from topics_server.engine.topic.writes.delete import decide_expiry
 from topics_server.values.appends import decode_append
 from topics_server.values.blocks import record_bytes
 from topics_server.values.entries import Entry, Floor, RecordsAppended
 from topics_server.values.errors import Code, TopicsError
 from topics_server.values.limits import PAGE_SCAN_SLOTS_MAX
 from topics_server.values.model import Discard, LossReason, TagMatch, TopicConfig
+from topics_server.values.storage_types import TOPIC_PARTS
 
 TAGS = st.sampled_from([None, "a", "a:1", "a:2", "b"])
 NODES = st.sampled_from([None, "n1", "n2"])
@@ -31,7 +34,7 @@ CONFIGS = st.builds(
 
 
 class Naive:
-    """A topic as a dict of what lives, and a dict of why lost seqs are lost."""
+    """A topic as a dict of live records, and a dict of the reasons of lost seqs."""
 
     def __init__(self) -> None:
         self.head = 0
@@ -159,7 +162,7 @@ class TopicMachine(RuleBasedStateMachine):
     def put(self, config: TopicConfig) -> None:
         old = self.driver.topic.config
         gone_ttl = set(self.naive.records) - set(self.naive.live_at(old, self.driver.now_ms))
-        entry = self.driver.topic.decide_put(config, self.driver.now_ms)
+        entry = decide_put(self.driver.topic, config, self.driver.now_ms)
         if entry is None:
             assert config == old
             return
@@ -170,19 +173,19 @@ class TopicMachine(RuleBasedStateMachine):
     @rule()
     def expire(self) -> None:
         topic, now_ms = self.driver.topic, self.driver.now_ms
-        entry = topic.decide_expiry(now_ms)
+        entry = decide_expiry(topic, now_ms)
         if entry is not None:
             assert entry.floor.seq - 1 in self.naive.records
             self.driver.commit(entry)
             self.naive.apply(entry)
         assert sorted(self.naive.records) == self.naive.live_at(topic.config, now_ms)
-        assert topic.decide_expiry(now_ms) is None
+        assert decide_expiry(topic, now_ms) is None
 
     @rule(ms=st.integers(-5, 40))
     def wait(self, ms: int) -> None:
         self.driver.now_ms += ms
 
-    # -- what nobody may notice ------------------------------------------------------------
+    # -- changes that no reader may notice -------------------------------------------------
 
     @rule(max_records=st.sampled_from([1, 7, 100, 256, 300, 65_536]))
     def seal(self, max_records: int) -> None:
@@ -208,7 +211,7 @@ class TopicMachine(RuleBasedStateMachine):
         if seal_after:
             self.driver.seal()
         sealed = sorted(self.driver.indexes.values(), key=lambda index: index.first_seq)
-        self.driver.topic = restore(decode(part), sealed)
+        self.driver.topic = restore(TOPIC_PARTS.decode(part), sealed)
         assert capture(self.driver.topic) == part or seal_after or sealed
 
     # -- reading ---------------------------------------------------------------------------

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.anyio
 
 
 class Counted:
-    """A line that counts its passes and what stirred it."""
+    """A consumer queue that counts its passes and their causes."""
 
     def __init__(self) -> None:
         self.clock = HandClock()
@@ -110,7 +110,7 @@ async def test_it_is_stirred_when_something_is_due() -> None:
 
 
 @pytest.mark.parametrize("due_ms", [None, 90_000_000])
-async def test_who_waits_is_looked_after_once_a_minute_in_any_case(due_ms: int | None) -> None:
+async def test_a_waiting_claim_is_checked_at_least_once_a_minute(due_ms: int | None) -> None:
     counted = Counted()
     counted.line.join(poll())
     counted.line.look_at(due_ms, counted.clock.now_ms())
@@ -123,7 +123,7 @@ async def test_who_waits_is_looked_after_once_a_minute_in_any_case(due_ms: int |
     counted.line.close()
 
 
-async def test_nobody_is_looked_after_in_an_empty_line() -> None:
+async def test_an_empty_queue_of_claims_is_not_checked() -> None:
     counted = Counted()
     counted.line.look_at(1_000_001, counted.clock.now_ms())
     counted.clock.move(10)

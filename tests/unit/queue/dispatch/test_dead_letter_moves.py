@@ -1,5 +1,5 @@
-"""`queue.dispatch.dead_letter_moves`: what a move that fails, or of which nobody knows, leaves
-behind.
+"""`queue.dispatch.dead_letter_moves`: the state after a move that failed or whose result is
+unknown.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MORTAL: dict[str, Any] = {"max_deliveries": 1, "dead_letter": "dead"}
 
 
 async def dying(rig: QueueRig, count: int = 2, **config: Any) -> Topic:
-    """A queue whose jobs were delivered once and are given back."""
+    """A queue whose jobs were delivered once and released."""
     topic = await rig.queue(**{**MORTAL, **config})
     await rig.put(*range(count))
     seqs = await rig.seqs(max_jobs=count)
@@ -33,7 +33,7 @@ async def dying(rig: QueueRig, count: int = 2, **config: Any) -> Topic:
 
 
 async def moved(rig: QueueRig) -> None:
-    """Return when no move is under way."""
+    """Return when no move is in flight."""
     for _ in range(20):
         await turns()
         rig.journal.sync_everything()
@@ -49,7 +49,7 @@ def append_of(rig: QueueRig) -> Any:
     return found[-1]
 
 
-async def test_a_dying_job_is_nobody_s_until_its_letter_is_written() -> None:
+async def test_a_dying_job_is_given_to_no_worker_until_its_letter_is_written() -> None:
     rig = QueueRig(is_prompt=False)
     topic = await dying(rig)
     assert await rig.seqs(max_jobs=9) == []
@@ -83,7 +83,7 @@ async def test_a_move_that_surely_failed_leaves_the_job_for_a_second_later() -> 
     assert await rig.counts(topic) == (0, 0, 0, 2)
 
 
-async def test_a_move_of_unknown_outcome_leaves_the_job_to_nobody() -> None:
+async def test_a_move_of_unknown_outcome_gives_the_job_to_no_worker() -> None:
     rig = QueueRig(is_prompt=False)
     topic = await dying(rig)
     assert await rig.seqs() == []

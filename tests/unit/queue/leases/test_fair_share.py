@@ -1,4 +1,4 @@
-"""A fair division: in proportion, never more than asked for, and nothing is left over."""
+"""A fair division: in proportion, never more than requested, and nothing is left over."""
 
 from __future__ import annotations
 

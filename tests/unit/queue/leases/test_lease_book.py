@@ -1,4 +1,4 @@
-"""One queue's book: claims, fences, expiry and what is under way, by a clock that is a number."""
+"""One queue's book: claims, fences, expiry and entries in flight, by a clock that is a number."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NOW = 1_000_000
 
 
 class Desk:
-    """A book, the records it is about, and entries that are applied as they are decided."""
+    """A book, its topic's records, and entries that are applied as they are decided."""
 
     def __init__(self, count: int = 10) -> None:
         self.book = LeaseBook(7, iter(range(1, 10_000)).__next__)
@@ -114,7 +114,7 @@ def test_a_lease_ends_after_its_deadline_and_goes_first() -> None:
     ]
 
 
-def test_a_late_holder_counts_until_somebody_else_has_the_job() -> None:
+def test_a_late_holder_counts_until_another_worker_has_the_job() -> None:
     desk = Desk(3)
     desk.claim(3)
     late = NOW + 500
@@ -170,7 +170,7 @@ def test_an_ack_under_way_keeps_the_job_past_its_deadline() -> None:
     assert desk.counts(NOW + 102) == (0, 1, 0, 0)
 
 
-def test_a_durable_claim_is_nobody_elses_until_it_is_settled() -> None:
+def test_a_durable_claim_keeps_its_jobs_until_it_is_settled() -> None:
     desk = Desk(3)
     desk.claim(1)
     later = NOW + 101
@@ -209,7 +209,7 @@ def test_an_extend_under_way_bars_nothing_but_claims() -> None:
     assert desk.claim(1, NOW + 301, "b") == [1]
 
 
-def test_a_stream_that_ends_gives_back_what_it_delivered() -> None:
+def test_a_stream_that_ends_returns_its_jobs() -> None:
     desk = Desk(5)
     desk.claim(2, connection=3)
     desk.claim(1)
@@ -225,7 +225,7 @@ def test_a_stream_that_ends_gives_back_what_it_delivered() -> None:
     assert desk.claim(9, node="b") == [1, 4, 5]
 
 
-def test_what_could_not_be_handed_over_is_given_back() -> None:
+def test_undeliverable_jobs_are_returned() -> None:
     desk = Desk(2)
     desk.claim(2)
     desk.apply(desk.book.decide_give_back(NOW, [(1, 1), (2, 9), (8, 1)]))
@@ -254,7 +254,7 @@ def test_the_dead_are_told_apart_and_bounded(monkeypatch: pytest.MonkeyPatch) ->
     assert desk.counts(later) == (3, 0, 1, 0)
 
 
-def test_only_what_is_nobodys_is_movable() -> None:
+def test_only_unclaimed_jobs_are_movable() -> None:
     desk = Desk(6)
     desk.book.delay(4, NOW + 80)
     desk.book.delay(5, NOW + 20)
@@ -269,7 +269,7 @@ def test_only_what_is_nobodys_is_movable() -> None:
     assert desk.claim(9, NOW + 80, "b") == [4]
 
 
-def test_jobs_lost_to_damage_are_not_handed_out() -> None:
+def test_jobs_lost_to_damage_are_not_delivered() -> None:
     desk = Desk(3)
     desk.claim(2)
     desk.seqs.discard(2)
@@ -294,7 +294,7 @@ def test_large_deletes_look_at_the_book_and_not_at_the_range() -> None:
     desk.claim(3)
     desk.book.forget(2, 2**62)
     assert list(desk.book.jobs) == [1]
-    assert desk.book.fresh.delayed_until == {}
+    assert desk.book.unclaimed.delayed_until == {}
 
 
 def test_leases_are_listed_by_seq_in_pages() -> None:

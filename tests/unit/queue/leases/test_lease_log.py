@@ -1,6 +1,4 @@
-"""`queue.leases.lease_log`: batches off the path, in order, bounded, told once when they are
-lost.
-"""
+"""`queue.leases.lease_log`: batches after the answers, in order, bounded; a loss is logged once."""
 
 from __future__ import annotations
 
@@ -112,7 +110,7 @@ async def test_what_comes_while_it_writes_follows() -> None:
 @pytest.mark.parametrize(
     "trouble", [TopicsError(Code.TOPIC_FULL, "it is full"), StorageError("it is full")]
 )
-async def test_a_refusal_is_told_once_until_it_is_over(
+async def test_a_refusal_is_logged_once_until_it_ends(
     trouble: Exception, caplog: pytest.LogCaptureFixture
 ) -> None:
     store = Appends()

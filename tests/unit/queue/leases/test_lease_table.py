@@ -1,4 +1,4 @@
-"""All queues' books: what entries make of them, and what of that a restart keeps."""
+"""All queues' books: the effect of entries, and what a restart keeps of it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Desk:
 
     def __init__(self, *configs: TopicConfig) -> None:
         self.registry = Registry()
-        self.books = LeaseTable(1)
+        self.lease_table = LeaseTable(1)
         self.journal: list[tuple[int, Entry]] = []
         self.lsn = 0
         for number, config in enumerate(configs, 1):
@@ -52,7 +52,7 @@ class Desk:
 
     def commit(self, entry: Entry) -> None:
         lsn = self.write(entry)
-        self.books.observe(lsn, entry, self.registry.apply(lsn, entry))
+        self.lease_table.observe(lsn, entry, self.registry.apply(lsn, entry))
 
     def topic(self, queue_id: int = 1) -> Topic:
         topic = self.registry.get(queue_id)
@@ -60,7 +60,7 @@ class Desk:
         return topic
 
     def book(self, queue_id: int = 1) -> LeaseBook:
-        book = self.books.find(queue_id)
+        book = self.lease_table.find(queue_id)
         assert book is not None
         return book
 
@@ -94,39 +94,41 @@ class Desk:
         entry = self.decide(most, queue_id, now_ms)
         if self.topic(queue_id).config.leases_durable:
             lsn = self.write(entry)
-            self.books.stage(lsn, entry)
-            self.books.commit_staged(lsn)
-            self.books.apply(lsn, entry)
+            self.lease_table.stage(lsn, entry)
+            self.lease_table.commit_staged(lsn)
+            self.lease_table.apply(lsn, entry)
         else:
-            self.books.apply_soft(entry)
+            self.lease_table.apply_soft(entry)
         return [seq for seq, _ in entry.leases]
 
     def counts(self, queue_id: int = 1, now_ms: int = TS) -> tuple[int, int, int, int]:
-        counts = self.books.counts(self.topic(queue_id), now_ms)
+        counts = self.lease_table.counts(self.topic(queue_id), now_ms)
         return counts.ready, counts.in_flight, counts.delayed, counts.dead_lettered
 
     def restarted(self, parts: list[bytes], start_lsn: int = 1, *, was_clean: bool = False) -> Desk:
-        """The next run: topics from the whole journal, books from parts and what follows them."""
+        """The next run: topics from the whole journal, books from parts and the entries after
+        them.
+        """
         desk = Desk()
         desk.lsn, desk.journal = self.lsn, list(self.journal)
         for part in parts:
-            desk.books.restore(part)
+            desk.lease_table.restore(part)
         for lsn, entry in self.journal:
             if isinstance(entry, LeasesGranted | LeasesReleased):
                 if lsn >= start_lsn:
-                    desk.books.apply(lsn, entry)
+                    desk.lease_table.apply(lsn, entry)
                 continue
             applied = desk.registry.apply(lsn, entry)
             if lsn >= start_lsn:
-                desk.books.observe(lsn, entry, applied)
-        desk.books.finish_recovery(TS, was_clean=was_clean, topics=desk.registry)
+                desk.lease_table.observe(lsn, entry, applied)
+        desk.lease_table.finish_recovery(TS, was_clean=was_clean, topics=desk.registry)
         return desk
 
 
 def test_queues_have_a_book_and_logs_have_none() -> None:
     desk = Desk(SOFT, TopicConfig())
-    assert len(desk.books) == 1
-    assert desk.books.find(2) is None
+    assert len(desk.lease_table) == 1
+    assert desk.lease_table.find(2) is None
     creation = TopicPut(3, "t3", 1, SOFT, TS)
     body = b'{"records":[{"data":0,"delay_ms":50}]}'
     decoded = decode_append(body)
@@ -135,19 +137,19 @@ def test_queues_have_a_book_and_logs_have_none() -> None:
     assert desk.counts(3, TS + 50) == (1, 0, 0, 0)
     desk.commit(HeadReserved(3, 99))
     desk.commit(TopicDropped(3, "t3", TS))
-    assert desk.books.find(3) is None
+    assert desk.lease_table.find(3) is None
 
 
 def test_lease_ids_go_round_and_are_never_0() -> None:
-    books = LeaseTable(U64_MAX - 1)
-    assert [books._next_id() for _ in range(3)] == [U64_MAX, 1, 2]
+    lease_table = LeaseTable(U64_MAX - 1)
+    assert [lease_table._next_id() for _ in range(3)] == [U64_MAX, 1, 2]
 
 
 def test_deletes_and_floors_end_leases_and_delays() -> None:
     desk = Desk(SOFT)
     desk.jobs(6)
     assert desk.claim(4) == [1, 2, 3, 4]
-    assert list(desk.books.count_in_flight(TS, 1))[-1] == 4
+    assert list(desk.lease_table.count_in_flight(TS, 1))[-1] == 4
     desk.delete((2, 2), (4, 5))
     assert desk.counts() == (1, 2, 0, 0)
     desk.commit(FloorMoved(1, TS, Floor(2, LossReason.TTL)))
@@ -178,7 +180,7 @@ def test_a_job_is_dead_lettered_when_copy_and_delete_are_there() -> None:
     assert desk.counts() == (0, 0, 0, 3)
     assert desk.counts(3) == (2, 0, 0, 0)
     assert desk.restarted([]).counts() == (0, 0, 0, 3)
-    assert desk.restarted(list(desk.books.capture()), 3).counts()[3] == 3
+    assert desk.restarted(list(desk.lease_table.capture()), 3).counts()[3] == 3
 
 
 def test_a_mark_whose_source_is_gone_already_counts_nothing() -> None:
@@ -188,10 +190,10 @@ def test_a_mark_whose_source_is_gone_already_counts_nothing() -> None:
     desk.append(b'{"records":[{"data":0}]}', 2, Source(1, [2]))
     mark_lsn = desk.lsn
     desk.delete((2, 2))
-    parts = list(desk.books.capture())
+    parts = list(desk.lease_table.capture())
     again = desk.restarted(parts, mark_lsn)
     assert again.counts()[3] == 1
-    assert again.books._marked == {}
+    assert again.lease_table._marked == {}
 
 
 def test_a_dropped_queue_is_not_made_again_by_what_was_under_way() -> None:
@@ -199,16 +201,16 @@ def test_a_dropped_queue_is_not_made_again_by_what_was_under_way() -> None:
     desk.jobs(2)
     first, second = desk.decide(1), None
     lsn = desk.write(first)
-    desk.books.stage(lsn, first)
+    desk.lease_table.stage(lsn, first)
     second = desk.decide(1)
     later = desk.write(second)
-    desk.books.stage(later, second)
+    desk.lease_table.stage(later, second)
     desk.commit(TopicDropped(1, "t1", TS))
-    desk.books.commit_staged(lsn)
-    desk.books.apply(lsn, first)
-    desk.books.undo_from(later)
-    assert desk.books.find(1) is None
-    assert len(desk.restarted([]).books) == 0
+    desk.lease_table.commit_staged(lsn)
+    desk.lease_table.apply(lsn, first)
+    desk.lease_table.undo_from(later)
+    assert desk.lease_table.find(1) is None
+    assert len(desk.restarted([]).lease_table) == 0
 
 
 def test_undone_claims_are_claimed_again() -> None:
@@ -218,11 +220,11 @@ def test_undone_claims_are_claimed_again() -> None:
     for _ in range(2):
         entry = desk.decide(1)
         lsns.append(desk.write(entry))
-        desk.books.stage(lsns[-1], entry)
+        desk.lease_table.stage(lsns[-1], entry)
     assert desk.counts() == (1, 2, 0, 0)
-    desk.books.undo_from(lsns[1])
+    desk.lease_table.undo_from(lsns[1])
     assert desk.counts() == (2, 1, 0, 0)
-    desk.books.undo_from(lsns[0])
+    desk.lease_table.undo_from(lsns[0])
     assert desk.claim(9) == [1, 2, 3]
 
 
@@ -234,7 +236,7 @@ def test_a_clean_stop_keeps_leases_and_counts(config: TopicConfig) -> None:
     desk.claim(2)
     desk.claim(2, now_ms=TS + 101)
     desk.claim(1, now_ms=TS + 101)
-    again = desk.restarted(list(desk.books.capture()), desk.lsn + 1, was_clean=True)
+    again = desk.restarted(list(desk.lease_table.capture()), desk.lsn + 1, was_clean=True)
     assert again.counts(now_ms=TS + 101) == desk.counts(now_ms=TS + 101) == (3, 3, 0, 0)
     assert again.book().jobs[1].deliveries == 2
     assert again.claim(9, now_ms=TS + 101) == [4, 5, 6]
@@ -244,7 +246,7 @@ def test_after_a_crash_soft_leases_are_gone_and_counts_are_those_of_the_snapshot
     desk = Desk(SOFT)
     desk.jobs(4)
     desk.claim(2)
-    parts, start_lsn = list(desk.books.capture()), desk.lsn + 1
+    parts, start_lsn = list(desk.lease_table.capture()), desk.lsn + 1
     desk.claim(1)
     desk.claim(2, now_ms=TS + 101)
     desk.delete((2, 2))
@@ -261,9 +263,9 @@ def test_durable_leases_outlive_a_crash_without_any_snapshot() -> None:
     entry, _ = desk.book().decide_nack(TS, "a", [1], None, 50)
     assert entry is not None
     lsn = desk.write(entry)
-    desk.books.stage(lsn, entry)
-    desk.books.commit_staged(lsn)
-    desk.books.apply(lsn, entry)
+    desk.lease_table.stage(lsn, entry)
+    desk.lease_table.commit_staged(lsn)
+    desk.lease_table.apply(lsn, entry)
     again = desk.restarted([])
     assert again.counts() == desk.counts() == (2, 1, 1, 0)
     assert again.claim(9, now_ms=TS + 50) == [1, 3, 4]
@@ -277,7 +279,7 @@ def test_pieces_may_be_taken_while_things_go_on(monkeypatch: pytest.MonkeyPatch)
     desk.claim(5)
     desk.append(b'{"records":[{"data":0,"delay_ms":70},{"data":0,"delay_ms":70}]}')
     start_lsn = desk.lsn + 1
-    parts = desk.books.capture()
+    parts = desk.lease_table.capture()
     taken = [next(parts)]
     desk.claim(1)
     desk.delete((3, 3))
@@ -299,7 +301,7 @@ def test_what_is_under_way_is_captured_as_if_it_were_not() -> None:
     desk.book().stage(entry)
     desk.book().begin_move([4])
     desk.book().jobs[4].at_ms = TS + 9
-    again = desk.restarted(list(desk.books.capture()), desk.lsn + 1, was_clean=True)
+    again = desk.restarted(list(desk.lease_table.capture()), desk.lsn + 1, was_clean=True)
     assert again.counts() == (1, 2, 1, 0)
     assert again.claim(9, now_ms=TS + 9) == [3, 4]
 
@@ -310,15 +312,15 @@ def test_released_jobs_keep_count_and_delay_over_a_restart() -> None:
     desk.claim(2)
     entry, _ = desk.book().decide_nack(TS, "a", [1, 2], None, 40)
     assert entry is not None
-    desk.books.apply_soft(entry)
-    again = desk.restarted(list(desk.books.capture()), desk.lsn + 1)
+    desk.lease_table.apply_soft(entry)
+    again = desk.restarted(list(desk.lease_table.capture()), desk.lsn + 1)
     assert again.counts() == (1, 0, 2, 0)
     assert again.claim(9, now_ms=TS + 40) == [1, 2, 3]
     assert again.book().jobs[1].deliveries == 2
 
 
 def test_nothing_is_captured_while_there_is_no_queue() -> None:
-    assert list(Desk(TopicConfig()).books.capture()) == []
+    assert list(Desk(TopicConfig()).lease_table.capture()) == []
 
 
 def test_a_queue_that_no_part_knows_has_a_book_after_recovery() -> None:
@@ -335,8 +337,8 @@ def part_of(*images: QueueImage, version: int = 1) -> bytes:
 @pytest.mark.parametrize(
     ("part", "message"),
     [
-        (b"", "not captured leases"),
-        (b"\xc1", "not captured leases"),
+        (b"", "not a part of the leases"),
+        (b"\xc1", "not a part of the leases"),
         (part_of(version=2), "version 2"),
         (
             part_of(QueueImage(1, 5, 3, 0, [], [(1, 0), (1, 0)], [], [(1, 1)], [])),

@@ -1,4 +1,4 @@
-"""Jobs by time: what is due comes in buckets, what may be handed out again comes oldest first."""
+"""Jobs by time: due jobs come in buckets, jobs to deliver again come oldest first."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_returned_jobs_come_by_time_and_then_by_seq(
 
 
 def test_buckets_that_are_gone_leave_nothing_behind() -> None:
-    """A worker that acks far before the deadline, all day long, must cost no memory."""
+    """A worker that always acks far before the deadline must cost no memory."""
     schedule, returned = JobTimers(), Returned()
     for at_ms in range(10_000):
         schedule.put(1, at_ms)

@@ -1,4 +1,4 @@
-"""Frames: every kind to its golden bytes and back, and what is refused inside a valid group."""
+"""Frames: every kind to its golden bytes and back, and refused contents of a valid group."""
 
 from __future__ import annotations
 
@@ -39,6 +39,8 @@ from topics_server.values.entries import (
     StreamChanged,
     TopicDropped,
     TopicPut,
+    ViewDeleted,
+    ViewPut,
 )
 from topics_server.values.errors import Corrupt
 from topics_server.values.limits import FRAME_BYTES_MAX, PRODUCER_NUMBER_MAX
@@ -48,6 +50,7 @@ from topics_server.values.model import (
     Durability,
     Guarantee,
     LossReason,
+    OnDelete,
     ProducerStamp,
     RouterDefinition,
     StreamFacts,
@@ -55,6 +58,7 @@ from topics_server.values.model import (
     TagMatch,
     TopicConfig,
     TopicType,
+    ViewDefinition,
 )
 from topics_server.wal.format.frames import (
     FRAME_HEADER_BYTES,
@@ -230,6 +234,16 @@ GOLDEN: Final[dict[str, tuple[int, Entry]]] = {
     ),
 }
 
+DEFINITION: Final = ViewDefinition(
+    schema=["CREATE TABLE t (a)"],
+    apply=["INSERT INTO t VALUES (:seq)"],
+    queries={"all": "SELECT a FROM t"},
+    shortcut={"count_by_tag": True},
+    on_delete=OnDelete.REBUILD,
+)
+GOLDEN["view_put"] = (12, ViewPut(3, "orders", "by-tag", TS, DEFINITION))
+GOLDEN["view_deleted"] = (13, ViewDeleted(3, "orders", "by-tag", TS))
+
 
 def decode_one(data: bytes) -> tuple[int, Entry]:
     opening, entries = decode_frames(data, 0, len(data), 1, 64)
@@ -281,7 +295,7 @@ def test_an_append_of_the_first_format_is_as_it_always_was() -> None:
 
 @pytest.mark.parametrize("name", ["source", "redrive", "delayed"])
 def test_marks_and_delays_are_refused_by_older_servers(name: str) -> None:
-    """What they would pass over in silence has a format that they do not know."""
+    """Values that they would silently ignore have a format that they do not know."""
     data = (VECTORS / f"records_appended_{name}.frame").read_bytes()
     assert (data[5], data[FRAME_HEADER_BYTES]) == (2, 0x95)
 
@@ -352,11 +366,11 @@ def damaged(name: str, offset: int, value: bytes) -> bytes:
         (damaged("sessions_closed", 44, b"\xc1"), "frame of kind 10"),
         (damaged("records_appended_delayed", 48, b"\x06"), "grammar 6 is not known"),
         (damaged("records_appended_delayed", 48, b"\x00"), "grammar 0 is not known"),
-        (damaged("session_opened", 16, b"\x07"), "not the id of the watch sessions"),
+        (damaged("session_opened", 16, b"\x07"), "topic ids differ"),
         (damaged("leases_granted", 44, b"\xc1"), "frame of kind 11"),
         (damaged("leases_released", 44, b"\xc1"), "frame of kind 12"),
         (damaged("leases_extended", 44, b"\xc1"), "frame of kind 13"),
-        (damaged("leases_granted", 16, b"\xff"), "not the id of the leases"),
+        (damaged("leases_granted", 16, b"\xff"), "topic ids differ"),
         (damaged("leases_extended", 4, b"\x0c"), "missing required field"),
         (damaged("records_appended_source", 44, b"\x94"), "length 5, got 4"),
         (damaged("records_appended_source", 5, b"\x03"), "length 6, got 5"),
@@ -365,7 +379,7 @@ def damaged(name: str, offset: int, value: bytes) -> bytes:
         (damaged("records_appended_source", 5, b"\x06"), "format 6"),
         (damaged("stream_changed", 44, b"\xc1"), "frame of kind 18"),
         (damaged("stream_changed", 16, b"\x08"), "topic ids differ"),
-        (damaged("router_put", 16, b"\xff"), "id of the routers"),
+        (damaged("router_put", 16, b"\xff"), "topic ids differ"),
         (damaged("cursor_moved", 0, b"\x33"), "not a router's id"),
         (damaged("router_put", 44, b"\xc1"), "frame of kind 15"),
         (damaged("router_deleted", 44, b"\xc1"), "frame of kind 16"),

@@ -1,4 +1,4 @@
-"""Bytes of manifests: a golden vector, one flipped byte means one verdict, fields of the future."""
+"""Bytes of manifests: a golden vector, one flipped byte gives one verdict, unknown later fields."""
 
 from __future__ import annotations
 

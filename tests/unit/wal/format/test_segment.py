@@ -1,4 +1,4 @@
-"""Bytes of segments: golden vectors, and one flipped byte means one verdict."""
+"""Bytes of segments: golden vectors, and one flipped byte gives one verdict."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.storage.segment_samples import sample_blocks
+from tests.storage.segments.segment_samples import sample_blocks
 from topics_server.values.errors import Corrupt, Damaged, StartRefused, StorageError
 from topics_server.wal.format.segment import (
     DATA_HEADER_BYTES,

@@ -1,4 +1,4 @@
-"""Bytes of snapshots: a golden vector, one flipped byte means one verdict, pieces of any size."""
+"""Bytes of snapshots: a golden vector, one flipped byte gives one verdict, pieces of any size."""
 
 from __future__ import annotations
 

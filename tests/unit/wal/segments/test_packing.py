@@ -1,4 +1,4 @@
-"""Packing and unpacking runs, property-based; making an index again from its records."""
+"""Packing and unpacking runs, property-based; rebuilding an index from its records."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.storage.segment_samples import sample_blocks
+from tests.storage.segments.segment_samples import sample_blocks
 from topics_server.values.blocks import Block, make_block
 from topics_server.values.errors import Damaged
 from topics_server.wal.format.segment import decode_index

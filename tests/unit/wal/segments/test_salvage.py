@@ -1,4 +1,4 @@
-"""An index made again from damaged records: what is whole stays readable, what is not says so."""
+"""An index rebuilt from damaged records: intact ones stay readable, the others are reported."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from tests.storage.segment_samples import sample_block, sample_blocks
+from tests.storage.segments.segment_samples import sample_block, sample_blocks
 from topics_server.values.errors import Damaged
 from topics_server.wal.format.manifest import SegmentEntry
 from topics_server.wal.format.segment import DATA_HEADER_BYTES, SegmentColumns, decode_index
@@ -23,7 +23,7 @@ def packed() -> tuple[bytes, bytes, SegmentEntry]:
 
 
 def readable(data: bytes, columns: SegmentColumns) -> set[int]:
-    """Rows that read as they were; none may read as anything else."""
+    """Rows that read as before; none may read as anything else."""
     rows = set[int]()
     for row in range(COUNT):
         start = int(columns.rows["offset"][row])
@@ -72,7 +72,7 @@ def test_damaged_stretches_cost_the_records_they_touch(seed: int) -> None:
     rebuilt = decode_index(rebuild_index(bytes(broken), 1, entry))
     # Two stretches over the same bytes may have restored them.
     assert readable(bytes(broken), rebuilt) >= set(range(COUNT)) - lost
-    # With the records back, the index is the old one.
+    # With the records back, the index equals the old one.
     assert rebuild_index(data, 1, entry) == idx
 
 

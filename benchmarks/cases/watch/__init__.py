@@ -1,0 +1,1 @@
+"""Cases of watchers and streams."""

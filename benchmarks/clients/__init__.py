@@ -1,0 +1,1 @@
+"""Load generators and clients: processes beside the server, and how they are spoken to."""

@@ -1,0 +1,48 @@
+"""Talks to one queue client process: makes queues, runs rounds, measures deliveries.
+
+Owned by the cases about queues, which end it with a `with` block.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+from benchmarks.clients.loader import Loader, Sample
+
+PHASES: Final = ("enqueue", "claim", "ack")
+
+
+@dataclass(frozen=True, slots=True)
+class QueueSide:
+    """A queue server: its wire (see `queue_wires`), its port and its process."""
+
+    label: str
+    port: int
+    pid: int
+
+
+class Workers(Loader):
+    """A queue client process. Rates are jobs a second, CPU is for each job, latency for a call."""
+
+    def __init__(self) -> None:
+        super().__init__("benchmarks.clients.workers")
+
+    def _call(self, do: str, side: QueueSide, **job: Any) -> dict[str, Any]:
+        self.begin(do=do, side=side.label, port=side.port, pid=side.pid, **job)
+        return self.answer()
+
+    def setup(self, side: QueueSide) -> None:
+        """Make the queue."""
+        self._call("setup", side)
+
+    def round(self, side: QueueSide, *, workers: int, batch: int, jobs: int) -> dict[str, Sample]:
+        """Enqueue, claim and ack this number of jobs on this number of connections, a batch a
+        call.
+        """
+        answer = self._call("round", side, workers=workers, batch=batch, jobs=jobs)
+        return {phase: self.sample(answer[phase]) for phase in PHASES}
+
+    def idle(self, side: QueueSide, seconds: float) -> Sample:
+        """Enqueue one job at a time: latency from its enqueue to its delivery."""
+        return self.sample(self._call("idle", side, seconds=seconds))

@@ -1,0 +1,229 @@
+"""Ten rows of one report, as the chart of the README and the table of docs/PERFORMANCE.md. Pure.
+
+Each value comes from a report that `--json` wrote: a row names its figure and series, and this
+module contains no measured number. `document` writes both files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from html import escape
+from typing import Final
+
+from benchmarks.report.figures import Figure, Report, Series
+
+CASES: Final = "append-1,append-100,diff-1000,fsync-lone,recovery,redis,fanout,queue-delivery"
+OURS: Final = "topics-server"
+FLOOR: Final = "bare server"
+REDIS: Final = "Redis"
+NATS: Final = "NATS"
+SIDES: Final = (OURS, FLOOR, REDIS, NATS)
+COLOURS: Final = {OURS: "#2f7d4f", FLOOR: "#9ca3af", REDIS: "#b5482f", NATS: "#3b6ea5"}
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """Where a value stands in the report: a figure by its name, a series by its label."""
+
+    figure: str
+    series: str
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of the table; `times` turns requests into records."""
+
+    what: str
+    unit: str
+    sides: Mapping[str, Side]
+    times: int = 1
+    is_drawn: bool = True
+
+
+def _appends(count: int, connections: int) -> Mapping[str, Side]:
+    records = "one record" if count == 1 else f"{count} records"
+    plural = "" if connections == 1 else "s"
+    name = f"append of {records}, {connections} connection{plural}"
+    xadd = "XADD" if count == 1 else f"{count} XADD piped"
+    redis = f"class disk beside {xadd}, appendfsync everysec, {connections} connections"
+    return {
+        OURS: Side(name, "ours"),
+        FLOOR: Side(name, "floor"),
+        REDIS: Side(redis, "redis, appendfsync everysec"),
+    }
+
+
+def _watchers(count: int) -> Mapping[str, Side]:
+    name = f"write to last byte of {count:,} watchers, p50"
+    return {
+        OURS: Side(name, "ours, p50"),
+        FLOOR: Side(name, "floor, p50"),
+        REDIS: Side(name, "redis streams, blocked XREAD, p50"),
+        NATS: Side(name, "nats-server, core, p50"),
+    }
+
+
+_PAGE: Final = "diff of 1,000 records, 1 connection"
+_FSYNC: Final = "fsync append of one record, alone: p50 above raw write+fdatasync"
+_WAKE: Final = "append to the whole answer of a diff that waited (wait_ms), p50"
+_JOB: Final = "enqueue to delivered on an idle queue, p50"
+_RESTART: Final = "1,000,000 records in an un-checkpointed journal, after kill -9"
+
+ROWS: Final = (
+    Row("append one record, 1 connection", "records/s", _appends(1, 1)),
+    Row("append one record, 16 connections", "records/s", _appends(1, 16)),
+    Row("append 100 records, 1 connection", "records/s", _appends(100, 1), 100),
+    Row("append 100 records, 16 connections", "records/s", _appends(100, 16), 100, False),
+    Row(
+        "read a page of 1,000 records",
+        "records/s",
+        {OURS: Side(_PAGE, "ours"), FLOOR: Side(_PAGE, "floor")},
+        1000,
+    ),
+    Row("one record to 100 watchers, p50", "ms", _watchers(100)),
+    Row("one record to 1,000 watchers, p50", "ms", _watchers(1000)),
+    Row(
+        "synced append (`fsync`), one writer, p50",
+        "ms",
+        {OURS: Side(_FSYNC, "ours, p50"), FLOOR: Side(_FSYNC, "raw write+fdatasync, p50")},
+        is_drawn=False,
+    ),
+    Row(
+        "job to a waiting worker, p50",
+        "ms",
+        {
+            OURS: Side(_JOB, "ours"),
+            REDIS: Side(_JOB, "redis stream"),
+            NATS: Side(_JOB, "JetStream"),
+        },
+    ),
+    Row(
+        "restart after `kill -9`, 1,000,000 records",
+        "s",
+        {OURS: Side(_RESTART, "process start to ready")},
+        is_drawn=False,
+    ),
+)
+
+
+def values_of(row: Row, report: Report) -> dict[str, float]:
+    """Median of each side that was measured, in the unit of the row.
+
+    Raises `ValueError` if the report lacks our own side; a peer may not be installed.
+    """
+    figures = {figure.name: figure for figure in report.figures}
+    found = {name: _series(figures, side) for name, side in row.sides.items()}
+    if found[OURS] is None:
+        raise ValueError(f"the report lacks {row.sides[OURS].figure!r}: run --only {CASES}")
+    return {name: one.median * row.times for name, one in found.items() if one is not None}
+
+
+def _series(figures: Mapping[str, Figure], side: Side) -> Series | None:
+    figure = figures.get(side.figure)
+    for series in () if figure is None else (figure.judged, *figure.beside):
+        if series.label == side.series:
+            return series
+    return None
+
+
+def spelled(value: float, unit: str) -> str:
+    """A value with three digits that count."""
+    if value >= 1e6:
+        return f"{value / 1e6:.1f} million" if unit == "records/s" else f"{value:,.0f}"
+    if value >= 1000:
+        return f"{round(value, -2):,.0f}"
+    return f"{value:.2f}" if value < 10 else f"{value:.1f}"
+
+
+def machine_of(report: Report) -> str:
+    """The machine and the way of measuring, as one sentence fragment."""
+    machine, options = report.machine, report.options
+    return (
+        f"{machine['processor']}, {machine['cores']} cores, {machine['file_system']}, "
+        f"{machine['system']}, Python {machine['python']}, {machine['date']}; "
+        f"median of {options['rounds']} rounds of {options['seconds']:g} s"
+    )
+
+
+def table(report: Report) -> str:
+    """The ten rows as Markdown."""
+    lines = [
+        f"{machine_of(report)}. The calibration loop varied by {report.noise_share:.0%}.",
+        "",
+        f"| | unit | {' | '.join(SIDES)} |",
+        "|---|---|" + "---:|" * len(SIDES),
+    ]
+    for row in ROWS:
+        values = values_of(row, report)
+        cells = [spelled(values[side], row.unit) if side in values else "" for side in SIDES]
+        lines.append(f"| {row.what} | {row.unit} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+# -- the picture ---------------------------------------------------------------------------------
+
+WIDTH: Final = 860
+LEFT: Final = 270  # of the bars
+LONGEST: Final = 380
+BAR: Final = 13
+GAP: Final = 12
+TEXT: Final = "#1f2937"
+PALE: Final = "#6b7280"
+RATES: Final = "Records a second: longer is better"
+TIMES: Final = "Milliseconds: shorter is better"
+
+
+def picture(report: Report) -> str:
+    """The SVG: each row has its own scale, the longest bar is its largest value."""
+    parts = [
+        _text(16, 28, "topics-server beside a bare server, Redis and NATS", size=17, weight="bold"),
+        _text(16, 48, machine_of(report), size=11, colour=PALE),
+    ]
+    x = 16
+    for side in SIDES:
+        parts.append(_bar(x, 62, 12, COLOURS[side]))
+        parts.append(_text(x + 18, 73, side))
+        x += 36 + 8 * len(side)
+    y = 104
+    for title, is_rate in ((RATES, True), (TIMES, False)):
+        parts.append(_text(16, y, title, weight="bold"))
+        y += 14
+        for row in ROWS:
+            if row.is_drawn and (row.unit == "records/s") is is_rate:
+                values = values_of(row, report)
+                parts.append(_group(row, values, y))
+                y += len(values) * BAR + GAP
+        y += 20
+    head = (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {y}" '
+        f'font-family="system-ui, sans-serif" font-size="13">'
+        f'<rect width="{WIDTH}" height="{y}" fill="#ffffff"/>'
+    )
+    return "\n".join([head, *parts, "</svg>", ""])
+
+
+def _group(row: Row, values: Mapping[str, float], y: int) -> str:
+    """The bars of one row, one below the other."""
+    largest = max(values.values())
+    parts = [_text(16, y + 11, row.what)]
+    for at, (side, value) in enumerate(values.items()):
+        top = y + at * BAR
+        length = LONGEST * value / largest
+        parts.append(_bar(LEFT, top, length, COLOURS[side]))
+        shown = f"{spelled(value, row.unit)} {row.unit if row.unit != 'records/s' else ''}"
+        parts.append(_text(round(LEFT + length) + 6, top + 10, shown.strip(), size=11))
+    return "".join(parts)
+
+
+def _bar(x: int, y: int, width: float, colour: str) -> str:
+    return f'<rect x="{x}" y="{y}" width="{width:.1f}" height="{BAR - 2}" fill="{colour}"/>'
+
+
+def _text(
+    x: int, y: int, text: str, *, size: int = 13, weight: str = "normal", colour: str = TEXT
+) -> str:
+    return (
+        f'<text x="{x}" y="{y}" font-size="{size}" font-weight="{weight}" fill="{colour}">'
+        f"{escape(text)}</text>"
+    )

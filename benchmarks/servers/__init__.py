@@ -1,0 +1,1 @@
+"""Server processes: ours, floors and peers."""

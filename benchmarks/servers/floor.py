@@ -1,0 +1,89 @@
+"""The floor: a bare ASGI application that reads a request and sends a fixed answer.
+
+It runs in a process of its own, under uvicorn with the flags of `topics_server/server.py`, gets the
+same request bytes and sends the same response bytes (status, headers, body, as the server answered
+them once). It does no other work: so `ours / floor` shows the cost of the server's work on this
+machine now.
+
+Started by `start_floor`; run as `python -m benchmarks.floor ANSWER PORT_FILE`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+from collections.abc import Awaitable, Callable, MutableMapping
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+
+from benchmarks.servers.process import Reply, ServerProcess
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+Application = Callable[[Message, Receive, Send], Awaitable[None]]
+
+
+def bare_application(status: int, headers: list[tuple[bytes, bytes]], body: bytes) -> Application:
+    """Reads whole request bodies and always sends the same answer."""
+    start = {"type": "http.response.start", "status": status, "headers": headers}
+    rest = {"type": "http.response.body", "body": body}
+
+    async def application(scope: Message, receive: Receive, send: Send) -> None:
+        assert scope["type"] == "http"
+        chunks = []
+        while True:
+            message = await receive()
+            chunks.append(message.get("body", b""))
+            if not message.get("more_body"):
+                break
+        b"".join(chunks)  # the whole body in one piece, as a handler needs it
+        await send(start)
+        await send(rest)
+
+    return application
+
+
+def start_floor(folder: Path, name: str, reply: Reply) -> ServerProcess:
+    """Start a floor that answers with the bytes of `reply`, and wait until it serves."""
+    answer = folder / f"floor-{name}.answer"
+    about = {"status": reply.status, "headers": reply.headers}
+    answer.write_bytes(json.dumps(about).encode() + b"\n" + reply.body)
+    port_file = folder / f"floor-{name}.port"
+    command = [sys.executable, "-m", "benchmarks.servers.floor", str(answer), str(port_file)]
+    log = folder / f"floor-{name}.log"
+    floor = ServerProcess(command, dict(os.environ), port_file, log)
+    floor.wait_ready("/")
+    return floor
+
+
+def main(answer: str, port_file: str) -> None:
+    """Serve the answer until SIGTERM."""
+    first, _, body = Path(answer).read_bytes().partition(b"\n")
+    about = json.loads(first)
+    headers = [(k.lower().encode(), v.encode()) for k, v in about["headers"]]
+    listener = socket.create_server(("127.0.0.1", 0), backlog=2048)
+    config = uvicorn.Config(
+        bare_application(int(about["status"]), headers, body),
+        loop="uvloop",
+        http="httptools",
+        ws="none",
+        lifespan="off",
+        access_log=False,
+        log_config=None,
+        date_header=False,
+        server_header=False,
+        proxy_headers=False,
+        backlog=2048,
+        timeout_keep_alive=75,
+    )
+    Path(port_file).write_text(str(listener.getsockname()[1]))
+    uvicorn.Server(config).run(sockets=[listener])
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,252 @@
+"""Appends: one call, one entry, one ticket.
+
+Every way to append (a client's call, records moved from another topic, a router's page) checks its
+preconditions, decides the entry and submits it; there is no `await` between decide and submit.
+Called through `store`, and by `stream_writes`; loop thread only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+from topics_server.engine.answers import Appended
+from topics_server.engine.commit.appending import PendingAppend
+from topics_server.engine.commit.gates import gate_of
+from topics_server.engine.commit.pending_names import PendingNames
+from topics_server.engine.commit.pipeline import CommitPipeline, Ticket
+from topics_server.engine.commit.repeats import repeated
+from topics_server.engine.commit.transfers import Transfers, resolved
+from topics_server.engine.ports import Clock
+from topics_server.engine.preconditions import Preconditions, disk_nearly_full, tail_too_long
+from topics_server.engine.topic.admission import AppendLimits
+from topics_server.engine.topic.dedupe import Duplicate
+from topics_server.engine.topic.producers import StampRepeated
+from topics_server.engine.topic.registry import Registry
+from topics_server.engine.topic.topic import Topic
+from topics_server.engine.topic.writes.append import decide_append, decide_page
+from topics_server.engine.topic.writes.configure import decide_reservation
+from topics_server.values.appends import DecodedAppend
+from topics_server.values.entries import RecordsAppended, RouterPage, Source
+from topics_server.values.errors import Code, TopicsError, topic_not_found
+from topics_server.values.limits import HEAD_RESERVE_SEQS, MOVE_RECORDS_MAX
+from topics_server.values.model import ProducerStamp, TopicConfig
+from topics_server.values.record_codecs import decode_copies
+
+
+class Appends:
+    """The appends of all topics."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        commits: CommitPipeline,
+        clock: Clock,
+        checks: Preconditions,
+        pending_names: PendingNames,
+        limits: AppendLimits,
+        transfers: Transfers,
+    ) -> None:
+        self._registry = registry
+        self._commits = commits
+        self._clock = clock
+        self._checks = checks
+        self._pending_names = pending_names
+        self._transfers = transfers
+        self.append_limits = limits
+
+    async def append(
+        self,
+        name: str,
+        body: bytes,
+        decoded: DecodedAppend,
+        *,
+        header_key: str | None,
+        config: TopicConfig | None,
+        producer: ProducerStamp | None = None,
+        submitted: Callable[[], None] | None = None,
+    ) -> Appended:
+        """Append the records of one call, all or none (§2).
+
+        `config` is used only if this call creates the topic. `submitted` is told once the records
+        have their place in the topic: appends begun from then on come behind them. Raises
+        `TopicsError`: `topic_not_found`, `topic_full`, `throttled`, `storage_read_only`, the
+        limits' codes and those of `Producers.check`.
+        """
+        if name in self._pending_names:
+            await self._pending_names.over(name)
+        if self._checks.is_disk_low:
+            raise disk_nearly_full()
+        topic = self._registry.find(name)
+        if topic is None:
+            return await self._append_creating(name, body, decoded, header_key, config, producer)
+        throttle_wait_ms = 0.0
+        if self._checks.has_long_tail(topic):
+            throttle_wait_ms = await self._checks.until_sealed(topic)
+            if self._registry.find(name) is not topic or name in self._pending_names:
+                return await self.append(
+                    name,
+                    body,
+                    decoded,
+                    header_key=header_key,
+                    config=config,
+                    producer=producer,
+                    submitted=submitted,
+                )
+        appending = self._begin_append(topic, body, decoded, header_key, producer)
+        if not isinstance(appending, PendingAppend):
+            return await repeated(self._commits, topic, appending, producer, self._clock.now_ms())
+        if submitted is not None:
+            submitted()
+        if not appending.ticket.is_done:
+            await resolved(appending.ticket)
+        return appending.outcome(throttle_wait_ms=throttle_wait_ms)
+
+    def append_now(
+        self,
+        name: str,
+        body: bytes,
+        decoded: DecodedAppend,
+        *,
+        header_key: str | None,
+        producer: ProducerStamp | None = None,
+        flush_now: bool = False,
+    ) -> PendingAppend | None:
+        """Begin what `append` does if nothing has to be waited for first; None: nothing was done.
+
+        `flush_now`: do not wait for what else comes in this turn. Raises what `append` raises.
+        """
+        if name in self._pending_names:
+            return None
+        if self._checks.is_disk_low:
+            raise disk_nearly_full()
+        topic = self._registry.find(name)
+        if topic is None or self._checks.has_long_tail(topic):
+            return None
+        begun = self._begin_append(topic, body, decoded, header_key, producer)
+        if flush_now:
+            self._commits.flush(topic.topic_id)
+        return begun if isinstance(begun, PendingAppend) else None
+
+    def _begin_append(
+        self,
+        topic: Topic,
+        body: bytes,
+        decoded: DecodedAppend,
+        header_key: str | None,
+        producer: ProducerStamp | None,
+    ) -> PendingAppend | Duplicate | StampRepeated:
+        now_ms, limits = self._clock.now_ms(), self.append_limits
+        entry = decide_append(topic, decoded, body, header_key, now_ms, limits, producer=producer)
+        if not isinstance(entry, RecordsAppended):
+            return entry
+        self._checks.check_bytes(decoded.payload_bytes)
+        return PendingAppend(topic, entry, self.submit_append(topic, entry))
+
+    def submit_append(self, topic: Topic, entry: RecordsAppended) -> Ticket:
+        """Submit a decided append, with the reservation of seqs it needs."""
+        # The reservation goes first: the FIFO makes an append that passes the ceiling wait for it.
+        last_seq = entry.first_seq + entry.count - 1
+        if topic.ceiling_seq - last_seq < HEAD_RESERVE_SEQS // 2:
+            reservation = decide_reservation(topic, entry.count)
+            if reservation is not None:
+                self._commits.submit(reservation, gate_of(reservation, topic), topic)
+        return self._commits.submit(entry, gate_of(entry, topic), topic)
+
+    async def _append_creating(
+        self,
+        name: str,
+        body: bytes,
+        decoded: DecodedAppend,
+        header_key: str | None,
+        config: TopicConfig | None,
+        producer: ProducerStamp | None,
+    ) -> Appended:
+        config = config or TopicConfig()
+        create = config.auto_create if decoded.create is None else decoded.create
+        if not create:
+            raise topic_not_found(name)
+        self._registry.check_free((name,), held=Code.STREAM_GONE)
+        self._checks.check_bytes(decoded.payload_bytes)
+        now_ms = self._clock.now_ms()
+        self._checks.check_topics((name,))
+        topic, creation = self._registry.decide_create(name, config, now_ms)
+        try:
+            entry = decide_append(
+                topic,
+                decoded,
+                body,
+                header_key,
+                now_ms,
+                self.append_limits,
+                creation,
+                producer=producer,
+            )
+            assert isinstance(entry, RecordsAppended), "a new topic has no keys and no producers"
+            ticket = self._commits.submit(entry, gate_of(entry, topic), topic)
+        except TopicsError:
+            self._registry.abandon(topic.topic_id)
+            raise
+        await self._pending_names.hold_until_resolved(name, ticket)
+        return PendingAppend(topic, entry, ticket).outcome(created=True)
+
+    async def append_derived(
+        self, name: str, body: bytes, source: Source, *, create: bool = True
+    ) -> Appended:
+        """Move records: append copies, synced, and delete the originals; both before it returns.
+
+        `body` holds one record for each seq of `source`. An ephemeral topic takes the copies as it
+        takes all it has: they are gone after a restart. `create`: make the topic if it is absent.
+        Raises `OutcomeUnknown` when only a restart tells what was moved; any other `TopicsError`
+        says that nothing was, `SourceGone` that some of it is there no more.
+        """
+        decoded = decode_copies(body)
+        assert decoded.count == len(source.seqs) <= MOVE_RECORDS_MAX
+        assert decoded.idempotency_key is None
+        topic = self._registry.find(name)
+        if topic is not None and self._checks.has_long_tail(topic):
+            await self._checks.until_sealed(topic)
+        await self._pending_names.over(name)
+        if self._checks.is_disk_low:
+            raise disk_nearly_full()
+        self._transfers.check(source)
+        topic, creation, now_ms = self._registry.find(name), None, self._clock.now_ms()
+        if topic is None:
+            if not create:
+                raise topic_not_found(name)
+            self._checks.check_topics((name,))
+            topic, creation = self._registry.decide_create(name, TopicConfig(), now_ms)
+        try:
+            limits = self.append_limits
+            entry = decide_append(topic, decoded, body, None, now_ms, limits, creation, source)
+            assert isinstance(entry, RecordsAppended), "what has no key repeats nothing"
+            ticket = self.submit_append(topic, entry)
+        except TopicsError:
+            if creation is not None:
+                self._registry.abandon(topic.topic_id)
+            raise
+        transfer = self._transfers.follow(ticket)
+        if creation is not None:
+            self._pending_names.hold(name, ticket)
+        await transfer.finished()
+        return PendingAppend(topic, entry, ticket).outcome(created=creation is not None)
+
+    def append_page(
+        self, topic: Topic, page: RouterPage, decoded: DecodedAppend, body: Callable[[], bytes]
+    ) -> Ticket | None:
+        """Submit the copies of a router's page; None while something is settling on the topic.
+
+        `body`: what a frame has to carry. Nothing was staged when it raises `TopicsError`.
+        """
+        if topic.name in self._pending_names or topic.staging.has_control:
+            return None
+        if self._checks.is_disk_low:
+            raise disk_nearly_full()
+        if self._checks.has_long_tail(topic):
+            raise tail_too_long()
+        self._checks.check_bytes(decoded.payload_bytes)
+        entry = decide_page(topic, page, decoded, b"", self._clock.now_ms())
+        if not topic.is_ephemeral or entry.floor is not None:
+            entry = msgspec.structs.replace(entry, body=body())
+        return self.submit_append(topic, entry)

@@ -1,0 +1,61 @@
+"""Waits for a topic's change, or for a pending create, configure or drop."""
+
+from __future__ import annotations
+
+import asyncio
+
+from topics_server.engine.commit.notifier import Notifier
+from topics_server.engine.commit.pipeline import Ticket
+from topics_server.engine.commit.repeats import applied
+from topics_server.engine.commit.transfers import resolved
+
+
+class PendingNames:
+    """Names with a create, configure or drop in flight: commands on them wait before decide."""
+
+    __slots__ = ("_tickets",)
+
+    def __init__(self) -> None:
+        self._tickets: dict[str, Ticket] = {}
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._tickets
+
+    def hold(self, name: str, ticket: Ticket) -> None:
+        """Hold the name until the ticket is applied or has failed, whether or not a task waits."""
+        if not ticket.is_done:
+            self._tickets[name] = ticket
+            ticket.waiters.append(lambda: self._release(name, ticket))
+
+    async def hold_until_resolved(self, name: str, ticket: Ticket) -> Ticket:
+        """Hold the name, and return when the ticket is applied; raise what it failed with."""
+        self.hold(name, ticket)
+        await applied(ticket)
+        return ticket
+
+    def _release(self, name: str, ticket: Ticket) -> None:
+        if self._tickets.get(name) is ticket:
+            del self._tickets[name]
+
+    async def over(self, name: str) -> None:
+        """Return when no create, configure or drop of the name is in flight."""
+        while (ticket := self._tickets.get(name)) is not None:
+            await resolved(ticket)
+
+
+async def change_or_timeout(notifier: Notifier, topic_id: int, timeout_ms: float) -> None:
+    """Return when the topic changes, or when the time is over."""
+    loop = asyncio.get_running_loop()
+    changed: asyncio.Future[None] = loop.create_future()
+
+    def notify() -> None:
+        if not changed.done():
+            changed.set_result(None)
+
+    timer = loop.call_later(timeout_ms / 1000, notify)
+    notifier.add(topic_id, notify)
+    try:
+        await changed
+    finally:
+        timer.cancel()
+        notifier.remove(topic_id, notify)

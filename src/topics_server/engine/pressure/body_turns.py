@@ -1,0 +1,99 @@
+"""Spaces out the decoding of request bodies, so that no loop turn decodes many.
+
+A client can have hundreds of requests become whole in one turn of the loop: it sends all but the
+last byte of each, waits, and sends the rest at once. Each decodes its body in that turn, up to
+20 ms a MiB. So the bodies of one turn have a budget in bytes. A request that does not fit waits for
+a later turn, in the order of arrival; one body may be larger than the budget, and is then alone.
+After a turn that took long the next one begins a little later: meanwhile the loop serves everybody
+else, and a small request waits for one long body at most.
+
+Asked by `api/front_door`, `api/streams/handlers` and `api/websocket/handlers`. Loop thread only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import Final
+
+from topics_server.runtime.clock import monotonic_ms
+from topics_server.values.limits import KIB
+
+# Bodies that begin in one turn of the loop, in bytes: 2 to 3 ms of decoding at worst.
+TURN_BYTES: Final = 128 * KIB
+# What any body counts beside its bytes: the handling of a request costs as much as decoding them.
+_BODY_BYTES: Final = 2 * KIB
+# A body up to this size never waits for a rest: it is what the rest is for.
+_SMALL_BYTES: Final = 16 * KIB
+# After a turn that took longer, the larger bodies rest for this share of it.
+_LONG_MS: Final = 2.0
+_REST_SHARE: Final = 0.25
+
+
+class BodyTurns:
+    """The budget of the current turn, and the bodies that wait for a later one.
+
+    Invariant: while bodies wait, `_end_turn` or `_begin_turn` is scheduled.
+    """
+
+    def __init__(self) -> None:
+        self._taken_bytes = 0
+        self._began_ms = 0.0
+        self._is_resting = False
+        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+
+    @property
+    def waiting(self) -> int:
+        """How many bodies wait."""
+        return len(self._waiting)
+
+    def takes(self, size: int) -> bool:
+        """Whether a body of `size` bytes may be decoded in this turn; if so, it counts."""
+        if size > _SMALL_BYTES and (self._waiting or self._is_resting):
+            return False
+        if not self._fits(size):
+            return False
+        if not self._taken_bytes:
+            self._began_ms = monotonic_ms()
+            asyncio.get_running_loop().call_soon(self._end_turn)
+        self._taken_bytes += size + _BODY_BYTES
+        return True
+
+    async def turn(self, size: int) -> None:
+        """Return in a turn of the loop in which a body of `size` bytes may be decoded."""
+        if self.takes(size):
+            return
+        waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append((size, waiting))
+        await waiting
+
+    def _fits(self, size: int) -> bool:
+        return not self._taken_bytes or self._taken_bytes + size + _BODY_BYTES <= TURN_BYTES
+
+    def _end_turn(self) -> None:
+        """Behind the bodies of a turn: go on with those that wait, after a rest if it was long."""
+        took_ms = monotonic_ms() - self._began_ms
+        self._taken_bytes = 0
+        if self._is_resting:
+            # These were small bodies; the larger ones wait for the end of the rest.
+            return
+        if took_ms > _LONG_MS:
+            self._is_resting = True
+            rest_s = took_ms * _REST_SHARE / 1000
+            asyncio.get_running_loop().call_later(rest_s, self._begin_turn)
+        else:
+            self._begin_turn()
+
+    def _begin_turn(self) -> None:
+        self._is_resting = False
+        waiting, is_begun = self._waiting, self._taken_bytes > 0
+        while waiting and self._fits(waiting[0][0]):
+            size, future = waiting.popleft()
+            # Who went away needs no turn.
+            if not future.done():
+                self._taken_bytes += size + _BODY_BYTES
+                future.set_result(None)
+        if self._taken_bytes and not is_begun:
+            self._began_ms = monotonic_ms()
+            # Behind the wakes of those that were just told.
+            asyncio.get_running_loop().call_soon(self._end_turn)

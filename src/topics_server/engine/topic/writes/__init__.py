@@ -1,0 +1,7 @@
+"""What each kind of write may do to a topic, and what it changes.
+
+- `append`: appends to one topic: what a call may append, and what an append changes.
+- `apply`: performs any entry of a topic.
+- `configure`: the life of one topic: configure, drop, reserve seqs, stream facts.
+- `delete`: deletes and moved floors: which records go, and what that changes.
+"""

@@ -1,0 +1,174 @@
+"""Appends to one topic: what a call may append, and what an append changes. Pure.
+
+`decide_append` and `decide_page` look at the visible state plus all that is staged, change nothing
+and return an entry or refuse. `apply_append` performs an entry and never fails. Called by
+`engine/store`, `engine/stream_writes` and `apply`.
+"""
+
+from __future__ import annotations
+
+from topics_server.engine.topic import retention
+from topics_server.engine.topic.admission import AppendLimits, check_key, check_limits
+from topics_server.engine.topic.applied import NOTIFY, Applied
+from topics_server.engine.topic.dedupe import Duplicate
+from topics_server.engine.topic.producers import StampRepeated
+from topics_server.engine.topic.stream_facts import stepped
+from topics_server.engine.topic.topic import Topic
+from topics_server.engine.topic.writes.delete import apply_floor
+from topics_server.values.appends import DecodedAppend
+from topics_server.values.entries import RecordsAppended, RouterPage, Source, TopicPut
+from topics_server.values.errors import invalid
+from topics_server.values.model import LossReason, ProducerStamp
+from topics_server.values.record_codecs import decode_body
+
+
+def decide_append(
+    topic: Topic,
+    decoded: DecodedAppend,
+    body: bytes,
+    header_key: str | None,
+    now_ms: int,
+    limits: AppendLimits,
+    creation: TopicPut | None = None,
+    source: Source | None = None,
+    producer: ProducerStamp | None = None,
+) -> RecordsAppended | Duplicate | StampRepeated:
+    """An append with its seqs, time and floor, or the request that it repeats.
+
+    `source`: the origin of moved records; they were within the limits once, and the server's
+    stamps on them do not count. `producer`: the producer and the number of its request; its
+    repeat counts before a repeated idempotency key.
+
+    Raises `TopicsError`: invalid_request, batch_too_large, record_too_large, topic_full, and
+    the errors of `Producers.check` and `StreamState.check`.
+    """
+    if decoded.count == 0:
+        raise invalid("records must not be empty", "records")
+    key = check_key(decoded.idempotency_key, header_key)
+    config = topic.config
+    if producer is not None:
+        repeated = topic.producers.check(producer, now_ms)
+        if repeated is not None:
+            return repeated
+    if key is not None:
+        known = topic.keys.find(key, config.idempotency_window_ms, now_ms)
+        if known is not None:
+            return known
+    if topic.stream is not None and creation is None:
+        topic.stream.check(topic.name, decoded.step)
+    if source is None:
+        check_limits(decoded, limits)
+    log, staging = topic.log, topic.staging
+    ts = max(now_ms, log.last_ts, staging.last_ts)
+    floor = None
+    if config.cap_records or config.cap_bytes:
+        name = topic.name
+        floor = retention.append_floor(log, staging, config, decoded, now_ms, name)
+    first_seq = topic.staged_seq + 1
+    assert floor is None or floor.seq < first_seq + decoded.count, "the newest record stays"
+    return RecordsAppended(
+        topic_id=topic.topic_id,
+        first_seq=first_seq,
+        count=decoded.count,
+        ts=ts,
+        body=body,
+        header_key=header_key if decoded.idempotency_key is None else None,
+        creation=creation,
+        floor=floor,
+        grammar=decoded.grammar,
+        decoded=decoded,
+        source=source,
+        producer=producer,
+        step=decoded.step,
+    )
+
+
+def decide_page(
+    topic: Topic, page: RouterPage, decoded: DecodedAppend, body: bytes, now_ms: int
+) -> RecordsAppended:
+    """The copies of a router's page with their seqs, time and floor.
+
+    `body` is empty if replay finds the records elsewhere. Raises `topic_full` and the errors of
+    `StreamState.check`.
+    """
+    log, config = topic.log, topic.config
+    if topic.stream is not None:
+        topic.stream.check(topic.name, None)
+    slots = 1 if page.lost else 0
+    assert decoded.count == page.copy_count
+    assert decoded.count + slots > 0
+    floor = None
+    if decoded.count and (config.cap_records or config.cap_bytes):
+        floor = retention.append_floor(
+            log, topic.staging, config, decoded, now_ms, topic.name, slots
+        )
+    return RecordsAppended(
+        topic_id=topic.topic_id,
+        first_seq=topic.staged_seq + 1,
+        count=decoded.count + slots,
+        ts=max(now_ms, log.last_ts, topic.staging.last_ts),
+        body=body,
+        floor=floor,
+        grammar=decoded.grammar,
+        decoded=decoded,
+        page=page,
+    )
+
+
+def apply_append(topic: Topic, lsn: int, entry: RecordsAppended) -> Applied:
+    """Add the records, and remember key, producer, stream step and floor of the call."""
+    log = topic.log
+    decoded = entry.decoded or decode_body(entry.body, entry.grammar)
+    first_seq = entry.first_seq
+    if entry.page is not None:
+        first_seq += _apply_page(topic, entry, entry.page)
+    assert decoded.count == entry.count - (first_seq - entry.first_seq)
+    ahead = first_seq - log.head_seq - 1
+    if ahead == 0:
+        if decoded.count:
+            log.append(entry.ts, decoded, lsn)
+    else:
+        _replay_records(topic, lsn, entry, decoded, first_seq)
+    if entry.creation is not None or not topic.is_ephemeral:
+        topic.journaled_seq = log.head_seq
+    if topic.last_write_ts is None or topic.last_write_ts < entry.ts:
+        topic.last_write_ts = entry.ts
+    key = decoded.idempotency_key
+    if key is None:
+        key = entry.header_key
+    if key is not None:
+        window_ms = topic.config.idempotency_window_ms
+        topic.keys.remember(key, entry.first_seq, entry.count, entry.ts, window_ms)
+    if entry.producer is not None:
+        topic.producers.accept(entry.producer, entry.first_seq, entry.count, entry.ts)
+    if entry.step is not None:
+        stream = topic.as_stream()
+        stream.apply(lsn, stepped(stream.facts, entry.step, entry.producer))
+    if topic.stream is not None:
+        topic.stream.used(entry.ts)
+    return NOTIFY if entry.floor is None else apply_floor(topic, entry.floor)
+
+
+def _apply_page(topic: Topic, entry: RecordsAppended, page: RouterPage) -> int:
+    """Apply a router page's effects beside its records.
+
+    Returns how many seqs have no record.
+    """
+    topic.advance_cursor(page.router_id, page.cursor_seq, page.copy_count)
+    if not page.lost:
+        return 0
+    topic.log.jump_head(entry.first_seq - 1, LossReason.DAMAGED)
+    topic.log.lose_slot(entry.first_seq, page.lost)
+    return 1
+
+
+def _replay_records(
+    topic: Topic, lsn: int, entry: RecordsAppended, decoded: DecodedAppend, first_seq: int
+) -> None:
+    """Replay: the records up to the head are included; seqs above it are a hole."""
+    log = topic.log
+    log.jump_head(first_seq - 1, LossReason.DAMAGED)
+    log.note_replayed(first_seq + decoded.count - 1)
+    known = log.head_seq + 1 - first_seq
+    if known < decoded.count:
+        log.append(max(entry.ts, log.last_ts), decoded.since(known) if known else decoded, lsn)

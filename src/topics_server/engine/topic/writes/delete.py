@@ -1,0 +1,82 @@
+"""Deletes and moved floors of one topic: which records go, and what that changes. Pure.
+
+A delete fixes the exact seqs it hits, by range or by tag. A floor moves by TTL, or by a cap that
+was tightened. Called by `engine/store` (deletes), `engine/background/sealer` (expiry) and `apply`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from topics_server.engine.topic import deletion, retention
+from topics_server.engine.topic.applied import NOTIFY, Applied
+from topics_server.engine.topic.topic import Topic
+from topics_server.values.entries import Floor, FloorMoved, RecordsDeleted
+from topics_server.values.model import LossReason, TagMatch
+
+
+def segments_to_search(topic: Topic, before_seq: int | None, now_ms: int) -> list[int]:
+    """Segments that a delete by tag has to search, off the loop."""
+    first, last = _delete_range(topic, before_seq, now_ms)
+    return deletion.segments_to_search(topic.log, first, last)
+
+
+def decide_delete(
+    topic: Topic,
+    before_seq: int | None,
+    match: TagMatch | None,
+    hits: Mapping[int, Sequence[int]],
+    now_ms: int,
+) -> RecordsDeleted | None:
+    """A delete with its exact seqs, at this point in time; None if it hits nothing.
+
+    `hits`: rows by segment for every segment of `segments_to_search` as it is *now*; unused
+    without a `match`.
+    """
+    assert before_seq is not None or match is not None
+    first, last = _delete_range(topic, before_seq, now_ms)
+    if match is None:
+        runs = deletion.runs_of_range(topic.log, first, last)
+    else:
+        runs = deletion.runs_of_match(topic.log, first, last, match, hits)
+    if runs is None:
+        return None
+    return RecordsDeleted(topic.topic_id, now_ms, runs[0], runs[1])
+
+
+def decide_expiry(topic: Topic, now_ms: int) -> FloorMoved | None:
+    """The floor that is due by TTL, or by a tightened cap; None if none is."""
+    config, log = topic.config, topic.log
+    if log.live_count == 0 or not (config.ttl_ms or config.cap_records or config.cap_bytes):
+        return None
+    floor = retention.standing_floor(log, topic.staging, config, now_ms)
+    return None if floor is None else FloorMoved(topic.topic_id, now_ms, floor)
+
+
+def _delete_range(topic: Topic, before_seq: int | None, now_ms: int) -> tuple[int, int]:
+    head = topic.log.head_seq
+    last = head if before_seq is None else min(head, before_seq - 1)
+    return topic.earliest_seq(now_ms), last
+
+
+def apply_delete(topic: Topic, entry: RecordsDeleted) -> Applied:
+    """Take the records out of the log; rows of sealed files become pending flips."""
+    log = topic.log
+    firsts, lasts = deletion.columns_of(entry.firsts, entry.lasts)
+    if len(lasts) and int(lasts[-1]) > log.head_seq:
+        # The seqs were handed out, even if their records left no frame (class ephemeral).
+        log.jump_head(int(lasts[-1]), LossReason.RESTART)
+    deleted, flips = log.delete(firsts, lasts)
+    topic.files.add_pending(flips)
+    dead = log.dead_segments() if flips else ()
+    return Applied(notify=True, deleted=deleted, flips=flips, dead_segments=dead)
+
+
+def apply_floor(topic: Topic, floor: Floor) -> Applied:
+    """Raise the floor; segments without a live record are due to be dropped."""
+    log = topic.log
+    log.raise_floor(floor)
+    # Only the front can have died.
+    if log.sealed_count and log.runs[0].live_count == 0:
+        return Applied(notify=True, dead_segments=log.dead_segments())
+    return NOTIFY

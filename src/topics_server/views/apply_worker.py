@@ -1,0 +1,163 @@
+"""The process that applies records to the files of all views.
+
+One child a server (`python -m topics_server.views.apply_worker DIRECTORY`). It holds a lock on the
+directory, so that the child of a server that was killed is gone before another one writes. It ends
+when its standard input does. SQL that never ends is stopped by `view_file`; a child that hangs
+inside a function of the database is killed by `processes`.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import sqlite3
+import sys
+from typing import BinaryIO, Final
+
+import msgspec
+
+from topics_server.views.messages import (
+    LENGTH,
+    REQUESTS,
+    Answer,
+    Apply,
+    Check,
+    Create,
+    DiskTrouble,
+    Done,
+    FailedAt,
+    MarkReady,
+    Moved,
+    Nothing,
+    Open,
+    Remove,
+    Request,
+    Skip,
+    SqlRefused,
+    Unreadable,
+    ViewQuery,
+    frame,
+)
+from topics_server.views.view_file import (
+    FailedRecord,
+    MovedError,
+    RefusedSql,
+    ViewFile,
+    bytes_of,
+    check_definition,
+    remove,
+)
+
+_NICENESS: Final = 5
+
+
+class Applier:
+    """The open files by path."""
+
+    def __init__(self) -> None:
+        self._files: dict[str, ViewFile] = {}
+
+    def answer(self, request: Request) -> Answer:
+        """Do what is asked; what goes wrong is an answer too."""
+        try:
+            return self._answer(request)
+        except RefusedSql as error:
+            return SqlRefused(error.message, error.statement, error.reason)
+        except FailedRecord as error:
+            return FailedAt(error.seq, error.statement, error.message)
+        except MovedError:
+            return Moved()
+        except (sqlite3.DatabaseError, OSError, ValueError, msgspec.MsgspecError) as error:
+            is_damaged = not isinstance(error, sqlite3.OperationalError | OSError)
+            # Also of a file that another request has open: it is opened anew.
+            self._forget(getattr(request, "path", ""))
+            if isinstance(error, FileNotFoundError) or "unable to open" in str(error):
+                return Unreadable(str(error))
+            return Unreadable(str(error)) if is_damaged else DiskTrouble(str(error))
+
+    def _answer(self, request: Request) -> Answer:
+        match request:
+            case Check():
+                check_definition(request.definition)
+                return Done()
+            case Create():
+                self._forget(request.path)
+                self._files[request.path] = file = ViewFile.create(
+                    request.path,
+                    request.definition,
+                    request.topic_id,
+                    request.epoch,
+                    max_bytes=request.max_bytes,
+                )
+                return file.facts()
+            case Open():
+                self._forget(request.path)
+                self._files[request.path] = file = ViewFile.open(
+                    request.path, max_bytes=request.max_bytes
+                )
+                return file.facts()
+            case Remove():
+                self._forget(request.path)
+                remove(request.path)
+                return Done()
+            case Nothing():
+                return Done()
+            case _:
+                return self._changed(request)
+
+    def _changed(self, request: Apply | Skip | MarkReady | ViewQuery) -> Answer:
+        found = self._files.get(request.path)
+        if found is None or isinstance(request, ViewQuery):
+            return Moved()
+        if isinstance(request, Apply):
+            found.apply(request.batch)
+        elif isinstance(request, Skip):
+            found.skip(request.seq)
+        else:
+            found.mark_ready()
+        return Done(found.at, bytes_of(request.path))
+
+    def close(self) -> None:
+        """Close every file, with nothing beside it that the database would have to look at."""
+        for path in list(self._files):
+            self._forget(path)
+
+    def _forget(self, path: str) -> None:
+        file = self._files.pop(path, None)
+        if file is not None:
+            file.close()
+
+
+def serve(requests: BinaryIO, responses: BinaryIO) -> None:
+    """The child's loop: one answer a request, until the requests end."""
+    applier = Applier()
+    while header := requests.read(LENGTH.size):
+        if len(header) < LENGTH.size:
+            return
+        (length,) = LENGTH.unpack(header)
+        body = requests.read(length)
+        if len(body) != length:
+            return  # the server is gone
+        responses.write(frame(applier.answer(REQUESTS.decode(body))))
+        responses.flush()
+    applier.close()
+
+
+def main() -> None:
+    """Run as the child: after the server in priority, deaf to the terminal's interrupt."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.nice(_NICENESS)
+    # The first view makes the folder.
+    os.makedirs(sys.argv[1], mode=0o700, exist_ok=True)
+    directory = os.open(sys.argv[1], os.O_RDONLY | os.O_DIRECTORY)
+    fcntl.flock(directory, fcntl.LOCK_EX)
+    try:
+        serve(sys.stdin.buffer, sys.stdout.buffer)
+    except BrokenPipeError:
+        # The server is gone; leave without flushing into its closed pipe.
+        os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

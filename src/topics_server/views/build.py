@@ -1,0 +1,390 @@
+"""Brings one file of a view up to the head of its topic, and keeps it there.
+
+A build reads pages of the topic like any reader and sends them to the apply process, one batch at a
+time; what arrives meanwhile is the next batch. Rows and position are committed together, so that a
+batch that is sent twice counts once. Where nobody waits for the view, batches are a few
+milliseconds apart. A record at which `apply` fails stops the build until the definition is mended
+or the record is skipped; a disk that is full or a process that died makes it try again. Loop thread
+only; called by `view`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final, Protocol
+
+from topics_server.engine.answers import Page, ReadRequest
+from topics_server.engine.store import Store
+from topics_server.engine.topic.topic import Topic
+from topics_server.runtime.metrics import log
+from topics_server.values.blocks import BYTES_MARK
+from topics_server.values.errors import Code, StorageError, TopicsError
+from topics_server.values.limits import KIB
+from topics_server.values.model import Hole, LossReason, ViewDefinition
+from topics_server.views.answers import ViewFailure
+from topics_server.views.messages import (
+    Answer,
+    Apply,
+    Batch,
+    Create,
+    DiskTrouble,
+    Done,
+    FailedAt,
+    FileFacts,
+    MarkReady,
+    Moved,
+    Open,
+    Remove,
+    Skip,
+    SqlRefused,
+    Unreadable,
+)
+from topics_server.views.processes import ProcessDied, ViewProcess
+
+PAGE_RECORDS: Final = 2_000
+_PAGE_BYTES: Final = 512 * KIB
+# Where nobody waits, one transaction for what arrived in so long.
+_PAUSE_S: Final = 0.005
+_READ_WAIT_MS: Final = 30_000
+_RETRY_S: Final = 1.0
+# Longer than `view_file.BATCH_SECONDS` twice: a batch that fails is applied again up to there.
+_ANSWER_SECONDS: Final = 30.0
+# How often a process may die of one batch before the batch is held to be at fault.
+_DEATHS_MAX: Final = 2
+# Holes of a log: seqs that have no record and never had one that may be read.
+_HOLES: Final = frozenset({LossReason.RESTART, LossReason.DAMAGED, LossReason.SOURCE_TRIM})
+
+
+class BuildEvents(Protocol):
+    """What a build tells its view; `View` satisfies it."""
+
+    def opened(self, build: Build) -> None:
+        """The file of the build is there."""
+        ...
+
+    def moved(self, build: Build) -> None:
+        """The build processed more records."""
+        ...
+
+    def caught_up(self, build: Build) -> None:
+        """The build reached the head for the first time; its file says so."""
+        ...
+
+    def lost_topic(self, build: Build) -> None:
+        """The topic that the build reads is gone, or was made again."""
+        ...
+
+    def unusable(self, build: Build) -> None:
+        """The file is damaged or gone: it has to be built anew."""
+        ...
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether somebody waits for records to be processed."""
+        ...
+
+
+def is_ahead(facts: FileFacts, head_seq: int, holes: list[Hole]) -> bool:
+    """Whether a file holds records that its topic's log does not have any more.
+
+    After a power cut recovery may lower what a log holds: its head is below what the file
+    processed, or there is a hole at or below it that the file never passed.
+    """
+    if facts.processed_seq > head_seq:
+        return True
+    return any(
+        hole.first_seq <= facts.processed_seq
+        and not any(first <= hole.first_seq and hole.last_seq <= last for first, last in facts.gaps)
+        for hole in holes
+    )
+
+
+class Build:
+    """One file of a view. `processed_seq` is what the file has committed.
+
+    `is_open`: the file is there. `is_ready`: it reached the head once. `failure`: why it stands
+    still, if it does.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        store: Store,
+        process: ViewProcess,
+        events: BuildEvents,
+        *,
+        topic: Topic,
+        definition: ViewDefinition,
+        max_bytes: int,
+    ) -> None:
+        self.path = path
+        self.definition = definition
+        self.topic_id = topic.topic_id
+        self.processed_seq = 0
+        self.known_from_seq = 1
+        self.is_ready = False
+        self.is_open = False
+        self.failure: ViewFailure | None = None
+        self.bytes = 0
+        self.applied_total = 0
+        self._epoch = topic.epoch
+        self._name = topic.name
+        self._store = store
+        self._process = process
+        self._events = events
+        self._max_bytes = max_bytes
+        self._wanted = asyncio.Event()
+        self._mended = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._is_over = False
+        self._pages = 0
+
+    # -- its life --------------------------------------------------------------------------
+
+    def start(self, facts: FileFacts | None) -> None:
+        """Go on from a file that is open already, or make a new one if there is none."""
+        if facts is not None:
+            self._note(facts)
+        self._task = asyncio.get_running_loop().create_task(self._run(is_new=facts is None))
+
+    async def stop(self) -> None:
+        """Read and apply nothing more; return when nothing is under way."""
+        self._is_over = True
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def remove(self) -> None:
+        """Stop, and remove the file."""
+        await self.stop()
+        try:
+            await self._process.ask(Remove(self.path), seconds=_ANSWER_SECONDS)
+        except ProcessDied:
+            pass  # what is left is removed at the next start
+
+    def want(self) -> None:
+        """Somebody waits: apply what there is without a pause."""
+        self._wanted.set()
+
+    def mend(self) -> None:
+        """Try again what failed."""
+        self._mended.set()
+
+    def _note(self, facts: FileFacts) -> None:
+        self.processed_seq = facts.processed_seq
+        self.known_from_seq = facts.known_from_seq
+        self.is_ready = facts.is_ready
+        if not self.is_open:
+            self.is_open = True
+            self._events.opened(self)
+        self.bytes = facts.bytes
+
+    # -- at work ---------------------------------------------------------------------------
+
+    async def _run(self, *, is_new: bool) -> None:
+        try:
+            if is_new:
+                await self._create()
+            while not self._is_over:
+                await self._advance()
+        except asyncio.CancelledError:
+            raise
+        except _Over:
+            pass
+        except Exception:
+            log.exception("defect while building a view of %s", self._name)
+            self.failure = ViewFailure(self.processed_seq, "", "an internal error, see the log")
+
+    async def _create(self) -> None:
+        request = Create(
+            self.path, self.definition, str(self.topic_id), self._epoch, self._max_bytes
+        )
+        while True:
+            answer = await self._ask(request)
+            if isinstance(answer, FileFacts):
+                self._note(answer)
+                return
+            if isinstance(answer, SqlRefused):
+                self.failure = ViewFailure(0, answer.statement, answer.message)
+                raise _Over
+            await self._rest(answer)
+
+    async def _advance(self) -> None:
+        """Apply the next page; wait for one if there is none."""
+        page = await self._read()
+        if page is None:
+            return
+        if not page.is_empty or page.next_from_seq > self.processed_seq:
+            await self._apply(page)
+        if not self.is_ready and page.caught_up:
+            answer = await self._ask(MarkReady(self.path))
+            if isinstance(answer, Done):
+                self.is_ready = True
+                self._events.caught_up(self)
+        elif not self._events.is_awaited:
+            await self._pause()
+
+    async def _pause(self) -> None:
+        self._wanted.clear()
+        try:
+            await asyncio.wait_for(self._wanted.wait(), _PAUSE_S)
+        except TimeoutError:
+            pass
+
+    async def _read(self) -> Page | None:
+        topic = self._store.topic_of(self.topic_id)
+        if topic is None or topic.staging.has_drop:
+            self._lose_topic()
+        waits = self.is_ready
+        request = ReadRequest(
+            self.processed_seq,
+            PAGE_RECORDS,
+            _PAGE_BYTES,
+            wait_ms=_READ_WAIT_MS if waits else 0,
+        )
+        try:
+            page = await self._store.read(self._name, request)
+        except TopicsError as error:
+            if error.code is Code.TOPIC_NOT_FOUND:
+                self._lose_topic()
+            await asyncio.sleep(_RETRY_S)
+            return None
+        except StorageError as error:
+            self.failure = ViewFailure(0, "", str(error))
+            await asyncio.sleep(_RETRY_S)
+            return None
+        if page.epoch != self._epoch:
+            self._lose_topic()
+        return page
+
+    def _lose_topic(self) -> None:
+        self._is_over = True
+        self._events.lost_topic(self)
+        raise _Over
+
+    async def _apply(self, page: Page) -> None:
+        batch = self._batch(page)
+        deaths = 0
+        while True:
+            try:
+                answer = await self._process.ask(Apply(self.path, batch), seconds=_ANSWER_SECONDS)
+            except ProcessDied as died:
+                deaths += 1
+                if deaths >= _DEATHS_MAX and batch.seqs:
+                    message = f"{died}: the records from here on made it fail {deaths} times"
+                    await self._fail(batch.seqs[0], "", message)
+                    deaths = 0
+                answer = Moved()
+            if isinstance(answer, Done):
+                self.failure = None
+                self.bytes = answer.bytes
+                self.applied_total += len(batch.seqs)
+                self._move(answer.processed_seq, batch.known_from_seq)
+                return
+            if isinstance(answer, FailedAt):
+                # What came before it is committed.
+                self._move(answer.seq - 1, batch.known_from_seq)
+                await self._fail(answer.seq, answer.statement, answer.message)
+                return
+            if isinstance(answer, Moved):
+                # The process is another one, or the file stands elsewhere: look again.
+                await self._open()
+                return
+            await self._rest(answer)
+
+    async def _fail(self, seq: int, statement: str, message: str) -> None:
+        """Stand still until somebody mends the view."""
+        self.failure = ViewFailure(seq, statement, message)
+        log.warning("a view of %s stopped at record %d: %s", self._name, seq, message)
+        self._mended.clear()
+        await self._mended.wait()
+
+    async def skip(self, seq: int) -> bool:
+        """Pass the record at which the build failed; whether that is the record."""
+        failure = self.failure
+        if failure is None or failure.seq != seq or seq == 0:
+            return False
+        await self._open()
+        if self.processed_seq == seq - 1:
+            answer = await self._ask(Skip(self.path, seq))
+            if not isinstance(answer, Done):
+                return False
+            self._move(seq, self.known_from_seq)
+        self.failure = None
+        self.mend()
+        return True
+
+    async def _open(self) -> None:
+        while True:
+            answer = await self._ask(Open(self.path, self._max_bytes))
+            if isinstance(answer, FileFacts):
+                self._note(answer)
+                return
+            await self._rest(answer)
+
+    async def _rest(self, answer: Answer) -> None:
+        """Wait before the next try; a file that cannot be used ends the build."""
+        if isinstance(answer, Unreadable):
+            self._is_over = True
+            self._events.unusable(self)
+            raise _Over
+        if isinstance(answer, DiskTrouble):
+            self.failure = ViewFailure(0, "", answer.message)
+        await asyncio.sleep(_RETRY_S)
+
+    async def _ask(self, request: Create | Open | Skip | MarkReady) -> Answer:
+        while True:
+            try:
+                return await self._process.ask(request, seconds=_ANSWER_SECONDS)
+            except ProcessDied:
+                if self._is_over:
+                    raise _Over from None
+                await asyncio.sleep(_RETRY_S)
+
+    def _move(self, seq: int, known_from_seq: int) -> None:
+        self.known_from_seq = max(self.known_from_seq, min(known_from_seq, seq + 1))
+        if seq > self.processed_seq:
+            self.processed_seq = seq
+            self._events.moved(self)
+
+    def _batch(self, page: Page) -> Batch:
+        """The records of a page, column by column."""
+        seqs: list[int] = []
+        times: list[int] = []
+        nodes: list[str | None] = []
+        tags: list[str | None] = []
+        datas: list[bytes] = []
+        metas: list[bytes] = []
+        for piece in page.pieces:
+            block, rows = piece.block, piece.rows
+            first = block.first_seq
+            seqs += [first + row for row in rows]
+            datas += block.datas(rows)
+            metas += [block.meta(row) for row in rows]
+            times += [block.times[row] for row in rows]
+            nodes += [block.nodes[row] for row in rows]
+            tags += [block.tags[row] for row in rows]
+        gaps: list[tuple[int, int]] = []
+        known_from_seq = 1
+        if page.gap is not None:
+            if page.gap.reason in _HOLES:
+                gaps.append((page.gap.gap_from, page.gap.gap_to))
+            else:
+                known_from_seq = page.gap.gap_to + 1
+        return Batch(
+            from_seq=self.processed_seq,
+            upto_seq=page.next_from_seq,
+            known_from_seq=known_from_seq,
+            gaps=gaps,
+            seqs=seqs,
+            times=times,
+            nodes=nodes,
+            tags=tags,
+            datas=datas,
+            metas=metas,
+            is_binary=bytes(meta[:1] == BYTES_MARK for meta in metas),
+        )
+
+
+class _Over(Exception):
+    """The build has ended; its view knows."""

@@ -1,0 +1,185 @@
+"""What the server and its view processes say to each other. Pure.
+
+A frame is a length (u32, little-endian) and that many bytes of msgpack: one of the requests, or one
+of the answers. Each process answers one request at a time. Used by `processes`, `apply_worker` and
+`query_worker`.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any, Final
+
+import msgspec
+
+from topics_server.values.model import ViewDefinition
+
+LENGTH: Final = struct.Struct("<I")
+FRAME_BYTES_MAX: Final = 2**31
+
+
+class FileFacts(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """What a view's file says of itself. `gaps`: first and last seq of each hole it passed.
+
+    `topic_id` is text: the ids of topics do not all fit the database's integers.
+    """
+
+    topic_id: str
+    epoch: int
+    processed_seq: int
+    known_from_seq: int
+    is_ready: bool
+    gaps: list[tuple[int, int]]
+    definition: ViewDefinition
+    bytes: int = 0
+
+
+class Batch(msgspec.Struct, frozen=True, array_like=True):
+    """Records in seq order, column by column, and what else changes with them.
+
+    `datas`: bytes of JSON, or of anything where `is_binary` has a 1. `upto_seq`: every slot up to
+    it was examined; `from_seq`: where the file must stand. `gaps`: holes newly passed;
+    `known_from_seq`: raised where records were evicted before the view saw them.
+    """
+
+    from_seq: int
+    upto_seq: int
+    known_from_seq: int
+    gaps: list[tuple[int, int]]
+    seqs: list[int]
+    times: list[int]
+    nodes: list[str | None]
+    tags: list[str | None]
+    datas: list[bytes]
+    metas: list[bytes]
+    is_binary: bytes
+
+
+class Check(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Try a definition in memory."""
+
+    definition: ViewDefinition
+
+
+class Create(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Make a file with empty tables and keep it open; a file of that path is replaced."""
+
+    path: str
+    definition: ViewDefinition
+    topic_id: str
+    epoch: int
+    max_bytes: int
+
+
+class Open(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Open a file that is there."""
+
+    path: str
+    max_bytes: int
+
+
+class Apply(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Apply records to an open file, in one transaction."""
+
+    path: str
+    batch: Batch
+
+
+class Skip(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Pass the next record without applying it."""
+
+    path: str
+    seq: int
+
+
+class MarkReady(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """The file answers queries from now on, also after a restart."""
+
+    path: str
+
+
+class Remove(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Close the file and remove it."""
+
+    path: str
+
+
+class ViewQuery(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Run a query on a file, with bounds on time, rows and bytes of its answer."""
+
+    path: str
+    sql: str
+    params: dict[str, Any] | list[Any]
+    max_ms: int
+    max_rows: int
+    max_bytes: int
+
+
+class Nothing(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Answer at once: the process is there."""
+
+
+Request = Nothing | Check | Create | Open | Apply | Skip | MarkReady | Remove | ViewQuery
+
+
+class Done(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Done. `processed_seq`: where the file stands now; `bytes`: of the file."""
+
+    processed_seq: int = 0
+    bytes: int = 0
+
+
+class SqlRefused(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """A statement is wrong or not allowed, or takes too much. `reason`: see `view_file`."""
+
+    message: str
+    statement: str
+    reason: str
+
+
+class FailedAt(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """`apply` failed at a record; what came before it is committed."""
+
+    seq: int
+    statement: str
+    message: str
+
+
+class Moved(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """The file stands somewhere else than the request says, or is not open."""
+
+
+class Unreadable(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """The file is not there or is no file of a view."""
+
+    message: str
+
+
+class DiskTrouble(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """The disk is full or fails; nothing was changed."""
+
+    message: str
+
+
+class QueryRows(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Rows of a query. `rows`: a JSON array of arrays."""
+
+    columns: list[str]
+    rows: bytes
+    row_count: int
+    processed_seq: int
+    is_cut: bool
+
+
+Answer = Done | SqlRefused | FailedAt | Moved | Unreadable | DiskTrouble | QueryRows | FileFacts
+
+encode: Final = msgspec.msgpack.Encoder().encode
+REQUESTS: Final[msgspec.msgpack.Decoder[Request]] = msgspec.msgpack.Decoder(Request)
+ANSWERS: Final[msgspec.msgpack.Decoder[Answer]] = msgspec.msgpack.Decoder(Answer)
+
+
+def frame(message: msgspec.Struct) -> bytes:
+    """A message with its length in front."""
+    body = encode(message)
+    assert len(body) < FRAME_BYTES_MAX
+    return LENGTH.pack(len(body)) + body

@@ -1,0 +1,440 @@
+"""The view service: define, query, follow, rebuild, delete.
+
+Definitions are journaled and durable before a call returns; files are made by the apply process and
+read by query processes. A query with `after` waits until the view has processed that record. One
+change of the set of views at a time. Called by `api/views/handlers` and by the wiring; loop thread
+only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+from topics_server.engine.commit.gates import gate_of_service
+from topics_server.engine.commit.pipeline import CommitPipeline
+from topics_server.engine.commit.transfers import resolved
+from topics_server.engine.ports import Clock
+from topics_server.engine.store import Store
+from topics_server.engine.topic.applied import Applied
+from topics_server.runtime.logging import log_defect
+from topics_server.runtime.metrics import log
+from topics_server.values.entries import (
+    Entry,
+    RecordsAppended,
+    RecordsDeleted,
+    TopicPut,
+    ViewDeleted,
+    ViewEntry,
+    ViewPut,
+)
+from topics_server.values.errors import Code, TopicsError, invalid
+from topics_server.values.limits import (
+    VIEW_ROWS_BYTES_MAX,
+    VIEW_ROWS_MAX,
+    VIEW_WAITING_MAX,
+)
+from topics_server.values.model import OnDelete, TopicType, ViewDefinition
+from topics_server.views.answers import ViewOutcome, ViewRows, ViewState
+from topics_server.views.messages import (
+    Answer,
+    Check,
+    DiskTrouble,
+    Moved,
+    QueryRows,
+    SqlRefused,
+    Unreadable,
+    ViewQuery,
+)
+from topics_server.views.processes import ProcessDied, QueryPool, ViewProcess
+from topics_server.views.view import View
+from topics_server.views.view_file import tidy
+from topics_server.views.view_table import ViewRow, ViewTable
+
+_CHECK_SECONDS: Final = 30.0
+# A process that is past its time by so much is killed.
+_GRACE_S: Final = 2.0
+# A file that was swapped while a query was on its way is asked again so often.
+_TRIES_MAX: Final = 3
+
+
+class ViewSettings(Protocol):
+    """The settings of views; `settings.Settings` has them. 0 is unlimited for counts."""
+
+    @property
+    def max_views(self) -> int:
+        """Views of the server."""
+        ...
+
+    @property
+    def max_views_per_topic(self) -> int:
+        """Views of one topic."""
+        ...
+
+    @property
+    def view_max_bytes(self) -> int:
+        """Bytes of the file of one view."""
+        ...
+
+    @property
+    def view_after_ms(self) -> int:
+        """How long a query waits for `after`."""
+        ...
+
+    @property
+    def view_query_ms(self) -> int:
+        """How long one query may run."""
+        ...
+
+    @property
+    def view_query_processes(self) -> int:
+        """Processes that answer queries."""
+        ...
+
+
+class Views:
+    """The views of a server that has recovered."""
+
+    def __init__(
+        self,
+        table: ViewTable,
+        root: str,
+        store: Store,
+        commits: CommitPipeline,
+        clock: Clock,
+        settings: ViewSettings,
+    ) -> None:
+        self._table = table
+        self._directory = Path(root) / "views"
+        self._store = store
+        self._commits = commits
+        self._clock = clock
+        self._settings = settings
+        self._views: dict[int, View] = {}
+        self._by_topic: dict[str, list[View]] = {}
+        self._topic_names: dict[int, str] = {}
+        self._changing = asyncio.Lock()
+        self._process = ViewProcess("apply_worker", [str(self._directory)])
+        self._pool = QueryPool(settings.view_query_processes)
+        self._waiting = 0
+        self._is_closed = False
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.queries_total = 0
+        self.timeouts_total = 0
+
+    def __len__(self) -> int:
+        return len(self._table)
+
+    # -- its life --------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Take up every view where its file stands. Nothing here refuses a start, or waits."""
+        self._table.on_put = self._put_row
+        self._table.on_gone = self._gone_row
+        self._commits.observers.append(self.observe)
+        self._spawn(self._tidy())
+        for row in self._table:
+            self._put_row(row)
+        if len(self._table):
+            self._spawn(self._pool.warm())
+
+    async def _tidy(self) -> None:
+        """Remove the folders of views that are gone; later views have higher ids."""
+        known = {row.view_id for row in self._table}
+        gone = set(range(1, self._table.next_view_id)) - known
+        if not gone:
+            return
+        try:
+            await asyncio.to_thread(tidy, self._directory, {str(view_id) for view_id in gone})
+        except OSError as error:
+            log.warning("the folder of the views cannot be read: %s", error)
+
+    def _put_row(self, row: ViewRow) -> None:
+        view = self._views.get(row.view_id)
+        if view is not None:
+            view.change(row.definition)
+            return
+        view = self._views[row.view_id] = View(
+            row.topic,
+            row.name,
+            row.definition,
+            self._directory / str(row.view_id),
+            self._store,
+            self._process,
+            max_bytes=self._settings.view_max_bytes,
+        )
+        self._by_topic.setdefault(row.topic, []).append(view)
+        self._spawn(view.start())
+
+    def _gone_row(self, row: ViewRow) -> None:
+        view = self._views.pop(row.view_id, None)
+        if view is None:
+            return
+        views = self._by_topic[row.topic]
+        views.remove(view)
+        if not views:
+            del self._by_topic[row.topic]
+        self._spawn(view.remove())
+
+    def _spawn(self, work: Any) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._note_end)
+
+    def _note_end(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        log_defect(task)
+
+    def drain(self) -> None:
+        """Keep nobody waiting any more."""
+        self._is_closed = True
+        for view in self._views.values():
+            view.drain()
+
+    async def close(self) -> None:
+        """Stop reading and applying, then end the processes."""
+        self._is_closed = True
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*(view.close() for view in self._views.values()))
+        await asyncio.gather(self._process.close(), self._pool.close())
+
+    def observe(self, lsn: int, entry: Entry, applied: Applied) -> None:
+        """Hear of an applied entry: topics that come and go, and deletes."""
+        if not self._by_topic:
+            return
+        if isinstance(entry, RecordsAppended):
+            if entry.creation is not None:
+                self._note_topic(entry.creation.name)
+        elif isinstance(entry, TopicPut):
+            if entry.created:
+                self._note_topic(entry.name)
+        elif isinstance(entry, RecordsDeleted):
+            topic = self._store.topic_of(entry.topic_id)
+            for view in self._by_topic.get("" if topic is None else topic.name, ()):
+                view.note_delete()
+
+    def _note_topic(self, name: str) -> None:
+        # A turn later: then the topic is there to be found.
+        loop = asyncio.get_running_loop()
+        for view in self._by_topic.get(name, ()):
+            loop.call_soon(view.note_topic)
+
+    # -- looking ---------------------------------------------------------------------------
+
+    def view(self, topic: str, name: str) -> View:
+        """A view. Raises `topic_not_found`, `view_not_found`."""
+        row = self._table.find(topic, name)
+        view = None if row is None else self._views.get(row.view_id)
+        if view is None:
+            self._store.topic(topic)
+            raise TopicsError(
+                Code.VIEW_NOT_FOUND,
+                f'topic "{topic}" has no view "{name}"',
+                {"topic": topic, "view": name},
+            )
+        return view
+
+    def get(self, topic: str, name: str) -> ViewState:
+        """A view as it is. Raises `topic_not_found`, `view_not_found`."""
+        return self.view(topic, name).state()
+
+    def of_topic(self, topic: str) -> list[ViewState]:
+        """The views of a topic in order of their names. Raises `topic_not_found`."""
+        self._store.topic(topic)
+        rows = self._table.of_topic(topic)
+        return [self._views[row.view_id].state() for row in rows if row.view_id in self._views]
+
+    def states(self) -> list[ViewState]:
+        """All views whose topic is there, for metrics."""
+        found = []
+        for view in self._views.values():
+            try:
+                found.append(view.state())
+            except TopicsError:
+                continue  # its topic is gone for now
+        return found
+
+    # -- changing --------------------------------------------------------------------------
+
+    async def put(self, topic: str, name: str, definition: ViewDefinition) -> ViewOutcome:
+        """Define a view, or define it like this; durable before it returns.
+
+        Raises `TopicsError`, after which nothing is changed: `topic_not_found`, `query_failed` for
+        SQL that is wrong or not allowed, `throttled` for too many views.
+        """
+        async with self._changing:
+            self._check_topic(topic, definition)
+            row = self._table.find(topic, name)
+            if row is not None and row.definition == definition:
+                return ViewOutcome(created=False, changed=False, definition=definition)
+            if row is None:
+                self._check_room(topic)
+            if not len(self._table):
+                self._spawn(self._pool.warm())
+            await self._check_sql(definition)
+            self._check_topic(topic, definition)
+            view_id = self._table.next_view_id if row is None else row.view_id
+            entry = ViewPut(view_id, topic, name, self._clock.now_ms(), definition)
+            await self._commit(entry)
+            return ViewOutcome(created=row is None, changed=row is not None, definition=definition)
+
+    def _check_topic(self, name: str, definition: ViewDefinition) -> None:
+        topic = self._store.topic(name)
+        if definition.on_delete is OnDelete.REBUILD and topic.config.type is TopicType.QUEUE:
+            raise invalid(
+                "on_delete must be keep on a queue: every ack deletes a record", "on_delete"
+            )
+
+    def _check_room(self, topic: str) -> None:
+        settings = self._settings
+        for limit, most, there in (
+            ("max_views", settings.max_views, len(self._table)),
+            ("max_views_per_topic", settings.max_views_per_topic, len(self._table.of_topic(topic))),
+        ):
+            if most and there >= most:
+                raise TopicsError(
+                    Code.THROTTLED,
+                    "the server has reached its limit of views",
+                    {"limit": limit, "max": most},
+                )
+
+    async def _check_sql(self, definition: ViewDefinition) -> None:
+        try:
+            answer = await self._process.ask(Check(definition), seconds=_CHECK_SECONDS)
+        except ProcessDied as died:
+            raise TopicsError(Code.QUERY_FAILED, str(died), {"reason": "time"}) from None
+        if isinstance(answer, SqlRefused):
+            raise _refusal(answer)
+
+    async def delete(self, topic: str, name: str) -> bool:
+        """Remove a view with what it computed; whether it was there."""
+        async with self._changing:
+            row = self._table.find(topic, name)
+            if row is None:
+                return False
+            await self._commit(ViewDeleted(row.view_id, topic, name, self._clock.now_ms()))
+            return True
+
+    async def _commit(self, entry: ViewEntry) -> None:
+        ticket = self._commits.submit(entry, gate_of_service(entry), self._table, urgent=True)
+        await resolved(ticket)
+        if ticket.error is not None:
+            raise TopicsError(ticket.error.code, ticket.error.message, ticket.error.detail)
+
+    async def rebuild(self, topic: str, name: str, *, skip_seq: int | None) -> ViewState:
+        """Build a view anew, or pass the record at which it stands still. Raises `TopicsError`."""
+        view = self.view(topic, name)
+        if skip_seq is None:
+            view.rebuild()
+        elif not await view.skip(skip_seq):
+            raise invalid("skip must be the seq at which the view stopped", "skip")
+        return view.state()
+
+    # -- querying --------------------------------------------------------------------------
+
+    async def query(
+        self, topic: str, name: str, sql: str, params: Any, *, after: int | None = None
+    ) -> ViewRows:
+        """Rows of a query; with `after` they reflect that record.
+
+        Raises `TopicsError`: `view_timeout` if the view does not get there in time, `query_failed`
+        for SQL that is wrong, not allowed or takes too much, `throttled` if too many wait.
+        """
+        view = self.view(topic, name)
+        if self._waiting >= VIEW_WAITING_MAX:
+            raise TopicsError(
+                Code.THROTTLED,
+                "too many queries of views wait",
+                {"limit": "view_queries", "max": VIEW_WAITING_MAX},
+            )
+        self._waiting += 1
+        try:
+            if after is not None:
+                await self._wait_for(view, after)
+            return await self._rows(view, sql, params, after or 0)
+        finally:
+            self._waiting -= 1
+
+    async def _wait_for(self, view: View, after: int) -> None:
+        if await view.wait_for(after, self._settings.view_after_ms / 1000):
+            return
+        if self._is_closed:
+            raise TopicsError(Code.SHUTTING_DOWN, "the server is shutting down")
+        self.timeouts_total += 1
+        current = view.processed_seq
+        raise TopicsError(
+            Code.VIEW_TIMEOUT,
+            f"Timeout waiting for view {view.name} to catch up "
+            f"(target: {after}, current: {current})",
+            {"view": view.name, "target": after, "current": current},
+        )
+
+    async def _rows(self, view: View, sql: str, params: Any, after: int) -> ViewRows:
+        settings = self._settings
+        answer: Answer = Moved()
+        for _ in range(_TRIES_MAX):
+            self._store.topic(view.topic_name)
+            await view.until_open(settings.view_after_ms / 1000)
+            query = ViewQuery(
+                view.answering().path,
+                sql,
+                params,
+                settings.view_query_ms,
+                VIEW_ROWS_MAX,
+                VIEW_ROWS_BYTES_MAX,
+            )
+            try:
+                seconds = settings.view_query_ms / 1000 + _GRACE_S
+                answer = await self._pool.ask(query, seconds=seconds)
+            except ProcessDied as died:
+                reason = "time" if died.was_late else "memory"
+                raise TopicsError(Code.QUERY_FAILED, str(died), {"reason": reason}) from None
+            if isinstance(answer, QueryRows) and answer.processed_seq >= after:
+                self.queries_total += 1
+                return ViewRows(
+                    answer.columns,
+                    answer.rows,
+                    answer.row_count,
+                    answer.processed_seq,
+                    answer.is_cut,
+                )
+            if isinstance(answer, SqlRefused):
+                raise _refusal(answer)
+            # The file was swapped or is just being made: ask what answers now.
+            await asyncio.sleep(0.05)
+        message = "the view cannot be read now"
+        if isinstance(answer, Unreadable | DiskTrouble):
+            log.warning("view %s of %s: %s", view.name, view.topic_name, answer.message)
+        raise TopicsError(Code.NOT_READY, message, {"view": view.name})
+
+    def named_query(self, topic: str, name: str, query: str) -> str:
+        """The SQL of a named query. Raises `invalid_request` for a name that is none."""
+        definition = self.view(topic, name).definition
+        sql = definition.queries.get(query)
+        if sql is None:
+            known = ", ".join(sorted(definition.queries)) or "none"
+            raise invalid(f'the view has no query "{query}"; it has: {known}', "query")
+        return sql
+
+    def listen(self, topic: str, name: str, listener: Callable[[], None]) -> Callable[[], None]:
+        """Call `listener` whenever the view moved; what comes back ends that."""
+        view = self.view(topic, name)
+        view.listen(listener)
+        return lambda: view.unlisten(listener)
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether the server is going down."""
+        return self._is_closed
+
+
+def _refusal(answer: SqlRefused) -> TopicsError:
+    return TopicsError(
+        Code.QUERY_FAILED,
+        answer.message[:1000],
+        {"reason": answer.reason, "statement": answer.statement[:256]},
+    )

@@ -1,0 +1,431 @@
+"""One view: the file that answers, the file that is built beside it, and who waits for it.
+
+A changed definition and a rebuild make a new file; the old one goes on and answers until the new
+one has caught up, then the new one takes its place at once. A topic that is dropped or made again
+resets the view: it starts over with an empty file. Loop thread only; called by `service`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+from typing import Final
+
+from topics_server.engine.store import Store
+from topics_server.engine.topic.topic import Topic
+from topics_server.runtime.metrics import log
+from topics_server.values.errors import Code, TopicsError
+from topics_server.values.model import OnDelete, ViewDefinition
+from topics_server.views.answers import ViewState, ViewStatus
+from topics_server.views.build import Build, is_ahead
+from topics_server.views.messages import FileFacts, Open, Remove
+from topics_server.views.processes import ProcessDied, ViewProcess
+from topics_server.views.view_file import files_in, remove_directory
+
+_OPEN_SECONDS: Final = 60.0
+# Deletes of so long are one rebuild.
+_DELETES_S: Final = 1.0
+
+Listener = Callable[[], None]
+
+
+class View:
+    """A view of one topic name. `directory` holds its files, which nothing else writes."""
+
+    def __init__(
+        self,
+        topic_name: str,
+        name: str,
+        definition: ViewDefinition,
+        directory: Path,
+        store: Store,
+        process: ViewProcess,
+        *,
+        max_bytes: int,
+    ) -> None:
+        self.topic_name = topic_name
+        self.name = name
+        self.definition = definition
+        self.active: Build | None = None
+        self.next: Build | None = None
+        self.rebuilds_total = 0
+        self._directory = directory
+        self._store = store
+        self._process = process
+        self._max_bytes = max_bytes
+        self._numbers = count(1)
+        self._waiters: list[tuple[int, int, asyncio.Future[None]]] = []
+        self._ticks = count()
+        self._listeners: list[Listener] = []
+        # Those who wait for a file to query.
+        self._callers: list[asyncio.Future[None]] = []
+        self._changing = asyncio.Lock()
+        self._endings: set[asyncio.Task[None]] = set()
+        self._delete_timer: asyncio.TimerHandle | None = None
+        self._is_closed = False
+
+    # -- files and topics ------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Take up the files that are there, as far as they fit the topic; begin what is missing."""
+        async with self._changing:
+            topic = self._topic()
+            files = await asyncio.to_thread(files_in, self._directory)
+            if files:
+                self._numbers = count(files[-1][0] + 1)
+            for _, path in reversed(files):
+                facts = None if topic is None else await self._facts(path)
+                if topic is None or facts is None or not self._fits(facts, topic):
+                    await self._remove(path)
+                elif facts.is_ready and self.active is None:
+                    # An older definition answers until the present one has caught up.
+                    self.active = self._resume(path, facts, topic)
+                elif self._is_present(facts) and self.active is None and self.next is None:
+                    self.next = self._resume(path, facts, topic)
+                else:
+                    await self._remove(path)
+            if topic is not None:
+                self._begin_missing(topic)
+
+    async def _facts(self, path: str) -> FileFacts | None:
+        try:
+            answer = await self._process.ask(Open(path, self._max_bytes), seconds=_OPEN_SECONDS)
+        except ProcessDied:
+            return None
+        if isinstance(answer, FileFacts):
+            return answer
+        log.warning("the file of view %s is built anew: %r", self.name, answer)
+        return None
+
+    def _fits(self, facts: FileFacts, topic: Topic) -> bool:
+        """Whether a file shows what the topic holds now."""
+        if facts.topic_id != str(topic.topic_id) or facts.epoch != topic.epoch:
+            return False
+        if is_ahead(facts, topic.log.head_seq, topic.log.holes):
+            log.warning(
+                "view %s of %s is built anew: it holds records that the log lost",
+                self.name,
+                self.topic_name,
+            )
+            self.rebuilds_total += 1
+            return False
+        return True
+
+    def _is_present(self, facts: FileFacts) -> bool:
+        return _same(facts.definition, self.definition)
+
+    def _resume(self, path: str, facts: FileFacts, topic: Topic) -> Build:
+        build = self._build(path, topic, facts.definition)
+        build.start(facts)
+        return build
+
+    def _begin_missing(self, topic: Topic) -> None:
+        if self.active is None:
+            self.active, self.next = self.next or self._new(topic), None
+        elif not _same(self.active.definition, self.definition) and self.next is None:
+            self.next = self._new(topic)
+
+    def _new(self, topic: Topic) -> Build:
+        path = self._directory / f"{next(self._numbers)}.db"
+        build = self._build(str(path), topic, self.definition)
+        build.start(None)
+        return build
+
+    def _build(self, path: str, topic: Topic, definition: ViewDefinition) -> Build:
+        return Build(
+            path,
+            self._store,
+            self._process,
+            self,
+            topic=topic,
+            definition=definition,
+            max_bytes=self._max_bytes,
+        )
+
+    def _topic(self) -> Topic | None:
+        try:
+            topic = self._store.topic(self.topic_name)
+        except TopicsError:
+            return None
+        return None if topic.staging.has_drop else topic
+
+    async def _remove(self, path: str) -> None:
+        try:
+            await self._process.ask(Remove(path), seconds=_OPEN_SECONDS)
+        except ProcessDied:
+            pass
+
+    # -- changes ---------------------------------------------------------------------------
+
+    def change(self, definition: ViewDefinition) -> None:
+        """Compute this from now on; what answers now goes on until that has caught up."""
+        old = self.definition
+        self.definition = definition
+        if not _same(old, definition):
+            self.rebuild()
+
+    def rebuild(self) -> None:
+        """Build the view anew beside what answers now."""
+        topic = self._topic()
+        if topic is None or self._is_closed:
+            return
+        self.rebuilds_total += 1
+        if self.next is not None:
+            self._end(self.next)
+        if self.active is not None and not self.active.is_ready:
+            # Nothing whole to answer from meanwhile: start over at once.
+            self._end(self.active)
+            self.active, self.next = self._new(topic), None
+        else:
+            self.next = self._new(topic)
+
+    def note_topic(self) -> None:
+        """The topic is there, or there again: begin if nothing is under way."""
+        topic = self._topic()
+        if topic is None or self._is_closed:
+            return
+        if self.active is not None and self.active.topic_id != topic.topic_id:
+            self._reset()
+        self._begin_missing(topic)
+
+    def note_delete(self) -> None:
+        """Records of the topic were deleted: build anew, if the definition wants that."""
+        if self.definition.on_delete is not OnDelete.REBUILD or self._is_closed:
+            return
+        if self._delete_timer is None:
+            loop = asyncio.get_running_loop()
+            self._delete_timer = loop.call_later(_DELETES_S, self._rebuild_after_deletes)
+
+    def _rebuild_after_deletes(self) -> None:
+        self._delete_timer = None
+        if self.next is not None:
+            # One that began before the deletes may have read what is gone; one after another.
+            self.note_delete()
+            return
+        self.rebuild()
+
+    async def skip(self, seq: int) -> bool:
+        """Pass the record at which a build stands still; whether one does."""
+        for build in (self.next, self.active):
+            if build is not None and await build.skip(seq):
+                return True
+        return False
+
+    def _reset(self) -> None:
+        for build in (self.active, self.next):
+            if build is not None:
+                self._end(build)
+        self.active = self.next = None
+
+    def _end(self, build: Build) -> None:
+        task = asyncio.get_running_loop().create_task(build.remove())
+        self._endings.add(task)
+        task.add_done_callback(self._endings.discard)
+
+    async def remove(self) -> None:
+        """The view is gone, with its files."""
+        self._is_closed = True
+        self._reset()
+        self._wake_all()
+        await asyncio.gather(*self._endings, return_exceptions=True)
+        await asyncio.to_thread(remove_directory, self._directory)
+
+    async def close(self) -> None:
+        """The server stops: files stay as they are."""
+        self._is_closed = True
+        if self._delete_timer is not None:
+            self._delete_timer.cancel()
+        builds = [build for build in (self.active, self.next) if build is not None]
+        await asyncio.gather(*(build.stop() for build in builds))
+        await asyncio.gather(*self._endings, return_exceptions=True)
+
+    # -- what builds tell (`build.BuildEvents`) ---------------------------------------------
+
+    def opened(self, build: Build) -> None:
+        """See `BuildEvents`."""
+        if build is self.active:
+            self._wake_callers()
+
+    def moved(self, build: Build) -> None:
+        """See `BuildEvents`."""
+        if build is self.active:
+            self._wake()
+
+    def caught_up(self, build: Build) -> None:
+        """See `BuildEvents`. The new file answers from here on."""
+        if build is not self.next:
+            self._notify()
+            return
+        old = self.active
+        self.active, self.next = build, None
+        if old is not None:
+            self._end(old)
+        self._wake()
+
+    def lost_topic(self, build: Build) -> None:
+        """See `BuildEvents`."""
+        if build in (self.active, self.next):
+            self._reset()
+            self.note_topic()
+            self._notify()
+
+    def unusable(self, build: Build) -> None:
+        """See `BuildEvents`. A view can always be built anew."""
+        log.warning("the file of view %s cannot be used: it is built anew", self.name)
+        topic = self._topic()
+        self._end(build)
+        if build is self.next:
+            self.next = None
+        elif build is self.active:
+            self.active = None
+        if topic is not None and not self._is_closed:
+            self._begin_missing(topic)
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether somebody waits for records to be processed."""
+        return bool(self._waiters or self._listeners)
+
+    # -- who waits -------------------------------------------------------------------------
+
+    @property
+    def processed_seq(self) -> int:
+        """Every record up to it is in what answers queries now."""
+        return 0 if self.active is None else self.active.processed_seq
+
+    @property
+    def etag(self) -> str:
+        """The tag of what a query would answer now."""
+        return self.etag_at(self.processed_seq)
+
+    def etag_at(self, seq: int) -> str:
+        """The tag of an answer that reflects `seq`: which file answered, and how far it was."""
+        build = "" if self.active is None else Path(self.active.path).stem
+        topic_id = 0 if self.active is None else self.active.topic_id
+        return f'"{topic_id:x}-{build}-{seq}"'
+
+    async def until_open(self, seconds: float) -> None:
+        """Wait until there is a file to query, or the time is up."""
+        loop = asyncio.get_running_loop()
+        end = loop.time() + seconds
+        while not (self.active is not None and self.active.is_open) and not self._is_closed:
+            waiter: asyncio.Future[None] = loop.create_future()
+            self._callers.append(waiter)
+            try:
+                async with asyncio.timeout_at(end):
+                    await waiter
+            except TimeoutError:
+                return
+            finally:
+                self._callers.remove(waiter)
+
+    def _wake_callers(self) -> None:
+        for waiter in self._callers:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    async def wait_for(self, seq: int, seconds: float) -> bool:
+        """Wait until `seq` is processed; whether it is."""
+        if self.processed_seq >= seq:
+            return True
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        heapq.heappush(self._waiters, (seq, next(self._ticks), waiter))
+        if self.active is not None:
+            self.active.want()
+        try:
+            async with asyncio.timeout(seconds):
+                await waiter
+        except TimeoutError:
+            pass
+        finally:
+            waiter.cancel()
+            self._forget_waiters()
+        return self.processed_seq >= seq
+
+    def _wake(self) -> None:
+        waiters, processed_seq = self._waiters, self.processed_seq
+        while waiters and waiters[0][0] <= processed_seq:
+            _, _, waiter = heapq.heappop(waiters)
+            if not waiter.done():
+                waiter.set_result(None)
+        self._notify()
+
+    def _wake_all(self) -> None:
+        for _, _, waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+        self._waiters.clear()
+        self._wake_callers()
+        self._notify()
+
+    def _forget_waiters(self) -> None:
+        """Drop those that wait no more, once they are most."""
+        waiting = [entry for entry in self._waiters if not entry[2].done()]
+        if len(waiting) * 2 <= len(self._waiters):
+            heapq.heapify(waiting)
+            self._waiters = waiting
+
+    def drain(self) -> None:
+        """The server is going down: nobody is kept waiting."""
+        self._wake_all()
+
+    def listen(self, listener: Listener) -> None:
+        """Call this whenever the view moved."""
+        self._listeners.append(listener)
+        if self.active is not None:
+            self.active.want()
+
+    def unlisten(self, listener: Listener) -> None:
+        """Call it no more."""
+        self._listeners.remove(listener)
+
+    def _notify(self) -> None:
+        for listener in tuple(self._listeners):
+            listener()
+
+    # -- facts -----------------------------------------------------------------------------
+
+    def state(self) -> ViewState:
+        """The view as it is. Raises `topic_not_found`."""
+        topic = self._store.topic(self.topic_name)
+        active, building = self.active, self.next
+        failures = (build.failure for build in (building, active) if build is not None)
+        failure = next((failure for failure in failures if failure is not None), None)
+        status: ViewStatus = "building"
+        if failure is not None:
+            status = "failed"
+        elif active is None:
+            status = "waiting"
+        elif active.is_ready and building is None:
+            status = "ready"
+        return ViewState(
+            topic=self.topic_name,
+            name=self.name,
+            definition=self.definition,
+            status=status,
+            processed_seq=self.processed_seq,
+            head_seq=topic.log.head_seq,
+            known_from_seq=1 if active is None else active.known_from_seq,
+            building_seq=None if building is None else building.processed_seq,
+            failure=failure,
+            bytes=sum(build.bytes for build in (active, building) if build is not None),
+            applied_total=0 if active is None else active.applied_total,
+            rebuilds_total=self.rebuilds_total,
+        )
+
+    def answering(self) -> Build:
+        """The build that answers queries. Raises `topic_not_found`, `not_ready`."""
+        if self.active is None or self._is_closed:
+            self._store.topic(self.topic_name)
+            raise TopicsError(
+                Code.NOT_READY, f"view {self.name} is being made", {"view": self.name}
+            )
+        return self.active
+
+
+def _same(one: ViewDefinition, other: ViewDefinition) -> bool:
+    """Whether two definitions make the same tables; queries and deletes may differ."""
+    return one.schema == other.schema and one.apply == other.apply

@@ -1,0 +1,405 @@
+"""One file of one view: its tables, and up to which record they are built.
+
+The rows and `processed_seq` change in one transaction, so each record counts once, however often a
+batch is sent. Besides the tables of the definition the file has one table of the server,
+`_topics_view`, with one row: which incarnation of the topic was read, how far, which gaps were met,
+whether the build ever caught up, and the definition, so that an older file can be queried while its
+successor is built. Runs in helper processes only: called by `apply_worker` and `query_worker`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from topics_server.values.limits import MIB
+from topics_server.values.model import ViewDefinition
+from topics_server.views.messages import Batch, FileFacts
+from topics_server.views.sandbox import OWN_PREFIX, Mode, Sandbox, add_dates
+
+_VERSION: Final = 1
+_TABLE: Final = f"{OWN_PREFIX}_view"
+_HEAP_BYTES: Final = 256 * MIB
+_SCHEMA_SECONDS: Final = 5.0
+# A batch that takes longer is stopped, and the record at work is named.
+BATCH_SECONDS: Final = 10.0
+_COLUMNS: Final = (
+    "version, topic_id, epoch, processed_seq, known_from_seq, is_ready, gaps, definition"
+)
+
+
+class RefusedSql(Exception):
+    """A statement of a definition or query is wrong, not allowed, or takes too much."""
+
+    def __init__(self, message: str, statement: str, reason: str = "sql") -> None:
+        super().__init__(message)
+        self.message = message
+        self.statement = statement
+        self.reason = reason
+
+
+class FailedRecord(Exception):
+    """`apply` failed at a record; everything before it is committed."""
+
+    def __init__(self, seq: int, statement: str, message: str) -> None:
+        super().__init__(message)
+        self.seq = seq
+        self.statement = statement
+        self.message = message
+
+
+class MovedError(Exception):
+    """The file does not stand where the batch begins: the sender has to look again."""
+
+
+def connect(path: str, *, read_only: bool) -> sqlite3.Connection:
+    """A connection in autocommit mode. Raises `sqlite3.Error`."""
+    url = Path(path).absolute().as_uri() + ("?mode=ro" if read_only else "?mode=rw")
+    connection = sqlite3.connect(url, uri=True, isolation_level=None, timeout=5.0)
+    connection.text_factory = lambda raw: raw.decode("utf-8", "replace")
+    return connection
+
+
+def refused(error: Exception, sandbox: Sandbox, statement: str) -> RefusedSql:
+    """What a user is told of a statement that failed."""
+    if sandbox.refusal is not None:
+        return RefusedSql(sandbox.refusal, statement, "refused")
+    if sandbox.is_late:
+        return RefusedSql("the statement takes too long", statement, "time")
+    if isinstance(error, MemoryError):
+        return RefusedSql("the statement needs too much memory", statement, "memory")
+    return RefusedSql(str(error), statement)
+
+
+class ViewFile:
+    """An open file that records are applied to. Raises `sqlite3.Error` when the disk fails."""
+
+    def __init__(self, path: str, *, max_bytes: int) -> None:
+        connection = connect(path, read_only=False)
+        self.path = path
+        self._sandbox = Sandbox(connection, heap_bytes=_HEAP_BYTES)
+        self._connection = connection
+        own = self._sandbox.own
+        own("PRAGMA journal_mode = WAL")
+        # Commits reach the disk at checkpoints: after a power cut the file is whole and older.
+        own("PRAGMA synchronous = NORMAL")
+        page_bytes = int(own("PRAGMA page_size")[0][0])
+        own(f"PRAGMA max_page_count = {max(64, max_bytes // page_bytes)}")
+        self.at = 0
+        self._apply: list[str] = []
+
+    @classmethod
+    def create(
+        cls, path: str, definition: ViewDefinition, topic_id: str, epoch: int, *, max_bytes: int
+    ) -> ViewFile:
+        """A new file with empty tables. Raises `RefusedSql` for a definition that cannot be."""
+        remove(path)
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+        found = cls(path, max_bytes=max_bytes)
+        sandbox = found._sandbox
+        try:
+            sandbox.own("BEGIN IMMEDIATE")
+            make_tables(sandbox, definition)
+            sandbox.own(
+                f"CREATE TABLE {_TABLE} (version, topic_id TEXT, epoch, processed_seq, "
+                "known_from_seq, is_ready, gaps, definition)"
+            )
+            sandbox.own(
+                f"INSERT INTO {_TABLE} ({_COLUMNS}) VALUES (?, ?, ?, 0, 1, 0, '[]', ?)",
+                (_VERSION, topic_id, epoch, msgspec.json.encode(definition).decode()),
+            )
+            sandbox.own("COMMIT")
+        except BaseException:
+            found.close()
+            remove(path)
+            raise
+        found._begin(definition)
+        return found
+
+    @classmethod
+    def open(cls, path: str, *, max_bytes: int) -> ViewFile:
+        """A file that is there. Raises `sqlite3.Error`, `ValueError` if it is no view's file."""
+        found = cls(path, max_bytes=max_bytes)
+        try:
+            facts = found.facts()
+        except BaseException:
+            found.close()
+            raise
+        found._begin(facts.definition)
+        found.at = facts.processed_seq
+        return found
+
+    def _begin(self, definition: ViewDefinition) -> None:
+        self._apply = definition.apply
+        add_dates(self._sandbox)
+        self._sandbox.learn_tables()
+
+    def facts(self) -> FileFacts:
+        """What the file says of itself."""
+        return msgspec.structs.replace(facts_of(self._sandbox), bytes=bytes_of(self.path))
+
+    def apply(self, batch: Batch) -> None:
+        """Apply the records of a batch in one transaction.
+
+        Raises `FailedRecord`, then everything before that record is applied, and `MovedError`.
+        """
+        try:
+            self._apply_rows(batch, len(batch.seqs))
+        except FailedRecord as failure:
+            row = batch.seqs.index(failure.seq)
+            self._apply_rows(batch, row, upto_seq=failure.seq - 1)
+            raise
+
+    def _apply_rows(self, batch: Batch, count: int, *, upto_seq: int | None = None) -> None:
+        own = self._sandbox.own
+        upto_seq = batch.upto_seq if upto_seq is None else upto_seq
+        own("BEGIN IMMEDIATE")
+        try:
+            facts = facts_of(self._sandbox)
+            if facts.processed_seq != batch.from_seq:
+                raise MovedError
+            if count:
+                self._run(batch, count)
+            gaps = [*facts.gaps, *(gap for gap in batch.gaps if gap[0] <= upto_seq)]
+            own(
+                f"UPDATE {_TABLE} SET processed_seq = ?, known_from_seq = max(known_from_seq, ?), "
+                "gaps = ?",
+                (
+                    upto_seq,
+                    min(batch.known_from_seq, upto_seq + 1),
+                    msgspec.json.encode(gaps).decode(),
+                ),
+            )
+            own("COMMIT")
+        except BaseException:
+            # A statement may have ended the transaction itself (OR ROLLBACK).
+            if self._connection.in_transaction:
+                own("ROLLBACK")
+            raise
+        self.at = upto_seq
+
+    def _run(self, batch: Batch, count: int) -> None:
+        statements = self._apply
+        rows = _Rows(batch, count)
+        statement = statements[0]
+        with self._sandbox.mode(Mode.APPLY, BATCH_SECONDS) as connection:
+            cursor = connection.cursor()
+            try:
+                if len(statements) == 1 and _is_write(statement):
+                    cursor.executemany(statement, rows)
+                else:
+                    for row in rows:
+                        for statement in statements:
+                            cursor.execute(statement, row).fetchmany(0)
+            except (sqlite3.Error, sqlite3.Warning, MemoryError, ValueError) as error:
+                if _is_of_disk(error):
+                    raise
+                failure = refused(error, self._sandbox, statement)
+                raise FailedRecord(rows.seq, statement, failure.message) from None
+            if not connection.in_transaction:
+                raise FailedRecord(rows.seq, statement, "apply must not end the transaction")
+
+    def skip(self, seq: int) -> None:
+        """Pass one record without applying it; it must be the next one."""
+        if self.at != seq - 1:
+            raise MovedError
+        self._sandbox.own(f"UPDATE {_TABLE} SET processed_seq = ?", (seq,))
+        self.at = seq
+
+    def mark_ready(self) -> None:
+        """The build has caught up: from now on this file answers queries."""
+        self._sandbox.own(f"UPDATE {_TABLE} SET is_ready = 1")
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._connection.close()
+
+
+class _Rows:
+    """The parameters of each record; `seq` is that of the one at work."""
+
+    def __init__(self, batch: Batch, count: int) -> None:
+        self.seq = batch.seqs[0]
+        self._batch = batch
+        self._count = count
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        batch = self._batch
+        columns = zip(
+            batch.seqs[: self._count],
+            batch.times,
+            batch.nodes,
+            batch.tags,
+            batch.datas,
+            batch.metas,
+            batch.is_binary,
+            strict=False,
+        )
+        for seq, ts, node, tag, data, meta, is_binary in columns:
+            self.seq = seq
+            yield {
+                "seq": seq,
+                "ts": ts,
+                "node": node,
+                "tag": tag,
+                "data": data if is_binary else data.decode("utf-8", "surrogatepass"),
+                "meta": meta.decode("utf-8", "surrogatepass") if meta else None,
+            }
+
+
+def _is_write(statement: str) -> bool:
+    """Whether `executemany` takes it: it refuses what may give rows."""
+    head = statement.lstrip()[:7].upper()
+    return head.startswith(("INSERT", "UPDATE", "DELETE", "REPLACE")) and (
+        "RETURNING" not in statement.upper()
+    )
+
+
+def _is_of_disk(error: Exception) -> bool:
+    """Whether the disk or another process is at fault, not the statement."""
+    if not isinstance(error, sqlite3.OperationalError):
+        return False
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    return code in (
+        sqlite3.SQLITE_FULL,
+        sqlite3.SQLITE_IOERR,
+        sqlite3.SQLITE_BUSY,
+        sqlite3.SQLITE_CANTOPEN,
+        sqlite3.SQLITE_READONLY,
+    )
+
+
+def make_tables(sandbox: Sandbox, definition: ViewDefinition) -> None:
+    """Run the schema, then compile every other statement. Raises `RefusedSql`."""
+    statement = ""
+    try:
+        with sandbox.mode(Mode.SCHEMA, _SCHEMA_SECONDS) as connection:
+            for statement in definition.schema:
+                connection.execute(statement)
+        sandbox.learn_tables()
+        _check_defaults(sandbox)
+        add_dates(sandbox)
+        row = dict.fromkeys(("seq", "ts", "node", "tag", "data", "meta"))
+        with sandbox.mode(Mode.APPLY, _SCHEMA_SECONDS) as connection:
+            for statement in definition.apply:
+                connection.execute(f"EXPLAIN {statement}", row)
+        with sandbox.mode(Mode.QUERY, _SCHEMA_SECONDS) as connection:
+            for statement in definition.queries.values():
+                connection.execute(f"EXPLAIN {statement}", _Anything())
+    except (sqlite3.Error, sqlite3.Warning, MemoryError) as error:
+        raise refused(error, sandbox, statement) from None
+
+
+_LITERAL: Final = re.compile(
+    r"\(*\s*([-+]?[0-9.]+([eE][-+]?[0-9]+)?|x?'([^']|'')*'|null|true|false)\s*\)*", re.IGNORECASE
+)
+
+
+def _check_defaults(sandbox: Sandbox) -> None:
+    """Raises `RefusedSql` for a default that is computed: the authorizer never sees those."""
+    rows = sandbox.own(
+        "SELECT t.name, c.name, c.dflt_value FROM sqlite_schema t, pragma_table_info(t.name) c "
+        "WHERE t.type = 'table' AND c.dflt_value IS NOT NULL"
+    )
+    for table, column, default in rows:
+        if not _LITERAL.fullmatch(str(default)):
+            message = f"the default of {table}.{column} must be a literal"
+            raise RefusedSql(message, f"DEFAULT {default}", "refused")
+
+
+class _Anything(dict[str, Any]):
+    """Gives every parameter: of a named query they are not known yet."""
+
+    def __missing__(self, key: str) -> None:
+        return None
+
+
+def facts_of(sandbox: Sandbox) -> FileFacts:
+    """What a file says of itself. Raises `sqlite3.Error` and `ValueError`."""
+    rows = sandbox.own(f"SELECT {_COLUMNS} FROM {_TABLE}")
+    if len(rows) != 1 or rows[0][0] != _VERSION:
+        raise ValueError("not a file of a view, or of a newer version")
+    _, topic_id, epoch, processed_seq, known_from_seq, is_ready, gaps, definition = rows[0]
+    return FileFacts(
+        topic_id=topic_id,
+        epoch=epoch,
+        processed_seq=processed_seq,
+        known_from_seq=known_from_seq,
+        is_ready=bool(is_ready),
+        gaps=msgspec.json.decode(gaps, type=list[tuple[int, int]]),
+        definition=msgspec.json.decode(definition, type=ViewDefinition),
+    )
+
+
+def check_definition(definition: ViewDefinition) -> None:
+    """Try a definition in memory. Raises `RefusedSql`."""
+    connection = sqlite3.connect(":memory:", isolation_level=None)
+    try:
+        make_tables(Sandbox(connection, heap_bytes=_HEAP_BYTES), definition)
+    finally:
+        connection.close()
+
+
+def remove(path: str) -> None:
+    """Remove a file of a view and what the database keeps beside it."""
+    for suffix in ("-wal", "-shm", "-journal", ""):
+        try:
+            os.unlink(path + suffix)
+        except FileNotFoundError:
+            pass
+
+
+def bytes_of(path: str) -> int:
+    """Bytes of a view's file and what lies beside it; 0 for one that is not there."""
+    total = 0
+    for suffix in ("", "-wal", "-shm"):
+        try:
+            total += os.stat(path + suffix).st_size
+        except OSError:
+            pass
+    return total
+
+
+def files_in(directory: Path) -> list[tuple[int, str]]:
+    """*Blocking.* A view's files by number; none if there is no such folder."""
+    found: list[tuple[int, str]] = []
+    try:
+        names = os.listdir(directory)
+    except FileNotFoundError:
+        return []
+    for name in names:
+        stem, _, kind = name.partition(".")
+        if kind == "db" and stem.isdigit():
+            found.append((int(stem), str(directory / name)))
+    return sorted(found)
+
+
+def remove_directory(directory: Path) -> None:
+    """*Blocking.* Remove a view's folder, if nothing is left in it."""
+    try:
+        directory.rmdir()
+    except OSError:
+        pass
+
+
+def tidy(directory: Path, gone: set[str]) -> None:
+    """*Blocking.* Remove the folders of views that are gone; there may be no folder at all."""
+    try:
+        folders = list(directory.iterdir())
+    except FileNotFoundError:
+        return
+    for folder in folders:
+        if folder.name not in gone:
+            continue
+        for file in folder.iterdir():
+            # Only what the database makes there.
+            if file.name.split(".")[0].isdigit() and ".db" in file.name:
+                file.unlink()
+        remove_directory(folder)

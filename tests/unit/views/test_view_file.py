@@ -1,0 +1,124 @@
+"""`view_file` and `build.is_ahead`: positions, failures, and what a file says of itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.unit.views.test_sandbox import batch
+from topics_server.values.model import Hole, LossReason, OnDelete
+from topics_server.views.build import is_ahead
+from topics_server.views.definition import make_definition, split_statements
+from topics_server.views.messages import FileFacts
+from topics_server.views.view_file import FailedRecord, MovedError, ViewFile
+
+_DEFINITION = make_definition(
+    schema="CREATE TABLE t (a INTEGER CHECK (a < 100))",
+    apply="INSERT INTO t VALUES (json_extract(:data, '$'))",
+    queries={},
+    shortcut=None,
+    on_delete=OnDelete.KEEP,
+)
+_BYTES = 64 * 1024 * 1024
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    """Where the file is made."""
+    return str(tmp_path / "views" / "1" / "1.db")
+
+
+def test_a_batch_that_is_sent_twice_counts_once(path: str) -> None:
+    """Rows and position are one transaction: the second is told that the file stands elsewhere."""
+    file = ViewFile.create(path, _DEFINITION, "18446744073709551615", 3, max_bytes=_BYTES)
+    file.apply(batch(b"1", b"2"))
+    with pytest.raises(MovedError):
+        file.apply(batch(b"1", b"2"))
+    file.close()
+    file = ViewFile.open(path, max_bytes=_BYTES)
+    facts = file.facts()
+    assert (facts.processed_seq, facts.topic_id, facts.epoch) == (2, "18446744073709551615", 3)
+    assert facts.definition == _DEFINITION
+    assert not facts.is_ready
+    file.mark_ready()
+    assert file.facts().is_ready
+    file.close()
+
+
+def test_what_precedes_a_failing_record_is_kept(path: str) -> None:
+    """The record at fault is named; the next batch begins there; it can be skipped."""
+    file = ViewFile.create(path, _DEFINITION, "1", 1, max_bytes=_BYTES)
+    with pytest.raises(FailedRecord) as failed:
+        file.apply(batch(b"1", b"2", b"100", b"4"))
+    assert failed.value.seq == 3
+    assert "CHECK" in failed.value.message
+    assert file.at == file.facts().processed_seq == 2
+    with pytest.raises(MovedError):
+        file.skip(4)
+    file.skip(3)
+    file.apply(batch(b"4", from_seq=3))
+    assert file.facts().processed_seq == 4
+    file.close()
+
+
+@pytest.mark.parametrize("verb", ["INSERT OR ROLLBACK", "INSERT OR FAIL", "INSERT OR ABORT"])
+def test_a_statement_cannot_end_the_transaction(path: str, verb: str) -> None:
+    """OR ROLLBACK undoes the batch, never the position of what came before."""
+    definition = make_definition(
+        schema="CREATE TABLE t (a UNIQUE)",
+        apply=f"{verb} INTO t VALUES (:data)",
+        queries={},
+        shortcut=None,
+        on_delete=OnDelete.KEEP,
+    )
+    file = ViewFile.create(path, definition, "1", 1, max_bytes=_BYTES)
+    with pytest.raises(FailedRecord) as failed:
+        file.apply(batch(b"1", b"2", b"1"))
+    assert failed.value.seq == 3
+    assert file.facts().processed_seq == 2
+    file.close()
+
+
+def _facts(processed_seq: int, *gaps: tuple[int, int]) -> FileFacts:
+    return FileFacts("1", 1, processed_seq, 1, True, list(gaps), _DEFINITION)
+
+
+@pytest.mark.parametrize(
+    ("facts", "head", "holes", "expected"),
+    [
+        (_facts(10), 10, [], False),
+        (_facts(10), 9, [], True),
+        # The head jumped behind what the file processed, and nothing before it was lost.
+        (_facts(10), 1000, [(11, 1000)], False),
+        # The jump began below: records that the file processed are gone.
+        (_facts(10), 1000, [(10, 1000)], True),
+        (_facts(10), 20, [(3, 4)], True),
+        # The file met the hole when it read there.
+        (_facts(10, (3, 4)), 20, [(3, 4)], False),
+        (_facts(10, (3, 8)), 20, [(5, 6)], False),
+        (_facts(10, (3, 5)), 20, [(3, 6)], True),
+        (_facts(0), 1000, [(1, 1000)], False),
+    ],
+)
+def test_a_file_is_ahead_when_its_log_lost_what_it_processed(
+    facts: FileFacts, head: int, holes: list[tuple[int, int]], expected: bool
+) -> None:
+    """The rule that `kill -9` never shows: after a power cut the log may hold less."""
+    found = [Hole(first, last, LossReason.RESTART) for first, last in holes]
+    assert is_ahead(facts, head, found) is expected
+
+
+@pytest.mark.parametrize(
+    ("text", "statements"),
+    [
+        ("SELECT 1", ["SELECT 1"]),
+        ("SELECT 1;", ["SELECT 1"]),
+        ("SELECT ';'; SELECT 2;;", ["SELECT ';'", "SELECT 2"]),
+        ("-- a; b\nSELECT 1; /* ; */", ["-- a; b\nSELECT 1"]),
+        ("", []),
+    ],
+)
+def test_statements_are_split_where_they_end(text: str, statements: list[str]) -> None:
+    """A semicolon inside a string or a comment ends nothing."""
+    assert split_statements(text) == statements
