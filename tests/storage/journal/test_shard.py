@@ -305,6 +305,26 @@ def test_an_end_mark_of_a_read_only_shard_is_not_waited_for() -> None:
     life.die("kill")
 
 
+def test_an_end_mark_is_made_durable_while_the_queue_is_never_empty() -> None:
+    """Seals and delete flags wait for it: a busy shard must not keep them waiting."""
+    life = started(new_disk(3), turns=3)
+    life.submit(append(0, 1), sync=True)
+    life.settle()
+    shard = life.journal.shards[0]
+    life.submit(append(0, 2), sync=True)
+    life.turn()
+    waiting = life.loop.create_task(life.journal.hold_end(0))
+    groups = shard.counters.groups
+    for seq in range(3, 60):
+        life.submit(append(0, seq), sync=True)
+        life.turn()
+        if waiting.done():
+            break
+    assert waiting.done()
+    assert shard.counters.groups - groups <= 2
+    life.close()
+
+
 def test_close_writes_and_syncs_what_is_queued() -> None:
     disk = new_disk(12)
     life = started(disk)

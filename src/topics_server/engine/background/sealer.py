@@ -233,14 +233,18 @@ class Sealer:
         self.failures[topic_id] = error
 
     async def tend(self, topic: Topic, *, force_seal: bool = False) -> None:
-        """Do all the work of one topic, in an order that is safe at every step."""
+        """Do the work of one topic as it is now, in an order that is safe at every step.
+
+        An entry that is applied meanwhile makes the topic due again. Without that bound a topic
+        that grows as fast as it is sealed would keep all other work waiting.
+        """
         async with self._one_job:
+            head_seq = topic.log.head_seq
             self._move_floor(topic, self._clock.now_ms())
             await self._flip(topic)
             # Before sealing, which a full disk refuses: this frees space.
             await self._drop_segments(topic)
-            while await self._seal(topic, force=force_seal):
-                await self._flip(topic)
+            await self._seal_to(topic, head_seq, force=force_seal)
             await self._drop_segments(topic)
             await self._relocate(topic)
             await self._publish_config(topic)
@@ -259,24 +263,20 @@ class Sealer:
                 # Too late for the requested seal; the topic's own schedule tries again.
                 self._enqueue_later(topic_id)
 
-    async def seal_now(self, topic: Topic) -> int:
-        """Seal all current records of a topic and publish its manifest.
+    async def _seal_now(self, topic: Topic, head_seq: int) -> int:
+        """Seal the records of a topic up to this seq and publish its manifest.
 
-        Returns how many stay unsealed.
-
-        Records that arrive meanwhile are not included. Afterwards the files show what a reader
-        sees: deletes are flagged and the manifest has the floor. Records of an ephemeral topic, and
-        of a read-only shard, stay unsealed. Raises `StorageError`.
+        Returns how many of them stay unsealed. Afterwards the files show what a reader sees:
+        deletes are flagged and the manifest has the floor. Records of an ephemeral topic, and of a
+        read-only shard, stay unsealed. Raises `StorageError`.
         """
         if topic.is_ephemeral:
-            return topic.log.live_count
-        head_seq = topic.log.head_seq
+            return topic.log.live_between(topic.log.sealed_seq + 1, head_seq)[0]
         await self._sync_what_killed(topic)
         async with self._one_job:
             self._move_floor(topic, self._clock.now_ms())
             await self._flip(topic)
-            while topic.log.sealed_seq < head_seq and await self._seal(topic, force=True):
-                await self._flip(topic)
+            await self._seal_to(topic, head_seq, force=True)
             await self._drop_segments(topic)
             if topic.log.sealed_count and self._registry.get(topic.topic_id) is topic:
                 await self._sync_what_killed(topic)
@@ -287,15 +287,23 @@ class Sealer:
         return topic.log.live_between(topic.log.sealed_seq + 1, head_seq)[0]
 
     async def seal_topics(self, names: Iterable[str]) -> tuple[int, int]:
-        """`seal_now` one topic after the other: returns unsealed records and made segments."""
+        """Seal the current records of these topics, one topic after the other.
+
+        Records that arrive meanwhile are not included. Returns unsealed records and made segments.
+        """
         before, left = self.sealed_count, 0
-        for name in names:
-            topic = self._registry.find(name)
-            if topic is not None:
-                left += await self.seal_now(topic)
+        topics = [topic for name in names if (topic := self._registry.find(name)) is not None]
+        heads = [topic.log.head_seq for topic in topics]
+        for topic, head_seq in zip(topics, heads, strict=True):
+            left += await self._seal_now(topic, head_seq)
         return left, self.sealed_count - before
 
     # --- jobs ---------------------------------------------------------------------------
+
+    async def _seal_to(self, topic: Topic, head_seq: int, *, force: bool) -> None:
+        """Seal what is due of the records up to this seq; the last segment may hold more."""
+        while topic.log.sealed_seq < head_seq and await self._seal(topic, force=force):
+            await self._flip(topic)
 
     async def _seal(self, topic: Topic, *, force: bool) -> bool:
         if self._registry.get(topic.topic_id) is not topic:
@@ -352,12 +360,15 @@ class Sealer:
             raise
 
     async def _flip(self, topic: Topic) -> None:
-        while flips := topic.files.due_flips():
-            # A flag must not outlive its delete: the next start compares the two.
-            await self._sync_what_killed(topic)
-            call = partial(self._segments.flip, topic.topic_id, flips)
-            topic.flips_done(flips, await self._free(call))
-            self._moved(topic)
+        """Set the flags that are due now; a delete that is applied meanwhile is due later."""
+        flips = topic.files.due_flips()
+        if not flips:
+            return
+        # A flag must not outlive its delete: the next start compares the two.
+        await self._sync_what_killed(topic)
+        call = partial(self._segments.flip, topic.topic_id, flips)
+        topic.flips_done(flips, await self._free(call))
+        self._moved(topic)
 
     async def _drop_segments(self, topic: Topic) -> None:
         segment_ids = seal_plan.plan_drops(topic)

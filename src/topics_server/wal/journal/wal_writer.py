@@ -113,6 +113,8 @@ class WalWriter:
         self._waiters: list[tuple[int, asyncio.Future[None]]] = []
         # Callers that wait until the end mark is durable.
         self._holders: list[asyncio.Future[None]] = []
+        # They have waited for a job already: their end mark goes before the queue.
+        self._is_hold_due = False
         # The first entry of a group whose write on the loop failed, until its cut is done.
         self._failed_lsn = 0
         # While the shard closes: resolved with the outcome of the job under way.
@@ -222,6 +224,7 @@ class WalWriter:
 
     def _release_holders(self) -> None:
         holders, self._holders = self._holders, []
+        self._is_hold_due = False
         for future in holders:
             if not future.done():
                 future.set_result(None)
@@ -266,6 +269,8 @@ class WalWriter:
                 self._write_here(self._take())
             elif self._job is not None:
                 return
+            elif self._is_hold_due:
+                self._start(HoldEndMark())
             elif self._may_sync_first():
                 self._start(SyncOnly())
             elif self._queue:
@@ -412,6 +417,7 @@ class WalWriter:
         group = job.group if isinstance(job, WriteGroup) else None
         if isinstance(job, HoldEndMark):
             self._release_holders()
+        self._is_hold_due = bool(self._holders)
         if outcome.written and group is not None:
             self._note_written(group, outcome.write_ms)
         if outcome.synced:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 import msgspec
 import pytest
 
 from tests.unit.engine.drive import seqs_of
-from tests.unit.engine.rig import RULES, Rig
+from tests.unit.engine.rig import RULES, Rig, body_of
 from topics_server.engine.commit.gates import gate_of
 from topics_server.engine.topic.topic import Topic
 from topics_server.engine.topic.writes.delete import decide_delete
-from topics_server.values.entries import FloorMoved
+from topics_server.values.entries import Entry, FloorMoved, RecordsAppended
 from topics_server.values.errors import StorageError
 from topics_server.values.limits import SEAL_BY_AGE_BYTES_MIN
 from topics_server.values.model import Durability, TopicConfig
@@ -26,6 +27,45 @@ def topic_of(rig: Rig, name: str = "t") -> Topic:
     topic = rig.registry.find(name)
     assert topic is not None
     return topic
+
+
+def commit_now(rig: Rig, topic: Topic, entry: Entry) -> None:
+    """The entry is applied and synced before this returns."""
+    rig.commits.submit(entry, gate_of(entry, topic), topic)
+    rig.journal.sync_everything()
+
+
+def append_now(rig: Rig, topic: Topic, count: int) -> None:
+    """Append this many records within one turn of the loop."""
+    body, decoded = body_of(*range(count))
+    first_seq = topic.log.head_seq + 1
+    commit_now(
+        rig,
+        topic,
+        RecordsAppended(
+            topic.topic_id, first_seq, count, rig.clock.now_ms(), body, decoded=decoded
+        ),
+    )
+
+
+def delete_now(rig: Rig, topic: Topic, before_seq: int) -> None:
+    """Delete within one turn of the loop."""
+    entry = decide_delete(topic, before_seq, None, {}, rig.clock.now_ms())
+    assert entry is not None
+    commit_now(rig, topic, entry)
+
+
+def at_each_step(rig: Rig, change: Callable[[], None]) -> None:
+    """Call `change` in the middle of each of the next 50 jobs on files."""
+    left = 50
+
+    def again() -> None:
+        nonlocal left
+        left -= 1
+        change()
+        rig.segments.meanwhile = again if left else None
+
+    rig.segments.meanwhile = again
 
 
 async def worked(rig: Rig) -> None:
@@ -115,6 +155,48 @@ async def test_a_failure_before_a_checkpoint_stops_no_checkpoint() -> None:
     assert topic_of(rig).log.tail_count == 1
 
 
+@pytest.mark.parametrize("force_seal", [False, True])
+async def test_a_topic_that_grows_as_fast_as_it_is_sealed_keeps_no_other_waiting(
+    force_seal: bool,
+) -> None:
+    rig = Rig()
+    await rig.append("t", *range(8))
+    await rig.append("u", *range(8))
+    topic = topic_of(rig)
+    at_each_step(rig, lambda: append_now(rig, topic, 8))
+    await rig.sealer.tend(topic, force_seal=force_seal)
+    assert rig.segments.events[-1:] == ["put 1"]
+    assert topic.log.tail_count == 8
+    await worked(rig)
+    assert topic_of(rig, "u").log.sealed_seq == 8, "the next in the line"
+    assert topic.log.tail_count == 0, "and what it grew by is due again"
+
+
+async def test_a_requested_seal_ends_while_the_topics_grow() -> None:
+    rig = Rig()
+    await rig.append("t", *range(12))
+    await rig.append("u", *range(12))
+    grown = topic_of(rig), topic_of(rig, "u")
+
+    def grow() -> None:
+        for topic in grown:
+            append_now(rig, topic, 8)
+
+    at_each_step(rig, grow)
+    assert await rig.sealer.seal_topics(["t", "u"]) == (0, 4)
+    for topic in grown:
+        assert 12 <= topic.log.sealed_seq < topic.log.head_seq
+
+
+async def test_a_requested_seal_of_an_ephemeral_topic_counts_what_it_had() -> None:
+    rig = Rig()
+    await rig.append("t", *range(12))
+    await rig.append("e", *range(3), config=TopicConfig(durability=Durability.EPHEMERAL))
+    ephemeral = topic_of(rig, "e")
+    rig.segments.meanwhile = lambda: append_now(rig, ephemeral, 8)
+    assert await rig.sealer.seal_topics(["t", "e"]) == (3, 2)
+
+
 # -- flip, drop -----------------------------------------------------------------------------
 
 
@@ -123,13 +205,7 @@ async def test_what_died_while_its_segment_was_written_is_flipped_after_it() -> 
     await rig.append("t", *range(8))
     topic = topic_of(rig)
 
-    def delete_meanwhile() -> None:
-        entry = decide_delete(topic, 4, None, {}, rig.clock.now_ms())
-        assert entry is not None
-        rig.commits.submit(entry, gate_of(entry, topic), topic)
-        rig.journal.sync(1)
-
-    rig.segments.meanwhile = delete_meanwhile
+    rig.segments.meanwhile = lambda: delete_now(rig, topic, 4)
     await rig.sealer.tend(topic)
     assert rig.segments.events == ["put 1", "flip [1]"]
     assert rig.segments.kept[1][1].disk_flags == bytes([1, 1, 1, 0, 0, 0, 0, 0])
@@ -143,6 +219,21 @@ async def test_a_delete_of_sealed_records_is_flipped_by_itself() -> None:
     await rig.delete("t", before_seq=3)
     await worked(rig)
     assert rig.segments.kept[1][1].disk_flags[:3] == bytes([1, 1, 0])
+
+
+async def test_a_topic_that_loses_records_all_the_time_keeps_no_other_waiting() -> None:
+    rig = Rig()
+    await rig.append("t", *range(64))
+    await worked(rig)
+    topic = topic_of(rig)
+    delete_now(rig, topic, 2)
+    rig.segments.events.clear()
+    at_each_step(rig, lambda: delete_now(rig, topic, topic.earliest_seq(rig.clock.now_ms()) + 1))
+    await rig.sealer.tend(topic)
+    assert rig.segments.events.count("flip [1]") == 1
+    rig.segments.meanwhile = None
+    await worked(rig)
+    assert not topic.files.pending, "what was deleted meanwhile is due again"
 
 
 async def test_a_delete_is_synced_before_its_flag_is_set() -> None:
