@@ -17,7 +17,7 @@ import sys
 from collections.abc import Callable, Coroutine, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import uvicorn
 
@@ -184,8 +184,41 @@ def _run(settings: Settings, output: logging.LogOutput) -> int:
         backlog=_BACKLOG,
         timeout_graceful_shutdown=max(1, settings.shutdown_grace_ms // 1000),
     )
-    with asyncio.Runner(loop_factory=config.get_loop_factory()) as runner:
-        return runner.run(_serve(settings, node, HttpServer(config), listeners))
+    new_loop = config.get_loop_factory()
+    assert new_loop is not None, "uvicorn has one for uvloop"
+    return run_once(new_loop(), _serve(settings, node, HttpServer(config), listeners))
+
+
+def run_once(loop: asyncio.AbstractEventLoop, main: Coroutine[Any, Any, int]) -> int:
+    """Run `main` and the end of its loop in one run, and close the loop.
+
+    `asyncio.Runner` runs the loop again for its end. Each run of uvloop opens a pair of sockets:
+    without free file descriptors the process would end with an error after a clean stop.
+    """
+
+    async def whole() -> int:
+        try:
+            return await main
+        finally:
+            await _end_tasks()
+            await loop.shutdown_asyncgens()
+            await loop.shutdown_default_executor()
+
+    try:
+        return loop.run_until_complete(whole())
+    finally:
+        loop.close()
+
+
+async def _end_tasks() -> None:
+    """Cancel every other task and report those that fail; returns when all have ended."""
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    results = await asyncio.gather(*tasks, return_exceptions=True)
+    for result in results:
+        if isinstance(result, Exception):
+            log.error("a task failed at the end", exc_info=result)
 
 
 async def _serve(

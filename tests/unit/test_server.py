@@ -164,6 +164,25 @@ def test_a_server_serves_until_sigterm_and_ends_with_code_0_and_a_clean_stop(
     assert json.loads((tmp_path / "data" / "FORMAT").read_text())["clean_stop"] is True
 
 
+def test_a_stop_without_file_descriptors_ends_with_code_0_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The loop must not run again after its main task: that would open a pair of sockets."""
+
+    def exhaust(port: int) -> None:
+        wait_until_ready(port)
+        # Those that are open stay so, and nothing can be opened: 0 to 2 are taken.
+        resource.setrlimit(
+            resource.RLIMIT_NOFILE, (3, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
+        )
+
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    settings = settings_of(tmp_path, port_file=tmp_path / "port")
+    assert run_with(settings, exhaust) == 0
+    resource.setrlimit(resource.RLIMIT_NOFILE, files)
+    assert lines_of(capsys)[-1].endswith("stopped")
+
+
 def test_a_signal_during_recovery_ends_with_code_0_and_writes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
