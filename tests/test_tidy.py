@@ -615,3 +615,9 @@ def test_packages_list_their_modules() -> None:
             f"{module.where}: does not list {name}" for name in names if name not in doc
         )
     fail_with(problems, "add one line to the package's docstring")
+
+
+def test_the_index_of_decisions_names_each_file_once_in_order() -> None:
+    folder = ROOT / "docs" / "decisions"
+    named = re.findall(r"^\| \[\d{4}\]\((\S+\.md)\) \|", (folder / "README.md").read_text(), re.M)
+    assert named == sorted(path.name for path in folder.glob("[0-9]*.md"))

@@ -19,7 +19,7 @@ Nothing is imported here, so that a tool may load one format module without load
 - `__main__`: the entry point of the command `topics` and of `python -m topics_server VERB …`.
 - `amounts`: parses durations and sizes as people write them: `5s`, `64KB`.
 - `app`: the store as an ASGI application, for a server or an application of your own.
-- `node`: one running store: opens and recovers it, serves it, closes it.
+- `node/`: the running store: opens and recovers it, serves it, closes it.
 - `server`: the process: listening sockets, the event loop, signals and the exit code.
 - `settings`: the settings: the environment, read once into one frozen `Settings`.
 """

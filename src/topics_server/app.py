@@ -28,7 +28,8 @@ from topics_server.api.application import Application
 from topics_server.api.context import ServerState
 from topics_server.api.front_door import FrontDoor
 from topics_server.api.routes import build_routes
-from topics_server.node import Node
+from topics_server.node.boot import Boot
+from topics_server.node.ground import Ground
 from topics_server.runtime.metrics import log
 from topics_server.settings import Settings, load
 from topics_server.values.errors import StartRefused, StorageError
@@ -58,20 +59,20 @@ async def lifespan(app: Starlette) -> AsyncIterator[None]:
     assert isinstance(app, Application), "create_app made it"
     settings: Any = app.door.state.settings
     open_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    node = await asyncio.to_thread(Node.open, settings, open_files)
-    node.state.uploads.max_bytes = settings.max_receiving_bytes
-    app.door.open_for(node.state)
-    starting = asyncio.create_task(_start(node))
+    boot = Boot(await asyncio.to_thread(Ground.open, settings, open_files))
+    boot.state.uploads.max_bytes = settings.max_receiving_bytes
+    app.door.open_for(boot.state)
+    starting = asyncio.create_task(_start(boot))
     loop = asyncio.get_running_loop()
     try:
-        with _on_stop(lambda: loop.call_soon_threadsafe(node.begin_drain)):
+        with _on_stop(lambda: loop.call_soon_threadsafe(boot.begin_drain)):
             yield
     finally:
-        node.begin_drain()
-        await _streams_ended(node.state, settings.shutdown_grace_ms / 1000)
+        boot.begin_drain()
+        await _streams_ended(boot.state, settings.shutdown_grace_ms / 1000)
         starting.cancel()
         await asyncio.gather(starting, return_exceptions=True)
-        await node.close()
+        await boot.close()
 
 
 async def ready(app: Starlette) -> None:
@@ -87,13 +88,13 @@ async def ready(app: Starlette) -> None:
         raise StartRefused(f"the store is {state.phase}")
 
 
-async def _start(node: Node) -> None:
+async def _start(boot: Boot) -> None:
     try:
-        await node.start()
+        node = await boot.start()
     except StorageError as error:
         log.error("cannot start: %s", error)
-        if node.state.phase == "replaying":
-            node.state.enter("failed")
+        if boot.state.phase == "replaying":
+            boot.state.enter("failed")
     else:
         log.info("ready: %s", node.report)
 

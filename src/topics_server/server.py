@@ -2,7 +2,7 @@
 
 `run` refuses invalid settings and data with one line and exit code 1, listens while recovery runs
 (so that probes report its progress), and on SIGTERM or SIGINT stops accepting, finishes requests in
-flight and takes the final snapshot. `node.py` wires storage and engine; uvicorn serves HTTP.
+flight and takes the final snapshot. `node/` opens and wires the store; uvicorn serves HTTP.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from topics_server.api.connection import HttpConnection, SocketConnection
 from topics_server.auth.api_keys import KeyRing, KeysError
 from topics_server.http.request_head import Bounds
 from topics_server.http.timeouts import ConnectionTimeouts, TimeoutSettings
-from topics_server.node import Node
+from topics_server.node.boot import Boot
+from topics_server.node.ground import Ground
 from topics_server.runtime import garbage_collector, logging
 from topics_server.runtime.clock import monotonic_ms
 from topics_server.runtime.metrics import log
@@ -149,7 +150,7 @@ def _run(settings: Settings, output: logging.LogOutput) -> int:
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     open_files = raise_open_files()
     try:
-        node = Node.open(settings, open_files)
+        boot = Boot(Ground.open(settings, open_files))
     except (StorageError, KeysError) as error:
         log.error("cannot start: %s", error)
         return 1
@@ -157,14 +158,15 @@ def _run(settings: Settings, output: logging.LogOutput) -> int:
         listeners = bind_all(settings)
     except StartRefused as error:
         log.error("%s", error)
-        node.abandon()
+        boot.abandon()
         return 1
-    app = build_app(node.state)
+    state = boot.state
+    app = build_app(state)
     if (access := logging.access_log(settings, output)) is not None:
         app.door.observer.access = access.note
-    node.state.log_lines_dropped = lambda: output.dropped
-    node.state.timeouts = timeouts_with(settings, open_files)
-    node.state.uploads.max_bytes = settings.max_receiving_bytes
+    state.log_lines_dropped = lambda: output.dropped
+    state.timeouts = timeouts_with(settings, open_files)
+    state.uploads.max_bytes = settings.max_receiving_bytes
     config = uvicorn.Config(
         app,
         loop="uvloop",
@@ -186,7 +188,7 @@ def _run(settings: Settings, output: logging.LogOutput) -> int:
     )
     new_loop = config.get_loop_factory()
     assert new_loop is not None, "uvicorn has one for uvloop"
-    return run_once(new_loop(), _serve(settings, node, HttpServer(config), listeners))
+    return run_once(new_loop(), _serve(settings, boot, HttpServer(config), listeners))
 
 
 def run_once(loop: asyncio.AbstractEventLoop, main: Coroutine[Any, Any, int]) -> int:
@@ -222,21 +224,21 @@ async def _end_tasks() -> None:
 
 
 async def _serve(
-    settings: Settings, node: Node, server: HttpServer, listeners: list[socket.socket]
+    settings: Settings, boot: Boot, server: HttpServer, listeners: list[socket.socket]
 ) -> int:
-    loop = asyncio.get_running_loop()
+    loop, state = asyncio.get_running_loop(), boot.state
 
     def stop() -> None:
-        if node.state.phase == "ready":
+        if state.phase == "ready":
             log.info("stopping: no new connections, finishing what is in flight")
-        node.begin_drain()
+        boot.begin_drain()
         server.should_exit = True
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop)
     # The reloads of a SIGHUP; each logs what it could not use.
     reloads: list[Callable[[], Coroutine[None, None, None]]] = [
-        partial(reload_keys, settings, node.state.keys)
+        partial(reload_keys, settings, state.keys)
     ]
     reloading: set[asyncio.Task[None]] = set()
 
@@ -250,26 +252,27 @@ async def _serve(
     host, port = listeners[0].getsockname()[:2]
     began_ms = monotonic_ms()
     serving = asyncio.create_task(server.serve(sockets=listeners))
-    looking = asyncio.create_task(node.state.timeouts.run(server.server_state.connections))
+    looking = asyncio.create_task(state.timeouts.run(server.server_state.connections))
     if settings.port_file is not None:
         write_port_file(settings.port_file, port)
-    failure = await _boot(node, serving)
+    failure = await _start(boot, serving)
+    node = boot.node
     if failure is not None:
         log.error("cannot start: %s", failure)
         stop()
-    elif node.state.phase == "ready":
+    elif node is not None and state.phase == "ready":
         node.checkpointer.on_taken.append(garbage_collector.freeze)
-        node.state.throttle.on_change.append(garbage_collector.Collections(loop).on_pressure)
+        state.throttle.on_change.append(garbage_collector.Collections(loop).on_pressure)
         took_ms = monotonic_ms() - began_ms
         shown = f"[{host}]" if ":" in host else host
         log.info("ready on http://%s:%d after %.0f ms: %s", shown, port, took_ms, node.report)
-        if not node.state.keys.is_on:
+        if not state.keys.is_on:
             log.warning(
                 "NO KEYS: every client that reaches this server may do everything (TOPICS_API_KEYS)"
             )
     await serving
     looking.cancel()
-    await node.close()
+    await boot.close()
     if failure is None:
         log.info("stopped")
     return 0 if failure is None else 1
@@ -289,13 +292,13 @@ async def reload_keys(settings: Settings, key_ring: KeyRing) -> None:
     log.info("reloading: %d keys; %d were taken away or changed", len(grants), len(touched))
 
 
-async def _boot(node: Node, serving: asyncio.Task[None]) -> str | None:
+async def _start(boot: Boot, serving: asyncio.Task[None]) -> str | None:
     """Recover while the socket answers probes; returns the error of a failed recovery.
 
     A signal during recovery ends `serving`; recovery is cancelled, which loses nothing.
     """
     garbage_collector.rest()
-    starting = asyncio.create_task(node.start())
+    starting = asyncio.create_task(boot.start())
     await asyncio.wait((starting, serving), return_when=asyncio.FIRST_COMPLETED)
     if not starting.done():
         starting.cancel()

@@ -13,7 +13,7 @@ from tests.model.world import World
 from tests.storage.fake_disk import Mode
 from topics_server.engine.answers import Appended
 from topics_server.engine.store import Store
-from topics_server.node import Node
+from topics_server.node.node import Node
 from topics_server.values.appends import decode_append
 from topics_server.values.model import Durability, TagMatch, TopicConfig
 

@@ -38,7 +38,7 @@ from tests.model.world import World, settings_of
 from tests.storage import damage
 from tests.storage.fake_disk import DiskImage, FakeDisk, Fault, Look, Op, SimulatedCrash
 from topics_server.engine.background import checkpointer
-from topics_server.node import Node
+from topics_server.node.ground import Ground
 from topics_server.values import limits
 from topics_server.values.errors import Corrupt, StartRefused, StorageError
 from topics_server.values.model import TopicConfig
@@ -384,7 +384,7 @@ class Misfortunes(Simulation):
         before = world.disk.image().files
         rules, world.disk._rules = world.disk._rules, []
         try:
-            node = Node.open(
+            ground = Ground.open(
                 settings_of(changes),
                 64,
                 fs=world.disk,
@@ -397,7 +397,7 @@ class Misfortunes(Simulation):
         except SimulatedCrash:
             raise
         else:
-            del node
+            del ground
             raise AssertionError(f"a second server has started ({what})")
         finally:
             world.disk._rules = rules

@@ -235,7 +235,7 @@ def test_generations_of_a_later_run_are_above_all_of_an_earlier_one(bench: Bench
 
 def test_a_manifest_says_which_store_wrote_it_and_is_counted(bench: Bench) -> None:
     found = decode_manifest(bench.world.disk.content(MANIFEST))
-    assert found.store_id == bench.node._directory.store_id != ""
+    assert found.store_id == bench.node.ground.directory.store_id != ""
     assert found.generation == bench.node.segments.generation_of(1) > 1
 
 

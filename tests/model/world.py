@@ -18,7 +18,9 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from tests.storage.fake_disk import FakeDisk, Mode, SimulatedCrash
-from topics_server.node import Node
+from topics_server.node.boot import Boot
+from topics_server.node.ground import Ground
+from topics_server.node.node import Node
 from topics_server.settings import Settings
 from topics_server.wal.journal.wal_file import Sizes
 from topics_server.wal.journal.workers import BlockingWorker, InlineWorker
@@ -156,8 +158,8 @@ class World:
             "checkpoint_interval_ms": 3_600_000,
             **changes,
         }
-        # The class of node to start; simulations that observe a node from inside have their own.
-        self.node_type: type[Node] = Node
+        # The class that starts a node; simulations that look inside a start have their own.
+        self.boot_type: type[Boot] = Boot
         self.node: Node | None = None
         self.loop: VirtualLoop | None = None
 
@@ -199,7 +201,7 @@ class World:
         is_same_boot = self._noted_boot() == self.disk.boot_id
         self.loop = loop = VirtualLoop(self.disk)
         self.clock.hand_over(loop)
-        node = self.node_type.open(
+        ground = Ground.open(
             settings_of(self.changes),
             64,
             fs=self.disk,
@@ -210,7 +212,7 @@ class World:
             boot_id=self.disk.boot_id,
             sizes=SMALL,
         )
-        self.run(node.start())
+        node = self.run(self.boot_type(ground).start())
         self.node = node
         self.was_doubted = not is_same_boot or "torn write" in node.report
         return node

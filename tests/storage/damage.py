@@ -39,7 +39,7 @@ from tests.storage.fake_disk import DiskImage, FakeDisk, Fault, Look, Op
 from topics_server.engine.answers import Gap
 from topics_server.engine.store import Store
 from topics_server.engine.topic import retention
-from topics_server.node import Node
+from topics_server.node.node import Node
 from topics_server.values.appends import decode_append
 from topics_server.values.entries import RecordsDeleted
 from topics_server.values.errors import Code, StorageError, TopicsError

@@ -15,7 +15,7 @@ from starlette.routing import Mount
 
 from topics_server.api.application import mounted_length, own_scope
 from topics_server.app import create_app, lifespan, ready
-from topics_server.node import Node
+from topics_server.node.boot import Boot
 from topics_server.settings import Settings
 from topics_server.values.errors import StartRefused
 
@@ -73,15 +73,15 @@ def test_without_its_lifespan_the_store_says_what_is_missing(tmp_path: Path) -> 
 
 
 def test_probes_answer_while_it_recovers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    may_start, start = threading.Event(), Node.start
+    may_start, start = threading.Event(), Boot.start
 
-    async def late(node: Node) -> None:
+    async def late(boot: Boot) -> None:
         import asyncio
 
         await asyncio.to_thread(may_start.wait, 10)
-        await start(node)
+        await start(boot)
 
-    monkeypatch.setattr(Node, "start", late)
+    monkeypatch.setattr(Boot, "start", late)
     with TestClient(create_app(settings_in(tmp_path)), BASE) as client:
         answer = client.get("/v0/ready")
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "not_ready")
@@ -93,10 +93,10 @@ def test_probes_answer_while_it_recovers(tmp_path: Path, monkeypatch: pytest.Mon
 def test_a_start_that_fails_is_told_and_raised(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def refused(_node: Node) -> None:
+    async def refused(_boot: Boot) -> None:
         raise StartRefused("a file is gone")
 
-    monkeypatch.setattr(Node, "start", refused)
+    monkeypatch.setattr(Boot, "start", refused)
     app = create_app(settings_in(tmp_path))
     with TestClient(app, BASE) as client:
         for _ in range(10_000):

@@ -16,7 +16,9 @@ import pytest
 from tests.storage.fake_disk import FakeDisk
 from tests.unit.engine.rig import HandClock, body_of
 from topics_server.engine.answers import ReadRequest
-from topics_server.node import Node
+from topics_server.node.boot import Boot
+from topics_server.node.ground import Ground
+from topics_server.node.node import Node
 from topics_server.runtime.thread_offload import ThreadOffload
 from topics_server.settings import Settings
 from topics_server.values.errors import StartRefused
@@ -45,8 +47,8 @@ def workers(loop: asyncio.AbstractEventLoop) -> Callable[[str], BlockingWorker]:
     return lambda name: InlineWorker(loop, lambda: 0)
 
 
-def opened(disk: FakeDisk, *, boot_id: str | None = None, **changes: object) -> Node:
-    """A node on `data`, not started."""
+def opened(disk: FakeDisk, *, boot_id: str | None = None, **changes: object) -> Boot:
+    """A store in `data`, not started."""
     fields: dict[str, object] = {
         "data_dir": Path("data"),
         "wal_shards": 2,
@@ -56,7 +58,7 @@ def opened(disk: FakeDisk, *, boot_id: str | None = None, **changes: object) -> 
         "allowed_hosts": "*",
         **changes,
     }
-    return Node.open(
+    ground = Ground.open(
         Settings(**fields),  # type: ignore[arg-type]
         64,
         fs=disk,
@@ -67,13 +69,12 @@ def opened(disk: FakeDisk, *, boot_id: str | None = None, **changes: object) -> 
         boot_id=disk.boot_id if boot_id is None else boot_id,
         sizes=SMALL,
     )
+    return Boot(ground)
 
 
 async def started(disk: FakeDisk, *, boot_id: str | None = None, **changes: object) -> Node:
     """A node that is ready."""
-    node = opened(disk, boot_id=boot_id, **changes)
-    await node.start()
-    return node
+    return await opened(disk, boot_id=boot_id, **changes).start()
 
 
 async def append(node: Node, name: str, *datas: object, config: TopicConfig | None = None) -> int:
@@ -106,10 +107,10 @@ def disk() -> FakeDisk:
 async def test_a_node_is_replaying_until_it_is_ready_and_has_no_store_before(
     disk: FakeDisk,
 ) -> None:
-    node = opened(disk)
-    assert (node.state.phase, node.state.store) == ("replaying", None)
-    assert node.state.shards() == ()
-    await node.start()
+    boot = opened(disk)
+    assert (boot.state.phase, boot.state.store) == ("replaying", None)
+    assert boot.state.shards() == ()
+    node = await boot.start()
     assert [node.state.phase] == ["ready"]
     assert node.state.store is node.store
     assert node.state.progress() == 1.0
@@ -119,11 +120,11 @@ async def test_a_node_is_replaying_until_it_is_ready_and_has_no_store_before(
 async def test_a_node_that_is_told_to_drain_while_it_starts_stays_draining(
     disk: FakeDisk,
 ) -> None:
-    node = opened(disk)
-    node.begin_drain()
-    await node.start()
-    assert node.state.phase == "draining"
-    await node.close()
+    boot = opened(disk)
+    boot.begin_drain()
+    await boot.start()
+    assert boot.state.phase == "draining"
+    await boot.close()
 
 
 async def test_a_second_node_on_the_directory_is_refused_and_names_the_first(
@@ -227,10 +228,10 @@ async def test_a_refused_start_writes_no_snapshot_and_sets_no_mark(disk: FakeDis
     name = next(path for path in disk.list_dir("data/segments/1") if path.endswith(".data"))
     disk.rename(f"data/segments/1/{name}", "data/segments/1/aside")
     snapshots = disk.list_dir("data/snapshots")
-    node = opened(disk)
+    boot = opened(disk)
     with pytest.raises(StartRefused, match=name):
-        await node.start()
-    await node.close()
+        await boot.start()
+    await boot.close()
     assert disk.list_dir("data/snapshots") == snapshots
     disk.rename("data/segments/1/aside", f"data/segments/1/{name}")
     node = await started(disk)
@@ -247,10 +248,10 @@ async def test_a_refused_start_does_not_turn_a_clean_stop_into_a_loss(disk: Fake
     name = next(path for path in disk.list_dir("data/segments/1") if path.endswith(".data"))
     disk.rename(f"data/segments/1/{name}", "data/segments/1/aside")
     # The machine was restarted, and the disk with this file was not mounted yet.
-    node = opened(disk, boot_id="boot-2")
+    boot = opened(disk, boot_id="boot-2")
     with pytest.raises(StartRefused):
-        await node.start()
-    await node.close()
+        await boot.start()
+    await boot.close()
     disk.rename("data/segments/1/aside", f"data/segments/1/{name}")
     node = await started(disk, boot_id="boot-2")
     assert node.store.state("t", touch=False).head_seq == 8

@@ -43,12 +43,11 @@ async def fill(disk: FakeDisk, *, data: str = "data", cold: str = "cold", topic:
 
 async def found(disk: FakeDisk, **changes: Any) -> int:
     """One more life: the number of its records."""
-    node = opened(disk, **{**COLD, **changes})
+    boot = opened(disk, **{**COLD, **changes})
     try:
-        await node.start()
-        return await count(node, "t")
+        return await count(await boot.start(), "t")
     finally:
-        await node.close()
+        await boot.close()
 
 
 def tree(disk: FakeDisk, root: str) -> dict[str, bytes]:
@@ -73,7 +72,7 @@ async def test_a_store_finds_its_cold_folder_again(disk: FakeDisk) -> None:
 
 async def test_two_servers_cannot_share_a_cold_folder(disk: FakeDisk) -> None:
     await fill(disk)
-    node = opened(disk, **COLD)
+    boot = opened(disk, **COLD)
     # A copy of the data directory has the store's id and, when started beside it, a lock too.
     disk.make_dir("copy")
     for path, content in tree(disk, "data").items():
@@ -81,7 +80,7 @@ async def test_two_servers_cannot_share_a_cold_folder(disk: FakeDisk) -> None:
             disk.open(path.replace("data/", "copy/"), create=True).pwrite(content, 0)
     with pytest.raises(StartRefused, match=r"cold.*: in use by another server"):
         opened(disk, **COLD, data_dir=Path("copy"))
-    node.abandon()
+    boot.abandon()
 
 
 async def test_the_cold_folder_of_another_store_is_refused_and_left_alone(disk: FakeDisk) -> None:
@@ -219,10 +218,10 @@ async def test_a_takeover_that_is_cut_short_goes_on(nth: int) -> None:
     disk = FakeDisk(nth)
     await fill(disk)
     as_version_1(disk)
-    node = opened(disk, **COLD)
+    boot = opened(disk, **COLD)
     disk.fail("any", "eio", nth=nth, path="*STORE*")
     try:
-        node._begin()
+        boot.ground.begin()
     except StorageError:
         pass
     disk.crash("power")
@@ -325,10 +324,10 @@ async def test_beginning_anew_names_the_store_it_is_for(disk: FakeDisk) -> None:
         begin_anew(disk, "data", "cold", "00")
     with pytest.raises(StartRefused, match="no folder named here is of store 00"):
         begin_anew(disk, "none", None, "00")
-    node = opened(disk, **COLD)
+    boot = opened(disk, **COLD)
     with pytest.raises(StartRefused, match="in use"):
         begin_anew(disk, "data", "cold", id_of(disk))
-    node.abandon()
+    boot.abandon()
     assert await found(disk) == 24
 
 

@@ -23,7 +23,8 @@ import pytest
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
-from topics_server.node import Node
+from topics_server.node.boot import Boot
+from topics_server.node.ground import Ground
 from topics_server.runtime.metrics import log
 from topics_server.server import (
     bind,
@@ -186,7 +187,7 @@ def test_a_stop_without_file_descriptors_ends_with_code_0_too(
 def test_a_signal_during_recovery_ends_with_code_0_and_writes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def start(node: Node) -> None:
+    async def start(boot: Boot) -> None:
         await asyncio.sleep(3_600)
 
     def visit(port: int) -> None:
@@ -194,7 +195,7 @@ def test_a_signal_during_recovery_ends_with_code_0_and_writes_nothing(
         answer = get(port, "/v0/ready")
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "not_ready")
 
-    monkeypatch.setattr(Node, "start", start)
+    monkeypatch.setattr(Boot, "start", start)
     assert run_with(settings_of(tmp_path, port_file=tmp_path / "port"), visit) == 0
     assert list((tmp_path / "data" / "snapshots").iterdir()) == []
 
@@ -291,11 +292,11 @@ def test_a_stream_waits_for_recovery_and_is_answered_then(
 
     assert run_with(settings, visit) == 0
     may_start = threading.Event()
-    start = Node.start
+    start = Boot.start
 
-    async def start_late(node: Node) -> None:
+    async def start_late(boot: Boot) -> None:
         await asyncio.to_thread(may_start.wait, 10)
-        await start(node)
+        await start(boot)
 
     def come_back(port: int) -> None:
         stream = ask(port, paths[0])
@@ -307,7 +308,7 @@ def test_a_stream_waits_for_recovery_and_is_answered_then(
         assert b'"$seq":1' in received
         stream.close()
 
-    monkeypatch.setattr(Node, "start", start_late)
+    monkeypatch.setattr(Boot, "start", start_late)
     (tmp_path / "port").unlink()
     assert run_with(settings, come_back) == 0
 
@@ -318,7 +319,7 @@ def test_a_stop_during_recovery_hangs_up_on_a_stream_that_waits(
     """A browser that gets 503 would never reconnect."""
     waiting: list[socket.socket] = []
 
-    async def start(node: Node) -> None:
+    async def start(boot: Boot) -> None:
         await asyncio.sleep(3_600)
 
     def visit(port: int) -> None:
@@ -326,7 +327,7 @@ def test_a_stop_during_recovery_hangs_up_on_a_stream_that_waits(
         # It was answered after it, so the server had read it.
         assert get(port, "/v0/ready").status_code == 503
 
-    monkeypatch.setattr(Node, "start", start)
+    monkeypatch.setattr(Boot, "start", start)
     assert run_with(settings_of(tmp_path, port_file=tmp_path / "port"), visit) == 0
     assert read_all(waiting[0]) == b""
     assert [line.split()[2:] for line in lines_of(capsys)] == [["INFO", "stopped"]]
@@ -365,14 +366,14 @@ def test_a_port_in_use_ends_with_one_line_and_frees_the_directory(
     (line,) = lines_of(capsys)
     assert f"cannot listen on 127.0.0.1 port {taken}: Address already in use" in line
     assert line.endswith("; --port takes another one")
-    Node.open(settings, 64).abandon()
+    Boot(Ground.open(settings, 64)).abandon()
 
 
 def test_a_directory_in_use_ends_with_one_line_that_names_the_holder(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings = settings_of(tmp_path)
-    holder = Node.open(settings, 64)
+    holder = Boot(Ground.open(settings, 64))
     try:
         assert run(settings) == 1
     finally:

@@ -1,6 +1,6 @@
 """The shared state of all handlers: settings, store, services, server phase.
 
-`node.py` makes one `ServerState`, sets `store` and the services, and moves `phase` forward:
+`node/` makes one `ServerState`, sets `store` and the services, and moves `phase` forward:
 replaying -> ready or failed -> draining, never back; `closed` is the phase without a store.
 `StorePort` and `Routers` declare what the API needs of the engine and of the routers;
 `engine/store.py` and `routers/service.py` satisfy them. Loop thread only.

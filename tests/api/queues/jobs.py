@@ -27,9 +27,7 @@ class Jobs(Live):
     @classmethod
     async def start(cls, disk: FakeDisk, **settings: object) -> Jobs:
         """See `Live`."""
-        node = opened(disk, boot_id=None, **settings)
-        await node.start()
-        return cls(node)
+        return cls(await opened(disk, boot_id=None, **settings).start())
 
     @property
     def queues(self) -> QueueService:

@@ -16,7 +16,7 @@ from tests.unit.engine.rig import HandClock
 from tests.unit.test_node import append, opened
 from topics_server.api.application import Application, build_app
 from topics_server.http.sockets import EXTENSION
-from topics_server.node import Node
+from topics_server.node.node import Node
 
 WITHIN_S = 10.0
 Message = MutableMapping[str, Any]
@@ -197,13 +197,11 @@ class Live:
     @classmethod
     async def start(cls, disk: FakeDisk, **settings: object) -> Live:
         """A server on this disk."""
-        node = opened(disk, boot_id=None, **settings)
-        await node.start()
-        return cls(node)
+        return cls(await opened(disk, boot_id=None, **settings).start())
 
     @property
     def clock(self) -> HandClock:
-        clock = self.node._clock
+        clock = self.node.ground.clock
         assert isinstance(clock, HandClock)
         return clock
 

@@ -682,8 +682,8 @@ def held(live: Live) -> dict[str, int]:
         "streams": node.fanout.stream_count,
         "bells": node.notifier.listener_count,
         "sessions": len(node.sessions),
-        "of streams": sum(session.stream is not None for session in node._session_table),
-        "counted": sum(session.stream_count for session in node._session_table),
+        "of streams": sum(session.stream is not None for session in node.ground.session_table),
+        "counted": sum(session.stream_count for session in node.ground.session_table),
     }
 
 

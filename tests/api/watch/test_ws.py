@@ -23,7 +23,7 @@ from topics_server.api.websocket.handlers import serve
 from topics_server.engine.answers import Appended
 from topics_server.engine.pressure.throttle import Throttle
 from topics_server.http.sockets import EXTENSION
-from topics_server.node import Node
+from topics_server.node.node import Node
 from topics_server.values.appends import DecodedAppend
 from topics_server.values.errors import Code, DiskFull, TopicsError
 from topics_server.values.model import Durability, ProducerStamp, TopicConfig

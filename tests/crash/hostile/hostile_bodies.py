@@ -33,7 +33,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import IO, Any, Final
+from typing import IO, Final
 
 from tests.contract.driver import Server
 
@@ -564,16 +564,17 @@ def waited_for_processor_s() -> float:
 
 def serve_measured() -> None:
     """Run the server like `topics serve`, with a timer that notes the longest turn."""
-    from topics_server import node
     from topics_server.cli import main
+    from topics_server.node.boot import Boot
+    from topics_server.node.node import Node
 
     path = os.environ.pop(MEASURED)
-    start = node.Node.start
+    start = Boot.start
 
     with Path(path).open("r+b") as file:
         shared = mmap.mmap(file.fileno(), _TURN.size)
 
-    async def measured_start(self: Any) -> None:
+    async def measured_start(self: Boot) -> Node:
         loop = asyncio.get_running_loop()
 
         def tick(due: float, waited: float) -> None:
@@ -586,9 +587,9 @@ def serve_measured() -> None:
 
         # Start the timer before the server, so that it also measures recovery.
         tick(loop.time(), waited_for_processor_s())
-        await start(self)
+        return await start(self)
 
-    node.Node.start = measured_start  # type: ignore[method-assign]
+    Boot.start = measured_start  # type: ignore[method-assign]
     sys.argv = ["topics", "serve"]
     main()
 

@@ -26,7 +26,7 @@ from tests.model.producers.produced_truth import Answer, Ask, Truth, is_fact
 from tests.model.world import World
 from tests.storage.fake_disk import Fault, Mode, Op, SimulatedCrash
 from topics_server.engine.answers import Appended, ReadRequest
-from topics_server.node import Node
+from topics_server.node.node import Node
 from topics_server.streams.offsets import position_of
 from topics_server.streams.values import AppendAsked, CreateAsked, StreamAppended
 from topics_server.values.appends import decode_append

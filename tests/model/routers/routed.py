@@ -29,10 +29,10 @@ from tests.model.routers.routed_judge import End, Judge
 from tests.model.world import World
 from tests.storage.fake_disk import Fault, Mode, Op, SimulatedCrash
 from topics_server.engine.store import Store
-from topics_server.node import Node
+from topics_server.node.boot import Boot, Writers
+from topics_server.node.node import Node
 from topics_server.routers import pump, routes
 from topics_server.routers.answers import RouterSpec
-from topics_server.routers.router_table import Router
 from topics_server.values.appends import decode_append
 from topics_server.values.errors import Code, StartRefused, StorageError, TopicsError
 from topics_server.values.model import (
@@ -44,6 +44,7 @@ from topics_server.values.model import (
     TopicConfig,
     TopicType,
 )
+from topics_server.values.storage_types import ReplayStart
 from topics_server.wal.tools.dump import verify
 
 TTL_MS: Final = 60_000
@@ -68,27 +69,24 @@ _TOO_SHORT: Final = ("files of wal set", "begins after lsn")
 _QUIET_S: Final = 20.0
 
 
-class WatchedNode(Node):
-    """A node whose judge sees its recovered state and every later entry."""
+class WatchedBoot(Boot):
+    """A start whose judge sees its recovered state and every later entry."""
 
     judge: Judge
     end: End
 
-    def pump_cursor(self, router: Router) -> int:
-        """A router's position before there is a pump."""
-        dest = self.registry.get(router.dest_id)
-        at = None if dest is None else dest.cursors.get(router.router_id)
-        return router.start_seq if at is None else max(router.start_seq, at.seq)
-
-    def _open_journal(self, replay: Any, next_lsn: int) -> None:
+    def open_journal(self, replay: Any, next_lsn: int, published: ReplayStart) -> Writers:
+        """Judge what recovery found, then watch what is written."""
+        ground = self.ground
         self.judge.recovered(
-            self,
+            ground,
             self.end,
-            damaged=self._snapshots.found_damaged,
-            was_doubted=not self._directory.same_boot or bool(replay.report.torn),
+            damaged=ground.snapshots.found_damaged,
+            was_doubted=not ground.directory.same_boot or bool(replay.report.torn),
         )
-        super()._open_journal(replay, next_lsn)
-        self.judge.watch(self)
+        writers = super().open_journal(replay, next_lsn, published)
+        self.judge.watch(self, writers.commits)
+        return writers
 
 
 def graph(rng: random.Random) -> list[tuple[str, str, bool]]:
@@ -130,7 +128,7 @@ class RoutedSimulation:
         if rng.random() < 0.6:
             changes["checkpoint_interval_ms"] = rng.choice((50, 300, 900))
         self.world = World(seed, **changes)
-        self.world.node_type = WatchedNode
+        self.world.boot_type = WatchedBoot
         self.judge = Judge(self.world.clock)
         self.edges = graph(rng)
         names = {name for edge in self.edges for name in edge[:2]}
@@ -221,7 +219,7 @@ class RoutedSimulation:
         while True:
             if may_crash and rng.random() < 0.25:
                 world.disk.crash_at(rng.randint(1, 60))
-            WatchedNode.judge, WatchedNode.end = self.judge, end
+            WatchedBoot.judge, WatchedBoot.end = self.judge, end
             try:
                 world.start()
                 world.disk.heal()
@@ -232,7 +230,7 @@ class RoutedSimulation:
                     raise
             except SimulatedCrash:
                 mode: Mode = rng.choice(("kill", "power"))
-                is_judged = self.judge.node is not None
+                is_judged = self.judge.boot is not None
                 self._crash(mode)
                 if is_judged:
                     # It had recovered: the next start begins with this state.

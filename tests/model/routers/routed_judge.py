@@ -27,10 +27,12 @@ from tests.model.routers.routed_truth import (
 )
 from tests.model.world import FakeClock
 from topics_server.engine.answers import ReadRequest
-from topics_server.engine.commit.pipeline import Ticket
+from topics_server.engine.commit.pipeline import CommitPipeline, Ticket
 from topics_server.engine.commit.projections import ProjectionOwner
 from topics_server.engine.topic.applied import Applied
-from topics_server.node import Node
+from topics_server.node.boot import Boot
+from topics_server.node.ground import Ground
+from topics_server.node.node import Node
 from topics_server.routers.router_table import Router
 from topics_server.values.entries import (
     RESERVED_ID_MIN,
@@ -56,7 +58,9 @@ class Judge:
 
     def __init__(self, clock: FakeClock) -> None:
         self.clock = clock
-        self.node: Node | None = None
+        # The start that is judged, and what its node commits through.
+        self.boot: Boot | None = None
+        self.commits: CommitPipeline | None = None
         # For each FIFO: the state at the last start, and the entries since.
         self.base: dict[int, Folded] = defaultdict(Folded)
         self.now: dict[int, Folded] = defaultdict(Folded)
@@ -82,10 +86,9 @@ class Judge:
 
     # -- a node's actions ------------------------------------------------------------------
 
-    def watch(self, node: Node) -> None:
-        """Stand between the node and its commits from now on; its topics are recovered."""
-        self.node = node
-        commits = node.commits
+    def watch(self, boot: Boot, commits: CommitPipeline) -> None:
+        """Stand between a node and its commits from now on; its topics are recovered."""
+        self.boot, self.commits = boot, commits
         submit = commits.submit
 
         def noted(
@@ -163,8 +166,9 @@ class Judge:
     # -- one page --------------------------------------------------------------------------
 
     def _judge_page(self, entry: RecordsAppended, page: RouterPage) -> None:
-        node = self.node
-        assert node is not None
+        assert self.boot is not None
+        node = self.boot.node
+        assert node is not None, "a page before there is a node"
         router = node.router_table.get(page.router_id)
         assert router is not None, "a page of a router that is gone"
         self.pages += 1
@@ -225,8 +229,8 @@ class Judge:
         assert meta == own
 
     def _key(self, put: RouterPut, seq: int) -> str:
-        assert self.node is not None
-        topic = self.node.registry.get(put.source_id)
+        assert self.boot is not None
+        topic = self.boot.ground.registry.get(put.source_id)
         epoch = 0 if topic is None else topic.epoch
         return f"{put.name}/{put.definition.source}/{epoch}/{seq}"
 
@@ -279,24 +283,25 @@ class Judge:
 
     def note_end(self) -> None:
         """The node is about to be killed, or was: note how far each of its shards was synced."""
-        node = self.node
-        self.synced = [] if node is None else list(node.commits._synced_lsn)
-        if node is not None and hasattr(node, "pump"):
-            self.reached = self._cursors(node)
+        self.synced = [] if self.commits is None else list(self.commits._synced_lsn)
+        if self.boot is not None and self.boot.node is not None:
+            self.reached = self._cursors(self.boot.node)
             for router_id, cursor_seq in self.reached.items():
                 self._judge_passed(self.table[router_id], cursor_seq)
-        self.node = None
+        self.boot = self.commits = None
 
     def _cursors(self, node: Node) -> dict[int, int]:
         return {router.router_id: node.pump.cursor(router)[0] for router in node.router_table}
 
-    def recovered(self, node: Node, end: End, *, damaged: bool, was_doubted: bool = False) -> None:
+    def recovered(
+        self, ground: Ground, end: End, *, damaged: bool, was_doubted: bool = False
+    ) -> None:
         """Replay is over and nothing new was submitted: judge the recovered state.
 
         `was_doubted`: see `World`.
         """
         self.check()
-        registry = node.registry
+        registry = ground.registry
         if damaged:
             self.unnoted.update(registry.ids())
         kept: dict[int, Folded] = {}
@@ -337,7 +342,7 @@ class Judge:
                 self._note_unanswered(fact, fold)
             if not fold.name:
                 self._forget(topic_id)
-        self._recovered_routers(node, end, kept)
+        self._recovered_routers(ground, end, kept)
         for topic_id, fold in kept.items():
             topic = registry.get(topic_id)
             if topic is not None:
@@ -412,10 +417,10 @@ class Judge:
                 certain = number
         return certain
 
-    def _recovered_routers(self, node: Node, end: End, kept: dict[int, Folded]) -> None:
+    def _recovered_routers(self, ground: Ground, end: End, kept: dict[int, Folded]) -> None:
         facts = [fact for fact in self.facts[ROUTERS_ID] if fact.fate != "failed"]
         certain = self._certain(facts, end)
-        found = {router.router_id: router for router in node.router_table}
+        found = {router.router_id: router for router in ground.router_table}
         tables = []
         table = dict(self.base_table)
         for count in range(len(facts) + 1):
@@ -437,20 +442,20 @@ class Judge:
         else:
             raise AssertionError(f"routers after {end}: {wrong}")
         for router_id, put in table.items():
-            self._judge_cursor(node, found[router_id], put, kept)
+            self._judge_cursor(ground, found[router_id], put, kept)
         self.table = table
-        self.covered = {key: node.pump_cursor(found[key]) for key in table}  # type: ignore[attr-defined]
+        self.covered = {key: _noted_cursor(ground, found[key]) for key in table}
 
     def _judge_cursor(
-        self, node: Node, router: Router, put: RouterPut, kept: dict[int, Folded]
+        self, ground: Ground, router: Router, put: RouterPut, kept: dict[int, Folded]
     ) -> None:
         """Check that no router has passed a record that its source has, while its copy is lost."""
         dest, source = kept[put.dest_id], kept[put.source_id]
         if dest.config.durability is Durability.EPHEMERAL or dest.was_ephemeral:
             return
-        topic = node.registry.get(put.dest_id)
+        topic = ground.registry.get(put.dest_id)
         assert topic is not None
-        cursor_seq = node.pump_cursor(router)  # type: ignore[attr-defined]
+        cursor_seq = _noted_cursor(ground, router)
         for seq, copy_seq in self.forwarded[put.router_id].items():
             if seq <= cursor_seq and seq in source.records:
                 assert copy_seq <= dest.head, (
@@ -588,3 +593,10 @@ def _brief(entry: Entry) -> str:
     if isinstance(entry, RecordsDeleted):
         return f"delete {seqs_of(entry)}"
     return str(entry)
+
+
+def _noted_cursor(ground: Ground, router: Router) -> int:
+    """A router's position before there is a pump."""
+    dest = ground.registry.get(router.dest_id)
+    at = None if dest is None else dest.cursors.get(router.router_id)
+    return router.start_seq if at is None else max(router.start_seq, at.seq)

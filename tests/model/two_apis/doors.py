@@ -29,7 +29,7 @@ from topics_server.engine.subscribe.subscription import (
     Subscription,
     SubscriptionOptions,
 )
-from topics_server.node import Node
+from topics_server.node.node import Node
 from topics_server.streams.offsets import position_of, text_of
 from topics_server.streams.values import (
     BEGINNING,

@@ -11,7 +11,9 @@ from typing import Any, TypeVar
 import pytest
 
 from topics_server.engine.answers import ReadRequest
-from topics_server.node import Node
+from topics_server.node.boot import Boot
+from topics_server.node.ground import Ground
+from topics_server.node.node import Node
 from topics_server.settings import Settings
 from topics_server.streams.service import Streams
 from topics_server.streams.values import (
@@ -41,8 +43,7 @@ class Server:
 
     async def start(self) -> Streams:
         settings = Settings(data_dir=self.root, wal_shards=2)
-        self.node = Node.open(settings, 1024)
-        await self.node.start()
+        self.node = await Boot(Ground.open(settings, 1024)).start()
         return self.node.streams
 
     async def restart(self) -> Streams:

@@ -8,7 +8,7 @@ import pytest
 
 from tests.storage.fake_disk import FakeDisk
 from tests.unit.test_node import append, started
-from topics_server.node import Node
+from topics_server.node.node import Node
 from topics_server.values.errors import DiskFull, StorageError, TopicsError
 from topics_server.values.model import Durability, TopicConfig
 from topics_server.wal.disk_space import Space
@@ -26,7 +26,7 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> FakeDisk:
 
 async def look(node: Node, times: int = 20) -> None:
     for _ in range(times):
-        node._clock.move(200)  # type: ignore[attr-defined]
+        node.ground.clock.move(200)  # type: ignore[attr-defined]
         await asyncio.sleep(0.002)
 
 

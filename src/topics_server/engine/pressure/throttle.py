@@ -121,6 +121,10 @@ class Throttle:
         self._due_ms = monotonic_ms() + 1000 * tick_s
         self._ticking = asyncio.get_running_loop().call_later(tick_s, self._tick)
 
+    def watch_backlog(self, backlog_bytes: Callable[[], int]) -> None:
+        """Take the bytes that wait for the journal into account from now on."""
+        self._backlog_bytes = backlog_bytes
+
     def close(self) -> None:
         """Stop measuring, and start all waiting requests."""
         self._is_closed = True

@@ -1,0 +1,302 @@
+"""The start of a store: recover, open the journal, wire the services into a `Node`.
+
+The steps of `start` follow ARCHITECTURE, Recover: nothing is written before this run is counted,
+and nothing is served before what was found is durable. Called by `server`, `app` and the
+simulations.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from topics_server.api.context import ServerState
+from topics_server.api.watch.broadcast import Fanout
+from topics_server.engine.background.checkpointer import Checkpointer
+from topics_server.engine.background.recovery import Recovery, Stop
+from topics_server.engine.background.sealer import Sealer, SealingRules
+from topics_server.engine.commit.pipeline import CommitPipeline
+from topics_server.engine.commit.router_pages import RouterPages
+from topics_server.engine.commit.transfers import Transfers
+from topics_server.engine.read.segment_reader import Fetcher
+from topics_server.engine.store import Store
+from topics_server.engine.stream_writes import StreamWrites
+from topics_server.engine.subscribe.dispatcher import SubscriptionDispatcher
+from topics_server.engine.subscribe.session_service import WatchSessions
+from topics_server.engine.topic.quotas import quotas_of
+from topics_server.node.ground import Ground
+from topics_server.node.node import Node
+from topics_server.queue.service import QueueService
+from topics_server.routers.pump import Pump
+from topics_server.routers.service import RouterService
+from topics_server.runtime.metrics import LatencyHistogram, RecoveryFacts
+from topics_server.streams.service import Streams
+from topics_server.values.entries import LEASES_ID
+from topics_server.values.storage_types import ReplayStart
+from topics_server.views.service import Views
+from topics_server.wal.directory import lacks_heads
+from topics_server.wal.journal.anchors import anchors_of
+from topics_server.wal.journal.journal import Journal
+from topics_server.wal.journal.replay import JournalReplay
+
+
+class Boot:
+    """The start of the store in an opened data directory; closes what it has made."""
+
+    def __init__(self, ground: Ground) -> None:
+        self.ground = ground
+        self.node: Node | None = None
+
+    @property
+    def state(self) -> ServerState:
+        """The state of all handlers, which tells the progress of recovery."""
+        return self.ground.state
+
+    def begin_drain(self) -> None:
+        """Take no new requests; end every stream; answer every request that waits."""
+        if self.node is None:
+            self.state.enter("draining")
+        else:
+            self.node.begin_drain()
+
+    async def close(self) -> None:
+        """Close the node. If the start did not succeed, nothing is written."""
+        if self.node is None:
+            await self.ground.rest()
+            self.ground.release()
+        else:
+            await self.node.close()
+
+    def abandon(self) -> None:
+        """Release the directory without having started."""
+        self.ground.release()
+
+    # --- start ----------------------------------------------------------------------------
+
+    async def start(self) -> Node:
+        """Recover, open the journal, start background work; ready when it returns.
+
+        Raises `StartRefused`, `Corrupt`: the directory cannot be served, and was not changed.
+        """
+        ground = self.ground
+        directory, offload = ground.directory, ground.offload
+        began_ms = ground.clock.monotonic_ms()
+        image = await offload.run(ground.snapshots.newest)
+        replay = JournalReplay(
+            ground.fs,
+            directory.wal_dir,
+            wal_sets=directory.wal_sets,
+            synced_lsn=0 if image is None else image.last_lsn,
+            anchors=anchors_of(directory.mark, image, image, same_boot=directory.same_boot),
+            on_loss=directory.doubt_boot,
+        )
+        recovery = Recovery(
+            ground.registry,
+            ground.segments,
+            image,
+            replay,
+            offload,
+            self.state.large_appends,
+            ground.projections,
+            [ground.lease_table.observe, ground.router_table.observe],
+            ground.router_table.sources,
+        )
+        self.state.progress = lambda: recovery.progress
+        # How the last run ended tells which heads are safe; if they were in a snapshot that cannot
+        # be read or is gone, they are not.
+        is_whole = not (ground.snapshots.found_damaged or lacks_heads(directory.mark, image))
+        stop = Stop(
+            was_clean=directory.was_clean and is_whole,
+            same_boot=directory.same_boot and is_whole,
+        )
+        found = await recovery.run(stop, ground.begin)
+        next_lsn = max(found.last_lsn, 0 if image is None else image.last_lsn) + 1
+        ground.lease_table.finish_recovery(
+            ground.clock.now_ms(), was_clean=stop.was_clean, topics=ground.registry
+        )
+        ground.router_table.finish_recovery(ground.registry)
+        published = ReplayStart() if image is None else image.replay_start
+        writers = self.open_journal(replay, next_lsn, published)
+        moved = await writers.transfers.complete(recovery.marks)
+        await writers.publish(next_lsn, heads_moved=found.heads_moved > 0)
+        torn = "".join(f", cut a torn write in {torn.path}" for torn in replay.report.torn)
+        report = (
+            f"{found.topics} topics, {found.entries} journal entries replayed, "
+            f"{found.heads_moved} heads moved, {found.flips} delete flags made, "
+            f"{moved} moves ended{torn}"
+        )
+        node = _wire(writers, report)
+        for topic in ground.registry:
+            node.sealer.adopt(topic)
+        await node.streams.start()
+        self.state.recovery = RecoveryFacts(
+            duration_ms=int(ground.clock.monotonic_ms() - began_ms),
+            entries=found.entries,
+            records=ground.registry.records_live,
+            torn_files=len(replay.report.torn),
+        )
+        self.node = node
+        node.serve()
+        return node
+
+    def open_journal(self, replay: JournalReplay, next_lsn: int, published: ReplayStart) -> Writers:
+        """The journal and what writes through it. Recovery is over; the loop must run."""
+        return Writers(self.ground, replay, next_lsn, published)
+
+
+class Writers:
+    """The journal, and all that writes through it without a request."""
+
+    def __init__(
+        self, ground: Ground, replay: JournalReplay, next_lsn: int, published: ReplayStart
+    ) -> None:
+        self.ground = ground
+        directory, settings = ground.directory, ground.settings
+        registry, clock = ground.registry, ground.clock
+        self.wal_set, self._is_new_set = directory.wal_set_for(settings.wal_shards)
+        self.sync_latency = [LatencyHistogram() for _ in range(settings.wal_shards)]
+        loop = asyncio.get_running_loop()
+        self.journal = Journal.create(
+            ground.fs,
+            directory.wal_dir,
+            replay,
+            wal_set=self.wal_set,
+            shard_count=settings.wal_shards,
+            loop=loop,
+            workers=ground.workers(loop),
+            sync_interval_ms=settings.wal_fsync_interval_ms,
+            sizes=ground.sizes,
+            observe_sync_us=[histogram.observe for histogram in self.sync_latency],
+            on_backlog=ground.state.throttle.press,
+            run=directory.run,
+            on_unknown=directory.forget_boot,
+            may_fill=ground.space.may_fill,
+        )
+        self.commits = CommitPipeline(
+            registry, self.journal, ground.notifier, next_lsn, ground.projections
+        )
+        self.pages = RouterPages(registry, self.commits, ground.router_table.sources)
+        for router in ground.router_table:
+            self.pages.add_source(router.source_id)
+        self.commits.observers += [
+            ground.lease_table.observe,
+            ground.router_table.observe,
+            self.pages.observe,
+        ]
+        self.transfers = Transfers(registry, self.commits, clock)
+        # Before the first snapshot: it ends the table's recovery.
+        self.sessions = WatchSessions(
+            ground.session_table,
+            self.commits,
+            clock,
+            ttl_ms=settings.session_ttl_ms,
+            max_sessions=settings.max_watch_sessions,
+            max_per_prefix=settings.max_watch_sessions_per_prefix,
+        )
+        self.sealer = Sealer(
+            registry,
+            self.commits,
+            self.journal,
+            ground.segments,
+            ground.offload,
+            clock,
+            SealingRules(
+                max_records=settings.segment_max_events,
+                max_bytes=settings.segment_max_bytes,
+                max_age_ms=settings.segment_max_age_ms,
+                retain_segments=settings.hot_retain_segments,
+                retain_bytes=settings.hot_retain_bytes,
+                has_cold=settings.cold_dir is not None,
+            ),
+            ground.space.may_seal,
+        )
+        self.sealer.on_refused.append(ground.space.note_refused)
+        self.checkpointer = Checkpointer(
+            registry,
+            self.commits,
+            self.journal,
+            ground.snapshots,
+            ground.offload,
+            clock,
+            self.sealer.seal_tails,
+            ground.projections,
+            self.pages,
+            run=directory.run,
+            published=published,
+        )
+        self.checkpointer.make_room = ground.space.make_room
+        self.sealer.on_moved += [self.checkpointer.moved, ground.notifier.notify]
+
+    async def publish(self, next_lsn: int, *, heads_moved: bool) -> None:
+        """Note this boot and the wal set, on a snapshot where one is needed.
+
+        Heads that moved are published before this boot is noted, and a new wal set starts on a
+        snapshot, so that no entry of it depends on how the old one was sharded.
+        """
+        directory, shards = self.ground.directory, self.ground.settings.wal_shards
+        if heads_moved or (self._is_new_set and not directory.is_new):
+            # While a set is listed each of its shards must have a file: listed anew, then trimmed.
+            await self.checkpointer.take(final=True, trim=False)
+        oldest = self.checkpointer.trim_lsn
+        await self.ground.offload.run(
+            lambda: directory.note_journal(
+                self.wal_set, shards, next_lsn, oldest_start_lsn=oldest, heads_moved=heads_moved
+            )
+        )
+        self.checkpointer.trim()
+
+
+def _wire(writers: Writers, report: str) -> Node:
+    """The services over the engine."""
+    ground, commits = writers.ground, writers.commits
+    settings, registry = ground.settings, ground.registry
+    notifier, clock, moved = ground.notifier, ground.clock, writers.checkpointer.moved
+    fetcher = Fetcher(registry, ground.segments, ground.offload)
+    fetcher.on_moved.append(moved)
+    store = Store(
+        registry,
+        commits,
+        notifier,
+        fetcher,
+        clock,
+        ground.append_limits,
+        quotas_of(settings, ground.state.keys.prefixes),
+        writers.transfers,
+    )
+    queues = QueueService(
+        store, ground.lease_table, commits, notifier, clock, on_moved=lambda: moved(LEASES_ID)
+    )
+    store.topics.queue_counts = queues.counts
+    pump = Pump(ground.router_table, store, commits, notifier, writers.pages, clock, moved)
+    return Node(
+        ground=ground,
+        journal=writers.journal,
+        commits=commits,
+        transfers=writers.transfers,
+        checkpointer=writers.checkpointer,
+        sealer=writers.sealer,
+        store=store,
+        sessions=writers.sessions,
+        fanout=Fanout(
+            SubscriptionDispatcher(registry, commits, notifier, fetcher, clock),
+            ground.state.json_cache,
+            buffer_grace_ms=settings.buffer_grace_ms,
+            slow_consumer_timeout_ms=settings.slow_consumer_timeout_ms,
+        ),
+        queues=queues,
+        pages=writers.pages,
+        pump=pump,
+        routers=RouterService(
+            ground.router_table, pump, store, commits, clock, max_routers=settings.max_routers
+        ),
+        views=Views(ground.view_table, ground.directory.root, store, commits, clock, settings),
+        streams=Streams(
+            store,
+            registry,
+            StreamWrites(store, registry, commits, clock),
+            notifier,
+            clock,
+            ground.state.large_appends,
+        ),
+        sync_latency=writers.sync_latency,
+        report=report,
+    )
