@@ -51,8 +51,8 @@ def build_routes(mount: str = STREAMS_PATH) -> Routes:
                 hot=("POST",),
             ),
             _post("delete", records.delete, DELETE),
-            _post("claim", queues.claim, READ | WRITE),
-            _post("ack", queues.ack, WRITE),
+            _post("claim", queues.claim, READ | WRITE, hot=("POST",)),
+            _post("ack", queues.ack, WRITE, hot=("POST",)),
             _post("nack", queues.nack, WRITE),
             _post("extend", queues.extend, WRITE),
             _post("redrive", queues.redrive, WRITE),
@@ -126,8 +126,9 @@ def _streams(mount: str) -> tuple[Route, ...]:
     )
 
 
-def _post(verb: str, handler: Handler, need: int) -> Route:
-    return Route(f"/v0/topics/{{topic}}/{verb}", {"POST": handler}, needs={"POST": need})
+def _post(verb: str, handler: Handler, need: int, hot: tuple[str, ...] = ()) -> Route:
+    template = f"/v0/topics/{{topic}}/{verb}"
+    return Route(template, {"POST": handler}, needs={"POST": need}, hot=hot)
 
 
 def _openapi(_state: ServerState, request: Request) -> Response:

@@ -14,7 +14,7 @@ from topics_server.engine.answers import Page, ReadRequest
 from topics_server.engine.commit.notifier import Notifier
 from topics_server.engine.commit.pending_names import change_or_timeout
 from topics_server.engine.ports import Clock
-from topics_server.engine.read.exact_read import plan_rows
+from topics_server.engine.read.exact_read import Row, plan_rows, row_of, tail_rows
 from topics_server.engine.read.page import PagePlan, plan_page
 from topics_server.engine.read.segment_reader import Fetcher
 from topics_server.engine.topic.registry import Registry
@@ -78,6 +78,17 @@ class Reads:
         while page is None:
             page = await self._fetcher.complete(topic, plan_rows(topic, seqs))
         return [(piece.block, row) for piece in page.pieces for row in piece.rows]
+
+    def rows_now(self, topic: Topic, seqs: Sequence[int]) -> list[Row] | None:
+        """The records of these live seqs (ascending); None if one is not in memory."""
+        rows = tail_rows(topic.log, seqs)
+        if rows is not None:
+            return rows
+        page = self._fetcher.resident(topic, plan_rows(topic, seqs))
+        if page is None:
+            return None
+        rows = [row_of(piece.block, row) for piece in page.pieces for row in piece.rows]
+        return rows if len(rows) == len(seqs) else None
 
     def drain(self) -> None:
         """The server is going down: whoever waits for records is answered now."""

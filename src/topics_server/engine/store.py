@@ -22,7 +22,6 @@ from topics_server.engine.reads import Reads
 from topics_server.engine.topic.admission import AppendLimits
 from topics_server.engine.topic.quotas import Quotas
 from topics_server.engine.topic.registry import Registry
-from topics_server.engine.topic.topic import Topic
 from topics_server.engine.topic_admin import TopicAdmin
 from topics_server.values.model import Durability
 
@@ -55,26 +54,21 @@ class Store:
         self.topics = topics = TopicAdmin(
             registry, commits, fetcher, clock, checks, self.pending_names
         )
-        # Bound once: a call through the store costs no frame of its own.
+        # Bound once: a call through the store costs no frame of its own. `topic` raises
+        # `topic_not_found`; `topic_of` takes an id.
+        self.topic, self.topic_of = registry.existing, registry.get
         self.append, self.append_now = appends.append, appends.append_now
         self.append_derived, self.append_page = appends.append_derived, appends.append_page
         self.submit_append = appends.submit_append
         self.delete, self.delete_seqs = deletes.delete, deletes.delete_seqs
         self.start_delete, self.finish_delete = deletes.start_delete, deletes.finish_delete
         self.read, self.read_now, self.read_rows = reads.read, reads.read_now, reads.read_rows
+        self.rows_now = reads.rows_now
         self.complete, self.resident, self.drain = reads.complete, reads.resident, reads.drain
         self.stable_topic, self.create_topic = topics.stable_topic, topics.create_topic
         self.put_topic, self.configure = topics.put_topic, topics.configure
         self.drop_topic, self.check_room = topics.drop_topic, topics.check_room
         self.state, self.list_topics = topics.state, topics.list_topics
-
-    def topic(self, name: str) -> Topic:
-        """The topic of a name, for services. Raises `topic_not_found`."""
-        return self._registry.existing(name)
-
-    def topic_of(self, topic_id: int) -> Topic | None:
-        """The topic of an id."""
-        return self._registry.get(topic_id)
 
     # -- switches --------------------------------------------------------------------------
 

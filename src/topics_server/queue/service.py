@@ -3,26 +3,27 @@
 A claim is decided and applied in one loop turn, unless the queue's leases are durable: then it
 waits for its entry like a write. A waiting claim (`wait_ms`), a push stream, and every claim while
 a coalescing window is open wait in the consumer queue (`dispatcher`). Payloads are read after the
-decision; unreadable jobs are released. An ack deletes the records, with the durability of the
-topic's class. The lease book makes all decisions; a client that disconnects changes none. Called by
-`api/queues/handlers`, `api/operate/probes`, `queue/push`; loop thread only.
+decision; unreadable jobs are released. Most claims need none of this (`claims`). An ack deletes the
+records, with the durability of the topic's class (`acks`). The lease book makes all decisions; a
+client that disconnects changes none. Called by `api/queues/handlers`, `api/operate/probes`,
+`queue/push`; loop thread only.
 """
 
 from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Final
 
 from topics_server.engine.answers import QueueCounts
-from topics_server.engine.commit.appending import SeqsDelete
 from topics_server.engine.commit.notifier import Notifier
 from topics_server.engine.commit.pipeline import CommitPipeline, Ticket
 from topics_server.engine.commit.transfers import resolved
 from topics_server.engine.ports import Clock
 from topics_server.engine.store import Store
 from topics_server.engine.topic.topic import Topic
+from topics_server.queue.acks import Acks, PendingAck, why
 from topics_server.queue.answers import (
     AckResult,
     ClaimResult,
@@ -32,12 +33,12 @@ from topics_server.queue.answers import (
     NackResult,
     Redriven,
 )
+from topics_server.queue.claims import FirstLeases, ImmediateClaims
 from topics_server.queue.dispatch.alarm import Alarm
 from topics_server.queue.dispatch.consumer_queue import Claimer, ClaimGrant, ConsumerQueue, Poll
 from topics_server.queue.dispatch.dead_letter_moves import Mover
 from topics_server.queue.dispatch.dispatcher import ClaimDispatcher
 from topics_server.queue.dispatch.lease_changes import Leasing
-from topics_server.queue.leases.jobs import SkipReason, why_skipped
 from topics_server.queue.leases.lease_book import LeaseBook
 from topics_server.queue.leases.lease_log import LeaseLogs
 from topics_server.queue.leases.lease_table import LeaseTable
@@ -46,8 +47,6 @@ from topics_server.runtime.metrics import log
 from topics_server.values.entries import LeasesExtended, LeasesReleased
 from topics_server.values.errors import Code, StorageError, TopicsError, invalid
 from topics_server.values.model import TagMatch, TopicConfig, TopicType
-
-_NO_COUNTS: Final = QueueCounts(0, 0, 0, 0)
 
 # Loop turns that a disconnect takes to reach a waiting claim: one that came before the jobs did is
 # seen, so that they are released and not leased to a client that is gone.
@@ -74,8 +73,6 @@ class QueueService:
         self._lease_table = lease_table
         # Every question to a book uses this clock: the book learns of a step before it is asked.
         self._clock = clock = StepClock(clock, self._stepped)
-        # Deletes of acked jobs in flight, by queue and seq.
-        self._acking: dict[tuple[int, int], SeqsDelete] = {}
         # Leases may survive a kill: a connection of another start never has the same number.
         self._connections = itertools.count((clock.now_ms() << 20) + 1)
         self.dispatcher = ClaimDispatcher(store, lease_table, notifier, clock)
@@ -86,6 +83,10 @@ class QueueService:
         )
         self.dispatcher.leasing = self.leasing
         self.dispatcher.mover = self.mover
+        self.acks = Acks(store, lease_table, clock, self.dispatcher, self.leasing)
+        self._immediate = ImmediateClaims(
+            store, lease_table, clock, self.dispatcher, on_moved=on_moved
+        )
 
     def _stepped(self, by_ms: int) -> None:
         self._lease_table.shift(by_ms)
@@ -129,6 +130,24 @@ class QueueService:
             self.dispatcher.leave(consumers, poll)
         jobs = [] if grant is None else await self.read(grant, grant.claim.jobs[0].seq)
         return ClaimResult(jobs, self.counts(topic).ready)
+
+    def claim_now(
+        self, name: str, node: str, max_jobs: int, lease_ms: int | None, *, waits: bool
+    ) -> FirstLeases | None:
+        """What `claim` does for most claims; None: nothing was done, and `claim` must do it.
+
+        `waits`: the claim waits if there is no job.
+        """
+        found = self._queue_now(name)
+        if found is None:
+            return None
+        leased = self._immediate.claim(*found, node, max_jobs, lease_ms)
+        return None if waits and leased is not None and not leased.seqs else leased
+
+    def coalesces(self, name: str) -> bool:
+        """Whether a claim of this queue may have to wait for a coalescing window."""
+        topic = self._store.topic(name)
+        return topic.config.claim_jitter_ms > 0
 
     async def _waited(
         self,
@@ -204,77 +223,23 @@ class QueueService:
     ) -> AckResult:
         """Complete jobs (§10.4): delete those that this node holds."""
         topic, book = await self.queue(name)
-        matched = book.decide_ack(node, seqs, lease_ids)
-        delete = self._start_ack(topic, book, sorted(matched.seqs))
-        deleted = set(delete.seqs)
-        skipped = matched.skipped + [seq for seq in matched.seqs if seq not in deleted]
-        reasons = self._why(topic, book, node, seqs, lease_ids, skipped)
-        acked = len(deleted)
-        # A retry of an ack in flight waits with it.
-        joined = {id(other): other for other in self._acks_of(topic, matched.joining)}
-        done = await self._store.finish_delete(delete)
-        for other in joined.values():
-            await self._store.finish_delete(other)
-            acked += len(set(other.seqs).intersection(matched.joining))
-        return AckResult(acked, skipped, self.counts(topic), reasons, done.write_ms, done.sync_ms)
+        ack = self.acks.begin(topic, book, node, seqs, lease_ids)
+        for ticket in tuple(ack.tickets):
+            await resolved(ticket)
+            raise_if_failed(ticket)
+        return ack.outcome()
 
-    def _why(
-        self,
-        topic: Topic,
-        book: LeaseBook,
-        node: str,
-        seqs: Sequence[int],
-        lease_ids: Sequence[int] | None,
-        skipped: Sequence[int],
-    ) -> list[SkipReason]:
-        """The reasons why these seqs were skipped; call it in the same loop turn."""
-        if not skipped:
-            return []
-        next_live = topic.log.next_live
-        fences = {} if lease_ids is None else dict(zip(seqs, lease_ids, strict=True))
-        return [
-            why_skipped(book.jobs.get(seq), node, fences.get(seq))
-            if next_live(seq) == seq
-            else SkipReason.NOT_FOUND
-            for seq in skipped
-        ]
-
-    def _acks_of(self, topic: Topic, seqs: Iterable[int]) -> list[SeqsDelete]:
-        found = (self._acking.get((topic.topic_id, seq)) for seq in seqs)
-        return [delete for delete in found if delete is not None]
-
-    def _start_ack(self, topic: Topic, book: LeaseBook, seqs: list[int]) -> SeqsDelete:
-        events = self.leasing.events(topic, book, "acked", seqs)
-        book.begin_ack(seqs)
-        try:
-            delete = self._store.start_delete(topic, seqs)
-        except TopicsError:
-            book.cancel_ack(seqs)
-            raise
-        if len(delete.seqs) < len(seqs):
-            # Another request deletes them already; this node has not acked them.
-            book.cancel_ack(set(seqs).difference(delete.seqs))
-            events = [event for event in events if event.seq in set(delete.seqs)]
-        ticket = delete.ticket
-        if ticket is None:
-            return delete
-        for seq in delete.seqs:
-            self._acking[topic.topic_id, seq] = delete
-
-        def finish() -> None:
-            for seq in delete.seqs:
-                del self._acking[topic.topic_id, seq]
-            if ticket.error is not None:
-                book.cancel_ack(delete.seqs)
-            else:
-                self.leasing.note(topic, events)
-            self.dispatcher.stir(topic.topic_id)
-
-        if ticket.is_done:
-            finish()
-        else:
-            ticket.waiters.append(finish)
-        return delete
+    def ack_now(
+        self, name: str, node: str, seqs: Sequence[int], lease_ids: Sequence[int] | None
+    ) -> PendingAck | None:
+        """Begin what `ack` does, if it waits for its own delete only; None: nothing was done."""
+        found = self._queue_now(name)
+        if found is None:
+            return None
+        in_flight = self.acks.in_flight.get(found[0].topic_id)
+        if in_flight and not in_flight.keys().isdisjoint(seqs):
+            return None
+        return self.acks.begin(*found, node, seqs, lease_ids)
 
     # -- nack, extend, leases --------------------------------------------------------------
 
@@ -292,7 +257,7 @@ class QueueService:
         topic, book = await self.queue(name)
         now_ms = self._clock.now_ms()
         entry, skipped = book.decide_nack(now_ms, node, seqs, lease_ids, delay_ms, error)
-        reasons = self._why(topic, book, node, seqs, lease_ids, skipped)
+        reasons = why(topic, book, node, seqs, lease_ids, skipped)
         if entry is not None:
             await self._change(topic, book, entry)
         nacked = 0 if entry is None else len(entry.jobs)
@@ -315,7 +280,7 @@ class QueueService:
         topic, book = await self.queue(name)
         now_ms = self._clock.now_ms()
         entry, skipped = book.decide_extend(now_ms, node, seqs, lease_ids, lease_ms)
-        reasons = self._why(topic, book, node, seqs, lease_ids, skipped)
+        reasons = why(topic, book, node, seqs, lease_ids, skipped)
         if entry is None:
             return ExtendResult([], now_ms + lease_ms, skipped, reasons)
         if no_more:
@@ -376,7 +341,15 @@ class QueueService:
 
     async def queue(self, name: str) -> tuple[Topic, LeaseBook]:
         """The queue of this name. Raises `topic_not_found`, `not_a_queue`."""
-        topic = await self._store.stable_topic(name)
+        return self._queue_of(name, await self._store.stable_topic(name))
+
+    def _queue_now(self, name: str) -> tuple[Topic, LeaseBook] | None:
+        """What `queue` returns; None while a create, configure or drop of it is in flight."""
+        if name in self._store.pending_names:
+            return None
+        return self._queue_of(name, self._store.topic(name))
+
+    def _queue_of(self, name: str, topic: Topic) -> tuple[Topic, LeaseBook]:
         if topic.config.type is not TopicType.QUEUE:
             raise not_a_queue(name)
         book = self._lease_table.find(topic.topic_id)
@@ -441,8 +414,6 @@ class QueueService:
 
     def counts(self, topic: Topic) -> QueueCounts:
         """The gauges of a queue as of now (§10.7)."""
-        if self._lease_table.find(topic.topic_id) is None:
-            return _NO_COUNTS  # dropped meanwhile
         return self._lease_table.counts(topic, self._clock.now_ms())
 
     def count_in_flight(self, slice_queues: int) -> Iterator[int]:

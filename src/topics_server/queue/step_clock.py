@@ -29,10 +29,11 @@ class StepClock:
 
     def now_ms(self) -> int:
         """Wall clock in ms; `on_step` was called for every earlier step."""
-        now_ms, difference = self._look()
-        if abs(difference - self._difference_ms) >= _STEP_MS_MIN:
-            now_ms = self._stepped(now_ms, difference)
-        return now_ms
+        now_ms = self._clock.now_ms()
+        difference = now_ms - int(self._clock.monotonic_ms())
+        if -_STEP_MS_MIN < difference - self._difference_ms < _STEP_MS_MIN:
+            return now_ms
+        return self._stepped(now_ms, difference)
 
     def monotonic_ms(self) -> float:
         """Monotonic clock in ms."""

@@ -9,6 +9,7 @@ added here and in `wal/format/frames.py`. The meaning of an entry never changes.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar, Final
 
 import msgspec
@@ -161,13 +162,16 @@ class RecordsDeleted(msgspec.Struct, frozen=True):
     """Deleted seqs, exact and final: sorted, disjoint, inclusive runs as two parallel columns.
 
     The runs name every hit, sealed or not, so that replay needs neither tags nor segments.
-    `firsts` and `lasts` are little-endian u64 columns of equal length (numpy `<u8`).
+    `firsts` and `lasts` are little-endian u64 columns of equal length (numpy `<u8`). `seqs`: the
+    same seqs one by one while a delete of a few exact seqs (an ack) is in memory; it is never
+    encoded and absent in replay.
     """
 
     topic_id: int
     ts: int
     firsts: bytes
     lasts: bytes
+    seqs: Sequence[int] | None = None
 
 
 class FloorMoved(msgspec.Struct, frozen=True):

@@ -125,6 +125,11 @@ def payload_of(block: Block, row: int) -> Payload:
     data, meta = block.data(row), block.meta(row)
     if block.kinds[row] != PayloadKind.BYTES:
         return Payload(data, meta)
+    return bytes_payload(data, meta)
+
+
+def bytes_payload(data: bytes, meta: bytes) -> Payload:
+    """The payload of a bytes record as JSON."""
     content_type, meta = split_bytes_meta(meta)
     kind = b',"$encoding":"base64","$content_type":%b' % _encode(content_type)
     return Payload(b'"%b"' % b2a_base64(data, newline=False), meta, kind)

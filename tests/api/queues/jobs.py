@@ -95,7 +95,7 @@ class Jobs(Live):
     def waiting(self, queue: str = "jobs") -> int:
         """The number of waiting claims and streams."""
         topic = self.node.registry.find(queue)
-        line = None if topic is None else self.queues.dispatcher._queues.get(topic.topic_id)
+        line = None if topic is None else self.queues.dispatcher.queues.get(topic.topic_id)
         return 0 if line is None else len(line.claimers)
 
     async def in_line(self, count: int, queue: str = "jobs") -> None:

@@ -252,6 +252,32 @@ class QueueMachine(RuleBasedStateMachine):
         for seq in dead:
             self.jobs[seq].begin_move()
 
+    @precondition(lambda self: not self.is_durable)
+    @rule(node=NODES, most=st.integers(1, 4), lease_ms=LEASES)
+    def claim_at_once(self, node: str, most: int, lease_ms: int) -> None:
+        free = [job for job in self.jobs.values() if not job.is_busy and job.at_ms <= self.now_ms]
+        topic = self.registry.get(QUEUE)
+        assert topic is not None
+        live = self.live
+        seqs = self.book.first_unclaimed(self.now_ms, most, live, topic.log.live_from)
+        if any(job.deliveries for job in free):
+            assert seqs is None, "jobs that came back go first"
+            return
+        assert seqs == sorted(job.seq for job in free)[:most]
+        if not seqs:
+            return
+        deadline_ms = self.now_ms + lease_ms
+        first_id = self.lease_table.reserve_ids(len(seqs))
+        self.book.lease_unclaimed(self.now_ms, seqs, first_id, node, deadline_ms)
+        for lease_id, seq in enumerate(seqs, first_id):
+            job = self.jobs[seq]
+            assert lease_id not in self.ids_given
+            self.ids_given.add(lease_id)
+            self.tokens.append((seq, lease_id))
+            job.lease_id, job.node, job.connection = lease_id, node, 0
+            job.at_ms, job.deliveries, job.untold = deadline_ms + 1, 1, None
+        assert self.book.ready(live) == self.book.counts(self.now_ms, live).ready
+
     def matched(
         self, node: str, seqs: list[int], lease_ids: list[int] | None
     ) -> tuple[list[int], list[int], list[int]]:
@@ -322,7 +348,9 @@ class QueueMachine(RuleBasedStateMachine):
         if not seqs:
             return
         firsts, lasts = seq_runs(np.array(seqs, np.int64))
-        self.commit(RecordsDeleted(QUEUE, self.now_ms, firsts, lasts))
+        # Both forms of one entry: with its seqs, as an ack's is decided, and as it is replayed.
+        few = None if len(seqs) % 2 else seqs
+        self.commit(RecordsDeleted(QUEUE, self.now_ms, firsts, lasts, few))
         self.forget(seqs)
 
     def forget(self, seqs: list[int]) -> None:

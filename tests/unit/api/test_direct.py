@@ -605,6 +605,8 @@ def test_hot_routes_are_served_from_the_parser_and_no_others() -> None:
     assert sorted(hot) == [
         ("/v0/topics/{topic}", "GET"),
         ("/v0/topics/{topic}", "POST"),
+        ("/v0/topics/{topic}/ack", "POST"),
+        ("/v0/topics/{topic}/claim", "POST"),
         ("/v0/topics/{topic}/diff", "POST"),
         ("/v1/stream/{path}", "GET"),
         ("/v1/stream/{path}", "POST"),

@@ -92,7 +92,7 @@ async def test_a_second_ack_waits_with_the_first_and_counts() -> None:
     assert (await first).acked == 1
     told = await second
     assert (told.acked, told.skipped) == (2, [7])
-    assert rig.queues._acking == {}
+    assert rig.queues.acks.in_flight == {}
 
 
 @pytest.mark.parametrize("error", [DISK_FULL, READ_ONLY])
@@ -110,7 +110,7 @@ async def test_an_ack_that_fails_leaves_the_lease(error: str) -> None:
             await ack
         assert caught.value.code in (Code.THROTTLED, Code.STORAGE_READ_ONLY)
     assert await rig.counts(topic) == (0, 1, 0, 0)
-    assert rig.queues._acking == {}
+    assert rig.queues.acks.in_flight == {}
     rig.pass_time(1_001)
     assert await rig.seqs("other") == [1]
 

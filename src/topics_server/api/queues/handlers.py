@@ -1,21 +1,24 @@
 """Queue routes (§10): claim, ack, nack, extend, push stream, leases, redrive.
 
-Plain functions of the server's state and one request. A started ack, nack, extend or redrive
-continues when its client disconnects. A waiting claim ends when its client disconnects or loses its
-key; so does a push stream, whose jobs are released at once. Called through the route table in
-`api/routes`.
+Plain functions of the server's state and one request. Most claims and acks have no task: a claim is
+answered at once, an ack when its delete is committed; the others get a coroutine. A started ack,
+nack, extend or redrive continues when its client disconnects. A waiting claim ends when its client
+disconnects or loses its key; so does a push stream, whose jobs are released at once. Called through
+the route table in `api/routes`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from functools import partial
-from typing import Final, cast
+from typing import Any, Final, cast
 
 from topics_server.api.context import ServerState
 from topics_server.api.messages.requests import query_page_size
 from topics_server.api.queues.requests import (
     ClaimRequest,
+    HeldRequest,
     QueueLimits,
     decode_ack,
     decode_claim,
@@ -31,14 +34,17 @@ from topics_server.api.queues.responses import (
     render_acked,
     render_claimed,
     render_extended,
+    render_leased,
     render_leases,
     render_nacked,
     render_redriven,
 )
+from topics_server.api.queues.waiting_turn import WaitingTurn
 from topics_server.api.readiness import ConnectionSlot, admit, check_accepts_stream, until_ready
 from topics_server.api.request import (
     Answer,
     EventStream,
+    Pending,
     Receive,
     Request,
     Response,
@@ -54,12 +60,15 @@ from topics_server.auth.authorize import check_name
 from topics_server.engine.topic.topic import Topic
 from topics_server.http.error_responses import status_of
 from topics_server.http.sockets import until_left
-from topics_server.queue.answers import LeasedJob
+from topics_server.queue.answers import AckResult, LeasedJob
 from topics_server.queue.push import Push
 from topics_server.queue.service import QueueService
 from topics_server.runtime.clock import now_ms
 from topics_server.values.errors import Code, TopicsError
 from topics_server.values.query_string import parse_query
+
+# Returns when no answer may be sent any more.
+Gone = Callable[[], Awaitable[None]]
 
 _HEARTBEAT_MS: Final = 15_000
 # The stream's last event when the topic is no longer a queue (§10.8).
@@ -70,26 +79,53 @@ def _admitted(state: ServerState) -> tuple[QueueService, QueueLimits]:
     """The queues and the bounds of a request, if requests are taken now."""
     admit(state)
     assert state.queues is not None, "ready means there are queues"
-    return state.queues, _limits(state)
+    return state.queues, state.settings
 
 
-def _limits(state: ServerState) -> QueueLimits:
-    return QueueLimits(state.settings.max_claim, state.settings.max_node_bytes)
-
-
-async def claim(state: ServerState, request: Request) -> Response:
+def claim(state: ServerState, request: Request) -> Response | Pending | Coroutine[Any, Any, Answer]:
     """`POST /v0/topics/{topic}/claim`: lease jobs to a node."""
     queues, limits = _admitted(state)
-    if state.throttle.is_active:
-        request.throttle_wait_ms = await state.throttle.turn(request.name, len(request.body))
     asked = decode_claim(request.body, limits)
+    throttle = state.throttle
+    if throttle.is_active and (throttle.is_backed_up or not throttle.passes(request.name)):
+        if asked.wait_ms or queues.coalesces(request.name):
+            return _claim_in_turn(state, request, asked)
+        waiting = WaitingTurn(state, request, partial(_claim, queues, asked, gone=_stays))
+        return Pending(waiting.when_resolved, waiting.answer)
+    return _claim(queues, asked, request)
+
+
+def _claim(
+    queues: QueueService, asked: ClaimRequest, request: Request, gone: Gone | None = None
+) -> Response | Coroutine[Any, Any, Answer]:
+    """Claim now; the coroutine waits, for as long as `gone` does not return."""
+    done = queues.claim_now(
+        request.name, asked.node, asked.max_jobs, asked.lease_ms, waits=asked.wait_ms > 0
+    )
+    if done is None:
+        return _claim_slowly(queues, asked, request, gone or partial(released, request))
+    waited_ms = request.throttle_wait_ms or 0.0
+    return Response(200, render_leased(request.name, done, request.elapsed_ms(), waited_ms))
+
+
+async def _claim_in_turn(state: ServerState, request: Request, asked: ClaimRequest) -> Response:
+    """A claim that waits for its turn, and then perhaps for jobs."""
+    queues, _ = _admitted(state)
+    request.throttle_wait_ms = await state.throttle.turn(request.name, len(request.body))
+    return await _claim_slowly(queues, asked, request, partial(released, request))
+
+
+async def _claim_slowly(
+    queues: QueueService, asked: ClaimRequest, request: Request, gone: Gone
+) -> Response:
+    """A claim that may wait: for its topic, for a sync, for blocks on the disk, or for a job."""
     done = await queues.claim(
         request.name,
         asked.node,
         asked.max_jobs,
         asked.lease_ms,
         wait_ms=asked.wait_ms,
-        gone=partial(released, request),
+        gone=gone,
     )
     if done is None:
         end(request)
@@ -98,11 +134,28 @@ async def claim(state: ServerState, request: Request) -> Response:
     return Response(200, body)
 
 
-async def ack(state: ServerState, request: Request) -> Response:
+async def _stays() -> None:
+    """The client of a claim that waits for nothing but its turn: its leases run out if it left."""
+    await asyncio.get_running_loop().create_future()
+
+
+def ack(state: ServerState, request: Request) -> Pending | Coroutine[Any, Any, Response]:
     """`POST /v0/topics/{topic}/ack`: complete jobs, which deletes them."""
     queues, limits = _admitted(state)
     asked = decode_ack(request.body, limits)
+    pending = queues.ack_now(request.name, asked.node, asked.seqs, asked.lease_ids)
+    if pending is None:
+        return _ack_slowly(queues, request, asked)
+    return Pending(pending.when_resolved, lambda: _acked(request, pending.outcome()))
+
+
+async def _ack_slowly(queues: QueueService, request: Request, asked: HeldRequest) -> Response:
+    """An ack that waits for its topic, or for another ack."""
     done = await queues.ack(request.name, asked.node, asked.seqs, asked.lease_ids)
+    return _acked(request, done)
+
+
+def _acked(request: Request, done: AckResult) -> Response:
     return Response(200, render_acked(request.name, done, request.elapsed_ms()))
 
 
@@ -188,7 +241,7 @@ async def work(state: ServerState, request: Request) -> Answer:
     During replay it waits, as a GET of a watch session does.
     """
     check_accepts_stream(request.headers.get(b"accept"))
-    asked = query_work(parse_query(request.query), _limits(state))
+    asked = query_work(parse_query(request.query), state.settings)
     await until_ready(state, request)
     queues = state.queues
     assert queues is not None, "ready means there are queues"

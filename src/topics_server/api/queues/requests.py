@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Final
+from collections.abc import Mapping
+from typing import Annotated, Final, Protocol
 
 import msgspec
 from msgspec import Meta
@@ -22,7 +22,7 @@ from topics_server.api.messages.bounded_lists import (
     check_tag,
 )
 from topics_server.api.messages.requests import decode_body, tag_match
-from topics_server.queue.leases.jobs import lease_number
+from topics_server.queue.leases.jobs import lease_numbers
 from topics_server.values.errors import Code, TopicsError, invalid
 from topics_server.values.limits import (
     LEASE_MS_MAX,
@@ -43,11 +43,18 @@ _U64 = Annotated[int, Meta(ge=0)]
 _U32 = Annotated[int, Meta(ge=0, le=U32_MAX)]
 
 
-class QueueLimits(msgspec.Struct, frozen=True):
-    """The configured bounds of these requests."""
+class QueueLimits(Protocol):
+    """The configured bounds of these requests, as `Settings` has them."""
 
-    max_claim: int
-    max_node_bytes: int
+    @property
+    def max_claim(self) -> int:
+        """The most jobs of one request."""
+        ...
+
+    @property
+    def max_node_bytes(self) -> int:
+        """The longest node."""
+        ...
 
 
 class ClaimRequest(msgspec.Struct, frozen=True):
@@ -150,11 +157,15 @@ _LISTS: Final[msgspec.json.Decoder[msgspec.Struct]] = msgspec.json.Decoder(_List
 def decode_claim(body: bytes, limits: QueueLimits) -> ClaimRequest:
     """A claim (§10.2)."""
     sent = decode_body(_CLAIM, body)
-    lease_ms = None if sent.lease_ms is None else _lease_ms(sent.lease_ms)
-    wait_ms = min(_checked_u64(sent.wait_ms, "wait_ms"), CLAIM_WAIT_MS_MAX)
-    return ClaimRequest(
-        _node(sent.node, limits), _max_jobs(sent.max, limits.max_claim), lease_ms, wait_ms
-    )
+    lease_ms, wait_ms, most = sent.lease_ms, sent.wait_ms, sent.max
+    if lease_ms is not None:
+        lease_ms = _lease_ms(lease_ms)
+    if wait_ms:
+        wait_ms = min(_checked_u64(wait_ms, "wait_ms"), CLAIM_WAIT_MS_MAX)
+    node = _node(sent.node, limits)
+    if not 0 < most <= limits.max_claim:
+        most = _max_jobs(most, limits.max_claim)
+    return ClaimRequest(node, most, lease_ms, wait_ms)
 
 
 def decode_ack(body: bytes, limits: QueueLimits) -> HeldRequest:
@@ -259,7 +270,7 @@ def _held(sent: _Held, limits: QueueLimits) -> tuple[str, list[int], list[int] |
             f"lease_ids has {len(tokens)} entries, seqs has {len(seqs)}: one for each is required",
             "lease_ids",
         )
-    return node, seqs, [lease_number(token) for token in tokens]
+    return node, seqs, lease_numbers(tokens)
 
 
 def _check_lists(body: bytes, limits: QueueLimits) -> None:
@@ -280,7 +291,7 @@ def _too_many(field: str, most: int) -> TopicsError:
     )
 
 
-def _seqs(seqs: Sequence[int], limits: QueueLimits) -> list[int]:
+def _seqs(seqs: list[int], limits: QueueLimits) -> list[int]:
     if not seqs:
         raise invalid("seqs must not be empty", "seqs")
     if len(seqs) > limits.max_claim:
@@ -289,16 +300,19 @@ def _seqs(seqs: Sequence[int], limits: QueueLimits) -> list[int]:
             f"seqs has {len(seqs)} items; the limit is {limits.max_claim}",
             {"field": "seqs", "max_claim": limits.max_claim},
         )
-    for index, seq in enumerate(seqs):
-        _checked_u64(seq, f"seqs[{index}]")
-    return list(seqs)
+    if max(seqs) > U64_MAX:
+        for index, seq in enumerate(seqs):
+            _checked_u64(seq, f"seqs[{index}]")
+    return seqs
 
 
 def _node(node: str, limits: QueueLimits) -> str:
     if not node:
         raise invalid("node must not be empty", "node")
-    # Lone surrogates never reach this: bodies and queries are UTF-8.
-    check_node(node, limits.max_node_bytes)
+    # A character has at most four bytes. Lone surrogates never reach this: bodies and queries are
+    # UTF-8.
+    if 4 * len(node) > limits.max_node_bytes:
+        check_node(node, limits.max_node_bytes)
     return node
 
 

@@ -22,8 +22,9 @@ from topics_server.queue.answers import (
     NackResult,
     Redriven,
 )
+from topics_server.queue.claims import FirstLeases
 from topics_server.queue.leases.jobs import SkipReason, lease_text
-from topics_server.values.json_cache import payload_of
+from topics_server.values.json_cache import bytes_payload, payload_of
 
 _encode: Final = msgspec.json.Encoder().encode
 
@@ -61,6 +62,47 @@ def render_claimed(
     )
 
 
+def render_leased(
+    name: str, leased: FirstLeases, total_ms: float, throttle_wait_ms: float
+) -> bytes:
+    """The answer to a claim of jobs that were never leased (§10.2)."""
+    jobs: list[bytes] = []
+    lease_id, deadline_ms = leased.first_id, leased.deadline_ms
+    for seq, (ts, node, tag, data, meta, is_bytes) in zip(leased.seqs, leased.rows, strict=True):
+        kind = b""
+        if is_bytes:
+            payload = bytes_payload(data, meta)
+            kind, data, meta = payload.kind, payload.data, payload.meta
+        jobs.append(
+            b'{"$seq":%d,"lease_id":"lease_%x","deadline":%d,"$ts":%d%b%b,"deliveries":1%b,'
+            b'"data":%b%b}'
+            % (
+                seq,
+                lease_id,
+                deadline_ms,
+                ts,
+                b"" if node is None else b',"$node":%b' % _encode(node),
+                b"" if tag is None else b',"$tag":%b' % _encode(tag),
+                kind,
+                data,
+                b',"meta":%b' % meta if meta else b"",
+            )
+        )
+        lease_id += 1
+    return (
+        b'{"topic":"%b","claimed":[%b],"count":%d,"ready":%d,"performance":{"server_total_ms":%.3f,'
+        b'"throttle_wait_ms":%.3f}}'
+        % (
+            name.encode("ascii"),
+            b",".join(jobs),
+            len(jobs),
+            leased.ready,
+            total_ms,
+            throttle_wait_ms,
+        )
+    )
+
+
 def job_frame(name: str, job: LeasedJob) -> bytes:
     """A `job` event of a push stream (§10.8); its id is the job's seq."""
     members = b'{"topic":"%b",%b}' % (name.encode("ascii"), render_job(job))
@@ -69,13 +111,28 @@ def job_frame(name: str, job: LeasedJob) -> bytes:
 
 def render_acked(name: str, done: AckResult, total_ms: float) -> bytes:
     """The answer to an ack (§10.4)."""
+    counts = done.counts
+    if not done.skipped:
+        return (
+            b'{"topic":"%b","acked":%d,"skipped":[],"ready":%d,"in_flight":%d,"performance":'
+            b'{"server_total_ms":%.3f,"wal_append_ms":%.3f,"fsync_ms":%.3f}}'
+            % (
+                name.encode("ascii"),
+                done.acked,
+                counts.ready,
+                counts.in_flight,
+                total_ms,
+                done.write_ms,
+                done.sync_ms,
+            )
+        )
     fields: dict[str, Any] = {
         "topic": name,
         "acked": done.acked,
         "skipped": done.skipped,
         **_reasons(done.skipped, done.reasons),
-        "ready": done.counts.ready,
-        "in_flight": done.counts.in_flight,
+        "ready": counts.ready,
+        "in_flight": counts.in_flight,
         "performance": {
             "server_total_ms": round(total_ms, 3),
             "wal_append_ms": round(done.write_ms, 3),

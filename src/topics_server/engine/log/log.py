@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from operator import attrgetter
 from typing import Final
 
@@ -125,8 +125,10 @@ class Log:
         # Followers of a topic ask for its end.
         at_end = runs and runs[-1].first_seq <= seq
         index = len(runs) if at_end else bisect_right(runs, seq, key=_FIRST)
-        if index and runs[index - 1].last_seq >= seq:
-            return index - 1
+        if index:
+            run = runs[index - 1]
+            if run.first_seq + len(run.dead) > seq:
+                return index - 1
         return index
 
     def next_live(self, seq: int) -> int:
@@ -139,6 +141,21 @@ class Log:
                     if row >= 0:
                         return run.first_seq + row
         return self.head_seq + 1
+
+    def live_from(self, seq: int, limit: int) -> list[int]:
+        """The first live seqs at or above `seq`, ascending, up to `limit`."""
+        assert limit > 0
+        found: list[int] = []
+        for index in range(self.run_at(seq), len(self.runs)):
+            run = self.runs[index]
+            first, dead = run.first_seq, run.dead
+            row = dead.find(0, max(0, seq - first)) if run.live_count else -1
+            while row >= 0:
+                found.append(first + row)
+                if len(found) == limit:
+                    return found
+                row = dead.find(0, row + 1)
+        return found
 
     def last_live_below(self, seq: int) -> int:
         """The last live seq below `seq`; 0 if there is none."""
@@ -379,17 +396,52 @@ class Log:
         for run in self.runs[start:end]:
             if run.live_count == 0 and not run.has_damage:
                 continue
-            hit = run.deletable_rows_of(_rows_within(firsts, lasts, run))
-            if len(hit) == 0:
-                continue
-            rows = run.live_rows_of(hit)
-            self._count(run, run.kill_rows(rows))
-            if isinstance(run, SealedRun):
-                if len(rows) < len(hit):
-                    run.kill_damaged(hit)
-                flips[run.segment_id] = array("I", hit.astype(np.uint32).tobytes())
+            self._delete_rows(run, _rows_within(firsts, lasts, run), flips)
         self._trim_dead(start, end)
         return before - self.live_count, flips
+
+    def delete_seqs(self, seqs: Sequence[int]) -> tuple[int, dict[int, array[int]]]:
+        """`delete` of a few ascending, distinct seqs: a tail's rows are not made arrays."""
+        before = self.live_count
+        flips: dict[int, array[int]] = {}
+        runs = self.runs
+        start = end = self.run_at(seqs[0])
+        position = 0
+        while position < len(seqs) and end < len(runs):
+            run = runs[end]
+            end += 1
+            first, dead = run.first_seq, run.dead
+            above = first + len(dead)
+            rows: list[int] = []
+            while position < len(seqs) and seqs[position] < above:
+                if seqs[position] >= first:
+                    rows.append(seqs[position] - first)
+                position += 1
+            if not rows:
+                continue
+            if isinstance(run, SealedRun):
+                self._delete_rows(run, np.asarray(rows, np.int64), flips)
+                continue
+            rows = [row for row in rows if not dead[row]]
+            if rows:
+                killed, weight = run.kill_few(rows)
+                self.live_count -= killed
+                self.live_bytes -= weight
+                self.tail_bytes -= weight
+        self._trim_dead(start, end)
+        return before - self.live_count, flips
+
+    def _delete_rows(self, run: Run, within: Rows, flips: dict[int, array[int]]) -> None:
+        """Mark the live and the damaged ones of these rows deleted."""
+        hit = run.deletable_rows_of(within)
+        if len(hit) == 0:
+            return
+        rows = run.live_rows_of(hit)
+        self._count(run, run.kill_rows(rows))
+        if isinstance(run, SealedRun):
+            if len(rows) < len(hit):
+                run.kill_damaged(hit)
+            flips[run.segment_id] = array("I", hit.astype(np.uint32).tobytes())
 
     def note_damage(self, segment_id: int, first_row: int, last_row: int) -> int:
         """A sealed range is unreadable: it becomes a hole.

@@ -131,6 +131,24 @@ class Run:
             return killed, weight
         return 0, 0
 
+    def kill_few(self, rows: Sequence[int]) -> tuple[int, int]:
+        """`kill_rows` of a few rows that are live, as a list; returns their number and bytes."""
+        killed, dead = len(rows), self.dead
+        weight = self.live_bytes
+        if killed < self.live_count:
+            weight = min(weight, self.weigh_few(rows))
+        for row in rows:
+            dead[row] = DELETED
+        self.live_count -= killed
+        self.live_bytes -= weight
+        assert self.live_count >= 0
+        assert self.live_bytes >= 0
+        return killed, weight
+
+    def weigh_few(self, rows: Sequence[int]) -> int:
+        """`weigh_rows` of a list."""
+        return sum(map(self.row_bytes, rows))
+
     @property
     def has_damage(self) -> bool:
         """Whether an unreadable row is not deleted."""
@@ -301,6 +319,17 @@ class TailBlock(Run):
                 total += len(block.tags[row] or "") + len(block.nodes[row] or "")
         return total + RECORD_FRAMING_BYTES * len(rows)
 
+    def weigh_few(self, rows: Sequence[int]) -> int:
+        """`weigh_rows` of a list."""
+        block, ends = self.block, self.block.ends
+        total = RECORD_FRAMING_BYTES * len(rows)
+        for row in rows:
+            total += ends[2 * row + 1] - (ends[2 * row - 1] if row else 0)
+        if self.text_bytes:
+            for row in rows:
+                total += len(block.tags[row] or "") + len(block.nodes[row] or "")
+        return total
+
     def rows_of(self, match: TagMatch) -> list[int]:
         """Ascending rows whose tag matches, dead ones included; the index is built on first use."""
         if self.tag_rows is None:
@@ -420,6 +449,18 @@ class OpenBlock(Run):
             return Run.live_bytes_between(self, first_row, end_row)
         part = slice(first_row, end_row)
         return weigh(self.datas[part], self.metas[part], self.tags[part], self.nodes[part])
+
+    def weigh_few(self, rows: Sequence[int]) -> int:
+        """`weigh_rows` of a list."""
+        datas, metas = self.datas, self.metas
+        total = RECORD_FRAMING_BYTES * len(rows)
+        for row in rows:
+            total += len(datas[row]) + len(metas[row])
+        if self.text_chars:
+            tags, nodes = self.tags, self.nodes
+            for row in rows:
+                total += len(tags[row] or "") + len(nodes[row] or "")
+        return total
 
     def rows_of(self, match: TagMatch) -> list[int]:
         """Ascending rows whose tag matches, dead ones included."""

@@ -199,6 +199,11 @@ class Throttle:
         return self._backlog_bytes()
 
     @property
+    def is_backed_up(self) -> bool:
+        """Whether so many bytes wait for the disk that no waiting request is started."""
+        return self._backlog_bytes() > _BACKLOG_FULL_BYTES
+
+    @property
     def pressure(self) -> float:
         """How near the waiting requests are to being refused: 0 none waits, 1 some are refused."""
         if not len(self.wait_queue):
@@ -285,7 +290,7 @@ class Throttle:
                 break
             _call(request)
             now_ms = monotonic_ms()
-        is_full = self._backlog_bytes() > _BACKLOG_FULL_BYTES
+        is_full = self.is_backed_up
         slice_ms = _SLICE_MS if self.has_urgent else _LONG_SLICE_MS
         while not is_full:
             request = wait_queue.pop(now_ms)
@@ -300,7 +305,7 @@ class Throttle:
         if not len(wait_queue):
             return
         loop = asyncio.get_running_loop()
-        if wait_queue.waiting and self._backlog_bytes() <= _BACKLOG_FULL_BYTES:
+        if wait_queue.waiting and not self.is_backed_up:
             self._serving = loop.call_soon(self._serve)
         else:
             self._serving = loop.call_later(_LOOK_AGAIN_S, self._serve)

@@ -9,16 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from topics_server.engine.answers import Piece
 from topics_server.engine.log.log import Log
 from topics_server.engine.log.runs import OpenBlock, Run, SealedRun, TailBlock
 from topics_server.engine.read.page import Fetch, PagePlan, SealedPiece
-from topics_server.engine.topic.deletion import seq_runs
+from topics_server.engine.topic.deletion import FEW_SEQS_MAX, columns_of_seqs
 from topics_server.engine.topic.topic import Topic
+from topics_server.values.blocks import BYTES_MARK, Block
 from topics_server.values.entries import RecordsDeleted
 from topics_server.values.limits import BLOCK_RECORDS_MAX
+from topics_server.values.model import PayloadKind
+
+# Commit time, node, tag, data and meta of a record, and whether it is a bytes record.
+Row = tuple[int, str | None, str | None, bytes, bytes, bool]
 
 
 def is_live(log: Log, seq: int) -> bool:
@@ -32,14 +35,63 @@ def is_live(log: Log, seq: int) -> bool:
 
 def deletable(topic: Topic, seqs: Sequence[int]) -> list[int]:
     """Those of these seqs that are live and have no pending delete."""
-    log, staging = topic.log, topic.staging
-    return [seq for seq in seqs if is_live(log, seq) and not staging.is_dying(seq)]
+    log = topic.log
+    runs = log.runs
+    found: list[int] = []
+    first, last, dead = 0, -1, bytearray()
+    for seq in seqs:
+        if seq > last:
+            index = log.run_at(seq)
+            if index == len(runs):
+                break
+            run = runs[index]
+            first, dead = run.first_seq, run.dead
+            last = first + len(dead) - 1
+        if seq >= first and not dead[seq - first]:
+            found.append(seq)
+    return topic.staging.without_dying(found)
 
 
 def decide_delete_seqs(topic: Topic, seqs: Sequence[int], now_ms: int) -> RecordsDeleted:
     """The delete of seqs that are `deletable`."""
-    firsts, lasts = seq_runs(np.asarray(seqs, np.int64))
-    return RecordsDeleted(topic.topic_id, now_ms, firsts, lasts)
+    firsts, lasts = columns_of_seqs(seqs)
+    few = seqs if len(seqs) <= FEW_SEQS_MAX else None
+    return RecordsDeleted(topic.topic_id, now_ms, firsts, lasts, few)
+
+
+def tail_rows(log: Log, seqs: Sequence[int]) -> list[Row] | None:
+    """The records of these live seqs, as they are in the tail; None if one is sealed."""
+    rows: list[Row] = []
+    run: Run | None = None
+    first, last = 0, -1
+    for seq in seqs:
+        if seq > last:
+            run = log.runs[log.run_at(seq)]
+            first = run.first_seq
+            last = first + len(run.dead) - 1
+        row = seq - first
+        if isinstance(run, OpenBlock):
+            meta = run.metas[row]
+            is_bytes = meta[:1] == BYTES_MARK
+            record = run.times[row], run.nodes[row], run.tags[row], run.datas[row], meta, is_bytes
+            rows.append(record)
+        elif isinstance(run, TailBlock):
+            rows.append(row_of(run.block, row))
+        else:
+            return None
+    return rows
+
+
+def row_of(block: Block, row: int) -> Row:
+    """One record of a block."""
+    return (
+        block.times[row],
+        block.nodes[row],
+        block.tags[row],
+        block.data(row),
+        block.meta(row),
+        block.kinds[row] == PayloadKind.BYTES,
+    )
 
 
 def plan_rows(topic: Topic, seqs: Sequence[int]) -> PagePlan:

@@ -8,13 +8,19 @@ were found off the loop and come in as rows by segment. Called by `writes/delete
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Final
 
 import numpy as np
 
 from topics_server.engine.log.log import Log
 from topics_server.engine.log.runs import OpenBlock, Rows, Run, SealedRun, TailBlock
 from topics_server.values.model import TagMatch
+
+# Up to so many seqs a delete is handled as a list: arrays cost more to make than to use.
+FEW_SEQS_MAX: Final = 64
 
 
 def runs_of_range(log: Log, first_seq: int, last_seq: int) -> tuple[bytes, bytes] | None:
@@ -90,6 +96,24 @@ def seq_runs(seqs: Rows) -> tuple[bytes, bytes]:
     lasts = seqs[np.concatenate((breaks, [len(seqs) - 1]))]
     assert bool(np.all(firsts <= lasts))
     return firsts.astype("<u8").tobytes(), lasts.astype("<u8").tobytes()
+
+
+def columns_of_seqs(seqs: Sequence[int]) -> tuple[bytes, bytes]:
+    """`seq_runs` of a list; a short list becomes no array."""
+    assert seqs
+    first, last = seqs[0], seqs[-1]
+    if last - first == len(seqs) - 1:
+        return first.to_bytes(8, "little"), last.to_bytes(8, "little")
+    if len(seqs) > FEW_SEQS_MAX:
+        return seq_runs(np.asarray(seqs, np.int64))
+    firsts, lasts = [first], []
+    for before, seq in pairwise(seqs):
+        if seq != before + 1:
+            lasts.append(before)
+            firsts.append(seq)
+    lasts.append(last)
+    columns = struct.Struct(f"<{len(firsts)}Q")
+    return columns.pack(*firsts), columns.pack(*lasts)
 
 
 def columns_of(firsts: bytes, lasts: bytes) -> tuple[Rows, Rows]:

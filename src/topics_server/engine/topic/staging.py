@@ -7,7 +7,8 @@ the visible state plus these entries. Called by `engine/topic/topic.py`.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import Counter, deque
+from collections import deque
+from collections.abc import Iterable
 from typing import Final
 
 import numpy as np
@@ -108,7 +109,7 @@ class Staging:
         self.records = 0
         self.weight = 0
         self._fifo: deque[Staged] = deque()
-        self._dying: Counter[int] = Counter()
+        self._dying: dict[int, int] = {}
         self._ranges: list[_Columns] = []
         self._floors: deque[tuple[int, int]] = deque()
         self._ceilings: deque[tuple[int, int]] = deque()
@@ -162,6 +163,9 @@ class Staging:
             self._note_delete(staged.entry, is_staged=sign > 0)
 
     def _note_delete(self, entry: RecordsDeleted, *, is_staged: bool) -> None:
+        if entry.seqs is not None:
+            self._note_dying(entry.seqs, is_staged=is_staged)
+            return
         columns = _columns_of(entry)
         firsts, lasts = columns
         if sum(lasts) - sum(firsts) + len(firsts) > _NAMED_SEQS_MAX:
@@ -170,15 +174,26 @@ class Staging:
             else:
                 self._ranges.remove(columns)
             return
-        dying = self._dying
         for first, last in zip(firsts, lasts, strict=True):
-            for seq in range(first, last + 1):
-                if is_staged:
-                    dying[seq] += 1
-                elif dying[seq] > 1:
-                    dying[seq] -= 1
-                else:
-                    del dying[seq]
+            self._note_dying(range(first, last + 1), is_staged=is_staged)
+
+    def _note_dying(self, seqs: Iterable[int], *, is_staged: bool) -> None:
+        dying = self._dying
+        for seq in seqs:
+            deletes = dying.get(seq, 0)
+            if is_staged:
+                dying[seq] = deletes + 1
+            elif deletes > 1:
+                dying[seq] = deletes - 1
+            else:
+                del dying[seq]
+
+    def without_dying(self, seqs: list[int]) -> list[int]:
+        """Those of these seqs that no delete in flight takes."""
+        if self._ranges:
+            return [seq for seq in seqs if not self.is_dying(seq)]
+        dying = self._dying
+        return [seq for seq in seqs if seq not in dying] if dying else seqs
 
     def is_dying(self, seq: int) -> bool:
         """Whether a delete in flight takes this seq."""

@@ -27,7 +27,7 @@ _PASSES_MAX: Final = 16
 
 
 class ClaimDispatcher:
-    """The consumer queues that have waiting claimers."""
+    """The consumer queues that have waiting claimers: `queues`, by topic id."""
 
     def __init__(
         self, store: Store, lease_table: LeaseTable, notifier: Notifier, clock: Clock
@@ -36,7 +36,7 @@ class ClaimDispatcher:
         self._lease_table = lease_table
         self._notifier = notifier
         self._clock = clock
-        self._queues: dict[int, ConsumerQueue] = {}
+        self.queues: dict[int, ConsumerQueue] = {}
         self.is_draining = False
         # Set by the service: the handlers of a pass's results.
         self.leasing: Leasing
@@ -52,18 +52,18 @@ class ClaimDispatcher:
     def leave(self, consumers: ConsumerQueue, claimer: Claimer) -> None:
         """A claimer waits no more."""
         consumers.leave(claimer)
-        if consumers.claimers or self._queues.get(consumers.topic_id) is not consumers:
+        if consumers.claimers or self.queues.get(consumers.topic_id) is not consumers:
             return
         consumers.close()
-        del self._queues[consumers.topic_id]
+        del self.queues[consumers.topic_id]
         if consumers.is_listening:
             self._notifier.remove(consumers.topic_id, consumers.notify)
 
     def consumers(self, topic: Topic) -> ConsumerQueue:
         """The consumer queue of a topic; call `leave` afterwards."""
-        consumers = self._queues.get(topic.topic_id)
+        consumers = self.queues.get(topic.topic_id)
         if consumers is None:
-            consumers = self._queues[topic.topic_id] = ConsumerQueue(
+            consumers = self.queues[topic.topic_id] = ConsumerQueue(
                 topic.topic_id, topic.name, self._serve, self.stir, self._clock
             )
         return consumers
@@ -77,7 +77,7 @@ class ClaimDispatcher:
 
     def stir(self, topic_id: int) -> None:
         """Jobs may be claimable: serve waiting claimers, soon or at the window's end."""
-        consumers = self._queues.get(topic_id)
+        consumers = self.queues.get(topic_id)
         if consumers is None or self.is_draining:
             return
         topic = self._store.topic_of(topic_id)
@@ -88,7 +88,7 @@ class ClaimDispatcher:
 
     def hold_back(self, topic_id: int, connections: set[int]) -> None:
         """These push streams keep their jobs and get no more."""
-        consumers = self._queues.get(topic_id)
+        consumers = self.queues.get(topic_id)
         if consumers is not None and connections:
             for claimer in consumers.claimers:
                 if claimer.connection in connections:
@@ -96,12 +96,12 @@ class ClaimDispatcher:
 
     def shift(self, by_ms: int) -> None:
         """The wall clock was set by `by_ms`."""
-        for consumers in self._queues.values():
+        for consumers in self.queues.values():
             consumers.shift(by_ms)
 
     def tick(self) -> None:
         """Run the due timers: for clocks that are moved by hand."""
-        for consumers in tuple(self._queues.values()):
+        for consumers in tuple(self.queues.values()):
             consumers.tick()
 
     # -- serving ---------------------------------------------------------------------------
@@ -180,6 +180,6 @@ class ClaimDispatcher:
     def drain(self) -> None:
         """Shut down: answer every waiting claimer and release the jobs of push streams."""
         self.is_draining = True
-        for consumers in tuple(self._queues.values()):
+        for consumers in tuple(self.queues.values()):
             for claimer in tuple(consumers.claimers):
                 claimer.drain()

@@ -44,6 +44,12 @@ def lease_number(text: str) -> int:
     return int(found.group(1), 16) if found else 0
 
 
+def lease_numbers(texts: list[str]) -> list[int]:
+    """The ids of several tokens, see `lease_number`."""
+    match = _LEASE_ID.fullmatch
+    return [int(found[1], 16) if (found := match(text)) else 0 for text in texts]
+
+
 class HeldJob(msgspec.Struct, gc=False):
     """A job that was handed out, or is about to be.
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import repeat
 from typing import Final
 
 from topics_server.queue.leases.fair_share import deal, divide
@@ -134,12 +135,49 @@ class LeaseBook:
         job = self.jobs[seq]
         return LostLease(seq, job.lease_id, job.node, job.at_ms - 1, job.deliveries)
 
+    # -- claims without an entry -----------------------------------------------------------
+
+    def first_unclaimed(
+        self, now_ms: int, limit: int, live: LiveJobs, live_from: Callable[[int, int], list[int]]
+    ) -> list[int] | None:
+        """The jobs that a single claimer gets now; None if jobs came back, which go first.
+
+        `live_from(seq, limit)`: the first live seqs from `seq` on. Like a decision, it changes only
+        where due jobs are kept.
+        """
+        self._advance(now_ms, live)
+        if self._returned.count:
+            return None
+        unclaimed = self.unclaimed
+        if unclaimed.is_plain:
+            seqs = live_from(max(unclaimed.next_seq, live.floor_seq), limit)
+            if self.jobs.keys().isdisjoint(seqs):
+                return seqs
+        return unclaimed.first(limit, live, self.jobs.__contains__)
+
+    def lease_unclaimed(
+        self, now_ms: int, seqs: Sequence[int], first_id: int, node: str, deadline_ms: int
+    ) -> None:
+        """Lease jobs that were never leased and are due; the ids of the leases ascend by one.
+
+        What `stage` and `apply` make of an entry for these jobs that is not journaled.
+        """
+        assert seqs
+        jobs, at_ms, lease_id = self.jobs, deadline_ms + 1, first_id
+        for seq in seqs:
+            jobs[seq] = HeldJob(lease_id, node, at_ms, 1, now_ms)
+            lease_id += 1
+        self._leased.put_all(seqs, at_ms)
+        self.unclaimed.take_all(seqs)
+
     # -- what a holder may do --------------------------------------------------------------
 
     def decide_ack(
         self, node: str, seqs: Sequence[int], lease_ids: Sequence[int] | None
     ) -> Matched:
         """The jobs that the node may complete (§10.4); each counts once."""
+        if self._holds_all(node, seqs, lease_ids):
+            return Matched(list(seqs), [], [])
         hit: dict[int, None] = {}
         missed: dict[int, None] = {}
         joining: dict[int, None] = {}
@@ -152,6 +190,23 @@ class LeaseBook:
                 hit[seq] = None
         skipped = [seq for seq in missed if seq not in hit and seq not in joining]
         return Matched(list(hit), skipped, list(joining))
+
+    def _holds_all(self, node: str, seqs: Sequence[int], lease_ids: Sequence[int] | None) -> bool:
+        """Whether the node holds all of these jobs, which are distinct, and none is leaving it."""
+        jobs, before = self.jobs, 0
+        for seq, fence in zip(seqs, repeat(0) if lease_ids is None else lease_ids, strict=False):
+            job = jobs.get(seq)
+            if (
+                seq <= before
+                or job is None
+                or job.flags
+                or not job.lease_id
+                or job.node != node
+                or (lease_ids is not None and fence != job.lease_id)
+            ):
+                return False
+            before = seq
+        return True
 
     def decide_nack(
         self,
@@ -234,10 +289,19 @@ class LeaseBook:
 
     # -- acks and moves under way ----------------------------------------------------------
 
-    def begin_ack(self, seqs: Iterable[int]) -> None:
+    def begin_ack(self, seqs: Sequence[int]) -> None:
         """The delete of these jobs was submitted; once it is applied, they are forgotten."""
+        jobs = self.jobs
+        if seqs and self._leased.discard_all(seqs, jobs[seqs[0]].at_ms):
+            # Leased by one claim, as most acked jobs are, and not busy.
+            self._busy_count += len(seqs)
+            for seq in seqs:
+                job = jobs[seq]
+                assert job.flags == job.pending == 0
+                job.flags = ACKING
+            return
         for seq in seqs:
-            job = self.jobs[seq]
+            job = jobs[seq]
             assert not job.flags
             if not job.is_busy:
                 self._make_busy(seq, job)
@@ -294,11 +358,17 @@ class LeaseBook:
     def counts(self, now_ms: int, live: LiveJobs) -> Counts:
         """The gauges as of now."""
         self._advance(now_ms, live)
-        in_flight = self._in_flight()
+        moving = self._moving_count
+        in_flight = self._leased.count + self._busy_count - moving
         delayed = self._resting.count + len(self.unclaimed.delayed_until)
-        ready = live.count - in_flight - delayed - self._moving_count
+        return Counts(self.ready(live), in_flight, delayed, moving, self.dead_lettered)
+
+    def ready(self, live: LiveJobs) -> int:
+        """How many jobs can be claimed; the book has just been asked for the same moment."""
+        taken = self._leased.count + self._busy_count
+        delayed = self._resting.count + len(self.unclaimed.delayed_until)
         # Damage removes records without an entry: a damaged job counts until the book meets it.
-        return Counts(max(0, ready), in_flight, delayed, self._moving_count, self.dead_lettered)
+        return max(0, live.count - taken - delayed)
 
     def in_flight(self, now_ms: int) -> int:
         """Unexpired leases and busy jobs."""
@@ -430,15 +500,27 @@ class LeaseBook:
         """These records are deleted, with their lease, count and delay."""
         delayed_until = self.unclaimed.delayed_until
         if last_seq - first_seq < len(self.jobs) + len(delayed_until):
-            gone = [seq for seq in range(first_seq, last_seq + 1) if seq in self.jobs]
-            undelayed = [seq for seq in range(first_seq, last_seq + 1) if seq in delayed_until]
+            self.forget_seqs(range(first_seq, last_seq + 1))
         else:
-            gone = [seq for seq in self.jobs if first_seq <= seq <= last_seq]
-            undelayed = [seq for seq in delayed_until if first_seq <= seq <= last_seq]
-        for seq in undelayed:
-            self.unclaimed.forget(seq)
-        for seq in gone:
-            self._remove(seq)
+            for known in (self.jobs, delayed_until):
+                self.forget_seqs([seq for seq in known if first_seq <= seq <= last_seq])
+
+    def forget_seqs(self, seqs: Iterable[int]) -> None:
+        """`forget` of exact seqs."""
+        jobs, delayed_until = self.jobs, self.unclaimed.delayed_until
+        for seq in seqs:
+            if seq in delayed_until:
+                self.unclaimed.forget(seq)
+            job = jobs.get(seq)
+            if job is None:
+                continue
+            if job.flags == ACKING and not (job.pending or job.connection):
+                # An acked job, the usual case: it is in no timer.
+                self._busy_count -= 1
+                self._taking.discard(seq)
+                del jobs[seq]
+            else:
+                self._remove(seq)
 
     def forget_below(self, seq: int) -> None:
         """Every record below the floor is gone."""
@@ -461,10 +543,13 @@ class LeaseBook:
     def _advance(self, now_ms: int, live: LiveJobs | None) -> None:
         """Move jobs whose time has come to where they belong."""
         for schedule in (self._leased, self._resting):
-            for at_ms, seqs in schedule.take_due(now_ms):
-                self._returned.add(at_ms, seqs)
-        self.unclaimed.advance(now_ms)
-        if live is not None:
+            times = schedule.times
+            if times and times[0] <= now_ms:
+                for at_ms, seqs in schedule.take_due(now_ms):
+                    self._returned.add(at_ms, seqs)
+        if self.unclaimed.delayed_until:
+            self.unclaimed.advance(now_ms)
+        if live is not None and live.floor_seq > self._floor_seq:
             self.forget_below(live.floor_seq)
 
     def shift(self, by_ms: int) -> None:

@@ -41,11 +41,14 @@ from topics_server.values.model import TopicType
 from topics_server.values.storage_types import LEASES_PARTS, LeasesPart, QueueImage
 
 _NOTHING: Final = Applied()
+_NO_COUNTS: Final = QueueCounts(0, 0, 0, 0)
 
 
 def live_jobs(topic: Topic, now_ms: int) -> LiveJobs:
     """The topic's live jobs now."""
     log = topic.log
+    if not topic.config.ttl_ms:
+        return LiveJobs(log.earliest_seq, log.head_seq, log.live_count, log.next_live)
     floor_seq = topic.earliest_seq(now_ms)
     return LiveJobs(floor_seq, log.head_seq, topic.live(now_ms)[0], log.next_live)
 
@@ -76,8 +79,11 @@ class LeaseTable:
         return self._by_queue.get(queue_id)
 
     def counts(self, topic: Topic, now_ms: int) -> QueueCounts:
-        """The gauges of a queue (§10.7)."""
-        counts = self._by_queue[topic.topic_id].counts(now_ms, live_jobs(topic, now_ms))
+        """The gauges of a queue (§10.7); zeros if it was dropped."""
+        book = self._by_queue.get(topic.topic_id)
+        if book is None:
+            return _NO_COUNTS
+        counts = book.counts(now_ms, live_jobs(topic, now_ms))
         return QueueCounts(counts.ready, counts.in_flight, counts.delayed, counts.dead_lettered)
 
     def count_in_flight(self, now_ms: int, slice_queues: int) -> Iterator[int]:
@@ -91,6 +97,14 @@ class LeaseTable:
     def _next_id(self) -> int:
         self._last_id = self._last_id % U64_MAX + 1
         return self._last_id
+
+    def reserve_ids(self, count: int) -> int:
+        """The first of so many lease ids that follow each other."""
+        if self._last_id > U64_MAX - count:
+            self._last_id = 0
+        first_id = self._last_id + 1
+        self._last_id += count
+        return first_id
 
     def _open(self, queue_id: int) -> LeaseBook:
         book = self._by_queue.get(queue_id)
@@ -187,12 +201,18 @@ class LeaseTable:
         book = self._by_queue.get(entry.topic_id)
         if book is None or lsn <= book.topic_lsn:
             return
+        book.topic_lsn = lsn
+        if entry.seqs is not None:
+            book.forget_seqs(entry.seqs)
+            if self._marked:
+                for seq in entry.seqs:
+                    self._count_dead(book, seq, seq)
+            return
         firsts = np.frombuffer(entry.firsts, "<u8").tolist()
         lasts = np.frombuffer(entry.lasts, "<u8").tolist()
         for first_seq, last_seq in zip(firsts, lasts, strict=True):
             book.forget(first_seq, last_seq)
             self._count_dead(book, first_seq, last_seq)
-        book.topic_lsn = lsn
 
     def _hear(self, lsn: int, topic_id: int, floor: Floor | None) -> None:
         book = self._by_queue.get(topic_id)

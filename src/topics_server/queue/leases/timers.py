@@ -8,7 +8,7 @@ holds the buckets' times, including some of removed buckets. Used by `leases` an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from heapq import heapify, heappop, heappush
 from typing import Final
 
@@ -22,13 +22,16 @@ def shifted(at_ms: int, by_ms: int) -> int:
 
 
 class JobTimers:
-    """Seqs that become due at a later time, in ms. `count`: their number."""
+    """Seqs that become due at a later time, in ms. `count`: their number.
 
-    __slots__ = ("_buckets", "_times", "count")
+    `times`: a heap of the buckets' times; nothing is due before the first one.
+    """
+
+    __slots__ = ("_buckets", "count", "times")
 
     def __init__(self) -> None:
         self._buckets: dict[int, set[int]] = {}
-        self._times: list[int] = []
+        self.times: list[int] = []
         self.count = 0
 
     def put(self, seq: int, at_ms: int) -> None:
@@ -36,10 +39,21 @@ class JobTimers:
         bucket = self._buckets.get(at_ms)
         if bucket is None:
             bucket = self._buckets[at_ms] = set()
-            heappush(self._times, at_ms)
+            heappush(self.times, at_ms)
         assert seq not in bucket
         bucket.add(seq)
         self.count += 1
+
+    def put_all(self, seqs: Sequence[int], at_ms: int) -> None:
+        """Add distinct seqs that are due at the same time; none may be here yet."""
+        bucket = self._buckets.get(at_ms)
+        if bucket is None:
+            self._buckets[at_ms] = set(seqs)
+            heappush(self.times, at_ms)
+        else:
+            assert bucket.isdisjoint(seqs)
+            bucket.update(seqs)
+        self.count += len(seqs)
 
     def discard(self, seq: int, at_ms: int) -> bool:
         """Remove a seq; returns whether it was here."""
@@ -49,16 +63,31 @@ class JobTimers:
         bucket.remove(seq)
         self.count -= 1
         if not bucket:
-            del self._buckets[at_ms]
-            if len(self._times) > 2 * len(self._buckets) + _STALE_TIMES_MAX:
-                self._times = list(self._buckets)
-                heapify(self._times)
+            self._drop(at_ms)
         return True
+
+    def discard_all(self, seqs: Sequence[int], at_ms: int) -> bool:
+        """Remove distinct seqs if all of them are here at this time; returns whether they were."""
+        bucket = self._buckets.get(at_ms)
+        if bucket is None or not bucket.issuperset(seqs):
+            return False
+        bucket.difference_update(seqs)
+        self.count -= len(seqs)
+        if not bucket:
+            self._drop(at_ms)
+        return True
+
+    def _drop(self, at_ms: int) -> None:
+        """Forget an empty bucket."""
+        del self._buckets[at_ms]
+        if len(self.times) > 2 * len(self._buckets) + _STALE_TIMES_MAX:
+            self.times = list(self._buckets)
+            heapify(self.times)
 
     def take_due(self, now_ms: int) -> Iterator[tuple[int, set[int]]]:
         """Remove and yield the due buckets. Run it to its end."""
-        while self._times and self._times[0] <= now_ms:
-            at_ms = heappop(self._times)
+        while self.times and self.times[0] <= now_ms:
+            at_ms = heappop(self.times)
             bucket = self._buckets.pop(at_ms, None)
             if bucket is not None:
                 self.count -= len(bucket)
@@ -66,9 +95,9 @@ class JobTimers:
 
     def next_ms(self) -> int | None:
         """The time of the next due seq; None if there is none."""
-        while self._times and self._times[0] not in self._buckets:
-            heappop(self._times)
-        return self._times[0] if self._times else None
+        while self.times and self.times[0] not in self._buckets:
+            heappop(self.times)
+        return self.times[0] if self.times else None
 
 
 class _Bucket:

@@ -9,7 +9,7 @@ the log knows which jobs are live, and the book knows which are leased. Used by 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from heapq import heapify, heappop, heappush
 
 import msgspec
@@ -46,6 +46,11 @@ class UnclaimedJobs:
         # Runs of jobs appended with a delay, from the cursor on: the cursor skips them.
         self._runs: deque[tuple[int, int]] = deque()
         self._ranges: list[tuple[int, int]] = []
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether no unclaimed job is below the cursor, and none from it on is delayed."""
+        return not (self._ranges or self._runs)
 
     def delay(self, seq: int, at_ms: int, *, is_time: bool = False) -> None:
         """The job is claimable from `at_ms` on. `is_time`: its record named that time."""
@@ -114,6 +119,18 @@ class UnclaimedJobs:
             first, last = self._runs.popleft()
             self._pass(first, last)
         self._pass(seq, seq)
+
+    def take_all(self, seqs: Sequence[int]) -> None:
+        """`take` of ascending jobs."""
+        if self._runs or self.delayed_until:
+            for seq in seqs:
+                self.take(seq)
+            return
+        for seq in seqs:
+            if self.next_seq < seq:
+                self.offer([(self.next_seq, seq - 1)])
+            if self.next_seq <= seq:
+                self.next_seq = seq + 1
 
     def _pass(self, first_seq: int, last_seq: int) -> None:
         """Move the cursor behind a range; the part in front of the cursor stays to be searched."""

@@ -9,7 +9,6 @@ import pytest
 
 from topics_server.api.messages.requests import decode_delete, decode_diff
 from topics_server.api.queues.requests import (
-    QueueLimits,
     decode_ack,
     decode_extend,
     decode_nack,
@@ -24,6 +23,7 @@ from topics_server.api.websocket.commands import (
     RefusedCommandError,
     decode_command,
 )
+from topics_server.settings import Settings
 from topics_server.values.errors import Code, TopicsError
 from topics_server.values.limits import (
     CONTROL_BODY_BYTES_MAX,
@@ -32,7 +32,7 @@ from topics_server.values.limits import (
 )
 from topics_server.values.record_codecs import decode_messages
 
-QUEUE = QueueLimits(max_claim=1000, max_node_bytes=128)
+QUEUE = Settings(max_claim=1000, max_node_bytes=128)
 COMMANDS = CommandLimits(max_limit=9, max_topics=256, max_node_bytes=128, max_batch_records=9)
 
 

@@ -22,11 +22,12 @@ from topics_server.api.queues.requests import (
     query_leases_cursor,
     query_work,
 )
+from topics_server.settings import Settings
 from topics_server.values.errors import Code, TopicsError
 from topics_server.values.limits import U32_MAX, U64_MAX
 from topics_server.values.model import TagMatch
 
-LIMITS = QueueLimits(max_claim=1000, max_node_bytes=8)
+LIMITS = Settings(max_claim=1000, max_node_bytes=8)
 DAY_MS = 86_400_000
 
 

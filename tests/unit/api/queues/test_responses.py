@@ -11,11 +11,13 @@ from topics_server.api.queues.responses import (
     render_claimed,
     render_extended,
     render_job,
+    render_leased,
     render_leases,
     render_nacked,
     render_redriven,
 )
 from topics_server.engine.answers import QueueCounts
+from topics_server.engine.read.exact_read import row_of
 from topics_server.queue.answers import (
     AckResult,
     ExtendResult,
@@ -24,6 +26,7 @@ from topics_server.queue.answers import (
     NackResult,
     Redriven,
 )
+from topics_server.queue.claims import FirstLeases
 from topics_server.queue.leases.jobs import LeaseView, SkipReason
 from topics_server.values.blocks import Block, make_block
 from topics_server.values.record_codecs import bytes_meta
@@ -79,6 +82,20 @@ def test_a_claim() -> None:
     assert (told["topic"], told["count"], told["ready"]) == ("jobs", 2, 840)
     assert [claimed["$seq"] for claimed in told["claimed"]] == [7, 8]
     assert json.loads(render_claimed("jobs", [], 0, 0.1))["claimed"] == []
+
+
+def test_a_claim_of_first_leases_reads_like_any_other() -> None:
+    metas = [b'{"m": 1}', b"", bytes_meta("image/png")]
+    datas = [b'{ "a" : 1e400 }', b"null", b"\x00\xff\r\n"]
+    tags, nodes = ['t"ag', None, None], ["nöde", None, None]
+    made = make_block(7, array("q", [10, 20, 30]), datas, metas, tags, nodes)
+    general = [LeasedJob(7 + row, 0xABC + row, 30_010, 1, made, row) for row in range(3)]
+    leased = FirstLeases([7, 8, 9], [row_of(made, row) for row in range(3)], 0xABC, 30_010, 840)
+    assert render_leased("jobs", leased, 0.42, 0.1) == render_claimed(
+        "jobs", general, 840, 0.42, 0.1
+    )
+    none = FirstLeases([], [], 0, 30_010, 0)
+    assert render_leased("jobs", none, 0.1, 0.0) == render_claimed("jobs", [], 0, 0.1)
 
 
 def test_a_frame_has_the_seq_as_id_and_no_bare_line_break() -> None:

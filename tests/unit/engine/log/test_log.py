@@ -351,3 +351,45 @@ def test_damage_is_told_of_what_was_neither_evicted_nor_deleted() -> None:
     assert log.note_damage(1, 0, 29) == 0
     assert log.holes == []
     assert log.dead_segments() == [1]
+
+
+def mixed_log() -> Log:
+    """A log with a sealed run, a frozen block and an open one, with tags and nodes."""
+    driver = Driver()
+    driver.append(*range(30), tag="tag")
+    driver.seal()
+    driver.append(*range(20), node="node")
+    driver.topic.log.freeze_open()
+    driver.append("a", "bb", "ccc", tag="t")
+    driver.append(*range(7))
+    return driver.topic.log
+
+
+@pytest.mark.parametrize(
+    "seqs",
+    [[1], [51], [50, 51], [3, 4, 31, 49, 53, 60], list(range(1, 61)), list(range(31, 51))],
+)
+def test_seqs_as_a_list_die_like_seqs_as_arrays(seqs: list[int]) -> None:
+    by_list, by_array = mixed_log(), mixed_log()
+    for done in (seqs[:2], seqs):  # the second time some are dead already
+        column = np.array(done, np.int64)
+        assert by_list.delete_seqs(done) == by_array.delete(column, column)
+        assert kinds(by_list) == kinds(by_array)
+        for one, other in zip(by_list.runs, by_array.runs, strict=True):
+            assert (one.dead, one.live_count, one.live_bytes) == (
+                other.dead,
+                other.live_count,
+                other.live_bytes,
+            )
+        for name in ("earliest_seq", "live_count", "live_bytes", "tail_count", "tail_bytes"):
+            assert getattr(by_list, name) == getattr(by_array, name), name
+
+
+def test_live_seqs_are_listed_from_a_seq_on_up_to_a_number() -> None:
+    log = mixed_log()
+    log.delete_seqs([2, 30, 31, 51])
+    assert log.live_from(1, 3) == [1, 3, 4]
+    assert log.live_from(29, 3) == [29, 32, 33]
+    assert log.live_from(49, 9) == [49, 50, *range(52, 59)]
+    assert log.live_from(60, 9) == [60]
+    assert log.live_from(61, 9) == []

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.engine.drive import Driver, seqs_of
-from topics_server.engine.topic.deletion import columns_of, seq_runs
+from topics_server.engine.topic.deletion import columns_of, columns_of_seqs, seq_runs
 from topics_server.engine.topic.writes.delete import decide_delete
 from topics_server.values.model import TagMatch
 
@@ -66,3 +67,19 @@ def test_records_that_are_expired_are_not_deleted() -> None:
     driver.topic.config = type(driver.topic.config)(ttl_ms=50)
     assert driver.delete(match=TagMatch("t")) == 1
     assert driver.read(0).gap is not None, "its expiry is told"
+
+
+@pytest.mark.parametrize(
+    "seqs",
+    [
+        [7],
+        [1, 2, 3],
+        [1, 3, 4, 9],
+        [2**62, 2**62 + 1, 2**63 - 1],
+        list(range(1, 65)),
+        list(range(1, 400, 3)),
+        [*range(1, 60), *range(61, 130)],
+    ],
+)
+def test_a_list_of_seqs_has_the_columns_of_an_array(seqs: list[int]) -> None:
+    assert columns_of_seqs(seqs) == seq_runs(np.array(seqs, np.int64))

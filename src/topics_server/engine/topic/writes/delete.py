@@ -61,7 +61,14 @@ def _delete_range(topic: Topic, before_seq: int | None, now_ms: int) -> tuple[in
 
 def apply_delete(topic: Topic, entry: RecordsDeleted) -> Applied:
     """Take the records out of the log; rows of sealed files become pending flips."""
-    log = topic.log
+    log, seqs = topic.log, entry.seqs
+    if seqs is not None:
+        assert seqs[-1] <= log.head_seq, "seqs of a live delete exist"
+        deleted, flips = log.delete_seqs(seqs)
+        if not flips:
+            return Applied(notify=True, deleted=deleted)
+        topic.files.add_pending(flips)
+        return Applied(True, deleted, flips, log.dead_segments())
     firsts, lasts = deletion.columns_of(entry.firsts, entry.lasts)
     if len(lasts) and int(lasts[-1]) > log.head_seq:
         # The seqs were handed out, even if their records left no frame (class ephemeral).

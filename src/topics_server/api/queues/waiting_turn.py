@@ -1,0 +1,86 @@
+"""A request that waits for its turn under pressure, and begins then.
+
+It has no task: the throttle begins it, so that its work counts against the slice that begins it.
+`begin` must not wait for `request.gone`: a connection that holds a request whole has none. Called
+by `api/queues/handlers`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import Any
+
+from topics_server.api.context import ServerState
+from topics_server.api.request import Answer, Pending, Request, Response
+from topics_server.values.errors import StorageError, TopicsError
+
+Begin = Callable[[Request], "Answer | Pending | Coroutine[Any, Any, Answer]"]
+
+
+class WaitingTurn:
+    """A request in the wait queue; `begin` answers it once it has its turn.
+
+    It and its callback refer to each other: it drops finished parts at once, because the garbage
+    collector does not examine old objects.
+    """
+
+    def __init__(self, state: ServerState, request: Request, begin: Begin) -> None:
+        self._state = state
+        self._request: Request | None = request
+        self._begin = begin
+        self._callback: Callable[[], object] | None = None
+        self._answer: Callable[[], Any] | None = None
+        self._waiting = state.throttle.enqueue(request.name, len(request.body))
+        self._waiting.over = self._over
+
+    def when_resolved(self, callback: Callable[[], object]) -> None:
+        """Call `callback` once there is an answer."""
+        self._callback = callback
+
+    def _over(self) -> None:
+        waiting, state = self._waiting, self._state
+        request, self._request = self._request, None
+        callback, self._callback = self._callback, None
+        assert request is not None
+        assert callback is not None
+        if waiting.is_refused:
+            self._answer = partial(_refuse, state.throttle.refusal(waiting))
+            callback()
+            return
+        request.throttle_wait_ms = waiting.waited_ms
+        try:
+            answer = self._begin(request)
+        except (TopicsError, StorageError) as error:
+            self._answer = partial(_refuse, error.with_traceback(None))
+            callback()
+            return
+        if isinstance(answer, Pending):
+            self._answer = answer.answer
+            answer.when_resolved(callback)
+        elif isinstance(answer, Coroutine):
+            general = asyncio.ensure_future(answer)
+            self._answer = general.result
+            general.add_done_callback(lambda _: callback())
+        else:
+            self._answer = lambda: answer
+            callback()
+
+    def answer(self) -> Response:
+        """The answer. Raises the request's error."""
+        answer, self._answer = self._answer, None
+        assert answer is not None
+        try:
+            response: Response = answer()
+            return response
+        finally:
+            # An error refers to the frames that it passed, and they would refer to it.
+            del answer
+
+
+def _refuse(error: TopicsError | StorageError) -> Response:
+    try:
+        raise error
+    finally:
+        del error
