@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from topics_server.engine.answers import QueueCounts
+from topics_server.engine.read.exact_read import Row
 from topics_server.queue.leases.jobs import LeaseView, SkipReason
 from topics_server.values.blocks import Block
 
@@ -24,6 +25,20 @@ class ClaimResult(msgspec.Struct, frozen=True):
     """The result of a claim (§10.2): jobs by seq, and how many other jobs can be claimed."""
 
     jobs: list[LeasedJob]
+    ready: int
+
+
+class FirstLeases(msgspec.Struct, frozen=True, gc=False):
+    """Jobs that were leased for the first time, with their records.
+
+    Job i has the seq `seqs[i]`, the record `rows[i]` and the lease id `first_id + i`. `ready`: how
+    many other jobs can be claimed.
+    """
+
+    seqs: list[int]
+    rows: list[Row]
+    first_id: int
+    deadline_ms: int
     ready: int
 
 

@@ -10,29 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import msgspec
-
 from topics_server.engine.ports import Clock
-from topics_server.engine.read.exact_read import Row
 from topics_server.engine.store import Store
 from topics_server.engine.topic.topic import Topic
+from topics_server.queue.answers import FirstLeases
 from topics_server.queue.dispatch.dispatcher import ClaimDispatcher
 from topics_server.queue.leases.lease_book import LeaseBook
 from topics_server.queue.leases.lease_table import LeaseTable, live_jobs
-
-
-class FirstLeases(msgspec.Struct, frozen=True, gc=False):
-    """Jobs that were leased for the first time, with their records.
-
-    Job i has the seq `seqs[i]`, the record `rows[i]` and the lease id `first_id + i`. `ready`: how
-    many other jobs can be claimed.
-    """
-
-    seqs: list[int]
-    rows: list[Row]
-    first_id: int
-    deadline_ms: int
-    ready: int
 
 
 class ImmediateClaims:

@@ -28,12 +28,13 @@ from topics_server.queue.answers import (
     AckResult,
     ClaimResult,
     ExtendResult,
+    FirstLeases,
     LeasedJob,
     LeasePage,
     NackResult,
     Redriven,
 )
-from topics_server.queue.claims import FirstLeases, ImmediateClaims
+from topics_server.queue.claims import ImmediateClaims
 from topics_server.queue.dispatch.alarm import Alarm
 from topics_server.queue.dispatch.consumer_queue import Claimer, ClaimGrant, ConsumerQueue, Poll
 from topics_server.queue.dispatch.dead_letter_moves import Mover

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from topics_server.engine.answers import Page, ReadRequest
 from topics_server.engine.background import seal_plan
-from topics_server.engine.log.runs import slice_block
+from topics_server.engine.log.block_slices import slice_block
 from topics_server.engine.read.page import Fetch, PagePlan, complete, plan_page
 from topics_server.engine.topic.admission import AppendLimits
 from topics_server.engine.topic.applied import Applied

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.unit.queue.rig import QueueRig, turns
-from topics_server.queue.claims import FirstLeases
+from topics_server.queue.answers import FirstLeases
 from topics_server.values.errors import Code, TopicsError
 from topics_server.values.limits import U64_MAX
 

@@ -17,12 +17,12 @@ from topics_server.api.watch.sse import frame
 from topics_server.queue.answers import (
     AckResult,
     ExtendResult,
+    FirstLeases,
     LeasedJob,
     LeasePage,
     NackResult,
     Redriven,
 )
-from topics_server.queue.claims import FirstLeases
 from topics_server.queue.leases.jobs import SkipReason, lease_text
 from topics_server.values.json_cache import bytes_payload, payload_of
 

@@ -17,9 +17,10 @@ from typing import Final
 import msgspec
 import numpy as np
 
+from topics_server.engine.log.block_slices import slice_block
 from topics_server.engine.log.log import Log
 from topics_server.engine.log.losses import Losses, with_hole, without_damage
-from topics_server.engine.log.runs import DAMAGED, DELETED, TailBlock, slice_block
+from topics_server.engine.log.runs import DAMAGED, DELETED, TailBlock
 from topics_server.engine.ports import SealedIndex
 from topics_server.engine.topic.applied import RouterCursor
 from topics_server.engine.topic.producers import StampAccepted

@@ -1,5 +1,6 @@
 """The records of one topic in memory.
 
+- `block_slices`: parts of a block as blocks of their own.
 - `log`: the records of one topic: runs in seq order, head, floor, holes.
 - `losses`: the losses of a log: holes, and the reasons below the floor.
 - `runs`: runs: unbroken stretches of records, sealed or not, with their dead slots.

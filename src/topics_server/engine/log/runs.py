@@ -14,11 +14,12 @@ from array import array
 from bisect import bisect_left
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from topics_server.engine.log.block_slices import slice_block
 from topics_server.engine.log.tags import TagRows
 from topics_server.engine.ports import SealedIndex
 from topics_server.values.appends import DecodedAppend, chars_of
@@ -572,24 +573,6 @@ def _at_rest(texts: list[str | None]) -> Sequence[str | None]:
 def _text_bytes(block: Block, first_row: int, end_row: int) -> int:
     tags, nodes = block.tags[first_row:end_row], block.nodes[first_row:end_row]
     return chars_of(tags) + chars_of(nodes)
-
-
-def slice_block(block: Block, first_row: int, end_row: int) -> Block:
-    """Rows of a block as a new block."""
-    assert 0 <= first_row < end_row <= block.count
-    start = block.ends[2 * first_row - 1] if first_row else 0
-    part = slice(first_row, end_row)
-    ends: Any = np.frombuffer(block.ends, np.uint32)[2 * first_row : 2 * end_row] - np.uint32(start)
-    return Block(
-        first_seq=block.first_seq + first_row,
-        times=block.times[part],
-        ends=array("I", ends.tobytes()),
-        body=block.body[start : block.ends[2 * end_row - 1]],
-        tags=block.tags[part],
-        nodes=block.nodes[part],
-        kinds=block.kinds[part],
-        hops=block.hops[part],
-    )
 
 
 def frozen_blocks(first_seq: int, ts: int, decoded: DecodedAppend, lsn: int) -> list[TailBlock]:

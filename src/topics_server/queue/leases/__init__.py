@@ -1,6 +1,7 @@
 """Which jobs are leased, due or unclaimed.
 
 - `fair_share`: divides available jobs among several claimers (§10.2).
+- `holders`: which jobs a node holds by the leases that it names.
 - `jobs`: a leased job, and the values that queue questions return.
 - `lease_book`: one queue's leases: holder, deadline, next job, delivery count.
 - `lease_log`: the lease log of a queue, appended to an ordinary topic.

@@ -16,11 +16,11 @@ loop.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import repeat
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from topics_server.queue.leases.fair_share import deal, divide
+from topics_server.queue.leases.holders import leased, matched
 from topics_server.queue.leases.jobs import ACKING, LEAVING, MOVING, HeldJob, seqs_of, view_of
 from topics_server.queue.leases.jobs import Ask as Ask
 from topics_server.queue.leases.jobs import Claim as Claim
@@ -176,37 +176,7 @@ class LeaseBook:
         self, node: str, seqs: Sequence[int], lease_ids: Sequence[int] | None
     ) -> Matched:
         """The jobs that the node may complete (§10.4); each counts once."""
-        if self._holds_all(node, seqs, lease_ids):
-            return Matched(list(seqs), [], [])
-        hit: dict[int, None] = {}
-        missed: dict[int, None] = {}
-        joining: dict[int, None] = {}
-        for seq, job in self._held(node, seqs, lease_ids):
-            if job is None:
-                missed[seq] = None
-            elif job.flags & ACKING:
-                joining[seq] = None
-            else:
-                hit[seq] = None
-        skipped = [seq for seq in missed if seq not in hit and seq not in joining]
-        return Matched(list(hit), skipped, list(joining))
-
-    def _holds_all(self, node: str, seqs: Sequence[int], lease_ids: Sequence[int] | None) -> bool:
-        """Whether the node holds all of these jobs, which are distinct, and none is leaving it."""
-        jobs, before = self.jobs, 0
-        for seq, fence in zip(seqs, repeat(0) if lease_ids is None else lease_ids, strict=False):
-            job = jobs.get(seq)
-            if (
-                seq <= before
-                or job is None
-                or job.flags
-                or not job.lease_id
-                or job.node != node
-                or (lease_ids is not None and fence != job.lease_id)
-            ):
-                return False
-            before = seq
-        return True
+        return matched(self.jobs, node, seqs, lease_ids)
 
     def decide_nack(
         self,
@@ -221,7 +191,7 @@ class LeaseBook:
 
         `error`: the reason; a job keeps it until another nack gives one.
         """
-        hit, skipped = self._hit(node, seqs, lease_ids)
+        hit, skipped = leased(self.jobs, node, seqs, lease_ids)
         if not hit:
             return None, skipped
         jobs = [(seq, now_ms + delay_ms) for seq in hit]
@@ -236,39 +206,10 @@ class LeaseBook:
         lease_ms: int,
     ) -> tuple[LeasesExtended | None, list[int]]:
         """New deadlines for these jobs, and the skipped seqs."""
-        hit, skipped = self._hit(node, seqs, lease_ids)
+        hit, skipped = leased(self.jobs, node, seqs, lease_ids)
         if not hit:
             return None, skipped
         return LeasesExtended(self.queue_id, now_ms, now_ms + lease_ms, hit), skipped
-
-    def _hit(
-        self, node: str, seqs: Sequence[int], lease_ids: Sequence[int] | None
-    ) -> tuple[list[int], list[int]]:
-        """The jobs that the node holds and the seqs that it does not; each once."""
-        hit: dict[int, None] = {}
-        missed: dict[int, None] = {}
-        for seq, job in self._held(node, seqs, lease_ids):
-            if job is None or job.flags & ACKING:
-                missed[seq] = None
-            else:
-                hit[seq] = None
-        return list(hit), [seq for seq in missed if seq not in hit]
-
-    def _held(
-        self, node: str, seqs: Sequence[int], lease_ids: Sequence[int] | None
-    ) -> Iterator[tuple[int, HeldJob | None]]:
-        """Each seq with its job, if the node holds it by this lease; else with None."""
-        assert lease_ids is None or len(lease_ids) == len(seqs)
-        for index, seq in enumerate(seqs):
-            job = self.jobs.get(seq)
-            if job is not None and (
-                job.lease_id == 0
-                or job.node != node
-                or job.flags & (LEAVING | MOVING)
-                or (lease_ids is not None and lease_ids[index] != job.lease_id)
-            ):
-                job = None
-            yield seq, job
 
     def decide_release(self, now_ms: int, connection: int) -> LeasesReleased | None:
         """The release of the unfinished jobs of a push stream that has ended."""
@@ -321,9 +262,7 @@ class LeaseBook:
         return [seq for seq in seqs if self._is_movable(now_ms, self.jobs.get(seq))]
 
     def _is_movable(self, now_ms: int, job: HeldJob | None) -> bool:
-        if job is None:
-            return True
-        return not (job.is_busy or (job.lease_id and job.at_ms > now_ms))
+        return job is None or not (job.is_busy or (job.lease_id and job.at_ms > now_ms))
 
     def begin_move(self, seqs: Iterable[int]) -> list[int]:
         """Reserve these jobs for a move to another topic; returns those that were not busy."""
@@ -373,9 +312,6 @@ class LeaseBook:
     def in_flight(self, now_ms: int) -> int:
         """Unexpired leases and busy jobs."""
         self._advance(now_ms, None)
-        return self._in_flight()
-
-    def _in_flight(self) -> int:
         return self._leased.count + self._busy_count - self._moving_count
 
     def next_due_ms(self, now_ms: int) -> int | None:

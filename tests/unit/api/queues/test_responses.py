@@ -21,12 +21,12 @@ from topics_server.engine.read.exact_read import row_of
 from topics_server.queue.answers import (
     AckResult,
     ExtendResult,
+    FirstLeases,
     LeasedJob,
     LeasePage,
     NackResult,
     Redriven,
 )
-from topics_server.queue.claims import FirstLeases
 from topics_server.queue.leases.jobs import LeaseView, SkipReason
 from topics_server.values.blocks import Block, make_block
 from topics_server.values.record_codecs import bytes_meta

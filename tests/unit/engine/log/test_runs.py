@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.engine.drive import FakeIndex
+from topics_server.engine.log.block_slices import slice_block
 from topics_server.engine.log.log import Log
-from topics_server.engine.log.runs import OpenBlock, Run, SealedRun, TailBlock, slice_block, weigh
+from topics_server.engine.log.runs import OpenBlock, Run, SealedRun, TailBlock, weigh
 from topics_server.values.appends import of_columns
 from topics_server.values.blocks import Block, make_block, record_bytes
 from topics_server.values.errors import StorageError

@@ -1,0 +1,81 @@
+"""Which jobs a node holds by the leases that it names (§10.4 to §10.6). Pure.
+
+A job is the node's while its lease is, also beyond its deadline; a lease that is ending, or a job
+that is moving to another topic, is not. Called by `queue/leases/lease_book`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import repeat
+
+from topics_server.queue.leases.jobs import ACKING, LEAVING, MOVING, HeldJob, Matched
+
+Jobs = Mapping[int, HeldJob]
+
+
+def matched(jobs: Jobs, node: str, seqs: Sequence[int], lease_ids: Sequence[int] | None) -> Matched:
+    """The seqs of an ack; each counts once."""
+    if _holds_all(jobs, node, seqs, lease_ids):
+        return Matched(list(seqs), [], [])
+    hit: dict[int, None] = {}
+    missed: dict[int, None] = {}
+    joining: dict[int, None] = {}
+    for seq, job in _held(jobs, node, seqs, lease_ids):
+        if job is None:
+            missed[seq] = None
+        elif job.flags & ACKING:
+            joining[seq] = None
+        else:
+            hit[seq] = None
+    skipped = [seq for seq in missed if seq not in hit and seq not in joining]
+    return Matched(list(hit), skipped, list(joining))
+
+
+def leased(
+    jobs: Jobs, node: str, seqs: Sequence[int], lease_ids: Sequence[int] | None
+) -> tuple[list[int], list[int]]:
+    """The jobs that the node holds and the seqs that it does not; each once."""
+    hit: dict[int, None] = {}
+    missed: dict[int, None] = {}
+    for seq, job in _held(jobs, node, seqs, lease_ids):
+        if job is None or job.flags & ACKING:
+            missed[seq] = None
+        else:
+            hit[seq] = None
+    return list(hit), [seq for seq in missed if seq not in hit]
+
+
+def _holds_all(jobs: Jobs, node: str, seqs: Sequence[int], lease_ids: Sequence[int] | None) -> bool:
+    """Whether the node holds all of these jobs, named in ascending order, and none is ending."""
+    before = 0
+    for seq, fence in zip(seqs, repeat(0) if lease_ids is None else lease_ids, strict=False):
+        job = jobs.get(seq)
+        if (
+            seq <= before
+            or job is None
+            or job.flags
+            or not job.lease_id
+            or job.node != node
+            or (lease_ids is not None and fence != job.lease_id)
+        ):
+            return False
+        before = seq
+    return True
+
+
+def _held(
+    jobs: Jobs, node: str, seqs: Sequence[int], lease_ids: Sequence[int] | None
+) -> Iterator[tuple[int, HeldJob | None]]:
+    """Each seq with its job, if the node holds it by this lease; else with None."""
+    assert lease_ids is None or len(lease_ids) == len(seqs)
+    for index, seq in enumerate(seqs):
+        job = jobs.get(seq)
+        if job is not None and (
+            job.lease_id == 0
+            or job.node != node
+            or job.flags & (LEAVING | MOVING)
+            or (lease_ids is not None and lease_ids[index] != job.lease_id)
+        ):
+            job = None
+        yield seq, job
