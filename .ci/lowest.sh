@@ -22,8 +22,7 @@ install() { "$home/bin/python" -m pip --disable-pip-version-check --no-input ins
 install -r "$home/lowest.txt"
 install --no-deps --no-build-isolation -e .
 "$home/bin/python" -m pytest -q -p no:cacheprovider -m "not slow and not crash" --junitxml="$report" \
-    tests/unit/api/test_connection.py tests/unit/http/test_joined_writes.py \
-    tests/unit/api/test_framing.py tests/unit/api/test_direct.py tests/unit/http/test_sockets.py \
+    tests/unit/http tests/unit/api/test_direct.py tests/api/test_framing.py \
     tests/unit/cli tests/unit/test_settings.py tests/unit/values/test_json_cache.py \
     tests/unit/values/test_appends.py tests/unit/runtime/test_metrics.py tests/contract/test_small_words.py \
     tests/contract/watch/test_watch_stream.py tests/contract/watch/test_ws.py tests/api/watch/test_ws.py

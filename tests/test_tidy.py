@@ -64,6 +64,8 @@ TOP_LOOPS = {
     "api.front_door": "a defect in a handler becomes a 500, not a broken connection",
     "api.watch.send_queue": "other servers raise what they like when their client is gone",
     "api.direct": "a defect in an answer breaks its connection, and reaches nobody else's",
+    "http.exchange.asgi_exchange": "a defect in an application ends its connection, nobody else's",
+    "http.websocket": "a defect in an application ends its socket, nobody else's",
     "http.read_scheduler": "a defect in reading breaks its connection, nobody else's",
     "api.websocket.handlers": "a defect in a publish becomes its answer, no other's",
     "wal.journal.wal_writer": "a defect in the writer thread makes the shard read-only, not silent",
@@ -109,8 +111,6 @@ KEPT_NAMES = {
     "PATIENCE_MS": "the default of that option",
     "dead_letter_moves": "the module of jobs that move to another topic",
 }
-# The wire is being rewritten; its names follow with it.
-NOT_YET: tuple[str, ...] = ()
 VAGUE_NAMES = frozenset({"utils", "util", "helpers", "helper", "common", "misc", "manager"})
 
 ALL = load_modules()
@@ -180,6 +180,27 @@ def test_imports_are_absolute_and_whole() -> None:
             if isinstance(node, ast.ImportFrom) and (node.level or node.names[0].name == "*"):
                 problems.append(f"{module.where}:{node.lineno}: {ast.unparse(node)}")
     fail_with(problems, f"write `from {PACKAGE}.module import name`")
+
+
+# What these libraries document for others. Their other modules change without a word.
+PUBLIC_MODULES = {
+    "starlette": "applications routing",
+    "uvicorn": "",
+    "websockets": "datastructures exceptions frames http11 server sync.client sync.connection",
+}
+
+
+def test_libraries_are_used_by_their_public_names() -> None:
+    problems: list[str] = []
+    for module in ALL.values():
+        for item in module.imports:
+            if item.top not in PUBLIC_MODULES:
+                continue
+            _, _, rest = item.module.partition(".")
+            is_public = not rest or rest in PUBLIC_MODULES[item.top].split()
+            if not is_public or (item.member or "").startswith("_"):
+                problems.append(f"{module.where}:{item.line}: {item.module} {item.member or ''}")
+    fail_with(problems, "inherit and import nothing that the library does not document")
 
 
 def test_no_import_cycle() -> None:

@@ -22,10 +22,11 @@ from typing import Any, Final
 import uvicorn
 
 from topics_server.api.application import build_app
-from topics_server.api.connection import HttpConnection, SocketConnection
 from topics_server.auth.api_keys import KeyRing, KeysError
+from topics_server.http.connection import HttpConnection
 from topics_server.http.request_head import Bounds
 from topics_server.http.timeouts import ConnectionTimeouts, TimeoutSettings
+from topics_server.http.websocket import WebSocketConnection
 from topics_server.node.boot import Boot
 from topics_server.node.ground import Ground
 from topics_server.runtime import garbage_collector, logging
@@ -171,7 +172,7 @@ def _run(settings: Settings, output: logging.LogOutput) -> int:
         app,
         loop="uvloop",
         http=HttpConnection,
-        ws=SocketConnection,
+        ws=WebSocketConnection,
         ws_max_size=settings.max_ws_message_bytes,
         ws_ping_interval=_PING_S,
         ws_ping_timeout=_PING_S,

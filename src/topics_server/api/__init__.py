@@ -15,15 +15,12 @@ Refusals arrive as `TopicsError`; `http.error_responses` turns them into status,
 - `websocket/`: the WebSocket route (§7).
 - `access_log`: per-route metrics and the access log line of every response.
 - `application`: the application: Starlette over the table of routes.
-- `connection`: the connection classes of HTTP and WebSocket over uvicorn's.
 - `context`: what every handler gets: settings, store, services, server phase.
 - `direct`: the direct path: hot routes answered from the parser's callback, without a task.
 - `front_door`: the one place that every request passes, whichever server it came by.
-- `framing`: a connection that refuses ambiguous HTTP framing.
 - `readiness`: readiness and places for streams, checked before a handler runs.
 - `request`: what a handler takes and what it gives: one `Request`, one answer.
 - `request_body`: reads and inflates request bodies within their limits.
 - `routes`: the route table: which handler answers which method and path (§9).
 - `routing`: paths to routes: what a route allows, and which one a path belongs to.
-- `upload_connection`: a connection whose request bodies count against the upload budget.
 """

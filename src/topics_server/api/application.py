@@ -18,6 +18,7 @@ from starlette.routing import BaseRoute, WebSocketRoute
 from starlette.routing import Route as StarletteRoute
 
 from topics_server.api.context import ServerState
+from topics_server.api.direct import ConnectionDoor
 from topics_server.api.front_door import FrontDoor, refuse_socket
 from topics_server.api.request import Receive, Scope, Send, SocketHandler
 from topics_server.api.routes import build_routes
@@ -45,23 +46,25 @@ class Application(Starlette):
         )
         self.router.redirect_slashes = False
         self.door = door
+        # What a connection of our own finds here (`http/connection`).
+        self.topics_door = ConnectionDoor(door)
+
+    def add_middleware(self, *arguments: Any, **options: Any) -> None:
+        """Add a middleware: from now on every request passes it."""
+        self.topics_door.is_direct = False
+        super().add_middleware(*arguments, **options)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one scope, as ASGI has it."""
         if scope["type"] != "lifespan":
             scope = own_scope(scope, send)
-            if scope["type"] == "http" and scope["topics.send"] and self.has_no_middleware:
+            if scope["type"] == "http" and scope["topics.send"] and self.topics_door.is_direct:
                 # Between our connection and the routes there is nothing to pass: Starlette's
                 # router would find the same route some 30 calls later.
                 route, segment = self.door.routes.find(scope["raw_path"])
                 await self.door.serve(route, segment, scope, receive, send)
                 return
         await super().__call__(scope, receive, send)
-
-    @property
-    def has_no_middleware(self) -> bool:
-        """Whether nothing stands between a connection and the routes."""
-        return not self.user_middleware
 
 
 class Unrouted:

@@ -1,270 +1,345 @@
-"""The direct path: hot routes answered from the parser's callback, without a task.
+"""The direct way: hot routes answered from the parser's callback, without a task.
 
-A request whose head asks for nothing unusual waits, for as long as the bytes just received are
-parsed, for its body. If that is whole then, and its route is hot, the answer is made on
-the spot, or, where it depends on the disk, in the turn of the loop that commits it. Everything else
-begins as any ASGI server would have begun it: behind what was received, with the body so far.
+`ConnectionDoor` is what connections of our own find in the application (`http/exchange/door`). It
+makes a `HotCall` of the head of a request; the call has everything that does not depend on the
+body: route, handler, name, rights. If its handler needs not wait, the answer is made on the spot,
+or, where it depends on the disk, in the turn of the loop that commits it. Everything else goes the
+general way, as with any ASGI server.
 
 One rule keeps both ways alike: what they do is done by the same functions, those of
 `api/front_door`, and the same handlers; a handler that has to wait has done nothing and leaves the
-request to the general way
-(`docs/decisions/0024-direct-way.md`). Base of `connections`.
+request to the general way (`docs/decisions/0024-direct-way.md`). A call that any request with the
+same head may use (`is_lasting`) holds while the keys stay as they are; it keeps no key.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
-from topics_server.api.application import Application
-from topics_server.api.framing import StrictHttp
-from topics_server.api.front_door import FrontDoor, deflated, response_to
-from topics_server.api.request import Pending, Response
-from topics_server.api.request_body import OFF_LOOP_BYTES
+from topics_server.api.front_door import FrontDoor, deflated, response_of, response_to
+from topics_server.api.request import Pending, Request, Response
+from topics_server.api.request_body import OFF_LOOP_BYTES, is_bodiless, is_plain
 from topics_server.api.routing import Route
-from topics_server.api.upload_connection import UploadHttp
-from topics_server.auth.api_keys import Recalled
+from topics_server.api.websocket import frames as ws_frames
+from topics_server.auth.api_keys import EVERYBODY, Recalled, bearer_token
+from topics_server.auth.authorize import authorized_socket
+from topics_server.auth.concurrency_limit import check_inflight
 from topics_server.http.content_encoding import deflate
+from topics_server.http.error_responses import internal
+from topics_server.http.exchange.door import AnsweringConnection, DirectCall
+from topics_server.http.exchange.known_heads import KnownHeads
+from topics_server.http.read_scheduler import ReadScheduler
+from topics_server.http.request_ids import NAME as REQUEST_ID
 from topics_server.http.request_ids import request_id
-from topics_server.http.responses import as_preferred, last_lines, wants_gzip
+from topics_server.http.responses import as_preferred, last_lines, tell_of_body, wants_gzip
+from topics_server.http.timeouts import ConnectionTimeouts
+from topics_server.http.upload_budget import UploadBudget
+from topics_server.http.upload_turns import UploadTurns
 from topics_server.runtime.clock import monotonic_ms
 from topics_server.values.errors import TopicsError
 
 _METHODS: Final = {b"POST": "POST", b"GET": "GET"}
+# Fields that differ from request to request, or whose effect depends on more than the head.
+_PASSING: Final = frozenset(
+    b"x-request-id idempotency-key last-event-id origin sec-fetch-site if-none-match range "
+    b"producer-id producer-epoch producer-seq stream-seq stream-closed stream-ttl "
+    b"stream-expires-at stream-forked-from stream-fork-offset stream-fork-sub-offset".split()
+)
 
 
-class _Nobody:
-    """Stands for the task that uvicorn would wake, for a request without a task."""
+class ConnectionDoor:
+    """What the application offers connections of our own beyond ASGI.
 
-    def set(self) -> None:
-        """No task waits."""
+    `is_direct`: its routes may be called past its middleware, because it has none.
+    """
+
+    def __init__(self, door: FrontDoor) -> None:
+        self.front = door
+        self.is_direct = True
+        self.known_heads = KnownHeads()
+
+    @property
+    def timeouts(self) -> ConnectionTimeouts:
+        """See `door.Door`."""
+        return self.front.state.timeouts
+
+    @property
+    def read_scheduler(self) -> ReadScheduler | None:
+        """See `door.Door`."""
+        return self.front.state.read_scheduler
+
+    @property
+    def uploads(self) -> UploadBudget:
+        """See `door.Door`."""
+        return self.front.state.uploads
+
+    @property
+    def upload_turns(self) -> UploadTurns:
+        """See `door.Door`."""
+        return self.front.state.upload_turns
+
+    def upload_key(self, fields: Mapping[bytes, bytes]) -> object:
+        """See `door.Door`."""
+        token = bearer_token(fields.get(b"authorization"))
+        caller = None if token is None else self.front.state.keys.find(token)
+        return None if caller is None else caller.key
+
+    def refusal(self, error: TopicsError | None) -> tuple[int, list[tuple[bytes, bytes]], bytes]:
+        """See `door.Door`."""
+        response = response_of(error or internal())
+        headers = self.front.response_headers(response, "GET", {}, b"")
+        # Its head is not one to take an id from.
+        tell_of_body(headers, response, len(response.body), request_id({}), is_packed=False)
+        return response.status, headers, response.body
+
+    def socket_key(self, headers: Iterable[tuple[bytes, bytes]], offered: list[str]) -> object:
+        """See `door.Door`."""
+        try:
+            return authorized_socket(self.front.state.keys, dict(headers), offered).key
+        except TopicsError:
+            return None
+
+    def socket_error(self, error: TopicsError) -> bytes:
+        """See `door.Door`."""
+        return ws_frames.error(None, error)
+
+    def direct_call(
+        self, method: bytes, url: bytes, fields: dict[bytes, bytes]
+    ) -> DirectCall | None:
+        """See `door.Door`."""
+        known_method = _METHODS.get(method)
+        if known_method is None or not self.is_direct:
+            return None
+        routes = self.front.routes
+        path, query = routes.split(url) if b"?" in url else (url, b"")
+        known = routes.known(path)
+        route, segment = routes.find(path) if known is None else (known[0], b"")
+        if route is None or known_method not in route.hot:
+            return None
+        if known_method == "GET":
+            is_simple = is_bodiless(fields)
+        else:
+            most = route.max_body_bytes(known_method, self.front.state.settings.max_body_bytes)
+            is_simple = is_plain(fields, most, is_json=not route.is_mount)
+        if not is_simple:
+            return None
+        name = known[1] if known is not None else ""
+        return HotCall(self, route, known_method, path, query, segment, name, fields)
 
 
-class DirectRequest:
-    """A request that is being answered, as uvicorn's protocol looks at it."""
+class HotCall:
+    """What answers requests with one head; see `door.DirectCall`."""
 
     __slots__ = (
-        "body",
-        "disconnected",
-        "headers",
-        "keep_alive",
-        "method",
-        "more_body",
-        "path",
-        "request_id",
-        "response_complete",
-        "route",
-        "started_ms",
+        "_caller",
+        "_door",
+        "_fields",
+        "_generation",
+        "_handler",
+        "_is_checked",
+        "_method",
+        "_name",
+        "_path",
+        "_query",
+        "_request_id",
+        "_route",
+        "_segment",
+        "_state",
+        "is_lasting",
+        "length",
     )
 
-    message_event: Final = _Nobody()
+    def __init__(
+        self,
+        door: ConnectionDoor,
+        route: Route,
+        method: str,
+        path: bytes,
+        query: bytes,
+        segment: bytes,
+        name: str,
+        fields: dict[bytes, bytes],
+    ) -> None:
+        self._door = door
+        self._state = door.front.state
+        self._route = route
+        self._handler = route.handlers[method]
+        self._method = method
+        self._path = path
+        self._query = query
+        self._segment = segment
+        self._name = name
+        self._fields = fields
+        self._caller = EVERYBODY
+        self._generation = self._state.keys.generation
+        self._is_checked = False
+        self.length = int(fields.get(b"content-length", b"0"))
+        self.is_lasting = not query and _PASSING.isdisjoint(fields)
+        self._request_id = request_id(fields) if REQUEST_ID in fields else b""
 
-    def __init__(self, method: str, path: bytes, headers: Mapping[bytes, bytes]) -> None:
-        self.method = method
-        self.path = path
-        self.headers = headers
-        self.request_id = request_id(headers)
-        # Of the door, once it is known.
-        self.route: Route | None = None
-        self.body = b""
-        self.more_body = self.disconnected = self.response_complete = False
-        # uvicorn's way to say that the server is going down.
-        self.keep_alive = True
-        self.started_ms = monotonic_ms()
+    def _check(self, connection: AnsweringConnection) -> None:
+        """Whether the head may ask for this. Raises what the general way would raise."""
+        front, fields = self._door.front, self._fields
+        recalled = connection.recalled
+        if not isinstance(recalled, Recalled):
+            # The last token: every request of a connection sends it again.
+            recalled = Recalled()
+            if self._state.keys.is_on:
+                connection.recalled = recalled
+        caller = self._caller = front.admitted(
+            self._route, self._method, fields, self._query, self._segment, recalled
+        )
+        if not self._name or caller.prefixes:
+            self._name = front.name_of(self._route, self._path, self._segment, caller)
+        if self.is_lasting:
+            fields.pop(b"authorization", None)
+        self._is_checked = True
 
-
-class DirectHttp(UploadHttp):
-    """A connection that serves whole requests of the data plane by itself."""
-
-    # Whether the application's routes may be called past its middleware: it has none.
-    _is_direct = False
-    # What there is of the body of a request that is held.
-    _held_body = b""
-    # Whether a request was answered within the call that brought it. Those sent behind it in one
-    # go have a task each: what one client sends must not keep the loop from all others.
-    _had_turn = False
-
-    def connection_made(self, transport: Any) -> None:
-        """See `asyncio.Protocol`."""
-        super().connection_made(transport)
-        # The last token: every request of a connection sends it again.
-        self._recalled = Recalled()
-        self._is_direct = isinstance(self.app, Application) and self.app.has_no_middleware
-
-    def take(self, data: bytes) -> None:
-        """Read what was received."""
-        self._had_turn = False
-        super().take(data)
-
-    def release_held(self) -> None:
-        """Start the application on a request that is not whole."""
-        self._release()
-
-    def on_message_begin(self) -> None:
-        """A request begins: what ASGI calls its scope is made when it is asked for."""
-        self.begin_message()
-        self.url = b""
-        self.headers = []
-        self.expect_100_continue = False
-
-    def _make_scope(self) -> None:
-        url, headers, is_expecting = self.url, self.headers, self.expect_100_continue
-        super(StrictHttp, self).on_message_begin()
-        self.url, self.expect_100_continue = url, is_expecting
-        self.headers += headers
-
-    def on_headers_complete(self) -> None:
-        """Hold a request back that may be whole in a moment; start any other."""
-        if not self.check_head():
-            self._make_scope()
-            # Not `StrictHttp`'s, which would check the head again.
-            super(StrictHttp, self).on_headers_complete()
-            self.end_head()
-        elif (
-            not self._had_turn
-            and self.parser.get_method() in _METHODS
-            and not self.expect_100_continue
-            and not self.flow.write_paused
-            and self.parser.should_keep_alive()
-            and self._is_direct
+    def serve(self, connection: AnsweringConnection, body: bytes) -> bool:
+        """See `door.DirectCall`."""
+        state = self._state
+        if self._is_checked and (
+            state.keys.generation != self._generation or state is not self._door.front.state
         ):
-            self._is_held = True
-        else:
-            self._make_scope()
-            self.begin()
-            self.end_head()
-
-    def on_body(self, body: bytes) -> None:
-        """Take a piece of the body."""
-        if self._is_held:
-            if not self._held_body:
-                self._held_body = body
-                return
-            self._release()
-        super().on_body(body)
-
-    def on_message_complete(self) -> None:
-        """The request is whole: serve it."""
-        self.end_message()
-        if self._is_held:
-            if self._serve():
-                return
-            self._release()
-        super(StrictHttp, self).on_message_complete()
-
-    def _release(self) -> None:
-        """Start the application on what was held back."""
-        body, self._held_body = self._held_body, b""
-        self._is_held = False
-        self._make_scope()
-        self.begin()
-        self.end_head()
-        if body:
-            super().on_body(body)
-
-    def refuse(self, error: TopicsError | None) -> None:
-        """Forget what was held back; the rest is as with any."""
-        self._is_held = False
-        self._held_body = b""
-        super().refuse(error)
-
-    def _serve(self) -> bool:
-        """Answer the request that was held back, or begin to; False if that cannot be."""
-        method = _METHODS[self.parser.get_method()]
-        request: Any = DirectRequest(method, self.url, self.fields)
-        app: Any = self.app
-        answer = partial(app.door.answer_whole, request, self._held_body, self._recalled)
-        before, self.cycle = self.cycle, request
-        if not self._answer(request, answer):
-            self.cycle = before
+            self._door.known_heads.clear()
             return False
-        self._is_held = False
-        self._had_turn = True
-        self._held_body = b""
-        return True
+        connection.is_answering_directly = True
+        request = Request(
+            self._method, self._name, self._fields, self._query, body, monotonic_ms(), _gone_never
+        )
+        return self._answer(connection, request, None)
 
     def _answer(
-        self, request: DirectRequest, answer: Callable[[], Response | Pending | None]
+        self,
+        connection: AnsweringConnection,
+        request: Request,
+        resolved: Callable[[], Response] | None,
     ) -> bool:
-        """Send an answer if the client is still connected, now or once it is ready.
+        """Send an answer if the client is still connected, now or once it is there.
 
-        Returns False, without any effect, if the handler has no quick answer. Does not raise: its
-        callers are the parser and the commit, which has other tickets to resolve.
+        Returns False, without any effect, if the handler has to wait. Does not raise: its callers
+        are the parser and the commit, which has other tickets to resolve.
         """
         try:
-            response = answer()
-            if response is None:
-                return False
-            if isinstance(response, Pending):
-                response.when_resolved(partial(self._answer, request, response.answer))
+            if resolved is None:
+                answer = self._handled(connection, request)
+                if isinstance(answer, Pending):
+                    if request.caller.key is not None:
+                        request.caller.key.in_flight += 1
+                    answer.when_resolved(partial(self._answer, connection, request, answer.answer))
+                    return True
+                if answer is None:
+                    connection.is_answering_directly = False
+                    return False
             else:
-                self._respond(request, response)
+                if request.caller.key is not None:
+                    request.caller.key.in_flight -= 1
+                answer = resolved()
+            self._respond(connection, request, answer)
         except Exception as error:
-            path = request.path.decode("latin-1")
-            response = response_to(
-                error, request.method, path, request.request_id, request.started_ms
-            )
-            if request.response_complete:
-                self.transport.abort()
+            made_id = self._request_id or request_id({})
+            path = self._path.decode("latin-1")
+            response = response_to(error, self._method, path, made_id, request.started_ms)
+            if connection.is_answering_directly:
+                self._respond(connection, request, response, made_id)
             else:
-                self._respond(request, response)
+                connection.transport.abort()
         return True
 
-    def _respond(self, request: DirectRequest, response: Response) -> None:
-        if self.transport.is_closing():
+    def _handled(
+        self, connection: AnsweringConnection, request: Request
+    ) -> Response | Pending | None:
+        """The handler's answer; None if it has to wait. Raises what handlers raise."""
+        if not self._is_checked:
+            self._check(connection)
+            request.name = self._name
+        caller = request.caller = self._caller
+        if caller.key is not None:
+            check_inflight(caller.key, self._state.settings.max_inflight_per_key)
+        answer = self._handler(self._state, request)
+        if isinstance(answer, (Pending, Response)):
+            return answer
+        if isinstance(answer, Coroutine):
+            # It has not begun.
+            answer.close()
+        return None
+
+    def _respond(
+        self,
+        connection: AnsweringConnection,
+        request: Request,
+        response: Response,
+        made_id: bytes = b"",
+    ) -> None:
+        if connection.transport.is_closing():
             return
         if b"prefer" in request.headers:
-            response = as_preferred(response, request.headers, request.path)
+            response = as_preferred(response, request.headers, self._path)
         pieces = response.pieces or (response.body,)
         size = sum(map(len, pieces))
+        made_id = made_id or self._request_id or request_id({})
         if not wants_gzip(size, request.headers):
-            self._send(request, response, pieces, size, is_packed=False)
+            self._send(connection, request, response, pieces, size, made_id)
         elif size <= OFF_LOOP_BYTES:
             packed = deflate(b"".join(pieces))
-            self._send(request, response, (packed,), len(packed), is_packed=True)
+            self._send(
+                connection, request, response, (packed,), len(packed), made_id, is_packed=True
+            )
         else:
-            task = self.loop.create_task(self._respond_packed(request, response, b"".join(pieces)))
-            task.add_done_callback(self.tasks.discard)
-            self.tasks.add(task)
+            body = b"".join(pieces)
+            packing = self._respond_packed(connection, request, response, body, made_id)
+            task = connection.loop.create_task(packing)
+            task.add_done_callback(connection.tasks.discard)
+            connection.tasks.add(task)
 
     async def _respond_packed(
-        self, request: DirectRequest, response: Response, body: bytes
+        self,
+        connection: AnsweringConnection,
+        request: Request,
+        response: Response,
+        body: bytes,
+        made_id: bytes,
     ) -> None:
         packed = await deflated(body)
-        if not self.transport.is_closing():
-            self._send(request, response, (packed,), len(packed), is_packed=True)
+        if not connection.transport.is_closing():
+            self._send(
+                connection, request, response, (packed,), len(packed), made_id, is_packed=True
+            )
 
     def _send(
         self,
-        request: DirectRequest,
+        connection: AnsweringConnection,
+        request: Request,
         response: Response,
         pieces: Sequence[bytes | memoryview],
         size: int,
+        made_id: bytes,
         *,
-        is_packed: bool,
+        is_packed: bool = False,
     ) -> None:
-        app: Any = self.app
-        door: FrontDoor = app.door
-        door.observer.answered(
-            request.route,
-            request.method,
-            request.path.partition(b"?")[0],
+        front = self._door.front
+        front.observer.answered(
+            self._route,
+            self._method,
+            self._path,
             response.status,
             size,
             request.started_ms,
-            request.request_id,
+            made_id,
         )
-        head = b"%b%b\r\n%b" % (
-            door.first_lines(
-                self.server_state.default_headers, request, response, is_packed=is_packed
-            ),
-            last_lines(response, size, request.request_id),
-            b"\r\n" if request.keep_alive else b"connection: close\r\n\r\n",
+        first = front.first_lines(
+            connection.server_state.default_headers,
+            self._route,
+            request,
+            self._path,
+            response,
+            is_packed=is_packed,
         )
-        transport: Any = self.transport
-        transport.write_pieces(head, pieces, size)
-        request.response_complete = True
-        if not request.keep_alive:
-            transport.close()
-        self.on_response_complete()
+        last = last_lines(response, size, made_id)
+        connection.answer(b"%b%b\r\n" % (first, last), pieces, size)
+
+
+async def _gone_never() -> None:
+    raise AssertionError("a whole request waits for nobody")

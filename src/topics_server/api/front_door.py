@@ -13,9 +13,9 @@ they may read what is answered.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Mapping
+from collections.abc import Mapping
 from functools import partial
-from typing import Final, Protocol
+from typing import Final
 
 from topics_server.api.access_log import Observer
 from topics_server.api.context import ServerState
@@ -24,7 +24,6 @@ from topics_server.api.readiness import HangUpError, admit
 from topics_server.api.request import (
     Answer,
     EventStream,
-    Pending,
     Receive,
     Request,
     Scope,
@@ -34,14 +33,12 @@ from topics_server.api.request import (
 from topics_server.api.request_body import (
     OFF_LOOP_BYTES,
     ClientGoneError,
-    is_bodiless,
-    is_plain,
     whole_body,
 )
 from topics_server.api.routing import Route, Routes
 from topics_server.auth.api_keys import Caller, Recalled
 from topics_server.auth.authorize import authorized, authorized_stream, check_name
-from topics_server.auth.concurrency_limit import Counted, RequestPlace, check_inflight
+from topics_server.auth.concurrency_limit import RequestPlace
 from topics_server.auth.origin import check_origin, is_concerned
 from topics_server.http.content_encoding import deflate, is_merge_patch
 from topics_server.http.cors import cors_headers, stream_headers
@@ -55,7 +52,7 @@ from topics_server.http.error_responses import (
     not_found,
     status_of,
 )
-from topics_server.http.joined_writes import lines_of_head
+from topics_server.http.exchange.response_head import lines_of_head
 from topics_server.http.request_ids import NAME as REQUEST_ID
 from topics_server.http.request_ids import request_id as request_id_of
 from topics_server.http.responses import (
@@ -98,16 +95,6 @@ def response_to(
     shown = request_id.decode("ascii")
     log.error("defect while serving %s %s (%s)", method, path, shown, exc_info=error)
     return response_of(internal(), started_ms=started_ms)
-
-
-class WholeRequest(Protocol):
-    """A request that the connection has whole: what it knows of it, and its `route` once found."""
-
-    method: str
-    path: bytes
-    headers: Mapping[bytes, bytes]
-    started_ms: float
-    route: Route | None
 
 
 class FrontDoor:
@@ -210,7 +197,9 @@ class FrontDoor:
     def first_lines(
         self,
         defaults: list[tuple[bytes, bytes]],
-        whole: WholeRequest,
+        route: Route,
+        request: Request,
+        path: bytes,
         response: Response,
         *,
         is_packed: bool,
@@ -219,82 +208,20 @@ class FrontDoor:
 
         `defaults` are the server's own headers; it makes a new list when they change.
         """
-        route = whole.route
-        assert route is not None
         if defaults is not self._defaults:
             self._defaults = defaults
             self._heads.clear()
-        is_of_page = bool(self._origins) and b"origin" in whole.headers
+        is_of_page = bool(self._origins) and b"origin" in request.headers
         status = response.status
         kind = (status, response.content_type, response.headers, is_packed, route.is_mount)
         found = None if is_of_page else self._heads.get(kind)
         if found is None:
-            path = whole.path.partition(b"?")[0]
-            fields = self.response_headers(response, whole.method, whole.headers, path)
+            fields = self.response_headers(response, request.method, request.headers, path)
             tell_of_kind(fields, response, is_packed=is_packed)
             found = lines_of_head(status, (*defaults, *fields))
             if not is_of_page and len(self._heads) < _HEADS_MAX:
                 self._heads[kind] = found
         return found
-
-    def answer_whole(
-        self,
-        whole: WholeRequest,
-        body: bytes,
-        recalled: Recalled,
-    ) -> Response | Pending | None:
-        """Serve a request that is whole, if its route is hot and its handler need not wait.
-
-        Else None, and nothing was done: `serve` takes it from its beginning. `recalled` is the
-        connection's. Raises what handlers raise.
-        """
-        method, raw_path, headers = whole.method, whole.path, whole.headers
-        route: Route | None
-        query = b""
-        if b"?" in raw_path:
-            raw_path, query = self.routes.split(raw_path)
-        known = self.routes.known(raw_path)
-        segment = b""
-        if known is not None:
-            route, name = known
-        else:
-            route, segment = self.routes.find(raw_path)
-            name = ""
-        if (
-            route is None
-            or method not in route.hot
-            or not (
-                is_plain(
-                    headers,
-                    route.max_body_bytes(method, self.state.settings.max_body_bytes),
-                    is_json=not route.is_mount,
-                )
-                if method == "POST"
-                else is_bodiless(headers)
-            )
-        ):
-            return None
-        whole.route = route
-        caller = self._admitted(route, method, headers, query, segment, recalled)
-        key = caller.key
-        if key is not None:
-            check_inflight(key, self.state.settings.max_inflight_per_key)
-        if not name or caller.prefixes:
-            name = self._name_of(route, raw_path, segment, caller)
-        request = Request(method, name, headers, query, body, whole.started_ms, _gone_never, caller)
-        answer = route.handlers[method](self.state, request)
-        if isinstance(answer, Pending):
-            if key is None:
-                return answer
-            place = RequestPlace()
-            place.take(key, 0)
-            return Pending(answer.when_resolved, Counted(place, answer.answer))
-        if isinstance(answer, Response):
-            return answer
-        if isinstance(answer, Coroutine):
-            # It has not begun.
-            answer.close()
-        return None
 
     async def _answer(
         self,
@@ -318,9 +245,9 @@ class FrontDoor:
                 return Response(204, b"", allow)
             error = method_not_allowed(method[:32], route.allow)
             return response_of(error, allow, started_ms)
-        caller = self._admitted(route, method, headers, scope["query_string"], segment)
+        caller = self.admitted(route, method, headers, scope["query_string"], segment)
         place.take(caller.key, self.state.settings.max_inflight_per_key)
-        name = self._name_of(route, scope["raw_path"], segment, caller)
+        name = self.name_of(route, scope["raw_path"], segment, caller)
         body = b""
         if method in ("POST", "PUT", "PATCH"):
             # Nobody should send 64 MiB to hear that the server is not ready.
@@ -348,7 +275,7 @@ class FrontDoor:
         )
         return await finished(handler(self.state, request))
 
-    def _admitted(
+    def admitted(
         self,
         route: Route,
         method: str,
@@ -377,7 +304,7 @@ class FrontDoor:
             check_origin(headers, self._origins, is_authorized=is_authorized)
         return caller
 
-    def _name_of(self, route: Route, raw_path: bytes, segment: bytes, caller: Caller) -> str:
+    def name_of(self, route: Route, raw_path: bytes, segment: bytes, caller: Caller) -> str:
         """What the path names, if the caller may name it; raises `forbidden`."""
         name = self.routes.name_at(route, raw_path, segment) if route.is_named else ""
         if caller.prefixes and route.names:
@@ -449,10 +376,6 @@ async def deflated(body: bytes) -> bytes:
     if len(body) > OFF_LOOP_BYTES:
         return await asyncio.to_thread(deflate, body)
     return deflate(body)
-
-
-async def _gone_never() -> None:
-    raise AssertionError("a whole request waits for nobody")
 
 
 async def _gone(receive: Receive) -> None:

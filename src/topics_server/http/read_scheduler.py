@@ -9,7 +9,7 @@ small shares: ten thousand clients that send a byte now and then get a share of 
 it.
 
 The input of a connection is never reordered: new bytes join its held ones. One instance for all
-connections, in `api/context`; called by `api/framing`. Loop thread only.
+connections, in `api/context`; called by `http/connection` and `http/websocket`. Loop thread only.
 """
 
 from __future__ import annotations
@@ -58,8 +58,11 @@ class DeferredReader(Protocol):
 
     loop: Any
     transport: Any
-    # The URL of its last request.
-    url: bytes
+
+    @property
+    def url(self) -> bytes:
+        """The URL of its last request."""
+        ...
 
     def take(self, data: bytes) -> None:
         """Read the received bytes."""

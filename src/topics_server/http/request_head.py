@@ -2,7 +2,7 @@
 
 A head that two servers in a row could read differently is refused, never repaired: one host, one
 length, one coding, a target that is a path. `check_target` and `check_fields` raise `TopicsError`;
-how large a head may be is `Bounds`. Called by `api/framing`.
+how large a head may be is `Bounds`. Called by `http/connection`.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ _SAID_ONCE: Final = frozenset(
     b"x-request-id".split()
 )
 _SCHEME: Final = b"http://"
+# A path that is its own escaped form, without a query: nothing in it has to be parsed.
+_PLAIN_PATH: Final = re.compile(rb"(?:/[A-Za-z0-9._:-]+)+")
 _SOCKET_KEY: Final = re.compile(rb"[A-Za-z0-9+/]{21}[AQgw]==")
 
 
@@ -76,6 +78,19 @@ def check_size(url: bytes, headers: Sequence[tuple[bytes, bytes]], bounds: Bound
 def size_of(headers: Sequence[tuple[bytes, bytes]]) -> int:
     """Bytes of header fields as they were sent, without blanks around the values."""
     return sum(len(name) + len(value) + 4 for name, value in headers)
+
+
+def is_plain_target(url: bytes) -> bool:
+    """Whether a target is a path without a query and without escapes."""
+    return _PLAIN_PATH.fullmatch(url) is not None
+
+
+def upgrade_of(fields: Mapping[bytes, bytes]) -> bytes:
+    """The protocol that a head asks to change to, in lower case; empty if none."""
+    tokens = fields.get(b"connection", b"").lower().split(b",")
+    if b"upgrade" not in [token.strip() for token in tokens]:
+        return b""
+    return fields.get(b"upgrade", b"").lower()
 
 
 @lru_cache(maxsize=64)

@@ -73,26 +73,6 @@ async def _disconnected(receive: Callable[[], Awaitable[Any]]) -> None:
         pass
 
 
-class _AnyLength(int):
-    """The length of a body that ends when its connection does: uvicorn counts down to 0."""
-
-    def __new__(cls) -> _AnyLength:
-        """More than any body has."""
-        return super().__new__(cls, 2**63)
-
-    def __sub__(self, _sent: int) -> _AnyLength:
-        return self
-
-    def __ne__(self, _left: object) -> bool:
-        """Equal to any length: no byte counts as missing."""
-        return False
-
-    def __eq__(self, _left: object) -> bool:
-        return True
-
-    __hash__ = int.__hash__
-
-
 class Socket:
     """The connection of one response or WebSocket."""
 
@@ -141,7 +121,7 @@ class Socket:
     def _first_writer(self) -> Callable[[bytes], object] | None:
         """What writes, until it is known for good: a response that has begun stays so."""
         protocol, transport = self._protocol, self._transport
-        if not (protocol.handshake_complete if self._flow is None else protocol.chunked_encoding):
+        if not (protocol.handshake_complete if self._flow is None else protocol.is_chunked):
             return None
         # A transport of ours may hold a head back, which goes first.
         past = getattr(transport, "past", None)
@@ -200,10 +180,8 @@ class Socket:
 
         To be asked for before the response begins.
         """
-        protocol = self._protocol
-        if hasattr(protocol, "expected_content_length"):
-            protocol.keep_alive = protocol.chunked_encoding = False
-            protocol.expected_content_length = _AnyLength()
+        if hasattr(self._protocol, "end_with_connection"):
+            self._protocol.end_with_connection()
 
     def abort(self) -> None:
         """Hang up at once."""

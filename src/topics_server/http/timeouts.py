@@ -1,10 +1,10 @@
 """Connection timeouts and the limit on connections.
 
-A connection knows its own times (`api/framing`). This module asks all connections, in slices, so
-that ten thousand of them never hold the loop up, and counts the results. The cap on connections
-keeps file descriptors for the store: at the cap idle connections are closed, and if none is idle
-the newest is refused. `server` runs it, from before recovery on; `api/context` passes it to
-connections.
+A connection knows its own times (`http/exchange/deadlines`). This module asks all connections, in
+slices, so that ten thousand of them never hold the loop up, and counts the results. The cap on
+connections keeps file descriptors for the store: at the cap idle connections are closed, and if
+none is idle the newest is refused. `server` runs it, from before recovery on; `api/context` passes
+it to connections.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ upload. The slowest is the one that took the longest for its last `STEP_BYTES`; 
 bytes are refused only if their key has no others. A complete body is never refused.
 
 Invariant: `held_bytes` is the sum of the bytes of all uploads that began and have not ended. Called
-by `api/framing` and `api/connection`; held by `api/context`.
+by `http/exchange/body_uploads` and `http/websocket`; held by `api/context`.
 """
 
 from __future__ import annotations

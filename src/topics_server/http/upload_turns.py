@@ -6,7 +6,8 @@ connection with a large upload stops reading and joins a line; `READING_MAX` con
 lines read at a time. One that brings `LARGE_BYTES` at once goes back to the end of its line; so
 does one that was read for `READING_MS` while others wait, so that stalled uploads hold none up.
 Each key has its own line, and lines are served in turn, so that the uploads of one key do not keep
-others waiting. In `api/context`; called by `api/framing` and `api/connection`. Loop thread only.
+others waiting. In `api/context`; called by `http/exchange/body_uploads` and `http/websocket`. Loop
+thread only.
 
 Invariant: a reader is in one line and does not read, or in `_reading` and reads, or in neither. No
 line is empty.

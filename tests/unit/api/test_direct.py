@@ -10,23 +10,19 @@ from typing import Any
 
 import pytest
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState as UvicornState
 
 from tests.api.conftest import FakeSettings
 from tests.unit.engine.rig import Rig, throttled
-from tests.unit.http.test_joined_writes import Wire, turns
+from tests.unit.http.exchange.test_joined_writes import Wire, turns, uvicorns
 from topics_server.api import direct
 from topics_server.api.application import Application, build_app
-from topics_server.api.connection import HttpConnection
 from topics_server.api.context import ServerState
-from topics_server.api.direct import DirectRequest
-from topics_server.auth.api_keys import Recalled
 from topics_server.engine.pressure.throttle import Throttle
-from topics_server.http.joined_writes import JoinedHttp
+from topics_server.http.connection import HttpConnection
 from topics_server.http.responses import Response, last_lines
 from topics_server.http.timeouts import TimeoutSettings
-from topics_server.values.errors import Code, DiskFull, TopicsError
+from topics_server.values.errors import DiskFull, TopicsError
 from topics_server.values.limits import KIB
 
 pytestmark = pytest.mark.anyio
@@ -69,9 +65,7 @@ def request(
 class Side:
     """A server over an engine of lists, and one connection to it."""
 
-    def __init__(
-        self, kind: type[HttpToolsProtocol], *, is_prompt: bool = True, **settings: Any
-    ) -> None:
+    def __init__(self, kind: Any, *, is_prompt: bool = True, **settings: Any) -> None:
         self.rig = Rig(is_prompt=is_prompt)
         self.state = ServerState(
             settings=FakeSettings(**settings),
@@ -197,7 +191,7 @@ SETTINGS: dict[str, Any] = {"allowed_origins": frozenset({b"http://a.example"})}
 async def test_both_ways_answer_with_the_same_bytes(name: str) -> None:
     pieces, is_direct = CASES[name]
     seen = []
-    for kind in (HttpToolsProtocol, JoinedHttp, HttpConnection):
+    for kind in (uvicorns(), HttpConnection):
         side = Side(kind, **SETTINGS)
         await side.create()
         for piece in pieces:
@@ -211,16 +205,16 @@ async def test_both_ways_answer_with_the_same_bytes(name: str) -> None:
         records = [(row.block.data(r), row.block.tags[r]) for row in read.pieces for r in row.rows]
         seen.append((side.sent, side.wire.is_closing(), records, side.uvicorn.total_requests))
         if kind is HttpConnection:
-            assert isinstance(side.protocol.cycle, DirectRequest) == is_direct
+            assert (side.protocol.exchange is None) == is_direct
         side.protocol.connection_lost(None)
     assert seen[0][0]
-    assert seen[0] == seen[1] == seen[2]
+    assert seen[0] == seen[1]
 
 
 @pytest.mark.parametrize("phase", ["replaying", "draining"])
 async def test_the_gate_is_the_same(phase: Any) -> None:
     seen = []
-    for kind in (HttpToolsProtocol, HttpConnection):
+    for kind in (uvicorns(), HttpConnection):
         side = Side(kind)
         await side.create()
         side.state.phase = phase
@@ -246,7 +240,7 @@ async def test_errors_of_the_engine_give_the_same_answer(
     def fail(*_given: object, **_named: object) -> None:
         raise trouble
 
-    for kind in (HttpToolsProtocol, HttpConnection):
+    for kind in (uvicorns(), HttpConnection):
         side = Side(kind)
         await side.create()
         monkeypatch.setattr(side.rig.store.appends, "_begin_append", fail)
@@ -288,7 +282,7 @@ async def test_an_append_is_answered_in_the_turn_that_commits_it_and_before_its_
 @pytest.mark.parametrize("error", ["disk_full", "read_only"])
 async def test_an_append_whose_group_failed_is_refused_as_with_a_task(error: str) -> None:
     seen = []
-    for kind in (HttpToolsProtocol, HttpConnection):
+    for kind in (uvicorns(), HttpConnection):
         side = Side(kind, is_prompt=False)
         creating = asyncio.ensure_future(side.create())
         await turns()
@@ -611,10 +605,10 @@ def test_hot_routes_are_served_from_the_parser_and_no_others() -> None:
         ("/v1/stream/{path}", "GET"),
         ("/v1/stream/{path}", "POST"),
     ]
-    text = DirectRequest("POST", b"/v0/topics/t", {b"content-type": b"text/plain"})
-    assert app.door.answer_whole(text, b"{}", Recalled()) is None
+    door = app.topics_door
+    assert door.direct_call(b"POST", b"/v0/topics/t", {b"content-type": b"text/plain"}) is None
     fields = {b"content-type": b"application/json", b"content-length": b"2"}
-    plain = DirectRequest("POST", b"/v0/topics/t", fields)
-    with pytest.raises(TopicsError) as refused:
-        app.door.answer_whole(plain, b"{}", Recalled())
-    assert refused.value.code is Code.NOT_READY
+    assert door.direct_call(b"POST", b"/v0/topics/t", fields) is not None
+    assert door.direct_call(b"POST", b"/v0/topics/t/delete", fields) is None
+    app.add_middleware(object)
+    assert door.direct_call(b"POST", b"/v0/topics/t", fields) is None, "past no middleware"

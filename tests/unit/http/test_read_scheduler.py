@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from tests.unit.api.test_direct import APPEND, CASES, JSON, SETTINGS, Side, request
-from tests.unit.http.test_joined_writes import turns
-from topics_server.api import framing
-from topics_server.api.connection import HttpConnection
+from tests.unit.http.exchange.test_joined_writes import turns
 from topics_server.engine.pressure.throttle import Throttle
+from topics_server.http import connection
 from topics_server.http import read_scheduler as module
+from topics_server.http.connection import HttpConnection
 from topics_server.http.read_scheduler import PIECE_BYTES, ReadScheduler
 
 pytestmark = pytest.mark.anyio
@@ -234,7 +234,7 @@ async def test_a_defect_ends_its_connection_and_nobody_elses(clock: Clock) -> No
 @pytest.fixture(name="crowded")
 def are_many(monkeypatch: pytest.MonkeyPatch) -> None:
     """One connection already counts as a crowd."""
-    monkeypatch.setattr(framing, "FEW", 0)
+    monkeypatch.setattr(connection, "FEW", 0)
 
 
 @pytest.mark.usefixtures("crowded")

@@ -1,4 +1,4 @@
-"""The streams' use of uvicorn's connections: the same bytes, and when they may be written."""
+"""The streams' use of our connections: the bytes of ASGI messages, and when they may be written."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 from uvicorn.config import Config
-from uvicorn.protocols.http.flow_control import FlowControl
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
-from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from uvicorn.server import ServerState
 from websockets.frames import Frame, Opcode
 
 from topics_server.api.watch.sse import SSE
 from topics_server.api.websocket.frames import WS
-from topics_server.http.joined_writes import JoinedWrites
+from topics_server.http.connection import HttpConnection
+from topics_server.http.exchange.asgi_exchange import Exchange
+from topics_server.http.exchange.joined_writes import JoinedWrites
 from topics_server.http.sockets import Socket
+from topics_server.http.websocket import WebSocketConnection
 
 pytestmark = pytest.mark.anyio
 
@@ -52,28 +52,18 @@ async def _app(scope: Any, receive: Any, send: Any) -> None:
     raise AssertionError("never called")
 
 
-def http_cycle(pipe: Pipe) -> RequestResponseCycle:
-    """A response as uvicorn makes it when it has read its request."""
+def http_cycle(pipe: Pipe) -> Exchange:
+    """A response as the connection makes it when it has read its request."""
     config = Config(_app, log_config=None)
-    protocol = HttpToolsProtocol(config, ServerState(), {}, asyncio.get_running_loop())
+    protocol = HttpConnection(config, ServerState(), {}, asyncio.get_running_loop())
     protocol.connection_made(pipe)
     scope: Any = {"type": "http", "method": "GET"}
-    return RequestResponseCycle(
-        scope=scope,
-        transport=pipe,
-        flow=FlowControl(pipe),
-        logger=protocol.logger,
-        access_logger=protocol.access_logger,
-        access_log=False,
-        default_headers=[],
-        message_event=asyncio.Event(),
-        expect_100_continue=False,
-        keep_alive=True,
-        on_response=lambda: None,
-    )
+    exchange = Exchange(protocol, scope, keep_alive=True, waits_for_continue=False)
+    exchange.transport = pipe  # type: ignore[assignment]
+    return exchange
 
 
-async def test_a_chunk_is_what_uvicorn_makes_of_the_message() -> None:
+async def test_a_chunk_is_what_send_makes_of_the_message() -> None:
     ours, theirs = Pipe(), Pipe()
     payload = b"event: record\ndata: {}\n\n"
     cycles = http_cycle(ours), http_cycle(theirs)
@@ -109,12 +99,9 @@ def test_a_message_is_the_frame_that_websockets_makes(size: int) -> None:
 
 async def test_a_websocket_is_written_to_only_while_it_is_open() -> None:
     pipe = Pipe()
-    protocol = WebSocketsSansIOProtocol(
-        Config(_app, ws="websockets-sansio", log_config=None),
-        ServerState(),
-        {},
-        asyncio.get_running_loop(),
-    )
+    config = Config(_app, ws=WebSocketConnection, log_config=None)
+    config.load()
+    protocol = WebSocketConnection(config, ServerState(), {}, asyncio.get_running_loop())
     protocol.connection_made(pipe)
     socket = Socket(protocol.send)
     assert not socket.write(b"x"), "before the handshake"
@@ -148,7 +135,7 @@ async def test_bytes_go_past_our_transport_unless_it_holds_something_back() -> N
     pipe = Pipe()
     writes = JoinedWrites(pipe, asyncio.get_running_loop())
     cycle = http_cycle(pipe)
-    cycle.transport = writes  # type: ignore[assignment]
+    cycle.transport = writes
     await cycle.send({"type": "http.response.start", "status": 200, "headers": []})
     socket = Socket(cycle.send)
     assert pipe.written == b"", "the head waits for what follows it"

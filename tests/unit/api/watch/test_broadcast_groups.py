@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import random
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from hypothesis import given
@@ -18,7 +17,8 @@ from topics_server.api.watch.broadcast import BroadcastStream
 from topics_server.api.watch.sse import SSE
 from topics_server.engine.subscribe import dispatcher as dispatcher_module
 from topics_server.engine.subscribe.subscription import BroadcastGroup
-from topics_server.http.joined_writes import Flow, JoinedCycle
+from topics_server.http.exchange.asgi_exchange import Exchange
+from topics_server.http.exchange.flow_control import Flow
 from topics_server.runtime.clock import monotonic_ms
 from topics_server.values.appends import decode_append
 from topics_server.values.model import TopicConfig
@@ -60,26 +60,35 @@ class Pipe(asyncio.Transport):
     def abort(self) -> None: ...
 
 
+class Owner:
+    """The connection of an exchange over this pipe."""
+
+    default_headers: ClassVar[list[tuple[bytes, bytes]]] = []
+
+    def __init__(self, pipe: Any) -> None:
+        self.transport: Any = pipe
+        self.flow: Any = pipe.flow
+        self.tasks: set[asyncio.Task[None]] = set()
+
+    def on_response_complete(self) -> None: ...
+
+    def defect_bytes(self) -> bytes:
+        raise AssertionError("never asked for")
+
+
 class Wired(Watcher):
     """A watcher on one of our responses, as in the server."""
 
     def __init__(self, world: World, heartbeat_ms: int = 60_000, *, with_ids: bool = True) -> None:
         self.world = world
         self.pipe = Pipe()
-        self.cycle = JoinedCycle(
-            scope={"type": "http", "method": "GET"},  # type: ignore[typeddict-item]
-            transport=self.pipe,
-            flow=self.pipe.flow,
-            logger=logging.getLogger(__name__),
-            access_logger=logging.getLogger(__name__),
-            access_log=False,
-            default_headers=[],
-            message_event=asyncio.Event(),
-            expect_100_continue=False,
+        self.cycle = Exchange(
+            Owner(self.pipe),
+            {"type": "http", "method": "GET"},
             keep_alive=True,
-            on_response=lambda: None,
+            waits_for_continue=False,
         )
-        self.cycle.response_started = self.cycle.chunked_encoding = True
+        self.cycle.response_started = self.cycle.is_chunked = True
         self.stream = world.fanout.open(
             self.cycle.send,
             SSE,
@@ -101,7 +110,7 @@ class Wired(Watcher):
         return shared_cursor if isinstance(shared_cursor, BroadcastGroup) else None
 
     def lose(self) -> None:
-        """The connection is lost, as uvicorn's protocol reports it."""
+        """The connection is lost, as `http/connection` reports it."""
         self.cycle.disconnected = True
         self.pipe.is_gone = True
         self.pipe.flow.resume_writing()

@@ -13,18 +13,19 @@ from typing import Any
 
 import pytest
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 from uvicorn.server import ServerState
 from websockets.asyncio.client import connect
 from websockets.server import ServerProtocol
 
-from topics_server.api.connection import HttpConnection, SocketConnection
-from topics_server.http.joined_writes import JoinedWrites
+from topics_server.http.connection import HttpConnection
+from topics_server.http.exchange.asgi_exchange import Exchange
+from topics_server.http.exchange.joined_writes import JoinedWrites
+from topics_server.http.websocket import WebSocketConnection
 
 pytestmark = pytest.mark.anyio
 
 WITHIN_S = 10.0
-OURS = (HttpConnection, SocketConnection, RequestResponseCycle, JoinedWrites, ServerProtocol)
+OURS = (HttpConnection, WebSocketConnection, Exchange, JoinedWrites, ServerProtocol)
 
 
 class Streaming:
@@ -65,7 +66,7 @@ async def serving(app: Streaming) -> AsyncIterator[int]:
     config = uvicorn.Config(
         app,
         http=HttpConnection,
-        ws=SocketConnection,
+        ws=WebSocketConnection,
         lifespan="off",
         access_log=False,
         log_config=None,

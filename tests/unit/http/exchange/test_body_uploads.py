@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from tests.unit.api.test_direct import JSON, Side, request
-from tests.unit.api.test_framing import WAITS, Clock
-from tests.unit.http.test_joined_writes import turns
-from topics_server.api import upload_connection
-from topics_server.api.connection import HttpConnection
+from tests.unit.http.exchange.test_joined_writes import turns
+from tests.unit.http.test_connection_bounds import WAITS, Clock
 from topics_server.auth.api_keys import KeyRing, parse_keys
+from topics_server.http import connection
+from topics_server.http.connection import HttpConnection
 from topics_server.http.read_scheduler import ReadScheduler
 from topics_server.http.timeouts import ConnectionTimeouts
 from topics_server.http.upload_budget import UploadBudget
@@ -87,7 +87,7 @@ async def test_the_slowest_is_refused_in_the_envelope_and_drained() -> None:
     stalled.data_received(HEAD % (JSON, 50 * MIB) + PIECE)
     for _ in range(3):
         await turns(3)
-        other.data_received(PIECE if other._body_bytes else HEAD % (JSON, 50 * MIB) + PIECE)
+        other.data_received(PIECE if other.reader.body_bytes else HEAD % (JSON, 50 * MIB) + PIECE)
     status, error = told(wire)
     assert status == 429
     assert error["code"] == "throttled"
@@ -153,7 +153,7 @@ async def test_a_key_that_holds_less_loses_nothing() -> None:
 
 
 async def test_many_connections_that_send_much_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(upload_connection, "FEW", 0)
+    monkeypatch.setattr(connection, "FEW", 0)
     side = await side_of(0)
     several = [side.connect()[0] for _ in range(6)]
     for protocol in several:

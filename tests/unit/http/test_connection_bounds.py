@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from tests.unit.api.test_direct import APPEND, JSON, Side, request
-from tests.unit.http.test_joined_writes import turns
-from topics_server.api import framing
-from topics_server.api.connection import HttpConnection
+from tests.unit.http.exchange.test_joined_writes import turns
+from topics_server.http import connection
+from topics_server.http.connection import HttpConnection
 from topics_server.http.read_scheduler import ReadScheduler
 from topics_server.http.request_head import Bounds
 from topics_server.http.timeouts import ConnectionTimeouts, TimeoutSettings
@@ -247,7 +247,7 @@ async def test_small_chunks_are_parsed_in_many_turns(
         clock[0] += 0.6
         return clock[0]
 
-    monkeypatch.setattr(framing, "monotonic_ms", monotonic_ms)
+    monkeypatch.setattr(connection, "monotonic_ms", monotonic_ms)
     paused: list[bool] = []
     monkeypatch.setattr(wire, "pause_reading", lambda: paused.append(True))
     monkeypatch.setattr(wire, "resume_reading", lambda: paused.append(False))
@@ -268,7 +268,7 @@ async def test_small_chunks_before_the_end_of_a_connection_are_read(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     protocol, wire, _ = await connected()
-    monkeypatch.setattr(framing, "monotonic_ms", iter(range(100_000)).__next__)
+    monkeypatch.setattr(connection, "monotonic_ms", iter(range(100_000)).__next__)
     protocol.data_received(CHUNKED % (JSON, b"transfer-encoding") + in_chunks(SMALL, 1))
     assert protocol.read_scheduler.held_bytes
     protocol.eof_received()
@@ -282,7 +282,7 @@ async def test_a_refusal_in_the_middle_of_small_chunks_lets_read_what_comes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     protocol, wire, _ = await connected()
-    monkeypatch.setattr(framing, "monotonic_ms", iter(range(100_000)).__next__)
+    monkeypatch.setattr(connection, "monotonic_ms", iter(range(100_000)).__next__)
     sent = CHUNKED % (JSON, b"transfer-encoding") + in_chunks(SMALL, 1)[:-5] + b"what\r\n\r\n"
     protocol.data_received(sent)
     assert protocol.flow.is_behind
@@ -322,7 +322,6 @@ async def test_trailers_without_an_end_are_refused() -> None:
 async def test_the_bounds_of_a_head(cut: bool, more: bytes, status: int, limit: str) -> None:
     protocol, wire, _ = await connected()
     protocol.bounds = Bounds(url_bytes=500, header_count=16, header_bytes=2000)
-    protocol._small_bytes = protocol.bounds.small_bytes
     raw = b"GET /v0/health?" + more
     raw += b" HTTP/1.1\r\nhost: x\r\n\r\n" if status == 414 else b"\r\n\r\n"
     for start in range(0, len(raw), 7 if cut else len(raw)):
@@ -336,7 +335,6 @@ async def test_the_bounds_of_a_head(cut: bool, more: bytes, status: int, limit: 
 async def test_a_head_at_its_bounds_is_taken() -> None:
     protocol, wire, _ = await connected()
     protocol.bounds = Bounds(url_bytes=50, header_count=3, header_bytes=50)
-    protocol._small_bytes = 50
     url = b"/v0/health?".ljust(50, b"a")
     # host: x\r\n is 9, a: b\r\n is 6 bytes.
     protocol.data_received(

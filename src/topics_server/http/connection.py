@@ -1,0 +1,585 @@
+"""One HTTP/1.1 connection: bytes in, requests to the application, answers out.
+
+uvicorn makes a connection for each accepted socket (its public parameter `http=`). A reader finds
+the requests and refuses ambiguous framing (`exchange/request_reader`). Whatever is refused gets the
+envelope, behind the answers of the requests before it, and is the last that the connection hears
+(`exchange/connection_end`). What is received while others are served may be read later
+(`http/read_scheduler`); large bodies count and take turns (`exchange/body_uploads`); slow clients
+are noticed (`exchange/deadlines`).
+
+A request goes one of two ways. A whole one of a hot route is answered straight from the parser by
+the application's own `Door`, without a task. A head that was parsed before is not parsed again: the
+same bytes mean the same, so the door keeps what it found for it. Every other request is an
+`exchange/asgi_exchange`, started in order: while one is answered, those behind it wait.
+
+Invariants: at most one request is being answered; `exchange` is the newest one that is not answered
+directly; a closed connection is in no reference cycle, because the garbage collector does not
+examine old objects. Used by `server`. Loop thread only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, Final
+
+import httptools
+
+from topics_server.http.exchange.asgi_exchange import Exchange
+from topics_server.http.exchange.body_uploads import BodyUploads
+from topics_server.http.exchange.connection_end import SWALLOWED_BYTES_MAX, ConnectionEnd
+from topics_server.http.exchange.deadlines import Deadlines
+from topics_server.http.exchange.door import Door
+from topics_server.http.exchange.flow_control import Flow
+from topics_server.http.exchange.joined_writes import JoinedWrites
+from topics_server.http.exchange.request_reader import RequestReader
+from topics_server.http.exchange.response_head import Header, head_of
+from topics_server.http.exchange.scopes import ConnectionScope
+from topics_server.http.read_scheduler import FEW, ReadScheduler
+from topics_server.http.request_head import Bounds
+from topics_server.http.timeouts import ConnectionTimeouts, TimeoutSettings
+from topics_server.http.upload_turns import LARGE_BYTES
+from topics_server.runtime.clock import monotonic_ms
+from topics_server.values.errors import Code, TopicsError
+from topics_server.values.limits import KIB, PIPELINED_MAX
+
+# A reception that is longer and may have chunks is parsed so much at a time, for so long.
+_WHOLE_BYTES_MAX: Final = 16 * KIB
+_FED_BYTES: Final = 4 * KIB
+_FED_MS: Final = 1.0
+# Of a body that is not whole, so much is gathered before the application is woken, and so much is
+# kept before nothing more is read.
+_GATHERED_BYTES: Final = 32 * KIB
+_UNTAKEN_BYTES_MAX: Final = 64 * KIB
+_HOT_METHODS: Final = frozenset((b"GET", b"POST"))
+
+
+class HttpConnection(asyncio.Protocol):
+    """A connection until its end, or until it becomes a WebSocket."""
+
+    # What most connections never change stands here once.
+    door: Door | None = None
+    timeouts: ConnectionTimeouts = ConnectionTimeouts()
+    bounds: Bounds = timeouts.bounds
+    read_scheduler: ReadScheduler | None = None
+    transport: JoinedWrites
+    flow: Flow
+    deadlines: Deadlines
+    # Made when they are needed.
+    uploads: BodyUploads | None = None
+    end: ConnectionEnd | None = None
+    # The newest request that has an exchange, and the one that is being answered.
+    exchange: Exchange | None = None
+    _answering: Exchange | None = None
+    # The newest request when this one came.
+    _before: Exchange | None = None
+    # A direct call has the request and will answer it.
+    is_answering_directly = False
+    # No further request follows this answer.
+    is_going_down = False
+    # The door's notes about this connection.
+    recalled: object = None
+    # Nothing more is looked at: what comes is dropped.
+    is_over = False
+    # A whole head is there, and its request is not begun; what there is of its body.
+    _is_held = False
+    _held_body = b""
+    # A reception that begins with a request.
+    _fed = b""
+    # Whether a request was answered within the call that brought it. Those sent behind it in one
+    # go have an exchange each: what one client sends must not keep the loop from all others.
+    _had_turn = False
+    # The next of the pipeline is begun once the client reads.
+    _is_put_off = False
+
+    def __init__(
+        self,
+        config: Any,
+        server_state: Any,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        if not config.loaded:
+            config.load()
+        self.config = config
+        self.app = config.loaded_app
+        self.server_state = server_state
+        self.app_state = app_state
+        self.loop: Any = _loop or asyncio.get_running_loop()
+        self.connections: set[Any] = server_state.connections
+        self.tasks: set[asyncio.Task[None]] = server_state.tasks
+        self.pipeline: deque[Exchange] = deque()
+        self.has_websockets = config.ws_protocol_class is not None
+        self.reader = RequestReader(self)
+
+    # --- the connection ---------------------------------------------------------------------
+
+    def connection_made(self, transport: Any) -> None:
+        """See `asyncio.Protocol`."""
+        self.connections.add(self)
+        self.transport = JoinedWrites(transport, self.loop)
+        self.flow = Flow(self.transport)
+        self.deadlines = Deadlines(self.loop.time())
+        self._scope = ConnectionScope(self.config, self.app_state, self.transport)
+        door: Door | None = getattr(self.app, "topics_door", None)
+        if door is not None:
+            self.door = door
+            self.timeouts = door.timeouts
+            self.bounds = self.timeouts.bounds
+            self.read_scheduler = door.read_scheduler
+            refusal = self.timeouts.crowded(self.connections, self)
+            if refusal is not None:
+                # Close at once, without waiting for the client to read the error: the place is
+                # needed.
+                self.is_over = True
+                self.transport.write(self.error_bytes(refusal))
+                self.transport.close()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Tell the requests that are being answered; forget those that never will be."""
+        self.connections.discard(self)
+        for exchange in (self._answering, self.exchange):
+            if exchange is not None and not exchange.response_complete:
+                exchange.disconnect()
+        self.flow.resume_writing()
+        self.timeouts.flows(self)
+        if self.read_scheduler is not None:
+            self.read_scheduler.forget(self)
+        if self.uploads is not None:
+            self.uploads.lose()
+            self.uploads = None
+        self.pipeline.clear()
+        self.reader.close()
+        self.exchange = self._answering = self._before = None
+        if exc is None:
+            self.transport.close()
+
+    def shutdown(self) -> None:
+        """Close, if no request is being answered; else behind its answer."""
+        self.is_going_down = True
+        if self.is_answered:
+            self.transport.close()
+        elif self.exchange is not None:
+            self.exchange.keep_alive = False
+
+    def eof_received(self) -> None:
+        """The client sends no more: what is held of it is its last."""
+        while self.read_scheduler is not None and self.read_scheduler.holds(self):
+            self.read_scheduler.release(self)
+
+    def pause_writing(self) -> None:
+        """The client does not read: nothing more is begun for it."""
+        self.flow.pause_writing()
+        transport = self.transport
+        # A stream holds little, and has its own timeout.
+        if not self.is_streaming or transport.answer_bytes:
+            unread = max(transport.get_write_buffer_size(), transport.answer_bytes)
+            self.timeouts.stuck(self, unread)
+
+    def resume_writing(self) -> None:
+        """It does again: go on with what it asked for."""
+        self.flow.resume_writing()
+        self.timeouts.flows(self)
+        if self._is_put_off:
+            self._is_put_off = False
+            if self.pipeline:
+                self._start(self.pipeline.pop())
+
+    @property
+    def default_headers(self) -> list[Header]:
+        """The server's own headers."""
+        headers: list[Header] = self.server_state.default_headers
+        return headers
+
+    @property
+    def url(self) -> bytes:
+        """See `read_scheduler.DeferredReader`."""
+        return self.reader.url
+
+    @property
+    def is_answered(self) -> bool:
+        """Whether no request is being answered."""
+        exchange = self.exchange
+        return not self.is_answering_directly and (exchange is None or exchange.response_complete)
+
+    @property
+    def is_streaming(self) -> bool:
+        """Whether an answer has begun and goes on."""
+        exchange = self.exchange
+        return exchange is not None and exchange.response_started and not exchange.response_complete
+
+    # --- bytes in ---------------------------------------------------------------------------
+
+    def data_received(self, data: bytes) -> None:
+        """See `asyncio.Protocol`."""
+        if len(data) >= LARGE_BYTES and len(self.connections) > FEW:
+            large = self._uploading()
+            if large is not None:
+                large.wait_turn()
+        read_scheduler, uploads = self.read_scheduler, self.uploads
+        if (
+            read_scheduler is None
+            or self.is_over
+            or (len(self.connections) <= FEW and not read_scheduler.held_bytes)
+            or (uploads is not None and uploads.takes_turns and not read_scheduler.holds(self))
+            or read_scheduler.takes(self, data, self.reader.partial_since)
+        ):
+            self.take(data)
+
+    def take(self, data: bytes) -> None:
+        """Read what was received."""
+        if self.is_over:
+            if self.flow.is_behind:
+                self._catch_up()
+            self._swallow(len(data))
+            return
+        if not self.reader.is_partial:
+            door, exchange = self.door, self.exchange
+            if (
+                door is not None
+                and not self.is_answering_directly
+                and (exchange is None or exchange.response_complete)
+                and not (self.reader.is_last or self.flow.write_paused or self.pipeline)
+                and door.known_heads.serve(self, data)
+            ):
+                return
+            self._fed = data
+        self._had_turn = False
+        if self.reader.partial_since or len(data) > self.bounds.small_bytes:
+            self.reader.is_large = True
+        try:
+            if len(data) > _WHOLE_BYTES_MAX and self.reader.may_be_chunked(data):
+                data = self._feed_for_a_while(data)
+            else:
+                self.reader.feed(data)
+        except httptools.HttpParserUpgrade:
+            if self.reader.is_websocket:
+                self._become_websocket()
+                return
+            self.is_over = True
+        except httptools.HttpParserError as error:
+            self.refuse(self.reader.cause_of(error))
+            return
+        finally:
+            self._fed = b""
+            if self.flow.is_behind:
+                self._catch_up()
+        if self._is_held:
+            self._begin_held()
+        if self.reader.is_partial:
+            self._measure(len(data))
+        if self.reader.is_partial:
+            uploads = self._uploading()
+            if uploads is not None and self.reader.has_head:
+                uploads.count(self.reader, self.exchange, is_crowded=len(self.connections) > FEW)
+
+    def _feed_for_a_while(self, data: bytes) -> bytes:
+        """Parse for about a millisecond; what was parsed. The rest is held for later turns."""
+        until_ms = monotonic_ms() + _FED_MS
+        view = memoryview(data)
+        for at in range(0, len(data), _FED_BYTES):
+            if at and self.read_scheduler is not None and monotonic_ms() > until_ms:
+                if not self.flow.is_behind and not self.transport.is_closing():
+                    self.flow.fall_behind()
+                self.read_scheduler.put_back(self, data[at:])
+                return data[:at]
+            self.reader.feed(view[at : at + _FED_BYTES])
+        return data
+
+    def _catch_up(self) -> None:
+        """Read on, if nothing is held any more."""
+        if self.read_scheduler is not None and not self.read_scheduler.holds(self):
+            if self.transport.is_closing():
+                self.flow.is_behind = False
+            else:
+                self.flow.catch_up()
+
+    def _measure(self, count: int) -> None:
+        """Note where a request stands that is not whole; refuse it where it is out of bounds."""
+        reader = self.reader
+        error = reader.measure(count, self.loop.time())
+        if reader.has_head and self.exchange is not None and self.exchange.response_complete:
+            self._swallow(count)
+        elif error is not None:
+            self.refuse(error)
+
+    # --- what the reader found --------------------------------------------------------------
+
+    def check_pipeline(self) -> None:
+        """See `request_reader.ReaderOwner`."""
+        self._before = self.exchange
+        if len(self.pipeline) >= PIPELINED_MAX:
+            raise TopicsError(
+                Code.THROTTLED,
+                f"more than {PIPELINED_MAX} requests wait on this connection",
+                {"limit": "pipelined", "max": PIPELINED_MAX},
+            )
+
+    def on_head(self, *, is_plain: bool) -> None:
+        """Hold a request back that may be whole in a moment; begin any other."""
+        reader = self.reader
+        if (
+            is_plain
+            and not (self._had_turn or reader.is_expecting or self.flow.write_paused)
+            and reader.is_kept
+            and reader.method in _HOT_METHODS
+            and self.door is not None
+        ):
+            self._is_held = True
+        else:
+            self._begin()
+
+    def on_body(self, body: bytes) -> None:
+        """Take a piece of the body."""
+        if self._is_held:
+            if not self._held_body:
+                self._held_body = body
+                return
+            self._begin_held()
+        exchange = self.exchange
+        if exchange is None or exchange.response_complete or not exchange.more_body:
+            return
+        if not exchange.body:
+            # The first piece without a copy.
+            exchange.body = body
+        else:
+            if isinstance(exchange.body, bytes):
+                exchange.body = bytearray(exchange.body)
+            exchange.body += body
+        # The waiting task needs the whole body: it is woken once the body is complete, or large.
+        if len(exchange.body) >= _GATHERED_BYTES:
+            if len(exchange.body) > _UNTAKEN_BYTES_MAX:
+                self.flow.pause_reading()
+            exchange.wake()
+
+    def on_message(self, *, was_partial: bool) -> None:
+        """The request is whole: serve it."""
+        if was_partial and self.end is not None:
+            self.end.begin_request()
+        if self.uploads is not None:
+            self.uploads.end_message()
+        if self._is_held:
+            if self._serve_held():
+                return
+            self._begin_held()
+        exchange = self.exchange
+        if exchange is not None and not exchange.response_complete:
+            exchange.more_body = False
+            exchange.wake()
+
+    # --- requests ---------------------------------------------------------------------------
+
+    def _serve_held(self) -> bool:
+        """Have the door answer the request that was held back, or begin to."""
+        assert self.door is not None
+        reader = self.reader
+        call = self.door.direct_call(reader.method, reader.url, dict(reader.fields))
+        body = self._held_body
+        if call is None or not call.serve(self, body):
+            return False
+        self._is_held = False
+        self._had_turn = True
+        self._held_body = b""
+        if call.is_lasting:
+            self.door.known_heads.keep(self._fed, len(body), call)
+        return True
+
+    def answer(self, head: bytes, pieces: Sequence[bytes | memoryview], size: int) -> None:
+        """Send the answer of a direct call. `head` lacks its last, empty line."""
+        transport = self.transport
+        if self.is_going_down and not self.pipeline:
+            transport.write_pieces(head + b"connection: close\r\n\r\n", pieces, size)
+            transport.close()
+        else:
+            transport.write_pieces(head + b"\r\n", pieces, size)
+        self.is_answering_directly = False
+        self.on_response_complete()
+
+    def _begin_held(self) -> None:
+        """Begin an exchange for what was held back."""
+        body, self._held_body = self._held_body, b""
+        self._is_held = False
+        self._begin()
+        if body:
+            self.on_body(body)
+
+    def _begin(self) -> None:
+        """Begin an exchange, or put it behind those that are not answered."""
+        self.deadlines.begin_body()
+        reader = self.reader
+        if reader.is_websocket:
+            return
+        is_free = self.is_answered
+        exchange = Exchange(
+            self,
+            self._scope.http(
+                reader.method.decode("ascii"), reader.version, reader.url, reader.headers
+            ),
+            keep_alive=reader.is_kept,
+            waits_for_continue=reader.is_expecting,
+        )
+        self.exchange = exchange
+        if is_free:
+            self._start(exchange)
+        else:
+            self.flow.pause_reading()
+            self.pipeline.appendleft(exchange)
+
+    def _start(self, exchange: Exchange) -> None:
+        if self.flow.write_paused:
+            self._is_put_off = True
+            self.pipeline.append(exchange)
+            self.flow.pause_reading()
+            return
+        self._answering = exchange
+        task = self.loop.create_task(exchange.run(self.app))
+        task.add_done_callback(self.tasks.discard)
+        self.tasks.add(task)
+
+    def on_response_complete(self) -> None:
+        """The answer is out: start the next request of a pipeline, or wait for one."""
+        self.deadlines.idle_since = self.loop.time()
+        self.deadlines.is_used = True
+        self.server_state.total_requests += 1
+        if self.uploads is not None:
+            self.uploads.end_answered()
+        if not self.transport.is_closing():
+            if self.flow.read_paused:
+                self.flow.resume_reading()
+            if self.pipeline:
+                self._start(self.pipeline.pop())
+        if self.reader.is_partial:
+            self._answered_early()
+        if self.end is not None and self._is_idle:
+            self.end.send_refusal(self.loop.time())
+
+    def _answered_early(self) -> None:
+        exchange = self.exchange
+        if exchange is None or not (exchange.response_complete and exchange.more_body):
+            return
+        length = self.reader.fields.get(b"content-length", b"")
+        is_short = length.isdigit() and len(length) < 10 and int(length) <= SWALLOWED_BYTES_MAX
+        if not is_short or b"expect" in self.reader.fields:
+            # Only the body shows where the next request begins, and a client that waits for 100
+            # Continue never got it.
+            self.is_over = True
+            self._ending().linger(self.loop.time())
+
+    def _become_websocket(self) -> None:
+        """Hand the connection over, with its opening as it came; the parser refers to us."""
+        self.connections.discard(self)
+        lines = [b"GET %b HTTP/1.1\r\n" % self.reader.url]
+        lines += [b"%b: %b\r\n" % header for header in self.reader.headers]
+        protocol = self.config.ws_protocol_class(
+            config=self.config, server_state=self.server_state, app_state=self.app_state
+        )
+        self.reader.close()
+        protocol.connection_made(self.transport)
+        protocol.data_received(b"".join((*lines, b"\r\n")))
+        self.transport.set_protocol(protocol)
+
+    # --- uploads ----------------------------------------------------------------------------
+
+    def _uploading(self) -> BodyUploads | None:
+        if self.uploads is None and self.door is not None:
+            is_closing = self.transport.is_closing
+            self.uploads = BodyUploads(self.door, self.flow, self._refuse_upload, is_closing)
+        return self.uploads
+
+    def _refuse_upload(self, error: TopicsError) -> None:
+        """Answer with `error`, and go on receiving for a while so that the client reads it."""
+        self._ending().receive_for_a_while(self.loop.time())
+        self.refuse(error)
+        self.flow.resume_reading()
+
+    # --- refusals ---------------------------------------------------------------------------
+
+    def refuse(self, error: TopicsError | None) -> None:
+        """Look at nothing more; answer with `error`, behind what is being answered, and end.
+
+        None: what came is not even refused, as the connection ends by itself.
+        """
+        self._is_held = False
+        self._held_body = b""
+        self.is_over = True
+        self.reader.is_partial = False
+        if error is not None and not self.transport.is_closing():
+            self._ending().refusal = self.error_bytes(error)
+            self._drop_unclear()
+            if self._is_idle:
+                self._ending().send_refusal(self.loop.time())
+        if self.uploads is not None:
+            self.uploads.refused()
+
+    def error_bytes(self, error: TopicsError | None) -> bytes:
+        """The answer that ends the connection; None: to a request whose application failed."""
+        status, headers, body = (
+            (500, [(b"content-length", b"0")], b"")
+            if self.door is None
+            else self.door.refusal(error)
+        )
+        fields = [*self.default_headers, (b"connection", b"close"), *headers]
+        return head_of(status, fields) + body
+
+    def defect_bytes(self) -> bytes:
+        """See `asgi_exchange.ExchangeOwner`."""
+        return self.error_bytes(None)
+
+    def _ending(self) -> ConnectionEnd:
+        if self.end is None:
+            self.end = ConnectionEnd(self.transport, self.deadlines)
+        return self.end
+
+    @property
+    def _is_idle(self) -> bool:
+        """Whether no request is being answered or waits to be."""
+        return not self.pipeline and self.is_answered
+
+    def _drop_unclear(self) -> None:
+        """Forget the request whose body turned out to be unclear: the refusal is its answer."""
+        exchange = self.exchange
+        if exchange is None or exchange.response_complete or not exchange.more_body:
+            return
+        if exchange in self.pipeline:
+            self.pipeline.remove(exchange)
+            self.exchange = self._before
+            return
+        exchange.disconnect()
+        if exchange.response_started:
+            # Its answer is a stream.
+            self.flow.resume_writing()
+            self._ending().refusal = None
+            self.transport.close()
+        else:
+            exchange.response_complete = True
+
+    def _swallow(self, count: int) -> None:
+        """Drop bytes without a use, up to a bound."""
+        if self._ending().swallow(count, self.loop.time(), is_idle=self._is_idle):
+            self.is_over = True
+
+    # --- deadlines --------------------------------------------------------------------------
+
+    def overdue(self, now: float, limits: TimeoutSettings) -> str | None:
+        """See `timeouts.TimedConnection`."""
+        return self.deadlines.overdue(self, now, limits)
+
+    def time_out(self, kind: str) -> None:
+        """End the connection, with an error if the client may still read it."""
+        if kind in ("header", "body") and self.reader.is_partial:
+            what = "head" if kind == "header" else "body"
+            self.refuse(
+                TopicsError(Code.REQUEST_TIMEOUT, f"the request's {what} arrived too slowly")
+            )
+        elif kind in ("header", "idle"):
+            self.transport.close()
+        else:
+            self.transport.abort()
+
+    @property
+    def idle_rank(self) -> tuple[bool, float] | None:
+        """See `timeouts.TimedConnection`."""
+        if self._is_idle and not self.reader.is_partial and not self.is_over:
+            return (self.deadlines.is_used, self.deadlines.idle_since)
+        return None

@@ -1,0 +1,117 @@
+"""What a client has kept a connection waiting for.
+
+Nothing is timed on the way of a request that comes whole: `overdue` is asked now and then by
+`http/timeouts`, and what it needs is noted only where bytes end in the middle of a request. All
+times are of the loop's clock, seconds. One instance for each connection, in `http/connection`.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from topics_server.http.exchange.flow_control import Flow
+from topics_server.http.exchange.joined_writes import JoinedWrites
+from topics_server.http.exchange.request_reader import RequestReader
+from topics_server.http.timeouts import TimeoutSettings
+
+
+class Waited(Protocol):
+    """The state of a connection, as its deadlines look at it."""
+
+    transport: JoinedWrites
+    flow: Flow
+    reader: RequestReader
+    # Nothing more of what the client sends is looked at.
+    is_over: bool
+
+    @property
+    def is_answered(self) -> bool:
+        """No request is being answered."""
+        ...
+
+    @property
+    def is_streaming(self) -> bool:
+        """An answer has begun and goes on."""
+        ...
+
+
+class Deadlines:
+    """The times of one connection, from when it was `made_at`."""
+
+    __slots__ = (
+        "_made_at",
+        "_marked_bytes",
+        "_unsent_bytes",
+        "_unsent_since",
+        "idle_since",
+        "is_used",
+        "lingers_since",
+        "lingers_until",
+        "swallowed_at",
+    )
+
+    def __init__(self, made_at: float) -> None:
+        self._made_at = self.idle_since = made_at
+        # Whether a request was answered.
+        self.is_used = False
+        # Bytes of the body at the beginning of the time in which some more must have come.
+        self._marked_bytes = 0
+        self._unsent_bytes = 0
+        self._unsent_since = 0.0
+        # Since when the client is told that there is no more; when something of it was dropped
+        # last, and until when it may go on sending.
+        self.lingers_since = self.swallowed_at = self.lingers_until = 0.0
+
+    def begin_body(self) -> None:
+        """The head of a request is there; none of its body."""
+        self._marked_bytes = 0
+
+    def overdue(self, connection: Waited, now: float, limits: TimeoutSettings) -> str | None:
+        """What the client has kept the connection waiting for too long, at `now`, or None.
+
+        Asked for again and again: what it answers depends on what it saw before.
+        """
+        unsent = connection.transport.get_write_buffer_size()
+        if not unsent or unsent < self._unsent_bytes or not self._unsent_bytes:
+            self._unsent_since = now
+        self._unsent_bytes = unsent
+        is_closing = connection.transport.is_closing()
+        # A stream has its own timeout for its client.
+        is_late = unsent and now - self._unsent_since > limits.write_s
+        if is_late and (is_closing or not connection.is_streaming):
+            return "write"
+        if self.lingers_since:
+            if unsent:
+                self.lingers_since = now
+            since = self.lingers_since
+            if now < self.lingers_until:
+                # Of an upload that was refused some more may come.
+                since = now if connection.flow.waits_turn else max(since, self.swallowed_at)
+            return "linger" if now - since > limits.linger_s else None
+        if is_closing:
+            return None
+        if connection.reader.is_partial:
+            return self._overdue_request(connection, now, limits)
+        if not connection.is_answered or connection.is_over:
+            return None
+        if not self.is_used and now - self._made_at > limits.header_s:
+            return "header"
+        return "idle" if now - self.idle_since > limits.keep_alive_s else None
+
+    def _overdue_request(
+        self, connection: Waited, now: float, limits: TimeoutSettings
+    ) -> str | None:
+        """Of a request that is not whole."""
+        reader = connection.reader
+        is_unread = connection.flow.read_paused or connection.flow.waits_turn
+        if is_unread or not (reader.has_head or connection.is_answered):
+            # It may be whole already, if only we would read it.
+            reader.partial_since = now
+        elif not reader.has_head:
+            return "header" if now - reader.partial_since > limits.header_s else None
+        elif now - reader.partial_since > limits.body_s:
+            if reader.body_bytes - self._marked_bytes < limits.body_bytes_min:
+                return "body"
+            reader.partial_since = now
+            self._marked_bytes = reader.body_bytes
+        return None

@@ -1,0 +1,117 @@
+"""What an application of ours offers its connections beyond ASGI.
+
+`http/connection` and `http/websocket` find it as `topics_door` of the application they serve;
+`api/direct` is it. Behind any other application there is none: then nothing is bounded, and every
+request goes through ASGI.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol
+
+from topics_server.http.exchange.joined_writes import JoinedWrites
+from topics_server.http.exchange.response_head import Header
+from topics_server.http.read_scheduler import ReadScheduler
+from topics_server.http.timeouts import ConnectionTimeouts
+from topics_server.http.upload_budget import UploadBudget
+from topics_server.http.upload_turns import UploadTurns
+from topics_server.values.errors import TopicsError
+
+
+class AnsweringConnection(Protocol):
+    """A connection, for what answers its requests directly."""
+
+    loop: Any
+    server_state: Any
+    transport: JoinedWrites
+    tasks: set[asyncio.Task[None]]
+    # Notes of the door about this connection.
+    recalled: object
+    # A direct call has the request and will answer it.
+    is_answering_directly: bool
+
+    def answer(self, head: bytes, pieces: Sequence[bytes | memoryview], size: int) -> None:
+        """Send the answer. `head` lacks its last, empty line."""
+        ...
+
+
+class DirectCall(Protocol):
+    """What the door found for the head of a request. `length`: bytes of its body.
+
+    `is_lasting`: it holds for every request with the same head.
+    """
+
+    length: int
+    is_lasting: bool
+
+    def serve(self, connection: AnsweringConnection, body: bytes) -> bool:
+        """Answer with `connection.answer`, now or later; False, without any effect, if it cannot.
+
+        Does not raise.
+        """
+        ...
+
+
+class HeadTable(Protocol):
+    """Heads that were parsed before: `known_heads`."""
+
+    def serve(self, connection: AnsweringConnection, data: bytes) -> bool:
+        """Serve `data` if it is one whole request with a known head; else nothing is done."""
+        ...
+
+    def keep(self, data: bytes, length: int, call: DirectCall) -> None:
+        """Keep the call of a request that `data` begins with; its body has so many bytes."""
+        ...
+
+
+class Door(Protocol):
+    """The application, for connections of our own."""
+
+    @property
+    def known_heads(self) -> HeadTable:
+        """What was found for the heads of requests."""
+        ...
+
+    @property
+    def timeouts(self) -> ConnectionTimeouts:
+        """The connection timeouts, and the bounds of a head."""
+        ...
+
+    @property
+    def read_scheduler(self) -> ReadScheduler | None:
+        """Says when a connection is read."""
+        ...
+
+    @property
+    def uploads(self) -> UploadBudget:
+        """Counts bodies and messages that come in pieces."""
+        ...
+
+    @property
+    def upload_turns(self) -> UploadTurns:
+        """Says when connections with large uploads are read."""
+        ...
+
+    def direct_call(
+        self, method: bytes, url: bytes, fields: dict[bytes, bytes]
+    ) -> DirectCall | None:
+        """What answers such a request directly, if its route is hot and its head is plain."""
+        ...
+
+    def upload_key(self, fields: Mapping[bytes, bytes]) -> object:
+        """The key of the request with these header fields; None without."""
+        ...
+
+    def socket_key(self, headers: Iterable[Header], offered: list[str]) -> object:
+        """The key of a WebSocket, by its header fields and subprotocols; None without."""
+        ...
+
+    def refusal(self, error: TopicsError | None) -> tuple[int, list[Header], bytes]:
+        """Status, headers and body of a refusal that ends its connection; None: of a defect."""
+        ...
+
+    def socket_error(self, error: TopicsError) -> bytes:
+        """The text of the message that tells a WebSocket of an error."""
+        ...

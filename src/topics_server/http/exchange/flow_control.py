@@ -1,0 +1,103 @@
+"""When a connection reads, and whether its write buffer has room.
+
+A connection reads unless something keeps it from reading: the application has not taken what came,
+it waits for its turn among large uploads, or received bytes wait to be parsed. Used by
+`http/connection`; `http/sockets` borrows a connection's writer until `let_go`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+
+class Flow:
+    """The flow control of one connection.
+
+    `let_go` is called once when the buffer is full or the connection is lost: a stream that writes
+    past `send` stops.
+    """
+
+    __slots__ = (
+        "_is_writable",
+        "_transport",
+        "is_behind",
+        "let_go",
+        "read_paused",
+        "waits_turn",
+        "write_paused",
+    )
+
+    def __init__(self, transport: Any) -> None:
+        self._transport = transport
+        self._is_writable: asyncio.Event | None = None
+        self.let_go: Callable[[], None] | None = None
+        self.write_paused = False
+        # The application has not taken what came.
+        self.read_paused = False
+        # Nothing is read until the connection's turn among large uploads (`http/upload_turns`).
+        self.waits_turn = False
+        # Nothing is read until what was received is parsed.
+        self.is_behind = False
+
+    async def drain(self) -> None:
+        """Return when the buffer has room, or never will have."""
+        while self.write_paused:
+            if self._is_writable is None:
+                self._is_writable = asyncio.Event()
+            await self._is_writable.wait()
+
+    def pause_reading(self) -> None:
+        """Read nothing until the application takes what came."""
+        if not self.read_paused:
+            self.read_paused = True
+            self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        """Read, unless the connection waits for its turn, or is behind."""
+        if self.read_paused:
+            self.read_paused = False
+            self._resume()
+
+    def fall_behind(self) -> None:
+        """Read nothing until `catch_up`."""
+        self.is_behind = True
+        self._transport.pause_reading()
+
+    def catch_up(self) -> None:
+        """Read, unless something else keeps the connection from it."""
+        self.is_behind = False
+        self._resume()
+
+    def end_turn(self) -> None:
+        """Read nothing until `begin_turn`."""
+        self.waits_turn = True
+        self._transport.pause_reading()
+
+    def begin_turn(self) -> None:
+        """Read, unless something else keeps the connection from it."""
+        self.waits_turn = False
+        self._resume()
+
+    def _resume(self) -> None:
+        if not (self.read_paused or self.waits_turn or self.is_behind):
+            self._transport.resume_reading()
+
+    def pause_writing(self) -> None:
+        """The buffer is full."""
+        self.write_paused = True
+        self._let_go()
+
+    def resume_writing(self) -> None:
+        """There is room again, or never will be."""
+        self.write_paused = False
+        if self._is_writable is not None:
+            self._is_writable.set()
+            self._is_writable = None
+        self._let_go()
+
+    def _let_go(self) -> None:
+        callback, self.let_go = self.let_go, None
+        if callback is not None:
+            callback()

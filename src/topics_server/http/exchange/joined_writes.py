@@ -1,0 +1,99 @@
+"""A transport that sends head and body in one piece.
+
+A head that is written alone is a system call and a packet of its own, and a client that wakes up
+for half an answer. `JoinedWrites` holds a head until the next write, or until the end of the loop's
+turn if none comes (a stream that has nothing to say yet). While others are answered too, an answer
+leaves when all their work of this turn is done (`write_soon`): clients that are woken one by one in
+between take the processor, and send their next requests one by one. Used by `http/connection`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+_HEAD: Final = b"HTTP/1.1 "
+# Up to this size, joining two pieces is cheaper than passing both to the kernel.
+COPIED_BYTES_MAX: Final = 16_384
+
+
+class JoinedWrites:
+    """The transport of one connection, but for `write`, `finish`, `close` and `abort`."""
+
+    __slots__ = ("_held", "_loop", "_past", "_transport", "answer_bytes", "is_closing")
+
+    def __init__(self, transport: Any, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport = transport
+        # While a large answer is handed over: all of it stays in memory until its last byte left.
+        self.answer_bytes = 0
+        self._loop = loop
+        self._held: bytes | None = None
+        self._past = transport.write
+        self.is_closing: Callable[[], bool] = transport.is_closing
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def get_write_buffer_size(self) -> int:
+        """Bytes handed over that the kernel has not taken."""
+        size: int = self._transport.get_write_buffer_size()
+        return size
+
+    def write(self, data: bytes) -> None:
+        """Send `data`, behind a head that was held back, or hold it back if it is a head."""
+        held = self._held
+        if held is not None:
+            self._held = None
+            self.write_joined(held, data)
+        elif data[:9] == _HEAD:
+            self._held = data
+            self._loop.call_soon(self._flush)
+        else:
+            self._transport.write(data)
+
+    def past(self) -> Any:
+        """What writes bytes that are no head past this object; None if something is held back."""
+        return self._past if self._held is None else None
+
+    def write_soon(self, head: bytes, body: bytes) -> None:
+        """Send two pieces as one, behind all that the loop's turn has to do."""
+        self._flush()
+        self._held = head + body
+        self._loop.call_soon(self._flush)
+
+    def write_joined(self, head: bytes, body: bytes) -> None:
+        """Send two pieces as one, behind what is held back."""
+        self.write_pieces(head, (body,), len(body))
+
+    def write_pieces(self, head: bytes, pieces: Sequence[bytes | memoryview], size: int) -> None:
+        """Send a head and a body in pieces, of `size` bytes together, as one."""
+        if self._held is not None:
+            self._flush()
+        if size <= COPIED_BYTES_MAX:
+            self._transport.write(b"".join((head, *pieces)))
+        else:
+            self.answer_bytes = size
+            self._transport.writelines((head, *pieces))
+            self.answer_bytes = 0
+
+    def _flush(self) -> None:
+        held = self._held
+        if held is not None:
+            self._held = None
+            self._transport.write(held)
+
+    def finish(self) -> None:
+        """Send what is held back, then say that no more is coming."""
+        self._flush()
+        self._transport.write_eof()
+
+    def close(self) -> None:
+        """Send what is held back, then close."""
+        self._flush()
+        self._transport.close()
+
+    def abort(self) -> None:
+        """Close at once; what is held back is dropped."""
+        self._held = None
+        self._transport.abort()

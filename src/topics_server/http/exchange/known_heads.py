@@ -1,0 +1,63 @@
+"""Heads that were parsed before, and what the door found for them.
+
+A client sends the same head again and again. The same bytes mean the same, so a request whose head
+is known is not parsed: its body begins behind the head, and is as long as the head says. Heads are
+kept by keyed digests, because one may hold a key. One instance for each door; `http/connection`
+asks it between two requests, and gives it what the parser read.
+"""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+from typing import Final
+
+from topics_server.http.exchange.door import AnsweringConnection, DirectCall
+from topics_server.runtime.clock import random_id
+from topics_server.values.limits import KIB
+
+# Larger heads are parsed each time.
+_HEAD_BYTES_MAX: Final = KIB
+# Heads that are known; beyond, all are forgotten.
+_HEADS_MAX: Final = 4096
+_END: Final = b"\r\n\r\n"
+
+
+class KnownHeads:
+    """Direct calls by the digests of their heads."""
+
+    __slots__ = ("_calls", "_secret")
+
+    def __init__(self) -> None:
+        self._calls: dict[bytes, DirectCall] = {}
+        self._secret = random_id(32).encode("ascii")
+
+    def __len__(self) -> int:
+        """How many heads are known."""
+        return len(self._calls)
+
+    def serve(self, connection: AnsweringConnection, data: bytes) -> bool:
+        """Serve `data` if it is one whole request with a known head; else nothing is done."""
+        end = data.find(_END, 0, _HEAD_BYTES_MAX) + len(_END)
+        call = self._calls.get(blake2b(data[:end], digest_size=16, key=self._secret).digest())
+        return (
+            call is not None
+            and len(data) == end + call.length
+            and call.serve(connection, data[end:])
+        )
+
+    def keep(self, data: bytes, length: int, call: DirectCall) -> None:
+        """Keep the call of a request with a body of so many bytes.
+
+        `data` is what was received; it began with the request. If its lengths show that it holds
+        nothing but this request, then its head ends where it seems to end.
+        """
+        end = data.find(_END, 0, _HEAD_BYTES_MAX) + len(_END)
+        if end >= len(_END) and len(data) == end + length and length == call.length:
+            if len(self._calls) >= _HEADS_MAX:
+                self._calls.clear()
+            digest = blake2b(data[:end], digest_size=16, key=self._secret).digest()
+            self._calls[digest] = call
+
+    def clear(self) -> None:
+        """Forget all: what was found may not hold any more."""
+        self._calls.clear()

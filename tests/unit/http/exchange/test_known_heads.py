@@ -1,0 +1,135 @@
+"""A head that was parsed before is not parsed again, and means the same."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.unit.api.test_direct import APPEND, DIFF, JSON, Side, request
+from tests.unit.http.exchange.test_joined_writes import turns
+from topics_server.auth.api_keys import KeyRing, parse_keys
+from topics_server.http.connection import HttpConnection
+
+pytestmark = pytest.mark.anyio
+
+
+async def side_of(**settings: Any) -> tuple[Side, list[bytes]]:
+    """A server with a topic, and what its connection's parser is given."""
+    side = Side(HttpConnection, **settings)
+    await side.create()
+    return side, parsed_by(side.protocol)
+
+
+def parsed_by(protocol: Any) -> list[bytes]:
+    parsed: list[bytes] = []
+    parser = protocol.reader._parser
+
+    class Parser:
+        def feed_data(self, data: bytes) -> None:
+            parsed.append(bytes(data))
+            parser.feed_data(data)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(parser, name)
+
+    protocol.reader._parser = Parser()
+    return parsed
+
+
+def statuses(wire: Any) -> list[int]:
+    return [int(part[:3]) for part in b"".join(wire.pieces).split(b"HTTP/1.1 ")[1:]]
+
+
+async def test_a_head_is_parsed_once_for_all_connections() -> None:
+    side, parsed = await side_of()
+    one, other = request(APPEND), request(APPEND.replace(b"two", b"six"))
+    for sent in (one, other, one):
+        side.protocol.data_received(sent)
+        await turns()
+    assert parsed == [one]
+    protocol, wire = side.connect()
+    others = parsed_by(protocol)
+    protocol.data_received(one)
+    await turns()
+    assert others == []
+    assert statuses(side.wire) + statuses(wire) == [200] * 4
+    assert side.rig.store.state("t", touch=False).head_seq == 9
+    for each in (side.protocol, protocol):
+        each.connection_lost(None)
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        b"idempotency-key: k\r\n",
+        b"x-request-id: mine\r\n",
+        b"origin: http://a.example\r\n",
+        b"producer-id: p\r\nproducer-epoch: 0\r\nproducer-seq: 0\r\n",
+        b"x: " + b"y" * 2000 + b"\r\n",
+    ],
+)
+async def test_a_head_that_means_one_request_is_not_kept(headers: bytes) -> None:
+    side, _ = await side_of(allowed_origins=frozenset({b"http://a.example"}))
+    side.protocol.data_received(request(APPEND, headers=JSON + headers))
+    await turns()
+    assert statuses(side.wire) == [200]
+    assert not side.config.loaded_app.topics_door.known_heads
+    side.protocol.connection_lost(None)
+
+
+async def test_a_known_head_with_another_reception_goes_to_the_parser() -> None:
+    side, parsed = await side_of()
+    one, get = request(APPEND), request(None, headers=b"", method=b"GET")
+    for sent in (one, get):
+        side.protocol.data_received(sent)
+        await turns()
+    # A part of its body, its rest, two at once, and more behind a request without a body.
+    for sent in (one[:-5], one[-5:], one + one, get + b"G", get[1:]):
+        del parsed[:]
+        side.protocol.data_received(sent)
+        await turns()
+        assert b"".join(parsed) == sent
+    assert statuses(side.wire) == [200] * 7
+    # Behind a request in the middle of which it comes, it is a part of that request's body.
+    body = b'{"records":[{"data":1}]}'.ljust(len(one) + 30)
+    head = request(body)[: -len(body)]
+    side.protocol.data_received(head + body[:30])
+    side.protocol.data_received(one)
+    await turns()
+    assert statuses(side.wire)[7:] == [400], "its body is no JSON"
+    side.protocol.connection_lost(None)
+
+
+async def test_what_a_key_may_do_is_asked_again_when_the_keys_change() -> None:
+    side, parsed = await side_of()
+    side.state.keys = KeyRing(parse_keys("one,two"))
+    one = request(APPEND, headers=JSON + b"authorization: Bearer one\r\n")
+    wrong = one.replace(b"Bearer one", b"Bearer six")
+    for sent in (one, one, wrong):
+        side.protocol.data_received(sent)
+        await turns()
+    assert statuses(side.wire) == [200, 200, 401]
+    assert parsed == [one, wrong]
+    side.state.keys.replace(parse_keys("one:r,two"))
+    side.protocol.data_received(one)
+    await turns()
+    side.state.keys.replace(parse_keys("two"))
+    side.protocol.data_received(one)
+    await turns()
+    assert statuses(side.wire)[3:] == [403, 401]
+    side.protocol.connection_lost(None)
+
+
+async def test_no_key_is_kept_in_a_known_head() -> None:
+    side, _ = await side_of()
+    side.state.keys = KeyRing(parse_keys("one,two"))
+    side.protocol.data_received(
+        request(DIFF, b"/v0/topics/t/diff", JSON + b"authorization: Bearer one\r\n")
+    )
+    calls = side.config.loaded_app.topics_door.known_heads._calls
+    assert len(calls) == 1
+    for digest, call in calls.items():
+        assert b"one" not in digest
+        assert b"authorization" not in call._fields
+    side.protocol.connection_lost(None)
