@@ -1,8 +1,10 @@
 """Reads sources from the routers' cursors and appends copies.
 
-Outside the write path. When a source changes, the notifier calls its listener, which queues the
+Behind the write path. When a source changes, the notifier calls its listener, which queues the
 source's routers. The pump takes one page of one router after the other, for a fraction of a
-millisecond in each loop turn. A router has one page in flight: cursor and copies become visible in
+millisecond in each loop turn; then it has the destinations' shards written. The first change of a
+loop turn is routed at once, behind the answers to its writers, so that a client's next read finds
+the copies. A router has one page in flight: cursor and copies become visible in
 the same apply, then the next page follows. If the destination refuses a page, its router waits and
 tries again, longer each time; other routers do not wait for it. Routers at the same position with
 the same definition share the read and the copies. Loop thread only; sealed records are read off the
@@ -93,6 +95,11 @@ class Pump:
         self._crowds: dict[tuple[int, Gate], Crowd] = {}
         self._is_scheduled = False
         self._is_closed = False
+        # Whether a turn was scheduled in this loop turn and has not begun, and whether one runs.
+        self._may_route_now = False
+        self._is_routing = False
+        # Destinations with pages that are not written yet.
+        self._unflushed: set[int] = set()
         # Distinguishes entries that others submitted since the last look from the pump's own.
         self._lsn_seen = 0
         self._submitted = 0
@@ -123,7 +130,7 @@ class Pump:
             source = self._sources.get(router.source_id)
             if source is None:
                 source = self._sources[router.source_id] = SourceRoutes(
-                    router.source_id, self.queue, self.queue_source
+                    router.source_id, self.queue, self.queue_source, self.route_now
                 )
                 self._notifier.add(router.source_id, source.notify)
             source.routes[router.router_id] = route
@@ -219,16 +226,45 @@ class Pump:
             self._ready.append(source)
             self._schedule()
 
+    def route_now(self) -> None:
+        """A source has changed: route it at once if the pump had nothing else to do.
+
+        What this brings, and what else changes in this loop turn, waits for the scheduled turn, so
+        that turns never nest.
+        """
+        if self._may_route_now and not self._is_routing:
+            self._may_route_now = False
+            self._route_slice()
+
     def _schedule(self) -> None:
         if not self._is_scheduled:
             self._is_scheduled = True
             if self._is_resting:
                 self._loop.call_later(_REST_S, self._turn)
             else:
+                self._may_route_now = True
                 self._loop.call_soon(self._turn)
 
     def _turn(self) -> None:
-        self._is_scheduled = self._is_resting = False
+        self._is_scheduled = self._is_resting = self._may_route_now = False
+        self._route_slice()
+        if self._ready:
+            self._schedule()
+        elif not any(crowd.waiting for crowd in self._crowds.values()):
+            self._shared.clear()
+
+    def _route_slice(self) -> None:
+        """Route page after page for a slice of time, then have the destinations written."""
+        self._is_routing = True
+        try:
+            self._route_pages()
+            unflushed = self._unflushed
+            while unflushed:
+                self._commits.flush(unflushed.pop())
+        finally:
+            self._is_routing = False
+
+    def _route_pages(self) -> None:
         ready = self._ready
         now_ms = self._clock.monotonic_ms()
         are_others = self._are_others_writing(now_ms)
@@ -248,10 +284,6 @@ class Pump:
                 break
             if self._clock.monotonic_ms() >= ends_ms:
                 break
-        if ready:
-            self._schedule()
-        elif not any(crowd.waiting for crowd in self._crowds.values()):
-            self._shared.clear()
 
     def _are_others_writing(self, now_ms: float) -> bool:
         """Whether other writers have submitted entries repeatedly of late."""
@@ -463,6 +495,7 @@ class Pump:
             self._resolved(route, ticket)
         else:
             route.in_flight = ticket
+            self._unflushed.add(dest.topic_id)
             crowd = self._crowd_of(dest)
             crowd.count += 1
             ticket.waiters.append(partial(self._leave, crowd))

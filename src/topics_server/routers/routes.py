@@ -67,17 +67,19 @@ class RouterWork:
 class SourceRoutes:
     """The routers of one topic; `notify` is the topic's listener."""
 
-    __slots__ = ("is_queued", "queue", "queue_all", "routes", "topic_id", "waiting")
+    __slots__ = ("is_queued", "queue", "queue_all", "route_now", "routes", "topic_id", "waiting")
 
     def __init__(
         self,
         topic_id: int,
         queue: Callable[[RouterWork], None],
         queue_all: Callable[[SourceRoutes], None],
+        route_now: Callable[[], None],
     ) -> None:
         self.topic_id = topic_id
         self.queue = queue
         self.queue_all = queue_all
+        self.route_now = route_now
         self.routes: dict[int, RouterWork] = {}
         self.is_queued = False
         # Routes of this source that are still to be queued.
@@ -92,6 +94,7 @@ class SourceRoutes:
             self.waiting = list(self.routes.values())
             self.waiting.reverse()
             self.queue_all(self)
+        self.route_now()
 
 
 class Crowd:
