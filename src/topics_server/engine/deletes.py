@@ -1,12 +1,16 @@
 """Deletes: by seq and tag, or of exact seqs.
 
-A tag delete searches sealed segments off the loop before it decides; the entry names the exact
-seqs. Called through `store`; loop thread only.
+Before it decides, a delete by tag searches sealed segments off the loop and unsealed blocks in
+slices on it; the entry names the exact seqs. Called through `store`; loop thread only.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
 
 from topics_server.engine.answers import Deleted, DeletedSeqs
 from topics_server.engine.commit.appending import SeqsDelete
@@ -14,13 +18,21 @@ from topics_server.engine.commit.gates import gate_of
 from topics_server.engine.commit.pending_names import PendingNames
 from topics_server.engine.commit.pipeline import CommitPipeline
 from topics_server.engine.commit.repeats import applied
+from topics_server.engine.log.runs import Rows, TailBlock
 from topics_server.engine.ports import Clock
 from topics_server.engine.read.exact_read import decide_delete_seqs, deletable
 from topics_server.engine.read.segment_reader import Fetcher
 from topics_server.engine.topic.registry import Registry
 from topics_server.engine.topic.topic import Topic
-from topics_server.engine.topic.writes.delete import decide_delete, segments_to_search
+from topics_server.engine.topic.writes.delete import (
+    blocks_to_search,
+    decide_delete,
+    segments_to_search,
+)
 from topics_server.values.model import TagMatch
+
+# How long one turn of the loop searches unsealed blocks.
+_SEARCH_SLICE_MS: Final = 1.0
 
 
 class Deletes:
@@ -44,20 +56,29 @@ class Deletes:
         """Delete what exists now by seq, tag or both (§5), as durable as the topic's class."""
         assert before_seq is not None or match is not None
         searched: dict[int, Sequence[int]] = {}
+        blocks: dict[TailBlock, Rows] | None = None
+        searched_topic: Topic | None = None
         while True:
             await self._pending_names.over(name)
             topic = self._registry.existing(name)
             if match is None:
                 break
+            if topic is not searched_topic:
+                # Created again meanwhile: its segments have the same ids.
+                searched_topic, searched, blocks = topic, {}, None
             wanted = segments_to_search(topic, before_seq, self._clock.now_ms())
             missing = [segment_id for segment_id in wanted if segment_id not in searched]
-            if not missing:
+            if missing:
+                found = await self._fetcher.find_tags(topic.topic_id, missing, match)
+                # A segment dropped meanwhile has no live record left.
+                searched.update({segment_id: found.get(segment_id, ()) for segment_id in missing})
+            elif blocks is None:
+                # Once: what is appended meanwhile is searched when the delete is decided.
+                blocks = await self._search_blocks(topic, before_seq, match)
+            else:
                 break
-            found = await self._fetcher.find_tags(topic.topic_id, missing, match)
-            # A segment dropped meanwhile has no live record left.
-            searched.update({segment_id: found.get(segment_id, ()) for segment_id in missing})
         now_ms = self._clock.now_ms()
-        entry = decide_delete(topic, before_seq, match, searched, now_ms)
+        entry = decide_delete(topic, before_seq, match, searched, now_ms, blocks or {})
         write_ms = sync_ms = 0.0
         count = 0
         if entry is not None:
@@ -75,6 +96,19 @@ class Deletes:
             write_ms=write_ms,
             sync_ms=sync_ms,
         )
+
+    async def _search_blocks(
+        self, topic: Topic, before_seq: int | None, match: TagMatch
+    ) -> dict[TailBlock, Rows]:
+        """The matching rows of the unsealed blocks, in slices; the first search indexes a block."""
+        found: dict[TailBlock, Rows] = {}
+        began_ms = self._clock.monotonic_ms()
+        for block in blocks_to_search(topic, before_seq, self._clock.now_ms()):
+            found[block] = np.asarray(block.rows_of(match), np.int64)
+            if self._clock.monotonic_ms() - began_ms >= _SEARCH_SLICE_MS:
+                await asyncio.sleep(0)
+                began_ms = self._clock.monotonic_ms()
+        return found
 
     def start_delete(self, topic: Topic, seqs: Sequence[int]) -> SeqsDelete:
         """Submit the delete of those of these seqs (ascending) that live, if any; no waiting.

@@ -9,6 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Protocol, TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
+
 from topics_server.values.appends import DecodedAppend
 from topics_server.values.blocks import Block
 from topics_server.values.entries import Entry
@@ -124,6 +127,10 @@ class SealedIndex(Protocol):
 
     def record_bytes_between(self, first_row: int, end_row: int, dead: bytes | bytearray) -> int:
         """Sum of `record_bytes` over rows `first_row..end_row - 1` whose `dead` byte is 0."""
+        ...
+
+    def record_bytes_of(self, rows: NDArray[np.int64]) -> int:
+        """Sum of `record_bytes` over these rows."""
         ...
 
     def node_rows(self, nodes: frozenset[str], first_row: int, end_row: int) -> bytes:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from topics_server.engine.answers import Page, ReadRequest
 from topics_server.engine.background import seal_plan
 from topics_server.engine.log.block_slices import slice_block
+from topics_server.engine.log.runs import Rows
 from topics_server.engine.read.page import Fetch, PagePlan, complete, plan_page
 from topics_server.engine.topic.admission import AppendLimits
 from topics_server.engine.topic.applied import Applied
@@ -64,6 +65,9 @@ class FakeIndex:
         offset = 0 if len(dead) == len(self.rows) else first_row
         rows = range(first_row, end_row)
         return sum(self.record_bytes(row) for row in rows if not dead[row - offset])
+
+    def record_bytes_of(self, rows: Rows) -> int:
+        return sum(map(self.record_bytes, rows.tolist()))
 
     def node_rows(self, nodes: frozenset[str], first_row: int, end_row: int) -> bytes:
         picked = self.rows[first_row:end_row]

@@ -36,6 +36,8 @@ from topics_server.values.storage_types import SegmentPlan
 
 _FIRST: Final = attrgetter("first_seq")
 _LAST_TIME: Final = attrgetter("last_time")
+# `advance_live` takes so many rows of a run one by one, which is fast for a few.
+_WALK_ROWS: Final = 16
 
 
 class Log:
@@ -229,11 +231,21 @@ class Log:
                 walked_bytes += run.live_bytes
                 continue
             row = run.dead.find(0, start)
+            steps = 0
             while row >= 0:
                 if walked >= count and walked_bytes >= weight:
                     # Not the next live seq: records deleted between the two are not lost.
                     behind = self.last_live_below(run.first_seq + row) + 1
                     return max(seq, behind), walked, walked_bytes
+                if steps == _WALK_ROWS:
+                    # Far to go: by halves of the run, in calls over many rows.
+                    left = count - walked, weight - walked_bytes
+                    end, passed, passed_bytes = _end_of_walk(run, row, *left, weighs=weight > 0)
+                    walked += passed
+                    walked_bytes += passed_bytes
+                    row = run.dead.find(0, end)
+                    continue
+                steps += 1
                 walked += 1
                 if weight > 0:
                     walked_bytes += run.row_bytes(row)
@@ -393,10 +405,21 @@ class Log:
             return 0, flips
         start = self.run_at(int(firsts[0]))
         end = bisect_right(self.runs, int(lasts[-1]), key=_FIRST)
-        for run in self.runs[start:end]:
-            if run.live_count == 0 and not run.has_damage:
+        runs = self.runs[start:end]
+        are_single = bool(np.array_equal(firsts, lasts))
+        for run, low, high in zip(runs, *_covers(firsts, lasts, runs), strict=True):
+            if low == high or (run.live_count == 0 and not run.has_damage):
                 continue
-            self._delete_rows(run, _rows_within(firsts, lasts, run), flips)
+            if high - low == 1 and not isinstance(run, SealedRun):
+                # Most often one seq of many blocks, or whole blocks.
+                first_row = max(0, int(firsts[low]) - run.first_seq)
+                end_row = min(run.count, int(lasts[low]) + 1 - run.first_seq)
+                self._count(run, run.kill_range(first_row, end_row))
+            elif are_single:
+                self._delete_rows(run, firsts[low:high] - run.first_seq, flips)
+            else:
+                rows = _rows_within(firsts[low:high], lasts[low:high], run)
+                self._delete_rows(run, rows, flips)
         self._trim_dead(start, end)
         return before - self.live_count, flips
 
@@ -436,7 +459,7 @@ class Log:
         hit = run.deletable_rows_of(within)
         if len(hit) == 0:
             return
-        rows = run.live_rows_of(hit)
+        rows = run.live_rows_of(hit) if run.has_damage else hit
         self._count(run, run.kill_rows(rows))
         if isinstance(run, SealedRun):
             if len(rows) < len(hit):
@@ -486,17 +509,18 @@ class Log:
     def _trim_dead(self, start: int, end: int) -> None:
         """After deaths in runs `start..end - 1`: free payloads, remove the tail's dead front."""
         runs = self.runs
-        for run in runs[start:end]:
+        front = behind = self.sealed_count
+        while behind < len(runs) and runs[behind].live_count == 0:
+            behind += 1
+        # Those of the tail's dead front go whole.
+        for run in runs[max(start, behind) : end]:
             if run.live_count == 0 and isinstance(run, TailBlock) and run.block.body:
                 run.drop_payload()
-        front = end = self.sealed_count
-        while end < len(runs) and runs[end].live_count == 0:
-            end += 1
-        if end > front:
-            if runs[end - 1] is self.open:
+        if behind > front:
+            if runs[behind - 1] is self.open:
                 self.open = None
-            self.tail_count -= sum(run.count for run in runs[front:end])
-            del runs[front:end]
+            self.tail_count -= sum(run.count for run in runs[front:behind])
+            del runs[front:behind]
         self.earliest_seq = self.next_live(self.earliest_seq)
         assert (self.live_count == 0) == (self.earliest_seq == self.head_seq + 1)
 
@@ -576,13 +600,49 @@ class Log:
         self.sealed_count -= len(gone)
 
 
+def _end_of_walk(
+    run: Run, start: int, count: int, weight: int, *, weighs: bool
+) -> tuple[int, int, int]:
+    """The first row behind `start` with at least `count` live rows of at least `weight` before it.
+
+    Returns the row (the run's count if there is none), the number of live rows, and their bytes if
+    `weighs`.
+    """
+    low, high = start, run.count
+    walked = walked_bytes = 0
+    while low < high:
+        # The rows up to `low` are passed and do not suffice; those up to `high` do, or are all.
+        mid = (low + high + 1) // 2
+        passed = run.dead.count(0, low, mid)
+        passed_bytes = run.live_bytes_between(low, mid) if weighs else 0
+        is_enough = walked + passed >= count and walked_bytes + passed_bytes >= weight
+        if is_enough and mid - low == 1:
+            return mid, walked + passed, walked_bytes + passed_bytes
+        if is_enough:
+            high = mid
+        else:
+            low, walked, walked_bytes = mid, walked + passed, walked_bytes + passed_bytes
+    return low, walked, walked_bytes
+
+
+def _covers(firsts: Rows, lasts: Rows, runs: Sequence[Run]) -> tuple[list[int], list[int]]:
+    """For each run the half-open range of the seq runs that overlap it."""
+    if len(runs) == 1:
+        run = runs[0]
+        low = np.searchsorted(lasts, run.first_seq)
+        return [int(low)], [int(np.searchsorted(firsts, run.last_seq, side="right"))]
+    low_ends = np.fromiter((run.first_seq for run in runs), np.int64, len(runs))
+    high_ends = low_ends + np.fromiter((len(run.dead) for run in runs), np.int64, len(runs)) - 1
+    lows = np.searchsorted(lasts, low_ends)
+    highs = np.searchsorted(firsts, high_ends, side="right")
+    return lows.tolist(), highs.tolist()
+
+
 def _rows_within(firsts: Rows, lasts: Rows, run: Run) -> Rows:
-    """Rows of the run that the seq runs cover, ascending."""
+    """Rows of the run that these seq runs cover, ascending; each of them overlaps the run."""
     first, last = run.first_seq, run.last_seq
-    low = int(np.searchsorted(lasts, first))
-    high = int(np.searchsorted(firsts, last, side="right"))
-    starts = np.maximum(firsts[low:high], first) - first
-    sizes = np.minimum(lasts[low:high], last) - first - starts + 1
+    starts = np.maximum(firsts, first) - first
+    sizes = np.minimum(lasts, last) - first - starts + 1
     if len(starts) == 1:
         return np.arange(starts[0], starts[0] + sizes[0], dtype=np.int64)
     total = int(sizes.sum())

@@ -3,7 +3,8 @@
 A delete is point in time: it hits what lives when it is decided, up to the visible head, from the
 first record that has not expired on. Damaged records count as well: a delete that covers one keeps
 it from coming back with its file. Tags of unsealed records are found here, those of sealed ones
-were found off the loop and come in as rows by segment. Called by `writes/delete`.
+were found off the loop and come in as rows by segment, those of frozen blocks may have been found
+before. Called by `writes/delete`.
 """
 
 from __future__ import annotations
@@ -48,17 +49,27 @@ def segments_to_search(log: Log, first_seq: int, last_seq: int) -> list[int]:
     ]
 
 
+def blocks_to_search(log: Log, first_seq: int, last_seq: int) -> list[TailBlock]:
+    """Frozen blocks with a live record that overlap an inclusive range; their tags never change."""
+    return [
+        run
+        for run in log.tail()
+        if run.live_count and run.first_seq <= last_seq and run.last_seq >= first_seq
+    ]
+
+
 def runs_of_match(
     log: Log,
     first_seq: int,
     last_seq: int,
     match: TagMatch,
     hits: Mapping[int, Sequence[int]],
+    block_hits: Mapping[TailBlock, Rows],
 ) -> tuple[bytes, bytes] | None:
     """The live seqs of an inclusive range whose tag matches; None if there are none.
 
     `hits`: ascending rows by segment id. It must have every segment of the search: the caller
-    searches them first.
+    searches them first. `block_hits`: the same of frozen blocks; the others are searched here.
     """
     found: list[Rows] = []
     index = log.run_at(first_seq)
@@ -67,7 +78,9 @@ def runs_of_match(
         index += 1
         if run.live_count == 0 and not run.has_damage:
             continue
-        rows = _rows_of(run, match, hits)
+        rows = block_hits.get(run) if isinstance(run, TailBlock) else None
+        if rows is None:
+            rows = _rows_of(run, match, hits)
         if len(rows) == 0:
             continue
         seqs = run.deletable_rows_of(rows) + run.first_seq

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from topics_server.values.errors import Corrupt, Damaged
 from topics_server.values.model import TagMatch
@@ -115,6 +116,10 @@ class SealedColumns:
         if len(flags) != len(counted):
             flags = flags[first_row:end_row]
         return int(np.sum(counted, where=flags == 0, dtype="<i8"))
+
+    def record_bytes_of(self, rows: NDArray[np.int64]) -> int:
+        """Sum over these rows."""
+        return int(np.sum(self.columns().rows["counted_bytes"][rows], dtype="<i8"))
 
     def node_rows(self, nodes: frozenset[str], first_row: int, end_row: int) -> bytes:
         """One byte per row of the range: 1 where the row's node is in `nodes`."""

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.unit.engine.drive import Driver, FakeIndex, seqs_of
 from topics_server.engine.log.log import Log
 from topics_server.engine.log.runs import OpenBlock, SealedRun, TailBlock
+from topics_server.engine.topic.deletion import columns_of, seq_runs
 from topics_server.values.entries import Floor
 from topics_server.values.limits import BLOCK_BYTES_MAX, BLOCK_RECORDS_MAX
 from topics_server.values.model import Hole, LossReason
@@ -129,6 +132,82 @@ def test_walking_over_live_records_by_count_and_bytes() -> None:
     assert log.advance_live(1, 4, 0)[:2] == (322, 4)
     log.delete(np.array([590]), np.array([600]))
     assert log.advance_live(1, 1_000, 0)[0] == 590
+
+
+def naive_walk(log: Log, seq: int, count: int, weight: int) -> tuple[int, int, int]:
+    """`advance_live`, a record at a time."""
+    walked = walked_bytes = 0
+    behind = seq
+    for run in log.runs:
+        for row in range(run.count):
+            if run.first_seq + row < seq or run.dead[row]:
+                continue
+            if walked >= count and walked_bytes >= weight:
+                return behind, walked, walked_bytes
+            walked += 1
+            walked_bytes += run.row_bytes(row)
+            behind = run.first_seq + row + 1
+    return behind, walked, walked_bytes
+
+
+@given(st.data())
+def test_walking_far_ends_where_walking_a_record_at_a_time_ends(data: st.DataObject) -> None:
+    driver = Driver()
+    driver.append(*["x" * (number % 7) for number in range(300)])
+    driver.seal()
+    driver.append(*["y" * (number % 5) for number in range(300)])
+    log = driver.topic.log
+    for _ in range(data.draw(st.integers(0, 6))):
+        first = data.draw(st.integers(1, 600))
+        log.delete(np.array([first]), np.array([first + data.draw(st.integers(0, 90))]))
+    seq = data.draw(st.integers(log.earliest_seq, 600)) if log.live_count else 600
+    count, weight = data.draw(st.integers(0, 650)), data.draw(st.integers(0, log.live_bytes + 9))
+    expected = naive_walk(log, seq, count, weight)
+    assert log.advance_live(seq, count, weight)[:2] == expected[:2]
+    if weight:
+        assert log.advance_live(seq, count, weight) == expected
+
+
+def test_walking_far_into_a_run_takes_few_rows_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = Driver()
+    driver.append(*[0] * 5_000)
+    driver.seal()
+    log = driver.topic.log
+    size = log.live_bytes // 5_000
+    taken: list[int] = []
+    row_bytes = SealedRun.row_bytes
+
+    def counted(run: SealedRun, row: int) -> int:
+        taken.append(row)
+        return row_bytes(run, row)
+
+    monkeypatch.setattr(SealedRun, "row_bytes", counted)
+    assert log.advance_live(1, 0, 4_000 * size) == (4_001, 4_000, 4_000 * size)
+    assert len(taken) < 50
+
+
+@given(st.data())
+def test_a_delete_of_many_runs_hits_exactly_their_seqs(data: st.DataObject) -> None:
+    driver = Driver()
+    driver.append(*[0] * 300)
+    driver.seal()
+    driver.append(*[0] * 700)
+    log = driver.topic.log
+    log.delete(np.array([40, 350, 990]), np.array([60, 380, 1_000]))
+    wanted = sorted(data.draw(st.sets(st.integers(1, 1_000), min_size=1, max_size=300)))
+    if data.draw(st.booleans()):
+        wanted = sorted({*wanted, *range(257, 820)})
+    before = {seq for seq in range(1, 1_001) if log.live_between(seq, seq)[0]}
+    firsts, lasts = columns_of(*seq_runs(np.array(wanted)))
+    deleted, flips = log.delete(firsts, lasts)
+    assert deleted == len(before & set(wanted))
+    after = {seq for seq in range(1, 1_001) if log.live_between(seq, seq)[0]}
+    assert after == before - set(wanted)
+    assert {seq for seq in wanted if seq <= 300 and seq in before} == {
+        row + 1 for rows in flips.values() for row in rows
+    }
+    assert log.live_count == sum(run.live_count for run in log.runs) == len(after)
+    assert log.tail_bytes == sum(run.live_bytes for run in log.runs[log.sealed_count :])
 
 
 def test_a_floor_loses_everything_below_and_only_rises() -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.unit.engine.drive import FakeIndex
 from topics_server.engine.log.block_slices import slice_block
 from topics_server.engine.log.log import Log
-from topics_server.engine.log.runs import OpenBlock, Run, SealedRun, TailBlock, weigh
+from topics_server.engine.log.runs import OpenBlock, Rows, Run, SealedRun, TailBlock, weigh
 from topics_server.values.appends import of_columns
 from topics_server.values.blocks import Block, make_block, record_bytes
 from topics_server.values.errors import StorageError
@@ -157,6 +157,11 @@ class UnreadableIndex(FakeIndex):
         if self.is_gone:
             raise StorageError("EIO", "data/segments/1/0000000001.idx")
         return super().record_bytes_between(first_row, end_row, dead)
+
+    def record_bytes_of(self, rows: Rows) -> int:
+        if self.is_gone:
+            raise StorageError("EIO", "data/segments/1/0000000001.idx")
+        return super().record_bytes_of(rows)
 
 
 @given(st.lists(st.binary(max_size=99), min_size=1, max_size=20), st.data())

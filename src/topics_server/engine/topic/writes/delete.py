@@ -7,12 +7,17 @@ was tightened. Called by `engine/store` (deletes), `engine/background/sealer` (e
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Final
 
+from topics_server.engine.log.runs import Rows, TailBlock
 from topics_server.engine.topic import deletion, retention
 from topics_server.engine.topic.applied import NOTIFY, Applied
 from topics_server.engine.topic.topic import Topic
 from topics_server.values.entries import Floor, FloorMoved, RecordsDeleted
 from topics_server.values.model import LossReason, TagMatch
+
+_NO_BLOCKS: Final[Mapping[TailBlock, Rows]] = MappingProxyType({})
 
 
 def segments_to_search(topic: Topic, before_seq: int | None, now_ms: int) -> list[int]:
@@ -21,24 +26,31 @@ def segments_to_search(topic: Topic, before_seq: int | None, now_ms: int) -> lis
     return deletion.segments_to_search(topic.log, first, last)
 
 
+def blocks_to_search(topic: Topic, before_seq: int | None, now_ms: int) -> list[TailBlock]:
+    """Unsealed blocks that a delete by tag has to search; there may be thousands."""
+    first, last = _delete_range(topic, before_seq, now_ms)
+    return deletion.blocks_to_search(topic.log, first, last)
+
+
 def decide_delete(
     topic: Topic,
     before_seq: int | None,
     match: TagMatch | None,
     hits: Mapping[int, Sequence[int]],
     now_ms: int,
+    block_hits: Mapping[TailBlock, Rows] = _NO_BLOCKS,
 ) -> RecordsDeleted | None:
     """A delete with its exact seqs, at this point in time; None if it hits nothing.
 
     `hits`: rows by segment for every segment of `segments_to_search` as it is *now*; unused
-    without a `match`.
+    without a `match`. `block_hits`: rows of the unsealed blocks that were searched before.
     """
     assert before_seq is not None or match is not None
     first, last = _delete_range(topic, before_seq, now_ms)
     if match is None:
         runs = deletion.runs_of_range(topic.log, first, last)
     else:
-        runs = deletion.runs_of_match(topic.log, first, last, match, hits)
+        runs = deletion.runs_of_match(topic.log, first, last, match, hits, block_hits)
     if runs is None:
         return None
     return RecordsDeleted(topic.topic_id, now_ms, runs[0], runs[1])
