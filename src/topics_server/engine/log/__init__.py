@@ -4,5 +4,6 @@
 - `log`: the records of one topic: runs in seq order, head, floor, holes.
 - `losses`: the losses of a log: holes, and the reasons below the floor.
 - `runs`: runs: unbroken stretches of records, sealed or not, with their dead slots.
+- `seq_rows`: rows that seq runs cover, and rows that a walk passes.
 - `tags`: the tag index of one unsealed block.
 """

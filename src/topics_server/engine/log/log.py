@@ -27,6 +27,7 @@ from topics_server.engine.log.runs import (
     TailBlock,
     frozen_blocks,
 )
+from topics_server.engine.log.seq_rows import covers, end_of_walk, rows_within
 from topics_server.engine.ports import SealedIndex
 from topics_server.values.appends import DecodedAppend
 from topics_server.values.entries import Floor
@@ -240,7 +241,7 @@ class Log:
                 if steps == _WALK_ROWS:
                     # Far to go: by halves of the run, in calls over many rows.
                     left = count - walked, weight - walked_bytes
-                    end, passed, passed_bytes = _end_of_walk(run, row, *left, weighs=weight > 0)
+                    end, passed, passed_bytes = end_of_walk(run, row, *left, weighs=weight > 0)
                     walked += passed
                     walked_bytes += passed_bytes
                     row = run.dead.find(0, end)
@@ -407,7 +408,7 @@ class Log:
         end = bisect_right(self.runs, int(lasts[-1]), key=_FIRST)
         runs = self.runs[start:end]
         are_single = bool(np.array_equal(firsts, lasts))
-        for run, low, high in zip(runs, *_covers(firsts, lasts, runs), strict=True):
+        for run, low, high in zip(runs, *covers(firsts, lasts, runs), strict=True):
             if low == high or (run.live_count == 0 and not run.has_damage):
                 continue
             if high - low == 1 and not isinstance(run, SealedRun):
@@ -415,10 +416,8 @@ class Log:
                 first_row = max(0, int(firsts[low]) - run.first_seq)
                 end_row = min(run.count, int(lasts[low]) + 1 - run.first_seq)
                 self._count(run, run.kill_range(first_row, end_row))
-            elif are_single:
-                self._delete_rows(run, firsts[low:high] - run.first_seq, flips)
             else:
-                rows = _rows_within(firsts[low:high], lasts[low:high], run)
+                rows = rows_within(firsts[low:high], lasts[low:high], run, are_single)
                 self._delete_rows(run, rows, flips)
         self._trim_dead(start, end)
         return before - self.live_count, flips
@@ -598,55 +597,3 @@ class Log:
         for run in gone:
             self.runs.remove(run)
         self.sealed_count -= len(gone)
-
-
-def _end_of_walk(
-    run: Run, start: int, count: int, weight: int, *, weighs: bool
-) -> tuple[int, int, int]:
-    """The first row behind `start` with at least `count` live rows of at least `weight` before it.
-
-    Returns the row (the run's count if there is none), the number of live rows, and their bytes if
-    `weighs`.
-    """
-    low, high = start, run.count
-    walked = walked_bytes = 0
-    while low < high:
-        # The rows up to `low` are passed and do not suffice; those up to `high` do, or are all.
-        mid = (low + high + 1) // 2
-        passed = run.dead.count(0, low, mid)
-        passed_bytes = run.live_bytes_between(low, mid) if weighs else 0
-        is_enough = walked + passed >= count and walked_bytes + passed_bytes >= weight
-        if is_enough and mid - low == 1:
-            return mid, walked + passed, walked_bytes + passed_bytes
-        if is_enough:
-            high = mid
-        else:
-            low, walked, walked_bytes = mid, walked + passed, walked_bytes + passed_bytes
-    return low, walked, walked_bytes
-
-
-def _covers(firsts: Rows, lasts: Rows, runs: Sequence[Run]) -> tuple[list[int], list[int]]:
-    """For each run the half-open range of the seq runs that overlap it."""
-    if len(runs) == 1:
-        run = runs[0]
-        low = np.searchsorted(lasts, run.first_seq)
-        return [int(low)], [int(np.searchsorted(firsts, run.last_seq, side="right"))]
-    low_ends = np.fromiter((run.first_seq for run in runs), np.int64, len(runs))
-    high_ends = low_ends + np.fromiter((len(run.dead) for run in runs), np.int64, len(runs)) - 1
-    lows = np.searchsorted(lasts, low_ends)
-    highs = np.searchsorted(firsts, high_ends, side="right")
-    return lows.tolist(), highs.tolist()
-
-
-def _rows_within(firsts: Rows, lasts: Rows, run: Run) -> Rows:
-    """Rows of the run that these seq runs cover, ascending; each of them overlaps the run."""
-    first, last = run.first_seq, run.last_seq
-    starts = np.maximum(firsts, first) - first
-    sizes = np.minimum(lasts, last) - first - starts + 1
-    if len(starts) == 1:
-        return np.arange(starts[0], starts[0] + sizes[0], dtype=np.int64)
-    total = int(sizes.sum())
-    # Each run's start, repeated for its rows, plus the position within the run.
-    offsets = np.repeat(starts - (np.cumsum(sizes) - sizes), sizes)
-    rows: Rows = offsets + np.arange(total, dtype=np.int64)
-    return rows
