@@ -32,6 +32,8 @@ from topics_server.runtime.metrics import LatencyHistogram, RecoveryFacts
 from topics_server.streams.service import Streams
 from topics_server.values.entries import LEASES_ID
 from topics_server.values.storage_types import ReplayStart
+from topics_server.views.build import ViewContext
+from topics_server.views.judge import Recovered, judge_files
 from topics_server.views.service import Views
 from topics_server.wal.directory import lacks_heads
 from topics_server.wal.journal.anchors import anchors_of
@@ -61,6 +63,7 @@ class Boot:
     async def close(self) -> None:
         """Close the node. If the start did not succeed, nothing is written."""
         if self.node is None:
+            await self.ground.view_process.close()
             await self.ground.rest()
             self.ground.release()
         else:
@@ -114,6 +117,14 @@ class Boot:
             ground.clock.now_ms(), was_clean=stop.was_clean, topics=ground.registry
         )
         ground.router_table.finish_recovery(ground.registry)
+        recovered = await judge_files(
+            ground.view_table,
+            ground.registry,
+            ground.views_dir,
+            ground.view_process,
+            offload,
+            was_clean=stop.was_clean,
+        )
         published = ReplayStart() if image is None else image.replay_start
         writers = self.open_journal(replay, next_lsn, published)
         moved = await writers.transfers.complete(recovery.marks)
@@ -124,7 +135,7 @@ class Boot:
             f"{found.heads_moved} heads moved, {found.flips} delete flags made, "
             f"{moved} moves ended{torn}"
         )
-        node = _wire(writers, report)
+        node = _wire(writers, recovered, report)
         for topic in ground.registry:
             node.sealer.adopt(topic)
         await node.streams.start()
@@ -245,7 +256,7 @@ class Writers:
         self.checkpointer.trim()
 
 
-def _wire(writers: Writers, report: str) -> Node:
+def _wire(writers: Writers, recovered: Recovered, report: str) -> Node:
     """The services over the engine."""
     ground, commits = writers.ground, writers.commits
     settings, registry = ground.settings, ground.registry
@@ -288,7 +299,18 @@ def _wire(writers: Writers, report: str) -> Node:
         routers=RouterService(
             ground.router_table, pump, store, commits, clock, max_routers=settings.max_routers
         ),
-        views=Views(ground.view_table, ground.directory.root, store, commits, clock, settings),
+        views=Views(
+            ground.view_table,
+            ground.views_dir,
+            ViewContext(
+                store, notifier, ground.view_process, ground.offload, settings.view_max_bytes
+            ),
+            ground.view_queries,
+            commits,
+            clock,
+            settings,
+            recovered,
+        ),
         streams=Streams(
             store,
             registry,

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from collections.abc import Callable
+from pathlib import Path
 from typing import Self
 
 import msgspec
@@ -32,6 +33,7 @@ from topics_server.runtime.thread_offload import ThreadOffload
 from topics_server.settings import Settings
 from topics_server.values.entries import LEASES_ID, ROUTERS_ID, SESSIONS_ID, VIEWS_ID
 from topics_server.values.errors import StorageError
+from topics_server.views.processes import Applying, Querying, QueryPool, ViewProcess
 from topics_server.views.view_table import ViewTable
 from topics_server.wal.cold_folder import ColdFolder, judge_before_start
 from topics_server.wal.directory import Directory, read_boot_id
@@ -46,6 +48,7 @@ from topics_server.wal.journal.sizing import (
 )
 from topics_server.wal.journal.wal_file import Sizes
 from topics_server.wal.journal.workers import BlockingWorker
+from topics_server.wal.layout import VIEWS
 from topics_server.wal.segments.packing_process import Packer, ProcessPacker
 from topics_server.wal.segments.store import SealedSegments
 from topics_server.wal.snapshots.store import PublishedSnapshots
@@ -90,6 +93,10 @@ class Ground:
         self.lease_table = LeaseTable(random_u64())
         self.router_table = RouterTable()
         self.view_table = ViewTable()
+        # These start processes at first use.
+        self.views_dir = Path(directory.root) / VIEWS
+        self.view_process: Applying = ViewProcess("apply_worker", [str(self.views_dir)])
+        self.view_queries: Querying = QueryPool(settings.view_query_processes)
         self.projections: Projections = {
             SESSIONS_ID: self.session_table,
             LEASES_ID: self.lease_table,

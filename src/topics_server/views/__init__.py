@@ -4,6 +4,7 @@
 - `apply_worker`: the process that applies records to the files of all views.
 - `build`: brings one file of a view up to the head of its topic, and keeps it there.
 - `definition`: checks a view definition before anything runs it.
+- `judge`: removes files that reflect what their topics lost, before the server is ready.
 - `messages`: what the server and its view processes say to each other.
 - `processes`: the helper processes of views, seen from the server.
 - `query_worker`: a process that answers queries of views.

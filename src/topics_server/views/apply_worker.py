@@ -28,6 +28,7 @@ from topics_server.views.messages import (
     Done,
     FailedAt,
     MarkReady,
+    MarkStale,
     Moved,
     Nothing,
     Open,
@@ -46,6 +47,7 @@ from topics_server.views.view_file import (
     ViewFile,
     bytes_of,
     check_definition,
+    is_of_disk,
     remove,
 )
 
@@ -69,12 +71,12 @@ class Applier:
         except MovedError:
             return Moved()
         except (sqlite3.DatabaseError, OSError, ValueError, msgspec.MsgspecError) as error:
-            is_damaged = not isinstance(error, sqlite3.OperationalError | OSError)
+            path = getattr(request, "path", "")
             # Also of a file that another request has open: it is opened anew.
-            self._forget(getattr(request, "path", ""))
-            if isinstance(error, FileNotFoundError) or "unable to open" in str(error):
-                return Unreadable(str(error))
-            return Unreadable(str(error)) if is_damaged else DiskTrouble(str(error))
+            self._forget(path)
+            if is_of_disk(error) and (isinstance(request, Create) or os.path.exists(path)):
+                return DiskTrouble(str(error))
+            return Unreadable(str(error))
 
     def _answer(self, request: Request) -> Answer:
         match request:
@@ -106,7 +108,7 @@ class Applier:
             case _:
                 return self._changed(request)
 
-    def _changed(self, request: Apply | Skip | MarkReady | ViewQuery) -> Answer:
+    def _changed(self, request: Apply | Skip | MarkReady | MarkStale | ViewQuery) -> Answer:
         found = self._files.get(request.path)
         if found is None or isinstance(request, ViewQuery):
             return Moved()
@@ -114,6 +116,8 @@ class Applier:
             found.apply(request.batch)
         elif isinstance(request, Skip):
             found.skip(request.seq)
+        elif isinstance(request, MarkStale):
+            found.mark_stale()
         else:
             found.mark_ready()
         return Done(found.at, bytes_of(request.path))

@@ -11,16 +11,21 @@ only; called by `view`.
 from __future__ import annotations
 
 import asyncio
-from typing import Final, Protocol
+from typing import Final, NoReturn, Protocol
+
+import msgspec
 
 from topics_server.engine.answers import Page, ReadRequest
+from topics_server.engine.commit.notifier import Notifier
+from topics_server.engine.log.log import Log
+from topics_server.engine.ports import Offload
 from topics_server.engine.store import Store
 from topics_server.engine.topic.topic import Topic
 from topics_server.runtime.metrics import log
 from topics_server.values.blocks import BYTES_MARK
 from topics_server.values.errors import Code, StorageError, TopicsError
 from topics_server.values.limits import KIB
-from topics_server.values.model import Hole, LossReason, ViewDefinition
+from topics_server.values.model import LossReason, ViewDefinition
 from topics_server.views.answers import ViewFailure
 from topics_server.views.messages import (
     Answer,
@@ -32,6 +37,7 @@ from topics_server.views.messages import (
     FailedAt,
     FileFacts,
     MarkReady,
+    MarkStale,
     Moved,
     Open,
     Remove,
@@ -39,13 +45,12 @@ from topics_server.views.messages import (
     SqlRefused,
     Unreadable,
 )
-from topics_server.views.processes import ProcessDied, ViewProcess
+from topics_server.views.processes import Applying, ProcessDied
 
 PAGE_RECORDS: Final = 2_000
 _PAGE_BYTES: Final = 512 * KIB
 # Where nobody waits, one transaction for what arrived in so long.
 _PAUSE_S: Final = 0.005
-_READ_WAIT_MS: Final = 30_000
 _RETRY_S: Final = 1.0
 # Longer than `view_file.BATCH_SECONDS` twice: a batch that fails is applied again up to there.
 _ANSWER_SECONDS: Final = 30.0
@@ -53,6 +58,16 @@ _ANSWER_SECONDS: Final = 30.0
 _DEATHS_MAX: Final = 2
 # Holes of a log: seqs that have no record and never had one that may be read.
 _HOLES: Final = frozenset({LossReason.RESTART, LossReason.DAMAGED, LossReason.SOURCE_TRIM})
+
+
+class ViewContext(msgspec.Struct, frozen=True):
+    """What the views of a server work with. `max_bytes`: of the file of one view."""
+
+    store: Store
+    notifier: Notifier
+    process: Applying
+    offload: Offload
+    max_bytes: int
 
 
 class BuildEvents(Protocol):
@@ -84,40 +99,49 @@ class BuildEvents(Protocol):
         ...
 
 
-def is_ahead(facts: FileFacts, head_seq: int, holes: list[Hole]) -> bool:
-    """Whether a file holds records that its topic's log does not have any more.
+def is_ahead(facts: FileFacts, log: Log, lsn: int) -> bool:
+    """Whether a file reflects what its topic's log does not have any more.
 
-    After a power cut recovery may lower what a log holds: its head is below what the file
-    processed, or there is a hole at or below it that the file never passed.
+    After a power cut recovery may lower what a log holds: its last entry, `lsn`, is older than one
+    that the file reflects (an append, or a delete that is undone); its head is below what the file
+    processed; or there is a hole at or below it that the file never passed.
     """
-    if facts.processed_seq > head_seq:
+    if facts.lsn > lsn or facts.processed_seq > log.head_seq:
         return True
     return any(
-        hole.first_seq <= facts.processed_seq
-        and not any(first <= hole.first_seq and hole.last_seq <= last for first, last in facts.gaps)
-        for hole in holes
+        _has_more(hole.first_seq, min(hole.last_seq, facts.processed_seq), facts.gaps)
+        for hole in log.holes
     )
+
+
+def _has_more(first: int, last: int, gaps: list[tuple[int, int]]) -> bool:
+    """Whether a seq of `first..last` lies in no gap."""
+    for gap_first, gap_last in sorted(gaps):
+        if gap_first <= first <= gap_last:
+            first = gap_last + 1
+    return first <= last
 
 
 class Build:
     """One file of a view. `processed_seq` is what the file has committed.
 
     `is_open`: the file is there. `is_ready`: it reached the head once. `failure`: why it stands
-    still, if it does.
+    still, if it does. `deletes_seen`: deletes of the topic before the build began, as its view
+    counts them.
     """
 
     def __init__(
         self,
         path: str,
-        store: Store,
-        process: ViewProcess,
+        context: ViewContext,
         events: BuildEvents,
         *,
         topic: Topic,
         definition: ViewDefinition,
-        max_bytes: int,
+        deletes_seen: int,
     ) -> None:
         self.path = path
+        self.deletes_seen = deletes_seen
         self.definition = definition
         self.topic_id = topic.topic_id
         self.processed_seq = 0
@@ -129,15 +153,17 @@ class Build:
         self.applied_total = 0
         self._epoch = topic.epoch
         self._name = topic.name
-        self._store = store
-        self._process = process
+        self._context = context
+        self._store = context.store
+        self._process = context.process
         self._events = events
-        self._max_bytes = max_bytes
+        self._max_bytes = context.max_bytes
+        self._changed = asyncio.Event()
         self._wanted = asyncio.Event()
         self._mended = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._is_over = False
-        self._pages = 0
+        self._lsn = 0
 
     # -- its life --------------------------------------------------------------------------
 
@@ -145,14 +171,17 @@ class Build:
         """Go on from a file that is open already, or make a new one if there is none."""
         if facts is not None:
             self._note(facts)
+        self._context.notifier.add(self.topic_id, self._changed.set)
         self._task = asyncio.get_running_loop().create_task(self._run(is_new=facts is None))
 
     async def stop(self) -> None:
         """Read and apply nothing more; return when nothing is under way."""
         self._is_over = True
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        task, self._task = self._task, None
+        if task is not None:
+            self._context.notifier.remove(self.topic_id, self._changed.set)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
 
     async def remove(self) -> None:
         """Stop, and remove the file."""
@@ -161,6 +190,11 @@ class Build:
             await self._process.ask(Remove(self.path), seconds=_ANSWER_SECONDS)
         except ProcessDied:
             pass  # what is left is removed at the next start
+
+    async def mark_stale(self) -> None:
+        """Note in the file that its view is to be rebuilt at the next start."""
+        if self.is_open:
+            await self._process.ask(MarkStale(self.path), seconds=_ANSWER_SECONDS)
 
     def want(self) -> None:
         """Somebody waits: apply what there is without a pause."""
@@ -174,10 +208,16 @@ class Build:
         self.processed_seq = facts.processed_seq
         self.known_from_seq = facts.known_from_seq
         self.is_ready = facts.is_ready
+        self._forget_trouble()
         if not self.is_open:
             self.is_open = True
             self._events.opened(self)
         self.bytes = facts.bytes
+
+    def _forget_trouble(self) -> None:
+        """The disk works again. A record at fault stays told until it is passed."""
+        if self.failure is not None and self.failure.seq == 0:
+            self.failure = None
 
     # -- at work ---------------------------------------------------------------------------
 
@@ -210,17 +250,21 @@ class Build:
             await self._rest(answer)
 
     async def _advance(self) -> None:
-        """Apply the next page; wait for one if there is none."""
+        """Apply the next page; wait for the topic to change if there is none."""
+        self._changed.clear()
         page = await self._read()
         if page is None:
             return
-        if not page.is_empty or page.next_from_seq > self.processed_seq:
+        has_more = page.next_from_seq > self.processed_seq
+        if has_more:
             await self._apply(page)
         if not self.is_ready and page.caught_up:
             answer = await self._ask(MarkReady(self.path))
             if isinstance(answer, Done):
                 self.is_ready = True
                 self._events.caught_up(self)
+        elif not has_more:
+            await self._changed.wait()
         elif not self._events.is_awaited:
             await self._pause()
 
@@ -234,14 +278,9 @@ class Build:
     async def _read(self) -> Page | None:
         topic = self._store.topic_of(self.topic_id)
         if topic is None or topic.staging.has_drop:
-            self._lose_topic()
-        waits = self.is_ready
-        request = ReadRequest(
-            self.processed_seq,
-            PAGE_RECORDS,
-            _PAGE_BYTES,
-            wait_ms=_READ_WAIT_MS if waits else 0,
-        )
+            return self._lose_topic()
+        # A read that waits would pass deleted records and not return with that news.
+        request = ReadRequest(self.processed_seq, PAGE_RECORDS, _PAGE_BYTES)
         try:
             page = await self._store.read(self._name, request)
         except TopicsError as error:
@@ -255,9 +294,12 @@ class Build:
             return None
         if page.epoch != self._epoch:
             self._lose_topic()
+        self._forget_trouble()
+        # Later than the page: the file then claims rather too much than too little.
+        self._lsn = topic.applied_lsn
         return page
 
-    def _lose_topic(self) -> None:
+    def _lose_topic(self) -> NoReturn:
         self._is_over = True
         self._events.lost_topic(self)
         raise _Over
@@ -374,6 +416,7 @@ class Build:
         return Batch(
             from_seq=self.processed_seq,
             upto_seq=page.next_from_seq,
+            lsn=self._lsn,
             known_from_seq=known_from_seq,
             gaps=gaps,
             seqs=seqs,

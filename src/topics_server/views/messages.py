@@ -21,7 +21,9 @@ FRAME_BYTES_MAX: Final = 2**31
 class FileFacts(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """What a view's file says of itself. `gaps`: first and last seq of each hole it passed.
 
-    `topic_id` is text: the ids of topics do not all fit the database's integers.
+    `topic_id` is text: the ids of topics do not all fit the database's integers. `lsn`: the file
+    may reflect entries of its topic up to this one. `is_stale`: records that it applied were
+    deleted, and its view is to be rebuilt.
     """
 
     topic_id: str
@@ -31,6 +33,8 @@ class FileFacts(msgspec.Struct, frozen=True, array_like=True, tag=True):
     is_ready: bool
     gaps: list[tuple[int, int]]
     definition: ViewDefinition
+    lsn: int = 0
+    is_stale: bool = False
     bytes: int = 0
 
 
@@ -39,11 +43,13 @@ class Batch(msgspec.Struct, frozen=True, array_like=True):
 
     `datas`: bytes of JSON, or of anything where `is_binary` has a 1. `upto_seq`: every slot up to
     it was examined; `from_seq`: where the file must stand. `gaps`: holes newly passed;
-    `known_from_seq`: raised where records were evicted before the view saw them.
+    `known_from_seq`: raised where records were evicted before the view saw them. `lsn`: the
+    topic's last entry when the records were read.
     """
 
     from_seq: int
     upto_seq: int
+    lsn: int
     known_from_seq: int
     gaps: list[tuple[int, int]]
     seqs: list[int]
@@ -98,8 +104,14 @@ class MarkReady(msgspec.Struct, frozen=True, array_like=True, tag=True):
     path: str
 
 
+class MarkStale(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Records that the file applied were deleted: the next start rebuilds its view."""
+
+    path: str
+
+
 class Remove(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """Close the file and remove it."""
+    """Close the file and remove it; durable before the answer."""
 
     path: str
 
@@ -119,7 +131,9 @@ class Nothing(msgspec.Struct, frozen=True, array_like=True, tag=True):
     """Answer at once: the process is there."""
 
 
-Request = Nothing | Check | Create | Open | Apply | Skip | MarkReady | Remove | ViewQuery
+Request = (
+    Nothing | Check | Create | Open | Apply | Skip | MarkReady | MarkStale | Remove | ViewQuery
+)
 
 
 class Done(msgspec.Struct, frozen=True, array_like=True, tag=True):

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, Protocol
 
 import msgspec
 
@@ -28,6 +28,34 @@ from topics_server.views.messages import (
 )
 
 _END_WAIT_S: Final = 5.0
+
+
+class Applying(Protocol):
+    """Applies records to files; `ViewProcess` satisfies it."""
+
+    async def ask(self, request: Request, *, seconds: float) -> Answer:
+        """See `ViewProcess.ask`."""
+        ...
+
+    async def close(self) -> None:
+        """End it."""
+        ...
+
+
+class Querying(Protocol):
+    """Answers queries; `QueryPool` satisfies it."""
+
+    async def ask(self, query: ViewQuery, *, seconds: float) -> Answer:
+        """See `QueryPool.ask`."""
+        ...
+
+    async def warm(self) -> None:
+        """See `QueryPool.warm`."""
+        ...
+
+    async def close(self) -> None:
+        """End it."""
+        ...
 
 
 class ProcessDied(Exception):

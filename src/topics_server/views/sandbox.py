@@ -142,7 +142,7 @@ class Sandbox:
         assert self._mode is Mode.OWN
         # The connection keeps compiled statements by their text: no text of a user equals one of
         # ours, so that none is found compiled without the authorizer.
-        return self.connection.execute(f"{sql} -- {self._secret}", parameters).fetchall()
+        return self.connection.execute(f"/* {self._secret} */ {sql}", parameters).fetchall()
 
     @contextmanager
     def mode(self, mode: Mode, seconds: float) -> Iterator[sqlite3.Connection]:

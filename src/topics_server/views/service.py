@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -17,7 +18,6 @@ from topics_server.engine.commit.gates import gate_of_service
 from topics_server.engine.commit.pipeline import CommitPipeline
 from topics_server.engine.commit.transfers import resolved
 from topics_server.engine.ports import Clock
-from topics_server.engine.store import Store
 from topics_server.engine.topic.applied import Applied
 from topics_server.runtime.logging import log_defect
 from topics_server.runtime.metrics import log
@@ -38,6 +38,7 @@ from topics_server.values.limits import (
 )
 from topics_server.values.model import OnDelete, TopicType, ViewDefinition
 from topics_server.views.answers import ViewOutcome, ViewRows, ViewState
+from topics_server.views.build import ViewContext
 from topics_server.views.messages import (
     Answer,
     Check,
@@ -48,7 +49,7 @@ from topics_server.views.messages import (
     Unreadable,
     ViewQuery,
 )
-from topics_server.views.processes import ProcessDied, QueryPool, ViewProcess
+from topics_server.views.processes import ProcessDied, Querying
 from topics_server.views.view import View
 from topics_server.views.view_file import tidy
 from topics_server.views.view_table import ViewRow, ViewTable
@@ -100,25 +101,27 @@ class Views:
     def __init__(
         self,
         table: ViewTable,
-        root: str,
-        store: Store,
+        directory: Path,
+        context: ViewContext,
+        queries: Querying,
         commits: CommitPipeline,
         clock: Clock,
         settings: ViewSettings,
     ) -> None:
         self._table = table
-        self._directory = Path(root) / "views"
-        self._store = store
+        self._directory = directory
+        self._context = context
+        self._store = context.store
         self._commits = commits
         self._clock = clock
         self._settings = settings
         self._views: dict[int, View] = {}
         self._by_topic: dict[str, list[View]] = {}
-        self._topic_names: dict[int, str] = {}
         self._changing = asyncio.Lock()
-        self._process = ViewProcess("apply_worker", [str(self._directory)])
-        self._pool = QueryPool(settings.view_query_processes)
+        self._process = context.process
+        self._pool = queries
         self._waiting = 0
+        self._was_clean = True
         self._is_closed = False
         self._tasks: set[asyncio.Task[None]] = set()
         self.queries_total = 0
@@ -129,14 +132,21 @@ class Views:
 
     # -- its life --------------------------------------------------------------------------
 
-    def start(self) -> None:
-        """Take up every view where its file stands. Nothing here refuses a start, or waits."""
+    def start(self, ahead: frozenset[int], *, was_clean: bool) -> None:
+        """Take up every view where its file stands. Nothing here refuses a start, or waits.
+
+        `ahead`: views of which `judge_files` removed files. `was_clean`: how the server stopped.
+        """
+        self._was_clean = was_clean
         self._table.on_put = self._put_row
         self._table.on_gone = self._gone_row
         self._commits.observers.append(self.observe)
         self._spawn(self._tidy())
         for row in self._table:
             self._put_row(row)
+            if row.view_id in ahead:
+                self._views[row.view_id].note_ahead()
+        self._was_clean = True
         if len(self._table):
             self._spawn(self._pool.warm())
 
@@ -147,7 +157,8 @@ class Views:
         if not gone:
             return
         try:
-            await asyncio.to_thread(tidy, self._directory, {str(view_id) for view_id in gone})
+            names = {str(view_id) for view_id in gone}
+            await self._context.offload.run(partial(tidy, self._directory, names))
         except OSError as error:
             log.warning("the folder of the views cannot be read: %s", error)
 
@@ -161,9 +172,8 @@ class Views:
             row.name,
             row.definition,
             self._directory / str(row.view_id),
-            self._store,
-            self._process,
-            max_bytes=self._settings.view_max_bytes,
+            self._context,
+            was_clean=self._was_clean,
         )
         self._by_topic.setdefault(row.topic, []).append(view)
         self._spawn(view.start())
@@ -328,6 +338,8 @@ class Views:
     async def rebuild(self, topic: str, name: str, *, skip_seq: int | None) -> ViewState:
         """Build a view anew, or pass the record at which it stands still. Raises `TopicsError`."""
         view = self.view(topic, name)
+        if not view.is_started:
+            raise TopicsError(Code.NOT_READY, f"view {name} is still being opened", {"view": name})
         if skip_seq is None:
             view.rebuild()
         elif not await view.skip(skip_seq):

@@ -10,30 +10,38 @@ from __future__ import annotations
 import asyncio
 import heapq
 from collections.abc import Callable
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Final
 
-from topics_server.engine.store import Store
+import xxhash
+
 from topics_server.engine.topic.topic import Topic
 from topics_server.runtime.metrics import log
 from topics_server.values.errors import Code, TopicsError
 from topics_server.values.model import OnDelete, ViewDefinition
 from topics_server.views.answers import ViewState, ViewStatus
-from topics_server.views.build import Build, is_ahead
-from topics_server.views.messages import FileFacts, Open, Remove
-from topics_server.views.processes import ProcessDied, ViewProcess
+from topics_server.views.build import Build, ViewContext, is_ahead
+from topics_server.views.messages import Answer, FileFacts, Open, Remove, Unreadable
+from topics_server.views.processes import ProcessDied
 from topics_server.views.view_file import files_in, remove_directory
 
 _OPEN_SECONDS: Final = 60.0
 # Deletes of so long are one rebuild.
 _DELETES_S: Final = 1.0
+_RETRY_S: Final = 1.0
 
 Listener = Callable[[], None]
 
 
 class View:
-    """A view of one topic name. `directory` holds its files, which nothing else writes."""
+    """A view of one topic name. `directory` holds its files, which nothing else writes.
+
+    `is_started`: those files are taken up.
+    `was_clean`: the server stopped cleanly, or the view is new; otherwise its files may lack
+    deletes.
+    """
 
     def __init__(
         self,
@@ -41,10 +49,9 @@ class View:
         name: str,
         definition: ViewDefinition,
         directory: Path,
-        store: Store,
-        process: ViewProcess,
+        context: ViewContext,
         *,
-        max_bytes: int,
+        was_clean: bool = True,
     ) -> None:
         self.topic_name = topic_name
         self.name = name
@@ -53,79 +60,117 @@ class View:
         self.next: Build | None = None
         self.rebuilds_total = 0
         self._directory = directory
-        self._store = store
-        self._process = process
-        self._max_bytes = max_bytes
+        self._context = context
+        self._store = context.store
+        self._was_clean = was_clean
+        # Deletes of the topic since the start; each build notes how many preceded it.
+        self._deletes = 0
         self._numbers = count(1)
         self._waiters: list[tuple[int, int, asyncio.Future[None]]] = []
         self._ticks = count()
         self._listeners: list[Listener] = []
         # Those who wait for a file to query.
         self._callers: list[asyncio.Future[None]] = []
-        self._changing = asyncio.Lock()
         self._endings: set[asyncio.Task[None]] = set()
         self._delete_timer: asyncio.TimerHandle | None = None
+        self.is_started = False
         self._is_closed = False
 
     # -- files and topics ------------------------------------------------------------------
 
     async def start(self) -> None:
         """Take up the files that are there, as far as they fit the topic; begin what is missing."""
-        async with self._changing:
+        files = await self._context.offload.run(partial(files_in, self._directory))
+        if files:
+            self._numbers = count(files[-1][0] + 1)
+        for _, path in reversed(files):
+            facts = await self._facts(path)
+            if self._is_closed:
+                return
             topic = self._topic()
-            files = await asyncio.to_thread(files_in, self._directory)
-            if files:
-                self._numbers = count(files[-1][0] + 1)
-            for _, path in reversed(files):
-                facts = None if topic is None else await self._facts(path)
-                if topic is None or facts is None or not self._fits(facts, topic):
-                    await self._remove(path)
-                elif facts.is_ready and self.active is None:
-                    # An older definition answers until the present one has caught up.
-                    self.active = self._resume(path, facts, topic)
-                elif self._is_present(facts) and self.active is None and self.next is None:
-                    self.next = self._resume(path, facts, topic)
-                else:
-                    await self._remove(path)
-            if topic is not None:
-                self._begin_missing(topic)
+            if topic is None or facts is None or not self._fits(facts, topic):
+                await self._remove(path)
+            elif facts.is_ready and self.active is None:
+                # An older definition answers until the present one has caught up.
+                self.active = self._resume(path, facts, topic)
+            elif self._is_resumable(facts):
+                self.next = self._resume(path, facts, topic)
+            else:
+                await self._remove(path)
+        if self._is_closed:
+            return
+        self.is_started = True
+        topic = self._topic()
+        if topic is not None:
+            self._begin_missing(topic)
 
     async def _facts(self, path: str) -> FileFacts | None:
-        try:
-            answer = await self._process.ask(Open(path, self._max_bytes), seconds=_OPEN_SECONDS)
-        except ProcessDied:
-            return None
-        if isinstance(answer, FileFacts):
-            return answer
-        log.warning("the file of view %s is built anew: %r", self.name, answer)
+        """What a file says of itself; None for one that is damaged or no file of a view.
+
+        A disk that fails, or a process that dies, says nothing about the file: ask again.
+        """
+        while not self._is_closed:
+            answer: Answer | None
+            try:
+                answer = await self._context.process.ask(
+                    Open(path, self._context.max_bytes), seconds=_OPEN_SECONDS
+                )
+            except ProcessDied:
+                answer = None
+            if isinstance(answer, FileFacts):
+                return answer
+            if isinstance(answer, Unreadable):
+                log.warning("a file of view %s is built anew: %s", self.name, answer.message)
+                return None
+            log.warning("a file of view %s cannot be opened now: %r", self.name, answer)
+            await asyncio.sleep(_RETRY_S)
         return None
 
     def _fits(self, facts: FileFacts, topic: Topic) -> bool:
         """Whether a file shows what the topic holds now."""
         if facts.topic_id != str(topic.topic_id) or facts.epoch != topic.epoch:
             return False
-        if is_ahead(facts, topic.log.head_seq, topic.log.holes):
-            log.warning(
-                "view %s of %s is built anew: it holds records that the log lost",
-                self.name,
-                self.topic_name,
-            )
-            self.rebuilds_total += 1
+        if is_ahead(facts, topic.log, topic.applied_lsn):
+            self.note_ahead()
             return False
         return True
 
-    def _is_present(self, facts: FileFacts) -> bool:
-        return _same(facts.definition, self.definition)
+    def note_ahead(self) -> None:
+        """A file of the view held what the log lost: it is built anew."""
+        log.warning(
+            "view %s of %s is built anew: it holds what the log lost", self.name, self.topic_name
+        )
+        self.rebuilds_total += 1
+
+    def _is_resumable(self, facts: FileFacts) -> bool:
+        """Whether a build that did not catch up may go on."""
+        is_needed = self.active is None and self.next is None
+        return is_needed and not self._is_stale(facts) and _same(facts.definition, self.definition)
+
+    def _is_stale(self, facts: FileFacts) -> bool:
+        """Whether a file may hold records that were deleted, and must not.
+
+        After a kill nobody knows which deletes the file reflects.
+        """
+        if self.definition.on_delete is not OnDelete.REBUILD:
+            return False
+        was_kept = facts.definition.on_delete is not OnDelete.REBUILD
+        return facts.is_stale or was_kept or not self._was_clean
 
     def _resume(self, path: str, facts: FileFacts, topic: Topic) -> Build:
         build = self._build(path, topic, facts.definition)
+        if self._is_stale(facts):
+            build.deletes_seen = -1
         build.start(facts)
         return build
 
     def _begin_missing(self, topic: Topic) -> None:
-        if self.active is None:
+        active = self.active
+        if active is None:
             self.active, self.next = self.next or self._new(topic), None
-        elif not _same(self.active.definition, self.definition) and self.next is None:
+        elif self.next is None and not (
+            _same(active.definition, self.definition) and active.deletes_seen >= 0
+        ):
             self.next = self._new(topic)
 
     def _new(self, topic: Topic) -> Build:
@@ -137,12 +182,11 @@ class View:
     def _build(self, path: str, topic: Topic, definition: ViewDefinition) -> Build:
         return Build(
             path,
-            self._store,
-            self._process,
+            self._context,
             self,
             topic=topic,
             definition=definition,
-            max_bytes=self._max_bytes,
+            deletes_seen=self._deletes,
         )
 
     def _topic(self) -> Topic | None:
@@ -154,7 +198,7 @@ class View:
 
     async def _remove(self, path: str) -> None:
         try:
-            await self._process.ask(Remove(path), seconds=_OPEN_SECONDS)
+            await self._context.process.ask(Remove(path), seconds=_OPEN_SECONDS)
         except ProcessDied:
             pass
 
@@ -164,28 +208,35 @@ class View:
         """Compute this from now on; what answers now goes on until that has caught up."""
         old = self.definition
         self.definition = definition
-        if not _same(old, definition):
+        purges = definition.on_delete is OnDelete.REBUILD is not old.on_delete
+        if purges or not _same(old, definition):
             self.rebuild()
 
     def rebuild(self) -> None:
         """Build the view anew beside what answers now."""
         topic = self._topic()
-        if topic is None or self._is_closed:
+        if topic is None or not self._is_at_work:
             return
         self.rebuilds_total += 1
         if self.next is not None:
             self._end(self.next)
-        if self.active is not None and not self.active.is_ready:
+        if self.active is None or not self.active.is_ready:
             # Nothing whole to answer from meanwhile: start over at once.
-            self._end(self.active)
+            if self.active is not None:
+                self._end(self.active)
             self.active, self.next = self._new(topic), None
         else:
             self.next = self._new(topic)
 
+    @property
+    def _is_at_work(self) -> bool:
+        """Whether the files are taken up; before that `start` sees every change itself."""
+        return self.is_started and not self._is_closed
+
     def note_topic(self) -> None:
         """The topic is there, or there again: begin if nothing is under way."""
         topic = self._topic()
-        if topic is None or self._is_closed:
+        if topic is None or not self._is_at_work:
             return
         if self.active is not None and self.active.topic_id != topic.topic_id:
             self._reset()
@@ -193,6 +244,7 @@ class View:
 
     def note_delete(self) -> None:
         """Records of the topic were deleted: build anew, if the definition wants that."""
+        self._deletes += 1
         if self.definition.on_delete is not OnDelete.REBUILD or self._is_closed:
             return
         if self._delete_timer is None:
@@ -201,11 +253,14 @@ class View:
 
     def _rebuild_after_deletes(self) -> None:
         self._delete_timer = None
-        if self.next is not None:
-            # One that began before the deletes may have read what is gone; one after another.
-            self.note_delete()
+        if self.definition.on_delete is not OnDelete.REBUILD or self._is_closed:
             return
-        self.rebuild()
+        if self.next is not None or not self.is_started:
+            # One that began before the deletes may have read what is gone; one after another.
+            loop = asyncio.get_running_loop()
+            self._delete_timer = loop.call_later(_DELETES_S, self._rebuild_after_deletes)
+        elif self.active is None or self.active.deletes_seen < self._deletes:
+            self.rebuild()
 
     async def skip(self, seq: int) -> bool:
         """Pass the record at which a build stands still; whether one does."""
@@ -228,10 +283,14 @@ class View:
     async def remove(self) -> None:
         """The view is gone, with its files."""
         self._is_closed = True
+        if self._delete_timer is not None:
+            self._delete_timer.cancel()
         self._reset()
         self._wake_all()
         await asyncio.gather(*self._endings, return_exceptions=True)
-        await asyncio.to_thread(remove_directory, self._directory)
+        for _, path in await self._context.offload.run(partial(files_in, self._directory)):
+            await self._remove(path)
+        await self._context.offload.run(partial(remove_directory, self._directory))
 
     async def close(self) -> None:
         """The server stops: files stay as they are."""
@@ -240,6 +299,9 @@ class View:
             self._delete_timer.cancel()
         builds = [build for build in (self.active, self.next) if build is not None]
         await asyncio.gather(*(build.stop() for build in builds))
+        if self.definition.on_delete is OnDelete.REBUILD:
+            stale = [build for build in builds if build.deletes_seen < self._deletes]
+            await asyncio.gather(*(build.mark_stale() for build in stale), return_exceptions=True)
         await asyncio.gather(*self._endings, return_exceptions=True)
 
     # -- what builds tell (`build.BuildEvents`) ---------------------------------------------
@@ -281,7 +343,7 @@ class View:
             self.next = None
         elif build is self.active:
             self.active = None
-        if topic is not None and not self._is_closed:
+        if topic is not None and self._is_at_work:
             self._begin_missing(topic)
 
     @property
@@ -296,16 +358,16 @@ class View:
         """Every record up to it is in what answers queries now."""
         return 0 if self.active is None else self.active.processed_seq
 
-    @property
-    def etag(self) -> str:
-        """The tag of what a query would answer now."""
-        return self.etag_at(self.processed_seq)
+    def etag(self, sql: str, seq: int | None = None) -> str:
+        """The tag of an answer to this query that reflects `seq`; by default, of one given now.
 
-    def etag_at(self, seq: int) -> str:
-        """The tag of an answer that reflects `seq`: which file answered, and how far it was."""
-        build = "" if self.active is None else Path(self.active.path).stem
-        topic_id = 0 if self.active is None else self.active.topic_id
-        return f'"{topic_id:x}-{build}-{seq}"'
+        It names what the rows depend on: the view, the topic, the file, the statement.
+        """
+        active = self.active
+        seq = self.processed_seq if seq is None else seq
+        build = "" if active is None else f"{active.topic_id:x}-{Path(active.path).stem}"
+        statement = xxhash.xxh3_64_hexdigest(sql.encode())
+        return f'"{self._directory.name}-{build}-{seq}-{statement}"'
 
     async def until_open(self, seconds: float) -> None:
         """Wait until there is a file to query, or the time is up."""

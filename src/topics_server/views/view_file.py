@@ -2,9 +2,10 @@
 
 The rows and `processed_seq` change in one transaction, so each record counts once, however often a
 batch is sent. Besides the tables of the definition the file has one table of the server,
-`_topics_view`, with one row: which incarnation of the topic was read, how far, which gaps were met,
-whether the build ever caught up, and the definition, so that an older file can be queried while its
-successor is built. Runs in helper processes only: called by `apply_worker` and `query_worker`.
+`_topics_view`, with one row: which incarnation of the topic was read, how far, the topic's last
+entry by then, which gaps were met, whether the build ever caught up, and the definition, so that an
+older file can be queried while its successor is built. Runs in helper processes only: called by
+`apply_worker` and `query_worker`.
 """
 
 from __future__ import annotations
@@ -23,14 +24,15 @@ from topics_server.values.model import ViewDefinition
 from topics_server.views.messages import Batch, FileFacts
 from topics_server.views.sandbox import OWN_PREFIX, Mode, Sandbox, add_dates
 
-_VERSION: Final = 1
+_VERSION: Final = 2
 _TABLE: Final = f"{OWN_PREFIX}_view"
 _HEAP_BYTES: Final = 256 * MIB
 _SCHEMA_SECONDS: Final = 5.0
 # A batch that takes longer is stopped, and the record at work is named.
 BATCH_SECONDS: Final = 10.0
 _COLUMNS: Final = (
-    "version, topic_id, epoch, processed_seq, known_from_seq, is_ready, gaps, definition"
+    "version, topic_id, epoch, processed_seq, known_from_seq, is_ready, gaps, definition, lsn, "
+    "is_stale"
 )
 
 
@@ -109,10 +111,10 @@ class ViewFile:
             make_tables(sandbox, definition)
             sandbox.own(
                 f"CREATE TABLE {_TABLE} (version, topic_id TEXT, epoch, processed_seq, "
-                "known_from_seq, is_ready, gaps, definition)"
+                "known_from_seq, is_ready, gaps, definition, lsn, is_stale)"
             )
             sandbox.own(
-                f"INSERT INTO {_TABLE} ({_COLUMNS}) VALUES (?, ?, ?, 0, 1, 0, '[]', ?)",
+                f"INSERT INTO {_TABLE} ({_COLUMNS}) VALUES (?, ?, ?, 0, 1, 0, '[]', ?, 0, 0)",
                 (_VERSION, topic_id, epoch, msgspec.json.encode(definition).decode()),
             )
             sandbox.own("COMMIT")
@@ -128,6 +130,7 @@ class ViewFile:
         """A file that is there. Raises `sqlite3.Error`, `ValueError` if it is no view's file."""
         found = cls(path, max_bytes=max_bytes)
         try:
+            found._upgrade()
             facts = found.facts()
         except BaseException:
             found.close()
@@ -140,6 +143,17 @@ class ViewFile:
         self._apply = definition.apply
         add_dates(self._sandbox)
         self._sandbox.learn_tables()
+
+    def _upgrade(self) -> None:
+        """Give a file of version 1 the columns that it lacks."""
+        own = self._sandbox.own
+        if own(f"SELECT version FROM {_TABLE}") != [(1,)]:
+            return
+        own("BEGIN IMMEDIATE")
+        own(f"ALTER TABLE {_TABLE} ADD COLUMN lsn DEFAULT 0")
+        own(f"ALTER TABLE {_TABLE} ADD COLUMN is_stale DEFAULT 0")
+        own(f"UPDATE {_TABLE} SET version = {_VERSION}")
+        own("COMMIT")
 
     def facts(self) -> FileFacts:
         """What the file says of itself."""
@@ -170,11 +184,12 @@ class ViewFile:
             gaps = [*facts.gaps, *(gap for gap in batch.gaps if gap[0] <= upto_seq)]
             own(
                 f"UPDATE {_TABLE} SET processed_seq = ?, known_from_seq = max(known_from_seq, ?), "
-                "gaps = ?",
+                "gaps = ?, lsn = max(lsn, ?)",
                 (
                     upto_seq,
                     min(batch.known_from_seq, upto_seq + 1),
                     msgspec.json.encode(gaps).decode(),
+                    batch.lsn,
                 ),
             )
             own("COMMIT")
@@ -199,7 +214,7 @@ class ViewFile:
                         for statement in statements:
                             cursor.execute(statement, row).fetchmany(0)
             except (sqlite3.Error, sqlite3.Warning, MemoryError, ValueError) as error:
-                if _is_of_disk(error):
+                if is_of_disk(error):
                     raise
                 failure = refused(error, self._sandbox, statement)
                 raise FailedRecord(rows.seq, statement, failure.message) from None
@@ -216,6 +231,10 @@ class ViewFile:
     def mark_ready(self) -> None:
         """The build has caught up: from now on this file answers queries."""
         self._sandbox.own(f"UPDATE {_TABLE} SET is_ready = 1")
+
+    def mark_stale(self) -> None:
+        """Records that the file applied were deleted."""
+        self._sandbox.own(f"UPDATE {_TABLE} SET is_stale = 1")
 
     def close(self) -> None:
         """Let go of the file."""
@@ -262,18 +281,26 @@ def _is_write(statement: str) -> bool:
     )
 
 
-def _is_of_disk(error: Exception) -> bool:
-    """Whether the disk or another process is at fault, not the statement."""
+def is_of_disk(error: Exception) -> bool:
+    """Whether the disk or another process is at fault, not the statement or the file."""
+    if isinstance(error, OSError):
+        return not isinstance(error, FileNotFoundError)
     if not isinstance(error, sqlite3.OperationalError):
         return False
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-    return code in (
+    return code in _DISK_CODES
+
+
+_DISK_CODES: Final = frozenset(
+    {
         sqlite3.SQLITE_FULL,
         sqlite3.SQLITE_IOERR,
         sqlite3.SQLITE_BUSY,
+        sqlite3.SQLITE_PERM,
         sqlite3.SQLITE_CANTOPEN,
         sqlite3.SQLITE_READONLY,
-    )
+    }
+)
 
 
 def make_tables(sandbox: Sandbox, definition: ViewDefinition) -> None:
@@ -326,7 +353,8 @@ def facts_of(sandbox: Sandbox) -> FileFacts:
     rows = sandbox.own(f"SELECT {_COLUMNS} FROM {_TABLE}")
     if len(rows) != 1 or rows[0][0] != _VERSION:
         raise ValueError("not a file of a view, or of a newer version")
-    _, topic_id, epoch, processed_seq, known_from_seq, is_ready, gaps, definition = rows[0]
+    _, topic_id, epoch, processed_seq, known_from_seq, *rest = rows[0]
+    is_ready, gaps, definition, lsn, is_stale = rest
     return FileFacts(
         topic_id=topic_id,
         epoch=epoch,
@@ -335,6 +363,8 @@ def facts_of(sandbox: Sandbox) -> FileFacts:
         is_ready=bool(is_ready),
         gaps=msgspec.json.decode(gaps, type=list[tuple[int, int]]),
         definition=msgspec.json.decode(definition, type=ViewDefinition),
+        lsn=lsn,
+        is_stale=bool(is_stale),
     )
 
 
@@ -348,12 +378,23 @@ def check_definition(definition: ViewDefinition) -> None:
 
 
 def remove(path: str) -> None:
-    """Remove a file of a view and what the database keeps beside it."""
+    """Remove a file of a view and what the database keeps beside it, durably.
+
+    A file that came back after a power cut could hold records that its topic lost long ago.
+    """
+    is_there = False
     for suffix in ("-wal", "-shm", "-journal", ""):
         try:
             os.unlink(path + suffix)
+            is_there = True
         except FileNotFoundError:
             pass
+    if is_there:
+        directory = os.open(os.path.dirname(path) or ".", os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
 
 
 def bytes_of(path: str) -> int:

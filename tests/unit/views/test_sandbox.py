@@ -29,7 +29,7 @@ def _defined(apply: str, schema: str = _TABLE) -> ViewDefinition:
     )
 
 
-def batch(*datas: bytes, from_seq: int = 0) -> Batch:
+def batch(*datas: bytes, from_seq: int = 0, lsn: int = 0) -> Batch:
     """Records of JSON behind `from_seq`."""
     count = len(datas)
     seqs = list(range(from_seq + 1, from_seq + count + 1))
@@ -37,6 +37,7 @@ def batch(*datas: bytes, from_seq: int = 0) -> Batch:
     return Batch(
         from_seq=from_seq,
         upto_seq=from_seq + count,
+        lsn=lsn,
         known_from_seq=1,
         gaps=[],
         seqs=seqs,

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from tests.unit.views.test_sandbox import batch
+from topics_server.engine.log.log import Log
 from topics_server.values.model import Hole, LossReason, OnDelete
 from topics_server.views.build import is_ahead
 from topics_server.views.definition import make_definition, split_statements
@@ -80,8 +83,26 @@ def test_a_statement_cannot_end_the_transaction(path: str, verb: str) -> None:
     file.close()
 
 
-def _facts(processed_seq: int, *gaps: tuple[int, int]) -> FileFacts:
-    return FileFacts("1", 1, processed_seq, 1, True, list(gaps), _DEFINITION)
+def test_a_file_of_version_1_gets_the_columns_it_lacks(path: str) -> None:
+    """Files of the first version have no `lsn` and no `is_stale`; their rows stay."""
+    file = ViewFile.create(path, _DEFINITION, "1", 1, max_bytes=_BYTES)
+    file.apply(batch(b"1", b"2"))
+    file.close()
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("ALTER TABLE _topics_view DROP COLUMN lsn")
+        connection.execute("ALTER TABLE _topics_view DROP COLUMN is_stale")
+        connection.execute("UPDATE _topics_view SET version = 1")
+    file = ViewFile.open(path, max_bytes=_BYTES)
+    file.apply(batch(b"3", from_seq=2, lsn=7))
+    facts = file.facts()
+    assert (facts.processed_seq, facts.lsn, facts.is_stale) == (3, 7, False)
+    file.mark_stale()
+    assert file.facts().is_stale
+    file.close()
+
+
+def _facts(processed_seq: int, *gaps: tuple[int, int], lsn: int = 0) -> FileFacts:
+    return FileFacts("1", 1, processed_seq, 1, True, list(gaps), _DEFINITION, lsn)
 
 
 @pytest.mark.parametrize(
@@ -98,15 +119,23 @@ def _facts(processed_seq: int, *gaps: tuple[int, int]) -> FileFacts:
         (_facts(10, (3, 4)), 20, [(3, 4)], False),
         (_facts(10, (3, 8)), 20, [(5, 6)], False),
         (_facts(10, (3, 5)), 20, [(3, 6)], True),
+        # The file stands inside a hole that grew since, at its end.
+        (_facts(10, (3, 10)), 20, [(3, 15)], False),
+        (_facts(10, (6, 10), (3, 5)), 20, [(3, 15)], False),
         (_facts(0), 1000, [(1, 1000)], False),
+        # The file reflects the log's last entry, and one that the log does not have any more.
+        (_facts(10, lsn=5), 10, [], False),
+        (_facts(10, lsn=6), 10, [], True),
     ],
 )
 def test_a_file_is_ahead_when_its_log_lost_what_it_processed(
     facts: FileFacts, head: int, holes: list[tuple[int, int]], expected: bool
 ) -> None:
     """The rule that `kill -9` never shows: after a power cut the log may hold less."""
-    found = [Hole(first, last, LossReason.RESTART) for first, last in holes]
-    assert is_ahead(facts, head, found) is expected
+    log = Log()
+    log.head_seq = head
+    log.holes = [Hole(first, last, LossReason.RESTART) for first, last in holes]
+    assert is_ahead(facts, log, 5) is expected
 
 
 @pytest.mark.parametrize(

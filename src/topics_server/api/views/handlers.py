@@ -110,11 +110,11 @@ async def named_query(state: ServerState, request: Request) -> Response:
     view = views.view(request.name, name)
     sent = request.headers.get(b"if-none-match", b"")
     # The tag names what answered: a build of the view, and how far it was.
-    if sent and view.etag.encode() in sent and (after is None or view.processed_seq >= after):
-        return Response(304, b"", _cache_headers(view.etag))
+    if sent and view.etag(sql).encode() in sent and (after is None or view.processed_seq >= after):
+        return Response(304, b"", _cache_headers(view.etag(sql)))
     rows = await views.query(request.name, name, sql, params_of(asked), after=after)
     body = render_rows(name, rows, request.elapsed_ms())
-    return Response(200, body, _cache_headers(view.etag_at(rows.processed_seq)))
+    return Response(200, body, _cache_headers(view.etag(sql, rows.processed_seq)))
 
 
 def _cache_headers(etag: str) -> tuple[tuple[bytes, bytes], ...]:
