@@ -17,7 +17,6 @@ import msgspec
 
 from topics_server.engine.answers import Page, ReadRequest
 from topics_server.engine.commit.notifier import Notifier
-from topics_server.engine.log.log import Log
 from topics_server.engine.ports import Offload
 from topics_server.engine.store import Store
 from topics_server.engine.topic.topic import Topic
@@ -56,6 +55,7 @@ _RETRY_S: Final = 1.0
 _ANSWER_SECONDS: Final = 30.0
 # How often a process may die of one batch before the batch is held to be at fault.
 _DEATHS_MAX: Final = 2
+_TRIES_MAX: Final = 3
 # Holes of a log: seqs that have no record and never had one that may be read.
 _HOLES: Final = frozenset({LossReason.RESTART, LossReason.DAMAGED, LossReason.SOURCE_TRIM})
 
@@ -97,29 +97,6 @@ class BuildEvents(Protocol):
     def is_awaited(self) -> bool:
         """Whether somebody waits for records to be processed."""
         ...
-
-
-def is_ahead(facts: FileFacts, log: Log, lsn: int) -> bool:
-    """Whether a file reflects what its topic's log does not have any more.
-
-    After a power cut recovery may lower what a log holds: its last entry, `lsn`, is older than one
-    that the file reflects (an append, or a delete that is undone); its head is below what the file
-    processed; or there is a hole at or below it that the file never passed.
-    """
-    if facts.lsn > lsn or facts.processed_seq > log.head_seq:
-        return True
-    return any(
-        _has_more(hole.first_seq, min(hole.last_seq, facts.processed_seq), facts.gaps)
-        for hole in log.holes
-    )
-
-
-def _has_more(first: int, last: int, gaps: list[tuple[int, int]]) -> bool:
-    """Whether a seq of `first..last` lies in no gap."""
-    for gap_first, gap_last in sorted(gaps):
-        if gap_first <= first <= gap_last:
-            first = gap_last + 1
-    return first <= last
 
 
 class Build:
@@ -193,8 +170,18 @@ class Build:
 
     async def mark_stale(self) -> None:
         """Note in the file that its view is to be rebuilt at the next start."""
-        if self.is_open:
-            await self._process.ask(MarkStale(self.path), seconds=_ANSWER_SECONDS)
+        for _ in range(_TRIES_MAX if self.is_open else 0):
+            try:
+                # The process may be another one by now, which has no file open.
+                await self._process.ask(
+                    Open(self.path, self._context.max_bytes), seconds=_ANSWER_SECONDS
+                )
+                answer = await self._process.ask(MarkStale(self.path), seconds=_ANSWER_SECONDS)
+            except ProcessDied:
+                continue
+            if isinstance(answer, Done):
+                return
+        log.warning("a view of %s may show deleted records until it is rebuilt", self._name)
 
     def want(self) -> None:
         """Somebody waits: apply what there is without a pause."""
@@ -259,14 +246,23 @@ class Build:
         if has_more:
             await self._apply(page)
         if not self.is_ready and page.caught_up:
-            answer = await self._ask(MarkReady(self.path))
-            if isinstance(answer, Done):
-                self.is_ready = True
-                self._events.caught_up(self)
+            await self._mark_ready()
         elif not has_more:
             await self._changed.wait()
         elif not self._events.is_awaited:
             await self._pause()
+
+    async def _mark_ready(self) -> None:
+        answer = await self._ask(MarkReady(self.path))
+        if isinstance(answer, Done):
+            self.is_ready = True
+        elif isinstance(answer, Moved):
+            # The process is another one. The one before may have marked the file.
+            await self._open()
+        else:
+            await self._rest(answer)
+        if self.is_ready:
+            self._events.caught_up(self)
 
     async def _pause(self) -> None:
         self._wanted.clear()

@@ -1,9 +1,10 @@
-"""Removes files of views that reflect what their topics lost, before the server is ready.
+"""Finds files of views that reflect what their topics lost.
 
 Recovery may lower what a log holds: its journal ends earlier than it did before a power cut. Right
-behind recovery the log's last entry and its holes tell which files are ahead of it. New entries
-would hide that, since they use the same numbers again and may evict a hole; so every start behind
-an unclean stop judges the files first. Called by `node`.
+behind recovery the log's last entry, its head and its holes tell which files are ahead of it. New
+entries hide that: they use the numbers of lost ones again, and may evict a hole. So `node/boot`
+notes the facts of the logs before anything is written, a start behind an unclean stop removes such
+files before the server is ready, and a view compares what it opens later with these facts.
 """
 
 from __future__ import annotations
@@ -12,44 +13,110 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+import msgspec
+
 from topics_server.engine.ports import Offload
 from topics_server.engine.topic.registry import Registry
+from topics_server.engine.topic.topic import Topic
 from topics_server.runtime.metrics import log
-from topics_server.views.build import is_ahead
-from topics_server.views.messages import FileFacts, Open, Remove
+from topics_server.values.model import Hole
+from topics_server.views.messages import Answer, FileFacts, Open, Remove
 from topics_server.views.processes import Applying, ProcessDied
 from topics_server.views.view_file import files_in
 from topics_server.views.view_table import ViewTable
 
 _SECONDS: Final = 15.0
+_TRIES_MAX: Final = 3
+# A view opens its files again with its own bound.
+_ANY_BYTES: Final = 1 << 50
+
+
+class LogFacts(msgspec.Struct, frozen=True):
+    """A topic's log right behind recovery. `lsn`: its last entry."""
+
+    head_seq: int
+    lsn: int
+    holes: tuple[Hole, ...]
+
+
+class Recovered(msgspec.Struct, frozen=True):
+    """How the server started. `logs`: by topic id. `ahead`: views of which files were removed."""
+
+    logs: dict[int, LogFacts]
+    was_clean: bool
+    ahead: frozenset[int] = frozenset()
+
+
+def facts_of_log(topic: Topic) -> LogFacts:
+    """The facts of a topic's log now."""
+    return LogFacts(topic.log.head_seq, topic.applied_lsn, tuple(topic.log.holes))
+
+
+def is_ahead(facts: FileFacts, log_facts: LogFacts) -> bool:
+    """Whether a file reflects what its topic's log does not have any more.
+
+    The log's last entry is older than one that the file reflects (an append, or a delete that is
+    undone); its head is below what the file processed; or there is a hole at or below it that the
+    file never passed.
+    """
+    if facts.lsn > log_facts.lsn or facts.processed_seq > log_facts.head_seq:
+        return True
+    return any(
+        _has_more(hole.first_seq, min(hole.last_seq, facts.processed_seq), facts.gaps)
+        for hole in log_facts.holes
+    )
+
+
+def _has_more(first: int, last: int, gaps: list[tuple[int, int]]) -> bool:
+    """Whether a seq of `first..last` lies in no gap."""
+    for gap_first, gap_last in sorted(gaps):
+        if gap_first <= first <= gap_last:
+            first = gap_last + 1
+    return first <= last
 
 
 async def judge_files(
-    table: ViewTable, registry: Registry, directory: Path, process: Applying, offload: Offload
-) -> frozenset[int]:
-    """Remove every file that is ahead of its log; the ids of the views that it belonged to.
+    table: ViewTable,
+    registry: Registry,
+    directory: Path,
+    process: Applying,
+    offload: Offload,
+    *,
+    was_clean: bool,
+) -> Recovered:
+    """Note the logs of all views; behind an unclean stop, remove every file that is ahead of its.
 
-    Never refuses a start: a file that cannot be opened now is looked at again by its view.
+    Called before anything is written. Never refuses a start: a file that cannot be opened now is
+    compared again by its view.
     """
+    topics = {row.topic: registry.find(row.topic) for row in table}
+    logs = {topic.topic_id: facts_of_log(topic) for topic in topics.values() if topic is not None}
     ahead: set[int] = set()
-    try:
-        for row in table:
-            topic = registry.find(row.topic)
-            if topic is None:
-                continue  # its view removes what is there
-            for _, path in await offload.run(partial(files_in, directory / str(row.view_id))):
-                # The largest bound: the view opens the file again with its own.
-                facts = await process.ask(Open(path, _ANY_BYTES), seconds=_SECONDS)
-                if (
-                    isinstance(facts, FileFacts)
-                    and facts.topic_id == str(topic.topic_id)
-                    and is_ahead(facts, topic.log, topic.applied_lsn)
-                ):
-                    await process.ask(Remove(path), seconds=_SECONDS)
-                    ahead.add(row.view_id)
-    except (ProcessDied, OSError) as error:
-        log.warning("the files of views could not be judged: %s", error)
-    return frozenset(ahead)
+    for row in table if not was_clean else ():
+        topic = topics[row.topic]
+        if topic is None:
+            continue  # its view removes what is there
+        try:
+            files = await offload.run(partial(files_in, directory / str(row.view_id)))
+        except OSError as error:
+            log.warning("the files of view %s cannot be listed: %s", row.name, error)
+            continue
+        for _, path in files:
+            facts = await _ask(process, Open(path, _ANY_BYTES))
+            if (
+                isinstance(facts, FileFacts)
+                and facts.topic_id == str(topic.topic_id)
+                and is_ahead(facts, logs[topic.topic_id])
+            ):
+                await _ask(process, Remove(path))
+                ahead.add(row.view_id)
+    return Recovered(logs, was_clean, frozenset(ahead))
 
 
-_ANY_BYTES: Final = 1 << 50
+async def _ask(process: Applying, request: Open | Remove) -> Answer | None:
+    for _ in range(_TRIES_MAX):
+        try:
+            return await process.ask(request, seconds=_SECONDS)
+        except ProcessDied as died:
+            log.warning("a file of a view cannot be judged: %s", died)
+    return None

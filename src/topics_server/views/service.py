@@ -39,6 +39,7 @@ from topics_server.values.limits import (
 from topics_server.values.model import OnDelete, TopicType, ViewDefinition
 from topics_server.views.answers import ViewOutcome, ViewRows, ViewState
 from topics_server.views.build import ViewContext
+from topics_server.views.judge import Recovered
 from topics_server.views.messages import (
     Answer,
     Check,
@@ -107,6 +108,7 @@ class Views:
         commits: CommitPipeline,
         clock: Clock,
         settings: ViewSettings,
+        recovered: Recovered,
     ) -> None:
         self._table = table
         self._directory = directory
@@ -121,7 +123,7 @@ class Views:
         self._process = context.process
         self._pool = queries
         self._waiting = 0
-        self._was_clean = True
+        self._recovered = recovered
         self._is_closed = False
         self._tasks: set[asyncio.Task[None]] = set()
         self.queries_total = 0
@@ -132,21 +134,16 @@ class Views:
 
     # -- its life --------------------------------------------------------------------------
 
-    def start(self, ahead: frozenset[int], *, was_clean: bool) -> None:
-        """Take up every view where its file stands. Nothing here refuses a start, or waits.
-
-        `ahead`: views of which `judge_files` removed files. `was_clean`: how the server stopped.
-        """
-        self._was_clean = was_clean
+    def start(self) -> None:
+        """Take up every view where its file stands. Nothing here refuses a start, or waits."""
         self._table.on_put = self._put_row
         self._table.on_gone = self._gone_row
         self._commits.observers.append(self.observe)
         self._spawn(self._tidy())
         for row in self._table:
             self._put_row(row)
-            if row.view_id in ahead:
+            if row.view_id in self._recovered.ahead:
                 self._views[row.view_id].note_ahead()
-        self._was_clean = True
         if len(self._table):
             self._spawn(self._pool.warm())
 
@@ -173,7 +170,7 @@ class Views:
             row.definition,
             self._directory / str(row.view_id),
             self._context,
-            was_clean=self._was_clean,
+            recovered=self._recovered,
         )
         self._by_topic.setdefault(row.topic, []).append(view)
         self._spawn(view.start())

@@ -22,7 +22,8 @@ from topics_server.runtime.metrics import log
 from topics_server.values.errors import Code, TopicsError
 from topics_server.values.model import OnDelete, ViewDefinition
 from topics_server.views.answers import ViewState, ViewStatus
-from topics_server.views.build import Build, ViewContext, is_ahead
+from topics_server.views.build import Build, ViewContext
+from topics_server.views.judge import Recovered, facts_of_log, is_ahead
 from topics_server.views.messages import Answer, FileFacts, Open, Remove, Unreadable
 from topics_server.views.processes import ProcessDied
 from topics_server.views.view_file import files_in, remove_directory
@@ -39,8 +40,7 @@ class View:
     """A view of one topic name. `directory` holds its files, which nothing else writes.
 
     `is_started`: those files are taken up.
-    `was_clean`: the server stopped cleanly, or the view is new; otherwise its files may lack
-    deletes.
+    `recovered`: how the server started; behind an unclean stop its files may lack deletes.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class View:
         directory: Path,
         context: ViewContext,
         *,
-        was_clean: bool = True,
+        recovered: Recovered,
     ) -> None:
         self.topic_name = topic_name
         self.name = name
@@ -62,7 +62,7 @@ class View:
         self._directory = directory
         self._context = context
         self._store = context.store
-        self._was_clean = was_clean
+        self._recovered = recovered
         # Deletes of the topic since the start; each build notes how many preceded it.
         self._deletes = 0
         self._numbers = count(1)
@@ -130,7 +130,8 @@ class View:
         """Whether a file shows what the topic holds now."""
         if facts.topic_id != str(topic.topic_id) or facts.epoch != topic.epoch:
             return False
-        if is_ahead(facts, topic.log, topic.applied_lsn):
+        log_facts = self._recovered.logs.get(topic.topic_id) or facts_of_log(topic)
+        if is_ahead(facts, log_facts):
             self.note_ahead()
             return False
         return True
@@ -155,12 +156,12 @@ class View:
         if self.definition.on_delete is not OnDelete.REBUILD:
             return False
         was_kept = facts.definition.on_delete is not OnDelete.REBUILD
-        return facts.is_stale or was_kept or not self._was_clean
+        return facts.is_stale or was_kept or not self._recovered.was_clean
 
     def _resume(self, path: str, facts: FileFacts, topic: Topic) -> Build:
         build = self._build(path, topic, facts.definition)
-        if self._is_stale(facts):
-            build.deletes_seen = -1
+        # Deletes while the files were opened are not in it.
+        build.deletes_seen = -1 if self._is_stale(facts) else 0
         build.start(facts)
         return build
 

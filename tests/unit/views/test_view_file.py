@@ -1,4 +1,4 @@
-"""`view_file` and `build.is_ahead`: positions, failures, and what a file says of itself."""
+"""`view_file` and `judge.is_ahead`: positions, failures, and what a file says of itself."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 
 from tests.unit.views.test_sandbox import batch
-from topics_server.engine.log.log import Log
 from topics_server.values.model import Hole, LossReason, OnDelete
-from topics_server.views.build import is_ahead
 from topics_server.views.definition import make_definition, split_statements
+from topics_server.views.judge import LogFacts, is_ahead
 from topics_server.views.messages import FileFacts
 from topics_server.views.view_file import FailedRecord, MovedError, ViewFile
 
@@ -132,10 +131,8 @@ def test_a_file_is_ahead_when_its_log_lost_what_it_processed(
     facts: FileFacts, head: int, holes: list[tuple[int, int]], expected: bool
 ) -> None:
     """The rule that `kill -9` never shows: after a power cut the log may hold less."""
-    log = Log()
-    log.head_seq = head
-    log.holes = [Hole(first, last, LossReason.RESTART) for first, last in holes]
-    assert is_ahead(facts, log, 5) is expected
+    lost = tuple(Hole(first, last, LossReason.RESTART) for first, last in holes)
+    assert is_ahead(facts, LogFacts(head, 5, lost)) is expected
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,177 @@
+"""Defects of views that random runs found or meet seldom, as small tests of their own."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.model.views.view_disk import SimulatedApplier, SimulatedQuerier, ViewDisk
+from tests.model.views.viewed import definition_of
+from tests.model.world import World
+from tests.storage.fake_disk import Mode
+from topics_server.node.boot import Boot
+from topics_server.node.node import Node
+from topics_server.values.appends import decode_append
+from topics_server.values.model import Durability, OnDelete, TagMatch, TopicConfig
+
+
+class Bench:
+    """A sequence of nodes with the topic `t` and its view `v`, whose rows are all its records."""
+
+    def __init__(self, root: Path) -> None:
+        self.disk = disk = ViewDisk(random.Random(1), root)
+        # A power cut leaves the files of views as they are, the log as far as it was synced.
+        disk.lose_power = disk.kill  # type: ignore[method-assign]
+
+        class BenchBoot(Boot):
+            async def start(self) -> Node:
+                self.ground.views_dir = disk.root
+                self.ground.view_process = applier = SimulatedApplier(disk)
+                self.ground.view_queries = SimulatedQuerier(disk)
+                applier.may_die = False
+                return await super().start()
+
+        self.world = World(1, wal_fsync_interval_ms=600_000)
+        self.world.boot_type = BenchBoot
+        self.world.start()
+
+    @property
+    def node(self) -> Node:
+        """The running node."""
+        assert self.world.node is not None
+        return self.world.node
+
+    def put(self, durability: Durability, **changes: Any) -> None:
+        """Create or configure the topic."""
+        config = TopicConfig(durability=durability, **changes)
+        self.world.run(self.node.store.put_topic("t", config, keep_type=False))
+
+    def view(self, on_delete: OnDelete = OnDelete.KEEP) -> None:
+        """Define the view, and wait until it has caught up."""
+        self.world.run(self.node.views.put("t", "v", definition_of("audit", on_delete)))
+        self.settle()
+
+    def append(self, *numbers: int, tag: str = "a") -> int:
+        """Append records; the last seq."""
+        records = [{"data": {"n": n, "k": f"k{n}"}, "tag": tag} for n in numbers]
+        body = json.dumps({"records": records}).encode()
+        store = self.node.store
+        call = store.append("t", body, decode_append(body), header_key=None, config=None)
+        return int(self.world.run(call).last_seq)
+
+    def delete(self) -> None:
+        """Delete all records of tag a."""
+        self.world.run(self.node.store.delete("t", before_seq=None, match=TagMatch("a")))
+
+    def settle(self, seconds: float = 3.0) -> None:
+        """Let the view do what it has to."""
+        self.world.run(asyncio.sleep(seconds))
+
+    def crash(self, mode: Mode) -> None:
+        """Die and start again."""
+        self.world.crash(mode)
+        self.disk.kill()
+        self.world.start()
+
+    def rows(self, after: int | None = None) -> list[int]:
+        """The numbers of the records in the view."""
+        sql = "SELECT n FROM audit ORDER BY seq"
+        call = self.node.views.query("t", "v", sql, {}, after=after)
+        return [row[0] for row in json.loads(self.world.run(call).rows)]
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    """A bench in a folder of its own."""
+    found = Bench(tmp_path)
+    try:
+        yield found
+    finally:
+        found.world.abandon()
+        found.disk.kill()
+
+
+def test_after_passes_records_that_were_deleted_before_the_view_saw_them(bench: Bench) -> None:
+    """Guard: build.py, `_advance`: a wait for news must not swallow that the cursor moved."""
+    bench.put(Durability.MEMORY)
+    bench.view()
+
+    async def append_and_delete() -> None:
+        body = b'{"records":[{"data":{"n":1,"k":"k"},"tag":"a"}]}'
+        store = bench.node.store
+        await store.append("t", body, decode_append(body), header_key=None, config=None)
+        await store.delete("t", before_seq=None, match=TagMatch("a"))
+
+    for _ in range(20):
+        bench.world.run(append_and_delete())
+    began = bench.world.clock.monotonic_ms()
+    bench.rows(after=20)
+    assert bench.world.clock.monotonic_ms() - began < 1000
+
+
+def test_a_delete_that_a_power_cut_undid_is_undone_in_the_view(bench: Bench) -> None:
+    """Guard: judge.py, `is_ahead` compares the log's last entry, not only heads and holes."""
+    bench.put(Durability.FSYNC)
+    bench.append(1, 2, 3)
+    bench.put(Durability.MEMORY)
+    bench.delete()
+    bench.view()
+    assert bench.rows() == []
+    bench.crash("power")
+    bench.settle()
+    read = bench.node.store.state("t", touch=False).count
+    assert len(bench.rows()) == read
+
+
+def test_a_hole_that_is_evicted_at_once_hides_no_file_that_is_ahead(bench: Bench) -> None:
+    """Guard: node.py, the files are judged by the log as recovery left it."""
+    bench.put(Durability.MEMORY, cap_records=3)
+    bench.view()
+    bench.append(1, 2)
+    bench.settle()
+    assert bench.rows() == [1, 2]
+    bench.crash("power")
+    # Before the view's files are opened again: they evict the hole.
+    last = bench.append(11, 12, 13, 14, 15)
+    assert [n for n in bench.rows(after=last) if n < 10] == []
+
+
+@pytest.mark.parametrize("how", ["clean", "kill"])
+def test_a_delete_right_before_a_stop_is_not_forgotten(bench: Bench, how: str) -> None:
+    """Guard: view.py, `_is_stale`: the rebuild waits a second, and the stop comes first."""
+    bench.put(Durability.FSYNC)
+    bench.view(OnDelete.REBUILD)
+    bench.append(1, 2)
+    bench.append(3, tag="b")
+    bench.settle()
+    bench.delete()
+    assert bench.rows() == [1, 2, 3]
+    if how == "kill":
+        bench.crash("kill")
+    else:
+        bench.world.stop()
+        bench.world.start()
+    bench.settle()
+    assert bench.rows() == [3]
+
+
+def test_a_view_whose_files_are_being_opened_takes_changes(bench: Bench) -> None:
+    """Guard: view.py, `start` sees every change itself; nothing is made beside what it opens."""
+    bench.put(Durability.FSYNC)
+    bench.view()
+    bench.append(1, 2)
+    bench.settle()
+    bench.world.stop()
+    bench.world.start()
+    views = bench.node.views
+    bench.world.run(views.put("t", "v", definition_of("strict", OnDelete.KEEP)))
+    bench.settle()
+    sql = "SELECT n FROM t ORDER BY seq"
+    assert json.loads(bench.world.run(views.query("t", "v", sql, {})).rows) == [[1], [2]]
+    assert len(list(bench.disk.root.glob("*/*.db"))) == 1
