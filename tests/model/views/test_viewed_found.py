@@ -130,7 +130,7 @@ def test_a_delete_that_a_power_cut_undid_is_undone_in_the_view(bench: Bench) -> 
 
 
 def test_a_hole_that_is_evicted_at_once_hides_no_file_that_is_ahead(bench: Bench) -> None:
-    """Guard: node.py, the files are judged by the log as recovery left it."""
+    """Guard: judge.py, the files are judged by the log as recovery left it, and at once."""
     bench.put(Durability.MEMORY, cap_records=3)
     bench.view()
     bench.append(1, 2)
@@ -162,7 +162,7 @@ def test_a_delete_right_before_a_stop_is_not_forgotten(bench: Bench, how: str) -
 
 
 def test_a_view_whose_files_are_being_opened_takes_changes(bench: Bench) -> None:
-    """Guard: view.py, `start` sees every change itself; nothing is made beside what it opens."""
+    """`start` sees every change itself; nothing is made beside the files that it opens."""
     bench.put(Durability.FSYNC)
     bench.view()
     bench.append(1, 2)
