@@ -33,7 +33,7 @@ from topics_server.streams.service import Streams
 from topics_server.values.entries import LEASES_ID
 from topics_server.values.storage_types import ReplayStart
 from topics_server.views.build import ViewContext
-from topics_server.views.judge import Recovered, judge_files
+from topics_server.views.judge import RecoveredLogs, judge_files
 from topics_server.views.service import Views
 from topics_server.wal.directory import lacks_heads
 from topics_server.wal.journal.anchors import anchors_of
@@ -256,7 +256,7 @@ class Writers:
         self.checkpointer.trim()
 
 
-def _wire(writers: Writers, recovered: Recovered, report: str) -> Node:
+def _wire(writers: Writers, recovered: RecoveredLogs, report: str) -> Node:
     """The services over the engine."""
     ground, commits = writers.ground, writers.commits
     settings, registry = ground.settings, ground.registry

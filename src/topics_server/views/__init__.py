@@ -1,17 +1,14 @@
 """Materialized views: tables that follow a topic, in SQL, with read-your-writes.
 
 - `answers`: the values that the view service takes and returns.
-- `apply_worker`: the process that applies records to the files of all views.
 - `build`: brings one file of a view up to the head of its topic, and keeps it there.
 - `definition`: checks a view definition before anything runs it.
 - `judge`: removes files that reflect what their topics lost, before the server is ready.
 - `messages`: what the server and its view processes say to each other.
 - `processes`: the helper processes of views, seen from the server.
-- `query_worker`: a process that answers queries of views.
-- `sandbox`: confines the SQL of definitions and queries.
 - `service`: the view service: define, query, follow, rebuild, delete.
 - `shortcuts`: expands the shortcuts of a definition to SQL.
 - `view`: one view: the file that answers, the file that is built beside it, who waits.
-- `view_file`: one file of one view: its tables, and up to which record they are built.
 - `view_table`: all views: a projection of the journal.
+- `workers/`: what runs in the helper processes.
 """

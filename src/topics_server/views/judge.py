@@ -22,8 +22,8 @@ from topics_server.runtime.metrics import log
 from topics_server.values.model import Hole
 from topics_server.views.messages import Answer, FileFacts, Open, Remove
 from topics_server.views.processes import Applying, ProcessDied
-from topics_server.views.view_file import files_in
 from topics_server.views.view_table import ViewTable
+from topics_server.views.workers.view_file import files_in
 
 _SECONDS: Final = 15.0
 _TRIES_MAX: Final = 3
@@ -39,7 +39,7 @@ class LogFacts(msgspec.Struct, frozen=True):
     holes: tuple[Hole, ...]
 
 
-class Recovered(msgspec.Struct, frozen=True):
+class RecoveredLogs(msgspec.Struct, frozen=True):
     """How the server started. `logs`: by topic id. `ahead`: views of which files were removed."""
 
     logs: dict[int, LogFacts]
@@ -83,7 +83,7 @@ async def judge_files(
     offload: Offload,
     *,
     was_clean: bool,
-) -> Recovered:
+) -> RecoveredLogs:
     """Note the logs of all views; behind an unclean stop, remove every file that is ahead of its.
 
     Called before anything is written. Never refuses a start: a file that cannot be opened now is
@@ -110,7 +110,7 @@ async def judge_files(
             ):
                 await _ask(process, Remove(path))
                 ahead.add(row.view_id)
-    return Recovered(logs, was_clean, frozenset(ahead))
+    return RecoveredLogs(logs, was_clean, frozenset(ahead))
 
 
 async def _ask(process: Applying, request: Open | Remove) -> Answer | None:

@@ -67,10 +67,16 @@ class ProcessDied(Exception):
 
 
 class ViewProcess:
-    """One child process that runs a module of this package."""
+    """One child process that runs a module of `workers`."""
 
     def __init__(self, module: str, arguments: Sequence[str] = ()) -> None:
-        self._command = [sys.executable, "-P", "-m", f"topics_server.views.{module}", *arguments]
+        self._command = [
+            sys.executable,
+            "-P",
+            "-m",
+            f"topics_server.views.workers.{module}",
+            *arguments,
+        ]
         self._child: asyncio.subprocess.Process | None = None
         self._turn = asyncio.Lock()
         self._is_closed = False

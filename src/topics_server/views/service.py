@@ -39,7 +39,7 @@ from topics_server.values.limits import (
 from topics_server.values.model import OnDelete, TopicType, ViewDefinition
 from topics_server.views.answers import ViewOutcome, ViewRows, ViewState
 from topics_server.views.build import ViewContext
-from topics_server.views.judge import Recovered
+from topics_server.views.judge import RecoveredLogs
 from topics_server.views.messages import (
     Answer,
     Check,
@@ -52,8 +52,8 @@ from topics_server.views.messages import (
 )
 from topics_server.views.processes import ProcessDied, Querying
 from topics_server.views.view import View
-from topics_server.views.view_file import tidy
 from topics_server.views.view_table import ViewRow, ViewTable
+from topics_server.views.workers.view_file import tidy
 
 _CHECK_SECONDS: Final = 30.0
 # A process that is past its time by so much is killed.
@@ -108,7 +108,7 @@ class Views:
         commits: CommitPipeline,
         clock: Clock,
         settings: ViewSettings,
-        recovered: Recovered,
+        recovered: RecoveredLogs,
     ) -> None:
         self._table = table
         self._directory = directory

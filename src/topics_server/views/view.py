@@ -23,10 +23,10 @@ from topics_server.values.errors import Code, TopicsError
 from topics_server.values.model import OnDelete, ViewDefinition
 from topics_server.views.answers import ViewState, ViewStatus
 from topics_server.views.build import Build, ViewContext
-from topics_server.views.judge import Recovered, facts_of_log, is_ahead
+from topics_server.views.judge import RecoveredLogs, facts_of_log, is_ahead
 from topics_server.views.messages import Answer, FileFacts, Open, Remove, Unreadable
 from topics_server.views.processes import ProcessDied
-from topics_server.views.view_file import files_in, remove_directory
+from topics_server.views.workers.view_file import files_in, remove_directory
 
 _OPEN_SECONDS: Final = 60.0
 # Deletes of so long are one rebuild.
@@ -51,7 +51,7 @@ class View:
         directory: Path,
         context: ViewContext,
         *,
-        recovered: Recovered,
+        recovered: RecoveredLogs,
     ) -> None:
         self.topic_name = topic_name
         self.name = name

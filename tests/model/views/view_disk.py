@@ -19,7 +19,6 @@ import random
 from pathlib import Path
 from typing import NamedTuple
 
-from topics_server.views.apply_worker import Applier
 from topics_server.views.messages import (
     ANSWERS,
     REQUESTS,
@@ -37,7 +36,8 @@ from topics_server.views.messages import (
     encode,
 )
 from topics_server.views.processes import ProcessDied
-from topics_server.views.query_worker import Querier
+from topics_server.views.workers.apply_worker import Applier
+from topics_server.views.workers.query_worker import Querier
 
 _COPIES_MAX = 12
 

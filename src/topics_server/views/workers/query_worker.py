@@ -1,7 +1,7 @@
 """A process that answers queries of views, one at a time.
 
-The server keeps a few (`python -m topics_server.views.query_worker`). Connections are read-only and
-confined; each query has bounds on time, memory, rows and bytes. The rows and `processed_seq` are
+The server keeps a few (`python -m topics_server.views.workers.query_worker`). Connections are
+read-only and confined; each query has bounds on time, memory, rows and bytes. The rows and `processed_seq` are
 read in one transaction, so the number belongs to these rows. It ends when its standard input does;
 one that does not answer in time is killed by `processes`.
 """
@@ -30,8 +30,8 @@ from topics_server.views.messages import (
     ViewQuery,
     frame,
 )
-from topics_server.views.sandbox import Mode, Sandbox
-from topics_server.views.view_file import RefusedSql, connect, facts_of, refused
+from topics_server.views.workers.sandbox import Mode, Sandbox
+from topics_server.views.workers.view_file import RefusedSql, connect, facts_of, refused
 
 _NICENESS: Final = 5
 _HEAP_BYTES: Final = 96 * MIB

@@ -1,8 +1,8 @@
 """The process that applies records to the files of all views.
 
-One child a server (`python -m topics_server.views.apply_worker DIRECTORY`). It holds a lock on the
-directory, so that the child of a server that was killed is gone before another one writes. It ends
-when its standard input does. SQL that never ends is stopped by `view_file`; a child that hangs
+One child a server (`python -m topics_server.views.workers.apply_worker DIRECTORY`). It holds a lock
+on the directory, so that the child of a server that was killed is gone before another one writes.
+It ends when its standard input does. SQL that never ends is stopped by `view_file`; a child that hangs
 inside a function of the database is killed by `processes`.
 """
 
@@ -40,7 +40,7 @@ from topics_server.views.messages import (
     ViewQuery,
     frame,
 )
-from topics_server.views.view_file import (
+from topics_server.views.workers.view_file import (
     FailedRecord,
     MovedError,
     RefusedSql,

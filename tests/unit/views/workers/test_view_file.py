@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.views.test_sandbox import batch
+from tests.unit.views.workers.test_sandbox import batch
 from topics_server.values.model import Hole, LossReason, OnDelete
 from topics_server.views.definition import make_definition, split_statements
 from topics_server.views.judge import LogFacts, is_ahead
 from topics_server.views.messages import FileFacts
-from topics_server.views.view_file import FailedRecord, MovedError, ViewFile
+from topics_server.views.workers.view_file import FailedRecord, MovedError, ViewFile
 
 _DEFINITION = make_definition(
     schema="CREATE TABLE t (a INTEGER CHECK (a < 100))",

@@ -11,8 +11,8 @@ from topics_server.values.errors import TopicsError
 from topics_server.values.model import OnDelete, ViewDefinition
 from topics_server.views.definition import make_definition, one_query
 from topics_server.views.messages import Batch, QueryRows, SqlRefused, ViewQuery
-from topics_server.views.query_worker import Querier
-from topics_server.views.view_file import (
+from topics_server.views.workers.query_worker import Querier
+from topics_server.views.workers.view_file import (
     FailedRecord,
     RefusedSql,
     ViewFile,

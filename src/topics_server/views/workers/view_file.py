@@ -22,7 +22,7 @@ import msgspec
 from topics_server.values.limits import MIB
 from topics_server.values.model import ViewDefinition
 from topics_server.views.messages import Batch, FileFacts
-from topics_server.views.sandbox import OWN_PREFIX, Mode, Sandbox, add_dates
+from topics_server.views.workers.sandbox import OWN_PREFIX, Mode, Sandbox, add_dates
 
 _VERSION: Final = 2
 _TABLE: Final = f"{OWN_PREFIX}_view"

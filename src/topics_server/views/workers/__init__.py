@@ -1,0 +1,7 @@
+"""What runs in the helper processes of views.
+
+- `apply_worker`: the process that applies records to the files of all views.
+- `query_worker`: a process that answers queries of views.
+- `sandbox`: confines the SQL of definitions and queries.
+- `view_file`: one file of one view: its tables, and up to which record they are built.
+"""
