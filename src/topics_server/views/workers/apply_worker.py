@@ -2,8 +2,8 @@
 
 One child a server (`python -m topics_server.views.workers.apply_worker DIRECTORY`). It holds a lock
 on the directory, so that the child of a server that was killed is gone before another one writes.
-It ends when its standard input does. SQL that never ends is stopped by `view_file`; a child that hangs
-inside a function of the database is killed by `processes`.
+It ends when its standard input does. SQL that never ends is stopped by `view_file`; a child
+that hangs inside a function of the database is killed by `processes`.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """A process that answers queries of views, one at a time.
 
 The server keeps a few (`python -m topics_server.views.workers.query_worker`). Connections are
-read-only and confined; each query has bounds on time, memory, rows and bytes. The rows and `processed_seq` are
-read in one transaction, so the number belongs to these rows. It ends when its standard input does;
-one that does not answer in time is killed by `processes`.
+read-only and confined; each query has bounds on time, memory, rows and bytes. The rows and
+`processed_seq` are read in one transaction, so the number belongs to these rows. It ends when its
+standard input does; one that does not answer in time is killed by `processes`.
 """
 
 from __future__ import annotations
