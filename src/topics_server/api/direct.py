@@ -207,7 +207,14 @@ class HotCall:
             return False
         connection.is_answering_directly = True
         request = Request(
-            self._method, self._name, self._fields, self._query, body, monotonic_ms(), _gone_never
+            self._method,
+            self._name,
+            self._fields,
+            self._query,
+            body,
+            monotonic_ms(),
+            _gone_never,
+            self._caller,
         )
         return self._answer(connection, request, None)
 
@@ -223,21 +230,33 @@ class HotCall:
         are the parser and the commit, which has other tickets to resolve.
         """
         try:
+            key = request.caller.key
+            answer: Response | Pending | object
             if resolved is None:
-                answer = self._handled(connection, request)
-                if isinstance(answer, Pending):
-                    if request.caller.key is not None:
-                        request.caller.key.in_flight += 1
-                    answer.when_resolved(partial(self._answer, connection, request, answer.answer))
-                    return True
-                if answer is None:
-                    connection.is_answering_directly = False
-                    return False
+                if not self._is_checked:
+                    self._check(connection)
+                    request.name, request.caller = self._name, self._caller
+                    key = self._caller.key
+                if key is not None:
+                    check_inflight(key, self._state.settings.max_inflight_per_key)
+                answer = self._handler(self._state, request)
             else:
-                if request.caller.key is not None:
-                    request.caller.key.in_flight -= 1
+                if key is not None:
+                    key.in_flight -= 1
                 answer = resolved()
-            self._respond(connection, request, answer)
+            if isinstance(answer, Response):
+                self._respond(connection, request, answer)
+                return True
+            if isinstance(answer, Pending):
+                if key is not None:
+                    key.in_flight += 1
+                answer.when_resolved(partial(self._answer, connection, request, answer.answer))
+                return True
+            if isinstance(answer, Coroutine):
+                # It has not begun.
+                answer.close()
+            connection.is_answering_directly = False
+            return False
         except Exception as error:
             made_id = self._request_id or request_id({})
             path = self._path.decode("latin-1")
@@ -246,25 +265,7 @@ class HotCall:
                 self._respond(connection, request, response, made_id)
             else:
                 connection.transport.abort()
-        return True
-
-    def _handled(
-        self, connection: AnsweringConnection, request: Request
-    ) -> Response | Pending | None:
-        """The handler's answer; None if it has to wait. Raises what handlers raise."""
-        if not self._is_checked:
-            self._check(connection)
-            request.name = self._name
-        caller = request.caller = self._caller
-        if caller.key is not None:
-            check_inflight(caller.key, self._state.settings.max_inflight_per_key)
-        answer = self._handler(self._state, request)
-        if isinstance(answer, (Pending, Response)):
-            return answer
-        if isinstance(answer, Coroutine):
-            # It has not begun.
-            answer.close()
-        return None
+            return True
 
     def _respond(
         self,
@@ -273,14 +274,16 @@ class HotCall:
         response: Response,
         made_id: bytes = b"",
     ) -> None:
+        """Send an answer, as gzip if the client asks for it."""
         if connection.transport.is_closing():
             return
-        if b"prefer" in request.headers:
-            response = as_preferred(response, request.headers, self._path)
+        fields = self._fields
+        if b"prefer" in fields:
+            response = as_preferred(response, fields, self._path)
         pieces = response.pieces or (response.body,)
         size = sum(map(len, pieces))
-        made_id = made_id or self._request_id or request_id({})
-        if not wants_gzip(size, request.headers):
+        made_id = made_id or self._request_id or request_id(fields)
+        if b"accept-encoding" not in fields or not wants_gzip(size, fields):
             self._send(connection, request, response, pieces, size, made_id)
         elif size <= OFF_LOOP_BYTES:
             packed = deflate(b"".join(pieces))
@@ -319,19 +322,13 @@ class HotCall:
         *,
         is_packed: bool = False,
     ) -> None:
-        front = self._door.front
+        front, status, route = self._door.front, response.status, self._route
         front.observer.answered(
-            self._route,
-            self._method,
-            self._path,
-            response.status,
-            size,
-            request.started_ms,
-            made_id,
+            route, self._method, self._path, status, size, request.started_ms, made_id
         )
         first = front.first_lines(
             connection.server_state.default_headers,
-            self._route,
+            route,
             request,
             self._path,
             response,

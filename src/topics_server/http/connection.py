@@ -442,8 +442,8 @@ class HttpConnection(asyncio.Protocol):
         self.deadlines.idle_since = self.loop.time()
         self.deadlines.is_used = True
         self.server_state.total_requests += 1
-        if self.uploads is not None:
-            self.uploads.end_answered()
+        if self.uploads is not None and self.uploads.end_answered():
+            self.uploads = None
         if not self.transport.is_closing():
             if self.flow.read_paused:
                 self.flow.resume_reading()

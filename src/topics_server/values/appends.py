@@ -124,7 +124,8 @@ class DecodedAppend(msgspec.Struct, frozen=True, gc=False):
     `batch_node` is the only node. `delays`: the few records that have a delay. `hops`: one byte a
     record, the number of routers it passed; empty if no record passed one. `form`: the grammar of a
     body that is not an append body (`record_codecs`), else 0. `step`: the change of the topic's
-    stream. `payloads`: payload columns of a large append, made in advance.
+    stream. `payloads`: payload columns of a large append, made in advance. `count`: the number of
+    records.
     """
 
     datas: list[bytes]
@@ -147,16 +148,16 @@ class DecodedAppend(msgspec.Struct, frozen=True, gc=False):
     form: int = 0
     step: StreamStep | None = None
     payloads: tuple[Payloads, ...] = ()
+    count: int = 0
+
+    def __post_init__(self) -> None:
+        """Take the number of records once."""
+        msgspec.structs.force_setattr(self, "count", len(self.datas))
 
     @property
     def grammar(self) -> int:
         """The oldest grammar that decodes these records from their body."""
         return self.form or (GRAMMAR if self.delays else PLAIN_GRAMMAR)
-
-    @property
-    def count(self) -> int:
-        """The number of records in the call."""
-        return len(self.datas)
 
     def since(self, index: int) -> DecodedAppend:
         """The append of the records from this index on."""

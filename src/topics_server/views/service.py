@@ -138,7 +138,7 @@ class Views:
         """Take up every view where its file stands. Nothing here refuses a start, or waits."""
         self._table.on_put = self._put_row
         self._table.on_gone = self._gone_row
-        self._commits.observers.append(self.observe)
+        self._commits.change_observers.append(self.observe)
         self._spawn(self._tidy())
         for row in self._table:
             self._put_row(row)

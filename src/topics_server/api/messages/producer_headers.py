@@ -19,6 +19,7 @@ from topics_server.values.model import ProducerStamp
 ID: Final = b"producer-id"
 EPOCH: Final = b"producer-epoch"
 SEQ: Final = b"producer-seq"
+FIELDS: Final = frozenset((ID, EPOCH, SEQ))
 
 _DIGITS_MAX: Final = 32
 # A number with fewer digits is within the bound.

@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from topics_server.api.context import ServerState
+from topics_server.api.messages.producer_headers import FIELDS as PRODUCER_FIELDS
 from topics_server.api.messages.producer_headers import receipt_lines, stamp_of
 from topics_server.api.messages.requests import (
     decode_delete,
@@ -54,15 +55,15 @@ def _asked_append(
     state: ServerState, request: Request, decoded: DecodedAppend | None = None
 ) -> _Append:
     """A decoded append request; `decoded` is its body, if it was decoded already."""
-    query = request.query
+    query, headers = request.query, request.headers
     with_seqs = query_bool(parse_query(query), "return_seqs", True) if query else True
-    producer = stamp_of(request.headers)
+    producer = None if PRODUCER_FIELDS.isdisjoint(headers) else stamp_of(headers)
     if decoded is None:
         decoded = decode_append(request.body, max_records=state.settings.max_batch_records)
     key = None
-    if decoded.idempotency_key is None:
+    if decoded.idempotency_key is None and b"idempotency-key" in headers:
         # The body's key wins over the header's (§0.8).
-        key = header_key(request.headers.get(b"idempotency-key"))
+        key = header_key(headers[b"idempotency-key"])
     return _Append(decoded, key, producer, with_seqs)
 
 
@@ -226,7 +227,7 @@ def _refuse(error: TopicsError | StorageError) -> Response:
 def diff(state: ServerState, request: Request) -> Response | Coroutine[Any, Any, Response]:
     """`POST /v0/topics/{topic}/diff`: the records after a cursor."""
     store = admit(state)
-    if state.throttle.is_active:
+    if state.throttle.is_active and not state.throttle.passes(request.name):
         return _diff_slowly(state, request)
     asked, shown = _asked_diff(state, request)
     page = None if asked.wait_ms else store.read_now(request.name, asked)

@@ -33,10 +33,11 @@ class PendingAppend:
         The call happens in the loop turn that commits the append, before readers are notified.
         `callback` must not raise.
         """
-        if self.ticket.is_done:
-            callback()
+        ticket = self.ticket
+        if ticket.applied is None is ticket.error:
+            ticket.waiters.append(callback)
         else:
-            self.ticket.waiters.append(callback)
+            callback()
 
     def outcome(self, *, created: bool = False, throttle_wait_ms: float = 0.0) -> Appended:
         """The answer, once the append is applied or has failed.
@@ -44,9 +45,9 @@ class PendingAppend:
         Raises the append's `TopicsError`.
         """
         entry, ticket = self._entry, self.ticket
-        assert ticket.is_done
         if ticket.error is not None:
             raise TopicsError(ticket.error.code, ticket.error.message, ticket.error.detail)
+        assert ticket.applied is not None
         last_seq = entry.first_seq + entry.count - 1
         head_seq = self._topic.log.head_seq
         return Appended(

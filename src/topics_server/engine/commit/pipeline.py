@@ -21,13 +21,15 @@ from topics_server.engine.commit.projections import NO_PROJECTIONS, ProjectionOw
 from topics_server.engine.ports import JournalPort
 from topics_server.engine.topic.applied import Applied
 from topics_server.engine.topic.registry import Registry
-from topics_server.values.entries import RESERVED_ID_MIN, Entry
+from topics_server.values.entries import RESERVED_ID_MIN, Entry, RecordsAppended
 from topics_server.values.errors import Code, TopicsError
 from topics_server.values.model import Gate
 from topics_server.values.storage_types import ShardProgress
 
 DISK_FULL: Final = "disk_full"
 READ_ONLY: Final = "read_only"
+# Hears of an applied entry: its lsn, the entry, and what applying it did.
+Observer = Callable[[int, Entry, Applied], None]
 
 
 class Ticket:
@@ -67,7 +69,7 @@ class Ticket:
 
     def resolve(self) -> None:
         """Call every waiter, once."""
-        assert self.is_done
+        assert self.applied is not None or self.error is not None
         waiters, self.waiters = self.waiters, []
         for waiter in waiters:
             waiter()
@@ -104,7 +106,9 @@ class CommitPipeline:
         # restart.
         self.is_broken = False
         # Called with every applied entry (sealer, checkpointer, quotas); they must not raise.
-        self.observers: list[Callable[[int, Entry, Applied], None]] = []
+        self.observers: list[Observer] = []
+        # Called likewise, but not with appends that neither create their topic nor move records.
+        self.change_observers: list[Observer] = []
         # Called when a shard was synced further, after the listeners of the applied entries.
         self.on_synced: list[Callable[[], None]] = []
         journal.listen(self.on_progress)
@@ -262,8 +266,12 @@ class CommitPipeline:
         else:
             applied = self._projections[ticket.topic_id].apply(ticket.lsn, ticket.entry)
         ticket.applied = applied
+        entry = ticket.entry
         for observer in self.observers:
-            observer(ticket.lsn, ticket.entry, applied)
+            observer(ticket.lsn, entry, applied)
+        if not (type(entry) is RecordsAppended and entry.creation is None is entry.source):
+            for observer in self.change_observers:
+                observer(ticket.lsn, entry, applied)
         if applied.notify:
             changed[ticket.topic_id] = None
 

@@ -215,7 +215,7 @@ class SubscriptionDispatcher:
     def wait(self, cursor: Cursor, arrived: Callable[[], None]) -> None:
         """Call `arrived` in a later turn once the topic of a waiting cursor exists."""
         if not self._awaited:
-            self._commits.observers.append(self._on_created)
+            self._commits.change_observers.append(self._on_created)
         self._awaited.setdefault(cursor.name, {})[cursor] = arrived
 
     def stop_waiting(self, cursor: Cursor) -> None:
@@ -226,7 +226,7 @@ class SubscriptionDispatcher:
         if not waiting:
             del self._awaited[cursor.name]
         if not self._awaited:
-            self._commits.observers.remove(self._on_created)
+            self._commits.change_observers.remove(self._on_created)
 
     def _on_created(self, lsn: int, entry: Entry, applied: Applied) -> None:
         created = entry.creation if isinstance(entry, RecordsAppended) else entry

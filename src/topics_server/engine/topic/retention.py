@@ -123,7 +123,7 @@ def _projected(log: Log, staging: Staging, floor_seq: int) -> tuple[int, int]:
     for staged in staging.appends():
         if staged.first_seq >= floor_seq:
             count += staged.count
-            weight += staged.weight()
+            weight += staged.weight
         elif staged.first_seq + staged.count > floor_seq:
             assert isinstance(staged.entry, RecordsAppended)
             sizes = _sizes(staged.entry.decoded)[floor_seq - staged.first_seq :]

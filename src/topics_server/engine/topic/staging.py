@@ -31,11 +31,22 @@ _Columns = tuple[list[int], list[int]]
 class Staged:
     """One entry in flight. `first_seq` and `count` are those of an append's records, else 0.
 
-    `last_seq`: the last seq it assigns; 0 if it assigns none. `key` and `producer_id`: those of the
-    append, if it has them.
+    `last_seq`: the last seq it assigns; 0 if it assigns none. `weight`: the bytes of its records; 0
+    for anything but an append. `is_control`: it creates, configures or drops the topic. `key` and
+    `producer_id`: those of the append, if it has them.
     """
 
-    __slots__ = ("count", "entry", "first_seq", "key", "last_seq", "lsn", "producer_id")
+    __slots__ = (
+        "count",
+        "entry",
+        "first_seq",
+        "is_control",
+        "key",
+        "last_seq",
+        "lsn",
+        "producer_id",
+        "weight",
+    )
 
     def __init__(
         self, lsn: int, entry: Entry, key: str | None, producer_id: str | None = None
@@ -47,7 +58,9 @@ class Staged:
         self.first_seq = 0
         self.count = 0
         self.last_seq = 0
+        self.weight = 0
         if isinstance(entry, RecordsAppended):
+            self.is_control = entry.creation is not None
             self.first_seq = entry.first_seq
             self.count = entry.count
             self.last_seq = entry.first_seq + entry.count - 1
@@ -55,15 +68,11 @@ class Staged:
                 slots = entry.slot_count
                 self.first_seq += slots
                 self.count -= slots
-
-    def weight(self) -> int:
-        """The bytes of its records; 0 for anything but an append."""
-        if self.count == 0:
-            return 0
-        assert isinstance(self.entry, RecordsAppended)
-        decoded = self.entry.decoded
-        assert decoded is not None, "a live append is decoded"
-        return decoded.weight
+            if self.count:
+                assert entry.decoded is not None, "a live append is decoded"
+                self.weight = entry.decoded.weight
+        else:
+            self.is_control = isinstance(entry, TopicPut | TopicDropped)
 
     @property
     def floor(self) -> Floor | None:
@@ -72,14 +81,6 @@ class Staged:
         if isinstance(entry, TopicDropped | HeadReserved):
             return None
         return getattr(entry, "floor", None)
-
-    @property
-    def is_control(self) -> bool:
-        """Whether it creates, configures or drops the topic."""
-        entry = self.entry
-        if isinstance(entry, RecordsAppended):
-            return entry.creation is not None
-        return isinstance(entry, TopicPut | TopicDropped)
 
 
 class Staging:
@@ -155,7 +156,7 @@ class Staging:
         """Count an entry that joins (1) or leaves (-1)."""
         if staged.count:
             self.records += sign * staged.count
-            self.weight += sign * staged.weight()
+            self.weight += sign * staged.weight
         if staged.is_control:
             self._controls += sign
             self._drops += sign * isinstance(staged.entry, TopicDropped)

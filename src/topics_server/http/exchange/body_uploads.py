@@ -67,14 +67,15 @@ class BodyUploads:
         if self._counted and not self._counted[-1][1].is_whole:
             self._door.uploads.end(self._counted.pop()[1])
 
-    def end_answered(self) -> None:
-        """Bodies of answered requests count no more."""
+    def end_answered(self) -> bool:
+        """Bodies of answered requests count no more; whether nothing is left to count."""
         counted, self._counted = self._counted, []
         for exchange, upload in counted:
             if exchange.response_complete:
                 self._door.uploads.end(upload)
             else:
                 self._counted.append((exchange, upload))
+        return not (self._counted or self.takes_turns)
 
     def lose(self) -> None:
         """The connection is gone."""

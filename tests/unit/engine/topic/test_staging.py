@@ -90,8 +90,8 @@ def test_creating_configuring_and_dropping_are_control(entry: Entry, is_control:
 
 def test_an_append_weighs_its_records_and_everything_else_nothing() -> None:
     expected = record_bytes(b"1", b"", "t", None) + record_bytes(b"22", b"{}", None, "n")
-    assert Staged(1, append(1, 1), None).weight() == expected
-    assert Staged(1, HeadReserved(1, 5), None).weight() == 0
+    assert Staged(1, append(1, 1), None).weight == expected
+    assert Staged(1, HeadReserved(1, 5), None).weight == 0
 
 
 def deleted(*runs: tuple[int, int]) -> RecordsDeleted:
@@ -156,7 +156,7 @@ def test_what_is_kept_is_what_would_be_counted(seed: int) -> None:
         appends = [staged for staged in live if staged.count]
         assert staging.appends() == appends
         assert staging.records == sum(staged.count for staged in appends)
-        assert staging.weight == sum(staged.weight() for staged in appends)
+        assert staging.weight == sum(staged.weight for staged in appends)
         assert staging.first_seq == (appends[0].first_seq if appends else 0)
         floors = [staged.floor.seq for staged in live if staged.floor]
         assert max(applied_floor, staging.floor_seq) == max([applied_floor, *floors])
