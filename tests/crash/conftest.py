@@ -2,7 +2,8 @@
 `--watchers 200 --kills 20`, `--slow-sockets 1000 --load-mb 50`, `--idle-streams 2000`, and of
 workers: `--jobs 100000 --workers 16 --kills 50`, and of requests made up from the description:
 `--requests 50000`, and of a flood: `--flood 600 --flood-appends 60`, and of uploads:
-`--uploads 200 --upload-mib 60`, and of full disks: `--disk-mib 1024`.
+`--uploads 200 --upload-mib 60`, and of full disks: `--disk-mib 1024`, and of views:
+`--view-kills 200 --view-seeds 2000`.
 
 The defaults are small enough for `.ci/run`. They hold too when this file is loaded late (a run over
 all of `tests`), where pytest has parsed its command line already.
@@ -42,6 +43,8 @@ OPTIONS: Final[dict[str, tuple[int | str, str]]] = {
     "uploads": (40, "uploads that stall"),
     "upload-mib": (4, "MiB of each of them"),
     "idle-streams": (200, "streams without news"),
+    "view-kills": (6, "kills of a server with views"),
+    "view-seeds": (40, "simulated lives of views"),
 }
 
 
@@ -74,6 +77,8 @@ slow_sockets = _given("slow-sockets")
 load_mb = _given("load-mb")
 idle_streams = _given("idle-streams")
 requests = _given("requests")
+view_kills = _given("view-kills")
+view_seeds = _given("view-seeds")
 
 
 @pytest.fixture
