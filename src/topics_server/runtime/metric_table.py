@@ -2,9 +2,9 @@
 
 A section belongs to one part of the facts of a scrape; if the part is absent, so are its metrics. A
 getter returns a number, a dict from a label's value to a number, or the buckets of a histogram;
-None: the metric is absent now. `TOPIC_ROWS`, `QUEUE_ROWS`, `ROUTER_ROWS` are of one topic, queue or
-router each. A new metric is one row here and one field of `runtime/metrics`. Called by
-`prometheus`.
+None: the metric is absent now. `TOPIC_ROWS`, `QUEUE_ROWS`, `ROUTER_ROWS`, `VIEW_ROWS` are of one
+topic, queue, router or view each. A new metric is one row here and one field of `runtime/metrics`.
+Called by `prometheus`.
 """
 
 from __future__ import annotations
@@ -258,6 +258,42 @@ _ROUTERS: Final = (
         lambda routers: max((router.lag for router in routers.routers), default=0),
     ),
 )
+_VIEWS: Final = (
+    MetricRow("gauge", "topics_views", "Views that exist.", lambda views: views.count),
+    MetricRow(
+        "gauge",
+        "topics_view_metrics_truncated",
+        "1 when there are more views than the per-view figures show.",
+        lambda views: int(views.truncated),
+    ),
+    MetricRow(
+        "gauge",
+        "topics_views_failed",
+        "Views shown that stand still at a record or for want of disk space.",
+        lambda views: sum(view.failed for view in views.views),
+    ),
+    MetricRow(
+        "gauge",
+        "topics_view_lag_max",
+        "Most seqs that a view shown has not processed.",
+        lambda views: max((view.lag for view in views.views), default=0),
+    ),
+    MetricRow(
+        "counter", "topics_view_queries", "Queries answered with rows.", lambda views: views.queries
+    ),
+    MetricRow(
+        "counter",
+        "topics_view_timeouts",
+        "Queries whose view did not process the wanted record in time.",
+        lambda views: views.timeouts,
+    ),
+    MetricRow(
+        "histogram",
+        "topics_view_query_us",
+        "Time of a query without its wait for a record, in microseconds.",
+        lambda views: _latencies([views.query_latency]),
+    ),
+)
 _JOURNAL: Final = (
     MetricRow("counter", "topics_wal_frames", "Frames handed to the journal.", _sum("frames")),
     MetricRow(
@@ -457,6 +493,7 @@ METRICS: Final = (
     MetricSection(lambda facts: facts.log_lines_dropped, _LOG),
     MetricSection(lambda facts: facts.store, _STORE),
     MetricSection(lambda facts: facts.routers, _ROUTERS),
+    MetricSection(lambda facts: facts.views, _VIEWS),
     MetricSection(lambda facts: facts.shards or None, _JOURNAL),
     MetricSection(lambda facts: facts.watchers, _WATCH),
     MetricSection(lambda facts: facts.disk, _DISK),
@@ -464,7 +501,7 @@ METRICS: Final = (
     MetricSection(lambda facts: facts.pressure, _PRESSURE),
 )
 
-# --- rows of single topics and routers --------------------------------------------------------
+# --- rows of single topics, routers and views -------------------------------------------------
 
 TOPIC_ROWS: Final = (
     MetricRow(
@@ -532,4 +569,26 @@ ROUTER_ROWS: Final = (
         "1 when its destination takes nothing.",
         lambda router: router.stalled,
     ),
+)
+VIEW_ROWS: Final = (
+    MetricRow(
+        "counter",
+        "topics_view_applied_total",
+        "Records applied by the build that answers, since the server started.",
+        lambda view: view.applied,
+    ),
+    MetricRow(
+        "gauge",
+        "topics_view_processed_seq",
+        "Every record up to this seq is in its rows.",
+        lambda view: view.processed_seq,
+    ),
+    MetricRow("gauge", "topics_view_lag", "Seqs that it has not processed.", lambda view: view.lag),
+    MetricRow(
+        "gauge",
+        "topics_view_failed",
+        "1 when it stands still at a record or for want of disk space.",
+        lambda view: view.failed,
+    ),
+    MetricRow("gauge", "topics_view_bytes", "Bytes of its files.", lambda view: view.bytes),
 )

@@ -20,7 +20,7 @@ log: Final = logging.getLogger("topics_server")
 
 # Topics in the per-topic block; with more, the block says that it was cut.
 TOPICS_SHOWN_MAX: Final = 2000
-# Routers in the per-router block, likewise.
+# Routers in the per-router block and views in the per-view block, likewise.
 ROUTERS_SHOWN_MAX: Final = 2000
 TEXT_TYPE: Final = b"text/plain; version=0.0.4; charset=utf-8"
 
@@ -159,6 +159,28 @@ class RoutersFacts(msgspec.Struct, frozen=True):
     truncated: bool
 
 
+class ViewMetrics(msgspec.Struct, frozen=True):
+    """One view's row in the per-view block; `name` is TOPIC/VIEW, `failed` is 0 or 1."""
+
+    name: str
+    applied: int
+    processed_seq: int
+    lag: int
+    failed: int
+    bytes: int
+
+
+class ViewsFacts(msgspec.Struct, frozen=True):
+    """All views and their queries; absent while they are being recovered."""
+
+    count: int
+    views: Sequence[ViewMetrics]
+    truncated: bool
+    queries: int
+    timeouts: int
+    query_latency: LatencyHistogram
+
+
 class WatchFacts(msgspec.Struct, frozen=True):
     """Readers of streams and WebSockets: their lag, in seqs."""
 
@@ -238,6 +260,7 @@ class Facts(msgspec.Struct, frozen=True):
     watch_sessions: int | None = None
     leases_in_flight: int | None = None
     routers: RoutersFacts | None = None
+    views: ViewsFacts | None = None
     version: str = ""
     requests: Sequence[RouteFacts] = ()
     http: ConnectionFacts | None = None

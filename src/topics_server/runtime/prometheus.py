@@ -27,6 +27,7 @@ from topics_server.runtime.metric_table import (
     ROUTER_ROWS,
     TIME_STEPS,
     TOPIC_ROWS,
+    VIEW_ROWS,
     Buckets,
     MetricRow,
     step_buckets,
@@ -115,6 +116,8 @@ def _blocks(facts: Facts) -> Iterator[tuple[str, Sequence[MetricRow], list[tuple
             yield "topic", QUEUE_ROWS, queues
     if facts.routers is not None and facts.routers.routers:
         yield "router", ROUTER_ROWS, [(router.name, router) for router in facts.routers.routers]
+    if facts.views is not None and facts.views.views:
+        yield "view", VIEW_ROWS, [(view.name, view) for view in facts.views.views]
 
 
 def _block_text(facts: Facts) -> bytes:

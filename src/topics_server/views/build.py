@@ -239,6 +239,11 @@ class Build:
     async def _advance(self) -> None:
         """Apply the next page; wait for the topic to change if there is none."""
         self._changed.clear()
+        if self._store.is_disk_low:
+            # The last of the space belongs to the journal, which deletes and checkpoints need.
+            self.failure = self.failure or ViewFailure(0, "", "the disk is nearly full")
+            await asyncio.sleep(_RETRY_S)
+            return
         page = await self._read()
         if page is None:
             return

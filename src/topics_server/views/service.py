@@ -9,7 +9,7 @@ only.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -20,7 +20,7 @@ from topics_server.engine.commit.transfers import resolved
 from topics_server.engine.ports import Clock
 from topics_server.engine.topic.applied import Applied
 from topics_server.runtime.logging import log_defect
-from topics_server.runtime.metrics import log
+from topics_server.runtime.metrics import LatencyHistogram, log
 from topics_server.values.entries import (
     Entry,
     RecordsAppended,
@@ -128,6 +128,7 @@ class Views:
         self._tasks: set[asyncio.Task[None]] = set()
         self.queries_total = 0
         self.timeouts_total = 0
+        self.query_latency = LatencyHistogram()
 
     def __len__(self) -> int:
         return len(self._table)
@@ -255,15 +256,13 @@ class Views:
         rows = self._table.of_topic(topic)
         return [self._views[row.view_id].state() for row in rows if row.view_id in self._views]
 
-    def states(self) -> list[ViewState]:
+    def states(self) -> Iterator[ViewState]:
         """All views whose topic is there, for metrics."""
-        found = []
-        for view in self._views.values():
+        for view in list(self._views.values()):
             try:
-                found.append(view.state())
+                yield view.state()
             except TopicsError:
                 continue  # its topic is gone for now
-        return found
 
     # -- changing --------------------------------------------------------------------------
 
@@ -364,7 +363,10 @@ class Views:
         try:
             if after is not None:
                 await self._wait_for(view, after)
-            return await self._rows(view, sql, params, after or 0)
+            began_ms = self._clock.monotonic_ms()
+            rows = await self._rows(view, sql, params, after or 0)
+            self.query_latency.observe((self._clock.monotonic_ms() - began_ms) * 1000)
+            return rows
         finally:
             self._waiting -= 1
 

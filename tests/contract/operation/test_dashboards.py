@@ -79,6 +79,7 @@ def test_each_figure_they_name_is_in_a_real_scrape(own: NewServer) -> None:
     good(api.put("jobs", {"type": "queue", "durability": "fsync"}))
     api.add("jobs", 1)
     good(api.http.put("/v0/routers/r", json={"source": "jobs", "dest": "copies"}))
+    good(api.http.put("/v0/topics/jobs/views/v", json={"shortcut": {"count_by_tag": True}}))
     good(api.diff("jobs"))
     api.http.get("/v0/metrics")
     text = api.http.get("/v0/metrics").text

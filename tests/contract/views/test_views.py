@@ -513,6 +513,32 @@ def test_a_query_that_needs_too_much_memory_ends(viewing: Viewing) -> None:
     assert viewing.rows(view, "SELECT 1") == [[1]]
 
 
+def test_figures_of_views(own: NewServer) -> None:
+    """Metrics: what each view processed, its lag and failure; queries and their timeouts."""
+    api = own(TOPICS_VIEW_AFTER_MS="200").start()
+    good(api.put("t"))
+    viewing = Viewing(api, "t")
+    view = viewing.made("v", COUNTS)
+    seq = api.add("t", 1, 2, 3, tag="a")["last_seq"]
+    viewing.rows(view, after=seq)
+    refused(viewing.query(view, after=99, query="all"), 504, "view_timeout")
+    viewing.caught_up(view)
+    shown = good(api.http.get("/v0/metrics", headers={"Accept": "application/json"}))
+    one = [{"labels": {"view": "t/v"}, "value": 3.0}]
+    assert [shown["topics_views"], shown["topics_views_failed"], shown["topics_view_lag_max"]] == [
+        1,
+        0,
+        0,
+    ]
+    assert shown["topics_view_applied_total"] == shown["topics_view_processed_seq"] == one
+    assert shown["topics_view_queries_total"] == 1
+    assert shown["topics_view_timeouts_total"] == 1
+    assert shown["topics_view_bytes"][0]["value"] > 0
+    text = api.http.get("/v0/metrics").text
+    assert 'topics_view_lag{view="t/v"} 0.0' in text
+    assert "topics_view_query_us_count 1.0" in text
+
+
 def test_a_live_query_sends_rows_when_they_change(viewing: Viewing) -> None:
     """Server-sent events: the rows at once, then again only when they differ."""
     api, topic = viewing.api, viewing.topic

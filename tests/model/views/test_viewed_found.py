@@ -175,3 +175,34 @@ def test_a_view_whose_files_are_being_opened_takes_changes(bench: Bench) -> None
     sql = "SELECT n FROM t ORDER BY seq"
     assert json.loads(bench.world.run(views.query("t", "v", sql, {})).rows) == [[1], [2]]
     assert len(list(bench.disk.root.glob("*/*.db"))) == 1
+
+
+def test_a_view_leaves_the_last_of_a_full_disk_alone(bench: Bench) -> None:
+    """Guard: build.py, `_advance`: below the floor of free space a view waits, and says so."""
+    bench.put(Durability.FSYNC)
+    bench.view()
+    bench.append(1)
+    bench.settle()
+
+    async def append_then_low() -> None:
+        body = b'{"records":[{"data":{"n":2,"k":"k"},"tag":"a"}]}'
+        store = bench.node.store
+        adding = store.append("t", body, decode_append(body), header_key=None, config=None)
+        task = asyncio.ensure_future(adding)
+        await asyncio.sleep(0)
+        store.is_disk_low = True
+        await task
+
+    bench.world.run(append_then_low())
+    # A second look at the disk would find room: none is taken here.
+    store = bench.node.store
+    store.is_disk_low = True
+    bench.settle(0.5)
+    state = bench.node.views.get("t", "v")
+    assert (state.processed_seq, state.status) == (1, "failed")
+    assert state.failure is not None
+    assert state.failure.message == "the disk is nearly full"
+    store.is_disk_low = False
+    bench.settle()
+    assert bench.rows() == [1, 2]
+    assert bench.node.views.get("t", "v").status == "ready"

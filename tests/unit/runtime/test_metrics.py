@@ -7,7 +7,13 @@ import re
 import msgspec
 import pytest
 
-from topics_server.runtime.metric_table import METRICS, QUEUE_ROWS, ROUTER_ROWS, TOPIC_ROWS
+from topics_server.runtime.metric_table import (
+    METRICS,
+    QUEUE_ROWS,
+    ROUTER_ROWS,
+    TOPIC_ROWS,
+    VIEW_ROWS,
+)
 from topics_server.runtime.metrics import (
     LATENCY_BOUNDS_US,
     ConnectionFacts,
@@ -23,6 +29,8 @@ from topics_server.runtime.metrics import (
     StepHistogram,
     StoreFacts,
     TopicMetrics,
+    ViewMetrics,
+    ViewsFacts,
     WatchFacts,
 )
 from topics_server.runtime.prometheus import as_text, as_values
@@ -56,6 +64,9 @@ def facts() -> Facts:
         ),
         routers=RoutersFacts(
             3, [RouterFacts("a->b", 480231, 7, 0), RouterFacts("a->c", 0, 9, 1)], True
+        ),
+        views=ViewsFacts(
+            3, [ViewMetrics("t/v", 12, 40, 2, 1, 8192)], False, 7, 1, LatencyHistogram()
         ),
         connections=4,
         watch_sessions=5,
@@ -261,7 +272,7 @@ def test_figures_of_the_process_come_along() -> None:
 
 def test_a_metric_stands_in_the_table_once() -> None:
     rows = [row for section in METRICS for row in section.rows]
-    names = [row.name for row in (*rows, *TOPIC_ROWS, *QUEUE_ROWS, *ROUTER_ROWS)]
+    names = [row.name for row in (*rows, *TOPIC_ROWS, *QUEUE_ROWS, *ROUTER_ROWS, *VIEW_ROWS)]
     assert len(names) == len(set(names))
     assert all(name.startswith("topics_") for name in names)
 

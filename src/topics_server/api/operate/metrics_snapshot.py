@@ -30,8 +30,11 @@ from topics_server.runtime.metrics import (
     RoutersFacts,
     StoreFacts,
     TopicMetrics,
+    ViewMetrics,
+    ViewsFacts,
     WatchFacts,
 )
+from topics_server.views.service import Views
 
 # Rows that are scanned in one loop turn: well below a millisecond.
 _SLICE: Final = 50
@@ -42,7 +45,7 @@ T = TypeVar("T")
 async def facts_of(state: ServerState, version: str, caller: Caller = EVERYBODY) -> Facts:
     """All facts of a scrape, in any phase.
 
-    Topics and routers only as far as the caller may see them.
+    Topics, routers and views only as far as the caller may see them.
     """
     store = state.store if state.phase != "replaying" else None
     progress = 1.0 if store is not None else min(1.0, max(0.0, state.progress()))
@@ -57,6 +60,7 @@ async def facts_of(state: ServerState, version: str, caller: Caller = EVERYBODY)
         watch_sessions=None if sessions is None else len(sessions),
         leases_in_flight=None if queues is None else await _last(queues.count_in_flight(_SLICE)),
         routers=None if routers is None else await _routers_facts(routers, caller),
+        views=None if state.views is None else await _views_facts(state.views, caller),
         version=version,
         requests=state.requests(),
         http=_connection_facts(state),
@@ -141,6 +145,29 @@ def _topic_facts(topic: TopicState) -> TopicMetrics:
         facts = QueueFacts(queue.ready, queue.in_flight, queue.delayed, queue.dead_lettered)
     return TopicMetrics(
         topic.name, topic.head_seq, topic.earliest_seq, topic.count, topic.bytes, facts
+    )
+
+
+async def _views_facts(views: Views, caller: Caller) -> ViewsFacts:
+    shown: list[ViewMetrics] = []
+    for number, view in enumerate(views.states(), 1):
+        if number % _SLICE == 0:
+            await asyncio.sleep(0)
+        if len(shown) < ROUTERS_SHOWN_MAX and (not caller.prefixes or caller.may_name(view.topic)):
+            failed = int(view.status == "failed")
+            name = f"{view.topic}/{view.name}"
+            shown.append(
+                ViewMetrics(
+                    name, view.applied_total, view.processed_seq, view.lag, failed, view.bytes
+                )
+            )
+    return ViewsFacts(
+        len(views),
+        shown,
+        len(views) > ROUTERS_SHOWN_MAX,
+        views.queries_total,
+        views.timeouts_total,
+        views.query_latency,
     )
 
 
