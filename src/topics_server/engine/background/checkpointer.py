@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 from typing import Final
 
-from topics_server.engine.background.capture import capture
+from topics_server.engine.background.capture import Captured, capture, prepare
 from topics_server.engine.background.epochs import capture_epochs
 from topics_server.engine.commit.pipeline import CommitPipeline
 from topics_server.engine.commit.projections import NO_PROJECTIONS, Projections
@@ -25,6 +25,7 @@ from topics_server.engine.commit.router_pages import RouterPages
 from topics_server.engine.ports import Clock, JournalPort, Offload, Snapshots
 from topics_server.engine.topic.applied import Applied
 from topics_server.engine.topic.registry import Registry
+from topics_server.engine.topic.topic import Topic
 from topics_server.runtime.metrics import log
 from topics_server.values.entries import RESERVED_ID_MIN, Entry
 from topics_server.values.errors import StorageError
@@ -44,6 +45,10 @@ _KEPT_PART_BYTES_MAX: Final = 4096
 # How often the amount of journaled bytes is checked.
 _POLL_MS: Final = 500
 _FREED_AT_ONCE: Final = 5_000
+# A tail above either bound is encoded off the loop. It is never kept for the next checkpoint: the
+# topic may have changed meanwhile.
+_ENCODED_HERE_RECORDS_MAX: Final = 2_048
+_ENCODED_HERE_BYTES_MAX: Final = 64 * 1024
 _LOW_DISK_INTERVAL_MS: Final = 1000
 
 
@@ -185,8 +190,12 @@ class Checkpointer:
         """Encode every part, never holding the loop longer than a slice."""
         parts: list[tuple[int, bytes]] = [(EPOCHS_PART, b"")]
         slice_began_ms = self._clock.monotonic_ms()
-        for part in self._encoded():
-            parts.append(part)
+        for part_id, part in self._captured():
+            if isinstance(part, bytes):
+                parts.append((part_id, part))
+            else:
+                parts.append((part_id, await self._offload.run(part.encode)))
+                slice_began_ms = self._clock.monotonic_ms()
             spent_ms = self._clock.monotonic_ms() - slice_began_ms
             if spent_ms >= CAPTURE_SLICE_MS:
                 self.longest_slice_ms = max(self.longest_slice_ms, spent_ms)
@@ -196,8 +205,11 @@ class Checkpointer:
         parts[0] = (EPOCHS_PART, capture_epochs(self._registry))
         return parts
 
-    def _encoded(self) -> Iterator[tuple[int, bytes]]:
-        """One part after the other, each with the state at the time it is requested."""
+    def _captured(self) -> Iterator[tuple[int, bytes | Captured]]:
+        """One part after the other, each with the state at the time it is requested.
+
+        A part that takes long to encode is not encoded.
+        """
         for reserved_id, projection in self._projections.items():
             for part in projection.capture():
                 yield reserved_id, part
@@ -207,6 +219,9 @@ class Checkpointer:
                 continue  # dropped while others were captured
             kept = self._parts.get(topic_id)
             if kept is None:
+                if _has_long_tail(topic):
+                    yield topic_id, prepare(topic)
+                    continue
                 kept = capture(topic)
                 if len(kept) <= _KEPT_PART_BYTES_MAX:
                     self._parts[topic_id] = kept
@@ -250,3 +265,12 @@ class Checkpointer:
                 self.failure = error
             else:
                 self.failure = None
+
+
+def _has_long_tail(topic: Topic) -> bool:
+    """Whether the topic's part holds many records; a part of an ephemeral topic holds none."""
+    log_ = topic.log
+    is_long = (
+        log_.tail_count > _ENCODED_HERE_RECORDS_MAX or log_.tail_bytes > _ENCODED_HERE_BYTES_MAX
+    )
+    return is_long and not topic.is_ephemeral

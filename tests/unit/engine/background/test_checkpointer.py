@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
+import msgspec
 import pytest
 
-from tests.unit.engine.rig import NowOffload, Rig
-from topics_server.engine.background.capture import restore
+from tests.unit.engine.rig import RULES, NowOffload, Rig
+from topics_server.engine.background.capture import Captured, restore
 from topics_server.engine.background.checkpointer import SEAL_BEFORE_CAPTURE_BYTES, Checkpointer
 from topics_server.engine.subscribe import sessions as sessions_module
 from topics_server.engine.subscribe.sessions import SessionTable
 from topics_server.engine.topic.writes.configure import decide_drop
 from topics_server.values.entries import SESSIONS_ID, CursorAt, SessionOpened, SessionOptions
 from topics_server.values.errors import StorageError
+from topics_server.values.model import Durability, TopicConfig
 from topics_server.values.storage_types import (
     EPOCHS_PART,
     SESSIONS_PART,
@@ -22,6 +26,8 @@ from topics_server.values.storage_types import (
 )
 
 pytestmark = pytest.mark.anyio
+
+T = TypeVar("T")
 
 
 def parts_of(image: SnapshotImage) -> dict[int, bytes]:
@@ -108,6 +114,49 @@ async def test_topics_that_did_not_move_are_not_encoded_again() -> None:
     first, second = map(parts_of, rig.snapshots.images)
     assert second[1] is first[1]
     assert second[2] is not first[2]
+
+
+class MeanwhileOffload(NowOffload):
+    """Calls `meanwhile` once, after the first call that encodes a part."""
+
+    def __init__(self, meanwhile: Callable[[], Awaitable[object]]) -> None:
+        self.meanwhile: Callable[[], Awaitable[object]] | None = meanwhile
+        self.encoded = 0
+
+    async def run(self, call: Callable[[], T]) -> T:
+        if not isinstance(getattr(call, "__self__", None), Captured):
+            return call()
+        self.encoded += 1
+        result = call()
+        if self.meanwhile is not None:
+            meanwhile, self.meanwhile = self.meanwhile, None
+            await meanwhile()
+        return result
+
+
+@pytest.mark.parametrize("datas", [(0,) * 3_000, ("x" * 40_000,) * 2], ids=["many", "large"])
+async def test_a_long_tail_is_encoded_off_the_loop_as_it_was_and_again_the_next_time(
+    datas: tuple[object, ...],
+) -> None:
+    rig = Rig(rules=msgspec.structs.replace(RULES, max_records=100_000))
+    await rig.append("short", 1)
+    await rig.append("long", *datas)
+    offload = MeanwhileOffload(lambda: rig.append("long", "meanwhile"))
+    rig.checkpointer._offload = offload
+    for extra in (0, 1):
+        await rig.checkpointer.take()
+        part = parts_of(rig.snapshots.images[-1])[2]
+        assert restore(TOPIC_PARTS.decode(part), []).log.head_seq == len(datas) + extra
+    assert offload.encoded == 2, "only the long one, and each time"
+
+
+async def test_a_long_tail_of_an_ephemeral_topic_is_not_in_its_part() -> None:
+    rig = Rig()
+    await rig.append("t", *range(3_000), config=TopicConfig(durability=Durability.EPHEMERAL))
+    offload = MeanwhileOffload(lambda: rig.append("t", 1))
+    rig.checkpointer._offload = offload
+    await rig.checkpointer.take()
+    assert offload.encoded == 0
 
 
 async def test_a_topic_that_was_sealed_or_flipped_is_encoded_again() -> None:
