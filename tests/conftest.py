@@ -28,6 +28,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     doors = ("connection", "uvicorn", "mounted")
     about = "the way in of the contract tests: our connection, plain uvicorn, or mounted in a host"
     parser.addoption("--door", choices=doors, default="connection", help=about)
+    parser.addoption("--read-seeds", type=int, default=20, help="random logs that are read (20)")
 
 
 def _is_not_of_the_machine(record: logging.LogRecord) -> bool:

@@ -7,7 +7,7 @@ draws the same picture, and `tests/test_tidy.py` holds the code to it.
 
 from __future__ import annotations
 
-_CORE = "engine.ports engine.answers values"
+_CORE = "engine.ports engine.answers engine.filters values"
 LAYERS: dict[str, frozenset[str]] = {
     layer: frozenset(allowed.split())
     for layer, allowed in {
@@ -18,7 +18,8 @@ LAYERS: dict[str, frozenset[str]] = {
         "http": "runtime values",
         # The engine, from the inside out. `engine.ports` declares its needs of the disk.
         "engine.ports": "values",
-        "engine.answers": "values",
+        "engine.filters": "values",
+        "engine.answers": "engine.filters values",
         "engine.pressure": "runtime values",
         "engine.log": f"{_CORE}",
         "engine.topic": f"engine.log {_CORE}",
@@ -41,12 +42,11 @@ LAYERS: dict[str, frozenset[str]] = {
         "views": "engine runtime values",
         # HTTP over the services, and the process around all.
         "api": "auth engine http queue routers runtime streams values views",
-        "amounts": "",
-        "settings": "amounts auth values",
+        "settings": "auth runtime values",
         "node": "api auth engine http queue routers runtime settings streams values views wal",
         "app": "api node runtime settings values",
         "server": "api auth http node runtime settings values wal",
-        "cli": "amounts client runtime values",
+        "cli": "client runtime values",
         "cli.server": "auth cli client runtime server settings values wal",
         "__main__": "cli server",
     }.items()

@@ -17,7 +17,6 @@ Nothing is imported here, so that a tool may load one format module without load
 - `values/`: leaves: values, formats of records, limits and errors. No module here does I/O.
 - `wal/`: files and disks: the only package that opens, writes, syncs and renames.
 - `__main__`: the entry point of the command `topics` and of `python -m topics_server VERB …`.
-- `amounts`: parses durations and sizes as people write them: `5s`, `64KB`.
 - `app`: the store as an ASGI application, for a server or an application of your own.
 - `node/`: the running store: opens and recovers it, serves it, closes it.
 - `server`: the process: listening sockets, the event loop, signals and the exit code.

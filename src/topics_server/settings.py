@@ -20,10 +20,10 @@ from pydantic import BeforeValidator, Field, ValidationError, ValidationInfo, mo
 from pydantic.config import JsonDict
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
-from topics_server.amounts import parse_duration, parse_size
 from topics_server.auth.api_keys import KeyGrant, KeysError, parse_keys
 from topics_server.auth.hosts import LOOPBACK_NAMES, Hosts, normal_host, split_hosts
 from topics_server.auth.key_file import configured_keys
+from topics_server.runtime.amounts import parse_duration, parse_size
 from topics_server.values.limits import (
     FRAME_BYTES_MAX,
     MIB,

@@ -13,15 +13,19 @@ from collections.abc import Callable, Sequence
 
 from topics_server.engine.answers import (
     Appended,
+    BackwardPage,
+    BackwardRequest,
     Deleted,
     Gap,
     Page,
     Piece,
     PutOutcome,
+    RangeMark,
     ReadRequest,
     TopicPage,
     TopicState,
 )
+from topics_server.engine.filters import Filter
 from topics_server.values.appends import DecodedAppend
 from topics_server.values.blocks import make_block
 from topics_server.values.errors import Code, TopicsError
@@ -129,6 +133,20 @@ class FakeStore:
 
     def read_now(self, name: str, request: ReadRequest) -> None:
         """Return None: this store has nothing in memory."""
+
+    async def read_backward(
+        self, name: str, request: BackwardRequest, wanted: Filter | None
+    ) -> BackwardPage:
+        """Refuse: no test of a fake reads backwards."""
+        raise AssertionError(name)
+
+    def upto_seq(self, name: str, request: ReadRequest) -> int:
+        """Return the last seq."""
+        return self._topic(name).head_seq
+
+    def range_mark(self, name: str, first_seq: int, last_seq: int) -> RangeMark:
+        """Refuse: no test of a fake validates a range."""
+        raise AssertionError(name)
 
     async def read(self, name: str, request: ReadRequest) -> Page:
         self.last_read = request

@@ -19,14 +19,18 @@ from topics_server.auth.hosts import Hosts
 from topics_server.auth.tickets import Tickets
 from topics_server.engine.answers import (
     Appended,
+    BackwardPage,
+    BackwardRequest,
     Deleted,
     Page,
     PutOutcome,
+    RangeMark,
     ReadRequest,
     TopicPage,
     TopicState,
 )
 from topics_server.engine.background.large_appends import LargeAppends
+from topics_server.engine.filters import Filter
 from topics_server.engine.pressure.body_turns import BodyTurns
 from topics_server.engine.pressure.throttle import Throttle
 from topics_server.engine.subscribe.session_service import WatchSessions
@@ -192,6 +196,20 @@ class StorePort(Protocol):
 
     def read_now(self, name: str, request: ReadRequest) -> Page | None:
         """That page, if it is in memory; waits for nothing."""
+        ...
+
+    async def read_backward(
+        self, name: str, request: BackwardRequest, wanted: Filter | None
+    ) -> BackwardPage:
+        """One page of the records below a cursor, newest first."""
+        ...
+
+    def upto_seq(self, name: str, request: ReadRequest) -> int:
+        """The last seq that a read examines."""
+        ...
+
+    def range_mark(self, name: str, first_seq: int, last_seq: int) -> RangeMark:
+        """What tells two states of a range of seqs apart."""
         ...
 
     async def delete(self, name: str, *, before_seq: int | None, match: TagMatch | None) -> Deleted:

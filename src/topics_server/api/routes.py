@@ -6,6 +6,7 @@ from topics_server.api.context import ServerState
 from topics_server.api.openapi import document
 from topics_server.api.operate import admin, front_page, probes, reference
 from topics_server.api.queues import handlers as queues
+from topics_server.api.records import find
 from topics_server.api.records import handlers as records
 from topics_server.api.request import Handler, Request, Response
 from topics_server.api.routers import handlers as routers
@@ -49,6 +50,12 @@ def build_routes(mount: str = STREAMS_PATH) -> Routes:
                 {"POST": records.diff},
                 needs={"POST": READ},
                 hot=("POST",),
+            ),
+            Route("/v0/topics/{topic}/records", {"GET": find.list_records}, needs={"GET": READ}),
+            Route(
+                "/v0/topics/{topic}/records/{seq}",
+                {"GET": find.get_record},
+                needs={"GET": READ},
             ),
             _post("delete", records.delete, DELETE),
             _post("claim", queues.claim, READ | WRITE, hot=("POST",)),

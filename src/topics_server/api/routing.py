@@ -73,7 +73,7 @@ class Route:
         self.is_stream = is_stream
         self.is_named = "{" in template
         self.is_of_topic = "/{topic}" in template
-        self.is_below = "/{view}" in template
+        self.is_below = "/{view}" in template or "/{seq}" in template
         self.is_of_router = "/{router}" in template
         self.is_mount = template.endswith("/{path}")
         # What the template calls the part of a path that is a name.
@@ -97,7 +97,8 @@ class Route:
 
 
 class Routes:
-    """Paths to routes. A template has one parameter, in third place, or none; a view's has more.
+    """Paths to routes. A template has one parameter, in third place, or none; those of views and
+    records have more.
 
     A topic's, router's or stream's name is checked here; what else stands there is its handler's
     to judge. One route may be a mount, under which no other has its place.
@@ -107,8 +108,8 @@ class Routes:
         self.table = tuple(table)
         self._fixed: dict[bytes, Route] = {}
         self._named: dict[tuple[bytes, ...], Route] = {}
-        # Those below a view, by what follows its name.
-        self._views: dict[tuple[bytes, ...], Route] = {}
+        # Those below a view or a record: the kind, and what follows its name.
+        self._below: dict[tuple[bytes, ...], Route] = {}
         # Paths that were asked for: their route and the topic's name.
         self._known: dict[bytes, tuple[Route, str]] = {}
         self._mount: Route | None = None
@@ -124,8 +125,8 @@ class Routes:
                 continue
             segments = path.split(b"/")
             if route.is_below:
-                key = tuple(b"" if part[:1] == b"{" else part for part in segments[6:])
-                self._views[key] = route
+                rest = tuple(b"" if part[:1] == b"{" else part for part in segments[6:])
+                self._below[segments[4], *rest] = route
                 continue
             assert segments[3][:1] + segments[3][-1:] == b"{}", route.template
             self._named[(*segments[1:3], *segments[4:])] = route
@@ -175,10 +176,10 @@ class Routes:
             route = self._named.get((segments[1], segments[2])) if segments[3] else None
         elif count == 5:
             route = self._named.get((segments[1], segments[2], segments[4]))
-        elif 5 < count < 9 and segments[1] == b"v0" and segments[4] == b"views":
+        elif 5 < count < 9 and segments[1:3] == [b"v0", b"topics"]:
             # A named query has a name of its own behind the verb.
-            verb = tuple(segments[6:7])
-            route = self._views.get(verb if count < 8 else (*verb, b""))
+            below = (segments[4], *segments[6:7])
+            route = self._below.get(below if count < 8 else (*below, b""))
         if route is None:
             if self.is_mounted(raw_path):
                 return self._mount, raw_path[len(self._mounted) :]

@@ -12,8 +12,8 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from topics_server.amounts import duration_text, size_text
 from topics_server.cli.connection import CallRefused, Client
+from topics_server.runtime.amounts import duration_text, size_text
 
 # Each entry takes a request of about a millisecond, so a table of this length takes a second.
 DETAILED_MAX: Final = 1000

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 
 import msgspec
 
+from topics_server.engine.filters import Filter
 from topics_server.values.blocks import Block
+from topics_server.values.limits import SEQ_MAX
 from topics_server.values.model import LossReason, StreamFacts, TopicConfig
 
 
@@ -78,14 +80,82 @@ class Page(msgspec.Struct, frozen=True):
         return not self.pieces and self.gap is None
 
 
+class BackwardRequest(msgspec.Struct, frozen=True):
+    """A page of the seqs in `after_seq + 1 .. before_seq - 1`, newest first, already clamped.
+
+    `since`, `until`: only records committed at the one or later, and before the other.
+    """
+
+    before_seq: int
+    after_seq: int
+    limit: int
+    max_bytes: int
+    nodes: frozenset[str] = frozenset()
+    since: Moment | None = None
+    until: Moment | None = None
+
+
+class BackwardPage(msgspec.Struct, frozen=True):
+    """A read of one topic from a cursor down. The pieces ascend; callers show them reversed.
+
+    Every seq from `next_before_seq` up was examined.
+    """
+
+    pieces: list[Piece]
+    next_before_seq: int
+    head_seq: int
+    earliest_seq: int
+    gap: Gap | None = None
+    scanned: int = 0
+    epoch: int = 1
+    # Whether nothing of the range is left below.
+    is_complete: bool = False
+
+
+class RangeMark(msgspec.Struct, frozen=True):
+    """What tells two states of a range of seqs apart: `live` counts its live records."""
+
+    topic_id: int
+    epoch: int
+    earliest_seq: int
+    live: int
+
+
 class ReadRequest(msgspec.Struct, frozen=True):
-    """A read request, already clamped. `nodes`: records of these nodes are left out."""
+    """A read request, already clamped. `nodes`: records of these nodes are left out.
+
+    `filter`: only records that pass are read. `start` is resolved to a cursor when the topic is
+    read, and replaces `from_seq`. Seqs from `before_seq` on, and records committed at `until` or
+    later, are not examined.
+    """
 
     from_seq: int
     limit: int
     max_bytes: int
     nodes: frozenset[str] = frozenset()
     wait_ms: int = 0
+    filter: Filter | None = None
+    start: ReadStart | None = None
+    before_seq: int = SEQ_MAX + 1
+    until: Moment | None = None
+
+
+class Moment(msgspec.Struct, frozen=True):
+    """A point in time: ms since the epoch, or ms back from the time of the read."""
+
+    ms: int
+    is_back: bool = False
+
+    def at(self, now_ms: int) -> int:
+        """Milliseconds since the epoch."""
+        return max(0, now_ms - self.ms) if self.is_back else self.ms
+
+
+class ReadStart(msgspec.Struct, frozen=True):
+    """Where a read begins, if not behind a seq: at a time, or at the last so many records."""
+
+    since: Moment | None = None
+    last: int | None = None
 
 
 class QueueCounts(msgspec.Struct, frozen=True):

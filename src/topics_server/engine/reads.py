@@ -10,16 +10,26 @@ from collections.abc import Sequence
 
 import msgspec
 
-from topics_server.engine.answers import Page, ReadRequest
+from topics_server.engine.answers import (
+    BackwardPage,
+    BackwardRequest,
+    Page,
+    RangeMark,
+    ReadRequest,
+)
 from topics_server.engine.commit.notifier import Notifier
 from topics_server.engine.commit.pending_names import change_or_timeout
+from topics_server.engine.filters import Filter
 from topics_server.engine.ports import Clock
+from topics_server.engine.read.backward import cursor_since, first_of_last, plan_backward
 from topics_server.engine.read.exact_read import Row, plan_rows, row_of, tail_rows
+from topics_server.engine.read.filtered import Search
 from topics_server.engine.read.page import PagePlan, plan_page
 from topics_server.engine.read.segment_reader import Fetcher
 from topics_server.engine.topic.registry import Registry
 from topics_server.engine.topic.topic import Topic
 from topics_server.values.blocks import Block
+from topics_server.values.limits import PAGE_BYTES_MAX
 
 
 class Reads:
@@ -37,11 +47,19 @@ class Reads:
     async def read(self, name: str, request: ReadRequest) -> Page:
         """One page after a cursor; waits up to `wait_ms` while there is nothing to tell (§3)."""
         deadline = self._clock.monotonic_ms() + request.wait_ms
+        search = None if request.filter is None else Search(request.filter)
         while True:
             topic = self._registry.existing(name)
             now_ms = self._clock.now_ms()
             topic.last_read_ts = now_ms
-            plan = plan_page(topic, request, now_ms)
+            if request.start is not None:
+                request = await self._placed(topic, request, now_ms)
+                continue  # the topic may have changed meanwhile
+            plan = plan_page(topic, request, now_ms, _upto_seq(topic, request, now_ms), search)
+            if plan.unsearched:
+                assert search is not None
+                await self._fetcher.search(topic, plan.unsearched, search)
+                continue
             page = await self._fetcher.complete(topic, plan)
             if page is None:
                 continue  # something moved or was found damaged: plan again
@@ -51,6 +69,8 @@ class Reads:
             if left_ms <= 0 or self.is_draining:
                 return page
             request = msgspec.structs.replace(request, from_seq=page.next_from_seq)
+            if search is not None:
+                search.found.clear()
             if page.caught_up and topic.log.head_seq == page.head_seq:
                 await change_or_timeout(self._notifier, topic.topic_id, left_ms)
 
@@ -59,7 +79,77 @@ class Reads:
         topic = self._registry.existing(name)
         now_ms = self._clock.now_ms()
         topic.last_read_ts = now_ms
+        if request.start is not None or request.filter is not None:
+            return None
         return self._fetcher.resident(topic, plan_page(topic, request, now_ms))
+
+    async def read_backward(
+        self, name: str, request: BackwardRequest, wanted: Filter | None
+    ) -> BackwardPage:
+        """One page of the records below a cursor, newest first."""
+        search = None if wanted is None else Search(wanted)
+        while True:
+            topic = self._registry.existing(name)
+            now_ms = self._clock.now_ms()
+            topic.last_read_ts = now_ms
+            asked = _within(topic, request, now_ms)
+            plan = plan_backward(topic, asked, now_ms, search)
+            if plan.unsearched:
+                assert search is not None
+                await self._fetcher.search(topic, plan.unsearched, search)
+                continue
+            page = await self._fetcher.complete(topic, plan_rows(topic, plan.seqs[::-1]))
+            if page is not None:
+                log = topic.log
+                return BackwardPage(
+                    pieces=page.pieces,
+                    next_before_seq=plan.next_before_seq,
+                    head_seq=log.head_seq,
+                    earliest_seq=topic.earliest_seq(now_ms),
+                    gap=plan.gap,
+                    scanned=plan.scanned,
+                    epoch=topic.epoch,
+                    is_complete=plan.next_before_seq <= asked.after_seq + 1,
+                )
+
+    async def _placed(self, topic: Topic, request: ReadRequest, now_ms: int) -> ReadRequest:
+        """The request with its start resolved to a cursor."""
+        start = request.start
+        if start is None:
+            return request
+        if start.since is not None:
+            from_seq = cursor_since(topic.log, start.since.at(now_ms))
+        else:
+            assert start.last is not None
+            from_seq = await self._before_last(topic, start.last, request, now_ms)
+        return msgspec.structs.replace(request, from_seq=from_seq, start=None)
+
+    async def _before_last(
+        self, topic: Topic, count: int, request: ReadRequest, now_ms: int
+    ) -> int:
+        """The cursor in front of the last so many records that a read takes."""
+        upto_seq = min(_upto_seq(topic, request, now_ms), topic.log.head_seq)
+        earliest = topic.earliest_seq(now_ms)
+        if count <= 0 or upto_seq < earliest:
+            return upto_seq
+        if request.filter is None and not request.nodes:
+            return max(first_of_last(topic.log, count, upto_seq), earliest) - 1
+        search = None if request.filter is None else Search(request.filter)
+        before = upto_seq + 1
+        while before > earliest:
+            asked = BackwardRequest(before, earliest - 1, count, PAGE_BYTES_MAX, request.nodes)
+            plan = plan_backward(topic, asked, now_ms, search)
+            if plan.unsearched:
+                assert search is not None
+                await self._fetcher.search(topic, plan.unsearched, search)
+                continue
+            count -= len(plan.seqs)
+            if count <= 0:
+                return plan.seqs[-1] - 1
+            before = plan.next_before_seq
+            if search is not None:
+                search.found.clear()
+        return earliest - 1
 
     async def complete(self, topic: Topic, plan: PagePlan) -> Page | None:
         """The page of a plan, read from disk where it has to be; None: plan it again."""
@@ -90,7 +180,38 @@ class Reads:
         rows = [row_of(piece.block, row) for piece in page.pieces for row in piece.rows]
         return rows if len(rows) == len(seqs) else None
 
+    def upto_seq(self, name: str, request: ReadRequest) -> int:
+        """The last seq that a read examines."""
+        return _upto_seq(self._registry.existing(name), request, self._clock.now_ms())
+
+    def range_mark(self, name: str, first_seq: int, last_seq: int) -> RangeMark:
+        """What tells two states of a range of seqs apart; for the ETag of a page."""
+        topic = self._registry.existing(name)
+        log, now_ms = topic.log, self._clock.now_ms()
+        live, _ = log.live_between(first_seq, min(last_seq, log.head_seq))
+        return RangeMark(topic.topic_id, topic.epoch, topic.earliest_seq(now_ms), live)
+
     def drain(self) -> None:
         """The server is going down: whoever waits for records is answered now."""
         self.is_draining = True
         self._notifier.notify_all()
+
+
+def _upto_seq(topic: Topic, request: ReadRequest, now_ms: int) -> int:
+    """The last seq that a read examines."""
+    upto_seq = request.before_seq - 1
+    if request.until is not None:
+        upto_seq = min(upto_seq, topic.log.first_seq_since(request.until.at(now_ms)) - 1)
+    return upto_seq
+
+
+def _within(topic: Topic, request: BackwardRequest, now_ms: int) -> BackwardRequest:
+    """The request with its times resolved to seqs."""
+    log, before_seq, after_seq = topic.log, request.before_seq, request.after_seq
+    if request.until is not None:
+        before_seq = min(before_seq, log.first_seq_since(request.until.at(now_ms)))
+    if request.since is not None:
+        after_seq = max(after_seq, cursor_since(log, request.since.at(now_ms)))
+    return msgspec.structs.replace(
+        request, before_seq=before_seq, after_seq=after_seq, since=None, until=None
+    )

@@ -1,5 +1,6 @@
 """The clock, metrics, logging and other services of the process.
 
+- `amounts`: parses durations and sizes as people write them: `5s`, `64KB`.
 - `clock`: the clock: wall time, monotonic time, random ids.
 - `garbage_collector`: schedules Python's garbage collector so that no loop turn is long.
 - `helper_process`: the life of a helper process: start, requests, time limit, end.

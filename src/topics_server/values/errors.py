@@ -25,6 +25,8 @@ class Code(enum.Enum):
     NOT_FOUND = "not_found"
     TOPIC_NOT_FOUND = "topic_not_found"
     ROUTER_NOT_FOUND = "router_not_found"
+    # Of a single record.
+    RECORD_NOT_FOUND = "record_not_found"
     # Of views.
     VIEW_NOT_FOUND = "view_not_found"
     QUERY_FAILED = "query_failed"

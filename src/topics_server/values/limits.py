@@ -76,6 +76,15 @@ PAGE_BYTES_DEFAULT: Final = MIB
 PAGE_BYTES_MAX: Final = 8 * MIB
 # Slots one page examines before it returns with its cursor advanced (contract README, Scan bound).
 PAGE_SCAN_SLOTS_MAX: Final = 65_536
+# Sealed segments that one page of a filtered read searches, and how many of them at once.
+SEARCHED_SEGMENTS_MAX: Final = 64
+SEARCHED_AT_ONCE: Final = 8
+# The size of a filter of a read.
+FILTER_LEAVES_MAX: Final = 256
+FILTER_DEPTH_MAX: Final = 8
+FILTER_BYTES_MAX: Final = 256 * KIB
+# A point in time as text.
+TIME_CHARS_MAX: Final = 64
 PRIORITY_MAX: Final = 1000
 LEASE_MS_MIN: Final = 100
 LEASE_MS_MAX: Final = 86_400_000

@@ -550,6 +550,84 @@ def _facts(api: Api, topic: str) -> Json:
     return {key: value for key, value in api.get_state(topic).items() if key not in moving}
 
 
+# --- plain reads ------------------------------------------------------------------------------
+for _query, _field in {
+    "from_seq=x": "from_seq",
+    "from_seq=-1": "from_seq",
+    "from_seq=18446744073709551616": "from_seq",
+    "before_seq=1.5": "before_seq",
+    "limit=ten": "limit",
+    "last=0": "last",
+    "last=": "last",
+    "last=2&order=desc": "last",
+    "last=2&from_seq=1": "last",
+    "last=2&since=1h": "last",
+    "since=1h&from_seq=1": "since",
+    "since=yesterday": "since",
+    "since=2026-13-01T00:00:00Z": "since",
+    "since=2026-01-01T00:00:00": "since",
+    "until=-1h": "until",
+    "order=random": "order",
+    "include_tags=1": "include_tags",
+    "include_meta=yes": "include_meta",
+    "wait_ms=1s": "wait_ms",
+    "max_batch_bytes=1KB": "max_batch_bytes",
+    "filter=k1": "filter",
+    "filter=%5B%5D": "filter",
+    "filter=%7B%7D": "filter",
+    "filter=%5B%22Not%22%5D": "filter",
+    f"tag={'x' * 70_000}": None,
+}.items():
+    _target = f"/v0/topics/{{t}}/records?{_query}"
+    if _field is None:
+        _add(f"records: {_query[:40]}", Bad("GET", _target, status=414, code="uri_too_long"))
+    else:
+        _add(f"records: {_query}", Bad("GET", _target, where=_field))
+for _seq in ("0", "-1", "1.5", "x", "1e3", "99999999999999999999999"):
+    _add(f"record {_seq}", Bad("GET", f"/v0/topics/{{t}}/records/{_seq}", where="seq"))
+_add(
+    "a record that is not there",
+    Bad("GET", "/v0/topics/{t}/records/99", status=404, code="record_not_found"),
+)
+_DEEP: object = "a"
+for _ in range(8):
+    _DEEP = ["Not", _DEEP]
+for _what, _filter, _at in (
+    ("a number", 7, "filter"),
+    ("an object", {"tag": "a"}, "filter"),
+    ("a word", ["Xor", "a", "b"], "filter"),
+    ("an empty Or", ["Or"], "filter"),
+    ("Not of two", ["Not", "a", "b"], "filter"),
+    ("a field", ["data", "Eq", "a"], "filter"),
+    ("an operator", ["tag", "Like", "a"], "filter"),
+    ("Eq of a number", ["tag", "Eq", 1], "filter"),
+    ("an empty In", ["tag", "In", []], "filter"),
+    ("In of a number", ["tag", "In", ["a", 1]], "filter[2][1]"),
+    ("a Glob without a star", ["tag", "Glob", "a"], "filter[2]"),
+    ("a Glob of two stars", ["tag", "Glob", "a*b*"], "filter[2]"),
+    ("a Glob of nodes", ["node", "Glob", "a*"], "filter"),
+    ("a part of Or", ["Or", "a", ["tag", "Eq", None]], "filter[2]"),
+    ("too deep", _DEEP, "filter" + "[1]" * 8),
+    ("too many leaves", ["Or", *["a"] * 257], "filter"),
+    ("too many in two lists", ["Or", ["tag", "In", ["a"] * 200], ["tag", "In", ["a"] * 200]], None),
+    ("a long tag", ["tag", "Eq", "x" * 70_000], "filter[2]"),
+    ("too many bytes", ["tag", "In", ["x" * 65_000] * 5], "filter"),
+):
+    _add(
+        f"diff: filter: {_what}",
+        Bad("POST", "/v0/topics/{t}/diff", as_json({"filter": _filter}), where=_at),
+    )
+for _what, _start, _where in (
+    ("two starts", {"from_seq": 1, "last": 1}, "last"),
+    ("three starts", {"since": "1h", "last": 1}, "last"),
+    ("last 0", {"last": 0}, "last"),
+    ("last as text", {"last": "1"}, "last"),
+    ("a wrong time", {"since": "noon"}, "since"),
+    ("a time below 0", {"since": -1}, "since"),
+):
+    _add(f"diff: {_what}", Bad("POST", "/v0/topics/{t}/diff", as_json(_start), where=_where))
+
+
 @pytest.mark.parametrize("case", CASES.values(), ids=list(CASES))
 def test_a_malformed_request_is_refused_and_leaves_nothing(
     api: Api, standing: str, names: Callable[[str], str], case: Bad

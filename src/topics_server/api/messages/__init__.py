@@ -1,9 +1,11 @@
 """Request and response shapes that several routes share.
 
 - `bounded_lists`: bounds lists and names in request bodies before decoding builds them.
+- `filters`: reads the filter of a read: JSON to a tree of `engine/filters`.
 - `path_names`: decodes the topic, router or stream name in a request path.
 - `producer_headers`: reads and writes the producer headers of a request.
 - `requests`: request shapes shared by routes: configuration, diff, delete, list cursors.
 - `responses`: renders the responses of topics and routers as JSON bytes.
+- `times`: reads a point in time: milliseconds, RFC 3339, or a duration back from now.
 - `visibility`: hides topics and routers that a key's prefixes do not cover.
 """

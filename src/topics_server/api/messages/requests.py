@@ -18,7 +18,9 @@ import msgspec
 from msgspec import UNSET, Meta, UnsetType
 
 from topics_server.api.messages.bounded_lists import check_items, check_tag, node_names
-from topics_server.engine.answers import ReadRequest
+from topics_server.api.messages.filters import decode_filter
+from topics_server.api.messages.times import point_in_time
+from topics_server.engine.answers import ReadRequest, ReadStart
 from topics_server.values.appends import decode_json
 from topics_server.values.errors import TopicsError, invalid
 from topics_server.values.json_cache import DATA, META, TAGS
@@ -88,6 +90,9 @@ class _Diff(msgspec.Struct, gc=False):
     include_meta: bool = True
     wait_ms: U64 = 0
     max_batch_bytes: U64 = 0
+    filter: msgspec.Raw | UnsetType = UNSET
+    since: U64 | str | None = None
+    last: U64 | None = None
 
 
 class _Delete(msgspec.Struct, gc=False):
@@ -204,10 +209,33 @@ def decode_diff(body: bytes, max_limit: int, max_node_bytes: int) -> tuple[ReadR
         nodes=nodes,
         wait_ms=min(sent.wait_ms, DIFF_WAIT_MS_MAX),
     )
+    if sent.filter is not UNSET or sent.since is not None or sent.last is not None:
+        request = _found(sent, request, max_limit, max_node_bytes)
     assert request.limit > 0
     assert request.max_bytes > 0
     shown = (TAGS if sent.include_tags else 0) | (META if sent.include_meta else 0)
     return request, shown | DATA
+
+
+def _found(sent: _Diff, request: ReadRequest, max_limit: int, max_node_bytes: int) -> ReadRequest:
+    """The request with the additive fields of a diff: a filter, and another start."""
+    wanted = None
+    if sent.filter is not UNSET and bytes(sent.filter) != b"null":
+        wanted = decode_filter(memoryview(sent.filter), max_node_bytes)
+    since, last = sent.since, sent.last
+    if since is not None and last is not None:
+        raise invalid("since and last are two starts; give one", "last")
+    if (since is not None or last is not None) and sent.from_seq:
+        field = "since" if last is None else "last"
+        raise invalid(f"from_seq and {field} are two starts; give one", field)
+    start = None
+    if since is not None:
+        start = ReadStart(since=point_in_time(str(since), "since"))
+    elif last is not None:
+        if not last:
+            raise invalid("last must be at least 1", "last")
+        start = ReadStart(last=min(last, max_limit))
+    return msgspec.structs.replace(request, filter=wanted, start=start)
 
 
 def decode_delete(body: bytes) -> DeleteRequest:

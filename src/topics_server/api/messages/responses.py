@@ -17,6 +17,7 @@ import orjson
 
 from topics_server.engine.answers import (
     Appended,
+    BackwardPage,
     Deleted,
     Gap,
     Page,
@@ -93,7 +94,7 @@ def render_page(name: str, page: Page, shown: int, cache: JsonCache) -> list[byt
             page.head_seq,
             page.earliest_seq,
             b"true" if page.caught_up else b"false",
-            b"null" if page.gap is None else _tombstone(page.gap, page),
+            b"null" if page.gap is None else render_tombstone(page.gap, page),
             page.head_seq - page.next_from_seq,
             page.epoch,
         )
@@ -108,7 +109,8 @@ def page_performance(total_ms: float, scanned: int, throttle_wait_ms: float = 0.
     ) % (total_ms, scanned, throttle_wait_ms)
 
 
-def _tombstone(gap: Gap, page: Page) -> bytes:
+def render_tombstone(gap: Gap, page: Page | BackwardPage) -> bytes:
+    """A tombstone as JSON (§3.3)."""
     # The range of a recreated topic that is read from its first record on is empty: 1 to 0.
     assert gap.gap_from <= gap.gap_to + 1
     return (

@@ -2,7 +2,9 @@
 
 - `document`: builds the OpenAPI 3.1 document.
 - `examples`: the example requests and answers of the OpenAPI document.
+- `find_operations`: the operations of plain reads, and their schemas.
 - `operations`: builds one operation of the OpenAPI document.
+- `router_schemas`: JSON schemas of routers for the OpenAPI document.
 - `schemas`: JSON schemas of requests and responses for the OpenAPI document.
 - `stream_operations`: the Durable Streams operations of the OpenAPI document.
 - `view_operations`: the operations of materialized views, and their schemas.

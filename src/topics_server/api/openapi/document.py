@@ -13,6 +13,7 @@ from typing import Final
 
 import msgspec
 
+from topics_server.api.openapi.find_operations import find_paths, find_schemas
 from topics_server.api.openapi.operations import (
     JSON,
     READS,
@@ -27,6 +28,7 @@ from topics_server.api.openapi.operations import (
     query,
     switch,
 )
+from topics_server.api.openapi.router_schemas import router_schemas
 from topics_server.api.openapi.schemas import Schema, all_schemas, object_of, ref, text, u64
 from topics_server.api.openapi.stream_operations import stream_paths
 from topics_server.api.openapi.view_operations import view_paths, view_schemas
@@ -89,7 +91,10 @@ def document() -> Schema:
             | stream_paths()
             | _server_paths()
         ),
-        "components": {**components(), "schemas": all_schemas() | view_schemas()},
+        "components": {
+            **components(),
+            "schemas": all_schemas() | router_schemas() | find_schemas() | view_schemas(),
+        },
     }
 
 
@@ -284,6 +289,7 @@ def _record_paths() -> Schema:
     return {
         "/v0/topics/{topic}/diff": {"parameters": [_NAME], "post": read},
         "/v0/topics/{topic}/delete": {"parameters": [_NAME], "post": delete},
+        **find_paths(_NAME),
     }
 
 

@@ -24,6 +24,7 @@ IN_PATH: Final = {
     "path": "notes",
     "view": "by-tag",
     "query": "all",
+    "seq": "1",
 }
 
 # By operation id.

@@ -21,6 +21,8 @@ from topics_server.values.limits import (
     CLAIM_JITTER_MS_MAX,
     DIFF_LIMIT_DEFAULT,
     DIFF_WAIT_MS_MAX,
+    FILTER_DEPTH_MAX,
+    FILTER_LEAVES_MAX,
     IGNORED_MEMBERS_MAX,
     IGNORED_NAME_CHARS_MAX,
     LEASE_MS_MAX,
@@ -45,6 +47,13 @@ from topics_server.values.model import (
 Schema = dict[str, Any]
 
 _DEFAULTS: Final = TopicConfig()
+
+
+FILTER_ABOUT: Final = (
+    'A tag, `["tag"|"node", "Eq"|"In", value]`, `["tag", "Glob", "prefix*"]`, '
+    '`["Or"|"And", filter, …]` or `["Not", filter]`; at most '
+    f"{FILTER_LEAVES_MAX} leaves, {FILTER_DEPTH_MAX} deep."
+)
 
 
 def ref(name: str) -> Schema:
@@ -95,15 +104,15 @@ def config_schema() -> Schema:
     name = {"type": ["string", "null"], "default": None}
     return object_of(
         "",
-        type=text("Cannot change once set.", enum=_values(TopicType), default="log"),
+        type=text("Cannot change once set.", enum=values_of(TopicType), default="log"),
         ttl_ms=u64("Age after which records expire; 0 is off.", default=_DEFAULTS.ttl_ms),
         cap_records=u64("The most retained records; 0 is off.", default=_DEFAULTS.cap_records),
         cap_bytes=u64("The most retained bytes; 0 is off.", default=_DEFAULTS.cap_bytes),
-        discard=text("What a full topic does.", enum=_values(Discard), default="old"),
+        discard=text("What a full topic does.", enum=values_of(Discard), default="old"),
         durable=boolean(
             False, "Short for `durability`: true is `fsync`, false `disk`. `durability` wins."
         ),
-        durability=text("The commit class.", enum=_values(Durability), default="disk"),
+        durability=text("The commit class.", enum=values_of(Durability), default="disk"),
         priority={
             "type": ["integer", "null"],
             "default": None,
@@ -129,7 +138,8 @@ def config_schema() -> Schema:
     )
 
 
-def _values(kind: type[TopicType | Discard | Durability | LossReason | Guarantee]) -> list[str]:
+def values_of(kind: type[TopicType | Discard | Durability | LossReason | Guarantee]) -> list[str]:
+    """The values of an enumeration."""
     return [member.value for member in kind]
 
 
@@ -143,7 +153,6 @@ def all_schemas() -> Schema:
         **_answer_schemas(),
         **_queue_requests(),
         **_queue_answers(),
-        **_router_schemas(),
         **_other_answers(),
     }
 
@@ -183,7 +192,8 @@ def _nodes() -> Schema:
     }
 
 
-def _tag_tuple() -> Schema:
+def tag_tuple() -> Schema:
+    """A match on tags of three parts."""
     parts = [{"const": "tag"}, {"enum": ["Eq", "Glob"]}, {"type": "string"}]
     return {"type": "array", "minItems": 3, "maxItems": 3, "prefixItems": parts}
 
@@ -219,6 +229,14 @@ def _request_schemas() -> Schema:
             max_batch_bytes=u64(
                 f"Clamped to {PAGE_BYTES_MAX}; 0 is the default.", default=PAGE_BYTES_DEFAULT
             ),
+            filter={
+                "description": FILTER_ABOUT,
+                "anyOf": [text("An exact tag."), {"type": "array"}, {"type": "null"}],
+            },
+            since={
+                "anyOf": [u64("ms since 1970."), text("RFC 3339, or `10m` back."), {"type": "null"}]
+            },
+            last={"anyOf": [u64("The last so many records."), {"type": "null"}]},
         ),
         "WatchRequest": _watch_request(),
         "DeleteRequest": object_of(
@@ -227,7 +245,7 @@ def _request_schemas() -> Schema:
             match={
                 "anyOf": [
                     text("An exact tag."),
-                    _tag_tuple(),
+                    tag_tuple(),
                     {"type": "null"},
                 ]
             },
@@ -253,7 +271,7 @@ def _record_schemas() -> Schema:
             "gap_from gap_to reason missed_estimate earliest_seq head_seq",
             gap_from=u64(),
             gap_to=u64(),
-            reason=text(enum=_values(LossReason)),
+            reason=text(enum=values_of(LossReason)),
             missed_estimate=u64(),
             earliest_seq=u64(),
             head_seq=u64(),
@@ -278,7 +296,7 @@ def _answer_schemas() -> Schema:
     state = {
         "epoch": epoch,
         **(place | size),
-        "type": text(enum=_values(TopicType)),
+        "type": text(enum=values_of(TopicType)),
         "next_seq": u64(),
         "disk_bytes": u64(),
         "damaged_records": u64(),
@@ -296,7 +314,7 @@ def _answer_schemas() -> Schema:
         "closed": boolean(),
         "ttl_s": u64("Seconds from its last use to its end."),
         "expires_at": text("It ends then."),
-        "forked_from": _all({"path": text(), "upto_seq": u64()}),
+        "forked_from": all_of({"path": text(), "upto_seq": u64()}),
     }
     page = {
         "epoch": epoch,
@@ -316,12 +334,12 @@ def _answer_schemas() -> Schema:
         **performance,
     }
     row = {
-        "topics": list_of(_all(row)),
+        "topics": list_of(all_of(row)),
         "next_cursor": text("Absent on the last page."),
         **performance,
     }
     dropped = {"topic": text(), "deleted": boolean(), "routers_removed": list_of(text())}
-    watched = _all(
+    watched = all_of(
         {"from_seq": u64(), "head_seq": u64(), "earliest_seq": u64(), "waiting": {"const": True}},
         optional="waiting",
     )
@@ -337,10 +355,11 @@ def _answer_schemas() -> Schema:
         "ticket_ttl_ms": u64("How long the ticket is valid."),
     }
     return {
-        "WatchSession": _all(
-            session | ticket | {"ignored": _ignored()}, optional="ticket ticket_ttl_ms ignored"
+        "WatchSession": all_of(
+            session | ticket | {"ignored": ignored_members()},
+            optional="ticket ticket_ttl_ms ignored",
         ),
-        "PutResult": _all(
+        "PutResult": all_of(
             done
             | {
                 "config": ref("TopicConfig"),
@@ -349,18 +368,18 @@ def _answer_schemas() -> Schema:
                     "additionalProperties": {"type": "array", "minItems": 2, "maxItems": 2},
                     "description": "`{field: [old, new]}` of a topic that existed before.",
                 },
-                "ignored": _ignored(),
+                "ignored": ignored_members(),
             }
             | performance,
             optional="changed ignored",
         ),
-        "TopicState": _all(state, optional="queue stream"),
-        "StreamState": _all(stream, optional="ttl_s expires_at forked_from"),
-        "Page": _all(page),
-        "AppendResult": _all(appended, optional="seqs"),
-        "DeleteResult": _all(place | size | {"deleted": u64()} | performance),
-        "DropResult": _all(dropped | performance),
-        "TopicList": _all(row, optional="next_cursor"),
+        "TopicState": all_of(state, optional="queue stream"),
+        "StreamState": all_of(stream, optional="ttl_s expires_at forked_from"),
+        "Page": all_of(page),
+        "AppendResult": all_of(appended, optional="seqs"),
+        "DeleteResult": all_of(place | size | {"deleted": u64()} | performance),
+        "DropResult": all_of(dropped | performance),
+        "TopicList": all_of(row, optional="next_cursor"),
     }
 
 
@@ -458,78 +477,24 @@ def _queue_answers() -> Schema:
     }
     deadlines = {"type": "object", "additionalProperties": u64()}
     redriven = {"from": text(), "redriven": u64(), "more": boolean(), "next_after_seq": u64()}
-    row = {"topic": text(), "leases": list_of(_all(lease)), "next_cursor": text()}
+    row = {"topic": text(), "leases": list_of(all_of(lease)), "next_cursor": text()}
     return {
-        "QueueCounts": _all(counted | {"delayed": u64(), "dead_lettered": u64()}),
-        "ClaimResult": _all(claimed | performance),
-        "AckResult": _all(held | {"acked": u64()} | counted | performance, optional="reasons"),
-        "NackResult": _all(held | {"nacked": u64()} | counted | performance, optional="reasons"),
-        "ExtendResult": _all(
+        "QueueCounts": all_of(counted | {"delayed": u64(), "dead_lettered": u64()}),
+        "ClaimResult": all_of(claimed | performance),
+        "AckResult": all_of(held | {"acked": u64()} | counted | performance, optional="reasons"),
+        "NackResult": all_of(held | {"nacked": u64()} | counted | performance, optional="reasons"),
+        "ExtendResult": all_of(
             held | {"extended": u64(), "deadlines": deadlines} | performance, optional="reasons"
         ),
-        "RedriveResult": _all(skipped | redriven | performance),
-        "LeaseList": _all(row | performance, optional="next_cursor"),
-    }
-
-
-def _router_schemas() -> Schema:
-    performance = {"performance": ref("Performance")}
-    topics = {"source": text(), "dest": text()}
-    guarantee = text(enum=_values(Guarantee), default=Guarantee.AT_LEAST_ONCE.value)
-    rules = {
-        "preserve_node": boolean(True, "Copies keep `$node`."),
-        "preserve_tag": boolean(True, "Copies keep `$tag`."),
-        "filter": {
-            "anyOf": [text(), _tag_tuple(), {"type": "null"}],
-            "description": "Copies only records whose tag matches, as in a delete; a string: "
-            "exactly this one.",
-        },
-        "allow_cycle": boolean(False, "May close a cycle; copies then end at the hop cap."),
-        "guarantee": guarantee,
-    }
-    row = {"router": text(), **topics, "guarantee": guarantee, "forwarded_total": u64()}
-    place = {
-        "forwarded_total": u64("Copies made since it was created."),
-        "cursor_seq": u64("The last examined seq of the source."),
-        "lag": u64("Unexamined seqs of the source."),
-        "state": text(enum=["running", "stalled"]),
-        "reason": object_of("code message", code=text(enum=_codes()), message=text())
-        | {"description": "Why the router is stalled; absent if it is not."},
-    }
-    page = {"routers": list_of(_all(row)), "next_cursor": text("Absent on the last page.")}
-    defined = {"router": text(), **topics, **rules}
-    return {
-        "RouterRequest": object_of(
-            "source dest",
-            **topics,
-            **rules,
-            create_dest=boolean(True, "Create missing topics."),
-            **{"from": text("Where a new one starts.", enum=["earliest", "head"], default="head")},
-        ),
-        "RouterPutResult": _all(
-            defined | {"created": boolean(), "ignored": _ignored()} | performance,
-            optional="ignored",
-        ),
-        "RouterState": _all(defined | place | performance, optional="reason"),
-        "RouterList": _all(page | performance, optional="next_cursor"),
-        "SealRequest": object_of(
-            "",
-            topics={
-                "anyOf": [list_of(text(), maxItems=1000), {"type": "null"}],
-                "description": "Names; default: every topic that the key may use.",
-            },
-        ),
-        "SealResult": _all(
-            {"topics": u64(), "segments": u64(), "unsealed_records": u64()} | performance
-        ),
-        "RouterDropResult": _all({"router": text(), "deleted": boolean()} | performance),
+        "RedriveResult": all_of(skipped | redriven | performance),
+        "LeaseList": all_of(row | performance, optional="next_cursor"),
     }
 
 
 def _other_answers() -> Schema:
     performance = {"performance": ref("Performance")}
     described = object_of(
-        "code message", code=text(enum=_codes()), message=text(), detail=object_of("")
+        "code message", code=text(enum=codes_of_errors()), message=text(), detail=object_of("")
     )
     labels: Schema = {"type": "object", "additionalProperties": text()}
     labelled = object_of("labels value", labels=labels, value={"type": "number"})
@@ -547,10 +512,10 @@ def _other_answers() -> Schema:
             "properties": {"performance": ref("Performance")},
             "additionalProperties": {"anyOf": [{"type": "number"}, list_of(labelled)]},
         },
-        "Health": _all(
+        "Health": all_of(
             {"status": {"const": "ok"}, "version": text(), "uptime_ms": u64()} | performance
         ),
-        "Ready": _all(
+        "Ready": all_of(
             {
                 "status": text(enum=["ready", "degraded"]),
                 "wal_replay_complete": {"const": True},
@@ -564,7 +529,8 @@ def _other_answers() -> Schema:
     }
 
 
-def _codes() -> list[str]:
+def codes_of_errors() -> list[str]:
+    """Every code of an error."""
     return [code.value for code in Code]
 
 
@@ -583,13 +549,15 @@ def _config_patch() -> Schema:
     return config | {"properties": nullable, "description": about}
 
 
-def _ignored() -> Schema:
+def ignored_members() -> Schema:
+    """Unknown members of a body, as the answer lists them."""
     return list_of(text(maxLength=IGNORED_NAME_CHARS_MAX)) | {
         "maxItems": IGNORED_MEMBERS_MAX,
         "description": "Unknown members of the body; absent if there are none.",
     }
 
 
-def _all(properties: dict[str, Schema], optional: str = "") -> Schema:
+def all_of(properties: dict[str, Schema], optional: str = "") -> Schema:
+    """An object whose properties are required, but for the optional ones."""
     missable = optional.split()
     return object_of(" ".join(name for name in properties if name not in missable), **properties)

@@ -13,7 +13,6 @@ from typing import Final
 import click
 import msgspec
 
-from topics_server.amounts import SECOND_MS
 from topics_server.cli.amounts import seconds
 from topics_server.cli.connection import CallRefused, Client, Failure, server_options
 from topics_server.cli.data.lines import STANDARD_INPUT, LineFile
@@ -28,6 +27,7 @@ from topics_server.cli.durable_streams.stream_following import Live, StreamFollo
 from topics_server.cli.json_input import json_value
 from topics_server.cli.output import confirm, format_options, note, one_line, show_object
 from topics_server.cli.stopping import stopped_by_reader
+from topics_server.runtime.amounts import SECOND_MS
 
 BATCH_RECORDS: Final = 500
 BATCH_BYTES: Final = 256 * 1024

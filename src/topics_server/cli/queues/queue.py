@@ -12,7 +12,6 @@ from urllib.parse import urlencode
 import click
 import msgspec
 
-from topics_server.amounts import duration_text
 from topics_server.cli.connection import CallRefused, Client, Failure, server_options, topic_path
 from topics_server.cli.details import TopicDetails, age
 from topics_server.cli.output import (
@@ -24,6 +23,7 @@ from topics_server.cli.output import (
     write_line,
 )
 from topics_server.cli.queues.queue_board import command as show
+from topics_server.runtime.amounts import duration_text
 from topics_server.runtime.clock import now_ms, random_id
 
 CALL_JOBS: Final = 500

@@ -113,7 +113,15 @@ CONFIG: Final = Section(
     "`PUT /v0/topics/{topic}`, `config` of an append",
     (LimitRow("`dead_letter`, `lease_log`", _NAME),),
 )
-DIFF: Final = Section("`POST /v0/topics/{topic}/diff`", _NODE_FILTER)
+_FILTER: Final = (
+    LimitRow("`filter`", Limit("FILTER_BYTES_MAX", "bytes")),
+    LimitRow("`filter`, its tags and nodes", Limit("FILTER_LEAVES_MAX", "leaves")),
+    LimitRow("`filter`, its depth", Limit("FILTER_DEPTH_MAX", "filters")),
+    LimitRow("`since`, a time as text", Limit("TIME_CHARS_MAX", "characters")),
+)
+DIFF: Final = Section(
+    "`POST /v0/topics/{topic}/diff`, `GET /v0/topics/{topic}/records`", (*_NODE_FILTER, *_FILTER)
+)
 DELETE: Final = Section(
     "`POST /v0/topics/{topic}/delete`",
     (LimitRow("`match`", _MATCH), LimitRow("`match`, a list", Limit("MATCH_PARTS", "parts"))),

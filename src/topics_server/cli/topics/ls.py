@@ -8,11 +8,11 @@ from typing import Final
 import click
 import msgspec
 
-from topics_server.amounts import size_text
 from topics_server.cli.connection import Client, server_options, topic_path
 from topics_server.cli.details import TopicDetails, age, fetched, jobs
 from topics_server.cli.listing import rows_of, show_rows
 from topics_server.cli.output import format_options
+from topics_server.runtime.amounts import size_text
 from topics_server.runtime.clock import now_ms
 
 COLUMNS: Final = ("topic", "type", "records", "size", "written", "durability", "about")

@@ -10,6 +10,7 @@ seq. The tombstone rule is only here (§3.3). Called by the store.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import islice
 
 import msgspec
 import numpy as np
@@ -18,10 +19,16 @@ from topics_server.engine.answers import Gap, Page, Piece, ReadRequest
 from topics_server.engine.log.log import Log
 from topics_server.engine.log.losses import only_reason
 from topics_server.engine.log.runs import OpenBlock, Rows, Run, SealedRun, TailBlock
+from topics_server.engine.read.filtered import Search
 from topics_server.engine.topic import retention
 from topics_server.engine.topic.topic import Topic
 from topics_server.values.blocks import Block
-from topics_server.values.limits import BLOCK_RECORDS_MAX, PAGE_SCAN_SLOTS_MAX, SEQ_MAX
+from topics_server.values.limits import (
+    BLOCK_RECORDS_MAX,
+    PAGE_SCAN_SLOTS_MAX,
+    SEARCHED_AT_ONCE,
+    SEQ_MAX,
+)
 from topics_server.values.model import LossReason
 
 
@@ -53,6 +60,8 @@ class PagePlan(msgspec.Struct, frozen=True):
     gap: Gap | None
     scanned: int
     epoch: int
+    # Segments that have to be searched for the filter before the page can be planned.
+    unsearched: tuple[int, ...] = ()
 
     def fetches(self) -> list[Fetch]:
         """The fetches that `complete` needs, in order."""
@@ -89,10 +98,17 @@ def complete(plan: PagePlan, fetched: Mapping[Fetch, Block]) -> Page:
     )
 
 
-def plan_page(topic: Topic, request: ReadRequest, now_ms: int, upto_seq: int = SEQ_MAX) -> PagePlan:
+def plan_page(
+    topic: Topic,
+    request: ReadRequest,
+    now_ms: int,
+    upto_seq: int = SEQ_MAX,
+    search: Search | None = None,
+) -> PagePlan:
     """The page after `request.from_seq` of the topic now; changes nothing.
 
-    Seqs after `upto_seq` are not examined: a reader with strong consistency ends there.
+    Seqs after `upto_seq` are not examined: a reader with strong consistency ends there. `search`
+    has what is known of the request's filter; the plan names the segments that it still needs.
     """
     log = topic.log
     earliest = topic.earliest_seq(now_ms)
@@ -105,7 +121,7 @@ def plan_page(topic: Topic, request: ReadRequest, now_ms: int, upto_seq: int = S
         # The records after the hole have expired: the next page reports that.
         last = seq - 1
     nodes = request.nodes if topic.config.dedupe_node else frozenset[str]()
-    scan = _Scan(log, request.limit, request.max_bytes, nodes)
+    scan = _Scan(log, request.limit, request.max_bytes, nodes, search)
     next_from_seq = scan.run(seq, last) if seq <= last else seq - 1
     return PagePlan(
         pieces=scan.pieces,
@@ -115,6 +131,7 @@ def plan_page(topic: Topic, request: ReadRequest, now_ms: int, upto_seq: int = S
         gap=gap,
         scanned=scan.scanned,
         epoch=topic.epoch,
+        unsearched=scan.unsearched,
     )
 
 
@@ -148,14 +165,33 @@ def _gap(topic: Topic, from_seq: int, earliest: int, now_ms: int) -> tuple[Gap |
 class _Scan:
     """Collects the rows of one page until a budget is used up."""
 
-    __slots__ = ("bytes_left", "is_full", "limit", "log", "nodes", "pieces", "scanned")
+    __slots__ = (
+        "bytes_left",
+        "is_full",
+        "limit",
+        "log",
+        "nodes",
+        "pieces",
+        "scanned",
+        "search",
+        "unsearched",
+    )
 
-    def __init__(self, log: Log, limit: int, max_bytes: int, nodes: frozenset[str]) -> None:
+    def __init__(
+        self,
+        log: Log,
+        limit: int,
+        max_bytes: int,
+        nodes: frozenset[str],
+        search: Search | None = None,
+    ) -> None:
         assert limit > 0
         self.log = log
         self.limit = limit
         self.bytes_left = max_bytes
         self.nodes = nodes
+        self.search = search
+        self.unsearched: tuple[int, ...] = ()
         self.pieces: list[Piece | SealedPiece] = []
         self.scanned = 0
         self.is_full = False
@@ -177,6 +213,10 @@ class _Scan:
             row = max(0, seq - run.first_seq)
             end = min(run.count, last - run.first_seq + 1)
             if isinstance(run, SealedRun):
+                if self.search is not None and run.segment_id not in self.search.found:
+                    if not self.search.is_spent:
+                        self.unsearched = _next_segments(log, index, last, self.search)
+                    return max(seq, run.first_seq) - 1
                 ceiling = last if last < log.head_seq else SEQ_MAX
                 low = max(0, self._hole_before(seq) - run.first_seq)
                 high = min(run.count, ceiling - run.first_seq + 1)
@@ -197,6 +237,7 @@ class _Scan:
             or run.live_bytes > self.bytes_left
             or self.scanned + count > PAGE_SCAN_SLOTS_MAX
             or self.nodes
+            or self.search
         ):
             return False
         self.pieces.append(Piece(run.block, range(count)))
@@ -228,6 +269,8 @@ class _Scan:
 
     def _sealed(self, run: SealedRun, row: int, end: int, low: int, high: int) -> int:
         """Like `_resident`, group by group; a fetch stays within rows `low..high - 1`."""
+        if self.search is not None:
+            return self._sealed_found(run, row, end, low, high)
         while row < end and not self.is_full:
             live = run.dead.find(0, row, end)
             if live < 0:
@@ -244,10 +287,31 @@ class _Scan:
                 break
         return row
 
+    def _sealed_found(self, run: SealedRun, row: int, end: int, low: int, high: int) -> int:
+        """Take the rows that a search found; the rows between them are not examined."""
+        assert self.search is not None
+        rows = self.search.live_rows(run, row, end)
+        picked, stop = self._pick(run, rows, row, end)
+        groups: dict[int, list[int]] = {}
+        for each in picked:
+            groups.setdefault(each - each % BLOCK_RECORDS_MAX, []).append(each)
+        for group, inside in groups.items():
+            first = max(low, group)
+            fetch = Fetch(run.segment_id, first, min(high, group + BLOCK_RECORDS_MAX))
+            self.pieces.append(SealedPiece(fetch, _shifted(inside, first)))
+        self.limit -= len(picked)
+        self.scanned += len(picked)
+        if self.limit == 0 or stop < end:
+            self.is_full = True
+        return stop
+
     def _take(self, run: Run, row: int, end: int) -> tuple[Sequence[int], int]:
         """Rows of `row..end - 1` for the page, and the first row not examined."""
         scan_end = min(end, row + PAGE_SCAN_SLOTS_MAX - self.scanned)
-        is_plain = not (self.nodes or run.has_damage) and run.dead.find(1, row, scan_end) < 0
+        is_plain = (
+            not (self.nodes or self.search or run.has_damage)
+            and run.dead.find(1, row, scan_end) < 0
+        )
         if is_plain:
             taken, stop = self._take_plain(run, row, scan_end)
         else:
@@ -285,8 +349,15 @@ class _Scan:
         return max(low, row + 1) if not self.pieces else low
 
     def _take_picked(self, run: Run, row: int, end: int) -> tuple[Sequence[int], int]:
-        """Take live rows that no node filter leaves out, one by one."""
-        rows = np.flatnonzero(np.frombuffer(run.dead, np.uint8)[row:end] == 0) + row
+        """Take live rows that no filter leaves out, one by one."""
+        if self.search is not None:
+            rows = self.search.live_rows(run, row, end)
+        else:
+            rows = np.flatnonzero(np.frombuffer(run.dead, np.uint8)[row:end] == 0) + row
+        return self._pick(run, rows, row, end)
+
+    def _pick(self, run: Run, rows: Rows, row: int, end: int) -> tuple[Sequence[int], int]:
+        """Those of these live rows that fit, and the first row not examined."""
         if self.nodes:
             rows = rows[_kept(run, rows, self.nodes)]
         stop = end
@@ -314,6 +385,19 @@ class _Scan:
                 return rows[:position], weight
             weight += size
         return rows, weight
+
+
+def _next_segments(log: Log, index: int, last: int, search: Search) -> tuple[int, ...]:
+    """The segments to search together, from the run at `index` on."""
+    found: list[int] = []
+    for run in islice(log.runs, index, None):
+        if not isinstance(run, SealedRun) or run.first_seq > last:
+            break
+        if run.live_count and run.segment_id not in search.found:
+            found.append(run.segment_id)
+            if len(found) == SEARCHED_AT_ONCE:
+                break
+    return tuple(found)
 
 
 def _kept(run: Run, rows: Rows, nodes: frozenset[str]) -> Rows:

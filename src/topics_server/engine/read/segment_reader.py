@@ -10,8 +10,10 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from topics_server.engine.answers import Page
+from topics_server.engine.log.runs import Rows
 from topics_server.engine.ports import Offload, SegmentsPort
 from topics_server.engine.read.block_cache import BlockCache
+from topics_server.engine.read.filtered import Search, search_segment
 from topics_server.engine.read.page import Fetch, PagePlan, complete
 from topics_server.engine.topic.registry import Registry
 from topics_server.engine.topic.topic import Topic
@@ -138,6 +140,33 @@ class Fetcher:
             if topic is not None and segment_id in topic.log.segment_ids():
                 raise error
         return found
+
+    async def search(self, topic: Topic, segment_ids: Sequence[int], search: Search) -> None:
+        """Search segments for the rows that pass a filter; dropped segments are left out.
+
+        Raises `StorageError` when a listed segment cannot be searched.
+        """
+        topic_id = topic.topic_id
+        indexes = {run.segment_id: run.index for run in topic.log.sealed()}
+        wanted = [(each, indexes[each]) for each in segment_ids if each in indexes]
+
+        def search_all() -> dict[int, Rows]:
+            found: dict[int, Rows] = {}
+            for segment_id, index in wanted:
+                find = partial(self._segments.find_tags, topic_id, segment_id)
+                try:
+                    found[segment_id] = search_segment(index, search.wanted, find)
+                except StorageError as error:
+                    failed[segment_id] = error
+            return found
+
+        failed: dict[int, StorageError] = {}
+        found = await self._offload.run(search_all)
+        segment_ids = topic.log.segment_ids()
+        for segment_id, error in failed.items():
+            if segment_id in segment_ids:
+                raise error
+        search.found.update(found)
 
     def disk_bytes(self, topic_id: int) -> int:
         """Bytes of the topic's sealed files, hot and cold."""

@@ -1,0 +1,54 @@
+"""Reads a point in time of a request: milliseconds, RFC 3339, or a duration back from now. Pure."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime
+from typing import Final
+
+from topics_server.engine.answers import Moment
+from topics_server.runtime.amounts import parse_duration
+from topics_server.values.errors import clipped, invalid
+from topics_server.values.limits import TIME_CHARS_MAX, U64_MAX
+
+_PLAIN: Final = re.compile(r"[0-9]{1,20}")
+_RFC_3339: Final = re.compile(
+    r"(\d{4}-\d{2}-\d{2})[Tt ](\d{2}:\d{2}:\d{2})(?:\.(\d{1,9}))?([Zz]|[+-]\d{2}:\d{2})"
+)
+# As `datetime` can do it, and as no log is older or younger.
+_MS_MAX: Final = U64_MAX >> 1
+
+
+def point_in_time(sent: str, field: str) -> Moment:
+    """The moment of a text. Raises `invalid_request` that names the field.
+
+    `1793916000000`, `2026-11-05T10:00:00Z`, or `10m`: ten minutes before the read.
+    """
+    if len(sent) > TIME_CHARS_MAX:
+        raise _refused(sent, field)
+    if _PLAIN.fullmatch(sent):
+        return Moment(min(int(sent), _MS_MAX))
+    found = _RFC_3339.fullmatch(sent)
+    if found is not None:
+        day, clock, fraction, zone = found.groups()
+        zone = "+00:00" if zone in "Zz" else zone
+        try:
+            at = datetime.fromisoformat(f"{day}T{clock}{zone}")
+            whole_s = (at - datetime(1970, 1, 1, tzinfo=UTC)).total_seconds()
+        except (ValueError, OverflowError):
+            raise _refused(sent, field) from None
+        # A record of the same millisecond counts: a finer time is rounded up.
+        ms = -(-int((fraction or "0").ljust(9, "0")) // 1_000_000)
+        return Moment(max(0, int(whole_s) * 1000 + ms))
+    try:
+        return Moment(parse_duration(sent), is_back=True)
+    except ValueError:
+        raise _refused(sent, field) from None
+
+
+def _refused(sent: str, field: str) -> Exception:
+    return invalid(
+        f'{field} must be milliseconds since 1970, an RFC 3339 time such as "2026-11-05T10:00:00Z",'
+        f' or a duration back such as "10m"; "{clipped(sent)}" is none of them',
+        field,
+    )

@@ -1,0 +1,126 @@
+"""The operations of plain reads: records by `GET`, and one record. Pure.
+
+Used by `api/openapi/document`.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from topics_server.api.openapi.operations import (
+    READS,
+    answer,
+    in_path,
+    operation,
+    query,
+    switch,
+)
+from topics_server.api.openapi.schemas import (
+    FILTER_ABOUT,
+    Schema,
+    list_of,
+    object_of,
+    ref,
+    text,
+    u64,
+)
+from topics_server.values.errors import Code
+from topics_server.values.limits import (
+    DIFF_LIMIT_DEFAULT,
+    DIFF_WAIT_MS_MAX,
+    PAGE_BYTES_DEFAULT,
+    PAGE_BYTES_MAX,
+)
+
+_MOMENT: Final = "ms since 1970, RFC 3339, or a duration back such as `10m`"
+_NOT_MODIFIED: Final[Schema] = {"description": "The client has this page already."}
+
+
+def find_schemas() -> Schema:
+    """The answers of plain reads."""
+    shared: Schema = {
+        "topic": text(),
+        "records": list_of(ref("Record")),
+        "head_seq": u64(),
+        "earliest_seq": u64(),
+        "complete": {
+            "type": "boolean",
+            "description": "Whether nothing of the range is left to read.",
+        },
+        "tombstone": {"anyOf": [ref("Tombstone"), {"type": "null"}]},
+        "lag": u64(),
+        "epoch": u64(),
+        "next_from_seq": u64("Ascending: `from_seq` of the next page."),
+        "caught_up": {"type": "boolean"},
+        "next_before_seq": u64("Descending: `before_seq` of the next page."),
+        "performance": {"type": "object"},
+    }
+    needed = "topic records head_seq earliest_seq complete tombstone epoch"
+    one = {
+        "topic": text(),
+        "record": ref("Record"),
+        "epoch": u64(),
+        "head_seq": u64(),
+        "performance": {"type": "object"},
+    }
+    return {
+        "RecordPage": object_of(needed, **shared),
+        "OneRecord": object_of("topic record epoch head_seq", **one),
+    }
+
+
+def find_paths(name: Schema) -> Schema:
+    """The paths of plain reads; `name` is the topic's parameter."""
+    whole: Schema = {"type": "integer", "minimum": 0}
+    page = operation(
+        "listRecords",
+        "The records of a range, oldest or newest first.",
+        {
+            "200": {
+                "description": "A page of records; with `Accept: application/x-ndjson` one record "
+                "a line, and the other facts in the headers `topics-page` and `topics-tombstone`.",
+                "content": {
+                    "application/json": {"schema": ref("RecordPage")},
+                    "application/x-ndjson": {"schema": text()},
+                },
+            },
+            "304": _NOT_MODIFIED,
+        },
+        tag="records",
+        scopes=("read",),
+        codes=(*READS, Code.TOPIC_NOT_FOUND),
+        parameters=(
+            query("from_seq", whole, "Exclusive; only later records."),
+            query("before_seq", whole, "Exclusive; only earlier records."),
+            query("since", text(), f"Records committed then or later: {_MOMENT}."),
+            query("until", text(), f"Records committed before: {_MOMENT}."),
+            query("last", {"type": "integer", "minimum": 1}, "The last so many records."),
+            query("limit", whole | {"default": DIFF_LIMIT_DEFAULT}, "Clamped; 0 is the default."),
+            query("order", text(enum=["asc", "desc"], default="asc"), "`desc`: newest first."),
+            query("tag", text(), "Only records with this tag."),
+            query("tag_prefix", text(), "Only records whose tag begins so."),
+            query("node", text(), "Only records of this node."),
+            query("filter", text(), f"JSON. {FILTER_ABOUT}"),
+            query("wait_ms", whole, f"Wait for records; clamped to {DIFF_WAIT_MS_MAX}."),
+            query(
+                "max_batch_bytes",
+                whole | {"default": PAGE_BYTES_DEFAULT},
+                f"Clamped to {PAGE_BYTES_MAX}.",
+            ),
+            switch("include_tags", True, "Whether records have `$tag`."),
+            switch("include_meta", True, "Whether records have `meta`."),
+        ),
+    )
+    one = operation(
+        "getRecord",
+        "One record by its seq.",
+        {"200": answer("The record.", ref("OneRecord")), "304": _NOT_MODIFIED},
+        tag="records",
+        scopes=("read",),
+        codes=(*READS, Code.TOPIC_NOT_FOUND, Code.RECORD_NOT_FOUND),
+    )
+    seq = in_path("seq", "^[1-9][0-9]*$", "The record's seq.")
+    return {
+        "/v0/topics/{topic}/records": {"parameters": [name], "get": page},
+        "/v0/topics/{topic}/records/{seq}": {"parameters": [name, seq], "get": one},
+    }

@@ -1,0 +1,90 @@
+"""Finds the rows of a sealed segment, or of a block in memory, that a filter takes.
+
+A segment is searched through its index: every leaf gives rows, which are combined as bits. The
+search blocks; `Fetcher.search` runs it off the loop. Pure. Called by `segment_reader`, `page` and
+`backward`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from topics_server.engine.filters import AllOf, AnyOf, Filter, Matcher, NodeLeaf, Not, TagLeaf
+from topics_server.engine.log.runs import OpenBlock, Rows, Run, SealedRun, TailBlock
+from topics_server.engine.ports import SealedIndex
+from topics_server.values.limits import SEARCHED_SEGMENTS_MAX
+from topics_server.values.model import TagMatch
+
+TagSearch = Callable[[TagMatch], Sequence[int]]
+_Bits = NDArray[Any]
+
+
+def search_segment(index: SealedIndex, wanted: Filter, find_tags: TagSearch) -> Rows:
+    """*Blocking.* The rows of a segment that pass; raises `StorageError` of its index."""
+    rows: Rows = np.flatnonzero(_bits(index, wanted, find_tags)).astype(np.int64)
+    return rows
+
+
+def _bits(index: SealedIndex, wanted: Filter, find_tags: TagSearch) -> _Bits:
+    count = index.last_seq - index.first_seq + 1
+    match wanted:
+        case TagLeaf(matches):
+            bits = np.zeros(count, bool)
+            for each in matches:
+                bits[np.asarray(find_tags(each), np.int64)] = True
+            return bits
+        case NodeLeaf(nodes):
+            hits: _Bits = np.frombuffer(index.node_rows(nodes, 0, count), np.uint8) != 0
+            return hits
+        case AnyOf(parts):
+            bits = np.zeros(count, bool)
+            for part in parts:
+                bits |= _bits(index, part, find_tags)
+            return bits
+        case AllOf(parts):
+            bits = np.ones(count, bool)
+            for part in parts:
+                bits &= _bits(index, part, find_tags)
+            return bits
+        case Not(part):
+            others: _Bits = ~_bits(index, part, find_tags)
+            return others
+
+
+class Search:
+    """A filter and what was found of it so far, for one page.
+
+    `found` has the rows of each searched segment: ascending, dead ones included.
+    """
+
+    def __init__(self, wanted: Filter) -> None:
+        self.wanted = wanted
+        self.matcher = Matcher(wanted)
+        self.found: dict[int, Rows] = {}
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether the page ends before the next unsearched segment."""
+        return len(self.found) >= SEARCHED_SEGMENTS_MAX
+
+    def live_rows(self, run: Run, first_row: int, end_row: int) -> Rows:
+        """The live rows of a range that pass, ascending; a sealed run must have been searched."""
+        if isinstance(run, SealedRun):
+            rows = self.found[run.segment_id]
+            low, high = np.searchsorted(rows, (first_row, end_row))
+            return run.live_rows_of(rows[low:high])
+        assert isinstance(run, TailBlock | OpenBlock)
+        block = run.block if isinstance(run, TailBlock) else run
+        tags, nodes, dead, matcher = block.tags, block.nodes, run.dead, self.matcher
+        return np.asarray(
+            [
+                row
+                for row in range(first_row, end_row)
+                if not dead[row] and matcher(tags[row], nodes[row])
+            ],
+            np.int64,
+        )
