@@ -167,6 +167,10 @@ class View:
 
     def _begin_missing(self, topic: Topic) -> None:
         active = self.active
+        if self.next is not None and not _same(self.next.definition, self.definition):
+            # The definition changed while the files were opened.
+            self._end(self.next)
+            self.next = None
         if active is None:
             self.active, self.next = self.next or self._new(topic), None
         elif self.next is None and not (
