@@ -192,7 +192,14 @@ def test_a_build_that_goes_on_after_a_start_ends_when_its_definition_changes(ben
     bench.world.start()
     [view] = bench.node.views._views.values()
     assert not view.is_started
-    view.change(definition_of("strict", OnDelete.KEEP))
+    resume = view._resume
+
+    def resume_and_change(*found: Any) -> Any:
+        build = resume(*found)
+        view.change(definition_of("strict", OnDelete.KEEP))
+        return build
+
+    view._resume = resume_and_change  # type: ignore[method-assign]
     bench.settle()
     sql = "SELECT n FROM t ORDER BY seq"
     rows = bench.world.run(bench.node.views.query("t", "v", sql, {})).rows
