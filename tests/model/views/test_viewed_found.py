@@ -199,7 +199,7 @@ def test_a_build_that_goes_on_after_a_start_ends_when_its_definition_changes(ben
         view.change(definition_of("strict", OnDelete.KEEP))
         return build
 
-    view._resume = resume_and_change  # type: ignore[method-assign]
+    view._resume = resume_and_change  # type: ignore[assignment]
     bench.settle()
     sql = "SELECT n FROM t ORDER BY seq"
     rows = bench.world.run(bench.node.views.query("t", "v", sql, {})).rows
