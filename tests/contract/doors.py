@@ -23,7 +23,7 @@ from starlette.routing import Mount
 from topics_server.app import create_app, lifespan
 from topics_server.runtime import logging
 from topics_server.server import bind, write_port_file
-from topics_server.settings import load, refusal
+from topics_server.settings import SettingsError, load, refusal
 
 DOORS: Final = ("connection", "uvicorn", "mounted")
 PREFIX: Final = "/my app"
@@ -80,7 +80,10 @@ def application(door: str, settings: Any) -> Any:
 
 def main(door: str) -> None:
     """Serve until a signal."""
-    settings = load().settings
+    try:
+        settings = load().settings
+    except SettingsError as error:
+        sys.exit(str(error))
     if (reason := refusal(settings)) is not None:
         sys.exit(reason)
     logging.set_up(settings)

@@ -257,6 +257,8 @@ def _stream(api: Api, target: str, version: str, *headers: str) -> tuple[list[st
     return lines.decode("latin-1").lower().split("\r\n"), body
 
 
+# ASGI knows no such answer: plain uvicorn sends chunks.
+@pytest.mark.connection
 @pytest.mark.parametrize("kind", ["watch", "work", "stream"])
 def test_events_to_http_1_0_are_not_chunked(api: Api, clients: Clients, kind: str) -> None:
     """S: the response ends with its connection, and a header says so. [S-99]"""
@@ -283,6 +285,7 @@ def test_events_to_http_1_0_are_not_chunked(api: Api, clients: Clients, kind: st
     assert "transfer-encoding: chunked" in lines
 
 
+@pytest.mark.connection
 def test_a_whole_stream_to_http_1_0_is_not_chunked(own: Any, topic: str) -> None:
     """S: a catch-up of several pages, which ends with its connection. [S-99]"""
     api = own(TOPICS_STREAMS_PAGE_BYTES="1024").start()

@@ -68,14 +68,15 @@ class Application(Starlette):
 
 
 class Unrouted:
-    """Every path that is none."""
+    """Every path that Starlette finds no route for: of an empty name, or of none."""
 
     def __init__(self, door: FrontDoor) -> None:
         self._door = door
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer in the envelope."""
-        await self._door.serve(None, b"", scope, receive, send)
+        """Answer as our own connection does."""
+        route, segment = self._door.routes.find(scope["raw_path"])
+        await self._door.serve(route, segment, scope, receive, send)
 
 
 class Endpoint:

@@ -99,6 +99,11 @@ def is_host(value: bytes) -> bool:
     return _HOST.fullmatch(value) is not None
 
 
+def no_host() -> TopicsError:
+    """400: `Host` is no name with or without a port; what it is instead is not repeated."""
+    return invalid("the Host header does not name a host", "Host")
+
+
 def check_fields(
     headers: Sequence[tuple[bytes, bytes]], fields: Mapping[bytes, bytes], version: str
 ) -> None:
@@ -116,7 +121,7 @@ def check_fields(
     if host is None and version == "1.1":
         raise invalid("the Host header is missing", "Host")
     if host is not None and not is_host(host):
-        raise invalid("the Host header does not name a host", "Host")
+        raise no_host()
     coding = fields.get(b"transfer-encoding")
     if coding is not None and (version == "1.0" or coding.lower() != b"chunked"):
         raise invalid("Transfer-Encoding must be chunked, in HTTP/1.1", "Transfer-Encoding")

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import socket
 import time
 from collections.abc import Iterator
@@ -60,6 +61,18 @@ def is_ended(sock: socket.socket) -> bool:
         return False
     except ConnectionResetError:
         return True
+
+
+def whole_answer(sock: socket.socket) -> bytes:
+    """An answer of known length, in however many pieces it comes."""
+    got = b""
+    while b"\r\n\r\n" not in got:
+        got += sock.recv(65536)
+    length = re.search(rb"content-length: ([0-9]+)", got)
+    assert length is not None
+    while len(got.partition(b"\r\n\r\n")[2]) < int(length[1]):
+        got += sock.recv(65536)
+    return got
 
 
 def told(got: bytes) -> tuple[int, str]:
@@ -307,7 +320,7 @@ def test_streams_of_one_key_are_capped(own: NewServer, topic: str) -> None:
         held = [stack.enter_context(connected(api, stream(wid))) for wid in wids[:2]]
         assert all(map(opened, held))
         with connected(api, stream(wids[2])) as third:
-            got = third.recv(65536)
+            got = whole_answer(third)
             assert told(got) == (429, "throttled")
             assert b"\r\nretry-after: 1\r\n" in got
             assert b'"detail":{"limit":"max_sse_connections_per_key","max":2}' in got

@@ -15,8 +15,8 @@ import pytest
 from tests.contract.conftest import NewServer
 from tests.contract.driver import Server, eventually, good
 
-# The log is that of the process of `topics serve`; a host has its own.
-pytestmark = pytest.mark.connection
+# The access log is that of `topics serve`; a host has its own.
+process = pytest.mark.connection
 
 SECRET = "sEcretOfOurs"
 
@@ -34,6 +34,7 @@ def test_the_access_log_is_off_by_default(own: NewServer) -> None:
     assert requests_told(server) == []
 
 
+@process
 def test_full_logs_each_request_and_never_a_query_a_key_or_a_payload(
     own: NewServer,
 ) -> None:
@@ -65,6 +66,7 @@ def test_full_logs_each_request_and_never_a_query_a_key_or_a_payload(
     assert SECRET not in server.log.read_text()
 
 
+@process
 def test_sampled_logs_one_request_in_so_many(own: NewServer) -> None:
     server = own(
         TOPICS_LOG_FORMAT="json", TOPICS_ACCESS_LOG="sampled", TOPICS_ACCESS_LOG_SAMPLE="10"

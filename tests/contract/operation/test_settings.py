@@ -11,9 +11,6 @@ import pytest
 from tests.contract.conftest import NewServer
 from tests.contract.driver import Api, good, refused
 
-# Ports, binds and refusals to start belong to the process of `topics serve`.
-pytestmark = pytest.mark.connection
-
 
 def _free_port() -> int:
     with socket.socket() as sock:

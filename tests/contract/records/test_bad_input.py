@@ -465,7 +465,8 @@ for _method, _target in (
         f"unknown path {_method} {_target}",
         Bad(_method, _target, GOOD_APPEND if _method != "GET" else b"", 404, "not_found"),
     )
-for _target in ("/v0/topics/", "/v0/topics//diff", "//v0/topics/{a}", "/v0//topics/{a}"):
+_add("an empty name", Bad("POST", "/v0/topics//diff", GOOD_APPEND, 400, "invalid_request"))
+for _target in ("/v0/topics/", "//v0/topics/{a}", "/v0//topics/{a}"):
     _add(
         f"an empty part {_target}",
         Bad("POST", _target, GOOD_APPEND, 404, "not_found", other=(400, "invalid_request")),
