@@ -77,23 +77,26 @@ def pages(
     *,
     follow: bool = False,
     limit: int | None = None,
+    since: str | None = None,
 ) -> Iterator[DiffPage]:
     """Yield every page from a cursor to the head, and later ones if `follow`.
 
-    `query` holds further fields of the request; `limit` bounds the records of one request.
+    `query` holds further fields of the request; `limit` bounds the records of one request. The
+    first page begins at the time `since`, if given, instead of at the cursor.
     """
     wait_ms = 0
+    start: dict[str, Any] = {"from_seq": from_seq} if since is None else {"since": since}
     while True:
         records = PAGE_RECORDS if limit is None else min(PAGE_RECORDS, limit)
-        asked = {**query, "from_seq": from_seq, "limit": records, "wait_ms": wait_ms}
+        asked = {**query, **start, "limit": records, "wait_ms": wait_ms}
         body = msgspec.json.encode(asked)
         page = msgspec.json.decode(
             _ask(client, topic, body, wait_ms, patient=follow), type=DiffPage
         )
         yield page
         # The cursor may also go back: after `recreated` the reader continues in the new log.
-        moved = page.next_from_seq != from_seq
-        from_seq = page.next_from_seq
+        moved = page.next_from_seq != start.get("from_seq")
+        start = {"from_seq": page.next_from_seq}
         if page.caught_up:
             if not follow:
                 return

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import click
+import msgspec
 
 from topics_server.cli.connection import Client, server_options
 from topics_server.cli.last import last_records
@@ -24,6 +25,16 @@ from topics_server.cli.paging import pages, show_gap, show_records
 @click.option(
     "--last", type=click.IntRange(min=1), metavar="N", help="Begin with the last N records."
 )
+@click.option(
+    "--since",
+    metavar="TIME",
+    help="Records committed at TIME or later: ms since 1970, RFC 3339, or a duration back (10m).",
+)
+@click.option("--tag", multiple=True, help="Only records with this tag; may be repeated.")
+@click.option("--tag-prefix", metavar="PREFIX", help="Only records whose tag begins so.")
+@click.option(
+    "--filter", "wanted", metavar="JSON", help='Only records that pass, e.g. ["Not", "paid"].'
+)
 @click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Stop after N records.")
 @click.option("--follow", "-f", is_flag=True, help="Continue with new records as they arrive.")
 @click.option("--node", multiple=True, help="Leave out what this node wrote; may be repeated.")
@@ -34,6 +45,10 @@ def command(
     topic: str,
     from_seq: int | None,
     last: int | None,
+    since: str | None,
+    tag: tuple[str, ...],
+    tag_prefix: str | None,
+    wanted: str | None,
     limit: int | None,
     follow: bool,
     node: tuple[str, ...],
@@ -45,8 +60,12 @@ def command(
     query: dict[str, Any] = {"include_tags": tags}
     if node:
         query["node"] = list(node)
-    if last is not None and from_seq is not None:
-        raise click.UsageError("--last and --from: give one of them")
+    if (passing := _filter(tag, tag_prefix, wanted)) is not None:
+        query["filter"] = passing
+    starts = {"--from": from_seq, "--since": since, "--last": last}
+    given = [option for option, value in starts.items() if value is not None]
+    if len(given) > 1:
+        raise click.UsageError(f"{given[1]} and {given[0]}: give one of them")
     left = limit
     if last is not None:
         records, from_seq = last_records(client, topic, last, query, as_json=as_json)
@@ -55,7 +74,8 @@ def command(
         left = None if left is None else left - len(records)
         if not follow or left == 0:
             return
-    for page in pages(client, topic, from_seq or 0, query, follow=follow, limit=left):
+    reading = pages(client, topic, from_seq or 0, query, follow=follow, limit=left, since=since)
+    for page in reading:
         if bytes(page.tombstone) != b"null":
             show_gap(page.tombstone, as_json=as_json)
         records = page.records if left is None else page.records[:left]
@@ -64,3 +84,20 @@ def command(
             left -= len(records)
             if left <= 0:
                 return
+
+
+def _filter(tags: tuple[str, ...], prefix: str | None, wanted: str | None) -> Any:
+    """The filter of the options; a record must pass each of them. None if there are none."""
+    parts: list[Any] = []
+    if tags:
+        parts.append(["tag", "In", list(tags)])
+    if prefix is not None:
+        parts.append(["tag", "Glob", f"{prefix}*"])
+    if wanted is not None:
+        try:
+            parts.append(msgspec.json.decode(wanted.encode()))
+        except msgspec.DecodeError as error:
+            raise click.UsageError(f"--filter is not JSON: {error}") from None
+    if len(parts) < 2:
+        return parts[0] if parts else None
+    return ["And", *parts]
