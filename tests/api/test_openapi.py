@@ -164,7 +164,7 @@ REQUESTS: list[tuple[type[msgspec.Struct], str]] = [
     (bodies._Diff, "DiffRequest"),
     (bodies._Delete, "DeleteRequest"),
     (queue_bodies._Claim, "ClaimRequest"),
-    (queue_bodies._Held, "AckRequest"),
+    (queue_bodies._Ack, "AckRequest"),
     (queue_bodies._Nack, "NackRequest"),
     (queue_bodies._Extend, "ExtendRequest"),
     (queue_bodies._Redrive, "RedriveRequest"),

@@ -204,7 +204,9 @@ def _at_things(body: Any) -> Any:
 
 def _impatient(body: Any) -> Any:
     if isinstance(body, dict) and isinstance(body.get("wait_ms"), int):
-        return body | {"wait_ms": min(body["wait_ms"], _WAIT_MS_MAX)}
+        body = body | {"wait_ms": min(body["wait_ms"], _WAIT_MS_MAX)}
+    if isinstance(body, dict) and isinstance(body.get("claim_next"), dict):
+        body = body | {"claim_next": _impatient(body["claim_next"])}
     return body
 
 

@@ -116,11 +116,24 @@ class Queue:
             threading.Event().wait(pause_ms / 1000)
 
     def claim(
-        self, node: str, *, max_jobs: int = 1, lease_ms: int | None = None, wait_ms: int = 0
+        self,
+        node: str,
+        *,
+        max_jobs: int = 1,
+        lease_ms: int | None = None,
+        wait_ms: int = 0,
+        finished: Sequence[Job] = (),
     ) -> Claimed:
         """Lease up to `max_jobs` to `node`; as `AsyncQueue.claim`."""
         return self._do(
-            calls.claim(self.place, node, max_jobs=max_jobs, lease_ms=lease_ms, wait_ms=wait_ms)
+            calls.claim(
+                self.place,
+                node,
+                max_jobs=max_jobs,
+                lease_ms=lease_ms,
+                wait_ms=wait_ms,
+                finished=finished,
+            )
         )
 
     def ack(self, node: str, jobs: Sequence[Job]) -> Acked:

@@ -105,6 +105,7 @@ class _Row(msgspec.Struct):
 class _Claimed(msgspec.Struct):
     claimed: list[_Row]
     ready: int = 0
+    ack: Acked | None = None
 
 
 class _Stored(msgspec.Struct):
@@ -196,9 +197,15 @@ def _enqueued(answer: bytes) -> Enqueued:
 
 
 def claim(
-    where: QueueAddress, node: str, *, max_jobs: int, lease_ms: int | None, wait_ms: int
+    where: QueueAddress,
+    node: str,
+    *,
+    max_jobs: int,
+    lease_ms: int | None,
+    wait_ms: int,
+    finished: Sequence[Job] = (),
 ) -> Call[Claimed]:
-    """Lease up to `max_jobs`, waiting up to `wait_ms` for the first."""
+    """Lease up to `max_jobs`, waiting up to `wait_ms` for the first; ack `finished` jobs."""
     if max_jobs < 1:
         raise ValueError("a claim must ask for one job or more")
     body: dict[str, Any] = {"node": node, "max": min(max_jobs, CLAIM_MAX)}
@@ -206,10 +213,14 @@ def claim(
         body["lease_ms"] = lease_ms
     if wait_ms:
         body["wait_ms"] = wait_ms
+    if finished:
+        body["ack"] = {
+            key: value for key, value in _fenced(finished, node).items() if key != "node"
+        }
 
     def read(answer: bytes) -> Claimed:
         found = _read_claimed(answer)
-        return Claimed([row.job(where.name) for row in found.claimed], found.ready)
+        return Claimed([row.job(where.name) for row in found.claimed], found.ready, found.ack)
 
     call = _post(where, "/claim", body, read, repeatable=False)
     return msgspec.structs.replace(call, wait_ms=wait_ms)

@@ -215,15 +215,30 @@ class AsyncQueue:
     # -- jobs out --------------------------------------------------------------------------------
 
     async def claim(
-        self, node: str, *, max_jobs: int = 1, lease_ms: int | None = None, wait_ms: int = 0
+        self,
+        node: str,
+        *,
+        max_jobs: int = 1,
+        lease_ms: int | None = None,
+        wait_ms: int = 0,
+        finished: Sequence[Job] = (),
     ) -> Claimed:
         """Lease up to `max_jobs` to `node` for `lease_ms` (default: the queue's setting).
 
-        `wait_ms`: how long to wait for the first job. Tried once: if the response is lost
-        (`Unreachable` with `sent`), the jobs come back when their lease ends.
+        `wait_ms`: how long to wait for the first job. `finished`: jobs to ack with the same
+        request, for a worker that loops; `Claimed.ack` is their result. Tried once: if the response
+        is lost (`Unreachable` with `sent`), the claimed jobs come back when their lease ends, and
+        finished jobs are acked or not.
         """
         return await self._do(
-            calls.claim(self.place, node, max_jobs=max_jobs, lease_ms=lease_ms, wait_ms=wait_ms)
+            calls.claim(
+                self.place,
+                node,
+                max_jobs=max_jobs,
+                lease_ms=lease_ms,
+                wait_ms=wait_ms,
+                finished=finished,
+            )
         )
 
     async def ack(self, node: str, jobs: Sequence[Job]) -> Acked:

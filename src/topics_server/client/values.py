@@ -132,10 +132,15 @@ class Enqueued(msgspec.Struct):
 
 
 class Claimed(msgspec.Struct):
-    """Jobs leased by one call, by ascending seq; `ready` more were claimable after it."""
+    """Jobs leased by one call, by ascending seq; `ready` more were claimable after it.
+
+    `ack`: the result for the finished jobs that the call named; its counts of the queue are 0. None
+    if it named none, or if the server is older and takes no acks in claims.
+    """
 
     jobs: list[Job]
     ready: int = 0
+    ack: Acked | None = None
 
 
 class Acked(msgspec.Struct):

@@ -100,11 +100,11 @@ class PendingAck:
         "_book",
         "_delete",
         "_events",
-        "_topic",
         "joined",
         "reasons",
         "skipped",
         "tickets",
+        "topic",
     )
 
     def __init__(
@@ -118,7 +118,7 @@ class PendingAck:
         reasons: list[SkipReason],
     ) -> None:
         self._acks = acks
-        self._topic = topic
+        self.topic = topic
         self._book = book
         self._delete = delete
         self._events = events
@@ -139,7 +139,7 @@ class PendingAck:
 
     def finish(self) -> None:
         """The delete is applied, or has failed: the leases end, or are as before."""
-        acks, delete, topic_id = self._acks, self._delete, self._topic.topic_id
+        acks, delete, topic_id = self._acks, self._delete, self.topic.topic_id
         ticket = delete.ticket
         assert ticket is not None
         flying = acks.in_flight[topic_id]
@@ -150,7 +150,7 @@ class PendingAck:
         if ticket.error is not None:
             self._book.cancel_ack(delete.seqs)
         elif self._events:
-            acks.leasing.note(self._topic, self._events)
+            acks.leasing.note(self.topic, self._events)
         acks.dispatcher.stir(topic_id)
 
     def when_resolved(self, callback: Callable[[], object]) -> None:
@@ -173,7 +173,7 @@ class PendingAck:
                 raise TopicsError(ticket.error.code, ticket.error.message, ticket.error.detail)
             if ticket is self._delete.ticket:
                 write_ms, sync_ms = ticket.write_ms, ticket.sync_ms
-        topic, acks = self._topic, self._acks
+        topic, acks = self.topic, self._acks
         acked = len(self._delete.seqs) + self.joined
         counts = acks.lease_table.counts(topic, acks.clock.now_ms())
         return AckResult(acked, self.skipped, counts, self.reasons, write_ms, sync_ms)

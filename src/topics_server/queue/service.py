@@ -145,6 +145,45 @@ class QueueService:
         leased = self._immediate.claim(*found, node, max_jobs, lease_ms)
         return None if waits and leased is not None and not leased.seqs else leased
 
+    def claim_and_ack_now(
+        self,
+        name: str,
+        node: str,
+        max_jobs: int,
+        lease_ms: int | None,
+        *,
+        seqs: Sequence[int],
+        lease_ids: Sequence[int] | None,
+        waits: bool,
+    ) -> tuple[PendingAck, FirstLeases] | None:
+        """`claim_now` and `ack_now` in one step; None: nothing was done.
+
+        If the ack fails later, give the leases back (`give_back_first`).
+        """
+        found = self._queue_now(name)
+        if found is None:
+            return None
+        topic, book = found
+        in_flight = self.acks.in_flight.get(topic.topic_id)
+        if in_flight and not in_flight.keys().isdisjoint(seqs):
+            return None
+        leased = self._immediate.claim(topic, book, node, max_jobs, lease_ms)
+        if leased is None or (waits and not leased.seqs):
+            return None
+        try:
+            return self.acks.begin(topic, book, node, seqs, lease_ids), leased
+        except TopicsError:
+            self.give_back_first(topic, leased)
+            raise
+
+    def give_back_first(self, topic: Topic, leased: FirstLeases) -> None:
+        """Release leases whose jobs reach no client."""
+        book = self._lease_table.find(topic.topic_id)
+        if book is not None:
+            leases = zip(leased.seqs, itertools.count(leased.first_id), strict=False)
+            entry = book.decide_give_back(self._clock.now_ms(), leases)
+            self.leasing.release(topic, book, entry)
+
     def coalesces(self, name: str) -> bool:
         """Whether a claim of this queue may have to wait for a coalescing window."""
         topic = self._store.topic(name)

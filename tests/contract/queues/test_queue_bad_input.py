@@ -161,6 +161,36 @@ _field("extend", "lease_ms", "missing", ...)
 _field("extend", "lease_ms", "null", None)
 _field("extend", "no_more", "a number", 1)
 
+# --- an ack in a claim, a claim in an ack ---------------------------------------------------------
+for _what, _value in {"a number": 1, "true": True, "a list": [[1]], "a string": "1"}.items():
+    _field("claim", "ack", _what, _value, "ack")
+    _field("ack", "claim_next", _what, _value, "claim_next")
+for _what, (_value, _path) in SEQS.items():
+    _part = {} if _value is ... else {"seqs": _value}
+    _field("claim", "ack", f"with seqs {_what}", _part, f"ack.{_path}")
+for _what, (_value, _path) in TOKENS.items():
+    _part = {"seqs": [1], "lease_ids": _value}
+    _field("claim", "ack", f"with lease_ids {_what}", _part, f"ack.{_path}")
+for _count in (1_001, 20_000):
+    _add(
+        f"claim: ack of {_count:,} seqs",
+        Bad(
+            "POST",
+            "/v0/topics/{q}/claim",
+            as_json(_body("claim", ack={"seqs": list(range(1, _count + 1))})),
+            code="batch_too_large",
+            where="ack.seqs",
+        ),
+    )
+for _name in ("max", "lease_ms", "wait_ms"):
+    for _what, _text in NUMBERS.items():
+        _body_of = as_json(_body("ack", claim_next={_name: "@"})).replace(b'"@"', _text)
+        _add(
+            f"ack: claim_next.{_name} {_what}",
+            Bad("POST", "/v0/topics/{q}/ack", _body_of, where=f"claim_next.{_name}"),
+        )
+_field("ack", "claim_next", "of no job", {"max": 0}, "claim_next.max")
+
 # --- redrive --------------------------------------------------------------------------------------
 for _what, _fields, _where in (
     ("nothing to choose", {"all": ...}, None),

@@ -95,6 +95,8 @@ class FakeQueue:
         self.batch_max: int | None = None  # a longer batch is refused, as in §11
         self.frames: deque[bytes] = deque()  # sent on the next occasion, on any stream
         self.has_wait = True
+        # Whether a claim takes an ack, as older servers do not.
+        self.has_rounds = True
         self.is_closing = False
 
     # -- for tests -------------------------------------------------------------------------------
@@ -174,6 +176,11 @@ class FakeQueue:
             if op == "append":
                 return answer | self._append(body)
             if op == "claim":
+                if "ack" in body and self.has_rounds:
+                    found, skipped = self.fenced({"node": body["node"], **body["ack"]})
+                    for entry in found:
+                        del self.jobs[entry.seq]
+                    answer["ack"] = {"acked": len(found), "skipped": skipped}
                 rows = self._claim(body)
                 return answer | {"claimed": rows, "count": len(rows), "ready": 0}
             found, skipped = self.fenced(body)

@@ -99,6 +99,15 @@ def test_claim() -> None:
     waits = calls.claim(PLACE, "n", max_jobs=1, lease_ms=100, wait_ms=50)
     assert body(waits) == {"node": "n", "max": 1, "lease_ms": 100, "wait_ms": 50}
     assert waits.wait_ms == 50
+    row = b'{"$seq":7,"lease_id":"lease_a","deadline":9,"$ts":3,"deliveries":1,"data":1}'
+    answer = b'{"claimed":[%b],"ready":1,"ack":{"acked":0,"skipped":[7],"reasons":{"7":"acking"}}}'
+    (job,) = waits.read(answer % row).jobs
+    again = calls.claim(PLACE, "n", max_jobs=1, lease_ms=None, wait_ms=0, finished=[job])
+    acked = {"seqs": [7], "lease_ids": ["lease_a"]}
+    assert body(again) == {"node": "n", "max": 1, "ack": acked}
+    told = again.read(answer % row).ack
+    assert told is not None
+    assert (told.acked, told.skipped, told.reasons) == (0, [7], {7: "acking"})
     with pytest.raises(ValueError):
         calls.claim(PLACE, "n", max_jobs=0, lease_ms=None, wait_ms=0)
 

@@ -53,6 +53,27 @@ def test_a_job_from_enqueue_to_ack(url: str, fake: FakeQueue) -> None:
     assert fake.tokens == {"Bearer secret"}
 
 
+@pytest.mark.parametrize("has_rounds", [True, False])
+def test_a_claim_acks_what_is_finished(url: str, fake: FakeQueue, has_rounds: bool) -> None:
+    fake.has_rounds = has_rounds
+
+    async def script(queue: AsyncQueue) -> None:
+        await queue.enqueue_many([NewJob(data=number) for number in range(3)])
+        first = await queue.claim("n", max_jobs=2)
+        assert first.ack is None
+        second = await queue.claim("n", finished=first.jobs)
+        assert [job.data for job in second.jobs] == [2]
+        if has_rounds:
+            assert second.ack is not None
+            assert (second.ack.acked, second.ack.skipped) == (2, [])
+        else:
+            assert second.ack is None, "an older server: its caller acks them"
+            assert (await queue.ack("n", first.jobs)).acked == 2
+
+    run(url, script)
+    assert [entry.seq for entry in fake.jobs.values()] == [3]
+
+
 def test_enqueue_outlives_a_server_that_fails(url: str, fake: FakeQueue) -> None:
     fake.faults["append"].extend([Broken(done=True), Refusal(503), Broken(), Broken(done=True)])
 

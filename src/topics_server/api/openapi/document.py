@@ -304,7 +304,7 @@ _VERBS: Final = (
         "claimJobs",
         "Lease jobs to a node; with `wait_ms` the request waits for the first one.",
         _WORKS,
-        (),
+        (Code.BATCH_TOO_LARGE,),
     ),
     (
         *("ack", "ackJobs", "Complete leased jobs, which deletes them."),

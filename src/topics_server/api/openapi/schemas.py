@@ -397,18 +397,34 @@ def _held(**more: Schema) -> Schema:
     }
 
 
+def _or_null(schema: Schema) -> Schema:
+    return {"anyOf": [schema, {"type": "null"}]}
+
+
 def _queue_requests() -> Schema:
     lease_ms = f"Clamped to {LEASE_MS_MIN}..{LEASE_MS_MAX}."
     match: Schema = {"anyOf": [text("An exact tag."), {"type": "array"}, {"type": "null"}]}
+    wanted: dict[str, Schema] = {
+        "max": {"type": "integer", "minimum": 1, "maximum": U32_MAX, "default": 1},
+        "lease_ms": {"anyOf": [u64(lease_ms), {"type": "null"}]},
+        "wait_ms": u64(f"For the first job; clamped to {CLAIM_WAIT_MS_MAX}.", default=0),
+    }
+    completed = {name: schema for name, schema in _held().items() if name != "node"}
     return {
         "ClaimRequest": object_of(
             "node",
             node=text("The worker that claims.", minLength=1),
-            max={"type": "integer", "minimum": 1, "maximum": U32_MAX, "default": 1},
-            lease_ms={"anyOf": [u64(lease_ms), {"type": "null"}]},
-            wait_ms=u64(f"For the first job; clamped to {CLAIM_WAIT_MS_MAX}.", default=0),
+            **wanted,
+            ack=_or_null(object_of("seqs", **completed))
+            | {"description": "Jobs that the node completes with this request, as an ack does."},
         ),
-        "AckRequest": object_of("node seqs", **_held()),
+        "AckRequest": object_of(
+            "node seqs",
+            **_held(
+                claim_next=_or_null(object_of("", **wanted))
+                | {"description": "Jobs that the node takes with this request, as a claim does."}
+            ),
+        ),
         "NackRequest": object_of(
             "node seqs",
             **_held(
@@ -475,13 +491,22 @@ def _queue_answers() -> Schema:
         "count": u64(),
         "ready": u64(),
     }
+    acked = all_of(
+        {"acked": u64(), "skipped": list_of(u64()), "reasons": reasons}, optional="reasons"
+    ) | {"description": "Of the request's `ack`; absent without one."}
+    following = all_of({name: claimed[name] for name in ("claimed", "count", "ready")}) | {
+        "description": "Of the request's `claim_next`; absent without one."
+    }
     deadlines = {"type": "object", "additionalProperties": u64()}
     redriven = {"from": text(), "redriven": u64(), "more": boolean(), "next_after_seq": u64()}
     row = {"topic": text(), "leases": list_of(all_of(lease)), "next_cursor": text()}
     return {
         "QueueCounts": all_of(counted | {"delayed": u64(), "dead_lettered": u64()}),
-        "ClaimResult": all_of(claimed | performance),
-        "AckResult": all_of(held | {"acked": u64()} | counted | performance, optional="reasons"),
+        "ClaimResult": all_of(claimed | {"ack": acked} | performance, optional="ack"),
+        "AckResult": all_of(
+            held | {"acked": u64()} | counted | {"next": following} | performance,
+            optional="reasons next",
+        ),
         "NackResult": all_of(held | {"nacked": u64()} | counted | performance, optional="reasons"),
         "ExtendResult": all_of(
             held | {"extended": u64(), "deadlines": deadlines} | performance, optional="reasons"

@@ -34,7 +34,7 @@ from topics_server.api.queues.responses import (
     render_acked,
     render_claimed,
     render_extended,
-    render_leased,
+    render_jobs,
     render_leases,
     render_nacked,
     render_redriven,
@@ -55,12 +55,12 @@ from topics_server.api.request import (
 from topics_server.api.watch.broadcast import FAILED, BroadcastStream
 from topics_server.api.watch.send_queue import Send as DrivenSend
 from topics_server.api.watch.sse import RETRY, REVOKED, SSE, STREAM_HEADERS, error_frame
-from topics_server.auth.api_keys import Caller
-from topics_server.auth.authorize import check_name
+from topics_server.auth.api_keys import READ, WRITE, Caller
+from topics_server.auth.authorize import check_name, check_scopes
 from topics_server.engine.topic.topic import Topic
 from topics_server.http.error_responses import status_of
 from topics_server.http.sockets import until_left
-from topics_server.queue.answers import AckResult, LeasedJob
+from topics_server.queue.answers import AckResult, FirstLeases, LeasedJob
 from topics_server.queue.push import Push
 from topics_server.queue.service import QueueService
 from topics_server.runtime.clock import now_ms
@@ -69,6 +69,9 @@ from topics_server.values.query_string import parse_query
 
 # Returns when no answer may be sent any more.
 Gone = Callable[[], Awaitable[None]]
+Jobs = Sequence[LeasedJob] | FirstLeases
+# Makes the response of the claimed jobs, how many more are ready, and the ack in the same request.
+Render = Callable[[Request, Jobs, int, AckResult | None], Response]
 
 _HEARTBEAT_MS: Final = 15_000
 # The stream's last event when the topic is no longer a queue (§10.8).
@@ -83,42 +86,80 @@ def _admitted(state: ServerState) -> tuple[QueueService, QueueLimits]:
 
 
 def claim(state: ServerState, request: Request) -> Response | Pending | Coroutine[Any, Any, Answer]:
-    """`POST /v0/topics/{topic}/claim`: lease jobs to a node."""
+    """`POST /v0/topics/{topic}/claim`: lease jobs to a node, and complete others with `ack`."""
     queues, limits = _admitted(state)
-    asked = decode_claim(request.body, limits)
+    return _in_turn(state, queues, request, decode_claim(request.body, limits), _claimed)
+
+
+def _in_turn(
+    state: ServerState, queues: QueueService, request: Request, asked: ClaimRequest, render: Render
+) -> Response | Pending | Coroutine[Any, Any, Answer]:
+    """Claim now, or under pressure when it is the request's turn."""
     throttle = state.throttle
     if throttle.is_active and (throttle.is_backed_up or not throttle.passes(request.name)):
         if asked.wait_ms or queues.coalesces(request.name):
-            return _claim_in_turn(state, request, asked)
-        waiting = WaitingTurn(state, request, partial(_claim, queues, asked, gone=_stays))
+            return _claim_in_turn(state, queues, request, asked, render)
+        begin = partial(_claim, queues, asked, render, gone=_stays)
+        waiting = WaitingTurn(state, request, begin)
         return Pending(waiting.when_resolved, waiting.answer)
-    return _claim(queues, asked, request)
+    return _claim(queues, asked, render, request)
 
 
 def _claim(
-    queues: QueueService, asked: ClaimRequest, request: Request, gone: Gone | None = None
-) -> Response | Coroutine[Any, Any, Answer]:
+    queues: QueueService,
+    asked: ClaimRequest,
+    render: Render,
+    request: Request,
+    gone: Gone | None = None,
+) -> Response | Pending | Coroutine[Any, Any, Answer]:
     """Claim now; the coroutine waits, for as long as `gone` does not return."""
-    done = queues.claim_now(
-        request.name, asked.node, asked.max_jobs, asked.lease_ms, waits=asked.wait_ms > 0
-    )
-    if done is None:
-        return _claim_slowly(queues, asked, request, gone or partial(released, request))
-    waited_ms = request.throttle_wait_ms or 0.0
-    return Response(200, render_leased(request.name, done, request.elapsed_ms(), waited_ms))
+    name, ack = request.name, asked.ack
+    if ack is None:
+        done = queues.claim_now(
+            name, asked.node, asked.max_jobs, asked.lease_ms, waits=asked.wait_ms > 0
+        )
+        if done is not None:
+            return render(request, done, done.ready, None)
+    else:
+        begun = queues.claim_and_ack_now(
+            name,
+            asked.node,
+            asked.max_jobs,
+            asked.lease_ms,
+            seqs=ack.seqs,
+            lease_ids=ack.lease_ids,
+            waits=asked.wait_ms > 0,
+        )
+        if begun is not None:
+            pending, leased = begun
+
+            def answer() -> Response:
+                try:
+                    acked = pending.outcome()
+                except TopicsError:
+                    queues.give_back_first(pending.topic, leased)
+                    raise
+                return render(request, leased, leased.ready, acked)
+
+            return Pending(pending.when_resolved, answer)
+    return _claim_slowly(queues, asked, render, request, gone or partial(released, request))
 
 
-async def _claim_in_turn(state: ServerState, request: Request, asked: ClaimRequest) -> Response:
+async def _claim_in_turn(
+    state: ServerState, queues: QueueService, request: Request, asked: ClaimRequest, render: Render
+) -> Response:
     """A claim that waits for its turn, and then perhaps for jobs."""
-    queues, _ = _admitted(state)
     request.throttle_wait_ms = await state.throttle.turn(request.name, len(request.body))
-    return await _claim_slowly(queues, asked, request, partial(released, request))
+    return await _claim_slowly(queues, asked, render, request, partial(released, request))
 
 
 async def _claim_slowly(
-    queues: QueueService, asked: ClaimRequest, request: Request, gone: Gone
+    queues: QueueService, asked: ClaimRequest, render: Render, request: Request, gone: Gone
 ) -> Response:
-    """A claim that may wait: for its topic, for a sync, for blocks on the disk, or for a job."""
+    """A claim that may wait: for its ack, its topic, a sync, blocks on the disk, or a job."""
+    ack, acked = asked.ack, None
+    if ack is not None:
+        acked = await queues.ack(request.name, asked.node, ack.seqs, ack.lease_ids)
     done = await queues.claim(
         request.name,
         asked.node,
@@ -129,9 +170,23 @@ async def _claim_slowly(
     )
     if done is None:
         end(request)
+    return render(request, done.jobs, done.ready, acked)
+
+
+def _claimed(request: Request, jobs: Jobs, ready: int, acked: AckResult | None) -> Response:
+    """The answer to a claim."""
     waited_ms = request.throttle_wait_ms or 0.0
-    body = render_claimed(request.name, done.jobs, done.ready, request.elapsed_ms(), waited_ms)
+    body = render_claimed(request.name, jobs, ready, request.elapsed_ms(), waited_ms, acked)
     return Response(200, body)
+
+
+def _acked_and_claimed(
+    request: Request, jobs: Jobs, ready: int, acked: AckResult | None
+) -> Response:
+    """The answer to an ack with `claim_next`."""
+    assert acked is not None
+    claimed = render_jobs(jobs, ready)
+    return Response(200, render_acked(request.name, acked, request.elapsed_ms(), claimed))
 
 
 async def _stays() -> None:
@@ -139,10 +194,16 @@ async def _stays() -> None:
     await asyncio.get_running_loop().create_future()
 
 
-def ack(state: ServerState, request: Request) -> Pending | Coroutine[Any, Any, Response]:
-    """`POST /v0/topics/{topic}/ack`: complete jobs, which deletes them."""
+def ack(state: ServerState, request: Request) -> Response | Pending | Coroutine[Any, Any, Answer]:
+    """`POST /v0/topics/{topic}/ack`: complete jobs, which deletes them; `claim_next` takes others.
+
+    Under pressure an ack starts at once, and one with `claim_next` like a claim.
+    """
     queues, limits = _admitted(state)
     asked = decode_ack(request.body, limits)
+    if asked.claim_next is not None:
+        check_scopes(request.caller, READ | WRITE)
+        return _in_turn(state, queues, request, asked.claim_next, _acked_and_claimed)
     pending = queues.ack_now(request.name, asked.node, asked.seqs, asked.lease_ids)
     if pending is None:
         return _ack_slowly(queues, request, asked)

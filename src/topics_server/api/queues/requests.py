@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import Mapping
+from functools import partial
 from typing import Annotated, Final, Protocol
 
 import msgspec
@@ -23,6 +24,7 @@ from topics_server.api.messages.bounded_lists import (
 )
 from topics_server.api.messages.requests import decode_body, tag_match
 from topics_server.queue.leases.jobs import lease_numbers
+from topics_server.values.appends import decode_json
 from topics_server.values.errors import Code, TopicsError, invalid
 from topics_server.values.limits import (
     LEASE_MS_MAX,
@@ -58,12 +60,16 @@ class QueueLimits(Protocol):
 
 
 class ClaimRequest(msgspec.Struct, frozen=True):
-    """A claim by a node for up to so many jobs; `lease_ms`: None is the topic's setting."""
+    """A claim by a node for up to so many jobs; `lease_ms`: None is the topic's setting.
+
+    `ack`: the jobs that the node completes in the same request.
+    """
 
     node: str
     max_jobs: int
     lease_ms: int | None
     wait_ms: int = 0
+    ack: HeldRequest | None = None
 
 
 class HeldRequest(msgspec.Struct, frozen=True):
@@ -71,7 +77,7 @@ class HeldRequest(msgspec.Struct, frozen=True):
 
     `error`: the reason of a nack, cut to `NACK_ERROR_BYTES_MAX`; empty without one. `lease_ids`:
     one for each seq, if the node names the lease of each job. `no_more`: the push streams of these
-    jobs are to deliver no others.
+    jobs are to deliver no others. `claim_next`: the claim that an ack brings, with this ack in it.
     """
 
     node: str
@@ -81,6 +87,7 @@ class HeldRequest(msgspec.Struct, frozen=True):
     lease_ms: int = 0
     no_more: bool = False
     error: str = ""
+    claim_next: ClaimRequest | None = None
 
 
 class RedriveRequest(msgspec.Struct, frozen=True):
@@ -97,17 +104,28 @@ class RedriveRequest(msgspec.Struct, frozen=True):
     max_jobs: int
 
 
-class _Claim(msgspec.Struct, gc=False):
-    node: str
+class _Completed(msgspec.Struct, gc=False, kw_only=True):
+    seqs: list[_U64]
+    lease_ids: list[str] | None = None
+
+
+class _Wanted(msgspec.Struct, gc=False, kw_only=True):
     max: _U32 = 1
     lease_ms: _U64 | None = None
     wait_ms: _U64 = 0
 
 
-class _Held(msgspec.Struct, gc=False, kw_only=True):
+class _Claim(_Wanted, gc=False, kw_only=True):
     node: str
-    seqs: list[_U64]
-    lease_ids: list[str] | None = None
+    ack: _Completed | None = None
+
+
+class _Held(_Completed, gc=False, kw_only=True):
+    node: str
+
+
+class _Ack(_Held, gc=False, kw_only=True):
+    claim_next: _Wanted | None = None
 
 
 class _Nack(_Held, gc=False, kw_only=True):
@@ -141,38 +159,64 @@ class _Lists(msgspec.Struct, gc=False):
     match: msgspec.Raw = _ABSENT
 
 
+class _Nested(msgspec.Struct, gc=False):
+    """The ack of a claim, as it was sent."""
+
+    ack: msgspec.Raw = _ABSENT
+
+
 class _Cursor(msgspec.Struct):
     after_seq: _U64
 
 
 _CLAIM: Final = msgspec.json.Decoder(_Claim)
-_HELD: Final = msgspec.json.Decoder(_Held)
+_ACK: Final = msgspec.json.Decoder(_Ack)
 _NACK: Final = msgspec.json.Decoder(_Nack)
 _EXTEND: Final = msgspec.json.Decoder(_Extend)
 _REDRIVE: Final = msgspec.json.Decoder(_Redrive)
 _CURSOR: Final = msgspec.json.Decoder(_Cursor)
+_NESTED: Final = msgspec.json.Decoder(_Nested)
 _LISTS: Final[msgspec.json.Decoder[msgspec.Struct]] = msgspec.json.Decoder(_Lists)
 
 
 def decode_claim(body: bytes, limits: QueueLimits) -> ClaimRequest:
     """A claim (§10.2)."""
+    if len(body) > SHORT_BODY_BYTES_MAX:
+        ack = decode_json(_NESTED, body).ack
+        _check_lists(bytes(ack), limits, "ack.")
     sent = decode_body(_CLAIM, body)
+    node = _node(sent.node, limits)
+    completed = None
+    if sent.ack is not None:
+        seqs = _seqs(sent.ack.seqs, limits, "ack.")
+        completed = HeldRequest(node, seqs, _lease_ids(sent.ack, "ack."))
+    return _claim_of(sent, node, limits, completed)
+
+
+def _claim_of(
+    sent: _Wanted, node: str, limits: QueueLimits, ack: HeldRequest | None, where: str = ""
+) -> ClaimRequest:
     lease_ms, wait_ms, most = sent.lease_ms, sent.wait_ms, sent.max
     if lease_ms is not None:
-        lease_ms = _lease_ms(lease_ms)
+        lease_ms = _lease_ms(lease_ms, where)
     if wait_ms:
-        wait_ms = min(_checked_u64(wait_ms, "wait_ms"), CLAIM_WAIT_MS_MAX)
-    node = _node(sent.node, limits)
+        wait_ms = min(_checked_u64(wait_ms, f"{where}wait_ms"), CLAIM_WAIT_MS_MAX)
     if not 0 < most <= limits.max_claim:
-        most = _max_jobs(most, limits.max_claim)
-    return ClaimRequest(node, most, lease_ms, wait_ms)
+        most = _max_jobs(most, limits.max_claim, where)
+    return ClaimRequest(node, most, lease_ms, wait_ms, ack)
 
 
 def decode_ack(body: bytes, limits: QueueLimits) -> HeldRequest:
     """An ack (§10.4)."""
     _check_lists(body, limits)
-    sent = decode_body(_HELD, body)
-    return HeldRequest(*_held(sent, limits))
+    sent = decode_body(_ACK, body)
+    node, seqs, lease_ids = _held(sent, limits)
+    wanted = sent.claim_next
+    if wanted is None:
+        return HeldRequest(node, seqs, lease_ids)
+    completed = HeldRequest(node, seqs, lease_ids)
+    claim = _claim_of(wanted, node, limits, completed, "claim_next.")
+    return HeldRequest(node, seqs, lease_ids, claim_next=claim)
 
 
 def decode_nack(body: bytes, limits: QueueLimits) -> HeldRequest:
@@ -260,49 +304,53 @@ def query_leases_cursor(query: Mapping[str, str]) -> int:
 
 
 def _held(sent: _Held, limits: QueueLimits) -> tuple[str, list[int], list[int] | None]:
-    node = _node(sent.node, limits)
-    seqs = _seqs(sent.seqs, limits)
+    return _node(sent.node, limits), _seqs(sent.seqs, limits), _lease_ids(sent)
+
+
+def _lease_ids(sent: _Completed, where: str = "") -> list[int] | None:
     tokens = sent.lease_ids
     if tokens is None:
-        return node, seqs, None
-    if len(tokens) != len(seqs):
+        return None
+    count = len(sent.seqs)
+    if len(tokens) != count:
         raise invalid(
-            f"lease_ids has {len(tokens)} entries, seqs has {len(seqs)}: one for each is required",
-            "lease_ids",
+            f"{where}lease_ids has {len(tokens)} entries, {where}seqs has {count}: "
+            "one for each is required",
+            f"{where}lease_ids",
         )
-    return node, seqs, lease_numbers(tokens)
+    return lease_numbers(tokens)
 
 
-def _check_lists(body: bytes, limits: QueueLimits) -> None:
+def _check_lists(body: bytes, limits: QueueLimits, where: str = "") -> None:
     """Refuse a body with too many items, before it is built."""
     if len(body) <= SHORT_BODY_BYTES_MAX:
         return
     most = {"seqs": limits.max_claim, "lease_ids": limits.max_claim, "match": MATCH_PARTS}
-    check_items(body, _LISTS, most, _too_many)
+    check_items(body, _LISTS, most, partial(_too_many, where))
 
 
-def _too_many(field: str, most: int) -> TopicsError:
+def _too_many(where: str, field: str, most: int) -> TopicsError:
     if field == "match":
         return invalid('match has three parts: ["tag", "Eq"|"Glob", value]', field)
     return TopicsError(
         Code.BATCH_TOO_LARGE,
-        f"there are more than {most} {field}",
-        {"field": field, "max_claim": most},
+        f"there are more than {most} {where}{field}",
+        {"field": f"{where}{field}", "max_claim": most},
     )
 
 
-def _seqs(seqs: list[int], limits: QueueLimits) -> list[int]:
+def _seqs(seqs: list[int], limits: QueueLimits, where: str = "") -> list[int]:
     if not seqs:
-        raise invalid("seqs must not be empty", "seqs")
+        raise invalid(f"{where}seqs must not be empty", f"{where}seqs")
     if len(seqs) > limits.max_claim:
         raise TopicsError(
             Code.BATCH_TOO_LARGE,
-            f"seqs has {len(seqs)} items; the limit is {limits.max_claim}",
-            {"field": "seqs", "max_claim": limits.max_claim},
+            f"{where}seqs has {len(seqs)} items; the limit is {limits.max_claim}",
+            {"field": f"{where}seqs", "max_claim": limits.max_claim},
         )
     if max(seqs) > U64_MAX:
         for index, seq in enumerate(seqs):
-            _checked_u64(seq, f"seqs[{index}]")
+            _checked_u64(seq, f"{where}seqs[{index}]")
     return seqs
 
 
@@ -316,14 +364,14 @@ def _node(node: str, limits: QueueLimits) -> str:
     return node
 
 
-def _max_jobs(sent: int, most: int) -> int:
+def _max_jobs(sent: int, most: int, where: str = "") -> int:
     if sent < 1:
-        raise invalid("max must be at least 1", "max")
+        raise invalid(f"{where}max must be at least 1", f"{where}max")
     return min(sent, most)
 
 
-def _lease_ms(sent: int) -> int:
-    return max(LEASE_MS_MIN, min(LEASE_MS_MAX, _checked_u64(sent, "lease_ms")))
+def _lease_ms(sent: int, where: str = "") -> int:
+    return max(LEASE_MS_MIN, min(LEASE_MS_MAX, _checked_u64(sent, f"{where}lease_ms")))
 
 
 def _number(text: str, field: str) -> int:

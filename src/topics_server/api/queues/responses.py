@@ -49,23 +49,34 @@ def render_job(job: LeasedJob) -> bytes:
 
 
 def render_claimed(
-    name: str, jobs: Sequence[LeasedJob], ready: int, total_ms: float, throttle_wait_ms: float = 0.0
+    name: str,
+    jobs: Sequence[LeasedJob] | FirstLeases,
+    ready: int,
+    total_ms: float,
+    throttle_wait_ms: float = 0.0,
+    acked: AckResult | None = None,
 ) -> bytes:
-    """The answer to a claim (§10.2)."""
-    return b"".join(
-        (
-            b'{"topic":"%b","claimed":[' % name.encode("ascii"),
-            b",".join([b"{%b}" % render_job(job) for job in jobs]),
-            b'],"count":%d,"ready":%d,"performance":{"server_total_ms":%.3f,'
-            b'"throttle_wait_ms":%.3f}}' % (len(jobs), ready, total_ms, throttle_wait_ms),
-        )
+    """The answer to a claim (§10.2); `acked`: the result of the ack in it."""
+    return b'{"topic":"%b",%b%b,"performance":{"server_total_ms":%.3f,"throttle_wait_ms":%.3f}}' % (
+        name.encode("ascii"),
+        render_jobs(jobs, ready),
+        b"" if acked is None else b',"ack":%b' % _encode(_ack_members(acked)),
+        total_ms,
+        throttle_wait_ms,
     )
 
 
-def render_leased(
-    name: str, leased: FirstLeases, total_ms: float, throttle_wait_ms: float
-) -> bytes:
-    """The answer to a claim of jobs that were never leased (§10.2)."""
+def render_jobs(jobs: Sequence[LeasedJob] | FirstLeases, ready: int) -> bytes:
+    """The members of an answer that tell of claimed jobs, without braces around them."""
+    if isinstance(jobs, FirstLeases):
+        rendered = _render_first(jobs)
+    else:
+        rendered = [b"{%b}" % render_job(job) for job in jobs]
+    return b'"claimed":[%b],"count":%d,"ready":%d' % (b",".join(rendered), len(rendered), ready)
+
+
+def _render_first(leased: FirstLeases) -> list[bytes]:
+    """Jobs that were never leased."""
     jobs: list[bytes] = []
     lease_id, deadline_ms = leased.first_id, leased.deadline_ms
     for seq, (ts, node, tag, data, meta, is_bytes) in zip(leased.seqs, leased.rows, strict=True):
@@ -89,18 +100,7 @@ def render_leased(
             )
         )
         lease_id += 1
-    return (
-        b'{"topic":"%b","claimed":[%b],"count":%d,"ready":%d,"performance":{"server_total_ms":%.3f,'
-        b'"throttle_wait_ms":%.3f}}'
-        % (
-            name.encode("ascii"),
-            b",".join(jobs),
-            len(jobs),
-            leased.ready,
-            total_ms,
-            throttle_wait_ms,
-        )
-    )
+    return jobs
 
 
 def job_frame(name: str, job: LeasedJob) -> bytes:
@@ -109,37 +109,33 @@ def job_frame(name: str, job: LeasedJob) -> bytes:
     return b"id: %d\n%b" % (job.seq, frame(b"job", members))
 
 
-def render_acked(name: str, done: AckResult, total_ms: float) -> bytes:
-    """The answer to an ack (§10.4)."""
+def render_acked(name: str, done: AckResult, total_ms: float, claimed: bytes = b"") -> bytes:
+    """The answer to an ack (§10.4); `claimed`: the members of the claim that it brought."""
     counts = done.counts
-    if not done.skipped:
-        return (
-            b'{"topic":"%b","acked":%d,"skipped":[],"ready":%d,"in_flight":%d,"performance":'
-            b'{"server_total_ms":%.3f,"wal_append_ms":%.3f,"fsync_ms":%.3f}}'
-            % (
-                name.encode("ascii"),
-                done.acked,
-                counts.ready,
-                counts.in_flight,
-                total_ms,
-                done.write_ms,
-                done.sync_ms,
-            )
+    return (
+        b'{"topic":"%b",%b,"ready":%d,"in_flight":%d%b,"performance":'
+        b'{"server_total_ms":%.3f,"wal_append_ms":%.3f,"fsync_ms":%.3f}}'
+        % (
+            name.encode("ascii"),
+            b'"acked":%d,"skipped":[]' % done.acked
+            if not done.skipped
+            else _encode(_ack_members(done))[1:-1],
+            counts.ready,
+            counts.in_flight,
+            b',"next":{%b}' % claimed if claimed else b"",
+            total_ms,
+            done.write_ms,
+            done.sync_ms,
         )
-    fields: dict[str, Any] = {
-        "topic": name,
+    )
+
+
+def _ack_members(done: AckResult) -> dict[str, Any]:
+    return {
         "acked": done.acked,
         "skipped": done.skipped,
         **_reasons(done.skipped, done.reasons),
-        "ready": counts.ready,
-        "in_flight": counts.in_flight,
-        "performance": {
-            "server_total_ms": round(total_ms, 3),
-            "wal_append_ms": round(done.write_ms, 3),
-            "fsync_ms": round(done.sync_ms, 3),
-        },
     }
-    return _encode(fields)
 
 
 def _reasons(skipped: Sequence[int], reasons: Sequence[SkipReason]) -> dict[str, Any]:

@@ -11,7 +11,6 @@ from topics_server.api.queues.responses import (
     render_claimed,
     render_extended,
     render_job,
-    render_leased,
     render_leases,
     render_nacked,
     render_redriven,
@@ -91,11 +90,11 @@ def test_a_claim_of_first_leases_reads_like_any_other() -> None:
     made = make_block(7, array("q", [10, 20, 30]), datas, metas, tags, nodes)
     general = [LeasedJob(7 + row, 0xABC + row, 30_010, 1, made, row) for row in range(3)]
     leased = FirstLeases([7, 8, 9], [row_of(made, row) for row in range(3)], 0xABC, 30_010, 840)
-    assert render_leased("jobs", leased, 0.42, 0.1) == render_claimed(
+    assert render_claimed("jobs", leased, 840, 0.42, 0.1) == render_claimed(
         "jobs", general, 840, 0.42, 0.1
     )
     none = FirstLeases([], [], 0, 30_010, 0)
-    assert render_leased("jobs", none, 0.1, 0.0) == render_claimed("jobs", [], 0, 0.1)
+    assert render_claimed("jobs", none, 0, 0.1) == render_claimed("jobs", [], 0, 0.1)
 
 
 def test_a_frame_has_the_seq_as_id_and_no_bare_line_break() -> None:
