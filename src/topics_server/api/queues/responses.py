@@ -1,6 +1,6 @@
 """Responses and stream frames of queue routes (§10). Pure.
 
-A job is rendered once, as a member of a claim's answer or as a `job` event of a push stream; its
+A job is members once, as a member of a claim's answer or as a `job` event of a push stream; its
 `data` and `meta` are copied verbatim; bytes are base64, as in a diff. Called by
 `api/queues/handlers`.
 """
@@ -69,10 +69,10 @@ def render_claimed(
 def render_jobs(jobs: Sequence[LeasedJob] | FirstLeases, ready: int) -> bytes:
     """The members of an answer that tell of claimed jobs, without braces around them."""
     if isinstance(jobs, FirstLeases):
-        rendered = _render_first(jobs)
+        members = _render_first(jobs)
     else:
-        rendered = [b"{%b}" % render_job(job) for job in jobs]
-    return b'"claimed":[%b],"count":%d,"ready":%d' % (b",".join(rendered), len(rendered), ready)
+        members = [b"{%b}" % render_job(job) for job in jobs]
+    return b'"claimed":[%b],"count":%d,"ready":%d' % (b",".join(members), len(members), ready)
 
 
 def _render_first(leased: FirstLeases) -> list[bytes]:
