@@ -1,4 +1,4 @@
-"""A client: enqueue jobs and work them off; write to topics and streams, each record once.
+"""A client: enqueue jobs and work them off; write topics and streams once; query views.
 
     from topics_server.client import Job, Queue, worker
 
@@ -13,9 +13,12 @@
     with IdempotentProducer("orders", "till-7") as till:
         till.send({"total": 12})
 
+    TopicView("orders", "by-tag").query("SELECT * FROM counts", after=seq).dicts()
+
 Imports nothing else of the server, so that it can leave with its folder.
 
 - `producing/`: idempotent producers.
+- `viewing/`: views of topics.
 - `working/`: workers of queues.
 - `addresses`: checks tokens and URLs when a program gives them.
 - `backoff`: computes retry delays: exponential with full jitter.
@@ -66,14 +69,19 @@ from topics_server.client.values import (
     QueueState,
     Stats,
 )
+from topics_server.client.viewing.async_view import AsyncTopicView
+from topics_server.client.viewing.blocking_view import TopicView
+from topics_server.client.viewing.view_calls import Defined, QueryResult, RecordError, ViewProgress
 from topics_server.client.working.worker import Worker, worker
 from topics_server.client.working.worker_run import Dead, Drop, Retry
 
 __all__ = [
     "AsyncIdempotentProducer",
     "AsyncQueue",
+    "AsyncTopicView",
     "IdempotentProducer",
     "Queue",
+    "TopicView",
     "Worker",
     "worker",
     "Backoff",
@@ -84,12 +92,16 @@ __all__ = [
     "Acked",
     "Claimed",
     "Counters",
+    "Defined",
     "Enqueued",
     "Extended",
     "Job",
     "Nacked",
     "NewJob",
+    "QueryResult",
     "QueueState",
+    "RecordError",
+    "ViewProgress",
     "Receipt",
     "Stats",
     "BadAnswer",

@@ -113,7 +113,7 @@ def answer_of(response: httpx.Response, call: Call[T]) -> T:
     return call.read(response.content)
 
 
-def _trouble(payload: bytes, last: ClientError) -> ClientError:
+def stream_error(payload: bytes, last: ClientError) -> ClientError:
     """The error of a stream's last frame; advice (429) does not end the stream."""
     trouble = _read_trouble(payload)
     if trouble.code == 429:
@@ -297,7 +297,7 @@ class AsyncQueue:
                         yield calls.pushed(self.place, event.data.encode())
                         continue
                     if event.event == "error":
-                        last = _trouble(event.data.encode(), last)
+                        last = stream_error(event.data.encode(), last)
                     yield Advice()
         except httpx_sse.SSEError as error:
             raise BadAnswer(str(error)) from None

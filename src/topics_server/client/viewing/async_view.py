@@ -1,0 +1,180 @@
+"""`AsyncTopicView`: one view of one server, for coroutines.
+
+Owns the HTTP connection only: requests are in `view_calls`, errors in `errors`. A query whose view
+does not process `after` in time, and a server that is away, are tried again for `patience_ms`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import httpx
+import httpx_sse
+
+from topics_server.client.calls import Call
+from topics_server.client.effects import Effects
+from topics_server.client.errors import BadAnswer, ClientError, Unreachable, refusal
+from topics_server.client.queue import (
+    JSON_BODY,
+    PATIENCE_MS,
+    SILENCE_MS,
+    TIMEOUT_MS,
+    answer_of,
+    headers,
+    stream_error,
+    unreachable,
+    verified,
+)
+from topics_server.client.retries import RetryPolicy
+from topics_server.client.viewing import view_calls
+from topics_server.client.viewing.view_calls import Defined, Params, QueryResult, ViewProgress
+
+T = TypeVar("T")
+
+
+class AsyncTopicView:
+    """A view of a topic. The fields are those of `AsyncQueue`; `patience_ms` holds for all calls
+    but `rebuild`.
+    """
+
+    def __init__(
+        self,
+        topic: str,
+        view: str,
+        *,
+        url: str | None = None,
+        token: str | None = None,
+        timeout_ms: int = TIMEOUT_MS,
+        patience_ms: int = PATIENCE_MS,
+        effects: Effects | None = None,
+    ) -> None:
+        self.place = view_calls.view_address(topic, view, url)
+        self._retry_for_ms = patience_ms
+        self._effects = effects or Effects()
+        self._timeout_s = timeout_ms / 1000
+        self._http = httpx.AsyncClient(
+            base_url=self.place.url,
+            headers=headers(token),
+            timeout=self._timeout_s,
+            trust_env=False,
+            verify=verified(self.place.url),
+        )
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        await self._http.aclose()
+
+    async def define(
+        self,
+        *,
+        schema: str | Sequence[str] | None = None,
+        apply: str | Sequence[str] | None = None,
+        queries: Mapping[str, str] | None = None,
+        shortcut: Mapping[str, Any] | None = None,
+        on_delete: str | None = None,
+    ) -> Defined:
+        """Define the view, or change its definition: SQL, or a shortcut.
+
+        Raises `InvalidRequest` for SQL that is wrong or not allowed.
+        """
+        return await self._do(
+            view_calls.define(
+                self.place,
+                schema=schema,
+                apply=apply,
+                queries=queries,
+                shortcut=shortcut,
+                on_delete=on_delete,
+            )
+        )
+
+    async def query(
+        self,
+        sql: str | None = None,
+        params: Params = (),
+        *,
+        name: str | None = None,
+        after: int | None = None,
+    ) -> QueryResult:
+        """Rows of a statement, or of the query `name` of the definition.
+
+        With `after` they reflect that record and every record before it. Raises `Unavailable` with
+        code `view_timeout` when the view does not get there within `patience_ms`.
+        """
+        return await self._do(view_calls.query(self.place, sql, name, params, after))
+
+    async def stats(self) -> ViewProgress:
+        """How far the view is, and why it stands still if it does."""
+        return await self._do(view_calls.progress(self.place))
+
+    async def rebuild(self, *, skip: int | None = None) -> ViewProgress:
+        """Build the view anew; with `skip`, pass that record, at which it stands still."""
+        return await self._once(view_calls.rebuild(self.place, skip))
+
+    async def drop(self) -> bool:
+        """Delete the view; whether it was there."""
+        return await self._do(view_calls.drop(self.place))
+
+    async def live(
+        self, name: str, **params: str | int | float
+    ) -> AsyncGenerator[QueryResult, None]:
+        """The rows of a named query now, and again whenever they change.
+
+        Ends only with an error: `Unreachable` when the stream breaks.
+        """
+        path = view_calls.live_path(self.place, name, params)
+        timeout = httpx.Timeout(self._timeout_s, read=SILENCE_MS / 1000)
+        last: ClientError = Unreachable("the server ended the stream", sent=True)
+        try:
+            async with httpx_sse.aconnect_sse(self._http, "GET", path, timeout=timeout) as source:
+                if source.response.status_code != 200:
+                    retry_after = source.response.headers.get("Retry-After")
+                    answer = await source.response.aread()
+                    raise refusal(source.response.status_code, retry_after, answer)
+                async for event in source.aiter_sse():
+                    if event.event == "rows":
+                        yield view_calls.read_rows(event.data.encode())
+                    elif event.event == "error":
+                        last = stream_error(event.data.encode(), last)
+        except httpx_sse.SSEError as error:
+            raise BadAnswer(str(error)) from None
+        except httpx.TransportError as error:
+            raise unreachable(error, self.place.url) from None
+        raise last
+
+    async def _do(self, call: Call[T]) -> T:
+        retries = RetryPolicy(self._retry_for_ms)
+        while True:
+            try:
+                return await self._once(call)
+            except ClientError as error:
+                pause_ms = retries.pause_ms(error, self._effects.chance())
+                if pause_ms is None:
+                    raise
+            await self._effects.sleep_ms(pause_ms)
+
+    async def _once(self, call: Call[T]) -> T:
+        try:
+            response = await self._http.request(
+                call.method,
+                call.path,
+                content=call.body,
+                headers=JSON_BODY if call.body is not None else None,
+                timeout=self._timeout_s + call.wait_ms / 1000,
+            )
+        except httpx.TransportError as error:
+            raise unreachable(error, self.place.url) from None
+        return answer_of(response, call)
