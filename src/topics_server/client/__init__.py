@@ -13,7 +13,7 @@
     with IdempotentProducer("orders", "till-7") as till:
         till.send({"total": 12})
 
-    TopicView("orders", "by-tag").query("SELECT * FROM counts", after=seq).dicts()
+    ViewClient("orders", "by-tag").query("SELECT * FROM counts", after=seq).dicts()
 
 Imports nothing else of the server, so that it can leave with its folder.
 
@@ -69,8 +69,8 @@ from topics_server.client.values import (
     QueueState,
     Stats,
 )
-from topics_server.client.viewing.async_view import AsyncTopicView
-from topics_server.client.viewing.blocking_view import TopicView
+from topics_server.client.viewing.async_view import AsyncViewClient
+from topics_server.client.viewing.blocking_view import ViewClient
 from topics_server.client.viewing.view_calls import Defined, QueryResult, RecordError, ViewProgress
 from topics_server.client.working.worker import Worker, worker
 from topics_server.client.working.worker_run import Dead, Drop, Retry
@@ -78,10 +78,10 @@ from topics_server.client.working.worker_run import Dead, Drop, Retry
 __all__ = [
     "AsyncIdempotentProducer",
     "AsyncQueue",
-    "AsyncTopicView",
+    "AsyncViewClient",
     "IdempotentProducer",
     "Queue",
-    "TopicView",
+    "ViewClient",
     "Worker",
     "worker",
     "Backoff",

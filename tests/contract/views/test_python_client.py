@@ -9,18 +9,18 @@ import pytest
 from tests.contract.conftest import NewServer
 from tests.contract.driver import Api, good
 from topics_server.client import (
-    AsyncTopicView,
+    AsyncViewClient,
     InvalidRequest,
     NotFound,
-    TopicView,
     Unavailable,
     Unreachable,
+    ViewClient,
 )
 
 
 def test_a_view_is_defined_queried_and_dropped(api: Api, topic: str) -> None:
     good(api.put(topic))
-    with TopicView(topic, "by-tag", url=api.url) as view:
+    with ViewClient(topic, "by-tag", url=api.url) as view:
         made = view.define(shortcut={"count_by_tag": True})
         assert made.created
         assert made.apply[0].startswith("INSERT INTO counts")
@@ -53,7 +53,7 @@ def test_a_view_is_defined_queried_and_dropped(api: Api, topic: str) -> None:
 
 def test_a_record_that_stops_the_view_is_told_and_passed(api: Api, topic: str) -> None:
     good(api.put(topic))
-    with TopicView(topic, "strict", url=api.url) as view:
+    with ViewClient(topic, "strict", url=api.url) as view:
         table = "CREATE TABLE t (n INTEGER CHECK (n > 0))"
         view.define(schema=[table], apply="INSERT INTO t VALUES (:data)")
         api.add(topic, 1, -1, 2)
@@ -70,7 +70,7 @@ def test_a_wait_that_ends_is_tried_again_and_then_told(own: NewServer) -> None:
     good(api.put("t"))
 
     async def script() -> None:
-        async with AsyncTopicView("t", "v", url=api.url, patience_ms=20_000) as view:
+        async with AsyncViewClient("t", "v", url=api.url, patience_ms=20_000) as view:
             await view.define(shortcut={"count_by_tag": True})
             waiting = asyncio.ensure_future(view.query("SELECT count FROM counts", after=1))
             # Longer than the server waits: the client asks again.
@@ -81,12 +81,12 @@ def test_a_wait_that_ends_is_tried_again_and_then_told(own: NewServer) -> None:
             async for rows in view.live("all"):
                 assert rows.processed_sequence == 1
                 break
-        async with AsyncTopicView("t", "v", url=api.url, patience_ms=0) as view:
+        async with AsyncViewClient("t", "v", url=api.url, patience_ms=0) as view:
             with pytest.raises(Unavailable) as late:
                 await view.query("SELECT 1", after=9)
             assert (late.value.status, late.value.code) == (504, "view_timeout")
             assert (await view.stats()).lag == 0
-        async with AsyncTopicView("t", "v", url="http://127.0.0.1:1", patience_ms=0) as view:
+        async with AsyncViewClient("t", "v", url="http://127.0.0.1:1", patience_ms=0) as view:
             with pytest.raises(Unreachable):
                 await view.query("SELECT 1")
 

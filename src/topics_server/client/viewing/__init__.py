@@ -1,6 +1,6 @@
 """Views of topics: define them, query them, follow them.
 
-- `async_view`: `AsyncTopicView`: one view of one server, for coroutines.
-- `blocking_view`: `TopicView`: the same without an event loop.
+- `async_view`: `AsyncViewClient`: one view of one server, for coroutines.
+- `blocking_view`: `ViewClient`: the same without an event loop.
 - `view_calls`: requests of views as values, and what they answer.
 """

@@ -1,4 +1,4 @@
-"""`AsyncTopicView`: one view of one server, for coroutines.
+"""`AsyncViewClient`: one view of one server, for coroutines.
 
 Owns the HTTP connection only: requests are in `view_calls`, errors in `errors`. A query whose view
 does not process `after` in time, and a server that is away, are tried again for `patience_ms`.
@@ -34,7 +34,7 @@ from topics_server.client.viewing.view_calls import Defined, Params, QueryResult
 T = TypeVar("T")
 
 
-class AsyncTopicView:
+class AsyncViewClient:
     """A view of a topic. The fields are those of `AsyncQueue`; `patience_ms` holds for all calls
     but `rebuild`.
     """

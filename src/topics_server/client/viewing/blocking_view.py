@@ -1,6 +1,6 @@
-"""`TopicView`: one view of one server, without an event loop.
+"""`ViewClient`: one view of one server, without an event loop.
 
-The blocking twin of `async_view.AsyncTopicView`: the same calls, errors and patience. Threads may
+The blocking twin of `async_view.AsyncViewClient`: the same calls, errors and patience. Threads may
 share one.
 """
 
@@ -35,8 +35,8 @@ from topics_server.client.viewing.view_calls import Defined, Params, QueryResult
 T = TypeVar("T")
 
 
-class TopicView:
-    """A view of a topic; the fields are `AsyncTopicView`'s."""
+class ViewClient:
+    """A view of a topic; the fields are `AsyncViewClient`'s."""
 
     def __init__(
         self,

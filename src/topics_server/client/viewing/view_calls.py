@@ -1,4 +1,4 @@
-"""Requests of views as values: what to send, how to read the response. Pure.
+"""Requests of views as values: what to send, how to read the response.
 
 `async_view` and `blocking_view` perform a `Call`. Each of them may be sent twice without harm.
 """
