@@ -7,6 +7,7 @@ import random
 import pytest
 
 from tests.crash.kills.ledger import Delete, Json, TopicLedger, View
+from tests.crash.kills.turnover import Turnover
 from tests.crash.kills.writers import Moments, make_call
 
 
@@ -124,3 +125,24 @@ def test_an_eviction_needs_its_tombstone_and_a_full_topic() -> None:
         if told:
             bench.stones = [{"gap_from": 1, "gap_to": lost, "reason": "cap"}]
         assert bool(bench.check()) != (told and count == 5)
+
+
+def test_the_writer_of_a_turnover_asks_again_while_it_is_refused_for_load() -> None:
+    topic = Turnover("t", Moments())
+    writer = topic.writer(port=1, seed="s")
+    busy: Json = {"error": {"code": "throttled"}}
+    answers: list[tuple[int, Json]] = [(429, busy), (429, busy), (201, {})]
+
+    class Answering:
+        def ask(self, method: str, target: str, body: object) -> tuple[int, Json]:
+            if len(answers) == 1:
+                writer.stop.set()
+            return answers.pop(0)
+
+        def close(self) -> None:
+            pass
+
+    writer._connection = Answering()  # type: ignore[assignment]
+    writer.run()
+    assert (writer.problems, answers) == ([], [])
+    assert topic.state is not None

@@ -13,7 +13,7 @@ import threading
 from typing import Final
 
 from tests.crash.kills.ledger import View
-from tests.crash.kills.writers import Connection, Moments
+from tests.crash.kills.writers import Connection, Moments, until_taken
 
 _BREAKS: Final = (OSError, http.client.HTTPException)
 
@@ -102,7 +102,8 @@ class TurnoverWriter(threading.Thread):
     def _ask(self, method: str, path: str, body: object, after: list[str | None] | None) -> None:
         topic = self._topic
         topic.maybe = after
-        status, answer = self._connection.ask(method, f"/v0/topics/{topic.name}{path}", body)
+        target = f"/v0/topics/{topic.name}{path}"
+        status, answer = until_taken(lambda: self._connection.ask(method, target, body), self.stop)
         if status in (200, 201):
             topic.settle()
         else:

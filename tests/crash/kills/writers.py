@@ -84,6 +84,16 @@ def send(connection: Connection, topic: str, call: Call) -> tuple[int, Json]:
     return connection.ask("POST", f"/v0/topics/{topic}", call.body, headers)
 
 
+def until_taken(ask: Callable[[], tuple[int, Json]], stop: threading.Event) -> tuple[int, Json]:
+    """Ask again while the server is too busy: nothing of a throttled request was stored."""
+    while True:
+        status, answer = ask()
+        if status != 429 or answer["error"]["code"] != "throttled":
+            return status, answer
+        if stop.wait(_THROTTLED_S):
+            raise ConnectionError("stopped while throttled")
+
+
 class Writer(threading.Thread):
     """Works on `topics` until the connection breaks or `stop` is set."""
 
@@ -126,13 +136,7 @@ class Writer(threading.Thread):
             self._expect(status == 200, topic, "diff", status, answer)
 
     def _asked(self, ask: Callable[[], tuple[int, Json]]) -> tuple[int, Json]:
-        """Ask again while the server is too busy: nothing of a throttled request was stored."""
-        while True:
-            status, answer = ask()
-            if status != 429 or answer["error"]["code"] != "throttled":
-                return status, answer
-            if self.stop.wait(_THROTTLED_S):
-                raise ConnectionError("stopped while throttled")
+        return until_taken(ask, self.stop)
 
     def _tag(self) -> str:
         return f"{self.name}:g{self._calls // _GROUP_CALLS}"
