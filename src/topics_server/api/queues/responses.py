@@ -1,6 +1,6 @@
 """Responses and stream frames of queue routes (§10). Pure.
 
-A job is members once, as a member of a claim's answer or as a `job` event of a push stream; its
+A job is encoded once, as a member of a claim's answer or as a `job` event of a push stream; its
 `data` and `meta` are copied verbatim; bytes are base64, as in a diff. Called by
 `api/queues/handlers`.
 """
