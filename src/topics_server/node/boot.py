@@ -307,6 +307,7 @@ def _wire(writers: Writers, recovered: RecoveredLogs, report: str) -> Node:
             clock,
             settings,
             recovered,
+            ground.state.keys.prefixes,
         ),
         streams=Streams(
             store,

@@ -19,6 +19,8 @@ from topics_server.engine.commit.pipeline import CommitPipeline
 from topics_server.engine.commit.transfers import resolved
 from topics_server.engine.ports import Clock
 from topics_server.engine.topic.applied import Applied
+from topics_server.engine.topic.quotas import limit_reached
+from topics_server.engine.topic.registry import own_path
 from topics_server.runtime.logging import log_defect
 from topics_server.runtime.metrics import LatencyHistogram, log
 from topics_server.values.entries import (
@@ -76,6 +78,11 @@ class ViewSettings(Protocol):
         ...
 
     @property
+    def max_topics_per_prefix(self) -> int:
+        """Topics, and views, of each prefix of a key."""
+        ...
+
+    @property
     def view_max_bytes(self) -> int:
         """Bytes of the file of one view."""
         ...
@@ -109,6 +116,7 @@ class Views:
         clock: Clock,
         settings: ViewSettings,
         recovered: RecoveredLogs,
+        prefixes: Callable[[], frozenset[str]],
     ) -> None:
         self._table = table
         self._directory = directory
@@ -124,6 +132,7 @@ class Views:
         self._pool = queries
         self._waiting = 0
         self._recovered = recovered
+        self._prefixes = prefixes
         self._is_closed = False
         self._tasks: set[asyncio.Task[None]] = set()
         self.queries_total = 0
@@ -307,6 +316,25 @@ class Views:
                     "the server has reached its limit of views",
                     {"limit": limit, "max": most},
                 )
+        self._check_prefixes(topic)
+
+    def _check_prefixes(self, topic: str) -> None:
+        """Each prefix of a key has as many views as it may have topics."""
+        most = self._settings.max_topics_per_prefix
+        own = self._path_of(topic)
+        for prefix in sorted(self._prefixes()) if most else ():
+            if own.startswith(prefix):
+                there = sum(self._path_of(row.topic).startswith(prefix) for row in self._table)
+                if there >= most:
+                    message = f'the prefix "{prefix}" has reached its limit of views'
+                    raise limit_reached("max_topics_per_prefix", message, most, prefix)
+
+    def _path_of(self, topic: str) -> str:
+        """What the prefixes of keys cover: a stream's own path, else the name."""
+        try:
+            return own_path(self._store.topic(topic))
+        except TopicsError:
+            return topic
 
     async def _check_sql(self, definition: ViewDefinition) -> None:
         try:

@@ -262,6 +262,28 @@ def test_the_numbers_of_views_are_bounded(own: NewServer) -> None:
     good(first.put("v1", ROWS))
 
 
+def test_a_prefix_has_as_many_views_as_topics(own: NewServer) -> None:
+    """429 names the prefix; other prefixes have room, and a view that is gone makes some."""
+    server = own(
+        TOPICS_API_KEYS=_keys("boss:admin+read+write+delete,a:admin+read+write:a."),
+        TOPICS_MAX_TOPICS_PER_PREFIX="2",
+    )
+    api = server.start()
+    boss = {"authorization": f"Bearer {_key('boss')}"}
+    http = api.http
+    for topic in ("a.1", "b.1"):
+        good(http.put(f"/v0/topics/{topic}", json={}, headers=boss))
+        for view in ("v", "w"):
+            url = f"/v0/topics/{topic}/views/{view}"
+            good(http.put(url, json=COUNTS, headers=boss))
+    third = "/v0/topics/a.1/views/third"
+    error = refused(http.put(third, json=COUNTS, headers=boss), 429, "throttled")
+    assert error == {"limit": "max_topics_per_prefix", "max": 2, "prefix": "a."}
+    good(http.put("/v0/topics/b.1/views/third", json=COUNTS, headers=boss))
+    good(http.delete("/v0/topics/a.1/views/v", headers=boss))
+    good(http.put(third, json=COUNTS, headers=boss))
+
+
 def test_a_key_that_may_only_read_defines_nothing(own: NewServer) -> None:
     """`admin` defines, `read` queries; a prefix hides the views of other topics."""
     keys = "reader:read:t,boss:admin+read+write+delete,other:admin+read:x"
