@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.contract import described
 from tests.contract.conftest import NewServer
 from tests.contract.fuzzing import IMPATIENT, fuzzing
 
 
+@pytest.mark.timeout(300)
 def test_answers_to_made_up_requests_are_as_described(own: NewServer) -> None:
     server = own(**IMPATIENT)
     server.start()
