@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from contextlib import closing
 
 import pytest
 
@@ -138,13 +139,14 @@ def test_a_refused_request_changes_nothing(queue: Queue) -> None:
 
 def test_claim_next_needs_the_right_to_claim(own: NewServer) -> None:
     url = own(TOPICS_API_KEYS="all,writer:write").start().url
-    queue = Queue.made(keyed(url, "all"), "jobs", lease_ms=LONG_MS)
-    queue.add(*"ab")
-    queue.take("w")
-    writer = Queue(keyed(url, "writer"), "jobs")
-    refused(writer.post("ack", {"node": "w", "seqs": [1], "claim_next": {}}), 403, "forbidden")
-    assert queue.counts() == (1, 1, 0)
-    assert good(writer.post("ack", {"node": "w", "seqs": [1]}))["acked"] == 1
+    with closing(keyed(url, "all")) as api, closing(keyed(url, "writer")) as limited:
+        queue, writer = Queue.made(api, "jobs", lease_ms=LONG_MS), Queue(limited, "jobs")
+        queue.add(*"ab")
+        queue.take("w")
+        body = {"node": "w", "seqs": [1]}
+        refused(writer.post("ack", {**body, "claim_next": {}}), 403, "forbidden")
+        assert queue.counts() == (1, 1, 0)
+        assert good(writer.post("ack", body))["acked"] == 1
 
 
 def keyed(url: str, key: str) -> Api:
