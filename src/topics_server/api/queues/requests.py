@@ -159,7 +159,7 @@ class _Lists(msgspec.Struct, gc=False):
     match: msgspec.Raw = _ABSENT
 
 
-class _Nested(msgspec.Struct, gc=False):
+class _AckLists(msgspec.Struct, gc=False):
     """The ack of a claim, as it was sent."""
 
     ack: msgspec.Raw = _ABSENT
@@ -175,7 +175,7 @@ _NACK: Final = msgspec.json.Decoder(_Nack)
 _EXTEND: Final = msgspec.json.Decoder(_Extend)
 _REDRIVE: Final = msgspec.json.Decoder(_Redrive)
 _CURSOR: Final = msgspec.json.Decoder(_Cursor)
-_NESTED: Final = msgspec.json.Decoder(_Nested)
+_NESTED: Final = msgspec.json.Decoder(_AckLists)
 _LISTS: Final[msgspec.json.Decoder[msgspec.Struct]] = msgspec.json.Decoder(_Lists)
 
 
