@@ -62,6 +62,8 @@ ROWS: Final[dict[tuple[str, str], Row]] = {
     ("POST", T): row(W, body=RECORD),
     ("DELETE", T): row(D),
     ("POST", f"{T}/diff"): row(R, body={}),
+    ("GET", f"{T}/records"): row(R),
+    ("GET", f"{T}/records/{{seq}}"): row(R),
     ("POST", f"{T}/delete"): row(D, body={"before_seq": 1}),
     ("POST", f"{T}/claim"): row(R, W, body={"node": "n"}),
     ("POST", f"{T}/ack"): row(W, body={"node": "n", "seqs": [1]}),
@@ -149,7 +151,7 @@ def path_of(template: str, name: str) -> str:
     path = template.replace("{topic}", name).replace("{router}", name)
     path = path.replace("{path}", f"{name}/of its own".replace(" ", "%20"))
     path = path.replace("{wid}", "wid_nobody-has-such-a-one").replace("{file}", "start.js")
-    path = path.replace("{view}", "v").replace("{query}", "all")
+    path = path.replace("{view}", "v").replace("{query}", "all").replace("{seq}", "1")
     return f"{path}?node=n" if path.endswith("/work") else path
 
 
