@@ -63,7 +63,8 @@ ROWS: Final[dict[tuple[str, str], Row]] = {
     ("DELETE", T): row(D),
     ("POST", f"{T}/diff"): row(R, body={}),
     ("GET", f"{T}/records"): row(R),
-    ("GET", f"{T}/records/{{seq}}"): row(R),
+    # No record has seq 0: an allowed caller gets as far as that.
+    ("GET", f"{T}/records/{{seq}}"): row(R, ok=400),
     ("POST", f"{T}/delete"): row(D, body={"before_seq": 1}),
     ("POST", f"{T}/claim"): row(R, W, body={"node": "n"}),
     ("POST", f"{T}/ack"): row(W, body={"node": "n", "seqs": [1]}),
@@ -151,7 +152,7 @@ def path_of(template: str, name: str) -> str:
     path = template.replace("{topic}", name).replace("{router}", name)
     path = path.replace("{path}", f"{name}/of its own".replace(" ", "%20"))
     path = path.replace("{wid}", "wid_nobody-has-such-a-one").replace("{file}", "start.js")
-    path = path.replace("{view}", "v").replace("{query}", "all").replace("{seq}", "1")
+    path = path.replace("{view}", "v").replace("{query}", "all").replace("{seq}", "0")
     return f"{path}?node=n" if path.endswith("/work") else path
 
 
