@@ -4,7 +4,7 @@ Refusals arrive as `TopicsError`; `http.error_responses` turns them into status,
 
 - `messages/`: request and response shapes that several routes share.
 - `openapi/`: the OpenAPI document of all routes.
-- `operate/`: routes for operators: probes, metrics, admin, front page, reference.
+- `operate/`: routes for operators: probes, metrics, admin, front page, console, reference.
 - `queues/`: routes of queues (§10).
 - `records/`: routes of records: append, diff, delete (§2, §3, §5).
 - `routers/`: routes of routers (§6).

@@ -69,7 +69,12 @@ from topics_server.runtime.metrics import log
 from topics_server.values.errors import StorageError, TopicsError
 
 # Of every answer: it is what it says it is, and is for who asked. A handler may say otherwise.
-_GUARDS: Final = ((b"x-content-type-options", b"nosniff"), (b"cache-control", b"no-store"))
+# A stored content type may be HTML or SVG: `sandbox` gives such content no origin and no script.
+_GUARDS: Final = (
+    (b"x-content-type-options", b"nosniff"),
+    (b"content-security-policy", b"sandbox; default-src 'none'"),
+    (b"cache-control", b"no-store"),
+)
 # Kinds of answers whose first lines are kept; a new list of the server's own headers drops them.
 _HEADS_MAX: Final = 256
 # Makes an `EventSource` come back soon.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from topics_server.api.context import ServerState
 from topics_server.api.openapi import document
-from topics_server.api.operate import admin, front_page, probes, reference
+from topics_server.api.operate import admin, console, front_page, probes, reference
 from topics_server.api.queues import handlers as queues
 from topics_server.api.records import find
 from topics_server.api.records import handlers as records
@@ -106,6 +106,8 @@ def build_routes(mount: str = STREAMS_PATH) -> Routes:
             Route("/v0/metrics", {"GET": probes.metrics}, needs={"GET": READ}),
             Route("/v0/admin/seal", {"POST": admin.seal}, needs={"POST": ADMIN}),
             Route("/", {"GET": front_page.page}, needs={"GET": PROBE}),
+            Route("/console", {"GET": console.page}, needs={"GET": PROBE}),
+            Route("/console/static/{file}", {"GET": console.file}, needs={"GET": PROBE}),
             Route("/v0/openapi.json", {"GET": _openapi}, needs={"GET": PROBE}),
             Route("/v0/docs", {"GET": reference.page}, needs={"GET": PROBE}),
             Route("/v0/docs/{file}", {"GET": reference.file}, needs={"GET": PROBE}),

@@ -162,6 +162,7 @@ async def test_a_stream_has_the_contract_s_head_and_begins_with_retry(live: Live
         b"content-type": b"text/event-stream; charset=utf-8",
         b"cache-control": b"no-store",
         b"connection": b"keep-alive",
+        b"content-security-policy": b"sandbox; default-src 'none'",
         b"x-accel-buffering": b"no",
         b"x-content-type-options": b"nosniff",
     }

@@ -401,6 +401,7 @@ def test_every_answer_is_what_it_says_and_for_who_asked(server: Guarded) -> None
         headers = server.ask("all", "GET", path).headers
         assert headers["x-content-type-options"] == "nosniff"
         assert "cache-control" in headers
+        assert headers["content-security-policy"] == "sandbox; default-src 'none'"
     assert server.ask("none", "GET", "/v0/topics").headers["cache-control"] == "no-store"
 
 

@@ -102,6 +102,8 @@ ROWS: Final[dict[tuple[str, str], Row]] = {
     ("GET", "/v0/metrics"): row(R),
     ("POST", "/v0/admin/seal"): row(A, body={}),
     ("GET", "/"): OPEN,
+    ("GET", "/console"): OPEN,
+    ("GET", "/console/static/{file}"): OPEN,
     ("GET", "/v0/openapi.json"): OPEN,
     ("GET", "/v0/docs"): OPEN,
     ("GET", "/v0/docs/{file}"): OPEN,

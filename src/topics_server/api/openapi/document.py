@@ -543,11 +543,22 @@ def _server_paths() -> Schema:
         "/readyz": _probe("readyAlias", "As `/v0/ready`.", "Ready", *gated),
         "/v0/metrics": {"get": metrics},
         "/v0/admin/seal": {"post": seal},
+        "/console": {
+            "get": _shown(
+                "console", "A page to look at topics and act on them.", text(), "text/html"
+            )
+        },
+        "/console/static/{file}": {
+            "parameters": [in_path("file", "^[a-z-]+[.](css|js|svg)$", "A file of the console.")],
+            "get": _page_file("consoleFile", "A script, a style sheet or an icon of the console."),
+        },
         "/v0/openapi.json": {"get": described},
         "/v0/docs": {"get": page},
         "/v0/docs/{file}": {
             "parameters": [in_path("file", "^[a-z-]+[.](css|js|png)$", "A file of the page.")],
-            "get": _page_file(),
+            "get": _page_file(
+                "referenceFile", "A script, a style sheet or a picture of that page."
+            ),
         },
     }
 
@@ -565,11 +576,12 @@ def _shown(operation_id: str, summary: str, schema: Schema, media: str) -> Schem
     return operation(operation_id, summary, responses, tag="server", scopes=None)
 
 
-def _page_file() -> Schema:
-    kinds = {media: {"schema": text()} for media in ("text/css", "text/javascript", "image/png")}
+def _page_file(operation_id: str, summary: str) -> Schema:
+    media = ("text/css", "text/javascript", "image/png", "image/svg+xml")
+    kinds = {kind: {"schema": text()} for kind in media}
     return operation(
-        "referenceFile",
-        "A script, a style sheet or a picture of that page.",
+        operation_id,
+        summary,
         {"200": {"description": "The file.", "content": kinds}},
         tag="server",
         scopes=None,

@@ -39,6 +39,7 @@ _LINES: Final = (
     """curl %s/v0/topics""",
 )
 _LINKS: Final = (
+    ("console", "Console: see topics and act on them"),
     ("v0/docs", "Reference: every route, to read and to try"),
     ("v0/openapi.json", "The same as an OpenAPI document"),
     ("v0/health", "Health"),
