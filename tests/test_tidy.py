@@ -642,3 +642,22 @@ def test_the_index_of_decisions_names_each_file_once_in_order() -> None:
     folder = ROOT / "docs" / "decisions"
     named = re.findall(r"^\| \[\d{4}\]\((\S+\.md)\) \|", (folder / "README.md").read_text(), re.M)
     assert named == sorted(path.name for path in folder.glob("[0-9]*.md"))
+
+
+def test_documents_name_modules_that_exist() -> None:
+    """A renamed module must not live on under its old name in a document."""
+    trees = [ROOT / name for name in ("src", "tests", "benchmarks", "spark_jobs", "pyspark_topics")]
+    paths = [path for tree in (*trees, ROOT / "examples") for path in tree.rglob("*.py")]
+    # Documents shorten paths to their ends: `storage_types.py`, `commit/shard.py`.
+    known = {
+        "/".join(path.relative_to(ROOT).parts[start:])
+        for path in paths
+        for start in range(len(path.relative_to(ROOT).parts))
+    }
+    missing = [
+        f"{page.relative_to(ROOT)}: {name}"
+        for page in [*(ROOT / "docs").glob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+        for name in re.findall(r"`([\w/]+\.py)`", page.read_text())
+        if name not in known and not re.search("[A-Z]{2}", name)
+    ]
+    assert not missing, f"modules that do not exist: {missing}"
