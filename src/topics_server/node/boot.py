@@ -232,6 +232,7 @@ class Writers:
             published=published,
         )
         self.checkpointer.make_room = ground.space.make_room
+        self.checkpointer.on_taken.append(self.sealer.snapshot_taken)
         self.sealer.on_moved += [self.checkpointer.moved, ground.notifier.notify]
 
     async def publish(self, next_lsn: int, *, heads_moved: bool) -> None:

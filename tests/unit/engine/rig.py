@@ -424,6 +424,7 @@ class Rig:
             self.clock,
             self.sealer.seal_tails,
         )
+        self.checkpointer.on_taken.append(self.sealer.snapshot_taken)
         self.sealer.on_moved += [self.checkpointer.moved, self.notifier.notify]
         self.fetcher = Fetcher(self.registry, self.segments, offload)
         self.fetcher.on_moved.append(self.checkpointer.moved)

@@ -193,6 +193,8 @@ def _restore_log(topic: Topic, part: TopicPart, sealed: Sequence[SealedIndex]) -
             np.frombuffer(dead, np.uint8)[np.frombuffer(pending, np.uint32)] = 1
             topic.files.pending[index.segment_id] = pending
         healed += _look_again(log, dead, index, part.holes)
+        if _has_damage_hole(part.holes, index):
+            topic.files.healed |= {index.segment_id}
         log.adopt_sealed(index, dead)
     log.replayed_seq = part.head_seq if part.head_seq < log.head_seq else None
     log.damaged_records = max(0, part.damaged_records - healed)
@@ -200,6 +202,16 @@ def _restore_log(topic: Topic, part: TopicPart, sealed: Sequence[SealedIndex]) -
     for kept in part.tail:
         _restore_block(topic, kept, sealed_seq)
     assert log.evict_floor <= log.earliest_seq <= log.head_seq + 1
+
+
+def _has_damage_hole(holes: list[Hole], index: SealedIndex) -> bool:
+    """Whether the part reports damage in this segment."""
+    return any(
+        hole.reason is LossReason.DAMAGED
+        and hole.first_seq <= index.last_seq
+        and hole.last_seq >= index.first_seq
+        for hole in holes
+    )
 
 
 def _look_again(log: Log, dead: bytearray, index: SealedIndex, holes: list[Hole]) -> int:

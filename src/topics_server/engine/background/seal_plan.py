@@ -119,13 +119,14 @@ def plan_drops(topic: Topic) -> list[int]:
     """Segments without a record that is live or may become live again.
 
     A segment with a pending flip is not among them: a snapshot taken between forgetting the segment
-    and unlinking its file would neither hold the flip nor find it on disk. Below the floor no flip
-    is needed.
+    and unlinking its file would neither hold the flip nor find it on disk. Nor is a segment with a
+    damage hole in a kept snapshot: a start from that snapshot needs the segment to remove the hole.
+    Below the floor neither matters.
     """
-    floor = topic.log.evict_floor
+    floor, files = topic.log.evict_floor, topic.files
     return [
         run.segment_id
         for run in topic.log.sealed()
         if run.is_spent(floor)
-        and (run.segment_id not in topic.files.pending or run.last_seq < floor)
+        and (run.last_seq < floor or run.segment_id not in files.pending.keys() | files.healed)
     ]

@@ -39,6 +39,8 @@ T = TypeVar("T")
 # How often topics with a TTL are checked, and the pause after a failure of a topic.
 _EXPIRY_INTERVAL_S: Final = 1.0
 _RETRY_S: Final = 2.0
+# A start may use any of so many snapshots.
+_SNAPSHOTS_KEPT: Final = 2
 # Topics examined in one loop turn.
 _SLICE: Final = 256
 
@@ -86,6 +88,9 @@ class Sealer:
         self._aging: dict[int, None] = {}
         self._expiring: dict[int, None] = {}
         self._dropped: dict[int, int] = {}
+        # Topics with segments that a kept snapshot reports as damaged, though they may have healed.
+        self._healed: set[int] = set()
+        self._snapshots_taken = 0
         self._woken = asyncio.Event()
         self._one_job = asyncio.Lock()
         self.sealed_count = 0
@@ -107,6 +112,7 @@ class Sealer:
             self._dropped[topic_id] = lsn
             self.failures.pop(topic_id, None)
             self._half_dropped.discard(topic_id)
+            self._healed.discard(topic_id)
             self._due.pop(topic_id, None)
             self._aging.pop(topic_id, None)
             self._expiring.pop(topic_id, None)
@@ -131,12 +137,29 @@ class Sealer:
     def adopt(self, topic: Topic) -> None:
         """Note a topic that recovery restored; most have no work to do."""
         config, log_ = topic.config, topic.log
+        if topic.files.healed:
+            self._healed.add(topic.topic_id)
         if config.ttl_ms:
             self._expiring[topic.topic_id] = None
         if log_.tail_bytes >= SEAL_BY_AGE_BYTES_MIN:
             self._aging[topic.topic_id] = None
         if log_.sealed_count or config.ttl_ms or config.cap_records or config.cap_bytes:
             self._enqueue(topic.topic_id)
+
+    def snapshot_taken(self) -> None:
+        """A snapshot of this run was published.
+
+        After two of them no kept snapshot has a hole that recovery removed: spent segments may go.
+        """
+        self._snapshots_taken += 1
+        if self._snapshots_taken < _SNAPSHOTS_KEPT:
+            return
+        for topic_id in self._healed:
+            topic = self._registry.get(topic_id)
+            if topic is not None:
+                topic.files.healed = frozenset()
+                self._enqueue(topic_id)
+        self._healed.clear()
 
     def _note_ttl(self, topic: Topic) -> None:
         if topic.config.ttl_ms:

@@ -5,8 +5,10 @@ Snapshots also carry the generation of the manifest published last and a digest 
 last synced flags; the next start compares both with the files (`file_inventory`). The flags of an
 `untrusted` segment differ from the synced ones: they are neither changed nor accepted, and flips of
 its rows stay pending, until the right file is back. A `fragile` segment was found damaged once: an
-older copy of its file may be put back, so snapshots keep all its deleted rows. Pure; owned by
-`Topic`, changed on the loop by the topic, by recovery and by the sealer.
+older copy of its file may be put back, so snapshots keep all its deleted rows. A `healed` segment
+is covered by a damage hole of the snapshot that this start used: it stays until no kept snapshot
+has that hole, because a start from such a snapshot needs the segment to remove the hole. Pure;
+owned by `Topic`, changed on the loop by the topic, by recovery and by the sealer.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ class SealedFiles:
         "first_free_id",
         "fragile",
         "generation",
+        "healed",
         "pending",
         "untrusted",
     )
@@ -39,6 +42,7 @@ class SealedFiles:
         # Replaced, not changed: nearly every topic shares the empty one.
         self.untrusted: frozenset[int] = frozenset()
         self.fragile: frozenset[int] = frozenset()
+        self.healed: frozenset[int] = frozenset()
         # The generation of the manifest known to be published last; 0: there was none.
         self.generation = 0
         # No file on disk has this segment id or a higher one.
@@ -88,3 +92,4 @@ class SealedFiles:
             self.digests.pop(segment_id, None)
         self.untrusted -= set(segment_ids)
         self.fragile -= set(segment_ids)
+        self.healed -= set(segment_ids)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from tests.unit.engine.drive import Driver, FakeIndex, records_of, seqs_of
+from topics_server.engine.background import seal_plan
 from topics_server.engine.background.capture import capture, prepare, restore
 from topics_server.engine.background.recovery import finish_topic
 from topics_server.engine.topic.dedupe import Duplicate
@@ -203,6 +204,22 @@ def test_holes_losses_and_damage_come_back() -> None:
     assert (log.live_count, log.live_bytes) == (before.live_count, before.live_bytes)
     assert log.damaged_records == 11
     assert log.earliest_seq == 101
+
+
+def test_a_segment_that_healed_stays_while_a_kept_snapshot_reports_its_damage() -> None:
+    """A start from that snapshot needs the segment to remove the hole."""
+    driver = Driver()
+    driver.append(*range(8))
+    driver.seal()
+    driver.topic.note_damage(1, 2, 2)
+    driver = restored(driver)
+    assert driver.topic.log.holes == [], "the file can be read again"
+    driver.delete(9)
+    driver.flip()
+    assert driver.topic.log.dead_segments() == [1]
+    assert seal_plan.plan_drops(driver.topic) == []
+    driver.topic.files.healed = frozenset()
+    assert seal_plan.plan_drops(driver.topic) == [1]
 
 
 def test_blocks_with_dead_rows_keep_their_weight() -> None:

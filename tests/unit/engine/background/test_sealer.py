@@ -270,6 +270,23 @@ async def test_flips_of_a_damaged_segment_stay_pending() -> None:
     assert topic.files.untrusted == {1}
 
 
+async def test_a_healed_segment_is_dropped_after_the_second_snapshot_of_the_run() -> None:
+    """Two snapshots are kept, and a start may use either of them."""
+    rig = Rig()
+    await rig.append("t", *range(8))
+    await worked(rig)
+    topic = topic_of(rig)
+    topic.files.healed = frozenset({1})
+    rig.sealer.adopt(topic)
+    await rig.delete("t", before_seq=9)
+    for _snapshot in range(2):
+        await worked(rig)
+        assert topic.log.segment_ids() == (1,)
+        await rig.checkpointer.take()
+    await worked(rig)
+    assert topic.log.segment_ids() == ()
+
+
 async def test_a_changed_configuration_is_published_where_there_is_a_manifest() -> None:
     rig = Rig()
     await rig.append("t", 1)
