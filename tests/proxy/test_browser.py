@@ -39,7 +39,7 @@ def test_an_event_source_gets_its_frames_over_tls_and_goes_on_after_a_restart(
 ) -> None:
     behind.api.put("seen")
     session = good(behind.api.http.post("/v0/watch", json={"topics": {"seen": {"from_seq": 0}}}))
-    with browser.page(f"{proxy.url}/v0/health") as page:
+    with browser.page(f"{proxy.url}/console") as page:
         page.evaluate(FOLLOW % json.dumps(session["stream_url"]))
         page.wait("window.opened === 1", "the stream is open")
         sent_ms: list[float] = []

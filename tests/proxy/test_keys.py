@@ -97,7 +97,7 @@ def test_keys_open_what_they_grant_and_are_logged_nowhere(
         topics = {"topics": {"a": {"from_seq": 0}}}
         session = good(client.post("/v0/watch", json=topics, headers=BEARER))
         stream = f"{session['stream_url']}?token={KEY}"
-        with browser.page(f"{proxy.url}/v0/health") as page:
+        with browser.page(f"{proxy.url}/") as page:
             let_call(page)
             page.evaluate(FOLLOW % json.dumps(stream))
             page.wait("seen.length === 1", "the first record")
@@ -136,7 +136,7 @@ def test_a_page_uses_tickets_and_subprotocols_through_tls_and_neither_is_logged(
         session = good(client.post("/v0/watch?ticket=true", json=topics, headers=BEARER))
         ticket = session["ticket"]
         stream = f"{session['stream_url']}?ticket={ticket}"
-        with browser.page(f"{proxy.url}/v0/health") as page:
+        with browser.page(f"{proxy.url}/") as page:
             let_call(page)
             page.evaluate(FOLLOW % json.dumps(stream))
             page.wait("seen.length === 1", "the record, by a ticket")
