@@ -147,6 +147,9 @@ def test_a_child_without_an_answer_is_given_up(monkeypatch: pytest.MonkeyPatch) 
     made = DecoderProcess()
     try:
         made.decode(BODIES["one"], GRAMMAR, LIMITS)
+        # A stopped child cannot answer before the wait ends, and a new one needs time to start.
+        assert made.child_pid is not None
+        os.kill(made.child_pid, signal.SIGSTOP)
         monkeypatch.setattr(append_decoder, "_ANSWER_WAIT_S", 0.0)
         with pytest.raises(DecoderError):
             made.decode(BODIES["one"], GRAMMAR, LIMITS)
