@@ -20,9 +20,9 @@ FOLDER: Final = ROOT / "src" / "topics_server" / "console"
 SCRIPT: Final = "<img src=x onerror='window.ran = true'><script>window.ran = true</script>"
 RIGHT_TO_LEFT: Final = "\u202eevil\u202c שלום עולם"
 LONG: Final = "x" * 1_000_000
-# Of what the page shows.
+# JavaScript: the text that the page shows.
 TEXT: Final = "document.getElementById('main').innerText"
-# With a folder here the tests leave their screenshots in it.
+# The folder that the tests write screenshots to; without it they take none.
 PICTURES: Final = os.environ.get("TOPICS_TEST_PICTURES")
 
 

@@ -68,8 +68,9 @@ from topics_server.runtime.clock import monotonic_ms
 from topics_server.runtime.metrics import log
 from topics_server.values.errors import StorageError, TopicsError
 
-# Of every answer: it is what it says it is, and is for who asked. A handler may say otherwise.
-# A stored content type may be HTML or SVG: `sandbox` gives such content no origin and no script.
+# Headers of every answer: browsers keep to its content type, and no cache keeps it. A handler may
+# replace each of them. A stored content type may be HTML or SVG: `sandbox` gives such content no
+# origin and no script.
 _GUARDS: Final = (
     (b"x-content-type-options", b"nosniff"),
     (b"content-security-policy", b"sandbox; default-src 'none'"),

@@ -73,7 +73,7 @@ export function overviewPanel(context) {
     if (free < least * 2) findings.push([`Only ${bytes(free)} of disk are free; appends stop at ${bytes(least)}.`, ADVICE[3][1]]);
     if (sum(metrics.topics_routers_stalled)) findings.push([`${count(sum(metrics.topics_routers_stalled))} routers are stalled.`, "Open Routers: the reason stands beside each of them."]);
     if (sum(metrics.topics_views_failed)) findings.push([`${count(sum(metrics.topics_views_failed))} views have failed.`, "Open the topic's Views: the record and the error stand there. Mend the definition, or skip the record with a rebuild."]);
-    if (sum(metrics.topics_records_damaged)) findings.push([`${count(sum(metrics.topics_records_damaged))} records were lost to damage.`, "Run topics verify on the data directory, and restore from a backup if you need them."]);
+    if (sum(metrics.topics_records_damaged)) findings.push([`${count(sum(metrics.topics_records_damaged))} records were lost to damage.`, "Run topics verify on the data directory: it names the files and the records. A right copy of a file that is put back heals its records at the next start."]);
     if (sum(metrics.topics_pressure) > 0.8) findings.push(["The server is under pressure.", "Appends may wait or get 429. Give important topics a priority, or send less."]);
     replace(health, h("div", { class: findings.length ? "health warn" : "health good" }, h("strong", {}, findings.length ? `${findings.length === 1 ? "One thing needs" : `${findings.length} things need`} you` : "All is well"),
       h("span", { class: "muted" }, `version ${live.version ?? "?"} · up ${span(live.uptime_ms ?? 0)} · ${ready.status}`),

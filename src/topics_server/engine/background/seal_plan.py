@@ -128,5 +128,8 @@ def plan_drops(topic: Topic) -> list[int]:
         run.segment_id
         for run in topic.log.sealed()
         if run.is_spent(floor)
-        and (run.last_seq < floor or run.segment_id not in files.pending.keys() | files.healed)
+        and (
+            run.last_seq < floor
+            or not (run.segment_id in files.pending or run.segment_id in files.healed)
+        )
     ]

@@ -32,15 +32,13 @@ from topics_server.values.entries import (
     TopicPut,
 )
 from topics_server.values.errors import StorageError, TopicsError
-from topics_server.values.limits import SEAL_BY_AGE_BYTES_MIN
+from topics_server.values.limits import SEAL_BY_AGE_BYTES_MIN, SNAPSHOTS_KEPT
 
 T = TypeVar("T")
 
 # How often topics with a TTL are checked, and the pause after a failure of a topic.
 _EXPIRY_INTERVAL_S: Final = 1.0
 _RETRY_S: Final = 2.0
-# A start may use any of so many snapshots.
-_SNAPSHOTS_KEPT: Final = 2
 # Topics examined in one loop turn.
 _SLICE: Final = 256
 
@@ -149,10 +147,11 @@ class Sealer:
     def snapshot_taken(self) -> None:
         """A snapshot of this run was published.
 
-        After two of them no kept snapshot has a hole that recovery removed: spent segments may go.
+        A start may use any kept snapshot. Once this run has published all of them, none has a hole
+        that recovery removed: spent segments may go.
         """
         self._snapshots_taken += 1
-        if self._snapshots_taken < _SNAPSHOTS_KEPT:
+        if self._snapshots_taken < SNAPSHOTS_KEPT:
             return
         for topic_id in self._healed:
             topic = self._registry.get(topic_id)
