@@ -48,13 +48,18 @@ def press(page: Page, label: str, within: str = "document") -> None:
     page.evaluate(f"{found}.click()")
 
 
-def fill(page: Page, **values: str) -> None:
+def submit(page: Page, **values: str) -> None:
     """Fill in the dialog that is open, and submit it."""
     page.wait("Boolean(document.querySelector('dialog[open] form'))", "a dialog is open")
     for name, value in values.items():
         inputs = f"document.querySelector('dialog[open] [name={name}]')"
         page.evaluate(f"{inputs}.value = {json.dumps(value)}")
     page.evaluate("document.querySelector('dialog[open] form').requestSubmit()")
+
+
+def fill(page: Page, **values: str) -> None:
+    """Fill in the dialog that is open, submit it, and wait until the console has accepted it."""
+    submit(page, **values)
     page.wait("!document.querySelector('dialog[open]')", "the dialog is closed")
 
 
@@ -179,12 +184,90 @@ def test_records_are_found_appended_and_deleted(browser: Browser, server: Server
         number = server.api.http.get("/v0/topics/orders/records/121").content
         assert b"12345678901234567890" in number
         press(page, "Delete …")
-        fill(page, tag="t1", confirm="other")
+        submit(page, tag="t1", confirm="other")
         eventually(lambda: "does not match" in page.evaluate("document.body.innerText"), "refused")
         assert server.api.get_state("orders")["count"] == 121
-        press(page, "Delete …")
-        fill(page, tag="t1", confirm="orders")
+        fill(page, confirm="orders")
         eventually(lambda: server.api.get_state("orders")["count"] == 60, "t1 is deleted")
+
+
+def test_a_tag_that_ends_in_a_star_is_deleted_alone(browser: Browser, server: Server) -> None:
+    """Any writer can store such a tag; a delete of it must not become a pattern."""
+    append(server, "odd", [{"data": n, "tag": tag} for n, tag in enumerate(("a", "abc", "a*"))])
+    tags = "[...document.querySelectorAll('.record .chip')].map(chip => chip.textContent).join()"
+    with console(browser, server, "topic/odd/records") as page:
+        page.wait(f"{tags} === 'a*,abc,a'", "three records")
+        page.evaluate("document.querySelector('.record').open = true")
+        page.wait("Boolean(document.querySelector('.record-detail .danger'))", "the record is open")
+        press(page, "Delete this tag …")
+        fill(page, confirm="odd")
+        page.wait(f"{tags} === 'abc,a'", "only this tag is gone")
+        press(page, "Delete …")
+        fill(page, tag="a", how="begins", confirm="odd")
+        eventually(lambda: server.api.get_state("odd")["count"] == 0, "the beginning matches both")
+
+
+def test_a_mistake_in_the_text_keeps_the_dialog(browser: Browser, server: Server) -> None:
+    append(server, "notes", [{"data": 1}])
+    with console(browser, server, "topic/notes/records") as page:
+        shows(page, "1 records")
+        press(page, "Append")
+        submit(page, data='{"a": 1,}')
+        page.wait("document.querySelector('.mistake').textContent.includes('JSON')", "the mistake")
+        assert page.evaluate("document.querySelector('textarea').value") == '{"a": 1,}'
+        fill(page, data='{"a": 1}')
+        eventually(lambda: server.api.get_state("notes")["count"] == 2, "it is stored")
+
+
+def test_places_that_do_not_exist_show_a_panel(browser: Browser, server: Server) -> None:
+    append(server, "orders", [{"data": 9007199254740993}])
+    with console(browser, server, "constructor") as page:
+        shows(page, "All is well")
+        page.evaluate("location.hash = '#/topic/orders/constructor'")
+        shows(page, "≈ 9007199254740992")
+
+
+def test_the_overview_says_that_the_server_is_away(browser: Browser, server: Server) -> None:
+    with console(browser, server, "overview") as page:
+        shows(page, "All is well")
+        server.stop()
+        page.wait(f"!{TEXT}.includes('All is well')", "no good health without a server")
+        page.evaluate("location.hash = '#/topic/later'")
+        shows(page, "All topics")
+        server.start()
+        append(server, "later", [{"data": "here again"}])
+        shows(page, "here again")
+
+
+def test_dead_letters_behind_those_of_another_queue_can_be_moved_back(
+    browser: Browser, server: Server
+) -> None:
+    for name, count in (("first", 2), ("second", 60)):
+        config = {"type": "queue", "max_deliveries": 1, "dead_letter": "dead"}
+        good(server.api.put(name, config))
+        append(server, name, [{"data": n} for n in range(count)])
+        claim = {"node": "w", "max": count, "lease_ms": 600_000}
+        jobs = good(server.api.http.post(f"/v0/topics/{name}/claim", json=claim))["claimed"]
+        body = {"node": "w", "seqs": [job["$seq"] for job in jobs]}
+        good(server.api.http.post(f"/v0/topics/{name}/nack", json=body))
+        good(server.api.http.post(f"/v0/topics/{name}/claim", json=claim))
+    with console(browser, server, "topic/first") as page:
+        shows(page, "None among the newest 50")
+        press(page, "Redrive all …")
+        fill(page)
+        eventually(lambda: server.api.get_state("first")["count"] == 2, "both are jobs again")
+
+
+def test_the_keyboard_keeps_its_place_while_figures_change(
+    browser: Browser, server: Server
+) -> None:
+    append(server, "orders", [{"data": 1}])
+    with console(browser, server, "topics") as page:
+        shows(page, "orders")
+        page.evaluate("document.querySelector('td a').focus()")
+        page.evaluate("document.querySelector('td a').before = true")
+        page.wait("document.querySelector('td a').before !== true", "the table is drawn again")
+        assert page.evaluate("document.activeElement.textContent") == "orders"
 
 
 def test_a_gap_is_shown(browser: Browser, server: Server) -> None:

@@ -370,14 +370,15 @@ async def _stream(
 async def _hang_up(scope: Scope, receive: Receive, send: Send) -> None:
     """Close the connection below ASGI, which knows no such thing; returns when it is closed.
 
-    Where only ASGI is there, an empty stream of events ends at once: its reader comes back, too.
+    A foreign server offers only ASGI: an event stream without events ends at once, and its reader
+    reconnects as well.
     """
     own: Send | None = scope["topics.send"]
     if own is not None:
         Socket(own).abort()
         await _gone(receive)
         return
-    fields = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-store")]
+    fields = _guarded(((b"content-type", b"text/event-stream"),))
     await send({"type": "http.response.start", "status": 200, "headers": fields})
     await send({"type": "http.response.body", "body": _COME_BACK})
 

@@ -22,7 +22,7 @@ export async function send(path, { method = "GET", body, headers = {}, signal } 
   const sent = { ...headers };
   if (key) sent.authorization = `Bearer ${key}`;
   if (body !== undefined && !sent["content-type"]) sent["content-type"] = "application/json";
-  const response = await fetch(root + path, { method, headers: sent, signal, cache: "no-store", credentials: "omit", redirect: "error",
+  const response = await fetch(root + path, { method, headers: sent, signal, cache: "no-store", credentials: "same-origin", redirect: "error",
     body: body === undefined || typeof body === "string" ? body : JSON.stringify(body) });
   if (response.ok) return response;
   let error = null;

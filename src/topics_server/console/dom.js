@@ -29,16 +29,26 @@ export function add(element, children) {
   }
 }
 
+// Puts new children into an element. If the keyboard's focus was on a child, the new child with the
+// same label or address takes it.
 export function replace(element, ...children) {
+  const focused = document.activeElement;
+  const place = focused !== element && element.contains(focused) ? identity(focused) : null;
   element.replaceChildren();
   add(element, children);
+  if (place) [...element.querySelectorAll("a, button, [tabindex]")].find((child) => identity(child) === place)?.focus({ preventScroll: true });
 }
+
+const identity = (element) => element.getAttribute("aria-label") ?? element.getAttribute("href") ?? element.textContent;
 
 // A name or a text of foreign origin: its direction must not change the direction around it.
 export const text = (value, name = "bdi") => h(name, { dir: "auto" }, value);
 
 const numbers = new Intl.NumberFormat("en");
 export const count = (value) => numbers.format(value ?? 0);
+
+// A value of JSON as text. JavaScript rounds numbers beyond 2^53; the sign says so.
+export const plain = (value) => (typeof value === "number" && Math.abs(value) > Number.MAX_SAFE_INTEGER ? `≈ ${value}` : String(value));
 
 export function bytes(value) {
   const units = ["B", "KiB", "MiB", "GiB", "TiB"];
@@ -89,7 +99,7 @@ export function preview(value, budget = 180) {
   const walk = (item, depth) => {
     if (out.length >= budget) return;
     if (typeof item === "string") out += JSON.stringify(item.slice(0, budget));
-    else if (item === null || typeof item !== "object") out += String(item);
+    else if (item === null || typeof item !== "object") out += plain(item);
     else if (depth > 4) out += Array.isArray(item) ? "[…]" : "{…}";
     else {
       const isList = Array.isArray(item);
@@ -131,7 +141,7 @@ export function tree(value, name, isOpen = true) {
 }
 
 function leaf(value) {
-  if (typeof value !== "string") return h("span", { class: `j-${value === null ? "null" : typeof value}` }, String(value));
+  if (typeof value !== "string") return h("span", { class: `j-${value === null ? "null" : typeof value}` }, plain(value));
   const element = h("span", { class: "j-string", dir: "auto" }, JSON.stringify(value.slice(0, TEXT_SHOWN)));
   if (value.length <= TEXT_SHOWN) return element;
   const box = h("span", {}, element, " ");
@@ -153,17 +163,25 @@ export function toast(message, isError = false) {
   setTimeout(() => item.remove(), isError ? 8000 : 4000);
 }
 
-// A dialog with a form; `fields` build its body. Resolves to the form's data, or null.
-export function ask({ title, body, action = "OK", isDangerous = false }) {
+// A dialog with a form around `body`. `check` gets the form's data; if it throws, the dialog shows the message and
+// stays open with all that was typed. Resolves to the form's data, or null.
+export function ask({ title, body, action = "OK", isDangerous = false, check }) {
   return new Promise((done) => {
+    const mistake = h("p", { class: "mistake", role: "alert" });
     const form = h("form", { method: "dialog" },
-      h("h2", {}, title), h("div", { class: "dialog-body" }, body),
+      h("h2", {}, title), h("div", { class: "dialog-body" }, body), mistake,
       h("div", { class: "actions" },
         h("button", { type: "button", onclick: () => dialog.close() }, "Cancel"),
         h("button", { type: "submit", class: isDangerous ? "danger" : "primary" }, action)));
     const dialog = h("dialog", { "aria-label": title }, form);
     let answer = null;
-    form.addEventListener("submit", (event) => { event.preventDefault(); answer = new FormData(form); dialog.close(); });
+    form.addEventListener("submit", (event) => {
+      event.preventDefault();
+      const data = new FormData(form);
+      try { check?.(data); } catch (error) { replace(mistake, error.message); return; }
+      answer = data;
+      dialog.close();
+    });
     dialog.addEventListener("close", () => { dialog.remove(); done(answer); });
     document.body.append(dialog);
     dialog.showModal();
@@ -175,10 +193,17 @@ export const empty = (title, ...hint) => h("div", { class: "empty" }, h("strong"
 export const badge = (label, kind = "") => h("span", { class: `badge ${kind}` }, label);
 export const stat = (label, value, note, kind = "") => h("div", { class: `stat ${kind}` }, h("span", { class: "stat-label" }, label), h("span", { class: "stat-value" }, value), note && h("span", { class: "stat-note" }, note));
 
-// A table with a caption for screen readers; a cell is a node or a text.
-export function table(caption, heads, rows) {
+// A question before something is deleted: the name has to be typed.
+export const nameField = (name) => field(`Type ${name} to confirm`, h("input", { name: "confirm", required: true, autocomplete: "off" }));
+export const checkName = (name) => (form) => { if (form.get("confirm") !== name) throw new Error("The name does not match."); };
+
+// A table with a caption for screen readers; a cell is a node or a text. A head of ours that begins with # is of
+// numbers; heads of foreign origin are shown as they are.
+export function table(caption, heads, rows, { areForeign = false } = {}) {
+  const isNumeric = heads.map((head) => !areForeign && head.startsWith("#"));
+  const labels = heads.map((head, i) => (isNumeric[i] ? head.slice(1) : head));
   return h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": caption },
     h("table", {}, h("caption", { class: "hidden" }, caption),
-      h("thead", {}, h("tr", {}, heads.map((head) => h("th", { scope: "col", class: head.startsWith("#") ? "num" : null }, head.replace("#", ""))))),
-      h("tbody", {}, rows.map((row) => h("tr", {}, row.map((cell, i) => h("td", { class: heads[i].startsWith("#") ? "num" : null, "data-head": heads[i].replace("#", "") }, cell)))))));
+      h("thead", {}, h("tr", {}, labels.map((label, i) => h("th", { scope: "col", class: isNumeric[i] ? "num" : null }, areForeign ? text(label) : label)))),
+      h("tbody", {}, rows.map((row) => h("tr", {}, row.map((cell, i) => h("td", { class: isNumeric[i] ? "num" : null, "data-head": labels[i] }, cell)))))));
 }

@@ -66,9 +66,11 @@ export function overviewPanel(context) {
   const charts = h("div", { class: "charts" });
   const load = async (signal) => {
     const [live, ready] = await Promise.all([probe("v0/health", signal), probe("v0/ready", signal)]);
-    const metrics = await sample(signal);
+    let metrics = {}, failure = null;
+    try { metrics = await sample(signal); } catch (error) { if (error.name === "AbortError") throw error; failure = error; }
     const free = sum(metrics.topics_disk_free_bytes), total = sum(metrics.topics_disk_total_bytes), least = sum(metrics.topics_disk_min_free_bytes);
     const findings = [];
+    if (ready.status === "ready" && failure) findings.push([`The metrics cannot be read: ${failure.message}`, "The figures below need a key that may read every topic."]);
     if (ready.status !== "ready") for (const reason of ready.reasons ?? [ready.message ?? ready.status]) findings.push([String(reason), ADVICE.find(([pattern]) => pattern.test(String(reason)))?.[1] ?? "Look at the server's log."]);
     if (free < least * 2) findings.push([`Only ${bytes(free)} of disk are free; appends stop at ${bytes(least)}.`, ADVICE[3][1]]);
     if (sum(metrics.topics_routers_stalled)) findings.push([`${count(sum(metrics.topics_routers_stalled))} routers are stalled.`, "Open Routers: the reason stands beside each of them."]);
@@ -78,6 +80,7 @@ export function overviewPanel(context) {
     replace(health, h("div", { class: findings.length ? "health warn" : "health good" }, h("strong", {}, findings.length ? `${findings.length === 1 ? "One thing needs" : `${findings.length} things need`} you` : "All is well"),
       h("span", { class: "muted" }, `version ${live.version ?? "?"} · up ${span(live.uptime_ms ?? 0)} · ${ready.status}`),
       findings.length > 0 && h("ul", {}, findings.map(([what, todo]) => h("li", {}, h("b", {}, what), " ", todo)))));
+    if (failure) throw failure;
     replace(figures, stat("Topics", count(sum(metrics.topics_topics))), stat("Records", count(sum(metrics.topics_records_live))), stat("Data", bytes(sum(metrics.topics_bytes_live))),
       stat("Jobs in flight", count(sum(metrics.topics_queue_leases_in_flight))), stat("Connections", count(sum(metrics.topics_http_connections))),
       stat("Disk free", bytes(free), total ? `${Math.round((free / total) * 100)} % of ${bytes(total)}` : ""));

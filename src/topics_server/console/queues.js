@@ -1,6 +1,6 @@
 // The board of one queue: what is ready, in flight, delayed and dead, and what to do with it.
 import { get, pages, post, topicPath } from "./api.js";
-import { ask, count, empty, field, h, moment, preview, replace, span, stat, table, text, toast } from "./dom.js";
+import { ask, checkName, count, empty, field, h, moment, nameField, preview, replace, span, stat, table, text, toast } from "./dom.js";
 import { topicLink } from "./records.js";
 
 export function queuePanel(name, context) {
@@ -37,11 +37,9 @@ export function queuePanel(name, context) {
   });
   const purge = act(async () => {
     const state = await get(topicPath(name));
-    const form = await ask({ title: `Purge ${name}`, action: "Purge", isDangerous: true, body: [
-      h("p", {}, `All ${count(state.count)} jobs that exist now are deleted: ready, delayed and leased ones.`),
-      field(`Type ${name} to confirm`, h("input", { name: "confirm", required: true, autocomplete: "off" })) ] });
+    const form = await ask({ title: `Purge ${name}`, action: "Purge", isDangerous: true, check: checkName(name), body: [
+      h("p", {}, `All ${count(state.count)} jobs that exist now are deleted: ready, delayed and leased ones.`), nameField(name) ] });
     if (!form) return false;
-    if (form.get("confirm") !== name) throw new Error("the name does not match: nothing is deleted");
     const answer = await post(`${topicPath(name)}/delete`, { before_seq: state.head_seq + 1 });
     toast(`${count(answer.deleted)} jobs deleted.`);
   });
@@ -58,18 +56,19 @@ export function queuePanel(name, context) {
         h("span", { title: new Date(lease.deadline).toISOString() }, lease.deadline > now ? `in ${span(lease.deadline - now)}` : "passed"), count(lease.deliveries),
         h("span", { class: "row-actions" }, h("button", { onclick: retry(lease), "aria-label": `Retry job ${lease.seq}` }, "Retry"), h("button", { onclick: ack(lease), "aria-label": `Complete job ${lease.seq}` }, "Ack"))]))
       : empty("No worker holds a job"), leases.isMore && h("p", { class: "muted" }, "The first 100 leases are shown."));
-    await letters(signal);
+    await letters(queue, signal);
   };
-  const letters = async (signal) => {
+  const letters = async (queue, signal) => {
     const source = config.dead_letter;
     if (!source) { replace(dead, h("h3", {}, "Dead letters"), empty("This queue has no dead-letter topic", "Set max_deliveries and dead_letter in its configuration.")); return; }
     let page = { records: [] };
     try { page = await get(`${topicPath(source)}/records?order=desc&limit=50`, signal); } catch (error) { if (error.status !== 404) throw error; }
-    const mine = page.records.filter((record) => record.meta?.$dead_letter_from === name || record.meta?.$dead_letter_from?.topic === name || record.meta?.$dead_letter_from?.queue === name);
-    replace(dead, h("div", { class: "bar" }, h("h3", {}, "Dead letters in ", topicLink(source)), mine.length > 0 && h("button", { onclick: redrive({ all: true }) }, "Redrive all …")),
+    const mine = page.records.filter((record) => record.meta?.$dead_letter_from === name);
+    const isPart = page.records.length > 0 && !page.complete;
+    replace(dead, h("div", { class: "bar" }, h("h3", {}, "Dead letters in ", topicLink(source)), (mine.length > 0 || (isPart && queue.dead_lettered > 0)) && h("button", { onclick: redrive({ all: true }) }, "Redrive all …")),
       mine.length ? table("Dead letters", ["#Seq", "Died", "Last error", "Data", "Actions"], mine.map((record) => [count(record.$seq), moment(record.$ts), text(record.meta.$dead_letter_error ?? "no reason was given"),
         h("span", { class: "peek", dir: "auto" }, preview(record.data, 80)), h("button", { onclick: redrive({ seqs: [record.$seq] }), "aria-label": `Redrive ${record.$seq}` }, "Redrive")]))
-        : empty("No dead letters"));
+        : empty(isPart ? "None among the newest 50" : "No dead letters", isPart && "Other queues share this topic. Redrive all reaches the older letters of this queue."));
   };
   return { every: 1500, load, body: [figures, h("div", { class: "bar" }, h("button", { class: "danger", onclick: purge }, "Purge …")), flight, dead] };
 }

@@ -1,8 +1,10 @@
 // Records of a topic: the browser, the live tail, append and delete.
 import { get, post, segment, send, topicPath } from "./api.js";
-import { ask, badge, bytes, count, empty, field, h, moment, preview, replace, text, toast, tree } from "./dom.js";
+import { ask, badge, bytes, checkName, count, empty, field, h, moment, nameField, preview, replace, text, toast, tree } from "./dom.js";
 
+// The live tail keeps so many rows, and so many characters of data.
 const ROWS_MAX = 500;
+const TAIL_SIZE_MAX = 20_000_000;
 const RAW_SHOWN = 200_000;
 
 export function recordRow(name, record, onDelete) {
@@ -73,8 +75,8 @@ export function browsePanel(name, context, openDelete) {
     const next = isAscending ? { from_seq: page.next_from_seq } : { before_seq: page.next_before_seq };
     const isMore = !page.complete && Object.values(next)[0] !== undefined && Object.values(next)[0] !== null;
     replace(foot,
-      h("button", { disabled: !trail.length, onclick: () => { begin = trail.pop(); context.refresh(); } }, "← Back"),
-      h("button", { disabled: !isMore, onclick: () => { trail.push(begin); begin = next; context.refresh(); } }, isAscending ? "Newer →" : "Older →"),
+      h("button", { disabled: !trail.length, onclick: () => { if (trail.length) { begin = trail.pop(); context.refresh(); } } }, "← Back"),
+      h("button", { disabled: !isMore, onclick: () => { if (begin !== next) { trail.push(begin); begin = next; context.refresh(); } } }, isAscending ? "Newer →" : "Older →"),
       h("span", { class: "muted" }, `${count(page.records.length)} records · head ${count(page.head_seq)} · from ${count(page.earliest_seq)}`));
   };
   const restart = () => { trail.length = 0; context.refresh(); };
@@ -92,21 +94,34 @@ export function browsePanel(name, context, openDelete) {
 export function tailPanel(name, context) {
   const values = {};
   const list = h("div", { class: "records", role: "log", "aria-live": "off" });
+  const sizes = new WeakMap(); // row -> characters of its record
   const state = h("span", { class: "muted", id: "tail-state" }, "connecting …");
-  let position = null, isPaused = false, held = 0;
+  let position = null, isPaused = false, isLost = false, held = 0, size = 0;
+  const clear = () => { size = 0; list.replaceChildren(); };
   const turn = async (signal) => {
-    if (isPaused) { await new Promise((done) => setTimeout(done, 200)); return; }
+    if (isPaused) { await new Promise((done) => setTimeout(done, 200)); return false; }
     const query = filters(values);
     query.set("limit", "200");
     if (position === null) query.set("last", "20");
-    else { query.set("from_seq", position); query.set("wait_ms", "15000"); }
+    else { query.set("from_seq", position); query.set("wait_ms", isLost ? "0" : "15000"); }
     const page = await get(`${topicPath(name)}/records?${query}`, signal);
-    if (isPaused) return; // read again from the same position
+    isLost = false;
+    if (isPaused) return true; // read again from the same position
     if (page.tombstone && position !== null) list.prepend(tombstoneRow(page.tombstone));
     position = page.next_from_seq ?? page.head_seq;
-    for (const record of page.records) { list.prepend(recordRow(name, record)); held += 1; }
-    while (list.childElementCount > ROWS_MAX) list.lastElementChild.remove();
+    for (const record of page.records) {
+      const row = recordRow(name, record);
+      sizes.set(row, JSON.stringify(record).length);
+      size += sizes.get(row);
+      held += 1;
+      list.prepend(row);
+    }
+    while (list.childElementCount > ROWS_MAX || (size > TAIL_SIZE_MAX && list.childElementCount > 1)) {
+      size -= sizes.get(list.lastElementChild) ?? 0;
+      list.lastElementChild.remove();
+    }
     replace(state, h("span", { class: "pulse" }), ` live at ${count(position)} · ${count(held)} shown`);
+    return true;
   };
   const pause = h("button", { "aria-pressed": "false", "data-pause": true, onclick: () => {
     isPaused = !isPaused;
@@ -115,22 +130,23 @@ export function tailPanel(name, context) {
     if (isPaused) replace(state, `paused at ${count(position)}; nothing is missed`); else context.restartLoop();
     if (isPaused) context.restartLoop();
   } }, "Pause");
-  const again = () => { position = null; held = 0; list.replaceChildren(); context.restartLoop(); };
-  return { loop: turn, onLost: (message) => replace(state, badge("away", "bad"), ` ${message}; trying again`),
-    body: [h("div", { class: "bar wrap" }, pause, h("button", { onclick: () => list.replaceChildren() }, "Clear"), filterInputs(values, again), state), list] };
+  const again = () => { position = null; held = 0; clear(); context.restartLoop(); };
+  return { loop: turn, onLost: (message) => { isLost = true; replace(state, badge("away", "bad"), ` ${message}; trying again`); },
+    body: [h("div", { class: "bar wrap" }, pause, h("button", { onclick: clear }, "Clear"), filterInputs(values, again), state), list] };
 }
 
 export async function appendDialog(name, isQueue) {
-  const form = await ask({ title: `Append to ${name}`, action: "Append", body: [
+  const parse = (form, label) => { try { JSON.parse(form.get(label)); } catch (error) { throw new Error(`${label} is not JSON: ${error.message}`); } };
+  const check = (form) => { parse(form, "data"); if (form.get("meta")) parse(form, "meta"); };
+  const form = await ask({ title: `Append to ${name}`, action: "Append", check, body: [
     field("Data (JSON)", h("textarea", { name: "data", rows: 8, required: true, autofocus: true, spellcheck: "false" }, '{"hello": "world"}')),
     field("Tag", h("input", { name: "tag" })), field("Meta (JSON)", h("input", { name: "meta", spellcheck: "false" })),
     isQueue && field("Delay (ms)", h("input", { name: "delay_ms", inputmode: "numeric" })) ] });
   if (!form) return false;
-  const parse = (label) => { try { return JSON.parse(form.get(label)); } catch (error) { throw new Error(`${label} is not JSON: ${error.message}`); } };
-  parse("data"); // before anything is sent; the text itself is sent, so that numbers stay exact
+  // The text itself is sent, so that numbers stay exact.
   const members = [`"data":${form.get("data")}`];
   if (form.get("tag")) members.push(`"tag":${JSON.stringify(form.get("tag"))}`);
-  if (form.get("meta")) { parse("meta"); members.push(`"meta":${form.get("meta")}`); }
+  if (form.get("meta")) members.push(`"meta":${form.get("meta")}`);
   if (form.get("delay_ms")) members.push(`"delay_ms":${Number(form.get("delay_ms"))}`);
   const answer = await post(topicPath(name), `{"node":"console","records":[{${members.join(",")}}]}`);
   toast(`Stored as ${answer.first_seq}.`);
@@ -138,16 +154,19 @@ export async function appendDialog(name, isQueue) {
 }
 
 export async function deleteDialog(name, tag = "") {
-  const form = await ask({ title: `Delete records of ${name}`, action: "Delete", isDangerous: true, body: [
-    h("p", {}, "Deleted records cannot be brought back. Readers behind them see a gap."),
-    field("With the tag", h("input", { name: "tag", value: tag, autofocus: true }), "exactly, or a beginning with * at its end"),
-    field("or all before seq", h("input", { name: "before", inputmode: "numeric", pattern: "[0-9]*" })),
-    field(`Type ${name} to confirm`, h("input", { name: "confirm", required: true, autocomplete: "off" })) ] });
+  const check = (form) => {
+    checkName(name)(form);
+    if (!form.get("tag") && !form.get("before")) throw new Error("Name a tag or a seq.");
+  };
+  const form = await ask({ title: `Delete records of ${name}`, action: "Delete", isDangerous: true, check, body: [
+    h("p", {}, "Deleted records cannot be brought back. With a tag and a seq, only records that meet both are deleted."),
+    field("Tag", h("input", { name: "tag", value: tag, autofocus: true })),
+    field("The tag of a record", h("select", { name: "how" }, h("option", { value: "is" }, "is exactly this"), h("option", { value: "begins" }, "begins with this"))),
+    field("Before seq", h("input", { name: "before", inputmode: "numeric", pattern: "[0-9]*" })), nameField(name) ] });
   if (!form) return false;
-  if (form.get("confirm") !== name) throw new Error("the name does not match: nothing is deleted");
   const body = {};
   const match = form.get("tag");
-  if (match) body.match = match.endsWith("*") ? ["tag", "Glob", match] : match;
+  if (match) body.match = form.get("how") === "begins" ? ["tag", "Glob", `${match}*`] : match;
   if (form.get("before")) body.before_seq = Number(form.get("before"));
   const answer = await post(`${topicPath(name)}/delete`, body);
   toast(`Deleted ${count(answer.deleted)} records.`);
@@ -155,11 +174,9 @@ export async function deleteDialog(name, tag = "") {
 }
 
 export async function dropDialog(name) {
-  const form = await ask({ title: `Drop ${name}`, action: "Drop the topic", isDangerous: true, body: [
-    h("p", {}, "The topic goes with all its records, views and routers."),
-    field(`Type ${name} to confirm`, h("input", { name: "confirm", required: true, autocomplete: "off", autofocus: true })) ] });
+  const form = await ask({ title: `Drop ${name}`, action: "Drop the topic", isDangerous: true, check: checkName(name),
+    body: [h("p", {}, "The topic goes with all its records, views and routers."), nameField(name)] });
   if (!form) return false;
-  if (form.get("confirm") !== name) throw new Error("the name does not match: nothing is dropped");
   await send(topicPath(name), { method: "DELETE" });
   toast(`Dropped ${name}.`);
   return true;

@@ -23,19 +23,21 @@ add(document.getElementById("app"), [h("header", {}, h("a", { class: "brand", hr
 
 // -- the key ---------------------------------------------------------------------------------------
 
-let isAsking = false;
+let isAsking = false, isDeclined = false;
 async function askForKey(message) {
   if (isAsking) return;
   isAsking = true;
-  const form = await ask({ title: "Key of this server", action: "Use it", body: [h("p", {}, message ?? "Type a key of this server. It stays in the memory of this page: a reload forgets it."),
+  const check = (form) => { if (/[^\x21-\x7e]/.test(form.get("key").trim())) throw new Error("A key has no spaces and only ASCII characters."); };
+  const form = await ask({ title: "Key of this server", action: "Use it", check, body: [h("p", {}, message ?? "Type a key of this server. It stays in the memory of this page: a reload forgets it."),
     field("Key", h("input", { name: "key", type: "password", autocomplete: "off", autofocus: true })) ] });
   isAsking = false;
+  isDeclined = !form;
   if (!form) return;
   setKey(form.get("key"));
   keyButton.textContent = hasKey() ? "Key ✓" : "Key";
   show();
 }
-whenKeyNeeded(() => askForKey(hasKey() ? "This server does not know that key. Type another one." : "This server requires a key. It stays in the memory of this page: a reload forgets it."));
+whenKeyNeeded(() => isDeclined || askForKey(hasKey() ? "This server does not know that key. Type another one." : "This server requires a key. It stays in the memory of this page: a reload forgets it."));
 
 // -- panels ----------------------------------------------------------------------------------------
 
@@ -52,7 +54,7 @@ function run(makePanel) {
   const own = new AbortController();
   running = own;
   let turn = new AbortController();
-  let timer = 0, isLoading = false, isStale = false;
+  let timer = 0, isLoading = false, isStale = false, isSkipped = false;
   own.signal.addEventListener("abort", () => { turn.abort(); clearTimeout(timer); });
   const context = {
     guard: (work) => async () => { try { await work(); } catch (error) { tell(error); } },
@@ -66,7 +68,8 @@ function run(makePanel) {
     clearTimeout(timer);
     if (!panel.load || own.signal.aborted) return;
     // A question to the user or a hidden page stops nothing but the fetching of new figures.
-    if (!document.hidden) {
+    isSkipped = document.hidden;
+    if (!isSkipped) {
       isLoading = true;
       try { await panel.load(own.signal); if (!own.signal.aborted) online(); } catch (error) {
         if (own.signal.aborted) return;
@@ -81,7 +84,7 @@ function run(makePanel) {
   const loop = async () => {
     while (!own.signal.aborted) {
       const { signal } = turn;
-      try { await panel.loop(signal); online(); } catch (error) {
+      try { if (await panel.loop(signal)) online(); } catch (error) {
         if (own.signal.aborted) return;
         if (signal.aborted) continue;
         away(error);
@@ -90,6 +93,7 @@ function run(makePanel) {
       }
     }
   };
+  document.addEventListener("visibilitychange", () => { if (isSkipped && !document.hidden) load(); }, { signal: own.signal });
   if (panel.loop) loop(); else load();
   return panel;
 }
@@ -104,6 +108,11 @@ async function showTopic(name, tab) {
   let state;
   try { state = await stateOf(name, own.signal); } catch (error) {
     if (own.signal.aborted) return;
+    replace(connection, badge(error.status ? `${error.status} ${error.code}` : "away", "bad"));
+    if (!(error.status >= 400 && error.status < 500)) {
+      const again = setTimeout(show, 2000);
+      own.signal.addEventListener("abort", () => clearTimeout(again));
+    }
     replace(main, h("h1", {}, text(name)), h("div", { class: "empty" }, h("strong", {}, error.message), h("p", {}, h("a", { href: "#/topics" }, "All topics"))));
     return;
   }
@@ -111,9 +120,10 @@ async function showTopic(name, tab) {
   const shown = tab || (isQueue ? "queue" : "records");
   const guard = (work) => async () => { try { if (await work()) show(); } catch (error) { tell(error); } };
   const openDelete = (tag) => guard(() => deleteDialog(name, tag))();
-  const panel = run({
+  const panels = {
     records: (context) => browsePanel(name, context, openDelete), live: (context) => tailPanel(name, context), queue: (context) => queuePanel(name, context),
-    views: (context) => viewsPanel(name, context), settings: () => settingsPanel(name, state, guard) }[shown] ?? ((context) => browsePanel(name, context, openDelete)));
+    views: (context) => viewsPanel(name, context), settings: () => settingsPanel(name, state, guard) };
+  const panel = run(Object.hasOwn(panels, shown) ? panels[shown] : panels.records);
   replace(main, h("p", { class: "crumbs" }, h("a", { href: "#/topics" }, "Topics"), " / "), h("div", { class: "bar wrap" }, h("h1", {}, text(name)), badge(state.type), badge(state.config.durability),
     h("span", { class: "muted" }, `${count(state.count)} records · ${bytes(state.bytes)}`), h("span", { class: "grow" }),
     h("button", { class: "primary", onclick: guard(() => appendDialog(name, isQueue)) }, "Append"), h("button", { onclick: () => openDelete("") }, "Delete …")),
@@ -129,7 +139,7 @@ function settingsPanel(name, state, guard) {
 function show() {
   const [place = "overview", name, tab] = location.hash.replace(/^#\/?/, "").split("/").map((part) => { try { return decodeURIComponent(part); } catch { return part; } });
   const isTopic = place === "topic" && name;
-  const shown = isTopic ? "topics" : PANELS[place] ? place : "overview";
+  const shown = isTopic ? "topics" : Object.hasOwn(PANELS, place) ? place : "overview";
   for (const link of links) if (link.dataset.place === shown) link.setAttribute("aria-current", "page"); else link.removeAttribute("aria-current");
   document.title = `${isTopic ? name : PLACES.find(([id]) => id === shown)[1]} · topics`;
   if (isTopic) { showTopic(name, tab); return; }

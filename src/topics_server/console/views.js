@@ -1,6 +1,6 @@
 // Views of a topic with a query box, and the content of a stream.
 import { get, post, segment, send, topicPath } from "./api.js";
-import { badge, bytes, count, empty, field, h, replace, table, text } from "./dom.js";
+import { badge, bytes, count, empty, field, h, plain, replace, table, text } from "./dom.js";
 
 const TEXT_SHOWN = 200_000;
 
@@ -13,7 +13,7 @@ export function viewsPanel(name, context) {
     const asked = sql.value.trim();
     const answer = await post(`${topicPath(name)}/views/${segment(chosen.value)}/query`, /\s/.test(asked) ? { sql: asked } : { query: asked || "all" });
     replace(result, h("p", { class: "muted" }, `${count(answer.row_count)} rows as of record ${count(answer.processed_sequence)}`, answer.truncated && "; there are more"),
-      answer.rows.length ? table("Rows", answer.columns, answer.rows.slice(0, 1000).map((row) => row.map((cell) => cell === null ? h("span", { class: "j-null" }, "null") : text(typeof cell === "object" ? JSON.stringify(cell) : String(cell).slice(0, 2000))))) : empty("No rows"));
+      answer.rows.length ? table("Rows", answer.columns, answer.rows.slice(0, 1000).map((row) => row.map((cell) => cell === null ? h("span", { class: "j-null" }, "null") : text(typeof cell === "object" ? JSON.stringify(cell) : plain(cell).slice(0, 2000)))), { areForeign: true }) : empty("No rows"));
   });
   sql.addEventListener("keydown", (event) => { if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) { event.preventDefault(); run(); } });
   const box = h("div", { hidden: true }, h("div", { class: "bar wrap" }, field("View", chosen), h("button", { class: "primary", onclick: run }, "Run"), h("small", { class: "muted" }, "Ctrl + Enter")), sql, result);
