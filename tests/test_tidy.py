@@ -39,7 +39,10 @@ SPARK_LIBRARIES = frozenset({"numpy", "xxhash"})
 CLIENT = "the client runs in programs of others, and imports nothing of the server's"
 # Effects and the modules that own them. To add one, write why no other module can do it.
 OWNERS: dict[str, dict[str, str]] = {
-    "time": {"runtime.clock": "the only wall and monotonic time"},
+    "time": {
+        "runtime.clock": "the only wall and monotonic time",
+        "wal.fs": "the wait for a lock that its last holder is giving up",
+    },
     "random": {"runtime.clock": "the only chance", "client.effects": CLIENT},
     "secrets": {"runtime.clock": "random ids", "client.effects": CLIENT},
     "uuid": {"runtime.clock": "random ids"},

@@ -238,19 +238,58 @@ def test_a_lease_that_is_granted_while_the_clock_is_set_lasts_as_long(
 
 
 def test_a_thread_that_is_held_up_between_two_clocks_is_no_step() -> None:
-    """Guard: queue/step_clock.py, `_stepped` looks again until two looks agree."""
-    walls = [1_000, 1_010, 1_020, 1_031, 1_041]
-    steady = [0.0, 10.0, 520.0, 31.0, 41.0]
-    steps: list[int] = []
+    """Guard: queue/step_clock.py, `_agreed` reads until two readings agree."""
+    # Made at 1_000; the reading at 1_020 is held up between the clocks, the two after it are not.
+    steps, readings, clock = _step_clock([0, 0, 0, 500, 0, 0])
+    assert clock.now_ms() == 1_020
+    clock.now_ms()
+    assert (steps, readings) == ([], [])
+
+
+def test_a_thread_that_is_held_up_while_the_clock_is_made_is_no_step() -> None:
+    """The first reading is agreed on like each later one, so no later one seems a step."""
+    steps, readings, clock = _step_clock([500, 0, 0, 0])
+    assert clock.now_ms() == 1_030
+    assert (steps, readings) == ([], [])
+
+
+def test_a_step_before_the_tables_exist_shifts_nothing() -> None:
+    """A start may meet a step of the wall clock before `on_step` is set."""
 
     class Clocks:
+        wall = 1_000
+
         def now_ms(self) -> int:
-            return walls.pop(0)
+            return self.wall
 
         def monotonic_ms(self) -> float:
-            return steady.pop(0)
+            return 0.0
 
-    clock = StepClock(Clocks(), steps.append)
-    assert clock.now_ms() == 1_010
-    clock.now_ms()
-    assert (steps, walls) == ([], [])
+    source = Clocks()
+    clock = StepClock(source)
+    source.wall += 60_000
+    assert clock.now_ms() == 61_000
+    steps: list[int] = []
+    clock.on_step = steps.append
+    assert clock.now_ms() == 61_000
+    assert not steps
+
+
+def _step_clock(delays_ms: list[int]) -> tuple[list[int], list[int], StepClock]:
+    """A clock whose readings are 10 ms apart; each is delayed between its two clocks."""
+    steps: list[int] = []
+    walls = iter(range(1_000, 2_000, 10))
+
+    class Clocks:
+        last = 0
+
+        def now_ms(self) -> int:
+            self.last = next(walls)
+            return self.last
+
+        def monotonic_ms(self) -> float:
+            return float(self.last + delays_ms.pop(0))
+
+    clock = StepClock(Clocks())
+    clock.on_step = steps.append
+    return steps, delays_ms, clock

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -230,6 +231,16 @@ def test_a_directory_is_locked_once(root: str) -> None:
     again = fs.lock_dir(root)
     assert again is not None
     again.release()
+
+
+def test_a_lock_that_ends_soon_is_waited_for(root: str) -> None:
+    """A helper that a killed server was starting holds the server's lock until its exec."""
+    fs = OsFs()
+    lock = fs.lock(f"{root}/LOCK", "pid 1")
+    soon = threading.Timer(0.1, lock.release)
+    soon.start()
+    fs.lock(f"{root}/LOCK", "pid 2").release()
+    soon.join()
 
 
 def test_a_lock_file_that_was_removed_lets_no_second_server_in(root: str) -> None:

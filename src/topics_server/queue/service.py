@@ -73,7 +73,7 @@ class QueueService:
         self._store = store
         self._lease_table = lease_table
         # Every question to a book uses this clock: the book learns of a step before it is asked.
-        self._clock = clock = StepClock(clock, self._stepped)
+        self._clock = clock = step_clock = StepClock(clock)
         # Leases may survive a kill: a connection of another start never has the same number.
         self._connections = itertools.count((clock.now_ms() << 20) + 1)
         self.dispatcher = ClaimDispatcher(store, lease_table, notifier, clock)
@@ -88,6 +88,7 @@ class QueueService:
         self._immediate = ImmediateClaims(
             store, lease_table, clock, self.dispatcher, on_moved=on_moved
         )
+        step_clock.on_step = self._stepped
 
     def _stepped(self, by_ms: int) -> None:
         self._lease_table.shift(by_ms)

@@ -20,12 +20,17 @@ _LOOKS_MAX: Final = 5
 
 
 class StepClock:
-    """Satisfies `Clock`. `on_step` gets by how many ms the wall clock was set."""
+    """Satisfies `Clock`. `on_step` gets by how many ms the wall clock was set.
 
-    def __init__(self, clock: Clock, on_step: Callable[[int], None]) -> None:
+    The owner sets `on_step` when the tables to shift exist; until then a step changes nothing.
+    """
+
+    def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._on_step = on_step
-        self._difference_ms = self._look()[1]
+        self.on_step: Callable[[int], None] = _nothing_to_shift
+        now_ms = clock.now_ms()
+        difference = now_ms - int(clock.monotonic_ms())
+        self._difference_ms = self._agreed(now_ms, difference)[1]
 
     def now_ms(self) -> int:
         """Wall clock in ms; `on_step` was called for every earlier step."""
@@ -39,19 +44,27 @@ class StepClock:
         """Monotonic clock in ms."""
         return self._clock.monotonic_ms()
 
-    def _look(self) -> tuple[int, int]:
-        now_ms = self._clock.now_ms()
-        return now_ms, now_ms - int(self._clock.monotonic_ms())
+    def _agreed(self, now_ms: int, difference: int) -> tuple[int, int]:
+        """Read again until two readings agree: a thread paused between the clocks is not a step.
 
-    def _stepped(self, now_ms: int, difference: int) -> int:
-        """Read again until two readings agree: a thread paused between the clocks is not a step."""
+        Returns the last reading and its difference; the last of `_LOOKS_MAX` if none agree.
+        """
         for _ in range(_LOOKS_MAX):
             before = difference
-            now_ms, difference = self._look()
+            now_ms = self._clock.now_ms()
+            difference = now_ms - int(self._clock.monotonic_ms())
             if abs(difference - before) < _STEP_MS_MIN:
                 break
+        return now_ms, difference
+
+    def _stepped(self, now_ms: int, difference: int) -> int:
+        now_ms, difference = self._agreed(now_ms, difference)
         step_ms = difference - self._difference_ms
         if abs(step_ms) >= _STEP_MS_MIN:
             self._difference_ms = difference
-            self._on_step(step_ms)
+            self.on_step(step_ms)
         return now_ms
+
+
+def _nothing_to_shift(_step_ms: int) -> None:
+    """No table exists yet."""

@@ -14,6 +14,7 @@ import errno
 import fcntl
 import mmap
 import os
+import time
 from collections.abc import Sequence
 from typing import Final, Protocol
 
@@ -26,6 +27,8 @@ _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EMFILE,
 # Errors of a path that does not exist.
 _ABSENT: Final = frozenset({errno.ENOENT, errno.ENOTDIR})
 # Errors of a file system that cannot lock a directory (network file systems lock files only).
+_LOCK_WAIT_S: Final = 1.0
+_LOCK_RETRY_S: Final = 0.02
 _NO_DIRECTORY_LOCK: Final = frozenset(
     {errno.EBADF, errno.EINVAL, errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP}
 )
@@ -281,6 +284,24 @@ def _sync_data(fd: int) -> None:
         os.fdatasync(fd)
 
 
+def _lock(fd: int) -> None:
+    """Lock the open file, waiting `_LOCK_WAIT_S` at most; raises `BlockingIOError` after that.
+
+    The server starts helper processes. Between its fork and its exec a helper holds copies of the
+    server's descriptors, so the lock of a killed server may outlive it by some milliseconds.
+    """
+    deadline = time.monotonic() + _LOCK_WAIT_S
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                raise
+            time.sleep(_LOCK_RETRY_S)
+        else:
+            return
+
+
 def _open_dir(path: str) -> int:
     return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
@@ -480,7 +501,7 @@ class OsFs:
         except OSError as error:
             raise storage_error(error, path, writing=True) from error
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _lock(fd)
             os.ftruncate(fd, 0)
             os.pwrite(fd, text.encode(), 0)
         except BlockingIOError as error:
@@ -499,7 +520,7 @@ class OsFs:
         except OSError as error:
             raise storage_error(error, path) from error
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _lock(fd)
         except OSError as error:
             os.close(fd)
             if isinstance(error, BlockingIOError):

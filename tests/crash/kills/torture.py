@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 import signal
+import threading
 import time
 from pathlib import Path
 from typing import Final
@@ -16,7 +17,7 @@ from typing import Final
 from tests.contract.driver import Server, good
 from tests.crash.kills.ledger import Call, Json, TopicLedger, View, bounds
 from tests.crash.kills.turnover import Turnover, TurnoverWriter
-from tests.crash.kills.writers import PAD, Connection, Moments, Writer, send
+from tests.crash.kills.writers import PAD, Connection, Moments, Writer, send, until_taken
 from topics_server.wal.fs import OsFs
 from topics_server.wal.tools.dump import verify
 
@@ -185,7 +186,7 @@ class Torture:
         done = [call for call in ledger.keyed if call.first_seq is not None]
         wrong: list[str] = []
         for call in self.rng.sample(done, min(_RETRIES, len(done))):
-            status, answer = send(connection, ledger.name, call)
+            status, answer = retry(connection, ledger.name, call)
             last_seq = (call.first_seq or 0) + len(call.tags) - 1
             fits = status == 200 and answer["deduped"]
             if not fits or (answer["first_seq"], answer["last_seq"]) != (call.first_seq, last_seq):
@@ -203,7 +204,7 @@ class Torture:
         gone.
         """
         call.sent = self.moments.next()
-        status, answer = send(connection, ledger.name, call)
+        status, answer = retry(connection, ledger.name, call)
         if status != 200:
             return [f"{ledger.name}: retry of unknown call {call.number}: {status} {answer}"]
         call.first_seq = answer["first_seq"]
@@ -222,6 +223,11 @@ class Torture:
                 f"seed {self.seed}, cycle {self.cycle}, data kept in {self.directory} "
                 f"(server log {self.server.log.name}); {len(problems)} problems:\n  {shown}"
             )
+
+
+def retry(connection: Connection, topic: str, call: Call) -> tuple[int, Json]:
+    """Send a call until it is taken: a server that has just started may throttle."""
+    return until_taken(lambda: send(connection, topic, call), threading.Event())
 
 
 def read_view(connection: Connection, topic: str) -> View | None:
