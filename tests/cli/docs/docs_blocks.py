@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from tests.contract.driver import ROOT
+from tests.streams import node
 
 # How long a command runs that would otherwise run until Ctrl-C.
 ENDLESS_S: Final = 5
@@ -122,6 +123,8 @@ class Shell:
         (programs / "topics-itself").chmod(0o755)
         for name in ("examples", "docs"):
             (folder / name).symlink_to(ROOT / name)
+        (folder / "node_modules").mkdir()
+        (folder / "node_modules" / "topics-client").symlink_to(ROOT / "clients" / "js")
         kept = {k: v for k, v in os.environ.items() if not k.startswith("TOPICS_")}
         self.env = {
             **kept,
@@ -181,6 +184,21 @@ class Shell:
             [sys.executable, "-c", self._here(block.text)],
             cwd=self.folder,
             env=self.env,
+            capture_output=True,
+            text=True,
+            timeout=WITHIN_S,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+
+    def javascript(self, block: Block) -> None:
+        """Run a block of JavaScript, a module of Node."""
+        (self.folder / "block.mjs").write_text(self._here(block.text))
+        found = node.find()
+        done = subprocess.run(
+            [found.path, "block.mjs"],
+            cwd=self.folder,
+            env={**found.environment(), **self.env},
             capture_output=True,
             text=True,
             timeout=WITHIN_S,

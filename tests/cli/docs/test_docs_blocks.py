@@ -22,6 +22,7 @@ PAGES = [
     ROOT / "README.md",
     *sorted((ROOT / "docs").glob("*.md")),
     *sorted((ROOT / "examples").glob("*/*.md")),
+    *sorted((ROOT / "clients").glob("*/*.md")),
 ]
 BLOCKS = [block for page in PAGES for block in blocks_of(page)]
 
@@ -92,6 +93,9 @@ def test_the_blocks_of_a_page_do_what_they_show(tmp_path: Path, page: str) -> No
                 continue
             if block.language == "python":
                 shell.python(block)
+                continue
+            if block.language == "js":
+                shell.javascript(block)
                 continue
             assert block.language in ("sh", "console"), f"{block}: nothing here runs it"
             for step in steps_of(block):

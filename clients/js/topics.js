@@ -1,0 +1,596 @@
+// A client of topics-server for browsers and Node 20 or newer: one file, no dependency.
+//
+// `append` stores exactly once over retries, `read` and `live` are async iterators that go on from their own
+// position after a failure, and a gap is an item like a record. See README.md and topics.d.ts.
+
+/** The server answered with an error: HTTP `status`, and the `code` and `detail` of its envelope. */
+export class Refused extends Error {
+  constructor(status, code, message, detail = {}, retryAfterMs = 0) {
+    super(`${code}: ${message}`);
+    this.name = "Refused";
+    this.status = status;
+    this.code = code;
+    this.detail = detail;
+    this.retryAfterMs = retryAfterMs;
+  }
+}
+
+/** No answer came, or it broke off. The server may have seen the request. */
+export class Unreachable extends Error {
+  constructor(message, cause) {
+    super(message, { cause });
+    this.name = "Unreachable";
+  }
+}
+
+// Statuses that pass by themselves. Another 5xx means a wrong proxy or a wrong address.
+const PASSING = new Set([429, 500, 503]);
+const passes = (error) => error instanceof Unreachable || (error instanceof Refused && PASSING.has(error.status));
+
+const HEARTBEAT_MS = 15_000;
+// A stream without a byte for this long is dead: two heartbeats and slack.
+const QUIET_MS = 2 * HEARTBEAT_MS + 5_000;
+const SAVE_EVERY_MS = 1_000;
+// How often a tab looks by itself although no other tab rang.
+const LOOK_EVERY_MS = 30_000;
+
+// -- items ------------------------------------------------------------------------------------------
+
+// `position` is what `cursor` encodes: where a reader goes on that has handled this item.
+class Item {
+  #position;
+  constructor(kind, topic, position) {
+    this.kind = kind;
+    this.topic = topic;
+    this.#position = position;
+  }
+  get cursor() { return JSON.stringify(this.#position); }
+}
+
+function recordItem(topic, record, position) {
+  const item = new Item("record", topic, position);
+  item.seq = record.$seq;
+  item.ts = record.$ts;
+  if (record.$tag !== undefined) item.tag = record.$tag;
+  if (record.$node !== undefined) item.node = record.$node;
+  if ("data" in record) item.data = record.data;
+  if (record.meta !== undefined) item.meta = record.meta;
+  if (record.$encoding !== undefined) item.encoding = record.$encoding;
+  if (record.$content_type !== undefined) item.contentType = record.$content_type;
+  return item;
+}
+
+function gapItem(topic, tombstone, position) {
+  const item = new Item("gap", topic, position);
+  item.from = tombstone.gap_from;
+  item.to = tombstone.gap_to;
+  item.reason = tombstone.reason;
+  if (tombstone.missed_estimate !== undefined) item.missed = tombstone.missed_estimate;
+  return item;
+}
+
+function headItem(kind, topic, head, position) {
+  const item = new Item(kind, topic, position);
+  item.head = head;
+  return item;
+}
+
+const RECREATED = { gap_from: 1, gap_to: 0, reason: "recreated" };
+
+// -- pauses -----------------------------------------------------------------------------------------
+
+class Backoff {
+  #tries = 0;
+  #baseMs; #capMs; #random;
+  constructor(baseMs, capMs, random) {
+    this.#baseMs = baseMs;
+    this.#capMs = capMs;
+    this.#random = random;
+  }
+  reset() { this.#tries = 0; }
+  // Never near zero, and what the server asked for comes on top: clients that failed together come back apart.
+  nextMs(error) {
+    const longest = Math.min(this.#capMs, this.#baseMs * 2 ** Math.min(this.#tries++, 30));
+    return Math.ceil((error?.retryAfterMs ?? 0) + longest / 2 + (this.#random() * longest) / 2);
+  }
+}
+
+function pauseFor(ms, signal) {
+  return new Promise((resolve, reject) => {
+    if (signal?.aborted) return reject(signal.reason);
+    const timer = setTimeout(() => { signal?.removeEventListener("abort", onAbort); resolve(); }, ms);
+    const onAbort = () => { clearTimeout(timer); reject(signal.reason); };
+    signal?.addEventListener("abort", onAbort, { once: true });
+  });
+}
+
+// A controller that the caller's signal aborts too; `unlink` ends that.
+function linked(signal) {
+  const controller = new AbortController();
+  const onAbort = () => controller.abort(signal.reason);
+  if (signal?.aborted) onAbort();
+  else signal?.addEventListener("abort", onAbort, { once: true });
+  return { controller, unlink: () => signal?.removeEventListener("abort", onAbort) };
+}
+
+// -- cursors that outlive the program -----------------------------------------------------------------
+
+/** Keeps a cursor in the browser: `localStorage`, or a storage with the same methods. */
+export function webStore(name, storage = globalThis.localStorage) {
+  return {
+    async load() { return storage.getItem(name) ?? undefined; },
+    async save(cursor) { storage.setItem(name, cursor); },
+  };
+}
+
+/** Keeps a cursor in a file (Node): written beside it, synced and renamed. */
+export function fileStore(path) {
+  return {
+    async load() {
+      const { readFile } = await import("node:fs/promises");
+      try {
+        return await readFile(path, "utf8");
+      } catch (error) {
+        if (error.code === "ENOENT") return undefined;
+        throw error;
+      }
+    },
+    async save(cursor) {
+      const { open, rename } = await import("node:fs/promises");
+      const file = await open(`${path}.new`, "w");
+      try {
+        await file.writeFile(cursor);
+        await file.sync();
+      } finally {
+        await file.close();
+      }
+      await rename(`${path}.new`, path);
+    },
+  };
+}
+
+// Saves the newest handled item, at most once in `everyMs`, one save after the other.
+class Saver {
+  #store; #everyMs; #item; #timer; #saving; #error;
+  constructor(store, everyMs) {
+    this.#store = store;
+    this.#everyMs = everyMs;
+  }
+  async handled(item) {
+    this.#item = item;
+    if (this.#error) throw this.#error;
+    if (this.#everyMs === 0) await this.flush();
+    else this.#timer ??= setTimeout(() => { this.flush().catch((error) => { this.#error = error; }); }, this.#everyMs);
+  }
+  async flush() {
+    clearTimeout(this.#timer);
+    this.#timer = undefined;
+    await this.#saving?.catch(() => {});
+    const item = this.#item;
+    this.#item = undefined;
+    if (!item) return;
+    this.#saving = this.#store.save(item.cursor);
+    await this.#saving;
+  }
+}
+
+// An item is handled when the loop asks for the next one.
+async function* saved(items, store, everyMs) {
+  if (!store) return yield* items;
+  const saver = new Saver(store, everyMs);
+  try {
+    for await (const item of items) {
+      yield item;
+      await saver.handled(item);
+    }
+  } finally {
+    await saver.flush();
+  }
+}
+
+// -- server-sent events -------------------------------------------------------------------------------
+
+// Frames from pieces of text; each piece is looked at once, however long a line is.
+class FrameReader {
+  #pieces = [];
+  #frame = { event: "", id: undefined, data: [] };
+  *read(text) {
+    let start = 0;
+    for (let end = text.indexOf("\n"); end >= 0; end = text.indexOf("\n", start)) {
+      this.#pieces.push(text.slice(start, end));
+      start = end + 1;
+      const line = this.#pieces.length === 1 ? this.#pieces[0] : this.#pieces.join("");
+      this.#pieces = [];
+      const frame = this.#line(line.endsWith("\r") ? line.slice(0, -1) : line);
+      if (frame) yield frame;
+    }
+    if (start < text.length) this.#pieces.push(text.slice(start));
+  }
+  #line(line) {
+    if (line === "") {
+      const frame = this.#frame;
+      this.#frame = { event: "", id: undefined, data: [] };
+      return frame.data.length ? { ...frame, data: frame.data.join("\n") } : undefined;
+    }
+    const colon = line.indexOf(":");
+    const name = colon < 0 ? line : line.slice(0, colon);
+    const value = colon < 0 ? "" : line.slice(colon + (line[colon + 1] === " " ? 2 : 1));
+    if (name === "data") this.#frame.data.push(value);
+    else if (name === "event" || name === "id") this.#frame[name] = value;
+    return undefined; // a heartbeat is a comment, its name is empty
+  }
+}
+
+// -- the client ---------------------------------------------------------------------------------------
+
+function randomName() {
+  const bytes = crypto.getRandomValues(new Uint8Array(16));
+  return Array.from(bytes, (byte) => byte.toString(16).padStart(2, "0")).join("");
+}
+
+function parsedCursor(text) {
+  if (text === undefined || text === null) return undefined;
+  let position;
+  try { position = JSON.parse(text); } catch { /* told below */ }
+  const kinds = [position?.id, position?.from, position?.seq];
+  if (kinds.every((value) => value === undefined)) throw new TypeError("this is no cursor of an item");
+  return position;
+}
+
+function retryAfterMs(response, detail) {
+  if (Number.isFinite(detail?.retry_after_ms)) return Math.max(0, detail.retry_after_ms);
+  const value = response.headers.get("retry-after");
+  if (value === null) return 0;
+  const seconds = Number(value);
+  const ms = Number.isFinite(seconds) ? seconds * 1000 : Date.parse(value) - Date.now();
+  return Number.isFinite(ms) ? Math.max(0, ms) : 0;
+}
+
+async function refusal(response) {
+  let error;
+  try { error = (await response.json()).error; } catch { /* a proxy's own page */ }
+  const { code = `http_${response.status}`, message = "the answer is not from a topics server", detail } = error ?? {};
+  return new Refused(response.status, code, message, detail, retryAfterMs(response, detail));
+}
+
+const path = (topic) => `/v0/topics/${encodeURIComponent(topic)}`;
+
+function checkKeys(options, known, what) {
+  for (const name of Object.keys(options)) {
+    if (!known.includes(name)) throw new TypeError(`${what} has no option ${JSON.stringify(name)}; it has: ${known.join(", ")}`);
+  }
+}
+
+const COMMON = ["cursor", "from", "includeMeta", "includeTags", "limit", "node", "onRetry", "patienceMs", "saveEveryMs", "signal", "store"];
+
+export class Topics {
+  #url; #key; #patienceMs; #timeoutMs; #fetch; #pause; #random;
+
+  /** `url` is the server's address, with the path prefix of a proxy if there is one. */
+  constructor(url, options = {}) {
+    checkKeys(options, ["fetch", "key", "patienceMs", "pause", "random", "timeoutMs"], "Topics");
+    this.#url = String(url).replace(/\/+$/, "");
+    this.#key = options.key?.trim() || undefined;
+    this.#patienceMs = options.patienceMs ?? 30_000;
+    this.#timeoutMs = options.timeoutMs ?? 30_000;
+    this.#fetch = options.fetch ?? ((...words) => globalThis.fetch(...words));
+    this.#pause = options.pause ?? pauseFor;
+    this.#random = options.random ?? Math.random;
+  }
+
+  /** Append one record or a list of them. A repeat after a lost answer stores nothing twice. */
+  async append(topic, records, options = {}) {
+    checkKeys(options, ["config", "create", "idempotencyKey", "node", "onRetry", "patienceMs", "signal"], "append");
+    const { config, create, node, idempotencyKey = randomName(), ...rest } = options;
+    const list = Array.isArray(records) ? records : [records];
+    return this.call(path(topic), { ...rest, method: "POST", body: { records: list, idempotency_key: idempotencyKey, config, create, node } });
+  }
+
+  /** Send a request to any route and return its JSON; passing errors are tried again for `patienceMs`. */
+  async call(route, options = {}) {
+    const { method = "GET", body, signal, onRetry, patienceMs = this.#patienceMs } = options;
+    const backoff = new Backoff(100, 5_000, this.#random);
+    const text = body === undefined ? undefined : JSON.stringify(body);
+    for (let leftMs = patienceMs; ;) {
+      try {
+        return await this.#once(route, method, text, signal);
+      } catch (error) {
+        if (signal?.aborted) throw signal.reason;
+        const waitMs = backoff.nextMs(error);
+        if (!passes(error) || waitMs > leftMs) throw error;
+        leftMs -= waitMs;
+        onRetry?.(error, waitMs);
+        await this.#pause(waitMs, signal);
+      }
+    }
+  }
+
+  async #once(route, method, text, signal, waitMs = 0) {
+    const { controller, unlink } = linked(signal);
+    const timer = setTimeout(() => controller.abort(), this.#timeoutMs + waitMs);
+    try {
+      const headers = text === undefined ? {} : { "content-type": "application/json" };
+      const response = await this.#send(route, { method, body: text, headers, signal: controller.signal });
+      return await response.json();
+    } catch (error) {
+      if (error instanceof Refused) throw error;
+      if (error instanceof SyntaxError) throw new Refused(200, "bad_answer", `${method} ${route}: the answer is not JSON`);
+      throw new Unreachable(`${method} ${route}: ${controller.signal.aborted ? "no answer in time" : error.message}`, error);
+    } finally {
+      clearTimeout(timer);
+      unlink();
+    }
+  }
+
+  async #send(route, { headers, ...request }) {
+    const sent = this.#key ? { ...headers, authorization: `Bearer ${this.#key}` } : headers;
+    const response = await this.#fetch(this.#url + route, { ...request, headers: sent, cache: "no-store", redirect: "error" });
+    if (!response.ok) throw await refusal(response);
+    return response;
+  }
+
+  /** The items of a topic from a position to the head that it has when the reading begins. */
+  read(topic, options = {}) {
+    checkKeys(options, [...COMMON, "filter"], "read");
+    return saved(this.#read(topic, options), options.store, options.saveEveryMs ?? SAVE_EVERY_MS);
+  }
+
+  async *#read(topic, options) {
+    const position = await readPosition(topic, options);
+    let end;
+    for (;;) {
+      const page = await this.#page(topic, position, options);
+      yield* page.items;
+      end = page.isRecreated ? page.head : end ?? page.head;
+      if (page.isCaughtUp || position.seq >= end) return;
+    }
+  }
+
+  // One page behind `position`, which moves on. A page of another incarnation than the position's is a gap.
+  async #page(topic, position, options) {
+    const { filter, includeMeta, includeTags = true, limit, node, signal, onRetry, patienceMs } = options;
+    const ask = (seq) => this.call(`${path(topic)}/diff`, { method: "POST", signal, onRetry, patienceMs,
+      body: { from_seq: seq, limit, node, filter, include_meta: includeMeta, include_tags: includeTags } });
+    let page = await ask(position.seq);
+    const items = [];
+    let isRecreated = page.tombstone?.reason === "recreated";
+    if (!isRecreated && position.epoch !== undefined && page.epoch !== position.epoch) {
+      isRecreated = true;
+      page = await ask(0);
+      items.push(gapItem(topic, RECREATED, { topic, seq: 0, epoch: page.epoch }));
+    }
+    const { epoch } = page;
+    if (page.tombstone) items.push(gapItem(topic, page.tombstone, { topic, seq: isRecreated ? 0 : page.tombstone.gap_to, epoch }));
+    for (const record of page.records) items.push(recordItem(topic, record, { topic, seq: record.$seq, epoch }));
+    position.seq = page.next_from_seq;
+    position.epoch = epoch;
+    return { items, isRecreated, isCaughtUp: page.caught_up, head: page.head_seq };
+  }
+
+  /** The items of topics from a position on, and then as they come; ends when every topic is deleted, else never. */
+  live(topics, options = {}) {
+    checkKeys(options, [...COMMON, "consistency", "shared", "tail", "wait"], "live");
+    const names = typeof topics === "string" ? [topics] : [...topics];
+    if (options.shared && names.length !== 1) throw new TypeError("a shared live follows one topic");
+    if (names.length !== 1 && options.from !== undefined) throw new TypeError("from is for one topic");
+    const items = options.shared ? this.#shared(names[0], options) : this.#stream(names, options);
+    return saved(items, options.store, options.saveEveryMs ?? SAVE_EVERY_MS);
+  }
+
+  async *#stream(names, options) {
+    const { signal, onRetry, patienceMs = Infinity } = options;
+    const place = parsedCursor(options.cursor ?? await options.store?.load()) ?? {};
+    const backoff = new Backoff(500, 15_000, this.#random);
+    const left = new Set(names);
+    let session, leftMs = patienceMs;
+    for (;;) {
+      let failure, openedAt;
+      const { controller, unlink } = linked(signal);
+      try {
+        if (!session) {
+          const opened = await this.#openSession(names, options, place);
+          if (opened.gap) yield opened.gap;
+          session = opened.url;
+        }
+        openedAt = performance.now();
+        for await (const frame of this.#frames(session, place.id, controller, options)) {
+          // A frame that opens every stream proves nothing: only what moves the position counts.
+          for (const item of itemsOf(frame, place)) {
+            if (item.kind !== "caught-up") { backoff.reset(); leftMs = patienceMs; }
+            yield item;
+            if (item.kind === "deleted") left.delete(item.topic);
+          }
+          if (left.size === 0 && !options.wait) return;
+          if (frame.event === "error") failure = streamError(frame) ?? failure;
+          if (failure) break;
+        }
+        failure ??= new Unreachable("the stream ended");
+      } catch (error) {
+        if (signal?.aborted) throw signal.reason;
+        failure = error;
+      } finally {
+        controller.abort();
+        unlink();
+      }
+      const isGone = failure instanceof Refused && (failure.status === 410 || (failure.status === 404 && failure.code === "not_found"));
+      if (isGone && session) session = undefined;
+      else if (!passes(failure)) throw failure;
+      if (openedAt !== undefined && performance.now() - openedAt > HEARTBEAT_MS) { backoff.reset(); leftMs = patienceMs; }
+      const waitMs = backoff.nextMs(failure);
+      if (waitMs > leftMs) throw failure;
+      leftMs -= waitMs;
+      onRetry?.(failure, waitMs);
+      await this.#pause(waitMs, signal);
+    }
+  }
+
+  async #openSession(names, options, place) {
+    const { signal, node, limit, includeMeta, includeTags = true, includeData, consistency, tail, wait } = options;
+    const begin = (name) => {
+      if (place.from?.[name] !== undefined) return { from_seq: place.from[name] };
+      if (place.topic === name) return { from_seq: place.seq };
+      return tail ? { tail } : { from_seq: options.from ?? 0 };
+    };
+    const open = () => this.#once("/v0/watch", "POST", JSON.stringify({
+      topics: Object.fromEntries(names.map((name) => [name, begin(name)])), cursor: place.id, node, limit, consistency, wait,
+      include_meta: includeMeta, include_tags: includeTags, include_data: includeData, heartbeat_ms: HEARTBEAT_MS }), signal);
+    let answer = await open(), gap;
+    if (place.epoch !== undefined) {
+      // A cursor of `read` names an incarnation, and a session does not: it is compared once the session is open.
+      const { topic } = place;
+      const state = await this.#once(path(topic), "GET", undefined, signal);
+      if (state.epoch !== place.epoch) {
+        place.seq = 0;
+        answer = await open();
+        gap = gapItem(topic, RECREATED, { from: { [topic]: 0 } });
+      }
+    }
+    // Until the first frame the position is where the session starts.
+    if (place.id === undefined) place.from = Object.fromEntries(names.map((name) => [name, answer.topics[name]?.from_seq ?? 0]));
+    delete place.topic;
+    delete place.seq;
+    delete place.epoch;
+    return { url: answer.stream_url, gap };
+  }
+
+  async *#frames(route, lastId, controller, { isOpen }) {
+    const headers = { accept: "text/event-stream" };
+    if (lastId !== undefined) headers["last-event-id"] = lastId;
+    const dead = () => controller.abort(new Unreachable(`nothing came for ${QUIET_MS / 1000} s`));
+    const within = async (promise) => {
+      const timer = setTimeout(dead, QUIET_MS);
+      try {
+        return await promise;
+      } catch (error) {
+        if (error instanceof Refused || error instanceof Unreachable) throw error;
+        throw new Unreachable(`the stream broke: ${error.message}`, error);
+      } finally {
+        clearTimeout(timer);
+      }
+    };
+    const response = await within(this.#send(route, { headers, signal: controller.signal }));
+    isOpen?.();
+    const body = response.body.getReader();
+    const decoder = new TextDecoder();
+    const frames = new FrameReader();
+    for (;;) {
+      const { value, done } = await within(body.read());
+      if (done) return;
+      for (const frame of frames.read(decoder.decode(value, { stream: true }))) yield { ...frame, value: JSON.parse(frame.data) };
+    }
+  }
+
+  // -- one stream for all tabs of a browser ------------------------------------------------------------
+  //
+  // The tab that holds the lock has the stream, which carries no data: it rings, and every tab reads from its own
+  // position. A lost ring costs time and no record, so a tab may come late, freeze or lead at any time.
+
+  async *#shared(topic, options) {
+    const position = await readPosition(topic, options);
+    const { controller, unlink } = linked(options.signal);
+    const bell = { isRung: false, ring: () => { bell.isRung = true; bell.wake?.(); } };
+    const name = `topics ${this.#url} ${topic}`;
+    const channel = typeof BroadcastChannel === "undefined" ? undefined : new BroadcastChannel(name);
+    if (channel) channel.onmessage = bell.ring;
+    const ring = () => { bell.ring(); channel?.postMessage("new"); };
+    const lead = () => this.#lead(topic, ring, controller.signal);
+    const locks = globalThis.navigator?.locks;
+    const leading = (channel && locks ? locks.request(name, { signal: controller.signal }, lead) : lead()).catch(() => {});
+    try {
+      for (let isTold = false; ;) {
+        bell.isRung = false;
+        let page;
+        try {
+          page = await this.#page(topic, position, { patienceMs: Infinity, ...options });
+        } catch (error) {
+          if (!options.wait || error.code !== "topic_not_found") throw error;
+          if (!bell.isRung) await bellRings(bell, LOOK_EVERY_MS, controller.signal);
+          continue;
+        }
+        if (page.items.length) isTold = false;
+        yield* page.items;
+        if (!page.isCaughtUp) continue;
+        if (!isTold) yield headItem("caught-up", topic, page.head, { topic, ...position });
+        isTold = true;
+        if (!bell.isRung) await bellRings(bell, LOOK_EVERY_MS * (0.75 + this.#random() / 2), controller.signal);
+      }
+    } finally {
+      controller.abort();
+      unlink();
+      channel?.close();
+      await leading;
+    }
+  }
+
+  async #lead(topic, ring, signal) {
+    const backoff = new Backoff(1_000, LOOK_EVERY_MS, this.#random);
+    while (!signal.aborted) {
+      try {
+        const options = { signal, tail: true, wait: true, includeData: false, isOpen: ring };
+        for await (const item of this.#stream([topic], options)) if (item.kind !== "caught-up") ring();
+      } catch (error) {
+        if (signal.aborted) return;
+        await this.#pause(backoff.nextMs(error), signal); // the tab's own reads tell the error
+      }
+    }
+  }
+}
+
+async function readPosition(topic, { cursor, store, from = 0 }) {
+  const place = parsedCursor(cursor ?? await store?.load());
+  if (place === undefined) return { seq: from, epoch: undefined };
+  if (place.topic !== topic) throw new TypeError(`this is no cursor of a read of ${topic}`);
+  return { seq: place.seq, epoch: place.epoch };
+}
+
+// The items of a frame. `place` is the position: the id of the last frame (before the first one: where each topic
+// begins), and for topics whose next frame was handled in part, the last seq that was handled.
+function* itemsOf({ event, id, value }, place) {
+  const { topic } = value;
+  const handled = place.handled?.[topic] ?? 0;
+  const { [topic]: _, ...others } = place.handled ?? {};
+  const moveTo = (isHandled) => {
+    if (id !== undefined) { place.id = id; delete place.from; }
+    place.handled = isHandled ? others : place.handled;
+    if (place.handled && Object.keys(place.handled).length === 0) delete place.handled;
+    return { ...place };
+  };
+  if (event === "record") {
+    const before = { ...place };
+    const after = moveTo(value.to_seq >= handled);
+    const records = value.records.filter((record) => record.$seq > handled);
+    for (const [index, record] of records.entries()) {
+      const isLast = index === records.length - 1;
+      yield recordItem(topic, record, isLast ? after : { ...before, handled: { ...others, [topic]: record.$seq } });
+    }
+  } else if (event === "tombstone") {
+    // Records that were handled may be gone now: they are no loss.
+    const isAnew = value.reason === "recreated";
+    const isNews = isAnew || value.gap_to > handled;
+    const after = moveTo(isNews);
+    if (isNews) yield gapItem(topic, isAnew ? value : { ...value, gap_from: Math.max(value.gap_from, handled + 1) }, after);
+  } else if (event === "caught-up") {
+    yield headItem("caught-up", topic, value.head_seq, moveTo(true));
+  } else if (event === "topic-deleted") {
+    yield headItem("deleted", topic, value.head_seq, moveTo(true));
+  }
+}
+
+// 429 is advice: the stream stays open.
+function streamError(frame) {
+  const { code, error, retry_after_ms: waitMs = 0 } = frame.value;
+  if (code === 429) return undefined;
+  if (code === 410) return new Refused(410, "not_found", error);
+  return new Unreachable(`the server ended the stream: ${error} (${code})${waitMs ? `, again in ${waitMs} ms` : ""}`);
+}
+
+function bellRings(bell, withinMs, signal) {
+  return new Promise((resolve, reject) => {
+    if (signal.aborted) return reject(signal.reason);
+    const end = (settle, value) => { clearTimeout(timer); signal.removeEventListener("abort", onAbort); bell.wake = undefined; settle(value); };
+    const onAbort = () => end(reject, signal.reason);
+    const timer = setTimeout(() => end(resolve), withinMs);
+    signal.addEventListener("abort", onAbort, { once: true });
+    bell.wake = () => end(resolve);
+  });
+}
