@@ -140,6 +140,10 @@ class FakeStore:
         """Refuse: no test of a fake reads backwards."""
         raise AssertionError(name)
 
+    async def cursor_of(self, name: str, request: ReadRequest) -> int:
+        """Refuse: no test of a fake begins a stream at a time."""
+        raise AssertionError(name)
+
     def upto_seq(self, name: str, request: ReadRequest) -> int:
         """Return the last seq."""
         return self._topic(name).head_seq

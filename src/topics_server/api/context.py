@@ -204,6 +204,10 @@ class StorePort(Protocol):
         """One page of the records below a cursor, newest first."""
         ...
 
+    async def cursor_of(self, name: str, request: ReadRequest) -> int:
+        """The cursor at which a read of the topic begins now."""
+        ...
+
     def upto_seq(self, name: str, request: ReadRequest) -> int:
         """The last seq that a read examines."""
         ...

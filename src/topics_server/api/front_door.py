@@ -37,7 +37,12 @@ from topics_server.api.request_body import (
 )
 from topics_server.api.routing import Route, Routes
 from topics_server.auth.api_keys import Caller, Recalled
-from topics_server.auth.authorize import authorized, authorized_stream, check_name
+from topics_server.auth.authorize import (
+    authorized,
+    authorized_live,
+    authorized_stream,
+    check_name,
+)
 from topics_server.auth.concurrency_limit import RequestPlace
 from topics_server.auth.origin import check_origin, is_concerned
 from topics_server.http.content_encoding import deflate, is_merge_patch
@@ -64,7 +69,7 @@ from topics_server.http.responses import (
     wants_gzip,
 )
 from topics_server.http.sockets import ForeignSend, Socket
-from topics_server.runtime.clock import monotonic_ms
+from topics_server.runtime.clock import monotonic_ms, now_ms
 from topics_server.runtime.metrics import log
 from topics_server.values.errors import StorageError, TopicsError
 
@@ -301,7 +306,10 @@ class FrontDoor:
         """
         state, need = self.state, route.needs[method]
         state.hosts.check(headers.get(b"host"))
-        if route.is_stream:
+        if route.is_live and method != "POST":
+            topic = segment.decode("latin-1")
+            caller = authorized_live(state.keys, headers, query, topic, need, now_ms())
+        elif route.is_stream and not route.is_live:
             wid = "" if route.is_of_topic else segment.decode("latin-1")
             now = monotonic_ms()
             caller = authorized_stream(state.keys, state.tickets, headers, query, wid, need, now)

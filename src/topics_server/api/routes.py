@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from topics_server.api.context import ServerState
+from topics_server.api.live import handlers as live
 from topics_server.api.openapi import document
 from topics_server.api.operate import admin, console, front_page, probes, reference
 from topics_server.api.queues import handlers as queues
@@ -84,6 +85,18 @@ def build_routes(mount: str = STREAMS_PATH) -> Routes:
                 "/v0/topics/{topic}/views/{view}/live",
                 {"GET": views.live},
                 needs={"GET": READ},
+                is_stream=True,
+            ),
+            Route(
+                "/v0/topics/{topic}/live",
+                {"GET": live.stream, "POST": live.issue_ticket},
+                needs={"GET": READ, "POST": READ},
+                is_stream=True,
+            ),
+            Route(
+                "/v0/live",
+                {"GET": live.stream, "POST": live.issue_ticket},
+                needs={"GET": READ, "POST": READ},
                 is_stream=True,
             ),
             Route("/v0/routers", {"GET": routers.list_routers}, needs={"GET": READ}),

@@ -41,6 +41,7 @@ class Route:
         "handlers",
         "hot",
         "is_below",
+        "is_live",
         "is_named",
         "is_mount",
         "is_of_router",
@@ -78,6 +79,8 @@ class Route:
         self.is_mount = template.endswith("/{path}")
         # What the template calls the part of a path that is a name.
         self.parameter = template.partition("{")[2].partition("}")[0]
+        # Its tickets are those of `auth/live_tickets`.
+        self.is_live = is_stream and template in ("/v0/live", "/v0/topics/{topic}/live")
         self.claims = is_stream and template.endswith("/work")
         # What is held against a key's prefixes.
         kinds = {"topic": self.is_of_topic, "router": self.is_of_router, "path": self.is_mount}

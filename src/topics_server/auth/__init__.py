@@ -6,5 +6,6 @@
 - `hosts`: decides which `Host` names a request may use (DNS rebinding rule).
 - `key_file`: reads API keys from the environment and from the key file.
 - `origin`: decides which web pages may have a browser call this server (CSRF rule).
+- `live_tickets`: signed tickets that open one live stream without a key until they expire.
 - `tickets`: single-use tickets that open one watch session's stream without a key.
 """

@@ -12,6 +12,7 @@ from base64 import urlsafe_b64decode
 from collections.abc import Iterable, Mapping
 from typing import Final
 
+from topics_server.auth import live_tickets
 from topics_server.auth.api_keys import (
     ANY_KEY,
     EVERYBODY,
@@ -29,6 +30,9 @@ from topics_server.values.query_string import parse_query
 _NO_KEY: Final = "this server requires a key: send Authorization: Bearer <key>"
 _UNKNOWN_KEY: Final = "this server does not know the key"
 _UNKNOWN_TICKET: Final = "the ticket has been used, has expired, or is for another session"
+_UNKNOWN_LIVE_TICKET: Final = (
+    "the ticket has expired, its key was revoked, or it is for another stream"
+)
 # The subprotocol that a WebSocket speaks, and the one that carries a key: it is never selected.
 SUBPROTOCOL: Final = "topics.v0"
 _KEY_SUBPROTOCOL: Final = "topics.bearer."
@@ -72,6 +76,35 @@ def authorized_stream(
         if caller is None or caller.key not in key_ring.keys:
             raise unauthorized(_UNKNOWN_TICKET)
         caller = caller.key.caller
+    else:
+        token = asked.get("token", "").encode("utf-8", "surrogatepass")
+        caller = identified(key_ring, token or None)
+    check_scopes(caller, need)
+    return caller
+
+
+def authorized_live(
+    key_ring: KeyRing,
+    headers: Mapping[bytes, bytes],
+    query: bytes,
+    topic: str,
+    need: int,
+    now_ms: int,
+) -> Caller:
+    """The caller of a live stream's GET, whose query may hold `token` or `ticket`.
+
+    `topic`: that of the path; `now_ms`: of the wall clock. A header wins over both. Raises
+    `unauthorized`, `forbidden`, or `invalid_request` for a malformed query.
+    """
+    authorization = headers.get(b"authorization")
+    if not key_ring.is_on or authorization is not None or not query:
+        return authorized(key_ring, authorization, need)
+    asked = parse_query(query)
+    if "ticket" in asked:
+        subscription = live_tickets.subscription_of(topic, query)
+        caller = live_tickets.redeem(key_ring, asked["ticket"], subscription, now_ms)
+        if caller is None:
+            raise unauthorized(_UNKNOWN_LIVE_TICKET)
     else:
         token = asked.get("token", "").encode("utf-8", "surrogatepass")
         caller = identified(key_ring, token or None)

@@ -91,7 +91,8 @@ def leaves_of(wanted: Filter) -> Iterator[TagLeaf | NodeLeaf]:
 class Matcher:
     """Decides records by their labels; each pair of labels is evaluated once.
 
-    Topics have few labels and many records. Beyond `_KNOWN_MAX` pairs all are forgotten.
+    Topics have few labels and many records. Beyond `_KNOWN_MAX` pairs all are forgotten. Matchers
+    of equal filters are equal, and their hash costs nothing.
     """
 
     _KNOWN_MAX = 4096
@@ -99,7 +100,14 @@ class Matcher:
     def __init__(self, wanted: Filter) -> None:
         self.wanted = wanted
         self._has_node = has_node(wanted)
+        self._hash = hash(wanted)
         self._known: dict[tuple[str | None, str | None], bool] = {}
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or (isinstance(other, Matcher) and self.wanted == other.wanted)
 
     def __call__(self, tag: str | None, node: str | None) -> bool:
         """Whether a record with these labels passes."""

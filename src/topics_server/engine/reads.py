@@ -151,6 +151,12 @@ class Reads:
                 search.found.clear()
         return earliest - 1
 
+    async def cursor_of(self, name: str, request: ReadRequest) -> int:
+        """The cursor at which a read of the topic begins now."""
+        topic = self._registry.existing(name)
+        placed = await self._placed(topic, request, self._clock.now_ms())
+        return placed.from_seq
+
     async def complete(self, topic: Topic, plan: PagePlan) -> Page | None:
         """The page of a plan, read from disk where it has to be; None: plan it again."""
         return await self._fetcher.complete(topic, plan)

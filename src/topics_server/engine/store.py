@@ -65,6 +65,7 @@ class Store:
         self.read, self.read_now, self.read_rows = reads.read, reads.read_now, reads.read_rows
         self.rows_now = reads.rows_now
         self.read_backward, self.range_mark = reads.read_backward, reads.range_mark
+        self.cursor_of = reads.cursor_of
         self.upto_seq = reads.upto_seq
         self.complete, self.resident, self.drain = reads.complete, reads.resident, reads.drain
         self.stable_topic, self.create_topic = topics.stable_topic, topics.create_topic

@@ -79,6 +79,10 @@ PAGE_SCAN_SLOTS_MAX: Final = 65_536
 # Sealed segments that one page of a filtered read searches, and how many of them at once.
 SEARCHED_SEGMENTS_MAX: Final = 64
 SEARCHED_AT_ONCE: Final = 8
+# Prefixes of one live stream.
+LIVE_PREFIXES_MAX: Final = 16
+# Slots that a filtered stream skips before it tells its client where it stands.
+SKIPPED_SLOTS_MAX: Final = PAGE_SCAN_SLOTS_MAX
 # The size of a filter of a read.
 FILTER_LEAVES_MAX: Final = 256
 FILTER_DEPTH_MAX: Final = 8

@@ -94,6 +94,11 @@ ROWS: Final[dict[tuple[str, str], Row]] = {
     ("POST", "/v0/watch"): row(R, body={"topics": {INSIDE: {}}}),
     # No such session exists: a caller that may open streams learns that.
     ("GET", "/v0/watch/{wid}"): row(R, ok=404),
+    ("GET", f"{T}/live"): row(R),
+    ("POST", f"{T}/live"): row(R),
+    # Neither topics nor a prefix: a caller that may follow some learns that.
+    ("GET", "/v0/live"): row(R, ok=400),
+    ("POST", "/v0/live"): row(R, ok=400),
     ("GET", "/v0/ws"): row(ok=400),
     ("GET", "/v0/health"): OPEN,
     ("GET", "/healthz"): OPEN,
@@ -252,6 +257,8 @@ BODIES: Final[dict[str, tuple[str, str, str, object]]] = {
         "config.dead_letter",
         RECORD | {"config": QUEUE | {"dead_letter": "{name}"}},
     ),
+    "live": ("POST", "/v0/live?topics=t.in,{name}", "topics", None),
+    "live by prefix": ("POST", "/v0/live?prefix={name}", "prefix", None),
     "redrive": ("POST", "/v0/topics/t.in/redrive", "from", {"from": "{name}", "all": True}),
 }
 
@@ -268,7 +275,8 @@ def test_a_name_in_a_body_is_as_one_in_a_path(ready: Guarded, case: str) -> None
     """§0.2 [0.2-22, 0.2-23, 7.1-04]"""
     method, path, field, body = BODIES[case]
     there, absent = (
-        ready.ask("prefix", method, path, named(body, name)) for name in (OUTSIDE, ABSENT)
+        ready.ask("prefix", method, named(path, name), named(body, name))
+        for name in (OUTSIDE, ABSENT)
     )
     assert (there.status, there.code) == (403, "forbidden")
     assert there.json()["error"]["detail"] == {"field": named(field, OUTSIDE), "name": OUTSIDE}
@@ -277,7 +285,7 @@ def test_a_name_in_a_body_is_as_one_in_a_path(ready: Guarded, case: str) -> None
     for made in ("t.r", "t.q", "t.src2", "t.dst2", ABSENT):
         for kind in ("topics", "routers"):
             assert ready.ask("all", "GET", f"/v0/{kind}/{made}").status == 404
-    allowed = ready.ask("prefix", method, path, named(body, "t.dead"))
+    allowed = ready.ask("prefix", method, named(path, "t.dead"), named(body, "t.dead"))
     assert allowed.status in (200, 201), allowed.body
     for made in ("t.r", "t.q", "t.src2", "t.dst2"):
         ready.good("DELETE", f"/v0/routers/{made}")

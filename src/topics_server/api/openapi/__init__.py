@@ -3,6 +3,7 @@
 - `document`: builds the OpenAPI 3.1 document.
 - `examples`: the example requests and answers of the OpenAPI document.
 - `find_operations`: the operations of plain reads, and their schemas.
+- `live_operations`: the operations of live streams, and the schema of their tickets.
 - `operations`: builds one operation of the OpenAPI document.
 - `router_schemas`: JSON schemas of routers for the OpenAPI document.
 - `schemas`: JSON schemas of requests and responses for the OpenAPI document.

@@ -14,6 +14,7 @@ from typing import Final
 import msgspec
 
 from topics_server.api.openapi.find_operations import find_paths, find_schemas
+from topics_server.api.openapi.live_operations import live_paths, live_schemas
 from topics_server.api.openapi.operations import (
     JSON,
     READS,
@@ -88,12 +89,17 @@ def document() -> Schema:
             | _router_paths()
             | view_paths(_NAME)
             | _watch_paths()
+            | live_paths(_NAME)
             | stream_paths()
             | _server_paths()
         ),
         "components": {
             **components(),
-            "schemas": all_schemas() | router_schemas() | find_schemas() | view_schemas(),
+            "schemas": all_schemas()
+            | router_schemas()
+            | find_schemas()
+            | view_schemas()
+            | live_schemas(),
         },
     }
 

@@ -60,4 +60,9 @@ BODIES: Final[dict[str, Any]] = {
 }
 
 # By operation id and name of the query parameter; all others stay empty, or have a default.
-IN_QUERY: Final = {"work": {"node": _NODE}, "liveQuery": {"query": "all"}}
+IN_QUERY: Final = {
+    "work": {"node": _NODE},
+    "liveQuery": {"query": "all"},
+    "live": {"topics": "jobs", "prefix": "events"},
+    "issueTicket": {"topics": "jobs", "prefix": "events"},
+}

@@ -35,7 +35,8 @@ _GUARDED: Final = (Code.UNAUTHORIZED, Code.FORBIDDEN)
 # Ways to send a key beside the header; streams only (§7.1, §10.8).
 _IN_URL: Final = {
     "token": "A key, only for development: URLs end up in logs and histories.",
-    "ticket": "A ticket of `POST /v0/watch?ticket=true`: opens one stream once, within a minute.",
+    "ticket": "A ticket of `POST /v0/watch?ticket=true`: opens one stream once, within a minute. "
+    "Or one of `POST …/live`: opens that stream, as often as needed, for an hour.",
 }
 
 

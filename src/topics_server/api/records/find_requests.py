@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Final
 
 import msgspec
 
 from topics_server.api.context import ApiSettings
-from topics_server.api.messages.bounded_lists import check_node, check_tag
-from topics_server.api.messages.filters import decode_filter
+from topics_server.api.messages.read_queries import filter_of, whole_number
 from topics_server.api.messages.requests import query_bool
 from topics_server.api.messages.times import point_in_time
 from topics_server.engine.answers import BackwardRequest, ReadRequest, ReadStart
-from topics_server.engine.filters import AllOf, Filter, NodeLeaf, TagLeaf
 from topics_server.values.errors import clipped, invalid
 from topics_server.values.json_cache import DATA, META, TAGS
 from topics_server.values.limits import (
@@ -22,9 +19,7 @@ from topics_server.values.limits import (
     PAGE_BYTES_DEFAULT,
     PAGE_BYTES_MAX,
     SEQ_MAX,
-    U64_MAX,
 )
-from topics_server.values.model import TagMatch
 from topics_server.values.query_string import parse_query
 
 _STARTS: Final = ("from_seq", "since", "last")
@@ -48,20 +43,20 @@ def decode_records(query: bytes, settings: ApiSettings) -> RecordsRequest:
     starts = [name for name in _STARTS if name in sent]
     if len(starts) > 1 and (order == "asc" or "last" in starts):
         raise invalid(f"{starts[0]} and {starts[1]} are two starts; give one", starts[1])
-    last = _u64(sent, "last", 0)
+    last = whole_number(sent, "last", 0)
     if "last" in sent and (order == "desc" or last == 0):
         more = "limit gives the number of records in descending order" if order == "desc" else ""
         raise invalid(more or "last must be at least 1", "last")
-    limit = min(_u64(sent, "limit", 0) or last or DIFF_LIMIT_DEFAULT, settings.max_limit)
-    max_bytes = min(_u64(sent, "max_batch_bytes", 0) or PAGE_BYTES_DEFAULT, PAGE_BYTES_MAX)
-    from_seq = _u64(sent, "from_seq", 0)
-    before_seq = min(_u64(sent, "before_seq", SEQ_MAX + 1), SEQ_MAX + 1)
+    limit = min(whole_number(sent, "limit", 0) or last or DIFF_LIMIT_DEFAULT, settings.max_limit)
+    max_bytes = min(whole_number(sent, "max_batch_bytes", 0) or PAGE_BYTES_DEFAULT, PAGE_BYTES_MAX)
+    from_seq = whole_number(sent, "from_seq", 0)
+    before_seq = min(whole_number(sent, "before_seq", SEQ_MAX + 1), SEQ_MAX + 1)
     since = point_in_time(sent["since"], "since") if "since" in sent else None
     until = point_in_time(sent["until"], "until") if "until" in sent else None
     start = None
     if since is not None or last:
         start = ReadStart(since, min(last, settings.max_limit) or None)
-    wanted = _filter(sent, settings.max_node_bytes)
+    wanted = filter_of(sent, settings.max_node_bytes)
     tags = TAGS if query_bool(sent, "include_tags", True) else 0
     metas = META if query_bool(sent, "include_meta", True) else 0
     return RecordsRequest(
@@ -69,7 +64,7 @@ def decode_records(query: bytes, settings: ApiSettings) -> RecordsRequest:
             from_seq=from_seq,
             limit=limit,
             max_bytes=max_bytes,
-            wait_ms=min(_u64(sent, "wait_ms", 0), DIFF_WAIT_MS_MAX),
+            wait_ms=min(whole_number(sent, "wait_ms", 0), DIFF_WAIT_MS_MAX),
             filter=wanted,
             start=start,
             before_seq=before_seq,
@@ -93,31 +88,3 @@ def seq_of(segment: str) -> int:
     if not (segment.isascii() and segment.isdigit()) or len(segment) > 20 or not int(segment):
         raise invalid(f'seq must be a whole number from 1, not "{clipped(segment)}"', "seq")
     return int(segment)
-
-
-def _u64(sent: Mapping[str, str], name: str, default: int) -> int:
-    text = sent.get(name)
-    if text is None:
-        return default
-    if not (text.isascii() and text.isdigit()) or len(text) > 20 or int(text) > U64_MAX:
-        raise invalid(f"{name} must be a whole number of at most {U64_MAX}", name)
-    return int(text)
-
-
-def _filter(sent: Mapping[str, str], max_node_bytes: int) -> Filter | None:
-    """All filters of the query; a record passes if each takes it."""
-    parts: list[Filter] = []
-    if "tag" in sent:
-        check_tag(sent["tag"], "tag")
-        parts.append(TagLeaf((TagMatch(sent["tag"]),)))
-    if "tag_prefix" in sent:
-        check_tag(sent["tag_prefix"], "tag_prefix")
-        parts.append(TagLeaf((TagMatch(sent["tag_prefix"], is_prefix=True),)))
-    if "node" in sent:
-        check_node(sent["node"], max_node_bytes)
-        parts.append(NodeLeaf(frozenset((sent["node"],))))
-    if "filter" in sent:
-        parts.append(decode_filter(sent["filter"].encode(), max_node_bytes))
-    if not parts:
-        return None
-    return parts[0] if len(parts) == 1 else AllOf(tuple(parts))

@@ -10,17 +10,14 @@ taken but not sent are taken back when the stream ends. Loop thread only. Used b
 
 from __future__ import annotations
 
-import asyncio
-import heapq
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from itertools import count
-from math import ceil
 from typing import Final, NamedTuple, Protocol
 
 from topics_server.api.watch.send_queue import Dialect as Dialect
 from topics_server.api.watch.send_queue import Send, send_queue_of
+from topics_server.api.watch.stream_timer import Look, StreamTimer
 from topics_server.engine.subscribe.cursors import Cursor
 from topics_server.engine.subscribe.dispatcher import SubscriptionDispatcher, Writes
 from topics_server.engine.subscribe.subscription import (
@@ -40,8 +37,6 @@ _PUMP_BYTES: Final = 262_144
 # How long an ended stream has to take its last frame.
 _LINGER_S: Final = 5.0
 _SLOW_CHECKS: Final = 8
-# Heartbeats that are due within this time are sent together.
-_BEAT_MS: Final = 50
 # Close codes of WebSockets (RFC 6455); an HTTP response has none.
 GOING_AWAY: Final = 1001
 REFUSED: Final = 1008
@@ -62,7 +57,7 @@ class StreamOwner(Protocol):
 
 
 class Fanout:
-    """All streams of one server, and the one timer behind them."""
+    """All streams of one server, and the one timer behind them (`timer`)."""
 
     def __init__(
         self,
@@ -78,11 +73,7 @@ class Fanout:
         self.slow_consumer_timeout_ms: Final = slow_consumer_timeout_ms
         self.streams: Final[set[BroadcastStream]] = set()
         self.slow_count = 0
-        # When each stream is to be checked next, a heap.
-        self._looks: list[_Look] = []
-        self._ties = count()
-        self._timer: asyncio.TimerHandle | None = None
-        self._timer_ms = 0.0
+        self.timer: Final = StreamTimer()
 
     @property
     def stream_count(self) -> int:
@@ -97,14 +88,16 @@ class Fanout:
         heartbeat_ms: int,
         id_of: Callable[[], bytes] | None = None,
         owner: StreamOwner | None = None,
+        on_gone: Callable[[str], None] | None = None,
     ) -> BroadcastStream:
         """A stream on a connection whose response has been started.
 
-        `id_of` gives the text of the `id:` line for the stream's current cursors.
+        `id_of` gives the text of the `id:` line for the stream's current cursors. `on_gone` is
+        called with the name of a followed topic behind the frame that tells of its deletion.
         """
-        stream = BroadcastStream(self, send, dialect, heartbeat_ms, id_of, owner)
+        stream = BroadcastStream(self, send, dialect, heartbeat_ms, id_of, owner, on_gone)
         self.streams.add(stream)
-        self.beat_at(stream, monotonic_ms() + heartbeat_ms)
+        self.timer.beat_at(stream, monotonic_ms() + heartbeat_ms)
         return stream
 
     def drain(self) -> None:
@@ -114,61 +107,6 @@ class Fanout:
                 stream.end(code=GOING_AWAY, at_once=True)
             else:
                 stream.owner.drain()
-
-    def beat_at(self, stream: BroadcastStream, due_ms: float) -> None:
-        """Check the stream when its heartbeat is due; many are checked together."""
-        self.look_at(stream, ceil(due_ms / _BEAT_MS) * _BEAT_MS)
-
-    def look_at(self, stream: BroadcastStream, due_ms: float) -> None:
-        """Check the stream at `due_ms`, unless an earlier check is scheduled."""
-        look = stream.next_look
-        if look is not None:
-            if look.due_ms <= due_ms:
-                return
-            look.stream = None
-        stream.next_look = look = _Look(due_ms, next(self._ties), stream)
-        heapq.heappush(self._looks, look)
-        self._set_timer()
-
-    def _set_timer(self) -> None:
-        looks = self._looks
-        while looks and looks[0].stream is None:
-            heapq.heappop(looks)
-        if not looks:
-            return
-        due_ms = looks[0].due_ms
-        if self._timer is not None:
-            if self._timer_ms <= due_ms:
-                return
-            self._timer.cancel()
-        self._timer_ms = due_ms
-        delay_s = max(0.0, due_ms - monotonic_ms()) / 1000
-        self._timer = asyncio.get_running_loop().call_later(delay_s, self._look)
-
-    def _look(self) -> None:
-        self._timer = None
-        now = monotonic_ms()
-        looks = self._looks
-        while looks and looks[0].due_ms <= now:
-            stream = heapq.heappop(looks).stream
-            if stream is not None:
-                stream.next_look = None
-                stream.look(now)
-        self._set_timer()
-
-
-class _Look:
-    """The time of a stream's check; without a stream, the check was moved or the stream is over."""
-
-    __slots__ = ("due_ms", "stream", "tie")
-
-    def __init__(self, due_ms: float, tie: int, stream: BroadcastStream) -> None:
-        self.due_ms = due_ms
-        self.tie = tie
-        self.stream: BroadcastStream | None = stream
-
-    def __lt__(self, other: _Look) -> bool:
-        return (self.due_ms, self.tie) < (other.due_ms, other.tie)
 
 
 class _Shared(NamedTuple):
@@ -191,9 +129,11 @@ class BroadcastStream:
         "_fetching",
         "_heartbeat_ms",
         "_id_of",
+        "_is_filtered",
         "_is_resting",
         "_is_shared",
         "_kind",
+        "_on_gone",
         "_send_queue",
         "_ready",
         "_subscriptions",
@@ -212,12 +152,14 @@ class BroadcastStream:
         heartbeat_ms: int,
         id_of: Callable[[], bytes] | None,
         owner: StreamOwner | None = None,
+        on_gone: Callable[[str], None] | None = None,
     ) -> None:
         self.owner: Final = owner
+        self._on_gone = on_gone
         self.cursors: dict[str, Cursor] = {}
         self.is_over = False
         # Its next check.
-        self.next_look: _Look | None = None
+        self.next_look: Look | None = None
         self._fanout = fanout
         self._dispatcher = fanout.dispatcher
         self._dialect = dialect
@@ -226,6 +168,8 @@ class BroadcastStream:
         self._kind = (dialect, id_of is not None)
         # Whether its frames have no id, or an id of a single topic.
         self._is_shared = True
+        # Whether cursors may move without a frame.
+        self._is_filtered = False
         # Its socket is full, and it is not notified.
         self._is_resting = False
         self._heartbeat_ms = heartbeat_ms
@@ -254,6 +198,7 @@ class BroadcastStream:
         self.unfollow(cursor.name)
         self.cursors[cursor.name] = cursor
         self._is_shared = self._id_of is None or len(self.cursors) == 1
+        self._is_filtered = self._is_filtered or options.matcher is not None
         subscription = self._dispatcher.follow(self, cursor, options)
         if subscription is not None:
             self._subscriptions[cursor.name] = subscription
@@ -261,11 +206,13 @@ class BroadcastStream:
             return
         if cursor.is_waiting:
             self._waiting[cursor.name] = cursor
-            self._dispatcher.wait(cursor, partial(self._arrived, cursor, options))
+            self._dispatcher.creations.wait(cursor, partial(self._arrived, cursor, options))
             return
         event = TopicDeleted(cursor.name, cursor.seq)
         self._put(self._dialect.render(event, self._fanout.encoded))
         self._dispatcher.again(self)
+        if self._on_gone is not None:
+            self._on_gone(cursor.name)
 
     def _arrived(self, cursor: Cursor, options: SubscriptionOptions) -> None:
         """The topic of a waiting cursor was created."""
@@ -277,7 +224,7 @@ class BroadcastStream:
         subscription = self._subscriptions.pop(name, None)
         waiting = self._waiting.pop(name, None)
         if waiting is not None:
-            self._dispatcher.stop_waiting(waiting)
+            self._dispatcher.creations.stop_waiting(waiting)
         self.cursors.pop(name, None)
         self._is_shared = self._id_of is None or len(self.cursors) == 1
         if subscription is None:
@@ -360,12 +307,17 @@ class BroadcastStream:
         else:
             self._keep(cursor)
             size = self._take_own(subscription, batch)
+        if subscription.must_tell(batch):
+            head_seq = subscription.topic.log.head_seq
+            self._put(self._dialect.position(cursor.name, cursor.seq, head_seq))
         if batch.more:
             subscription.is_ready = True
             self._ready.append(subscription)
         elif batch.is_last:
             self._subscriptions.pop(cursor.name)
             self._drop(subscription)
+            if self._on_gone is not None:
+                self._on_gone(cursor.name)
         return size
 
     def give(
@@ -384,7 +336,8 @@ class BroadcastStream:
         # It is live: nothing else changes.
         subscription.cursor.seq = batch.end_seq
         writes.append((writer, wire))
-        if self.owner is None and len(self._subscriptions) == 1 and self._fetching is None:
+        is_alone = self.owner is None and len(self._subscriptions) == 1
+        if is_alone and not self._is_filtered and self._fetching is None:
             writer = self._send_queue.claim(self._leave)
             if writer is not None:
                 self._dispatcher.join(subscription, self._kind, Member(writer, self._wire))
@@ -495,7 +448,7 @@ class BroadcastStream:
     def _watch_slow(self) -> None:
         """The socket is full: have the timer check it soon."""
         if not self.is_over:
-            self._fanout.look_at(self, monotonic_ms() + self._slow_check_ms())
+            self._fanout.timer.look_at(self, monotonic_ms() + self._slow_check_ms())
 
     def _slow_check_ms(self) -> float:
         return max(10.0, self._fanout.slow_consumer_timeout_ms / _SLOW_CHECKS)
@@ -515,9 +468,11 @@ class BroadcastStream:
         if due_ms <= now:
             comment = self._dialect.heartbeat(now_ms())
             if comment is not None:
+                if self._is_filtered and self._id_of is not None:
+                    comment = b"id: %b\n%b" % (self._id_of(), comment)
                 self.push(comment)
             due_ms = now + self._heartbeat_ms
-        self._fanout.beat_at(self, due_ms)
+        self._fanout.timer.beat_at(self, due_ms)
 
     def _sent_ms(self) -> float:
         """The time of the last send."""
@@ -570,7 +525,7 @@ class BroadcastStream:
         for subscription in self._subscriptions.values():
             self._dispatcher.unfollow(subscription)
         for cursor in self._waiting.values():
-            self._dispatcher.stop_waiting(cursor)
+            self._dispatcher.creations.stop_waiting(cursor)
         self._subscriptions.clear()
         self._waiting.clear()
         self._ready.clear()

@@ -50,6 +50,10 @@ class Dialect(Protocol):
         """The ASGI message that ends the connection; `code` is a WebSocket's close code."""
         ...
 
+    def position(self, topic: str, seq: int, head_seq: int) -> bytes:
+        """The frame that tells a filtered reader how far its topic was examined."""
+        ...
+
     def heartbeat(self, now_ms: int) -> bytes | None:
         """What is sent when nothing else was for a while, if anything."""
         ...

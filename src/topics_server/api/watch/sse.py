@@ -70,6 +70,11 @@ def records_json(event: Records, cache: JsonCache) -> bytes:
     return b"".join(parts)
 
 
+def topic_created(name: str, epoch: int) -> bytes:
+    """A topic of a followed prefix is followed from now on."""
+    return frame(b"topic-created", _encode({"topic": name, "epoch": epoch}))
+
+
 def render(event: Event, cache: JsonCache) -> bytes:
     """The frame of one event, without its `id:` line."""
     match event:
@@ -104,6 +109,10 @@ class SseDialect:
     def last(self, code: int) -> dict[str, Any]:
         """The ASGI message that ends the response."""
         return {"type": "http.response.body", "body": b"", "more_body": False}
+
+    def position(self, topic: str, seq: int, head_seq: int) -> bytes:
+        """Nothing behind the `id:` line, which says it all: no event."""
+        return b"\n"
 
     def heartbeat(self, now_ms: int) -> bytes:
         """A comment: no event, no id (§7.5)."""

@@ -97,6 +97,11 @@ class SocketDialect:
         """The ASGI message that closes the socket."""
         return {"type": "websocket.close", "code": code}
 
+    def position(self, topic: str, seq: int, head_seq: int) -> bytes:
+        """`skipped`: no record up to `to_seq` passed the filter."""
+        fields = (topic.encode("ascii"), seq, head_seq)
+        return b'{"op":"skipped","topic":"%b","to_seq":%d,"head_seq":%d}' % fields
+
     def heartbeat(self, now_ms: int) -> bytes | None:
         """None: the protocol's own pings do that."""
         return None

@@ -153,6 +153,14 @@ WATCH: Final = Section(
         LimitRow("`cursor`, with all of the body", _CONTROL, "payload_too_large"),
     ),
 )
+LIVE: Final = Section(
+    "`GET /v0/topics/{topic}/live`, `GET /v0/live`",
+    (
+        LimitRow("`topics`, and topics followed at once", Limit("max_watch_topics", "topics")),
+        LimitRow("`prefix`", Limit("LIVE_PREFIXES_MAX", "prefixes")),
+        *_FILTER,
+    ),
+)
 SEAL: Final = Section(
     "`POST /v0/admin/seal`",
     (
@@ -180,7 +188,7 @@ SOCKET: Final = Section(
     ),
 )
 SECTIONS: Final = (
-    *(ALL, HEADERS, APPEND, CONFIG, DIFF, DELETE, QUEUE, ROUTER, WATCH, SEAL, SOCKET),
+    *(ALL, HEADERS, APPEND, CONFIG, DIFF, DELETE, QUEUE, ROUTER, WATCH, LIVE, SEAL, SOCKET),
 )
 
 # The structs that requests are decoded into, and the section of each field's row.

@@ -61,9 +61,9 @@ class Search:
     `found` has the rows of each searched segment: ascending, dead ones included.
     """
 
-    def __init__(self, wanted: Filter) -> None:
+    def __init__(self, wanted: Filter, matcher: Matcher | None = None) -> None:
         self.wanted = wanted
-        self.matcher = Matcher(wanted)
+        self.matcher = Matcher(wanted) if matcher is None else matcher
         self.found: dict[int, Rows] = {}
 
     @property

@@ -20,6 +20,7 @@ from topics_server.engine.commit.notifier import Notifier
 from topics_server.engine.commit.pipeline import CommitPipeline
 from topics_server.engine.ports import Clock
 from topics_server.engine.read.segment_reader import Fetcher
+from topics_server.engine.subscribe.creations import Creations
 from topics_server.engine.subscribe.cursors import Cursor
 from topics_server.engine.subscribe.durable_heads import SyncedHeads
 from topics_server.engine.subscribe.subscription import (
@@ -32,12 +33,13 @@ from topics_server.engine.subscribe.subscription import (
     build_batch,
     deleted,
     plan,
+    search_of,
 )
 from topics_server.engine.topic.applied import Applied
 from topics_server.engine.topic.registry import Registry
 from topics_server.engine.topic.topic import Topic
 from topics_server.runtime.metrics import log
-from topics_server.values.entries import Entry, RecordsAppended, TopicPut
+from topics_server.values.entries import Entry
 from topics_server.values.errors import StorageError, TopicsError
 from topics_server.values.limits import SEQ_MAX
 
@@ -161,8 +163,6 @@ class SubscriptionDispatcher:
         self._passes: deque[Iterator[int]] = deque()
         self._is_scheduled = False
         self._options: dict[SubscriptionOptions, SubscriptionOptions] = {}
-        # Readers of topics that do not exist yet, by name.
-        self._awaited: dict[str, dict[Cursor, Callable[[], None]]] = {}
         self._shared: dict[tuple[ReaderPosition, int, int], EventBatch] = {}
         self._fetching: dict[
             tuple[ReaderPosition, int], list[tuple[Subscription, TopicReader]]
@@ -170,6 +170,7 @@ class SubscriptionDispatcher:
         self._tasks: set[asyncio.Task[None]] = set()
         self._synced = SyncedHeads(commits.synced_lsn)
         self._loop = asyncio.get_running_loop()
+        self.creations: Final = Creations(commits, self._begin_pass)
 
     # --- who follows ------------------------------------------------------------------------
 
@@ -180,6 +181,16 @@ class SubscriptionDispatcher:
             return None
         earliest = topic.earliest_seq(self._clock.now_ms())
         return TopicView(topic.topic_id, topic.epoch, topic.log.head_seq, earliest)
+
+    def names(self, prefix: str, count: int, keep: Callable[[str], bool]) -> list[str]:
+        """The first `count` topics of a prefix that `keep` takes, in name order."""
+        topics, _ = self._registry.page(prefix, None, count, keep)
+        return [topic.name for topic in topics]
+
+    def name_of(self, topic_id: int) -> str | None:
+        """The name of a topic, unless it is gone."""
+        topic = self._registry.get(topic_id)
+        return None if topic is None else topic.name
 
     def lag_of(self, cursor: Cursor) -> int:
         """Seqs of its topic behind a cursor; 0 if that topic is gone."""
@@ -212,39 +223,6 @@ class SubscriptionDispatcher:
         self._wake(reader, subscription)
         return subscription
 
-    def wait(self, cursor: Cursor, arrived: Callable[[], None]) -> None:
-        """Call `arrived` in a later turn once the topic of a waiting cursor exists."""
-        if not self._awaited:
-            self._commits.change_observers.append(self._on_created)
-        self._awaited.setdefault(cursor.name, {})[cursor] = arrived
-
-    def stop_waiting(self, cursor: Cursor) -> None:
-        """The reader left, or its topic was created."""
-        waiting = self._awaited.get(cursor.name)
-        if waiting is None or waiting.pop(cursor, None) is None:
-            return
-        if not waiting:
-            del self._awaited[cursor.name]
-        if not self._awaited:
-            self._commits.change_observers.remove(self._on_created)
-
-    def _on_created(self, lsn: int, entry: Entry, applied: Applied) -> None:
-        created = entry.creation if isinstance(entry, RecordsAppended) else entry
-        if isinstance(created, TopicPut) and created.name in self._awaited:
-            self._passes.append(self._arrive(created.name))
-            self._schedule()
-
-    def _arrive(self, name: str) -> Iterator[int]:
-        """Call the readers that waited for a topic; yields now and then."""
-        waiting = list(self._awaited.get(name, {}).items())
-        for start in range(0, len(waiting), _DELIVERED_AT_ONCE):
-            for cursor, arrived in waiting[start : start + _DELIVERED_AT_ONCE]:
-                # Otherwise the reader left, or began to wait again, while others were called.
-                if self._awaited.get(name, {}).get(cursor) is arrived:
-                    self.stop_waiting(cursor)
-                    arrived()
-            yield start
-
     def unfollow(self, subscription: Subscription) -> None:
         """Stop delivering this subscription."""
         topic_id = subscription.topic.topic_id
@@ -264,8 +242,8 @@ class SubscriptionDispatcher:
 
         It follows only this topic, and its socket takes writes directly.
         """
-        if subscription.options.strong:
-            return  # its end depends on syncs too
+        if subscription.options.strong or subscription.options.matcher is not None:
+            return  # its end depends on syncs too, or a batch may hold nothing for it
         followed = self._followed[subscription.topic.topic_id]
         for group in reversed(followed.groups):
             if len(group.members) < _GROUP_MAX and group.takes(subscription, kind):
@@ -321,6 +299,11 @@ class SubscriptionDispatcher:
     def _on_synced(self) -> None:
         for topic_id in self._synced.advance():
             self._notifier.notify(topic_id)
+
+    def _begin_pass(self, calls: Iterator[int]) -> None:
+        """Go through these calls in later turns, a few at a time."""
+        self._passes.append(calls)
+        self._schedule()
 
     # --- turns ------------------------------------------------------------------------------
 
@@ -485,7 +468,10 @@ class SubscriptionDispatcher:
         if batch is not None:
             return batch
         topic.last_read_ts = now_ms = self._clock.now_ms()
-        page = self._fetcher.resident(topic, plan(topic, position, upto_seq, now_ms))
+        page_plan = plan(topic, position, upto_seq, now_ms, search_of(position))
+        if page_plan.unsearched:
+            return None
+        page = self._fetcher.resident(topic, page_plan)
         if page is None:
             return None
         if len(self._shared) >= _SHARED_MAX:
@@ -516,7 +502,12 @@ class SubscriptionDispatcher:
         batch: EventBatch | None = None
         error: StorageError | None = None
         try:
-            page_plan = plan(topic, position, upto_seq, self._clock.now_ms())
+            search = search_of(position)
+            page_plan = plan(topic, position, upto_seq, self._clock.now_ms(), search)
+            while page_plan.unsearched:
+                assert search is not None
+                await self._fetcher.search(topic, page_plan.unsearched, search)
+                page_plan = plan(topic, position, upto_seq, self._clock.now_ms(), search)
             page = await self._fetcher.complete(topic, page_plan)
             if page is not None:
                 batch = build_batch(topic.name, position, page, upto_seq)

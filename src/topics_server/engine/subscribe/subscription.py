@@ -14,11 +14,13 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from topics_server.engine.answers import Page, ReadRequest
+from topics_server.engine.filters import Matcher
+from topics_server.engine.read.filtered import Search
 from topics_server.engine.read.page import PagePlan, plan_page
 from topics_server.engine.subscribe.cursors import Cursor, SharedCursor
 from topics_server.engine.topic.topic import Topic
 from topics_server.values.json_cache import DATA, META
-from topics_server.values.limits import SEQ_MAX
+from topics_server.values.limits import SEQ_MAX, SKIPPED_SLOTS_MAX
 from topics_server.values.model import LossReason
 
 FROM_SEQ_TOO_OLD: Final = "from_seq_too_old"
@@ -30,6 +32,7 @@ class SubscriptionOptions(msgspec.Struct, frozen=True):
     """How a topic is followed (§7.2); readers with equal options share encoded frames.
 
     `shown`: a sum of `json_cache.TAGS`, `META` and `DATA`. `strong`: deliver only synced records.
+    `matcher`: deliver only records that it takes.
     """
 
     limit: int = 256
@@ -37,6 +40,7 @@ class SubscriptionOptions(msgspec.Struct, frozen=True):
     nodes: frozenset[str] = frozenset()
     shown: int = META | DATA
     strong: bool = False
+    matcher: Matcher | None = None
 
 
 class Records(msgspec.Struct, frozen=True):
@@ -117,6 +121,7 @@ class Subscription:
     reader got caught-up and has not fallen behind since. `is_ready`: it waits for its turn.
     `is_fetching`: its next batch is being read from disk; `fetched` holds the result.
     `group_sent_ms`: when its broadcast group was last sent a batch, in ms of the monotonic clock.
+    `reported_seq`: of a filtered one, the position that its client received last.
     """
 
     __slots__ = (
@@ -128,6 +133,7 @@ class Subscription:
         "is_ready",
         "options",
         "group_sent_ms",
+        "reported_seq",
         "topic",
     )
 
@@ -141,6 +147,7 @@ class Subscription:
         self.is_fetching = False
         self.fetched: tuple[ReaderPosition, EventBatch] | None = None
         self.group_sent_ms = 0.0
+        self.reported_seq = cursor.seq
 
     @property
     def position(self) -> ReaderPosition:
@@ -156,6 +163,19 @@ class Subscription:
         cursor.topic_id, cursor.epoch, cursor.seq = topic.topic_id, topic.epoch, seq
         self.was_away = False
         self.is_live = not batch.more
+
+    def must_tell(self, batch: EventBatch) -> bool:
+        """Whether the client must be told its position behind a batch that was taken.
+
+        A reader of rare records would otherwise come back at a position that is long evicted, and
+        be told of losses that did not concern it.
+        """
+        if self.options.matcher is None:
+            return False
+        if not batch.events and batch.end_seq - self.reported_seq < SKIPPED_SLOTS_MAX:
+            return False
+        self.reported_seq = batch.end_seq
+        return not batch.events
 
 
 class Member(NamedTuple):
@@ -226,11 +246,26 @@ class BroadcastGroup(SharedCursor):
         subscription.group_sent_ms = self.group_sent_ms
 
 
-def plan(topic: Topic, position: ReaderPosition, upto_seq: int, now_ms: int) -> PagePlan:
-    """What to read for readers at a position; `upto_seq` is the last synced seq if `strong`."""
+def search_of(position: ReaderPosition) -> Search | None:
+    """The search of sealed segments for readers at a position, if they want only some records."""
+    matcher = position.options.matcher
+    return None if matcher is None else Search(matcher.wanted, matcher)
+
+
+def plan(
+    topic: Topic,
+    position: ReaderPosition,
+    upto_seq: int,
+    now_ms: int,
+    search: Search | None = None,
+) -> PagePlan:
+    """What to read for readers at a position; `upto_seq` is the last synced seq if `strong`.
+
+    `search`: what `search_of` gave, with the segments that were searched since.
+    """
     options = position.options
     request = ReadRequest(position.from_seq, options.limit, options.max_bytes, options.nodes)
-    return plan_page(topic, request, now_ms, upto_seq)
+    return plan_page(topic, request, now_ms, upto_seq, search)
 
 
 def build_batch(name: str, position: ReaderPosition, page: Page, upto_seq: int) -> EventBatch:

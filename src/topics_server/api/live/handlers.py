@@ -1,0 +1,66 @@
+"""The live routes: `GET …/live` opens a stream, `POST …/live` gives a ticket for it.
+
+A browser's `EventSource` sends no key. So a client that has one asks for a ticket by a POST of the
+stream's URL; the answer has the URL with the ticket. Called through the route table in
+`api/routes`; loop thread only.
+"""
+
+from __future__ import annotations
+
+from topics_server.api.context import ServerState
+from topics_server.api.live.requests import LiveRequest, decode_live
+from topics_server.api.live.stream import LiveStream
+from topics_server.api.messages.responses import render_json
+from topics_server.api.readiness import ConnectionSlot, admit, check_accepts_stream, until_ready
+from topics_server.api.request import Answer, EventStream, Receive, Request, Response, Send
+from topics_server.api.watch.sse import STREAM_HEADERS
+from topics_server.auth.authorize import check_name
+from topics_server.auth.live_tickets import LIVE_TICKET_TTL_MS, issue, subscription_of
+from topics_server.runtime.clock import now_ms
+
+
+async def stream(state: ServerState, request: Request) -> Answer:
+    """`GET /v0/topics/{topic}/live`, `GET /v0/live`: the events of topics as they come."""
+    check_accepts_stream(request.headers.get(b"accept"))
+    sent = _decoded(state, request, request.headers.get(b"last-event-id"))
+    await until_ready(state, request)
+    if request.method == "HEAD":
+        return EventStream(STREAM_HEADERS, _nothing, ConnectionSlot(state, request.caller.key).free)
+    live = LiveStream(state, sent, request.caller)
+    try:
+        await live.begin()
+    except BaseException:
+        live.free()
+        raise
+    return EventStream(STREAM_HEADERS, live.run, live.free)
+
+
+def issue_ticket(state: ServerState, request: Request) -> Response:
+    """`POST` of the same URL: the URL with a ticket, for clients that cannot send a key."""
+    admit(state)
+    _decoded(state, request, None)
+    path = f"/v0/topics/{request.name}/live" if request.name else "/v0/live"
+    query = request.query.decode("ascii")
+    fields: dict[str, object] = {}
+    key = request.caller.key
+    if key is not None:
+        subscription = subscription_of(request.name, request.query)
+        ticket = issue(key, subscription, now_ms())
+        query = f"{query}&ticket={ticket}" if query else f"ticket={ticket}"
+        fields = {"ticket": ticket, "ticket_ttl_ms": LIVE_TICKET_TTL_MS}
+    url = f"{path}?{query}" if query else path
+    return Response(200, render_json({"stream_url": url, **fields}, request.elapsed_ms()))
+
+
+def _decoded(state: ServerState, request: Request, last_id: bytes | None) -> LiveRequest:
+    """The request, all of whose names the caller may name. Raises `forbidden`."""
+    sent = decode_live(request.query, request.name, last_id, state.settings)
+    for name in sent.topics:
+        check_name(request.caller, name, "topics")
+    for prefix in sent.prefixes:
+        check_name(request.caller, prefix, "prefix")
+    return sent
+
+
+async def _nothing(_receive: Receive, _send: Send) -> None:
+    """What a HEAD streams."""

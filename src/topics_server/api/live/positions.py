@@ -1,0 +1,87 @@
+"""Where a live stream begins in each topic: at its request's start, or at an event id.
+
+An id holds the positions of all topics that the stream followed when it was sent. So a topic that
+is not in it was created later, and is read from its beginning. Used by `stream`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from topics_server.api.context import StorePort
+from topics_server.api.live.requests import LiveRequest
+from topics_server.api.watch.cursor_ids import Positions
+from topics_server.engine.answers import ReadRequest
+from topics_server.engine.subscribe.cursors import Cursor
+from topics_server.engine.subscribe.dispatcher import TopicView
+from topics_server.values.errors import Code, TopicsError
+from topics_server.values.limits import U64_MAX
+
+_FIRST_EPOCH: Final = 1
+# The id of no topic: of a reader whose topic was dropped.
+_NO_TOPIC_ID: Final = 0
+
+
+async def started(
+    store: StorePort, views: Mapping[str, TopicView], sent: LiveRequest
+) -> dict[str, Cursor]:
+    """The cursors of a stream without an id, for the topics that exist."""
+    options = sent.options
+    asked = ReadRequest(
+        sent.from_seq,
+        options.limit,
+        options.max_bytes,
+        filter=None if options.matcher is None else options.matcher.wanted,
+        start=sent.start,
+    )
+    cursors: dict[str, Cursor] = {}
+    for name, view in views.items():
+        seq = view.head_seq if sent.tail else sent.from_seq
+        if sent.start is not None:
+            try:
+                seq = await store.cursor_of(name, asked)
+            except TopicsError as error:
+                if error.code is not Code.TOPIC_NOT_FOUND:
+                    raise
+                # It was dropped meanwhile; the stream tells so.
+        cursors[name] = Cursor(name, view.topic_id, view.epoch, seq)
+    return cursors
+
+
+def resumed(
+    views: Mapping[str, TopicView], topics: Iterable[str], positions: Positions
+) -> dict[str, Cursor]:
+    """The cursors of a stream that goes on behind an id.
+
+    A cursor in a topic that is gone tells the stream to say so. Named topics that the id has no
+    position in, and that do not exist, have no cursor.
+    """
+    cursors = {name: Cursor(name, view.topic_id, view.epoch, 0) for name, view in views.items()}
+    if isinstance(positions, dict):
+        for name, seq in positions.items():
+            view = views.get(name)
+            if view is not None:
+                # The form by names means the first topic of a name only.
+                topic_id = view.topic_id if view.epoch == _FIRST_EPOCH else _NO_TOPIC_ID
+                cursors[name] = Cursor(name, topic_id, _FIRST_EPOCH, seq)
+            elif name in topics:
+                cursors[name] = Cursor(name, _NO_TOPIC_ID, _FIRST_EPOCH, seq)
+        return cursors
+    by_topic = {position.topic_id: position for position in positions}
+    for name, view in views.items():
+        position = by_topic.pop(view.topic_id, None)
+        if position is not None:
+            cursors[name].seq = position.seq
+    # What remains is of topics that are gone, or were awaited (epoch 0).
+    kept = {position.topic_id for position in positions} - by_topic.keys()
+    oldest = min((each.epoch for each in by_topic.values() if each.epoch), default=U64_MAX)
+    for name, view in views.items():
+        if view.topic_id not in kept and oldest < view.epoch:
+            # One of them may be an earlier topic of this name: the reader is told that it was
+            # deleted, as its position says nothing of the new one.
+            cursors[name] = Cursor(name, _NO_TOPIC_ID, oldest, 0)
+    names = list(topics)
+    if len(names) == 1 and len(positions) == 1 and oldest < U64_MAX and names[0] not in views:
+        cursors[names[0]] = Cursor(names[0], _NO_TOPIC_ID, oldest, positions[0].seq)
+    return cursors

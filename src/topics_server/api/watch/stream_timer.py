@@ -1,0 +1,94 @@
+"""One timer for the checks of all streams: heartbeats, and clients that do not read.
+
+Each stream has at most one check ahead; an earlier one replaces it. Loop thread only. Used by
+`broadcast`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+from itertools import count
+from math import ceil
+from typing import Final, Protocol
+
+from topics_server.runtime.clock import monotonic_ms
+
+# Heartbeats that are due within this time are sent together.
+_BEAT_MS: Final = 50
+
+
+class Checked(Protocol):
+    """A stream, as the timer sees it."""
+
+    next_look: Look | None
+
+    def look(self, now: float) -> None:
+        """A check that is due; `now` is of the monotonic clock, ms."""
+        ...
+
+
+class Look:
+    """The time of a stream's check; without a stream, the check was moved or the stream is over."""
+
+    __slots__ = ("due_ms", "stream", "tie")
+
+    def __init__(self, due_ms: float, tie: int, stream: Checked) -> None:
+        self.due_ms = due_ms
+        self.tie = tie
+        self.stream: Checked | None = stream
+
+    def __lt__(self, other: Look) -> bool:
+        return (self.due_ms, self.tie) < (other.due_ms, other.tie)
+
+
+class StreamTimer:
+    """The checks ahead."""
+
+    def __init__(self) -> None:
+        # When each stream is to be checked next, a heap.
+        self._looks: list[Look] = []
+        self._ties = count()
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_ms = 0.0
+
+    def beat_at(self, stream: Checked, due_ms: float) -> None:
+        """Check the stream when its heartbeat is due; many are checked together."""
+        self.look_at(stream, ceil(due_ms / _BEAT_MS) * _BEAT_MS)
+
+    def look_at(self, stream: Checked, due_ms: float) -> None:
+        """Check the stream at `due_ms`, unless an earlier check is scheduled."""
+        look = stream.next_look
+        if look is not None:
+            if look.due_ms <= due_ms:
+                return
+            look.stream = None
+        stream.next_look = look = Look(due_ms, next(self._ties), stream)
+        heapq.heappush(self._looks, look)
+        self._set_timer()
+
+    def _set_timer(self) -> None:
+        looks = self._looks
+        while looks and looks[0].stream is None:
+            heapq.heappop(looks)
+        if not looks:
+            return
+        due_ms = looks[0].due_ms
+        if self._timer is not None:
+            if self._timer_ms <= due_ms:
+                return
+            self._timer.cancel()
+        self._timer_ms = due_ms
+        delay_s = max(0.0, due_ms - monotonic_ms()) / 1000
+        self._timer = asyncio.get_running_loop().call_later(delay_s, self._look)
+
+    def _look(self) -> None:
+        self._timer = None
+        now = monotonic_ms()
+        looks = self._looks
+        while looks and looks[0].due_ms <= now:
+            stream = heapq.heappop(looks).stream
+            if stream is not None:
+                stream.next_look = None
+                stream.look(now)
+        self._set_timer()
