@@ -56,6 +56,8 @@ NOT_RUN = {
     ): "benchmarks of minutes to an hour",
     ("docs/EMBEDDING.md", "uvicorn --factory"): "until Ctrl-C; tests/unit/test_app.py",
     ("docs/EMBEDDING.md", "FastAPI"): "tests/browser/test_embedded.py runs the same file",
+    ("README.md", "new EventSource"): "lines of a page; tests/browser/test_live.py runs them",
+    ("docs/READS.md", "new EventSource"): "lines of a page; as those of README.md",
     ("docs/EMBEDDING.md", "new EventSource"): "a line of a page; tests/browser/test_embedded.py",
     ("docs/CLI.md", "pip install CHECKOUT"): "downloads; the wheel is installed below",
     ("docs/CLI.md", "pip wheel"): "downloads the build backend; the wheel is made below",
