@@ -6,7 +6,7 @@ through `store`; loop thread only.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
@@ -24,7 +24,7 @@ from topics_server.engine.ports import Clock
 from topics_server.engine.read.backward import cursor_since, first_of_last, plan_backward
 from topics_server.engine.read.exact_read import Row, plan_rows, row_of, tail_rows
 from topics_server.engine.read.filtered import Search
-from topics_server.engine.read.page import PagePlan, plan_page
+from topics_server.engine.read.page import Fetch, PagePlan, plan_page
 from topics_server.engine.read.segment_reader import Fetcher
 from topics_server.engine.topic.registry import Registry
 from topics_server.engine.topic.topic import Topic
@@ -161,9 +161,11 @@ class Reads:
         """The page of a plan, read from disk where it has to be; None: plan it again."""
         return await self._fetcher.complete(topic, plan)
 
-    def resident(self, topic: Topic, plan: PagePlan) -> Page | None:
-        """The page of a plan if nothing of it has to be read from disk."""
-        return self._fetcher.resident(topic, plan)
+    def resident(
+        self, topic: Topic, plan: PagePlan, held: Mapping[Fetch, Block] | None = None
+    ) -> Page | None:
+        """The page of a plan if nothing of it has to be read from disk; `held`: see `Fetcher`."""
+        return self._fetcher.resident(topic, plan, held)
 
     async def read_rows(self, topic: Topic, seqs: Sequence[int]) -> list[tuple[Block, int]]:
         """The records of these seqs (ascending), each as a block and its row in it.

@@ -2,6 +2,7 @@
 
 - `answers`: the values that the router service takes and returns.
 - `copy_dedupe`: which copies a destination already holds (`exactly_once`, §6).
+- `fetches`: reads sealed blocks for the next pages of routers.
 - `forward`: computes one router's copies of a source page: filter, hops, dedupe.
 - `pump`: reads sources from the routers' cursors and appends copies.
 - `router_table`: all routers: a projection of the journal with the graph's rules (§6).

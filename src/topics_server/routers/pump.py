@@ -29,6 +29,7 @@ from topics_server.engine.read.page import PagePlan, plan_page
 from topics_server.engine.store import Store
 from topics_server.engine.topic.topic import Topic
 from topics_server.routers.copy_dedupe import held_copies
+from topics_server.routers.fetches import PageFetches
 from topics_server.routers.forward import Copies, copy_page
 from topics_server.routers.router_table import Router, RouterTable
 from topics_server.routers.routes import (
@@ -108,6 +109,7 @@ class Pump:
         # Pages of this turn; whether the next turn is scheduled for later.
         self._pages_sent = 0
         self._is_resting = False
+        self._fetches = PageFetches(store)
         self._loop = asyncio.get_running_loop()
 
     # -- which routers there are -----------------------------------------------------------
@@ -151,6 +153,7 @@ class Pump:
             route.timer.cancel()
         if route.fetching is not None:
             route.fetching.cancel()
+        self._fetches.take(route, None)
         source = self._sources[router.source_id]
         del source.routes[router.router_id]
         if not source.routes:
@@ -315,6 +318,7 @@ class Pump:
             return
         cursor_seq, _ = self.cursor(router)
         if cursor_seq >= source.log.head_seq:
+            self._fetches.take(route, source)
             return
         crowd = self._crowd_of(dest)
         if crowd.count >= _IN_FLIGHT_MAX:
@@ -391,11 +395,16 @@ class Pump:
         known = () if stamp is None or route.known is None else route.known
         key = self._key(source, cursor_seq, route.limit, definition, stamp)
         copies = None if known else self._shared.get(key)
-        if copies is None:
+        if copies is not None:
+            self._fetches.take(route, source)
+        else:
             plan = self._plan(source, cursor_seq, route.limit)
-            page = self._store.resident(source, plan)
+            page = self._store.resident(source, plan, self._fetches.take(route, source))
             if page is None:
-                self._read(route, partial(self._fetch, source, plan))
+                self._read(
+                    route,
+                    partial(self._fetches.fetch, route, source, plan, lambda: key in self._shared),
+                )
                 return None
             copies = copy_page(page, definition, stamp, known)
             if len(self._shared) >= _SHARED_MAX:
@@ -427,10 +436,6 @@ class Pump:
     def _plan(self, source: Topic, cursor_seq: int, limit: int) -> PagePlan:
         request = ReadRequest(cursor_seq, limit, _PAGE_BYTES)
         return plan_page(source, request, self._clock.now_ms())
-
-    async def _fetch(self, source: Topic, plan: PagePlan) -> None:
-        """Read what a plan needs into the cache; then it is planned again."""
-        await self._store.complete(source, plan)
 
     def _read(self, route: RouterWork, reading: Callable[[], Coroutine[None, None, None]]) -> None:
         """Run a read off the loop for this router, then queue it again."""

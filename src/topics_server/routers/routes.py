@@ -11,7 +11,9 @@ from collections.abc import Callable
 from typing import Final
 
 from topics_server.engine.commit.pipeline import Ticket
+from topics_server.engine.read.page import Fetch
 from topics_server.routers.router_table import Router
+from topics_server.values.blocks import Block
 
 PAGE_RECORDS: Final = 1_000
 RETRY_MS_MIN: Final = 10.0
@@ -21,6 +23,7 @@ class RouterWork:
     """One router at work."""
 
     __slots__ = (
+        "blocks",
         "fetching",
         "in_flight",
         "is_held",
@@ -43,6 +46,8 @@ class RouterWork:
         self.is_over = False
         self.in_flight: Ticket | None = None
         self.fetching: asyncio.Task[None] | None = None
+        # Sealed blocks of a source (by its topic id) that were read for the next page.
+        self.blocks: tuple[int, dict[Fetch, Block]] | None = None
         self.timer: asyncio.TimerHandle | None = None
         self.stalled: tuple[str, str] | None = None
         self.retry_ms = RETRY_MS_MIN

@@ -12,6 +12,7 @@ from tests.unit.engine.rig import Rig, body_of
 from tests.unit.queue.rig import turns
 from topics_server.engine.commit.appending import PendingAppend
 from topics_server.engine.commit.router_pages import RouterPages
+from topics_server.engine.read.block_cache import BlockCache
 from topics_server.routers.pump import Pump
 from topics_server.routers.router_table import RouterTable
 from topics_server.values.entries import RouterPut
@@ -111,3 +112,60 @@ async def test_a_closed_pump_routes_nothing() -> None:
     rig.commit("a")
     await turns()
     assert rig.head("b") == 1
+
+
+async def _sparse(rig: RouterRig, *dests: str) -> None:
+    """A source `a` of three sealed segments, a cache that keeps no block, a router to each."""
+    for name in ("a", *dests):
+        for _ in range(24 if name == "a" else 1):
+            appending = asyncio.ensure_future(rig.append(name, "first"))
+            await turns()
+            rig.journal.sync_everything()
+            await appending
+    sealing = asyncio.ensure_future(rig.sealer.seal_topics(["a"]))
+    for _ in range(20):
+        await turns()
+        rig.journal.sync_everything()
+    await sealing
+    fetcher: Any = rig.fetcher
+    fetcher._cache = BlockCache(1)
+    source_id = rig.store.topic("a").topic_id
+    for number, dest in enumerate(dests, 1):
+        dest_id = rig.store.topic(dest).topic_id
+        definition = RouterDefinition("a", dest)
+        entry = RouterPut(number, f"r{number}", 1, definition, source_id, dest_id, 0)
+        rig.table.apply(number, entry)
+
+
+async def _routed(rig: RouterRig) -> None:
+    for _ in range(10):
+        await turns()
+        for shard in range(2):
+            rig.journal.write(shard)
+
+
+async def test_a_page_with_more_blocks_than_the_cache_holds_is_copied() -> None:
+    rig = RouterRig()
+    await _sparse(rig, "b")
+    await _routed(rig)
+    assert rig.head("b") == 1 + 24
+    assert rig.segments.reads <= 24
+
+
+async def test_routers_of_a_page_share_its_blocks() -> None:
+    """Two routers read at the same time; the others find the page copied."""
+    rig = RouterRig()
+    await _sparse(rig, "b", "c", "d", "e", "f")
+    await _routed(rig)
+    assert [rig.head(name) for name in "bcdef"] == [25] * 5
+    assert rig.segments.reads <= 2 * 24
+
+
+async def test_a_router_that_is_gone_frees_its_blocks() -> None:
+    rig = RouterRig()
+    await _sparse(rig, "b", "c", "d", "e", "f")
+    await asyncio.sleep(0)
+    for router in tuple(rig.table)[:4]:
+        rig.pump.gone(router)
+    await _routed(rig)
+    assert rig.head("f") == 25

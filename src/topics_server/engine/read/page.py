@@ -67,6 +67,14 @@ class PagePlan(msgspec.Struct, frozen=True):
         """The fetches that `complete` needs, in order."""
         return [piece.fetch for piece in self.pieces if isinstance(piece, SealedPiece)]
 
+    def fetched_blocks(self, page: Page) -> dict[Fetch, Block]:
+        """The blocks that were read for `page`, which was completed from this plan."""
+        return {
+            planned.fetch: piece.block
+            for planned, piece in zip(self.pieces, page.pieces, strict=True)
+            if isinstance(planned, SealedPiece)
+        }
+
     def wants(self, fetch: Fetch, ranges: Sequence[tuple[int, int]]) -> bool:
         """Whether the page has a row of these ranges (first, last) of the fetch's segment."""
         return any(

@@ -6,7 +6,7 @@ and read is not an error: the plan is made again. Called by `engine/store` only.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from topics_server.engine.answers import Page
@@ -35,11 +35,15 @@ class Fetcher:
         # Called when damage was found in a topic: its next capture must include it.
         self.on_moved: list[Callable[[int], None]] = []
 
-    def resident(self, topic: Topic, plan: PagePlan) -> Page | None:
-        """The page of a plan if all of it is in memory."""
+    def resident(
+        self, topic: Topic, plan: PagePlan, held: Mapping[Fetch, Block] | None = None
+    ) -> Page | None:
+        """The page of a plan if all of it is in memory: cached, or among the caller's blocks."""
         fetched: dict[Fetch, Block] = {}
         for fetch in plan.fetches():
-            block = self._cached(topic.topic_id, fetch)
+            block = None if held is None else held.get(fetch)
+            if block is None:
+                block = self._cached(topic.topic_id, fetch)
             if block is None:
                 return None
             fetched[fetch] = block
