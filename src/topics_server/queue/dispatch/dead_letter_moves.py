@@ -38,6 +38,8 @@ from topics_server.values.model import TagMatch, TopicType
 _RETRY_MS: Final = 1_000
 # Bytes of one append of a move, unless one record is larger.
 _MOVE_BYTES_MAX: Final = 4 * MIB
+# Dead-letter moves under way at the same time.
+_BURIALS_MAX: Final = 2
 # Pages of records that a redrive examines before it reports that there are more.
 _PAGES_MAX: Final = 16
 _PAGE_RECORDS: Final = 1_000
@@ -69,6 +71,8 @@ class Mover:
         self._stir = stir
         self._logs = logs
         self._tasks: set[asyncio.Task[None]] = set()
+        # Few at a time: their steps share the turns of the loop.
+        self._burying = asyncio.Semaphore(_BURIALS_MAX)
         # Dead letters in flight from topics that are not queues, by topic id.
         self._leaving: dict[int, set[int]] = {}
         # Queues whose dead letters were refused, until a later one is accepted.
@@ -87,9 +91,15 @@ class Mover:
         dying = {job.seq: job for job in dead if job.seq in begun}
         name = topic.config.dead_letter
         assert name is not None, "without a dead-letter topic no job dies"
-        task = asyncio.get_running_loop().create_task(self._bury(topic, book, name, dying))
+        task = asyncio.get_running_loop().create_task(self._bury_soon(topic, book, name, dying))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+    async def _bury_soon(
+        self, topic: Topic, book: LeaseBook, name: str, dying: dict[int, DeadJob]
+    ) -> None:
+        async with self._burying:
+            await self._bury(topic, book, name, dying)
 
     async def _bury(
         self, topic: Topic, book: LeaseBook, name: str, dying: dict[int, DeadJob]

@@ -22,8 +22,10 @@ from topics_server.queue.leases.lease_book import DEAD_JOBS_PER_CLAIM, LeaseBook
 from topics_server.queue.leases.lease_table import LeaseTable, live_jobs
 from topics_server.values.errors import TopicsError, topic_not_found
 
-# Passes in one turn while dead letters stand before jobs that can be claimed.
+# Passes in one turn while dead letters stand before jobs that can be claimed: at most so many, and
+# no other one after this time.
 _PASSES_MAX: Final = 16
+_PASSES_MS: Final = 4.0
 
 
 class ClaimDispatcher:
@@ -119,11 +121,14 @@ class ClaimDispatcher:
         # One time for the whole pass: a job that becomes due during the pass waits for the next
         # one.
         now_ms = self._clock.now_ms()
+        ends_ms = self._clock.monotonic_ms() + _PASSES_MS
         for left in reversed(range(_PASSES_MAX)):
-            if not self._pass(now_ms, topic, book, consumers, is_last=left == 0):
+            is_last = left == 0 or self._clock.monotonic_ms() >= ends_ms
+            if not self._pass(now_ms, topic, book, consumers, is_last=is_last):
                 break
-        else:
-            self.stir(consumers.topic_id)
+            if is_last:
+                self.stir(consumers.topic_id)
+                break
         if consumers.is_listening:
             consumers.look_at(book.next_due_ms(now_ms), now_ms)
 
