@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
 
 from topics_server.engine.answers import (
     Appended,
@@ -26,10 +27,17 @@ from topics_server.engine.answers import (
     TopicState,
 )
 from topics_server.engine.filters import Filter
+from topics_server.engine.topic.writes.condition import (
+    Condition,
+    ConditionCheck,
+    ConditionCounts,
+)
 from topics_server.values.appends import DecodedAppend
 from topics_server.values.blocks import make_block
 from topics_server.values.errors import Code, TopicsError
 from topics_server.values.model import Durability, ProducerStamp, TagMatch, TopicConfig, TopicType
+
+T = TypeVar("T")
 
 
 @dataclasses.dataclass
@@ -66,6 +74,7 @@ class FakeStore:
         self.last_read: ReadRequest | None = None
         self.last_delete: tuple[int | None, TagMatch | None] | None = None
         self.damaged_records = 0
+        self.condition_counts = ConditionCounts()
 
     def _topic(self, name: str) -> FakeTopic:
         self._maybe_fail()
@@ -88,6 +97,7 @@ class FakeStore:
         config: TopicConfig | None,
         producer: ProducerStamp | None = None,
         submitted: Callable[[], None] | None = None,
+        check: ConditionCheck | None = None,
     ) -> Appended:
         self._maybe_fail()
         assert body
@@ -128,6 +138,7 @@ class FakeStore:
         header_key: str | None,
         producer: ProducerStamp | None = None,
         flush_now: bool = False,
+        check: ConditionCheck | None = None,
     ) -> None:
         """Return None: in this store every append waits."""
 
@@ -189,7 +200,20 @@ class FakeStore:
         earliest = topic.records[0].seq if topic.records else topic.head_seq + 1
         return Page(pieces, next_seq, topic.head_seq, earliest, self.gap, len(after))
 
-    async def delete(self, name: str, *, before_seq: int | None, match: TagMatch | None) -> Deleted:
+    def check_of(self, condition: Condition) -> ConditionCheck:
+        return ConditionCheck(condition, self.condition_counts)
+
+    async def decided(self, check: ConditionCheck | None, attempt: Callable[[], Awaitable[T]]) -> T:
+        return await attempt()
+
+    async def delete(
+        self,
+        name: str,
+        *,
+        before_seq: int | None,
+        match: TagMatch | None,
+        check: ConditionCheck | None = None,
+    ) -> Deleted:
         topic = self._topic(name)
         self.last_delete = (before_seq, match)
         kept = [
@@ -203,7 +227,14 @@ class FakeStore:
         earliest = kept[0].seq if kept else topic.head_seq + 1
         return Deleted(count, earliest, topic.head_seq, len(kept), 10 * len(kept), 0.1, 0.2)
 
-    async def put_topic(self, name: str, config: TopicConfig, *, keep_type: bool) -> PutOutcome:
+    async def put_topic(
+        self,
+        name: str,
+        config: TopicConfig,
+        *,
+        keep_type: bool,
+        check: ConditionCheck | None = None,
+    ) -> PutOutcome:
         self._maybe_fail()
         before = self.topics[name].config if name in self.topics else None
         topic = self.topics.setdefault(name, FakeTopic(config))
@@ -213,7 +244,11 @@ class FakeStore:
         return PutOutcome(config, before, 0.1, 0.2)
 
     async def configure(
-        self, name: str, change: Callable[[TopicConfig | None], TopicConfig]
+        self,
+        name: str,
+        change: Callable[[TopicConfig | None], TopicConfig],
+        *,
+        check: ConditionCheck | None = None,
     ) -> PutOutcome:
         self._maybe_fail()
         before = self.topics[name].config if name in self.topics else None
@@ -221,7 +256,9 @@ class FakeStore:
         self.topics.setdefault(name, FakeTopic(config)).config = config
         return PutOutcome(config, before, 0.1, 0.2)
 
-    async def drop_topic(self, name: str, *, if_empty: bool) -> bool:
+    async def drop_topic(
+        self, name: str, *, if_empty: bool, check: ConditionCheck | None = None
+    ) -> bool:
         self._maybe_fail()
         if if_empty and name in self.topics and self.topics[name].records:
             raise TopicsError(Code.TOPIC_NOT_EMPTY, "not empty", {"topic": name})

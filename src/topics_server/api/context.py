@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
-from typing import Literal, Protocol
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Literal, Protocol, TypeVar
 
 from topics_server.api.watch.broadcast import Fanout
 from topics_server.auth.api_keys import KeyRing
@@ -35,6 +35,11 @@ from topics_server.engine.pressure.body_turns import BodyTurns
 from topics_server.engine.pressure.throttle import Throttle
 from topics_server.engine.subscribe.session_service import WatchSessions
 from topics_server.engine.topic.admission import AppendLimits
+from topics_server.engine.topic.writes.condition import (
+    Condition,
+    ConditionCheck,
+    ConditionCounts,
+)
 from topics_server.http.read_scheduler import ReadScheduler
 from topics_server.http.timeouts import ConnectionTimeouts
 from topics_server.http.upload_budget import UploadBudget
@@ -50,6 +55,7 @@ from topics_server.values.limits import INFLATED_APPENDS_MAX
 from topics_server.values.model import Durability, ProducerStamp, TagMatch, TopicConfig
 from topics_server.views.service import Views
 
+T = TypeVar("T")
 Phase = Literal["closed", "replaying", "ready", "failed", "draining"]
 
 
@@ -170,6 +176,7 @@ class StorePort(Protocol):
         config: TopicConfig | None,
         producer: ProducerStamp | None = None,
         submitted: Callable[[], None] | None = None,
+        check: ConditionCheck | None = None,
     ) -> Appended:
         """Append the records of one call, all or none; `config` only if this creates the topic.
 
@@ -186,6 +193,7 @@ class StorePort(Protocol):
         header_key: str | None,
         producer: ProducerStamp | None = None,
         flush_now: bool = False,
+        check: ConditionCheck | None = None,
     ) -> AppendService | None:
         """Begin what `append` does, if nothing has to be waited for first."""
         ...
@@ -216,21 +224,54 @@ class StorePort(Protocol):
         """What tells two states of a range of seqs apart."""
         ...
 
-    async def delete(self, name: str, *, before_seq: int | None, match: TagMatch | None) -> Deleted:
+    def check_of(self, condition: Condition) -> ConditionCheck:
+        """The check of a write with this condition."""
+        ...
+
+    async def decided(self, check: ConditionCheck | None, attempt: Callable[[], Awaitable[T]]) -> T:
+        """Attempt a write with this check, as often as its condition cannot be decided yet."""
+        ...
+
+    @property
+    def condition_counts(self) -> ConditionCounts:
+        """How many conditions of writes held, and how many did not."""
+        ...
+
+    async def delete(
+        self,
+        name: str,
+        *,
+        before_seq: int | None,
+        match: TagMatch | None,
+        check: ConditionCheck | None = None,
+    ) -> Deleted:
         """Delete what both conditions hit; at least one is given."""
         ...
 
-    async def put_topic(self, name: str, config: TopicConfig, *, keep_type: bool) -> PutOutcome:
+    async def put_topic(
+        self,
+        name: str,
+        config: TopicConfig,
+        *,
+        keep_type: bool,
+        check: ConditionCheck | None = None,
+    ) -> PutOutcome:
         """Create a topic or replace its configuration; `keep_type`: its type was left out."""
         ...
 
     async def configure(
-        self, name: str, change: Callable[[TopicConfig | None], TopicConfig]
+        self,
+        name: str,
+        change: Callable[[TopicConfig | None], TopicConfig],
+        *,
+        check: ConditionCheck | None = None,
     ) -> PutOutcome:
         """Give a topic the configuration that `change` makes of its own, None for a new topic."""
         ...
 
-    async def drop_topic(self, name: str, *, if_empty: bool) -> bool:
+    async def drop_topic(
+        self, name: str, *, if_empty: bool, check: ConditionCheck | None = None
+    ) -> bool:
         """Drop a topic with all it holds; False if it was not there."""
         ...
 

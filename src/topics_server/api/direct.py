@@ -44,7 +44,7 @@ _METHODS: Final = {b"POST": "POST", b"GET": "GET"}
 # Fields that differ from request to request, or whose effect depends on more than the head.
 _PASSING: Final = frozenset(
     b"x-request-id idempotency-key last-event-id origin sec-fetch-site if-none-match range "
-    b"producer-id producer-epoch producer-seq stream-seq stream-closed stream-ttl "
+    b"if-match producer-id producer-epoch producer-seq stream-seq stream-closed stream-ttl "
     b"stream-expires-at stream-forked-from stream-fork-offset stream-fork-sub-offset".split()
 )
 

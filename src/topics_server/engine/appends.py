@@ -26,6 +26,7 @@ from topics_server.engine.topic.producers import StampRepeated
 from topics_server.engine.topic.registry import Registry
 from topics_server.engine.topic.topic import Topic
 from topics_server.engine.topic.writes.append import decide_append, decide_page
+from topics_server.engine.topic.writes.condition import ConditionCheck
 from topics_server.engine.topic.writes.configure import decide_reservation
 from topics_server.values.appends import DecodedAppend
 from topics_server.values.entries import RecordsAppended, RouterPage, Source
@@ -66,13 +67,15 @@ class Appends:
         config: TopicConfig | None,
         producer: ProducerStamp | None = None,
         submitted: Callable[[], None] | None = None,
+        check: ConditionCheck | None = None,
     ) -> Appended:
         """Append the records of one call, all or none (§2).
 
         `config` is used only if this call creates the topic. `submitted` is told once the records
         have their place in the topic: appends begun from then on come behind them. Raises
         `TopicsError`: `topic_not_found`, `topic_full`, `throttled`, `storage_read_only`, the
-        limits' codes and those of `Producers.check`.
+        limits' codes and those of `Producers.check`; with `check` what that raises, before
+        anything is staged.
         """
         if name in self._pending_names:
             await self._pending_names.over(name)
@@ -80,7 +83,9 @@ class Appends:
             raise disk_nearly_full()
         topic = self._registry.find(name)
         if topic is None:
-            return await self._append_creating(name, body, decoded, header_key, config, producer)
+            return await self._append_creating(
+                name, body, decoded, header_key, config, producer, check
+            )
         throttle_wait_ms = 0.0
         if self._checks.has_long_tail(topic):
             throttle_wait_ms = await self._checks.until_sealed(topic)
@@ -93,8 +98,9 @@ class Appends:
                     config=config,
                     producer=producer,
                     submitted=submitted,
+                    check=check,
                 )
-        appending = self._begin_append(topic, body, decoded, header_key, producer)
+        appending = self._begin_append(topic, body, decoded, header_key, producer, check)
         if not isinstance(appending, PendingAppend):
             return await repeated(self._commits, topic, appending, producer, self._clock.now_ms())
         if submitted is not None:
@@ -112,6 +118,7 @@ class Appends:
         header_key: str | None,
         producer: ProducerStamp | None = None,
         flush_now: bool = False,
+        check: ConditionCheck | None = None,
     ) -> PendingAppend | None:
         """Begin what `append` does if nothing has to be waited for first; None: nothing was done.
 
@@ -124,7 +131,7 @@ class Appends:
         topic = self._registry.find(name)
         if topic is None or self._checks.has_long_tail(topic):
             return None
-        begun = self._begin_append(topic, body, decoded, header_key, producer)
+        begun = self._begin_append(topic, body, decoded, header_key, producer, check)
         if flush_now:
             self._commits.flush(topic.topic_id)
         return begun if isinstance(begun, PendingAppend) else None
@@ -136,9 +143,19 @@ class Appends:
         decoded: DecodedAppend,
         header_key: str | None,
         producer: ProducerStamp | None,
+        check: ConditionCheck | None = None,
     ) -> PendingAppend | Duplicate | StampRepeated:
         now_ms, limits = self._clock.now_ms(), self.append_limits
-        entry = decide_append(topic, decoded, body, header_key, now_ms, limits, producer=producer)
+        entry = decide_append(
+            topic,
+            decoded,
+            body,
+            header_key,
+            now_ms,
+            limits,
+            producer=producer,
+            check=check,
+        )
         if not isinstance(entry, RecordsAppended):
             return entry
         self._checks.check_bytes(decoded.payload_bytes)
@@ -162,12 +179,15 @@ class Appends:
         header_key: str | None,
         config: TopicConfig | None,
         producer: ProducerStamp | None,
+        check: ConditionCheck | None,
     ) -> Appended:
         config = config or TopicConfig()
         create = config.auto_create if decoded.create is None else decoded.create
         if not create:
             raise topic_not_found(name)
         self._registry.check_free((name,), held=Code.STREAM_GONE)
+        if check is not None:
+            check.decide_absent(name)
         self._checks.check_bytes(decoded.payload_bytes)
         now_ms = self._clock.now_ms()
         self._checks.check_topics((name,))

@@ -24,6 +24,7 @@ from topics_server.engine.read.exact_read import decide_delete_seqs, deletable
 from topics_server.engine.read.segment_reader import Fetcher
 from topics_server.engine.topic.registry import Registry
 from topics_server.engine.topic.topic import Topic
+from topics_server.engine.topic.writes.condition import ConditionCheck
 from topics_server.engine.topic.writes.delete import (
     blocks_to_search,
     decide_delete,
@@ -52,8 +53,18 @@ class Deletes:
         self._clock = clock
         self._pending_names = pending_names
 
-    async def delete(self, name: str, *, before_seq: int | None, match: TagMatch | None) -> Deleted:
-        """Delete what exists now by seq, tag or both (§5), as durable as the topic's class."""
+    async def delete(
+        self,
+        name: str,
+        *,
+        before_seq: int | None,
+        match: TagMatch | None,
+        check: ConditionCheck | None = None,
+    ) -> Deleted:
+        """Delete what exists now by seq, tag or both (§5), as durable as the topic's class.
+
+        Raises what `check` raises, before anything is staged.
+        """
         assert before_seq is not None or match is not None
         searched: dict[int, Sequence[int]] = {}
         blocks: dict[TailBlock, Rows] | None = None
@@ -78,6 +89,8 @@ class Deletes:
             else:
                 break
         now_ms = self._clock.now_ms()
+        if check is not None:
+            check.decide(topic, now_ms)
         entry = decide_delete(topic, before_seq, match, searched, now_ms, blocks or {})
         write_ms = sync_ms = 0.0
         count = 0

@@ -14,6 +14,7 @@ from topics_server.engine.commit.notifier import Notifier
 from topics_server.engine.commit.pending_names import PendingNames
 from topics_server.engine.commit.pipeline import CommitPipeline
 from topics_server.engine.commit.transfers import Transfers
+from topics_server.engine.conditions import Conditions
 from topics_server.engine.deletes import Deletes
 from topics_server.engine.ports import Clock
 from topics_server.engine.preconditions import Preconditions
@@ -22,6 +23,7 @@ from topics_server.engine.reads import Reads
 from topics_server.engine.topic.admission import AppendLimits
 from topics_server.engine.topic.quotas import Quotas
 from topics_server.engine.topic.registry import Registry
+from topics_server.engine.topic.writes.condition import ConditionCounts
 from topics_server.engine.topic_admin import TopicAdmin
 from topics_server.values.model import Durability
 
@@ -54,6 +56,8 @@ class Store:
         self.topics = topics = TopicAdmin(
             registry, commits, fetcher, clock, checks, self.pending_names
         )
+        self.conditions = conditions = Conditions(commits, fetcher)
+        self.check_of, self.decided = conditions.check_of, conditions.decided
         # Bound once: a call through the store costs no frame of its own. `topic` raises
         # `topic_not_found`; `topic_of` takes an id.
         self.topic, self.topic_of = registry.existing, registry.get
@@ -90,6 +94,11 @@ class Store:
         return self.reads.is_draining
 
     # -- facts for probes ------------------------------------------------------------------
+
+    @property
+    def condition_counts(self) -> ConditionCounts:
+        """How many conditions of writes held, and how many did not."""
+        return self.conditions.counts
 
     @property
     def topic_count(self) -> int:

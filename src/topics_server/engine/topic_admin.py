@@ -21,6 +21,7 @@ from topics_server.engine.read.segment_reader import Fetcher
 from topics_server.engine.read.topic_states import state_of
 from topics_server.engine.topic.registry import MayName, Registry
 from topics_server.engine.topic.topic import Topic
+from topics_server.engine.topic.writes.condition import ConditionCheck
 from topics_server.engine.topic.writes.configure import decide_drop, decide_put
 from topics_server.values.errors import TopicsError
 from topics_server.values.model import TopicConfig, TopicType
@@ -75,7 +76,14 @@ class TopicAdmin:
         """Raises `throttled`, or what `Registry.check_free` raises, unless these may be made."""
         self._checks.check_topics(names)
 
-    async def put_topic(self, name: str, config: TopicConfig, *, keep_type: bool) -> PutOutcome:
+    async def put_topic(
+        self,
+        name: str,
+        config: TopicConfig,
+        *,
+        keep_type: bool,
+        check: ConditionCheck | None = None,
+    ) -> PutOutcome:
         """Create a topic or replace its configuration (§1.1); durable before it returns."""
 
         def replaced(old: TopicConfig | None) -> TopicConfig:
@@ -83,20 +91,26 @@ class TopicAdmin:
                 return config
             return msgspec.structs.replace(config, type=old.type)
 
-        return await self.configure(name, replaced)
+        return await self.configure(name, replaced, check=check)
 
     async def configure(
-        self, name: str, change: Callable[[TopicConfig | None], TopicConfig]
+        self,
+        name: str,
+        change: Callable[[TopicConfig | None], TopicConfig],
+        *,
+        check: ConditionCheck | None = None,
     ) -> PutOutcome:
         """Give a topic the configuration that `change` makes of its own, None for a new topic.
 
         `change` is called in the same step that decides, so that no other change is overwritten.
+        Raises what `check` raises, before anything is staged.
         """
         await self._pending_names.over(name)
         now_ms = self._clock.now_ms()
         topic = self._registry.find(name)
         before = None if topic is None else topic.config
         config = change(before)
+        _decide_condition(check, name, topic, now_ms)
         if topic is None:
             self._checks.check_topics((name,))
             topic, entry = self._registry.decide_create(name, config, now_ms)
@@ -113,11 +127,17 @@ class TopicAdmin:
         await self._pending_names.hold_until_resolved(name, ticket)
         return PutOutcome(config, before, ticket.write_ms, ticket.sync_ms)
 
-    async def drop_topic(self, name: str, *, if_empty: bool) -> bool:
-        """Remove a topic with all it has (§1.4); durable before it returns. False: not there."""
+    async def drop_topic(
+        self, name: str, *, if_empty: bool, check: ConditionCheck | None = None
+    ) -> bool:
+        """Remove a topic with all it has (§1.4); durable before it returns. False: not there.
+
+        Raises what `check` raises, before anything is staged.
+        """
         while True:
             await self._pending_names.over(name)
             topic = self._registry.find(name)
+            _decide_condition(check, name, topic, self._clock.now_ms())
             if topic is None:
                 return False
             in_flight = self._commits.newest(topic.topic_id)
@@ -155,3 +175,15 @@ class TopicAdmin:
             queue = self.queue_counts(topic)
         disk_bytes = self._fetcher.disk_bytes(topic.topic_id)
         return state_of(topic, now_ms, disk_bytes=disk_bytes, queue=queue)
+
+
+def _decide_condition(
+    check: ConditionCheck | None, name: str, topic: Topic | None, now_ms: int
+) -> None:
+    """Raise unless the write's condition holds of the topic of a name, or of its absence."""
+    if check is None:
+        return
+    if topic is None:
+        check.decide_absent(name)
+    else:
+        check.decide(topic, now_ms)

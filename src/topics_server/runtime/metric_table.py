@@ -231,6 +231,9 @@ _STORE: Final = (
         lambda store: store.damaged_records,
     ),
     MetricRow(
+        "counter", "topics_conditions", "Decided conditions.", lambda it: it.conditions, "outcome"
+    ),
+    MetricRow(
         "gauge",
         "topics_topic_metrics_truncated",
         "1 when there are more topics than the per-topic figures show.",

@@ -138,6 +138,7 @@ class StoreFacts(msgspec.Struct, frozen=True):
     records_live: int
     bytes_live: int
     damaged_records: int
+    conditions: dict[str, int]
     topics: Sequence[TopicMetrics]
     topics_truncated: bool
 

@@ -74,6 +74,7 @@ class _Call(msgspec.Struct, gc=False, kw_only=True):
     create: bool | None = None
     config: msgspec.Raw = _ABSENT
     disable_backpressure: bool | None = None
+    if_: msgspec.Raw = msgspec.field(default=_ABSENT, name="if")
 
 
 _NO_CALL: Final = _Call()
@@ -124,8 +125,8 @@ class DecodedAppend(msgspec.Struct, frozen=True, gc=False):
     `batch_node` is the only node. `delays`: the few records that have a delay. `hops`: one byte a
     record, the number of routers it passed; empty if no record passed one. `form`: the grammar of a
     body that is not an append body (`record_codecs`), else 0. `step`: the change of the topic's
-    stream. `payloads`: payload columns of a large append, made in advance. `count`: the number of
-    records.
+    stream. `payloads`: payload columns of a large append, made in advance. `condition`: the call's
+    `if` as it was sent. `count`: the number of records.
     """
 
     datas: list[bytes]
@@ -148,6 +149,7 @@ class DecodedAppend(msgspec.Struct, frozen=True, gc=False):
     form: int = 0
     step: StreamStep | None = None
     payloads: tuple[Payloads, ...] = ()
+    condition: bytes | None = None
     count: int = 0
 
     def __post_init__(self) -> None:
@@ -222,6 +224,7 @@ def decode_append(
         plain.create,
         _config_of(plain),
         bool(plain.disable_backpressure),
+        condition=None if plain.if_ is _ABSENT else bytes(plain.if_),
     )
 
 
@@ -345,6 +348,7 @@ def of_columns(
         create=call.create,
         config=_config_of(call),
         disable_backpressure=bool(call.disable_backpressure),
+        condition=None if call.if_ is _ABSENT else bytes(call.if_),
         delays=delays,
         hops=hops,
     )

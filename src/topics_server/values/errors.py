@@ -39,6 +39,9 @@ class Code(enum.Enum):
     ROUTER_CYCLE = "router_cycle"
     PAYLOAD_TOO_LARGE = "payload_too_large"
     UNSUPPORTED_MEDIA_TYPE = "unsupported_media_type"
+    # Of conditional writes: `if` of a body, and `If-Match`.
+    CONDITION_FAILED = "condition_failed"
+    PRECONDITION_FAILED = "precondition_failed"
     # Of streams (Durable Streams).
     STREAM_NOT_FOUND = "stream_not_found"
     STREAM_GONE = "stream_gone"

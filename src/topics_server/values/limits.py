@@ -87,6 +87,8 @@ SKIPPED_SLOTS_MAX: Final = PAGE_SCAN_SLOTS_MAX
 FILTER_LEAVES_MAX: Final = 256
 FILTER_DEPTH_MAX: Final = 8
 FILTER_BYTES_MAX: Final = 256 * KIB
+# The `if` of a write: its filter and a few numbers.
+CONDITION_BYTES_MAX: Final = FILTER_BYTES_MAX + KIB
 # A point in time as text.
 TIME_CHARS_MAX: Final = 64
 PRIORITY_MAX: Final = 1000

@@ -22,6 +22,7 @@ from topics_server.api.websocket.commands import Command, CommandLimits, decode_
 from topics_server.api.websocket.handlers import serve
 from topics_server.engine.answers import Appended
 from topics_server.engine.pressure.throttle import Throttle
+from topics_server.engine.topic.writes.condition import ConditionCheck
 from topics_server.http.sockets import EXTENSION
 from topics_server.node.node import Node
 from topics_server.values.appends import DecodedAppend
@@ -152,6 +153,7 @@ class HeldStore:
         config: TopicConfig | None,
         producer: ProducerStamp | None = None,
         submitted: Callable[[], None] | None = None,
+        check: ConditionCheck | None = None,
     ) -> Appended:
         self.begun.append(name)
         self.bodies.append(body)
@@ -163,7 +165,13 @@ class HeldStore:
             trouble, self.trouble = self.trouble, None
             raise trouble
         done: Appended = await self.store.append(
-            name, body, decoded, header_key=header_key, config=config, submitted=submitted
+            name,
+            body,
+            decoded,
+            header_key=header_key,
+            config=config,
+            submitted=submitted,
+            check=check,
         )
         return done
 

@@ -59,6 +59,7 @@ def facts() -> Facts:
             records_live=12,
             bytes_live=345,
             damaged_records=0,
+            conditions={"met": 7, "failed": 2},
             topics=[TopicMetrics("jobs:a", 480231, 468188, 12043, 99)],
             topics_truncated=True,
         ),

@@ -1,6 +1,7 @@
 """Request and response shapes that several routes share.
 
 - `bounded_lists`: bounds lists and names in request bodies before decoding builds them.
+- `conditions`: reads the condition of a write: `if` of its body, or `If-Match`.
 - `filters`: reads the filter of a read: JSON to a tree of `engine/filters`.
 - `path_names`: decodes the topic, router or stream name in a request path.
 - `producer_headers`: reads and writes the producer headers of a request.

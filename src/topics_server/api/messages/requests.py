@@ -98,6 +98,7 @@ class _Diff(msgspec.Struct, gc=False):
 class _Delete(msgspec.Struct, gc=False):
     before_seq: U64 | None = None
     match: str | list[msgspec.Raw] | None = None
+    if_: msgspec.Raw | UnsetType = msgspec.field(default=UNSET, name="if")
 
 
 _ABSENT: Final = msgspec.Raw(b"")
@@ -137,10 +138,14 @@ class ConfigRequest(msgspec.Struct, frozen=True):
 
 
 class DeleteRequest(msgspec.Struct, frozen=True):
-    """The records to delete; at least one of the two fields is given."""
+    """The records to delete: at least one of the first two fields is given.
+
+    `condition`: as it was sent.
+    """
 
     before_seq: int | None
     match: TagMatch | None
+    condition: bytes | None = None
 
 
 def decode_config(body: bytes, topic: str) -> ConfigRequest:
@@ -245,7 +250,8 @@ def decode_delete(body: bytes) -> DeleteRequest:
     if sent.before_seq is None and sent.match is None:
         raise invalid("one of before_seq and match is required")
     _check_u64(sent, ("before_seq",))
-    return DeleteRequest(sent.before_seq, tag_match(sent.match))
+    condition = None if sent.if_ is UNSET else bytes(sent.if_)
+    return DeleteRequest(sent.before_seq, tag_match(sent.match), condition)
 
 
 def tag_match(sent: str | list[msgspec.Raw] | None, where: str = "match") -> TagMatch | None:

@@ -76,6 +76,11 @@ def render_appended(name: str, done: Appended, *, with_seqs: bool, total_ms: flo
     )
 
 
+def with_condition_met(body: bytes) -> bytes:
+    """An answer to a write whose condition held; servers that know no `if` do not say so."""
+    return b'{"condition":"met",%b' % body[1:]
+
+
 def render_page(name: str, page: Page, shown: int, cache: JsonCache) -> list[bytes | memoryview]:
     """The answer to a diff (§3) up to its performance, as parts to be joined."""
     parts: list[bytes | memoryview] = [b'{"topic":"%b","records":[' % name.encode("ascii")]

@@ -1,5 +1,7 @@
 """The OpenAPI document of all routes.
 
+- `append_operation`: the append of records, with its producer headers.
+- `condition_schemas`: conditions of writes: the member `if`, and the header `If-Match`.
 - `document`: builds the OpenAPI 3.1 document.
 - `examples`: the example requests and answers of the OpenAPI document.
 - `find_operations`: the operations of plain reads, and their schemas.

@@ -13,6 +13,14 @@ from typing import Final
 
 import msgspec
 
+from topics_server.api.openapi.append_operation import append_operation
+from topics_server.api.openapi.condition_schemas import (
+    CONDITION_CODES,
+    IF_MATCH,
+    TOPIC_ETAG,
+    condition_schemas,
+    conditional,
+)
 from topics_server.api.openapi.find_operations import find_paths, find_schemas
 from topics_server.api.openapi.live_operations import live_paths, live_schemas
 from topics_server.api.openapi.operations import (
@@ -34,7 +42,6 @@ from topics_server.api.openapi.schemas import Schema, all_schemas, object_of, re
 from topics_server.api.openapi.stream_operations import stream_paths
 from topics_server.api.openapi.view_operations import view_paths, view_schemas
 from topics_server.values.errors import Code
-from topics_server.values.limits import PRODUCER_ID_CHARS_MAX, PRODUCER_NUMBER_MAX
 
 _ABOUT: Final = (
     "A durable event log behind plain HTTP: append, read from any position, delete by tag, queues, "
@@ -96,6 +103,7 @@ def document() -> Schema:
         "components": {
             **components(),
             "schemas": all_schemas()
+            | condition_schemas()
             | router_schemas()
             | find_schemas()
             | view_schemas()
@@ -131,7 +139,7 @@ def _topic_paths() -> Schema:
         "patch": _patch_topic(),
         "get": _get_topic(),
         "delete": _drop_topic(),
-        "post": _append(),
+        "post": append_operation(),
     }
     return {
         "/v0/topics": {"get": listing},
@@ -151,10 +159,11 @@ def _put_topic() -> Schema:
         scopes=("admin",),
         codes=(
             *(*WRITES, *TAKES_BODY),
-            *(Code.TOPIC_EXISTS_INCOMPATIBLE, Code.STREAM_CONFLICT),
+            *(Code.TOPIC_EXISTS_INCOMPATIBLE, Code.STREAM_CONFLICT, *CONDITION_CODES),
         ),
-        body=ref("TopicConfig"),
+        body=conditional(ref("TopicConfig")),
         is_body_required=False,
+        parameters=(IF_MATCH,),
     )
 
 
@@ -165,8 +174,12 @@ def _patch_topic() -> Schema:
         {"200": answer("The new configuration, and the changed fields.", ref("PutResult"))},
         tag="topics",
         scopes=("admin",),
-        codes=(*WRITES, *TAKES_BODY, Code.TOPIC_NOT_FOUND, Code.TOPIC_EXISTS_INCOMPATIBLE),
-        body=ref("TopicConfigPatch"),
+        codes=(
+            *(*WRITES, *TAKES_BODY, *CONDITION_CODES),
+            *(Code.TOPIC_NOT_FOUND, Code.TOPIC_EXISTS_INCOMPATIBLE),
+        ),
+        body=conditional(ref("TopicConfigPatch")),
+        parameters=(IF_MATCH,),
     )
 
 
@@ -174,7 +187,7 @@ def _get_topic() -> Schema:
     return operation(
         "getTopic",
         "The topic's state.",
-        {"200": answer("The state.", ref("TopicState"))},
+        {"200": answer("The state.", ref("TopicState")) | {"headers": {"ETag": TOPIC_ETAG}}},
         tag="topics",
         scopes=("read",),
         codes=(*READS, Code.TOPIC_NOT_FOUND),
@@ -189,87 +202,12 @@ def _drop_topic() -> Schema:
         {"200": answer("It is gone.", ref("DropResult"))},
         tag="topics",
         scopes=("delete",),
-        codes=(*WRITES, Code.TOPIC_NOT_EMPTY),
-        parameters=(switch("if_empty", False, "Only if the topic has no record."),),
+        codes=(*WRITES, Code.TOPIC_NOT_EMPTY, *CONDITION_CODES),
+        parameters=(switch("if_empty", False, "Only if the topic has no record."), IF_MATCH),
     )
 
 
 # --- records ----------------------------------------------------------------------------------
-
-
-_NUMBER: Final = {"type": "integer", "minimum": 0, "maximum": PRODUCER_NUMBER_MAX}
-# All three or none.
-_PRODUCER: Final = (
-    {
-        "name": "Producer-Id",
-        "in": "header",
-        "schema": text(minLength=1, maxLength=PRODUCER_ID_CHARS_MAX),
-        "description": "The producer; requires `Producer-Epoch` and `Producer-Seq`.",
-    },
-    {
-        "name": "Producer-Epoch",
-        "in": "header",
-        "schema": _NUMBER,
-        "description": "The producer's epoch; a higher one starts at seq 0 and fences lower ones.",
-    },
-    {
-        "name": "Producer-Seq",
-        "in": "header",
-        "schema": _NUMBER,
-        "description": "One higher with each request; a repeated request stores nothing.",
-    },
-)
-
-
-def _number_header(about: str) -> Schema:
-    return {"schema": _NUMBER, "description": about}
-
-
-_REPEATED: Final[Schema] = {
-    "description": "The server accepted this request of the producer before and stores nothing.",
-    "headers": {
-        "Producer-Epoch": _number_header("The producer's epoch; also in 200 and 201."),
-        "Producer-Seq": _number_header(
-            "The highest accepted seq of that epoch; also in 200 and 201."
-        ),
-        "Topic-First-Seq": _number_header(
-            "The first record seq of the last accepted request, if this is a repeat of it."
-        ),
-        "Topic-Last-Seq": _number_header("Where it ends."),
-    },
-}
-
-
-def _append() -> Schema:
-    return operation(
-        "appendRecords",
-        "Append one or many records, all or none.",
-        {
-            "200": answer("The records are appended.", ref("AppendResult")),
-            "201": answer(
-                "The records are appended, and the topic was created.", ref("AppendResult")
-            ),
-            "204": _REPEATED,
-        },
-        tag="records",
-        scopes=("write",),
-        codes=(
-            *(Code.BATCH_TOO_LARGE, Code.RECORD_TOO_LARGE, Code.TOPIC_NOT_FOUND, Code.TOPIC_FULL),
-            *(Code.PRODUCER_FENCED, Code.PRODUCER_SEQ_CONFLICT, Code.STREAM_GONE),
-            *(*WRITES, *TAKES_BODY),
-        ),
-        body=ref("AppendRequest"),
-        parameters=(
-            switch("return_seqs", True, "Whether the answer lists `seqs`."),
-            {
-                "name": "Idempotency-Key",
-                "in": "header",
-                "schema": text(minLength=1, maxLength=256),
-                "description": "Like `idempotency_key` of the body, which has precedence.",
-            },
-            *_PRODUCER,
-        ),
-    )
 
 
 def _record_paths() -> Schema:
@@ -289,8 +227,9 @@ def _record_paths() -> Schema:
         {"200": answer("The records are deleted.", ref("DeleteResult"))},
         tag="records",
         scopes=("delete",),
-        codes=(*WRITES, *TAKES_BODY, Code.TOPIC_NOT_FOUND),
+        codes=(*WRITES, *TAKES_BODY, Code.TOPIC_NOT_FOUND, *CONDITION_CODES),
         body=ref("DeleteRequest"),
+        parameters=(IF_MATCH,),
     )
     return {
         "/v0/topics/{topic}/diff": {"parameters": [_NAME], "post": read},

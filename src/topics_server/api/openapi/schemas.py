@@ -61,6 +61,9 @@ def ref(name: str) -> Schema:
     return {"$ref": f"#/components/schemas/{name}"}
 
 
+CONDITION: Final[Schema] = {"if": {"anyOf": [ref("Condition"), {"type": "null"}]}}
+
+
 def object_of(required: str, **properties: Schema) -> Schema:
     """An object; `required` names members, separated by spaces."""
     names = required.split()
@@ -217,6 +220,7 @@ def _request_schemas() -> Schema:
             create={"type": ["boolean", "null"], "description": "Overrides `auto_create`."},
             config={"anyOf": [ref("TopicConfig"), {"type": "null"}]},
             disable_backpressure={"type": ["boolean", "null"], "default": False},
+            **CONDITION,
         ),
         "DiffRequest": object_of(
             "",
@@ -249,8 +253,9 @@ def _request_schemas() -> Schema:
                     {"type": "null"},
                 ]
             },
+            **CONDITION,
         )
-        | {"description": "At least one of the two; with both, records must match both."},
+        | {"description": "`before_seq`, `match`, or both: then records must match both."},
     }
 
 
@@ -292,7 +297,8 @@ def _answer_schemas() -> Schema:
         | size
         | {"durable": boolean(), "effective_priority": {"type": "integer"}}
     )
-    done = {"topic": text(), "created": boolean()}
+    met = {"condition": {"const": "met"}}
+    done = {"topic": text(), "created": boolean(), **met}
     state = {
         "epoch": epoch,
         **(place | size),
@@ -371,14 +377,16 @@ def _answer_schemas() -> Schema:
                 "ignored": ignored_members(),
             }
             | performance,
-            optional="changed ignored",
+            optional="changed ignored condition",
         ),
         "TopicState": all_of(state, optional="queue stream"),
         "StreamState": all_of(stream, optional="ttl_s expires_at forked_from"),
         "Page": all_of(page),
-        "AppendResult": all_of(appended, optional="seqs"),
-        "DeleteResult": all_of(place | size | {"deleted": u64()} | performance),
-        "DropResult": all_of(dropped | performance),
+        "AppendResult": all_of(appended, optional="seqs condition"),
+        "DeleteResult": all_of(
+            place | size | {"deleted": u64()} | met | performance, optional="condition"
+        ),
+        "DropResult": all_of(dropped | met | performance, optional="condition"),
         "TopicList": all_of(row, optional="next_cursor"),
     }
 

@@ -133,6 +133,10 @@ async def _store_facts(store: StorePort, caller: Caller) -> StoreFacts:
         records_live=store.records_live,
         bytes_live=store.bytes_live,
         damaged_records=store.damaged_records,
+        conditions={
+            "met": store.condition_counts.met,
+            "failed": store.condition_counts.failed,
+        },
         topics=shown,
         topics_truncated=is_more,
     )

@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from topics_server.api.context import ServerState
+from topics_server.api.messages.conditions import IF_MATCH, condition_of
 from topics_server.api.messages.producer_headers import FIELDS as PRODUCER_FIELDS
 from topics_server.api.messages.producer_headers import receipt_lines, stamp_of
 from topics_server.api.messages.requests import (
@@ -30,11 +31,13 @@ from topics_server.api.messages.responses import (
     render_appended,
     render_deleted,
     render_page,
+    with_condition_met,
 )
 from topics_server.api.messages.visibility import check_config
 from topics_server.api.readiness import admit
 from topics_server.api.request import Pending, Request, Response, held_by
 from topics_server.engine.answers import Appended, Page, ReadRequest
+from topics_server.engine.topic.writes.condition import ConditionCheck, UndecidedError
 from topics_server.values.appends import DecodedAppend, decode_append
 from topics_server.values.errors import StorageError, TopicsError
 from topics_server.values.limits import LARGE_APPEND_BYTES_MIN
@@ -49,6 +52,7 @@ class _Append(msgspec.Struct, frozen=True, gc=False):
     key: str | None
     producer: ProducerStamp | None
     with_seqs: bool
+    check: ConditionCheck | None = None
 
 
 def _asked_append(
@@ -64,7 +68,17 @@ def _asked_append(
     if decoded.idempotency_key is None and b"idempotency-key" in headers:
         # The body's key wins over the header's (§0.8).
         key = header_key(headers[b"idempotency-key"])
-    return _Append(decoded, key, producer, with_seqs)
+    check = None
+    if decoded.condition is not None or IF_MATCH in headers:
+        check = _check_of(state, request, decoded.condition)
+    return _Append(decoded, key, producer, with_seqs, check)
+
+
+def _check_of(state: ServerState, request: Request, sent: bytes | None) -> ConditionCheck | None:
+    """The check of the condition that a request has, if it has one."""
+    most = state.settings.max_node_bytes
+    condition = condition_of(sent, request.headers, request.caller, most)
+    return None if condition is None else admit(state).check_of(condition)
 
 
 def _appended(request: Request, asked: _Append, done: Appended) -> Response:
@@ -73,6 +87,8 @@ def _appended(request: Request, asked: _Append, done: Appended) -> Response:
         return Response(204, b"", varying=lines)
     total_ms = request.elapsed_ms()
     body = render_appended(request.name, done, with_seqs=asked.with_seqs, total_ms=total_ms)
+    if asked.check is not None:
+        body = with_condition_met(body)
     return Response(201 if done.created else 200, body, varying=lines)
 
 
@@ -97,14 +113,19 @@ def _begin_append(
     asked = _asked_append(state, request)
     appending = None
     if asked.decoded.config is None:
-        appending = store.append_now(
-            request.name,
-            request.body,
-            asked.decoded,
-            header_key=asked.key,
-            producer=asked.producer,
-            flush_now=flush_now,
-        )
+        try:
+            appending = store.append_now(
+                request.name,
+                request.body,
+                asked.decoded,
+                header_key=asked.key,
+                producer=asked.producer,
+                flush_now=flush_now,
+                check=asked.check,
+            )
+        except UndecidedError:
+            # Nothing was done; the slow way waits for what the decision needs.
+            pass
     if appending is None:
         return _append_slowly(state, request, asked)
     return Pending(
@@ -135,14 +156,17 @@ async def _append_slowly(
     if decoded.config is not None:
         config = decode_inline_config(decoded.config, request.name)
         check_config(request.caller, config, "config.")
-    done = await store.append(
+    attempt = partial(
+        store.append,
         request.name,
         request.body,
         decoded,
         header_key=asked.key,
         config=config,
         producer=asked.producer,
+        check=asked.check,
     )
+    done = await store.decided(asked.check, attempt)
     if request.throttle_wait_ms:
         done = msgspec.structs.replace(
             done, throttle_wait_ms=done.throttle_wait_ms + request.throttle_wait_ms
@@ -266,5 +290,9 @@ async def delete(state: ServerState, request: Request) -> Response:
     """`POST /v0/topics/{topic}/delete`: remove records by seq, by tag, or both."""
     store = admit(state)
     asked = decode_delete(request.body)
-    done = await store.delete(request.name, before_seq=asked.before_seq, match=asked.match)
-    return Response(200, render_deleted(request.name, done, request.elapsed_ms()))
+    check = _check_of(state, request, asked.condition)
+    attempt = partial(
+        store.delete, request.name, before_seq=asked.before_seq, match=asked.match, check=check
+    )
+    body = render_deleted(request.name, await store.decided(check, attempt), request.elapsed_ms())
+    return Response(200, body if check is None else with_condition_met(body))

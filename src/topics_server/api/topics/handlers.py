@@ -6,7 +6,12 @@ Plain functions of the server's state and one request. Called through the route 
 
 from __future__ import annotations
 
+from functools import partial
+
+import msgspec
+
 from topics_server.api.context import Routers, ServerState
+from topics_server.api.messages.conditions import condition_of_body, topic_tag
 from topics_server.api.messages.requests import (
     decode_config,
     encode_cursor,
@@ -19,6 +24,7 @@ from topics_server.api.messages.responses import (
     render_put,
     render_state,
     render_topics,
+    with_condition_met,
 )
 from topics_server.api.messages.visibility import check_config, sees_router, shown_state
 from topics_server.api.messages.visibility import list_topics as visible_topics
@@ -29,6 +35,9 @@ from topics_server.api.topics.config_requests import (
     decode_config_patch,
     ignored_members,
 )
+from topics_server.engine.answers import PutOutcome
+from topics_server.engine.topic.writes.condition import ConditionCheck
+from topics_server.http.responses import lines_of
 from topics_server.values.errors import topic_not_found
 from topics_server.values.model import TopicConfig
 from topics_server.values.query_string import parse_query
@@ -39,19 +48,19 @@ async def put_topic(state: ServerState, request: Request) -> Response:
     store = admit(state)
     asked = decode_config(request.body or b"{}", request.name)
     check_config(request.caller, asked.config)
-    outcome = await store.put_topic(request.name, asked.config, keep_type=asked.keep_type)
-    if state.queues is not None:
-        state.queues.configured(request.name, outcome.config)
-    ignored = ignored_members(request.body, CONFIG_MEMBERS)
-    body = render_put(request.name, outcome, request.elapsed_ms(), ignored=ignored)
-    return Response(201 if outcome.created else 200, body)
+    check = _check_of(state, request)
+    attempt = partial(
+        store.put_topic, request.name, asked.config, keep_type=asked.keep_type, check=check
+    )
+    outcome = await store.decided(check, attempt)
+    return _configured(state, request, outcome, check)
 
 
 async def patch_topic(state: ServerState, request: Request) -> Response:
     """`PATCH /v0/topics/{topic}`: change single fields of a topic's configuration."""
     store = admit(state)
     merged = decode_config_patch(request.body, request.name)
-    ignored = ignored_members(request.body, CONFIG_MEMBERS)
+    check = _check_of(state, request)
 
     def change(config: TopicConfig | None) -> TopicConfig:
         if config is None:
@@ -60,11 +69,28 @@ async def patch_topic(state: ServerState, request: Request) -> Response:
         check_config(request.caller, changed)
         return changed
 
-    outcome = await store.configure(request.name, change)
+    attempt = partial(store.configure, request.name, change, check=check)
+    outcome = await store.decided(check, attempt)
+    return _configured(state, request, outcome, check)
+
+
+def _configured(
+    state: ServerState, request: Request, outcome: PutOutcome, check: ConditionCheck | None
+) -> Response:
     if state.queues is not None:
         state.queues.configured(request.name, outcome.config)
+    ignored = ignored_members(request.body, (*CONFIG_MEMBERS, "if"))
     body = render_put(request.name, outcome, request.elapsed_ms(), ignored=ignored)
-    return Response(200, body)
+    if check is not None:
+        body = with_condition_met(body)
+    return Response(201 if outcome.created else 200, body)
+
+
+def _check_of(state: ServerState, request: Request) -> ConditionCheck | None:
+    """The check of the condition that a request has, if it has one."""
+    most = state.settings.max_node_bytes
+    condition = condition_of_body(request.body, request.headers, request.caller, most)
+    return None if condition is None else admit(state).check_of(condition)
 
 
 def get_topic(state: ServerState, request: Request) -> Response:
@@ -73,7 +99,8 @@ def get_topic(state: ServerState, request: Request) -> Response:
     touch = query_bool(parse_query(request.query), "touch", True)
     found = store.state(request.name, touch=touch)
     shown = shown_state(request.caller, found)
-    return Response(200, render_state(shown, request.elapsed_ms()))
+    etag = lines_of((b"etag", topic_tag(found.epoch, found.head_seq)))
+    return Response(200, render_state(shown, request.elapsed_ms()), varying=etag)
 
 
 def list_topics(state: ServerState, request: Request) -> Response:
@@ -98,9 +125,13 @@ async def drop_topic(state: ServerState, request: Request) -> Response:
     if_empty = query_bool(parse_query(request.query), "if_empty", False)
     # They are deleted with the topic, so list them before.
     routers = [] if state.routers is None else _routers_of(state.routers, request)
-    dropped = await store.drop_topic(request.name, if_empty=if_empty)
+    # This request has no body: only the header can ask for something.
+    check = _check_of(state, msgspec.structs.replace(request, body=b""))
+    attempt = partial(store.drop_topic, request.name, if_empty=if_empty, check=check)
+    dropped = await store.decided(check, attempt)
     removed = routers if dropped else []
-    return Response(200, render_dropped(request.name, dropped, removed, request.elapsed_ms()))
+    body = render_dropped(request.name, dropped, removed, request.elapsed_ms())
+    return Response(200, body if check is None else with_condition_met(body))
 
 
 def _routers_of(routers: Routers, request: Request) -> list[str]:

@@ -16,10 +16,12 @@ import msgspec
 from msgspec import Meta
 
 from topics_server.api.messages.bounded_lists import check_items
+from topics_server.api.messages.conditions import decode_condition
 from topics_server.api.messages.producer_headers import stamp_of_fields
 from topics_server.api.messages.requests import decode_inline_config
 from topics_server.api.watch.requests import Start, decode_watch
 from topics_server.engine.subscribe.subscription import SubscriptionOptions
+from topics_server.engine.topic.writes.condition import Condition
 from topics_server.http.error_responses import too_large
 from topics_server.values.appends import DecodedAppend, decode_append, decode_json
 from topics_server.values.errors import TopicsError, invalid
@@ -70,6 +72,7 @@ class _Publish(msgspec.Struct, tag_field="op", tag="publish", gc=False):
     create: msgspec.Raw = _ABSENT
     config: msgspec.Raw = _ABSENT
     disable_backpressure: msgspec.Raw = _ABSENT
+    if_: msgspec.Raw = msgspec.field(default=_ABSENT, name="if")
     producer_id: str | None = None
     producer_epoch: int | None = None
     producer_seq: int | None = None
@@ -135,6 +138,7 @@ class Publish(msgspec.Struct, frozen=True):
     config: TopicConfig | None
     return_seqs: bool
     producer: ProducerStamp | None = None
+    condition: Condition | None = None
 
 
 class Ping(msgspec.Struct, frozen=True):
@@ -313,12 +317,18 @@ def _publish(sent: _Publish, limits: CommandLimits) -> Publish:
             ("create", sent.create),
             ("config", sent.config),
             ("disable_backpressure", sent.disable_backpressure),
+            ("if", sent.if_),
         )
     )
     decoded = decode_append(body, max_records=limits.max_batch_records)
     config = None if decoded.config is None else decode_inline_config(decoded.config, topic)
     producer = stamp_of_fields(sent.producer_id, sent.producer_epoch, sent.producer_seq)
-    return Publish(sent.request_id, topic, body, decoded, config, sent.return_seqs, producer)
+    condition = None
+    if decoded.condition is not None:
+        condition = decode_condition(decoded.condition, limits.max_node_bytes)
+    return Publish(
+        sent.request_id, topic, body, decoded, config, sent.return_seqs, producer, condition
+    )
 
 
 def joined(members: Iterable[tuple[str, bytes | msgspec.Raw]]) -> bytes:

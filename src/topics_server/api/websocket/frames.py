@@ -180,12 +180,15 @@ def ack(
     with_seqs: bool,
     total_ms: float,
     producer: ProducerStamp | None = None,
+    is_met: bool = False,
 ) -> bytes:
     """The answer to a publish: the fields of an append's answer, without false ones.
 
     A producer's repeat has no seqs, unless it repeats that producer's last request.
     """
     fields = b"" if producer is None else _producer(producer, done)
+    if is_met:
+        fields += b'"condition":"met",'
     if done.repeat is not None and not done.repeat.is_last:
         return (
             b'%b,"topic":"%b","head_seq":%d,"deduped":true,%b'

@@ -23,6 +23,7 @@ import msgspec
 
 from topics_server.api.context import ServerState
 from topics_server.api.front_door import refuse_socket
+from topics_server.api.messages.conditions import check_condition_scopes
 from topics_server.api.messages.visibility import check_config
 from topics_server.api.readiness import ConnectionSlot, admit
 from topics_server.api.request import Receive, Request, Response, Scope, Send
@@ -299,6 +300,8 @@ class Connection:
             check_name(caller, command.topic, "topic")
             if command.config is not None:
                 check_config(caller, command.config, "config.")
+            if command.condition is not None:
+                check_condition_scopes(caller, command.condition)
         elif isinstance(command, Subscribe):
             check_scopes(caller, READ)
             for name in command.starts:
@@ -409,7 +412,10 @@ class Connection:
                 must_run = command.decoded.disable_backpressure
                 size = len(command.body)
                 throttle_wait_ms = await throttle.turn(command.topic, size, must_run=must_run)
-            done = await store.append(
+            condition = command.condition
+            check = None if condition is None else store.check_of(condition)
+            attempt = partial(
+                store.append,
                 command.topic,
                 command.body,
                 command.decoded,
@@ -417,7 +423,9 @@ class Connection:
                 config=command.config,
                 producer=command.producer,
                 submitted=partial(job.lane.let_go, job),
+                check=check,
             )
+            done = await store.decided(check, attempt)
         except TopicsError as refusal:
             return ws_frames.error(command.request_id, refusal)
         except StorageError as error:
@@ -433,6 +441,7 @@ class Connection:
             done,
             with_seqs=command.return_seqs,
             producer=command.producer,
+            is_met=check is not None,
             total_ms=monotonic_ms() - job.began_ms,
         )
 

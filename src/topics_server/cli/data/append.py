@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import click
 import msgspec
 
 from topics_server.cli.connection import Client, Failure, server_options, topic_path
 from topics_server.cli.data.append_lines import Template, append_lines
+from topics_server.cli.data.conditions import condition_of, condition_options
 from topics_server.cli.data.lines import STANDARD_INPUT
 from topics_server.cli.data.producers import append_as
 from topics_server.cli.json_input import json_object, json_value
@@ -39,6 +41,7 @@ from topics_server.cli.output import format_options, show_object
     help="Seq within the epoch; a seq that was used already is a repeat.",
 )
 @click.option("--create/--no-create", default=None, help="Whether to create a missing topic.")
+@condition_options
 @format_options
 @server_options
 def command(
@@ -55,6 +58,7 @@ def command(
     create: bool | None,
     client: Client,
     as_json: bool,
+    **asked: Any,
 ) -> None:
     r"""Append one record to TOPIC; with - every line of standard input is one.
 
@@ -72,13 +76,19 @@ def command(
     With --producer the command repeats the request after a lost answer, and the record is stored
     once. It claims the next epoch, which fences earlier writers with this ID; with --epoch it
     continues that epoch at its next seq.
+
+    With --if-head, --if-none-match and the other --if options the record is stored only if the
+    condition holds when the server decides; otherwise nothing is stored, and the command fails.
     """
+    condition = condition_of(**asked)
     headers = None if meta is None else bytes(json_object(meta, "--meta"))
     if data == STANDARD_INPUT:
         if file is not None or key is not None or producer is not None:
             raise click.UsageError(
                 "- appends one record a line: leave --file, --key and --producer out"
             )
+        if condition is not None:
+            raise click.UsageError("- appends many records: leave the --if options out")
         if epoch is not None or seq is not None:
             raise click.UsageError("--epoch and --seq need --producer")
         template = Template(_text(tag), _text(node), headers, create)
@@ -97,6 +107,8 @@ def command(
         body += b',"idempotency_key":' + msgspec.json.encode(key)
     if create is not None:
         body += b',"create":' + msgspec.json.encode(create)
+    if condition is not None:
+        body += b',"if":' + condition
     body += b"}"
     if producer is not None:
         answer = append_as(client, topic, body, producer, epoch, seq)

@@ -109,6 +109,14 @@ APPEND: Final = Section(
         LimitRow("`config`", Limit("INLINE_CONFIG_BYTES_MAX", "bytes")),
     ),
 )
+CONDITION: Final = Section(
+    "`if` of an append, a delete, `PUT` and `PATCH /v0/topics/{topic}`",
+    (
+        LimitRow("`if`", Limit("CONDITION_BYTES_MAX", "bytes")),
+        LimitRow("`none_match` of `if`, its tags and nodes", Limit("FILTER_LEAVES_MAX", "leaves")),
+        LimitRow("`none_match` of `if`, its depth", Limit("FILTER_DEPTH_MAX", "filters")),
+    ),
+)
 CONFIG: Final = Section(
     "`PUT /v0/topics/{topic}`, `config` of an append",
     (LimitRow("`dead_letter`, `lease_log`", _NAME),),
@@ -188,21 +196,24 @@ SOCKET: Final = Section(
     ),
 )
 SECTIONS: Final = (
-    *(ALL, HEADERS, APPEND, CONFIG, DIFF, DELETE, QUEUE, ROUTER, WATCH, LIVE, SEAL, SOCKET),
+    *(ALL, HEADERS, APPEND, CONFIG, CONDITION, DIFF, DELETE, QUEUE),
+    *(ROUTER, WATCH, LIVE, SEAL, SOCKET),
 )
 
 # The structs that requests are decoded into, and the section of each field's row.
 SHAPES: Final[dict[str, tuple[Section, ...]]] = {
-    "values.appends._PlainBody": (APPEND,),
+    "values.appends._PlainBody": (APPEND, CONDITION),
     "values.appends._PlainRecord": (APPEND,),
-    "values.appends._Body": (APPEND,),
+    "values.appends._Body": (APPEND, CONDITION),
     "values.appends._Record": (APPEND,),
-    "values.appends._DelayedBody": (APPEND,),
+    "values.appends._DelayedBody": (APPEND, CONDITION),
     "values.appends._DelayedRecord": (APPEND,),
-    "values.appends._Call": (APPEND,),
+    "values.appends._Call": (APPEND, CONDITION),
+    "api.messages.conditions._If": (CONDITION,),
+    "api.messages.conditions._Conditional": (CONDITION,),
     "api.messages.requests._Config": (CONFIG,),
     "api.messages.requests._Diff": (DIFF,),
-    "api.messages.requests._Delete": (DELETE,),
+    "api.messages.requests._Delete": (DELETE, CONDITION),
     "api.queues.requests._Claim": (QUEUE,),
     "api.queues.requests._Wanted": (QUEUE,),
     "api.queues.requests._Completed": (QUEUE,),
@@ -216,7 +227,7 @@ SHAPES: Final[dict[str, tuple[Section, ...]]] = {
     "api.operate.admin._Seal": (SEAL,),
     "api.websocket.commands._Subscribe": (SOCKET, WATCH),
     "api.websocket.commands._Unsubscribe": (SOCKET, WATCH),
-    "api.websocket.commands._Publish": (SOCKET, APPEND, WATCH),
+    "api.websocket.commands._Publish": (SOCKET, APPEND, CONDITION, WATCH),
     "api.websocket.commands._Ping": (SOCKET,),
 }
 

@@ -66,6 +66,7 @@ class _Columns(msgspec.Struct, array_like=True, tag=True):
     config: bytes | None
     disable_backpressure: bool
     delays: list[Delay]
+    condition: bytes | None = None
 
 
 class _Refusal(msgspec.Struct, array_like=True, tag=True):
@@ -182,6 +183,7 @@ def _assembled(columns: _Columns, parts: list[Payloads], grammar: int) -> Decode
         create=columns.create,
         config=columns.config,
         disable_backpressure=columns.disable_backpressure,
+        condition=columns.condition,
         form=grammar if grammar == MESSAGES_GRAMMAR else 0,
         payloads=tuple(parts),
     )
@@ -220,6 +222,7 @@ def _answer(body: bytes, grammar: int, limits: AppendLimits) -> Iterator[bytes]:
             config=decoded.config,
             disable_backpressure=decoded.disable_backpressure,
             delays=list(decoded.delays),
+            condition=decoded.condition,
         )
     )
     yield _LENGTH.pack(len(columns)) + columns

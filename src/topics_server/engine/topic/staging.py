@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 import numpy as np
@@ -209,6 +209,10 @@ class Staging:
     def appends(self) -> list[Staged]:
         """The appends in flight that have records, oldest first."""
         return [staged for staged in self._fifo if staged.count]
+
+    def assigning(self) -> Iterator[Staged]:
+        """The entries in flight that assign seqs, oldest first."""
+        return (staged for staged in self._fifo if staged.last_seq)
 
     @property
     def last_seq(self) -> int:

@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from topics_server.api.messages import conditions
 from topics_server.api.messages import requests as bodies
 from topics_server.api.operate import admin
 from topics_server.api.queues import requests as queue_bodies
@@ -21,7 +22,10 @@ from topics_server.settings import Settings
 from topics_server.values import appends, limits
 
 PAGE = Path(__file__).resolve().parents[4] / "docs" / "LIMITS.md"
-MODULES = (appends, admin, bodies, queue_bodies, router_bodies, watch_bodies, ws_commands)
+MODULES = (
+    *(appends, admin, bodies, conditions, queue_bodies, router_bodies),
+    *(watch_bodies, ws_commands),
+)
 # Measured before a body is decoded; none of their fields is built.
 OUTSIDE = ("Lists", "_Uncounted", "_Head")
 # In queries and headers, whose total size is bounded.

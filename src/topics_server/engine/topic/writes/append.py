@@ -14,6 +14,7 @@ from topics_server.engine.topic.dedupe import Duplicate
 from topics_server.engine.topic.producers import StampRepeated
 from topics_server.engine.topic.stream_facts import stepped
 from topics_server.engine.topic.topic import Topic
+from topics_server.engine.topic.writes.condition import ConditionCheck
 from topics_server.engine.topic.writes.delete import apply_floor
 from topics_server.values.appends import DecodedAppend
 from topics_server.values.entries import RecordsAppended, RouterPage, Source, TopicPut
@@ -32,15 +33,17 @@ def decide_append(
     creation: TopicPut | None = None,
     source: Source | None = None,
     producer: ProducerStamp | None = None,
+    check: ConditionCheck | None = None,
 ) -> RecordsAppended | Duplicate | StampRepeated:
     """An append with its seqs, time and floor, or the request that it repeats.
 
     `source`: the origin of moved records; they were within the limits once, and the server's
     stamps on them do not count. `producer`: the producer and the number of its request; its
-    repeat counts before a repeated idempotency key.
+    repeat counts before a repeated idempotency key. `check`: of the append's condition, which
+    counts only for what repeats nothing.
 
     Raises `TopicsError`: invalid_request, batch_too_large, record_too_large, topic_full, and
-    the errors of `Producers.check` and `StreamState.check`.
+    the errors of `Producers.check`, `ConditionCheck.decide` and `StreamState.check`.
     """
     if decoded.count == 0:
         raise invalid("records must not be empty", "records")
@@ -54,6 +57,8 @@ def decide_append(
         known = topic.keys.find(key, config.idempotency_window_ms, now_ms)
         if known is not None:
             return known
+    if check is not None and creation is None:
+        check.decide(topic, now_ms)
     if topic.stream is not None and creation is None:
         topic.stream.check(topic.name, decoded.step)
     if source is None:

@@ -1,0 +1,137 @@
+"""Reads the condition of a write: the member `if` of its body, or the header `If-Match`. Pure.
+
+Unknown members are refused, unlike everywhere else: a condition that is not understood must not
+count as met. Its filter has no `Not`, as a writer states what it must not find. Called by the
+handlers of appends, deletes and topics, and by `api/websocket/commands`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Final
+
+import msgspec
+
+from topics_server.api.messages.filters import decode_filter
+from topics_server.auth.api_keys import READ, WRITE, Caller
+from topics_server.auth.authorize import check_scopes
+from topics_server.engine.filters import AllOf, AnyOf, Filter, Not
+from topics_server.engine.topic.writes.condition import Condition
+from topics_server.values.appends import decode_json
+from topics_server.values.errors import Code, TopicsError, invalid
+from topics_server.values.limits import CONDITION_BYTES_MAX, U64_MAX
+
+IF_MATCH: Final = b"if-match"
+_ABSENT: Final = msgspec.Raw(b"")
+_TAG: Final = re.compile(rb'"(0|[1-9][0-9]{0,19})-(0|[1-9][0-9]{0,19})"')
+
+
+class _If(msgspec.Struct, gc=False, forbid_unknown_fields=True):
+    head_seq: int | None = None
+    none_match: msgspec.Raw = _ABSENT
+    after: int | None = None
+    exists: bool | None = None
+    epoch: int | None = None
+
+
+class _Conditional(msgspec.Struct, gc=False):
+    """Any body: its condition as it was sent."""
+
+    if_: msgspec.Raw = msgspec.field(default=_ABSENT, name="if")
+
+
+_IF: Final = msgspec.json.Decoder(_If)
+_CONDITIONAL: Final = msgspec.json.Decoder(_Conditional)
+
+
+def topic_tag(epoch: int, head_seq: int) -> bytes:
+    """The entity tag of a topic: it changes with every record, and when the topic is made again."""
+    return b'"%d-%d"' % (epoch, head_seq)
+
+
+def condition_of(
+    sent: bytes | None, headers: Mapping[bytes, bytes], caller: Caller, max_node_bytes: int
+) -> Condition | None:
+    """The condition of a request, from its body's `if` or from its header.
+
+    Raises `invalid_request`, and `forbidden` for a filter by a caller that may not read and write.
+    """
+    condition = None if sent is None else decode_condition(sent, max_node_bytes)
+    if IF_MATCH in headers:
+        if condition is not None:
+            raise invalid("if and If-Match are two conditions; give one", "if")
+        condition = _of_header(headers[IF_MATCH])
+    if condition is not None:
+        check_condition_scopes(caller, condition)
+    return condition
+
+
+def condition_of_body(
+    body: bytes, headers: Mapping[bytes, bytes], caller: Caller, max_node_bytes: int
+) -> Condition | None:
+    """`condition_of` a control-plane request."""
+    sent = decode_json(_CONDITIONAL, body).if_ if body else _ABSENT
+    return condition_of(bytes(sent) or None, headers, caller, max_node_bytes)
+
+
+def check_condition_scopes(caller: Caller, condition: Condition) -> None:
+    """Raise `forbidden` unless the caller may learn whether records match."""
+    if condition.none_match is not None:
+        check_scopes(caller, READ | WRITE)
+
+
+def decode_condition(sent: bytes, max_node_bytes: int) -> Condition | None:
+    """The condition of some JSON; None for null. Raises `invalid_request`."""
+    if len(sent) > CONDITION_BYTES_MAX:
+        raise invalid(f"if has over {CONDITION_BYTES_MAX} bytes", "if")
+    if sent == b"null":
+        return None
+    try:
+        found = decode_json(_IF, sent)
+    except TopicsError as error:
+        field = error.detail.get("field")
+        raise invalid(error.message, f"if.{field}" if field else "if") from None
+    for name in ("head_seq", "after", "epoch"):
+        value = getattr(found, name)
+        if value is not None and not 0 <= value <= U64_MAX:
+            raise invalid(f"if.{name} must be an integer from 0 to {U64_MAX}", f"if.{name}")
+    none_match = _filter_of(bytes(found.none_match), max_node_bytes)
+    if none_match is None and found.after is not None:
+        raise invalid("if.after needs if.none_match", "if.after")
+    condition = Condition(found.exists, found.epoch, found.head_seq, none_match, found.after or 0)
+    if condition == Condition():
+        raise invalid("if needs one of head_seq, none_match, exists and epoch", "if")
+    if found.exists is False and condition != Condition(exists=False):
+        raise invalid("if.exists is false: nothing else can be asked of the topic", "if.exists")
+    return condition
+
+
+def _filter_of(sent: bytes, max_node_bytes: int) -> Filter | None:
+    if sent in (b"", b"null"):
+        return None
+    wanted = decode_filter(sent, max_node_bytes, "if.none_match")
+    if _has_not(wanted):
+        raise invalid("a condition's filter must not have Not", "if.none_match")
+    return wanted
+
+
+def _has_not(wanted: Filter) -> bool:
+    match wanted:
+        case Not():
+            return True
+        case AnyOf(parts) | AllOf(parts):
+            return any(map(_has_not, parts))
+        case _:
+            return False
+
+
+def _of_header(sent: bytes) -> Condition:
+    value = sent.strip()
+    if value == b"*":
+        return Condition(exists=True, code=Code.PRECONDITION_FAILED)
+    found = _TAG.fullmatch(value)
+    if found is None:
+        raise invalid('If-Match takes * or one tag, "<epoch>-<head_seq>"', "If-Match")
+    epoch, head_seq = int(found[1]), int(found[2])
+    return Condition(epoch=epoch, head_seq=head_seq, code=Code.PRECONDITION_FAILED)

@@ -1,0 +1,256 @@
+"""Conditions of writes: what must hold of a topic when a write is decided. Pure.
+
+A condition speaks of what is visible. A staged record may still fail, so a conflict with one is
+undecided until its entry is applied; so is a condition while records are left to search. Records
+only die and never change, so what was searched once stays searched (`_clear_seq`); sealed records
+are searched off the loop (`engine/conditions`). Replay never evaluates a condition. Called by the
+`decide` functions of appends and by the calls of `engine`.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+import numpy as np
+
+from topics_server.engine.filters import AnyOf, Filter, Matcher, TagLeaf
+from topics_server.engine.log.log import Log
+from topics_server.engine.log.runs import OpenBlock, Rows, Run, SealedRun, TailBlock
+from topics_server.engine.topic import retention
+from topics_server.engine.topic.topic import Topic
+from topics_server.values.entries import RecordsAppended
+from topics_server.values.errors import Code, TopicsError
+from topics_server.values.model import TagMatch
+
+# Records that one decision examines before it yields to the loop.
+_ROWS_MAX: Final = 2048
+# From so many rows on, the tag index of a block is asked instead of every row; the index counts as
+# so many.
+_INDEXED_ROWS_MIN: Final = 256
+
+
+class Condition(msgspec.Struct, frozen=True):
+    """What a write demands of its topic; None: nothing.
+
+    `none_match`: no live record behind `after` passes. `code`: the error if it does not hold.
+    """
+
+    exists: bool | None = None
+    epoch: int | None = None
+    head_seq: int | None = None
+    none_match: Filter | None = None
+    after: int = 0
+    code: Code = Code.CONDITION_FAILED
+
+
+class ConditionCounts:
+    """How many conditions held and how many did not, since the process started."""
+
+    __slots__ = ("failed", "met")
+
+    def __init__(self) -> None:
+        self.met = 0
+        self.failed = 0
+
+
+class UndecidedError(Exception):
+    """The condition cannot be decided now: decide again.
+
+    `lsn`: once this entry of the topic is applied or has failed; None: once more was searched.
+    """
+
+    def __init__(self, topic: Topic, lsn: int | None) -> None:
+        super().__init__(lsn)
+        self.topic = topic
+        self.lsn = lsn
+
+
+class ConditionCheck:
+    """The check of one write's condition, from its first to its last decision.
+
+    `found`: rows that pass the filter, by searched segment.
+    """
+
+    def __init__(self, condition: Condition, counts: ConditionCounts) -> None:
+        self.condition = condition
+        self.found: dict[int, Rows] = {}
+        self._counts = counts
+        self._topic: Topic | None = None
+        self._matcher: Matcher | None = None
+        self._tags: tuple[TagMatch, ...] | None = None
+        if condition.none_match is not None:
+            self._matcher = Matcher(condition.none_match)
+            self._tags = _any_of_tags(condition.none_match)
+        # No live record in `after + 1 .. _clear_seq` passes, nor one staged up to `_clear_lsn`.
+        self._clear_seq = condition.after
+        self._clear_lsn = 0
+
+    # -- deciding --------------------------------------------------------------------------
+
+    def decide_absent(self, name: str) -> None:
+        """Raise the condition's error unless it holds of a topic that does not exist."""
+        condition = self.condition
+        detail: dict[str, object] = {"topic": name, "reason": "absent"}
+        if condition.exists or condition.epoch is not None:
+            raise self._failed(f'topic "{name}" does not exist', detail)
+        if condition.head_seq or condition.after:
+            raise self._failed(f'topic "{name}" does not exist, so it has no records', detail)
+        self._counts.met += 1
+
+    def decide(self, topic: Topic, now_ms: int) -> None:
+        """Raise the condition's error unless it holds, or `UndecidedError`."""
+        condition, log = self.condition, topic.log
+        if condition.exists is False:
+            raise self._failed(f'topic "{topic.name}" exists', _detail(topic, "exists"))
+        if condition.epoch is not None and condition.epoch != topic.epoch:
+            message = f"the topic's epoch is {topic.epoch}, not {condition.epoch}"
+            raise self._failed(message, _detail(topic, "epoch"))
+        if condition.head_seq is not None:
+            self._decide_head(topic, log, condition.head_seq)
+        if self._matcher is not None:
+            self._decide_none(topic, self._matcher, now_ms)
+        self._counts.met += 1
+
+    def _decide_head(self, topic: Topic, log: Log, wanted: int) -> None:
+        head_seq = log.head_seq
+        message = f"the topic's head is {head_seq}, not {wanted}"
+        if head_seq > wanted:
+            raise self._failed(message, _detail(topic, "head", wanted + 1))
+        for staged in topic.staging.assigning():
+            raise UndecidedError(topic, staged.lsn)
+        if head_seq < wanted:
+            raise self._failed(message, _detail(topic, "ahead"))
+
+    def _decide_none(self, topic: Topic, matcher: Matcher, now_ms: int) -> None:
+        after = self.condition.after
+        if self._topic is not topic:
+            # Segments of a topic that was created again have the ids of the old one's.
+            self._topic, self._clear_seq, self._clear_lsn, self.found = topic, after, 0, {}
+        if after > topic.staged_seq:
+            message = f"the topic's head is {topic.log.head_seq}, below {after}"
+            raise self._failed(message, _detail(topic, "ahead"))
+        if _is_trimmed(topic, after, now_ms):
+            message = f"records after {after} were lost or have expired: nothing tells their tags"
+            raise self._failed(message, _detail(topic, "trimmed"))
+        rows_left = self._search_log(topic, matcher, _ROWS_MAX)
+        self._search_staged(topic, matcher, rows_left)
+
+    def _search_log(self, topic: Topic, matcher: Matcher, rows_left: int) -> int:
+        """Search the visible records; returns how many more may be examined now."""
+        log = topic.log
+        runs = log.runs
+        for index in range(log.run_at(self._clear_seq + 1), len(runs)):
+            run = runs[index]
+            row, end_row, cost = -1, run.count, 0
+            if run.live_count:
+                first_row = max(0, self._clear_seq + 1 - run.first_seq)
+                if isinstance(run, SealedRun):
+                    rows = self.found.get(run.segment_id)
+                    if rows is None:
+                        raise UndecidedError(topic, None)
+                    live = run.live_rows_of(rows[np.searchsorted(rows, first_row) :])
+                    row = int(live[0]) if len(live) else -1
+                else:
+                    row, end_row, cost = self._search_run(run, matcher, first_row, rows_left)
+            if row >= 0:
+                seq = run.first_seq + row
+                raise self._failed(f"record {seq} matches", _detail(topic, "match", seq))
+            rows_left -= cost
+            self._clear_seq = run.first_seq + end_row - 1
+            if end_row < run.count:
+                raise UndecidedError(topic, None)
+        self._clear_seq = max(self._clear_seq, log.head_seq)
+        return rows_left
+
+    def _search_run(
+        self, run: Run, matcher: Matcher, first_row: int, rows_left: int
+    ) -> tuple[int, int, int]:
+        """The first live row that passes, or -1; the end of the rows examined; their cost."""
+        dead = run.dead
+        if isinstance(run, TailBlock):
+            if self._tags is not None and run.count - first_row >= _INDEXED_ROWS_MIN:
+                if rows_left <= 0:
+                    return -1, first_row, 0
+                hits = (row for match in self._tags for row in run.rows_of(match))
+                first = min((row for row in hits if row >= first_row and not dead[row]), default=-1)
+                return first, run.count, _INDEXED_ROWS_MIN
+            tags, nodes = run.block.tags, run.block.nodes
+        else:
+            assert isinstance(run, OpenBlock)
+            tags, nodes = run.tags, run.nodes
+        end_row = min(run.count, first_row + max(0, rows_left))
+        for row in range(first_row, end_row):
+            if not dead[row] and matcher(tags[row], nodes[row]):
+                return row, end_row, 0
+        return -1, end_row, end_row - first_row
+
+    def _search_staged(self, topic: Topic, matcher: Matcher, rows_left: int) -> None:
+        after = self.condition.after
+        for staged in topic.staging.assigning():
+            if staged.lsn <= self._clear_lsn or staged.last_seq <= after:
+                continue
+            entry = staged.entry
+            if not isinstance(entry, RecordsAppended) or entry.slot_count:
+                # Its slots will be a hole.
+                raise UndecidedError(topic, staged.lsn)
+            assert entry.decoded is not None, "a live append is decoded"
+            first = max(0, after + 1 - staged.first_seq)
+            tags, nodes = entry.decoded.tags, entry.decoded.nodes
+            for index in range(first, staged.count):
+                if matcher(tags[index], nodes[index]):
+                    raise UndecidedError(topic, staged.lsn)
+            self._clear_lsn = staged.lsn
+            rows_left -= staged.count
+            if rows_left <= 0:
+                raise UndecidedError(topic, None)
+
+    def _failed(self, message: str, detail: dict[str, object]) -> TopicsError:
+        self._counts.failed += 1
+        return TopicsError(self.condition.code, message, detail)
+
+    # -- searching -------------------------------------------------------------------------
+
+    def segments_to_search(self, topic: Topic, most: int) -> list[int]:
+        """Segments that the next decision needs and that were not searched, the oldest first."""
+        wanted: list[int] = []
+        if topic is not self._topic:
+            return wanted
+        for run in topic.log.sealed():
+            if run.live_count and run.last_seq > self._clear_seq:
+                if run.segment_id not in self.found:
+                    wanted.append(run.segment_id)
+                if len(wanted) == most:
+                    break
+        return wanted
+
+
+def _any_of_tags(wanted: Filter) -> tuple[TagMatch, ...] | None:
+    """The tags of a filter that is passed by any of them; None for any other filter."""
+    match wanted:
+        case TagLeaf(matches):
+            return matches
+        case AnyOf(parts):
+            found = [_any_of_tags(part) for part in parts]
+            if None not in found:
+                return tuple(match for part in found if part is not None for match in part)
+        case _:
+            pass
+    return None
+
+
+def _is_trimmed(topic: Topic, after: int, now_ms: int) -> bool:
+    """Whether a record behind `after` was lost or has expired."""
+    log = topic.log
+    if after >= log.head_seq:
+        return False
+    if after + 1 < log.evict_floor or any(hole.last_seq > after for hole in log.holes):
+        return True
+    earliest_seq = retention.first_unexpired(log, topic.config.ttl_ms, now_ms)
+    return earliest_seq > log.earliest_seq and log.next_live(after + 1) < earliest_seq
+
+
+def _detail(topic: Topic, reason: str, seq: int | None = None) -> dict[str, object]:
+    first = {} if seq is None else {"seq": seq}
+    head = {"head_seq": topic.log.head_seq, "epoch": topic.epoch}
+    return {"topic": topic.name, "reason": reason, **first, **head}
