@@ -38,6 +38,7 @@ import msgspec
 
 VERBS: Final = {
     "serve": "Start the server.",
+    "demo": "Start a server with live example data, and open its console.",
     "put": "Create a topic or replace its configuration.",
     "set": "Change single fields of a topic's configuration.",
     "append": "Append one record, or every line of standard input.",
@@ -72,7 +73,7 @@ VERBS: Final = {
 FOLDERS: Final = {
     verb: folder
     for folder, verbs in {
-        "server": "serve verify dump repair config doctor completion health",
+        "server": "serve demo verify dump repair config doctor completion health",
         "topics": "put set ls info rm",
         "data": "append load read pub delete",
         "following": "tail watch",

@@ -195,12 +195,17 @@ def test_a_wheel_is_made_and_brings_command_and_client(tmp_path: Path) -> None:
     subprocess.run([*pip, *install], check=True, timeout=60, cwd=tmp_path)
     env = {**os.environ, "PYTHONPATH": str(there)}
     code = "import topics_server.client as c; print(c.__file__, c.IdempotentProducer.__name__)"
+    events = (
+        "from topics_server.cli.server.demo import webhook_events; print(len(webhook_events()))"
+    )
     for command, wanted in (
         ([str(there / "bin" / "topics"), "--version"], "topics, version"),
         ([sys.executable, "-c", code], str(there / "topics_server" / "client")),
         ([*COMMAND, "completion", "bash"], "_TOPICS_COMPLETE"),
+        ([sys.executable, "-c", events], "329"),
     ):
         done = subprocess.run(
             command, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True
         )
         assert wanted in done.stdout
+    assert "Gregor Martynus" in (there / "topics_server" / "demo" / "README.md").read_text()

@@ -2,6 +2,7 @@
 
 - `completion`: `topics completion`: prints the completion script of a shell.
 - `config`: `topics config`: shows the settings and their sources, secrets masked.
+- `demo`: `topics demo`: a server with live example data.
 - `doctor`: `topics doctor`: checks settings, disk, limits, clock and proxy.
 - `dump`: `topics dump DIR`: prints what a data directory holds, offline.
 - `flags`: every server setting as an option, for `serve` and `config`.

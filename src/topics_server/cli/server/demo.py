@@ -1,0 +1,364 @@
+"""`topics demo`: a server of its own with live events, a router, a queue with workers and a view.
+
+The process of the demo starts a server as a child, in a folder that is removed at the end, and
+replays the GitHub webhook events of `topics_server/demo` into it. The topics have caps, so a demo
+that is forgotten does not fill a disk. Ctrl-C, SIGTERM and SIGHUP end the demo and its server.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import importlib.util
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import webbrowser
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import click
+import msgspec
+
+from topics_server.cli.connection import CallRefused, Client, Failure, ServerUnreachable
+from topics_server.client import ClientError, Job, Queue, ViewClient
+from topics_server.runtime.clock import monotonic_ms
+from topics_server.settings import Settings, variable
+
+EVENTS: Final = "webhooks"
+JOBS: Final = "triage"
+DEAD: Final = "triage.dead"
+VIEW: Final = "by-event"
+# These events go to the workers.
+ROUTED: Final = "issue*"
+WORKERS: Final = 2
+PORT: Final = 4000
+START_WITHIN_MS: Final = 30_000
+STOP_WITHIN_S: Final = 30.0
+STATUS_EVERY_MS: Final = 2_000
+CLAIM_WAIT_MS: Final = 500
+# How long a worker takes for a job, so that one sees jobs in flight.
+WORK_S: Final = 0.3
+
+Event = dict[str, Any]
+
+
+@click.command("demo")
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    help=f"Port of the server; default: {PORT} if it is free, else any.",
+)
+@click.option(
+    "--data-dir",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Keep the data here, and draw a picture of it at the end if matplotlib is installed; "
+    "default: a temporary folder, removed at the end.",
+)
+@click.option(
+    "--rate",
+    type=click.FloatRange(0.1, 1000),
+    default=5.0,
+    show_default=True,
+    metavar="N",
+    help="Events a second.",
+)
+@click.option("--once", is_flag=True, help="Replay the events once at full speed, then end.")
+@click.option(
+    "--open/--no-open",
+    "is_opened",
+    default=None,
+    help="Open the console in a browser; default: if there is a display, and not with --once.",
+)
+@click.option("--display", envvar=["DISPLAY", "WAYLAND_DISPLAY"], hidden=True)
+def command(
+    port: int | None,
+    data_dir: Path | None,
+    rate: float,
+    once: bool,
+    is_opened: bool | None,
+    display: str | None,
+) -> None:
+    """Show everything at once: a server with live events, workers, a router and a view.
+
+    For example: topics demo --rate 20
+    """
+    events = webhook_events()
+    stop = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda *_: stop.set())
+    with contextlib.ExitStack() as held:
+        if data_dir is None:
+            folder = Path(held.enter_context(tempfile.TemporaryDirectory(prefix="topics-demo-")))
+        else:
+            folder = data_dir
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        process, url = held.enter_context(running_server(folder, port, stop))
+        if stop.is_set():
+            return
+        client = Client(url)
+        set_up(client, url)
+        introduce(url, folder, is_kept=data_dir is not None, rate=None if once else rate)
+        # Without a display, a browser of the terminal would take the terminal.
+        has_display = bool(display) or sys.platform == "darwin"
+        if is_opened or (is_opened is None and not once and has_display):
+            webbrowser.open(f"{url}/console")
+        held.enter_context(working(url, stop, 0.0 if once else WORK_S))
+        EventReplay(client, url, events, process, stop).run(rate=None if once else rate)
+        if data_dir is not None:
+            draw(url, folder)
+
+
+def webhook_events() -> list[Event]:
+    """The events that come with the package, in a mixed order; `demo/README.md` has the licence."""
+    path = Path(__file__).parents[2] / "demo" / "github-webhooks.jsonl.gz"
+    lines = gzip.decompress(path.read_bytes()).splitlines()
+    # The file is sorted by event.
+    return [msgspec.json.decode(line) for line in sorted(lines, key=zlib.crc32)]
+
+
+# -- the server ----------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def running_server(
+    folder: Path, port: int | None, stop: threading.Event
+) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+    """A server over the folder, ready, and its URL; it is stopped at the end."""
+    port_file, log = folder / "port", folder / "server.log"
+    port_file.unlink(missing_ok=True)
+    words = ["serve", "--host", "127.0.0.1", "--port", str(free_port() if port is None else port)]
+    words += ["--data-dir", str(folder / "data"), "--port-file", str(port_file)]
+    # Settings of this environment belong to another server.
+    without = [word for name in Settings.model_fields for word in ("-u", variable(name))]
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            ["env", *without, sys.executable, "-m", "topics_server", *words],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            # Ctrl-C is for the demo, which stops the server behind its own work.
+            start_new_session=True,
+        )
+    try:
+        yield process, _url_of(process, port_file, log, stop)
+    finally:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(STOP_WITHIN_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def free_port() -> int:
+    """The usual port, or 0 if another process listens there."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", PORT))
+        except OSError:
+            return 0
+    return PORT
+
+
+def _url_of(
+    process: subprocess.Popen[bytes], port_file: Path, log: Path, stop: threading.Event
+) -> str:
+    """The URL of the server once it is ready."""
+    deadline_ms = monotonic_ms() + START_WITHIN_MS
+    url = ""
+    while not stop.wait(0.05):
+        if process.poll() is not None or monotonic_ms() > deadline_ms:
+            raise Failure(f"the server did not start:\n{last_lines(log)}")
+        if not url and port_file.exists():
+            url = f"http://127.0.0.1:{port_file.read_text().strip()}"
+        if url:
+            try:
+                Client(url).call("GET", "/v0/ready")
+                break
+            except (CallRefused, ServerUnreachable):
+                continue  # it still starts
+    return url
+
+
+def last_lines(log: Path) -> str:
+    """The end of the server's log."""
+    return log.read_text(errors="replace")[-2000:].strip()
+
+
+def set_up(client: Client, url: str) -> None:
+    """Make the topics, the router and the view; those that are there stay."""
+    queue = {"type": "queue", "lease_ms": 10_000, "max_deliveries": 2, "dead_letter": DEAD}
+    for topic, config in (
+        (EVENTS, {"cap_records": 100_000}),
+        (DEAD, {"cap_records": 1_000}),
+        (JOBS, {**queue, "cap_records": 100_000}),
+    ):
+        client.call("PUT", f"/v0/topics/{topic}", msgspec.json.encode(config))
+    router = {"source": EVENTS, "dest": JOBS, "filter": ["tag", "Glob", ROUTED]}
+    client.call("PUT", "/v0/routers/webhooks-%3Etriage", msgspec.json.encode(router))
+    with ViewClient(EVENTS, VIEW, url=url) as view:
+        view.define(shortcut={"count_by_tag": True})
+
+
+def introduce(url: str, folder: Path, *, is_kept: bool, rate: float | None) -> None:
+    """Say what runs and where to look."""
+    speed = "once, at full speed" if rate is None else f"{rate:g} a second; Ctrl-C ends the demo"
+    where = f" --url {url}" if url != f"http://127.0.0.1:{PORT}" else ""
+    click.echo(f"""console   {url}/console
+data      {folder}{"" if is_kept else " (removed at the end)"}
+events    329 GitHub webhooks into {EVENTS}, {speed}
+          a router copies those about issues to the queue {JOBS} for {WORKERS} workers,
+          jobs about deleted things fail and go to {DEAD}, a view counts the events
+try       topics tail {EVENTS}{where}
+          topics queue {JOBS}{where}
+          topics view query {EVENTS} {VIEW} top{where}""")
+
+
+# -- the workers ---------------------------------------------------------------------------------
+
+
+class JobRefused(Exception):
+    """A job that the workers of the demo cannot do."""
+
+
+def triage(job: Job) -> None:
+    """The work of the demo."""
+    if job.data["payload"].get("action") == "deleted":
+        raise JobRefused("what this is about was deleted")
+
+
+@contextlib.contextmanager
+def working(url: str, stop: threading.Event, work_s: float) -> Iterator[None]:
+    """Workers in threads, until the block ends; a job takes `work_s`."""
+    over = threading.Event()
+    threads = [
+        threading.Thread(target=work, args=(url, f"worker-{number}", stop, over, work_s))
+        for number in range(1, WORKERS + 1)
+    ]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join()
+
+
+def work(url: str, node: str, stop: threading.Event, over: threading.Event, work_s: float) -> None:
+    """Claim jobs one by one; an ack goes with the next claim."""
+    finished: list[Job] = []
+    with Queue(JOBS, url=url, patience_ms=0) as jobs:
+        while not over.is_set():
+            try:
+                claimed = jobs.claim(node, wait_ms=CLAIM_WAIT_MS, finished=finished)
+                finished = []
+                for job in claimed.jobs:
+                    stop.wait(work_s)
+                    try:
+                        triage(job)
+                    except JobRefused as error:
+                        jobs.nack(node, [job], error=str(error))
+                    else:
+                        finished.append(job)
+            except ClientError:
+                over.wait(1.0)  # the server is away; leases end by themselves
+        with contextlib.suppress(ClientError):
+            if finished:
+                jobs.ack(node, finished)
+
+
+# -- the events ----------------------------------------------------------------------------------
+
+
+class EventReplay:
+    """Appends the events and says what happens."""
+
+    def __init__(
+        self,
+        client: Client,
+        url: str,
+        events: list[Event],
+        process: subprocess.Popen[bytes],
+        stop: threading.Event,
+    ) -> None:
+        self._client = client
+        self._url = url
+        self._events = events
+        self._process = process
+        self._stop = stop
+        self._last_seq = 0
+
+    def run(self, rate: float | None) -> None:
+        """Replay for ever, or once and wait until the workers have no job left."""
+        try:
+            if rate is None:
+                for event in self._events:
+                    if self._stop.is_set():
+                        return
+                    self._append(event)
+                while not self._stop.wait(0.1) and self._jobs()[:2] != (0, 0):
+                    continue
+                self._tell()
+                return
+            said_ms = began_ms = monotonic_ms()
+            count = 0
+            while not self._stop.wait(max(0.0, count / rate - (monotonic_ms() - began_ms) / 1000)):
+                self._append(self._events[count % len(self._events)])
+                count += 1
+                if monotonic_ms() - said_ms >= STATUS_EVERY_MS:
+                    said_ms = monotonic_ms()
+                    self._tell()
+        except (ServerUnreachable, ClientError) as error:
+            if self._process.poll() is None:
+                raise
+            raise Failure("the server of the demo has ended") from error
+
+    def _append(self, event: Event) -> None:
+        body = {"records": [{"data": event, "tag": event["event"]}], "node": "github"}
+        answer = self._client.call("POST", f"/v0/topics/{EVENTS}", msgspec.json.encode(body))
+        self._last_seq = msgspec.json.decode(answer)["last_seq"]
+
+    def _jobs(self) -> tuple[int, int, int]:
+        """Jobs that wait, that are in flight, and that are dead."""
+        state = msgspec.json.decode(self._client.call("GET", f"/v0/topics/{JOBS}"))
+        counters = state["queue"]
+        waiting = state["count"] - counters["in_flight"]
+        return waiting, counters["in_flight"], counters["dead_lettered"]
+
+    def _tell(self) -> None:
+        waiting, in_flight, dead = self._jobs()
+        with ViewClient(EVENTS, VIEW, url=self._url) as view:
+            rows = view.query(name="top", after=self._last_seq).dicts()[:3]
+        top = ", ".join(f"{row['tag']} {row['count']}" for row in rows)
+        click.echo(
+            f"{EVENTS} {self._last_seq}; {JOBS} {waiting} waiting, {in_flight} in flight, "
+            f"{dead} dead; most: {top}"
+        )
+
+
+# -- the picture ---------------------------------------------------------------------------------
+
+
+def draw(url: str, folder: Path) -> None:
+    """A bar chart of the events, if matplotlib is here (the extra `spark` brings it)."""
+    if importlib.util.find_spec("matplotlib") is None:
+        return
+    with ViewClient(EVENTS, VIEW, url=url) as view:
+        rows = view.query(name="top").dicts()[:15]
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 5), layout="constrained")
+    axes = figure.subplots()
+    axes.barh([row["tag"] for row in reversed(rows)], [row["count"] for row in reversed(rows)])
+    axes.set_xlabel("events")
+    path = folder / "events.png"
+    figure.savefig(path)
+    click.echo(f"picture   {path}")
