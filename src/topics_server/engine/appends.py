@@ -124,7 +124,7 @@ class Appends:
 
         `flush_now`: do not wait for what else comes in this turn. Raises what `append` raises.
         """
-        if name in self._pending_names:
+        if name in self._pending_names.tickets:
             return None
         if self._checks.is_disk_low:
             raise disk_nearly_full()

@@ -188,7 +188,8 @@ class Writers:
         self.pages = RouterPages(registry, self.commits, ground.router_table.sources)
         for router in ground.router_table:
             self.pages.add_source(router.source_id)
-        self.commits.observers.append(ground.lease_table.observe)
+        self.commits.change_observers.append(ground.lease_table.observe)
+        self.commits.job_observers.append(ground.lease_table.observe)
         self.commits.change_observers += [ground.router_table.observe, self.pages.observe]
         self.transfers = Transfers(registry, self.commits, clock)
         # Before the first snapshot: it ends the table's recovery.

@@ -121,18 +121,20 @@ class DecodedAppend(msgspec.Struct, frozen=True, gc=False):
     `datas` may be views into the body; length, slicing, `b"".join` and `bytes()` work on both.
     `metas[i]` is `b""` where absent; `nodes[i]` already has the batch's default, `batch_node`. Sums
     are taken once: `longest_bytes` of a `data`, `payload_bytes` of data and meta, `text_chars` of
-    tags and nodes; no tag has more than `tag_chars_max` characters. `has_nodes` is false if
-    `batch_node` is the only node. `delays`: the few records that have a delay. `hops`: one byte a
-    record, the number of routers it passed; empty if no record passed one. `form`: the grammar of a
-    body that is not an append body (`record_codecs`), else 0. `step`: the change of the topic's
-    stream. `payloads`: payload columns of a large append, made in advance. `condition`: the call's
-    `if` as it was sent. `count`: the number of records.
+    tags and nodes; no tag has more than `tag_chars_max` characters. `weight`: the records' share of
+    `bytes`, which agrees with `blocks.record_bytes`. `has_nodes` is false if `batch_node` is the
+    only node. `delays`: the few records that have a delay. `hops`: one byte a record, the number of
+    routers it passed; empty if no record passed one. `form`: the grammar of a body that is not an
+    append body (`record_codecs`), else 0. `step`: the change of the topic's stream. `payloads`:
+    payload columns of a large append, made in advance. `condition`: the call's `if` as it was sent.
     """
 
     datas: list[bytes]
     metas: list[bytes]
     tags: list[str | None]
     nodes: list[str | None]
+    count: int
+    weight: int
     longest_bytes: int
     payload_bytes: int
     text_chars: int
@@ -150,11 +152,6 @@ class DecodedAppend(msgspec.Struct, frozen=True, gc=False):
     step: StreamStep | None = None
     payloads: tuple[Payloads, ...] = ()
     condition: bytes | None = None
-    count: int = 0
-
-    def __post_init__(self) -> None:
-        """Take the number of records once."""
-        msgspec.structs.force_setattr(self, "count", len(self.datas))
 
     @property
     def grammar(self) -> int:
@@ -167,11 +164,6 @@ class DecodedAppend(msgspec.Struct, frozen=True, gc=False):
         return of_columns(
             self.datas[new], self.metas[new], self.tags[new], self.nodes[new], hops=self.hops[new]
         )
-
-    @property
-    def weight(self) -> int:
-        """The records' share of `bytes`; agrees with `blocks.record_bytes`."""
-        return RECORD_FRAMING_BYTES * len(self.datas) + self.payload_bytes + self.text_chars
 
 
 _UNCOUNTED_DECODER: Final = msgspec.json.Decoder(_Uncounted)
@@ -196,33 +188,48 @@ def decode_append(
         # The body has other fields than data and short tags, or an error: decode it with the full
         # grammar.
         return _decode_full(body, grammar)
-    check_utf8(body)
+    if not body.isascii():
+        check_utf8(body)
     records, node = plain.records, plain.node
     count = len(records)
-    datas: list[bytes] = [record.data for record in records]
-    tags = [record.tag for record in records]
-    sizes = list(map(len, datas))
-    longest_bytes = max(sizes, default=0)
+    # Without a call of ours for each request: most have one record, and none of the rarities below.
+    if count == 1:
+        data, tag = records[0].data, records[0].tag
+        datas: list[bytes] = [data]
+        tags = [tag]
+        payload_bytes = longest_bytes = len(data)
+        text_chars = len(tag) if tag else 0
+    else:
+        datas = [record.data for record in records]
+        tags = [record.tag for record in records]
+        sizes = list(map(len, datas))
+        payload_bytes, longest_bytes = sum(sizes), max(sizes, default=0)
+        text_chars = chars_of(tags)
+    if node:
+        text_chars += len(node) * count
     metas = [_NO_META] * count
     # A value of depth n has at least 2n bytes: short values need no look.
     if longest_bytes > 2 * JSON_DEPTH_MAX:
         _check_depths(datas, metas)
-    payload_bytes = sum(sizes)
+    if len(body) > _PINNED_BYTES_MIN:
+        datas = _unpinned(datas, body, payload_bytes)
     return DecodedAppend(
-        _unpinned(datas, body, payload_bytes),
+        datas,
         metas,
         tags,
         [node] * count,
+        count,
+        RECORD_FRAMING_BYTES * count + payload_bytes + text_chars,
         longest_bytes,
         payload_bytes,
-        chars_of(tags) + (len(node) * count if node else 0),
+        text_chars,
         _PLAIN_TAG_CHARS_MAX,
         False,
         False,
         node,
         plain.idempotency_key,
         plain.create,
-        _config_of(plain),
+        None if plain.config is _ABSENT else _config_of(plain),
         bool(plain.disable_backpressure),
         condition=None if plain.if_ is _ABSENT else bytes(plain.if_),
     )
@@ -332,14 +339,19 @@ def of_columns(
     """The append of these records, with its sums."""
     assert len(hops) in (0, len(datas))
     assert len(datas) == len(metas) == len(tags) == len(nodes)
+    count = len(datas)
+    payload_bytes = sum(map(len, datas)) + sum(map(len, metas))
+    text_chars = chars_of(tags) + chars_of(nodes)
     return DecodedAppend(
         datas=datas,
         metas=metas,
         tags=tags,
         nodes=nodes,
+        count=count,
+        weight=RECORD_FRAMING_BYTES * count + payload_bytes + text_chars,
         longest_bytes=max(map(len, datas), default=0),
-        payload_bytes=sum(map(len, datas)) + sum(map(len, metas)),
-        text_chars=chars_of(tags) + chars_of(nodes),
+        payload_bytes=payload_bytes,
+        text_chars=text_chars,
         tag_chars_max=max((len(tag) for tag in tags if tag), default=0),
         has_metas=any(metas),
         has_nodes=any(nodes),

@@ -44,6 +44,7 @@ SEAL_BEFORE_CAPTURE_BYTES: Final = 1024 * 1024
 _KEPT_PART_BYTES_MAX: Final = 4096
 # How often the amount of journaled bytes is checked.
 _POLL_MS: Final = 500
+_NO_PART: Final = (-1, b"")
 _FREED_AT_ONCE: Final = 5_000
 # A tail above either bound is encoded off the loop. It is never kept for the next checkpoint: the
 # topic may have changed meanwhile.
@@ -83,8 +84,8 @@ class Checkpointer:
         self._seal_tails = seal_tails
         self._projections = projections
         self._busy = asyncio.Lock()
-        # Encoded parts of topics without a change since their capture.
-        self._parts: dict[int, bytes] = {}
+        # Encoded parts, with the topic's revision at their capture: good while it stays.
+        self._parts: dict[int, tuple[int, bytes]] = {}
         self._last_lsn = 0
         # A capture's content has changed without an entry.
         self._has_moved = False
@@ -98,9 +99,10 @@ class Checkpointer:
         self.make_room: Callable[[int], Awaitable[None]] | None = None
         # Called after each published snapshot.
         self.on_taken: list[Callable[[], None]] = []
-        commits.observers.append(self._observe)
+        commits.change_observers.append(self._observe)
 
     def _observe(self, lsn: int, entry: Entry, applied: Applied) -> None:
+        """Free the part of a topic that is dropped; appends change their topic's revision."""
         self._parts.pop(entry.topic_id, None)
 
     def moved(self, topic_id: int) -> None:
@@ -217,14 +219,17 @@ class Checkpointer:
             topic = self._registry.get(topic_id)
             if topic is None:
                 continue  # dropped while others were captured
-            kept = self._parts.get(topic_id)
-            if kept is None:
+            revision, kept = self._parts.get(topic_id, _NO_PART)
+            if revision != topic.revision:
                 if _has_long_tail(topic):
+                    self._parts.pop(topic_id, None)
                     yield topic_id, prepare(topic)
                     continue
                 kept = capture(topic)
                 if len(kept) <= _KEPT_PART_BYTES_MAX:
-                    self._parts[topic_id] = kept
+                    self._parts[topic_id] = topic.revision, kept
+                else:
+                    self._parts.pop(topic_id, None)
             yield topic_id, kept
 
     async def run(

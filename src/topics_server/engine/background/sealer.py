@@ -55,7 +55,7 @@ class SealingRules(msgspec.Struct, frozen=True):
 
 
 class Sealer:
-    """Observes every applied entry; keeps the set of topics with work to do."""
+    """Observes applied entries but plain appends to short tails; keeps the topics with work."""
 
     def __init__(
         self,
@@ -99,12 +99,15 @@ class Sealer:
         self.on_moved: list[Callable[[int], None]] = []
         # Called when the disk refused an operation that frees space.
         self.on_refused: list[Callable[[], None]] = []
-        commits.observers.append(self.observe)
+        commits.change_observers.append(self.observe)
+        commits.tail_observers.append(self.observe)
+        commits.watched_tail_records = rules.max_records
+        commits.watched_tail_bytes = SEAL_BY_AGE_BYTES_MIN
 
     # --- who has work -------------------------------------------------------------------
 
     def observe(self, lsn: int, entry: Entry, applied: Applied) -> None:
-        """Note an applied entry; cheap, because it is called for every entry."""
+        """Note an applied entry: a change, or an append to a tail that may be sealed."""
         topic_id = entry.topic_id
         if isinstance(entry, TopicDropped):
             self._dropped[topic_id] = lsn

@@ -17,15 +17,12 @@ from topics_server.values.entries import RecordsAppended
 from topics_server.values.errors import TopicsError
 
 
-class PendingAppend:
+class PendingAppend(msgspec.Struct, eq=False):
     """A submitted append; it continues even if nothing waits for it."""
 
-    __slots__ = ("_entry", "_topic", "ticket")
-
-    def __init__(self, topic: Topic, entry: RecordsAppended, ticket: Ticket) -> None:
-        self.ticket = ticket
-        self._topic = topic
-        self._entry = entry
+    topic: Topic
+    entry: RecordsAppended
+    ticket: Ticket
 
     def when_resolved(self, callback: Callable[[], object]) -> None:
         """Call `callback` once the append is applied or has failed; now if it already is.
@@ -44,12 +41,12 @@ class PendingAppend:
 
         Raises the append's `TopicsError`.
         """
-        entry, ticket = self._entry, self.ticket
+        entry, ticket = self.entry, self.ticket
         if ticket.error is not None:
             raise TopicsError(ticket.error.code, ticket.error.message, ticket.error.detail)
         assert ticket.applied is not None
         last_seq = entry.first_seq + entry.count - 1
-        head_seq = self._topic.log.head_seq
+        head_seq = self.topic.log.head_seq
         return Appended(
             entry.first_seq,
             last_seq,

@@ -12,37 +12,37 @@ Listener = Callable[[], None]
 
 
 class Notifier:
-    """Listeners by topic id. The same callback may be added more than once."""
+    """`listeners` by topic id. The same callback may be added more than once."""
 
-    __slots__ = ("_listeners",)
+    __slots__ = ("listeners",)
 
     def __init__(self) -> None:
-        self._listeners: dict[int, list[Listener]] = {}
+        self.listeners: dict[int, list[Listener]] = {}
 
     def add(self, topic_id: int, listener: Listener) -> None:
         """Call this listener whenever the topic changes."""
-        self._listeners.setdefault(topic_id, []).append(listener)
+        self.listeners.setdefault(topic_id, []).append(listener)
 
     def remove(self, topic_id: int, listener: Listener) -> None:
         """Remove one listener; it must have been added."""
-        listeners = self._listeners[topic_id]
+        listeners = self.listeners[topic_id]
         listeners.remove(listener)
         if not listeners:
-            del self._listeners[topic_id]
+            del self.listeners[topic_id]
 
     def notify(self, topic_id: int) -> None:
         """The topic changed, or was dropped."""
-        listeners = self._listeners.get(topic_id)
+        listeners = self.listeners.get(topic_id)
         if listeners is not None:
             for listener in tuple(listeners):
                 listener()
 
     def notify_all(self) -> None:
         """Notify the listeners of every topic: the server is shutting down."""
-        for topic_id in tuple(self._listeners):
+        for topic_id in tuple(self.listeners):
             self.notify(topic_id)
 
     @property
     def listener_count(self) -> int:
         """The number of listeners."""
-        return sum(map(len, self._listeners.values()))
+        return sum(map(len, self.listeners.values()))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Final
 
 from topics_server.engine.commit.notifier import Notifier
 from topics_server.engine.commit.pipeline import Ticket
@@ -13,18 +14,19 @@ from topics_server.engine.commit.transfers import resolved
 class PendingNames:
     """Names with a create, configure or drop in flight: commands on them wait before decide."""
 
-    __slots__ = ("_tickets",)
+    __slots__ = ("tickets",)
 
     def __init__(self) -> None:
-        self._tickets: dict[str, Ticket] = {}
+        # The newest ticket of each such name.
+        self.tickets: Final[dict[str, Ticket]] = {}
 
     def __contains__(self, name: str) -> bool:
-        return name in self._tickets
+        return name in self.tickets
 
     def hold(self, name: str, ticket: Ticket) -> None:
         """Hold the name until the ticket is applied or has failed, whether or not a task waits."""
         if not ticket.is_done:
-            self._tickets[name] = ticket
+            self.tickets[name] = ticket
             ticket.waiters.append(lambda: self._release(name, ticket))
 
     async def hold_until_resolved(self, name: str, ticket: Ticket) -> Ticket:
@@ -34,12 +36,12 @@ class PendingNames:
         return ticket
 
     def _release(self, name: str, ticket: Ticket) -> None:
-        if self._tickets.get(name) is ticket:
-            del self._tickets[name]
+        if self.tickets.get(name) is ticket:
+            del self.tickets[name]
 
     async def over(self, name: str) -> None:
         """Return when no create, configure or drop of the name is in flight."""
-        while (ticket := self._tickets.get(name)) is not None:
+        while (ticket := self.tickets.get(name)) is not None:
             await resolved(ticket)
 
 

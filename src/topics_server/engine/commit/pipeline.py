@@ -16,14 +16,16 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Final
 
+import msgspec
+
 from topics_server.engine.commit.notifier import Notifier
 from topics_server.engine.commit.projections import NO_PROJECTIONS, ProjectionOwner, Projections
 from topics_server.engine.ports import JournalPort
-from topics_server.engine.topic.applied import Applied
+from topics_server.engine.topic.applied import NOTIFY, Applied
 from topics_server.engine.topic.registry import Registry
 from topics_server.values.entries import RESERVED_ID_MIN, Entry, RecordsAppended
 from topics_server.values.errors import Code, TopicsError
-from topics_server.values.model import Gate
+from topics_server.values.model import Gate, TopicType
 from topics_server.values.storage_types import ShardProgress
 
 DISK_FULL: Final = "disk_full"
@@ -32,35 +34,24 @@ READ_ONLY: Final = "read_only"
 Observer = Callable[[int, Entry, Applied], None]
 
 
-class Ticket:
+class Ticket(msgspec.Struct, eq=False):
     """One submitted entry. `applied` is set when it is done, `error` if it never will be."""
 
-    __slots__ = (
-        "applied",
-        "entry",
-        "error",
-        "gate",
-        "lsn",
-        "met",
-        "owner",
-        "sync_ms",
-        "topic_id",
-        "waiters",
-        "write_ms",
-    )
+    lsn: int
+    entry: Entry
+    gate: Gate
+    owner: ProjectionOwner
+    met: bool = False
+    applied: Applied | None = None
+    error: TopicsError | None = None
+    write_ms: float = 0.0
+    sync_ms: float = 0.0
+    waiters: list[Callable[[], object]] = []
 
-    def __init__(self, lsn: int, entry: Entry, gate: Gate, owner: ProjectionOwner) -> None:
-        self.lsn = lsn
-        self.entry = entry
-        self.gate = gate
-        self.owner = owner
-        self.topic_id: int = entry.topic_id
-        self.met = gate is Gate.NONE
-        self.applied: Applied | None = None
-        self.error: TopicsError | None = None
-        self.write_ms = 0.0
-        self.sync_ms = 0.0
-        self.waiters: list[Callable[[], object]] = []
+    @property
+    def topic_id(self) -> int:
+        """The topic or the reserved id of the entry."""
+        return self.entry.topic_id
 
     @property
     def is_done(self) -> bool:
@@ -105,10 +96,17 @@ class CommitPipeline:
         # defect after which memory and journal may differ. Nothing is written any more until a
         # restart.
         self.is_broken = False
-        # Called with every applied entry (sealer, checkpointer, quotas); they must not raise.
+        # Called with every applied entry; observers must not raise. Most of them need few entries,
+        # and every append would pay for each of them: they are in the lists below.
         self.observers: list[Observer] = []
-        # Called likewise, but not with appends that neither create their topic nor move records.
+        # Called with all but plain appends: those that neither create their topic nor move records.
         self.change_observers: list[Observer] = []
+        # Called with plain appends to queues.
+        self.job_observers: list[Observer] = []
+        # Called with plain appends that evicted records, and with those that leave a tail of so
+        # many records or bytes.
+        self.tail_observers: list[Observer] = []
+        self.watched_tail_records = self.watched_tail_bytes = 0
         # Called when a shard was synced further, after the listeners of the applied entries.
         self.on_synced: list[Callable[[], None]] = []
         journal.listen(self.on_progress)
@@ -199,6 +197,7 @@ class CommitPipeline:
             fifo = self._fifos[entry.topic_id] = deque()
         fifo.append(ticket)
         if gate is Gate.NONE:
+            ticket.met = True
             self._drain([fifo])
         elif gate is Gate.WRITTEN:
             self._unwritten[shard].append(ticket)
@@ -213,28 +212,25 @@ class CommitPipeline:
         is_synced_further = progress.synced_lsn > self._synced_lsn[shard]
         self._synced_lsn[shard] = max(self._synced_lsn[shard], progress.synced_lsn)
         touched: dict[int, deque[Ticket]] = {}
-        waiting = self._unwritten[shard]
-        while waiting and waiting[0].lsn <= progress.written_lsn:
-            self._meet(waiting.popleft(), progress, touched)
-        waiting = self._unsynced[shard]
-        while waiting and waiting[0].lsn <= progress.synced_lsn:
-            self._meet(waiting.popleft(), progress, touched)
+        for waiting, lsn in (
+            (self._unwritten[shard], progress.written_lsn),
+            (self._unsynced[shard], progress.synced_lsn),
+        ):
+            while waiting and waiting[0].lsn <= lsn:
+                ticket = waiting.popleft()
+                ticket.met = True
+                ticket.write_ms = progress.write_ms
+                ticket.sync_ms = progress.sync_ms if ticket.gate is Gate.SYNCED else 0.0
+                topic_id = ticket.entry.topic_id
+                fifo = self._fifos.get(topic_id)
+                if fifo is not None:
+                    touched[topic_id] = fifo
         if progress.failed_from is not None:
             self._fail(shard, progress.failed_from, progress.error or READ_ONLY)
         self._drain(touched.values())
         if is_synced_further:
             for callback in self.on_synced:
                 callback()
-
-    def _meet(
-        self, ticket: Ticket, progress: ShardProgress, touched: dict[int, deque[Ticket]]
-    ) -> None:
-        ticket.met = True
-        ticket.write_ms = progress.write_ms
-        ticket.sync_ms = progress.sync_ms if ticket.gate is Gate.SYNCED else 0.0
-        fifo = self._fifos.get(ticket.topic_id)
-        if fifo is not None:
-            touched[ticket.topic_id] = fifo
 
     def _drain(self, fifos: Iterable[deque[Ticket]]) -> None:
         """Apply every met front, resolve the tickets, then notify each changed topic once.
@@ -244,36 +240,53 @@ class CommitPipeline:
         """
         resolved: list[Ticket] = []
         changed: dict[int, None] = {}
+        registry = self._registry
         was_broken, self.is_broken = self.is_broken, True
         for fifo in fifos:
             while fifo and fifo[0].met:
                 ticket = fifo.popleft()
-                ticket.owner.commit_staged(ticket.lsn)
-                self._apply(ticket, changed)
+                lsn, entry = ticket.lsn, ticket.entry
+                topic_id = entry.topic_id
+                ticket.owner.commit_staged(lsn)
+                if topic_id < RESERVED_ID_MIN:
+                    applied = registry.apply(lsn, entry)
+                else:
+                    applied = self._projections[topic_id].apply(lsn, entry)
+                ticket.applied = applied
+                for observer in self.observers:
+                    observer(lsn, entry, applied)
+                if type(entry) is RecordsAppended and entry.creation is None is entry.source:
+                    topic = registry.get(topic_id)
+                    if topic is not None:
+                        if topic.config.type is TopicType.QUEUE:
+                            for observer in self.job_observers:
+                                observer(lsn, entry, applied)
+                        tail = topic.log
+                        if (
+                            applied is not NOTIFY
+                            or tail.tail_bytes >= self.watched_tail_bytes
+                            or tail.tail_count >= self.watched_tail_records
+                        ):
+                            for observer in self.tail_observers:
+                                observer(lsn, entry, applied)
+                else:
+                    for observer in self.change_observers:
+                        observer(lsn, entry, applied)
+                if applied.notify:
+                    changed[topic_id] = None
                 resolved.append(ticket)
                 if not fifo:
-                    del self._fifos[ticket.topic_id]
+                    del self._fifos[topic_id]
         self.is_broken = was_broken
         for ticket in resolved:
             ticket.resolve()
         for topic_id in changed:
-            self._notifier.notify(topic_id)
-            self._registry.tidy(topic_id)
-
-    def _apply(self, ticket: Ticket, changed: dict[int, None]) -> None:
-        if ticket.topic_id < RESERVED_ID_MIN:
-            applied = self._registry.apply(ticket.lsn, ticket.entry)
-        else:
-            applied = self._projections[ticket.topic_id].apply(ticket.lsn, ticket.entry)
-        ticket.applied = applied
-        entry = ticket.entry
-        for observer in self.observers:
-            observer(ticket.lsn, entry, applied)
-        if not (type(entry) is RecordsAppended and entry.creation is None is entry.source):
-            for observer in self.change_observers:
-                observer(ticket.lsn, entry, applied)
-        if applied.notify:
-            changed[ticket.topic_id] = None
+            if topic_id in self._notifier.listeners:
+                self._notifier.notify(topic_id)
+            topic = registry.get(topic_id)
+            if topic is not None and topic.log.is_crowded:
+                # Otherwise the topic's next append would have to do it first.
+                topic.log.tidy()
 
     def _fail(self, shard: int, failed_from: int, error: str) -> None:
         """Undo the shard's entries from `failed_from` on, and those behind them in their FIFOs."""

@@ -58,6 +58,7 @@ class Log:
         "expired_seq",
         "head_seq",
         "holes",
+        "is_crowded",
         "last_count",
         "last_ts",
         "live_bytes",
@@ -87,6 +88,8 @@ class Log:
         self.tail_bytes = 0
         # Records of the newest append.
         self.last_count = 0
+        # The open block may be too full for another append: see `tidy`.
+        self.is_crowded = False
         self.last_ts = 0
         self.holes: list[Hole] = []
         self.losses = Losses()
@@ -291,8 +294,10 @@ class Log:
         self.last_ts = ts
         if block is None:
             return
-        assert block.first_seq + len(block.dead) == self.head_seq + 1, "the open block is unbroken"
-        if len(block.dead) >= BLOCK_RECORDS_MAX:
+        row_count = len(block.dead)
+        assert block.first_seq + row_count == self.head_seq + 1, "the open block is unbroken"
+        self.is_crowded = row_count + count > BLOCK_RECORDS_MAX
+        if row_count >= BLOCK_RECORDS_MAX:
             self._freeze_full(block)
         elif block.live_bytes >= BLOCK_BYTES_MAX:
             self.freeze_open()
@@ -302,6 +307,7 @@ class Log:
 
         Otherwise that append would have to wait for the freeze; now no request waits.
         """
+        self.is_crowded = False
         block = self.open
         if block is not None and len(block.dead) + self.last_count > BLOCK_RECORDS_MAX:
             self.freeze_open()

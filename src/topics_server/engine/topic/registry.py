@@ -51,8 +51,11 @@ class Registry:
     """
 
     def __init__(self) -> None:
-        self._by_name: dict[str, Topic] = {}
-        self._by_id: dict[int, Topic] = {}
+        self._by_name: Final[dict[str, Topic]] = {}
+        self._by_id: Final[dict[int, Topic]] = {}
+        # The topic of a name, and that of an id unless it is pending: every request asks.
+        self.find: Final[Callable[[str], Topic | None]] = self._by_name.get
+        self.get: Final[Callable[[int], Topic | None]] = self._by_id.get
         self.pending: dict[int, Topic] = {}
         self.dropped_epochs: dict[str, int] = {}
         self.epoch_floor = 0
@@ -75,10 +78,6 @@ class Registry:
     def __len__(self) -> int:
         return len(self._by_name)
 
-    def find(self, name: str) -> Topic | None:
-        """The topic of a name."""
-        return self._by_name.get(name)
-
     def existing(self, name: str) -> Topic:
         """The topic of a name; a fork is there once it is whole. Raises `topic_not_found`."""
         topic = self._by_name.get(name)
@@ -90,16 +89,6 @@ class Registry:
         """The own path of the stream whose topic has this name, or the name of a plain topic."""
         topic = self._by_name.get(name)
         return None if topic is None else own_path(topic)
-
-    def get(self, topic_id: int) -> Topic | None:
-        """The topic of an id, unless it is pending."""
-        return self._by_id.get(topic_id)
-
-    def tidy(self, topic_id: int) -> None:
-        """Do what a topic's next append would have to do first, if the topic is there."""
-        topic = self._by_id.get(topic_id)
-        if topic is not None:
-            topic.log.tidy()
 
     def ids(self) -> list[int]:
         """The ids of all topics as they are now."""

@@ -87,7 +87,8 @@ class Staging:
     """The FIFO. Empty most of the time for all but busy topics.
 
     Every append asks for most of these facts while a hundred others may be in flight, so they are
-    kept up to date, not computed. `records` and `weight` are those of all appends in flight.
+    kept up to date, not computed. `records` and `weight` are those of all appends in flight,
+    `last_seq` and `last_ts` the last seq and the commit time (ms) of the newest one, else 0.
     `_dying`: how many deletes in flight take a seq; deletes of many seqs are in `_ranges` instead.
     `_floors` and `_ceilings`: lsn, and the highest floor or ceiling so far, of the entries that
     have one. An entry that is applied by now may still be in them: the caller knows which are
@@ -102,6 +103,8 @@ class Staging:
         "_fifo",
         "_floors",
         "_ranges",
+        "last_seq",
+        "last_ts",
         "records",
         "weight",
     )
@@ -109,6 +112,8 @@ class Staging:
     def __init__(self) -> None:
         self.records = 0
         self.weight = 0
+        self.last_seq = 0
+        self.last_ts = 0
         self._fifo: deque[Staged] = deque()
         self._dying: dict[int, int] = {}
         self._ranges: list[_Columns] = []
@@ -121,19 +126,36 @@ class Staging:
 
     def push(self, staged: Staged) -> None:
         """Join at the back; lsns ascend."""
-        assert not self._fifo or self._fifo[-1].lsn < staged.lsn
-        self._fifo.append(staged)
-        self._note(staged, 1)
-        if (floor := staged.floor) is not None:
+        fifo, entry = self._fifo, staged.entry
+        assert not fifo or fifo[-1].lsn < staged.lsn
+        fifo.append(staged)
+        if isinstance(entry, RecordsAppended):
+            # `_note` in place, but for a creation: every append comes by here.
+            self.records += staged.count
+            self.weight += staged.weight
+            self._controls += staged.is_control
+            self.last_seq, self.last_ts = staged.last_seq, entry.ts
+            floor = entry.floor
+        else:
+            self._note(staged, 1)
+            floor = staged.floor
+        if floor is not None:
             _push_highest(self._floors, staged.lsn, floor.seq)
-        if isinstance(staged.entry, HeadReserved):
-            _push_highest(self._ceilings, staged.lsn, staged.entry.ceiling_seq)
+        if isinstance(entry, HeadReserved):
+            _push_highest(self._ceilings, staged.lsn, entry.ceiling_seq)
 
     def pop(self, lsn: int) -> Staged:
         """Remove the front, which is the entry of this lsn."""
         staged = self._fifo.popleft()
         assert staged.lsn == lsn, "entries leave in the order in which they came"
-        self._note(staged, -1)
+        if staged.last_seq:
+            self.records -= staged.count
+            self.weight -= staged.weight
+            self._controls -= staged.is_control
+            if staged.last_seq == self.last_seq:
+                self.last_seq = self.last_ts = 0
+        else:
+            self._note(staged, -1)
         for highest in (self._floors, self._ceilings):
             if highest and highest[0][0] == lsn:
                 highest.popleft()
@@ -147,6 +169,9 @@ class Staging:
         undone.reverse()
         for staged in undone:
             self._note(staged, -1)
+        newest = next((each for each in reversed(self._fifo) if each.last_seq), None)
+        self.last_seq = newest.last_seq if newest is not None else 0
+        self.last_ts = newest.entry.ts if newest is not None else 0  # type: ignore[union-attr]
         for highest in (self._floors, self._ceilings):
             while highest and highest[-1][0] >= lsn:
                 highest.pop()
@@ -213,22 +238,6 @@ class Staging:
     def assigning(self) -> Iterator[Staged]:
         """The entries in flight that assign seqs, oldest first."""
         return (staged for staged in self._fifo if staged.last_seq)
-
-    @property
-    def last_seq(self) -> int:
-        """The last seq assigned by an entry in flight; 0 if none assigns any."""
-        for staged in reversed(self._fifo):
-            if staged.last_seq:
-                return staged.last_seq
-        return 0
-
-    @property
-    def last_ts(self) -> int:
-        """The commit time of the newest append in flight, ms; 0 if there is none."""
-        for staged in reversed(self._fifo):
-            if isinstance(staged.entry, RecordsAppended):
-                return staged.entry.ts
-        return 0
 
     @property
     def first_seq(self) -> int:

@@ -167,7 +167,7 @@ class Topic:
         """Note that this entry is in flight."""
         key = producer_id = None
         if isinstance(entry, RecordsAppended):
-            assert entry.first_seq == self.staged_seq + 1
+            assert entry.first_seq == max(self.log.head_seq, self.staging.last_seq) + 1
             assert entry.decoded is not None
             key = entry.decoded.idempotency_key or entry.header_key
             if key is not None:

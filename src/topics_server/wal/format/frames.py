@@ -181,6 +181,7 @@ _WHOLE_DECODERS: Final[dict[int, msgspec.msgpack.Decoder[WholeEntry]]] = {
 }
 _PLAIN: Final = _AppendExtra(None, None, None, 1)
 _NOTHING_ASKED: Final = (None, None, None, 1)
+_NO_MORE: Final = (None, None, None, None)
 # Such an extra up to its producer, which is the only field wanted: no field before it.
 _ONLY_PRODUCED: Final = _encode((*_NOTHING_ASKED, None, None))[:-1]
 
@@ -191,9 +192,27 @@ def encode_entry(lsn: int, entry: Entry) -> list[bytes]:
     topic_id = entry.topic_id
     ts = first_seq = count = 0
     payload = b""
+    if isinstance(entry, RecordsAppended):
+        form, extra, body = _FORMAT, b"", entry.body
+        asked = (entry.header_key, entry.creation, entry.floor, entry.grammar)
+        more = (entry.source, entry.producer, entry.page, entry.step)
+        if asked != _NOTHING_ASKED or more != _NO_MORE:
+            form, extra = _extra_of(entry, asked)
+        length = FRAME_HEADER_BYTES + len(extra) + len(body)
+        assert length <= FRAME_BYTES_MAX
+        head = _FRAME.pack(
+            length,
+            4,  # Kind.RECORDS_APPENDED; an enum member costs a lookup on the hottest path
+            form,
+            len(extra),
+            lsn,
+            topic_id,
+            entry.first_seq,
+            entry.ts,
+            entry.count,
+        )
+        return [head + extra + body] if len(body) <= _COPY_BYTES_MAX else [head + extra, body]
     match entry:
-        case RecordsAppended():
-            return _encode_append(lsn, entry)
         case TopicDropped():
             kind, ts, payload = Kind.TOPIC_DROPPED, entry.ts, entry.name.encode()
         case RecordsDeleted():
@@ -216,13 +235,13 @@ def encode_entry(lsn: int, entry: Entry) -> list[bytes]:
     return [head + payload]
 
 
-def _extra_of(entry: RecordsAppended) -> tuple[int, bytes]:
+def _extra_of(
+    entry: RecordsAppended, asked: tuple[str | None, TopicPut | None, Floor | None, int]
+) -> tuple[int, bytes]:
     """The format of an append's frame and its extra: as the structs above, field by field."""
-    asked = (entry.header_key, entry.creation, entry.floor, entry.grammar)
     source, producer = entry.source, entry.producer
     if asked == _NOTHING_ASKED and source is None and entry.page is None and entry.step is None:
-        if producer is None:
-            return _FORMAT, b""
+        assert producer is not None, "a plain append has no extra"
         return _PRODUCED_FORMAT, _ONLY_PRODUCED + _encode(producer)
     if entry.page is not None:
         form, extra = _ROUTED_FORMAT, _encode((*asked, source, entry.page))
@@ -236,27 +255,6 @@ def _extra_of(entry: RecordsAppended) -> tuple[int, bytes]:
         form, extra = _FORMAT, _encode(asked)
     assert len(extra) < 2**16
     return form, extra
-
-
-def _encode_append(lsn: int, entry: RecordsAppended) -> list[bytes]:
-    form, extra = _extra_of(entry)
-    body = entry.body
-    length = FRAME_HEADER_BYTES + len(extra) + len(body)
-    assert length <= FRAME_BYTES_MAX
-    head = _FRAME.pack(
-        length,
-        4,  # Kind.RECORDS_APPENDED; an enum member costs a lookup on the hottest path
-        form,
-        len(extra),
-        lsn,
-        entry.topic_id,
-        entry.first_seq,
-        entry.ts,
-        entry.count,
-    )
-    if len(body) <= _COPY_BYTES_MAX:
-        return [head + extra + body]
-    return [head + extra, body]
 
 
 def encode_opening(opening: Opening) -> bytes:

@@ -90,8 +90,12 @@ class EndMarkFile:
 
         Raises `StorageError`; then the valid slots stay valid.
         """
-        self._write(self._note, mark)
-        self._note = 1 - self._note
+        # `_write` in place: every group has a note.
+        slot, counter = self._note, self._counter + 1
+        encoded = encode_slot(self._wal_set, self._shard, slot, counter, mark)
+        self._file.pwrite(encoded, slot * SLOT_DISTANCE)
+        self._counter = counter
+        self._note = 1 - slot
 
     def begin(self, mark: EndMark) -> None:
         """*Blocking.* Write the mark and make it durable, with all notes before it."""

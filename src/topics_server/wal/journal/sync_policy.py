@@ -51,28 +51,28 @@ class Watermarks:
 class SyncPolicy:
     """Whether a sync is due, for which tickets, and which writes go first.
 
-    `is_due`: the interval has passed, or a caller of `sync_all` waits.
+    `is_due`: the interval has passed, or a caller of `sync_all` waits. `from_lsns`: for each
+    written, unsynced group the first entry whose ticket waits for the sync.
     """
 
-    __slots__ = ("_from_lsns", "_had_slow_write", "_slow_syncs", "is_due", "writes_beside_syncs")
+    __slots__ = ("from_lsns", "_had_slow_write", "_slow_syncs", "is_due", "writes_beside_syncs")
 
     def __init__(self) -> None:
         self.is_due = False
         self.writes_beside_syncs = True
-        # For each written, unsynced group: the first entry whose ticket waits for the sync.
-        self._from_lsns: Final[deque[int]] = deque()
+        self.from_lsns: Final[deque[int]] = deque()
         self._had_slow_write = False
         self._slow_syncs = 0
 
     @property
     def wants_sync(self) -> bool:
         """Whether a sync is due, or a ticket of a written entry waits for one."""
-        return self.is_due or bool(self._from_lsns)
+        return self.is_due or bool(self.from_lsns)
 
     @property
     def waiting_lsns(self) -> list[int]:
         """For each written, unsynced group: the first entry whose ticket waits for the sync."""
-        return list(self._from_lsns)
+        return list(self.from_lsns)
 
     # -- decisions -------------------------------------------------------------------------
 
@@ -81,7 +81,7 @@ class SyncPolicy:
 
         Frames that all wait for a sync share that sync, in one job.
         """
-        if not self.is_due and not self._from_lsns:
+        if not self.is_due and not self.from_lsns:
             return True
         return self.writes_beside_syncs and not all(frame.sync for frame in queue)
 
@@ -94,7 +94,7 @@ class SyncPolicy:
         return (
             self.is_due
             and self.writes_beside_syncs
-            and not self._from_lsns
+            and not self.from_lsns
             and not any(frame.sync for frame in queue)
         )
 
@@ -102,21 +102,21 @@ class SyncPolicy:
         """Whether to sync with an empty queue: also ahead of time, so that the loop may go on."""
         return (
             self.is_due
-            or bool(self._from_lsns)
+            or bool(self.from_lsns)
             or (self.writes_beside_syncs and dirty_bytes > LOOP_UNSYNCED_BYTES_MAX // 2)
         )
 
     def failed_from(self, written_lsn: int) -> int:
         """The first entry that a failed sync undoes: tickets wait from there on."""
-        if self._from_lsns:
-            return min(written_lsn + 1, self._from_lsns[0])
+        if self.from_lsns:
+            return min(written_lsn + 1, self.from_lsns[0])
         return written_lsn + 1
 
     # -- events ----------------------------------------------------------------------------
 
     def ticket_waits(self, sync_from_lsn: int) -> None:
         """A group is written, and the ticket of this entry waits for its sync."""
-        self._from_lsns.append(sync_from_lsn)
+        self.from_lsns.append(sync_from_lsn)
 
     def write_took(self, took_ms: float) -> None:
         """A write has returned while a sync is under way."""
@@ -124,7 +124,7 @@ class SyncPolicy:
 
     def synced(self, synced_lsn: int) -> bool:
         """A sync has succeeded; True if from now on nothing is written beside a sync."""
-        waiting = self._from_lsns
+        waiting = self.from_lsns
         while waiting and waiting[0] <= synced_lsn:
             waiting.popleft()
         self.is_due = False

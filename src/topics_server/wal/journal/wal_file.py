@@ -112,7 +112,7 @@ class WalFile:
     `end`: the next group's position; `last_lsn`: the last written.
 
     `written_bytes`, `covered_bytes`: bytes of groups ever written and ever synced (marks do not
-    count).
+    count). `spares`: the next files; without one only urgent entries are written.
     """
 
     def __init__(
@@ -138,12 +138,14 @@ class WalFile:
         self._new_file_id: Final = new_file_id
         self._sizes: Final = sizes
         self._may_fill: Final = may_fill
+        # Nearer to the end of a file than this, a second spare is made.
+        self._near_end: Final = sizes.file_bytes // 4
         self._ahead_bytes = sizes.fill_step_bytes
         self._run: Final = run
         self._next_number = number
         self._last_number = opening.previous_number
         self._opening: Opening | None = opening
-        self._spares: list[_Live] = []
+        self.spares: list[_Live] = []
         self._limit = sizes.file_bytes
         self._marked = FILE_HEADER_BYTES
         self._broken_bytes = 0
@@ -173,7 +175,8 @@ class WalFile:
         """Whether a group with this many bytes of frames fits into the filled part of the file."""
         if self._opening is not None:
             frames_bytes += _OPENING_BYTES
-        return self.end + group_length(frames_bytes) <= self._live.filled
+        # `group_length` in place: every write asks.
+        return self.end + ((GROUP_HEADER_BYTES + frames_bytes + 7) & ~7) <= self._live.filled
 
     @property
     def dirty_bytes(self) -> int:
@@ -181,20 +184,13 @@ class WalFile:
         return self.written_bytes - self.covered_bytes
 
     @property
-    def has_spare(self) -> bool:
-        """Whether the next file exists: without it only urgent entries are written."""
-        return bool(self._spares)
-
-    @property
     def wants_room(self) -> bool:
         """Whether `prepare` has work to do."""
-        ahead = min(self._limit, self.end + self._ahead_bytes // 2)
-        return len(self._spares) < self._spares_wanted or self._live.filled < ahead
-
-    @property
-    def _spares_wanted(self) -> int:
-        """One; near the end of a file also the one after, so that no request waits for it there."""
-        return 2 if self._limit - self.end < self._sizes.file_bytes // 4 else 1
+        end, limit, filled = self.end, self._limit, self._live.filled
+        if filled < limit and filled < end + self._ahead_bytes // 2:
+            return True
+        # Near the end of a file also the spare after the next, so that no request waits there.
+        return not self.spares or (limit - end < self._near_end and len(self.spares) < 2)
 
     @property
     def may_rotate(self) -> bool:
@@ -213,7 +209,8 @@ class WalFile:
 
         Without `may_rotate`, writes may go on meanwhile: it touches nothing below the filled mark.
         """
-        if len(self._spares) < self._spares_wanted:
+        wanted = 2 if self._limit - self.end < self._near_end else 1
+        if len(self.spares) < wanted:
             self._make_spare()
         if self._refused_bytes:
             self._make_ordinary_room(self._refused_bytes)
@@ -225,7 +222,7 @@ class WalFile:
     def make_room(self, frames_bytes: int, *, urgent: bool) -> None:
         """Make `has_room` true. Raises `DiskFull`; urgent entries may use up the spare first."""
         if self.has_room(frames_bytes):
-            if not urgent and not self._spares:
+            if not urgent and not self.spares:
                 self._make_spare()
             return
         try:
@@ -235,19 +232,19 @@ class WalFile:
                 # A group of unusual size does not hold up ordinary ones.
                 self._refused_bytes = min(frames_bytes, self._sizes.fill_step_bytes)
                 raise
-            if not self.has_room(frames_bytes) and self._spares and self._opening is None:
+            if not self.has_room(frames_bytes) and self.spares and self._opening is None:
                 self._rotate()
             if not self.has_room(frames_bytes):
                 self._fill_to(self.end + group_length(frames_bytes + _OPENING_BYTES))
         assert self.has_room(frames_bytes)
 
     def _make_ordinary_room(self, frames_bytes: int) -> None:
-        if not self._spares:
+        if not self.spares:
             self._make_spare()
         needed = group_length(frames_bytes + _OPENING_BYTES)
         if self.end + needed > self._limit and self._opening is None:
             # Make the spare after the next one, before this one is used.
-            if len(self._spares) < 2:
+            if len(self.spares) < 2:
                 self._make_spare()
             self._rotate()
         if self.end + needed > self._limit:
@@ -274,7 +271,7 @@ class WalFile:
 
     def _make_spare(self) -> None:
         self._leave_floor(self._sizes.reserve_bytes)
-        self._spares.append(self._make_file(self._sizes.reserve_bytes))
+        self.spares.append(self._make_file(self._sizes.reserve_bytes))
 
     def _make_file(self, fill_bytes: int) -> _Live:
         """A new file with a header, filled and synced, its name included."""
@@ -312,20 +309,25 @@ class WalFile:
         return live
 
     def _rotate(self) -> None:
-        assert self._spares
+        assert self.spares
         assert self._opening is None, "an empty file is never left behind"
-        old, new = self._live, self._spares[0]
+        old, new = self._live, self.spares[0]
         self.note_syncing()
         self.sync()
         self._is_syncing = False
         # Before anything changes here: after a refusal the old file stays in use.
-        beginning = self._end_mark_of(new, FILE_HEADER_BYTES, FILE_HEADER_BYTES)
+        beginning = self._end_mark_now()._replace(
+            number=new.number,
+            file_id=new.file_id,
+            written_end=FILE_HEADER_BYTES,
+            synced_end=FILE_HEADER_BYTES,
+        )
         self._end_mark.begin(beginning)
         self._held = beginning
         self._opening = Opening(old.number, self.end, self.last_lsn)
         self.closed.append(ClosedFile(old.file.path, self.last_lsn))
         self._live = new
-        del self._spares[0]
+        del self.spares[0]
         self._limit = self._sizes.file_bytes
         self.end = self.synced_bytes = self._marked = FILE_HEADER_BYTES
         self._ahead_bytes = max(self._sizes.fill_step_bytes, self._ahead_bytes // 2)
@@ -356,7 +358,7 @@ class WalFile:
 
     def _write(self, buffers: list[bytes], frames_bytes: int, count: int) -> None:
         live, end, synced = self._live, self.end, self.synced_bytes
-        length = group_length(frames_bytes)
+        length = (GROUP_HEADER_BYTES + frames_bytes + 7) & ~7
         assert end + length <= live.filled, "never write where the file is not zeros"
         encoded = encode_group(
             buffers,
@@ -467,15 +469,13 @@ class WalFile:
             self.is_mark_refused = False
 
     def _end_mark_now(self) -> EndMark:
-        return self._end_mark_of(self._live, self.end, self.synced_bytes)
-
-    def _end_mark_of(self, live: _Live, end: int, synced_bytes: int) -> EndMark:
+        live = self._live
         return EndMark(
             self._run,
             live.number,
             live.file_id,
-            end,
-            synced_bytes,
+            self.end,
+            self.synced_bytes,
             self.last_lsn,
             self.synced_lsn,
             self._is_syncing,
@@ -483,6 +483,6 @@ class WalFile:
 
     def close(self) -> None:
         """Close the files; recovery removes an unused spare."""
-        for live in (self._live, *self._spares):
+        for live in (self._live, *self.spares):
             live.file.close()
         self._end_mark.close()

@@ -16,10 +16,10 @@ from topics_server.engine.topic.stream_facts import stepped
 from topics_server.engine.topic.topic import Topic
 from topics_server.engine.topic.writes.condition import ConditionCheck
 from topics_server.engine.topic.writes.delete import apply_floor
-from topics_server.values.appends import DecodedAppend
+from topics_server.values.appends import PLAIN_GRAMMAR, DecodedAppend
 from topics_server.values.entries import RecordsAppended, RouterPage, Source, TopicPut
 from topics_server.values.errors import invalid
-from topics_server.values.model import LossReason, ProducerStamp
+from topics_server.values.model import Durability, LossReason, ProducerStamp
 from topics_server.values.record_codecs import decode_body
 
 
@@ -47,7 +47,9 @@ def decide_append(
     """
     if decoded.count == 0:
         raise invalid("records must not be empty", "records")
-    key = check_key(decoded.idempotency_key, header_key)
+    key = decoded.idempotency_key
+    if key is not None or header_key is not None:
+        key = check_key(key, header_key)
     config = topic.config
     if producer is not None:
         repeated = topic.producers.check(producer, now_ms)
@@ -69,7 +71,7 @@ def decide_append(
     if config.cap_records or config.cap_bytes:
         name = topic.name
         floor = retention.append_floor(log, staging, config, decoded, now_ms, name)
-    first_seq = topic.staged_seq + 1
+    first_seq = max(log.head_seq, staging.last_seq) + 1
     assert floor is None or floor.seq < first_seq + decoded.count, "the newest record stays"
     return RecordsAppended(
         topic_id=topic.topic_id,
@@ -80,7 +82,7 @@ def decide_append(
         header_key=header_key if decoded.idempotency_key is None else None,
         creation=creation,
         floor=floor,
-        grammar=decoded.grammar,
+        grammar=decoded.grammar if decoded.form or decoded.delays else PLAIN_GRAMMAR,
         decoded=decoded,
         source=source,
         producer=producer,
@@ -134,7 +136,7 @@ def apply_append(topic: Topic, lsn: int, entry: RecordsAppended) -> Applied:
             log.append(entry.ts, decoded, lsn)
     else:
         _replay_records(topic, lsn, entry, decoded, first_seq)
-    if entry.creation is not None or not topic.is_ephemeral:
+    if entry.creation is not None or topic.config.durability is not Durability.EPHEMERAL:
         topic.journaled_seq = log.head_seq
     if topic.last_write_ts is None or topic.last_write_ts < entry.ts:
         topic.last_write_ts = entry.ts
