@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, Protocol
 
-from topics_server.runtime.clock import monotonic_ms
+from topics_server.runtime.clock import monotonic_s
 from topics_server.runtime.metrics import RequestMetrics, RouteFacts
 
 # The route of unknown paths, and the method of requests with a wrong one.
@@ -63,12 +63,15 @@ class Observer:
 
         `route` is None for a path of no route.
         """
-        took_ms = monotonic_ms() - started_ms
+        took_ms = monotonic_s() * 1000 - started_ms
         request_metrics = (
             self._other if route is None else route.request_metrics.get(method, self._other)
         )
         request_metrics.classes[status // 100] += 1
-        request_metrics.times_us.observe(int(took_ms * 1000))
+        # `StepHistogram.observe` in place: every request is counted.
+        times, took_us = request_metrics.times_us, int(took_ms * 1000)
+        times.counts[took_us.bit_length()] += 1
+        times.total += took_us
         if self.access is not None:
             template = OTHER if route is None else route.template
             self.access(method, raw_path, template, status, size, took_ms, request_id)

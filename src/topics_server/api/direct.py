@@ -26,18 +26,23 @@ from topics_server.api.websocket import frames as ws_frames
 from topics_server.auth.api_keys import EVERYBODY, Recalled, bearer_token
 from topics_server.auth.authorize import authorized_socket
 from topics_server.auth.concurrency_limit import check_inflight
-from topics_server.http.content_encoding import deflate
+from topics_server.http.content_encoding import accepts_gzip, deflate
 from topics_server.http.error_responses import internal
 from topics_server.http.exchange.door import AnsweringConnection, DirectCall
 from topics_server.http.exchange.known_heads import KnownHeads
 from topics_server.http.read_scheduler import ReadScheduler
 from topics_server.http.request_ids import NAME as REQUEST_ID
 from topics_server.http.request_ids import request_id
-from topics_server.http.responses import as_preferred, last_lines, tell_of_body, wants_gzip
+from topics_server.http.responses import (
+    DEFLATED_BYTES_MIN,
+    as_preferred,
+    last_lines,
+    tell_of_body,
+)
 from topics_server.http.timeouts import ConnectionTimeouts
 from topics_server.http.upload_budget import UploadBudget
 from topics_server.http.upload_turns import UploadTurns
-from topics_server.runtime.clock import monotonic_ms
+from topics_server.runtime.clock import monotonic_s
 from topics_server.values.errors import TopicsError
 
 _METHODS: Final = {b"POST": "POST", b"GET": "GET"}
@@ -147,6 +152,7 @@ class HotCall:
         "_route",
         "_segment",
         "_state",
+        "_takes_gzip",
         "is_lasting",
         "length",
     )
@@ -175,6 +181,7 @@ class HotCall:
         self._caller = EVERYBODY
         self._generation = self._state.keys.generation
         self._is_checked = False
+        self._takes_gzip = accepts_gzip(fields.get(b"accept-encoding"))
         self.length = int(fields.get(b"content-length", b"0"))
         self.is_lasting = not query and _PASSING.isdisjoint(fields)
         self._request_id = request_id(fields) if REQUEST_ID in fields else b""
@@ -212,7 +219,7 @@ class HotCall:
             self._fields,
             self._query,
             body,
-            monotonic_ms(),
+            monotonic_s() * 1000,
             _gone_never,
             self._caller,
         )
@@ -283,7 +290,7 @@ class HotCall:
         pieces = response.pieces or (response.body,)
         size = sum(map(len, pieces))
         made_id = made_id or self._request_id or request_id(fields)
-        if b"accept-encoding" not in fields or not wants_gzip(size, fields):
+        if size < DEFLATED_BYTES_MIN or not self._takes_gzip:
             self._send(connection, request, response, pieces, size, made_id)
         elif size <= OFF_LOOP_BYTES:
             packed = deflate(b"".join(pieces))

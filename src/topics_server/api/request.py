@@ -21,7 +21,7 @@ from topics_server.auth.api_keys import EVERYBODY, Caller
 from topics_server.auth.authorize import unauthorized
 from topics_server.http.error_responses import Headers
 from topics_server.http.responses import Response as Response
-from topics_server.runtime.clock import monotonic_ms
+from topics_server.runtime.clock import monotonic_s
 
 T = TypeVar("T")
 Scope = MutableMapping[str, Any]
@@ -53,7 +53,7 @@ class Request(msgspec.Struct, gc=False):
 
     def elapsed_ms(self) -> float:
         """Milliseconds since the request arrived."""
-        return monotonic_ms() - self.started_ms
+        return monotonic_s() * 1000 - self.started_ms
 
 
 class EventStream(msgspec.Struct, frozen=True, gc=False):

@@ -20,7 +20,7 @@ from topics_server.http.request_ids import NAME as REQUEST_ID
 # Statuses of answers that have no body, not even an empty one.
 _BODILESS: Final = (204, 304)
 # Below this gzip saves nothing worth its time.
-_DEFLATED_BYTES_MIN: Final = 256
+DEFLATED_BYTES_MIN: Final = 256
 # The last member of an answer; a record's object ends earlier.
 _PERFORMANCE: Final = re.compile(rb',"performance":\{[^{}]*\}\}\Z')
 _PERFORMANCE_BYTES_MAX: Final = 1024
@@ -72,7 +72,7 @@ def lines_of(*headers: tuple[bytes, bytes]) -> bytes:
 
 def wants_gzip(size: int, headers: Mapping[bytes, bytes]) -> bool:
     """Whether a body of this size is compressed for the client of these headers."""
-    return size >= _DEFLATED_BYTES_MIN and accepts_gzip(headers.get(b"accept-encoding"))
+    return size >= DEFLATED_BYTES_MIN and accepts_gzip(headers.get(b"accept-encoding"))
 
 
 def tell_of_kind(

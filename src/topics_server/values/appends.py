@@ -411,7 +411,8 @@ def check_utf8(body: bytes) -> None:
 
 def decode_json(decoder: msgspec.json.Decoder[T], body: bytes) -> T:
     """Decode any request body; raises `invalid_request` for bad UTF-8, syntax, types or depth."""
-    check_utf8(body)
+    if not body.isascii():
+        check_utf8(body)
     try:
         value = decoder.decode(body)
     except msgspec.ValidationError as error:

@@ -71,23 +71,32 @@ def render_block(block: Block, shown: int) -> JsonBlock:
 def render_rows(block: Block, rows: Sequence[int], shown: int) -> list[str]:
     """The objects of some rows, each as Latin-1 text of its UTF-8 bytes."""
     # One record, the common case for watchers, is cheaper to render without lists.
-    if len(rows) == 1 or block.kinds.count(PayloadKind.JSON) != block.count:
+    count, row_count = len(rows), len(block.times)
+    if count == 1:
+        return [_render_row(block, rows[0], shown)]
+    if block.kinds.count(PayloadKind.JSON) != row_count:
         return [_render_row(block, row, shown) for row in rows]
-    whole = len(rows) == block.count
-    starts, splits, ends = _bounds(block, rows, whole)
+    first, last = rows[0], rows[-1]
+    is_stretch = last - first + 1 == count
+    starts, splits, ends = _bounds(block, rows, is_stretch)
     # A whole block is decoded at once, a few rows one by one.
-    body = block.body.decode("latin-1") if whole else ""
+    body = block.body.decode("latin-1") if count == row_count else ""
     datas: Iterable[str] = repeat("")
     if shown & DATA:
         datas = [f',"data":{data}' for data in _cut(block, body, starts, splits)]
     metas: Iterable[str] = repeat("")
     if shown & META and splits != ends:
         metas = [f',"meta":{meta}' if meta else "" for meta in _cut(block, body, splits, ends)]
-    times = block.times.tolist() if whole else [block.times[row] for row in rows]
-    nodes = _labels("$node", block.nodes, rows, whole)
-    tags = _labels("$tag", block.tags, rows, whole) if shown & TAGS else repeat("")
     first_seq = block.first_seq
-    seqs = range(first_seq, first_seq + len(rows)) if whole else [first_seq + row for row in rows]
+    seqs: Sequence[int]
+    if is_stretch:
+        times = block.times[first : last + 1].tolist()
+        seqs = range(first_seq + first, first_seq + last + 1)
+    else:
+        times = [block.times[row] for row in rows]
+        seqs = [first_seq + row for row in rows]
+    nodes = _labels("$node", block.nodes, rows, is_stretch)
+    tags = _labels("$tag", block.tags, rows, is_stretch) if shown & TAGS else repeat("")
     return [
         f'{{"$seq":{seq},"$ts":{ts}{node}{tag}{data}{meta}}}'
         for seq, ts, node, tag, data, meta in zip(  # noqa: B905 - `repeat` has no end
@@ -136,15 +145,17 @@ def bytes_payload(data: bytes, meta: bytes) -> Payload:
 
 
 def _bounds(
-    block: Block, rows: Sequence[int], whole: bool
+    block: Block, rows: Sequence[int], is_stretch: bool
 ) -> tuple[list[int], list[int], list[int]]:
     """Offsets in the body: each row's start of data, start of meta, end of meta.
 
     A row's data starts where the meta of the row before it ends.
     """
     ends = block.ends
-    if whole:
-        return [0, *ends[1:-1:2]], ends[::2].tolist(), ends[1::2].tolist()
+    if is_stretch:
+        low, high = 2 * rows[0], 2 * rows[-1] + 2
+        starts = [ends[low - 1] if low else 0, *ends[low + 1 : high - 1 : 2]]
+        return starts, ends[low:high:2].tolist(), ends[low + 1 : high : 2].tolist()
     return (
         [ends[2 * row - 1] if row else 0 for row in rows],
         [ends[2 * row] for row in rows],
@@ -160,10 +171,10 @@ def _cut(block: Block, body: str, firsts: list[int], ends: list[int]) -> list[st
 
 
 def _labels(
-    key: str, values: Sequence[str | None], rows: Sequence[int], whole: bool
+    key: str, values: Sequence[str | None], rows: Sequence[int], is_stretch: bool
 ) -> Iterable[str]:
     """The member `,"key":"value"` of each row, encoded once for each distinct value."""
-    picked = values if whole else [values[row] for row in rows]
+    picked = values[rows[0] : rows[-1] + 1] if is_stretch else [values[row] for row in rows]
     distinct = set(picked)
     if distinct == {None}:
         return repeat("")
@@ -195,8 +206,9 @@ class JsonCache:
             self._entries.move_to_end(key)
             json_block = entry[1]
         else:
-            is_small = block.count < CACHED_RECORDS_MIN and len(block.body) < CACHED_BYTES_MIN
-            if is_small or 2 * len(rows) < block.count:
+            row_count = len(block.times)
+            is_small = row_count < CACHED_RECORDS_MIN and len(block.body) < CACHED_BYTES_MIN
+            if is_small or 2 * len(rows) < row_count:
                 return [",".join(render_rows(block, rows, shown)).encode("latin-1")]
             json_block = render_block(block, shown)
             self._put(block, shown, json_block)

@@ -30,6 +30,10 @@ from topics_server.values.json_cache import JsonCache
 from topics_server.values.model import Durability, RouterDefinition, StreamFacts, TopicConfig
 
 _encode: Final = orjson.dumps
+_WRITE_PERFORMANCE: Final = (
+    b'"performance":{"server_total_ms":%.3f,"wal_append_ms":%.3f,"fsync_ms":%.3f,'
+    b'"throttle_wait_ms":%.3f}}'
+)
 _encode_struct: Final = msgspec.json.Encoder().encode
 
 
@@ -40,10 +44,7 @@ def _performance(total_ms: float) -> bytes:
 def _write_performance(
     total_ms: float, write_ms: float, sync_ms: float, throttle_wait_ms: float = 0.0
 ) -> bytes:
-    return (
-        b'"performance":{"server_total_ms":%.3f,"wal_append_ms":%.3f,"fsync_ms":%.3f,'
-        b'"throttle_wait_ms":%.3f}}'
-    ) % (total_ms, write_ms, sync_ms, throttle_wait_ms)
+    return _WRITE_PERFORMANCE % (total_ms, write_ms, sync_ms, throttle_wait_ms)
 
 
 def render_json(value: dict[str, Any], total_ms: float) -> bytes:
@@ -72,7 +73,7 @@ def render_appended(name: str, done: Appended, *, with_seqs: bool, total_ms: flo
         last - first + 1,
         b"true" if done.created else b"false",
         b"true" if done.deduped else b"false",
-        _write_performance(total_ms, done.write_ms, done.sync_ms, done.throttle_wait_ms),
+        _WRITE_PERFORMANCE % (total_ms, done.write_ms, done.sync_ms, done.throttle_wait_ms),
     )
 
 
@@ -98,7 +99,7 @@ def render_page(name: str, page: Page, shown: int, cache: JsonCache) -> list[byt
             page.next_from_seq,
             page.head_seq,
             page.earliest_seq,
-            b"true" if page.caught_up else b"false",
+            b"true" if page.next_from_seq == page.head_seq else b"false",
             b"null" if page.gap is None else render_tombstone(page.gap, page),
             page.head_seq - page.next_from_seq,
             page.epoch,

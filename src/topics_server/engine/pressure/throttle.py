@@ -230,16 +230,17 @@ class Throttle:
 
         A few per loop turn may; the others join the wait queue.
         """
-        top = self.wait_queue.top_priority
         if self._passed >= _PASSING_MAX:
             return False
+        top = self.wait_queue.top_priority if self.wait_queue.waiting else None
         if top is not None:
             priority = self.priority_of(name)
             if priority <= top:
                 return False
             self._note_priority(priority)
         self._passed += 1
-        self._serve_soon()
+        if self._serving is None:
+            self._serve_soon()
         return True
 
     def _serve_soon(self) -> None:
@@ -282,6 +283,11 @@ class Throttle:
 
     def _serve(self) -> None:
         """Start a slice of the waiting requests; the rest in later turns."""
+        if not len(self.wait_queue):
+            # Every request that has passed this turn; none waits.
+            self._serving = None
+            self._passed = 0
+            return
         began_ms = now_ms = monotonic_ms()
         wait_queue = self.wait_queue
         while now_ms - began_ms < _REFUSING_MS:

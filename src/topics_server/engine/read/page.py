@@ -219,7 +219,7 @@ class _Scan:
                     return self._over_dead(run.last_seq, last)
                 continue
             row = max(0, seq - run.first_seq)
-            end = min(run.count, last - run.first_seq + 1)
+            end = min(len(run.dead), last - run.first_seq + 1)
             if isinstance(run, SealedRun):
                 if self.search is not None and run.segment_id not in self.search.found:
                     if not self.search.is_spent:
@@ -341,7 +341,7 @@ class _Scan:
         return range(row, stop), stop
 
     def _weight(self, run: Run, row: int, stop: int) -> int:
-        if row == 0 and stop == run.count:
+        if row == 0 and stop == len(run.dead):
             return run.live_bytes
         return run.live_bytes_between(row, stop)
 

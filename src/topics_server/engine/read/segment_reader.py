@@ -14,7 +14,7 @@ from topics_server.engine.log.runs import Rows
 from topics_server.engine.ports import Offload, SegmentsPort
 from topics_server.engine.read.block_cache import BlockCache
 from topics_server.engine.read.filtered import Search, search_segment
-from topics_server.engine.read.page import Fetch, PagePlan, complete
+from topics_server.engine.read.page import Fetch, PagePlan, SealedPiece, complete
 from topics_server.engine.topic.registry import Registry
 from topics_server.engine.topic.topic import Topic
 from topics_server.runtime.metrics import log
@@ -40,13 +40,15 @@ class Fetcher:
     ) -> Page | None:
         """The page of a plan if all of it is in memory: cached, or among the caller's blocks."""
         fetched: dict[Fetch, Block] = {}
-        for fetch in plan.fetches():
-            block = None if held is None else held.get(fetch)
-            if block is None:
-                block = self._cached(topic.topic_id, fetch)
-            if block is None:
-                return None
-            fetched[fetch] = block
+        for piece in plan.pieces:
+            if isinstance(piece, SealedPiece):
+                fetch = piece.fetch
+                block = None if held is None else held.get(fetch)
+                if block is None:
+                    block = self._cached(topic.topic_id, fetch)
+                if block is None:
+                    return None
+                fetched[fetch] = block
         return complete(plan, fetched)
 
     def _cached(self, topic_id: int, fetch: Fetch) -> Block | None:

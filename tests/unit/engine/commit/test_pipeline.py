@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
+from tests.unit.engine.drive import FakeIndex
 from tests.unit.engine.rig import ListJournal, body_of, throttled
+from topics_server.engine.background.seal_plan import plan_seal
 from topics_server.engine.commit.notifier import Notifier
 from topics_server.engine.commit.pipeline import DISK_FULL, READ_ONLY, CommitPipeline, Ticket
 from topics_server.engine.subscribe.sessions import SessionTable
@@ -19,9 +22,11 @@ from topics_server.values.entries import (
     RecordsAppended,
     SessionOpened,
     SessionOptions,
+    Source,
+    TopicDropped,
 )
 from topics_server.values.errors import Code, TopicsError
-from topics_server.values.model import Durability, Gate, TopicConfig
+from topics_server.values.model import Durability, Gate, TopicConfig, TopicType
 
 
 class Desk:
@@ -37,8 +42,8 @@ class Desk:
         )
         self.topics = [self.create(f"t{n}") for n in range(topics)]
 
-    def create(self, name: str) -> Topic:
-        topic, creation = self.registry.decide_create(name, TopicConfig(), 1)
+    def create(self, name: str, config: TopicConfig = TopicConfig()) -> Topic:  # noqa: B008
+        topic, creation = self.registry.decide_create(name, config, 1)
         self.commits.submit(creation, Gate.SYNCED, topic)
         self.journal.sync(self.journal.shard_of(topic.topic_id))
         return topic
@@ -234,6 +239,59 @@ def test_observers_hear_of_every_applied_entry_in_order(desk: Desk) -> None:
     assert heard == []
     desk.journal.write(1)
     assert heard == [(ticket.lsn, ticket.entry) for ticket in tickets]
+
+
+def test_observers_of_changes_hear_of_all_but_plain_appends(desk: Desk) -> None:
+    heard: list[type[Entry]] = []
+    desk.commits.change_observers.append(lambda lsn, entry, applied: heard.append(type(entry)))
+    topic = desk.topics[0]
+    desk.append(topic, Gate.NONE, 1)
+    assert heard == []
+    moved = msgspec.structs.replace(desk.decide(topic, 2), source=Source(topic.topic_id, [1]))
+    desk.commits.submit(moved, Gate.NONE, topic)
+    desk.commits.submit(TopicDropped(topic.topic_id, topic.name, 1), Gate.NONE, topic)
+    desk.commits.submit(opened("w"), Gate.NONE, desk.sessions)
+    assert heard == [RecordsAppended, TopicDropped, SessionOpened]
+
+
+def test_observers_of_jobs_hear_of_plain_appends_to_queues(desk: Desk) -> None:
+    heard: list[int] = []
+    desk.commits.job_observers.append(lambda lsn, entry, applied: heard.append(entry.topic_id))
+    queue = desk.create("jobs", TopicConfig(type=TopicType.QUEUE))
+    desk.append(desk.topics[0], Gate.NONE, 1)
+    assert heard == []
+    desk.append(queue, Gate.NONE, 1)
+    assert heard == [queue.topic_id]
+
+
+@pytest.mark.parametrize(("records", "size"), [(3, 1 << 20), (1 << 20, 60)])
+def test_observers_of_tails_hear_of_appends_once_a_tail_is_long(
+    desk: Desk, records: int, size: int
+) -> None:
+    heard: list[int] = []
+    topic = desk.topics[0]
+    desk.commits.watched_tail_records, desk.commits.watched_tail_bytes = records, size
+    desk.commits.tail_observers.append(lambda lsn, entry, applied: heard.append(entry.first_seq))
+    for _ in range(4):
+        desk.append(topic, Gate.NONE, 1)
+    assert heard == [3, 4], topic.log.tail_bytes
+
+
+def test_observers_of_tails_hear_of_an_append_that_evicts(desk: Desk) -> None:
+    heard: list[int] = []
+    capped = desk.create("capped", TopicConfig(cap_records=2))
+    desk.commits.watched_tail_records = desk.commits.watched_tail_bytes = 1 << 20
+    desk.commits.tail_observers.append(lambda lsn, entry, applied: heard.append(entry.first_seq))
+    for _ in range(3):
+        desk.append(capped, Gate.NONE, 1)
+    assert capped.log.earliest_seq == 2
+    assert heard == [], "nothing of it is in a segment"
+    plan = plan_seal(capped, 10**6, 1, 65_536, 1 << 30, 1, force=True)
+    assert plan is not None
+    capped.mark_sealed(plan, FakeIndex(plan))
+    for _ in range(2):
+        desk.append(capped, Gate.NONE, 1)
+    assert heard == [5], "the segment is dead"
 
 
 def test_background_syncs_move_what_is_known_to_be_synced(desk: Desk) -> None:

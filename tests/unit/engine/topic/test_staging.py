@@ -158,6 +158,11 @@ def test_what_is_kept_is_what_would_be_counted(seed: int) -> None:
         assert staging.records == sum(staged.count for staged in appends)
         assert staging.weight == sum(staged.weight for staged in appends)
         assert staging.first_seq == (appends[0].first_seq if appends else 0)
+        assert staging.last_seq == (appends[-1].last_seq if appends else 0)
+        newest = [
+            staged.entry.ts for staged in appends if isinstance(staged.entry, RecordsAppended)
+        ]
+        assert staging.last_ts == (newest[-1] if newest else 0)
         floors = [staged.floor.seq for staged in live if staged.floor]
         assert max(applied_floor, staging.floor_seq) == max([applied_floor, *floors])
         entries = [staged.entry for staged in live]
