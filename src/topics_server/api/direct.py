@@ -32,9 +32,11 @@ from topics_server.http.exchange.door import AnsweringConnection, DirectCall
 from topics_server.http.exchange.known_heads import KnownHeads
 from topics_server.http.read_scheduler import ReadScheduler
 from topics_server.http.request_ids import NAME as REQUEST_ID
-from topics_server.http.request_ids import request_id
+from topics_server.http.request_ids import NEW_ID, next_number, request_id
 from topics_server.http.responses import (
+    BODILESS,
     DEFLATED_BYTES_MIN,
+    ID_AND_LENGTH,
     as_preferred,
     last_lines,
     tell_of_body,
@@ -265,7 +267,7 @@ class HotCall:
             connection.is_answering_directly = False
             return False
         except Exception as error:
-            made_id = self._request_id or request_id({})
+            made_id = self._request_id or NEW_ID % next_number()
             path = self._path.decode("latin-1")
             response = response_to(error, self._method, path, made_id, request.started_ms)
             if connection.is_answering_directly:
@@ -289,7 +291,7 @@ class HotCall:
             response = as_preferred(response, fields, self._path)
         pieces = response.pieces or (response.body,)
         size = sum(map(len, pieces))
-        made_id = made_id or self._request_id or request_id(fields)
+        made_id = made_id or self._request_id or NEW_ID % next_number()
         if size < DEFLATED_BYTES_MIN or not self._takes_gzip:
             self._send(connection, request, response, pieces, size, made_id)
         elif size <= OFF_LOOP_BYTES:
@@ -341,7 +343,10 @@ class HotCall:
             response,
             is_packed=is_packed,
         )
-        last = last_lines(response, size, made_id)
+        if status in BODILESS:
+            last = last_lines(response, size, made_id)
+        else:
+            last = ID_AND_LENGTH % (response.varying, made_id, size)
         connection.answer(b"%b%b\r\n" % (first, last), pieces, size)
 
 

@@ -20,9 +20,10 @@ NAME: Final = b"x-request-id"
 _WELL_FORMED: Final = re.compile(
     rb"[A-Za-z0-9][A-Za-z0-9._:+/=@-]{0,%d}" % (REQUEST_ID_BYTES_MAX - 1)
 ).fullmatch
-# One per process, so that ids differ across restarts too.
-_START: Final = f"r{random_id(8)}.".encode("ascii")
-_next: Final = itertools.count(1).__next__
+# `NEW_ID % next_number()` is a new id. Its start is one per process, so that ids differ across
+# restarts too.
+NEW_ID: Final = f"r{random_id(8)}.%x".encode("ascii")
+next_number: Final = itertools.count(1).__next__
 
 
 def request_id(headers: Mapping[bytes, bytes]) -> bytes:
@@ -30,4 +31,4 @@ def request_id(headers: Mapping[bytes, bytes]) -> bytes:
     given = headers.get(NAME)
     if given is not None and _WELL_FORMED(given):
         return given
-    return b"%b%x" % (_START, _next())
+    return NEW_ID % next_number()

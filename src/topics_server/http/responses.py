@@ -18,14 +18,15 @@ from topics_server.http.error_responses import Headers
 from topics_server.http.request_ids import NAME as REQUEST_ID
 
 # Statuses of answers that have no body, not even an empty one.
-_BODILESS: Final = (204, 304)
+BODILESS: Final = (204, 304)
 # Below this gzip saves nothing worth its time.
 DEFLATED_BYTES_MIN: Final = 256
 # The last member of an answer; a record's object ends earlier.
 _PERFORMANCE: Final = re.compile(rb',"performance":\{[^{}]*\}\}\Z')
 _PERFORMANCE_BYTES_MAX: Final = 1024
 _ID: Final = b"%b" + REQUEST_ID + b": %b"
-_ID_AND_LENGTH: Final = _ID + b"\r\ncontent-length: %d"
+# What `last_lines` gives for an answer with a body: its own lines, the id, the length.
+ID_AND_LENGTH: Final = _ID + b"\r\ncontent-length: %d"
 
 
 class Response(msgspec.Struct, frozen=True, gc=False):
@@ -79,7 +80,7 @@ def tell_of_kind(
     headers: list[tuple[bytes, bytes]], response: Response, *, is_packed: bool
 ) -> None:
     """Add the headers that describe the kind of body."""
-    if response.content_type and response.status not in _BODILESS:
+    if response.content_type and response.status not in BODILESS:
         headers.append((b"content-type", response.content_type))
     if is_packed:
         headers += [(b"content-encoding", b"gzip"), (b"vary", b"accept-encoding")]
@@ -90,9 +91,9 @@ def last_lines(response: Response, size: int, request_id: bytes) -> bytes:
 
     The last line without its end.
     """
-    if response.status in _BODILESS:
+    if response.status in BODILESS:
         return _ID % (response.varying, request_id)
-    return _ID_AND_LENGTH % (response.varying, request_id, size)
+    return ID_AND_LENGTH % (response.varying, request_id, size)
 
 
 def tell_of_body(

@@ -38,6 +38,7 @@ from topics_server.api.readiness import admit
 from topics_server.api.request import Pending, Request, Response, held_by
 from topics_server.engine.answers import Appended, Page, ReadRequest
 from topics_server.engine.topic.writes.condition import ConditionCheck, UndecidedError
+from topics_server.runtime.clock import monotonic_s
 from topics_server.values.appends import DecodedAppend, decode_append
 from topics_server.values.errors import StorageError, TopicsError
 from topics_server.values.limits import LARGE_APPEND_BYTES_MIN
@@ -85,7 +86,8 @@ def _appended(request: Request, asked: _Append, done: Appended) -> Response:
     lines = b"" if asked.producer is None else receipt_lines(asked.producer, done)
     if done.repeat is not None:
         return Response(204, b"", varying=lines)
-    total_ms = request.elapsed_ms()
+    # `Request.elapsed_ms` in place.
+    total_ms = monotonic_s() * 1000 - request.started_ms
     body = render_appended(request.name, done, with_seqs=asked.with_seqs, total_ms=total_ms)
     if asked.check is not None:
         body = with_condition_met(body)
@@ -109,7 +111,8 @@ def append(state: ServerState, request: Request) -> Pending | Coroutine[Any, Any
 def _begin_append(
     state: ServerState, request: Request, *, flush_now: bool = False
 ) -> Pending | Coroutine[Any, Any, Response]:
-    store = admit(state)
+    store = state.store if state.phase == "ready" else admit(state)
+    assert store is not None, "ready means there is a store"
     asked = _asked_append(state, request)
     appending = None
     if asked.decoded.config is None:

@@ -42,11 +42,6 @@ class NextGroup(msgspec.Struct, frozen=True, gc=False):
 def take_group(queue: deque[QueuedFrame], max_bytes: int = GROUP_BYTES_MAX) -> NextGroup:
     """Remove the next group's frames from the front of a non-empty queue."""
     first = queue.popleft()
-    if not queue:
-        # A single entry in this turn: by far the most frequent case.
-        sync_from = first.lsn if first.sync else None
-        lsn = first.lsn
-        return NextGroup(first.buffers, first.frame_bytes, 1, lsn, lsn, sync_from, first.urgent)
     buffers = list(first.buffers)
     total, count, last_lsn = first.frame_bytes, 1, first.lsn
     sync_from = first.lsn if first.sync else None

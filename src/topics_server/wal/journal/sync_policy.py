@@ -17,6 +17,8 @@ from topics_server.wal.journal.group_commit import QueuedFrame
 # A write beside a sync that takes longer than this may have waited for the sync (or for a busy
 # machine). If this many syncs in a row have such a write, the file system serialises the two.
 SLOW_WRITE_MS: Final = 5.0
+# So many unsynced bytes are synced before a sync is due, so that the loop may go on writing.
+SYNC_AHEAD_BYTES: Final = LOOP_UNSYNCED_BYTES_MAX // 2
 SLOW_SYNCS_MAX: Final = 3
 
 
@@ -103,7 +105,7 @@ class SyncPolicy:
         return (
             self.is_due
             or bool(self.from_lsns)
-            or (self.writes_beside_syncs and dirty_bytes > LOOP_UNSYNCED_BYTES_MAX // 2)
+            or (self.writes_beside_syncs and dirty_bytes > SYNC_AHEAD_BYTES)
         )
 
     def failed_from(self, written_lsn: int) -> int:

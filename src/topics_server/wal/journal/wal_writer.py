@@ -39,7 +39,7 @@ from topics_server.values.limits import (
 from topics_server.values.storage_types import ShardProgress
 from topics_server.wal.format.frames import encode_entry
 from topics_server.wal.journal.group_commit import NextGroup, QueuedFrame, take_group
-from topics_server.wal.journal.sync_policy import SyncPolicy, Watermarks
+from topics_server.wal.journal.sync_policy import SYNC_AHEAD_BYTES, SyncPolicy, Watermarks
 from topics_server.wal.journal.wal_file import WalFile
 from topics_server.wal.journal.workers import BlockingWorker
 from topics_server.wal.journal.writer_jobs import (
@@ -280,7 +280,11 @@ class WalWriter:
                 group = self._take()
                 sync = group.sync_from_lsn is not None or policy.wants_sync
                 self._start(WriteGroup(group, sync))
-            elif policy.wants_sync_of(tail.written_bytes - tail.covered_bytes):
+            elif (
+                policy.is_due
+                or policy.from_lsns
+                or tail.written_bytes - tail.covered_bytes > SYNC_AHEAD_BYTES
+            ) and policy.wants_sync_of(tail.written_bytes - tail.covered_bytes):
                 self._start(SyncOnly())
             elif self._holders:
                 self._start(HoldEndMark())
@@ -330,7 +334,16 @@ class WalWriter:
         return group
 
     def _write_here(self) -> None:
-        group = take_group(self._queue)
+        queue = self._queue
+        if len(queue) == 1:
+            # A single entry in this turn: by far the most frequent case.
+            frame = queue.popleft()
+            lsn, sync_from = frame.lsn, frame.lsn if frame.sync else None
+            group = NextGroup(
+                frame.buffers, frame.frame_bytes, 1, lsn, lsn, sync_from, frame.urgent
+            )
+        else:
+            group = take_group(queue)
         self._queue_bytes -= group.frames_bytes
         assert self._queue_bytes >= 0
         began_s = monotonic_s()
