@@ -15,12 +15,11 @@ from uvicorn.server import ServerState as UvicornState
 from tests.api.conftest import FakeSettings
 from tests.unit.engine.rig import Rig, throttled
 from tests.unit.http.exchange.test_joined_writes import Wire, turns, uvicorns
-from topics_server.api import direct
 from topics_server.api.application import Application, build_app
 from topics_server.api.context import ServerState
+from topics_server.api.front_door import FrontDoor
 from topics_server.engine.pressure.throttle import Throttle
 from topics_server.http.connection import HttpConnection
-from topics_server.http.responses import Response, last_lines
 from topics_server.http.timeouts import TimeoutSettings
 from topics_server.values.errors import DiskFull, TopicsError
 from topics_server.values.limits import KIB
@@ -533,12 +532,14 @@ async def test_a_defect_in_an_answer_is_its_own_connections_alone(
     other.data_received(request(APPEND))
     errors = iter([ValueError("a defect")])
 
-    def broken(response: Response, size: int, request_id: bytes) -> bytes:
+    first_lines = FrontDoor.first_lines
+
+    def broken(door: FrontDoor, *args: Any, **named: Any) -> bytes:
         for error in errors:
             raise error
-        return last_lines(response, size, request_id)
+        return first_lines(door, *args, **named)
 
-    monkeypatch.setattr(direct, "last_lines", broken)
+    monkeypatch.setattr(FrontDoor, "first_lines", broken)
     side.rig.journal.write(shard)
     assert side.sent.startswith(b"HTTP/1.1 500 ")
     assert b"".join(wire.pieces).startswith(b"HTTP/1.1 200 ")
