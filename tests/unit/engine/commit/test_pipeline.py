@@ -9,7 +9,13 @@ from tests.unit.engine.drive import FakeIndex
 from tests.unit.engine.rig import ListJournal, body_of, throttled
 from topics_server.engine.background.seal_plan import plan_seal
 from topics_server.engine.commit.notifier import Notifier
-from topics_server.engine.commit.pipeline import DISK_FULL, READ_ONLY, CommitPipeline, Ticket
+from topics_server.engine.commit.pipeline import (
+    DISK_FULL,
+    READ_ONLY,
+    CommitPipeline,
+    Observer,
+    Ticket,
+)
 from topics_server.engine.subscribe.sessions import SessionTable
 from topics_server.engine.topic.admission import AppendLimits
 from topics_server.engine.topic.applied import Applied
@@ -264,6 +270,16 @@ def test_observers_of_jobs_hear_of_plain_appends_to_queues(desk: Desk) -> None:
     assert heard == [queue.topic_id]
 
 
+def noting_seqs(heard: list[int]) -> Observer:
+    """An observer that notes the first seq of each append it hears of."""
+
+    def observe(lsn: int, entry: Entry, applied: Applied) -> None:
+        assert isinstance(entry, RecordsAppended)
+        heard.append(entry.first_seq)
+
+    return observe
+
+
 @pytest.mark.parametrize(("records", "size"), [(3, 1 << 20), (1 << 20, 60)])
 def test_observers_of_tails_hear_of_appends_once_a_tail_is_long(
     desk: Desk, records: int, size: int
@@ -271,7 +287,7 @@ def test_observers_of_tails_hear_of_appends_once_a_tail_is_long(
     heard: list[int] = []
     topic = desk.topics[0]
     desk.commits.watched_tail_records, desk.commits.watched_tail_bytes = records, size
-    desk.commits.tail_observers.append(lambda lsn, entry, applied: heard.append(entry.first_seq))
+    desk.commits.tail_observers.append(noting_seqs(heard))
     for _ in range(4):
         desk.append(topic, Gate.NONE, 1)
     assert heard == [3, 4], topic.log.tail_bytes
@@ -281,7 +297,7 @@ def test_observers_of_tails_hear_of_an_append_that_evicts(desk: Desk) -> None:
     heard: list[int] = []
     capped = desk.create("capped", TopicConfig(cap_records=2))
     desk.commits.watched_tail_records = desk.commits.watched_tail_bytes = 1 << 20
-    desk.commits.tail_observers.append(lambda lsn, entry, applied: heard.append(entry.first_seq))
+    desk.commits.tail_observers.append(noting_seqs(heard))
     for _ in range(3):
         desk.append(capped, Gate.NONE, 1)
     assert capped.log.earliest_seq == 2
