@@ -59,7 +59,6 @@ class Log:
         "head_seq",
         "holes",
         "is_crowded",
-        "last_count",
         "last_ts",
         "live_bytes",
         "live_count",
@@ -87,8 +86,7 @@ class Log:
         self.tail_count = 0
         self.tail_bytes = 0
         # Records of the newest append.
-        self.last_count = 0
-        # The open block may be too full for another append: see `tidy`.
+        # The open block is too full for another append like the last one: see `tidy`.
         self.is_crowded = False
         self.last_ts = 0
         self.holes: list[Hole] = []
@@ -290,27 +288,21 @@ class Log:
         self.tail_count += count
         self.tail_bytes += weight
         self.head_seq += count
-        self.last_count = count
         self.last_ts = ts
         if block is None:
             return
-        row_count = len(block.dead)
-        assert block.first_seq + row_count == self.head_seq + 1, "the open block is unbroken"
-        self.is_crowded = row_count + count > BLOCK_RECORDS_MAX
-        if row_count >= BLOCK_RECORDS_MAX:
+        assert block.first_seq + len(block.dead) == self.head_seq + 1, "the open block is unbroken"
+        if len(block.dead) >= BLOCK_RECORDS_MAX:
             self._freeze_full(block)
         elif block.live_bytes >= BLOCK_BYTES_MAX:
             self.freeze_open()
+        block = self.open
+        self.is_crowded = block is not None and len(block.dead) + count > BLOCK_RECORDS_MAX
 
     def tidy(self) -> None:
-        """Freeze the open block if another append like the last one would find it too full.
-
-        Otherwise that append would have to wait for the freeze; now no request waits.
-        """
+        """Freeze a crowded open block: else the next append would wait for that."""
         self.is_crowded = False
-        block = self.open
-        if block is not None and len(block.dead) + self.last_count > BLOCK_RECORDS_MAX:
-            self.freeze_open()
+        self.freeze_open()
 
     def _freeze_full(self, block: OpenBlock) -> None:
         """Freeze the open block up to its last full block; the rest stays open."""
