@@ -88,6 +88,25 @@ def leaves_of(wanted: Filter) -> Iterator[TagLeaf | NodeLeaf]:
             yield from leaves_of(part)
 
 
+def tags_of(wanted: Filter) -> tuple[TagMatch, ...] | None:
+    """Matches one of which every record that passes has; None if there are none.
+
+    So a record whose tag is none of them need not be looked at.
+    """
+    match wanted:
+        case TagLeaf(found):
+            return found
+        case AnyOf(parts):
+            every = [tags_of(part) for part in parts]
+            named = [found for found in every if found is not None]
+            return sum(named, ()) if len(named) == len(every) else None
+        case AllOf(parts):
+            some = [each for each in map(tags_of, parts) if each is not None]
+            return min(some, key=len, default=None)
+        case _:
+            return None
+
+
 class Matcher:
     """Decides records by their labels; each pair of labels is evaluated once.
 
@@ -101,6 +120,7 @@ class Matcher:
         self.wanted = wanted
         self._has_node = has_node(wanted)
         self._hash = hash(wanted)
+        self.tags = tags_of(wanted)
         self._known: dict[tuple[str | None, str | None], bool] = {}
 
     def __hash__(self) -> int:

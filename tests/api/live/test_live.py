@@ -14,6 +14,7 @@ import pytest
 from tests.api.watch.streams import Frame, Live, Reader, id_of, kinds, last_id
 from tests.storage.fake_disk import FakeDisk
 from topics_server.api.watch.cursor_ids import CursorPosition, decode_id
+from topics_server.engine.subscribe import subscription
 
 pytestmark = pytest.mark.anyio
 
@@ -240,7 +241,9 @@ async def test_a_heartbeat_of_a_filtered_stream_has_its_position(live: Live) -> 
 async def test_a_stream_tells_its_position_when_it_skips_many(
     live: Live, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("topics_server.engine.subscribe.subscription.SKIPPED_SLOTS_MAX", 100)
+    for module in ("subscription", "tag_watchers"):
+        name = f"topics_server.engine.subscribe.{module}.SKIPPED_SLOTS_MAX"
+        monkeypatch.setattr(name, 100)
     await tagged(live, "jobs", (0, "a"))
     reader = topic_stream(live, "jobs", "tag=a")
     await reader.take(2)
@@ -445,3 +448,92 @@ async def test_a_stream_ends_when_the_server_stops(disk: FakeDisk) -> None:
     assert await reader.records(1) == [2]
     await reader.left()
     await again.stop()
+
+
+# --- many filtered readers ------------------------------------------------------------------
+
+
+async def test_an_append_costs_the_same_for_one_reader_and_for_many_of_other_tags(
+    live: Live, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await tagged(live, "jobs", (0, None))
+    readers = [topic_stream(live, "jobs", "tag=t0")]
+    await readers[0].take(1)
+    plans: list[object] = []
+
+    def counted(*args: Any) -> Any:
+        plans.append(args)
+        return subscription.plan(*args)
+
+    monkeypatch.setattr("topics_server.engine.subscribe.dispatcher.plan", counted)
+
+    async def cost() -> int:
+        plans.clear()
+        await tagged(live, "jobs", (1, "t0"))
+        assert await readers[0].records(1) == [1]
+        await asyncio.sleep(0.01)
+        return len(plans)
+
+    for _ in range(2):
+        await cost()
+    alone = await cost()
+    readers += [topic_stream(live, "jobs", f"tail=true&tag=t{number}") for number in range(1, 90)]
+    for reader in readers[1:]:
+        await reader.take(1)
+    assert [await cost() for _ in range(3)] == [alone] * 3
+    # They are still there, each for its tag.
+    await tagged(live, "jobs", *((number, f"t{number}") for number in range(1, 90)))
+    for number, reader in enumerate(readers[1:], 1):
+        assert await reader.records(1) == [number]
+    await tagged(live, "jobs", (2, "t50"))
+    assert await readers[50].records(1) == [2]
+    for reader in readers:
+        await reader.left()
+    assert not live.node.state.watching()[0].dispatcher._followed
+
+
+async def test_a_filtered_reader_whose_socket_is_full_goes_on_where_it_was(live: Live) -> None:
+    await tagged(live, "jobs", (0, "a"))
+    reader = topic_stream(live, "jobs", "tag=a")
+    await reader.take(2)
+    reader.room.clear()
+    for number in range(1, 30):
+        await tagged(live, "jobs", (number, "a" if number % 3 == 0 else "b"))
+        await asyncio.sleep(0)
+    reader.room.set()
+    assert await reader.records(9) == list(range(3, 30, 3))
+    await tagged(live, "jobs", (30, "b"), (31, "a"))
+    assert await reader.records(1) == [31]
+    await reader.left()
+
+
+async def test_a_filtered_reader_learns_that_its_topic_is_deleted(live: Live) -> None:
+    await tagged(live, "jobs", (0, "a"))
+    reader = topic_stream(live, "jobs", "tag=a")
+    await reader.take(2)
+    await live.http.delete("/v0/topics/jobs")
+    assert kinds(await reader.take(1)) == ["topic-deleted"]
+    await tagged(live, "jobs", (1, "b"), (2, "a"))
+    assert await reader.records(1) == [2]
+    await reader.left()
+
+
+async def test_filtered_readers_of_many_topics_and_strong_ones(live: Live) -> None:
+    for name in ("orders.a", "orders.b"):
+        await tagged(live, name, (0, "x"))
+    plain = stream(live, "prefix=orders.&tag=x")
+    strong = stream(live, "prefix=orders.&tag_prefix=x&consistency=strong")
+    readers = (plain, strong)
+    for reader in readers:
+        await until_data(reader, 2)
+    for number in range(1, 8):
+        for name in ("orders.a", "orders.b"):
+            await tagged(live, name, (number, "x" if number % 2 else "y"))
+        await asyncio.sleep(0.002)
+    await tagged(live, "orders.c", (9, "y"), (10, "x"))
+    for reader in readers:
+        frames = await until_data(reader, 9)
+        for name in ("orders.a", "orders.b"):
+            assert datas(frames, name) == [1, 3, 5, 7]
+        assert datas(frames, "orders.c") == [10]
+        await reader.left()

@@ -310,6 +310,7 @@ class BroadcastStream:
         if subscription.must_tell(batch):
             head_seq = subscription.topic.log.head_seq
             self._put(self._dialect.position(cursor.name, cursor.seq, head_seq))
+        self._dispatcher.settle(subscription)
         if batch.more:
             subscription.is_ready = True
             self._ready.append(subscription)
@@ -334,8 +335,9 @@ class BroadcastStream:
         if wire is None or writer is None:
             return False
         # It is live: nothing else changes.
-        subscription.cursor.seq = batch.end_seq
+        subscription.cursor.seq = subscription.reported_seq = batch.end_seq
         writes.append((writer, wire))
+        self._dispatcher.settle(subscription)
         is_alone = self.owner is None and len(self._subscriptions) == 1
         if is_alone and not self._is_filtered and self._fetching is None:
             writer = self._send_queue.claim(self._leave)

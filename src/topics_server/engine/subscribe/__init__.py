@@ -7,4 +7,5 @@
 - `session_service`: opens, finds, follows, expires and journals watch sessions.
 - `sessions`: watch sessions: topics and positions, connected or not (§7.1).
 - `subscription`: what one reader of a topic receives next.
+- `tag_watchers`: filtered readers at the head of a topic, found by the tags that they wait for.
 """

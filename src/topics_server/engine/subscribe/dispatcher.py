@@ -35,6 +35,7 @@ from topics_server.engine.subscribe.subscription import (
     plan,
     search_of,
 )
+from topics_server.engine.subscribe.tag_watchers import TagWatchers
 from topics_server.engine.topic.applied import Applied
 from topics_server.engine.topic.registry import Registry
 from topics_server.engine.topic.topic import Topic
@@ -122,9 +123,13 @@ def _write_alike(writers: Iterable[Callable[[bytes], object]], wire: bytes) -> N
 
 
 class _FollowedTopic:
-    """The followers of one topic. `apart`: those in no broadcast group, unless they rest."""
+    """The followers of one topic.
 
-    __slots__ = ("apart", "groups", "dispatcher", "is_changed", "members", "topic_id")
+    `apart`: those in no broadcast group, unless they rest. `tagged`: filtered ones at the head,
+    which are only `apart` while a record may concern them.
+    """
+
+    __slots__ = ("apart", "groups", "dispatcher", "is_changed", "members", "tagged", "topic_id")
 
     def __init__(self, dispatcher: SubscriptionDispatcher, topic_id: int) -> None:
         self.dispatcher = dispatcher
@@ -132,6 +137,7 @@ class _FollowedTopic:
         self.members: dict[Subscription, TopicReader] = {}
         self.apart: dict[Subscription, TopicReader] = {}
         self.groups: list[BroadcastGroup] = []
+        self.tagged = TagWatchers()
         self.is_changed = False
 
     def notify(self) -> None:
@@ -255,8 +261,12 @@ class SubscriptionDispatcher:
         del followed.apart[subscription]
 
     def leave(self, subscription: Subscription) -> None:
-        """The reader leaves its broadcast group, if it is in one."""
+        """The reader leaves its broadcast group, or the watchers of tags, if it is there."""
         group = subscription.cursor.shared_cursor
+        if isinstance(group, TagWatchers):
+            group.remove(subscription)
+            followed = self._followed[subscription.topic.topic_id]
+            followed.apart[subscription] = followed.members[subscription]
         if isinstance(group, BroadcastGroup):
             followed = self._followed[subscription.topic.topic_id]
             group.remove(subscription)
@@ -264,8 +274,20 @@ class SubscriptionDispatcher:
             if not group.members:
                 followed.groups.remove(group)
 
+    def settle(self, subscription: Subscription) -> None:
+        """A filtered reader took all there is: leave it alone until a tag may concern it."""
+        options = subscription.options
+        if options.matcher is None or options.strong or not subscription.is_live:
+            return
+        followed = self._followed.get(subscription.topic.topic_id)
+        # It may have left, or rest.
+        is_apart = followed is not None and subscription in followed.apart
+        if followed is not None and is_apart and followed.tagged.add(subscription):
+            del followed.apart[subscription]
+
     def rest(self, subscription: Subscription) -> None:
         """The reader's socket is full: it leaves its group and is not notified until `back`."""
+        self.leave(subscription)
         self._followed[subscription.topic.topic_id].apart.pop(subscription, None)
 
     def back(self, subscription: Subscription) -> None:
@@ -358,6 +380,7 @@ class SubscriptionDispatcher:
             if group.members:  # else all left while others were served
                 self._send_to_group(group)
                 yield 0
+        yield from self._wake_tagged(followed)
         # Only now: it includes readers that left a group that was not served yet.
         members = list(followed.apart.items())
         batches: dict[tuple[int, int], EventBatch | None] = {}
@@ -388,6 +411,21 @@ class SubscriptionDispatcher:
                 _write(writes)
             yield start
             now_ms = self._clock.monotonic_ms()
+
+    def _wake_tagged(self, followed: _FollowedTopic) -> Iterator[int]:
+        """Find the filtered readers that new records may concern; yields now and then."""
+        tagged, is_done = followed.tagged, False
+        while tagged.members and not is_done:
+            topic = self._registry.get(followed.topic_id)
+            if topic is None:
+                # All are told that it is deleted.
+                for subscription in tuple(tagged.members):
+                    self.leave(subscription)
+                return
+            woken, is_done = tagged.advance(topic.log)
+            for subscription in woken:
+                followed.apart[subscription] = followed.members[subscription]
+            yield 0
 
     def _send_to_group(self, group: BroadcastGroup) -> None:
         """Send the next batch to a group; if that is impossible in one step, dissolve the group."""
@@ -445,6 +483,7 @@ class SubscriptionDispatcher:
         ready; without it, nothing was started.
         """
         topic = subscription.topic
+        self.leave(subscription)
         if self._registry.get(topic.topic_id) is not topic:
             return deleted(subscription.cursor.name, topic.log.head_seq)
         position = subscription.position

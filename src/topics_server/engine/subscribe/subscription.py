@@ -168,11 +168,12 @@ class Subscription:
         """Whether the client must be told its position behind a batch that was taken.
 
         A reader of rare records would otherwise come back at a position that is long evicted, and
-        be told of losses that did not concern it.
+        be told of losses that did not concern it. Half of the limit is enough, so that readers who
+        are looked at together for one of them are not looked at again soon.
         """
         if self.options.matcher is None:
             return False
-        if not batch.events and batch.end_seq - self.reported_seq < SKIPPED_SLOTS_MAX:
+        if not batch.events and batch.end_seq - self.reported_seq < SKIPPED_SLOTS_MAX // 2:
             return False
         self.reported_seq = batch.end_seq
         return not batch.events
