@@ -310,7 +310,7 @@ class BroadcastStream:
         if subscription.must_tell(batch):
             head_seq = subscription.topic.log.head_seq
             self._put(self._dialect.position(cursor.name, cursor.seq, head_seq))
-        self._dispatcher.settle(subscription)
+        self._dispatcher.await_tags(subscription)
         if batch.more:
             subscription.is_ready = True
             self._ready.append(subscription)
@@ -337,7 +337,7 @@ class BroadcastStream:
         # It is live: nothing else changes.
         subscription.cursor.seq = subscription.reported_seq = batch.end_seq
         writes.append((writer, wire))
-        self._dispatcher.settle(subscription)
+        self._dispatcher.await_tags(subscription)
         is_alone = self.owner is None and len(self._subscriptions) == 1
         if is_alone and not self._is_filtered and self._fetching is None:
             writer = self._send_queue.claim(self._leave)

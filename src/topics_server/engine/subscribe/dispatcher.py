@@ -274,7 +274,7 @@ class SubscriptionDispatcher:
             if not group.members:
                 followed.groups.remove(group)
 
-    def settle(self, subscription: Subscription) -> None:
+    def await_tags(self, subscription: Subscription) -> None:
         """A filtered reader took all there is: leave it alone until a tag may concern it."""
         options = subscription.options
         if options.matcher is None or options.strong or not subscription.is_live:
