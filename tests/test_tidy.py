@@ -509,6 +509,7 @@ def test_the_locks_hold_what_the_project_asks_for() -> None:
     for lock, wanted in {
         "requirements.lock": everyday,
         "requirements-spark.lock": extras["spark"],
+        "requirements-docs.lock": extras["docs"],
     }.items():
         text = (ROOT / lock).read_text("utf-8")
         pins = re.findall(r"^([a-z0-9.-]+)==((?:[^\n]*\\\n)*[^\n]*)", text, re.MULTILINE)
