@@ -135,7 +135,7 @@ def test_a_stream_reads_everything_once(shell: Shell, spark: Any) -> None:
 
 
 def test_exports_and_how_their_files_are_read(shell: Shell, spark: Any) -> None:
-    lines = steps_of(block_with("# no server is asked"))
+    lines = steps_of(block_with("# calls no server"))
     assert len(lines) == 3
     reading = block_with("read_output").text
     script = ["import pandas", "from spark_jobs.session import spark_session"]

@@ -42,38 +42,39 @@ VERBS: Final = {
     "put": "Create a topic or replace its configuration.",
     "set": "Change single fields of a topic's configuration.",
     "append": "Append one record, or every line of standard input.",
-    "load": "Append every line of an NDJSON file; resumes where it stopped.",
+    "load": "Append every line of an NDJSON file; continue where an earlier run stopped.",
     "read": "Print records from a position on; optionally follow new ones.",
-    "tail": "Print new records of one or more topics as they arrive; resumes by itself.",
+    "tail": "Print new records of one or more topics as they arrive.",
     "watch": "Print the frames of a stream, one JSON value a line.",
     "stream": "Create, append to, read, follow, close and remove Durable Streams.",
     "pub": "Publish each line of standard input as a record, over a WebSocket.",
     "enqueue": "Enqueue one job.",
     "work": "Run a command for every job of a queue.",
-    "queue": "Show queues and the holders of jobs; redrive dead letters; purge.",
+    "queue": "Show queues and their leases; redrive dead letters; purge jobs.",
     "router": "Create, show, list and remove routers, which forward records.",
-    "routers": "List routers; as a tree or for Graphviz with --graph.",
+    "routers": "List routers, or draw them with --graph.",
     "view": "Define, query and remove views: tables that follow a topic, in SQL.",
     "ls": "List topics.",
     "info": "Show a topic's state and configuration.",
     "delete": "Delete records by tag or position, for good.",
     "rm": "Remove a topic and all its records, for good.",
-    "verify": "Check a data directory offline; changes nothing.",
-    "dump": "Print the contents of a data directory, offline; changes nothing.",
-    "repair": "Show the loss in a damaged journal; with --accept-loss make it readable.",
+    "verify": "Check a data directory offline; change nothing.",
+    "dump": "Print the contents of a data directory offline; change nothing.",
+    "repair": "Show what a damaged journal has lost; --accept-loss makes it readable.",
     "export": "Write records as Parquet, NDJSON or Arrow files; each run adds the new ones.",
-    "jobs": "List analytics jobs over sealed segments, or run one with Spark.",
+    "jobs": "List the analytics jobs, or run one of them with Spark.",
     "pipeline": "Export the log to a lake and compute results by day, with one command.",
     "config": "Show the server's settings and where each came from.",
-    "doctor": "Check settings, directory, disk, limits and clock; says what to do.",
+    "doctor": "Check settings, directory, disk, limits and clock; say what to do.",
     "completion": "Print a script that makes a shell complete verbs and options.",
     "health": "Ask whether a server answers; for health checks.",
+    "help": "Print the help of a verb.",
 }
 # The folder of each verb's module.
 FOLDERS: Final = {
     verb: folder
     for folder, verbs in {
-        "server": "serve demo verify dump repair config doctor completion health",
+        "server": "serve demo verify dump repair config doctor completion health help",
         "topics": "put set ls info rm",
         "data": "append load read pub delete",
         "following": "tail watch",
@@ -205,7 +206,7 @@ topics tail jobs                         print records as they arrive
 
 Verbs that talk to a server take --url and --token, or TOPICS_URL and TOPICS_TOKEN from the
 environment. Output is a table on a terminal and one JSON value a line in a pipe; --json and
---table choose. Exit codes: 0 done, 1 refused or not found, 2 wrong usage or no server.
+--table override this. Exit codes: 0 done, 1 refused or not found, 2 wrong usage or no server.
 """
 
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 import stat
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import pytest
 
 from tests.cli.conftest import COMMAND, WEBHOOKS, MakeServer, Topics
 from tests.contract.driver import ROOT, Api
-from topics_server.cli import VERBS
+from topics_server.cli import VERBS, main
 
 HEAVY = ("asyncio", "httpx", "numpy", "pydantic", "rich", "uvicorn")
 
@@ -34,6 +36,41 @@ def test_every_verb_explains_itself(alone: Topics, verb: str) -> None:
     text = alone.good(verb, "--help").out.decode()
     assert text.startswith(f"Usage: topics {verb} ")
     assert "--help" in text
+
+
+@pytest.mark.parametrize("words", [["tail"], ["queue", "redrive"], ["export"], []])
+def test_help_and_a_verb_print_the_same_as_the_option(alone: Topics, words: list[str]) -> None:
+    asked = alone.good("help", *words)
+    assert asked.out == alone.good(*words, "--help").out
+    assert asked.out.decode().splitlines()[0].startswith(" ".join(["Usage: topics", *words]))
+
+
+def test_help_of_an_unknown_verb_names_the_one_that_was_meant(alone: Topics) -> None:
+    asked = alone("help", "tial")
+    assert asked.code == 2
+    assert "No such command 'tial'. Did you mean 'tail'?" in asked.err
+
+
+def help_texts(command: click.Command, words: list[str]) -> Iterator[tuple[str, str]]:
+    """The words and the help text of a command and of every command in it."""
+    ctx = click.Context(command, info_name=" ".join(words), terminal_width=80)
+    yield " ".join(words), command.get_help(ctx)
+    if isinstance(command, click.Group):
+        for name in command.list_commands(ctx):
+            inner = command.get_command(ctx, name)
+            assert inner is not None
+            yield from help_texts(inner, [*words, name])
+
+
+def test_examples_in_help_keep_their_lines() -> None:
+    """A backspace in a text marks a block that click does not wrap; a raw docstring has none."""
+    texts = dict(help_texts(main, ["topics"]))
+    assert (
+        "\n  topics tail -n 10 orders        the last ten, then new ones\n" in texts["topics tail"]
+    )
+    for words, text in texts.items():
+        assert "\\b" not in text, words
+        assert max(map(len, text.splitlines())) <= 90, words
 
 
 def test_jobs_are_listed_and_an_unknown_one_is_wrong_usage(alone: Topics) -> None:

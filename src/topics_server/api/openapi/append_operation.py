@@ -51,7 +51,7 @@ _REPEATED: Final[Schema] = {
         "Topic-First-Seq": _number_header(
             "The first record seq of the last accepted request, if this is a repeat of it."
         ),
-        "Topic-Last-Seq": _number_header("Where it ends."),
+        "Topic-Last-Seq": _number_header("The last record seq of that request."),
     },
 }
 

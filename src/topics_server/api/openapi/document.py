@@ -49,9 +49,9 @@ _ABOUT: Final = (
     "Every path also answers `OPTIONS` (204 with `Allow`), and `HEAD` where it answers `GET`. A "
     "method that a path does not have is 405 `method_not_allowed` with `Allow`; a path that is not "
     "listed here is 404 `not_found`. Every refusal has the same envelope, `Error`; clients branch "
-    "on `error.code`. Fields may be added to requests and answers: ignore unknown "
-    "fields. A request with `Prefer: return=minimal` gets its answer without `performance`. "
-    "The events of the streams and the messages of the WebSocket are described in `docs/FRAMES.md`."
+    "on `error.code`. Later versions may add fields to requests and answers: "
+    "ignore unknown fields. A request with `Prefer: return=minimal` gets its answer without "
+    "`performance`. `docs/FRAMES.md` describes the events of streams and the WebSocket's messages."
 )
 
 _TAGS: Final = {
@@ -62,7 +62,7 @@ _TAGS: Final = {
     "views": "Tables that follow a topic, in SQL; a query with `after` reads its own writes.",
     "watch": "New records as they arrive: server-sent events and WebSocket.",
     "streams": "Topics through the Durable Streams protocol: `docs/STREAMS.md`.",
-    "server": "Probes, metrics and this description.",
+    "server": "Probes, metrics and this document.",
 }
 
 
@@ -129,7 +129,7 @@ def _topic_paths() -> Schema:
         scopes=("read",),
         codes=READS,
         parameters=(
-            query("prefix", text(), "Only names that start with it."),
+            query("prefix", text(), "Only names that start with this text."),
             *page_queries(),
             switch("touch", False, "Raise the priority of the listed topics, like a read."),
         ),
@@ -152,8 +152,8 @@ def _put_topic() -> Schema:
         "putTopic",
         "Create a topic, or replace its configuration.",
         {
-            "200": answer("It was there.", ref("PutResult")),
-            "201": answer("It was created.", ref("PutResult")),
+            "200": answer("The topic existed already.", ref("PutResult")),
+            "201": answer("The topic was created.", ref("PutResult")),
         },
         tag="topics",
         scopes=("admin",),
@@ -187,7 +187,10 @@ def _get_topic() -> Schema:
     return operation(
         "getTopic",
         "The topic's state.",
-        {"200": answer("The state.", ref("TopicState")) | {"headers": {"ETag": TOPIC_ETAG}}},
+        {
+            "200": answer("The topic's state.", ref("TopicState"))
+            | {"headers": {"ETag": TOPIC_ETAG}}
+        },
         tag="topics",
         scopes=("read",),
         codes=(*READS, Code.TOPIC_NOT_FOUND),
@@ -199,7 +202,7 @@ def _drop_topic() -> Schema:
     return operation(
         "dropTopic",
         "Remove the topic with all its records, and its routers.",
-        {"200": answer("It is gone.", ref("DropResult"))},
+        {"200": answer("The topic was removed.", ref("DropResult"))},
         tag="topics",
         scopes=("delete",),
         codes=(*WRITES, Code.TOPIC_NOT_EMPTY, *CONDITION_CODES),
@@ -311,8 +314,8 @@ def _work() -> Schema:
         codes=(*READS, *_NO_QUEUE, Code.NOT_ACCEPTABLE),
         parameters=(
             node | {"required": True},
-            query("max", depth, "Jobs in flight."),
-            query("lease_ms", u64(), "The topic's own by default; clamped."),
+            query("max", depth, "The most jobs in flight."),
+            query("lease_ms", u64(), "Default: the lease of the queue; clamped."),
         ),
         in_url=("token",),
     )
@@ -331,7 +334,7 @@ def _router_paths() -> Schema:
         scopes=("read",),
         codes=READS,
         parameters=(
-            query("prefix", text(), "Only names that start with it."),
+            query("prefix", text(), "Only names that start with this text."),
             query("source", text(), "Only routers with this source."),
             query("dest", text(), "Only routers with this destination."),
             *page_queries(),
@@ -349,8 +352,8 @@ def _put_router() -> Schema:
         "putRouter",
         "Create a router, or replace its definition.",
         {
-            "200": answer("It was there.", ref("RouterPutResult")),
-            "201": answer("It was created.", ref("RouterPutResult")),
+            "200": answer("The router existed already.", ref("RouterPutResult")),
+            "201": answer("The router was created.", ref("RouterPutResult")),
         },
         tag="routers",
         scopes=("admin",),
@@ -367,7 +370,7 @@ def _get_router() -> Schema:
     return operation(
         "getRouter",
         "A router's definition and progress.",
-        {"200": answer("Its state.", ref("RouterState"))},
+        {"200": answer("The router's state.", ref("RouterState"))},
         tag="routers",
         scopes=("read",),
         codes=(*READS, Code.ROUTER_NOT_FOUND),
@@ -378,7 +381,7 @@ def _drop_router() -> Schema:
     return operation(
         "dropRouter",
         "Delete a router; its copies stay.",
-        {"200": answer("It is gone.", ref("RouterDropResult"))},
+        {"200": answer("The router was deleted.", ref("RouterDropResult"))},
         tag="routers",
         scopes=("delete",),
         codes=WRITES,
@@ -407,7 +410,7 @@ def _open_watch() -> Schema:
         codes=(*WRITES, *TAKES_BODY, Code.TOPIC_NOT_FOUND),
         body=ref("WatchRequest"),
         parameters=(
-            switch("lenient", False, "Leave unknown topics out."),
+            switch("lenient", False, "Leave out unknown topics instead of refusing the request."),
             switch(
                 "ticket", False, "Also return a ticket that opens the stream once without a key."
             ),
@@ -420,7 +423,7 @@ def _watch() -> Schema:
         "name": "Last-Event-ID",
         "in": "header",
         "schema": text(),
-        "description": "The last received `id`; the stream continues after it. Ignored if bad.",
+        "description": "The last `id`; the stream continues after it. A bad one is ignored.",
     }
     about = "Server-sent events: `record`, `tombstone`, `caught-up`, `topic-deleted`, `error`."
     return operation(
@@ -438,7 +441,7 @@ def _watch() -> Schema:
 def _open_socket() -> Schema:
     return operation(
         "openWebSocket",
-        "A WebSocket to publish to topics and to follow them; a page's origin must be allowed.",
+        "Open a WebSocket to publish and to follow; a page's origin must be allowed.",
         {"101": {"description": "JSON text messages in both directions."}},
         tag="watch",
         codes=READS,
@@ -454,13 +457,13 @@ def _server_paths() -> Schema:
     metrics = operation(
         "metrics",
         "Metrics as Prometheus text, or as JSON for `Accept: application/json`.",
-        {"200": {"description": "The figures.", "content": metrics}},
+        {"200": {"description": "The metrics.", "content": metrics}},
         tag="server",
         scopes=("read",),
     )
     seal = operation(
         "seal",
-        "Seal the present records of topics, so that their files show the same as a read.",
+        "Seal the present records of topics: their files then show the same as a read.",
         {"200": answer("The records are sealed; ephemeral records never are.", ref("SealResult"))},
         tag="server",
         scopes=("admin",),
@@ -481,11 +484,11 @@ def _server_paths() -> Schema:
     return {
         "/": {"get": front},
         "/v0/health": _probe("health", "Liveness: the process is running.", "Health"),
-        "/healthz": _probe("healthAlias", "As `/v0/health`.", "Health"),
+        "/healthz": _probe("healthAlias", "The same as `/v0/health`.", "Health"),
         "/v0/ready": _probe(
             "ready", "Readiness: whether the server accepts requests.", "Ready", *gated
         ),
-        "/readyz": _probe("readyAlias", "As `/v0/ready`.", "Ready", *gated),
+        "/readyz": _probe("readyAlias", "The same as `/v0/ready`.", "Ready", *gated),
         "/v0/metrics": {"get": metrics},
         "/v0/admin/seal": {"post": seal},
         "/console": {
@@ -509,7 +512,7 @@ def _server_paths() -> Schema:
 
 
 def _probe(operation_id: str, summary: str, schema: str, *codes: Code) -> Schema:
-    responses = {"200": answer("The figures.", ref(schema))}
+    responses = {"200": answer("The state of the server.", ref(schema))}
     # Without a key, unless TOPICS_PROBE_AUTH asks for one.
     return {
         "get": operation(operation_id, summary, responses, tag="server", scopes=None, codes=codes)

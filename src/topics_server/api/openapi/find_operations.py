@@ -32,8 +32,10 @@ from topics_server.values.limits import (
     PAGE_BYTES_MAX,
 )
 
-_MOMENT: Final = "ms since 1970, RFC 3339, or a duration back such as `10m`"
-_NOT_MODIFIED: Final[Schema] = {"description": "The client has this page already."}
+_MOMENT: Final = "ms since 1970, RFC 3339, or a duration before now such as `10m`"
+_NOT_MODIFIED: Final[Schema] = {
+    "description": "The page has not changed since the client's `ETag`."
+}
 
 
 def find_schemas() -> Schema:
@@ -45,7 +47,7 @@ def find_schemas() -> Schema:
         "earliest_seq": u64(),
         "complete": {
             "type": "boolean",
-            "description": "Whether nothing of the range is left to read.",
+            "description": "Whether the page reached the end of the range.",
         },
         "tombstone": {"anyOf": [ref("Tombstone"), {"type": "null"}]},
         "lag": u64(),
@@ -92,16 +94,22 @@ def find_paths(name: Schema) -> Schema:
         parameters=(
             query("from_seq", whole, "Exclusive; only later records."),
             query("before_seq", whole, "Exclusive; only earlier records."),
-            query("since", text(), f"Records committed then or later: {_MOMENT}."),
-            query("until", text(), f"Records committed before: {_MOMENT}."),
-            query("last", {"type": "integer", "minimum": 1}, "The last so many records."),
+            query("since", text(), f"Only records committed at this time or later: {_MOMENT}."),
+            query("until", text(), f"Only records committed before this time: {_MOMENT}."),
+            query(
+                "last",
+                {"type": "integer", "minimum": 1},
+                "Only the last N records that pass the filter.",
+            ),
             query("limit", whole | {"default": DIFF_LIMIT_DEFAULT}, "Clamped; 0 is the default."),
             query("order", text(enum=["asc", "desc"], default="asc"), "`desc`: newest first."),
             query("tag", text(), "Only records with this tag."),
-            query("tag_prefix", text(), "Only records whose tag begins so."),
+            query("tag_prefix", text(), "Only records whose tag begins with this text."),
             query("node", text(), "Only records of this node."),
             query("filter", text(), f"JSON. {FILTER_ABOUT}"),
-            query("wait_ms", whole, f"Wait for records; clamped to {DIFF_WAIT_MS_MAX}."),
+            query(
+                "wait_ms", whole, f"How long to wait for records; clamped to {DIFF_WAIT_MS_MAX}."
+            ),
             query(
                 "max_batch_bytes",
                 whole | {"default": PAGE_BYTES_DEFAULT},

@@ -35,17 +35,17 @@ def router_schemas() -> Schema:
             "description": "Copies only records whose tag matches, as in a delete; a string: "
             "exactly this one.",
         },
-        "allow_cycle": boolean(False, "May close a cycle; copies then end at the hop cap."),
+        "allow_cycle": boolean(False, "The router may close a cycle; the hop cap ends the copies."),
         "guarantee": guarantee,
     }
     row = {"router": text(), **topics, "guarantee": guarantee, "forwarded_total": u64()}
     place = {
-        "forwarded_total": u64("Copies made since it was created."),
+        "forwarded_total": u64("Copies made since the router was created."),
         "cursor_seq": u64("The last examined seq of the source."),
         "lag": u64("Unexamined seqs of the source."),
         "state": text(enum=["running", "stalled"]),
         "reason": object_of("code message", code=text(enum=codes_of_errors()), message=text())
-        | {"description": "Why the router is stalled; absent if it is not."},
+        | {"description": "Why the router is stalled; absent if it is running."},
     }
     page = {"routers": list_of(all_of(row)), "next_cursor": text("Absent on the last page.")}
     defined = {"router": text(), **topics, **rules}
@@ -55,7 +55,11 @@ def router_schemas() -> Schema:
             **topics,
             **rules,
             create_dest=boolean(True, "Create missing topics."),
-            **{"from": text("Where a new one starts.", enum=["earliest", "head"], default="head")},
+            **{
+                "from": text(
+                    "Where a new router starts.", enum=["earliest", "head"], default="head"
+                )
+            },
         ),
         "RouterPutResult": all_of(
             defined | {"created": boolean(), "ignored": ignored_members()} | performance,
@@ -67,7 +71,7 @@ def router_schemas() -> Schema:
             "",
             topics={
                 "anyOf": [list_of(text(), maxItems=1000), {"type": "null"}],
-                "description": "Names; default: every topic that the key may use.",
+                "description": "Names of topics; default: every topic that the key may use.",
             },
         ),
         "SealResult": all_of(

@@ -113,7 +113,7 @@ def config_schema() -> Schema:
         cap_bytes=u64("The most retained bytes; 0 is off.", default=_DEFAULTS.cap_bytes),
         discard=text("What a full topic does.", enum=values_of(Discard), default="old"),
         durable=boolean(
-            False, "Short for `durability`: true is `fsync`, false `disk`. `durability` wins."
+            False, "A short form of `durability`: true is `fsync`, false `disk`. `durability` wins."
         ),
         durability=text("The commit class.", enum=values_of(Durability), default="disk"),
         priority={
@@ -171,9 +171,9 @@ def _watch_request() -> Schema:
         "topics",
         topics={"type": "object", "minProperties": 1, "additionalProperties": start},
         node=_nodes(),
-        limit=u64("Per frame; clamped, 0 is the default.", default=DIFF_LIMIT_DEFAULT),
+        limit=u64("Records of a frame; clamped, 0 is the default.", default=DIFF_LIMIT_DEFAULT),
         max_batch_bytes=u64(
-            f"Per frame; 0 is {PAGE_BYTES_DEFAULT}, clamped to {PAGE_BYTES_MAX}.",
+            f"Bytes of a frame; 0 is {PAGE_BYTES_DEFAULT}, clamped to {PAGE_BYTES_MAX}.",
             default=FRAME_BYTES_DEFAULT,
         ),
         heartbeat_ms=u64(beats, default=HEARTBEAT_MS_DEFAULT),
@@ -184,7 +184,7 @@ def _watch_request() -> Schema:
             "`strong`: only synced records.", enum=["eventual", "strong"], default="eventual"
         ),
         cursor={"type": ["string", "null"], "description": "An earlier `id`: continue after it."},
-        wait=boolean(False, "Wait for missing topics; read them from 0."),
+        wait=boolean(False, "Wait for missing topics and read them from 0."),
     )
 
 
@@ -208,14 +208,14 @@ def _request_schemas() -> Schema:
         tag={"type": ["string", "null"]},
         node={"type": ["string", "null"]},
         meta={"type": ["object", "null"]},
-        delay_ms={"type": ["integer", "null"], "description": "Claimable after this many ms."},
-        deliver_at_ms={"type": ["integer", "null"], "description": "Claimable from this ms on."},
+        delay_ms={"type": ["integer", "null"], "description": "The job is claimable after it."},
+        deliver_at_ms={"type": ["integer", "null"], "description": "The job is claimable then."},
     )
     return {
         "AppendRequest": object_of(
             "records",
             records=list_of(sent, minItems=1),
-            node={"type": ["string", "null"], "description": "For records without their own."},
+            node={"type": ["string", "null"], "description": "The node of records that name none."},
             idempotency_key={"type": ["string", "null"], "maxLength": 256},
             create={"type": ["boolean", "null"], "description": "Overrides `auto_create`."},
             config={"anyOf": [ref("TopicConfig"), {"type": "null"}]},
@@ -238,9 +238,9 @@ def _request_schemas() -> Schema:
                 "anyOf": [text("An exact tag."), {"type": "array"}, {"type": "null"}],
             },
             since={
-                "anyOf": [u64("ms since 1970."), text("RFC 3339, or `10m` back."), {"type": "null"}]
+                "anyOf": [u64("ms since 1970."), text("RFC 3339, or `10m` ago."), {"type": "null"}]
             },
-            last={"anyOf": [u64("The last so many records."), {"type": "null"}]},
+            last={"anyOf": [u64("Only the last N records."), {"type": "null"}]},
         ),
         "WatchRequest": _watch_request(),
         "DeleteRequest": object_of(
@@ -315,11 +315,11 @@ def _answer_schemas() -> Schema:
         **performance,
     }
     stream = {
-        "path": text("Its path as a stream."),
+        "path": text("The topic's path as a stream."),
         "content_type": text(),
         "closed": boolean(),
-        "ttl_s": u64("Seconds from its last use to its end."),
-        "expires_at": text("It ends then."),
+        "ttl_s": u64("Seconds from its last use to its removal."),
+        "expires_at": text("Time of its removal."),
         "forked_from": all_of({"path": text(), "upto_seq": u64()}),
     }
     page = {
@@ -415,7 +415,7 @@ def _queue_requests() -> Schema:
     wanted: dict[str, Schema] = {
         "max": {"type": "integer", "minimum": 1, "maximum": U32_MAX, "default": 1},
         "lease_ms": {"anyOf": [u64(lease_ms), {"type": "null"}]},
-        "wait_ms": u64(f"For the first job; clamped to {CLAIM_WAIT_MS_MAX}.", default=0),
+        "wait_ms": u64(f"Time to wait for a job; clamped to {CLAIM_WAIT_MS_MAX}.", default=0),
     }
     completed = {name: schema for name, schema in _held().items() if name != "node"}
     return {
@@ -479,7 +479,7 @@ def _queue_answers() -> Schema:
         "$ts": u64("Milliseconds."),
         "$node": text(),
         "$tag": text(),
-        "deliveries": u64("This one counted."),
+        "deliveries": u64("Deliveries so far, including this one."),
         "$encoding": text("Record of bytes: the encoding of `data`.", enum=["base64"]),
         "$content_type": text("Record of bytes: its content type."),
         "data": {},
@@ -501,9 +501,9 @@ def _queue_answers() -> Schema:
     }
     acked = all_of(
         {"acked": u64(), "skipped": list_of(u64()), "reasons": reasons}, optional="reasons"
-    ) | {"description": "Of the request's `ack`; absent without one."}
+    ) | {"description": "The result of the request's `ack`; absent without one."}
     following = all_of({name: claimed[name] for name in ("claimed", "count", "ready")}) | {
-        "description": "Of the request's `claim_next`; absent without one."
+        "description": "The result of the request's `claim_next`; absent without one."
     }
     deadlines = {"type": "object", "additionalProperties": u64()}
     redriven = {"from": text(), "redriven": u64(), "more": boolean(), "next_after_seq": u64()}
@@ -541,7 +541,7 @@ def _other_answers() -> Schema:
         "Error": object_of("error", error=described, performance=ref("Performance")),
         "Metrics": {
             "type": "object",
-            "description": "Metrics by name; the same as in the text.",
+            "description": "Metrics by name, the same as in the text.",
             "properties": {"performance": ref("Performance")},
             "additionalProperties": {"anyOf": [{"type": "number"}, list_of(labelled)]},
         },

@@ -47,8 +47,12 @@ def _header(about: str, schema: Schema, *, required: bool = False) -> Schema:
     return header | {"required": True} if required else header
 
 
-_NEXT: Final = {"Stream-Next-Offset": _header("Where a read goes on.", _OFFSET, required=True)}
-_IS_CLOSED: Final = {"Stream-Closed": _header("There will never be more.", _CLOSED)}
+_NEXT: Final = {
+    "Stream-Next-Offset": _header("The offset at which a read continues.", _OFFSET, required=True)
+}
+_IS_CLOSED: Final = {
+    "Stream-Closed": _header("The stream is closed: no more data follows.", _CLOSED)
+}
 _END: Final = {
     **_NEXT,
     **_IS_CLOSED,
@@ -58,14 +62,14 @@ _CURSOR: Final = {
     "Stream-Cursor": _header("Send it as `cursor` with the next request.", text(pattern="^[0-9]+$"))
 }
 _TAG: Final = {
-    "ETag": _header("Of this page; weak.", text()),
-    "Cache-Control": _header("Whether it may be kept.", text(), required=True),
+    "ETag": _header("The weak entity tag of this page.", text()),
+    "Cache-Control": _header("Whether a cache may keep the answer.", text(), required=True),
 }
 _ANSWERED: Final = {
     "Producer-Epoch": _header("The producer's epoch.", _NUMBER),
     "Producer-Seq": _header("The highest accepted seq of that epoch.", _NUMBER),
 }
-_CLOSES: Final = _sent("Stream-Closed", text(), "`true`: close the stream after this.")
+_CLOSES: Final = _sent("Stream-Closed", text(), "`true`: close the stream after this request.")
 
 
 def stream_paths() -> Schema:
@@ -95,7 +99,7 @@ def _create() -> Schema:
                 "description": "The stream exists with the requested properties.",
                 "headers": headers,
             },
-            "201": {"description": "It was created.", "headers": headers | location},
+            "201": {"description": "The stream was created.", "headers": headers | location},
         },
         tag="streams",
         scopes=("write",),
@@ -121,7 +125,7 @@ def _create() -> Schema:
             _sent(
                 "Stream-Fork-Sub-Offset",
                 {"type": "integer", "minimum": 0},
-                "This many messages, or bytes of one, beyond that offset.",
+                "Begin this many messages, or bytes of one, after that offset.",
             ),
         ),
     )
@@ -166,8 +170,10 @@ def _append() -> Schema:
                 text(minLength=1, maxLength=PRODUCER_ID_CHARS_MAX),
                 "The producer; requires `Producer-Epoch` and `Producer-Seq`.",
             ),
-            _sent("Producer-Epoch", _NUMBER, "The producer's life."),
-            _sent("Producer-Seq", _NUMBER, "One more with each request, from 0."),
+            _sent(
+                "Producer-Epoch", _NUMBER, "The producer's epoch; a higher one fences lower ones."
+            ),
+            _sent("Producer-Seq", _NUMBER, "One higher with each request, from 0."),
         ),
     )
     return _with_body(described)
@@ -189,7 +195,7 @@ def _read() -> Schema:
                 "content": {_ANY: {}, STREAM: {"schema": text()}},
             },
             "204": {
-                "description": "No message: the long-poll's time is up, or the stream is closed.",
+                "description": "No message arrived in time, or the stream is closed.",
                 "headers": {**_END, **_CURSOR},
             },
             "304": {
@@ -221,7 +227,7 @@ def _delete() -> Schema:
     return operation(
         "deleteStream",
         "Remove a stream with all its data.",
-        {"204": {"description": "It is gone."}},
+        {"204": {"description": "The stream was removed."}},
         tag="streams",
         scopes=("delete",),
         codes=(*WRITES, *_MISSING),

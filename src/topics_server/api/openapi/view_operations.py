@@ -23,7 +23,7 @@ from topics_server.values.errors import Code
 _PATTERN: Final = "^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$"
 _NO_VIEW: Final = (Code.TOPIC_NOT_FOUND, Code.VIEW_NOT_FOUND)
 _AFTER: Final = "A seq: the answer reflects that record, and every record before it."
-_PARAMS: Final = "Values of the query's parameters: `p.name=value`, each a text."
+_PARAMS: Final = "Values of the query's parameters: `p.name=value`, each a string."
 
 
 def view_paths(topic: Schema) -> Schema:
@@ -49,7 +49,7 @@ def view_paths(topic: Schema) -> Schema:
 def _list() -> Schema:
     return operation(
         "listViews",
-        "The views of a topic, and how far each is.",
+        "The views of a topic, with the progress of each.",
         {"200": answer("The views.", ref("ViewList"))},
         tag="views",
         scopes=("read",),
@@ -60,10 +60,10 @@ def _list() -> Schema:
 def _put() -> Schema:
     return operation(
         "putView",
-        "Define a view, or define it anew: the old one answers until the new one has caught up.",
+        "Define or redefine a view; the old one answers until the new one has caught up.",
         {
-            "200": answer("It was there.", ref("ViewPutResult")),
-            "201": answer("It was created.", ref("ViewPutResult")),
+            "200": answer("The view existed already.", ref("ViewPutResult")),
+            "201": answer("The view was created.", ref("ViewPutResult")),
         },
         tag="views",
         scopes=("admin",),
@@ -75,7 +75,7 @@ def _put() -> Schema:
 def _get() -> Schema:
     return operation(
         "getView",
-        "A view's definition, shortcuts as SQL, and how far it is.",
+        "A view's definition, with shortcuts as SQL, and its progress.",
         {"200": answer("The view.", ref("ViewResult"))},
         tag="views",
         scopes=("read",),
@@ -86,8 +86,8 @@ def _get() -> Schema:
 def _drop() -> Schema:
     return operation(
         "dropView",
-        "Delete a view with what it computed. Its topic stays.",
-        {"200": answer("It is gone.", ref("ViewDropResult"))},
+        "Delete a view and its tables. Its topic stays.",
+        {"200": answer("The view was deleted.", ref("ViewDropResult"))},
         tag="views",
         scopes=("admin",),
         codes=WRITES,
@@ -97,8 +97,8 @@ def _drop() -> Schema:
 def _stats() -> Schema:
     return operation(
         "viewStats",
-        "How far a view is.",
-        {"200": answer("The figures.", ref("ViewStatsResult"))},
+        "The progress of a view.",
+        {"200": answer("The progress.", ref("ViewStatsResult"))},
         tag="views",
         scopes=("read",),
         codes=(*READS, *_NO_VIEW),
@@ -108,7 +108,7 @@ def _stats() -> Schema:
 def _rebuild() -> Schema:
     return operation(
         "rebuildView",
-        "Build a view anew beside the old one, or `skip` the record at which it stopped.",
+        "Rebuild a view beside the old one, or `skip` the record at which it stopped.",
         {"200": answer("The build has begun.", ref("ViewStatsResult"))},
         tag="views",
         scopes=("admin",),
@@ -121,7 +121,7 @@ def _rebuild() -> Schema:
 def _query() -> Schema:
     return operation(
         "queryView",
-        "Rows of a statement that only selects, or of a named query.",
+        "The rows of a SELECT statement, or of a named query.",
         {"200": answer("The rows.", ref("ViewRows"))},
         tag="views",
         scopes=("read",),
@@ -133,12 +133,22 @@ def _query() -> Schema:
 
 def _named_query() -> Schema:
     rows = answer("The rows.", ref("ViewRows")) | {
-        "headers": {"ETag": {"description": "Changes with the view.", "schema": text()}}
+        "headers": {
+            "ETag": {
+                "description": "Changes when the view has processed records.",
+                "schema": text(),
+            }
+        }
     }
     return operation(
         "namedQuery",
-        "Rows of a named query; " + _PARAMS[0].lower() + _PARAMS[1:-1] + ".",
-        {"200": rows, "304": {"description": "The view has not moved since `If-None-Match`."}},
+        "The rows of a named query. " + _PARAMS,
+        {
+            "200": rows,
+            "304": {
+                "description": "The view has processed nothing since the `ETag` in `If-None-Match`."
+            },
+        },
         tag="views",
         scopes=("read",),
         codes=(*READS, *_NO_VIEW, Code.QUERY_FAILED, Code.VIEW_TIMEOUT),
@@ -149,7 +159,7 @@ def _named_query() -> Schema:
 def _live() -> Schema:
     return operation(
         "liveQuery",
-        "The rows of a named query, and again whenever they change, at most ten times a second.",
+        "The rows of a named query, sent again when they change, at most ten times a second.",
         {"200": answer("Server-sent events: `rows`, `error`.", text(), STREAM)},
         tag="views",
         scopes=("read",),
@@ -204,7 +214,7 @@ def view_schemas() -> Schema:
         "lag": u64("Records that are not in the view yet."),
         "known_from_seq": u64("Records below it were evicted before the view saw them."),
         "building_sequence": {"anyOf": [u64(), {"type": "null"}]},
-        "bytes": u64("Of the view's files."),
+        "bytes": u64("The size of the view's files."),
         "applied_total": u64(),
         "rebuilds_total": u64(),
         "last_error": {"anyOf": [failure, {"type": "null"}]},

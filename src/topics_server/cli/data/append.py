@@ -16,8 +16,29 @@ from topics_server.cli.data.producers import append_as
 from topics_server.cli.json_input import json_object, json_value
 from topics_server.cli.output import format_options, show_object
 
+HELP = """Append one record to TOPIC; with - every line of standard input is one.
 
-@click.command("append")
+\b
+topics append orders '{"id":9}' --tag new     one record
+topics append orders < order.json             one record, over several lines
+my-program | topics append orders -           each line as it arrives
+
+DATA is JSON and is stored unchanged; without DATA the command reads one record from --file or
+standard input. A string needs its quotes: topics append TOPIC '"hello"'
+
+With - every run appends its lines as they arrive. Use `topics load` for files: it compares the
+topic with the file and continues where an earlier run stopped.
+
+With --producer the command repeats the request after a lost answer, and the record is stored
+once. It claims the next epoch, which fences earlier writers with this ID; with --epoch it
+continues that epoch at its next seq.
+
+With --if-head, --if-none-match and the other --if options the record is stored only if the
+condition holds when the server decides; otherwise nothing is stored, and the command fails.
+"""
+
+
+@click.command("append", help=HELP)
 @click.argument("topic")
 @click.argument("data", required=False, metavar="[DATA|-]")
 @click.option("--file", "-f", metavar="FILE|-", help="Take the data from a file, - = input.")
@@ -60,26 +81,7 @@ def command(
     as_json: bool,
     **asked: Any,
 ) -> None:
-    r"""Append one record to TOPIC; with - every line of standard input is one.
-
-    \b
-    topics append orders '{"id":9}' --tag new     one record
-    topics append orders < order.json             one record, over several lines
-    my-program | topics append orders -           each line as it arrives
-
-    DATA is JSON and is stored unchanged; without DATA the command reads one record from --file or
-    standard input. A string needs its quotes: topics append TOPIC '"hello"'
-
-    With - every run appends its lines as they arrive. Use `topics load` for files: it compares the
-    topic with the file and continues where an earlier run stopped.
-
-    With --producer the command repeats the request after a lost answer, and the record is stored
-    once. It claims the next epoch, which fences earlier writers with this ID; with --epoch it
-    continues that epoch at its next seq.
-
-    With --if-head, --if-none-match and the other --if options the record is stored only if the
-    condition holds when the server decides; otherwise nothing is stored, and the command fails.
-    """
+    """See `HELP`."""
     condition = condition_of(**asked)
     headers = None if meta is None else bytes(json_object(meta, "--meta"))
     if data == STANDARD_INPUT:

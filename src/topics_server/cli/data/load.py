@@ -103,7 +103,7 @@ def command(
     plan = LoadPlan(
         topic, batch_records, batch_bytes, from_line, append_anyway, create, retry_ms / 1000
     )
-    loading = Loading(client, source, cutter, plan)
+    loading = Loading(client, source, cutter, plan, note)
     with _progress(source.total_bytes) as advance:
         result = loading.run(advance)
     if result.stored and from_line is None:

@@ -101,6 +101,7 @@ class _Body(msgspec.Struct, gc=False):
 
 
 Advance = Callable[[int, int, bool], None]  # lines so far, input position, whether they were sent
+Tell = Callable[[str], None]  # one line for the user
 
 
 def prefetched(items: Iterator[T], depth: int = PREPARED_BODIES) -> Iterator[T]:
@@ -134,8 +135,11 @@ def prefetched(items: Iterator[T], depth: int = PREPARED_BODIES) -> Iterator[T]:
 class Loading:
     """One load of one file into one topic."""
 
-    def __init__(self, client: Client, file: LineFile, cutter: Cutter, plan: LoadPlan) -> None:
+    def __init__(
+        self, client: Client, file: LineFile, cutter: Cutter, plan: LoadPlan, tell: Tell
+    ) -> None:
         self._client = client
+        self._tell = tell
         self._file = file
         self._cutter = cutter
         self._plan = plan
@@ -297,13 +301,22 @@ class Loading:
             yield _Body(first_line, batch.last_line, batch.position, len(lines), text)
 
     def _send(self, body: _Body) -> _Appended:
-        """Append one batch; retry after 429, restarts and broken connections."""
+        """Append one batch; retry after 429, restarts and broken connections.
+
+        Report the first failure of each kind when it happens, and the end of the retries.
+        """
         path = topic_path(self._plan.topic, "?return_seqs=false")
         deadline_ms = monotonic_ms() + self._plan.retry_s * 1000
         pause_s = RETRY_PAUSE_S
+        lines = f"lines {body.first_line} to {body.last_line}"
+        if body.first_line == body.last_line:
+            lines = f"line {body.first_line}"
+        reported: set[str] = set()
         while True:
             try:
                 answer = self._client.call("POST", path, body.text)
+                if reported:
+                    self._tell(f"the server has appended {lines} now")
                 return msgspec.json.decode(answer, type=_Appended)
             except (CallRefused, ServerUnreachable) as error:
                 if not self._may_repeat(error) or monotonic_ms() >= deadline_ms:
@@ -312,13 +325,17 @@ class Loading:
                             f"{error.message} in a request; run it again with "
                             f"--batch-records {error.most_records}"
                         ) from None
-                    lines = f"lines {body.first_line} to {body.last_line}"
-                    message = f"{error.message} ({lines} not confirmed; run it again to go on)"
+                    message = f"{error.message} ({lines} not confirmed; run it again to continue)"
                     if isinstance(error, ServerUnreachable):
                         raise ServerUnreachable(message, sent=error.sent) from None
                     raise Failure(message) from None
                 if isinstance(error, CallRefused) and error.retry_after_s is not None:
                     pause_s = max(RETRY_PAUSE_S, error.retry_after_s)
+                kind = error.code if isinstance(error, CallRefused) else ""
+                if kind not in reported:
+                    reported.add(kind)
+                    limit = f"{self._plan.retry_s:g} s"
+                    self._tell(f"{error.message} (trying {lines} again for up to {limit})")
             threading.Event().wait(min(pause_s, RETRY_PAUSE_MAX_S))
 
     def _may_repeat(self, error: CallRefused | ServerUnreachable) -> bool:

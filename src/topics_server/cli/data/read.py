@@ -31,7 +31,7 @@ from topics_server.cli.paging import pages, show_gap, show_records
     help="Records committed at TIME or later: ms since 1970, RFC 3339, or a duration back (10m).",
 )
 @click.option("--tag", multiple=True, help="Only records with this tag; may be repeated.")
-@click.option("--tag-prefix", metavar="PREFIX", help="Only records whose tag begins so.")
+@click.option("--tag-prefix", metavar="PREFIX", help="Only records whose tag starts with this.")
 @click.option(
     "--filter", "wanted", metavar="JSON", help='Only records that pass, e.g. ["Not", "paid"].'
 )

@@ -288,7 +288,7 @@ def follow(stream: str, offset: str, live: Live, client: Client) -> None:
 @click.argument("stream")
 @server_options
 def close(stream: str, client: Client) -> None:
-    """Close STREAM: it keeps its content, and nobody can append to it any more."""
+    """Close STREAM: it keeps its content and accepts no more appends."""
     with StreamClient(client, stream) as found:
         found.ask("POST", {"Stream-Closed": "true"})
 

@@ -31,7 +31,18 @@ from topics_server.cli.stopping import stopped_by_reader
 _QUERY: Final = ("include_meta", "include_tags", "node")
 
 
-@click.command("tail")
+HELP = """Print records of TOPICs as they arrive, until Ctrl-C.
+
+\b
+topics tail orders              new records only
+topics tail -n 10 orders        the last ten, then new ones
+
+After a disconnect the command resumes by itself; it misses no record and prints none twice.
+With several topics each line begins with the topic's name (in NDJSON: the field "topic").
+"""
+
+
+@click.command("tail", help=HELP)
 @click.argument("topics", metavar="TOPIC...", nargs=-1, required=True)
 @click.option(
     "--from",
@@ -63,15 +74,7 @@ def command(
     client: Client,
     as_json: bool,
 ) -> None:
-    r"""Print records of TOPICs as they arrive, until Ctrl-C.
-
-    \b
-    topics tail orders              new records only
-    topics tail -n 10 orders        the last ten, then new ones
-
-    After a disconnect the command resumes by itself; it misses no record and prints none twice.
-    With several topics each line begins with the topic's name (in NDJSON: the field "topic").
-    """
+    """See `HELP`."""
     if from_start and from_seq is not None:
         raise click.UsageError("--from and --from-start: give one of them")
     if last is not None and (from_start or from_seq is not None):

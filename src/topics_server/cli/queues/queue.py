@@ -48,17 +48,22 @@ class _Group(click.Group):
         return super().parse_args(ctx, args)
 
 
-@click.group("queue", cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
-def command() -> None:
-    r"""Show queues and their leases, redrive dead letters, and purge jobs.
+HELP = """Show queues and their leases, redrive dead letters, and purge jobs.
 
-    \b
-    topics queue                    a board of all queues
-    topics queue mails              of one; the same as: topics queue show mails
-    topics queue leases mails       who holds which job until when
-    topics queue redrive mails      dead letters become jobs again
-    topics queue purge mails        delete the jobs that wait
-    """
+\b
+topics queue                    show a board of all queues
+topics queue mails              show one queue, like: topics queue show mails
+topics queue leases mails       show which worker holds which job
+topics queue redrive mails      turn dead letters into jobs again
+topics queue purge mails        delete the jobs that wait
+"""
+
+
+@click.group(
+    "queue", cls=_Group, context_settings={"help_option_names": ["-h", "--help"]}, help=HELP
+)
+def command() -> None:
+    """See `HELP`."""
 
 
 command.add_command(show)

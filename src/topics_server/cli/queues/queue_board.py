@@ -76,7 +76,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     type=seconds(50),
     default="1s",
     show_default=True,
-    help="Time between two looks: 500ms, 5s; plain: seconds.",
+    help="Time between two updates: 500ms, 5s; plain: seconds.",
 )
 @click.option(
     "--json/--table",

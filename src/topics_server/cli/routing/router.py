@@ -90,7 +90,7 @@ def put(
 @format_options
 @server_options
 def get(name: str, client: Client, as_json: bool) -> None:
-    """Show what the router NAME does, how far it is, and why it is stalled."""
+    """Show the definition and the progress of the router NAME, and why it is stalled."""
     show_object(client.call("GET", router_path(name), repeatable=True), as_json=as_json)
 
 

@@ -18,7 +18,15 @@ class _Row(msgspec.Struct):
     router: str
 
 
-@click.command("routers")
+HELP = """List routers, or show with --graph how records flow.
+
+\b
+topics routers --graph                      a tree
+topics routers --graph | dot -Tsvg > a.svg  a drawing
+"""
+
+
+@click.command("routers", help=HELP)
 @click.option(
     "--graph",
     type=click.Choice(["auto", "tree", "dot"]),
@@ -32,12 +40,7 @@ class _Row(msgspec.Struct):
 @format_options
 @server_options
 def command(graph: str | None, client: Client, as_json: bool, **asked: str | None) -> None:
-    r"""List routers, or show with --graph how records flow.
-
-    \b
-    topics routers --graph                      a tree
-    topics routers --graph | dot -Tsvg > a.svg  a drawing
-    """
+    """See `HELP`."""
     if graph is None:
         show_list(client, as_json=as_json, asked=asked)
         return

@@ -7,8 +7,9 @@
 - `dump`: `topics dump DIR`: prints what a data directory holds, offline.
 - `flags`: every server setting as an option, for `serve` and `config`.
 - `health`: `topics health`: asks whether a server answers, for health checks.
+- `help`: `topics help VERB`: prints the help of a verb.
 - `limit_table`: the table of request limits, generated into `docs/LIMITS.md`.
-- `repair`: `topics repair DIR`: shows what damage costs and mends the journal.
+- `repair`: `topics repair DIR`: shows what damage costs and repairs the journal.
 - `serve`: `topics serve`: reads the settings, refuses unsafe ones, runs the server.
 - `verify`: `topics verify DIR`: checks a data directory offline.
 """

@@ -12,19 +12,22 @@ VARIABLE = "_TOPICS_COMPLETE"
 ZSH_START = "(( $+functions[compdef] )) || { autoload -Uz compinit && compinit }\n"
 
 
-@click.command("completion")
+HELP = """Print a script that makes SHELL complete verbs and options of `topics`.
+
+\b
+bash, in ~/.bashrc:   eval "$(topics completion bash)"
+zsh, in ~/.zshrc:     eval "$(topics completion zsh)"
+fish:                 topics completion fish > ~/.config/fish/completions/topics.fish
+
+bash must be 4.4 or newer; the bash of macOS is older.
+"""
+
+
+@click.command("completion", help=HELP)
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 @click.pass_context
 def command(ctx: click.Context, shell: str) -> None:
-    r"""Print a script that makes SHELL complete verbs and options of `topics`.
-
-    \b
-    bash, in ~/.bashrc:   eval "$(topics completion bash)"
-    zsh, in ~/.zshrc:     eval "$(topics completion zsh)"
-    fish:                 topics completion fish > ~/.config/fish/completions/topics.fish
-
-    bash must be 4.4 or newer; the one of macOS is older.
-    """
+    """See `HELP`."""
     kind = get_completion_class(shell)
     assert kind is not None, "click knows each of them"
     root = ctx.find_root().command

@@ -266,9 +266,9 @@ _HEAD_TEXT: Final = """# Limits
 
 Every string, list and map that a request may carry, and how long it may be. Names in capitals are
 constants of `src/topics_server/values/limits.py`; those that begin with `TOPICS_` are settings,
-shown with their defaults. The size of a body comes before everything: before a byte is read if its
-length is declared, while it comes otherwise. Lists are counted before they are built. Members that
-are not known are skipped; the size of the body bounds them. This page is generated
+shown with their defaults. The server checks the size of a body first: before it reads a byte if the
+length is declared, else while the body arrives. It counts the items of a list before it builds the
+list. It skips unknown members, which the size of the body bounds. This page is generated
 (`limit_table.document`).
 
 """

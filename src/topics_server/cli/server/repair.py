@@ -50,10 +50,10 @@ def command(
 ) -> None:
     """Show what is damaged in journal and segments of DIR, and what a repair would lose.
 
-    Changes nothing without --accept-loss. With it, the damaged bytes of the journal are kept in
-    DIR/set-aside/, readers are told that their seqs are damaged, and none of these is ever given
-    out again. A damaged index of a segment is made again from its records and kept in
-    DIR/quarantine/. Damaged records of a segment stay where they are: put their file back.
+    The command changes nothing without --accept-loss. With it, the command keeps the damaged bytes
+    of the journal in DIR/set-aside/; readers then get their seqs as damaged, and no seq is assigned
+    again. It rebuilds a damaged index of a segment from its records and keeps the damaged one in
+    DIR/quarantine/. Damaged records of a segment stay where they are: restore their file.
 
     The server refuses to start if data directory and cold folder do not belong to one store.
     --begin-anew moves the files of STORE_ID into set-aside/ of each folder, and the next start

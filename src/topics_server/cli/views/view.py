@@ -71,7 +71,13 @@ def _path(topic: str, view: str, verb: str = "") -> str:
 @click.option("--latest-by-tag", is_flag=True, help="Keep the newest record of each tag.")
 @click.option("--latest-by-key", metavar="POINTER", help="Keep the newest record of each key.")
 @click.option("--timeseries", metavar="BUCKET", help="Count the records of each interval: 1m, 1h.")
-@click.option("--sum", "sums", multiple=True, metavar="POINTER", help="With --timeseries: a sum.")
+@click.option(
+    "--sum",
+    "sums",
+    multiple=True,
+    metavar="POINTER",
+    help="With --timeseries: also sum this number.",
+)
 @format_options
 @server_options
 def put(
@@ -121,7 +127,7 @@ def put(
 @format_options
 @server_options
 def get(topic: str, view: str, client: Client, as_json: bool) -> None:
-    """Show the definition of a view, and how far it is."""
+    """Show the definition of a view and its progress."""
     show_object(client.call("GET", _path(topic, view), repeatable=True), as_json=as_json)
 
 
@@ -155,7 +161,12 @@ def ls(topic: str, client: Client, as_json: bool) -> None:
 @click.argument("view")
 @click.argument("sql")
 @click.option("--param", "-p", "params", multiple=True, metavar="NAME=VALUE", help="A parameter.")
-@click.option("--after", type=click.IntRange(min=0), metavar="SEQ", help="Wait for this record.")
+@click.option(
+    "--after",
+    type=click.IntRange(min=0),
+    metavar="SEQ",
+    help="Wait until the view has this record.",
+)
 @format_options
 @server_options
 def query(
@@ -240,11 +251,11 @@ def watch(
 @command.command("rebuild")
 @click.argument("topic")
 @click.argument("view")
-@click.option("--skip", type=click.IntRange(min=1), metavar="SEQ", help="Pass this failing record.")
+@click.option("--skip", type=click.IntRange(min=1), metavar="SEQ", help="Skip this failing record.")
 @format_options
 @server_options
 def rebuild(topic: str, view: str, skip: int | None, client: Client, as_json: bool) -> None:
-    """Build a view anew beside what answers now, or skip the record at which it stopped."""
+    """Rebuild a view while the old one answers, or skip the record at which it stopped."""
     body = msgspec.json.encode({} if skip is None else {"skip": skip})
     show_object(client.call("POST", _path(topic, view, "rebuild"), body), as_json=as_json)
 

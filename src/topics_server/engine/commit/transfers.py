@@ -4,8 +4,8 @@ A transfer is an append at the destination, synced, that carries a source mark, 
 at the source. Here a mark is *open* from the submit of its append until no record of its source is
 live: the delete follows the append in the same turn and is retried until it is done, even if no
 task waits for it. Replay must meet an open mark, so snapshots start no later (`commits.hold`);
-recovery completes the marks that it met before requests are served (ARCHITECTURE, Two topics).
-Called by the store (transfers) and by the wiring (recovery). Loop thread only.
+recovery completes the marks that it met before requests are served (ARCHITECTURE, Moves between
+topics). Called by the store (transfers) and by the wiring (recovery). Loop thread only.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Moves jobs to the dead-letter topic and back (§10.6, redrive).
 
 A move is two entries. The store submits one after the other, and a restart completes an open move
-(ARCHITECTURE, Two topics). This module decides what moves; a moving job is not given to a claimer.
+(ARCHITECTURE, Moves between topics). This module decides what moves; a moving job is not given to a
+claimer.
 Dead jobs move in the background: a dead job is claimable again only once it is certain that its
 move failed. A redrive takes the dead letters of one queue, a bounded number per call. Called by
 `queue/service` and `api/queues/handlers`.

@@ -4,7 +4,7 @@ Lease entries come through the FIFO of the leases; the table observes the entrie
 are applied to their topics, live and in replay. The two sequences have no common order, so each
 book notes its progress in both. With `leases_durable` off, entries are applied at once and never
 journaled: only snapshots keep them. A job that moves to the dead-letter topic is counted when it is
-deleted here, after its copy was stored there (ARCHITECTURE, Two topics).
+deleted here, after its copy was stored there (ARCHITECTURE, Moves between topics).
 
 Satisfies `projections.Projection`; called by commits, recovery, the checkpointer (entries) and by
 `queue/service` (everything else). Loop thread only.

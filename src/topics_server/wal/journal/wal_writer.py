@@ -6,8 +6,8 @@ knows how far the shard is written and synced, and decides when it syncs.
 
 The entries of one loop turn form a group. The loop writes a small group on an idle shard, below the
 filled mark and with few unsynced bytes, at the end of the turn and reports it there. The worker
-does everything else, one job and one report to the loop at a time (ARCHITECTURE, Write 5). A shard
-also counts as idle while the worker only fills ahead, or only syncs: unless writes turn out to wait
+does everything else, one job and one report to the loop at a time (ARCHITECTURE, Small writes). A
+shard also counts as idle while the worker only fills ahead, or only syncs: unless writes wait
 for the sync, or every queued entry waits for one itself
 (`docs/decisions/0016-writes-beside-a-sync.md`).
 
