@@ -123,7 +123,7 @@ def query_of(options: SourceOptions, schema: Any) -> Query:
     if dict(columns).get("data") == "struct":
         return replace(query, payload_type=arrow_type(kinds["data"]))
     if options.payload_schema is not None and "data" in kinds:
-        raise BadOption("the schema and payloadSchema say different things of data")
+        raise BadOption("the schema and payloadSchema define data differently")
     return query
 
 
@@ -135,7 +135,7 @@ def arrow_type(kind: Any) -> Any:
         if not kind.fields:
             raise BadOption("payloadSchema: a struct has at least one field")
         if len(set(kind.names)) < len(kind.names):
-            raise BadOption("payloadSchema: a field is there twice")
+            raise BadOption("payloadSchema: a field is named twice")
         if not all(field.nullable for field in kind.fields):
             raise BadOption("payloadSchema: no field can be NOT NULL, any may be missing")
         return pa.struct([pa.field(each.name, arrow_type(each.dataType)) for each in kind.fields])

@@ -100,7 +100,7 @@ def whole_days(given: argparse.Namespace) -> None:
     query = parse_options({"path": str(given.data_dir), **job.options_of(given)}).query
     for name, bound in (("--from", query.start_ts), ("--to", query.end_ts)):
         if bound not in (TS_LOW, TS_HIGH) and bound % _DAY_MS:
-            raise BadOption(f"{name}: days are replaced as a whole: name a midnight (UTC)")
+            raise BadOption(f"{name}: a day is replaced as a whole: give a midnight (UTC)")
 
 
 def main(words: Sequence[str] | None = None) -> int:

@@ -143,7 +143,7 @@ def default_columns(found: Mapping[str, str], *, with_deleted: bool) -> tuple[tu
     payload = _choice(found, "data", ("string", "binary", "variant"))
     if found.get("payloadSchema", "").strip():
         if "data" in found:
-            raise BadOption("payloadSchema says what data is: leave the option data out")
+            raise BadOption("payloadSchema defines data: leave the option data out")
         payload = "struct"
     asked = [*COLUMNS, *(("deleted",) if with_deleted else ())]
     if found.get("columns"):
@@ -169,7 +169,7 @@ def with_columns(query: Query, columns: tuple[tuple[str, str], ...]) -> Query:
         if kind not in TYPES[name]:
             raise BadOption(f"column {name} can be {' or '.join(TYPES[name])}, not {kind}")
     if len({name for name, _ in columns}) < len(columns):
-        raise BadOption("a column is asked for twice")
+        raise BadOption("a column is named twice")
     return replace(query, columns=columns)
 
 
@@ -227,7 +227,7 @@ def _size(found: Mapping[str, str], name: str, default: int) -> int:
         return default
     match = _SIZE.fullmatch(text.strip())
     if match is None or int(match[1]) == 0:
-        raise BadOption(f"{name} is a size as 67108864 or 64m, not {text!r}")
+        raise BadOption(f"{name} must be a size such as 67108864 or 64m, not {text!r}")
     size = int(match[1]) << {"": 0, "k": 10, "m": 20, "g": 30}[match[2].lower()]
     if size < PARTITION_BYTES_MIN:
         raise BadOption(f"{name} is at least {PARTITION_BYTES_MIN}: a task costs milliseconds")

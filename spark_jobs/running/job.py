@@ -133,14 +133,14 @@ def run(
         with _claimed(name, given, details):
             is_ours = not is_running()
             if is_ours:
-                say(f"topics jobs {name}: starting Spark (a JVM: some seconds)")
+                say(f"topics jobs {name}: waiting for Spark to start (a JVM: some seconds)")
             since = time.monotonic()
             spark = spark_session(f"topics {name}", master=given.master)
             if is_ours:
                 took = time.monotonic() - since
                 where = spark.sparkContext.master
-                say(f"Spark {spark.version} is up after {took:.1f} s, on {where}")
-            say(f"reading {given.data_dir}")
+                say(f"Spark {spark.version} started after {took:.1f} s, on {where}")
+            say(f"computing the result from the sealed segments of {given.data_dir}")
             try:
                 return work(spark, given) or 0
             finally:

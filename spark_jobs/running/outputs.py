@@ -94,7 +94,7 @@ def _identity(path: Path) -> tuple[int, int] | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
-        raise OutputRefused(f"{path}: cannot be looked at: {error.strerror}") from None
+        raise OutputRefused(f"{path}: cannot be examined: {error.strerror}") from None
     return found.st_dev, found.st_ino
 
 

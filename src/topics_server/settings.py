@@ -102,7 +102,7 @@ def _octal(value: object) -> object:
 
 def _not_empty(value: object) -> object:
     if value == "":
-        raise ValueError("an empty path is the current folder, which nobody means")
+        raise ValueError("an empty path would mean the current folder; name a folder")
     return value
 
 
@@ -318,7 +318,7 @@ class Settings(BaseSettings):
 
     # connections
     max_connections: Number | None = _number(
-        None, 0, U64_MAX, "open connections; 0 = unlimited; unset: what open files allow"
+        None, 0, U64_MAX, "open connections; 0 = unlimited; unset: as many as open files allow"
     )
     max_receiving_bytes: Number = _number(
         256 * MIB, 0, U64_MAX, "bodies and messages being received, of all clients; 0 = unlimited"

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from spark_jobs.datasource import TopicsDataSource
 from spark_jobs.export import main
 from spark_jobs.exporter import records
 from tests.contract.driver import ROOT, Server, good
@@ -173,6 +174,34 @@ def test_files_are_split_by_day() -> None:
 
     parts = list(records.split_by_day([row(0), row(86_399_999), row(86_400_000)]))
     assert [(day, len(part)) for day, part in parts] == [("1970-01-01", 2), ("1970-01-02", 1)]
+
+
+@pytest.mark.parametrize("source", ["diff", "sealed"])
+@pytest.mark.parametrize("epoch", [3, None])
+def test_the_columns_of_a_file_are_those_of_the_spark_source(
+    tmp_path: Path, source: str, epoch: int | None
+) -> None:
+    found: Any = [records.ExportRow(1, 5, None, "a", b"1", None)]
+    if source == "sealed":
+        types = {"timestamp": pa.timestamp("us", tz="UTC"), "bigint": pa.int64()}
+        types |= {"string": pa.string(), "binary": pa.binary()}
+        row = dict(
+            zip(dict(records.TABLE_COLUMNS), (1, 5_000, None, "a", b"1", None, "json"), strict=True)
+        )
+        schema = pa.schema([(name, types[kind]) for name, kind in records.TABLE_COLUMNS])
+        found = pa.Table.from_pylist([row], schema)
+    pq.write_table(records.table_of(found, "t", epoch, folded=False), tmp_path / "file.parquet")
+    table = pq.read_table(tmp_path / "file.parquet")
+    spark_types = {"int64": "bigint", "string": "string", "timestamp[us, tz=UTC]": "timestamp"}
+    columns = [f"{field.name} {spark_types[str(field.type)]}" for field in table.schema]
+    # The source calls its columns so; read_output takes the types of the JSON.
+    assert ", ".join(columns) == TopicsDataSource({"path": str(tmp_path)}).schema()
+    assert "epoch bigint" in columns
+    assert table["epoch"].to_pylist() == [epoch]
+    kept = {field["name"]: field["type"] for field in records.schema_json()["fields"]}
+    assert kept.pop("day") == "date"
+    spelled = [f"{name} {kind.replace('long', 'bigint')}" for name, kind in kept.items()]
+    assert spelled == columns
 
 
 @pytest.mark.parametrize("kind", ["parquet", "ndjson"])

@@ -95,7 +95,7 @@ def test_a_lock_file_that_was_removed_lets_no_second_server_in(disk: FakeDisk) -
     ("text", "sentence"),
     [
         (b'{"format": 3, "unheard": []}', "has format 3, this server knows up to 2"),
-        (b'{"format": 2, "run": 1}', "its checksum does not fit"),
+        (b'{"format": 2, "run": 1}', "its checksum does not match"),
         (encode_checked(FormatMark(store_id="../../..")), "store_id is not 32 hexadecimal digits"),
         (b"", "cannot be read"),
         (b'{"format": 1, "boot_id": 3}', "cannot be read"),

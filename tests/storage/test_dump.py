@@ -355,7 +355,7 @@ def image_of(wid: str, lsn: int) -> list[object]:
     [
         (SESSIONS_ID, b"\xc1", "not a part of the watch sessions"),
         (SESSIONS_ID, sessions_part(version=2), "has version 2, not 1"),
-        (SESSIONS_ID, sessions_part(image_of("wid_kept", 0)), "wid_kept is there twice"),
+        (SESSIONS_ID, sessions_part(image_of("wid_kept", 0)), "wid_kept occurs twice"),
         (SESSIONS_ID, sessions_part(image_of("wid_new", 2)), "wid_new is newer than its snapshot"),
         (RESERVED_ID_MIN, b"later", "newer version"),
     ],

@@ -223,7 +223,7 @@ def read_store(fs: Fs, root: str) -> StoreMark | None:
                 path,
             )
         if not is_checked(data):
-            raise StartRefused("cannot be read: its checksum does not fit", path)
+            raise StartRefused("cannot be read: its checksum does not match", path)
         return msgspec.json.decode(data, type=StoreMark)
     except msgspec.MsgspecError as error:
         raise StartRefused(f"cannot be read: {error}", path) from error

@@ -397,7 +397,7 @@ def read_format(fs: Fs, root: str) -> FormatMark | None:
                 root,
             )
         if version > _VERSION_WITHOUT_ID and not is_checked(data):
-            raise StartRefused("cannot be read: its checksum does not fit", path)
+            raise StartRefused("cannot be read: its checksum does not match", path)
         mark = msgspec.json.decode(data, type=FormatMark)
     except msgspec.MsgspecError as error:
         raise StartRefused(f"cannot be read: {error}", path) from error

@@ -49,7 +49,7 @@ def test_a_command_s_members_are_those_that_are_decoded(op: str) -> None:
         and issubclass(kind, msgspec.Struct)
         and kind.__struct_config__.tag_field == "op"
     }
-    fields = {field.name: field.required for field in msgspec.structs.fields(decoded[op])}
+    fields = {field.encode_name: field.required for field in msgspec.structs.fields(decoded[op])}
     members = frames.described()[f"command {op}"]
     assert members.keys() == fields.keys() | {"op"}
     assert {name: not member.is_optional for name, member in members.items() if name != "op"} == (

@@ -298,7 +298,7 @@ def test_a_directory_that_is_none_is_refused(tmp_path: Path) -> None:
         ({"checks": "none"}, "checks is strict or tolerant"),
         ({"data": "struct"}, "for a schema of your own there is payloadSchema"),
         ({"columns": "seq,body"}, "there is no column 'body'"),
-        ({"columns": "seq,seq"}, "asked for twice"),
+        ({"columns": "seq,seq"}, "a column is named twice"),
         ({"deleted": "yes"}, "deleted is true or false"),
         ({"partitionBytes": "many"}, "partitionBytes is a size"),
         ({"partitionBytes": "1"}, "partitionBytes is at least 16384"),

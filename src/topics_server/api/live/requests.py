@@ -71,7 +71,7 @@ def decode_live(
     if len(starts) > 1:
         raise invalid(f"{starts[0]} and {starts[1]} are two starts; give one", starts[1])
     if not topic and "from_seq" in sent:
-        raise invalid("from_seq is of one topic: give since, last or tail", "from_seq")
+        raise invalid("from_seq applies to one topic only: give since, last or tail", "from_seq")
     last = whole_number(sent, "last", 0)
     if "last" in sent and last == 0:
         raise invalid("last must be at least 1", "last")

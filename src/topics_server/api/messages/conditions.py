@@ -103,7 +103,9 @@ def decode_condition(sent: bytes, max_node_bytes: int) -> Condition | None:
     if condition == Condition():
         raise invalid("if needs one of head_seq, none_match, exists and epoch", "if")
     if found.exists is False and condition != Condition(exists=False):
-        raise invalid("if.exists is false: nothing else can be asked of the topic", "if.exists")
+        raise invalid(
+            "if.exists: false cannot be combined with other conditions on the topic", "if.exists"
+        )
     return condition
 
 

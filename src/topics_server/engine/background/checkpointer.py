@@ -122,7 +122,7 @@ class Checkpointer:
         """
         async with self._busy:
             if self._commits.is_broken:
-                raise StorageError("a defect was met: what is in memory must not be published")
+                raise StorageError("after a defect the state in memory must not be published")
             began_ms = self._clock.monotonic_ms()
             if not final:
                 await self._seal_tails(SEAL_BEFORE_CAPTURE_BYTES)

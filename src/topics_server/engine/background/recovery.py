@@ -179,7 +179,9 @@ class Recovery:
             else:
                 self._projection(part_id).restore(part)
         except ValueError as error:
-            raise StartRefused(f"the snapshot's part of what is no topic: {error}") from None
+            raise StartRefused(
+                f"a part of the snapshot that belongs to no topic: {error}"
+            ) from None
 
     async def _restore_topics(self, parts: Sequence[tuple[int, bytes]]) -> None:
         """Restore topics off the loop: one may have 60 MB of records, or thousands of segments."""

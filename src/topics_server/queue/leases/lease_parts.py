@@ -96,7 +96,9 @@ def restore_piece(book: LeaseBook, image: QueueImage, applied_lsn: int) -> None:
 
 def _adopt(book: LeaseBook, seq: int, job: HeldJob) -> None:
     if seq in book.jobs or job.deliveries < 1:
-        raise ValueError(f"seq {seq} of queue {book.queue_id} is captured twice, or never given")
+        raise ValueError(
+            f"seq {seq} of queue {book.queue_id} is captured twice, or was never assigned"
+        )
     book.adopt(seq, job)
 
 

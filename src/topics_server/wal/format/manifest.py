@@ -140,6 +140,6 @@ def _objection(manifest: Manifest) -> str | None:
         if not last_seq < entry.first_seq <= entry.last_seq:
             return f"seqs of segment {entry.segment_id} do not follow"
         if not entry.segment_id < manifest.next_segment_id:
-            return f"segment {entry.segment_id} has an id that was not given out yet"
+            return f"segment {entry.segment_id} has an id that was not assigned yet"
         last_seq = entry.last_seq
     return None

@@ -320,7 +320,7 @@ def decode_index(encoded: Buffer, *, verify: bool = True) -> SegmentColumns:
         node_text_bytes,
     )
     if stride != ROW.itemsize or len(encoded) != IDX_HEADER_BYTES + sum(map(padded, lengths)):
-        raise Corrupt("size of the index does not fit its header")
+        raise Corrupt("the size of the index does not match its header")
     view = memoryview(encoded)
     if verify:
         expected = _hash_at(encoded, _IDX_HEADER.size)

@@ -196,7 +196,7 @@ def _load(file: File) -> SnapshotImage:
     encoded = file.pread(HEADER_BYTES, 0)
     header = decode_header(encoded)
     if header.file_bytes != file.size():
-        raise Corrupt("size of the snapshot does not fit its header")
+        raise Corrupt("the size of the snapshot does not match its header")
     table = check_table(encoded, file.pread(header.table_bytes, header.table_offset))
     parts: list[tuple[int, bytes]] = []
     for first, end, offset, length in spans(table):

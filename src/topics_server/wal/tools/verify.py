@@ -254,7 +254,7 @@ def _verify_parts(image: SnapshotImage) -> tuple[int, int]:
         if part_id == SESSIONS_PART:
             for session in decode_sessions(encoded).sessions:
                 if session.wid in wids:
-                    raise StorageError(f"watch session {session.wid} is there twice")
+                    raise StorageError(f"watch session {session.wid} occurs twice")
                 if session.lsn > image.last_lsn:
                     raise StorageError(f"watch session {session.wid} is newer than its snapshot")
                 wids.add(session.wid)
@@ -324,9 +324,9 @@ def _verify_routers(image: SnapshotImage, encoded: bytes, names: set[str]) -> No
         raise StorageError("the routers are newer than their snapshot")
     for router in part.routers:
         if router.name in names:
-            raise StorageError(f"router {router.name} is there twice")
+            raise StorageError(f"router {router.name} occurs twice")
         if router.router_id >= part.next_router_id:
-            raise StorageError(f"router {router.name} has an id that was not given out yet")
+            raise StorageError(f"router {router.name} has an id that was not assigned yet")
         names.add(router.name)
 
 
@@ -337,9 +337,9 @@ def _verify_views(image: SnapshotImage, encoded: bytes, names: set[tuple[str, st
         raise StorageError("the views are newer than their snapshot")
     for view in part.views:
         if (view.topic, view.name) in names:
-            raise StorageError(f"view {view.name} of {view.topic} is there twice")
+            raise StorageError(f"view {view.name} of {view.topic} occurs twice")
         if view.view_id >= part.next_view_id:
-            raise StorageError(f"view {view.name} has an id that was not given out yet")
+            raise StorageError(f"view {view.name} has an id that was not assigned yet")
         names.add((view.topic, view.name))
 
 

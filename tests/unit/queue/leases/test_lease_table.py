@@ -346,7 +346,7 @@ def part_of(*images: QueueImage, version: int = 1) -> bytes:
         ),
         (
             part_of(QueueImage(1, 5, 3, 0, [LeaseImage(1, 9, "a", TS, 0, TS, 0)], [], [], [], [])),
-            "never given",
+            "never assigned",
         ),
     ],
 )
