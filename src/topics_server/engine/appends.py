@@ -17,7 +17,8 @@ from topics_server.engine.commit.gates import gate_of
 from topics_server.engine.commit.pending_names import PendingNames
 from topics_server.engine.commit.pipeline import CommitPipeline, Ticket
 from topics_server.engine.commit.repeats import repeated
-from topics_server.engine.commit.transfers import Transfers, resolved
+from topics_server.engine.commit.ticket_waits import resolved
+from topics_server.engine.commit.transfers import Transfers
 from topics_server.engine.ports import Clock
 from topics_server.engine.preconditions import Preconditions, disk_nearly_full, tail_too_long
 from topics_server.engine.topic.admission import AppendLimits

@@ -17,7 +17,7 @@ from topics_server.engine.commit.appending import SeqsDelete
 from topics_server.engine.commit.gates import gate_of
 from topics_server.engine.commit.pending_names import PendingNames
 from topics_server.engine.commit.pipeline import CommitPipeline
-from topics_server.engine.commit.repeats import applied
+from topics_server.engine.commit.ticket_waits import applied
 from topics_server.engine.log.runs import Rows, TailBlock
 from topics_server.engine.ports import Clock
 from topics_server.engine.read.exact_read import decide_delete_seqs, deletable

@@ -14,7 +14,7 @@ from topics_server.engine.answers import PutOutcome, QueueCounts, TopicPage, Top
 from topics_server.engine.commit.gates import gate_of
 from topics_server.engine.commit.pending_names import PendingNames
 from topics_server.engine.commit.pipeline import CommitPipeline
-from topics_server.engine.commit.transfers import resolved
+from topics_server.engine.commit.ticket_waits import resolved
 from topics_server.engine.ports import Clock
 from topics_server.engine.preconditions import Preconditions
 from topics_server.engine.read.segment_reader import Fetcher

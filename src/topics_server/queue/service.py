@@ -18,8 +18,8 @@ from typing import Final
 
 from topics_server.engine.answers import QueueCounts
 from topics_server.engine.commit.notifier import Notifier
-from topics_server.engine.commit.pipeline import CommitPipeline, Ticket
-from topics_server.engine.commit.transfers import resolved
+from topics_server.engine.commit.pipeline import CommitPipeline
+from topics_server.engine.commit.ticket_waits import check_applied, resolved
 from topics_server.engine.ports import Clock
 from topics_server.engine.store import Store
 from topics_server.engine.topic.topic import Topic
@@ -240,7 +240,7 @@ class QueueService:
         """
         if grant.ticket is not None:
             await resolved(grant.ticket)
-            raise_if_failed(grant.ticket)
+            check_applied(grant.ticket)
         claim = grant.claim
         jobs = {job.seq: job for job in claim.jobs if job.seq >= from_seq}
         seqs = list(jobs)[:limit]
@@ -267,7 +267,7 @@ class QueueService:
         ack = self.acks.begin(topic, book, node, seqs, lease_ids)
         for ticket in tuple(ack.tickets):
             await resolved(ticket)
-            raise_if_failed(ticket)
+            check_applied(ticket)
         return ack.outcome()
 
     def ack_now(
@@ -344,7 +344,7 @@ class QueueService:
         ticket = self.leasing.change(topic, book, entry)
         if ticket is not None:
             await resolved(ticket)
-            raise_if_failed(ticket)
+            check_applied(ticket)
 
     # -- redrive ---------------------------------------------------------------------------
 
@@ -478,9 +478,3 @@ class QueueService:
 def not_a_queue(name: str) -> TopicsError:
     """The contract's 409."""
     return TopicsError(Code.NOT_A_QUEUE, f'topic "{name}" is not a queue', {"topic": name})
-
-
-def raise_if_failed(ticket: Ticket) -> None:
-    """Raise the ticket's error, as a new exception for each caller."""
-    if ticket.error is not None:
-        raise TopicsError(ticket.error.code, ticket.error.message, ticket.error.detail)

@@ -24,6 +24,7 @@ from topics_server.engine.commit.gates import BY_CLASS, gate_of
 from topics_server.engine.commit.notifier import Notifier
 from topics_server.engine.commit.pipeline import CommitPipeline, Ticket
 from topics_server.engine.commit.router_pages import RouterPages
+from topics_server.engine.commit.ticket_waits import resolved
 from topics_server.engine.ports import Clock
 from topics_server.engine.read.page import PagePlan, plan_page
 from topics_server.engine.store import Store
@@ -176,9 +177,7 @@ class Pump:
             return
         route.is_held = True
         while route.in_flight is not None:
-            resolved: asyncio.Future[None] = self._loop.create_future()
-            route.in_flight.waiters.append(partial(_resolve, resolved))
-            await resolved
+            await resolved(route.in_flight)
 
     def release(self, router: Router) -> None:
         """Let a held router go on unchanged."""
@@ -566,8 +565,3 @@ class Pump:
     def _again(self, route: RouterWork) -> None:
         route.timer = None
         self.queue(route)
-
-
-def _resolve(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)

@@ -14,7 +14,7 @@ from typing import Final
 
 from topics_server.engine.commit.gates import LAST_CURSOR, gate_of_service
 from topics_server.engine.commit.pipeline import CommitPipeline, Ticket
-from topics_server.engine.commit.transfers import resolved
+from topics_server.engine.commit.ticket_waits import applied
 from topics_server.engine.ports import Clock
 from topics_server.engine.store import Store
 from topics_server.engine.topic.topic import Topic
@@ -249,7 +249,5 @@ class RouterService:
         )
 
     async def _resolved(self, ticket: Ticket) -> Ticket:
-        await resolved(ticket)
-        if ticket.error is not None:
-            raise TopicsError(ticket.error.code, ticket.error.message, ticket.error.detail)
+        await applied(ticket)
         return ticket

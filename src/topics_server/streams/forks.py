@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import msgspec
 
 from topics_server.engine.answers import Page, ReadRequest
-from topics_server.engine.commit.repeats import applied
+from topics_server.engine.commit.ticket_waits import applied
 from topics_server.engine.store import Store
 from topics_server.engine.stream_writes import StreamWrites
 from topics_server.engine.topic.admission import check_limits

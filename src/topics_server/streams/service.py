@@ -19,7 +19,8 @@ from topics_server.engine.commit.appending import PendingAppend
 from topics_server.engine.commit.notifier import Notifier
 from topics_server.engine.commit.pending_names import change_or_timeout
 from topics_server.engine.commit.pipeline import Ticket
-from topics_server.engine.commit.repeats import applied, repeated
+from topics_server.engine.commit.repeats import repeated
+from topics_server.engine.commit.ticket_waits import applied
 from topics_server.engine.ports import Clock
 from topics_server.engine.store import Store
 from topics_server.engine.stream_writes import StreamWrites

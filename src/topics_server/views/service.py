@@ -16,7 +16,7 @@ from typing import Any, Final, Protocol
 
 from topics_server.engine.commit.gates import gate_of_service
 from topics_server.engine.commit.pipeline import CommitPipeline
-from topics_server.engine.commit.transfers import resolved
+from topics_server.engine.commit.ticket_waits import applied
 from topics_server.engine.ports import Clock
 from topics_server.engine.topic.applied import Applied
 from topics_server.engine.topic.quotas import limit_reached
@@ -355,9 +355,7 @@ class Views:
 
     async def _commit(self, entry: ViewEntry) -> None:
         ticket = self._commits.submit(entry, gate_of_service(entry), self._table, urgent=True)
-        await resolved(ticket)
-        if ticket.error is not None:
-            raise TopicsError(ticket.error.code, ticket.error.message, ticket.error.detail)
+        await applied(ticket)
 
     async def rebuild(self, topic: str, name: str, *, skip_seq: int | None) -> ViewState:
         """Build a view anew, or pass the record at which it stands still. Raises `TopicsError`."""

@@ -8,5 +8,6 @@
 - `projections`: journaled state beside topics: its interface for commit and recovery.
 - `repeats`: answers a repeated append with the original's result.
 - `router_pages`: router pages in flight; a snapshot capture waits for them.
+- `ticket_waits`: the ways to wait for a ticket: a future, a task that raises its error, a callback.
 - `transfers`: transfers of records between topics: second half and crash recovery.
 """

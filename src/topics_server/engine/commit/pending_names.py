@@ -7,8 +7,7 @@ from typing import Final
 
 from topics_server.engine.commit.notifier import Notifier
 from topics_server.engine.commit.pipeline import Ticket
-from topics_server.engine.commit.repeats import applied
-from topics_server.engine.commit.transfers import resolved
+from topics_server.engine.commit.ticket_waits import applied, resolved
 
 
 class PendingNames:

@@ -9,20 +9,12 @@ from __future__ import annotations
 from topics_server.engine.answers import Appended, ProducerRepeat
 from topics_server.engine.commit.gates import gate_of
 from topics_server.engine.commit.pipeline import CommitPipeline, Ticket
-from topics_server.engine.commit.transfers import resolved
+from topics_server.engine.commit.ticket_waits import applied
 from topics_server.engine.topic.dedupe import Duplicate
 from topics_server.engine.topic.producers import StampRepeated
 from topics_server.engine.topic.topic import Topic
 from topics_server.values.entries import ProducerMoved
-from topics_server.values.errors import TopicsError
 from topics_server.values.model import ProducerStamp
-
-
-async def applied(ticket: Ticket) -> None:
-    """Return when the ticket is applied; raise the ticket's error."""
-    await resolved(ticket)
-    if ticket.error is not None:
-        raise TopicsError(ticket.error.code, ticket.error.message, ticket.error.detail)
 
 
 async def repeated(

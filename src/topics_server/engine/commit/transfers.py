@@ -17,6 +17,7 @@ from typing import Final
 
 from topics_server.engine.commit.gates import gate_of
 from topics_server.engine.commit.pipeline import CommitPipeline, Ticket
+from topics_server.engine.commit.ticket_waits import resolve_future, resolved
 from topics_server.engine.ports import Clock
 from topics_server.engine.read.exact_read import decide_delete_seqs, deletable, is_live
 from topics_server.engine.topic.registry import Registry
@@ -26,25 +27,6 @@ from topics_server.values.entries import RecordsAppended, Source
 from topics_server.values.errors import Code, StartRefused, TopicsError
 
 _RETRY_S: Final = 0.25
-
-
-def resolved(ticket: Ticket) -> asyncio.Future[None]:
-    """A future that resolves once the ticket is applied or has failed.
-
-    Cancelling it does not cancel the write.
-    """
-    done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    if ticket.is_done:
-        done.set_result(None)
-    else:
-        ticket.waiters.append(partial(_resolve, done))
-    return done
-
-
-def _resolve(future: asyncio.Future[None]) -> None:
-    """Resolve the future unless it was cancelled with its task."""
-    if not future.done():
-        future.set_result(None)
 
 
 class OutcomeUnknown(TopicsError):
@@ -82,7 +64,7 @@ class Transfer:
         """Resolve every waiter, once."""
         waiters, self.waiters = self.waiters, []
         for waiter in waiters:
-            _resolve(waiter)
+            resolve_future(waiter)
 
     async def finished(self) -> None:
         """Return when the source is deleted.

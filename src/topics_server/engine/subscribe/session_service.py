@@ -7,7 +7,6 @@ thread only.
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
@@ -15,6 +14,7 @@ from typing import Final
 
 from topics_server.engine.commit.gates import gate_of_service
 from topics_server.engine.commit.pipeline import CommitPipeline, Ticket
+from topics_server.engine.commit.ticket_waits import resolved
 from topics_server.engine.ports import Clock
 from topics_server.engine.subscribe.cursors import Cursor
 from topics_server.engine.subscribe.sessions import SessionTable, WatchSession
@@ -122,11 +122,11 @@ class WatchSessions:
     async def _opened(self, ticket: Ticket, owner: str | None) -> None:
         """Return when the opening is applied or has failed; until then it counts for its owner."""
         if owner is None:
-            await _resolved(ticket)
+            await resolved(ticket)
             return
         self._opening[owner] += 1
         try:
-            await _resolved(ticket)
+            await resolved(ticket)
         finally:
             self._opening[owner] -= 1
             if not self._opening[owner]:
@@ -196,17 +196,3 @@ class WatchSessions:
         if not self._is_refused:
             self._is_refused = True
             log.warning("watch sessions go on in memory only: %s", error.message)
-
-
-async def _resolved(ticket: Ticket) -> None:
-    """Return when the ticket is applied or has failed."""
-    if ticket.is_done:
-        return
-    resolved: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-    def tell() -> None:
-        if not resolved.done():
-            resolved.set_result(None)
-
-    ticket.waiters.append(tell)
-    await resolved
