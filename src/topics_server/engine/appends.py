@@ -1,7 +1,8 @@
 """Appends: one call, one entry, one ticket.
 
 Every way to append (a client's call, records moved from another topic, a router's page) checks its
-preconditions, decides the entry and submits it; there is no `await` between decide and submit.
+preconditions, decides the entry and submits it; there is no `await` between decide and submit. What
+was submitted is a `PendingAppend`: it has one result, whether a task or a callback waits for it.
 Called through `store`, and by `stream_writes`; loop thread only.
 """
 
@@ -12,12 +13,11 @@ from collections.abc import Callable
 import msgspec
 
 from topics_server.engine.answers import Appended
-from topics_server.engine.commit.appending import PendingAppend
 from topics_server.engine.commit.gates import gate_of
 from topics_server.engine.commit.pending_names import PendingNames
 from topics_server.engine.commit.pipeline import CommitPipeline, Ticket
 from topics_server.engine.commit.repeats import repeated
-from topics_server.engine.commit.ticket_waits import resolved
+from topics_server.engine.commit.ticket_waits import check_applied, resolved
 from topics_server.engine.commit.transfers import Transfers
 from topics_server.engine.ports import Clock
 from topics_server.engine.preconditions import Preconditions, disk_nearly_full, tail_too_long
@@ -35,6 +35,48 @@ from topics_server.values.errors import Code, TopicsError, topic_not_found
 from topics_server.values.limits import HEAD_RESERVE_SEQS, MOVE_RECORDS_MAX
 from topics_server.values.model import ProducerStamp, TopicConfig
 from topics_server.values.record_codecs import decode_copies
+
+
+class PendingAppend(msgspec.Struct, eq=False):
+    """A submitted append; it continues even if nothing waits for it."""
+
+    topic: Topic
+    entry: RecordsAppended
+    ticket: Ticket
+
+    def when_resolved(self, callback: Callable[[], object]) -> None:
+        """Call `callback` once the append is applied or has failed; now if it already is.
+
+        The call happens in the loop turn that commits the append, before readers are notified.
+        `callback` must not raise.
+        """
+        ticket = self.ticket
+        if ticket.applied is None is ticket.error:
+            ticket.waiters.append(callback)
+        else:
+            callback()
+
+    def outcome(self, *, created: bool = False, throttle_wait_ms: float = 0.0) -> Appended:
+        """The answer, once the append is applied or has failed.
+
+        Raises the append's `TopicsError`.
+        """
+        entry, ticket = self.entry, self.ticket
+        if ticket.error is not None:
+            check_applied(ticket)
+        assert ticket.applied is not None
+        last_seq = entry.first_seq + entry.count - 1
+        head_seq = self.topic.log.head_seq
+        return Appended(
+            entry.first_seq,
+            last_seq,
+            head_seq if head_seq > last_seq else last_seq,
+            created,
+            False,
+            ticket.write_ms,
+            ticket.sync_ms,
+            throttle_wait_ms,
+        )
 
 
 class Appends:

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from topics_server.engine.commit.pipeline import CommitPipeline
-from topics_server.engine.commit.transfers import resolved
+from topics_server.engine.commit.ticket_waits import resolved
 from topics_server.engine.read.filtered import Search
 from topics_server.engine.read.segment_reader import Fetcher
 from topics_server.engine.topic.writes.condition import (

@@ -10,13 +10,13 @@ import asyncio
 from collections.abc import Sequence
 from typing import Final
 
+import msgspec
 import numpy as np
 
 from topics_server.engine.answers import Deleted, DeletedSeqs
-from topics_server.engine.commit.appending import SeqsDelete
 from topics_server.engine.commit.gates import gate_of
 from topics_server.engine.commit.pending_names import PendingNames
-from topics_server.engine.commit.pipeline import CommitPipeline
+from topics_server.engine.commit.pipeline import CommitPipeline, Ticket
 from topics_server.engine.commit.ticket_waits import applied
 from topics_server.engine.log.runs import Rows, TailBlock
 from topics_server.engine.ports import Clock
@@ -34,6 +34,13 @@ from topics_server.values.model import TagMatch
 
 # How long one turn of the loop searches unsealed blocks.
 _SEARCH_SLICE_MS: Final = 1.0
+
+
+class SeqsDelete(msgspec.Struct, frozen=True):
+    """A submitted delete of exact seqs: the live ones; no ticket if there are none."""
+
+    seqs: list[int]
+    ticket: Ticket | None
 
 
 class Deletes:

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from topics_server.engine.commit.appending import SeqsDelete
 from topics_server.engine.commit.pipeline import Ticket
+from topics_server.engine.commit.ticket_waits import check_applied
+from topics_server.engine.deletes import SeqsDelete
 from topics_server.engine.ports import Clock
 from topics_server.engine.store import Store
 from topics_server.engine.topic.topic import Topic
@@ -170,7 +171,7 @@ class PendingAck:
         write_ms = sync_ms = 0.0
         for ticket in self.tickets:
             if ticket.error is not None:
-                raise TopicsError(ticket.error.code, ticket.error.message, ticket.error.detail)
+                check_applied(ticket)
             if ticket is self._delete.ticket:
                 write_ms, sync_ms = ticket.write_ms, ticket.sync_ms
         topic, acks = self.topic, self._acks

@@ -19,7 +19,7 @@ from typing import Final
 from topics_server.engine.answers import QueueCounts
 from topics_server.engine.commit.notifier import Notifier
 from topics_server.engine.commit.pipeline import CommitPipeline
-from topics_server.engine.commit.ticket_waits import check_applied, resolved
+from topics_server.engine.commit.ticket_waits import applied
 from topics_server.engine.ports import Clock
 from topics_server.engine.store import Store
 from topics_server.engine.topic.topic import Topic
@@ -239,8 +239,7 @@ class QueueService:
         Deleted jobs are left out. If reading fails, the jobs are released and this raises.
         """
         if grant.ticket is not None:
-            await resolved(grant.ticket)
-            check_applied(grant.ticket)
+            await applied(grant.ticket)
         claim = grant.claim
         jobs = {job.seq: job for job in claim.jobs if job.seq >= from_seq}
         seqs = list(jobs)[:limit]
@@ -266,8 +265,7 @@ class QueueService:
         topic, book = await self.queue(name)
         ack = self.acks.begin(topic, book, node, seqs, lease_ids)
         for ticket in tuple(ack.tickets):
-            await resolved(ticket)
-            check_applied(ticket)
+            await applied(ticket)
         return ack.outcome()
 
     def ack_now(
@@ -343,8 +341,7 @@ class QueueService:
         """Commit a change of leases and wait for it if the queue's leases are durable."""
         ticket = self.leasing.change(topic, book, entry)
         if ticket is not None:
-            await resolved(ticket)
-            check_applied(ticket)
+            await applied(ticket)
 
     # -- redrive ---------------------------------------------------------------------------
 

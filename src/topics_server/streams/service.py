@@ -14,8 +14,8 @@ from collections.abc import Callable
 import msgspec
 
 from topics_server.engine.answers import Appended, Page, ProducerRepeat, ReadRequest
+from topics_server.engine.appends import PendingAppend
 from topics_server.engine.background.large_appends import LargeAppends
-from topics_server.engine.commit.appending import PendingAppend
 from topics_server.engine.commit.notifier import Notifier
 from topics_server.engine.commit.pending_names import change_or_timeout
 from topics_server.engine.commit.pipeline import Ticket
@@ -450,7 +450,7 @@ class StreamAppending:
         self._asked = asked
 
     def when_resolved(self, callback: Callable[[], object]) -> None:
-        """See `engine.commit.appending.Appending`."""
+        """See `engine.appends.PendingAppend`."""
         self._appending.when_resolved(callback)
 
     def outcome(self) -> StreamAppended:

@@ -10,7 +10,7 @@ import pytest
 
 from tests.unit.engine.rig import Rig, body_of
 from tests.unit.queue.rig import turns
-from topics_server.engine.commit.appending import PendingAppend
+from topics_server.engine.appends import PendingAppend
 from topics_server.engine.commit.router_pages import RouterPages
 from topics_server.engine.read.block_cache import BlockCache
 from topics_server.routers.pump import Pump

@@ -1,6 +1,5 @@
 """Takes a decided entry to applied state, and notifies readers.
 
-- `appending`: submitted appends and deletes: when they resolve, and with what.
 - `gates`: what each entry waits for before it is applied and acknowledged.
 - `pending_names`: waits for a topic's change, or for a pending create, configure or drop.
 - `notifier`: notifies listeners that a topic changed; listeners read from their cursor.

@@ -85,7 +85,6 @@ class Log:
         # Unsealed slots and live bytes.
         self.tail_count = 0
         self.tail_bytes = 0
-        # Records of the newest append.
         # The open block is too full for another append like the last one: see `tidy`.
         self.is_crowded = False
         self.last_ts = 0
