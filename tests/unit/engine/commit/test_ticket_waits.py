@@ -22,7 +22,6 @@ from topics_server.values.entries import RecordsAppended
 from topics_server.values.errors import Code, TopicsError
 from topics_server.values.model import Gate, TopicConfig
 
-
 pytestmark = pytest.mark.anyio
 
 
