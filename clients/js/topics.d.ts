@@ -110,6 +110,8 @@ export interface NewRecord {
 export interface AppendOptions extends RetryOptions {
   /** Two appends with the same key store one batch, within the topic's `idempotency_window_ms`; by default a random one. */
   idempotencyKey?: string;
+  /** Store only if this holds (docs/CONDITIONS.md); otherwise the append is `Refused` with `condition_failed`. */
+  if?: { head_seq?: number; none_match?: Json; after?: number; exists?: boolean; epoch?: number };
   node?: string;
   /** False: the topic must exist. */
   create?: boolean;

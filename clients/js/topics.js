@@ -280,10 +280,11 @@ export class Topics {
 
   /** Append one record or a list of them. A repeat after a lost answer stores nothing twice. */
   async append(topic, records, options = {}) {
-    checkKeys(options, ["config", "create", "idempotencyKey", "node", "onRetry", "patienceMs", "signal"], "append");
-    const { config, create, node, idempotencyKey = randomName(), ...rest } = options;
+    checkKeys(options, ["config", "create", "idempotencyKey", "if", "node", "onRetry", "patienceMs", "signal"], "append");
+    const { config, create, if: condition, node, idempotencyKey = randomName(), ...rest } = options;
     const list = Array.isArray(records) ? records : [records];
-    return this.call(path(topic), { ...rest, method: "POST", body: { records: list, idempotency_key: idempotencyKey, config, create, node } });
+    const body = { records: list, idempotency_key: idempotencyKey, if: condition, config, create, node };
+    return this.call(path(topic), { ...rest, method: "POST", body });
   }
 
   /** Send a request to any route and return its JSON; passing errors are tried again for `patienceMs`. */

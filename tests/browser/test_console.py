@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from tests.browser.chromium import Browser, Page
-from tests.contract.driver import ROOT, Server, eventually, good
+from tests.contract.driver import ROOT, Server, command_of, eventually, good
 
 FOLDER: Final = ROOT / "src" / "topics_server" / "console"
 SCRIPT: Final = "<img src=x onerror='window.ran = true'><script>window.ran = true</script>"
@@ -252,10 +252,50 @@ def test_dead_letters_behind_those_of_another_queue_can_be_moved_back(
         good(server.api.http.post(f"/v0/topics/{name}/nack", json=body))
         good(server.api.http.post(f"/v0/topics/{name}/claim", json=claim))
     with console(browser, server, "topic/first") as page:
-        shows(page, "None among the newest 50")
+        # Both letters are behind 60 others: the panel looks through the pages for them.
+        page.wait("document.querySelectorAll('[aria-label^=\"Redrive \"]').length === 2", "two")
         press(page, "Redrive all …")
         fill(page)
         eventually(lambda: server.api.get_state("first")["count"] == 2, "both are jobs again")
+
+
+def test_dead_letters_are_turned_page_by_page(browser: Browser, server: Server) -> None:
+    good(server.api.put("jobs", {"type": "queue", "max_deliveries": 1, "dead_letter": "dead"}))
+    append(server, "jobs", [{"data": n} for n in range(60)])
+    claim = {"node": "w", "max": 60, "lease_ms": 600_000}
+    good(server.api.http.post("/v0/topics/jobs/claim", json=claim))
+    nack = {"node": "w", "seqs": list(range(1, 61))}
+    good(server.api.http.post("/v0/topics/jobs/nack", json=nack))
+    good(server.api.http.post("/v0/topics/jobs/claim", json=claim))
+    eventually(lambda: server.api.state("dead").status_code == 200, "there are dead letters")
+    eventually(lambda: bool(server.api.get_state("dead")["count"] == 60), "all jobs are dead")
+    letters = "document.querySelectorAll('[aria-label^=\"Redrive \"]').length"
+    with console(browser, server, "topic/jobs") as page:
+        page.wait(f"{letters} === 50", "the newest letters")
+        press(page, "Older →")
+        page.wait(f"{letters} === 10", "the older letters")
+        assert page.evaluate("Boolean(document.querySelector('[aria-label=\"Redrive 1\"]'))")
+        press(page, "← Newer")
+        page.wait(f"{letters} === 50", "the newest letters again")
+
+
+def test_the_front_page_leads_to_the_console_below_a_prefix(
+    browser: Browser, tmp_path: Path
+) -> None:
+    mounted = Server(tmp_path / "mounted", {"PYTHONPATH": str(ROOT)}, command=command_of("mounted"))
+    mounted.start()
+    try:
+        append(mounted, "orders", [{"data": {"id": 7}}])
+        with browser.page(f"{mounted.api.url}/my%20app/") as page:
+            page.evaluate("document.querySelector('a').click()")
+            at_console = "location.pathname === '/my%20app/console'"
+            page.wait(f"{at_console} && Boolean(document.getElementById('main'))", "the console")
+            shows(page, "All is well")
+            page.evaluate("location.hash = '#/topic/orders/records'")
+            page.wait("document.querySelectorAll('.record').length === 1", "the record")
+            assert page.exceptions == []
+    finally:
+        mounted.stop()
 
 
 def test_the_keyboard_keeps_its_place_while_figures_change(
@@ -363,6 +403,9 @@ def test_routers_views_and_streams(browser: Browser, server: Server) -> None:
         page.evaluate("document.querySelector('form.bar input').value = 'pages/1'")
         press(page, "Read")
         shows(page, "<html><body>")
+        page.evaluate("document.querySelector('pre.raw').remove()")
+        press(page, "pages/1")
+        page.wait("document.querySelector('pre.raw')?.textContent.startsWith('<html>')", "again")
         picture(page, "streams")
 
 

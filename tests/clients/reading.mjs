@@ -20,6 +20,14 @@ for (const items of both()) for await (const item of items) { told.push(item.seq
 for await (const item of topics.read("a", { filter: "odd", includeMeta: false })) odd += item.meta === undefined && item.tag === "odd";
 told.push(odd);
 
+const free = { if: { none_match: "seat" } };
+await topics.append("seats", { data: "ann", tag: "seat" }, free);
+try {
+  await topics.append("seats", { data: "bob", tag: "seat" }, free);
+} catch (error) {
+  told.push(error.code, error.detail.seq);
+}
+
 await topics.call("/v0/topics/a", { method: "DELETE" });
 await topics.append("a", records(800));
 for (const items of both()) {

@@ -173,6 +173,7 @@ def test_reading_appending_and_cursors(found_node: node.Node, server: Server) ->
         *(701, 332, {"n": 332}, "even"),
         *(334, 334),
         350,
+        *("condition_failed", 1),
         *(["recreated", 1], ["recreated", 1]),
         *(True, "topic_not_found"),
     ]

@@ -3,11 +3,16 @@ import { get, pages, post, topicPath } from "./api.js";
 import { ask, checkName, count, empty, field, h, moment, nameField, preview, replace, span, stat, table, text, toast } from "./dom.js";
 import { topicLink } from "./records.js";
 
+const LETTERS = 50;
+// Pages that are looked through for letters of this queue: other queues may share the topic.
+const LETTER_PAGES = 10;
+
 export function queuePanel(name, context) {
   const figures = h("div", { class: "stats" });
   const flight = h("section", { "aria-label": "In flight" });
   const dead = h("section", { "aria-label": "Dead letters" });
   let config = {};
+  const trail = []; // where the pages of dead letters before this one began
   const act = (work) => context.guard(async () => { if ((await work()) !== false) context.refresh(); });
   const held = (verb, lease, more) => post(`${topicPath(name)}/${verb}`, { node: lease.node, seqs: [lease.seq], lease_ids: [lease.lease_id], ...more });
   const confirmed = async (title, message) => Boolean(await ask({ title, body: h("p", {}, message), action: title, isDangerous: true }));
@@ -61,14 +66,24 @@ export function queuePanel(name, context) {
   const letters = async (queue, signal) => {
     const source = config.dead_letter;
     if (!source) { replace(dead, h("h3", {}, "Dead letters"), empty("This queue has no dead-letter topic", "Set max_deliveries and dead_letter in its configuration.")); return; }
-    let page = { records: [] };
-    try { page = await get(`${topicPath(source)}/records?order=desc&limit=50`, signal); } catch (error) { if (error.status !== 404) throw error; }
-    const mine = page.records.filter((record) => record.meta?.$dead_letter_from === name);
-    const isPart = page.records.length > 0 && !page.complete;
-    replace(dead, h("div", { class: "bar" }, h("h3", {}, "Dead letters in ", topicLink(source)), (mine.length > 0 || (isPart && queue.dead_lettered > 0)) && h("button", { onclick: redrive({ all: true }) }, "Redrive all …")),
+    let page = { records: [], complete: true }, mine = [];
+    let begin = trail.at(-1);
+    try {
+      for (let turn = 0; turn < LETTER_PAGES; turn += 1) {
+        page = await get(`${topicPath(source)}/records?order=desc&limit=${LETTERS}${begin === undefined ? "" : `&before_seq=${begin}`}`, signal);
+        mine = page.records.filter((record) => record.meta?.$dead_letter_from === name);
+        if (mine.length || page.complete) break;
+        begin = page.next_before_seq;
+      }
+    } catch (error) { if (error.status !== 404) throw error; }
+    const older = page.complete ? undefined : page.next_before_seq;
+    const isPart = older !== undefined || trail.length > 0;
+    const turn = (change) => () => { change(); context.refresh(); };
+    replace(dead, h("div", { class: "bar" }, h("h3", {}, "Dead letters in ", topicLink(source)), (mine.length > 0 || (isPart && queue.dead_lettered > 0)) && h("button", { onclick: redrive({ all: true }) }, "Redrive all …"),
+      isPart && h("button", { disabled: !trail.length, onclick: turn(() => trail.pop()) }, "← Newer"), isPart && h("button", { disabled: older === undefined, onclick: turn(() => { if (older !== undefined) trail.push(older); }) }, "Older →")),
       mine.length ? table("Dead letters", ["#Seq", "Died", "Last error", "Data", "Actions"], mine.map((record) => [count(record.$seq), moment(record.$ts), text(record.meta.$dead_letter_error ?? "no reason was given"),
         h("span", { class: "peek", dir: "auto" }, preview(record.data, 80)), h("button", { onclick: redrive({ seqs: [record.$seq] }), "aria-label": `Redrive ${record.$seq}` }, "Redrive")]))
-        : empty(isPart ? "None among the newest 50" : "No dead letters", isPart && "Other queues share this topic. Redrive all reaches the older letters of this queue."));
+        : empty(isPart ? "None on this page" : "No dead letters", isPart && "Other queues share this topic. Redrive all reaches every letter of this queue."));
   };
   return { every: 1500, load, body: [figures, h("div", { class: "bar" }, h("button", { class: "danger", onclick: purge }, "Purge …")), flight, dead] };
 }

@@ -1,8 +1,10 @@
 // Views of a topic with a query box, and the content of a stream.
-import { get, post, segment, send, topicPath } from "./api.js";
+import { get, pages, post, segment, send, topicPath } from "./api.js";
 import { badge, bytes, count, empty, field, h, plain, replace, table, text } from "./dom.js";
 
 const TEXT_SHOWN = 200_000;
+const STREAMS_SHOWN = 50;
+const streamStates = new Map(); // topic and epoch -> its state: a stream never changes its path
 
 export function viewsPanel(name, context) {
   const list = h("div", {});
@@ -35,6 +37,22 @@ export function viewsPanel(name, context) {
 export function streamsPanel(context) {
   const result = h("div", { "aria-live": "polite" });
   const path = h("input", { type: "text", placeholder: "chat/42", "aria-label": "Path of a stream", required: true });
+  const list = h("div", {});
+  const known = async (topic, signal) => {
+    const key = `${topic.topic} ${topic.epoch}`;
+    if (!streamStates.has(key)) {
+      if (streamStates.size > 1000) streamStates.clear();
+      try { streamStates.set(key, (await get(topicPath(topic.topic), signal)).stream); } catch (error) { if (error.status !== 404) throw error; }
+    }
+    return { topic, stream: streamStates.get(key) };
+  };
+  const load = async (signal) => {
+    const { items, isMore } = await pages("v0/topics?prefix=ds%3A", "topics", STREAMS_SHOWN, signal);
+    const found = (await Promise.all(items.map((topic) => known(topic, signal)))).filter(({ stream }) => stream);
+    replace(list, found.length ? table("Streams", ["Path", "Content type", "#Records", "#Size"], found.map(({ topic, stream }) => [
+      h("button", { class: "link", onclick: () => { path.value = stream.path; read(); } }, text(stream.path)), text(stream.content_type), count(topic.count), bytes(topic.bytes)]))
+      : empty("No stream has a path of its own", "A stream whose path is the name of a topic is listed with the topics."), isMore && h("p", { class: "muted" }, `The first ${STREAMS_SHOWN} streams are shown.`));
+  };
   const read = context.guard(async () => {
     const where = path.value.trim().split("/").map(segment).join("/");
     const response = await send(`v1/stream/${where}?offset=-1`);
@@ -45,5 +63,5 @@ export function streamsPanel(context) {
       h("pre", { class: "raw", tabindex: 0, dir: "auto" }, content.slice(0, TEXT_SHOWN)));
   });
   const form = h("form", { class: "bar", onsubmit: (event) => { event.preventDefault(); read(); } }, path, h("button", { class: "primary", type: "submit" }, "Read"));
-  return { title: "Streams", body: [h("p", { class: "muted" }, "Streams are the topics below /v1/stream. Type the path of one to read it."), form, result] };
+  return { title: "Streams", every: 5000, load, body: [h("p", { class: "muted" }, "Streams are the topics below /v1/stream. Type or choose the path of one to read it."), form, list, result] };
 }
