@@ -258,7 +258,7 @@ class Settings(BaseSettings):
     api_keys: Annotated[Keys | None, BeforeValidator(_keys)] = _other(
         None,
         "key, key:scopes or key:scopes:prefixes, several separated by commas",
-        "key[:scopes[:prefixes]], comma-separated; README, Keys",
+        "key[:scopes[:prefixes]], comma-separated; docs/TOUR.md, Keys",
     )
     api_keys_file: Path | None = _other(
         None, "a path", "file with one key a line, mode 0600; SIGHUP rereads it"
@@ -355,7 +355,7 @@ class Settings(BaseSettings):
         300_000, 1, 365 * _DAY_MS, "how long a session without a stream is kept"
     )
     buffer_grace_ms: Number = _number(
-        5_000, 0, 3_600_000, "time for which a full connection counts only as behind"
+        5_000, 0, 3_600_000, "how long a connection may stay full before it counts as slow"
     )
     slow_consumer_timeout_ms: Number = _number(
         30_000, 1, 3_600_000, "time after which a connection that stays full is closed"

@@ -80,7 +80,7 @@ export function browsePanel(name, context, openDelete) {
       h("span", { class: "muted" }, `${count(page.records.length)} records · head ${count(page.head_seq)} · from ${count(page.earliest_seq)}`));
   };
   const restart = () => { trail.length = 0; context.refresh(); };
-  const start = h("input", { type: "text", placeholder: "seq, 10m, or time", "aria-label": "Start at a seq, a duration back, or a time",
+  const start = h("input", { type: "text", placeholder: "seq, 10m, or time", "aria-label": "Start at a seq, a duration before now, or a time",
     title: "1200 · 10m · 2026-11-05T10:00:00Z", onchange: () => {
       const value = start.value.trim();
       begin = value === "" ? { before_seq: "" } : /^\d+$/.test(value) ? { from_seq: Math.max(0, Number(value) - 1) } : { since: value };

@@ -120,7 +120,7 @@ class View:
             if isinstance(answer, FileFacts):
                 return answer
             if isinstance(answer, Unreadable):
-                log.warning("a file of view %s is built anew: %s", self.name, answer.message)
+                log.warning("rebuilding a file of view %s: %s", self.name, answer.message)
                 return None
             log.warning("a file of view %s cannot be opened now: %r", self.name, answer)
             await asyncio.sleep(_RETRY_S)
@@ -139,7 +139,9 @@ class View:
     def note_ahead(self) -> None:
         """A file of the view held what the log lost: it is built anew."""
         log.warning(
-            "view %s of %s is built anew: it holds what the log lost", self.name, self.topic_name
+            "rebuilding view %s of %s: it holds records that the log lost",
+            self.name,
+            self.topic_name,
         )
         self.rebuilds_total += 1
 
@@ -341,7 +343,7 @@ class View:
 
     def unusable(self, build: Build) -> None:
         """See `BuildEvents`. A view can always be built anew."""
-        log.warning("the file of view %s cannot be used: it is built anew", self.name)
+        log.warning("the file of view %s cannot be used: rebuilding it", self.name)
         topic = self._topic()
         self._end(build)
         if build is self.next:

@@ -80,7 +80,7 @@ class Space:
     def _give_back(self, size: int, free: int) -> None:
         """Release the ballast's bytes that are missing to `size` free bytes."""
         if free < size and (given := self._ballast.release(size - free)):
-            log.warning("%d bytes are free: %d bytes of ballast were given back", free, given)
+            log.warning("%d bytes are free: %d bytes of ballast were released", free, given)
 
     def note_refused(self) -> None:
         """The disk refused a flip or a drop: look now."""

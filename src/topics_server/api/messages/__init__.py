@@ -8,6 +8,6 @@
 - `read_queries`: the numbers and filters in the queries of plain reads and live streams.
 - `requests`: request shapes shared by routes: configuration, diff, delete, list cursors.
 - `responses`: renders the responses of topics and routers as JSON bytes.
-- `times`: reads a point in time: milliseconds, RFC 3339, or a duration back from now.
+- `times`: reads a point in time: milliseconds, RFC 3339, or a duration before now.
 - `visibility`: hides topics and routers that a key's prefixes do not cover.
 """

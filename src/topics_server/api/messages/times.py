@@ -1,4 +1,4 @@
-"""Reads a point in time of a request: milliseconds, RFC 3339, or a duration back from now. Pure."""
+"""Reads a point in time of a request: milliseconds, RFC 3339, or a duration before now. Pure."""
 
 from __future__ import annotations
 
@@ -49,6 +49,6 @@ def point_in_time(sent: str, field: str) -> Moment:
 def _refused(sent: str, field: str) -> Exception:
     return invalid(
         f'{field} must be milliseconds since 1970, an RFC 3339 time such as "2026-11-05T10:00:00Z",'
-        f' or a duration back such as "10m"; "{clipped(sent)}" is none of them',
+        f' or a duration before now such as "10m"; "{clipped(sent)}" is none of these',
         field,
     )

@@ -27,27 +27,27 @@ from topics_server.values.limits import DIFF_LIMIT_DEFAULT, LIVE_PREFIXES_MAX, P
 def live_paths(name: Schema) -> Schema:
     """The paths of live streams; `name` is the topic's parameter."""
     whole: Schema = {"type": "integer", "minimum": 0}
-    of_one = (query("from_seq", whole, "Begin behind this seq. Default: the first record."),)
+    of_one = (query("from_seq", whole, "Begin after this seq. Default: the first record."),)
     of_many = (
         query("topics", text(), "Names, separated by commas; they need not exist."),
         query(
             "prefix",
             text(),
-            "Also follow the topics whose names begin so, and those created later, from their "
-            f"first record. At most {LIVE_PREFIXES_MAX}, separated by commas.",
+            "Also follow the topics whose names begin with this text; later ones are read from "
+            f"their first record. At most {LIVE_PREFIXES_MAX}, separated by commas.",
         ),
     )
     shared = (
-        query("last", {"type": "integer", "minimum": 1}, "Begin with the last so many records."),
+        query("last", {"type": "integer", "minimum": 1}, "Begin with the last N records."),
         query(
             "since",
             text(),
-            "Begin with the records committed then: ms since 1970, RFC 3339, or a duration back "
-            "such as `10m`.",
+            "Begin with records committed at this time or later: ms since 1970, RFC 3339, or a "
+            "duration before now such as `10m`.",
         ),
         switch("tail", False, "Begin with the next record."),
         query("tag", text(), "Only records with this tag."),
-        query("tag_prefix", text(), "Only records whose tag begins so."),
+        query("tag_prefix", text(), "Only records whose tag begins with this text."),
         query("node", text(), "Only records of this node."),
         query("filter", text(), f"JSON. {FILTER_ABOUT}"),
         query("limit", whole | {"default": DIFF_LIMIT_DEFAULT}, "Records of one event; clamped."),
@@ -69,7 +69,7 @@ def live_paths(name: Schema) -> Schema:
         switch("include_tags", True, "Whether records have `$tag`."),
         switch("include_meta", True, "Whether records have `meta`."),
         switch("include_data", True, "Whether records have `data`; without it no `meta` either."),
-        query("cursor", text(), "An `id` of an earlier event: go on behind it."),
+        query("cursor", text(), "An `id` of an earlier event: continue after it."),
     )
     return {
         "/v0/topics/{topic}/live": {
@@ -82,7 +82,7 @@ def live_paths(name: Schema) -> Schema:
         "/v0/live": {
             "get": _stream(
                 "live",
-                "Follow topics by name and by prefix, those created later too.",
+                "Follow topics by name and by prefix, including topics that are created later.",
                 (*of_many, *shared),
             ),
             "post": _ticket("issueTicket", (*of_many, *shared)),
@@ -95,7 +95,7 @@ def _stream(operation_id: str, summary: str, parameters: tuple[Schema, ...]) -> 
         "name": "Last-Event-ID",
         "in": "header",
         "schema": text(),
-        "description": "The last received `id`; the stream goes on behind it.",
+        "description": "The last received `id`; the stream continues after it.",
     }
     about = (
         "Server-sent events: `record`, `tombstone`, `caught-up`, `topic-deleted`, `error`; with a "
@@ -130,7 +130,7 @@ def live_schemas() -> Schema:
     ticket = {
         "stream_url": text(),
         "ticket": text("Absent on a server without keys."),
-        "ticket_ttl_ms": u64("The ticket opens this stream, as often as needed, for so long."),
+        "ticket_ttl_ms": u64("The ticket opens this stream, as often as needed, for this long."),
         "performance": ref("Performance"),
     }
     return {"LiveTicket": object_of("stream_url performance", **ticket)}

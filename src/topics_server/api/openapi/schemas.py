@@ -208,8 +208,8 @@ def _request_schemas() -> Schema:
         tag={"type": ["string", "null"]},
         node={"type": ["string", "null"]},
         meta={"type": ["object", "null"]},
-        delay_ms={"type": ["integer", "null"], "description": "The job is claimable after it."},
-        deliver_at_ms={"type": ["integer", "null"], "description": "The job is claimable then."},
+        delay_ms={"type": ["integer", "null"], "description": "Ms until it can be claimed."},
+        deliver_at_ms={"type": ["integer", "null"], "description": "Claimable from this time on."},
     )
     return {
         "AppendRequest": object_of(

@@ -64,7 +64,7 @@ pre {{ overflow-x: auto; padding: .75rem; border: 1px solid #8886; border-radius
 <p>{about}</p>
 <h2>Try it</h2>
 {lines}
-<h2>Go on</h2>
+<h2>Next steps</h2>
 <ul>
 {links}
 </ul>

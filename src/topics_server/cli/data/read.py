@@ -28,7 +28,7 @@ from topics_server.cli.paging import pages, show_gap, show_records
 @click.option(
     "--since",
     metavar="TIME",
-    help="Records committed at TIME or later: ms since 1970, RFC 3339, or a duration back (10m).",
+    help="Records committed at TIME or later: ms since 1970, RFC 3339, or a duration before now.",
 )
 @click.option("--tag", multiple=True, help="Only records with this tag; may be repeated.")
 @click.option("--tag-prefix", metavar="PREFIX", help="Only records whose tag starts with this.")

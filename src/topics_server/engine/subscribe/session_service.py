@@ -195,4 +195,4 @@ class WatchSessions:
                 session.noted = None
         if not self._is_refused:
             self._is_refused = True
-            log.warning("watch sessions go on in memory only: %s", error.message)
+            log.warning("watch sessions continue in memory only: %s", error.message)

@@ -231,7 +231,7 @@ class Journal:
     def _trimmed(self, failure: str | None) -> None:
         self._trims_under_way -= 1
         if failure is not None:
-            log.warning("journal files were not removed, the next start will: %s", failure)
+            log.warning("journal files were not removed; the next start removes them: %s", failure)
         if self._closing is not None and not self._trims_under_way:
             self._closing.set_result(None)
 

@@ -439,7 +439,7 @@ class WalFile:
         try:
             self._end_mark.write_beginning(mark)
         except StorageError as error:
-            log.warning("an end mark is not written, it stays behind: %s", error)
+            log.warning("an end mark was not written and is behind: %s", error)
         else:
             self._holding = mark
 
@@ -453,7 +453,7 @@ class WalFile:
         try:
             self._end_mark.sync_beginning()
         except StorageError as error:
-            log.warning("an end mark is not synced, it stays behind: %s", error)
+            log.warning("an end mark was not synced and is behind: %s", error)
             return
         self._held = self._holding
 
@@ -463,7 +463,7 @@ class WalFile:
             self._end_mark.note(self._end_mark_now())
         except StorageError as error:
             if not self.is_mark_refused:
-                log.warning("an end mark is not written, it stays behind: %s", error)
+                log.warning("an end mark was not written and is behind: %s", error)
             self.is_mark_refused = True
         else:
             self.is_mark_refused = False

@@ -433,7 +433,7 @@ class WalWriter:
         job = outcome.job
         if self._closing_job is not None:
             if outcome.error == READ_ONLY:
-                log.warning("shard %d: at its end: %s", self.number, outcome.reason)
+                log.warning("shard %d: read-only while closing: %s", self.number, outcome.reason)
             self._closing_job.set_result(outcome)
             return
         if outcome.error == READ_ONLY:
@@ -461,7 +461,7 @@ class WalWriter:
             self._report_failure(group.first_lsn if group is not None else None, outcome)
         else:
             if isinstance(job, MakeRoom) and self.state is WriterState.FULL:
-                log.info("shard %d: there is room again", self.number)
+                log.info("shard %d: there is space again", self.number)
                 self.state = WriterState.OPEN
             if outcome.written or outcome.synced:
                 self._report(write_ms=outcome.write_ms, sync_ms=outcome.sync_ms)
@@ -474,7 +474,8 @@ class WalWriter:
         self._marks.sync(self.tail.synced_lsn)
         if self._policy.synced(self._marks.synced_lsn):
             log.info(
-                "shard %d: writes wait for syncs here, so none is made beside one", self.number
+                "shard %d: on this disk writes wait for syncs; it no longer overlaps them",
+                self.number,
             )
         if self.tail.dirty_bytes and self._sync_timer is None:
             # Written by the loop meanwhile.
@@ -547,7 +548,7 @@ class WalWriter:
 
     def _wait_for_room(self, reason: str) -> None:
         if self.state is WriterState.OPEN:
-            log.warning("shard %d: no room ahead: %s", self.number, reason)
+            log.warning("shard %d: no space for the next journal file: %s", self.number, reason)
             self.state = WriterState.FULL
         if self._probe_timer is None:
             self._probe_timer = self._loop.call_later(RETRY_MS / 1000, self._probe)

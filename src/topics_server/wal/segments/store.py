@@ -448,13 +448,13 @@ class SealedSegments:
         assert found.index is not None
         entry = found.entry
         path = self._tiers.idx_path(entry.tier, topic.topic_id, entry.segment_id)
-        log.warning("the index %s is damaged: it is made again from its records", path)
+        log.warning("the index %s is damaged: rebuilding it from its records", path)
         try:
             copy = self._quarantine.keep(topic.topic_id, path)
             topic.quarantined[copy] = self._fs.file_size(copy)
             write_temp(self._fs, path, [found.index])
         except DiskFull as error:
-            log.warning("the index %s is made again in memory only: %s", path, error)
+            log.warning("the index %s is rebuilt in memory only: %s", path, error)
             return
         rename_temp(self._fs, path)
         self._fs.sync_dir(layout.parent(path))

@@ -225,7 +225,7 @@ async def test_watching_goes_on_when_the_journal_refuses_and_says_so_once(
         await desk.sessions.open(OPTIONS, [])
     assert desk.sessions.find(session.wid) is session
     assert [record.getMessage() for record in caplog.records] == [
-        "watch sessions go on in memory only: full"
+        "watch sessions continue in memory only: full"
     ]
     caplog.clear()
     desk.journal.refusal = None
