@@ -62,6 +62,12 @@ def test_bash_completes_verbs_options_and_choices(alone: Topics, folder: Path) -
     assert set(found) == {"ephemeral", "memory", "disk", "fsync"}
 
 
+def test_bash_completes_the_verbs_after_help(alone: Topics, folder: Path) -> None:
+    assert completed(alone, folder, "topics", "help", "qu") == ["queue"]
+    assert completed(alone, folder, "topics", "help", "queue", "red") == ["redrive"]
+    assert completed(alone, folder, "topics", "help", "tail", "") == []
+
+
 def needs(shell: str) -> None:
     if shutil.which(shell) is None:
         pytest.skip(f"needs {shell}:  apt-get install {shell}")

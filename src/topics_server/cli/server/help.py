@@ -7,11 +7,13 @@ from click.shell_completion import CompletionItem
 
 
 def _verbs(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Complete the first word with the verbs."""
-    root = ctx.find_root().command
-    if ctx.params.get("words") or not isinstance(root, click.Group):
+    """Complete a word with the verbs of the command that the words before it name."""
+    command: click.Command | None = ctx.find_root().command
+    for word in ctx.params.get("words") or ():
+        command = command.get_command(ctx, word) if isinstance(command, click.Group) else None
+    if not isinstance(command, click.Group):
         return []
-    return [CompletionItem(v) for v in root.list_commands(ctx) if v.startswith(incomplete)]
+    return [CompletionItem(v) for v in command.list_commands(ctx) if v.startswith(incomplete)]
 
 
 @click.command("help")

@@ -430,8 +430,8 @@ def _fold(found: Survey, known: dict[int, _Known], lsn: int, entry: Entry) -> No
 def _refuse_page(entry: RecordsAppended, topic: _Known) -> None:
     if entry.page is not None and not entry.body and entry.page.copy_count and topic.doubts:
         raise StartRefused(
-            f"a router's copies in {topic.put.name} have their records in the damaged part: this "
-            "cannot be mended, restore a backup"
+            f"the records of a router's copies in {topic.put.name} are in the damaged part: this "
+            "cannot be repaired, restore a backup"
         )
 
 
