@@ -35,6 +35,8 @@ LAYERS: dict[str, frozenset[str]] = {
         "wal.segments": "runtime values wal wal.format",
         "wal.snapshots": "runtime values wal wal.format",
         "wal.tools": "runtime values wal",
+        # Backups: copies of what the disk holds. It handles files, and no rules of topics.
+        "archive": "runtime values wal",
         # Services over the engine.
         "queue": "engine runtime values",
         "routers": "engine runtime values",
@@ -43,10 +45,12 @@ LAYERS: dict[str, frozenset[str]] = {
         # HTTP over the services, and the process around all.
         "api": "auth engine http queue routers runtime streams values views",
         "settings": "auth runtime values",
-        "node": "api auth engine http queue routers runtime settings streams values views wal",
+        "node": "api archive auth engine http queue routers runtime settings streams values views"
+        " wal",
         "app": "api node runtime settings values",
         "server": "api auth http node runtime settings values wal",
         "cli": "client runtime values",
+        "cli.backups": "archive cli client runtime values wal",
         "cli.server": "auth cli client runtime server settings values wal",
         "__main__": "cli server",
     }.items()

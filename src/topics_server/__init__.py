@@ -4,6 +4,7 @@ Imports point downwards; `tests/layers.py` holds the table and `docs/ARCHITECTUR
 Nothing is imported here, so that a tool may load one format module without loading the server.
 
 - `api/`: HTTP routes over the engine and its services. No rule of topics lives here.
+- `archive/`: backups: copies a store into a folder and back.
 - `auth/`: access control: keys, tickets, origins, hosts, and the limit on concurrent requests.
 - `cli/`: the command `topics`: one module a verb, imported when the verb runs.
 - `client/`: a client: enqueue and work jobs, write to topics and streams, each record once.

@@ -106,6 +106,12 @@ def _not_empty(value: object) -> object:
     return value
 
 
+def _absolute(value: object) -> object:
+    if isinstance(value, str) and not value.startswith("/"):
+        raise ValueError("a path that depends on where the server is started")
+    return value
+
+
 def _origins(value: object) -> object:
     return ",".join(split_origins(value)) if isinstance(value, str) else value
 
@@ -219,6 +225,9 @@ class Settings(BaseSettings):
         0o700, "0700 or 0750", "mode of the data directory, 0700 or 0750"
     )
     cold_dir: Path | None = _other(None, "a path", "second, larger disk for old segments")
+    backup_dir: Annotated[Path | None, BeforeValidator(_absolute)] = _other(
+        None, "an absolute path", "folder for backups, on another disk"
+    )
     min_free_bytes: Number | None = _number(
         None, 0, U64_MAX, "free space below which appends stop; unset: 256 MiB or 1 %"
     )

@@ -39,6 +39,10 @@ ROWS: Final[dict[str, Row]] = {
     "cold_dir": Row(
         "file/cold", _RESTART + "test_moving_to_the_cold_folder_changes_no_answer", is_path=True
     ),
+    "backup_dir": Row(
+        "backups",
+        "contract/operation/test_backup.py::test_a_backup_goes_into_the_folder_of_the_setting",
+    ),
     "min_free_bytes": Row("5XB", _RESTART + "test_a_nearly_full_disk_takes_deletes_but_no_appends"),
     "wal_shards": Row("0", _EFFECTS + "test_each_shard_has_its_files"),
     "wal_fsync_interval_ms": Row("0", _SETTINGS + "test_the_background_sync_is_a_setting"),

@@ -47,12 +47,19 @@ from topics_server.http.upload_turns import UploadTurns
 from topics_server.queue.service import QueueService
 from topics_server.routers.answers import RouterListPage, RouterOutcome, RouterSpec, RouterState
 from topics_server.runtime.clock import monotonic_ms
-from topics_server.runtime.metrics import DiskFacts, RecoveryFacts, RouteFacts, ShardFacts
+from topics_server.runtime.metrics import (
+    BackupMetrics,
+    DiskFacts,
+    RecoveryFacts,
+    RouteFacts,
+    ShardFacts,
+)
 from topics_server.streams.service import Streams
 from topics_server.values.appends import DecodedAppend
 from topics_server.values.json_cache import JsonCache
 from topics_server.values.limits import INFLATED_APPENDS_MAX
 from topics_server.values.model import Durability, ProducerStamp, TagMatch, TopicConfig
+from topics_server.values.storage_types import BackupState
 from topics_server.views.service import Views
 
 T = TypeVar("T")
@@ -370,6 +377,23 @@ class Sealing(Protocol):
         ...
 
 
+class BackupsPort(Protocol):
+    """What makes backups; `node.backups.Backups`."""
+
+    @property
+    def state(self) -> BackupState:
+        """The newest backup that was begun."""
+        ...
+
+    def begin(self) -> BackupState:
+        """Start one, unless one is under way."""
+        ...
+
+    def metrics(self) -> BackupMetrics:
+        """Facts for a scrape."""
+        ...
+
+
 def _inflated_slots() -> asyncio.Semaphore:
     return asyncio.Semaphore(INFLATED_APPENDS_MAX)
 
@@ -404,6 +428,7 @@ class ServerState:
     views: Views | None = None
     streams: Streams | None = None
     sealing: Sealing | None = None
+    backups: BackupsPort | None = None
     phase: Phase = "replaying"
     started_ms: float = dataclasses.field(default_factory=monotonic_ms)
     shards: Callable[[], Sequence[ShardFacts]] = tuple

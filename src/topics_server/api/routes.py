@@ -5,7 +5,7 @@ from __future__ import annotations
 from topics_server.api.context import ServerState
 from topics_server.api.live import handlers as live
 from topics_server.api.openapi import document
-from topics_server.api.operate import admin, console, front_page, probes, reference
+from topics_server.api.operate import admin, backup, console, front_page, probes, reference
 from topics_server.api.queues import handlers as queues
 from topics_server.api.records import find
 from topics_server.api.records import handlers as records
@@ -118,6 +118,11 @@ def build_routes(mount: str = STREAMS_PATH) -> Routes:
             Route("/readyz", {"GET": probes.ready}, needs={"GET": PROBE}),
             Route("/v0/metrics", {"GET": probes.metrics}, needs={"GET": READ}),
             Route("/v0/admin/seal", {"POST": admin.seal}, needs={"POST": ADMIN}),
+            Route(
+                "/v0/admin/backup",
+                {"POST": backup.start_backup, "GET": backup.show_backup},
+                needs={"POST": ADMIN, "GET": ADMIN},
+            ),
             Route("/", {"GET": front_page.page}, needs={"GET": PROBE}),
             Route("/console", {"GET": console.page}, needs={"GET": PROBE}),
             Route("/console/static/{file}", {"GET": console.file}, needs={"GET": PROBE}),

@@ -5,6 +5,7 @@ Owns the list of verbs. Exit codes: 0 done, 1 the server (or a file) refused or 
 error.
 
 - `analytics/`: verbs that run Spark and exports.
+- `backups/`: verbs on backups.
 - `data/`: verbs on records.
 - `durable_streams/`: verbs on Durable Streams.
 - `following/`: verbs that follow topics.
@@ -61,6 +62,9 @@ VERBS: Final = {
     "verify": "Check a data directory offline; change nothing.",
     "dump": "Print the contents of a data directory offline; change nothing.",
     "repair": "Show what a damaged journal has lost; --accept-loss makes it readable.",
+    "backup": "Make a backup of a running server, or of a stopped one's directory.",
+    "backups": "List, verify and prune the backups in a folder.",
+    "restore": "Make a data directory from a backup.",
     "export": "Write records as Parquet, NDJSON or Arrow files; each run adds the new ones.",
     "jobs": "List the analytics jobs, or run one of them with Spark.",
     "pipeline": "Export the log to a lake and compute results by day, with one command.",
@@ -75,6 +79,7 @@ FOLDERS: Final = {
     verb: folder
     for folder, verbs in {
         "server": "serve demo verify dump repair config doctor completion health help",
+        "backups": "backup backups restore",
         "topics": "put set ls info rm",
         "data": "append load read pub delete",
         "following": "tail watch",

@@ -8,6 +8,7 @@ simulations.
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 from topics_server.api.context import ServerState
 from topics_server.api.watch.broadcast import Fanout
@@ -23,6 +24,7 @@ from topics_server.engine.stream_writes import StreamWrites
 from topics_server.engine.subscribe.dispatcher import SubscriptionDispatcher
 from topics_server.engine.subscribe.session_service import WatchSessions
 from topics_server.engine.topic.quotas import quotas_of
+from topics_server.node.backups import Backups
 from topics_server.node.ground import Ground
 from topics_server.node.node import Node
 from topics_server.queue.service import QueueService
@@ -39,6 +41,7 @@ from topics_server.wal.directory import lacks_heads
 from topics_server.wal.journal.anchors import anchors_of
 from topics_server.wal.journal.journal import Journal
 from topics_server.wal.journal.replay import JournalReplay
+from topics_server.wal.restored import read_restored, remove_restored
 
 
 class Boot:
@@ -84,6 +87,7 @@ class Boot:
         directory, offload = ground.directory, ground.offload
         began_ms = ground.clock.monotonic_ms()
         image = await offload.run(ground.snapshots.newest)
+        known = await offload.run(partial(read_restored, ground.fs, directory.root))
         replay = JournalReplay(
             ground.fs,
             directory.wal_dir,
@@ -102,6 +106,7 @@ class Boot:
             ground.projections,
             [ground.lease_table.observe, ground.router_table.observe],
             ground.router_table.sources,
+            known,
         )
         self.state.progress = lambda: recovery.progress
         # How the last run ended tells which heads are safe; if they were in a snapshot that cannot
@@ -128,7 +133,10 @@ class Boot:
         published = ReplayStart() if image is None else image.replay_start
         writers = self.open_journal(replay, next_lsn, published)
         moved = await writers.transfers.complete(recovery.marks)
-        await writers.publish(next_lsn, heads_moved=found.heads_moved > 0)
+        await writers.publish(next_lsn, heads_moved=found.heads_moved > 0 or known is not None)
+        if known is not None:
+            # A snapshot holds what it said.
+            await offload.run(partial(remove_restored, ground.fs, directory.root))
         torn = "".join(f", cut a torn write in {torn.path}" for torn in replay.report.torn)
         report = (
             f"{found.topics} topics, {found.entries} journal entries replayed, "
@@ -321,4 +329,14 @@ def _wire(writers: Writers, recovered: RecoveredLogs, report: str) -> Node:
         ),
         sync_latency=writers.sync_latency,
         report=report,
+        backups=None
+        if settings.backup_dir is None
+        else Backups(
+            ground,
+            writers.journal,
+            commits,
+            writers.checkpointer,
+            str(settings.backup_dir),
+            lambda: store.is_disk_low,
+        ),
     )

@@ -21,6 +21,7 @@ from topics_server.engine.commit.transfers import Transfers
 from topics_server.engine.store import Store
 from topics_server.engine.subscribe.session_service import WatchSessions
 from topics_server.engine.topic.registry import Registry
+from topics_server.node.backups import Backups
 from topics_server.node.ground import Ground
 from topics_server.queue.leases.lease_table import LeaseTable
 from topics_server.queue.service import QueueService
@@ -59,6 +60,7 @@ class Node:
     streams: Streams
     sync_latency: Sequence[LatencyHistogram]
     report: str
+    backups: Backups | None = None
     _tasks: list[asyncio.Task[None]] = dataclasses.field(default_factory=list)
 
     @property
@@ -110,6 +112,7 @@ class Node:
         state.sealing = self.sealer
         state.shards = lambda: self.journal.facts(self.sync_latency)
         state.reasons = self._reasons
+        state.backups = self.backups
         if state.phase == "replaying":
             state.enter("ready")
 
@@ -128,6 +131,8 @@ class Node:
         )
         self._spawn(ground.space.watch(self._note_space))
         self._spawn(self.streams.run())
+        if self.backups is not None:
+            self._spawn(self.backups.find_newest())
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -173,6 +178,8 @@ class Node:
 
     async def close(self) -> None:
         """Finish what is in flight, take the final snapshot, release the directory."""
+        if self.backups is not None:
+            await self.backups.close()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

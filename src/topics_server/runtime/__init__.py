@@ -1,10 +1,12 @@
 """The clock, metrics, logging and other services of the process.
 
 - `amounts`: parses durations and sizes as people write them: `5s`, `64KB`.
+- `backup_metrics`: the rows of the metrics of backups.
 - `clock`: the clock: wall time, monotonic time, random ids.
 - `garbage_collector`: schedules Python's garbage collector so that no loop turn is long.
 - `helper_process`: the life of a helper process: start, requests, time limit, end.
 - `logging`: the log: text or JSON lines on standard error, written by its own thread.
+- `metric_rows`: the types of the table of metrics.
 - `metric_table`: every metric, once: name, kind, help and getter.
 - `metrics`: counters and histograms, and the snapshot a scrape reads.
 - `prometheus`: renders metrics as Prometheus text (format 0.0.4) or JSON values.

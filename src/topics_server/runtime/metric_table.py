@@ -10,11 +10,12 @@ Called by `prometheus`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Final, Literal, NamedTuple
+from typing import Final
 
+from topics_server.runtime.backup_metrics import BACKUP_ROWS
+from topics_server.runtime.metric_rows import Buckets, MetricRow, MetricSection
 from topics_server.runtime.metrics import (
     LATENCY_BOUNDS_US,
-    Facts,
     LatencyHistogram,
     ShardFacts,
     StepHistogram,
@@ -23,30 +24,6 @@ from topics_server.runtime.metrics import (
 # Powers of two that bound the buckets of a `StepHistogram`, first and last.
 TIME_STEPS: Final = (6, 25)  # 64 us to 34 s
 SIZE_STEPS: Final = (1, 14)
-
-
-class Buckets(NamedTuple):
-    """A histogram: inclusive upper bounds with how many are not above them; and the sum."""
-
-    rows: list[tuple[str, float]]
-    total: float
-
-
-class MetricRow(NamedTuple):
-    """One metric. `label`: the name of its one label, if it has one."""
-
-    kind: Literal["gauge", "counter", "histogram"]
-    name: str
-    help: str
-    get: Callable[[Any], float | dict[str, float] | Buckets | None]
-    label: str = ""
-
-
-class MetricSection(NamedTuple):
-    """The metrics of one part of the facts."""
-
-    part: Callable[[Facts], Any]
-    rows: tuple[MetricRow, ...]
 
 
 def step_buckets(counts: Sequence[int], steps: tuple[int, int]) -> Iterator[tuple[str, int]]:
@@ -502,6 +479,7 @@ METRICS: Final = (
     MetricSection(lambda facts: facts.disk, _DISK),
     MetricSection(lambda facts: facts.recovery, _RECOVERY),
     MetricSection(lambda facts: facts.pressure, _PRESSURE),
+    MetricSection(lambda facts: facts.backups, BACKUP_ROWS),
 )
 
 # --- rows of single topics, routers and views -------------------------------------------------

@@ -249,6 +249,15 @@ class PressureFacts(msgspec.Struct, frozen=True, kw_only=True):
     threshold: int | None = None
 
 
+class BackupMetrics(msgspec.Struct, frozen=True):
+    """Backups since the start, and the time of the newest one in the folder, 0 if there is none."""
+
+    running: int
+    made: int
+    failed: int
+    newest_ts_ms: int
+
+
 class Facts(msgspec.Struct, frozen=True):
     """Everything one scrape shows."""
 
@@ -270,3 +279,4 @@ class Facts(msgspec.Struct, frozen=True):
     recovery: RecoveryFacts | None = None
     pressure: PressureFacts | None = None
     log_lines_dropped: int | None = None
+    backups: BackupMetrics | None = None

@@ -21,6 +21,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
+from topics_server.runtime.metric_rows import Buckets, MetricRow
 from topics_server.runtime.metric_table import (
     METRICS,
     QUEUE_ROWS,
@@ -28,8 +29,6 @@ from topics_server.runtime.metric_table import (
     TIME_STEPS,
     TOPIC_ROWS,
     VIEW_ROWS,
-    Buckets,
-    MetricRow,
     step_buckets,
 )
 from topics_server.runtime.metrics import Facts, RouteFacts

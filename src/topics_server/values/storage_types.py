@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, Generic, Protocol, TypeVar
+from typing import Final, Generic, Literal, Protocol, TypeVar
 
 import msgspec
 
@@ -333,6 +333,36 @@ class SnapshotImage(msgspec.Struct, frozen=True):
     def replay_start(self) -> ReplayStart:
         """Where its replay begins."""
         return ReplayStart(self.start_lsn, self.shards)
+
+
+class BackupState(msgspec.Struct, frozen=True):
+    """The newest backup that this server began. Times are ms since the epoch.
+
+    `reason`: why it failed.
+    """
+
+    status: Literal["none", "running", "done", "failed"] = "none"
+    number: int | None = None
+    started_ts: int | None = None
+    finished_ts: int | None = None
+    topics: int | None = None
+    segments: int | None = None
+    segment_bytes: int | None = None
+    copied_bytes: int | None = None
+    damaged_segments: int | None = None
+    reason: str | None = None
+
+
+class KnownPositions(msgspec.Struct, frozen=True):
+    """What a restored store must not use again, because clients of the old one may know it.
+
+    `heads`: by topic id, a seq that no later record may have or be below. Ids from
+    `next_topic_id` on and epochs above `epoch` are free.
+    """
+
+    next_topic_id: int = 1
+    epoch: int = 0
+    heads: dict[int, int] = {}
 
 
 class JournalPart(msgspec.Struct, frozen=True, array_like=True):

@@ -16,5 +16,6 @@ Damage above the synced end of the journal is *torn*, below it *corrupt*.
 - `disk_space`: free disk space: when appends are refused and the ballast is released.
 - `folders`: creates directories durably, parents included.
 - `fs`: the file system interface: the only module that opens, writes and syncs.
+- `restored`: the file `RESTORED`: what a restored store must not use again.
 - `layout`: file and directory names of a data directory, in both directions.
 """

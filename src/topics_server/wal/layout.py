@@ -4,6 +4,8 @@ Paths contain ids, never names of topics. The cold folder mirrors `segments/`.
 
     LOCK                                    held while a server runs
     FORMAT                                  version, store id, run, boot id, wal sets
+    RESTORED                                what a restored store must not use again
+    BACKUP_FOLDER                           where the last backup lies
     ballast                                 random bytes: reserved space for a full disk
     wal/SET-SHARD-NUMBER.wal                journal files: 6, 2 and 10 digits
     wal/SET-SHARD.end                       how far that shard's journal reaches: its end mark
@@ -28,6 +30,8 @@ from typing import Final, NamedTuple
 LOCK: Final = "LOCK"
 FORMAT: Final = "FORMAT"
 STORE: Final = "STORE"
+RESTORED: Final = "RESTORED"
+BACKUP_FOLDER: Final = "BACKUP_FOLDER"
 BALLAST: Final = "ballast"
 SET_ASIDE: Final = "set-aside"
 WAL: Final = "wal"

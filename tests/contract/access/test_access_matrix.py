@@ -106,6 +106,9 @@ ROWS: Final[dict[tuple[str, str], Row]] = {
     ("GET", "/readyz"): OPEN,
     ("GET", "/v0/metrics"): row(R),
     ("POST", "/v0/admin/seal"): row(A, body={}),
+    # There is no folder for backups: a caller that may make them learns that.
+    ("POST", "/v0/admin/backup"): row(A, ok=404),
+    ("GET", "/v0/admin/backup"): row(A, ok=404),
     ("GET", "/"): OPEN,
     ("GET", "/console"): OPEN,
     ("GET", "/console/static/{file}"): OPEN,

@@ -71,6 +71,7 @@ def _calls(topic: str) -> list[tuple[str, str, bytes, list[str]]]:
         ("PATCH", f"/v0/topics/{topic}", b'{"ttl_ms":1}', [JSON]),
         ("DELETE", f"/v0/topics/{topic}", b"", []),
         ("POST", "/v0/admin/seal", b"", []),
+        ("POST", "/v0/admin/backup", b"", []),
         ("POST", "/v0/watch", b'{"topics":{"%b":{}}}' % topic.encode(), [JSON]),
         ("PUT", f"/v0/routers/{topic}-r", b'{"source":"%b","dest":"o"}' % topic.encode(), [JSON]),
         ("DELETE", f"/v0/routers/{topic}-r", b"", []),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Final
 
 import pytest
@@ -73,8 +74,8 @@ def test_names_are_found_where_they_stand() -> None:
 
 
 @pytest.mark.connection
-def test_each_figure_they_name_is_in_a_real_scrape(own: NewServer) -> None:
-    server = own()
+def test_each_figure_they_name_is_in_a_real_scrape(own: NewServer, tmp_path: Path) -> None:
+    server = own(TOPICS_BACKUP_DIR=str(tmp_path))
     api = server.start()
     good(api.put("jobs", {"type": "queue", "durability": "fsync"}))
     api.add("jobs", 1)

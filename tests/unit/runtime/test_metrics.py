@@ -16,6 +16,7 @@ from topics_server.runtime.metric_table import (
 )
 from topics_server.runtime.metrics import (
     LATENCY_BOUNDS_US,
+    BackupMetrics,
     ConnectionFacts,
     DiskFacts,
     Facts,
@@ -93,6 +94,7 @@ def facts() -> Facts:
             threshold=-3,
         ),
         log_lines_dropped=3,
+        backups=BackupMetrics(1, 2, 3, 4),
     )
 
 

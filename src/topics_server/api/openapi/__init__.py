@@ -1,6 +1,7 @@
 """The OpenAPI document of all routes.
 
 - `append_operation`: the append of records, with its producer headers.
+- `backup_operations`: the operations of backups, and their schemas.
 - `condition_schemas`: conditions of writes: the member `if`, and the header `If-Match`.
 - `document`: builds the OpenAPI 3.1 document.
 - `examples`: the example requests and answers of the OpenAPI document.

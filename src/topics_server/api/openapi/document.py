@@ -14,6 +14,7 @@ from typing import Final
 import msgspec
 
 from topics_server.api.openapi.append_operation import append_operation
+from topics_server.api.openapi.backup_operations import backup_paths, backup_schemas
 from topics_server.api.openapi.condition_schemas import (
     CONDITION_CODES,
     IF_MATCH,
@@ -99,6 +100,7 @@ def document() -> Schema:
             | live_paths(_NAME)
             | stream_paths()
             | _server_paths()
+            | backup_paths()
         ),
         "components": {
             **components(),
@@ -107,7 +109,8 @@ def document() -> Schema:
             | router_schemas()
             | find_schemas()
             | view_schemas()
-            | live_schemas(),
+            | live_schemas()
+            | backup_schemas(),
         },
     }
 

@@ -1,6 +1,7 @@
 """Routes for operators: probes, metrics, admin, front page, console, reference.
 
 - `admin`: the route `POST /v0/admin/seal`.
+- `backup`: the routes `POST` and `GET /v0/admin/backup`.
 - `console`: the console at `/console` and its files.
 - `front_page`: the page at `/`, for a browser and for curl.
 - `metrics_snapshot`: gathers the metrics snapshot of a scrape.

@@ -69,6 +69,7 @@ async def facts_of(state: ServerState, version: str, caller: Caller = EVERYBODY)
         recovery=state.recovery,
         pressure=None if store is None else _pressure_facts(state.throttle),
         log_lines_dropped=_asked(state.log_lines_dropped),
+        backups=None if state.backups is None else state.backups.metrics(),
     )
 
 

@@ -54,7 +54,12 @@ from topics_server.values.file_inventory import (
 )
 from topics_server.values.limits import MIB
 from topics_server.values.model import Durability, LossReason
-from topics_server.values.storage_types import EPOCHS_PART, TOPIC_PARTS, SnapshotImage
+from topics_server.values.storage_types import (
+    EPOCHS_PART,
+    TOPIC_PARTS,
+    KnownPositions,
+    SnapshotImage,
+)
 
 # How long the loop applies entries or restores parts in one turn, ms.
 _SLICE_MS: Final = 5.0
@@ -101,8 +106,13 @@ class Recovery:
         projections: Projections = NO_PROJECTIONS,
         observers: Sequence[Callable[[int, Entry, Applied], None]] = (),
         sources: Collection[int] = (),
+        known: KnownPositions | None = None,
     ) -> None:
-        """`sources`: topics whose records pages without payloads may name; may grow in replay."""
+        """`sources`: topics whose records pages without payloads may name; may grow in replay.
+
+        `known`: of a store that was restored and starts for the first time.
+        """
+        self._known = known
         self._registry = registry
         self._projections = projections
         self._observers = observers
@@ -440,6 +450,17 @@ class Recovery:
             if finish_topic(topic, clean_stop=stop.was_clean, same_boot=same_boot):
                 self.found.heads_moved += 1
                 self._registry.recount(topic)
+        if self._known is not None:
+            self._skip_known(self._known)
+
+    def _skip_known(self, known: KnownPositions) -> None:
+        """A restored store begins a new history: no seq, id or epoch stands for two things."""
+        self._registry.next_topic_id = max(self._registry.next_topic_id, known.next_topic_id)
+        self._registry.raise_epoch_floor(known.epoch)
+        for topic in self._registry:
+            if skip_seqs(topic, known.heads.get(topic.topic_id, 0)):
+                self.found.heads_moved += 1
+                self._registry.recount(topic)
 
 
 def _is_of_topic(part_id: int) -> bool:
@@ -510,5 +531,23 @@ def finish_topic(topic: Topic, *, clean_stop: bool, same_boot: bool) -> bool:
     if topic.stream is not None:
         topic.stream.allow_for_uses()
     moved = (log.head_seq, log.live_count, log.holes) != before
+    topic.revision += moved
+    return moved
+
+
+def skip_seqs(topic: Topic, known_seq: int) -> bool:
+    """Move the head of a restored topic past every seq that clients may have seen, in any class.
+
+    Returns whether it moved. A closed stream takes no record, so nothing followed its end.
+    """
+    is_closed = topic.stream is not None and topic.stream.facts.is_closed
+    before = topic.log.head_seq
+    if not is_closed:
+        reason = LossReason.RESTART if topic.is_ephemeral else LossReason.DAMAGED
+        topic.log.jump_head(max(known_seq, topic.ceiling_seq), reason)
+        topic.ceiling_seq = max(topic.ceiling_seq, topic.log.head_seq)
+        if topic.stream is not None:
+            topic.stream.allow_for_uses()
+    moved = topic.log.head_seq != before
     topic.revision += moved
     return moved

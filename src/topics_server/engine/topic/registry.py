@@ -126,7 +126,7 @@ class Registry:
         the topic abandoned. `check_free` was asked before.
         """
         assert name not in self._by_name
-        epoch = self.dropped_epochs.get(name, self.epoch_floor) + 1
+        epoch = max(self.dropped_epochs.get(name, 0), self.epoch_floor) + 1
         floor = Floor(first_seq, LossReason.CAP) if first_seq > 1 else None
         creation = TopicPut(
             self.next_topic_id, name, epoch, config, now_ms, first_seq - 1, True, floor, stream

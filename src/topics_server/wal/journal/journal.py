@@ -61,6 +61,9 @@ class Journal:
         self._old: Final = old
         self._housekeeper: Final = worker
         self._trims_under_way = 0
+        # While a backup copies the journal no file is removed; the newest request waits.
+        self._trim_holds = 0
+        self._held_trim: ReplayStart | None = None
         self._closing: asyncio.Future[None] | None = None
 
     @classmethod
@@ -203,8 +206,23 @@ class Journal:
         """See `ports.Journal.hold_end`."""
         await self.shards[self.shard_of(topic_id)].hold_end()
 
+    def hold_trim(self) -> Callable[[], None]:
+        """Remove no file until the returned function is called, once."""
+        self._trim_holds += 1
+        return self._release_trim
+
+    def _release_trim(self) -> None:
+        self._trim_holds -= 1
+        assert self._trim_holds >= 0
+        if not self._trim_holds and self._held_trim is not None:
+            start, self._held_trim = self._held_trim, None
+            self.trim(start)
+
     def trim(self, start: ReplayStart) -> None:
         """Unlink, on a worker, files whose entries all lie before the start of the replay."""
+        if self._trim_holds:
+            self._held_trim = start
+            return
         paths = [old.path for old in self._old if old.last_lsn < start.of(*old.key)]
         self._old[:] = [old for old in self._old if old.last_lsn >= start.of(*old.key)]
         for shard in self.shards:

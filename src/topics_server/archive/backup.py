@@ -1,0 +1,266 @@
+"""Makes one backup, in steps that may run beside a server.
+
+The order makes it consistent: segments ahead, as many as there are; then, while the journal keeps
+its files, a snapshot, the manifests with the segments that are new, and last the journal from the
+snapshot's start up to an lsn that is synced on every shard. Recovery of such a copy is that of a
+server that was killed at this lsn and whose sealer was a little behind. `backup.json`, written
+last, makes the backup exist; a backup without it is removed by the next one. All calls block.
+Called by `node/backups` and `offline`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final, Self
+
+import xxhash
+
+from topics_server.archive.folder_owner import own_folder, refuse_same_place
+from topics_server.archive.format import (
+    BACKUPS,
+    FACTS,
+    KNOWN,
+    PIECE_BYTES,
+    SNAPSHOT,
+    VERSION,
+    BackupFacts,
+    Owner,
+    SealedTopic,
+    StoredPiece,
+    encode_journal,
+    encode_json,
+    encode_known,
+    encode_sealed,
+    folder_of,
+    parse_folder,
+)
+from topics_server.archive.known import KnownBuilder
+from topics_server.archive.object_store import FolderStore, ObjectStore
+from topics_server.archive.sealed import SealedCopier
+from topics_server.values.entries import Entry
+from topics_server.values.errors import Corrupt, StorageError
+from topics_server.values.limits import MIB
+from topics_server.values.storage_types import JOURNAL_PART
+from topics_server.wal import layout
+from topics_server.wal.format.frames import encode_entry
+from topics_server.wal.format.snapshot import (
+    HEADER_BYTES,
+    check_table,
+    decode_header,
+    decode_journal,
+    decode_parts,
+    spans,
+)
+from topics_server.wal.fs import File, Fs
+from topics_server.wal.segments.files import Tiers
+
+
+class BackupStopped(StorageError):
+    """The server stops; the backup does not exist."""
+
+
+class BackupWriter:
+    """One backup that is being made. See the module for the order of the calls."""
+
+    def __init__(
+        self, fs: Fs, store: ObjectStore, data_dir: str, cold_dir: str | None, owner: Owner
+    ) -> None:
+        self._fs: Final = fs
+        self._store: Final = store
+        self._data_dir: Final = data_dir
+        self._owner: Final = owner
+        tiers = Tiers(layout.join(data_dir, layout.SEGMENTS), cold_dir)
+        self._sealed: Final = SealedCopier(fs, store, tiers, self._check)
+        self._known: Final = KnownBuilder()
+        self._topics: list[SealedTopic] = []
+        self._topics_bytes = 0
+        self._sealed_pieces: list[StoredPiece] = []
+        self._journal_pieces: list[StoredPiece] = []
+        self._snapshot: StoredPiece | None = None
+        self._run = 0
+        self.start_lsn = 1
+        self._last_lsn = 0
+        self.number: Final = self._begin()
+        # Set by any thread: the next chunk raises `BackupStopped`.
+        self.must_stop = False
+
+    @classmethod
+    def open(cls, fs: Fs, folder: str, data_dir: str, cold_dir: str | None, store_id: str) -> Self:
+        """Lock the backup folder, and take it for this store if it is empty.
+
+        Raises `StorageError`, `StartRefused`.
+        """
+        refuse_same_place(fs, folder, data_dir, cold_dir)
+        store = FolderStore.open(fs, folder, write=True)
+        try:
+            owner = own_folder(fs, store, data_dir, store_id)
+            return cls(fs, store, data_dir, cold_dir, owner)
+        except BaseException:
+            store.close()
+            raise
+
+    def close(self) -> None:
+        """Let others write to the folder."""
+        self._store.close()
+
+    def _check(self) -> None:
+        if self.must_stop:
+            raise BackupStopped("the server stops, and the backup ends unfinished")
+
+    def _begin(self) -> int:
+        """The number of this backup; what an unfinished one left is removed."""
+        numbers = [0]
+        for name in self._store.names(BACKUPS):
+            number = parse_folder(name)
+            if number is None:
+                continue
+            numbers.append(number)
+            folder = folder_of(number)
+            if self._store.size(f"{folder}/{FACTS}") is None:
+                self._store.delete_folder(folder)
+        return max(numbers) + 1
+
+    # -- steps ---------------------------------------------------------------------------------
+
+    def topic_ids(self) -> list[int]:
+        """Topics that have sealed segments now."""
+        return self._sealed.topic_ids()
+
+    def copy_ahead(self, topic_id: int) -> None:
+        """Store the topic's segments, so that fewer are new while the journal keeps its files."""
+        self._sealed.copy(topic_id)
+
+    def begin_cut(self) -> None:
+        """From here on the journal keeps its files. Counts begin anew."""
+        counts = self._sealed.counts
+        counts.topics = counts.segments = counts.bytes = 0
+
+    def put_snapshot(self) -> None:
+        """Copy the newest snapshot that is whole; without any the journal reaches to its start."""
+        folder = layout.join(self._data_dir, layout.SNAPSHOTS)
+        numbers = map(layout.parse_snapshot_file, self._fs.list_dir(folder))
+        for number in sorted((each for each in numbers if each is not None), reverse=True):
+            file = self._fs.open(layout.join(folder, layout.snapshot_file(number)))
+            try:
+                if self._read_snapshot(file):
+                    self._snapshot = self._put(SNAPSHOT, _chunks(file, self._check))
+                    return
+            finally:
+                file.close()
+
+    def _read_snapshot(self, file: File) -> bool:
+        """Note what the parts know; False if the file is damaged."""
+        try:
+            encoded = file.pread(HEADER_BYTES, 0)
+            header = decode_header(encoded)
+            if header.file_bytes != file.size():
+                return False
+            table = check_table(encoded, file.pread(header.table_bytes, header.table_offset))
+            for first, end, offset, length in spans(table):
+                self._check()
+                for part_id, part in decode_parts(file.pread(length, offset), table[first:end]):
+                    if part_id == JOURNAL_PART:
+                        journal = decode_journal(part)
+                        self._run = journal.run
+                        if any(each.start_lsn < header.start_lsn for each in journal.shards):
+                            # Of a run with a shard that could not be written.
+                            return False
+                    else:
+                        self._known.note_part(part_id, part)
+        except Corrupt:
+            return False
+        self._known.note_next_id(header.next_topic_id)
+        self.start_lsn, self._last_lsn = header.start_lsn, header.last_lsn
+        return True
+
+    def put_topic(self, topic_id: int) -> None:
+        """The topic's manifest and flags as they are now, and its new segments."""
+        topic = self._sealed.copy(topic_id)
+        if topic is None:
+            return
+        self._topics.append(topic)
+        self._topics_bytes += len(topic.manifest) + sum(
+            len(segment.flags or b"") for segment in topic.segments
+        )
+        if self._topics_bytes >= PIECE_BYTES:
+            self.end_topics()
+
+    def end_topics(self) -> None:
+        """Write the manifests and flags that wait for it."""
+        if self._topics:
+            name = f"sealed-{len(self._sealed_pieces) + 1}"
+            self._sealed_pieces.append(self._put(name, [encode_sealed(self._topics)]))
+        self._topics, self._topics_bytes = [], 0
+
+    def put_journal(self, entries: Iterable[tuple[int, Entry]]) -> None:
+        """Entries from `start_lsn` on, by lsn."""
+        frames = bytearray()
+        count = first_lsn = last_lsn = 0
+        for lsn, entry in entries:
+            self._check()
+            assert lsn > last_lsn
+            first_lsn, last_lsn = first_lsn or lsn, lsn
+            for buffer in encode_entry(lsn, entry):
+                frames += buffer
+            count += 1
+            self._known.note_entry(entry)
+            if len(frames) >= PIECE_BYTES:
+                self._put_journal(frames, count, first_lsn, last_lsn)
+                frames, count, first_lsn = bytearray(), 0, 0
+        if count:
+            self._put_journal(frames, count, first_lsn, last_lsn)
+
+    def _put_journal(self, frames: bytearray, count: int, first_lsn: int, last_lsn: int) -> None:
+        name = f"journal-{len(self._journal_pieces) + 1}"
+        content = encode_journal(bytes(frames), count, first_lsn, last_lsn)
+        self._journal_pieces.append(self._put(name, [content]))
+
+    def finish(self, last_lsn: int, run: int, now_ms: int) -> BackupFacts:
+        """Make the backup exist. `last_lsn`: no entry up to it is missing, none after it is in."""
+        counts = self._sealed.counts
+        facts = BackupFacts(
+            format=VERSION,
+            number=self.number,
+            store_id=self._owner.store_id,
+            run=max(run, self._run),
+            ts_ms=now_ms,
+            start_lsn=self.start_lsn,
+            last_lsn=max(last_lsn, self._last_lsn),
+            topics=counts.topics,
+            segments=counts.segments,
+            segment_bytes=counts.bytes,
+            copied_bytes=counts.copied_bytes,
+            damaged_segments=sorted(self._sealed.damaged),
+            snapshot=self._snapshot,
+            sealed=self._sealed_pieces,
+            journal=self._journal_pieces,
+            known=self._put(KNOWN, [encode_known(self._known.result())]),
+        )
+        self._check()
+        name = f"{folder_of(self.number)}/{FACTS}"
+        if not self._store.put_if_absent(name, [encode_json(facts)]):
+            raise StorageError("another backup has this number", self._store.path_of(name))
+        return facts
+
+    def _put(self, name: str, pieces: Iterable[bytes]) -> StoredPiece:
+        digest, size = xxhash.xxh3_64(), 0
+
+        def counted() -> Iterator[bytes]:
+            nonlocal size
+            for piece in pieces:
+                self._check()
+                digest.update(piece)
+                size += len(piece)
+                yield piece
+
+        path = f"{folder_of(self.number)}/{name}"
+        if not self._store.put_if_absent(path, counted()):
+            raise StorageError("another backup has this number", self._store.path_of(path))
+        return StoredPiece(name, size, digest.hexdigest())
+
+
+def _chunks(file: File, check: Callable[[], None]) -> Iterator[bytes]:
+    size = file.size()
+    for at in range(0, size, MIB):
+        check()
+        yield file.pread(min(MIB, size - at), at)

@@ -1,0 +1,107 @@
+"""Whose backups a folder holds, and whether it is the folder that it was.
+
+`STORE` in the folder names the store. `BACKUP_FOLDER` in the data directory names the folder that
+was used last, with the random id of its `STORE`: if that path has no `STORE` any more, its disk is
+not mounted, and nothing is written to the empty mount point. Called by `backup`.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from topics_server.archive.format import OWNER, VERSION, Owner, decode_owner, encode_json
+from topics_server.archive.object_store import FolderStore, read_whole
+from topics_server.runtime.clock import random_hex
+from topics_server.values.errors import Corrupt, StartRefused
+from topics_server.wal import layout
+from topics_server.wal.atomic_write import rename_temp, write_temp
+from topics_server.wal.format.checked_json import encode_checked, is_checked
+from topics_server.wal.fs import Fs
+
+_ID_BYTES: Final = 16
+# Names that an empty folder may have.
+_IGNORED: Final = frozenset({"LOCK", "lost+found"})
+
+
+class _KnownFolder(msgspec.Struct, frozen=True):
+    """The content of `BACKUP_FOLDER`."""
+
+    format: int
+    path: str
+    folder_id: str
+
+
+_DECODER: Final = msgspec.json.Decoder(_KnownFolder)
+
+
+def refuse_same_place(fs: Fs, folder: str, data_dir: str, cold_dir: str | None) -> None:
+    """Refuse a backup folder inside the data or the cold folder, or around it."""
+    mine = fs.real_path(folder)
+    for other in (data_dir, cold_dir):
+        if other is None:
+            continue
+        theirs = fs.real_path(other)
+        if mine == theirs or mine.startswith(theirs + "/") or theirs.startswith(mine + "/"):
+            raise StartRefused(f"this folder and {other} must not be one inside the other", folder)
+
+
+def own_folder(fs: Fs, store: FolderStore, data_dir: str, store_id: str) -> Owner:
+    """The folder's `STORE`, made in an empty one.
+
+    A folder that this store used before under the same path must have it: an empty one is the mount
+    point of a disk that is away. Raises `StartRefused`.
+    """
+    mark = layout.join(data_dir, layout.BACKUP_FOLDER)
+    path = store.path_of(OWNER)
+    known = _read_known_folder(fs, mark)
+    is_known = known is not None and known.path == store.root
+    if store.size(OWNER) is None:
+        if is_known:
+            raise StartRefused(
+                "is missing, and this store has backups in this folder: is its disk mounted? If "
+                f"the backups are gone for good, remove {mark}",
+                path,
+            )
+        others = [name for name in store.names("") if name not in _IGNORED]
+        if others:
+            raise StartRefused(
+                f"this folder holds other files ({others[0]}): name an empty one", store.root
+            )
+        owner = Owner(VERSION, store_id, random_hex(_ID_BYTES))
+        store.put_if_absent(OWNER, [encode_json(owner)])
+    owner = decode_owner(read_whole(store, OWNER), path)
+    if owner.store_id != store_id:
+        raise StartRefused(
+            f"belongs to store {owner.store_id}, and this is store {store_id}: name another folder",
+            path,
+        )
+    if is_known and known is not None and known.folder_id != owner.folder_id:
+        raise StartRefused(
+            "is another backup folder than the one that this store used here before: remove "
+            f"{mark} to use it",
+            path,
+        )
+    if not is_known:
+        _write_known_folder(fs, mark, _KnownFolder(VERSION, store.root, owner.folder_id))
+    return owner
+
+
+def _read_known_folder(fs: Fs, path: str) -> _KnownFolder | None:
+    if not fs.exists(path):
+        return None
+    file = fs.open(path)
+    try:
+        content = file.pread(file.size(), 0)
+    finally:
+        file.close()
+    if not is_checked(content):
+        raise Corrupt("fails its check; remove it if the backup folder is the right one", path)
+    return _DECODER.decode(content)
+
+
+def _write_known_folder(fs: Fs, path: str, known: _KnownFolder) -> None:
+    write_temp(fs, path, [encode_checked(known)])
+    rename_temp(fs, path)
+    fs.sync_dir(layout.parent(path))

@@ -1,0 +1,84 @@
+"""Collects the seqs, ids and epochs that a new history must not use again.
+
+Reads them from a snapshot's parts and from journal entries, so that a backup of a running server
+and one of a stopped server's directory give the same. Called by `backup` and `restore`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from topics_server.values.entries import (
+    RESERVED_ID_MIN,
+    Entry,
+    HeadReserved,
+    RecordsAppended,
+    TopicPut,
+)
+from topics_server.values.errors import Corrupt
+from topics_server.values.storage_types import EPOCHS_PART, KnownPositions
+from topics_server.wal.snapshots.parts import decode_part
+
+
+class KnownBuilder:
+    """Collects positions; `result` tells them."""
+
+    def __init__(self) -> None:
+        self._next_topic_id = 1
+        self._epoch = 0
+        self._heads: dict[int, int] = {}
+
+    def note_next_id(self, next_topic_id: int) -> None:
+        """Ids below it may have been used."""
+        self._next_topic_id = max(self._next_topic_id, next_topic_id)
+
+    def note_part(self, part_id: int, encoded: bytes) -> None:
+        """A part of a snapshot. Raises `Corrupt`."""
+        if part_id == EPOCHS_PART:
+            self._note_epochs(encoded)
+        elif part_id < RESERVED_ID_MIN:
+            part = decode_part(encoded)
+            self._note_seq(part.topic_id, max(part.head_seq, part.ceiling_seq))
+            self._note_topic(part.topic_id, part.epoch)
+
+    def note_entry(self, entry: Entry) -> None:
+        """An entry of the journal."""
+        creation: object = entry
+        if isinstance(entry, RecordsAppended):
+            self._note_seq(entry.topic_id, entry.first_seq + entry.count - 1)
+            creation = entry.creation
+        elif isinstance(entry, HeadReserved):
+            self._note_seq(entry.topic_id, entry.ceiling_seq)
+        if isinstance(creation, TopicPut):
+            self._note_topic(creation.topic_id, creation.epoch)
+
+    def note(self, known: KnownPositions) -> None:
+        """What another backup knows."""
+        self.note_next_id(known.next_topic_id)
+        self._epoch = max(self._epoch, known.epoch)
+        for topic_id, seq in known.heads.items():
+            self._note_seq(topic_id, seq)
+
+    def result(self) -> KnownPositions:
+        """Everything that was noted."""
+        return KnownPositions(self._next_topic_id, self._epoch, dict(self._heads))
+
+    def _note_seq(self, topic_id: int, seq: int) -> None:
+        if topic_id < RESERVED_ID_MIN:
+            self._heads[topic_id] = max(self._heads.get(topic_id, 0), seq)
+
+    def _note_topic(self, topic_id: int, epoch: int) -> None:
+        self.note_next_id(topic_id + 1)
+        self._epoch = max(self._epoch, epoch)
+
+    def _note_epochs(self, encoded: bytes) -> None:
+        """Of dropped names: a version, the epochs by name, and the epoch of all others."""
+        try:
+            _, epochs, *floor = msgspec.msgpack.decode(encoded, type=list[Any])
+            values: Iterable[int] = (*epochs.values(), *(each or 0 for each in floor))
+            self._epoch = max(self._epoch, *values, 0)
+        except (msgspec.DecodeError, ValueError, TypeError, AttributeError) as error:
+            raise Corrupt(f"captured epochs: {error}") from None

@@ -1,0 +1,175 @@
+"""Where backups lie: objects with names, put once, whole or not at all.
+
+`ObjectStore` is what the rest of the package needs; `FolderStore` is a folder. Invariants: an
+object under its name is whole and durable, and never changes; putting a name that exists changes
+nothing and says so. The folder itself is never made here: a folder that is missing is a disk that
+is not mounted, as far as this program can tell, and so is one that was exchanged for another while
+it is open. All calls block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Final, Protocol, Self
+
+from topics_server.values.errors import StorageError
+from topics_server.values.limits import MIB
+from topics_server.wal import layout
+from topics_server.wal.atomic_write import remove_quietly, rename_temp, write_temp
+from topics_server.wal.fs import Buffer, Fs, Lock
+
+_LOCK: Final = "LOCK"
+
+
+class ObjectStore(Protocol):
+    """Objects by name; parts of a name are separated by "/"."""
+
+    def path_of(self, name: str) -> str:
+        """The name as messages show it."""
+        ...
+
+    def put_if_absent(self, name: str, pieces: Iterable[Buffer]) -> bool:
+        """Store an object, durably; False, and nothing is read from `pieces`, if it exists."""
+        ...
+
+    def read(self, name: str) -> Iterator[bytes]:
+        """The content in chunks. Raises `NotThere`."""
+        ...
+
+    def size(self, name: str) -> int | None:
+        """Length of an object; None if it does not exist."""
+        ...
+
+    def names(self, folder: str) -> list[str]:
+        """Names directly in a folder, objects and folders, sorted; none if it does not exist."""
+        ...
+
+    def delete(self, name: str) -> None:
+        """Remove an object; not an error if it does not exist."""
+        ...
+
+    def delete_folder(self, folder: str) -> None:
+        """Remove a folder and the objects directly in it."""
+        ...
+
+    def close(self) -> None:
+        """Let others write."""
+        ...
+
+
+class FolderStore:
+    """Objects as files of a folder. One writer at a time holds the folder's lock."""
+
+    def __init__(self, fs: Fs, root: str, identity: tuple[int, int], lock: Lock | None) -> None:
+        self.root: Final = root
+        self._fs: Final = fs
+        self._identity: Final = identity
+        self._lock = lock
+        self._made: set[str] = set()
+
+    @classmethod
+    def open(cls, fs: Fs, root: str, *, write: bool) -> Self:
+        """Open a folder that exists. Raises `StorageError`, `StartRefused` if another writes."""
+        identity = fs.identity(root)
+        if identity is None:
+            raise StorageError(
+                "this folder does not exist: is its disk mounted? A new one is made by hand", root
+            )
+        lock = None
+        if write:
+            lock = fs.lock(layout.join(root, _LOCK), "a backup")
+        return cls(fs, root, identity, lock)
+
+    def path_of(self, name: str) -> str:
+        """See `ObjectStore`."""
+        return layout.join(self.root, name)
+
+    def put_if_absent(self, name: str, pieces: Iterable[Buffer]) -> bool:
+        """See `ObjectStore`. The lock makes looking and renaming one step."""
+        assert self._lock is not None
+        self._check_folder()
+        path = self.path_of(name)
+        if self._fs.exists(path):
+            return False
+        self._make_folders(name)
+        write_temp(self._fs, path, pieces)
+        try:
+            self._check_folder()
+        except StorageError:
+            remove_quietly(self._fs, layout.temp(path))
+            raise
+        rename_temp(self._fs, path)
+        self._fs.sync_dir(layout.parent(path))
+        return True
+
+    def read(self, name: str) -> Iterator[bytes]:
+        """See `ObjectStore`."""
+        file = self._fs.open(self.path_of(name))
+        try:
+            at = 0
+            while chunk := file.pread(MIB, at):
+                at += len(chunk)
+                yield chunk
+        finally:
+            file.close()
+
+    def size(self, name: str) -> int | None:
+        """See `ObjectStore`."""
+        path = self.path_of(name)
+        return self._fs.file_size(path) if self._fs.exists(path) else None
+
+    def names(self, folder: str) -> list[str]:
+        """See `ObjectStore`; unfinished files do not count."""
+        found = self._fs.list_dir(self.path_of(folder) if folder else self.root)
+        return [name for name in found if not layout.is_temp(name)]
+
+    def delete(self, name: str) -> None:
+        """See `ObjectStore`."""
+        self._check_folder()
+        path = self.path_of(name)
+        self._fs.unlink(path, missing_ok=True)
+        if self._fs.exists(layout.parent(path)):
+            self._fs.sync_dir(layout.parent(path))
+
+    def delete_folder(self, folder: str) -> None:
+        """See `ObjectStore`; unfinished files in it go as well."""
+        self._check_folder()
+        path = self.path_of(folder)
+        if not self._fs.exists(path):
+            return
+        for name in self._fs.list_dir(path):
+            self._fs.unlink(layout.join(path, name), missing_ok=True)
+        self._fs.remove_dir(path)
+        self._fs.sync_dir(layout.parent(path))
+        self._made.discard(folder)
+
+    def close(self) -> None:
+        """See `ObjectStore`."""
+        lock, self._lock = self._lock, None
+        if lock is not None:
+            lock.release()
+
+    def _check_folder(self) -> None:
+        """The folder is the one that was opened: a disk may go, or another take its place."""
+        if self._fs.identity(self.root) != self._identity:
+            raise StorageError(
+                "this folder is gone, or another took its place: is its disk mounted?", self.root
+            )
+
+    def _make_folders(self, name: str) -> None:
+        """Make the missing folders below the root; the root itself is never made."""
+        folder = ""
+        for part in name.split("/")[:-1]:
+            parent, folder = folder, f"{folder}/{part}" if folder else part
+            if folder in self._made:
+                continue
+            path = self.path_of(folder)
+            self._fs.make_dir(path)
+            # Also if it was there: the process that made it may have died before this.
+            self._fs.sync_dir(self.path_of(parent) if parent else self.root)
+            self._made.add(folder)
+
+
+def read_whole(store: ObjectStore, name: str) -> bytes:
+    """The content of a small object. Raises `NotThere`."""
+    return b"".join(store.read(name))

@@ -1,0 +1,131 @@
+"""Makes a data directory from a backup.
+
+Writes only into a folder that does not exist or is empty. The result is a store of its own, with a
+new id: the first start replays the journal up to the backup's last lsn, and moves every head past
+the seqs that any backup in the folder knows, so that a seq never stands for two records. `FORMAT`
+is written last: without it no server takes the folder for a store. Views are not in a backup; the
+server builds them anew. Called by the command line.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+
+from topics_server.archive.format import BackupFacts
+from topics_server.archive.journal_restore import SHARD_COUNT, WAL_SET, write_journal
+from topics_server.archive.object_store import ObjectStore
+from topics_server.archive.repository import Repository
+from topics_server.archive.sealed import restore_topic
+from topics_server.runtime.clock import random_hex
+from topics_server.values.errors import Corrupt, StartRefused
+from topics_server.wal import layout
+from topics_server.wal.atomic_write import rename_temp, write_temp
+from topics_server.wal.directory import FormatMark, WalSet
+from topics_server.wal.folders import make_durable_dirs
+from topics_server.wal.format.checked_json import encode_checked
+from topics_server.wal.fs import Fs
+from topics_server.wal.journal.wal_file import Sizes
+from topics_server.wal.restored import write_restored
+from topics_server.wal.snapshots.store import PublishedSnapshots, load_snapshot
+
+_FOLDERS: Final = (layout.WAL, layout.SEGMENTS, layout.SNAPSHOTS)
+_ID_BYTES: Final = 16
+# Of the file system: it does not make a folder a used one.
+_IGNORED: Final = frozenset({"lost+found"})
+
+
+@dataclass(slots=True)
+class RestoredStore:
+    """What `restore` made."""
+
+    backup: int
+    store_id: str
+    topics: int = 0
+    segment_bytes: int = 0
+    entries: int = 0
+
+
+def restore(
+    fs: Fs,
+    store: ObjectStore,
+    target: str,
+    number: int | None = None,
+    *,
+    mode: int = 0o700,
+    sizes: Sizes = Sizes(),  # noqa: B008 -- an immutable value
+) -> RestoredStore:
+    """*Blocking.* Make `target` from a backup, the newest if `number` is None.
+
+    Raises `StartRefused` if the target is in use or there is no such backup; `Corrupt` with the
+    damaged object. What a failed call leaves is no store: remove it.
+    """
+    repository = Repository(store)
+    facts = _chosen(repository, store, number)
+    known = repository.known()
+    _make_target(fs, target, mode)
+    made = RestoredStore(facts.number, random_hex(_ID_BYTES))
+    segments = layout.join(target, layout.SEGMENTS)
+    for topic in repository.sealed(facts):
+        made.segment_bytes += restore_topic(fs, store, segments, topic, made.store_id)
+        made.topics += 1
+    fs.sync_dir(segments)
+    _write_snapshot(fs, repository, facts, target)
+    wal_dir = layout.join(target, layout.WAL)
+    made.entries = write_journal(fs, wal_dir, facts.run, repository.entries(facts), sizes)
+    write_restored(fs, target, known)
+    fs.sync_dir(target)
+    _write_format(fs, target, made.store_id, facts.run)
+    return made
+
+
+def _chosen(repository: Repository, store: ObjectStore, number: int | None) -> BackupFacts:
+    repository.owner()
+    numbers = repository.numbers()
+    if not numbers:
+        raise StartRefused("there is no backup in this folder", store.path_of("backups"))
+    if number is not None and number not in numbers:
+        there = ", ".join(map(str, numbers))
+        raise StartRefused(f"there is no backup {number}, only {there}", store.path_of("backups"))
+    return repository.facts(numbers[-1] if number is None else number)
+
+
+def _make_target(fs: Fs, target: str, mode: int) -> None:
+    names = [name for name in fs.list_dir(target) if name not in _IGNORED]
+    if names:
+        raise StartRefused(
+            f"this folder is not empty ({names[0]}): a restore writes into a new one", target
+        )
+    make_durable_dirs(fs, target, mode)
+    for name in _FOLDERS:
+        fs.make_dir(layout.join(target, name), mode)
+    fs.sync_dir(target)
+
+
+def _write_snapshot(fs: Fs, repository: Repository, facts: BackupFacts, target: str) -> None:
+    """The same parts under a header of their own: the journal of the old store is not there."""
+    if facts.snapshot is None:
+        return
+    folder = layout.join(target, layout.SNAPSHOTS)
+    path = layout.join(folder, layout.snapshot_file(1))
+    write_temp(fs, path, repository.chunks(facts, facts.snapshot))
+    image = load_snapshot(fs, layout.temp(path))
+    if image.start_lsn != facts.start_lsn or image.run > facts.run:
+        raise Corrupt(f"the snapshot of backup {facts.number} does not fit its facts", path)
+    PublishedSnapshots(fs, target).write(msgspec.structs.replace(image, shards=()))
+
+
+def _write_format(fs: Fs, target: str, store_id: str, run: int) -> None:
+    """No boot id: the start counts as one after a power loss. Durable when it returns."""
+    mark = FormatMark(
+        store_id=store_id,
+        run=run,
+        journal_run=run,
+        wal_sets=[WalSet(WAL_SET, SHARD_COUNT, 1, has_marks=True)],
+    )
+    path = layout.join(target, layout.FORMAT)
+    write_temp(fs, path, [encode_checked(mark)])
+    rename_temp(fs, path)
+    fs.sync_dir(target)
