@@ -119,7 +119,7 @@ def plan_page(
     has what is known of the request's filter; the plan names the segments that it still needs.
     """
     log = topic.log
-    earliest = topic.earliest_seq(now_ms)
+    earliest = retention.first_unexpired(log, topic.config.ttl_ms, now_ms)
     gap, seq = _gap(topic, request.from_seq, earliest, now_ms)
     last = min(log.head_seq, upto_seq)
     hole = log.hole_at_or_after(seq) if log.holes else None
@@ -333,17 +333,15 @@ class _Scan:
     def _take_plain(self, run: Run, row: int, end: int) -> tuple[Sequence[int], int]:
         """Take an unbroken stretch by arithmetic."""
         stop = min(end, row + self.limit)
-        weight = self._weight(run, row, stop)
+        if row == 0 and stop == len(run.dead):
+            weight = run.live_bytes
+        else:
+            weight = run.live_bytes_between(row, stop)
         if weight > self.bytes_left:
             stop = self._fitting(run, row, stop)
-            weight = self._weight(run, row, stop)
+            weight = run.live_bytes_between(row, stop)
         self.bytes_left -= weight
         return range(row, stop), stop
-
-    def _weight(self, run: Run, row: int, stop: int) -> int:
-        if row == 0 and stop == len(run.dead):
-            return run.live_bytes
-        return run.live_bytes_between(row, stop)
 
     def _fitting(self, run: Run, row: int, stop: int) -> int:
         """The last stop whose rows fit the remaining bytes; a page has at least one record."""
