@@ -16,6 +16,7 @@ from topics_server.engine.answers import (
     Appended,
     BackwardPage,
     BackwardRequest,
+    ConsumerState,
     Deleted,
     Gap,
     Page,
@@ -56,6 +57,7 @@ class FakeTopic:
     head_seq: int = 0
     touched: int = 0
     keys: dict[str, tuple[int, int]] = dataclasses.field(default_factory=dict)
+    consumers: dict[str, int] = dataclasses.field(default_factory=dict)
 
 
 TIME_MS = 1_748_450_001_000
@@ -226,6 +228,49 @@ class FakeStore:
         topic.records = kept
         earliest = kept[0].seq if kept else topic.head_seq + 1
         return Deleted(count, earliest, topic.head_seq, len(kept), 10 * len(kept), 0.1, 0.2)
+
+    async def put_consumer(
+        self, name: str, consumer: str, from_seq: int | None
+    ) -> tuple[ConsumerState, bool]:
+        topic = self._topic(name)
+        created = consumer not in topic.consumers
+        topic.consumers.setdefault(consumer, topic.head_seq if from_seq is None else from_seq)
+        return self.consumer(name, consumer), created
+
+    async def commit_consumer(
+        self, name: str, consumer: str, seq: int, *, rewind: bool = False, if_seq: int | None = None
+    ) -> tuple[ConsumerState, bool]:
+        before = self.read_start(name, consumer)
+        self._topic(name).consumers[consumer] = seq if rewind else max(seq, before)
+        return self.consumer(name, consumer), self.read_start(name, consumer) != before
+
+    async def delete_consumer(self, name: str, consumer: str) -> bool:
+        return self._topic(name).consumers.pop(consumer, None) is not None
+
+    def consumer(self, name: str, consumer: str) -> ConsumerState:
+        head_seq, seq = self._topic(name).head_seq, self.read_start(name, consumer)
+        lag = head_seq - seq
+        return ConsumerState(name, consumer, seq, head_seq, 1, lag, 0, TIME_MS, TIME_MS, TIME_MS, 1)
+
+    def read_start(self, name: str, consumer: str) -> int:
+        topic = self._topic(name)
+        if consumer not in topic.consumers:
+            raise TopicsError(Code.CONSUMER_NOT_FOUND, f'no "{consumer}"', {"topic": name})
+        return topic.consumers[consumer]
+
+    def list_consumers(
+        self, name: str, after: str | None, page_size: int
+    ) -> tuple[list[ConsumerState], str | None]:
+        names = sorted(each for each in self._topic(name).consumers if each > (after or ""))
+        shown = [self.consumer(name, each) for each in names[:page_size]]
+        return shown, shown[-1].consumer if len(names) > page_size else None
+
+    def consumer_lags(self) -> list[tuple[str, str, int]]:
+        return [
+            (name, consumer, topic.head_seq - seq)
+            for name, topic in self.topics.items()
+            for consumer, seq in topic.consumers.items()
+        ]
 
     async def put_topic(
         self,

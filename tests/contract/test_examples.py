@@ -28,6 +28,8 @@ DID: Final[dict[str, Json]] = {
     "appendRecords": {"created": True, "count": 4},
     "readRecords": {"caught_up": True, "head_seq": 4},
     "deleteRecords": {"deleted": 1},
+    "putConsumer": {"created": True, "seq": 0},
+    "commitConsumer": {"moved": True, "seq": 2},
     "claimJobs": {"count": 3},
     "ackJobs": {"acked": 1, "skipped": []},
     "nackJobs": {"nacked": 1, "skipped": []},

@@ -4,7 +4,7 @@ workers: `--jobs 100000 --workers 16 --kills 50`, and of requests made up from t
 `--requests 50000`, and of a flood: `--flood 600 --flood-appends 60`, and of uploads:
 `--uploads 200 --upload-mib 60`, and of full disks: `--disk-mib 1024`, and of views:
 `--view-kills 200 --view-seeds 2000 --view-queries 100000`, and of conditions:
-`--decisions 10000 --kills 20`.
+`--decisions 10000 --consumers 1000 --kills 50`.
 
 The defaults are small enough for `.ci/run`. They hold too when this file is loaded late (a run over
 all of `tests`), where pytest has parsed its command line already.
@@ -48,6 +48,7 @@ OPTIONS: Final[dict[str, tuple[int | str, str]]] = {
     "view-seeds": (40, "simulated lives of views"),
     "view-queries": (640, "queries raced with appends"),
     "decisions": (400, "appends under conditions"),
+    "consumers": (60, "consumers that commit"),
 }
 
 
@@ -84,6 +85,7 @@ view_kills = _given("view-kills")
 view_seeds = _given("view-seeds")
 view_queries = _given("view-queries")
 decisions = _given("decisions")
+consumers = _given("consumers")
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ from tests.vectors.stored import (
     STATE_FIELDS,
     VECTORS,
     Expected,
+    consumers_of,
     definition_of,
     node_of,
     opened,
@@ -44,7 +45,7 @@ def problems(folder: Path) -> list[str]:
 
 
 def test_there_is_a_vector_of_every_format_that_was_released() -> None:
-    assert [f"store-v{number}" for number in range(1, 12)] == NAMES
+    assert [f"store-v{number}" for number in (*range(1, 12), 16)] == NAMES
 
 
 def test_a_golden_directory_verifies_clean(stored: Expected, tmp_path: Path) -> None:
@@ -256,3 +257,12 @@ def test_a_real_server_serves_a_golden_directory(stored: Expected, tmp_path: Pat
     finally:
         server.stop()
     assert problems(tmp_path) == []
+
+
+@pytest.mark.anyio
+async def test_stored_consumers_are_where_they_were(stored: Expected, tmp_path: Path) -> None:
+    for _ in range(2):
+        async with opened(tmp_path, stored) as http:
+            for topic, consumers in stored.consumers.items():
+                found = await http.get(f"/v0/topics/{topic}/consumers")
+                assert consumers_of(found.json()) == consumers

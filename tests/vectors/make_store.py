@@ -1,7 +1,7 @@
 """Makes a golden data directory: drives a real server over HTTP, kills it twice, and copies its
 files.
 
-    .venv/bin/python -m tests.vectors.make_store store-v11
+    .venv/bin/python -m tests.vectors.make_store store-v16
 
 Vectors are only added and never made again: every later server must read what a released server
 wrote, and a regenerated vector proves nothing. So the program refuses an existing folder.
@@ -21,7 +21,8 @@ a run number, a cold folder with the id, end marks beside the journal, generatio
 flags. From v8 on `FORMAT` has the run whose snapshot holds moved heads. From v9 on reasons of
 nacks, in a snapshot, in the journal and in dead letters, and a session that waits for a missing
 topic. From v10 on `FORMAT` has the last lsn of a clean stop's snapshot (0 here: it was killed).
-From v11 on views: definitions in a snapshot and in the journal, one changed, one deleted.
+From v11 on views: definitions in a snapshot and in the journal, one changed, one deleted. From v16
+on consumers: in a snapshot, moved and deleted in the journal, and made there.
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ from tests.vectors.stored import (
     NODE,
     VECTORS,
     Expected,
+    consumers_of,
     definition_of,
     opened,
     read_back,
@@ -299,6 +301,23 @@ def views_of(api: Api) -> dict[str, Any]:
     }
 
 
+def first_consumers(api: Api) -> None:
+    """Consumers that a snapshot holds."""
+    for topic in CLASSES:
+        for name, seq in (("kept", 50), ("moved", 20), ("going", 10)):
+            good(api.http.put(f"/v0/topics/{topic}/consumers/{name}", json={"from": seq}))
+
+
+def last_consumers(api: Api) -> None:
+    """Commits, a deletion and a new consumer in the journal."""
+    for topic in CLASSES:
+        url = f"/v0/topics/{topic}/consumers"
+        good(api.http.post(f"{url}/moved/commit", json={"seq": 120}))
+        good(api.http.post(f"{url}/moved/commit", json={"seq": 110, "rewind": True}))
+        good(api.http.delete(f"{url}/going"))
+        good(api.http.put(f"{url}/late", json={"from": 77}))
+
+
 def first_run(api: Api, cold: Path) -> None:
     """Sealed history: hot and cold segments, flags, floors, names that come and go."""
     for durability in CLASSES:
@@ -319,6 +338,7 @@ def first_run(api: Api, cold: Path) -> None:
     first_routers(api)
     first_streams(api)
     first_views(api)
+    first_consumers(api)
     for name in ("gone", "again"):
         good(api.append(name, orders(0, 50)))
         good(api.drop(name))
@@ -355,6 +375,7 @@ def last_run(api: Api) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     last_routers(api)
     last_streams(api)
     last_views(api)
+    last_consumers(api)
     deletes: list[dict[str, Any]] = [
         {"topic": "disk", "match": "order-5"},
         {"topic": "fsync", "match": ["tag", "Glob", "order-*"]},
@@ -448,6 +469,10 @@ def make(name: str) -> None:
         streams = asyncio.run(live_streams(api.url))
         routers = {name: router_of(api.http.get(f"/v0/routers/{name}")) for name in ROUTERS[2:]}
         views = views_of(api)
+        consumers = {
+            topic: consumers_of(good(api.http.get(f"/v0/topics/{topic}/consumers")))
+            for topic in CLASSES
+        }
         seen_ms = int(time.time() * 1000)
         server.signal(signal.SIGKILL)
         change_boot(server.data_dir, BOOT_ID)
@@ -469,6 +494,7 @@ def make(name: str) -> None:
             producers,
             streams,
             views,
+            consumers,
         )
         # Only a start can tell what it reports for records that were never on disk.
         after, queues_after = asyncio.run(answers_of_copy(folder, expected, names))

@@ -46,7 +46,8 @@ class Expected(msgspec.Struct):
     `sessions`: by wid, the seq up to which each topic was sent. `queues`: by name, see
     `read_queue`; none in vectors from before there were leases. `routers`: by name, see
     `router_of`. `producers`: requests that are repeats or refused, and their answers. `streams`: by
-    path, see `stream_part`. `views`: by topic and name, see `definition_of`.
+    path, see `stream_part`. `views`: by topic and name, see `definition_of`. `consumers`: by topic,
+    see `consumers_of`.
     """
 
     note: str
@@ -62,11 +63,18 @@ class Expected(msgspec.Struct):
     producers: list[dict[str, Any]] = []
     streams: dict[str, Any] = {}
     views: dict[str, Any] = {}
+    consumers: dict[str, Any] = {}
 
 
 def definition_of(answer: dict[str, Any]) -> dict[str, Any]:
     """What of a view's answer is stored: its definition."""
     return {name: answer[name] for name in ("schema", "apply", "queries", "on_delete")}
+
+
+def consumers_of(answer: dict[str, Any]) -> list[list[Any]]:
+    """What of a list of consumers is stored: name, seq and times of each."""
+    fields = ("consumer", "seq", "created_ts", "committed_ts")
+    return [[each[field] for field in fields] for each in answer["consumers"]]
 
 
 class _Page(msgspec.Struct):

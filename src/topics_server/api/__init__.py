@@ -2,6 +2,7 @@
 
 Refusals arrive as `TopicsError`; `http.error_responses` turns them into status, headers and body.
 
+- `consumers/`: routes of consumers: named, durable cursors.
 - `live/`: event streams in one step: `GET …/live`, without a session.
 - `messages/`: request and response shapes that several routes share.
 - `openapi/`: the OpenAPI document of all routes.

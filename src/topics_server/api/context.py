@@ -21,6 +21,7 @@ from topics_server.engine.answers import (
     Appended,
     BackwardPage,
     BackwardRequest,
+    ConsumerState,
     Deleted,
     Page,
     PutOutcome,
@@ -280,6 +281,40 @@ class StorePort(Protocol):
         self, name: str, *, if_empty: bool, check: ConditionCheck | None = None
     ) -> bool:
         """Drop a topic with all it holds; False if it was not there."""
+        ...
+
+    async def put_consumer(
+        self, name: str, consumer: str, from_seq: int | None
+    ) -> tuple[ConsumerState, bool]:
+        """A consumer, made at `from_seq` (None: at the head) if there is none; whether it was."""
+        ...
+
+    async def commit_consumer(
+        self, name: str, consumer: str, seq: int, *, rewind: bool = False, if_seq: int | None = None
+    ) -> tuple[ConsumerState, bool]:
+        """Commit a seq; whether the consumer moved."""
+        ...
+
+    async def delete_consumer(self, name: str, consumer: str) -> bool:
+        """Forget a consumer; False if it was not there."""
+        ...
+
+    def consumer(self, name: str, consumer: str) -> ConsumerState:
+        """Where a consumer is."""
+        ...
+
+    def read_start(self, name: str, consumer: str) -> int:
+        """The seq behind which a consumer reads; counts as its call."""
+        ...
+
+    def list_consumers(
+        self, name: str, after: str | None, page_size: int
+    ) -> tuple[list[ConsumerState], str | None]:
+        """Consumers in name order, those after `after`, and the name to go on after."""
+        ...
+
+    def consumer_lags(self) -> Iterable[tuple[str, str, int]]:
+        """Topic, consumer and lag in seqs of every consumer."""
         ...
 
     def state(self, name: str, *, touch: bool) -> TopicState:

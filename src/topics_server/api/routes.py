@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from topics_server.api.consumers import handlers as consumers
 from topics_server.api.context import ServerState
 from topics_server.api.live import handlers as live
 from topics_server.api.openapi import document
@@ -71,6 +72,21 @@ def build_routes(mount: str = STREAMS_PATH) -> Routes:
                 is_stream=True,
             ),
             Route("/v0/topics/{topic}/leases", {"GET": queues.leases}, needs={"GET": READ}),
+            Route(
+                "/v0/topics/{topic}/consumers",
+                {"GET": consumers.list_consumers},
+                needs={"GET": READ},
+            ),
+            Route(
+                "/v0/topics/{topic}/consumers/{consumer}",
+                {"PUT": consumers.put, "GET": consumers.get, "DELETE": consumers.delete},
+                needs={"PUT": READ | WRITE, "GET": READ, "DELETE": READ | WRITE},
+            ),
+            Route(
+                "/v0/topics/{topic}/consumers/{consumer}/commit",
+                {"POST": consumers.commit},
+                needs={"POST": READ | WRITE},
+            ),
             Route("/v0/topics/{topic}/views", {"GET": views.list_views}, needs={"GET": READ}),
             Route(
                 "/v0/topics/{topic}/views/{view}",

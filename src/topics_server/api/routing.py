@@ -74,7 +74,7 @@ class Route:
         self.is_stream = is_stream
         self.is_named = "{" in template
         self.is_of_topic = "/{topic}" in template
-        self.is_below = "/{view}" in template or "/{seq}" in template
+        self.is_below = any(name in template for name in ("/{view}", "/{seq}", "/{consumer}"))
         self.is_of_router = "/{router}" in template
         self.is_mount = template.endswith("/{path}")
         # What the template calls the part of a path that is a name.

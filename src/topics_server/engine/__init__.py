@@ -15,6 +15,7 @@ state and makes an entry; the entry goes through the ports to the journal; when 
 - `answers`: the values that the store returns to its callers.
 - `appends`: one call, one entry, one ticket.
 - `conditions`: waits for what a conditional write needs, then decides it again.
+- `consumers`: named, durable cursors of readers.
 - `deletes`: by seq and tag, or of exact seqs.
 - `filters`: filters on the tag and the node of a record.
 - `ports`: the protocols of what the engine needs: journal, segments, snapshots, clock.

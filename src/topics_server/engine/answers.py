@@ -121,12 +121,35 @@ class RangeMark(msgspec.Struct, frozen=True):
     live: int
 
 
+class ConsumerState(msgspec.Struct, frozen=True):
+    """Where a consumer is; times in ms. `lag`: seqs behind it; `lag_ms`: age of its next record."""
+
+    topic: str
+    consumer: str
+    seq: int
+    head_seq: int
+    earliest_seq: int
+    lag: int
+    lag_ms: int
+    created_ts: int
+    committed_ts: int
+    seen_ts: int
+    epoch: int
+
+
+class ReadAs(msgspec.Struct, frozen=True):
+    """The consumer that a read is for; `commits`: the read commits where it begins."""
+
+    consumer: str
+    commits: bool
+
+
 class ReadRequest(msgspec.Struct, frozen=True):
     """A read request, already clamped. `nodes`: records of these nodes are left out.
 
     `filter`: only records that pass are read. `start` is resolved to a cursor when the topic is
     read, and replaces `from_seq`. Seqs from `before_seq` on, and records committed at `until` or
-    later, are not examined.
+    later, are not examined. `read_as`: resolved before the topic is read.
     """
 
     from_seq: int
@@ -138,6 +161,7 @@ class ReadRequest(msgspec.Struct, frozen=True):
     start: ReadStart | None = None
     before_seq: int = SEQ_MAX + 1
     until: Moment | None = None
+    read_as: ReadAs | None = None
 
 
 class Moment(msgspec.Struct, frozen=True):

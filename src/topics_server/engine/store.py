@@ -15,6 +15,7 @@ from topics_server.engine.commit.pending_names import PendingNames
 from topics_server.engine.commit.pipeline import CommitPipeline
 from topics_server.engine.commit.transfers import Transfers
 from topics_server.engine.conditions import Conditions
+from topics_server.engine.consumers import ConsumerCursors
 from topics_server.engine.deletes import Deletes
 from topics_server.engine.ports import Clock
 from topics_server.engine.preconditions import Preconditions
@@ -58,6 +59,11 @@ class Store:
         )
         self.conditions = conditions = Conditions(commits, fetcher)
         self.check_of, self.decided = conditions.check_of, conditions.decided
+        self.consumers = consumers = ConsumerCursors(registry, commits, clock, self.pending_names)
+        self.put_consumer, self.commit_consumer = consumers.put_consumer, consumers.commit_consumer
+        self.delete_consumer, self.consumer = consumers.delete_consumer, consumers.consumer
+        self.list_consumers, self.read_start = consumers.list_consumers, consumers.read_start
+        self.consumer_lags = consumers.consumer_lags
         # Bound once: a call through the store costs no frame of its own. `topic` raises
         # `topic_not_found`; `topic_of` takes an id.
         self.topic, self.topic_of = registry.existing, registry.get

@@ -31,6 +31,7 @@ STATUS_OF: Final[dict[Code, int]] = {
     Code.TOPIC_NOT_FOUND: 404,
     Code.ROUTER_NOT_FOUND: 404,
     Code.RECORD_NOT_FOUND: 404,
+    Code.CONSUMER_NOT_FOUND: 404,
     Code.VIEW_NOT_FOUND: 404,
     Code.QUERY_FAILED: 400,
     Code.VIEW_TIMEOUT: 504,

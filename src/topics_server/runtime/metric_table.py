@@ -573,3 +573,11 @@ VIEW_ROWS: Final = (
     ),
     MetricRow("gauge", "topics_view_bytes", "Bytes of its files.", lambda view: view.bytes),
 )
+CONSUMER_ROWS: Final = (
+    MetricRow(
+        "gauge",
+        "topics_consumer_lag",
+        "Seqs of its topic that it has not committed.",
+        lambda consumer: consumer.lag,
+    ),
+)

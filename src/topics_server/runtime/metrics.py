@@ -139,6 +139,7 @@ class StoreFacts(msgspec.Struct, frozen=True):
     bytes_live: int
     damaged_records: int
     conditions: dict[str, int]
+    consumers: Sequence[ConsumerMetrics]
     topics: Sequence[TopicMetrics]
     topics_truncated: bool
 
@@ -158,6 +159,13 @@ class RoutersFacts(msgspec.Struct, frozen=True):
     count: int
     routers: Sequence[RouterFacts]
     truncated: bool
+
+
+class ConsumerMetrics(msgspec.Struct, frozen=True):
+    """One consumer's row in the per-consumer block; `name` is TOPIC/CONSUMER."""
+
+    name: str
+    lag: int
 
 
 class ViewMetrics(msgspec.Struct, frozen=True):

@@ -23,6 +23,7 @@ from prometheus_client.registry import Collector
 
 from topics_server.runtime.metric_rows import Buckets, MetricRow
 from topics_server.runtime.metric_table import (
+    CONSUMER_ROWS,
     METRICS,
     QUEUE_ROWS,
     ROUTER_ROWS,
@@ -113,6 +114,8 @@ def _blocks(facts: Facts) -> Iterator[tuple[str, Sequence[MetricRow], list[tuple
         queues = [(topic.name, topic) for topic in topics if topic.queue is not None]
         if queues:
             yield "topic", QUEUE_ROWS, queues
+    if facts.store is not None and facts.store.consumers:
+        yield "consumer", CONSUMER_ROWS, [(each.name, each) for each in facts.store.consumers]
     if facts.routers is not None and facts.routers.routers:
         yield "router", ROUTER_ROWS, [(router.name, router) for router in facts.routers.routers]
     if facts.views is not None and facts.views.views:

@@ -213,6 +213,23 @@ class ProducerMoved(msgspec.Struct, frozen=True):
     count: int
 
 
+class ConsumerMoved(msgspec.Struct, frozen=True):
+    """A consumer is there, or is at another seq: its reader has finished every record up to it."""
+
+    topic_id: int
+    ts: int
+    consumer: str
+    seq: int
+
+
+class ConsumerDeleted(msgspec.Struct, frozen=True):
+    """A consumer is gone."""
+
+    topic_id: int
+    ts: int
+    consumer: str
+
+
 class StreamChanged(msgspec.Struct, frozen=True, omit_defaults=True):
     """A stream was closed or used: these are its facts from now on.
 
@@ -402,6 +419,8 @@ Entry = (
     | CursorMoved
     | ProducerMoved
     | StreamChanged
+    | ConsumerMoved
+    | ConsumerDeleted
     | SessionEntry
     | LeaseEntry
     | RouterEntry

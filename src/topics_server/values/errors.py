@@ -27,6 +27,7 @@ class Code(enum.Enum):
     ROUTER_NOT_FOUND = "router_not_found"
     # Of a single record.
     RECORD_NOT_FOUND = "record_not_found"
+    CONSUMER_NOT_FOUND = "consumer_not_found"
     # Of views.
     VIEW_NOT_FOUND = "view_not_found"
     QUERY_FAILED = "query_failed"

@@ -87,6 +87,9 @@ SKIPPED_SLOTS_MAX: Final = PAGE_SCAN_SLOTS_MAX
 FILTER_LEAVES_MAX: Final = 256
 FILTER_DEPTH_MAX: Final = 8
 FILTER_BYTES_MAX: Final = 256 * KIB
+# Named cursors of readers, of one topic and of the server.
+CONSUMERS_PER_TOPIC_MAX: Final = 10_000
+CONSUMERS_MAX: Final = 100_000
 # The `if` of a write: its filter and a few numbers.
 CONDITION_BYTES_MAX: Final = FILTER_BYTES_MAX + KIB
 # A point in time as text.

@@ -98,6 +98,7 @@ class TopicPart(msgspec.Struct, frozen=True, array_like=True, gc=False):
     manifest published last; 0: there was none; -1: the part is older than manifest generations.
     `flags`: by segment, the number of dead rows and XXH3-64 of all delete flags, as synced last.
     `whole_flips`: segments with a damaged file; for them `flips` holds all deleted rows.
+    `consumers`: by name: seq, and the times of its creation and of its last commit in ms.
     """
 
     version: int
@@ -127,6 +128,7 @@ class TopicPart(msgspec.Struct, frozen=True, array_like=True, gc=False):
     manifest_generation: int = -1
     flags: dict[int, tuple[int, int]] = {}
     whole_flips: list[int] = []
+    consumers: dict[str, tuple[int, int, int]] = {}
 
 
 class SessionImage(msgspec.Struct, frozen=True, array_like=True):

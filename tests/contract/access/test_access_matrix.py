@@ -53,6 +53,7 @@ VIEW: Final[dict[str, object]] = {"shortcut": {"count_by_tag": True}}
 OPEN: Final = Row(None, 200)
 T: Final = "/v0/topics/{topic}"
 V: Final = "/v0/topics/{topic}/views/{view}"
+C: Final = "/v0/topics/{topic}/consumers/{consumer}"
 S: Final = "/v1/stream/{path}"
 ROWS: Final[dict[tuple[str, str], Row]] = {
     ("GET", "/v0/topics"): row(R),
@@ -66,6 +67,11 @@ ROWS: Final[dict[tuple[str, str], Row]] = {
     # No record has seq 0: an allowed caller gets as far as that.
     ("GET", f"{T}/records/{{seq}}"): row(R, ok=400),
     ("POST", f"{T}/delete"): row(D, body={"before_seq": 1}),
+    ("GET", f"{T}/consumers"): row(R),
+    ("PUT", C): row(R, W, body={}),
+    ("GET", C): row(R),
+    ("DELETE", C): row(R, W),
+    ("POST", f"{C}/commit"): row(R, W, body={"seq": 0}),
     ("POST", f"{T}/claim"): row(R, W, body={"node": "n"}),
     ("POST", f"{T}/ack"): row(W, body={"node": "n", "seqs": [1]}),
     ("POST", f"{T}/nack"): row(W, body={"node": "n", "seqs": [1]}),
@@ -153,6 +159,7 @@ def ready(server: Guarded) -> Guarded:
     server.good("PUT", f"/v0/routers/{OUTSIDE}", {"source": "x.src", "dest": "x.dst"})
     for name in (INSIDE, OUTSIDE):
         server.good("PUT", path_of(V, name), VIEW)
+        server.good("PUT", path_of(C, name), {})
     server.good("DELETE", f"/v0/topics/{ABSENT}")
     return server
 
@@ -163,6 +170,7 @@ def path_of(template: str, name: str) -> str:
     path = path.replace("{path}", f"{name}/of its own".replace(" ", "%20"))
     path = path.replace("{wid}", "wid_nobody-has-such-a-one").replace("{file}", "start.js")
     path = path.replace("{view}", "v").replace("{query}", "all").replace("{seq}", "0")
+    path = path.replace("{consumer}", "c")
     return f"{path}?node=n" if path.endswith("/work") else path
 
 

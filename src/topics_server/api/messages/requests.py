@@ -12,7 +12,7 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import Callable, Mapping
-from typing import Annotated, Final, TypeVar
+from typing import Annotated, Final, Literal, TypeVar
 
 import msgspec
 from msgspec import UNSET, Meta, UnsetType
@@ -20,7 +20,7 @@ from msgspec import UNSET, Meta, UnsetType
 from topics_server.api.messages.bounded_lists import check_items, check_tag, node_names
 from topics_server.api.messages.filters import decode_filter
 from topics_server.api.messages.times import point_in_time
-from topics_server.engine.answers import ReadRequest, ReadStart
+from topics_server.engine.answers import ReadAs, ReadRequest, ReadStart
 from topics_server.values.appends import decode_json
 from topics_server.values.errors import TopicsError, invalid
 from topics_server.values.json_cache import DATA, META, TAGS
@@ -93,6 +93,8 @@ class _Diff(msgspec.Struct, gc=False):
     filter: msgspec.Raw | UnsetType = UNSET
     since: U64 | str | None = None
     last: U64 | None = None
+    consumer: str | None = None
+    ack: Literal["manual", "auto"] = "manual"
 
 
 class _Delete(msgspec.Struct, gc=False):
@@ -216,6 +218,8 @@ def decode_diff(body: bytes, max_limit: int, max_node_bytes: int) -> tuple[ReadR
     )
     if sent.filter is not UNSET or sent.since is not None or sent.last is not None:
         request = _found(sent, request, max_limit, max_node_bytes)
+    if sent.consumer is not None:
+        request = _read_as(sent.consumer, sent, request)
     assert request.limit > 0
     assert request.max_bytes > 0
     shown = (TAGS if sent.include_tags else 0) | (META if sent.include_meta else 0)
@@ -241,6 +245,26 @@ def _found(sent: _Diff, request: ReadRequest, max_limit: int, max_node_bytes: in
             raise invalid("last must be at least 1", "last")
         start = ReadStart(last=min(last, max_limit))
     return msgspec.structs.replace(request, filter=wanted, start=start)
+
+
+def _read_as(consumer: str, sent: _Diff, request: ReadRequest) -> ReadRequest:
+    """The request as a consumer's read."""
+    if request.start is not None:
+        field = "since" if sent.last is None else "last"
+        raise invalid(f"consumer and {field} are two starts; give one", field)
+    read_as = ReadAs(consumer_name(consumer), sent.ack == "auto")
+    return msgspec.structs.replace(request, read_as=read_as)
+
+
+def consumer_name(name: str) -> str:
+    """A consumer's name: the characters of a topic's. Raises `invalid_request`."""
+    if not is_topic_name(name):
+        raise invalid(
+            "a consumer name has 1 to 255 characters of A-Z a-z 0-9 . _ : - and starts with a "
+            "letter or digit",
+            "consumer",
+        )
+    return name
 
 
 def decode_delete(body: bytes) -> DeleteRequest:

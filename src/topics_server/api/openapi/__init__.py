@@ -3,6 +3,7 @@
 - `append_operation`: the append of records, with its producer headers.
 - `backup_operations`: the operations of backups, and their schemas.
 - `condition_schemas`: conditions of writes: the member `if`, and the header `If-Match`.
+- `consumer_operations`: the operations of consumers, and their schemas.
 - `document`: builds the OpenAPI 3.1 document.
 - `examples`: the example requests and answers of the OpenAPI document.
 - `find_operations`: the operations of plain reads, and their schemas.

@@ -22,6 +22,7 @@ from topics_server.api.openapi.condition_schemas import (
     condition_schemas,
     conditional,
 )
+from topics_server.api.openapi.consumer_operations import consumer_paths, consumer_schemas
 from topics_server.api.openapi.find_operations import find_paths, find_schemas
 from topics_server.api.openapi.live_operations import live_paths, live_schemas
 from topics_server.api.openapi.operations import (
@@ -106,6 +107,7 @@ def document() -> Schema:
             **components(),
             "schemas": all_schemas()
             | condition_schemas()
+            | consumer_schemas()
             | router_schemas()
             | find_schemas()
             | view_schemas()
@@ -223,7 +225,7 @@ def _record_paths() -> Schema:
         {"200": answer("A page of records.", ref("Page"))},
         tag="records",
         scopes=("read",),
-        codes=(*READS, *TAKES_BODY, Code.TOPIC_NOT_FOUND),
+        codes=(*WRITES, *TAKES_BODY, Code.TOPIC_NOT_FOUND, Code.CONSUMER_NOT_FOUND),
         body=ref("DiffRequest"),
         is_body_required=False,
     )
@@ -241,6 +243,7 @@ def _record_paths() -> Schema:
         "/v0/topics/{topic}/diff": {"parameters": [_NAME], "post": read},
         "/v0/topics/{topic}/delete": {"parameters": [_NAME], "post": delete},
         **find_paths(_NAME),
+        **consumer_paths(_NAME),
     }
 
 

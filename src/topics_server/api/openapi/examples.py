@@ -25,6 +25,7 @@ IN_PATH: Final = {
     "view": "by-tag",
     "query": "all",
     "seq": "1",
+    "consumer": "billing",
 }
 
 # By operation id.
@@ -40,6 +41,8 @@ BODIES: Final[dict[str, Any]] = {
         "config": _QUEUE,
     },
     "readRecords": {"from_seq": 0, "limit": 100, "include_tags": True},
+    "putConsumer": {"from": "earliest"},
+    "commitConsumer": {"seq": 2, "if_seq": 0},
     "deleteRecords": {"match": "tenant42:job-4"},
     "claimJobs": {"node": _NODE, "max": 3, "lease_ms": 60_000},
     "ackJobs": {"node": _NODE, "seqs": [1]},

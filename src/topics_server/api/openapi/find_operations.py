@@ -23,6 +23,7 @@ from topics_server.api.openapi.schemas import (
     ref,
     text,
     u64,
+    values_of,
 )
 from topics_server.values.errors import Code
 from topics_server.values.limits import (
@@ -31,6 +32,7 @@ from topics_server.values.limits import (
     PAGE_BYTES_DEFAULT,
     PAGE_BYTES_MAX,
 )
+from topics_server.values.model import LossReason
 
 _MOMENT: Final = "ms since 1970, RFC 3339, or a duration before now such as `10m`"
 _NOT_MODIFIED: Final[Schema] = {
@@ -39,7 +41,7 @@ _NOT_MODIFIED: Final[Schema] = {
 
 
 def find_schemas() -> Schema:
-    """The answers of plain reads."""
+    """Records, and the answers of plain reads."""
     shared: Schema = {
         "topic": text(),
         "records": list_of(ref("Record")),
@@ -66,8 +68,35 @@ def find_schemas() -> Schema:
         "performance": {"type": "object"},
     }
     return {
+        **_record_schemas(),
         "RecordPage": object_of(needed, **shared),
         "OneRecord": object_of("topic record epoch head_seq", **one),
+    }
+
+
+def _record_schemas() -> Schema:
+    lost = {"description": "Lost by eviction, expiry or damage; both ends inclusive."}
+    return {
+        "Record": object_of(
+            "$seq $ts data",
+            **{"$seq": u64(), "$ts": u64("Milliseconds."), "$node": text(), "$tag": text()},
+            data={},
+            meta={"type": "object"},
+            **{
+                "$encoding": text("Record of bytes: the encoding of `data`.", enum=["base64"]),
+                "$content_type": text("Record of bytes: its content type."),
+            },
+        ),
+        "Tombstone": object_of(
+            "gap_from gap_to reason missed_estimate earliest_seq head_seq",
+            gap_from=u64(),
+            gap_to=u64(),
+            reason=text(enum=values_of(LossReason)),
+            missed_estimate=u64(),
+            earliest_seq=u64(),
+            head_seq=u64(),
+        )
+        | lost,
     }
 
 

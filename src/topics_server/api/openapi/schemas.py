@@ -152,7 +152,6 @@ def all_schemas() -> Schema:
         "TopicConfig": config_schema(),
         "TopicConfigPatch": _config_patch(),
         **_request_schemas(),
-        **_record_schemas(),
         **_answer_schemas(),
         **_queue_requests(),
         **_queue_answers(),
@@ -241,6 +240,8 @@ def _request_schemas() -> Schema:
                 "anyOf": [u64("ms since 1970."), text("RFC 3339, or `10m` ago."), {"type": "null"}]
             },
             last={"anyOf": [u64("Only the last N records."), {"type": "null"}]},
+            consumer={"type": ["string", "null"], "description": "Read from where it is."},
+            ack={"enum": ["manual", "auto"], "default": "manual"},
         ),
         "WatchRequest": _watch_request(),
         "DeleteRequest": object_of(
@@ -256,32 +257,6 @@ def _request_schemas() -> Schema:
             **CONDITION,
         )
         | {"description": "`before_seq`, `match`, or both: then records must match both."},
-    }
-
-
-def _record_schemas() -> Schema:
-    lost = {"description": "Lost by eviction, expiry or damage; both ends inclusive."}
-    return {
-        "Record": object_of(
-            "$seq $ts data",
-            **{"$seq": u64(), "$ts": u64("Milliseconds."), "$node": text(), "$tag": text()},
-            data={},
-            meta={"type": "object"},
-            **{
-                "$encoding": text("Record of bytes: the encoding of `data`.", enum=["base64"]),
-                "$content_type": text("Record of bytes: its content type."),
-            },
-        ),
-        "Tombstone": object_of(
-            "gap_from gap_to reason missed_estimate earliest_seq head_seq",
-            gap_from=u64(),
-            gap_to=u64(),
-            reason=text(enum=values_of(LossReason)),
-            missed_estimate=u64(),
-            earliest_seq=u64(),
-            head_seq=u64(),
-        )
-        | lost,
     }
 
 

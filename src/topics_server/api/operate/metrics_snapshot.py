@@ -23,6 +23,7 @@ from topics_server.runtime.metrics import (
     ROUTERS_SHOWN_MAX,
     TOPICS_SHOWN_MAX,
     ConnectionFacts,
+    ConsumerMetrics,
     Facts,
     PressureFacts,
     QueueFacts,
@@ -134,6 +135,7 @@ async def _store_facts(store: StorePort, caller: Caller) -> StoreFacts:
         records_live=store.records_live,
         bytes_live=store.bytes_live,
         damaged_records=store.damaged_records,
+        consumers=await _consumer_metrics(store, caller),
         conditions={
             "met": store.condition_counts.met,
             "failed": store.condition_counts.failed,
@@ -151,6 +153,19 @@ def _topic_facts(topic: TopicState) -> TopicMetrics:
     return TopicMetrics(
         topic.name, topic.head_seq, topic.earliest_seq, topic.count, topic.bytes, facts
     )
+
+
+async def _consumer_metrics(store: StorePort, caller: Caller) -> list[ConsumerMetrics]:
+    """The lags of the consumers that the caller may see, up to the bound of a block."""
+    shown: list[ConsumerMetrics] = []
+    for number, (topic, consumer, lag) in enumerate(store.consumer_lags(), 1):
+        if number % _SLICE == 0:
+            await asyncio.sleep(0)
+        if not caller.prefixes or caller.may_name(topic):
+            shown.append(ConsumerMetrics(f"{topic}/{consumer}", lag))
+            if len(shown) == ROUTERS_SHOWN_MAX:
+                break
+    return shown
 
 
 async def _views_facts(views: Views, caller: Caller) -> ViewsFacts:

@@ -36,7 +36,9 @@ from topics_server.api.messages.responses import (
 from topics_server.api.messages.visibility import check_config
 from topics_server.api.readiness import admit
 from topics_server.api.request import Pending, Request, Response, held_by
-from topics_server.engine.answers import Appended, Page, ReadRequest
+from topics_server.auth.api_keys import READ, WRITE
+from topics_server.auth.authorize import check_scopes
+from topics_server.engine.answers import Appended, Page, ReadAs, ReadRequest
 from topics_server.engine.topic.writes.condition import ConditionCheck, UndecidedError
 from topics_server.runtime.clock import monotonic_s
 from topics_server.values.appends import DecodedAppend, decode_append
@@ -257,7 +259,8 @@ def diff(state: ServerState, request: Request) -> Response | Coroutine[Any, Any,
     if state.throttle.is_active and not state.throttle.passes(request.name):
         return _diff_slowly(state, request)
     asked, shown = _asked_diff(state, request)
-    page = None if asked.wait_ms else store.read_now(request.name, asked)
+    is_slow = asked.wait_ms or asked.read_as is not None
+    page = None if is_slow else store.read_now(request.name, asked)
     if page is None:
         return _diff_slowly(state, request)
     return Response(200, b"", pieces=_page(state, request, page, shown))
@@ -269,11 +272,29 @@ async def _diff_slowly(state: ServerState, request: Request) -> Response:
     if state.throttle.is_active and not state.throttle.passes(request.name):
         request.throttle_wait_ms = await state.throttle.turn(request.name, len(request.body))
     asked, shown = _asked_diff(state, request)
+    if asked.read_as is not None:
+        asked = await _for_consumer(state, request, asked, asked.read_as)
     if asked.wait_ms:
         page = await held_by(request, store.read(request.name, asked))
     else:
         page = await store.read(request.name, asked)
     return Response(200, b"", pieces=_page(state, request, page, shown))
+
+
+async def _for_consumer(
+    state: ServerState, request: Request, asked: ReadRequest, read_as: ReadAs
+) -> ReadRequest:
+    """A consumer's read from where the client is, else from where the consumer is.
+
+    With `ack: auto` the seq that the client presents is committed first.
+    """
+    store = admit(state)
+    if read_as.commits:
+        check_scopes(request.caller, READ | WRITE)
+        if asked.from_seq:
+            await store.commit_consumer(request.name, read_as.consumer, asked.from_seq)
+    start = store.read_start(request.name, read_as.consumer)
+    return msgspec.structs.replace(asked, from_seq=asked.from_seq or start)
 
 
 def _asked_diff(state: ServerState, request: Request) -> tuple[ReadRequest, int]:

@@ -3,6 +3,7 @@
 - `append`: `topics append`: appends one record.
 - `append_lines`: `topics append TOPIC -`: appends every line of standard input as it arrives.
 - `conditions`: the options of a conditional append, and the condition that they make.
+- `consumer`: `topics consumer`: put, ls, get, commit and rm of consumers.
 - `cutting`: cuts a line of a file into a record without changing value bytes.
 - `delete`: `topics delete`: deletes records by tag, tag prefix or position (§5).
 - `lines`: reads lines of a plain or gzip file in bounded memory.

@@ -128,7 +128,18 @@ _FILTER: Final = (
     LimitRow("`since`, a time as text", Limit("TIME_CHARS_MAX", "characters")),
 )
 DIFF: Final = Section(
-    "`POST /v0/topics/{topic}/diff`, `GET /v0/topics/{topic}/records`", (*_NODE_FILTER, *_FILTER)
+    "`POST /v0/topics/{topic}/diff`, `GET /v0/topics/{topic}/records`",
+    (*_NODE_FILTER, *_FILTER, LimitRow("`consumer`", _NAME)),
+)
+CONSUMER: Final = Section(
+    "`/v0/topics/{topic}/consumers/{consumer}`",
+    (
+        LimitRow("the name of a consumer", _NAME),
+        LimitRow(
+            "consumers of a topic", Limit("CONSUMERS_PER_TOPIC_MAX", "consumers"), "throttled"
+        ),
+        LimitRow("consumers of the server", Limit("CONSUMERS_MAX", "consumers"), "throttled"),
+    ),
 )
 DELETE: Final = Section(
     "`POST /v0/topics/{topic}/delete`",
@@ -197,7 +208,7 @@ SOCKET: Final = Section(
 )
 SECTIONS: Final = (
     *(ALL, HEADERS, APPEND, CONFIG, CONDITION, DIFF, DELETE, QUEUE),
-    *(ROUTER, WATCH, LIVE, SEAL, SOCKET),
+    *(CONSUMER, ROUTER, WATCH, LIVE, SEAL, SOCKET),
 )
 
 # The structs that requests are decoded into, and the section of each field's row.

@@ -23,6 +23,7 @@ from topics_server.engine.log.losses import Losses, with_hole, without_damage
 from topics_server.engine.log.runs import DAMAGED, DELETED, TailBlock
 from topics_server.engine.ports import SealedIndex
 from topics_server.engine.topic.applied import RouterCursor
+from topics_server.engine.topic.consumers.positions import ConsumerAt
 from topics_server.engine.topic.producers import StampAccepted
 from topics_server.engine.topic.stream_facts import StreamState
 from topics_server.engine.topic.topic import Topic
@@ -91,6 +92,10 @@ def prepare(topic: Topic) -> Captured:
             for segment_id, digest in topic.files.digests.items()
         },
         whole_flips=sorted(topic.files.fragile),
+        consumers={
+            name: (at.seq, at.created_ts, at.committed_ts)
+            for name, at in topic.consumers.known.items()
+        },
     )
     return Captured(part, tail)
 
@@ -144,6 +149,7 @@ def restore(part: TopicPart, sealed: Sequence[SealedIndex]) -> Topic:
     topic.producers.known.update(
         (producer, StampAccepted(*last)) for producer, last in part.producers.items()
     )
+    topic.consumers.known = {name: ConsumerAt(*at) for name, at in part.consumers.items()}
     if part.stream is not None:
         topic.stream = StreamState(part.stream)
     topic.cursors = {router: RouterCursor(*cursor) for router, cursor in part.cursors.items()}

@@ -12,6 +12,8 @@ from typing import Final
 
 from topics_server.engine.topic.topic import Topic
 from topics_server.values.entries import (
+    ConsumerDeleted,
+    ConsumerMoved,
     CursorMoved,
     Entry,
     FloorMoved,
@@ -60,6 +62,8 @@ GATES: Final[dict[type[Entry], GateRow]] = {
     ProducerMoved: BY_CLASS,
     StreamChanged: JOURNALED,
     CursorMoved: JOURNALED,
+    ConsumerMoved: JOURNALED,
+    ConsumerDeleted: JOURNALED,
     TopicPut: SYNCED,
     TopicDropped: SYNCED,
     HeadReserved: SYNCED,

@@ -2,6 +2,7 @@
 
 - `admission`: the configurable limits of one append (§2).
 - `applied`: what applying one entry changed.
+- `consumers/`: named, durable cursors of the topic's readers.
 - `dedupe`: the idempotency keys of one topic.
 - `deletion`: finds the live seqs that a delete matches.
 - `prefix_counts`: counts topics per key prefix.

@@ -16,12 +16,15 @@ from topics_server.engine.log.log import Log
 from topics_server.engine.ports import SealedIndex
 from topics_server.engine.topic import retention
 from topics_server.engine.topic.applied import Flips, RouterCursor
+from topics_server.engine.topic.consumers.positions import Consumers
 from topics_server.engine.topic.dedupe import KeyMemory
 from topics_server.engine.topic.producers import Producers
 from topics_server.engine.topic.sealed_files import SealedFiles
 from topics_server.engine.topic.staging import Staged, Staging
 from topics_server.engine.topic.stream_facts import StreamState, plain_facts, stepped
 from topics_server.values.entries import (
+    ConsumerDeleted,
+    ConsumerMoved,
     Entry,
     ProducerMoved,
     RecordsAppended,
@@ -38,6 +41,7 @@ from topics_server.values.model import (
 )
 from topics_server.values.storage_types import SegmentPlan, TopicFacts
 
+_OF_CONSUMERS = (ConsumerMoved, ConsumerDeleted)
 _OF_PRODUCERS = (RecordsAppended, ProducerMoved, StreamChanged)
 
 
@@ -55,6 +59,7 @@ class Topic:
         "applied_lsn",
         "ceiling_seq",
         "config",
+        "consumers",
         "created_ts",
         "cursors",
         "epoch",
@@ -83,6 +88,7 @@ class Topic:
         self.log = Log()
         self.keys = KeyMemory()
         self.producers = Producers()
+        self.consumers = Consumers()
         self.staging = Staging()
         self.applied_lsn = 0
         self.ceiling_seq = self.reserve_seqs = HEAD_RESERVE_SEQS
@@ -177,6 +183,9 @@ class Topic:
                 stream.stage(lsn, stepped(stream.newest, entry.step, entry.producer))
         elif isinstance(entry, StreamChanged):
             self.as_stream().stage(lsn, entry.facts)
+        elif isinstance(entry, _OF_CONSUMERS):
+            seq = entry.seq if isinstance(entry, ConsumerMoved) else None
+            self.consumers.stage(lsn, entry.consumer, seq)
         if isinstance(entry, _OF_PRODUCERS) and entry.producer is not None:
             count = 0 if isinstance(entry, StreamChanged) else entry.count
             self.producers.stage(lsn, entry.producer, entry.first_seq, count, entry.ts)
@@ -194,6 +203,8 @@ class Topic:
                 self.keys.undo(staged.key)
             if staged.producer_id is not None:
                 self.producers.undo(staged.producer_id)
+            if isinstance(staged.entry, _OF_CONSUMERS):
+                self.consumers.unstage(staged.lsn, staged.entry.consumer)
         if self.stream is not None:
             self.stream.undo(lsn)
         assert self.log.head_seq <= self.staged_seq

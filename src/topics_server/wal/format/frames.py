@@ -25,6 +25,8 @@ import msgspec
 
 from topics_server.values.appends import PLAIN_GRAMMAR
 from topics_server.values.entries import (
+    ConsumerDeleted,
+    ConsumerMoved,
     CursorMoved,
     Entry,
     Floor,
@@ -100,6 +102,8 @@ class Kind(enum.IntEnum):
     STREAM_CHANGED = 18
     VIEW_PUT = 19
     VIEW_DELETED = 20
+    CONSUMER_MOVED = 21
+    CONSUMER_DELETED = 22
 
 
 class Opening(NamedTuple):
@@ -114,7 +118,15 @@ class Opening(NamedTuple):
 
 
 WholeEntry = (
-    TopicPut | ProducerMoved | StreamChanged | SessionEntry | LeaseEntry | RouterEntry | ViewEntry
+    TopicPut
+    | ProducerMoved
+    | StreamChanged
+    | ConsumerMoved
+    | ConsumerDeleted
+    | SessionEntry
+    | LeaseEntry
+    | RouterEntry
+    | ViewEntry
 )
 
 
@@ -174,6 +186,8 @@ _WHOLE: Final[dict[Kind, type[WholeEntry]]] = {
     Kind.ROUTER_DELETED: RouterDeleted,
     Kind.VIEW_PUT: ViewPut,
     Kind.VIEW_DELETED: ViewDeleted,
+    Kind.CONSUMER_MOVED: ConsumerMoved,
+    Kind.CONSUMER_DELETED: ConsumerDeleted,
 }
 _KIND_OF: Final = {entry_type: kind for kind, entry_type in _WHOLE.items()}
 _WHOLE_DECODERS: Final[dict[int, msgspec.msgpack.Decoder[WholeEntry]]] = {

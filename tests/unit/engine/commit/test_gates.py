@@ -12,6 +12,8 @@ from tests.unit.engine.drive import Driver
 from topics_server.engine.commit import gates
 from topics_server.engine.commit.gates import GATES, GateRow, gate_of, gate_of_service
 from topics_server.values.entries import (
+    ConsumerDeleted,
+    ConsumerMoved,
     CursorMoved,
     Entry,
     Floor,
@@ -44,6 +46,7 @@ ROWS: dict[str, GateRow] = {
     "producer's next request whose records are stored already": GATES[ProducerMoved],
     "facts of a stream (closed, used)": GATES[StreamChanged],
     "cursor of a router without new copies": GATES[CursorMoved],
+    "consumer made, moved or removed": GATES[ConsumerMoved],
     "cursor of a router that is changed or removed": gates.LAST_CURSOR,
     "topic created, configured or removed": GATES[TopicPut],
     "seqs reserved ahead": GATES[HeadReserved],
@@ -71,6 +74,7 @@ def test_the_document_and_the_code_have_the_same_table() -> None:
 def test_every_kind_of_entry_has_a_row() -> None:
     assert set(GATES) == set(get_args(Entry))
     assert GATES[FloorMoved] is GATES[RecordsDeleted]
+    assert GATES[ConsumerDeleted] is GATES[ConsumerMoved]
     assert GATES[TopicDropped] is GATES[TopicPut]
 
 

@@ -15,6 +15,8 @@ from topics_server.values.entries import (
     LEASES_ID,
     ROUTERS_ID,
     SESSIONS_ID,
+    ConsumerDeleted,
+    ConsumerMoved,
     CursorAt,
     CursorMoved,
     Entry,
@@ -243,6 +245,8 @@ DEFINITION: Final = ViewDefinition(
 )
 GOLDEN["view_put"] = (12, ViewPut(3, "orders", "by-tag", TS, DEFINITION))
 GOLDEN["view_deleted"] = (13, ViewDeleted(3, "orders", "by-tag", TS))
+GOLDEN["consumer_moved"] = (14, ConsumerMoved(7, TS, "billing", 41))
+GOLDEN["consumer_deleted"] = (15, ConsumerDeleted(7, TS, "billing"))
 
 
 def decode_one(data: bytes) -> tuple[int, Entry]:

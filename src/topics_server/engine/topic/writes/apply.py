@@ -9,11 +9,14 @@ from __future__ import annotations
 from typing import assert_never
 
 from topics_server.engine.topic.applied import NOTHING, NOTIFY, Applied
+from topics_server.engine.topic.consumers.changes import apply_consumer
 from topics_server.engine.topic.topic import Topic
 from topics_server.engine.topic.writes.append import apply_append
 from topics_server.engine.topic.writes.configure import apply_put, apply_stream
 from topics_server.engine.topic.writes.delete import apply_delete, apply_floor
 from topics_server.values.entries import (
+    ConsumerDeleted,
+    ConsumerMoved,
     CursorMoved,
     Entry,
     FloorMoved,
@@ -51,6 +54,8 @@ def apply_entry(topic: Topic, lsn: int, entry: Entry) -> Applied:
         topic.producers.accept(entry.producer, entry.first_seq, entry.count, entry.ts)
     elif isinstance(entry, StreamChanged):
         applied = apply_stream(topic, lsn, entry)
+    elif isinstance(entry, ConsumerMoved | ConsumerDeleted):
+        applied = apply_consumer(topic, lsn, entry)
     elif isinstance(entry, TopicDropped):
         applied = NOTIFY
     else:

@@ -1,0 +1,65 @@
+"""Request shapes of the routes of consumers. Pure.
+
+Decoded once; wrong types are `invalid_request` with the field's path. Called by
+`api/consumers/handlers`.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+
+import msgspec
+
+from topics_server.api.messages.requests import U64, consumer_name, decode_body
+from topics_server.values.errors import invalid
+from topics_server.values.limits import U64_MAX
+
+
+class _Put(msgspec.Struct, gc=False):
+    from_: U64 | Literal["earliest", "head"] = msgspec.field(default="earliest", name="from")
+
+
+class _Commit(msgspec.Struct, gc=False):
+    seq: U64
+    rewind: bool = False
+    if_seq: U64 | None = None
+
+
+_PUT: Final = msgspec.json.Decoder(_Put)
+_COMMIT: Final = msgspec.json.Decoder(_Commit)
+PUT_MEMBERS: Final = _Put.__struct_encode_fields__
+COMMIT_MEMBERS: Final = _Commit.__struct_encode_fields__
+
+
+class CommitRequest(msgspec.Struct, frozen=True):
+    """A commit as asked for."""
+
+    seq: int
+    rewind: bool
+    if_seq: int | None
+
+
+def consumer_of(below: tuple[str, ...]) -> str:
+    """The consumer that a path names. Raises `invalid_request`."""
+    return consumer_name(below[0])
+
+
+def decode_put(body: bytes) -> int | None:
+    """Where a new consumer begins; None: at the head."""
+    start = decode_body(_PUT, body or b"{}").from_
+    if isinstance(start, int):
+        return _checked(start, "from")
+    return 0 if start == "earliest" else None
+
+
+def decode_commit(body: bytes) -> CommitRequest:
+    """The body of a commit."""
+    sent = decode_body(_COMMIT, body)
+    if_seq = None if sent.if_seq is None else _checked(sent.if_seq, "if_seq")
+    return CommitRequest(_checked(sent.seq, "seq"), sent.rewind, if_seq)
+
+
+def _checked(value: int, field: str) -> int:
+    if value > U64_MAX:
+        raise invalid(f"{field} must be at most {U64_MAX}", field)
+    return value

@@ -1,0 +1,113 @@
+"""`topics consumer`: put, ls, get, commit and rm of consumers, the named cursors of readers."""
+
+from __future__ import annotations
+
+from urllib.parse import quote
+
+import click
+import msgspec
+
+from topics_server.cli.connection import Client, server_options, topic_path
+from topics_server.cli.listing import rows_of, show_rows
+from topics_server.cli.output import confirm, format_options, show_object
+
+_SEQ = click.IntRange(min=0)
+
+
+class _Row(msgspec.Struct):
+    consumer: str
+    seq: int
+    lag: int
+    lag_ms: int
+
+
+@click.group("consumer", context_settings={"help_option_names": ["-h", "--help"]})
+def command() -> None:
+    """Make, show, commit and remove consumers: named cursors that the server keeps."""
+
+
+def _path(topic: str, consumer: str, verb: str = "") -> str:
+    return topic_path(topic, f"/consumers/{quote(consumer, safe='')}{verb}")
+
+
+@command.command("put")
+@click.argument("topic")
+@click.argument("consumer")
+@click.option("--from-seq", type=_SEQ, metavar="SEQ", help="Begin behind this seq.")
+@click.option("--head", is_flag=True, help="Begin at the head; default: at the earliest record.")
+@format_options
+@server_options
+def put(
+    topic: str, consumer: str, from_seq: int | None, head: bool, client: Client, as_json: bool
+) -> None:
+    """Make a CONSUMER of TOPIC; one that exists stays where it is."""
+    if head and from_seq is not None:
+        raise click.UsageError("--from-seq and --head: give one of them")
+    start: int | str = "earliest" if from_seq is None else from_seq
+    body = msgspec.json.encode({"from": "head" if head else start})
+    show_object(client.call("PUT", _path(topic, consumer), body, repeatable=True), as_json=as_json)
+
+
+@command.command("get")
+@click.argument("topic")
+@click.argument("consumer")
+@format_options
+@server_options
+def get(topic: str, consumer: str, client: Client, as_json: bool) -> None:
+    """Show where a consumer is, and how far behind the head."""
+    show_object(client.call("GET", _path(topic, consumer), repeatable=True), as_json=as_json)
+
+
+@command.command("ls")
+@click.argument("topic")
+@format_options
+@server_options
+def ls(topic: str, client: Client, as_json: bool) -> None:
+    """List the consumers of TOPIC."""
+    show_rows(
+        rows_of(client, topic_path(topic, "/consumers"), "consumers", {}),
+        _Row,
+        lambda row, _: [row.consumer, str(row.seq), str(row.lag), f"{row.lag_ms / 1000:g} s"],
+        ("CONSUMER", "SEQ", "LAG", "OLDEST"),
+        numbers=("SEQ", "LAG", "OLDEST"),
+        limit_note="",
+        as_json=as_json,
+    )
+
+
+@command.command("commit")
+@click.argument("topic")
+@click.argument("consumer")
+@click.argument("seq", type=_SEQ)
+@click.option("--rewind", is_flag=True, help="Go back if SEQ is below the consumer's seq.")
+@click.option("--if-seq", type=_SEQ, metavar="SEQ", help="Only if the consumer is at this seq.")
+@format_options
+@server_options
+def commit(
+    topic: str,
+    consumer: str,
+    seq: int,
+    rewind: bool,
+    if_seq: int | None,
+    client: Client,
+    as_json: bool,
+) -> None:
+    """Commit SEQ: every record up to it is finished."""
+    body: dict[str, object] = {"seq": seq, "rewind": rewind, "if_seq": if_seq}
+    encoded = msgspec.json.encode(body)
+    path = _path(topic, consumer, "/commit")
+    repeatable = if_seq is None and not rewind
+    show_object(client.call("POST", path, encoded, repeatable=repeatable), as_json=as_json)
+
+
+@command.command("rm")
+@click.argument("topic")
+@click.argument("consumer")
+@click.option("--yes", "-y", is_flag=True, help="Do not ask.")
+@format_options
+@server_options
+def rm(topic: str, consumer: str, yes: bool, client: Client, as_json: bool) -> None:
+    """Forget a consumer and its position."""
+    confirm(f"Forget the consumer {consumer} of {topic}?", yes=yes)
+    answer = client.call("DELETE", _path(topic, consumer), repeatable=True)
+    show_object(answer, as_json=as_json)

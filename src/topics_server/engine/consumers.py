@@ -1,0 +1,202 @@
+"""Consumers: named, durable cursors of readers.
+
+A commit is one entry in the topic's FIFO, behind the records that it speaks of, and has the gate
+of the topic's class, at least a write. Called through `store`; loop thread only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from topics_server.engine.answers import ConsumerState
+from topics_server.engine.commit.gates import gate_of
+from topics_server.engine.commit.pending_names import PendingNames
+from topics_server.engine.commit.pipeline import CommitPipeline
+from topics_server.engine.commit.ticket_waits import applied, resolved
+from topics_server.engine.ports import Clock
+from topics_server.engine.topic.applied import Applied
+from topics_server.engine.topic.consumers.changes import (
+    consumer_not_found,
+    decide_commit,
+    decide_consumer,
+    decide_consumer_delete,
+    too_many_consumers,
+)
+from topics_server.engine.topic.consumers.positions import ConsumerAt
+from topics_server.engine.topic.registry import Registry
+from topics_server.engine.topic.topic import Topic
+from topics_server.values.entries import ConsumerDeleted, ConsumerMoved, Entry, TopicDropped
+from topics_server.values.limits import CONSUMERS_MAX
+
+
+class ConsumerCursors:
+    """The consumers of all topics."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        commits: CommitPipeline,
+        clock: Clock,
+        pending_names: PendingNames,
+    ) -> None:
+        self._registry = registry
+        self._commits = commits
+        self._clock = clock
+        self._pending_names = pending_names
+        # Topics that have consumers, and how many; None until they are first asked for.
+        self._counts: dict[int, int] | None = None
+        self._total = 0
+        self._creating = 0
+        commits.change_observers.append(self._count_changes)
+
+    # -- changes ---------------------------------------------------------------------------
+
+    async def put_consumer(
+        self, name: str, consumer: str, from_seq: int | None
+    ) -> tuple[ConsumerState, bool]:
+        """A consumer, made at `from_seq` (None: at the head) if there is none; whether it was made.
+
+        Durable before it returns. Raises `topic_not_found`, `throttled`.
+        """
+        await self._pending_names.over(name)
+        topic = self._registry.existing(name)
+        now_ms = self._clock.now_ms()
+        seq = topic.log.head_seq if from_seq is None else from_seq
+        entry = decide_consumer(topic, consumer, seq, now_ms)
+        if entry is not None:
+            if self.consumer_count + self._creating >= CONSUMERS_MAX:
+                raise too_many_consumers("max_consumers", CONSUMERS_MAX)
+            self._creating += 1
+        try:
+            await self._submitted(topic, consumer, entry)
+        finally:
+            if entry is not None:
+                self._creating -= 1
+        return self._seen(topic, consumer), entry is not None
+
+    async def commit_consumer(
+        self, name: str, consumer: str, seq: int, *, rewind: bool = False, if_seq: int | None = None
+    ) -> tuple[ConsumerState, bool]:
+        """Commit a seq, durable before it returns; whether the consumer moved.
+
+        Raises `topic_not_found` and what `decide_commit` raises.
+        """
+        while True:
+            await self._pending_names.over(name)
+            topic = self._registry.existing(name)
+            lsn = topic.consumers.staged_lsn(consumer)
+            ticket = None if lsn is None else self._commits.find(topic.topic_id, lsn)
+            if if_seq is None or ticket is None:
+                break
+            # What is in flight may fail: compare with what holds.
+            await resolved(ticket)
+        now_ms = self._clock.now_ms()
+        entry = decide_commit(topic, consumer, seq, now_ms, rewind=rewind, if_seq=if_seq)
+        await self._submitted(topic, consumer, entry)
+        return self._seen(topic, consumer), entry is not None
+
+    async def delete_consumer(self, name: str, consumer: str) -> bool:
+        """Forget a consumer, durable before it returns; False: there was none."""
+        await self._pending_names.over(name)
+        topic = self._registry.existing(name)
+        entry = decide_consumer_delete(topic, consumer, self._clock.now_ms())
+        await self._submitted(topic, consumer, entry)
+        return entry is not None
+
+    async def _submitted(
+        self, topic: Topic, consumer: str, entry: ConsumerMoved | ConsumerDeleted | None
+    ) -> None:
+        """Return when the entry is applied, or what it would repeat."""
+        if entry is not None:
+            await applied(self._commits.submit(entry, gate_of(entry, topic), topic))
+            return
+        lsn = topic.consumers.staged_lsn(consumer)
+        ticket = None if lsn is None else self._commits.find(topic.topic_id, lsn)
+        if ticket is not None:
+            await applied(ticket)
+
+    # -- states ----------------------------------------------------------------------------
+
+    def consumer(self, name: str, consumer: str) -> ConsumerState:
+        """Where a consumer is. Raises `topic_not_found`, `consumer_not_found`."""
+        topic = self._registry.existing(name)
+        known = topic.consumers.known.get(consumer)
+        if known is None:
+            raise consumer_not_found(name, consumer)
+        return self._state_of(topic, consumer, known)
+
+    def read_start(self, name: str, consumer: str) -> int:
+        """The seq behind which a consumer reads; counts as its call. Raises like `consumer`."""
+        return self._seen(self._registry.existing(name), consumer).seq
+
+    def list_consumers(
+        self, name: str, after: str | None, page_size: int
+    ) -> tuple[list[ConsumerState], str | None]:
+        """Consumers in name order after `after`, and the name to go on after if more follow."""
+        topic = self._registry.existing(name)
+        names = sorted(each for each in topic.consumers.known if after is None or each > after)
+        shown = names[:page_size]
+        states = [self._state_of(topic, each, topic.consumers.known[each]) for each in shown]
+        return states, shown[-1] if len(names) > page_size else None
+
+    def consumer_lags(self) -> Iterator[tuple[str, str, int]]:
+        """Topic, consumer and lag in seqs of every consumer; changes meanwhile may be missed."""
+        for topic_id in list(self._counted()):
+            topic = self._registry.get(topic_id)
+            if topic is None:
+                continue
+            for name, known in list(topic.consumers.known.items()):
+                yield topic.name, name, max(0, topic.log.head_seq - known.seq)
+
+    @property
+    def consumer_count(self) -> int:
+        """How many consumers the server has."""
+        self._counted()
+        return self._total
+
+    def _seen(self, topic: Topic, consumer: str) -> ConsumerState:
+        known = topic.consumers.known.get(consumer)
+        if known is None:
+            raise consumer_not_found(topic.name, consumer)
+        known.seen_ts = self._clock.now_ms()
+        return self._state_of(topic, consumer, known)
+
+    def _state_of(self, topic: Topic, consumer: str, known: ConsumerAt) -> ConsumerState:
+        now_ms, log = self._clock.now_ms(), topic.log
+        earliest_seq = topic.earliest_seq(now_ms)
+        first = log.next_live(max(known.seq + 1, earliest_seq))
+        return ConsumerState(
+            topic=topic.name,
+            consumer=consumer,
+            seq=known.seq,
+            head_seq=log.head_seq,
+            earliest_seq=earliest_seq,
+            lag=max(0, log.head_seq - known.seq),
+            lag_ms=0 if first > log.head_seq else max(0, now_ms - log.time_of(first)),
+            created_ts=known.created_ts,
+            committed_ts=known.committed_ts,
+            seen_ts=known.committed_ts if known.seen_ts is None else known.seen_ts,
+            epoch=topic.epoch,
+        )
+
+    # -- counts ----------------------------------------------------------------------------
+
+    def _counted(self) -> dict[int, int]:
+        if self._counts is None:
+            self._counts = {
+                topic.topic_id: len(topic.consumers.known)
+                for topic in self._registry
+                if topic.consumers.known
+            }
+            self._total = sum(self._counts.values())
+        return self._counts
+
+    def _count_changes(self, _lsn: int, entry: Entry, _done: Applied) -> None:
+        counts = self._counts
+        if counts is None or not isinstance(entry, ConsumerMoved | ConsumerDeleted | TopicDropped):
+            return
+        topic = self._registry.get(entry.topic_id)
+        count = 0 if topic is None else len(topic.consumers.known)
+        self._total += count - counts.pop(entry.topic_id, 0)
+        if count:
+            counts[entry.topic_id] = count

@@ -1,0 +1,85 @@
+"""What may change a consumer of a topic, and what a change does. Pure.
+
+A position never goes back unless its reader asks for that, so a late or repeated commit changes
+nothing. Called by `engine/consumers` (decide) and `writes/apply`.
+"""
+
+from __future__ import annotations
+
+from topics_server.engine.topic.applied import NOTHING, Applied
+from topics_server.engine.topic.consumers.positions import ConsumerAt
+from topics_server.engine.topic.topic import Topic
+from topics_server.values.entries import ConsumerDeleted, ConsumerMoved
+from topics_server.values.errors import Code, TopicsError, clipped, invalid
+from topics_server.values.limits import CONSUMERS_PER_TOPIC_MAX
+
+
+def consumer_not_found(topic: str, consumer: str) -> TopicsError:
+    """404: the topic has no such consumer."""
+    detail = {"topic": topic, "consumer": consumer}
+    message = f'topic "{topic}" has no consumer "{clipped(consumer)}"'
+    return TopicsError(Code.CONSUMER_NOT_FOUND, message, detail)
+
+
+def too_many_consumers(limit: str, most: int) -> TopicsError:
+    """429: the topic, or the server, has as many consumers as it may."""
+    message = f"there are {most} consumers already"
+    return TopicsError(Code.THROTTLED, message, {"limit": limit, "max": most})
+
+
+def decide_consumer(topic: Topic, name: str, seq: int, now_ms: int) -> ConsumerMoved | None:
+    """The creation of a consumer at a seq; None if it exists, or is being made.
+
+    Raises `throttled` beyond the cap of a topic.
+    """
+    consumers = topic.consumers
+    if consumers.newest_seq(name) is not None:
+        return None
+    if consumers.count >= CONSUMERS_PER_TOPIC_MAX:
+        raise too_many_consumers("max_consumers_per_topic", CONSUMERS_PER_TOPIC_MAX)
+    return ConsumerMoved(topic.topic_id, now_ms, name, min(seq, topic.log.head_seq))
+
+
+def decide_commit(
+    topic: Topic, name: str, seq: int, now_ms: int, *, rewind: bool, if_seq: int | None
+) -> ConsumerMoved | None:
+    """The commit of a seq; None if the consumer is there, or further, and need not go back.
+
+    `if_seq`: where the consumer has to be. Raises `consumer_not_found`, `condition_failed`, and
+    `invalid_request` for a seq above the head.
+    """
+    newest = topic.consumers.newest_seq(name)
+    if newest is None:
+        raise consumer_not_found(topic.name, name)
+    if if_seq is not None and if_seq != newest:
+        message = f'consumer "{name}" is at {newest}, not {if_seq}'
+        detail = {"topic": topic.name, "consumer": name, "reason": "seq", "seq": newest}
+        raise TopicsError(Code.CONDITION_FAILED, message, detail)
+    if seq > topic.log.head_seq:
+        raise invalid(f"seq is above the topic's head, {topic.log.head_seq}", "seq")
+    if seq == newest or (seq < newest and not rewind):
+        return None
+    return ConsumerMoved(topic.topic_id, now_ms, name, seq)
+
+
+def decide_consumer_delete(topic: Topic, name: str, now_ms: int) -> ConsumerDeleted | None:
+    """The end of a consumer; None if there is none."""
+    if topic.consumers.newest_seq(name) is None:
+        return None
+    return ConsumerDeleted(topic.topic_id, now_ms, name)
+
+
+def apply_consumer(topic: Topic, lsn: int, entry: ConsumerMoved | ConsumerDeleted) -> Applied:
+    """Make, move or forget a consumer."""
+    consumers = topic.consumers
+    consumers.unstage(lsn, entry.consumer)
+    if isinstance(entry, ConsumerDeleted):
+        consumers.known.pop(entry.consumer, None)
+        return NOTHING
+    known = consumers.known.get(entry.consumer)
+    if known is None:
+        consumers.known[entry.consumer] = ConsumerAt(entry.seq, entry.ts, entry.ts)
+    else:
+        known.seq = entry.seq
+        known.committed_ts = entry.ts
+    return NOTHING

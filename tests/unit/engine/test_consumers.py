@@ -1,0 +1,106 @@
+"""Consumers while their entries are in flight, and the caps."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from tests.unit.engine.rig import Rig
+from topics_server.engine import consumers as service
+from topics_server.engine.topic.consumers import changes
+from topics_server.values.errors import Code, TopicsError
+
+pytestmark = pytest.mark.anyio
+
+
+async def settled() -> None:
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+async def slow_rig() -> Rig:
+    """A topic with five records and a consumer; its journal writes when the test says so."""
+    rig = Rig(is_prompt=False)
+    store = rig.store
+    for start in (asyncio.create_task(rig.append("t", *range(5))),):
+        await settled()
+        rig.journal.sync_everything()
+        await start
+    making = asyncio.create_task(store.put_consumer("t", "c", 0))
+    await settled()
+    assert not making.done()
+    rig.journal.sync_everything()
+    state, created = await making
+    assert (state.seq, created) == (0, True)
+    return rig
+
+
+async def test_commits_in_flight_count_when_the_next_is_decided() -> None:
+    rig = await slow_rig()
+    store = rig.store
+    first = asyncio.create_task(store.commit_consumer("t", "c", 4))
+    await settled()
+    late = asyncio.create_task(store.commit_consumer("t", "c", 2))
+    compared = asyncio.create_task(store.commit_consumer("t", "c", 5, if_seq=0))
+    await settled()
+    assert not late.done()
+    assert store.consumer("t", "c").seq == 0
+    rig.journal.sync_everything()
+    assert (await first)[1]
+    assert [(await late)[0].seq, (await late)[1]] == [4, False]
+    with pytest.raises(TopicsError) as caught:
+        await compared
+    assert caught.value.detail["seq"] == 4
+
+
+async def test_a_commit_that_fails_is_undone() -> None:
+    rig = await slow_rig()
+    store = rig.store
+    failing = asyncio.create_task(store.commit_consumer("t", "c", 4))
+    await settled()
+    newest = rig.journal.submitted[-1]
+    rig.journal.fail(newest.shard, newest.lsn, "disk_full")
+    with pytest.raises(TopicsError):
+        await failing
+    again = asyncio.create_task(store.commit_consumer("t", "c", 3, if_seq=0))
+    await settled()
+    rig.journal.sync_everything()
+    assert (await again)[0].seq == 3
+
+
+async def test_a_deletion_in_flight_counts() -> None:
+    rig = await slow_rig()
+    store = rig.store
+    deleting = asyncio.create_task(store.delete_consumer("t", "c"))
+    await settled()
+    with pytest.raises(TopicsError) as caught:
+        await store.commit_consumer("t", "c", 1)
+    assert caught.value.code is Code.CONSUMER_NOT_FOUND
+    rig.journal.sync_everything()
+    assert await deleting
+
+
+async def test_consumers_are_capped(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = Rig()
+    store = rig.store
+    for name in ("a", "b"):
+        await rig.append(name, 1)
+    monkeypatch.setattr(changes, "CONSUMERS_PER_TOPIC_MAX", 2)
+    monkeypatch.setattr(service, "CONSUMERS_MAX", 3)
+    made = await asyncio.gather(
+        *(store.put_consumer("a", f"c{number}", 0) for number in range(3)), return_exceptions=True
+    )
+    refusal = made[2]
+    assert isinstance(refusal, TopicsError)
+    assert refusal.detail["limit"] == "max_consumers_per_topic"
+    await store.put_consumer("b", "c0", 0)
+    with pytest.raises(TopicsError) as caught:
+        await store.put_consumer("b", "c1", 0)
+    assert caught.value.detail == {"limit": "max_consumers", "max": 3}
+    # One that exists is no new one; one that is gone makes room, and so does its topic.
+    await store.put_consumer("b", "c0", 0)
+    await store.drop_topic("a", if_empty=False)
+    assert store.consumers.consumer_count == 1
+    await store.put_consumer("b", "c1", 0)
+    assert sorted(store.consumer_lags()) == [("b", "c0", 1), ("b", "c1", 1)]
