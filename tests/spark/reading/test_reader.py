@@ -300,7 +300,7 @@ def test_a_directory_that_is_none_is_refused(tmp_path: Path) -> None:
         ({"columns": "seq,body"}, "there is no column 'body'"),
         ({"columns": "seq,seq"}, "a column is named twice"),
         ({"deleted": "yes"}, "deleted is true or false"),
-        ({"partitionBytes": "many"}, "partitionBytes is a size"),
+        ({"partitionBytes": "many"}, "partitionBytes must be a size"),
         ({"partitionBytes": "1"}, "partitionBytes is at least 16384"),
         ({"tags": "a*b"}, "one * at its end"),
         ({"path": ""}, "the data directory is missing"),
