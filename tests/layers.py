@@ -52,6 +52,7 @@ LAYERS: dict[str, frozenset[str]] = {
         "cli": "client runtime values",
         "cli.backups": "archive cli client runtime values wal",
         "cli.server": "auth cli client runtime server settings values wal",
+        "testing": "cli cli.server",
         "__main__": "cli server",
     }.items()
 }

@@ -21,5 +21,6 @@ Nothing is imported here, so that a tool may load one format module without load
 - `app`: the store as an ASGI application, for a server or an application of your own.
 - `node/`: the running store: opens and recovers it, serves it, closes it.
 - `server`: the process: listening sockets, the event loop, signals and the exit code.
+- `testing`: fixtures for pytest: a real server for the tests of an application.
 - `settings`: the settings: the environment, read once into one frozen `Settings`.
 """

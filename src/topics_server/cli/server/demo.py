@@ -1,8 +1,8 @@
 """`topics demo`: a server of its own with live events, a router, a queue with workers and a view.
 
-The process of the demo starts a server as a child, in a folder that is removed at the end, and
-replays the GitHub webhook events of `topics_server/demo` into it. The topics have caps, so a demo
-that is forgotten does not fill a disk. Ctrl-C, SIGTERM and SIGHUP end the demo and its server.
+The server runs over a folder that is removed at the end. The demo replays the GitHub webhook events
+of `topics_server/demo` into it. The topics have caps, so a demo that is forgotten does not fill a
+disk. Ctrl-C, SIGTERM and SIGHUP end the demo and its server.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from typing import Any, Final
 import click
 import msgspec
 
-from topics_server.cli.connection import CallRefused, Client, Failure, ServerUnreachable
+from topics_server.cli.connection import Client, Failure, ServerUnreachable
+from topics_server.cli.server.child import child_server
 from topics_server.client import ClientError, Job, Queue, ViewClient
 from topics_server.runtime.clock import monotonic_ms
-from topics_server.settings import Settings, variable
 
 EVENTS: Final = "webhooks"
 JOBS: Final = "triage"
@@ -38,8 +38,6 @@ VIEW: Final = "by-event"
 ROUTED: Final = "issue*"
 WORKERS: Final = 2
 PORT: Final = 4000
-START_WITHIN_MS: Final = 30_000
-STOP_WITHIN_S: Final = 30.0
 STATUS_EVERY_MS: Final = 2_000
 CLAIM_WAIT_MS: Final = 500
 # How long a worker takes for a job, so that one sees jobs in flight.
@@ -98,7 +96,8 @@ def command(
         else:
             folder = data_dir
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        process, url = held.enter_context(running_server(folder, port, stop))
+        bound = free_port() if port is None else port
+        process, url = held.enter_context(child_server(folder, bound, stop))
         if stop.is_set():
             return
         client = Client(url)
@@ -122,38 +121,7 @@ def webhook_events() -> list[Event]:
     return [msgspec.json.decode(line) for line in sorted(lines, key=zlib.crc32)]
 
 
-# -- the server ----------------------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def running_server(
-    folder: Path, port: int | None, stop: threading.Event
-) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
-    """A server over the folder, ready, and its URL; it is stopped at the end."""
-    port_file, log = folder / "port", folder / "server.log"
-    port_file.unlink(missing_ok=True)
-    words = ["serve", "--host", "127.0.0.1", "--port", str(free_port() if port is None else port)]
-    words += ["--data-dir", str(folder / "data"), "--port-file", str(port_file)]
-    # Settings of this environment belong to another server.
-    without = [word for name in Settings.model_fields for word in ("-u", variable(name))]
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            ["env", *without, sys.executable, "-m", "topics_server", *words],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            # Ctrl-C is for the demo, which stops the server behind its own work.
-            start_new_session=True,
-        )
-    try:
-        yield process, _url_of(process, port_file, log, stop)
-    finally:
-        process.send_signal(signal.SIGTERM)
-        try:
-            process.wait(STOP_WITHIN_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+# -- the data ------------------------------------------------------------------------------------
 
 
 def free_port() -> int:
@@ -165,31 +133,6 @@ def free_port() -> int:
         except OSError:
             return 0
     return PORT
-
-
-def _url_of(
-    process: subprocess.Popen[bytes], port_file: Path, log: Path, stop: threading.Event
-) -> str:
-    """The URL of the server once it is ready."""
-    deadline_ms = monotonic_ms() + START_WITHIN_MS
-    url = ""
-    while not stop.wait(0.05):
-        if process.poll() is not None or monotonic_ms() > deadline_ms:
-            raise Failure(f"the server did not start:\n{last_lines(log)}")
-        if not url and port_file.exists():
-            url = f"http://127.0.0.1:{port_file.read_text().strip()}"
-        if url:
-            try:
-                Client(url).call("GET", "/v0/ready")
-                break
-            except (CallRefused, ServerUnreachable):
-                continue  # it still starts
-    return url
-
-
-def last_lines(log: Path) -> str:
-    """The end of the server's log."""
-    return log.read_text(errors="replace")[-2000:].strip()
 
 
 def set_up(client: Client, url: str) -> None:

@@ -1,0 +1,80 @@
+"""A server as a child process, over one folder, until a block ends.
+
+The child gets none of the settings of this environment, which belong to another server. Used by
+`demo` and by the fixtures of `topics_server.testing`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from topics_server.cli.connection import CallRefused, Client, Failure, ServerUnreachable
+from topics_server.runtime.clock import monotonic_ms
+from topics_server.settings import Settings, variable
+
+START_WITHIN_MS: Final = 60_000
+STOP_WITHIN_S: Final = 30.0
+
+
+@contextlib.contextmanager
+def child_server(
+    folder: Path, port: int, stop: threading.Event
+) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+    """A server on 127.0.0.1, ready unless `stop` was set, and its URL; stopped at the end.
+
+    Port 0 is any free one. Raises `Failure` with the end of the log if it does not start.
+    """
+    port_file, log = folder / "port", folder / "server.log"
+    port_file.unlink(missing_ok=True)
+    words = ["serve", "--host", "127.0.0.1", "--port", str(port)]
+    words += ["--data-dir", str(folder / "data"), "--port-file", str(port_file)]
+    without = [word for name in Settings.model_fields for word in ("-u", variable(name))]
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            ["env", *without, sys.executable, "-m", "topics_server", *words],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            # Ctrl-C is for the parent, which stops the server behind its own work.
+            start_new_session=True,
+        )
+    try:
+        yield process, _url_of(process, port_file, log, stop)
+    finally:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(STOP_WITHIN_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _url_of(
+    process: subprocess.Popen[bytes], port_file: Path, log: Path, stop: threading.Event
+) -> str:
+    """The URL of the server once it is ready."""
+    deadline_ms = monotonic_ms() + START_WITHIN_MS
+    url = ""
+    while not stop.wait(0.05):
+        if process.poll() is not None or monotonic_ms() > deadline_ms:
+            log_end = log.read_text(errors="replace")[-2000:].strip()
+            raise Failure(f"the server did not start:\n{log_end}")
+        if not url and port_file.exists():
+            url = f"http://127.0.0.1:{port_file.read_text().strip()}"
+        if url:
+            client = Client(url)
+            try:
+                client.call("GET", "/v0/ready")
+                break
+            except (CallRefused, ServerUnreachable):
+                continue  # it still starts
+            finally:
+                client.close()
+    return url

@@ -1,0 +1,54 @@
+"""Fixtures for pytest: a real server for the tests of an application.
+
+In `conftest.py`: `pytest_plugins = ["topics_server.testing"]`. The server runs in a process of its
+own over a temporary folder, on a free port, for the whole session; `topics_server` hands it to a
+test without topics.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from urllib.parse import quote
+
+import msgspec
+import pytest
+
+from topics_server.cli.connection import Client
+from topics_server.cli.server.child import child_server
+
+
+@dataclass(frozen=True, slots=True)
+class RunningServer:
+    """A server that runs; `url` is its address."""
+
+    url: str
+
+    def clear(self) -> None:
+        """Remove every topic, with its records, views and routers."""
+        client = Client(self.url)
+        try:
+            while True:
+                page = msgspec.json.decode(client.call("GET", "/v0/topics?page_size=1000"))
+                if not page["topics"]:
+                    return
+                for topic in page["topics"]:
+                    client.call("DELETE", f"/v0/topics/{quote(topic['topic'], safe='')}")
+        finally:
+            client.close()
+
+
+@pytest.fixture(scope="session")
+def topics_server_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    """The server of the session; a test asks for `topics_server`."""
+    folder = tmp_path_factory.mktemp("topics-server")
+    with child_server(folder, 0, threading.Event()) as (_, url):
+        yield RunningServer(url)
+
+
+@pytest.fixture
+def topics_server(topics_server_session: RunningServer) -> RunningServer:
+    """The server, without topics."""
+    topics_server_session.clear()
+    return topics_server_session
