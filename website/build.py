@@ -33,7 +33,7 @@ CLICKS_MAX: Final = 2
 QUESTIONS: Final = {
     "How do I follow a topic as records come?": ("docs/RECIPES/", "topics tail"),
     "How do I read only some records?": ("docs/READS/", "filter"),
-    "How do I back it up?": ("docs/OPERATIONS/", "backup"),
+    "How do I back it up?": ("docs/BACKUP/", "topics backup"),
     "How do I secure it?": ("docs/OPERATIONS/", "TOPICS_API_KEYS"),
     "How does it scale?": ("docs/SCALING/", "a second"),
     "How do I delete a user's data?": ("docs/RECIPES/", "--tag-prefix user:7:"),
