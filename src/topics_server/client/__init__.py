@@ -17,6 +17,7 @@
 
 Imports nothing else of the server, so that it can leave with its folder.
 
+- `following/`: the events of topics as they come.
 - `producing/`: idempotent producers.
 - `viewing/`: views of topics.
 - `working/`: workers of queues.
@@ -53,6 +54,9 @@ from topics_server.client.errors import (
     Undelivered,
     Unreachable,
 )
+from topics_server.client.following.async_live import live_async
+from topics_server.client.following.blocking_live import live
+from topics_server.client.following.live_events import LiveEvent, LiveRecord
 from topics_server.client.producing.async_producer import AsyncIdempotentProducer
 from topics_server.client.producing.blocking_producer import IdempotentProducer
 from topics_server.client.producing.receipts import Delivered, Receipt
@@ -80,9 +84,13 @@ __all__ = [
     "AsyncQueue",
     "AsyncViewClient",
     "IdempotentProducer",
+    "LiveEvent",
+    "LiveRecord",
     "Queue",
     "ViewClient",
     "Worker",
+    "live",
+    "live_async",
     "worker",
     "Backoff",
     "Dead",

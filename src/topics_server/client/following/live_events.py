@@ -1,0 +1,114 @@
+"""The events of a live stream as values, and the request for the next stream. Pure.
+
+`LivePosition` is the state between two streams: the cursor of the last event that was read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+from urllib.parse import quote, urlencode
+
+import msgspec
+
+from topics_server.client.addresses import checked_url
+from topics_server.client.calls import DEFAULT_URL
+from topics_server.client.errors import BadAnswer
+
+Option = str | int | float | bool | Sequence[Any] | None
+
+
+class LiveRecord(
+    msgspec.Struct,
+    frozen=True,
+    rename={"seq": "$seq", "ts": "$ts"} | {"tag": "$tag", "node": "$node"},
+):
+    """One record; `ts` in ms since 1970."""
+
+    seq: int
+    ts: int
+    data: Any = None
+    tag: str | None = None
+    node: str | None = None
+    meta: Any = None
+
+
+class LiveEvent(msgspec.Struct, frozen=True):
+    """One event of a live stream.
+
+    `kind`: `record`, `tombstone`, `caught-up`, `topic-created`, `topic-deleted`, or a later
+    server's. `data`: its members as they were sent; `records` those of a `record`. `cursor`: where
+    to go on behind the event.
+    """
+
+    kind: str
+    topic: str
+    data: dict[str, Any]
+    cursor: str
+    records: tuple[LiveRecord, ...] = ()
+
+    @property
+    def gap(self) -> tuple[int, int, str] | None:
+        """Of a tombstone: the first and the last lost seq, and the reason."""
+        if self.kind != "tombstone":
+            return None
+        return self.data["gap_from"], self.data["gap_to"], self.data["reason"]
+
+
+_MEMBERS: Final = msgspec.json.Decoder(dict[str, Any])
+
+
+class LivePosition:
+    """What is followed, and how far it was read."""
+
+    def __init__(
+        self,
+        topics: str | Sequence[str],
+        prefix: str | Sequence[str] | None,
+        url: str | None,
+        cursor: str | None,
+        options: Mapping[str, Option],
+    ) -> None:
+        """Raises `ValueError` for a wrong URL, or nothing to follow."""
+        base = url or DEFAULT_URL
+        checked_url(base, DEFAULT_URL)
+        self.url = base.rstrip("/")
+        self.cursor = cursor
+        names = [topics] if isinstance(topics, str) else list(topics)
+        prefixes = [prefix] if isinstance(prefix, str) else list(prefix or ())
+        if not names and not prefixes:
+            raise ValueError("give a topic or a prefix to follow")
+        query = {name: _text(value) for name, value in options.items() if value is not None}
+        if len(names) == 1 and not prefixes:
+            path = f"/v0/topics/{quote(names[0], safe='')}/live"
+        else:
+            path = "/v0/live"
+            lists = {"topics": ",".join(names)} if names else {}
+            query = lists | ({"prefix": ",".join(prefixes)} if prefixes else {}) | query
+        self.path = f"{path}?{urlencode(query)}" if query else path
+
+    def headers(self) -> dict[str, str]:
+        """The headers of the next stream."""
+        return {"Last-Event-ID": self.cursor} if self.cursor else {}
+
+    def take(self, kind: str, payload: str, event_id: str) -> LiveEvent | None:
+        """The event of a frame; None for a position alone. Raises `BadAnswer`."""
+        if event_id:
+            self.cursor = event_id
+        if not payload or kind == "error":
+            return None
+        try:
+            data = _MEMBERS.decode(payload)
+            records = data.get("records", ()) if kind == "record" else ()
+            found = tuple(msgspec.convert(record, LiveRecord) for record in records)
+            return LiveEvent(kind, str(data.get("topic", "")), data, self.cursor or "", found)
+        except msgspec.MsgspecError as error:
+            raise BadAnswer(f"an event of a live stream: {error}") from None
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        return value
+    return msgspec.json.encode(value).decode()
