@@ -1,4 +1,4 @@
-"""The events of a live stream as values, and the request for the next stream. Pure.
+"""The events of a live stream as values, and the request for the next stream.
 
 `LivePosition` is the state between two streams: the cursor of the last event that was read.
 """
