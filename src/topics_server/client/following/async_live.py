@@ -10,7 +10,7 @@ import httpx_sse
 
 from topics_server.client.effects import Effects
 from topics_server.client.errors import BadAnswer, ClientError, Unreachable, refusal
-from topics_server.client.following.blocking_live import LIVE_PATIENCE_MS
+from topics_server.client.following.blocking_live import LIVE_RETRY_MS
 from topics_server.client.following.live_events import LiveEvent, LivePosition, Option
 from topics_server.client.queue import (
     SILENCE_MS,
@@ -30,7 +30,7 @@ async def live_async(
     cursor: str | None = None,
     url: str | None = None,
     token: str | None = None,
-    patience_ms: int = LIVE_PATIENCE_MS,
+    patience_ms: int = LIVE_RETRY_MS,
     effects: Effects | None = None,
     **options: Option,
 ) -> AsyncGenerator[LiveEvent, None]:

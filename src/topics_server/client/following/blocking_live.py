@@ -26,7 +26,7 @@ from topics_server.client.queue import (
 from topics_server.client.retries import RetryPolicy
 
 # How long a server may be away.
-LIVE_PATIENCE_MS = 3_600_000
+LIVE_RETRY_MS = 3_600_000
 
 
 def live(
@@ -36,7 +36,7 @@ def live(
     cursor: str | None = None,
     url: str | None = None,
     token: str | None = None,
-    patience_ms: int = LIVE_PATIENCE_MS,
+    patience_ms: int = LIVE_RETRY_MS,
     effects: Effects | None = None,
     **options: Option,
 ) -> Generator[LiveEvent, None, None]:
