@@ -29,6 +29,8 @@ Imports nothing else of the server, so that it can leave with its folder.
 - `errors`: the client's errors, and reading an error response.
 - `queue`: `AsyncQueue`: one queue of one server, for coroutines.
 - `retries`: when and how often a call is tried again.
+- `topic`: `TopicClient`: records and consumers of one topic, without an event loop.
+- `topic_calls`: requests on the records and consumers of a topic as values.
 - `values`: the values of queue calls.
 """
 
@@ -37,6 +39,7 @@ from topics_server.client.blocking import Queue
 from topics_server.client.errors import (
     BadAnswer,
     ClientError,
+    ConditionFailed,
     Fenced,
     Forgotten,
     Forked,
@@ -61,6 +64,14 @@ from topics_server.client.producing.async_producer import AsyncIdempotentProduce
 from topics_server.client.producing.blocking_producer import IdempotentProducer
 from topics_server.client.producing.receipts import Delivered, Receipt
 from topics_server.client.queue import AsyncQueue
+from topics_server.client.topic import TopicClient
+from topics_server.client.topic_calls import (
+    AppendResult,
+    ConsumerPlace,
+    NewRecord,
+    RecordsPage,
+    StoredRecord,
+)
 from topics_server.client.values import (
     Acked,
     Claimed,
@@ -87,6 +98,7 @@ __all__ = [
     "LiveEvent",
     "LiveRecord",
     "Queue",
+    "TopicClient",
     "ViewClient",
     "Worker",
     "live",
@@ -114,6 +126,12 @@ __all__ = [
     "Stats",
     "BadAnswer",
     "ClientError",
+    "ConditionFailed",
+    "ConsumerPlace",
+    "NewRecord",
+    "RecordsPage",
+    "AppendResult",
+    "StoredRecord",
     "Fenced",
     "Forgotten",
     "Forked",

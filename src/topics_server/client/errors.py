@@ -72,6 +72,10 @@ class QueueFull(Refused):
     """422 `topic_full`: a queue with `discard: "reject"` has no room."""
 
 
+class ConditionFailed(Refused):
+    """409 `condition_failed`, 412 `precondition_failed`: somebody was faster; `detail` says how."""
+
+
 class Throttled(Refused):
     """429: too many requests or jobs; `retry_after_ms` says when to try again."""
 
@@ -136,7 +140,12 @@ _BY_STATUS: Final[Mapping[int, type[Refused]]] = {
     422: InvalidRequest,
     429: Throttled,
 }
-_BY_CODE: Final[Mapping[str, type[Refused]]] = {"not_a_queue": NotAQueue, "topic_full": QueueFull}
+_BY_CODE: Final[Mapping[str, type[Refused]]] = {
+    "not_a_queue": NotAQueue,
+    "topic_full": QueueFull,
+    "condition_failed": ConditionFailed,
+    "precondition_failed": ConditionFailed,
+}
 
 
 class _Problem(msgspec.Struct):

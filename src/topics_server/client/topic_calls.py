@@ -1,0 +1,159 @@
+"""Requests on the records and consumers of a topic as values: what to send, how to read the answer.
+
+Pure; `topic` performs them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+from urllib.parse import quote
+
+import msgspec
+
+from topics_server.client.calls import Call, QueueAddress, reader
+
+
+class NewRecord(msgspec.Struct, frozen=True):
+    """A record to append; `data` is any JSON value."""
+
+    data: Any
+    tag: str | None = None
+    node: str | None = None
+    meta: dict[str, Any] | None = None
+
+
+class AppendResult(msgspec.Struct, frozen=True):
+    """Where records are stored; `condition` is `met` for an append with `if_`."""
+
+    first_seq: int
+    last_seq: int
+    head_seq: int
+    created: bool = False
+    deduped: bool = False
+    condition: str | None = None
+
+
+class StoredRecord(msgspec.Struct, frozen=True):
+    """A record of a topic; `raw` is its data as stored."""
+
+    seq: int = msgspec.field(name="$seq")
+    ts_ms: int = msgspec.field(name="$ts")
+    raw: msgspec.Raw = msgspec.field(name="data")
+    tag: str | None = msgspec.field(name="$tag", default=None)
+    node: str | None = msgspec.field(name="$node", default=None)
+    meta: dict[str, Any] = {}
+
+    @property
+    def data(self) -> Any:
+        """The data, decoded."""
+        return msgspec.json.decode(self.raw)
+
+
+class RecordsPage(msgspec.Struct, frozen=True):
+    """Records of a topic; `tombstone` reports lost ones before them."""
+
+    records: list[StoredRecord]
+    next_from_seq: int
+    head_seq: int
+    caught_up: bool
+    tombstone: dict[str, Any] | None = None
+
+
+class ConsumerPlace(msgspec.Struct, frozen=True):
+    """Where a consumer is; `created` and `moved`: what the call has changed."""
+
+    consumer: str
+    seq: int
+    head_seq: int
+    lag: int
+    lag_ms: int
+    created: bool = False
+    moved: bool = False
+
+
+class _Deleted(msgspec.Struct):
+    deleted: bool
+
+
+_read_stored: Final = reader(AppendResult)
+_read_page: Final = reader(RecordsPage)
+_read_place: Final = reader(ConsumerPlace)
+_read_deleted: Final = reader(_Deleted)
+
+
+def append(
+    where: QueueAddress,
+    records: Sequence[NewRecord],
+    *,
+    if_: Mapping[str, Any] | None,
+    key: str,
+    create: bool | None,
+) -> Call[AppendResult]:
+    """Append records, all or none, under a condition if there is one."""
+    if not records:
+        raise ValueError("there is no record to append")
+    sent = [
+        {name: value for name, value in msgspec.structs.asdict(record).items() if value is not None}
+        | {"data": record.data}
+        for record in records
+    ]
+    body: dict[str, Any] = {"records": sent, "idempotency_key": key}
+    if if_ is not None:
+        body["if"] = dict(if_)
+    if create is not None:
+        body["create"] = create
+    return _call("POST", where.path("?return_seqs=false"), body, _read_stored)
+
+
+def read(where: QueueAddress, fields: Mapping[str, Any], wait_ms: int) -> Call[RecordsPage]:
+    """One page of records."""
+    body = {name: value for name, value in fields.items() if value is not None}
+    body["include_tags"] = True
+    if wait_ms:
+        body["wait_ms"] = wait_ms
+    call = _call("POST", where.path("/diff"), body, _read_page)
+    return msgspec.structs.replace(call, wait_ms=wait_ms)
+
+
+def put_consumer(where: QueueAddress, consumer: str, start: int | str) -> Call[ConsumerPlace]:
+    """Make a consumer; one that exists stays where it is."""
+    return _call("PUT", _consumer(where, consumer), {"from": start}, _read_place)
+
+
+def get_consumer(where: QueueAddress, consumer: str) -> Call[ConsumerPlace]:
+    """Where a consumer is."""
+    path = _consumer(where, consumer)
+    return Call(method="GET", path=path, body=None, read=_read_place, repeatable=True)
+
+
+def commit(
+    where: QueueAddress, consumer: str, seq: int, *, rewind: bool, if_seq: int | None
+) -> Call[ConsumerPlace]:
+    """Commit a seq. One with `if_seq` or `rewind` is not repeated by itself."""
+    body: dict[str, Any] = {"seq": seq}
+    if rewind:
+        body["rewind"] = True
+    if if_seq is not None:
+        body["if_seq"] = if_seq
+    call = _call("POST", _consumer(where, consumer, "/commit"), body, _read_place)
+    return msgspec.structs.replace(call, repeatable=not rewind and if_seq is None)
+
+
+def delete_consumer(where: QueueAddress, consumer: str) -> Call[bool]:
+    """Forget a consumer; whether there was one."""
+
+    def was_there(answer: bytes) -> bool:
+        return _read_deleted(answer).deleted
+
+    path = _consumer(where, consumer)
+    return Call(method="DELETE", path=path, body=None, read=was_there, repeatable=True)
+
+
+def _consumer(where: QueueAddress, consumer: str, rest: str = "") -> str:
+    return where.path(f"/consumers/{quote(consumer, safe='')}{rest}")
+
+
+def _call(method: str, path: str, body: Mapping[str, Any], read: Any) -> Call[Any]:
+    text = msgspec.json.encode(body)
+    return Call(method=method, path=path, body=text, read=read, repeatable=True)
