@@ -51,6 +51,7 @@ def verified(tmp_path: Path) -> Verified:
     return Repository(FolderStore.open(FS, str(tmp_path / "backups"), write=False)).verify()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WITH_ID)
 def test_a_restore_holds_the_same_records(name: str, tmp_path: Path) -> None:
     facts = made(name, tmp_path)
