@@ -36,7 +36,7 @@ def backup_paths() -> Schema:
     start = operation(
         "startBackup",
         "Begin a backup into the server's folder for backups, unless one is under way.",
-        {"202": answer("The backup that is under way.", ref("BackupState"))},
+        {"200": answer("The backup that is under way.", ref("BackupState"))},
         tag="server",
         scopes=("admin",),
         codes=(*WRITES, Code.NOT_FOUND),

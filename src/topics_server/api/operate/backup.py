@@ -18,7 +18,7 @@ from topics_server.values.storage_types import BackupState
 
 def start_backup(state: ServerState, request: Request) -> Response:
     """`POST /v0/admin/backup`: begin a backup, or show the one that is under way."""
-    return _shown(202, _backups_for(state, request).begin(), request)
+    return _shown(200, _backups_for(state, request).begin(), request)
 
 
 def show_backup(state: ServerState, request: Request) -> Response:
