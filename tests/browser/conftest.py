@@ -62,7 +62,12 @@ def pages() -> Iterator[Pages]:
 @pytest.fixture
 def server(tmp_path: Path, pages: Pages) -> Iterator[Server]:
     """A running server that lists the pages' origin and restarts on the same port."""
-    env = {"TOPICS_CORS_ORIGINS": pages.origin, "TOPICS_PORT": str(lasting_port())}
+    (tmp_path / "backups").mkdir()
+    env = {
+        "TOPICS_CORS_ORIGINS": pages.origin,
+        "TOPICS_PORT": str(lasting_port()),
+        "TOPICS_BACKUP_DIR": str(tmp_path / "backups"),
+    }
     made = Server(tmp_path / "server", env)
     made.start()
     yield made

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import closing
+from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -74,8 +75,9 @@ def request_of(path: str, parameters: list[Json], operation: Json) -> tuple[str,
     return path, sent
 
 
-def test_every_example_succeeds_in_the_order_of_the_page(own: NewServer) -> None:
-    server = own()
+def test_every_example_succeeds_in_the_order_of_the_page(own: NewServer, tmp_path: Path) -> None:
+    (tmp_path / "backups").mkdir()
+    server = own(TOPICS_BACKUP_DIR=str(tmp_path / "backups"))
     api = server.start()
     wid = ""
     seen: list[str] = []

@@ -75,7 +75,8 @@ def test_names_are_found_where_they_stand() -> None:
 
 @pytest.mark.connection
 def test_each_figure_they_name_is_in_a_real_scrape(own: NewServer, tmp_path: Path) -> None:
-    server = own(TOPICS_BACKUP_DIR=str(tmp_path))
+    (tmp_path / "backups").mkdir()
+    server = own(TOPICS_BACKUP_DIR=str(tmp_path / "backups"))
     api = server.start()
     good(api.put("jobs", {"type": "queue", "durability": "fsync"}))
     api.add("jobs", 1)
