@@ -96,6 +96,35 @@ NUMBERS: Final[dict[str, bytes]] = {
 }
 # These need not be named by field: a JSON reader may give up on them before it knows where it is.
 UNREADABLE: Final = ("a huge number", "1e400")
+STARTS: Final = (
+    b'"last":0',
+    b'"last":-1',
+    b'"last":1.5',
+    b'"last":"1"',
+    b'"last":18446744073709551616',
+    b'"since":-1',
+    b'"since":1.5',
+    b'"since":true',
+    b'"since":[]',
+    b'"since":""',
+    b'"since":"soon"',
+    b'"since":"2026-13-01T00:00:00Z"',
+    b'"since":1,"last":1',
+    b'"from_seq":1,"last":1',
+    b'"tail":true,"since":1',
+)
+FILTERS: Final = (
+    b"1",
+    b"{}",
+    b"[]",
+    b'["Or"]',
+    b'["tag","Eq"]',
+    b'["tag","Glob","a"]',
+    b'["data","Eq","a"]',
+    b'["Not","a","b"]',
+    b'["Not",' * 8 + b'"a"' + b"]" * 8,
+    b'["tag","In",[' + b",".join([b'"a"'] * 257) + b"]]",
+)
 FLAGS: Final[dict[str, bytes]] = {"1": b"1", "yes": b'"yes"', "a list": b"[]", "true": b'"true"'}
 NODES: Final[dict[str, bytes]] = {
     "a number": b"1",
@@ -157,6 +186,10 @@ def _sessions() -> dict[str, Bad]:
         for name in ("include_meta", "include_tags", "include_data"):
             body = b'{"topics":{"{t}":{}},"' + name.encode() + b'":' + value + b"}"
             cases[f"{name} {what}"] = Bad(body, where=name)
+    for start in STARTS:
+        cases[f"start {start.decode()}"] = Bad(
+            b'{"topics":{"{t}":{' + start + b"}}}", where="topics"
+        )
     for what, value in NODES.items():
         body = b'{"topics":{"{t}":{}},"node":' + value + b"}"
         cases[f"node {what}"] = Bad(body, where="node")
@@ -322,6 +355,10 @@ def _commands() -> dict[str, Bad]:
             add(f"subscribe {name} {what}", subscribe + name.encode() + b'":' + value + b"}")
     for what, value in NODES.items():
         add(f"subscribe node {what}", subscribe + b'node":' + value + b"}")
+    for start in STARTS:
+        add(f"subscribe {start.decode()}", subscribe[:-1] + start + b"}")
+    for wanted in FILTERS:
+        add(f"subscribe filter {wanted[:40].decode()}", subscribe + b'filter":' + wanted + b"}")
     add("subscribe consistency", subscribe + b'consistency":"weak"}')
     topics = b'{"op":"subscribe","request_id":"r","topics":'
     for what, value in {

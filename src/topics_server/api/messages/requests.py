@@ -231,20 +231,26 @@ def _found(sent: _Diff, request: ReadRequest, max_limit: int, max_node_bytes: in
     wanted = None
     if sent.filter is not UNSET and bytes(sent.filter) != b"null":
         wanted = decode_filter(memoryview(sent.filter), max_node_bytes)
-    since, last = sent.since, sent.last
+    start = start_of(sent.since, sent.last, max_limit, has_seq=bool(sent.from_seq))
+    return msgspec.structs.replace(request, filter=wanted, start=start)
+
+
+def start_of(
+    since: int | str | None, last: int | None, max_limit: int, *, has_seq: bool
+) -> ReadStart | None:
+    """The start that `since` or `last` gives; `has_seq`: the request has another one."""
     if since is not None and last is not None:
         raise invalid("since and last are two starts; give one", "last")
-    if (since is not None or last is not None) and sent.from_seq:
+    if since is None and last is None:
+        return None
+    if has_seq:
         field = "since" if last is None else "last"
         raise invalid(f"from_seq and {field} are two starts; give one", field)
-    start = None
     if since is not None:
-        start = ReadStart(since=point_in_time(str(since), "since"))
-    elif last is not None:
-        if not last:
-            raise invalid("last must be at least 1", "last")
-        start = ReadStart(last=min(last, max_limit))
-    return msgspec.structs.replace(request, filter=wanted, start=start)
+        return ReadStart(since=point_in_time(str(since), "since"))
+    if not last:
+        raise invalid("last must be at least 1", "last")
+    return ReadStart(last=min(last, max_limit))
 
 
 def _read_as(consumer: str, sent: _Diff, request: ReadRequest) -> ReadRequest:

@@ -164,6 +164,9 @@ def _watch_request() -> Schema:
         "",
         from_seq=u64("Exclusive; 0 is the earliest retained.", default=0),
         tail=boolean(False, "Start at the head; overrides `from_seq`."),
+        since={"anyOf": [u64("ms since 1970."), text("RFC 3339, or `10m` back."), {"type": "null"}]}
+        | {"description": "Start with the records committed then."},
+        last={"anyOf": [u64("The last so many records.", minimum=1), {"type": "null"}]},
     )
     beats = f"Clamped to {HEARTBEAT_MS_MIN}..{HEARTBEAT_MS_MAX}."
     return object_of(

@@ -5,6 +5,7 @@
 - `handlers`: watch routes: `POST /v0/watch` and `GET /v0/watch/{wid}` (§7).
 - `requests`: decodes the body of `POST /v0/watch` (§7.2).
 - `send_queue`: the outgoing frames of one connection: in order, one send at a time.
+- `starts`: where a subscription begins: at a seq, at the head, at a time, at the last records.
 - `stream_timer`: the checks of all streams: heartbeats, and clients that do not read.
 - `sse`: the bytes of server-sent events, comments and errors (§7.5).
 """

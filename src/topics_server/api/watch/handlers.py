@@ -22,6 +22,7 @@ from topics_server.api.watch.cursor_ids import CursorPosition, IdOf, Positions, 
 from topics_server.api.watch.requests import WATCH_MEMBERS, Start, decode_watch
 from topics_server.api.watch.send_queue import Send as DrivenSend
 from topics_server.api.watch.sse import RETRY, REVOKED, SSE, STREAM_HEADERS, error_frame
+from topics_server.api.watch.starts import begin_seqs
 from topics_server.auth.api_keys import Caller
 from topics_server.auth.authorize import check_name, unauthorized
 from topics_server.auth.tickets import TICKET_TTL_MS
@@ -61,7 +62,8 @@ async def open_session(state: ServerState, request: Request) -> Response:
     with_ticket = query_bool(query, "ticket", False)
     fanout, sessions = state.watching()
     views = _resolve(fanout.dispatcher, sent.topics, may_miss=is_lenient or sent.wait)
-    found = _starting(views, sent.topics, sent.positions)
+    seqs = await begin_seqs(admit(state), views, sent.topics, frozenset(sent.options.nodes))
+    found = _starting(views, seqs, sent.positions)
     awaited = [name for name in sent.topics if name not in views] if sent.wait else []
     found |= {name: Cursor.waiting(name) for name in awaited}
     cursors = {name: found[name] for name in sent.topics if name in found}
@@ -110,14 +112,12 @@ def _resolve(
 
 
 def _starting(
-    views: Mapping[str, TopicView], starts: Mapping[str, Start], positions: Positions
+    views: Mapping[str, TopicView], seqs: Mapping[str, int], positions: Positions
 ) -> dict[str, Cursor]:
     """A new session's start position in each topic: that of the sent `cursor`, if any."""
     cursors: dict[str, Cursor] = {}
     for name, view in views.items():
-        start = starts[name]
-        seq = view.head_seq if start.tail else start.from_seq
-        cursors[name] = Cursor(name, view.topic_id, view.epoch, seq)
+        cursors[name] = Cursor(name, view.topic_id, view.epoch, seqs[name])
     if isinstance(positions, dict):
         for name in positions.keys() & views.keys():
             view = views[name]

@@ -13,7 +13,9 @@ import msgspec
 from msgspec import Meta
 
 from topics_server.api.messages.bounded_lists import check_items, node_names
+from topics_server.api.messages.requests import start_of
 from topics_server.api.watch.cursor_ids import Positions, decode_id
+from topics_server.engine.answers import ReadStart
 from topics_server.values.appends import decode_json
 from topics_server.values.entries import SessionOptions
 from topics_server.values.errors import TopicsError, invalid
@@ -39,11 +41,19 @@ HEARTBEAT_MS_MAX: Final = 60_000
 _U64 = Annotated[int, Meta(ge=0)]
 
 
-class Start(msgspec.Struct, frozen=True, gc=False):
-    """The start of reading a topic: behind `from_seq`, or with `tail` at its head."""
-
+class _Start(msgspec.Struct, frozen=True, gc=False):
     from_seq: _U64 = 0
     tail: bool = False
+    since: _U64 | str | None = None
+    last: _U64 | None = None
+
+
+class Start(msgspec.Struct, frozen=True):
+    """The start of reading a topic: behind `from_seq`, with `tail` at its head, or at `place`."""
+
+    from_seq: int = 0
+    tail: bool = False
+    place: ReadStart | None = None
 
 
 class _Watch(msgspec.Struct, gc=False):
@@ -71,7 +81,7 @@ class _WatchLists(msgspec.Struct, gc=False):
 _WATCH: Final = msgspec.json.Decoder(_Watch)
 _LISTS: Final[msgspec.json.Decoder[msgspec.Struct]] = msgspec.json.Decoder(_WatchLists)
 WATCH_MEMBERS: Final = _Watch.__struct_encode_fields__
-_START: Final = msgspec.json.Decoder(Start)
+_START: Final = msgspec.json.Decoder(_Start)
 _WATCH_U64: Final = ("limit", "max_batch_bytes", "heartbeat_ms")
 
 assert FRAME_BYTES_DEFAULT <= PAGE_BYTES_DEFAULT <= PAGE_BYTES_MAX
@@ -120,12 +130,12 @@ def decode_watch(
     )
     assert options.limit > 0
     assert options.max_batch_bytes > 0
-    topics = {name: _start(name, raw) for name, raw in sent.topics.items()}
+    topics = {name: _start(name, raw, max_limit) for name, raw in sent.topics.items()}
     positions: Positions = {} if sent.cursor is None else _positions(sent.cursor)
     return WatchRequest(topics, options, positions, sent.wait)
 
 
-def _start(name: str, raw: msgspec.Raw) -> Start:
+def _start(name: str, raw: msgspec.Raw, max_limit: int) -> Start:
     if not is_topic_name(name):
         shown = name if len(name) <= 256 else name[:256] + "..."
         raise invalid(
@@ -136,11 +146,14 @@ def _start(name: str, raw: msgspec.Raw) -> Start:
     try:
         start = decode_json(_START, bytes(raw))
         _check_u64(start.from_seq, "from_seq")
+        _check_u64(start.last or 0, "last")
+        has_seq = bool(start.from_seq) or start.tail
+        place = start_of(start.since, start.last, max_limit, has_seq=has_seq)
     except TopicsError as error:
         field = error.detail.get("field")
         path = f"topics.{name}.{field}" if field else f"topics.{name}"
         raise invalid(error.message, path) from None
-    return start
+    return Start(start.from_seq, start.tail, place)
 
 
 def _positions(cursor: str) -> Positions:

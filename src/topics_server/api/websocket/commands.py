@@ -17,9 +17,11 @@ from msgspec import Meta
 
 from topics_server.api.messages.bounded_lists import check_items
 from topics_server.api.messages.conditions import decode_condition
+from topics_server.api.messages.filters import decode_filter
 from topics_server.api.messages.producer_headers import stamp_of_fields
 from topics_server.api.messages.requests import decode_inline_config
 from topics_server.api.watch.requests import Start, decode_watch
+from topics_server.engine.filters import Matcher
 from topics_server.engine.subscribe.subscription import SubscriptionOptions
 from topics_server.engine.topic.writes.condition import Condition
 from topics_server.http.error_responses import too_large
@@ -45,6 +47,8 @@ class _Subscribe(msgspec.Struct, tag_field="op", tag="subscribe", gc=False):
     topic: str | None = None
     from_seq: msgspec.Raw = _ABSENT
     tail: msgspec.Raw = _ABSENT
+    since: msgspec.Raw = _ABSENT
+    last: msgspec.Raw = _ABSENT
     topics: msgspec.Raw = _ABSENT
     node: msgspec.Raw = _ABSENT
     limit: msgspec.Raw = _ABSENT
@@ -54,6 +58,7 @@ class _Subscribe(msgspec.Struct, tag_field="op", tag="subscribe", gc=False):
     include_data: msgspec.Raw = _ABSENT
     consistency: msgspec.Raw = _ABSENT
     wait: msgspec.Raw = _ABSENT
+    filter: msgspec.Raw = _ABSENT
 
 
 class _Unsubscribe(msgspec.Struct, tag_field="op", tag="unsubscribe", gc=False):
@@ -239,7 +244,14 @@ def _subscribe(sent: _Subscribe, limits: CommandLimits) -> Subscribe:
     if sent.topic is not None:
         if is_map:
             raise invalid("give topic or topics, not both", "topics")
-        start = joined((("from_seq", sent.from_seq), ("tail", sent.tail)))
+        start = joined(
+            (
+                ("from_seq", sent.from_seq),
+                ("tail", sent.tail),
+                ("since", sent.since),
+                ("last", sent.last),
+            )
+        )
         topics = b'{"%b":%b}' % (_name(sent.topic, "topic").encode("ascii"), start)
     body = joined(
         (
@@ -265,6 +277,9 @@ def _subscribe(sent: _Subscribe, limits: CommandLimits) -> Subscribe:
         # The error is about the command, whose one topic is not in a map.
         field = str(error.detail.get("field", "")).removeprefix(f"topics.{sent.topic}.")
         raise invalid(error.message, field or None) from None
+    matcher = None
+    if bytes(sent.filter) not in (b"", _NULL):
+        matcher = Matcher(decode_filter(memoryview(sent.filter), limits.max_node_bytes))
     how = asked.options
     options = SubscriptionOptions(
         limit=how.limit,
@@ -272,6 +287,7 @@ def _subscribe(sent: _Subscribe, limits: CommandLimits) -> Subscribe:
         nodes=frozenset(how.nodes),
         shown=how.shown,
         strong=how.strong,
+        matcher=matcher,
     )
     return Subscribe(sent.request_id, asked.topics, options, asked.wait)
 

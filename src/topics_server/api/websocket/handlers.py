@@ -29,6 +29,7 @@ from topics_server.api.readiness import ConnectionSlot, admit
 from topics_server.api.request import Receive, Request, Response, Scope, Send
 from topics_server.api.watch.broadcast import FAILED, GOING_AWAY, REFUSED, BroadcastStream, Fanout
 from topics_server.api.watch.send_queue import Send as DrivenSend
+from topics_server.api.watch.starts import begin_seqs
 from topics_server.api.websocket import frames as ws_frames
 from topics_server.api.websocket.commands import (
     Command,
@@ -246,7 +247,7 @@ class Connection:
                     self._publish(command, began_ms)
                 case Subscribe():
                     await self._until(lambda: command.starts.keys().isdisjoint(self._lanes))
-                    self._subscribe(command)
+                    await self._subscribe(command)
                 case Unsubscribe():
                     self._unsubscribe(command)
                 case Ping():
@@ -307,9 +308,15 @@ class Connection:
             for name in command.starts:
                 check_name(caller, name, "topic")
 
-    def _subscribe(self, command: Subscribe) -> None:
+    async def _subscribe(self, command: Subscribe) -> None:
         """Follow all topics of the command, or none."""
-        admit(self._state)
+        store = admit(self._state)
+        resolve = self._fanout.dispatcher.resolve
+        placed = [name for name, start in command.starts.items() if start.place is not None]
+        views = {name: view for name in placed if (view := resolve(name)) is not None}
+        options = command.options
+        wanted = None if options.matcher is None else options.matcher.wanted
+        seqs = await begin_seqs(store, views, command.starts, options.nodes, wanted)
         followed = self._followed()
         most = self._state.settings.max_watch_topics
         if len(followed.union(command.starts)) > most:
@@ -317,7 +324,8 @@ class Connection:
         cursors: list[Cursor] = []
         subscribed: list[tuple[str, ws_frames.Subscribed]] = []
         for name, start in command.starts.items():
-            view = self._fanout.dispatcher.resolve(name)
+            # A topic that was made again since it was looked at is told as that.
+            view = views.get(name) or resolve(name)
             if view is None and command.wait:
                 cursors.append(Cursor.waiting(name))
                 subscribed.append((name, ws_frames.Subscribed(0, 0, 1, is_waiting=True)))
@@ -325,7 +333,7 @@ class Connection:
             if view is None:
                 message = f'topic "{name}" does not exist'
                 raise TopicsError(Code.TOPIC_NOT_FOUND, message, {"topic": name})
-            from_seq = view.head_seq if start.tail else start.from_seq
+            from_seq = view.head_seq if start.tail else seqs.get(name, start.from_seq)
             cursors.append(Cursor(name, view.topic_id, view.epoch, from_seq))
             subscribed.append(
                 (name, ws_frames.Subscribed(from_seq, view.head_seq, view.earliest_seq))
