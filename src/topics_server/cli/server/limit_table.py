@@ -169,6 +169,7 @@ WATCH: Final = Section(
         LimitRow("`topics`", Limit("max_watch_topics", "topics")),
         LimitRow("`topic`, and each name in `topics`", _NAME),
         *_NODE_FILTER,
+        *_FILTER,
         LimitRow("`cursor`, with all of the body", _CONTROL, "payload_too_large"),
     ),
 )
@@ -235,6 +236,7 @@ SHAPES: Final[dict[str, tuple[Section, ...]]] = {
     "api.queues.requests._Redrive": (QUEUE,),
     "api.routers.requests._Put": (ROUTER,),
     "api.watch.requests._Watch": (WATCH,),
+    "api.watch.requests._Start": (WATCH,),
     "api.operate.admin._Seal": (SEAL,),
     "api.websocket.commands._Subscribe": (SOCKET, WATCH),
     "api.websocket.commands._Unsubscribe": (SOCKET, WATCH),
