@@ -25,7 +25,7 @@ from websockets.sync.connection import Connection
 
 NAMES: Final = ("chromium", "chromium-browser", "google-chrome")
 INSTALL: Final = "no Chromium here; on Debian: apt-get install chromium"
-WITHIN_S: Final = 20.0
+WITHIN_S: Final = 60.0
 # The first start reads hundreds of megabytes from the disk.
 _START_WITHIN_S: Final = 120.0
 FLAGS: Final = """--headless=new --no-sandbox --disable-gpu --disable-quic --disable-dev-shm-usage
