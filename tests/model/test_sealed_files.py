@@ -480,6 +480,8 @@ def tiered(nth: int) -> Bench:
     """Two sealed segments; the machine stops at the nth step of moving the first one."""
     made = Bench(nth, segment_max_events=COUNT, cold_dir="cold", hot_retain_segments=9)
     made.put()
+    # Nothing is sealed before the ballast is written, which the seed may delay.
+    made.wait(1)
     for _ in range(2):
         made.append(COUNT)
         made.tend()
@@ -489,6 +491,7 @@ def tiered(nth: int) -> Bench:
         made.checkpoint()
     topic = made.node.registry.find(TOPIC)
     assert topic is not None
+    assert topic.log.segment_ids() == (1, 2)
     made.world.disk.crash_at(nth)
     try:
         made.node.segments.relocate(1, 1, topic.facts())

@@ -7,6 +7,7 @@ are. Each message says what to install. `.ci/run` installs all three, so that it
 from __future__ import annotations
 
 import importlib.util
+import os
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,6 +26,9 @@ QUICK: Final = {
     "spark.sql.codegen.wholeStage": "false",
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
 }
+# Programs that the tests start are short too: their Java compiles quickly instead of well.
+for _variable in ("SPARK_SUBMIT_OPTS", "SPARK_DAEMON_JAVA_OPTS"):
+    os.environ.setdefault(_variable, "-XX:TieredStopAtLevel=1")
 INSTALL: Final = "./run spark-setup installs it"
 
 
