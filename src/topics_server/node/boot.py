@@ -10,6 +10,8 @@ from __future__ import annotations
 import asyncio
 from functools import partial
 
+import msgspec
+
 from topics_server.api.context import ServerState
 from topics_server.api.watch.broadcast import Fanout
 from topics_server.engine.background.checkpointer import Checkpointer
@@ -108,6 +110,9 @@ class Boot:
             ground.router_table.sources,
             known,
         )
+        if image is not None:
+            # Recovery releases the parts once they are restored.
+            image = msgspec.structs.replace(image, parts=())
         self.state.progress = lambda: recovery.progress
         # How the last run ended tells which heads are safe; if they were in a snapshot that cannot
         # be read or is gone, they are not.

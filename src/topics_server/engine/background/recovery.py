@@ -166,6 +166,8 @@ class Recovery:
         if image is None:
             self._restored = 1.0
             return 1
+        # The parts may be as large as all tails: the replay begins without them.
+        self._image = msgspec.structs.replace(image, parts=())
         self.found.had_snapshot = True
         self.found.last_lsn = image.last_lsn
         self._registry.next_topic_id = image.next_topic_id
