@@ -1,6 +1,6 @@
 """Reads sealed blocks for the next pages of routers.
 
-The block cache alone does not do: a page of a sparse source has more blocks than the cache holds,
+The block cache alone is not enough: a page of a sparse source has more blocks than it holds,
 so a page that is read again and again would never be complete. A router keeps the blocks that were
 read for it until its page is planned again; so deletes that came meanwhile count. A few routers
 hold blocks at the same time, the others wait. Loop thread only. Called by `routers/pump`.

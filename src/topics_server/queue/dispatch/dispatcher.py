@@ -22,8 +22,8 @@ from topics_server.queue.leases.lease_book import DEAD_JOBS_PER_CLAIM, LeaseBook
 from topics_server.queue.leases.lease_table import LeaseTable, live_jobs
 from topics_server.values.errors import TopicsError, topic_not_found
 
-# Passes in one turn while dead letters stand before jobs that can be claimed: at most so many, and
-# no other one after this time.
+# Limits of one turn while dead jobs stand before jobs that can be claimed: the number of passes,
+# and the time after which no further pass begins.
 _PASSES_MAX: Final = 16
 _PASSES_MS: Final = 4.0
 
