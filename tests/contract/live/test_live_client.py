@@ -35,9 +35,10 @@ def restarted(server: Server, steps: list[Callable[[], object]]) -> threading.Th
     return thread
 
 
-def steps_of(server: Server) -> list[Callable[[], object]]:
-    """Appends between stops and kills; the last topic is created late."""
+def steps_of(server: Server, connected: threading.Event) -> list[Callable[[], object]]:
+    """Appends between stops and kills, once the reader is connected; a topic is created late."""
     return [
+        lambda: connected.wait(30),
         lambda: server.api.add("orders.a", 3, tag="x"),
         server.restart,
         lambda: server.api.add("orders.a", 4, 5),
@@ -53,8 +54,10 @@ def test_a_reader_goes_on_over_restarts(own: NewServer, kind: str) -> None:
     server.api.add("orders.a", 1, 2, tag="x")
     found: list[LiveEvent] = []
     records: list[LiveRecord] = []
+    connected = threading.Event()
 
     def took(event: LiveEvent) -> bool:
+        connected.set()
         found.append(event)
         records.extend(event.records)
         return len(records) == 6
@@ -71,7 +74,7 @@ def test_a_reader_goes_on_over_restarts(own: NewServer, kind: str) -> None:
                 if took(event):
                     return
 
-    thread = restarted(server, steps_of(server))
+    thread = restarted(server, steps_of(server, connected))
     if kind == "blocking":
         read()
     else:

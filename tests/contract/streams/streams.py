@@ -516,10 +516,14 @@ def gauges(api: Api) -> tuple[int, int]:
     return int(found["topics_sse_connections"]), int(found["topics_watch_sessions"])
 
 
-def nothing_left(api: Api, before: tuple[int, int]) -> None:
-    """Wait until there are as many streams as before and no more sessions; older ones may have
-    expired.
+def more_than(api: Api, before: tuple[int, int], *, streams: int = 0, sessions: int = 0) -> bool:
+    """Whether there are this many more streams than `before`, and at most this many more sessions:
+    sessions of earlier tests may have expired meanwhile.
     """
-    streams, sessions = gauges(api)
-    assert streams == before[0]
-    assert sessions <= before[1]
+    now = gauges(api)
+    return now[0] == before[0] + streams and now[1] <= before[1] + sessions
+
+
+def nothing_left(api: Api, before: tuple[int, int]) -> None:
+    """Expect as many streams as before and no more sessions."""
+    assert more_than(api, before), (gauges(api), before)
