@@ -70,6 +70,12 @@ def arguments(words: list[str]) -> argparse.Namespace:
         help="scratch folder on the measured disk",
     )
     parser.add_argument("--server", help="command that starts the server (default: this tree's)")
+    parser.add_argument(
+        "--base",
+        type=Path,
+        metavar="ROOT",
+        help="the checkout of another build, with its .venv, for the case `builds`",
+    )
     given = parser.parse_args(words)
     unknown = set(given.only.split(",")) - set(CASES)
     if unknown:
@@ -80,6 +86,8 @@ def arguments(words: list[str]) -> argparse.Namespace:
         parser.error("--records must be a multiple of 1,000")
     if not given.dir.is_dir():
         parser.error(f"no such folder: {given.dir}")
+    if given.base is not None and not (given.base / ".venv/bin/python").exists():
+        parser.error(f"{given.base} has no .venv; make it with `./run lint` there")
     return given
 
 
@@ -93,7 +101,15 @@ def options_of(given: argparse.Namespace) -> Options:
         folder=given.dir,
         command=tuple(shlex.split(given.server)) if given.server else DEFAULT_COMMAND,
         records=given.records or (RECORDS_QUICK if quick else RECORDS),
+        base=base_command(given.base),
     )
+
+
+def base_command(root: Path | None) -> tuple[str, ...] | None:
+    """The command that starts the server of another checkout."""
+    if root is None:
+        return None
+    return (str(root.absolute() / ".venv/bin/python"), "-m", "topics_server", "serve")
 
 
 def run(names: list[str], options: Options, keep: Path | None) -> Report:

@@ -34,6 +34,7 @@ class Options:
     folder: Path  # where scratch folders are made; its file system is the measured one
     command: tuple[str, ...]  # the command that starts the server
     records: int  # records of the memory case
+    base: tuple[str, ...] | None = None  # starts the server of another build
 
     def scaled(self, count: int, quick: int) -> int:
         """A size: `count`, or `quick` in a quick run."""
@@ -61,10 +62,18 @@ class Bench:
     # -- processes ------------------------------------------------------------------------------
 
     def start(
-        self, name: str = "data", settings: Mapping[str, str] | None = None, *, wait: bool = True
+        self,
+        name: str = "data",
+        settings: Mapping[str, str] | None = None,
+        *,
+        wait: bool = True,
+        command: Sequence[str] | None = None,
     ) -> ServerProcess:
-        """Start our server on the scratch directory `name`, which is kept if it exists."""
-        server = start_server(self.folder / name, settings, self.options.command)
+        """Start our server on the scratch directory `name`, which is kept if it exists.
+
+        `command`: that of another build.
+        """
+        server = start_server(self.folder / name, settings, command or self.options.command)
         self._servers.append(server)
         if wait:
             server.wait_ready("/v0/ready")

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from benchmarks.bench import Bench
 from benchmarks.cases.against_floor import append_1, append_100, diff_1000
+from benchmarks.cases.builds import builds
 from benchmarks.cases.larger_than_memory import memory
 from benchmarks.cases.leases import claim_flat, expiry
 from benchmarks.cases.many_topics import many_topics, pauses
@@ -69,6 +70,8 @@ OPERATE_CASES: dict[str, Case] = {
     "operate-cost": operate_cost,
 }
 
+BUILD_CASES: dict[str, Case] = {"builds": builds}
+
 STREAM_CASES: dict[str, Case] = {
     "streams-append": stream_appends,
     "streams-read": stream_reads,
@@ -85,4 +88,5 @@ CASES = (
     | ROUTER_CASES
     | OPERATE_CASES
     | STREAM_CASES
+    | BUILD_CASES
 )
