@@ -35,7 +35,7 @@ import numpy as np
 from tests.model.judging import Seen, covers, look
 from tests.model.plain import Rec
 from tests.model.world import World
-from tests.storage.fake_disk import DiskImage, FakeDisk, Fault, Look, Op
+from tests.storage.fake_disk import DiskImage, FakeDisk
 from topics_server.engine.answers import Gap
 from topics_server.engine.store import Store
 from topics_server.engine.topic import retention
@@ -527,17 +527,12 @@ def damaged(store: StoreCopy, case: Case) -> FakeDisk:
         case "swapped":
             disk.put(path, store.image.files[_siblings(store, path)[case.place]])
         case "eacces":
-            _forbid(disk, path, "eacces", "open", "map")
+            disk.forbid(path, "eacces", "open", "map")
         case "eio":
-            _forbid(disk, path, "eio", "read", "map")
+            disk.forbid(path, "eio", "read", "map")
         case "stat_eacces":
-            _forbid(disk, path, "eacces", "stat", "open", "map")
+            disk.forbid(path, "eacces", "stat", "open", "map")
     return disk
-
-
-def _forbid(disk: FakeDisk, path: str, fault: Fault, *ops: Op | Look) -> None:
-    for op in ops:
-        disk.fail(op, fault, path=path, times=None)
 
 
 # What an administrator may restore together: by name, patterns of paths.

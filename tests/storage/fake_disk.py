@@ -62,6 +62,7 @@ class _Rule:
     path: str
     skip: int
     times: int | None
+    inode: _Inode | None = None  # the file that it is bound to, whatever comes in its place
 
 
 class _Inode:
@@ -288,6 +289,10 @@ class FakeDisk:
         """
         self._rules.append(_Rule(op, error, path, nth - 1, times))
 
+    def forbid(self, path: str, error: Fault, *ops: Op | Look) -> None:
+        """These operations fail on the file that has this name now, until it is removed."""
+        self._rules += [_Rule(op, error, path, 0, None, self._files.get(path)) for op in ops]
+
     def heal(self) -> None:
         """Remove every rule."""
         self._rules.clear()
@@ -351,6 +356,8 @@ class FakeDisk:
     def _ruled(self, ops: tuple[str, ...], path: str) -> Fault | None:
         for rule in self._rules:
             if rule.op in ops and fnmatch.fnmatch(path, rule.path) and rule.times != 0:
+                if rule.inode is not None and self._files.get(path) is not rule.inode:
+                    continue
                 if rule.skip:
                     rule.skip -= 1
                     continue

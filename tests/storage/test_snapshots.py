@@ -110,6 +110,19 @@ def test_a_newer_format_is_neither_read_nor_removed() -> None:
     assert files(disk) == [path]
 
 
+def test_a_temporary_file_that_cannot_be_opened_is_replaced() -> None:
+    """One that another user left, say: a start that needs a snapshot must not be refused for it."""
+    disk = disk_with_folder()
+    snapshots = PublishedSnapshots(disk, "data")
+    snapshots.write(image(10))
+    left = f"{FOLDER}/{2:020d}.snap.tmp"
+    disk.put(left, b"half a snapshot")
+    disk.forbid(left, "eacces", "stat", "open", "map")
+    snapshots.write(image(20))
+    assert files(disk) == [f"{FOLDER}/{number:020d}.snap" for number in (1, 2)]
+    assert PublishedSnapshots(disk, "data").newest() is not None
+
+
 def test_a_full_disk_keeps_what_was_published() -> None:
     disk = disk_with_folder()
     snapshots = PublishedSnapshots(disk, "data")

@@ -121,6 +121,9 @@ class PublishedSnapshots:
         names = self._fs.list_dir(self._folder)
         number = max(self._numbers(names), default=0) + 1
         path = self._path(number)
+        if layout.temp(layout.snapshot_file(number)) in names:
+            # It may be of another user, or unreadable: a folder lets go of such a file, too.
+            remove_quietly(self._fs, layout.temp(path))
         try:
             self._write_temp(layout.temp(path), image)
         except StorageError:
