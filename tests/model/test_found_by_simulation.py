@@ -116,3 +116,20 @@ def test_an_append_that_cannot_see_what_its_cap_evicts_stores_nothing(fault: Fau
         assert bench.look().gaps[0].reason is LossReason.CAP
     finally:
         bench.world.abandon()
+
+
+def test_a_delete_that_is_applied_is_answered_whatever_index_fails_then() -> None:
+    """Guard: engine/deletes.py, `_left` counts without expiry where it cannot read an index."""
+    bench = Bench(segment_max_events=8)
+    try:
+        bench.put(ttl_ms=60_000)
+        for _ in range(2):
+            bench.append(8)
+            bench.tend(force_seal=True)
+        # The decision has read the index of the first segment; the answer needs that of the second.
+        bench.world.disk.fail("map", "eio", path="*.idx", times=None)
+        assert bench.delete(before_seq=9) == 8
+        bench.world.disk.heal()
+        assert bench.seqs() == list(range(9, 17))
+    finally:
+        bench.world.abandon()

@@ -30,6 +30,7 @@ from topics_server.engine.topic.writes.delete import (
     decide_delete,
     segments_to_search,
 )
+from topics_server.values.errors import StorageError
 from topics_server.values.model import TagMatch
 
 # How long one turn of the loop searches unsealed blocks.
@@ -106,10 +107,10 @@ class Deletes:
             await applied(ticket)
             assert ticket.applied is not None
             count, write_ms, sync_ms = ticket.applied.deleted, ticket.write_ms, ticket.sync_ms
-        left_count, left_bytes = topic.live(now_ms)
+        earliest_seq, left_count, left_bytes = _left(topic, now_ms)
         return Deleted(
             deleted=count,
-            earliest_seq=topic.earliest_seq(now_ms),
+            earliest_seq=earliest_seq,
             head_seq=topic.log.head_seq,
             count=left_count,
             bytes=left_bytes,
@@ -158,3 +159,15 @@ class Deletes:
         await self._pending_names.over(name)
         topic = self._registry.existing(name)
         return await self.finish_delete(self.start_delete(topic, seqs))
+
+
+def _left(topic: Topic, now_ms: int) -> tuple[int, int, int]:
+    """The first live seq, the live records and their bytes, for the answer to a done delete.
+
+    Only an index tells which records are expired. Where it cannot be read they count as live until
+    expiry removes them: an error now would report a delete as failed that is applied.
+    """
+    try:
+        return topic.earliest_seq(now_ms), *topic.live(now_ms)
+    except StorageError:
+        return topic.log.earliest_seq, topic.log.live_count, topic.log.live_bytes
