@@ -13,6 +13,16 @@ from tests.contract.driver import ROOT, Server, good
 ROWS = """[...document.querySelectorAll("body > li")].map((row) => row.textContent)"""
 
 
+def test_the_lines_of_the_readme_work_on_the_front_page(browser: Browser, server: Server) -> None:
+    """As in the developer console: the page's policy lets scripts of that console connect."""
+    (lines,) = (block.text for block in blocks_of(ROOT / "README.md") if block.language == "js")
+    good(server.api.append("orders", [{"data": {"id": 9}, "tag": "order-9"}]))
+    with browser.page(f"{server.api.url}/") as page:
+        page.evaluate(lines.replace("http://localhost:4000", server.api.url) + "\n0")
+        page.wait(f"{ROWS}.length >= 1", "the record")
+        assert page.evaluate(ROWS) == ['1 order-9 {"id":9}']
+
+
 def test_the_lines_of_the_readme_go_on_without_a_gap_or_a_repeat(
     browser: Browser, pages: Pages, server: Server
 ) -> None:

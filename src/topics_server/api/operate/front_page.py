@@ -20,8 +20,8 @@ _TEXT: Final = b"text/plain; charset=utf-8"
 _HEADERS: Final = (
     (
         b"content-security-policy",
-        b"default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; "
-        b"frame-ancestors 'none'",
+        b"default-src 'none'; style-src 'unsafe-inline'; connect-src 'self'; base-uri 'none'; "
+        b"form-action 'none'; frame-ancestors 'none'",
     ),
     (b"x-content-type-options", b"nosniff"),
     (b"cache-control", b"no-cache"),
