@@ -180,6 +180,10 @@ def _table() -> Table:
     wide = json.dumps(["tag", "In", ["a"] * 257])
     add("a wide filter", f"filter={quote(wide)}", "filter")
     add("two starts", "last=1&since=1m", "last")
+    for value in ("", "a%20b", "-c", "a,b", "n" * 256):
+        add(f"consumer {value[:20]}", f"consumer={value}", "consumer")
+    for value in ("", "auto", "MANUAL"):
+        add(f"ack {value}", f"ack={value}", "ack")
     add("a start and a tail", "tail=true&last=1", "tail")
     for value in ("!", "c1.", "c9.AAAA", "e30x!", "A"):
         add(f"cursor {value}", f"cursor={quote(value)}", "cursor")

@@ -113,6 +113,17 @@ STARTS: Final = (
     b'"since":1,"last":1',
     b'"from_seq":1,"last":1',
     b'"tail":true,"since":1',
+    b'"consumer":1',
+    b'"consumer":""',
+    b'"consumer":"a b"',
+    b'"consumer":["c"]',
+    b'"consumer":"c","from_seq":1',
+    b'"consumer":"c","since":0',
+    b'"consumer":"c","tail":true',
+    b'"consumer":"c","last":1',
+    b'"consumer":"c","ack":"auto"',
+    b'"ack":"none"',
+    b'"ack":1',
 )
 FILTERS: Final = (
     b"1",

@@ -25,6 +25,8 @@ async def stream(state: ServerState, request: Request) -> Answer:
     sent = _decoded(state, request, request.headers.get(b"last-event-id"))
     await until_ready(state, request)
     if request.method == "HEAD":
+        if sent.consumer is not None and sent.positions is None:
+            admit(state).consumer(request.name, sent.consumer)
         return EventStream(STREAM_HEADERS, _nothing, ConnectionSlot(state, request.caller.key).free)
     live = LiveStream(state, sent, request.caller)
     try:

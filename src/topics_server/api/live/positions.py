@@ -26,7 +26,14 @@ _NO_TOPIC_ID: Final = 0
 async def started(
     store: StorePort, views: Mapping[str, TopicView], sent: LiveRequest
 ) -> dict[str, Cursor]:
-    """The cursors of a stream without an id, for the topics that exist."""
+    """The cursors of a stream without an id, for the topics that exist.
+
+    Raises `topic_not_found` and `consumer_not_found` for a consumer that does not exist.
+    """
+    if sent.consumer is not None:
+        (name,) = sent.topics
+        seq = store.read_start(name, sent.consumer)
+        return {name: Cursor(name, view.topic_id, view.epoch, seq) for name, view in views.items()}
     options = sent.options
     asked = ReadRequest(
         sent.from_seq,

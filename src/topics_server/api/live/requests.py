@@ -10,7 +10,7 @@ import msgspec
 
 from topics_server.api.context import ApiSettings
 from topics_server.api.messages.read_queries import filter_of, whole_number
-from topics_server.api.messages.requests import query_bool
+from topics_server.api.messages.requests import consumer_of_stream, query_bool
 from topics_server.api.messages.times import point_in_time
 from topics_server.api.watch.cursor_ids import Positions, decode_id
 from topics_server.api.watch.requests import (
@@ -41,7 +41,7 @@ _PREFIX: Final = re.compile(r"([A-Za-z0-9][A-Za-z0-9._:-]{0,254})?")
 class LiveRequest(msgspec.Struct, frozen=True):
     """A live stream: its topics, in the order of the request, and the prefixes of others.
 
-    `from_seq`, `start` and `tail` say where it begins; with an event id `positions` do.
+    `from_seq`, `start`, `tail` and `consumer` say where it begins; with an event id `positions` do.
     """
 
     topics: tuple[str, ...]
@@ -51,6 +51,7 @@ class LiveRequest(msgspec.Struct, frozen=True):
     from_seq: int
     start: ReadStart | None
     tail: bool
+    consumer: str | None
     positions: Positions | None
 
 
@@ -72,6 +73,11 @@ def decode_live(
         raise invalid(f"{starts[0]} and {starts[1]} are two starts; give one", starts[1])
     if not topic and "from_seq" in sent:
         raise invalid("from_seq applies to one topic only: give since, last or tail", "from_seq")
+    if not topic and "consumer" in sent:
+        raise invalid("consumer applies to one topic only: use …/TOPIC/live", "consumer")
+    others = (name for name in (*_STARTS, "cursor") if name in sent)
+    ack = sent.get("ack", "manual")
+    consumer = consumer_of_stream(sent.get("consumer"), ack, next(others, None))
     last = whole_number(sent, "last", 0)
     if "last" in sent and last == 0:
         raise invalid("last must be at least 1", "last")
@@ -88,6 +94,7 @@ def decode_live(
         from_seq=whole_number(sent, "from_seq", 0),
         start=start,
         tail=query_bool(sent, "tail", False),
+        consumer=consumer,
         positions=_positions(sent, last_id),
     )
 

@@ -262,6 +262,20 @@ def _read_as(consumer: str, sent: _Diff, request: ReadRequest) -> ReadRequest:
     return msgspec.structs.replace(request, read_as=read_as)
 
 
+def consumer_of_stream(name: str | None, ack: str, other: str | None) -> str | None:
+    """The consumer at whose seq a stream begins; `other`: another start that the request has.
+
+    Raises `invalid_request` that names both, and for an `ack` that a stream does not know.
+    """
+    if ack != "manual":
+        raise invalid("a stream commits nothing by itself: ack must be manual", "ack")
+    if name is None:
+        return None
+    if other is not None:
+        raise invalid(f"consumer and {other} are two starts; give one", other)
+    return consumer_name(name)
+
+
 def consumer_name(name: str) -> str:
     """A consumer's name: the characters of a topic's. Raises `invalid_request`."""
     if not is_topic_name(name):

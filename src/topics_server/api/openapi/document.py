@@ -413,7 +413,7 @@ def _open_watch() -> Schema:
         {"200": answer("The session, and the URL of its stream.", ref("WatchSession"))},
         tag="watch",
         scopes=("read",),
-        codes=(*WRITES, *TAKES_BODY, Code.TOPIC_NOT_FOUND),
+        codes=(*WRITES, *TAKES_BODY, Code.TOPIC_NOT_FOUND, Code.CONSUMER_NOT_FOUND),
         body=ref("WatchRequest"),
         parameters=(
             switch("lenient", False, "Leave out unknown topics instead of refusing the request."),

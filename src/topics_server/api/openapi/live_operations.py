@@ -27,7 +27,16 @@ from topics_server.values.limits import DIFF_LIMIT_DEFAULT, LIVE_PREFIXES_MAX, P
 def live_paths(name: Schema) -> Schema:
     """The paths of live streams; `name` is the topic's parameter."""
     whole: Schema = {"type": "integer", "minimum": 0}
-    of_one = (query("from_seq", whole, "Begin after this seq. Default: the first record."),)
+    of_one = (
+        query("from_seq", whole, "Begin after this seq. Default: the first record."),
+        query(
+            "consumer",
+            text(),
+            "Begin where this consumer is. The stream commits nothing. A `Last-Event-ID` counts "
+            "more; no other start may be given.",
+        ),
+        query("ack", text(enum=["manual"], default="manual"), "The client commits."),
+    )
     of_many = (
         query("topics", text(), "Names, separated by commas; they need not exist."),
         query(
@@ -75,7 +84,11 @@ def live_paths(name: Schema) -> Schema:
         "/v0/topics/{topic}/live": {
             "parameters": [name],
             "get": _stream(
-                "liveTopic", "Follow a topic, which need not exist yet.", (*of_one, *shared)
+                "liveTopic",
+                "Follow a topic, which need not exist yet.",
+                (*of_one, *shared),
+                Code.TOPIC_NOT_FOUND,
+                Code.CONSUMER_NOT_FOUND,
             ),
             "post": _ticket("issueTopicTicket", (*of_one, *shared)),
         },
@@ -90,7 +103,9 @@ def live_paths(name: Schema) -> Schema:
     }
 
 
-def _stream(operation_id: str, summary: str, parameters: tuple[Schema, ...]) -> Schema:
+def _stream(
+    operation_id: str, summary: str, parameters: tuple[Schema, ...], *codes: Code
+) -> Schema:
     last_id = {
         "name": "Last-Event-ID",
         "in": "header",
@@ -107,7 +122,7 @@ def _stream(operation_id: str, summary: str, parameters: tuple[Schema, ...]) -> 
         {"200": answer(about, text(), STREAM)},
         tag="watch",
         scopes=("read",),
-        codes=(*READS, Code.NOT_ACCEPTABLE),
+        codes=(*READS, Code.NOT_ACCEPTABLE, *codes),
         parameters=(*parameters, last_id),
         in_url=("token", "ticket"),
     )

@@ -167,6 +167,8 @@ def _watch_request() -> Schema:
         since={"anyOf": [u64("ms since 1970."), text("RFC 3339, or `10m` back."), {"type": "null"}]}
         | {"description": "Start with the records committed then."},
         last={"anyOf": [u64("The last so many records.", minimum=1), {"type": "null"}]},
+        consumer={"type": ["string", "null"], "description": "Start where this consumer is."},
+        ack={"enum": ["manual"], "default": "manual", "description": "The client commits."},
     )
     beats = f"Clamped to {HEARTBEAT_MS_MIN}..{HEARTBEAT_MS_MAX}."
     return object_of(

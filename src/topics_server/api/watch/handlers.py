@@ -61,7 +61,7 @@ async def open_session(state: ServerState, request: Request) -> Response:
     is_lenient = query_bool(query, "lenient", False)
     with_ticket = query_bool(query, "ticket", False)
     fanout, sessions = state.watching()
-    views = _resolve(fanout.dispatcher, sent.topics, may_miss=is_lenient or sent.wait)
+    views = _resolve(fanout.dispatcher, sent.topics, may_miss=is_lenient, awaits=sent.wait)
     seqs = await begin_seqs(admit(state), views, sent.topics, frozenset(sent.options.nodes))
     found = _starting(views, seqs, sent.positions)
     awaited = [name for name in sent.topics if name not in views] if sent.wait else []
@@ -97,15 +97,18 @@ async def open_session(state: ServerState, request: Request) -> Response:
 
 
 def _resolve(
-    dispatcher: SubscriptionDispatcher, names: Mapping[str, Start], *, may_miss: bool
+    dispatcher: SubscriptionDispatcher, starts: Mapping[str, Start], *, may_miss: bool, awaits: bool
 ) -> dict[str, TopicView]:
-    """The current topics. Raises `topic_not_found`, unless some may be missing."""
+    """The current topics. Raises `topic_not_found`, unless some may be missing.
+
+    `awaits`: wait for those; a topic that does not exist has no consumer to begin at.
+    """
     views: dict[str, TopicView] = {}
-    for name in names:
+    for name, start in starts.items():
         view = dispatcher.resolve(name)
         if view is not None:
             views[name] = view
-        elif not may_miss:
+        elif start.consumer is not None if awaits else not may_miss:
             message = f'topic "{name}" does not exist'
             raise TopicsError(Code.TOPIC_NOT_FOUND, message, {"topic": name})
     return views

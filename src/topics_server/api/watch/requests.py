@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Meta
 
 from topics_server.api.messages.bounded_lists import check_items, node_names
-from topics_server.api.messages.requests import start_of
+from topics_server.api.messages.requests import consumer_of_stream, start_of
 from topics_server.api.watch.cursor_ids import Positions, decode_id
 from topics_server.engine.answers import ReadStart
 from topics_server.values.appends import decode_json
@@ -46,14 +46,25 @@ class _Start(msgspec.Struct, frozen=True, gc=False):
     tail: bool = False
     since: _U64 | str | None = None
     last: _U64 | None = None
+    consumer: str | None = None
+    ack: Literal["manual", "auto"] = "manual"
 
 
 class Start(msgspec.Struct, frozen=True):
-    """The start of reading a topic: behind `from_seq`, with `tail` at its head, or at `place`."""
+    """The start of reading a topic: behind `from_seq`, with `tail` at its head, or at `place`.
+
+    With `consumer` it is where that consumer is.
+    """
 
     from_seq: int = 0
     tail: bool = False
     place: ReadStart | None = None
+    consumer: str | None = None
+
+    @property
+    def is_looked_up(self) -> bool:
+        """Whether the topic says where it is."""
+        return self.place is not None or self.consumer is not None
 
 
 class _Watch(msgspec.Struct, gc=False):
@@ -82,6 +93,9 @@ _WATCH: Final = msgspec.json.Decoder(_Watch)
 _LISTS: Final[msgspec.json.Decoder[msgspec.Struct]] = msgspec.json.Decoder(_WatchLists)
 WATCH_MEMBERS: Final = _Watch.__struct_encode_fields__
 _START: Final = msgspec.json.Decoder(_Start)
+_FIRST: Final = _Start()
+# Starts that a consumer excludes.
+_OTHER_STARTS: Final = ("from_seq", "tail", "since", "last")
 _WATCH_U64: Final = ("limit", "max_batch_bytes", "heartbeat_ms")
 
 assert FRAME_BYTES_DEFAULT <= PAGE_BYTES_DEFAULT <= PAGE_BYTES_MAX
@@ -132,6 +146,10 @@ def decode_watch(
     assert options.max_batch_bytes > 0
     topics = {name: _start(name, raw, max_limit) for name, raw in sent.topics.items()}
     positions: Positions = {} if sent.cursor is None else _positions(sent.cursor)
+    for name, start in topics.items():
+        if sent.cursor is not None and start.consumer is not None:
+            message = "consumer and cursor are two starts; give one"
+            raise invalid(message, f"topics.{name}.consumer")
     return WatchRequest(topics, options, positions, sent.wait)
 
 
@@ -149,11 +167,13 @@ def _start(name: str, raw: msgspec.Raw, max_limit: int) -> Start:
         _check_u64(start.last or 0, "last")
         has_seq = bool(start.from_seq) or start.tail
         place = start_of(start.since, start.last, max_limit, has_seq=has_seq)
+        given = (name for name in _OTHER_STARTS if getattr(start, name) != getattr(_FIRST, name))
+        consumer = consumer_of_stream(start.consumer, start.ack, next(given, None))
     except TopicsError as error:
         field = error.detail.get("field")
         path = f"topics.{name}.{field}" if field else f"topics.{name}"
         raise invalid(error.message, path) from None
-    return Start(start.from_seq, start.tail, place)
+    return Start(start.from_seq, start.tail, place, consumer)
 
 
 def _positions(cursor: str) -> Positions:

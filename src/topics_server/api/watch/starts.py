@@ -1,4 +1,4 @@
-"""Where a subscription begins in topics that exist: at a seq, at the head, at a time, at the last.
+"""Where a subscription begins in topics that exist: at a seq, a time, the last, a consumer.
 
 Used by `handlers` and by `api/websocket/handlers`.
 """
@@ -23,11 +23,19 @@ async def begin_seqs(
     nodes: frozenset[str],
     wanted: Filter | None = None,
 ) -> dict[str, int]:
-    """The cursor of each topic; `last` counts only records that the reader gets."""
+    """The cursor of each topic; `last` counts only records that the reader gets.
+
+    Raises `consumer_not_found`.
+    """
     seqs: dict[str, int] = {}
+    # Consumers first, in this turn: they are those of the topics of `views`.
     for name, view in views.items():
         start = starts[name]
         seqs[name] = view.head_seq if start.tail else start.from_seq
+        if start.consumer is not None:
+            seqs[name] = store.read_start(name, start.consumer)
+    for name in views:
+        start = starts[name]
         if start.place is not None:
             asked = ReadRequest(0, 1, PAGE_BYTES_MAX, nodes=nodes, filter=wanted, start=start.place)
             try:

@@ -49,6 +49,8 @@ class _Subscribe(msgspec.Struct, tag_field="op", tag="subscribe", gc=False):
     tail: msgspec.Raw = _ABSENT
     since: msgspec.Raw = _ABSENT
     last: msgspec.Raw = _ABSENT
+    consumer: msgspec.Raw = _ABSENT
+    ack: msgspec.Raw = _ABSENT
     topics: msgspec.Raw = _ABSENT
     node: msgspec.Raw = _ABSENT
     limit: msgspec.Raw = _ABSENT
@@ -250,6 +252,8 @@ def _subscribe(sent: _Subscribe, limits: CommandLimits) -> Subscribe:
                 ("tail", sent.tail),
                 ("since", sent.since),
                 ("last", sent.last),
+                ("consumer", sent.consumer),
+                ("ack", sent.ack),
             )
         )
         topics = b'{"%b":%b}' % (_name(sent.topic, "topic").encode("ascii"), start)

@@ -312,7 +312,7 @@ class Connection:
         """Follow all topics of the command, or none."""
         store = admit(self._state)
         resolve = self._fanout.dispatcher.resolve
-        placed = [name for name, start in command.starts.items() if start.place is not None]
+        placed = [name for name, start in command.starts.items() if start.is_looked_up]
         views = {name: view for name in placed if (view := resolve(name)) is not None}
         options = command.options
         wanted = None if options.matcher is None else options.matcher.wanted
@@ -326,7 +326,7 @@ class Connection:
         for name, start in command.starts.items():
             # A topic that was made again since it was looked at is told as that.
             view = views.get(name) or resolve(name)
-            if view is None and command.wait:
+            if view is None and command.wait and start.consumer is None:
                 cursors.append(Cursor.waiting(name))
                 subscribed.append((name, ws_frames.Subscribed(0, 0, 1, is_waiting=True)))
                 continue
