@@ -6,14 +6,14 @@ from collections.abc import Callable
 
 from benchmarks.bench import Bench
 from benchmarks.cases.against_floor import append_1, append_100, diff_1000
-from benchmarks.cases.builds import builds
+from benchmarks.cases.compared.builds import builds
+from benchmarks.cases.compared.redis import redis
 from benchmarks.cases.larger_than_memory import memory
 from benchmarks.cases.leases import claim_flat, expiry
 from benchmarks.cases.many_topics import many_topics, pauses
 from benchmarks.cases.operating import operate_cost
 from benchmarks.cases.queues import queue_delivery, queues
 from benchmarks.cases.recovery import recovery
-from benchmarks.cases.redis import redis
 from benchmarks.cases.routers import routed_recovery, routers
 from benchmarks.cases.syncs import fsync_16, fsync_lone
 from benchmarks.cases.throttle import throttle

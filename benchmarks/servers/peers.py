@@ -1,8 +1,8 @@
 """Other servers for comparison: started on a free port, called in their own protocol.
 
 A peer that is not installed raises `NotInstalled` with the line that installs it; the cases put
-that line into their result instead of leaving the peer out. Used by `cases/redis`, `cases/fanout`,
-`cases/queues` and `cases/streams`.
+that line into their result instead of leaving the peer out. Used by `cases/compared/redis`,
+`cases/fanout`, `cases/queues` and `cases/streams`.
 """
 
 from __future__ import annotations

@@ -1,0 +1,1 @@
+"""Cases that compare this server with another one: another build of it, Redis."""
