@@ -170,6 +170,7 @@ WATCH: Final = Section(
         LimitRow("`topic`, and each name in `topics`", _NAME),
         *_NODE_FILTER,
         *_FILTER,
+        LimitRow("`consumer` of a topic", _NAME),
         LimitRow("`cursor`, with all of the body", _CONTROL, "payload_too_large"),
     ),
 )
@@ -179,6 +180,7 @@ LIVE: Final = Section(
         LimitRow("`topics`, and topics followed at once", Limit("max_watch_topics", "topics")),
         LimitRow("`prefix`", Limit("LIVE_PREFIXES_MAX", "prefixes")),
         *_FILTER,
+        LimitRow("`consumer`", _NAME),
     ),
 )
 SEAL: Final = Section(

@@ -33,7 +33,7 @@ QUERIES = ("_Cursor",)
 # Passed unchanged to the decoder of another struct, which checks a number or a switch.
 PASSED_ON = {
     *("from_seq", "tail", "limit", "max_batch_bytes", "include_meta", "include_tags"),
-    *("include_data", "consistency", "create", "disable_backpressure", "wait", "last"),
+    *("include_data", "consistency", "create", "disable_backpressure", "wait", "last", "ack"),
 }
 UNBOUNDED = (
     *(msgspec.inspect.StrType, msgspec.inspect.ListType, msgspec.inspect.DictType),
