@@ -4,7 +4,8 @@ The order makes it consistent: segments ahead, as many as there are; then, while
 its files, a snapshot, the manifests with the segments that are new, and last the journal from the
 snapshot's start up to an lsn that is synced on every shard. Recovery of such a copy is that of a
 server that was killed at this lsn and whose sealer was a little behind. `backup.json`, written
-last, makes the backup exist; a backup without it is removed by the next one. All calls block.
+last, makes the backup exist; one that still has its mark `unfinished` instead is removed by the
+next one. All calls block.
 Called by `node/backups` and `offline`.
 """
 
@@ -15,13 +16,16 @@ from typing import Final, Self
 
 import xxhash
 
-from topics_server.archive.folder_owner import own_folder, refuse_same_place
+from topics_server.archive.expected import ExpectedManifests
+from topics_server.archive.folder_owner import judge_folder, own_folder, refuse_same_place
 from topics_server.archive.format import (
     BACKUPS,
     FACTS,
     KNOWN,
+    NUMBER_MAX,
     PIECE_BYTES,
     SNAPSHOT,
+    UNFINISHED,
     VERSION,
     BackupFacts,
     Owner,
@@ -36,6 +40,7 @@ from topics_server.archive.format import (
 )
 from topics_server.archive.known import KnownBuilder
 from topics_server.archive.object_store import FolderStore, ObjectStore
+from topics_server.archive.repository import FolderState, number_state
 from topics_server.archive.sealed import SealedCopier
 from topics_server.values.entries import Entry
 from topics_server.values.errors import Corrupt, StorageError
@@ -70,7 +75,8 @@ class BackupWriter:
         self._data_dir: Final = data_dir
         self._owner: Final = owner
         tiers = Tiers(layout.join(data_dir, layout.SEGMENTS), cold_dir)
-        self._sealed: Final = SealedCopier(fs, store, tiers, self._check)
+        self._expected: Final = ExpectedManifests(tiers)
+        self._sealed: Final = SealedCopier(fs, store, tiers, self._check, self._expected)
         self._known: Final = KnownBuilder()
         self._topics: list[SealedTopic] = []
         self._topics_bytes = 0
@@ -91,6 +97,8 @@ class BackupWriter:
         Raises `StorageError`, `StartRefused`.
         """
         refuse_same_place(fs, folder, data_dir, cold_dir)
+        # Before the lock, which is a file in it.
+        judge_folder(fs, FolderStore.open(fs, folder, write=False), data_dir, store_id)
         store = FolderStore.open(fs, folder, write=True)
         try:
             owner = own_folder(fs, store, data_dir, store_id)
@@ -108,17 +116,23 @@ class BackupWriter:
             raise BackupStopped("the server stops, and the backup ends unfinished")
 
     def _begin(self) -> int:
-        """The number of this backup; what an unfinished one left is removed."""
+        """The number of this backup; what an unfinished one left is removed.
+
+        A backup that lost its `backup.json` is not an unfinished one, and stays.
+        """
         numbers = [0]
         for name in self._store.names(BACKUPS):
             number = parse_folder(name)
             if number is None:
                 continue
             numbers.append(number)
-            folder = folder_of(number)
-            if self._store.size(f"{folder}/{FACTS}") is None:
-                self._store.delete_folder(folder)
-        return max(numbers) + 1
+            if number_state(self._store, number) is FolderState.UNFINISHED:
+                self._store.delete_folder(folder_of(number))
+        number = max(numbers) + 1
+        if number > NUMBER_MAX:
+            raise StorageError("no number is left for a backup", self._store.path_of(BACKUPS))
+        self._store.put_if_absent(f"{folder_of(number)}/{UNFINISHED}", [])
+        return number
 
     # -- steps ---------------------------------------------------------------------------------
 
@@ -134,6 +148,7 @@ class BackupWriter:
         """From here on the journal keeps its files. Counts begin anew."""
         counts = self._sealed.counts
         counts.topics = counts.segments = counts.bytes = 0
+        self._expected.forget_found()
 
     def put_snapshot(self) -> None:
         """Copy the newest snapshot that is whole; without any the journal reaches to its start."""
@@ -150,6 +165,7 @@ class BackupWriter:
 
     def _read_snapshot(self, file: File) -> bool:
         """Note what the parts know; False if the file is damaged."""
+        self._expected.begin_anew()
         try:
             encoded = file.pread(HEADER_BYTES, 0)
             header = decode_header(encoded)
@@ -166,7 +182,9 @@ class BackupWriter:
                             # Of a run with a shard that could not be written.
                             return False
                     else:
-                        self._known.note_part(part_id, part)
+                        topic = self._known.note_part(part_id, part)
+                        if topic is not None:
+                            self._expected.expect(topic)
         except Corrupt:
             return False
         self._known.note_next_id(header.next_topic_id)
@@ -204,6 +222,7 @@ class BackupWriter:
                 frames += buffer
             count += 1
             self._known.note_entry(entry)
+            self._expected.note_entry(entry)
             if len(frames) >= PIECE_BYTES:
                 self._put_journal(frames, count, first_lsn, last_lsn)
                 frames, count, first_lsn = bytearray(), 0, 0
@@ -216,7 +235,11 @@ class BackupWriter:
         self._journal_pieces.append(self._put(name, [content]))
 
     def finish(self, last_lsn: int, run: int, now_ms: int) -> BackupFacts:
-        """Make the backup exist. `last_lsn`: no entry up to it is missing, none after it is in."""
+        """Make the backup exist. `last_lsn`: no entry up to it is missing, none after it is in.
+
+        Raises `Corrupt` if a manifest is missing that the snapshot knows.
+        """
+        self._expected.check()
         counts = self._sealed.counts
         facts = BackupFacts(
             format=VERSION,
@@ -240,6 +263,7 @@ class BackupWriter:
         name = f"{folder_of(self.number)}/{FACTS}"
         if not self._store.put_if_absent(name, [encode_json(facts)]):
             raise StorageError("another backup has this number", self._store.path_of(name))
+        self._store.delete(f"{folder_of(self.number)}/{UNFINISHED}")
         return facts
 
     def _put(self, name: str, pieces: Iterable[bytes]) -> StoredPiece:

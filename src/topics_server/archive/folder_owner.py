@@ -48,10 +48,24 @@ def refuse_same_place(fs: Fs, folder: str, data_dir: str, cold_dir: str | None) 
 
 
 def own_folder(fs: Fs, store: FolderStore, data_dir: str, store_id: str) -> Owner:
-    """The folder's `STORE`, made in an empty one.
+    """The folder's `STORE`, made in an empty one. Raises `StartRefused`."""
+    owner, is_noted = judge_folder(fs, store, data_dir, store_id)
+    if owner is None:
+        owner = Owner(VERSION, store_id, random_hex(_ID_BYTES))
+        store.put_if_absent(OWNER, [encode_json(owner)])
+    if not is_noted:
+        mark = layout.join(data_dir, layout.BACKUP_FOLDER)
+        _write_known_folder(fs, mark, _KnownFolder(VERSION, store.root, owner.folder_id))
+    return owner
 
-    A folder that this store used before under the same path must have it: an empty one is the mount
-    point of a disk that is away. Raises `StartRefused`.
+
+def judge_folder(
+    fs: Fs, store: FolderStore, data_dir: str, store_id: str
+) -> tuple[Owner | None, bool]:
+    """The folder's `STORE`, None in an empty folder, and whether `BACKUP_FOLDER` names it.
+
+    Changes nothing. A folder that this store used before under the same path must have it: an empty
+    one is the mount point of a disk that is away. Raises `StartRefused`.
     """
     mark = layout.join(data_dir, layout.BACKUP_FOLDER)
     path = store.path_of(OWNER)
@@ -69,9 +83,8 @@ def own_folder(fs: Fs, store: FolderStore, data_dir: str, store_id: str) -> Owne
             raise StartRefused(
                 f"this folder holds other files ({others[0]}): name an empty one", store.root
             )
-        owner = Owner(VERSION, store_id, random_hex(_ID_BYTES))
-        store.put_if_absent(OWNER, [encode_json(owner)])
-    owner = decode_owner(read_whole(store, OWNER), path)
+        return None, False
+    owner = _read_owner(store, path)
     if owner.store_id != store_id:
         raise StartRefused(
             f"belongs to store {owner.store_id}, and this is store {store_id}: name another folder",
@@ -83,9 +96,18 @@ def own_folder(fs: Fs, store: FolderStore, data_dir: str, store_id: str) -> Owne
             f"{mark} to use it",
             path,
         )
-    if not is_known:
-        _write_known_folder(fs, mark, _KnownFolder(VERSION, store.root, owner.folder_id))
-    return owner
+    return owner, is_known
+
+
+def _read_owner(store: FolderStore, path: str) -> Owner:
+    try:
+        return decode_owner(read_whole(store, OWNER), path)
+    except Corrupt:
+        raise Corrupt(
+            "is damaged, so new backups need another, empty folder; 'topics restore' still takes "
+            "those that are here",
+            path,
+        ) from None
 
 
 def _read_known_folder(fs: Fs, path: str) -> _KnownFolder | None:
@@ -98,7 +120,10 @@ def _read_known_folder(fs: Fs, path: str) -> _KnownFolder | None:
         file.close()
     if not is_checked(content):
         raise Corrupt("fails its check; remove it if the backup folder is the right one", path)
-    return _DECODER.decode(content)
+    try:
+        return _DECODER.decode(content)
+    except msgspec.MsgspecError as error:
+        raise Corrupt(f"{error}; remove it if the backup folder is the right one", path) from None
 
 
 def _write_known_folder(fs: Fs, path: str, known: _KnownFolder) -> None:

@@ -3,6 +3,7 @@
     STORE                                      JSON with checksum: whose backups these are
     segments/TOPIC/SEGMENT-CHECKSUM.data       header and records of a segment, without its flags
     segments/TOPIC/SEGMENT-CHECKSUM.idx        its columns
+    backups/NUMBER/unfinished                  empty: a backup that is being made, or removed
     backups/NUMBER/backup.json                 JSON with checksum: the backup exists from here on
     backups/NUMBER/snapshot                    the snapshot, as in the data directory
     backups/NUMBER/sealed-N                    manifests and delete flags of topics
@@ -39,6 +40,7 @@ OWNER: Final = "STORE"
 SEGMENTS: Final = "segments"
 BACKUPS: Final = "backups"
 FACTS: Final = "backup.json"
+UNFINISHED: Final = "unfinished"
 SNAPSHOT: Final = "snapshot"
 KNOWN: Final = "known"
 # A piece of the journal or of the manifests is closed when it reaches this size.
@@ -48,7 +50,9 @@ _JOURNAL: Final = struct.Struct("<8sHHIQQQ")
 _JOURNAL_MAGIC: Final = b"topicsBJ"
 _SEALED: Final = struct.Struct("<8sHH")
 _SEALED_MAGIC: Final = b"topicsBS"
-_NUMBER: Final = re.compile(r"[0-9]{10}", re.ASCII)
+NUMBER_MAX: Final = 10**10 - 1
+_NUMBER: Final = re.compile(r"(?!0{10})[0-9]{10}", re.ASCII)
+_SEGMENT_OBJECT: Final = re.compile(r"[0-9]{10}-[0-9a-f]{16}(?:\.damaged)?\.(?:data|idx)", re.ASCII)
 # All manifests and flags of one piece, decompressed.
 _SEALED_BYTES_MAX: Final = 2**31
 
@@ -134,7 +138,7 @@ _KNOWN: Final = msgspec.msgpack.Decoder(KnownPositions)
 
 def folder_of(number: int) -> str:
     """The folder of a backup."""
-    assert 0 < number < 10**10
+    assert 0 < number <= NUMBER_MAX
     return f"{BACKUPS}/{number:010d}"
 
 
@@ -146,6 +150,11 @@ def parse_folder(name: str) -> int | None:
 def segment_object(topic_id: int, segment_id: int, checksum: int, suffix: str) -> str:
     """The name of a segment's object; `suffix` is `.data` or `.idx`, or that of a damaged file."""
     return f"{SEGMENTS}/{topic_id}/{segment_id:010d}-{checksum:016x}{suffix}"
+
+
+def is_segment_object(name: str) -> bool:
+    """Whether an object in a topic's folder has a name that `segment_object` makes."""
+    return _SEGMENT_OBJECT.fullmatch(name) is not None
 
 
 # -- JSON ------------------------------------------------------------------------------------------

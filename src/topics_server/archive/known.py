@@ -19,7 +19,7 @@ from topics_server.values.entries import (
     TopicPut,
 )
 from topics_server.values.errors import Corrupt
-from topics_server.values.storage_types import EPOCHS_PART, KnownPositions
+from topics_server.values.storage_types import EPOCHS_PART, KnownPositions, TopicPart
 from topics_server.wal.snapshots.parts import decode_part
 
 
@@ -35,14 +35,16 @@ class KnownBuilder:
         """Ids below it may have been used."""
         self._next_topic_id = max(self._next_topic_id, next_topic_id)
 
-    def note_part(self, part_id: int, encoded: bytes) -> None:
-        """A part of a snapshot. Raises `Corrupt`."""
+    def note_part(self, part_id: int, encoded: bytes) -> TopicPart | None:
+        """A part of a snapshot; decoded, if it is that of a topic. Raises `Corrupt`."""
         if part_id == EPOCHS_PART:
             self._note_epochs(encoded)
         elif part_id < RESERVED_ID_MIN:
             part = decode_part(encoded)
             self._note_seq(part.topic_id, max(part.head_seq, part.ceiling_seq))
             self._note_topic(part.topic_id, part.epoch)
+            return part
+        return None
 
     def note_entry(self, entry: Entry) -> None:
         """An entry of the journal."""

@@ -44,6 +44,10 @@ class ObjectStore(Protocol):
         """Names directly in a folder, objects and folders, sorted; none if it does not exist."""
         ...
 
+    def remove_unfinished(self, folder: str) -> None:
+        """Remove what killed writers left directly in a folder."""
+        ...
+
     def delete(self, name: str) -> None:
         """Remove an object; not an error if it does not exist."""
         ...
@@ -122,6 +126,14 @@ class FolderStore:
         """See `ObjectStore`; unfinished files do not count."""
         found = self._fs.list_dir(self.path_of(folder) if folder else self.root)
         return [name for name in found if not layout.is_temp(name)]
+
+    def remove_unfinished(self, folder: str) -> None:
+        """See `ObjectStore`. The lock tells that nobody writes them now."""
+        assert self._lock is not None
+        self._check_folder()
+        path = self.path_of(folder)
+        for name in filter(layout.is_temp, self._fs.list_dir(path)):
+            self._fs.unlink(layout.join(path, name), missing_ok=True)
 
     def delete(self, name: str) -> None:
         """See `ObjectStore`."""

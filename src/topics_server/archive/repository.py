@@ -1,13 +1,16 @@
 """The backups of a folder: list, verify, prune.
 
-Called by the command line and `restore`. Reading needs no lock: a backup that has its
-`backup.json` is whole and never changes. Pruning takes the lock, removes `backup.json` first, so
-that a backup that is half removed does not count, and removes segments last, those that no backup
-needs any more.
+Called by the command line, `backup` and `restore`. Reading needs no lock: a backup that has its
+`backup.json` is whole and never changes. Pruning takes the lock, marks a backup as unfinished and
+removes its `backup.json` first, so that a backup that is half removed does not count, and removes
+segments last, those that no backup needs any more. A folder of a backup without `backup.json` and
+without that mark has lost it: absence is not emptiness, so it is told by name, and nobody removes
+it.
 """
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -19,6 +22,7 @@ from topics_server.archive.format import (
     FACTS,
     OWNER,
     SEGMENTS,
+    UNFINISHED,
     BackupFacts,
     Owner,
     SealedTopic,
@@ -29,14 +33,16 @@ from topics_server.archive.format import (
     decode_owner,
     decode_sealed,
     folder_of,
+    is_segment_object,
     parse_folder,
 )
 from topics_server.archive.known import KnownBuilder
 from topics_server.archive.object_store import ObjectStore, read_whole
-from topics_server.archive.sealed import check_topic
+from topics_server.archive.sealed import problems_of
 from topics_server.values.entries import Entry
-from topics_server.values.errors import Corrupt, StartRefused, StorageError
+from topics_server.values.errors import Corrupt, DiskFull, NotThere, StartRefused, StorageError
 from topics_server.values.storage_types import KnownPositions
+from topics_server.wal import layout
 
 
 @dataclass(slots=True)
@@ -57,6 +63,26 @@ class Pruned:
     bytes: int = 0
 
 
+class FolderState(enum.Enum):
+    """What a folder of a backup holds."""
+
+    WHOLE = enum.auto()
+    # Of a backup or a prune that was killed: nobody needs it.
+    UNFINISHED = enum.auto()
+    # It was whole, and its `backup.json` is gone.
+    LOST = enum.auto()
+
+
+def number_state(store: ObjectStore, number: int) -> FolderState:
+    """Whether the folder of this number holds a backup. Raises `StorageError`."""
+    folder = folder_of(number)
+    if store.size(f"{folder}/{FACTS}") is not None:
+        return FolderState.WHOLE
+    if store.size(f"{folder}/{UNFINISHED}") is not None or not store.names(folder):
+        return FolderState.UNFINISHED
+    return FolderState.LOST
+
+
 class Repository:
     """The backups in one folder."""
 
@@ -71,20 +97,24 @@ class Repository:
         return decode_owner(read_whole(self._store, OWNER), path)
 
     def numbers(self) -> list[int]:
-        """Backups that exist, oldest first."""
+        """Backups that exist, oldest first; also those that lost their `backup.json`."""
         found = map(parse_folder, self._store.names(BACKUPS))
         return [
             number
             for number in found
-            if number is not None and self._store.size(f"{folder_of(number)}/{FACTS}") is not None
+            if number is not None
+            and number_state(self._store, number) is not FolderState.UNFINISHED
         ]
 
     def facts(self, number: int) -> BackupFacts:
         """The facts of one backup. Raises `StorageError`."""
         name = f"{folder_of(number)}/{FACTS}"
         path = self._store.path_of(name)
-        facts = decode_facts(read_whole(self._store, name), path)
-        if facts.number != number or facts.store_id != self.owner().store_id:
+        try:
+            facts = decode_facts(read_whole(self._store, name), path)
+        except NotThere:
+            raise Corrupt("is missing", path) from None
+        if facts.number != number:
             raise Corrupt("is of another backup", path)
         return facts
 
@@ -121,21 +151,37 @@ class Repository:
                 last_lsn = lsn
                 yield lsn, entry
 
-    def known(self) -> KnownPositions:
+    def known(self, store_id: str, skipped: Collection[int] = ()) -> KnownPositions:
         """What clients may have seen, as far as any backup in the folder tells.
 
-        Raises `StorageError`: a backup that cannot be read may know more than the others.
+        Raises `Corrupt`: a backup that cannot be read may know more than the others. `skipped`:
+        backups that are not asked.
         """
         builder = KnownBuilder()
         for number in self.numbers():
-            facts = self.facts(number)
-            content = self.piece(facts, facts.known)
-            builder.note(decode_known(content, self._path(facts, facts.known)))
+            if number in skipped:
+                continue
+            try:
+                facts = self.facts(number)
+                content = self.piece(facts, facts.known)
+                known = decode_known(content, self._path(facts, facts.known))
+            except StorageError as error:
+                raise Corrupt(
+                    f"{error}. Backup {number} may know seqs that were assigned after the others "
+                    f"were made; --skip {number} restores without asking it"
+                ) from None
+            if facts.store_id == store_id:
+                builder.note(known)
         return builder.result()
 
     def verify(self, numbers: Sequence[int] | None = None) -> Verified:
         """Read everything that these backups need (all if None), and compare it."""
         found = Verified()
+        owner = None
+        try:
+            owner = self.owner()
+        except StorageError as error:
+            found.problems.append(str(error))
         for number in self.numbers() if numbers is None else numbers:
             found.backups += 1
             try:
@@ -143,44 +189,53 @@ class Repository:
             except StorageError as error:
                 found.problems.append(str(error))
                 continue
-            found.problems += self._problems_of(facts)
+            if owner is not None and facts.store_id != owner.store_id:
+                path = self._store.path_of(f"{folder_of(number)}/{FACTS}")
+                found.problems.append(f"{path}: is a backup of another store ({facts.store_id})")
+            for problem in self._problems_of(facts):
+                # Backups share segments: one that is damaged is told once.
+                if problem not in found.problems:
+                    found.problems.append(problem)
         return found
 
-    def _problems_of(self, facts: BackupFacts) -> list[str]:
-        problems: list[str] = []
+    def _problems_of(self, facts: BackupFacts) -> Iterator[str]:
+        """Every damaged or missing object, by name."""
         pieces = [facts.known] if facts.snapshot is None else [facts.snapshot, facts.known]
-        for piece in pieces:
+        for piece in (*pieces, *facts.journal):
             try:
                 for _ in self.chunks(facts, piece):
                     pass
             except StorageError as error:
-                problems.append(str(error))
+                yield str(error)
         try:
             for _ in self.entries(facts):
                 pass
         except StorageError as error:
-            problems.append(str(error))
-        try:
-            for topic in self.sealed(facts):
-                try:
-                    check_topic(self._store, topic)
-                except StorageError as error:
-                    problems.append(f"backup {facts.number}: {error}")
-        except StorageError as error:
-            problems.append(str(error))
-        return problems
+            # Once more for a damaged piece, which is told already.
+            yield str(error)
+        for piece in facts.sealed:
+            try:
+                content = self.piece(facts, piece)
+                topics = decode_sealed(content, self._path(facts, piece))
+            except StorageError as error:
+                yield str(error)
+                continue
+            for topic in topics:
+                yield from problems_of(self._store, topic)
 
     def prune(self, keep: Collection[int]) -> Pruned:
         """Remove all backups but these, and the segments that none of these needs.
 
-        The folder must be locked. Changes nothing if a kept backup cannot be read.
+        The folder must be locked. Changes nothing if a backup cannot be read. Files that no backup
+        makes stay.
         """
         found = Pruned(kept=sorted(keep))
         assert found.kept, "the newest backup is always kept"
+        facts = {number: self.facts(number) for number in self.numbers()}
         needed = {
             name
             for number in keep
-            for topic in self.sealed(self.facts(number))
+            for topic in self.sealed(facts[number])
             for segment in topic.segments
             for name in (segment.data, segment.idx)
         }
@@ -188,18 +243,29 @@ class Repository:
             number = parse_folder(name)
             if number is None or number in keep:
                 continue
+            self._mark_unfinished(number)
             # From here on it does not exist.
             self._store.delete(f"{folder_of(number)}/{FACTS}")
             self._store.delete_folder(folder_of(number))
             found.removed.append(number)
         for topic in self._store.names(SEGMENTS):
+            if layout.parse_topic_dir(topic) is None:
+                continue
             folder = f"{SEGMENTS}/{topic}"
-            names = self._store.names(folder)
-            for name in names:
+            # A killed backup's half copies hold payloads too.
+            self._store.remove_unfinished(folder)
+            for name in filter(is_segment_object, self._store.names(folder)):
                 self._remove_unneeded(f"{folder}/{name}", needed, found)
             if not self._store.names(folder):
                 self._store.delete_folder(folder)
         return found
+
+    def _mark_unfinished(self, number: int) -> None:
+        """A prune that is killed half-way is no loss; a full disk must not prevent it."""
+        try:
+            self._store.put_if_absent(f"{folder_of(number)}/{UNFINISHED}", [])
+        except DiskFull:
+            pass
 
     def _remove_unneeded(self, name: str, needed: set[str], found: Pruned) -> None:
         if name not in needed:

@@ -9,6 +9,7 @@ server builds them anew. Called by the command line.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Final
 
@@ -20,21 +21,22 @@ from topics_server.archive.object_store import ObjectStore
 from topics_server.archive.repository import Repository
 from topics_server.archive.sealed import restore_topic
 from topics_server.runtime.clock import random_hex
-from topics_server.values.errors import Corrupt, StartRefused
+from topics_server.values.errors import Corrupt, StartRefused, StorageError
+from topics_server.values.storage_types import KnownPositions
 from topics_server.wal import layout
 from topics_server.wal.atomic_write import rename_temp, write_temp
-from topics_server.wal.directory import FormatMark, WalSet
+from topics_server.wal.directory import FormatMark, WalSet, lock_folder, refuse_inside_store
 from topics_server.wal.folders import make_durable_dirs
 from topics_server.wal.format.checked_json import encode_checked
-from topics_server.wal.fs import Fs
+from topics_server.wal.fs import Fs, Lock
 from topics_server.wal.journal.wal_file import Sizes
 from topics_server.wal.restored import write_restored
 from topics_server.wal.snapshots.store import PublishedSnapshots, load_snapshot
 
 _FOLDERS: Final = (layout.WAL, layout.SEGMENTS, layout.SNAPSHOTS)
 _ID_BYTES: Final = 16
-# Of the file system: it does not make a folder a used one.
-_IGNORED: Final = frozenset({"lost+found"})
+# Of the file system, and of a lock: neither makes a folder a used one.
+_IGNORED: Final = frozenset({"lost+found", layout.LOCK})
 
 
 @dataclass(slots=True)
@@ -54,18 +56,36 @@ def restore(
     target: str,
     number: int | None = None,
     *,
+    skipped: Collection[int] = (),
     mode: int = 0o700,
     sizes: Sizes = Sizes(),  # noqa: B008 -- an immutable value
 ) -> RestoredStore:
     """*Blocking.* Make `target` from a backup, the newest if `number` is None.
 
-    Raises `StartRefused` if the target is in use or there is no such backup; `Corrupt` with the
-    damaged object. What a failed call leaves is no store: remove it.
+    `skipped`: backups that count as if they were not there. Raises `StartRefused` if the target is
+    in use or there is no such backup; `Corrupt` with the damaged object. What a failed call leaves
+    is no store: remove it.
     """
     repository = Repository(store)
-    facts = _chosen(repository, store, number)
-    known = repository.known()
-    _make_target(fs, target, mode)
+    facts = _chosen(repository, store, number, skipped)
+    known = repository.known(facts.store_id, skipped)
+    locks = _make_target(fs, store, target, mode)
+    try:
+        return _restore(fs, store, repository, facts, known, target, sizes)
+    finally:
+        for lock in locks:
+            lock.release()
+
+
+def _restore(
+    fs: Fs,
+    store: ObjectStore,
+    repository: Repository,
+    facts: BackupFacts,
+    known: KnownPositions,
+    target: str,
+    sizes: Sizes,
+) -> RestoredStore:
     made = RestoredStore(facts.number, random_hex(_ID_BYTES))
     segments = layout.join(target, layout.SEGMENTS)
     for topic in repository.sealed(facts):
@@ -81,10 +101,13 @@ def restore(
     return made
 
 
-def _chosen(repository: Repository, store: ObjectStore, number: int | None) -> BackupFacts:
-    repository.owner()
-    numbers = repository.numbers()
+def _chosen(
+    repository: Repository, store: ObjectStore, number: int | None, skipped: Collection[int]
+) -> BackupFacts:
+    """The facts of the backup. `STORE` may be lost or damaged; every backup names its store."""
+    numbers = [each for each in repository.numbers() if each not in skipped]
     if not numbers:
+        repository.owner()
         raise StartRefused("there is no backup in this folder", store.path_of("backups"))
     if number is not None and number not in numbers:
         there = ", ".join(map(str, numbers))
@@ -92,16 +115,34 @@ def _chosen(repository: Repository, store: ObjectStore, number: int | None) -> B
     return repository.facts(numbers[-1] if number is None else number)
 
 
-def _make_target(fs: Fs, target: str, mode: int) -> None:
+def _make_target(fs: Fs, store: ObjectStore, target: str, mode: int) -> list[Lock]:
+    """Make the folders, and lock them as a server does: two restores must not become one store."""
+    mine, theirs = fs.real_path(target), fs.real_path(store.path_of("")).rstrip("/")
+    if mine == theirs or mine.startswith(theirs + "/"):
+        raise StartRefused("lies in the backup folder: name a folder outside it", target)
+    refuse_inside_store(fs, target)
+    _refuse_used(fs, target)
+    make_durable_dirs(fs, target, mode)
+    locks = lock_folder(fs, target)
+    try:
+        # Again: another restore, or a server, may have been quicker.
+        _refuse_used(fs, target)
+        for name in _FOLDERS:
+            fs.make_dir(layout.join(target, name), mode)
+        fs.sync_dir(target)
+    except StorageError:
+        for lock in locks:
+            lock.release()
+        raise
+    return locks
+
+
+def _refuse_used(fs: Fs, target: str) -> None:
     names = [name for name in fs.list_dir(target) if name not in _IGNORED]
     if names:
         raise StartRefused(
             f"this folder is not empty ({names[0]}): a restore writes into a new one", target
         )
-    make_durable_dirs(fs, target, mode)
-    for name in _FOLDERS:
-        fs.make_dir(layout.join(target, name), mode)
-    fs.sync_dir(target)
 
 
 def _write_snapshot(fs: Fs, repository: Repository, facts: BackupFacts, target: str) -> None:

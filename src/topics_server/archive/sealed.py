@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 
 import xxhash
 
+from topics_server.archive.expected import ExpectedManifests
 from topics_server.archive.format import SealedSegment, SealedTopic, segment_object
 from topics_server.archive.object_store import ObjectStore
 from topics_server.values.errors import Corrupt, NotThere, StorageError
@@ -51,7 +52,15 @@ class CopyCounts:
 class SealedCopier:
     """Copies the segments of one data directory. `check`: called between chunks; may raise."""
 
-    def __init__(self, fs: Fs, store: ObjectStore, tiers: Tiers, check: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        fs: Fs,
+        store: ObjectStore,
+        tiers: Tiers,
+        check: Callable[[], None],
+        expected: ExpectedManifests,
+    ) -> None:
+        self._expected = expected
         self._fs = fs
         self._store = store
         self._tiers = tiers
@@ -99,6 +108,7 @@ class SealedCopier:
             raise type(error)(str(error), path) from None
         if manifest.topic_id != topic_id:
             raise Corrupt(f"is the manifest of topic {manifest.topic_id}", path)
+        self._expected.note_found(manifest)
         segments = [self._copy_segment(topic_id, entry) for entry in manifest.segments]
         self.counts.topics += 1
         self.counts.segments += len(segments)
@@ -117,9 +127,13 @@ class SealedCopier:
         try:
             if file.size() == entry.data_bytes:
                 flags = file.pread(entry.record_count, end)
-                if self._store.size(name) is not None:
+                stored = self._store.size(name)
+                if stored == end:
                     return name, flags
                 if self._hash_of(file, end) == entry.data_checksum:
+                    if stored is not None:
+                        # Cut off: every backup that needs it is mended.
+                        self._store.delete(name)
                     self._put(name, file, end, entry.data_checksum)
                     return name, flags
             return self._put_damaged(topic_id, entry.segment_id, layout.DATA_SUFFIX, file), None
@@ -131,11 +145,14 @@ class SealedCopier:
         path = self._tiers.idx_path(entry.tier, topic_id, entry.segment_id)
         file = self._fs.open(path)
         try:
-            if self._store.size(name) is not None:
+            stored = self._store.size(name)
+            if stored == entry.idx_bytes:
                 return name
             content = file.pread(file.size(), 0)
             if not _is_index_of(content, entry):
                 return self._put_damaged(topic_id, entry.segment_id, layout.IDX_SUFFIX, file)
+            if stored is not None and stored != len(content):
+                self._store.delete(name)
             if self._store.put_if_absent(name, [content]):
                 self.counts.copied_bytes += len(content)
             return name
@@ -216,16 +233,28 @@ def restore_topic(
     return written
 
 
-def check_topic(store: ObjectStore, topic: SealedTopic) -> None:
-    """*Blocking.* Read every object of the topic. Raises `StorageError` naming the damaged one."""
-    entries = {entry.segment_id: entry for entry in decode_manifest(topic.manifest).segments}
+def problems_of(store: ObjectStore, topic: SealedTopic) -> Iterator[str]:
+    """*Blocking.* Read every object of the topic; a line for each that is damaged or missing."""
+    try:
+        manifest = decode_manifest(topic.manifest)
+    except StorageError as error:
+        yield f"the manifest of topic {topic.topic_id}: {error}"
+        return
+    entries = {entry.segment_id: entry for entry in manifest.segments}
     if entries.keys() != {segment.segment_id for segment in topic.segments}:
-        raise Corrupt(f"the segments of topic {topic.topic_id} do not fit its manifest")
+        yield f"the segments of topic {topic.topic_id} do not fit its manifest"
+        return
     for segment in topic.segments:
-        for _ in object_chunks(store, segment.data):
-            pass
-        for _ in _index_chunks(store, segment.idx, entries[segment.segment_id]):
-            pass
+        entry = entries[segment.segment_id]
+        for chunks in (
+            object_chunks(store, segment.data),
+            _index_chunks(store, segment.idx, entry),
+        ):
+            try:
+                for _ in chunks:
+                    pass
+            except StorageError as error:
+                yield str(error)
 
 
 def object_chunks(store: ObjectStore, name: str) -> Iterator[bytes]:

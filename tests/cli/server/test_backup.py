@@ -128,3 +128,39 @@ def test_a_failed_backup_is_told(own: MakeServer, alone: Topics, tmp_path: Path)
     assert (ran.code, "is its disk mounted?" in ran.err) == (1, True)
     ran = alone("backups", "ls", tmp_path)
     assert (ran.code, "this is no backup folder" in ran.err) == (1, True)
+
+
+def test_a_damaged_backup_is_listed_and_skipped(
+    server: Server, folder: Path, alone: Topics, tmp_path: Path
+) -> None:
+    api = server.start()
+    for number in range(2):
+        api.add("t", number)
+        alone.good("backup", "--url", api.url)
+    server.stop()
+    (folder / "backups/0000000001/backup.json").unlink()
+    ran = alone("backups", "ls", folder, "--json")
+    assert (ran.code, "0000000001/backup.json: is missing" in ran.err) == (1, True), ran.err
+    assert [json.loads(line)["backup"] for line in ran.out.splitlines()] == [2]
+    ran = alone("backups", "prune", folder, "--keep", "1", "--yes")
+    assert (ran.code, "nothing is removed" in ran.err) == (1, True), ran.err
+    ran = alone("restore", folder, tmp_path / "r")
+    assert (ran.code, "--skip 1" in ran.err) == (1, True), ran.err
+    assert not (tmp_path / "r").exists()
+    ran = alone("restore", folder, folder / "r", "--skip", "1")
+    assert (ran.code, "lies in the backup folder" in ran.err) == (1, True), ran.err
+    assert (
+        loaded(alone.good("restore", folder, tmp_path / "r", "--skip", "1", "--json"))["backup"]
+        == 2
+    )
+
+
+def test_a_relative_folder_is_noted_by_its_whole_path(
+    server: Server, folder: Path, alone: Topics, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.start()
+    server.stop()
+    monkeypatch.chdir(folder.parent)
+    alone.good("backup", server.data_dir, "--into", folder.name)
+    noted = json.loads((server.data_dir / "BACKUP_FOLDER").read_bytes())
+    assert noted["path"] == str(folder)

@@ -17,7 +17,7 @@ from topics_server.archive.object_store import FolderStore
 from topics_server.archive.offline import back_up
 from topics_server.archive.repository import Repository, Verified
 from topics_server.archive.restore import restore
-from topics_server.values.errors import StartRefused, StorageError
+from topics_server.values.errors import Corrupt, StartRefused, StorageError
 from topics_server.wal.fs import OsFs
 from topics_server.wal.tools.dump import dump, verify
 
@@ -103,10 +103,10 @@ def test_every_damaged_file_is_found(tmp_path: Path) -> None:
         path.write_bytes(changed)
         assert _is_found(tmp_path), path
         kind = path.suffix or path.name.partition("-")[0]
-        if kind not in kinds:
-            kinds.add(kind)
+        if kind not in kinds and kind != "STORE":
             with pytest.raises(StorageError):
                 restored(tmp_path, f"target-{number}")
+        kinds.add(kind)
         path.write_bytes(whole)
     assert kinds == {"STORE", ".json", ".data", ".idx", "snapshot", "sealed", "journal", "known"}
     assert not _is_found(tmp_path)
@@ -121,8 +121,12 @@ def test_every_missing_file_is_found(tmp_path: Path) -> None:
         path.unlink()
         assert _is_found(tmp_path), path
         path.write_bytes(whole)
+    (folder / "STORE").write_bytes(b"{}")
+    assert _is_found(tmp_path)
+    restored(tmp_path, "without-its-owner")
     next(folder.rglob("backup.json")).unlink()
-    with pytest.raises(StartRefused, match="there is no backup"):
+    assert _is_found(tmp_path)
+    with pytest.raises(Corrupt, match=r"backup\.json: is missing"):
         restored(tmp_path)
 
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from topics_server.archive.backup import BackupWriter
 from topics_server.archive.folder_owner import own_folder, refuse_same_place
 from topics_server.archive.object_store import FolderStore, read_whole
-from topics_server.values.errors import NotThere, StartRefused, StorageError
+from topics_server.values.errors import Corrupt, NotThere, StartRefused, StorageError
+from topics_server.wal.format.checked_json import encode_checked
 from topics_server.wal.fs import OsFs
 
 FS = OsFs()
@@ -149,6 +152,40 @@ def test_a_folder_with_other_files_is_refused(store: FolderStore, tmp_path: Path
     with pytest.raises(StartRefused, match="holds other files"):
         own_folder(FS, store, str(tmp_path / "data"), "1" * 32)
     assert store.names("") == ["LOCK", "photo"]
+
+
+def test_nothing_is_written_into_a_folder_that_is_refused(folder: Path, tmp_path: Path) -> None:
+    data = str(tmp_path / "data")
+
+    def refused(match: str) -> None:
+        before = sorted(folder.iterdir())
+        with pytest.raises(StartRefused, match=match):
+            BackupWriter.open(FS, str(folder), data, None, "1" * 32)
+        assert sorted(folder.iterdir()) == before
+
+    (folder / "photo").write_bytes(b"1")
+    refused("holds other files")
+    (folder / "photo").unlink()
+    BackupWriter.open(FS, str(folder), data, None, "1" * 32).close()
+    folder.rename(tmp_path / "away")
+    folder.mkdir()
+    refused("is its disk mounted")
+
+
+def test_a_damaged_owner_says_what_to_do(store: FolderStore, tmp_path: Path) -> None:
+    store.put_if_absent("STORE", [b"{}"])
+    with pytest.raises(Corrupt, match="is damaged, so new backups need another, empty folder"):
+        own_folder(FS, store, str(tmp_path / "data"), "1" * 32)
+
+
+def test_a_note_of_another_version_says_what_to_do(store: FolderStore, tmp_path: Path) -> None:
+    class Other(msgspec.Struct):
+        format: int
+        folders: list[str]
+
+    (tmp_path / "data" / "BACKUP_FOLDER").write_bytes(encode_checked(Other(2, [])))
+    with pytest.raises(Corrupt, match="remove it if the backup folder is the right one"):
+        own_folder(FS, store, str(tmp_path / "data"), "1" * 32)
 
 
 def test_no_backup_folder_lies_in_the_store_or_around_it(tmp_path: Path) -> None:

@@ -5,6 +5,8 @@ Exit code 0: the backup is made. 1: it failed.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import click
 import msgspec
 
@@ -59,8 +61,10 @@ def command(
     from topics_server.archive.offline import back_up
     from topics_server.wal.fs import OsFs
 
+    # Absolute: the data directory notes it, for a run in another working directory as well.
+    folder = str(Path(into).absolute())
     try:
-        facts = back_up(OsFs(), directory, cold_dir, into)
+        facts = back_up(OsFs(), directory, cold_dir, folder)
     except StorageError as error:
         raise Failure(str(error)) from None
     for path in facts.damaged_segments:

@@ -5,7 +5,6 @@ Works on the folder itself, beside a running server. Exit code 1: a problem, or 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -31,10 +30,18 @@ def command() -> None:
 @command.command("ls")
 @click.argument("folder", metavar="FOLDER", type=click.Path(exists=True, file_okay=False))
 @format_options
-def list_backups(folder: str, as_json: bool) -> None:
-    """List the backups in FOLDER, oldest first."""
+@click.pass_context
+def list_backups(ctx: click.Context, folder: str, as_json: bool) -> None:
+    """List the backups in FOLDER, oldest first. Exit code 1: one of them cannot be read."""
+    found: list[BackupFacts] = []
+    problems: list[str] = []
     try:
-        found = list(_facts(_opened(folder)))
+        repository = _opened(folder, problems)
+        for number in repository.numbers():
+            try:
+                found.append(repository.facts(number))
+            except StorageError as error:
+                problems.append(str(error))
     except StorageError as error:
         raise Failure(str(error)) from None
     rows = [dict(zip(_COLUMNS, _row(facts), strict=True)) for facts in found]
@@ -43,6 +50,9 @@ def list_backups(folder: str, as_json: bool) -> None:
             write_line(msgspec.json.encode(row))
     else:
         show_table(_COLUMNS, [tuple(map(str, row.values())) for row in rows], numbers=_COLUMNS)
+    for problem in problems:
+        note(f"problem: {problem}")
+    ctx.exit(1 if problems else 0)
 
 
 @command.command("verify")
@@ -53,7 +63,8 @@ def list_backups(folder: str, as_json: bool) -> None:
 def verify(ctx: click.Context, folder: str, number: int | None, as_json: bool) -> None:
     """Read every byte of the backups in FOLDER and compare it with its checksum."""
     try:
-        repository = _opened(folder)
+        # `verify` tells itself what is wrong with the folder's owner.
+        repository = _opened(folder, [])
         if number is not None and number not in repository.numbers():
             raise Failure(f"{folder}: there is no backup {number}")
         found = repository.verify(None if number is None else [number])
@@ -99,7 +110,13 @@ def prune(folder: str, keep: str, yes: bool, as_json: bool) -> None:
         _opened(folder)
         store = FolderStore.open(OsFs(), folder, write=True)
         repository = Repository(store)
-        found = list(_facts(repository))
+        try:
+            found = [repository.facts(number) for number in repository.numbers()]
+        except StorageError as error:
+            raise Failure(
+                f"nothing is removed, because the segments of this backup are not known: {error}. "
+                "If it is lost for good, remove its folder by hand"
+            ) from None
         if not found:
             raise Failure(f"{folder}: there is no backup")
         keeps = kept([(facts.number, facts.ts_ms) for facts in found], rules)
@@ -121,19 +138,21 @@ def prune(folder: str, keep: str, yes: bool, as_json: bool) -> None:
         note(f"{pruned.segments} files of segments, {pruned.bytes} bytes")
 
 
-def _opened(folder: str) -> Repository:
+def _opened(folder: str, problems: list[str] | None = None) -> Repository:
+    """The backups in a folder. Its owner may be damaged only where `problems` takes that."""
     from topics_server.archive.object_store import FolderStore
     from topics_server.archive.repository import Repository
     from topics_server.wal.fs import OsFs
 
     repository = Repository(FolderStore.open(OsFs(), folder, write=False))
-    repository.owner()
+    try:
+        repository.owner()
+    except StorageError as error:
+        # Without any backup it is another folder.
+        if problems is None or not repository.numbers():
+            raise
+        problems.append(str(error))
     return repository
-
-
-def _facts(repository: Repository) -> Iterator[BackupFacts]:
-    for number in repository.numbers():
-        yield repository.facts(number)
 
 
 def _row(facts: BackupFacts) -> tuple[int | str, ...]:

@@ -19,13 +19,25 @@ from topics_server.values.errors import StorageError
 @click.option(
     "--backup", "number", type=click.IntRange(1), metavar="NUMBER", help="Default: the newest one."
 )
+@click.option(
+    "--skip",
+    "skipped",
+    type=click.IntRange(1),
+    metavar="NUMBER",
+    multiple=True,
+    help="Do not ask this backup, which cannot be read. May be given several times.",
+)
 @format_options
-def command(folder: str, directory: str, number: int | None, as_json: bool) -> None:
+def command(
+    folder: str, directory: str, number: int | None, skipped: tuple[int, ...], as_json: bool
+) -> None:
     """Make the data directory DIR, a new or empty folder, from a backup in FOLDER.
 
     DIR is a store of its own, with a new id: topics, records, deletes, queues, routers, producers
     and sessions as they were. New records get seqs behind all that any backup in FOLDER knows;
-    readers are told of the seqs between as damaged. Views are built anew.
+    readers are told of the seqs between as damaged. Views are built anew. A backup that cannot be
+    read stops the restore, also if another one is restored: it may know seqs that the others do
+    not. With --skip these may be assigned again.
     """
     from topics_server.archive.object_store import FolderStore
     from topics_server.archive.restore import restore
@@ -33,7 +45,8 @@ def command(folder: str, directory: str, number: int | None, as_json: bool) -> N
 
     fs = OsFs()
     try:
-        made = restore(fs, FolderStore.open(fs, folder, write=False), directory, number)
+        store = FolderStore.open(fs, folder, write=False)
+        made = restore(fs, store, directory, number, skipped=skipped)
     except StorageError as error:
         raise Failure(str(error)) from None
     show_object(msgspec.json.encode(made), as_json=as_json)
