@@ -58,7 +58,7 @@ from topics_server.http.error_responses import (
     status_of,
 )
 from topics_server.http.exchange.response_head import lines_of_head
-from topics_server.http.request_head import is_host, no_host
+from topics_server.http.request_head import check_once, is_host, no_host
 from topics_server.http.request_ids import NAME as REQUEST_ID
 from topics_server.http.request_ids import request_id as request_id_of
 from topics_server.http.responses import (
@@ -161,10 +161,12 @@ class FrontDoor:
         raw_path: bytes = scope["raw_path"]
         response: Answer
         try:
-            host = headers.get(b"host")
-            if scope["topics.send"] is None and host is not None and not is_host(host):
-                # A connection of our own refuses such a head.
-                raise no_host()
+            if scope["topics.send"] is None:
+                # A connection of our own has checked the head.
+                check_once(scope["headers"], headers)
+                host = headers.get(b"host")
+                if host is not None and not is_host(host):
+                    raise no_host()
             response = await self._answer(
                 route, segment, scope, headers, receive, started_ms, place
             )

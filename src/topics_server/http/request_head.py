@@ -104,6 +104,17 @@ def no_host() -> TopicsError:
     return invalid("the Host header does not name a host", "Host")
 
 
+def check_once(headers: Sequence[tuple[bytes, bytes]], fields: Mapping[bytes, bytes]) -> None:
+    """Refuse a field that must stand once and stands twice; `fields`: `headers` by their names."""
+    if len(fields) == len(headers):
+        return
+    seen: set[bytes] = set()
+    for name, _ in headers:
+        if name in seen and name in _SAID_ONCE:
+            raise invalid(f"{name.decode('latin-1')} is sent twice", "header")
+        seen.add(name)
+
+
 def check_fields(
     headers: Sequence[tuple[bytes, bytes]], fields: Mapping[bytes, bytes], version: str
 ) -> None:
@@ -111,12 +122,7 @@ def check_fields(
 
     `fields` are the `headers` by their names.
     """
-    if len(fields) != len(headers):
-        seen: set[bytes] = set()
-        for name, _ in headers:
-            if name in seen and name in _SAID_ONCE:
-                raise invalid(f"{name.decode('latin-1')} is sent twice", "header")
-            seen.add(name)
+    check_once(headers, fields)
     host = fields.get(b"host")
     if host is None and version == "1.1":
         raise invalid("the Host header is missing", "Host")
