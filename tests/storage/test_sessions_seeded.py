@@ -23,8 +23,8 @@ from topics_server.engine.commit.pipeline import CommitPipeline
 from topics_server.engine.subscribe.cursors import Cursor
 from topics_server.engine.subscribe.session_service import WatchSessions
 from topics_server.engine.subscribe.sessions import SessionTable, WatchSession
-from topics_server.engine.topic.admission import AppendLimits
 from topics_server.engine.topic.registry import Registry
+from topics_server.values.appends import AppendLimits
 from topics_server.values.entries import SESSIONS_ID, SessionOptions
 from topics_server.values.errors import StorageError
 from topics_server.wal.journal.journal import Journal

@@ -35,7 +35,6 @@ from topics_server.engine.filters import Filter
 from topics_server.engine.pressure.body_turns import BodyTurns
 from topics_server.engine.pressure.throttle import Throttle
 from topics_server.engine.subscribe.session_service import WatchSessions
-from topics_server.engine.topic.admission import AppendLimits
 from topics_server.engine.topic.writes.condition import (
     Condition,
     ConditionCheck,
@@ -56,7 +55,7 @@ from topics_server.runtime.metrics import (
     ShardFacts,
 )
 from topics_server.streams.service import Streams
-from topics_server.values.appends import DecodedAppend
+from topics_server.values.appends import AppendLimits, DecodedAppend
 from topics_server.values.json_cache import JsonCache
 from topics_server.values.limits import INFLATED_APPENDS_MAX
 from topics_server.values.model import Durability, ProducerStamp, TagMatch, TopicConfig

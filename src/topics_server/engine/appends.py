@@ -21,7 +21,6 @@ from topics_server.engine.commit.ticket_waits import check_applied, resolved
 from topics_server.engine.commit.transfers import Transfers
 from topics_server.engine.ports import Clock
 from topics_server.engine.preconditions import Preconditions, disk_nearly_full, tail_too_long
-from topics_server.engine.topic.admission import AppendLimits
 from topics_server.engine.topic.dedupe import Duplicate
 from topics_server.engine.topic.producers import StampRepeated
 from topics_server.engine.topic.registry import Registry
@@ -29,7 +28,7 @@ from topics_server.engine.topic.topic import Topic
 from topics_server.engine.topic.writes.append import decide_append, decide_page
 from topics_server.engine.topic.writes.condition import ConditionCheck
 from topics_server.engine.topic.writes.configure import decide_reservation
-from topics_server.values.appends import DecodedAppend
+from topics_server.values.appends import AppendLimits, DecodedAppend
 from topics_server.values.entries import RecordsAppended, RouterPage, Source
 from topics_server.values.errors import Code, TopicsError, topic_not_found
 from topics_server.values.limits import HEAD_RESERVE_SEQS, MOVE_RECORDS_MAX

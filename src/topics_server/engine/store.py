@@ -21,11 +21,11 @@ from topics_server.engine.ports import Clock
 from topics_server.engine.preconditions import Preconditions
 from topics_server.engine.read.segment_reader import Fetcher
 from topics_server.engine.reads import Reads
-from topics_server.engine.topic.admission import AppendLimits
 from topics_server.engine.topic.quotas import Quotas
 from topics_server.engine.topic.registry import Registry
 from topics_server.engine.topic.writes.condition import ConditionCounts
 from topics_server.engine.topic_admin import TopicAdmin
+from topics_server.values.appends import AppendLimits
 from topics_server.values.model import Durability
 
 

@@ -9,7 +9,8 @@ are noticed (`exchange/deadlines`).
 
 A request goes one of two ways. A whole one of a hot route is answered straight from the parser by
 the application's own `Door`, without a task. A head that was parsed before is not parsed again: the
-same bytes mean the same, so the door keeps what it found for it. Every other request is an
+same bytes mean the same, so the door keeps what it found for it; if its body has not arrived, the
+head is held back for a moment. Every other request is an
 `exchange/asgi_exchange`, started in order: while one is answered, those behind it wait.
 
 Invariants: at most one request is being answered; `exchange` is the newest one that is not answered
@@ -29,10 +30,11 @@ import httptools
 from topics_server.http.exchange.asgi_exchange import Exchange
 from topics_server.http.exchange.body_uploads import BodyUploads
 from topics_server.http.exchange.connection_end import SWALLOWED_BYTES_MAX, ConnectionEnd
-from topics_server.http.exchange.deadlines import Deadlines
+from topics_server.http.exchange.deadlines import Deadlines, time_out
 from topics_server.http.exchange.door import Door
 from topics_server.http.exchange.flow_control import Flow
 from topics_server.http.exchange.joined_writes import JoinedWrites
+from topics_server.http.exchange.known_heads import EarlyHead
 from topics_server.http.exchange.request_reader import RequestReader
 from topics_server.http.exchange.response_head import Header, head_of
 from topics_server.http.exchange.scopes import ConnectionScope
@@ -87,6 +89,8 @@ class HttpConnection(asyncio.Protocol):
     _held_body = b""
     # A reception that begins with a request.
     _fed = b""
+    # A known head that waits for its body.
+    _early: EarlyHead | None = None
     # Whether a request was answered within the call that brought it. Those sent behind it in one
     # go have an exchange each: what one client sends must not keep the loop from all others.
     _had_turn = False
@@ -139,6 +143,8 @@ class HttpConnection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Tell the requests that are being answered; forget those that never will be."""
         self.connections.discard(self)
+        if self._early is not None:
+            self._early.take()
         for exchange in (self._answering, self.exchange):
             if exchange is not None and not exchange.response_complete:
                 exchange.disconnect()
@@ -158,6 +164,8 @@ class HttpConnection(asyncio.Protocol):
     def shutdown(self) -> None:
         """Close, if no request is being answered; else behind its answer."""
         self.is_going_down = True
+        if self._early is not None:
+            self._parse_early()
         if self.is_answered:
             self.transport.close()
         elif self.exchange is not None:
@@ -229,6 +237,8 @@ class HttpConnection(asyncio.Protocol):
 
     def take(self, data: bytes) -> None:
         """Read what was received."""
+        if self._early is not None:
+            data = self._take_early() + data
         if self.is_over:
             if self.flow.is_behind:
                 self._catch_up()
@@ -245,6 +255,23 @@ class HttpConnection(asyncio.Protocol):
             ):
                 return
             self._fed = data
+        self._parse(data)
+
+    def await_body(self, head: bytes) -> None:
+        """See `door.AnsweringConnection`."""
+        self._early = EarlyHead(head, self.loop, self._parse_early)
+
+    def _take_early(self) -> bytes:
+        early, self._early = self._early, None
+        assert early is not None
+        return early.take()
+
+    def _parse_early(self) -> None:
+        """Parse a head whose body has not come."""
+        self._fed = head = self._take_early()
+        self._parse(head)
+
+    def _parse(self, data: bytes) -> None:
         self._had_turn = False
         if self.reader.partial_since or len(data) > self.bounds.small_bytes:
             self.reader.is_large = True
@@ -469,14 +496,13 @@ class HttpConnection(asyncio.Protocol):
     def _become_websocket(self) -> None:
         """Hand the connection over, with its opening as it came; the parser refers to us."""
         self.connections.discard(self)
-        lines = [b"GET %b HTTP/1.1\r\n" % self.reader.url]
-        lines += [b"%b: %b\r\n" % header for header in self.reader.headers]
         protocol = self.config.ws_protocol_class(
             config=self.config, server_state=self.server_state, app_state=self.app_state
         )
+        opening = self.reader.opening()
         self.reader.close()
         protocol.connection_made(self.transport)
-        protocol.data_received(b"".join((*lines, b"\r\n")))
+        protocol.data_received(opening)
         self.transport.set_protocol(protocol)
 
     # --- uploads ----------------------------------------------------------------------------
@@ -522,10 +548,6 @@ class HttpConnection(asyncio.Protocol):
         fields = [*self.default_headers, (b"connection", b"close"), *headers]
         return head_of(status, fields) + body
 
-    def defect_bytes(self) -> bytes:
-        """See `asgi_exchange.ExchangeOwner`."""
-        return self.error_bytes(None)
-
     def _ending(self) -> ConnectionEnd:
         if self.end is None:
             self.end = ConnectionEnd(self.transport, self.deadlines)
@@ -563,23 +585,16 @@ class HttpConnection(asyncio.Protocol):
 
     def overdue(self, now: float, limits: TimeoutSettings) -> str | None:
         """See `timeouts.TimedConnection`."""
-        return self.deadlines.overdue(self, now, limits)
+        return None if self._early is not None else self.deadlines.overdue(self, now, limits)
 
     def time_out(self, kind: str) -> None:
         """End the connection, with an error if the client may still read it."""
-        if kind in ("header", "body") and self.reader.is_partial:
-            what = "head" if kind == "header" else "body"
-            self.refuse(
-                TopicsError(Code.REQUEST_TIMEOUT, f"the request's {what} arrived too slowly")
-            )
-        elif kind in ("header", "idle"):
-            self.transport.close()
-        else:
-            self.transport.abort()
+        time_out(self, kind)
 
     @property
     def idle_rank(self) -> tuple[bool, float] | None:
         """See `timeouts.TimedConnection`."""
-        if self._is_idle and not self.reader.is_partial and not self.is_over:
+        is_begun = self.reader.is_partial or self._early is not None
+        if self._is_idle and not is_begun and not self.is_over:
             return (self.deadlines.is_used, self.deadlines.idle_since)
         return None

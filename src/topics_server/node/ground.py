@@ -22,7 +22,6 @@ from topics_server.engine.ports import Clock, Offload
 from topics_server.engine.pressure.priority import effective_priority
 from topics_server.engine.pressure.throttle import Throttle
 from topics_server.engine.subscribe.sessions import SessionTable
-from topics_server.engine.topic.admission import AppendLimits
 from topics_server.engine.topic.registry import Registry
 from topics_server.http.read_scheduler import ReadScheduler
 from topics_server.queue.leases.lease_table import LeaseTable
@@ -31,6 +30,7 @@ from topics_server.runtime.clock import SystemClock, random_u64
 from topics_server.runtime.metrics import DiskFacts
 from topics_server.runtime.thread_offload import ThreadOffload
 from topics_server.settings import Settings
+from topics_server.values.appends import AppendLimits
 from topics_server.values.entries import LEASES_ID, ROUTERS_ID, SESSIONS_ID, VIEWS_ID
 from topics_server.values.errors import StorageError
 from topics_server.views.processes import Applying, Querying, QueryPool, ViewProcess

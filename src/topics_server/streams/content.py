@@ -8,9 +8,8 @@ by `service`.
 from __future__ import annotations
 
 from topics_server.engine.background.large_appends import LargeAppends
-from topics_server.engine.topic.admission import AppendLimits
 from topics_server.streams.positions import is_json
-from topics_server.values.appends import DecodedAppend
+from topics_server.values.appends import AppendLimits, DecodedAppend
 from topics_server.values.errors import Code, TopicsError
 from topics_server.values.record_codecs import bytes_body, decode_bytes, decode_messages
 

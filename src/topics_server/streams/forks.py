@@ -16,12 +16,11 @@ from topics_server.engine.answers import Page, ReadRequest
 from topics_server.engine.commit.ticket_waits import applied
 from topics_server.engine.store import Store
 from topics_server.engine.stream_writes import StreamWrites
-from topics_server.engine.topic.admission import check_limits
 from topics_server.engine.topic.topic import Topic
 from topics_server.streams.errors import conflict, not_found
 from topics_server.streams.positions import is_json, position_after, same_type
 from topics_server.streams.values import ForkAsked
-from topics_server.values.appends import DecodedAppend, of_columns
+from topics_server.values.appends import DecodedAppend, check_limits, of_columns
 from topics_server.values.errors import TopicsError, invalid
 from topics_server.values.model import Ancestor, StreamFacts, TopicConfig, TopicType
 from topics_server.values.record_codecs import decode_bytes

@@ -1,6 +1,6 @@
 """Leaves: values, formats of records, limits and errors. No module here does I/O.
 
-- `appends`: decodes the body of an append into records; keeps raw `data` and `meta` bytes.
+- `appends`: decodes the body of an append into records, and checks the configurable limits (§2).
 - `blocks`: a block: an immutable run of consecutive records, stored in columns.
 - `copies`: decodes a router's copies, live, in replay and in an offline dump.
 - `entries`: the journal's entry types: every durable fact of the server.

@@ -1,8 +1,8 @@
-"""Decodes the body of an append into records; keeps raw `data` and `meta` bytes.
+"""Decodes the body of an append into records, and checks them against the configurable limits.
 
 Live requests and replay use this one decoder (contract §2). It checks syntax only: JSON, types,
-UTF-8, depth. `decide` checks the configurable limits, so a lowered limit never makes an old frame
-unreadable. `data` and `meta` stay the bytes that were sent. Any module may import it.
+UTF-8, depth. `data` and `meta` stay the bytes that were sent. `check_limits` is called where a live
+append is decided, so a lowered limit never makes an old frame unreadable. Any module may import it.
 """
 
 from __future__ import annotations
@@ -18,9 +18,12 @@ from topics_server.values.errors import Code, TopicsError, clipped, invalid
 from topics_server.values.json_shape import exceeds_depth, has_more_items
 from topics_server.values.limits import (
     DELAY_MS_MAX,
+    IDEMPOTENCY_KEY_CHARS_MAX,
     INLINE_CONFIG_BYTES_MAX,
     JSON_DEPTH_MAX,
     KIB,
+    META_KEYS_MAX,
+    MIB,
     RECORD_FRAMING_BYTES,
     U64_MAX,
 )
@@ -166,6 +169,17 @@ class DecodedAppend(msgspec.Struct, frozen=True, gc=False):
         )
 
 
+class AppendLimits(msgspec.Struct, frozen=True):
+    """The bounds of one append; bytes of tags and nodes are those of their UTF-8."""
+
+    max_batch_records: int = 10_000
+    max_record_bytes: int = MIB
+    max_meta_bytes: int = 16 * KIB
+    max_tag_bytes: int = 256
+    max_node_bytes: int = 128
+
+
+_META_KEYS: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _UNCOUNTED_DECODER: Final = msgspec.json.Decoder(_Uncounted)
 _PLAIN_DECODER: Final = msgspec.json.Decoder(_PlainBody)
 _DECODER: Final = msgspec.json.Decoder(_Body)
@@ -470,3 +484,76 @@ def _check_depths(datas: list[bytes], metas: list[bytes]) -> None:
 
 def _too_deep(field: str | None) -> TopicsError:
     return invalid(f"JSON is nested deeper than {JSON_DEPTH_MAX} levels", field)
+
+
+# -- limits ----------------------------------------------------------------------------------------
+
+
+def check_key(key: str | None, header_key: str | None) -> str | None:
+    """The valid idempotency key: the body's wins. Raises `invalid_request`."""
+    field = "idempotency_key"
+    if key is None:
+        key, field = header_key, "Idempotency-Key"
+    if key is not None and not 0 < len(key) <= IDEMPOTENCY_KEY_CHARS_MAX:
+        raise invalid(f"{field} must have 1 to {IDEMPOTENCY_KEY_CHARS_MAX} characters", field)
+    return key
+
+
+def check_limits(decoded: DecodedAppend, limits: AppendLimits) -> None:
+    """Refuse a value over a bound: batch_too_large, record_too_large, invalid_request.
+
+    The path of the value is in `detail.field`. A single record is examined only when its column may
+    be over the bound.
+    """
+    count = decoded.count
+    if count > limits.max_batch_records:
+        raise TopicsError(
+            Code.BATCH_TOO_LARGE,
+            f"the request has {count} records; the limit is {limits.max_batch_records}",
+            {"field": "records", "max_batch_records": limits.max_batch_records},
+        )
+    longest_meta = 0
+    if decoded.has_metas:
+        longest_meta = max(map(len, decoded.metas))
+        _check_metas(decoded.metas, longest_meta, limits)
+    if decoded.longest_bytes + longest_meta > limits.max_record_bytes:
+        _check_records(decoded, limits)
+    if decoded.tag_chars_max * _CHAR_BYTES_MAX > limits.max_tag_bytes:
+        _check_texts(decoded.tags, "tag", limits.max_tag_bytes)
+    node = decoded.batch_node
+    if node is not None and len(node.encode()) > limits.max_node_bytes:
+        raise invalid(f"node is longer than {limits.max_node_bytes} bytes", "node")
+    if decoded.has_nodes:
+        _check_texts(decoded.nodes, "node", limits.max_node_bytes)
+
+
+def _check_records(decoded: DecodedAppend, limits: AppendLimits) -> None:
+    for index, (data, meta) in enumerate(zip(decoded.datas, decoded.metas, strict=True)):
+        if len(data) + len(meta) > limits.max_record_bytes:
+            raise TopicsError(
+                Code.RECORD_TOO_LARGE,
+                f"data and meta of the record have more than {limits.max_record_bytes} bytes",
+                {"field": f"records[{index}]", "max_record_bytes": limits.max_record_bytes},
+            )
+
+
+def _check_metas(metas: list[bytes], longest: int, limits: AppendLimits) -> None:
+    if longest > limits.max_meta_bytes:
+        index = next(i for i, meta in enumerate(metas) if len(meta) > limits.max_meta_bytes)
+        raise invalid(
+            f"meta is larger than {limits.max_meta_bytes} bytes", f"records[{index}].meta"
+        )
+    # The shortest object with this many keys has five bytes a key: `"":0,`.
+    if longest <= 5 * META_KEYS_MAX:
+        return
+    for index, meta in enumerate(metas):
+        if meta.count(b":") > META_KEYS_MAX and len(_META_KEYS.decode(meta)) > META_KEYS_MAX:
+            raise invalid(f"meta has more than {META_KEYS_MAX} keys", f"records[{index}].meta")
+
+
+def _check_texts(texts: list[str | None], name: str, max_bytes: int) -> None:
+    if max(map(len, filter(None, texts)), default=0) * _CHAR_BYTES_MAX <= max_bytes:
+        return
+    for index, text in enumerate(texts):
+        if text and len(text.encode()) > max_bytes:
+            raise invalid(f"{name} is over {max_bytes} bytes", f"records[{index}].{name}")

@@ -11,7 +11,6 @@ from topics_server.engine.background import seal_plan
 from topics_server.engine.log.block_slices import slice_block
 from topics_server.engine.log.runs import Rows
 from topics_server.engine.read.page import Fetch, PagePlan, complete, plan_page
-from topics_server.engine.topic.admission import AppendLimits
 from topics_server.engine.topic.applied import Applied
 from topics_server.engine.topic.dedupe import Duplicate
 from topics_server.engine.topic.producers import StampRepeated
@@ -24,7 +23,7 @@ from topics_server.engine.topic.writes.delete import (
     decide_expiry,
     segments_to_search,
 )
-from topics_server.values.appends import decode_append
+from topics_server.values.appends import AppendLimits, decode_append
 from topics_server.values.blocks import Block, record_bytes
 from topics_server.values.entries import Entry, RecordsAppended
 from topics_server.values.file_inventory import FlagsDigest

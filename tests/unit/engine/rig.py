@@ -25,10 +25,9 @@ from topics_server.engine.commit.transfers import Transfers
 from topics_server.engine.ports import SealedIndex
 from topics_server.engine.read.segment_reader import Fetcher
 from topics_server.engine.store import Store
-from topics_server.engine.topic.admission import AppendLimits
 from topics_server.engine.topic.quotas import Quotas
 from topics_server.engine.topic.registry import Registry
-from topics_server.values.appends import DecodedAppend, decode_append
+from topics_server.values.appends import AppendLimits, DecodedAppend, decode_append
 from topics_server.values.blocks import Block
 from topics_server.values.entries import Entry
 from topics_server.values.errors import Code, Damaged, StorageError, TopicsError

@@ -28,14 +28,20 @@ from typing import IO, BinaryIO, Final, cast
 
 import msgspec
 
-from topics_server.engine.topic.admission import AppendLimits, check_limits
 from topics_server.runtime.helper_process import (
     end_helper,
     killed_after,
     read_exactly,
     start_helper,
 )
-from topics_server.values.appends import DecodedAppend, Delay, decode_append, of_columns
+from topics_server.values.appends import (
+    AppendLimits,
+    DecodedAppend,
+    Delay,
+    check_limits,
+    decode_append,
+    of_columns,
+)
 from topics_server.values.blocks import Payloads, ends_in_blocks
 from topics_server.values.errors import Code, TopicsError
 from topics_server.values.limits import FRAME_BYTES_MAX

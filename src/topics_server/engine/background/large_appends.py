@@ -17,9 +17,8 @@ from typing import Final, TypeVar
 import msgspec
 
 from topics_server.engine.background.append_decoder import DecoderError, DecoderProcess
-from topics_server.engine.topic.admission import AppendLimits, check_limits
 from topics_server.runtime.metrics import log
-from topics_server.values.appends import GRAMMAR, DecodedAppend
+from topics_server.values.appends import GRAMMAR, AppendLimits, DecodedAppend, check_limits
 from topics_server.values.blocks import Payloads, ends_in_blocks, payloads_of
 from topics_server.values.errors import Code, TopicsError
 from topics_server.values.limits import (

@@ -102,7 +102,6 @@ class Sealer:
         commits.change_observers.append(self.observe)
         commits.tail_observers.append(self.observe)
         commits.watched_tail_records = rules.max_records
-        commits.watched_tail_bytes = SEAL_BY_AGE_BYTES_MIN
 
     # --- who has work -------------------------------------------------------------------
 
@@ -129,7 +128,7 @@ class Sealer:
         tail_bytes = topic.log.tail_bytes
         is_long = topic.log.tail_count >= self._rules.max_records
         if is_long or tail_bytes >= SEAL_BY_AGE_BYTES_MIN:
-            self._aging[topic_id] = None
+            self._note_aging(topic)
             if is_long or tail_bytes >= self._rules.max_bytes:
                 self._enqueue(topic_id)
         if applied.flips or applied.dead_segments:
@@ -143,7 +142,7 @@ class Sealer:
         if config.ttl_ms:
             self._expiring[topic.topic_id] = None
         if log_.tail_bytes >= SEAL_BY_AGE_BYTES_MIN:
-            self._aging[topic.topic_id] = None
+            self._note_aging(topic)
         if log_.sealed_count or config.ttl_ms or config.cap_records or config.cap_bytes:
             self._enqueue(topic.topic_id)
 
@@ -169,6 +168,11 @@ class Sealer:
         else:
             self._expiring.pop(topic.topic_id, None)
         self._enqueue(topic.topic_id)
+
+    def _note_aging(self, topic: Topic) -> None:
+        """Its tail is worth a segment by age; the next size of interest is a whole segment's."""
+        self._aging[topic.topic_id] = None
+        topic.watched_tail_bytes = self._rules.max_bytes
 
     def _enqueue(self, topic_id: int) -> None:
         self._due[topic_id] = None
@@ -356,6 +360,7 @@ class Sealer:
         topic.files.digests[index.segment_id] = digest
         if topic.log.tail_bytes < SEAL_BY_AGE_BYTES_MIN:
             self._aging.pop(topic.topic_id, None)
+            topic.watched_tail_bytes = SEAL_BY_AGE_BYTES_MIN
         self.sealed_count += 1
         self._published(topic)
         return True

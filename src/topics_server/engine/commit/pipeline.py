@@ -104,9 +104,9 @@ class CommitPipeline:
         # Called with plain appends to queues.
         self.job_observers: list[Observer] = []
         # Called with plain appends that evicted records, and with those that leave a tail of so
-        # many records or bytes.
+        # many records, or of the topic's `watched_tail_bytes`.
         self.tail_observers: list[Observer] = []
-        self.watched_tail_records = self.watched_tail_bytes = 0
+        self.watched_tail_records = 0
         # Called when a shard was synced further, after the listeners of the applied entries.
         self.on_synced: list[Callable[[], None]] = []
         journal.listen(self.on_progress)
@@ -264,7 +264,7 @@ class CommitPipeline:
                         tail = topic.log
                         if (
                             applied is not NOTIFY
-                            or tail.tail_bytes >= self.watched_tail_bytes
+                            or tail.tail_bytes >= topic.watched_tail_bytes
                             or tail.tail_count >= self.watched_tail_records
                         ):
                             for observer in self.tail_observers:

@@ -1,6 +1,5 @@
 """One topic and the registry of all: every rule that a write must pass.
 
-- `admission`: the configurable limits of one append (§2).
 - `applied`: what applying one entry changed.
 - `consumers/`: named, durable cursors of the topic's readers.
 - `dedupe`: the idempotency keys of one topic.

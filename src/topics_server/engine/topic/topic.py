@@ -32,7 +32,7 @@ from topics_server.values.entries import (
     TopicPut,
 )
 from topics_server.values.file_inventory import FlagsDigest
-from topics_server.values.limits import HEAD_RESERVE_SEQS
+from topics_server.values.limits import HEAD_RESERVE_SEQS, SEAL_BY_AGE_BYTES_MIN
 from topics_server.values.model import (
     Durability,
     SeqRun,
@@ -51,7 +51,8 @@ class Topic:
     `ceiling_seq`: seqs up to it may be handed out without a sync for each. `revision` changes with
     everything that a capture includes. `files`: the state of its sealed files. `journaled_seq`:
     records above it are in no frame and no file. `cursors`: of the routers into this topic, by
-    their ids. `stream`: its facts as a stream, if it was created or closed as one.
+    their ids. `stream`: its facts as a stream, if it was created or closed as one. The sealer hears
+    of plain appends that leave a tail of `watched_tail_bytes`.
     """
 
     __slots__ = (
@@ -75,6 +76,7 @@ class Topic:
         "staging",
         "stream",
         "topic_id",
+        "watched_tail_bytes",
     )
 
     def __init__(
@@ -99,6 +101,7 @@ class Topic:
         self.journaled_seq = 0
         self.cursors: dict[int, RouterCursor] = {}
         self.stream: StreamState | None = None
+        self.watched_tail_bytes = SEAL_BY_AGE_BYTES_MIN
 
     @classmethod
     def provisional(cls, creation: TopicPut) -> Topic:

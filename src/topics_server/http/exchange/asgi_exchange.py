@@ -16,6 +16,7 @@ from topics_server.http.exchange.flow_control import Flow
 from topics_server.http.exchange.joined_writes import COPIED_BYTES_MAX, JoinedWrites
 from topics_server.http.exchange.response_head import Header, head_of, whole_lines
 from topics_server.runtime.metrics import log
+from topics_server.values.errors import TopicsError
 
 Message = MutableMapping[str, Any]
 Application = Callable[[Any, Any, Any], Awaitable[None]]
@@ -37,8 +38,8 @@ class ExchangeOwner(Protocol):
         """The answer is out."""
         ...
 
-    def defect_bytes(self) -> bytes:
-        """The answer to a request whose application failed; the connection ends with it."""
+    def error_bytes(self, error: TopicsError | None) -> bytes:
+        """The answer that ends the connection; None: to a request whose application failed."""
         ...
 
 
@@ -107,7 +108,7 @@ class Exchange:
         self._head = None
         self.response_started = True
         if is_whole and not self.transport.is_closing():
-            self.transport.write(self._connection.defect_bytes())
+            self.transport.write(self._connection.error_bytes(None))
             self.response_complete = True
             self.wake()
         self.transport.close()

@@ -13,6 +13,7 @@ from topics_server.http.exchange.flow_control import Flow
 from topics_server.http.exchange.joined_writes import JoinedWrites
 from topics_server.http.exchange.request_reader import RequestReader
 from topics_server.http.timeouts import TimeoutSettings
+from topics_server.values.errors import Code, TopicsError
 
 
 class Waited(Protocol):
@@ -23,6 +24,10 @@ class Waited(Protocol):
     reader: RequestReader
     # Nothing more of what the client sends is looked at.
     is_over: bool
+
+    def refuse(self, error: TopicsError | None) -> None:
+        """Answer with `error` and end the connection."""
+        ...
 
     @property
     def is_answered(self) -> bool:
@@ -115,3 +120,16 @@ class Deadlines:
             reader.partial_since = now
             self._marked_bytes = reader.body_bytes
         return None
+
+
+def time_out(connection: Waited, kind: str) -> None:
+    """End an overdue connection, with an error if the client may still read it."""
+    if kind in ("header", "body") and connection.reader.is_partial:
+        what = "head" if kind == "header" else "body"
+        connection.refuse(
+            TopicsError(Code.REQUEST_TIMEOUT, f"the request's {what} arrived too slowly")
+        )
+    elif kind in ("header", "idle"):
+        connection.transport.close()
+    else:
+        connection.transport.abort()

@@ -36,6 +36,10 @@ class AnsweringConnection(Protocol):
         """Send the answer. `head` lacks its last, empty line."""
         ...
 
+    def await_body(self, head: bytes) -> None:
+        """Hold back a known head whose body has not begun to arrive."""
+        ...
+
 
 class DirectCall(Protocol):
     """What the door found for the head of a request. `length`: bytes of its body.
@@ -58,7 +62,7 @@ class HeadTable(Protocol):
     """Heads that were parsed before: `known_heads`."""
 
     def serve(self, connection: AnsweringConnection, data: bytes) -> bool:
-        """Serve `data` if it is one whole request with a known head; else nothing is done."""
+        """Serve or hold back `data`, if it is a known head with its whole body, or without it."""
         ...
 
     def keep(self, data: bytes, length: int, call: DirectCall) -> None:

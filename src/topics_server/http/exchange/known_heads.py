@@ -1,15 +1,17 @@
 """Heads that were parsed before, and what the door found for them.
 
 A client sends the same head again and again. The same bytes mean the same, so a request whose head
-is known is not parsed: its body begins behind the head, and is as long as the head says. Heads are
-kept by keyed digests, because one may hold a key. One instance for each door; `http/connection`
+is known is not parsed: its body begins behind the head, and is as long as the head says. Many
+clients send head and body one after the other: the connection waits a moment for the body. Heads
+are kept by keyed digests, because one may hold a key. One instance for each door; `http/connection`
 asks it between two requests, and gives it what the parser read.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from hashlib import blake2b
-from typing import Final
+from typing import Any, Final
 
 from topics_server.http.exchange.door import AnsweringConnection, DirectCall
 from topics_server.runtime.clock import random_id
@@ -20,6 +22,8 @@ _HEAD_BYTES_MAX: Final = KIB
 # Heads that are known; beyond, all are forgotten.
 _HEADS_MAX: Final = 4096
 _END: Final = b"\r\n\r\n"
+# A known head waits so long for its body before it is parsed, seconds.
+_BODY_AWAITED_S: Final = 0.01
 
 
 class KnownHeads:
@@ -36,14 +40,20 @@ class KnownHeads:
         return len(self._calls)
 
     def serve(self, connection: AnsweringConnection, data: bytes) -> bool:
-        """Serve `data` if it is one whole request with a known head; else nothing is done."""
+        """Serve `data` if it is one whole request with a known head; else nothing is done.
+
+        A known head without anything of its body is held back by the connection.
+        """
         end = data.find(_END, 0, _HEAD_BYTES_MAX) + len(_END)
         call = self._calls.get(blake2b(data[:end], digest_size=16, key=self._secret).digest())
-        return (
-            call is not None
-            and len(data) == end + call.length
-            and call.serve(connection, data[end:])
-        )
+        if call is None:
+            return False
+        if len(data) == end + call.length:
+            return call.serve(connection, data[end:])
+        if len(data) == end:
+            connection.await_body(data)
+            return True
+        return False
 
     def keep(self, data: bytes, length: int, call: DirectCall) -> None:
         """Keep the call of a request with a body of so many bytes.
@@ -61,3 +71,18 @@ class KnownHeads:
     def clear(self) -> None:
         """Forget all: what was found may not hold any more."""
         self._calls.clear()
+
+
+class EarlyHead:
+    """A known head that a connection holds back; `parse` is called if its body does not come."""
+
+    __slots__ = ("_end", "_head")
+
+    def __init__(self, head: bytes, loop: Any, parse: Callable[[], None]) -> None:
+        self._head = head
+        self._end = loop.call_later(_BODY_AWAITED_S, parse)
+
+    def take(self) -> bytes:
+        """The head, which waits no more."""
+        self._end.cancel()
+        return self._head

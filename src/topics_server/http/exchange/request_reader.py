@@ -168,6 +168,12 @@ class RequestReader:
         # Another head behind this body.
         return data.find(b"HTTP/1.", begins) >= 0
 
+    def opening(self) -> bytes:
+        """The head of a WebSocket's opening, as it came."""
+        lines = [b"GET %b HTTP/1.1\r\n" % self.url]
+        lines += [b"%b: %b\r\n" % header for header in self.headers]
+        return b"".join((*lines, b"\r\n"))
+
     def measure(self, count: int, now: float) -> TopicsError | None:
         """Note where a request stands that is not whole; why it is refused if out of bounds.
 

@@ -21,6 +21,7 @@ from topics_server.http.exchange.asgi_exchange import Exchange
 from topics_server.http.exchange.flow_control import Flow
 from topics_server.runtime.clock import monotonic_ms
 from topics_server.values.appends import decode_append
+from topics_server.values.errors import TopicsError
 from topics_server.values.model import TopicConfig
 
 pytestmark = pytest.mark.anyio
@@ -72,7 +73,7 @@ class Owner:
 
     def on_response_complete(self) -> None: ...
 
-    def defect_bytes(self) -> bytes:
+    def error_bytes(self, error: TopicsError | None) -> bytes:
         raise AssertionError("never asked for")
 
 

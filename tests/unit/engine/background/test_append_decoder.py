@@ -17,8 +17,7 @@ from topics_server.engine.background import append_decoder, large_appends
 from topics_server.engine.background.append_decoder import DecoderError, DecoderProcess, serve
 from topics_server.engine.background.large_appends import LargeAppends
 from topics_server.engine.log.log import Log
-from topics_server.engine.topic.admission import AppendLimits
-from topics_server.values.appends import GRAMMAR, DecodedAppend, decode_append
+from topics_server.values.appends import GRAMMAR, AppendLimits, DecodedAppend, decode_append
 from topics_server.values.blocks import ends_in_blocks
 from topics_server.values.errors import Code, TopicsError
 from topics_server.values.limits import BLOCK_BYTES_MAX, BLOCK_RECORDS_MAX, MIB

@@ -19,9 +19,9 @@ from topics_server.engine.background.large_appends import LargeAppends
 from topics_server.engine.background.recovery import Recovered, Recovery, Stop
 from topics_server.engine.read.page import plan_page
 from topics_server.engine.subscribe.sessions import SessionTable
-from topics_server.engine.topic.admission import AppendLimits
 from topics_server.engine.topic.applied import Applied
 from topics_server.engine.topic.registry import Registry
+from topics_server.values.appends import AppendLimits
 from topics_server.values.entries import (
     RESERVED_ID_MIN,
     SESSIONS_ID,

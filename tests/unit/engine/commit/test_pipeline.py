@@ -17,11 +17,11 @@ from topics_server.engine.commit.pipeline import (
     Ticket,
 )
 from topics_server.engine.subscribe.sessions import SessionTable
-from topics_server.engine.topic.admission import AppendLimits
 from topics_server.engine.topic.applied import Applied
 from topics_server.engine.topic.registry import Registry
 from topics_server.engine.topic.topic import Topic
 from topics_server.engine.topic.writes.append import decide_append
+from topics_server.values.appends import AppendLimits
 from topics_server.values.entries import (
     SESSIONS_ID,
     Entry,
@@ -286,7 +286,7 @@ def test_observers_of_tails_hear_of_appends_once_a_tail_is_long(
 ) -> None:
     heard: list[int] = []
     topic = desk.topics[0]
-    desk.commits.watched_tail_records, desk.commits.watched_tail_bytes = records, size
+    desk.commits.watched_tail_records, topic.watched_tail_bytes = records, size
     desk.commits.tail_observers.append(noting_seqs(heard))
     for _ in range(4):
         desk.append(topic, Gate.NONE, 1)
@@ -296,7 +296,7 @@ def test_observers_of_tails_hear_of_appends_once_a_tail_is_long(
 def test_observers_of_tails_hear_of_an_append_that_evicts(desk: Desk) -> None:
     heard: list[int] = []
     capped = desk.create("capped", TopicConfig(cap_records=2))
-    desk.commits.watched_tail_records = desk.commits.watched_tail_bytes = 1 << 20
+    desk.commits.watched_tail_records = capped.watched_tail_bytes = 1 << 20
     desk.commits.tail_observers.append(noting_seqs(heard))
     for _ in range(3):
         desk.append(capped, Gate.NONE, 1)

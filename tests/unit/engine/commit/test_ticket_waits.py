@@ -15,9 +15,9 @@ from topics_server.engine.commit.ticket_waits import (
     check_applied,
     resolved,
 )
-from topics_server.engine.topic.admission import AppendLimits
 from topics_server.engine.topic.registry import Registry
 from topics_server.engine.topic.writes.append import decide_append
+from topics_server.values.appends import AppendLimits
 from topics_server.values.entries import RecordsAppended
 from topics_server.values.errors import Code, TopicsError
 from topics_server.values.model import Gate, TopicConfig

@@ -7,13 +7,12 @@ import random
 import pytest
 
 from tests.unit.engine.drive import Driver
-from topics_server.engine.topic.admission import AppendLimits
 from topics_server.engine.topic.registry import Registry
 from topics_server.engine.topic.topic import Topic
 from topics_server.engine.topic.writes.append import decide_append
 from topics_server.engine.topic.writes.configure import decide_drop, decide_put
 from topics_server.engine.topic.writes.delete import decide_delete
-from topics_server.values.appends import decode_append
+from topics_server.values.appends import AppendLimits, decode_append
 from topics_server.values.entries import (
     Entry,
     Floor,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from tests.unit.api.test_direct import APPEND, DIFF, JSON, Side, request
 from tests.unit.http.exchange.test_joined_writes import turns
 from topics_server.auth.api_keys import KeyRing, parse_keys
 from topics_server.http.connection import HttpConnection
+from topics_server.http.timeouts import TimeoutSettings
 
 pytestmark = pytest.mark.anyio
 
@@ -133,3 +135,71 @@ async def test_no_key_is_kept_in_a_known_head() -> None:
         assert b"one" not in digest
         assert b"authorization" not in call._fields
     side.protocol.connection_lost(None)
+
+
+async def test_a_known_head_waits_a_moment_for_its_body() -> None:
+    side, parsed = await side_of()
+    one = request(APPEND)
+    head, body = one[: -len(APPEND)], one[-len(APPEND) :]
+    side.protocol.data_received(one)
+    await turns()
+    for sent in (head, body, head, body):
+        side.protocol.data_received(sent)
+        if sent is body:
+            await turns()
+    assert statuses(side.wire) == [200, 200, 200]
+    assert parsed == [one]
+    assert side.protocol._early is None
+    # A body in pieces, and a request behind the body.
+    for sent in (head, body[:3], body[3:], head, body + one):
+        side.protocol.data_received(sent)
+        await turns()
+    assert statuses(side.wire) == [200] * 6
+    assert parsed == [one, head + body[:3], body[3:], one + one]
+    side.protocol.connection_lost(None)
+
+
+async def test_a_known_head_without_a_body_is_parsed_after_all() -> None:
+    side, parsed = await side_of()
+    one = request(APPEND)
+    head, body = one[: -len(APPEND)], one[-len(APPEND) :]
+    side.protocol.data_received(one)
+    await turns()
+    until_parsed = asyncio.Event()
+    on_head = side.protocol.on_head
+
+    def begins(**plain: bool) -> None:
+        on_head(**plain)
+        until_parsed.set()
+
+    side.protocol.on_head = begins
+    side.protocol.data_received(head)
+    assert side.protocol.idle_rank is None
+    assert side.protocol.overdue(1e9, TimeoutSettings()) is None
+    await until_parsed.wait()
+    assert parsed == [one, head]
+    assert side.protocol.reader.is_partial
+    side.protocol.data_received(body)
+    await turns()
+    assert statuses(side.wire) == [200, 200]
+    # The server goes down: what has begun is answered.
+    side.protocol.data_received(head)
+    side.protocol.shutdown()
+    assert parsed == [one, head, body, head]
+    side.protocol.data_received(body)
+    await turns()
+    assert statuses(side.wire) == [200, 200, 200]
+    side.protocol.connection_lost(None)
+
+
+async def test_a_lost_connection_forgets_the_head_that_waits() -> None:
+    side, parsed = await side_of()
+    one = request(APPEND)
+    side.protocol.data_received(one)
+    await turns()
+    side.protocol.data_received(one[: -len(APPEND)])
+    early = side.protocol._early
+    side.protocol.connection_lost(None)
+    assert early is not None
+    assert early._end.cancelled()
+    assert parsed == [one]

@@ -8,7 +8,6 @@ and return an entry or refuse. `apply_append` performs an entry and never fails.
 from __future__ import annotations
 
 from topics_server.engine.topic import retention
-from topics_server.engine.topic.admission import AppendLimits, check_key, check_limits
 from topics_server.engine.topic.applied import NOTIFY, Applied
 from topics_server.engine.topic.dedupe import Duplicate
 from topics_server.engine.topic.producers import StampRepeated
@@ -16,7 +15,13 @@ from topics_server.engine.topic.stream_facts import stepped
 from topics_server.engine.topic.topic import Topic
 from topics_server.engine.topic.writes.condition import ConditionCheck
 from topics_server.engine.topic.writes.delete import apply_floor
-from topics_server.values.appends import PLAIN_GRAMMAR, DecodedAppend
+from topics_server.values.appends import (
+    PLAIN_GRAMMAR,
+    AppendLimits,
+    DecodedAppend,
+    check_key,
+    check_limits,
+)
 from topics_server.values.entries import RecordsAppended, RouterPage, Source, TopicPut
 from topics_server.values.errors import invalid
 from topics_server.values.model import Durability, LossReason, ProducerStamp

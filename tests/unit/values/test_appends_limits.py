@@ -6,8 +6,13 @@ from typing import Any
 
 import pytest
 
-from topics_server.engine.topic.admission import AppendLimits, check_key, check_limits
-from topics_server.values.appends import DecodedAppend, of_columns
+from topics_server.values.appends import (
+    AppendLimits,
+    DecodedAppend,
+    check_key,
+    check_limits,
+    of_columns,
+)
 from topics_server.values.errors import Code, TopicsError
 
 LIMITS = AppendLimits(
