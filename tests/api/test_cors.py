@@ -47,7 +47,8 @@ READABLE = {
     "access-control-expose-headers": "allow, retry-after, x-request-id, producer-epoch, "
     "producer-seq, producer-expected-seq, producer-received-seq, topic-first-seq, topic-last-seq, "
     "stream-next-offset, stream-cursor, stream-up-to-date, stream-closed, stream-ttl, "
-    "stream-expires-at, stream-sse-data-encoding, etag, location, content-encoding",
+    "stream-expires-at, stream-sse-data-encoding, topics-page, topics-tombstone, etag, "
+    "location, content-encoding",
     "vary": "origin",
 }
 
@@ -136,7 +137,7 @@ async def test_a_preflight_names_methods_and_headers(live: Live, path: str, meth
         "access-control-allow-headers": (
             "content-type, authorization, idempotency-key, last-event-id, x-request-id, "
             "producer-id, producer-epoch, producer-seq, "
-            "if-none-match, stream-seq, stream-ttl, stream-expires-at, stream-closed, "
+            "if-match, if-none-match, stream-seq, stream-ttl, stream-expires-at, stream-closed, "
             "stream-forked-from, stream-fork-offset, stream-fork-sub-offset"
         ),
         "access-control-max-age": "600",

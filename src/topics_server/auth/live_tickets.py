@@ -14,7 +14,7 @@ import re
 from typing import Final
 
 from topics_server.auth.api_keys import Caller, Key, KeyRing
-from topics_server.values.query_string import query_pairs
+from topics_server.values.query_string import parse_query
 
 LIVE_TICKET_TTL_MS: Final = 3_600_000
 _FORM: Final = re.compile(r"live_([0-9a-f]{1,16})_([0-9a-f]{32})_([0-9a-f]{64})")
@@ -24,8 +24,11 @@ _ASIDE: Final = frozenset(("ticket", "token", "cursor"))
 
 
 def subscription_of(topic: str, query: bytes) -> bytes:
-    """What a ticket is bound to: the topic of the path and the query, in any order."""
-    pairs = sorted(pair for pair in query_pairs(query) if pair[0] not in _ASIDE)
+    """What a ticket is bound to: the topic of the path and the query, in any order.
+
+    The first of a repeated parameter counts, as for the stream itself.
+    """
+    pairs = sorted(pair for pair in parse_query(query).items() if pair[0] not in _ASIDE)
     return repr((topic, pairs)).encode("utf-8", "surrogatepass")
 
 

@@ -6,6 +6,7 @@ through `store`; loop thread only.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 
 import msgspec
@@ -73,6 +74,9 @@ class Reads:
                 search.found.clear()
             if page.caught_up and topic.log.head_seq == page.head_seq:
                 await change_or_timeout(self._notifier, topic.topic_id, left_ms)
+            else:
+                # Pages of records in memory wait for nothing.
+                await asyncio.sleep(0)
 
     def read_now(self, name: str, request: ReadRequest) -> Page | None:
         """The page that `read` gives without waiting for records; None if it is not in memory."""
@@ -149,6 +153,7 @@ class Reads:
             before = plan.next_before_seq
             if search is not None:
                 search.found.clear()
+            await asyncio.sleep(0)
         return earliest - 1
 
     async def cursor_of(self, name: str, request: ReadRequest) -> int:

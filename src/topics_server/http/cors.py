@@ -16,7 +16,7 @@ from topics_server.http.error_responses import Headers
 _SENT: Final = (
     b"content-type, authorization, idempotency-key, last-event-id, x-request-id, "
     b"producer-id, producer-epoch, producer-seq, "
-    b"if-none-match, stream-seq, stream-ttl, stream-expires-at, stream-closed, "
+    b"if-match, if-none-match, stream-seq, stream-ttl, stream-expires-at, stream-closed, "
     b"stream-forked-from, stream-fork-offset, stream-fork-sub-offset"
 )
 _EXPOSED: Final = (
@@ -24,7 +24,8 @@ _EXPOSED: Final = (
     b"allow, retry-after, x-request-id, producer-epoch, producer-seq, producer-expected-seq, "
     b"producer-received-seq, topic-first-seq, topic-last-seq, "
     b"stream-next-offset, stream-cursor, stream-up-to-date, stream-closed, stream-ttl, "
-    b"stream-expires-at, stream-sse-data-encoding, etag, location, content-encoding",
+    b"stream-expires-at, stream-sse-data-encoding, topics-page, topics-tombstone, etag, "
+    b"location, content-encoding",
 )
 # On every answer of streams: a page of any site may embed what CORS lets it read.
 _EMBEDDABLE: Final = (b"cross-origin-resource-policy", b"cross-origin")

@@ -76,6 +76,9 @@ PAGE_BYTES_DEFAULT: Final = MIB
 PAGE_BYTES_MAX: Final = 8 * MIB
 # Slots one page examines before it returns with its cursor advanced (contract README, Scan bound).
 PAGE_SCAN_SLOTS_MAX: Final = 65_536
+# Look-ups of a filter in unsealed records for one page. Most filters need one for each distinct
+# tag; one that combines many leaves needs up to 256.
+PAGE_LOOKUPS_MAX: Final = 16_384
 # Sealed segments that one page of a filtered read searches, and how many of them at once.
 SEARCHED_SEGMENTS_MAX: Final = 64
 SEARCHED_AT_ONCE: Final = 8

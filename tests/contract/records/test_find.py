@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from tests.contract.driver import Api, Json, good, refused, seqs_of
+from tests.contract.driver import Api, Json, eventually, good, refused, seqs_of
 
 TAGS = ("k0", "k1", "k2", None)
 
@@ -149,6 +149,41 @@ def test_a_closed_range_is_validated_by_its_etag(api: Api, filled: str) -> None:
     assert (after.status_code, seqs_of(after.json())) == (200, [1, 3, 4, 5])
     lines = {"accept": "application/x-ndjson"}
     assert api.http.get(f"{at}?limit=4", headers=lines).headers["etag"] != after.headers["etag"]
+
+
+@pytest.mark.parametrize(
+    ("query", "margin_ms"), [("since={}ms", 300), ("order=desc&until={}ms", -100)]
+)
+def test_a_page_whose_times_move_gets_another_etag(
+    api: Api, topic: str, query: str, margin_ms: int
+) -> None:
+    """A duration names another time at each request: what leaves its range leaves the page."""
+    good(api.append(topic, [{"data": 1}]))
+    first_ts = api.read(topic)["records"][0]["$ts"]
+    eventually(lambda: time.time() * 1000 > first_ts + 200, "the second record is younger")
+    good(api.append(topic, [{"data": 2}, {"data": 3}]))
+    # The range is closed: a later record follows it.
+    good(api.append(topic, [{"data": 4}]))
+    back_ms = int(time.time() * 1000 - first_ts) + margin_ms
+    at = f"/v0/topics/{topic}/records?{query.format(back_ms)}&before_seq=4"
+    states: dict[str | None, list[int]] = {}
+
+    def has_moved() -> bool:
+        answer = api.http.get(at)
+        seqs = seqs_of(good(answer))
+        etag = answer.headers.get("etag")
+        assert etag is None or states.setdefault(etag, seqs) == seqs
+        return (1 not in seqs) if margin_ms > 0 else (3 in seqs)
+
+    eventually(has_moved, "the duration has passed")
+
+
+def test_pages_of_lines_and_of_json_vary_by_accept(api: Api, filled: str) -> None:
+    at = f"/v0/topics/{filled}/records"
+    for query in ("limit=2", "", "order=desc", "order=desc&before_seq=3"):
+        for accept in ("application/json", "application/x-ndjson"):
+            answer = api.http.get(f"{at}?{query}", headers={"accept": accept})
+            assert "accept" in answer.headers["vary"].replace(" ", "").lower().split(",")
 
 
 def test_an_open_range_is_never_stored(api: Api, filled: str) -> None:

@@ -35,6 +35,17 @@ def test_where_the_client_is_and_how_it_proves_itself_do_not_count() -> None:
     assert redeem(RING, ticket, same, 1000) is ONE.caller
 
 
+def test_the_first_of_a_repeated_parameter_counts_as_for_the_stream() -> None:
+    ticket = issue(ONE, subscription_of("", b"topics=t.a&tag=x&topics=t.b&tag=y"), 1000)
+    for query, is_same in (
+        (b"topics=t.a&tag=x", True),
+        (b"tag=x&topics=t.a&topics=t.c", True),
+        (b"topics=t.b&tag=y&topics=t.a&tag=x", False),
+    ):
+        caller = redeem(RING, ticket, subscription_of("", query), 1000)
+        assert (caller is ONE.caller) is is_same, query
+
+
 def test_a_changed_ticket_opens_nothing() -> None:
     ticket = issue(ONE, STREAM, 1000)
     word, until, owner, signature = ticket.split("_")

@@ -30,7 +30,8 @@ from topics_server.values.json_cache import DATA, META, TAGS, JsonCache
 from topics_server.values.limits import PAGE_BYTES_MAX, SEQ_MAX
 
 NDJSON: Final = b"application/x-ndjson"
-_OPEN: Final[Headers] = ((b"cache-control", b"no-store"),)
+_VARY: Final = (b"vary", b"accept")
+_OPEN: Final[Headers] = ((b"cache-control", b"no-store"), _VARY)
 _Parts = list[bytes | memoryview]
 
 
@@ -52,8 +53,9 @@ async def list_records(state: ServerState, request: Request) -> Response:
     if page.next_from_seq < page.head_seq:
         # What was examined can lose records, but gets no new ones.
         mark = store.range_mark(request.name, min(first, page.next_from_seq), page.next_from_seq)
-        tag = _etag(request, mark, (first, page.next_from_seq, as_lines))
-        headers = _closed(tag)
+        shape = (first, page.next_from_seq, is_complete, *_ends(page.pieces), as_lines)
+        tag = _etag(request, mark, shape)
+        headers = (*_closed(tag), _VARY)
         if _has(request, tag):
             return Response(304, b"", headers)
     facts: dict[str, object] = {
@@ -87,8 +89,9 @@ async def _backward(
     headers = _OPEN
     if below.before_seq <= page.head_seq:
         mark = store.range_mark(request.name, page.next_before_seq, below.before_seq - 1)
-        tag = _etag(request, mark, (page.next_before_seq, below.before_seq, as_lines))
-        headers = _closed(tag)
+        reach = (page.next_before_seq, below.before_seq, page.is_complete)
+        tag = _etag(request, mark, (*reach, *_ends(page.pieces), as_lines))
+        headers = (*_closed(tag), _VARY)
         if _has(request, tag):
             return Response(304, b"", headers)
     facts: dict[str, object] = {
@@ -132,6 +135,14 @@ def _answer(
 
 def _lag(page: Page | BackwardPage) -> int:
     return page.head_seq - page.next_from_seq if isinstance(page, Page) else 0
+
+
+def _ends(pieces: Sequence[Piece]) -> tuple[int, int]:
+    """The first and the last seq of a page's records; a start or an end in time moves them."""
+    if not pieces:
+        return 0, 0
+    first, last = pieces[0], pieces[-1]
+    return first.block.first_seq + first.rows[0], last.block.first_seq + last.rows[-1]
 
 
 def _each(pieces: Iterable[Piece], shown: int, cache: JsonCache) -> Iterable[bytes | memoryview]:

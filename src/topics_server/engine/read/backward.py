@@ -121,6 +121,8 @@ class _Scan:
         self.seqs: list[int] = []
         self.scanned = 0
         self.unsearched: tuple[int, ...] = ()
+        if search is not None:
+            search.begin()
 
     def run(self, before: int, low: int) -> int:
         """Examine `before - 1` down to `low`; returns the last examined seq, or `before`."""
@@ -150,7 +152,7 @@ class _Scan:
             if stopped is not None:
                 return stopped
             before = run.first_seq + row
-            if self.scanned >= PAGE_SCAN_SLOTS_MAX:
+            if self.scanned >= PAGE_SCAN_SLOTS_MAX or (search is not None and search.is_tired):
                 return before
         return low
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from topics_server.engine.filters import AllOf, AnyOf, Filter, Matcher, NodeLeaf, Not, TagLeaf
 from topics_server.engine.log.runs import OpenBlock, Rows, Run, SealedRun, TailBlock
 from topics_server.engine.ports import SealedIndex
-from topics_server.values.limits import SEARCHED_SEGMENTS_MAX
+from topics_server.values.limits import PAGE_LOOKUPS_MAX, SEARCHED_SEGMENTS_MAX
 from topics_server.values.model import TagMatch
 
 TagSearch = Callable[[TagMatch], Sequence[int]]
@@ -65,6 +65,16 @@ class Search:
         self.wanted = wanted
         self.matcher = Matcher(wanted) if matcher is None else matcher
         self.found: dict[int, Rows] = {}
+        self._began = self.matcher.spent
+
+    def begin(self) -> None:
+        """A page is planned from here on."""
+        self._began = self.matcher.spent
+
+    @property
+    def is_tired(self) -> bool:
+        """Whether the page ends here, as its filter has taken as much time as a page may."""
+        return self.matcher.spent - self._began >= PAGE_LOOKUPS_MAX
 
     @property
     def is_spent(self) -> bool:

@@ -203,6 +203,8 @@ class _Scan:
         self.pieces: list[Piece | SealedPiece] = []
         self.scanned = 0
         self.is_full = False
+        if search is not None:
+            search.begin()
 
     def run(self, seq: int, last: int) -> int:
         """Examine `seq..last`; returns the last examined seq."""
@@ -326,7 +328,7 @@ class _Scan:
             taken, stop = self._take_picked(run, row, scan_end)
         self.limit -= len(taken)
         self.scanned += stop - row
-        if self.limit == 0 or stop < end:
+        if self.limit == 0 or stop < end or (self.search is not None and self.search.is_tired):
             self.is_full = True
         return taken, stop
 

@@ -23,8 +23,10 @@ from topics_server.values.entries import RecordsAppended
 from topics_server.values.errors import Code, TopicsError
 from topics_server.values.model import TagMatch
 
-# Records that one decision examines before it yields to the loop.
+# Records that one decision examines, and look-ups that its filter makes, before it yields to the
+# loop.
 _ROWS_MAX: Final = 2048
+_LOOKUPS_MAX: Final = 8192
 # From so many rows on, the tag index of a block is asked instead of every row; the index counts as
 # so many.
 _INDEXED_ROWS_MIN: Final = 256
@@ -85,6 +87,8 @@ class ConditionCheck:
         # No live record in `after + 1 .. _clear_seq` passes, nor one staged up to `_clear_lsn`.
         self._clear_seq = condition.after
         self._clear_lsn = 0
+        # Nor any of the first so many records staged by the entry behind that.
+        self._clear_count = 0
 
     # -- deciding --------------------------------------------------------------------------
 
@@ -126,7 +130,8 @@ class ConditionCheck:
         after = self.condition.after
         if self._topic is not topic:
             # Segments of a topic that was created again have the ids of the old one's.
-            self._topic, self._clear_seq, self._clear_lsn, self.found = topic, after, 0, {}
+            self._topic, self._clear_seq, self.found = topic, after, {}
+            self._clear_lsn = self._clear_count = 0
         if after > topic.staged_seq:
             message = f"the topic's head is {topic.log.head_seq}, below {after}"
             raise self._failed(message, _detail(topic, "ahead"))
@@ -180,9 +185,12 @@ class ConditionCheck:
             assert isinstance(run, OpenBlock)
             tags, nodes = run.tags, run.nodes
         end_row = min(run.count, first_row + max(0, rows_left))
+        spent_max = matcher.spent + _LOOKUPS_MAX
         for row in range(first_row, end_row):
             if not dead[row] and matcher(tags[row], nodes[row]):
                 return row, end_row, 0
+            if matcher.spent >= spent_max:
+                return -1, row + 1, rows_left
         return -1, end_row, end_row - first_row
 
     def _search_staged(self, topic: Topic, matcher: Matcher, rows_left: int) -> None:
@@ -195,12 +203,16 @@ class ConditionCheck:
                 # Its slots will be a hole.
                 raise UndecidedError(topic, staged.lsn)
             assert entry.decoded is not None, "a live append is decoded"
-            first = max(0, after + 1 - staged.first_seq)
+            first = max(self._clear_count, after + 1 - staged.first_seq)
             tags, nodes = entry.decoded.tags, entry.decoded.nodes
+            spent_max = matcher.spent + _LOOKUPS_MAX
             for index in range(first, staged.count):
                 if matcher(tags[index], nodes[index]):
                     raise UndecidedError(topic, staged.lsn)
-            self._clear_lsn = staged.lsn
+                if matcher.spent >= spent_max:
+                    self._clear_count = index + 1
+                    raise UndecidedError(topic, None)
+            self._clear_lsn, self._clear_count = staged.lsn, 0
             rows_left -= staged.count
             if rows_left <= 0:
                 raise UndecidedError(topic, None)
