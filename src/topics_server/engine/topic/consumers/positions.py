@@ -45,7 +45,8 @@ class Consumers:
     @property
     def count(self) -> int:
         """How many there are, those included that are being made."""
-        return len(self.known.keys() | self._staged.keys())
+        known = self.known
+        return len(known) + sum(name not in known for name in self._staged)
 
     def stage(self, lsn: int, name: str, seq: int | None) -> None:
         """Note an entry in flight."""
