@@ -24,6 +24,8 @@ Imports nothing else of the server, so that it can leave with its folder.
 - `addresses`: checks tokens and URLs when a program gives them.
 - `backoff`: computes retry delays: exponential with full jitter.
 - `blocking`: `Queue`: one queue of one server, without an event loop.
+- `blocking_client`: `BlockingClient`: one HTTP client and its patience; the base of the clients
+  without a loop.
 - `calls`: queue requests (§10) as values: what to send, how to read the response.
 - `effects`: the client's clock, sleep, randomness and host name.
 - `errors`: the client's errors, and reading an error response.

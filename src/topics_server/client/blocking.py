@@ -6,28 +6,13 @@ connection. Threads may share one.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable, Mapping, Sequence
-from types import TracebackType
-from typing import Any, Self, TypeVar
-
-import httpx
+from typing import Any
 
 from topics_server.client import calls
-from topics_server.client.calls import Call
+from topics_server.client.blocking_client import BlockingClient
 from topics_server.client.effects import Effects, new_key
-from topics_server.client.errors import ClientError
-from topics_server.client.queue import (
-    JSON_BODY,
-    PATIENCE_MS,
-    TIMEOUT_MS,
-    answer_of,
-    headers,
-    is_worn,
-    unreachable,
-    verified,
-)
-from topics_server.client.retries import RetryPolicy
+from topics_server.client.queue import PATIENCE_MS, TIMEOUT_MS
 from topics_server.client.values import (
     Acked,
     Claimed,
@@ -39,10 +24,8 @@ from topics_server.client.values import (
     QueueState,
 )
 
-T = TypeVar("T")
 
-
-class Queue:
+class Queue(BlockingClient):
     """A queue by name and `url`, or by its URL alone; the fields are `AsyncQueue`'s."""
 
     def __init__(
@@ -58,33 +41,9 @@ class Queue:
         effects: Effects | None = None,
     ) -> None:
         self.place = calls.place(queue, url)
-        self._retry_for_ms = patience_ms
         self._create = create
         self._config = dict(config or {})
-        self._effects = effects or Effects()
-        self._timeout_s = timeout_ms / 1000
-        self._http = httpx.Client(
-            base_url=self.place.url,
-            headers=headers(token),
-            timeout=self._timeout_s,
-            trust_env=False,
-            verify=verified(self.place.url),
-        )
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Close the connections."""
-        self._http.close()
+        super().__init__(self.place.url, token, timeout_ms, patience_ms, effects)
 
     def enqueue(
         self,
@@ -105,15 +64,7 @@ class Queue:
         call = calls.enqueue(
             self.place, jobs, key=key or new_key(), create=self._create, config=self._config
         )
-        retries = RetryPolicy(self._retry_for_ms)
-        while True:
-            try:
-                return self._do(call)
-            except ClientError as error:
-                pause_ms = retries.pause_ms(error, self._effects.chance())
-                if pause_ms is None:
-                    raise
-            threading.Event().wait(pause_ms / 1000)
+        return self._patiently(call)
 
     def claim(
         self,
@@ -125,7 +76,7 @@ class Queue:
         finished: Sequence[Job] = (),
     ) -> Claimed:
         """Lease up to `max_jobs` to `node`; as `AsyncQueue.claim`."""
-        return self._do(
+        return self._once(
             calls.claim(
                 self.place,
                 node,
@@ -138,7 +89,7 @@ class Queue:
 
     def ack(self, node: str, jobs: Sequence[Job]) -> Acked:
         """Delete finished jobs for good; jobs with an expired lease are `skipped`."""
-        return self._do(calls.ack(self.place, node, jobs))
+        return self._once(calls.ack(self.place, node, jobs))
 
     def nack(
         self, node: str, jobs: Sequence[Job], *, delay_ms: int = 0, error: str | None = None
@@ -147,30 +98,12 @@ class Queue:
 
         `error` says why they failed; a dead letter carries the last one.
         """
-        return self._do(calls.nack(self.place, node, jobs, delay_ms=delay_ms, error=error))
+        return self._once(calls.nack(self.place, node, jobs, delay_ms=delay_ms, error=error))
 
     def extend(self, node: str, jobs: Sequence[Job], *, lease_ms: int) -> Extended:
         """Let leases last `lease_ms` from now; `skipped` ones are lost."""
-        return self._do(calls.extend(self.place, node, jobs, lease_ms=lease_ms))
+        return self._once(calls.extend(self.place, node, jobs, lease_ms=lease_ms))
 
     def state(self) -> QueueState:
         """Counters and configuration; raises `NotFound` and `NotAQueue`."""
-        return self._do(calls.state(self.place))
-
-    def _do(self, call: Call[T]) -> T:
-        tries = 2 if call.repeatable else 1
-        while True:
-            tries -= 1
-            try:
-                response = self._http.request(
-                    call.method,
-                    call.path,
-                    content=call.body,
-                    headers=JSON_BODY if call.body is not None else None,
-                    timeout=self._timeout_s + call.wait_ms / 1000,
-                )
-            except httpx.TransportError as error:
-                if not (tries and is_worn(error)):
-                    raise unreachable(error, self.place.url) from None
-            else:
-                return answer_of(response, call)
+        return self._once(calls.state(self.place))

@@ -7,33 +7,18 @@ faster. Threads may share one.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping, Sequence
-from types import TracebackType
-from typing import Any, Self, TypeVar
-
-import httpx
+from typing import Any
 
 from topics_server.client import topic_calls
-from topics_server.client.calls import Call, place
+from topics_server.client.blocking_client import BlockingClient
+from topics_server.client.calls import place
 from topics_server.client.effects import Effects, new_key
-from topics_server.client.errors import ClientError
-from topics_server.client.queue import (
-    JSON_BODY,
-    PATIENCE_MS,
-    TIMEOUT_MS,
-    answer_of,
-    headers,
-    unreachable,
-    verified,
-)
-from topics_server.client.retries import RetryPolicy
+from topics_server.client.queue import PATIENCE_MS, TIMEOUT_MS
 from topics_server.client.topic_calls import AppendResult, ConsumerPlace, NewRecord, RecordsPage
 
-T = TypeVar("T")
 
-
-class TopicClient:
+class TopicClient(BlockingClient):
     """A topic by name and `url`, or by its URL alone."""
 
     def __init__(
@@ -47,31 +32,7 @@ class TopicClient:
         effects: Effects | None = None,
     ) -> None:
         self.place = place(topic, url)
-        self._retry_for_ms = patience_ms
-        self._effects = effects or Effects()
-        self._timeout_s = timeout_ms / 1000
-        self._http = httpx.Client(
-            base_url=self.place.url,
-            headers=headers(token),
-            timeout=self._timeout_s,
-            trust_env=False,
-            verify=verified(self.place.url),
-        )
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Close the connections."""
-        self._http.close()
+        super().__init__(self.place.url, token, timeout_ms, patience_ms, effects)
 
     def append(
         self,
@@ -97,7 +58,7 @@ class TopicClient:
         create: bool | None = None,
     ) -> AppendResult:
         """Append records with consecutive seqs, all of them or none."""
-        return self._do(
+        return self._patiently(
             topic_calls.append(self.place, records, if_=if_, key=key or new_key(), create=create)
         )
 
@@ -119,46 +80,24 @@ class TopicClient:
             "consumer": consumer,
             "ack": ack,
         }
-        return self._do(topic_calls.read(self.place, fields, wait_ms))
+        return self._patiently(topic_calls.read(self.place, fields, wait_ms))
 
     def put_consumer(self, consumer: str, start: int | str = "earliest") -> ConsumerPlace:
         """Make a consumer at `earliest`, `head` or a seq; one that exists stays where it is."""
-        return self._do(topic_calls.put_consumer(self.place, consumer, start))
+        return self._patiently(topic_calls.put_consumer(self.place, consumer, start))
 
     def consumer(self, consumer: str) -> ConsumerPlace:
         """Where a consumer is; raises `NotFound`."""
-        return self._do(topic_calls.get_consumer(self.place, consumer))
+        return self._patiently(topic_calls.get_consumer(self.place, consumer))
 
     def commit(
         self, consumer: str, seq: int, *, rewind: bool = False, if_seq: int | None = None
     ) -> ConsumerPlace:
         """Commit a seq: every record up to it is finished."""
-        return self._do(topic_calls.commit(self.place, consumer, seq, rewind=rewind, if_seq=if_seq))
+        return self._patiently(
+            topic_calls.commit(self.place, consumer, seq, rewind=rewind, if_seq=if_seq)
+        )
 
     def delete_consumer(self, consumer: str) -> bool:
         """Forget a consumer; whether there was one."""
-        return self._do(topic_calls.delete_consumer(self.place, consumer))
-
-    def _do(self, call: Call[T]) -> T:
-        retries = RetryPolicy(self._retry_for_ms)
-        while True:
-            try:
-                return self._once(call)
-            except ClientError as error:
-                pause_ms = retries.pause_ms(error, self._effects.chance())
-                if pause_ms is None or not call.repeatable:
-                    raise
-            threading.Event().wait(pause_ms / 1000)
-
-    def _once(self, call: Call[T]) -> T:
-        try:
-            response = self._http.request(
-                call.method,
-                call.path,
-                content=call.body,
-                headers=JSON_BODY if call.body is not None else None,
-                timeout=self._timeout_s + call.wait_ms / 1000,
-            )
-        except httpx.TransportError as error:
-            raise unreachable(error, self.place.url) from None
-        return answer_of(response, call)
+        return self._patiently(topic_calls.delete_consumer(self.place, consumer))

@@ -6,36 +6,27 @@ share one.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Generator, Mapping, Sequence
-from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any
 
 import httpx
 import httpx_sse
 
-from topics_server.client.calls import Call
+from topics_server.client.blocking_client import BlockingClient
 from topics_server.client.effects import Effects
 from topics_server.client.errors import BadAnswer, ClientError, Unreachable, refusal
 from topics_server.client.queue import (
-    JSON_BODY,
     PATIENCE_MS,
     SILENCE_MS,
     TIMEOUT_MS,
-    answer_of,
-    headers,
     stream_error,
     unreachable,
-    verified,
 )
-from topics_server.client.retries import RetryPolicy
 from topics_server.client.viewing import view_calls
 from topics_server.client.viewing.view_calls import Defined, Params, QueryResult, ViewProgress
 
-T = TypeVar("T")
 
-
-class ViewClient:
+class ViewClient(BlockingClient):
     """A view of a topic; the fields are `AsyncViewClient`'s."""
 
     def __init__(
@@ -50,31 +41,7 @@ class ViewClient:
         effects: Effects | None = None,
     ) -> None:
         self.place = view_calls.view_address(topic, view, url)
-        self._retry_for_ms = patience_ms
-        self._effects = effects or Effects()
-        self._timeout_s = timeout_ms / 1000
-        self._http = httpx.Client(
-            base_url=self.place.url,
-            headers=headers(token),
-            timeout=self._timeout_s,
-            trust_env=False,
-            verify=verified(self.place.url),
-        )
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Close the connections."""
-        self._http.close()
+        super().__init__(self.place.url, token, timeout_ms, patience_ms, effects)
 
     def define(
         self,
@@ -89,7 +56,7 @@ class ViewClient:
 
         Raises `InvalidRequest` for SQL that is wrong or not allowed.
         """
-        return self._do(
+        return self._patiently(
             view_calls.define(
                 self.place,
                 schema=schema,
@@ -113,11 +80,11 @@ class ViewClient:
         With `after` they reflect that record and every record before it. Raises `Unavailable` with
         code `view_timeout` when the view does not get there within `patience_ms`.
         """
-        return self._do(view_calls.query(self.place, sql, name, params, after))
+        return self._patiently(view_calls.query(self.place, sql, name, params, after))
 
     def stats(self) -> ViewProgress:
         """How far the view is, and why it stands still if it does."""
-        return self._do(view_calls.progress(self.place))
+        return self._patiently(view_calls.progress(self.place))
 
     def rebuild(self, *, skip: int | None = None) -> ViewProgress:
         """Build the view anew; with `skip`, pass that record, at which it stands still."""
@@ -125,7 +92,7 @@ class ViewClient:
 
     def drop(self) -> bool:
         """Delete the view; whether it was there."""
-        return self._do(view_calls.drop(self.place))
+        return self._patiently(view_calls.drop(self.place))
 
     def live(self, name: str, **params: str | int | float) -> Generator[QueryResult, None, None]:
         """The rows of a named query now, and again whenever they change.
@@ -151,27 +118,3 @@ class ViewClient:
         except httpx.TransportError as error:
             raise unreachable(error, self.place.url) from None
         raise last
-
-    def _do(self, call: Call[T]) -> T:
-        retries = RetryPolicy(self._retry_for_ms)
-        while True:
-            try:
-                return self._once(call)
-            except ClientError as error:
-                pause_ms = retries.pause_ms(error, self._effects.chance())
-                if pause_ms is None:
-                    raise
-            threading.Event().wait(pause_ms / 1000)
-
-    def _once(self, call: Call[T]) -> T:
-        try:
-            response = self._http.request(
-                call.method,
-                call.path,
-                content=call.body,
-                headers=JSON_BODY if call.body is not None else None,
-                timeout=self._timeout_s + call.wait_ms / 1000,
-            )
-        except httpx.TransportError as error:
-            raise unreachable(error, self.place.url) from None
-        return answer_of(response, call)
